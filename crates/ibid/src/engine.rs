@@ -1,0 +1,505 @@
+//! Claim, run, settle: every decision about one request, in one function. Read [`Engine::execute`] first.
+//!
+//! The engine knows no HTTP, no gRPC and no database. What it runs is an [`Operation`]; what it decides by are the
+//! store's answers and the [`Policy`].
+//!
+//! The one rule everything serves: **record first, then answer.** No caller sees the end of an answer that is not
+//! recorded, and a holder that lost its claim gives what the record says, never its own reply.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    journal::Journal,
+    later::Later,
+    observe::{Notice, Observer, Shadow, Silent},
+    policy::{Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy},
+    refusal::{Reason, Refusal},
+    running::Running,
+    store::{Ask, Claim, End, ErrorKind, Fence, Finished, Held, Holder, Lease, Outline, Store, StoreError, Token},
+};
+
+/// How often a store call is sent again when its answer was lost.
+const ASKS: u32 = 3;
+/// How often one request tries to take over before it is told to come back.
+const TAKEOVERS: u32 = 8;
+/// Told to those who should come back soon.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Something to run at most once.
+pub trait Operation: Send {
+    /// What the caller gets of it.
+    type Answer: Send;
+
+    /// Runs it; called at most once. Without a lease it runs unprotected.
+    fn run(&mut self, lease: Option<&Lease>) -> impl Future<Output = Ended<Self::Answer>> + Send;
+
+    /// Asks whether an earlier run took place. Must have no effect of its own.
+    fn probe(&mut self) -> impl Future<Output = Probed> + Send {
+        async { Probed::Unclear }
+    }
+}
+
+/// How a run ended.
+#[derive(Debug)]
+#[must_use]
+pub enum Ended<A> {
+    /// With an answer to remember.
+    Complete(A, Complete),
+    /// With a complete answer that is not remembered.
+    Release(A),
+    /// It provably did not start.
+    NotStarted(Refusal),
+    /// Nobody knows; the caller gets this.
+    Park(A, ParkedBy),
+}
+
+/// What is remembered.
+#[derive(Debug, Clone)]
+pub struct Complete {
+    /// Whether it is a failure.
+    pub failed: bool,
+    /// See [`crate::Record`].
+    pub record: Bytes,
+    /// For people.
+    pub outline: Outline,
+}
+
+/// Why an outcome is unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParkedBy {
+    /// The answer was lost, or leaves it open.
+    Answer,
+    /// It took too long and may still be running: not to be taken over before the lease has lapsed.
+    Timeout,
+}
+
+/// What the app says about an earlier run.
+#[derive(Debug)]
+pub enum Probed {
+    /// It took place; this was its answer.
+    Happened(Complete),
+    /// It did not.
+    DidNotHappen,
+    /// The app cannot say.
+    Unclear,
+}
+
+/// What the caller of a request gets.
+#[derive(Debug)]
+#[must_use]
+pub enum Verdict<A> {
+    /// The answer of this run.
+    Ran(A, Stored),
+    /// The remembered answer.
+    Replay(Finished),
+    /// A refusal.
+    Refused(Refusal),
+}
+
+/// What became of the answer of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// It is recorded.
+    Yes,
+    /// It is not remembered.
+    No,
+    /// It waits in the journal.
+    Pending,
+    /// The outcome is recorded as unknown.
+    Unknown,
+    /// It ran without protection.
+    Degraded,
+    /// It ran in shadow mode; enforced, this would have happened.
+    Shadowed(Shadow),
+}
+
+/// Runs operations at most once. Cheap to clone.
+#[derive(Clone)]
+pub struct Engine {
+    store: Arc<dyn Store>,
+    observer: Arc<dyn Observer>,
+    journal: Option<Arc<Journal>>,
+    later: Later,
+    running: Running,
+}
+
+impl Engine {
+    /// An engine on a store.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self::with(store, Arc::new(Silent), None)
+    }
+
+    /// An engine that is watched and, if it has one, keeps unrecorded answers in a journal.
+    pub fn with(store: Arc<dyn Store>, observer: Arc<dyn Observer>, journal: Option<Arc<Journal>>) -> Self {
+        let later = Later::new(store.clone(), observer.clone(), journal.clone());
+        Self { store, observer, journal, later, running: Running::default() }
+    }
+
+    /// Decides about one request, top to bottom.
+    pub async fn execute<O: Operation>(&self, policy: &Policy, ask: Ask, mut operation: O) -> Verdict<O::Answer> {
+        let shadow = policy.mode == Mode::Shadow;
+        let fingerprint = ask.fingerprint;
+        let differs = |seen| policy.on_mismatch == OnMismatch::Reject && seen != fingerprint;
+        let patience = Instant::now() + policy.wait_timeout;
+        let mut takeovers = 0;
+        let mut probed = false;
+
+        if let Some(finished) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
+            return match finished {
+                finished if differs(finished.fingerprint) => refuse(shadow, operation, reused()).await,
+                finished => replay(shadow, operation, finished).await,
+            };
+        }
+        let mut ask = Arc::new(ask);
+        loop {
+            let sent = Instant::now();
+            let claim = match self.claim(&ask).await {
+                Ok(claim) => claim,
+                Err(error) => return self.without_store(policy, &ask, operation, &error).await,
+            };
+            let seen = match &claim {
+                Claim::Busy(holder) | Claim::Unknown(holder) => holder.fingerprint,
+                Claim::Done(finished) => finished.fingerprint,
+                Claim::Granted(_) | Claim::Spent => fingerprint,
+            };
+            if differs(seen) {
+                return refuse(shadow, operation, reused()).await;
+            }
+            match claim {
+                Claim::Granted(lease) => return self.run(policy, lease, sent, operation).await,
+                Claim::Done(finished) => return replay(shadow, operation, finished).await,
+                Claim::Busy(holder) => {
+                    let left = patience.saturating_duration_since(Instant::now());
+                    if shadow || policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
+                        return refuse(shadow, operation, in_progress(SOON)).await;
+                    }
+                    self.wait(&ask, &holder, left).await;
+                }
+                Claim::Unknown(holder) => {
+                    if shadow {
+                        return refuse(shadow, operation, outcome_unknown()).await;
+                    }
+                    let left = patience.saturating_duration_since(Instant::now());
+                    let ripe = holder.takeover_in.is_zero();
+                    if ripe && policy.resolve.is_some() && !probed {
+                        probed = true;
+                        if self.resolved(policy, &ask, &holder, &mut operation).await {
+                            continue;
+                        }
+                    }
+                    match policy.on_unknown {
+                        OnUnknown::Hold => return Verdict::Refused(outcome_unknown()),
+                        OnUnknown::Retry if ripe && takeovers < TAKEOVERS => {
+                            takeovers += 1;
+                            ask = Arc::new(Ask { over: Some(holder.fence), ..Ask::clone(&ask) });
+                        }
+                        OnUnknown::Retry if policy.on_concurrent == OnConcurrent::Wait && !left.is_zero() => {
+                            sleep(holder.takeover_in.min(left)).await;
+                        }
+                        OnUnknown::Retry => return Verdict::Refused(in_progress(holder.takeover_in.max(SOON))),
+                    }
+                }
+                // An operator forgot the claim while its answer was on the way: start over under another name.
+                Claim::Spent if takeovers < TAKEOVERS => {
+                    takeovers += 1;
+                    ask = Arc::new(Ask { token: Token::mint(), over: None, ..Ask::clone(&ask) });
+                }
+                Claim::Spent => return refuse(shadow, operation, in_progress(SOON)).await,
+            }
+        }
+    }
+
+    /// Runs a granted operation under its lease and settles it.
+    async fn run<O: Operation>(
+        &self, policy: &Policy, lease: Lease, sent: Instant, mut operation: O,
+    ) -> Verdict<O::Answer> {
+        let abandoned = self.later.guard(&lease, policy);
+        if sent.elapsed() > policy.lease * 2 / 3 && self.extend(&lease, policy).await == Beat::Lost {
+            abandoned.disarm();
+            return Verdict::Refused(in_progress(SOON));
+        }
+        let ended = self.beating(&lease, policy, operation.run(Some(&lease))).await;
+        let shadow = policy.mode == Mode::Shadow;
+        let keep_unknown = policy.ttl.saturating_sub(sent.elapsed()).max(policy.lease);
+        let verdict = match ended {
+            Ended::Complete(answer, Complete { failed, record, outline }) => {
+                let end = End::Complete { failed, record, outline, keep: policy.ttl };
+                match self.settle(&lease, &end).await {
+                    Ok(Held::Lost(now)) if !shadow => self.lost(&lease, *now),
+                    Ok(Held::Lost(_)) => Verdict::Ran(answer, Stored::No),
+                    Ok(_) => Verdict::Ran(answer, Stored::Yes),
+                    Err(_) if shadow => Verdict::Ran(answer, Stored::No),
+                    Err(_) => self.record_later(&lease, end, answer).await,
+                }
+            }
+            Ended::Release(answer) => self.end(&lease, End::Release, || Verdict::Ran(answer, Stored::No)).await,
+            Ended::NotStarted(refusal) => self.end(&lease, End::Release, || Verdict::Refused(refusal)).await,
+            Ended::Park(answer, by) => {
+                let retry_in = if by == ParkedBy::Timeout { policy.lease } else { Duration::ZERO };
+                let end = End::Park { keep: keep_unknown, retry_in };
+                self.end(&lease, end, || Verdict::Ran(answer, Stored::Unknown)).await
+            }
+        };
+        abandoned.disarm();
+        verdict
+    }
+
+    /// Settles an end that carries no answer: if the store cannot take it now, it is told until it does.
+    async fn end<A>(&self, lease: &Lease, end: End, verdict: impl FnOnce() -> Verdict<A>) -> Verdict<A> {
+        match self.settle(lease, &end).await {
+            Ok(Held::Lost(now)) => self.lost(lease, *now),
+            Ok(_) => verdict(),
+            Err(_) => {
+                self.later.push(lease.clone(), end);
+                verdict()
+            }
+        }
+    }
+
+    /// An answer that the store cannot record: to the journal; without one, the answer is withheld until it is stored.
+    async fn record_later<A>(&self, lease: &Lease, end: End, answer: A) -> Verdict<A> {
+        if let Some(journal) = &self.journal {
+            match journal.append(lease, &end).await {
+                Ok(()) => {
+                    self.observer.noticed(&Notice::Journaled(&lease.ask.address));
+                    self.later.wake();
+                    return Verdict::Ran(answer, Stored::Pending);
+                }
+                Err(why) => self.observer.noticed(&Notice::JournalFailed(&why)),
+            }
+        }
+        self.later.push(lease.clone(), end);
+        Verdict::Refused(
+            Refusal::new(
+                Reason::StoreUnavailable,
+                "the operation ran, but its answer could not be recorded yet; \
+                 a retry with the same key gets it once it is, and does not run it again",
+            )
+            .retry_after(SOON),
+        )
+    }
+
+    /// A claim that is lost gives what the record says, never its own reply.
+    fn lost<A>(&self, lease: &Lease, now: Claim) -> Verdict<A> {
+        self.observer.noticed(&Notice::LostClaim(&lease.ask.address));
+        match now {
+            Claim::Done(finished) => Verdict::Replay(finished),
+            Claim::Busy(_) | Claim::Granted(_) | Claim::Spent => Verdict::Refused(in_progress(SOON)),
+            Claim::Unknown(_) => Verdict::Refused(outcome_unknown()),
+        }
+    }
+
+    /// Asks the app about an unknown outcome. `true` if the entry has changed and is worth another claim.
+    async fn resolved<O: Operation>(&self, policy: &Policy, ask: &Ask, holder: &Holder, operation: &mut O) -> bool {
+        let end = match operation.probe().await {
+            Probed::Happened(Complete { failed, record, outline }) => {
+                End::Complete { failed, record, outline, keep: policy.ttl }
+            }
+            Probed::DidNotHappen => End::Release,
+            Probed::Unclear => return false,
+        };
+        match self.store.operators().resolve(&ask.address, holder.fence, &end).await {
+            Ok(_) => true,
+            Err(error) => {
+                self.failed("resolve", &error);
+                false
+            }
+        }
+    }
+
+    /// The store cannot decide: refused, or run unprotected, as the policy says.
+    async fn without_store<O: Operation>(
+        &self, policy: &Policy, ask: &Arc<Ask>, operation: O, error: &StoreError,
+    ) -> Verdict<O::Answer> {
+        if error.kind == ErrorKind::Ambiguous {
+            self.later.push(Lease { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 1 }, End::Release);
+        }
+        let open = policy.on_store_down == OnStoreDown::Open && error.kind != ErrorKind::Corrupt;
+        if policy.mode == Mode::Shadow {
+            return refuse(true, operation, store_unavailable()).await;
+        }
+        if !open {
+            return Verdict::Refused(store_unavailable());
+        }
+        unprotected(operation, Stored::Degraded).await
+    }
+
+    async fn wait(&self, ask: &Ask, holder: &Holder, left: Duration) {
+        let limit = left.min(holder.takeover_in.max(Duration::from_millis(1)));
+        if let Err(error) = self.store.wait(&ask.address, holder.fence, limit).await {
+            self.failed("wait", &error);
+            sleep(limit.min(Duration::from_millis(50))).await;
+        }
+    }
+
+    /// A claim whose answer is lost is sent again with the same token: the store gives the same answer.
+    async fn claim(&self, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
+        let mut asked = 0;
+        loop {
+            asked += 1;
+            match self.store.claim(ask).await {
+                Err(error) => {
+                    self.failed("claim", &error);
+                    if error.kind != ErrorKind::Ambiguous || asked == ASKS {
+                        return Err(error);
+                    }
+                }
+                answer => return answer,
+            }
+            sleep(pause(asked)).await;
+        }
+    }
+
+    async fn settle(&self, lease: &Lease, end: &End) -> Result<Held, StoreError> {
+        let mut asked = 0;
+        loop {
+            asked += 1;
+            match self.store.settle(lease, end).await {
+                Ok(held) => {
+                    if held == Held::Restored {
+                        self.observer.noticed(&Notice::Restored(&lease.ask.address));
+                    }
+                    return Ok(held);
+                }
+                Err(error) => {
+                    self.failed("settle", &error);
+                    if asked == ASKS {
+                        return Err(error);
+                    }
+                }
+            }
+            sleep(pause(asked)).await;
+        }
+    }
+
+    /// Extends the lease at a third of its length while `work` goes on. Losing it never cancels the work.
+    async fn beating<T>(&self, lease: &Lease, policy: &Policy, work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        let beat = sleep(policy.lease / 3);
+        tokio::pin!(beat);
+        loop {
+            tokio::select! {
+                biased;
+                ended = &mut work => return ended,
+                () = &mut beat => {}
+            }
+            let extended = self.extend(lease, policy);
+            tokio::pin!(extended);
+            let now = tokio::select! {
+                biased;
+                ended = &mut work => return ended,
+                now = &mut extended => now,
+            };
+            match now {
+                Beat::Held => beat.as_mut().reset(Instant::now() + policy.lease / 3),
+                // The settle will find out, and say so once.
+                Beat::Lost => return work.await,
+                Beat::Missed => beat.as_mut().reset(Instant::now() + policy.lease / 10),
+            }
+        }
+    }
+
+    async fn extend(&self, lease: &Lease, policy: &Policy) -> Beat {
+        match self.store.extend(lease, policy.lease).await {
+            Ok(Held::Held) => Beat::Held,
+            Ok(Held::Restored) => {
+                self.observer.noticed(&Notice::Restored(&lease.ask.address));
+                Beat::Held
+            }
+            Ok(Held::Lost(_)) => Beat::Lost,
+            Err(error) => {
+                self.failed("extend", &error);
+                Beat::Missed
+            }
+        }
+    }
+
+    fn failed(&self, call: &'static str, error: &StoreError) {
+        self.observer.noticed(&Notice::StoreFailed { call, error });
+    }
+
+    /// What is running now.
+    pub fn running(&self) -> &Running {
+        &self.running
+    }
+
+    /// Its store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// Its observer.
+    pub fn observer(&self) -> &Arc<dyn Observer> {
+        &self.observer
+    }
+
+    /// What waits for the store.
+    pub fn later(&self) -> &Later {
+        &self.later
+    }
+}
+
+/// A refusal; in shadow mode the operation runs all the same.
+async fn refuse<O: Operation>(shadow: bool, operation: O, refusal: Refusal) -> Verdict<O::Answer> {
+    if !shadow {
+        return Verdict::Refused(refusal);
+    }
+    unprotected(operation, Stored::Shadowed(Shadow::Refusal(refusal.reason))).await
+}
+
+/// A replay; in shadow mode the operation runs all the same.
+async fn replay<O: Operation>(shadow: bool, operation: O, finished: Finished) -> Verdict<O::Answer> {
+    if !shadow {
+        return Verdict::Replay(finished);
+    }
+    unprotected(operation, Stored::Shadowed(Shadow::Replay)).await
+}
+
+async fn unprotected<O: Operation>(mut operation: O, stored: Stored) -> Verdict<O::Answer> {
+    match operation.run(None).await {
+        Ended::Complete(answer, _) | Ended::Release(answer) | Ended::Park(answer, _) => Verdict::Ran(answer, stored),
+        Ended::NotStarted(refusal) => Verdict::Refused(refusal),
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Beat {
+    Held,
+    Lost,
+    Missed,
+}
+
+fn pause(asked: u32) -> Duration {
+    Duration::from_millis(10) * asked * asked
+}
+
+fn reused() -> Refusal {
+    Refusal::new(
+        Reason::KeyReused,
+        "this key was first used for a different request; a new operation needs a fresh key",
+    )
+}
+
+fn in_progress(after: Duration) -> Refusal {
+    Refusal::new(Reason::InProgress, "the first request with this key has not ended yet; try again with the same key")
+        .retry_after(after)
+}
+
+fn outcome_unknown() -> Refusal {
+    Refusal::new(
+        Reason::OutcomeUnknown,
+        "an earlier request with this key was started and its end was never seen; \
+         it is not run again until somebody has looked what became of it",
+    )
+}
+
+fn store_unavailable() -> Refusal {
+    Refusal::new(
+        Reason::StoreUnavailable,
+        "nothing was executed, because the request could not be remembered; try again with the same key",
+    )
+    .retry_after(SOON)
+}

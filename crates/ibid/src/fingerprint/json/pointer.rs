@@ -1,0 +1,85 @@
+//! JSON pointers (RFC 6901): the name of a place inside a JSON document.
+//!
+//! Invariant: a pointer names a place *inside* the document, never the document
+//! itself, as a fingerprint that leaves out everything would be equal for all.
+//!
+//! Example: `/items/0/sent~1at` is member `sent/at` of the first of `items`.
+
+use std::fmt;
+
+use super::text;
+
+/// A place inside a JSON document, such as `/items/0/sent_at`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pointer {
+    written: String,
+    pub(super) steps: Vec<Step>,
+}
+
+/// One step down: to a member if the value is an object, or to an element if it
+/// is an array. Only the document decides which.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    /// The canonical text of the member name, with its quotes.
+    pub(super) name: Vec<u8>,
+    pub(super) index: Option<u32>,
+}
+
+/// Why a text is not a usable JSON pointer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PointerError {
+    written: String,
+    reason: &'static str,
+}
+
+impl Pointer {
+    /// Reads a pointer in the notation of RFC 6901.
+    pub fn parse(written: &str) -> Result<Pointer, PointerError> {
+        let fail = |reason| PointerError { written: written.to_owned(), reason };
+        if written.is_empty() {
+            return Err(fail("it points at the whole document; name a place inside it"));
+        }
+        let Some(path) = written.strip_prefix('/') else {
+            return Err(fail("it has to start with `/`"));
+        };
+        let steps = path
+            .split('/')
+            .map(|step| Step::parse(step).ok_or_else(|| fail("`~` has to be written `~0`, and `/` in a name `~1`")))
+            .collect::<Result<_, _>>()?;
+        Ok(Pointer { written: written.to_owned(), steps })
+    }
+}
+
+impl Step {
+    fn parse(step: &str) -> Option<Step> {
+        let mut pieces = step.split('~');
+        let mut name = pieces.next()?.to_owned();
+        for piece in pieces {
+            let (escape, rest) = piece.split_at_checked(1)?;
+            name.push(match escape {
+                "0" => '~',
+                "1" => '/',
+                _ => return None,
+            });
+            name.push_str(rest);
+        }
+        // `00` and `+1` are names of members, but no indexes.
+        let plain = name == "0" || name.starts_with(|first: char| matches!(first, '1'..='9'));
+        let index = if plain { name.parse().ok() } else { None };
+        Some(Step { name: text::quoted(&name), index })
+    }
+}
+
+impl fmt::Display for Pointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.written)
+    }
+}
+
+impl fmt::Display for PointerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is not a usable JSON pointer: {}", self.written, self.reason)
+    }
+}
+
+impl std::error::Error for PointerError {}

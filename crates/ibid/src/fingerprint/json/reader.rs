@@ -1,0 +1,354 @@
+//! Reads a JSON document without copying it: checks it and notes its members.
+//!
+//! Invariant: what is read is a valid [`Document`], or nothing. One pass, in
+//! time linear but for the sorting of names, with recursion limited by
+//! [`MAX_DEPTH`].
+//!
+//! Example: of `{"b":[1,2],"a":0}`, the array is noted as one text, because it is
+//! canonical as it stands; the object gets a node for each of its members.
+
+use super::document::{Document, Kind, Node, Span, Value, bytes};
+use super::sort;
+use super::text::{self, Specials};
+
+/// Deeper documents have no canonical form. This bounds the recursion here and
+/// in the writer; real requests stay far below.
+pub(super) const MAX_DEPTH: usize = 128;
+
+impl<'a> Document<'a> {
+    /// Reads a document, for writing it.
+    pub(super) fn read(body: &'a [u8]) -> Option<Self> {
+        Reader::new(body, false)?.document()
+    }
+
+    /// Reads a document, for looking into it: every member and every element
+    /// has a node.
+    pub(super) fn read_every_node(body: &'a [u8]) -> Option<Self> {
+        Reader::new(body, true)?.document()
+    }
+}
+
+/// Where a member of the top-level object is, or could be.
+pub(super) enum Place {
+    /// The span of its value.
+    Taken(Span),
+    /// It does not exist; a new member (the first of all?) can be put in here.
+    Free { at: usize, first: bool },
+}
+
+/// Looks for a member, by its canonical text, of a body that is an object.
+pub(super) fn member_place(body: &[u8], name: &[u8]) -> Option<Place> {
+    // This makes sure of all that the steps below take for granted.
+    Document::read(body)?;
+    let mut reader = Reader::new(body, false)?;
+    reader.skip_space();
+    reader.expect(b'{')?;
+    let mut place = Place::Free { at: reader.pos, first: true };
+    reader.skip_space();
+    while reader.peek()? != b'}' {
+        let found = reader.string()?;
+        let found = bytes(reader.body, &reader.rewritten, found) == name;
+        reader.colon()?;
+        let start = reader.pos as u32;
+        reader.value(1)?;
+        if found {
+            return Some(Place::Taken(Span { start, end: reader.pos as u32 }));
+        }
+        place = Place::Free { at: reader.pos, first: false };
+        reader.skip_space();
+        if reader.peek()? == b',' {
+            reader.pos += 1;
+            reader.skip_space();
+        }
+    }
+    Some(place)
+}
+
+struct Reader<'a> {
+    source: &'a str,
+    body: &'a [u8],
+    pos: usize,
+    specials: Specials<'a>,
+    rewritten: Vec<u8>,
+    /// The nodes of all arrays and objects that are not closed yet.
+    open: Vec<Node>,
+    /// The nodes of those that are closed, each one's nodes together.
+    closed: Vec<Node>,
+    /// How often the source was found not to be canonical. If this stayed the
+    /// same over a value then the source of the value is canonical.
+    changes: usize,
+    every_node: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn new(body: &'a [u8], every_node: bool) -> Option<Self> {
+        // The ends of a span have 31 bits, and count over two buffers.
+        if body.len() >= 1 << 30 {
+            return None;
+        }
+        Some(Reader {
+            source: std::str::from_utf8(body).ok()?,
+            body,
+            pos: 0,
+            specials: Specials::new(body),
+            rewritten: Vec::new(),
+            open: Vec::with_capacity(32),
+            closed: Vec::with_capacity(body.len() / 16),
+            changes: 0,
+            every_node,
+        })
+    }
+
+    fn document(mut self) -> Option<Document<'a>> {
+        self.skip_space();
+        let root = self.value(0)?;
+        self.skip_space();
+        (self.pos == self.body.len()).then_some(Document {
+            source: self.source,
+            rewritten: self.rewritten,
+            nodes: self.closed,
+            root,
+        })
+    }
+
+    /// Reads the value that starts here, inside of `depth` others.
+    #[inline(always)]
+    fn value(&mut self, depth: usize) -> Option<Value> {
+        match self.peek()? {
+            b'"' => self.string().map(|text| Value::new(Kind::Text, text)),
+            b'{' if depth < MAX_DEPTH => self.object(depth + 1),
+            b'[' if depth < MAX_DEPTH => self.array(depth + 1),
+            other => self.bare(other),
+        }
+    }
+
+    /// Reads a scalar that is not a string.
+    fn bare(&mut self, first: u8) -> Option<Value> {
+        match first {
+            b'-' | b'0'..=b'9' => self.number(),
+            b't' => self.literal(b"true"),
+            b'f' => self.literal(b"false"),
+            b'n' => self.literal(b"null"),
+            _ => None,
+        }
+    }
+
+    fn object(&mut self, depth: usize) -> Option<Value> {
+        let (start, first, changes) = (self.pos, self.open.len(), self.changes);
+        let mut sorted = true;
+        self.pos += 1;
+        self.skip_space();
+        if self.peek()? == b'}' {
+            self.pos += 1;
+            return Some(self.close(start, first, changes, Kind::Object));
+        }
+        loop {
+            let name = self.string()?;
+            let prefix = sort::prefix(self.body, &self.rewritten, name);
+            self.colon()?;
+            let value = self.value(depth)?;
+            let last = self.open[first..].last();
+            sorted = sorted && sort::follows(self.body, &self.rewritten, last, prefix, name);
+            self.open.push(Node { prefix, name, value });
+            if !self.more(b'}')? {
+                break;
+            }
+        }
+        if sorted {
+            return Some(self.close(start, first, changes, Kind::Object));
+        }
+        self.changes += 1;
+        self.close_sorted(first)
+    }
+
+    /// Ends the innermost object, whose members are not sorted; `None` if two
+    /// of them are the same.
+    fn close_sorted(&mut self, first: usize) -> Option<Value> {
+        let start = self.closed.len() as u32;
+        let members = &mut self.open[first..];
+        sort::append_sorted(self.body, &self.rewritten, members, &mut self.closed)?;
+        self.open.truncate(first);
+        let end = self.closed.len() as u32;
+        Some(Value::new(Kind::Object, Span { start, end }))
+    }
+
+    fn array(&mut self, depth: usize) -> Option<Value> {
+        let (start, first, changes) = (self.pos, self.open.len(), self.changes);
+        self.pos += 1;
+        self.skip_space();
+        if self.peek()? == b']' {
+            self.pos += 1;
+            return Some(self.close(start, first, changes, Kind::Array));
+        }
+        loop {
+            let value = self.value(depth)?;
+            self.item(first, value);
+            if !self.more(b']')? {
+                break;
+            }
+        }
+        Some(self.close(start, first, changes, Kind::Array))
+    }
+
+    /// Notes an element. Where it stands right behind its predecessor, with
+    /// nothing but the comma between, one node is enough for both: this keeps
+    /// long arrays of numbers from taking much memory.
+    fn item(&mut self, first: usize, value: Value) {
+        if !self.every_node
+            && value.kind() == Kind::Text
+            && let Some(last) = self.open[first..].last_mut()
+            && last.value.kind() == Kind::Text
+            && last.value.span().end + 1 == value.span().start
+            && (value.span().start as usize) < self.body.len()
+        {
+            let Span { start, .. } = last.value.span();
+            last.value = Value::new(Kind::Text, Span { start, end: value.span().end });
+            return;
+        }
+        self.open.push(Node { prefix: 0, name: Span { start: 0, end: 0 }, value });
+    }
+
+    /// Ends the innermost array or object, which began at `start`.
+    fn close(&mut self, start: usize, first: usize, changes: usize, kind: Kind) -> Value {
+        if self.changes == changes && !self.every_node {
+            self.open.truncate(first);
+            return self.text(start);
+        }
+        let from = self.closed.len() as u32;
+        self.closed.extend_from_slice(&self.open[first..]);
+        self.open.truncate(first);
+        Value::new(kind, Span { start: from, end: self.closed.len() as u32 })
+    }
+
+    /// Reads a string and returns its canonical text with its quotes.
+    #[inline(always)]
+    fn string(&mut self) -> Option<Span> {
+        if self.peek()? != b'"' {
+            return None;
+        }
+        self.specials.next(self.pos);
+        let end = self.specials.next(self.pos + 1);
+        if *self.body.get(end)? == b'"' {
+            let start = self.pos as u32;
+            self.pos = end + 1;
+            return Some(Span { start, end: end as u32 + 1 });
+        }
+        self.string_with_escapes()
+    }
+
+    #[cold]
+    fn string_with_escapes(&mut self) -> Option<Span> {
+        let source = &self.body[self.pos..];
+        let before = self.rewritten.len();
+        let size = text::rewrite(source, &mut self.rewritten)?;
+        let (start, end) = if self.rewritten[before..] == source[..size] {
+            self.rewritten.truncate(before);
+            (self.pos, self.pos + size)
+        } else {
+            self.changes += 1;
+            let offset = self.body.len();
+            (offset + before, offset + self.rewritten.len())
+        };
+        self.pos += size;
+        Some(Span { start: start as u32, end: end as u32 })
+    }
+
+    fn number(&mut self) -> Option<Value> {
+        let start = self.pos;
+        if self.peek()? == b'-' {
+            self.pos += 1;
+        }
+        if self.peek()? == b'0' {
+            self.pos += 1;
+        } else {
+            self.digits()?;
+        }
+        if self.peek() == Some(b'.') {
+            self.pos += 1;
+            self.digits()?;
+        }
+        if let Some(b'e' | b'E') = self.peek() {
+            self.pos += 1;
+            if let Some(b'+' | b'-') = self.peek() {
+                self.pos += 1;
+            }
+            self.digits()?;
+        }
+        Some(self.text(start))
+    }
+
+    /// Passes over one digit or more.
+    fn digits(&mut self) -> Option<()> {
+        let start = self.pos;
+        while let Some(b'0'..=b'9') = self.peek() {
+            self.pos += 1;
+        }
+        (self.pos > start).then_some(())
+    }
+
+    #[inline(always)]
+    fn literal(&mut self, literal: &[u8]) -> Option<Value> {
+        let start = self.pos;
+        self.pos += literal.len();
+        (self.body.get(start..self.pos)? == literal).then(|| self.text(start))
+    }
+
+    /// Passes over the colon after a name, and the space around it.
+    #[inline(always)]
+    fn colon(&mut self) -> Option<()> {
+        // A test for what is most likely saves the test for space.
+        if self.peek()? != b':' {
+            self.skip_space();
+        }
+        self.expect(b':')?;
+        self.skip_space();
+        Some(())
+    }
+
+    /// Passes over the comma (`true`) or the end (`false`) after a member, and
+    /// the space around it.
+    #[inline(always)]
+    fn more(&mut self, end: u8) -> Option<bool> {
+        let mut byte = self.peek()?;
+        if byte <= b' ' {
+            self.skip_space();
+            byte = self.peek()?;
+        }
+        self.pos += 1;
+        if byte == b',' {
+            self.skip_space();
+            return Some(true);
+        }
+        (byte == end).then_some(false)
+    }
+
+    #[inline(always)]
+    fn skip_space(&mut self) {
+        if let Some(0..=b' ') = self.peek() {
+            self.skip_some_space();
+        }
+    }
+
+    fn skip_some_space(&mut self) {
+        self.changes += 1;
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
+            self.pos += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn expect(&mut self, byte: u8) -> Option<()> {
+        (self.peek()? == byte).then(|| self.pos += 1)
+    }
+
+    #[inline(always)]
+    fn peek(&self) -> Option<u8> {
+        self.body.get(self.pos).copied()
+    }
+
+    /// The text from `start` to here.
+    #[inline(always)]
+    fn text(&self, start: usize) -> Value {
+        Value::new(Kind::Text, Span { start: start as u32, end: self.pos as u32 })
+    }
+}

@@ -1,0 +1,256 @@
+//! Canonical form of `multipart/form-data` bodies.
+//!
+//! The boundary between the parts is drawn at random by most clients each time
+//! they send the form, so that the raw bytes of a retry differ always. What
+//! counts are the parts.
+//!
+//! Invariant: two bodies have equal canonical forms exactly when they have the
+//! same parts in the same order: name, file name, content type, other headers
+//! and bytes. Each piece is preceded by its length, and what is absent differs
+//! from what is empty. A body that servers could take apart in different ways
+//! has no canonical form.
+//!
+//! ```text
+//! --XyZ                                              name  "a"
+//! Content-Disposition: form-data; name="a"     =>    file  none, type none
+//!                                                    bytes "1"
+//! 1
+//! --XyZ--
+//! ```
+
+/// No form of a person or an API has that many fields.
+const MAX_PARTS: usize = 1024;
+
+/// Appends the canonical form of a body to `out`. `false`, and nothing appended,
+/// means that the body has to be compared byte by byte.
+pub(crate) fn canonical(content_type: &str, body: &[u8], out: &mut Vec<u8>) -> bool {
+    let before = out.len();
+    let written = boundary(content_type).and_then(|boundary| write_parts(&boundary, body, out));
+    if written.is_none() {
+        out.truncate(before);
+    }
+    written.is_some()
+}
+
+/// The boundary in a content type of `multipart/form-data`.
+fn boundary(content_type: &str) -> Option<Vec<u8>> {
+    let mut found = None;
+    for (name, value) in parameters(content_type.as_bytes(), b"multipart/form-data")? {
+        if name.eq_ignore_ascii_case(b"boundary") && found.replace(value).is_some() {
+            return None;
+        }
+    }
+    let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"'()+_,-./:=? ".contains(byte);
+    found.filter(|b| (1..=70).contains(&b.len()) && b.iter().all(allowed) && !b.ends_with(b" "))
+}
+
+fn write_parts(boundary: &[u8], body: &[u8], out: &mut Vec<u8>) -> Option<()> {
+    let delimiter = [b"\r\n--", boundary].concat();
+    // The line end before a boundary belongs to it, but the first boundary has
+    // none if the body starts with it.
+    let mut rest = match body.strip_prefix(&delimiter[2..]) {
+        Some(rest) => rest,
+        None => split_at_delimiter(body, &delimiter)?.1,
+    };
+    for _ in 0..=MAX_PARTS {
+        if let Some(epilogue) = rest.strip_prefix(b"--") {
+            let epilogue = trim_start(epilogue);
+            return (epilogue.is_empty() || epilogue.starts_with(b"\r\n")).then_some(());
+        }
+        // Anything else after the boundary is a longer boundary to some parsers
+        // and this one to others.
+        let content = trim_start(rest).strip_prefix(b"\r\n")?;
+        let (part, after) = split_at_delimiter(content, &delimiter)?;
+        write_part(part, out)?;
+        rest = after;
+    }
+    None
+}
+
+/// What is before and after the first delimiter.
+///
+/// Linear: a carriage return can only be the first byte of the delimiter, so
+/// that no byte is compared for more than one candidate.
+fn split_at_delimiter<'a>(bytes: &'a [u8], delimiter: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let mut from = 0;
+    loop {
+        let at = from + find_return(&bytes[from..])?;
+        if let Some(after) = bytes[at..].strip_prefix(delimiter) {
+            return Some((&bytes[..at], after));
+        }
+        from = at + 1;
+    }
+}
+
+/// The position of the first carriage return.
+fn find_return(bytes: &[u8]) -> Option<usize> {
+    // Files are long and have few of them: look at blocks first, where the test
+    // is done on many bytes at a time.
+    let (blocks, _) = bytes.as_chunks::<32>();
+    let free = |block: &&[u8; 32]| block.iter().fold(true, |free, &byte| free & (byte != b'\r'));
+    let skip = 32 * blocks.iter().take_while(free).count();
+    Some(skip + bytes[skip..].iter().position(|&byte| byte == b'\r')?)
+}
+
+fn write_part(part: &[u8], out: &mut Vec<u8>) -> Option<()> {
+    // A part without headers begins with the empty line, and has no name.
+    let end = part.windows(4).position(|four| four == b"\r\n\r\n")?;
+    let (headers, content) = (&part[..end], &part[end + 4..]);
+    let mut disposition = None;
+    let mut content_type = None;
+    let mut others = Vec::new();
+    for line in split_lines(headers)? {
+        let colon = line.iter().position(|&byte| byte == b':')?;
+        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        if name.is_empty() || !name.iter().all(is_token) {
+            return None;
+        }
+        let twice = if name.eq_ignore_ascii_case(b"content-disposition") {
+            disposition.replace(value).is_some()
+        } else if name.eq_ignore_ascii_case(b"content-type") {
+            content_type.replace(value).is_some()
+        } else {
+            others.push((name.to_ascii_lowercase(), value));
+            false
+        };
+        if twice {
+            return None;
+        }
+    }
+    let (name, file_name) = names(disposition?)?;
+    frame(&name, out);
+    frame_option(file_name.as_deref(), out);
+    frame_option(content_type, out);
+    // Rare, but they may change what the bytes mean (an encoding, say).
+    out.extend_from_slice(&(others.len() as u64).to_le_bytes());
+    for (name, value) in others {
+        frame(&name, out);
+        frame(value, out);
+    }
+    frame(content, out);
+    Some(())
+}
+
+/// The lines of a header block; `None` if one is folded or has a stray `\r` or
+/// `\n` in it, where parsers disagree.
+fn split_lines(headers: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut lines = Vec::new();
+    let mut rest = headers;
+    loop {
+        let end = rest.iter().position(|byte| matches!(byte, b'\r' | b'\n')).unwrap_or(rest.len());
+        let (line, after) = rest.split_at(end);
+        if line.starts_with(b" ") || line.starts_with(b"\t") {
+            return None;
+        }
+        lines.push(line);
+        if after.is_empty() {
+            return Some(lines);
+        }
+        rest = after.strip_prefix(b"\r\n")?;
+    }
+}
+
+/// The name and the file name in a content disposition.
+fn names(disposition: &[u8]) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
+    let (mut name, mut file_name) = (None, None);
+    for (parameter, value) in parameters(disposition, b"form-data")? {
+        // Others, such as `filename*`, would change what some servers see and
+        // others not.
+        let slot = match parameter {
+            p if p.eq_ignore_ascii_case(b"name") => &mut name,
+            p if p.eq_ignore_ascii_case(b"filename") => &mut file_name,
+            _ => return None,
+        };
+        if slot.replace(value).is_some() {
+            return None;
+        }
+    }
+    Some((name?, file_name))
+}
+
+type Parameters<'a> = Vec<(&'a [u8], Vec<u8>)>;
+
+/// The parameters of a header such as `form-data; name="a"`, if its main value
+/// is the expected one.
+fn parameters<'a>(header: &'a [u8], expected: &[u8]) -> Option<Parameters<'a>> {
+    let end = header.iter().position(|&byte| byte == b';').unwrap_or(header.len());
+    let (main, mut rest) = header.split_at(end);
+    if !main.trim_ascii().eq_ignore_ascii_case(expected) {
+        return None;
+    }
+    let mut parameters = Vec::new();
+    while let Some(parameter) = rest.strip_prefix(b";") {
+        let parameter = trim_start(parameter);
+        if parameter.is_empty() {
+            // A semicolon at the end is common and harmless.
+            return Some(parameters);
+        }
+        let equals = parameter.iter().position(|&byte| byte == b'=')?;
+        let (name, value) = (&parameter[..equals], &parameter[equals + 1..]);
+        if name.is_empty() || !name.iter().all(is_token) {
+            return None;
+        }
+        let (value, after) = match value.strip_prefix(b"\"") {
+            Some(quoted) => unquote(quoted)?,
+            None => {
+                let end = value.iter().position(|&byte| byte == b';').unwrap_or(value.len());
+                let bare = value[..end].trim_ascii();
+                if bare.is_empty() || bare.iter().any(|byte| b"\" \t".contains(byte)) {
+                    return None;
+                }
+                (bare.to_vec(), &value[end..])
+            }
+        };
+        parameters.push((name, value));
+        rest = trim_start(after);
+    }
+    rest.is_empty().then_some(parameters)
+}
+
+/// Reads a quoted string whose opening quote is gone; returns what follows too.
+///
+/// Only `\"` and `\\` are escapes. Browsers write a backslash in a file name as
+/// it is, so `a\b` has to differ from `ab`.
+fn unquote(quoted: &[u8]) -> Option<(Vec<u8>, &[u8])> {
+    let mut plain = Vec::new();
+    let mut at = 0;
+    loop {
+        match (*quoted.get(at)?, quoted.get(at + 1)) {
+            (b'"', _) => return Some((plain, &quoted[at + 1..])),
+            (b'\\', Some(&escaped @ (b'"' | b'\\'))) => {
+                plain.push(escaped);
+                at += 2;
+            }
+            (byte, _) => {
+                plain.push(byte);
+                at += 1;
+            }
+        }
+    }
+}
+
+fn trim_start(mut bytes: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] = bytes {
+        bytes = rest;
+    }
+    bytes
+}
+
+fn is_token(byte: &u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte)
+}
+
+fn frame(bytes: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+fn frame_option(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
+    out.push(u8::from(bytes.is_some()));
+    if let Some(bytes) = bytes {
+        frame(bytes, out);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! The tower layer for axum, hyper and everything else that speaks `http`.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use axum::{Router, routing::post};
+//! use ibid::{Ibid, Policy, store::Memory};
+//!
+//! # async fn pay() -> &'static str { "paid" }
+//! let ibid = Ibid::new(Arc::new(Memory::default()));
+//! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf()));
+//! ```
+//!
+//! A request's way: `service` finds the route and judges key and scope ([`request`](self)), reads the body, and hands
+//! an operation to the [engine](crate::Engine); the operation calls the inner service and reads its reply; what the
+//! client gets is made in `answer`. From the claim on nothing that the client does can stop it: a future that is
+//! dropped carries on in a task of its own.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use http::{HeaderName, request::Parts};
+
+pub use self::{
+    answer::{error_answer, refusal_response, success_answer},
+    body::{BoxError, BrokenOff, RequestBody, ResponseBody},
+    cors::Cors,
+    future::ResponseFuture,
+    layer::{IbidLayer, IbidService},
+};
+use crate::{
+    engine::Engine,
+    journal::Journal,
+    key::KeySource,
+    observe::{Observer, Silent},
+    policy::Policy,
+    refusal::Refusal,
+    scope::{AddressSecret, TrustedProxies},
+    store::Store,
+};
+
+mod ambiguity;
+mod answer;
+mod body;
+mod budget;
+mod cors;
+mod future;
+mod layer;
+mod operation;
+mod reply;
+mod request;
+mod service;
+mod twins;
+
+/// Idempotency for HTTP services: makes layers that share one store and one set of limits.
+#[derive(Clone)]
+pub struct Ibid {
+    shared: Arc<Shared>,
+}
+
+/// Sets up an [`Ibid`].
+pub struct Builder {
+    store: Arc<dyn Store>,
+    observer: Arc<dyn Observer>,
+    journal: Option<Arc<Journal>>,
+    settings: Settings,
+}
+
+/// What holds for every route.
+struct Settings {
+    trusted: TrustedProxies,
+    secret: Option<AddressSecret>,
+    max_running: usize,
+    buffer_memory: u64,
+    body_timeout: Duration,
+    cors: Option<Cors>,
+}
+
+struct Shared {
+    engine: Engine,
+    settings: Settings,
+    budget: budget::Budget,
+    twins: twins::Twins,
+}
+
+/// Finds the policy of a request.
+pub trait Routing: Send + Sync + 'static {
+    /// Whether and how a request is covered.
+    fn route(&self, request: &Parts) -> Routed;
+
+    /// Headers that carry keys, for browsers' preflights.
+    fn key_headers(&self) -> Vec<HeaderName>;
+}
+
+/// What a [`Routing`] found.
+#[derive(Debug, Clone)]
+pub enum Routed {
+    /// Nothing covers it: it passes through untouched.
+    Pass,
+    /// This covers it.
+    Covered(Arc<Route>),
+    /// It cannot be told whether something covers it.
+    Refused(Refusal),
+}
+
+/// A policy and the name under which operators know it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Route {
+    /// Such as `POST /payments/*`. The method and path of each request if empty.
+    pub name: String,
+    /// What holds for it.
+    pub policy: Policy,
+}
+
+/// The address of who sent a request, put into its extensions by the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer(pub IpAddr);
+
+/// Which run of its operation a request is, put into its extensions for the handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// 1 for the first run.
+    pub attempt: u32,
+    /// Grows with every run of the same operation: a resource can refuse a lower one than it has seen.
+    pub fence: u64,
+}
+
+/// How a proxy says what became of a request, in the extensions of its response.
+#[derive(Debug, Clone)]
+pub enum Fate {
+    /// Not one byte of it was written.
+    NotStarted(String),
+    /// It may have been executed.
+    Lost(String),
+}
+
+impl Ibid {
+    /// With default limits, unobserved.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self::builder(store).build()
+    }
+
+    /// With everything that can be set.
+    pub fn builder(store: Arc<dyn Store>) -> Builder {
+        Builder {
+            store,
+            observer: Arc::new(Silent),
+            journal: None,
+            settings: Settings {
+                trusted: TrustedProxies::loopback(),
+                secret: None,
+                max_running: 10_000,
+                buffer_memory: 256 << 20,
+                body_timeout: Duration::from_secs(30),
+                cors: None,
+            },
+        }
+    }
+
+    /// A layer with one policy.
+    pub fn layer(&self, policy: Policy) -> IbidLayer {
+        self.layer_named("", policy)
+    }
+
+    /// A layer with one policy, under a name that operators see.
+    pub fn layer_named(&self, name: impl Into<String>, policy: Policy) -> IbidLayer {
+        self.layer_by(Arc::new(One(Arc::new(Route { name: name.into(), policy }))))
+    }
+
+    /// A layer that looks the policy up for each request.
+    pub fn layer_by(&self, routing: Arc<dyn Routing>) -> IbidLayer {
+        IbidLayer { shared: self.shared.clone(), routing }
+    }
+
+    /// Returns once no operation runs: await it before the process ends.
+    pub async fn drained(&self) {
+        self.shared.engine.running().drained().await;
+    }
+
+    /// The engine beneath.
+    pub fn engine(&self) -> &Engine {
+        &self.shared.engine
+    }
+}
+
+impl Builder {
+    /// Who is told what happens.
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// Where answers go that the store cannot record.
+    pub fn journal(mut self, journal: Arc<Journal>) -> Self {
+        self.journal = Some(journal);
+        self
+    }
+
+    /// Whose scope headers are believed; loopback by default. Needs the [`Peer`] in each request's extensions.
+    pub fn trusted_proxies(mut self, trusted: TrustedProxies) -> Self {
+        self.settings.trusted = trusted;
+        self
+    }
+
+    /// Makes addresses unguessable. Must never change while records live.
+    pub fn address_secret(mut self, secret: AddressSecret) -> Self {
+        self.settings.secret = Some(secret);
+        self
+    }
+
+    /// More operations at a time are refused before they are claimed; 10,000 by default.
+    pub fn max_running(mut self, at_most: usize) -> Self {
+        self.settings.max_running = at_most;
+        self
+    }
+
+    /// All buffered bodies together; requests beyond it are refused. 256 MiB by default.
+    pub fn buffer_memory(mut self, bytes: u64) -> Self {
+        self.settings.buffer_memory = bytes;
+        self
+    }
+
+    /// How long a client may take to send a body that must be read; 30 seconds by default.
+    pub fn body_timeout(mut self, at_most: Duration) -> Self {
+        self.settings.body_timeout = at_most;
+        self
+    }
+
+    /// Makes answers readable for browsers on these origins.
+    pub fn cors(mut self, cors: Cors) -> Self {
+        self.settings.cors = Some(cors);
+        self
+    }
+
+    /// Done.
+    pub fn build(self) -> Ibid {
+        let engine = Engine::with(self.store, self.observer, self.journal);
+        let budget = budget::Budget::new(self.settings.buffer_memory);
+        let twins = twins::Twins::default();
+        Ibid { shared: Arc::new(Shared { engine, settings: self.settings, budget, twins }) }
+    }
+}
+
+/// One policy for everything.
+struct One(Arc<Route>);
+
+impl Routing for One {
+    fn route(&self, request: &Parts) -> Routed {
+        if self.0.policy.covers(&request.method) { Routed::Covered(self.0.clone()) } else { Routed::Pass }
+    }
+
+    fn key_headers(&self) -> Vec<HeaderName> {
+        key_headers(&self.0.policy)
+    }
+}
+
+/// The headers that carry a policy's keys.
+pub fn key_headers(policy: &Policy) -> Vec<HeaderName> {
+    let header = |source: &KeySource| match source {
+        KeySource::Header(name) => Some(name.clone()),
+        _ => None,
+    };
+    policy.key.from.iter().filter_map(header).collect()
+}

@@ -1,0 +1,104 @@
+//! Requests that the app might read in another way than we do are refused.
+//!
+//! Some servers turn `X_User_Id` into the same variable as `X-User-Id`; some take the first of two headers, some the
+//! last; a proxy may remove what `Connection` names. For the headers that decide about keys, callers and comparison,
+//! none of that is allowed.
+
+use http::{HeaderMap, HeaderName, header};
+
+use crate::{
+    key::KeySource,
+    policy::{Part, Policy},
+    refusal::{Reason, Refusal},
+    scope::ScopePart,
+};
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// Refuses what can be read in more than one way.
+pub(super) fn check(policy: &Policy, headers: &HeaderMap) -> Result<(), Refusal> {
+    for name in headers.keys() {
+        if headers.get_all(name).iter().nth(1).is_some() && decides(policy, name.as_str()) {
+            return Err(refusal(format!("the header {name} is sent more than once")));
+        }
+        if name.as_str().contains('_') {
+            let twin = name.as_str().replace('_', "-");
+            if decides(policy, &twin) {
+                return Err(refusal(format!("the header {name} may be taken for {twin}; send only {twin}")));
+            }
+        }
+    }
+    for line in headers.get_all(header::CONNECTION) {
+        for token in line.to_str().unwrap_or_default().split(',') {
+            let token = token.trim().to_ascii_lowercase();
+            if decides(policy, &token) || decides(policy, &token.replace('_', "-")) {
+                return Err(refusal(format!("Connection names {token}, which would remove it on the way")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a header decides about keys, callers or comparison. `name` is in lower case.
+fn decides(policy: &Policy, name: &str) -> bool {
+    let is_scope = |part: &ScopePart| match part {
+        ScopePart::Header(header) => header == name,
+        ScopePart::Credential => name == header::AUTHORIZATION || name == X_API_KEY,
+        _ => false,
+    };
+    let is_compared = |part: &Part| match part {
+        Part::Header(header) => header == name,
+        Part::Preconditions => matches!(name, "if-match" | "if-none-match" | "if-unmodified-since" | "content-range"),
+        Part::Body => matches!(name, "content-type" | "content-encoding"),
+        _ => false,
+    };
+    matches!(name, "host" | "forwarded")
+        || name.starts_with("ibid-")
+        || policy.key.from.iter().any(|source| matches!(source, KeySource::Header(header) if header == name))
+        || policy.scope.iter().any(is_scope)
+        || policy.fingerprint.iter().any(is_compared)
+        || [&policy.label.tenant, &policy.label.user].into_iter().flatten().any(is_scope)
+}
+
+fn refusal(detail: String) -> Refusal {
+    Refusal::new(Reason::RequestAmbiguous, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reason(policy: &Policy, headers: &[(&'static str, &str)]) -> Option<Reason> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(*name, value.parse().unwrap());
+        }
+        check(policy, &map).err().map(|refusal| refusal.reason)
+    }
+
+    #[test]
+    fn twins_repeats_and_nominations_are_refused() {
+        let ietf = Policy::ietf();
+        for bad in [
+            &[("idempotency_key", "a")][..],
+            &[("x_api_key", "a")],
+            &[("host", "a"), ("host", "b")],
+            &[("authorization", "a"), ("authorization", "b")],
+            &[("connection", "close, Idempotency-Key")],
+            &[("connection", "Ibid-Fence")],
+            &[("ibid_fence", "7")],
+            &[("if-match", "a"), ("if-match", "b")],
+        ] {
+            assert_eq!(reason(&ietf, bad), Some(Reason::RequestAmbiguous), "{bad:?}");
+        }
+        assert_eq!(reason(&Policy::membership(), &[("x_user_id", "1")]), Some(Reason::RequestAmbiguous));
+    }
+
+    #[test]
+    fn other_headers_are_nobodys_business() {
+        let ietf = Policy::ietf();
+        let fine =
+            [("accept", "a"), ("accept", "b"), ("x_other", "1"), ("connection", "keep-alive"), ("x_user_id", "1")];
+        assert_eq!(reason(&ietf, &fine), None);
+    }
+}

@@ -1,0 +1,239 @@
+//! What the client gets: first answers, replays, refusals, and the envelope around them.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+
+use super::{body::ResponseBody, cors};
+use crate::{
+    engine::Stored,
+    fingerprint::{Kind, json},
+    key::mask,
+    policy::{Envelope, Policy},
+    record::{Record, RecordBody},
+    refusal::Refusal,
+    time::rfc3339,
+};
+
+const STORED: HeaderName = HeaderName::from_static("idempotency-stored");
+const GUARANTEE: HeaderName = HeaderName::from_static("idempotency-guarantee");
+const BODY: HeaderName = HeaderName::from_static("idempotency-body");
+
+/// Say nothing any more once the body has changed.
+const OF_THE_BODY: [HeaderName; 5] = [
+    header::ETAG,
+    HeaderName::from_static("digest"),
+    HeaderName::from_static("content-digest"),
+    HeaderName::from_static("repr-digest"),
+    HeaderName::from_static("content-md5"),
+];
+
+/// What is told about one request besides its answer.
+#[derive(Debug, Clone)]
+pub(super) struct Telling {
+    pub(super) requested_at_ms: u64,
+    /// Made when it is first needed: most policies do not tell it.
+    pub(super) request_id: Option<String>,
+    pub(super) origin: Option<HeaderValue>,
+}
+
+impl Telling {
+    fn request_id(&mut self) -> &str {
+        self.request_id.get_or_insert_with(crate::generate_key)
+    }
+}
+
+/// The answer of a run that just ended.
+pub(super) fn first<B>(
+    mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, policy: &Policy, stored: Option<Stored>,
+    telling: &mut Telling,
+) -> Response<ResponseBody<B>> {
+    if let Some(Stored::Shadowed(_)) = stored {
+        return answer;
+    }
+    let headers = answer.headers_mut();
+    if !policy.first_headers.is_empty() {
+        let time = rfc3339(telling.requested_at_ms);
+        for (name, value) in &policy.first_headers {
+            headers.insert(name, value.fill(telling.request_id(), &time));
+        }
+    }
+    match stored {
+        Some(Stored::No) => drop(headers.insert(STORED, HeaderValue::from_static("false"))),
+        Some(Stored::Pending) => drop(headers.insert(STORED, HeaderValue::from_static("pending"))),
+        Some(Stored::Degraded) => drop(headers.insert(GUARANTEE, HeaderValue::from_static("degraded"))),
+        _ => {}
+    }
+    if let Some(origin) = &telling.origin {
+        cors::allow(headers, origin, exposed(policy));
+    }
+    if policy.envelope == Envelope::Metadata
+        && let Some(body) = whole
+        && let Some(body) = with_metadata(answer.headers(), &body, false, telling, None)
+    {
+        let headers = answer.headers_mut();
+        OF_THE_BODY.iter().for_each(|name| drop(headers.remove(name)));
+        headers.insert(header::CONTENT_LENGTH, body.len().into());
+        *answer.body_mut() = ResponseBody::whole(body, None);
+    }
+    answer
+}
+
+/// The remembered answer.
+pub(super) fn replay<B>(record: Record, policy: &Policy, telling: &mut Telling) -> Response<ResponseBody<B>> {
+    let mut headers = record.headers;
+    let mut status = record.status;
+    let body = match record.body {
+        RecordBody::Whole(body) => body,
+        RecordBody::Digest { length, sha256 } => {
+            OF_THE_BODY.iter().for_each(|name| drop(headers.remove(name)));
+            headers.remove(header::CONTENT_ENCODING);
+            headers.remove(header::CONTENT_RANGE);
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            headers.insert(BODY, HeaderValue::from_static("digest"));
+            status = policy.digest_status.unwrap_or(status);
+            let hex: String = sha256.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("{{\"length\":{length},\"sha256\":\"{hex}\"}}").into()
+        }
+        RecordBody::None => Bytes::new(),
+    };
+    if !policy.replay_headers.is_empty() {
+        let time = rfc3339(record.requested_at_ms);
+        for (name, value) in &policy.replay_headers {
+            headers.insert(name, value.fill(telling.request_id(), &time));
+        }
+    }
+    if let Some(origin) = &telling.origin {
+        headers.remove(header::ACCESS_CONTROL_EXPOSE_HEADERS);
+        cors::allow(&mut headers, origin, exposed(policy));
+    }
+    let mut body = body;
+    if policy.envelope == Envelope::Metadata
+        && let Some(spliced) = with_metadata(&headers, &body, true, telling, Some(record.requested_at_ms))
+    {
+        OF_THE_BODY.iter().for_each(|name| drop(headers.remove(name)));
+        body = spliced;
+    }
+    if !matches!(status.as_u16(), 100..=199 | 204 | 304) {
+        headers.insert(header::CONTENT_LENGTH, body.len().into());
+    }
+    let mut answer = Response::new(ResponseBody::whole(body, Some(record.trailers)));
+    *answer.status_mut() = status;
+    *answer.headers_mut() = headers;
+    answer
+}
+
+/// A refusal as an RFC 9457 problem. `key` is masked here.
+pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Response<ResponseBody<B>> {
+    let mut telling = Telling { requested_at_ms: crate::time::now_ms(), request_id: None, origin: None };
+    refuse(refusal, policy, &mask(key), &mut telling)
+}
+
+pub(super) fn refuse<B>(
+    refusal: &Refusal, policy: &Policy, masked: &str, telling: &mut Telling,
+) -> Response<ResponseBody<B>> {
+    let (reason, status) = (refusal.reason, policy.status_of(refusal.reason));
+    let (name, title) = (reason.name(), string(reason.title()));
+    let (code, detail) = (status.as_u16(), string(&refusal.detail));
+    let mut body = format!(
+        "{{\"type\":\"/.well-known/idempotency#{name}\",\"title\":{title},\"status\":{code},\"detail\":{detail}"
+    );
+    if !masked.is_empty() {
+        body.push_str(&format!(",\"key\":{}", string(masked)));
+    }
+    if policy.envelope == Envelope::Metadata {
+        let code = name.replace('-', "_").to_uppercase();
+        let time = rfc3339(telling.requested_at_ms);
+        let id = string(telling.request_id());
+        body.push_str(&format!(
+            ",\"success\":false,\"error\":{{\"code\":\"{code}\",\"message\":{detail}}},\
+             \"metadata\":{{\"timestamp\":\"{time}\",\"requestId\":{id}}}"
+        ));
+    }
+    body.push('}');
+    let mut answer = Response::new(ResponseBody::whole(body, None));
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(after) = refusal.retry_after {
+        headers
+            .insert(header::RETRY_AFTER, after.as_millis().div_ceil(1000).max(1).to_string().parse().expect("digits"));
+    }
+    if reason.links_to_contract() {
+        headers.insert(
+            header::LINK,
+            HeaderValue::from_static("</.well-known/idempotency>; rel=\"describedby\"; type=\"text/html\""),
+        );
+    }
+    if let Some(origin) = &telling.origin {
+        cors::allow(headers, origin, exposed(policy));
+    }
+    answer
+}
+
+/// An answer for something that is no refusal of the table.
+pub(super) fn plain<B>(status: StatusCode, detail: &str, origin: Option<&HeaderValue>) -> Response<ResponseBody<B>> {
+    let title = status.canonical_reason().unwrap_or("Error");
+    let body = format!(
+        "{{\"type\":\"about:blank\",\"title\":{},\"status\":{},\"detail\":{}}}",
+        string(title),
+        status.as_u16(),
+        string(detail)
+    );
+    let mut answer = Response::new(ResponseBody::whole(body, None));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    if let Some(origin) = origin {
+        cors::allow(answer.headers_mut(), origin, [].into_iter());
+    }
+    answer
+}
+
+/// The headers of answers that a script may want to read.
+fn exposed(policy: &Policy) -> impl Iterator<Item = HeaderName> {
+    let own = [STORED, GUARANTEE, BODY, header::RETRY_AFTER, header::LINK];
+    let told = policy.first_headers.iter().chain(&policy.replay_headers).map(|(name, _)| name.clone());
+    own.into_iter().chain(told).collect::<Vec<_>>().into_iter()
+}
+
+/// The body with its member `metadata` set, if it is a JSON object.
+fn with_metadata(
+    headers: &HeaderMap, body: &Bytes, cached: bool, telling: &mut Telling, original_ms: Option<u64>,
+) -> Option<Bytes> {
+    let content_type = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    if Kind::of(content_type) != Kind::Json || headers.contains_key(header::CONTENT_ENCODING) {
+        return None;
+    }
+    let (time, id) = (rfc3339(telling.requested_at_ms), string(telling.request_id()));
+    let original = original_ms.map(|ms| format!(",\"originalTimestamp\":\"{}\"", rfc3339(ms))).unwrap_or_default();
+    let metadata = format!("{{\"cached\":{cached}{original},\"timestamp\":\"{time}\",\"requestId\":{id}}}");
+    json::splice_member(body, "metadata", metadata.as_bytes()).map(Bytes::from)
+}
+
+/// `{"success":true,"data":…}`: what an app answers under the envelope; `metadata` is added on the way out.
+///
+/// `data` must be JSON.
+pub fn success_answer(data: &str) -> String {
+    format!("{{\"success\":true,\"data\":{data}}}")
+}
+
+/// `{"success":false,"error":{…}}`: the same for a failure.
+pub fn error_answer(code: &str, message: &str) -> String {
+    format!("{{\"success\":false,\"error\":{{\"code\":{},\"message\":{}}}}}", string(code), string(message))
+}
+
+/// A JSON string.
+fn string(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for character in text.chars() {
+        match character {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            control if control < ' ' => out.push_str(&format!("\\u{:04x}", control as u32)),
+            other => out.push(other),
+        }
+    }
+    out.push('"');
+    out
+}

@@ -1,0 +1,212 @@
+//! The bodies that the layer hands on: untouched, whole, or streamed with its end held back.
+
+use std::{
+    error::Error,
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes};
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tokio::sync::mpsc;
+
+/// Any error of an inner body.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+pin_project! {
+    /// The body of a request towards the inner service.
+    #[derive(Debug)]
+    pub struct RequestBody<B> {
+        first: Option<Bytes>,
+        #[pin]
+        untouched: Option<B>,
+        rest: Option<Pin<Box<B>>>,
+        trailers: Option<HeaderMap>,
+    }
+}
+
+impl<B> RequestBody<B> {
+    /// Nothing was read of it.
+    pub fn untouched(body: B) -> Self {
+        Self { first: None, untouched: Some(body), rest: None, trailers: None }
+    }
+
+    /// All of it was read.
+    pub fn whole(body: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self { first: Some(body).filter(|body| !body.is_empty()), untouched: None, rest: None, trailers }
+    }
+
+    /// Its beginning was read.
+    pub fn begun(first: Bytes, rest: Pin<Box<B>>) -> Self {
+        let first = Some(first).filter(|first| !first.is_empty());
+        Self { first, untouched: None, rest: Some(rest), trailers: None }
+    }
+}
+
+impl<B> RequestBody<B> {
+    fn unread(&self) -> Option<&B> {
+        self.untouched.as_ref().or_else(|| self.rest.as_deref())
+    }
+}
+
+impl<B> Default for RequestBody<B> {
+    fn default() -> Self {
+        Self::whole(Bytes::new(), None)
+    }
+}
+
+impl<B> Body for RequestBody<B>
+where
+    B: Body<Data: Buf, Error: Into<BoxError>>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.project();
+        if let Some(first) = this.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        if let Some(body) = this.untouched.as_pin_mut() {
+            return poll_inner(body, cx);
+        }
+        if let Some(rest) = this.rest {
+            return poll_inner(rest.as_mut(), cx);
+        }
+        Poll::Ready(this.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.trailers.is_none() && self.unread().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let first = self.first.as_ref().map_or(0, |first| first.len() as u64);
+        let rest = self.unread().map_or(SizeHint::with_exact(0), Body::size_hint);
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower() + first);
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper + first);
+        }
+        hint
+    }
+}
+
+pin_project! {
+    /// The body of an answer.
+    #[derive(Debug)]
+    pub struct ResponseBody<B> {
+        #[pin]
+        inner: Inner<B>,
+    }
+}
+
+pin_project! {
+    #[project = InnerProject]
+    #[derive(Debug)]
+    enum Inner<B> {
+        Untouched { #[pin] body: B },
+        Whole { data: Option<Bytes>, trailers: Option<HeaderMap> },
+        Streamed { pieces: mpsc::Receiver<Piece>, ended: bool, left: Option<u64> },
+    }
+}
+
+/// Of a streamed answer. If the channel closes before its end, the client must see a broken answer.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    Data(Bytes),
+    Trailers(HeaderMap),
+    End,
+}
+
+/// An answer that broke off: its end was lost, or must not be seen.
+#[derive(Debug, Clone, Copy)]
+pub struct BrokenOff;
+
+impl<B> ResponseBody<B> {
+    pub(crate) fn untouched(body: B) -> Self {
+        Self { inner: Inner::Untouched { body } }
+    }
+
+    /// A body that is all there.
+    pub fn whole(data: impl Into<Bytes>, trailers: Option<HeaderMap>) -> Self {
+        let data = Some(data.into()).filter(|data: &Bytes| !data.is_empty());
+        Self { inner: Inner::Whole { data, trailers: trailers.filter(|trailers| !trailers.is_empty()) } }
+    }
+
+    pub(crate) fn streamed(pieces: mpsc::Receiver<Piece>, length: Option<u64>) -> Self {
+        Self { inner: Inner::Streamed { pieces, ended: false, left: length } }
+    }
+}
+
+impl<B> Body for ResponseBody<B>
+where
+    B: Body<Data: Buf, Error: Into<BoxError>>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self.project().inner.project() {
+            InnerProject::Untouched { body } => poll_inner(body, cx),
+            InnerProject::Whole { data, trailers } => {
+                let data = data.take().map(Frame::data);
+                Poll::Ready(data.or_else(|| trailers.take().map(Frame::trailers)).map(Ok))
+            }
+            InnerProject::Streamed { ended: true, .. } => Poll::Ready(None),
+            InnerProject::Streamed { pieces, ended, left } => Poll::Ready(match ready!(pieces.poll_recv(cx)) {
+                Some(Piece::Data(data)) => {
+                    *left = left.map(|left| left.saturating_sub(data.len() as u64));
+                    Some(Ok(Frame::data(data)))
+                }
+                Some(Piece::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
+                Some(Piece::End) => {
+                    *ended = true;
+                    None
+                }
+                None => {
+                    *ended = true;
+                    Some(Err(BrokenOff.into()))
+                }
+            }),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.inner {
+            Inner::Untouched { body } => body.is_end_stream(),
+            Inner::Whole { data, trailers } => data.is_none() && trailers.is_none(),
+            Inner::Streamed { ended, .. } => *ended,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.inner {
+            Inner::Untouched { body } => body.size_hint(),
+            Inner::Whole { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
+            Inner::Streamed { left, .. } => left.map_or_else(SizeHint::default, SizeHint::with_exact),
+        }
+    }
+}
+
+fn poll_inner<B>(body: Pin<&mut B>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>>
+where
+    B: Body<Data: Buf, Error: Into<BoxError>>,
+{
+    let frame = ready!(body.poll_frame(cx));
+    Poll::Ready(frame.map(|frame| match frame {
+        Ok(frame) => Ok(frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))),
+        Err(error) => Err(error.into()),
+    }))
+}
+
+impl fmt::Display for BrokenOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the answer broke off")
+    }
+}
+
+impl Error for BrokenOff {}

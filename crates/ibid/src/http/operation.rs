@@ -1,0 +1,249 @@
+//! One HTTP request as the engine's operation: calls the inner service, reads its reply, says how it ended.
+
+use std::{
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+};
+
+use bytes::{Buf, Bytes};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header, request::Parts};
+use http_body::Body;
+use tokio::time::{Instant, timeout};
+use tower_service::Service;
+
+use super::{
+    Fate, Grant, Route,
+    answer::{self, Telling},
+    body::{BoxError, RequestBody, ResponseBody},
+    budget::Reserved,
+    future::Side,
+    reply::{self, Meaning, Read, Stream, Tail},
+};
+use crate::{
+    engine::{Ended, Operation, ParkedBy, Probed},
+    record::RecordBody,
+    refusal::{Reason, Refusal},
+    store::Lease,
+};
+
+const ATTEMPT: HeaderName = HeaderName::from_static("ibid-attempt");
+const FENCE: HeaderName = HeaderName::from_static("ibid-fence");
+
+/// What the client gets of a run.
+pub(super) enum Answer<B> {
+    /// All of it, undecorated; with the bytes again for the envelope.
+    Whole(Response<ResponseBody<B>>, Bytes),
+    /// Its end: the rest is on the way already.
+    Tail(Tail),
+    /// A refusal after the fact.
+    Refused(Refusal),
+    /// The handler panicked.
+    Panicked,
+}
+
+pub(super) struct HttpOperation<S, B, RB> {
+    pub(super) inner: S,
+    /// Taken by the run.
+    pub(super) request: Option<(Parts, Bytes, Option<HeaderMap>)>,
+    pub(super) key: String,
+    pub(super) route: Arc<Route>,
+    pub(super) side: Arc<Side<RB>>,
+    pub(super) telling: Telling,
+    pub(super) buffers: Reserved,
+    pub(super) ran: Arc<super::service::Ran>,
+    pub(super) _body: std::marker::PhantomData<fn(B)>,
+}
+
+impl<S, B, RB> Operation for HttpOperation<S, B, RB>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send> + Clone + Send,
+    S::Error: Into<BoxError> + Send,
+    B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send,
+    RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+{
+    type Answer = Answer<RB>;
+
+    async fn run(&mut self, lease: Option<&Lease>) -> Ended<Answer<RB>> {
+        let started = Instant::now();
+        let request = self.prepare(lease);
+        let policy = &self.route.policy;
+        let called = timeout(policy.timeout, catching(self.inner.call(request)));
+        let ended = match called.await {
+            Err(_) => park(Reason::UpstreamTimeout, "no answer came in time"),
+            Ok(None) => Ended::Park(Answer::Panicked, ParkedBy::Answer),
+            Ok(Some(Err(error))) => park(Reason::UpstreamLost, &lost(&error.into())),
+            Ok(Some(Ok(response))) => self.ended(response, started).await,
+        };
+        self.ran.set(started.elapsed(), lease.map(|lease| lease.attempt));
+        ended
+    }
+
+    async fn probe(&mut self) -> Probed {
+        let started = Instant::now();
+        let Some(request) = self.probe_request() else { return Probed::Unclear };
+        let policy = &self.route.policy;
+        let mut inner = self.inner.clone();
+        let asked = timeout(policy.timeout, async move {
+            poll_fn(|cx| inner.poll_ready(cx)).await.ok()?;
+            let response = catching(inner.call(request)).await?.ok()?;
+            if response.extensions().get::<Fate>().is_some() {
+                return None;
+            }
+            let (parts, body) = response.into_parts();
+            let read = reply::read(&mut Box::pin(body), policy.max_response, false).await.ok()?;
+            Some((parts, read))
+        });
+        match asked.await {
+            Ok(Some((parts, Read::Whole(body, trailers)))) if parts.status.is_success() => {
+                let body = RecordBody::Whole(body);
+                let requested = self.telling.requested_at_ms;
+                Probed::Happened(reply::complete(policy, &parts, body, trailers.as_ref(), requested, started))
+            }
+            Ok(Some((parts, _))) if parts.status == StatusCode::NOT_FOUND => Probed::DidNotHappen,
+            _ => Probed::Unclear,
+        }
+    }
+}
+
+impl<S, B, RB> HttpOperation<S, B, RB>
+where
+    RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
+{
+    /// The request as the inner service gets it.
+    fn prepare(&mut self, lease: Option<&Lease>) -> Request<RequestBody<B>> {
+        let (mut parts, body, trailers) = self.request.take().expect("an operation runs once");
+        // What is stored must suit every client that may ask for it later.
+        parts.headers.remove(header::ACCEPT_ENCODING);
+        parts.headers.remove(header::EXPECT);
+        if trailers.is_none() && parts.headers.remove(header::TRANSFER_ENCODING).is_some() {
+            parts.headers.insert(header::CONTENT_LENGTH, body.len().into());
+        }
+        if let Some(lease) = lease {
+            parts.headers.insert(ATTEMPT, lease.attempt.into());
+            parts.headers.insert(FENCE, lease.fence.0.into());
+            parts.extensions.insert(Grant { attempt: lease.attempt, fence: lease.fence.0 });
+        }
+        Request::from_parts(parts, RequestBody::whole(body, trailers))
+    }
+
+    /// A probe carries the caller's headers, because it asks in the caller's name.
+    fn probe_request(&self) -> Option<Request<RequestBody<B>>> {
+        let probe = self.route.policy.resolve.as_ref()?;
+        let (parts, _, _) = self.request.as_ref()?;
+        let mut uri = parts.uri.clone().into_parts();
+        uri.path_and_query = Some(probe.target(&self.key).parse().ok()?);
+        let mut request = Request::new(RequestBody::default());
+        *request.method_mut() = probe.method().clone();
+        *request.uri_mut() = Uri::from_parts(uri).ok()?;
+        *request.version_mut() = parts.version;
+        *request.extensions_mut() = parts.extensions.clone();
+        let about_body = |name: &HeaderName| {
+            name.as_str().starts_with("content-") || matches!(name.as_str(), "transfer-encoding" | "expect" | "trailer")
+        };
+        for (name, value) in parts.headers.iter().filter(|(name, _)| !about_body(name)) {
+            request.headers_mut().append(name, value.clone());
+        }
+        request.headers_mut().remove(header::ACCEPT_ENCODING);
+        Some(request)
+    }
+
+    /// What a reply means, once all of it has been read.
+    async fn ended(&mut self, response: Response<RB>, started: Instant) -> Ended<Answer<RB>> {
+        match response.extensions().get::<Fate>() {
+            Some(Fate::NotStarted(why)) => {
+                return Ended::NotStarted(Refusal::new(Reason::UpstreamUnreachable, why.clone()));
+            }
+            Some(Fate::Lost(why)) => return park(Reason::UpstreamLost, why),
+            None if response.status().is_informational() => {
+                return park(Reason::UpstreamLost, "the app answered with an upgrade that was not asked for");
+            }
+            None => {}
+        }
+        let route = self.route.clone();
+        let policy = &route.policy;
+        let (parts, body) = response.into_parts();
+        let mut body = Box::pin(body);
+        let live = is_event_stream(&parts.headers);
+        let left = policy.timeout.saturating_sub(started.elapsed());
+        let (parts, record, trailers, answer) =
+            match timeout(left, reply::read(&mut body, policy.max_response, live)).await {
+                Err(_) => return park(Reason::UpstreamTimeout, "the app's answer did not end in time"),
+                Ok(Err(error)) => return park(Reason::UpstreamLost, &lost(&error)),
+                Ok(Ok(Read::Whole(whole, trailers))) => {
+                    self.buffers.count(whole.len() as u64);
+                    let answer = ResponseBody::whole(whole.clone(), trailers.clone());
+                    let mut head = Response::new(answer);
+                    *head.status_mut() = parts.status;
+                    *head.version_mut() = parts.version;
+                    *head.headers_mut() = parts.headers.clone();
+                    (parts, RecordBody::Whole(whole.clone()), trailers, Answer::Whole(head, whole))
+                }
+                Ok(Ok(Read::TooLong(begun))) => match self.stream(&parts, begun, &mut body).await {
+                    Err(by) => return park_by(by),
+                    Ok((record, tail)) => (parts, record, tail.trailers().cloned(), Answer::Tail(tail)),
+                },
+            };
+        match reply::meaning(policy, parts.status) {
+            Meaning::Remember => {
+                let requested = self.telling.requested_at_ms;
+                let complete = reply::complete(policy, &parts, record, trailers.as_ref(), requested, started);
+                Ended::Complete(answer, complete)
+            }
+            Meaning::Release => Ended::Release(answer),
+            Meaning::Unknown => Ended::Park(answer, ParkedBy::Answer),
+        }
+    }
+
+    /// Answers while the reply is still coming.
+    async fn stream(
+        &mut self, parts: &http::response::Parts, begun: Bytes, body: &mut Pin<Box<RB>>,
+    ) -> Result<(RecordBody, Tail), ParkedBy> {
+        let (mut stream, pieces) = Stream::new(&self.route.policy);
+        let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let mut head = Response::new(ResponseBody::streamed(pieces, length));
+        *head.status_mut() = parts.status;
+        *head.headers_mut() = parts.headers.clone();
+        let head = answer::first(head, None, &self.route.policy, None, &mut self.telling);
+        self.side.answer_early(head);
+        // Lets the one who polls this hand the head on and put the rest into a task.
+        tokio::task::yield_now().await;
+        stream.pump(begun, body).await?;
+        Ok(stream.end())
+    }
+}
+
+/// The output of a future, or `None` if it panicked.
+async fn catching<F: Future>(future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Some),
+        Err(_) => Poll::Ready(None),
+    })
+    .await
+}
+
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    let is = |value: &HeaderValue| {
+        value.as_bytes().get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
+    };
+    headers.get(header::CONTENT_TYPE).is_some_and(is)
+}
+
+fn park<B>(reason: Reason, why: &str) -> Ended<Answer<B>> {
+    let by = if reason == Reason::UpstreamTimeout { ParkedBy::Timeout } else { ParkedBy::Answer };
+    Ended::Park(Answer::Refused(Refusal::new(reason, why)), by)
+}
+
+fn park_by<B>(by: ParkedBy) -> Ended<Answer<B>> {
+    match by {
+        ParkedBy::Timeout => park(Reason::UpstreamTimeout, "the app's answer did not end in time"),
+        ParkedBy::Answer => park(Reason::UpstreamLost, "the app's answer broke off"),
+    }
+}
+
+fn lost(error: &BoxError) -> String {
+    format!("the app's answer was lost: {error}")
+}

@@ -1,0 +1,236 @@
+//! Reads the reply of the inner service and says what it means: the status part of the settle table.
+
+use std::{future::poll_fn, pin::Pin, time::Duration};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, StatusCode, header, response::Parts};
+use http_body::{Body, Frame};
+use sha2::{Digest, Sha256};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
+
+use super::body::{BoxError, Piece};
+use crate::{
+    engine::{Complete, ParkedBy},
+    policy::Policy,
+    record::{Record, RecordBody},
+    store::Outline,
+    time::now_ms,
+};
+
+/// How many frames a streamed answer may be ahead of its client.
+const AHEAD: usize = 16;
+
+/// What a complete reply means.
+pub(super) enum Meaning {
+    Remember,
+    Release,
+    Unknown,
+}
+
+/// `unknown_status` wins over `remember`.
+pub(super) fn meaning(policy: &Policy, status: StatusCode) -> Meaning {
+    if policy.unknown_status.contains(&status) {
+        Meaning::Unknown
+    } else if policy.remember.keeps(status) {
+        Meaning::Remember
+    } else {
+        Meaning::Release
+    }
+}
+
+/// As much of a body as is kept in memory.
+pub(super) enum Read {
+    /// All of it.
+    Whole(Bytes, Option<HeaderMap>),
+    /// It is longer than that; this is the beginning.
+    TooLong(Bytes),
+}
+
+/// Reads a body up to `at_most` bytes.
+pub(super) async fn read<B>(body: &mut Pin<Box<B>>, at_most: u64, live: bool) -> Result<Read, BoxError>
+where
+    B: Body<Data: Buf, Error: Into<BoxError>>,
+{
+    // Most bodies are one frame: that one is handed on as it is, without a copy.
+    let mut only = Bytes::new();
+    let mut more = BytesMut::new();
+    let mut trailers = None;
+    loop {
+        if live {
+            return Ok(Read::TooLong(only));
+        }
+        let Some(frame) = next(body).await else { break };
+        match frame?.into_data() {
+            Ok(data) if only.is_empty() && more.is_empty() => only = data,
+            Ok(data) => {
+                if more.is_empty() {
+                    more.reserve(only.len() + data.len());
+                    more.extend_from_slice(&only);
+                }
+                more.extend_from_slice(&data);
+            }
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
+        if only.len().max(more.len()) as u64 > at_most {
+            return Ok(Read::TooLong(if more.is_empty() { only } else { more.freeze() }));
+        }
+    }
+    Ok(Read::Whole(if more.is_empty() { only } else { more.freeze() }, trailers))
+}
+
+pub(super) async fn next<B>(body: &mut Pin<Box<B>>) -> Option<Result<Frame<Bytes>, BoxError>>
+where
+    B: Body<Data: Buf, Error: Into<BoxError>>,
+{
+    let frame = poll_fn(|cx| body.as_mut().poll_frame(cx)).await?;
+    Some(frame.map(|frame| frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))).map_err(Into::into))
+}
+
+/// A reply that goes to its client while it is still coming, its last frame held back.
+pub(super) struct Stream {
+    /// `None` once the client has stalled or left; the rest is read all the same.
+    client: Option<mpsc::Sender<Piece>>,
+    hash: Sha256,
+    length: u64,
+    /// Everything, while it is short enough to be kept.
+    kept: Option<BytesMut>,
+    at_most: u64,
+    /// Not sent on before the next one is there.
+    last: Option<Bytes>,
+    trailers: Option<HeaderMap>,
+    patience: Duration,
+}
+
+/// The end of a streamed answer: sent once the answer is recorded. Dropped, the client sees a broken answer.
+pub(super) struct Tail {
+    client: Option<mpsc::Sender<Piece>>,
+    last: Option<Bytes>,
+    trailers: Option<HeaderMap>,
+}
+
+impl Stream {
+    pub(super) fn new(policy: &Policy) -> (Self, mpsc::Receiver<Piece>) {
+        let (client, pieces) = mpsc::channel(AHEAD);
+        let stream = Self {
+            client: Some(client),
+            hash: Sha256::new(),
+            length: 0,
+            kept: Some(BytesMut::new()),
+            at_most: policy.max_response,
+            last: None,
+            trailers: None,
+            patience: policy.timeout,
+        };
+        (stream, pieces)
+    }
+
+    /// Reads the reply to its end. `Err` says why its end is unknown.
+    pub(super) async fn pump<B>(&mut self, begun: Bytes, body: &mut Pin<Box<B>>) -> Result<(), ParkedBy>
+    where
+        B: Body<Data: Buf, Error: Into<BoxError>>,
+    {
+        self.push(begun).await;
+        loop {
+            match timeout(self.patience, next(body)).await {
+                Err(_) => return Err(ParkedBy::Timeout),
+                Ok(Some(Err(_))) => return Err(ParkedBy::Answer),
+                Ok(None) => return Ok(()),
+                Ok(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => self.push(data).await,
+                    Err(frame) => self.trailers = frame.into_trailers().ok(),
+                },
+            }
+        }
+    }
+
+    async fn push(&mut self, data: Bytes) {
+        if data.is_empty() {
+            return;
+        }
+        self.hash.update(&data);
+        self.length += data.len() as u64;
+        if self.length > self.at_most {
+            self.kept = None;
+        } else if let Some(kept) = &mut self.kept {
+            kept.extend_from_slice(&data);
+        }
+        if let (Some(ready), Some(client)) = (self.last.replace(data), &self.client)
+            && !matches!(timeout(self.patience, client.send(Piece::Data(ready))).await, Ok(Ok(())))
+        {
+            self.client = None;
+        }
+    }
+
+    pub(super) fn end(self) -> (RecordBody, Tail) {
+        let body = match self.kept {
+            Some(kept) => RecordBody::Whole(kept.freeze()),
+            None => RecordBody::Digest { length: self.length, sha256: self.hash.finalize().into() },
+        };
+        (body, Tail { client: self.client, last: self.last, trailers: self.trailers })
+    }
+}
+
+impl Tail {
+    pub(super) fn trailers(&self) -> Option<&HeaderMap> {
+        self.trailers.as_ref()
+    }
+
+    pub(super) async fn send(self) {
+        let Some(client) = self.client else { return };
+        let pieces = [self.last.map(Piece::Data), self.trailers.map(Piece::Trailers), Some(Piece::End)];
+        for piece in pieces.into_iter().flatten() {
+            if client.send(piece).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// What is remembered of a reply.
+pub(super) fn complete(
+    policy: &Policy, parts: &Parts, body: RecordBody, trailers: Option<&HeaderMap>, requested_at_ms: u64,
+    started: Instant,
+) -> Complete {
+    let mut headers = parts.headers.clone();
+    let body = if policy.remember_body { body } else { RecordBody::None };
+    forget_headers(policy, &mut headers);
+    if body == RecordBody::None {
+        let of_body: Vec<_> = headers.keys().filter(|name| name.as_str().starts_with("content-")).cloned().collect();
+        of_body.iter().chain([&header::ETAG]).for_each(|name| drop(headers.remove(name)));
+    }
+    let completed_at_ms = now_ms();
+    let trailers = if policy.remember_body { trailers.cloned().unwrap_or_default() } else { HeaderMap::new() };
+    let record = Record { status: parts.status, requested_at_ms, completed_at_ms, headers, body, trailers };
+    Complete {
+        failed: parts.status.is_client_error() || parts.status.is_server_error(),
+        record: record.encode(),
+        outline: Outline { status: parts.status.as_u16(), requested_at_ms, completed_at_ms, took: started.elapsed() },
+    }
+}
+
+/// Removes what is never stored.
+fn forget_headers(policy: &Policy, headers: &mut HeaderMap) {
+    const NEVER: [HeaderName; 12] = [
+        header::SET_COOKIE,
+        header::DATE,
+        header::CONTENT_LENGTH,
+        header::CONNECTION,
+        HeaderName::from_static("keep-alive"),
+        HeaderName::from_static("proxy-connection"),
+        header::PROXY_AUTHENTICATE,
+        header::PROXY_AUTHORIZATION,
+        header::TE,
+        header::TRAILER,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+    ];
+    if headers.contains_key(header::CONNECTION) {
+        let named: Vec<_> = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok()).collect();
+        let named: Vec<_> = named.join(",").split(',').map(|name| name.trim().to_ascii_lowercase()).collect();
+        named.iter().for_each(|name| drop(headers.remove(name.as_str())));
+    }
+    NEVER.iter().chain(&policy.drop_headers).for_each(|name| drop(headers.remove(name)));
+}

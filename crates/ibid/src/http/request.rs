@@ -1,0 +1,308 @@
+//! Judges a covered request before anything is read or claimed: its key, whose it is, and whether it can be read in
+//! only one way.
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header, request::Parts};
+use sha2::{Digest, Sha256};
+
+use super::{Peer, Route, Shared, ambiguity};
+use crate::{
+    fingerprint::{Kind, json},
+    key::{KeyFormat, KeySource, extract_key, mask},
+    label,
+    policy::{LabelKey, OnMismatch, Policy},
+    refusal::{Reason, Refusal},
+    scope::{Caller, Claims, Scope, ScopePart},
+    store::{Ask, Fingerprint, Tags, Token},
+};
+
+/// What became of a covered request's head.
+pub(super) enum Judged {
+    /// No key and none required: passes through.
+    Keyless,
+    Refused(Refusal, String),
+    Keyed(Keyed),
+}
+
+/// A request that will be claimed.
+pub(super) struct Keyed {
+    /// `None` while it has to come from the body.
+    key: Option<String>,
+    scope: Scope,
+    tenant: String,
+    user: String,
+}
+
+/// Reads key and scope from the head.
+pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
+    let policy = &route.policy;
+    let key = match key_from_head(policy, parts) {
+        Ok(key) => key,
+        Err(refusal) => return Judged::Refused(refusal, String::new()),
+    };
+    let masked = || key.as_deref().map(mask).unwrap_or_default();
+    if key.is_none() && !may_have_key_in_body(policy, &parts.headers) {
+        if policy.key.required {
+            return Judged::Refused(key_missing(policy), String::new());
+        }
+        return match ambiguity::check(policy, &parts.headers) {
+            Ok(()) => Judged::Keyless,
+            Err(refusal) => Judged::Refused(refusal, String::new()),
+        };
+    }
+    let caller = Caller {
+        method: &parts.method,
+        uri: &parts.uri,
+        headers: &parts.headers,
+        peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
+        claims: parts.extensions.get::<Claims>(),
+        route: &route.name,
+        trusted: &shared.settings.trusted,
+    };
+    let judged = Scope::of(&policy.scope, &caller).and_then(|scope| {
+        ambiguity::check(policy, &parts.headers)?;
+        if parts.headers.contains_key(header::UPGRADE) {
+            let detail = "a request with an idempotency key cannot upgrade its connection; send it without Upgrade";
+            return Err(Refusal::new(Reason::RequestAmbiguous, detail));
+        }
+        if let Some(length) = content_length(&parts.headers) {
+            check_length(policy, length)?;
+        }
+        Ok(scope)
+    });
+    match judged {
+        Err(refusal) => Judged::Refused(refusal, masked()),
+        Ok(scope) => {
+            let (tenant, user) = tags(policy, &caller, key.as_deref());
+            Judged::Keyed(Keyed { key, scope, tenant, user })
+        }
+    }
+}
+
+impl Keyed {
+    /// The key, masked; empty while it has to come from the body.
+    pub(super) fn masked(&self) -> String {
+        self.key.as_deref().map(mask).unwrap_or_default()
+    }
+
+    /// With the body at hand: the claim to make. `None` if there is no key after all and none is required.
+    pub(super) fn ask(
+        mut self, shared: &Shared, route: &Route, parts: &Parts, body: &[u8], requested_at_ms: u64,
+    ) -> Result<Option<(Ask, String)>, Refusal> {
+        let policy = &route.policy;
+        let fingerprint = Fingerprint::of(policy, &parts.method, &parts.uri, &parts.headers, body);
+        let key = match self.key.take() {
+            Some(key) => key,
+            None => match key_from_body(policy, &parts.headers, body, &fingerprint)? {
+                Some(key) => key,
+                None if policy.key.required => return Err(key_missing(policy)),
+                None => return Ok(None),
+            },
+        };
+        let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
+        let address = self.scope.address(&key, own_entry, shared.settings.secret.as_ref());
+        let shown = match policy.label.key {
+            LabelKey::Clear => key.clone(),
+            LabelKey::Masked => mask(&key),
+        };
+        let named;
+        let endpoint = if route.name.is_empty() {
+            named = format!("{} {}", parts.method, parts.uri.path());
+            &named
+        } else {
+            &route.name
+        };
+        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0.to_string()).unwrap_or_default();
+        let agent = parts.headers.get(header::USER_AGENT).map(|agent| agent.as_bytes()).unwrap_or_default();
+        let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), peer.as_bytes(), agent];
+        let ask = Ask {
+            address,
+            token: Token::mint(),
+            fingerprint,
+            tags: Tags::new(&self.tenant, &self.user, endpoint, &shown),
+            label: label::encode(requested_at_ms, told),
+            hold: policy.lease,
+            keep: policy.ttl,
+            over: None,
+        };
+        Ok(Some((ask, key)))
+    }
+}
+
+fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<String>, Refusal> {
+    for source in &policy.key.from {
+        let found = match source {
+            KeySource::Header(name) => {
+                let mut values = parts.headers.get_all(name).iter();
+                let first = values.next();
+                if values.next().is_some() {
+                    return Err(invalid(format!("the header {name} is sent more than once; send one key")));
+                }
+                first.map(|value| extract_key(value.as_bytes()).map_err(invalid)).transpose()?
+            }
+            KeySource::Query(name) => key_from_query(parts.uri.query().unwrap_or_default(), name)?,
+            // What stands behind it in the list is only looked at once the body is there.
+            KeySource::Json(_) | KeySource::Body => return Ok(None),
+        };
+        if let Some(key) = found {
+            return checked(policy, key).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+fn key_from_query(query: &str, name: &str) -> Result<Option<String>, Refusal> {
+    let mut found = None;
+    for pair in query.split('&') {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        if decoded(key).as_deref() != Some(name.as_bytes()) {
+            continue;
+        }
+        let bytes = decoded(value).ok_or_else(|| invalid(format!("the parameter {name} has a broken % escape")))?;
+        if found.replace(bytes).is_some() {
+            return Err(invalid(format!("the parameter {name} is sent more than once; send one key")));
+        }
+    }
+    found.map(plain).transpose()
+}
+
+fn decoded(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = text.bytes();
+    let mut out = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'%' => {
+                let digits = [bytes.next()?, bytes.next()?];
+                let digit = |byte: u8| char::from(byte).to_digit(16);
+                u8::try_from(digit(digits[0])? * 16 + digit(digits[1])?).ok()?
+            }
+            b'+' => b' ',
+            byte => byte,
+        });
+    }
+    Some(out)
+}
+
+fn may_have_key_in_body(policy: &Policy, headers: &HeaderMap) -> bool {
+    policy.key.from.iter().any(|source| match source {
+        KeySource::Json(_) => body_kind(headers) == Kind::Json,
+        KeySource::Body => true,
+        KeySource::Header(_) | KeySource::Query(_) => false,
+    })
+}
+
+/// The sources from the first that needs the body on.
+fn key_from_body(
+    policy: &Policy, headers: &HeaderMap, body: &[u8], fingerprint: &Fingerprint,
+) -> Result<Option<String>, Refusal> {
+    for source in &policy.key.from {
+        match source {
+            KeySource::Json(pointer) if body_kind(headers) == Kind::Json => match json::find(body, pointer) {
+                Some(json::Found::String(key)) => {
+                    return checked(policy, plain(key.into_owned().into_bytes())?).map(Some);
+                }
+                Some(json::Found::Number(key)) => return checked(policy, key.to_owned()).map(Some),
+                Some(json::Found::Unusable) => {
+                    return Err(invalid(format!("the value at {pointer} is neither a string nor a number")));
+                }
+                Some(json::Found::Absent) | None => {}
+            },
+            KeySource::Body => return Ok(Some(hex(&fingerprint.digest))),
+            KeySource::Header(name) => {
+                if let Some(value) = headers.get(name) {
+                    return checked(policy, extract_key(value.as_bytes()).map_err(invalid)?).map(Some);
+                }
+            }
+            KeySource::Json(_) | KeySource::Query(_) => {}
+        }
+    }
+    Ok(None)
+}
+
+/// A key that did not come as a header's value: the same rules, without quotes.
+fn plain(bytes: Vec<u8>) -> Result<String, Refusal> {
+    if bytes.is_empty() {
+        return Err(invalid("the key is empty"));
+    }
+    match bytes.iter().find(|byte| !(0x21..=0x7e).contains(*byte)) {
+        None => Ok(String::from_utf8(bytes).expect("just seen to be ASCII")),
+        Some(byte) => Err(invalid(format!("the key has the byte {byte:#04x}; only visible ASCII is allowed"))),
+    }
+}
+
+fn checked(policy: &Policy, mut key: String) -> Result<String, Refusal> {
+    if key.len() > policy.key.max_length {
+        let detail = format!("the key has {} characters; at most {} are allowed", key.len(), policy.key.max_length);
+        return Err(invalid(detail));
+    }
+    policy.key.format.check(&key).map_err(invalid)?;
+    if policy.key.format.lowers() {
+        key.make_ascii_lowercase();
+    }
+    Ok(key)
+}
+
+fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&str>) -> (String, String) {
+    let mut who = policy.scope.iter().filter(|part| {
+        matches!(part, ScopePart::Credential | ScopePart::Cookie(_) | ScopePart::Header(_) | ScopePart::Jwt(_))
+    });
+    let tenant = policy.label.tenant.as_ref().or_else(|| who.next());
+    let user = policy.label.user.as_ref().or_else(|| who.next());
+    let tag = |part: Option<&ScopePart>| part.map(|part| tag(part, caller)).unwrap_or_default();
+    let mut user = tag(user);
+    if user.is_empty()
+        && policy.key.format == KeyFormat::Operation
+        && let Some((owner, _)) = key.and_then(|key| key.split_once(':'))
+    {
+        user = owner.to_owned();
+    }
+    (tag(tenant), user)
+}
+
+/// What operators see of a part. Secrets only as the beginning of their hash.
+fn tag(part: &ScopePart, caller: &Caller<'_>) -> String {
+    let Ok(value) = part.value(caller) else { return String::new() };
+    match part {
+        _ if value.is_empty() => String::new(),
+        ScopePart::Credential | ScopePart::Cookie(_) => hex(&Sha256::digest(&value)[..6]),
+        _ => String::from_utf8_lossy(&value).into_owned(),
+    }
+}
+
+pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+pub(super) fn check_length(policy: &Policy, length: u64) -> Result<(), Refusal> {
+    if length <= policy.max_request {
+        return Ok(());
+    }
+    let detail = format!("the body is larger than {} bytes, the most that this route protects", policy.max_request);
+    Err(Refusal::new(Reason::BodyTooLarge, detail))
+}
+
+fn body_kind(headers: &HeaderMap) -> Kind {
+    Kind::of(headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default())
+}
+
+fn key_missing(policy: &Policy) -> Refusal {
+    let sources: Vec<_> = policy.key.from.iter().map(ToString::to_string).collect();
+    Refusal::new(Reason::KeyMissing, format!("this route needs an idempotency key in {}", sources.join(" or ")))
+}
+
+fn invalid(detail: impl Into<String>) -> Refusal {
+    Refusal::new(Reason::KeyInvalid, detail)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A body that could not be read.
+#[derive(Debug)]
+pub(super) enum Unread<B> {
+    /// It is refused. With what was read of it and the rest, for shadow mode.
+    Refused(Refusal, Bytes, B),
+    /// There is nothing to refuse: the client broke off, or was too slow.
+    Broken(StatusCode, &'static str),
+}

@@ -1,0 +1,235 @@
+//! Answers that the store could not record, kept in files until it can.
+//!
+//! A file holds one answer: written beside its place, synced, renamed, the folder synced; only then is the answer
+//! given. Claims look here first, so that a retry at this process gets the answer even while the store is away. There
+//! are few of them: while the store is down no new claim is granted, so only what was running then can end here.
+
+use std::{
+    collections::HashMap,
+    fmt, fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use parking_lot::Mutex;
+use tokio::task::spawn_blocking;
+
+use crate::{
+    store::{Address, Ask, End, Fence, Fingerprint, Finished, Lease, Outline, Tags, Token},
+    time::now_ms,
+    wire::{self, Reader},
+};
+
+const VERSION: u8 = 1;
+
+/// A folder of answers that wait for the store.
+pub struct Journal {
+    folder: PathBuf,
+    entries: Mutex<HashMap<Address, Entry>>,
+    /// Of `entries`, so that the common case costs no lock.
+    count: AtomicUsize,
+    /// Files that could not be read when it was opened; set aside, never answered from.
+    unreadable: Vec<PathBuf>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    lease: Lease,
+    failed: bool,
+    record: Bytes,
+    outline: Outline,
+    /// By the wall clock, because it outlives the process.
+    answers_until_ms: u64,
+}
+
+impl Journal {
+    /// Opens the journal in a folder, which is made if it is missing.
+    ///
+    /// # Errors
+    /// If the folder cannot be made, read or written.
+    pub fn open(folder: impl AsRef<Path>) -> io::Result<Self> {
+        let folder = folder.as_ref().to_owned();
+        fs::create_dir_all(&folder)?;
+        let mut entries = HashMap::new();
+        let mut unreadable = Vec::new();
+        for file in fs::read_dir(&folder)? {
+            let path = file?.path();
+            if path.extension().is_some_and(|extension| extension == "part") {
+                fs::remove_file(&path)?;
+            } else if path.extension().is_some_and(|extension| extension == "answer") {
+                match decode(fs::read(&path)?.into()) {
+                    Some(entry) => {
+                        entries.insert(entry.lease.ask.address, entry);
+                    }
+                    None => {
+                        let aside = path.with_extension("unreadable");
+                        fs::rename(&path, &aside)?;
+                        unreadable.push(aside);
+                    }
+                }
+            }
+        }
+        let probe = folder.join("writable.part");
+        fs::write(&probe, b"")?;
+        fs::remove_file(&probe)?;
+        Ok(Self { count: AtomicUsize::new(entries.len()), entries: Mutex::new(entries), folder, unreadable })
+    }
+
+    /// Files that could not be read; they were set aside under these names.
+    pub fn unreadable(&self) -> &[PathBuf] {
+        &self.unreadable
+    }
+
+    /// How many answers wait.
+    pub fn len(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn find(&self, at: &Address) -> Option<Finished> {
+        if self.is_empty() {
+            return None;
+        }
+        let entries = self.entries.lock();
+        let entry = entries.get(at)?;
+        let left = entry.answers_until_ms.saturating_sub(now_ms());
+        (left > 0).then(|| Finished {
+            fence: entry.lease.fence,
+            attempt: entry.lease.attempt,
+            fingerprint: entry.lease.ask.fingerprint,
+            failed: entry.failed,
+            record: entry.record.clone(),
+            expires_in: Duration::from_millis(left),
+        })
+    }
+
+    pub(crate) fn all(&self) -> Vec<(Lease, End)> {
+        let now = now_ms();
+        let end = |entry: &Entry| End::Complete {
+            failed: entry.failed,
+            record: entry.record.clone(),
+            outline: entry.outline,
+            keep: Duration::from_millis(entry.answers_until_ms.saturating_sub(now).max(1)),
+        };
+        self.entries.lock().values().map(|entry| (entry.lease.clone(), end(entry))).collect()
+    }
+
+    /// Returns once the answer is safe on disk. Only answers that are remembered belong here.
+    pub(crate) async fn append(self: &Arc<Self>, lease: &Lease, end: &End) -> io::Result<()> {
+        let End::Complete { failed, record, outline, keep } = end else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "only remembered answers are journaled"));
+        };
+        let entry = Entry {
+            lease: lease.clone(),
+            failed: *failed,
+            record: record.clone(),
+            outline: *outline,
+            answers_until_ms: now_ms() + keep.as_millis() as u64,
+        };
+        let journal = self.clone();
+        spawn_blocking(move || {
+            let address = entry.lease.ask.address;
+            let path = journal.path(&address);
+            let part = path.with_extension("part");
+            let mut file = fs::File::create(&part)?;
+            file.write_all(&encode(&entry))?;
+            file.sync_all()?;
+            fs::rename(&part, &path)?;
+            fs::File::open(&journal.folder)?.sync_all()?;
+            let mut entries = journal.entries.lock();
+            entries.insert(address, entry);
+            journal.count.store(entries.len(), Relaxed);
+            Ok(())
+        })
+        .await?
+    }
+
+    pub(crate) async fn remove(self: &Arc<Self>, at: &Address) -> io::Result<()> {
+        let (journal, at) = (self.clone(), *at);
+        spawn_blocking(move || {
+            match fs::remove_file(journal.path(&at)) {
+                Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+                _ => {}
+            }
+            let mut entries = journal.entries.lock();
+            entries.remove(&at);
+            journal.count.store(entries.len(), Relaxed);
+            Ok(())
+        })
+        .await?
+    }
+
+    fn path(&self, at: &Address) -> PathBuf {
+        self.folder.join(format!("{at}.answer"))
+    }
+}
+
+fn encode(entry: &Entry) -> Bytes {
+    let ask = &entry.lease.ask;
+    let mut out = BytesMut::with_capacity(256 + ask.tags.as_bytes().len() + ask.label.len() + entry.record.len());
+    out.put_u8(VERSION);
+    out.put_u8(entry.failed.into());
+    out.put_slice(&ask.address.0);
+    out.put_slice(&ask.token.0);
+    out.put_u8(ask.fingerprint.version);
+    out.put_slice(&ask.fingerprint.digest);
+    out.put_u64_le(entry.lease.fence.0);
+    out.put_u32_le(entry.lease.attempt);
+    out.put_u64_le(ask.hold.as_millis() as u64);
+    out.put_u64_le(ask.keep.as_millis() as u64);
+    out.put_u64_le(ask.over.map_or(0, |fence| fence.0));
+    out.put_u64_le(entry.answers_until_ms);
+    out.put_u16_le(entry.outline.status);
+    out.put_u64_le(entry.outline.requested_at_ms);
+    out.put_u64_le(entry.outline.completed_at_ms);
+    out.put_u64_le(entry.outline.took.as_micros() as u64);
+    wire::put_framed(&mut out, ask.tags.as_bytes());
+    wire::put_framed(&mut out, &ask.label);
+    wire::put_framed(&mut out, &entry.record);
+    wire::seal(out)
+}
+
+fn decode(bytes: Bytes) -> Option<Entry> {
+    let mut reader = Reader::new(wire::open(bytes)?);
+    if reader.u8()? != VERSION {
+        return None;
+    }
+    let failed = reader.u8()? == 1;
+    let address = Address(reader.array()?);
+    let token = Token(reader.array()?);
+    let fingerprint = Fingerprint { version: reader.u8()?, digest: reader.array()? };
+    let fence = Fence(reader.u64()?);
+    let attempt = reader.u32()?;
+    let hold = Duration::from_millis(reader.u64()?);
+    let keep = Duration::from_millis(reader.u64()?);
+    let over = Some(Fence(reader.u64()?)).filter(|fence| fence.0 != 0);
+    let answers_until_ms = reader.u64()?;
+    let outline = Outline {
+        status: reader.u16()?,
+        requested_at_ms: reader.u64()?,
+        completed_at_ms: reader.u64()?,
+        took: Duration::from_micros(reader.u64()?),
+    };
+    let tags = Tags::from_bytes(reader.framed()?)?;
+    let label = reader.framed()?;
+    let record = reader.framed()?;
+    let ask = Ask { address, token, fingerprint, tags, label, hold, keep, over };
+    let lease = Lease { ask: Arc::new(ask), fence, attempt };
+    reader.is_empty().then_some(Entry { lease, failed, record, outline, answers_until_ms })
+}
+
+impl fmt::Debug for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Journal").field("folder", &self.folder).field("waiting", &self.len()).finish()
+    }
+}

@@ -1,0 +1,376 @@
+//! Where a key comes from, what a valid one is, and how it is shown.
+//!
+//! A header key is an RFC 8941 string (`"k"`) or bare (`k`); both mean the same key. Everything that could be read in
+//! two ways is refused: two headers, lists, parameters, bad escapes, blanks, anything outside visible ASCII.
+//!
+//! ```
+//! use ibid::{KeyFormat, mask};
+//!
+//! let key = ibid::extract_key(b"\"550e8400-e29b-41d4-a716-446655440000\"").unwrap();
+//! assert!(KeyFormat::Uuid4.check(&key).is_ok());
+//! assert_eq!(mask(&key), "550e****0000");
+//! ```
+
+use std::{fmt, str::FromStr};
+
+use http::HeaderName;
+use sha2::{Digest, Sha256};
+
+use crate::fingerprint::Pointer;
+
+/// Where a key is looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeySource {
+    /// A header.
+    Header(HeaderName),
+    /// A string or number in a JSON body.
+    Json(Pointer),
+    /// A parameter of the query.
+    Query(String),
+    /// The fingerprint itself: for double clicks without a client's key.
+    Body,
+}
+
+/// What a valid key is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum KeyFormat {
+    /// Visible ASCII.
+    Any,
+    /// A hyphenated UUID, any case.
+    Uuid,
+    /// The same, of version 4.
+    Uuid4,
+    /// A UUID, or 16 to 255 letters, digits, `_` and `-`.
+    Token,
+    /// `user:operation:resource:timestamp`.
+    Operation,
+    /// Anything that the whole pattern matches.
+    Regex(Pattern),
+}
+
+/// A regular expression that must match a whole key.
+#[derive(Debug, Clone)]
+pub struct Pattern {
+    text: String,
+    regex: regex_lite::Regex,
+}
+
+/// Reads the value of a key header: an RFC 8941 string or a bare one.
+///
+/// # Errors
+/// One sentence that says which rule it breaks.
+pub fn extract_key(value: &[u8]) -> Result<String, String> {
+    let value = value.trim_ascii();
+    let Some((first, rest)) = value.split_first() else {
+        return Err("the key is empty".into());
+    };
+    if *first != b'"' {
+        return bare(value);
+    }
+    let mut key = String::with_capacity(rest.len());
+    let mut bytes = rest.iter();
+    loop {
+        match bytes.next() {
+            None => return Err("the quote around the key is not closed".into()),
+            Some(b'"') => break,
+            Some(b'\\') => match bytes.next() {
+                Some(escaped @ (b'"' | b'\\')) => key.push(char::from(*escaped)),
+                _ => return Err("in a quoted key a backslash may only stand before \" or another backslash".into()),
+            },
+            Some(byte @ 0x20..=0x7e) => key.push(char::from(*byte)),
+            Some(byte) => return Err(format!("the key has the byte {byte:#04x}; only visible ASCII is allowed")),
+        }
+    }
+    match bytes.as_slice().trim_ascii() {
+        [] if key.trim().is_empty() => Err("the key is blank".into()),
+        [] if key.contains(' ') => Err("the key has a space in it; only visible ASCII is allowed".into()),
+        [] => Ok(key),
+        [b',', ..] => Err("the header has a list of keys; send one".into()),
+        [b';', ..] => Err("the key has parameters; send it alone".into()),
+        _ => Err("something follows the key's closing quote".into()),
+    }
+}
+
+fn bare(value: &[u8]) -> Result<String, String> {
+    for byte in value {
+        match byte {
+            b',' => return Err("the header has a comma; send one key, and quote it if it has a comma in it".into()),
+            b';' => return Err("the header has a semicolon; quote a key that has one in it".into()),
+            b'"' => return Err("a quote stands inside a key that is not quoted".into()),
+            0x21..=0x7e => {}
+            b' ' => return Err("the key has a space in it; only visible ASCII is allowed".into()),
+            _ => return Err(format!("the key has the byte {byte:#04x}; only visible ASCII is allowed")),
+        }
+    }
+    Ok(String::from_utf8(value.to_vec()).expect("just seen to be ASCII"))
+}
+
+/// A key for one operation: a random UUID (version 4).
+pub fn generate_key() -> String {
+    uuid(crate::store::Token::mint().0)
+}
+
+/// A key derived from what names the operation. The same parts give the same key, so it is only safe if no two
+/// operations have the same parts.
+pub fn derive_key(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let digest = hash.finalize();
+    uuid(digest[..16].try_into().expect("16 of 32"))
+}
+
+/// Formats 16 bytes as a UUID of version 4.
+fn uuid(mut bytes: [u8; 16]) -> String {
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let mut text = String::with_capacity(36);
+    for (at, byte) in bytes.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        for nibble in [byte >> 4, byte & 15] {
+            text.push(char::from(b"0123456789abcdef"[usize::from(nibble)]));
+        }
+    }
+    text
+}
+
+/// Whether a key is a UUID, or 16 to 255 letters, digits, `_` and `-`.
+pub fn is_valid_key(key: &str) -> bool {
+    KeyFormat::Token.check(key).is_ok()
+}
+
+/// A key for logs: its first and last four characters; nothing of a key under twelve.
+pub fn mask(key: &str) -> String {
+    let length = key.chars().count();
+    if length < 12 {
+        return "****".into();
+    }
+    let first: String = key.chars().take(4).collect();
+    let last: String = key.chars().skip(length - 4).collect();
+    format!("{first}****{last}")
+}
+
+impl KeyFormat {
+    /// Whether a key has this form.
+    ///
+    /// # Errors
+    /// What the form is, for the person who sent another.
+    pub fn check(&self, key: &str) -> Result<(), String> {
+        let (fits, what) = match self {
+            Self::Any => (true, ""),
+            Self::Uuid => (is_uuid(key), "a UUID with hyphens, such as 550e8400-e29b-41d4-a716-446655440000"),
+            Self::Uuid4 => {
+                (is_uuid4(key), "a UUID of version 4 with hyphens, such as 550e8400-e29b-41d4-a716-446655440000")
+            }
+            Self::Token => {
+                let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+                let fits = is_uuid(key) || (16..=255).contains(&key.len()) && key.bytes().all(plain);
+                (fits, "a UUID, or 16 to 255 letters, digits, _ and -")
+            }
+            Self::Operation => {
+                (is_operation(key), "user:operation:resource:timestamp, the timestamp in 1 to 20 digits")
+            }
+            Self::Regex(pattern) => {
+                if pattern.matches(key) {
+                    return Ok(());
+                }
+                return Err(format!("the key must match {}", pattern.text));
+            }
+        };
+        if fits { Ok(()) } else { Err(format!("the key must be {what}")) }
+    }
+
+    /// Whether keys are lower-cased before they are addressed.
+    pub fn lowers(&self) -> bool {
+        matches!(self, Self::Uuid | Self::Uuid4)
+    }
+}
+
+fn is_uuid(key: &str) -> bool {
+    key.len() == 36
+        && key.bytes().enumerate().all(|(at, byte)| match at {
+            8 | 13 | 18 | 23 => byte == b'-',
+            _ => byte.is_ascii_hexdigit(),
+        })
+}
+
+fn is_uuid4(key: &str) -> bool {
+    is_uuid(key) && key.as_bytes()[14] == b'4' && matches!(key.as_bytes()[19], b'8' | b'9' | b'a' | b'b' | b'A' | b'B')
+}
+
+fn is_operation(key: &str) -> bool {
+    let parts: Vec<_> = key.split(':').collect();
+    let [user, operation, resource, timestamp] = parts[..] else { return false };
+    let digits = timestamp.bytes().all(|byte| byte.is_ascii_digit());
+    ![user, operation, resource].contains(&"") && (1..=20).contains(&timestamp.len()) && digits
+}
+
+impl Pattern {
+    fn matches(&self, key: &str) -> bool {
+        self.regex.is_match(key)
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl FromStr for KeyFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "any" => Self::Any,
+            "uuid" => Self::Uuid,
+            "uuid4" => Self::Uuid4,
+            "token" => Self::Token,
+            "operation" => Self::Operation,
+            _ => match text.strip_prefix("regex:") {
+                Some(pattern) => {
+                    let regex = regex_lite::Regex::new(&format!("^(?:{pattern})$"))
+                        .map_err(|why| format!("{pattern:?} is no regular expression: {why}"))?;
+                    Self::Regex(Pattern { text: pattern.into(), regex })
+                }
+                None => {
+                    return Err(format!(
+                        "{text:?} is no key format; allowed are \"any\" \"uuid\" \"uuid4\" \"token\" \"operation\" \
+                         \"regex:PATTERN\""
+                    ));
+                }
+            },
+        })
+    }
+}
+
+impl fmt::Display for KeyFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("any"),
+            Self::Uuid => f.write_str("uuid"),
+            Self::Uuid4 => f.write_str("uuid4"),
+            Self::Token => f.write_str("token"),
+            Self::Operation => f.write_str("operation"),
+            Self::Regex(pattern) => write!(f, "regex:{}", pattern.text),
+        }
+    }
+}
+
+impl FromStr for KeySource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "{text:?} is no source of a key; allowed are \"header:NAME\" \"json:/pointer\" \"query:NAME\" \"body\""
+            )
+        };
+        if text == "body" {
+            return Ok(Self::Body);
+        }
+        match text.split_once(':') {
+            Some(("header", name)) => HeaderName::from_str(name).map(Self::Header).map_err(|_| wrong()),
+            Some(("json", pointer)) => {
+                Pointer::parse(pointer).map(Self::Json).map_err(|why| format!("{text:?}: {why}"))
+            }
+            Some(("query", name)) if !name.is_empty() => Ok(Self::Query(name.into())),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header(name) => write!(f, "header:{name}"),
+            Self::Json(pointer) => write!(f, "json:{pointer}"),
+            Self::Query(name) => write!(f, "query:{name}"),
+            Self::Body => f.write_str("body"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quoted_and_a_bare_key_are_one_key() {
+        assert_eq!(extract_key(b"abc").unwrap(), "abc");
+        assert_eq!(extract_key(b"  \"abc\" ").unwrap(), "abc");
+        assert_eq!(extract_key(br#""a\"b\\c""#).unwrap(), r#"a"b\c"#);
+        assert_eq!(extract_key(b"\"a,b\"").unwrap(), "a,b");
+    }
+
+    #[test]
+    fn what_can_be_read_in_two_ways_is_refused() {
+        let bad: [&[u8]; 17] = [
+            b"",
+            b"  ",
+            b"\"\"",
+            b"\"   \"",
+            b"a,b",
+            b"\"a\", \"b\"",
+            b"\"a\";p=1",
+            b"a;p",
+            b"\"a",
+            b"\"a\\x\"",
+            b"\"a\\",
+            b"a b",
+            b"\"a b\"",
+            b"a\x7fb",
+            b"a\xc3\xa9",
+            b"a\"b",
+            b"\"a\"b",
+        ];
+        for value in bad {
+            assert!(extract_key(value).is_err(), "{:?}", String::from_utf8_lossy(value));
+        }
+    }
+
+    #[test]
+    fn formats_accept_what_they_name() {
+        let uuid4 = "550e8400-e29b-41d4-a716-446655440000";
+        let uuid1 = "550e8400-e29b-11d4-a716-446655440000";
+        assert!(KeyFormat::Uuid4.check(&uuid4.to_uppercase()).is_ok());
+        assert!(KeyFormat::Uuid4.check(uuid1).is_err());
+        assert!(KeyFormat::Uuid.check(uuid1).is_ok());
+        assert!(KeyFormat::Uuid.check(&uuid1.replace('-', "")).is_err());
+        for valid in [uuid4, "user_123_application_2024_abc123", "req-1234567890abcdef"] {
+            assert!(is_valid_key(valid), "{valid}");
+        }
+        for invalid in ["short", "contains spaces in it", "special@chars!and-more"] {
+            assert!(!is_valid_key(invalid), "{invalid}");
+        }
+        assert!(KeyFormat::Operation.check("usr_abc123:booking.create:res_xyz:1704067200000").is_ok());
+        for invalid in ["a:b:c", "a:b:c:d", ":b:c:1", "a:b:c:", "a:b:c:d:1", "a:b:c:123456789012345678901"] {
+            assert!(KeyFormat::Operation.check(invalid).is_err(), "{invalid}");
+        }
+        let regex: KeyFormat = "regex:ord_[0-9]+".parse().unwrap();
+        assert!(regex.check("ord_12").is_ok());
+        assert!(regex.check("xord_12").is_err());
+        assert!(regex.check("ord_12\n").is_err());
+        assert!("regex:(".parse::<KeyFormat>().is_err());
+    }
+
+    #[test]
+    fn masks_hide_all_but_the_ends() {
+        assert_eq!(mask("550e8400-e29b-41d4-a716-446655440000"), "550e****0000");
+        assert_eq!(mask("elevenchars"), "****");
+        assert_eq!(mask("twelve-chars"), "twel****hars");
+    }
+
+    #[test]
+    fn made_keys_are_valid() {
+        assert!(KeyFormat::Uuid4.check(&generate_key()).is_ok());
+        assert_ne!(generate_key(), generate_key());
+        assert_eq!(derive_key(&["ab", "c"]), derive_key(&["ab", "c"]));
+        assert_ne!(derive_key(&["ab", "c"]), derive_key(&["a", "bc"]));
+        assert!(KeyFormat::Uuid4.check(&derive_key(&["x"])).is_ok());
+    }
+}

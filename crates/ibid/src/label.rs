@@ -1,0 +1,62 @@
+//! What operators are shown of a request, besides its tags. Opaque to stores.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::wire::{self, Reader};
+
+const VERSION: u8 = 1;
+/// Longer ones are cut: a label must not become a way to fill the store.
+const LONGEST: usize = 512;
+
+/// Who asked for what, and when.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LabelText {
+    /// Milliseconds since the Unix epoch.
+    pub requested_at_ms: u64,
+    /// Of the request.
+    pub method: String,
+    /// Of the request, without its query.
+    pub path: String,
+    /// The sender's address.
+    pub peer: String,
+    /// As sent.
+    pub user_agent: String,
+}
+
+pub(crate) fn encode(requested_at_ms: u64, parts: [&[u8]; 4]) -> Bytes {
+    let parts = parts.map(|part| &part[..part.len().min(LONGEST)]);
+    let mut out = BytesMut::with_capacity(9 + parts.iter().map(|part| part.len() + 4).sum::<usize>());
+    out.put_u8(VERSION);
+    out.put_u64_le(requested_at_ms);
+    for part in parts {
+        wire::put_framed(&mut out, part);
+    }
+    out.freeze()
+}
+
+impl LabelText {
+    /// Reads a label. `None` if it is of another version, or sealed.
+    pub fn decode(label: &Bytes) -> Option<Self> {
+        let mut reader = Reader::new(label.clone());
+        if reader.u8()? != VERSION {
+            return None;
+        }
+        let requested_at_ms = reader.u64()?;
+        let mut text = || Some(String::from_utf8_lossy(&reader.framed()?).into_owned());
+        Some(Self { requested_at_ms, method: text()?, path: text()?, peer: text()?, user_agent: text()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_comes_back_and_is_bounded() {
+        let label = encode(7, [b"POST", b"/pay", b"127.0.0.1", &[b'x'; 2000]]);
+        let text = LabelText::decode(&label).unwrap();
+        assert_eq!((text.requested_at_ms, text.method.as_str(), text.path.as_str()), (7, "POST", "/pay"));
+        assert_eq!(text.user_agent.len(), LONGEST);
+        assert_eq!(LabelText::decode(&Bytes::from_static(b"\x09")), None);
+    }
+}

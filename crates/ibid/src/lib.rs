@@ -1,0 +1,61 @@
+//! **ibid**: a request that is retried has its effect once and gets the same answer every time.
+//!
+//! Put a layer around a service, and clients that send an `Idempotency-Key` may retry as often as they like:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use axum::{Router, routing::post};
+//! use ibid::{Ibid, Policy, store::Memory};
+//!
+//! # async fn pay() -> &'static str { "paid" }
+//! # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+//! let ibid = Ibid::new(Arc::new(Memory::default()));
+//! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf()));
+//!
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+//! axum::serve(listener, app).await?;
+//! ibid.drained().await; // what still runs is finished, even if its client has gone
+//! # Ok(()) }
+//! ```
+//!
+//! Handlers without a layer use [`run`]. The [`Engine`] decides who runs, a [`Store`](store::Store) remembers, a
+//! [`Policy`] says how; [`http`] is the layer.
+
+pub use self::{
+    engine::{Complete, Ended, Engine, Operation, ParkedBy, Probed, Stored, Verdict},
+    fingerprint::{Pointer, PointerError},
+    http::{Ibid, IbidLayer},
+    journal::Journal,
+    key::{KeyFormat, KeySource, Pattern, derive_key, extract_key, generate_key, is_valid_key, mask},
+    label::LabelText,
+    later::Later,
+    observe::{Answered, Notice, Observer, Outcome, Shadow, Silent},
+    policy::{
+        Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
+        Probe, Remember, StatusRange, Template, presets,
+    },
+    record::{Record, RecordBody, Unreadable},
+    refusal::{Reason, Refusal},
+    run::{Ran, RunError, RunKey, run},
+    running::{Running, Slot},
+    scope::{AddressSecret, Caller, Claims, Scope, ScopePart, TrustedProxies},
+    time::rfc3339,
+};
+
+mod engine;
+mod fingerprint;
+pub mod http;
+mod journal;
+mod key;
+mod label;
+mod later;
+mod observe;
+mod policy;
+mod record;
+mod refusal;
+mod run;
+mod running;
+mod scope;
+pub mod store;
+mod time;
+mod wire;

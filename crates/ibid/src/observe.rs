@@ -1,0 +1,162 @@
+//! What can be watched: metrics and logs hang here.
+//!
+//! The engine tells an [`Observer`] how every covered request ended, and what happened besides. It has no logger and
+//! no registry of its own.
+
+use std::{fmt, net::IpAddr, time::Duration};
+
+use crate::{
+    refusal::Reason,
+    store::{Address, StoreError},
+};
+
+/// Is told how requests ended. Called on the request's path: it must not block.
+pub trait Observer: Send + Sync + 'static {
+    /// One covered request was answered.
+    fn answered(&self, request: &Answered<'_>) {
+        let _ = request;
+    }
+
+    /// Something happened that an operator may want to know.
+    fn noticed(&self, notice: &Notice<'_>) {
+        let _ = notice;
+    }
+}
+
+/// Watches nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Observer for Silent {}
+
+/// How one covered request ended.
+#[derive(Debug, Clone)]
+pub struct Answered<'a> {
+    /// The route's name, bounded in number.
+    pub route: &'a str,
+    /// Of the request.
+    pub method: &'a str,
+    /// Of the request, without its query.
+    pub path: &'a str,
+    /// Masked; empty if there was none.
+    pub key: &'a str,
+    /// Where the entry lives, if it got that far.
+    pub address: Option<Address>,
+    /// What it got.
+    pub outcome: Outcome,
+    /// The status of the answer.
+    pub status: u16,
+    /// Of the run, if it ran.
+    pub attempt: Option<u32>,
+    /// From the request's head to its answer.
+    pub took: Duration,
+    /// Of `took`, what the operation itself took.
+    pub ran_for: Duration,
+    /// Who sent it.
+    pub peer: Option<IpAddr>,
+    /// As sent; may hold anything.
+    pub user_agent: Option<&'a [u8]>,
+}
+
+/// What a covered request got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Ran, and its answer was stored.
+    Executed,
+    /// Ran, and its answer is not remembered.
+    Released,
+    /// Ran, and its answer waits in the journal.
+    Pending,
+    /// Ran, and nobody knows how it ended.
+    Unknown,
+    /// Ran without protection, because the store was down.
+    Degraded,
+    /// Answered from the record.
+    Replayed,
+    /// Refused.
+    Refused(Reason),
+    /// Had no key and passed through.
+    Keyless,
+    /// Shadow mode: passed through; enforced it would have been this.
+    Shadow(Shadow),
+}
+
+/// What a request in shadow mode would have got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Shadow {
+    /// The stored answer.
+    Replay,
+    /// A refusal.
+    Refusal(Reason),
+}
+
+/// Something that an operator may want to know.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Notice<'a> {
+    /// A holder found its claim taken over: the operation may have run twice.
+    LostClaim(&'a Address),
+    /// A holder found its entry gone and put it back: the store forgot it.
+    Restored(&'a Address),
+    /// A store call failed.
+    StoreFailed {
+        /// Which call.
+        call: &'static str,
+        /// Why.
+        error: &'a StoreError,
+    },
+    /// An answer could not be recorded and went to the journal.
+    Journaled(&'a Address),
+    /// The journal's answer has reached the store.
+    Drained(&'a Address),
+    /// The journal could not be written.
+    JournalFailed(&'a std::io::Error),
+    /// Too many ends wait to be settled; this one was dropped, its lease will lapse.
+    Dropped(&'a Address),
+    /// Two callers sent the same key with the same request.
+    SharedKey(&'a Address),
+    /// A record could not be read. It is never answered from.
+    Unreadable(&'a Address),
+}
+
+impl Outcome {
+    /// Its name, for labels and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Executed => "executed",
+            Self::Released => "released",
+            Self::Pending => "pending",
+            Self::Unknown => "unknown",
+            Self::Degraded => "degraded",
+            Self::Replayed => "replayed",
+            Self::Refused(reason) => reason.name(),
+            Self::Keyless => "keyless",
+            Self::Shadow(Shadow::Replay) => "shadow-replay",
+            Self::Shadow(Shadow::Refusal(_)) => "shadow-refusal",
+        }
+    }
+}
+
+impl fmt::Display for Notice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let short = |address: &Address| {
+            let hex = address.to_string();
+            crate::mask(&hex)
+        };
+        match self {
+            Self::LostClaim(at) => {
+                write!(f, "{}: the claim was taken over while the operation ran; it may have run twice", short(at))
+            }
+            Self::Restored(at) => write!(f, "{}: the store had forgotten a running claim; it was put back", short(at)),
+            Self::StoreFailed { call, error } => write!(f, "{call}: {error}"),
+            Self::Journaled(at) => write!(f, "{}: the answer could not be stored and waits in the journal", short(at)),
+            Self::Drained(at) => write!(f, "{}: the journal's answer has reached the store", short(at)),
+            Self::JournalFailed(why) => write!(f, "the journal could not be written: {why}"),
+            Self::Dropped(at) => write!(f, "{}: too many ends wait for the store; this claim will lapse", short(at)),
+            Self::SharedKey(at) => {
+                write!(f, "{}: two callers sent the same key with the same request; each has its own answer", short(at))
+            }
+            Self::Unreadable(at) => write!(f, "{}: the record cannot be read and was not answered from", short(at)),
+        }
+    }
+}

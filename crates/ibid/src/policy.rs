@@ -1,0 +1,368 @@
+//! The dials. A [`Policy`] is all of them; a [preset](presets) sets them all; a route overrides any.
+//!
+//! ```
+//! use std::time::Duration;
+//! use ibid::{OnConcurrent, Policy};
+//!
+//! let mut policy = Policy::ietf();
+//! policy.ttl = Duration::from_secs(72 * 3600);
+//! policy.on_concurrent = OnConcurrent::Wait;
+//! assert!(policy.check().is_ok());
+//! ```
+
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+
+use crate::{
+    fingerprint::Pointer,
+    key::{KeyFormat, KeySource},
+    refusal::Reason,
+    scope::ScopePart,
+};
+
+mod parse;
+pub mod presets;
+
+/// Everything that can be set about one route. Dials mean what the guide's table says; [`Policy::ietf`] has the
+/// defaults.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Policy {
+    /// Other methods pass through.
+    pub methods: Vec<Method>,
+    /// Where a key comes from and what a valid one is.
+    pub key: KeyPolicy,
+    /// Who and where a key is valid.
+    pub scope: Vec<ScopePart>,
+    /// What operators see.
+    pub label: Label,
+    /// What makes two requests the same.
+    pub fingerprint: Vec<Part>,
+    /// Left out of the fingerprint of JSON bodies.
+    pub json_ignore: Vec<Pointer>,
+    /// The key was used with another fingerprint.
+    pub on_mismatch: OnMismatch,
+    /// The key is running.
+    pub on_concurrent: OnConcurrent,
+    /// It started, and nobody knows how it ended.
+    pub on_unknown: OnUnknown,
+    /// How to ask the app about an unknown outcome.
+    pub resolve: Option<Probe>,
+    /// The store cannot decide.
+    pub on_store_down: OnStoreDown,
+    /// Which answers are remembered.
+    pub remember: Remember,
+    /// Answers that leave the outcome open. Wins over `remember`.
+    pub unknown_status: Vec<StatusCode>,
+    /// Whether the body is remembered, or the status only.
+    pub remember_body: bool,
+    /// A larger request is refused.
+    pub max_request: u64,
+    /// A larger answer is remembered as a digest.
+    pub max_response: u64,
+    /// The status of a replay whose body was too large to keep; the original one if `None`.
+    pub digest_status: Option<StatusCode>,
+    /// How long a finished record answers.
+    pub ttl: Duration,
+    /// How long a claim may stay silent.
+    pub lease: Duration,
+    /// How long the operation may take.
+    pub timeout: Duration,
+    /// How long a duplicate waits.
+    pub wait_timeout: Duration,
+    /// Set on first answers.
+    pub first_headers: Vec<(HeaderName, Template)>,
+    /// Set on replays.
+    pub replay_headers: Vec<(HeaderName, Template)>,
+    /// Never stored, besides Set-Cookie and hop-by-hop headers.
+    pub drop_headers: Vec<HeaderName>,
+    /// Codes of refusals, where they differ from the table.
+    pub status: Vec<(Reason, StatusCode)>,
+    /// gRPC codes of refusals, where they differ from the table.
+    pub grpc_status: Vec<(Reason, u8)>,
+    /// What is spliced into answers.
+    pub envelope: Envelope,
+    /// Whether the policy is enforced.
+    pub mode: Mode,
+}
+
+/// Where a key comes from and what a valid one is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KeyPolicy {
+    /// The first source present wins.
+    pub from: Vec<KeySource>,
+    /// Without a key: refused, or passed through.
+    pub required: bool,
+    /// What a valid key is.
+    pub format: KeyFormat,
+    /// After unquoting, 1 to 255.
+    pub max_length: usize,
+}
+
+/// What operators see of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Label {
+    /// From the scope's first part if `None`.
+    pub tenant: Option<ScopePart>,
+    /// From the scope's second part if `None`.
+    pub user: Option<ScopePart>,
+    /// Whether the key is kept readable.
+    pub key: LabelKey,
+}
+
+/// How a key is kept for operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LabelKey {
+    /// As it was sent.
+    Clear,
+    /// `550e****0000`.
+    Masked,
+}
+
+/// A part of the fingerprint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// The method.
+    Method,
+    /// The path, as sent.
+    Path,
+    /// The query, as sent.
+    Query,
+    /// The canonical body.
+    Body,
+    /// A header.
+    Header(HeaderName),
+    /// If-Match, If-None-Match, If-Unmodified-Since, Content-Range.
+    Preconditions,
+}
+
+/// What a reuse with another fingerprint gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnMismatch {
+    /// Refused.
+    Reject,
+    /// Its own entry: the fingerprint is part of the address.
+    New,
+    /// The first answer.
+    Ignore,
+}
+
+/// What a duplicate of a running request gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnConcurrent {
+    /// Refused.
+    Reject,
+    /// The answer, once it is there.
+    Wait,
+}
+
+/// What a retry of an unknown outcome gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnUnknown {
+    /// Refused, until somebody resolves it.
+    Hold,
+    /// Another run.
+    Retry,
+}
+
+/// What a request gets that the store cannot decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnStoreDown {
+    /// Refused.
+    Closed,
+    /// Run unprotected, and told so.
+    Open,
+}
+
+/// Which answers are remembered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remember {
+    /// Every one.
+    All,
+    /// 2xx, 3xx, and 4xx except 401, 403, 408, 409, 425, 429.
+    Final,
+    /// 2xx.
+    Success,
+    /// These.
+    List(Vec<StatusRange>),
+}
+
+/// `2xx` or `404`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StatusRange {
+    /// By the first digit.
+    Class(u8),
+    /// One.
+    Code(StatusCode),
+}
+
+/// What is spliced into JSON answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Envelope {
+    /// Nothing.
+    None,
+    /// The member `metadata`.
+    Metadata,
+}
+
+/// Whether a policy is enforced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// It is.
+    Enforce,
+    /// It claims and records, but never refuses, waits, replays or fails.
+    Shadow,
+    /// It passes everything through.
+    Off,
+}
+
+/// How to ask the app about an unknown outcome: `GET /payments?key={key}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Probe {
+    method: Method,
+    target: Arc<str>,
+}
+
+/// A header's value with `{request_id}` and `{original_time}` in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template(Arc<str>);
+
+impl Policy {
+    /// Which dials contradict each other. `Ok` if none.
+    ///
+    /// # Errors
+    /// One sentence that names the dial, what was found and what is allowed.
+    pub fn check(&self) -> Result<(), String> {
+        let positive = [("ttl", self.ttl), ("lease", self.lease), ("timeout", self.timeout)];
+        for (dial, duration) in positive {
+            if duration.is_zero() {
+                return Err(format!("{dial} is zero; it must be longer, such as \"30s\""));
+            }
+        }
+        if self.lease < Duration::from_millis(100) {
+            return Err(format!(
+                "lease is {:?}; it must be at least \"100ms\", or the heartbeat cannot keep up",
+                self.lease
+            ));
+        }
+        if self.methods.is_empty() {
+            return Err("methods is empty; name at least one, or use mode = \"off\"".into());
+        }
+        if self.key.from.is_empty() {
+            return Err("key.from is empty; name at least one source, such as \"header:Idempotency-Key\"".into());
+        }
+        if !(1..=255).contains(&self.key.max_length) {
+            return Err(format!("key.max_length is {}; allowed is 1 to 255", self.key.max_length));
+        }
+        if self.scope.is_empty() {
+            return Err("scope is empty; say [\"global\"] if keys are shared by all callers".into());
+        }
+        if self.scope.contains(&ScopePart::Global) && self.scope.len() > 1 {
+            return Err("scope has \"global\" beside other parts; use it alone".into());
+        }
+        let body_is_key = self.key.from.contains(&KeySource::Body);
+        if self.fingerprint.is_empty() && self.on_mismatch != OnMismatch::Ignore {
+            return Err(
+                "fingerprint is empty, so nothing can mismatch; set on_mismatch = \"ignore\" or add parts".into()
+            );
+        }
+        if body_is_key && !self.fingerprint.contains(&Part::Body) {
+            return Err("key.from has \"body\", which takes the fingerprint as key; add \"body\" to fingerprint".into());
+        }
+        Ok(())
+    }
+
+    /// Whether this method is covered at all.
+    pub fn covers(&self, method: &Method) -> bool {
+        self.mode != Mode::Off && self.methods.contains(method)
+    }
+
+    /// The code of a refusal.
+    pub fn status_of(&self, reason: Reason) -> StatusCode {
+        let set = self.status.iter().find(|(which, _)| *which == reason);
+        set.map_or_else(|| reason.status(), |(_, status)| *status)
+    }
+
+    /// The gRPC code of a refusal.
+    pub fn grpc_status_of(&self, reason: Reason) -> u8 {
+        let set = self.grpc_status.iter().find(|(which, _)| *which == reason);
+        set.map_or_else(|| reason.grpc_status(), |(_, code)| *code)
+    }
+
+    /// Whether two policies give the same request the same address and fingerprint. If not, going from one to the
+    /// other forgets everything.
+    pub fn remembers_like(&self, other: &Self) -> bool {
+        self.key.from == other.key.from
+            && self.key.format.lowers() == other.key.format.lowers()
+            && self.scope == other.scope
+            && self.fingerprint == other.fingerprint
+            && self.json_ignore == other.json_ignore
+            && (self.on_mismatch == OnMismatch::New) == (other.on_mismatch == OnMismatch::New)
+    }
+}
+
+impl Remember {
+    /// Whether an answer with this status is remembered.
+    pub fn keeps(&self, status: StatusCode) -> bool {
+        match self {
+            Self::All => true,
+            Self::Final => {
+                matches!(status.as_u16(), 200..=499) && !matches!(status.as_u16(), 401 | 403 | 408 | 409 | 425 | 429)
+            }
+            Self::Success => status.is_success(),
+            Self::List(ranges) => ranges.iter().any(|range| match range {
+                StatusRange::Class(class) => status.as_u16() / 100 == u16::from(*class),
+                StatusRange::Code(code) => *code == status,
+            }),
+        }
+    }
+}
+
+impl Probe {
+    /// What to send.
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// Where to, with the key in its place, percent-encoded.
+    pub fn target(&self, key: &str) -> String {
+        let mut encoded = String::with_capacity(key.len());
+        for byte in key.bytes() {
+            match byte {
+                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(byte.into()),
+                _ => encoded.push_str(&format!("%{byte:02X}")),
+            }
+        }
+        self.target.replace("{key}", &encoded)
+    }
+}
+
+impl Template {
+    /// The value for one answer.
+    pub fn fill(&self, request_id: &str, original_time: &str) -> HeaderValue {
+        if !self.0.contains('{') {
+            return HeaderValue::from_str(&self.0).expect("checked when it was read");
+        }
+        let value = self.0.replace("{request_id}", request_id).replace("{original_time}", original_time);
+        HeaderValue::from_str(&value).expect("both are visible ASCII")
+    }
+}
+
+impl FromStr for Template {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = text.replace("{request_id}", "").replace("{original_time}", "");
+        if HeaderValue::from_str(&plain).is_err() || plain.contains(['{', '}']) {
+            return Err(format!("{text:?} is no header value; {{request_id}} and {{original_time}} are filled in"));
+        }
+        Ok(Self(text.into()))
+    }
+}
+
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

@@ -1,0 +1,227 @@
+//! The remembered answer: a versioned, checksummed byte format in one compact allocation.
+//!
+//! Stores keep these bytes as they are, so records move between stores. A record never holds on to the buffers of the
+//! connection that it came from: everything is copied into one allocation, and replays borrow from it.
+//!
+//! ```text
+//! version u8 │ kind u8 │ status u16 │ requested_at_ms u64 │ completed_at_ms u64
+//! headers:  count u16 │ (name length u16, name, value length u32, value) …
+//! body:     kind 0: length u32, bytes │ kind 1 (digest): length u64, SHA-256 │ kind 2 (none): nothing
+//! trailers: as headers
+//! CRC-32C u32 of all that
+//! ```
+//! Numbers are little-endian. A reader refuses versions that it does not know, and reads all older ones.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+use crate::wire::{self, Reader};
+
+const VERSION: u8 = 1;
+
+/// A remembered answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Record {
+    /// Its status.
+    pub status: StatusCode,
+    /// Milliseconds since the Unix epoch when the first request came.
+    pub requested_at_ms: u64,
+    /// Milliseconds since the Unix epoch when its answer was complete.
+    pub completed_at_ms: u64,
+    /// Without Set-Cookie, hop-by-hop headers and whatever the policy drops.
+    pub headers: HeaderMap,
+    /// What is kept of the body.
+    pub body: RecordBody,
+    /// After the body.
+    pub trailers: HeaderMap,
+}
+
+/// What is kept of a body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RecordBody {
+    /// All of it.
+    Whole(Bytes),
+    /// It was too large.
+    Digest {
+        /// In bytes.
+        length: u64,
+        /// Of the bytes.
+        sha256: [u8; 32],
+    },
+    /// The policy remembers the status only.
+    None,
+}
+
+/// A record that cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unreadable {
+    /// The bytes are not what was written.
+    #[error("the record's checksum does not hold")]
+    Checksum,
+    /// Written by a later version.
+    #[error("the record has format version {0}; this version of ibid reads up to {VERSION}")]
+    Version(u8),
+    /// The checksum holds, but the bytes make no record.
+    #[error("the record is malformed")]
+    Malformed,
+}
+
+impl Record {
+    /// Its bytes.
+    pub fn encode(&self) -> Bytes {
+        let body = match &self.body {
+            RecordBody::Whole(body) => body.len() + 4,
+            RecordBody::Digest { .. } => 40,
+            RecordBody::None => 0,
+        };
+        let mut out = BytesMut::with_capacity(24 + size(&self.headers) + body + size(&self.trailers) + 4);
+        out.put_u8(VERSION);
+        out.put_u8(match self.body {
+            RecordBody::Whole(_) => 0,
+            RecordBody::Digest { .. } => 1,
+            RecordBody::None => 2,
+        });
+        out.put_u16_le(self.status.as_u16());
+        out.put_u64_le(self.requested_at_ms);
+        out.put_u64_le(self.completed_at_ms);
+        put_headers(&mut out, &self.headers);
+        match &self.body {
+            RecordBody::Whole(body) => wire::put_framed(&mut out, body),
+            RecordBody::Digest { length, sha256 } => {
+                out.put_u64_le(*length);
+                out.put_slice(sha256);
+            }
+            RecordBody::None => {}
+        }
+        put_headers(&mut out, &self.trailers);
+        wire::seal(out)
+    }
+
+    /// Reads a record; header values and body borrow from `bytes`.
+    ///
+    /// # Errors
+    /// If the bytes are not what was written, or were written by a later version. Never answer from such a record.
+    pub fn decode(bytes: Bytes) -> Result<Self, Unreadable> {
+        let content = wire::open(bytes).ok_or(Unreadable::Checksum)?;
+        let mut reader = Reader::new(content);
+        match reader.u8() {
+            Some(VERSION) => decode_v1(&mut reader).ok_or(Unreadable::Malformed),
+            Some(version) => Err(Unreadable::Version(version)),
+            None => Err(Unreadable::Malformed),
+        }
+    }
+}
+
+fn decode_v1(reader: &mut Reader) -> Option<Record> {
+    let kind = reader.u8()?;
+    let status = StatusCode::from_u16(reader.u16()?).ok()?;
+    let (requested_at_ms, completed_at_ms) = (reader.u64()?, reader.u64()?);
+    let headers = read_headers(reader)?;
+    let body = match kind {
+        0 => RecordBody::Whole(reader.framed()?),
+        1 => RecordBody::Digest { length: reader.u64()?, sha256: reader.array()? },
+        2 => RecordBody::None,
+        _ => return None,
+    };
+    let trailers = read_headers(reader)?;
+    reader.is_empty().then_some(Record { status, requested_at_ms, completed_at_ms, headers, body, trailers })
+}
+
+fn size(headers: &HeaderMap) -> usize {
+    2 + headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum::<usize>()
+}
+
+fn put_headers(out: &mut BytesMut, headers: &HeaderMap) {
+    out.put_u16_le(u16::try_from(headers.len()).expect("a header map holds fewer than 32,768"));
+    for (name, value) in headers {
+        out.put_u16_le(u16::try_from(name.as_str().len()).expect("a name is shorter than 64 KiB"));
+        out.put_slice(name.as_str().as_bytes());
+        wire::put_framed(out, value.as_bytes());
+    }
+}
+
+fn read_headers(reader: &mut Reader) -> Option<HeaderMap> {
+    let count = reader.u16()?;
+    let mut headers = HeaderMap::with_capacity(count.into());
+    for _ in 0..count {
+        let length = reader.u16()?;
+        let name = HeaderName::from_bytes(&reader.take(length.into())?).ok()?;
+        let value = HeaderValue::from_maybe_shared(reader.framed()?).ok()?;
+        headers.append(name, value);
+    }
+    Some(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(body: RecordBody) -> Record {
+        let mut headers = HeaderMap::new();
+        headers.append("content-type", HeaderValue::from_static("application/json"));
+        headers.append("link", HeaderValue::from_static("</a>"));
+        headers.append("link", HeaderValue::from_static("</b>"));
+        headers.append("x-latin", HeaderValue::from_bytes(b"caf\xe9").unwrap());
+        let mut trailers = HeaderMap::new();
+        trailers.append("grpc-status", HeaderValue::from_static("0"));
+        Record { status: StatusCode::CREATED, requested_at_ms: 1, completed_at_ms: 2, headers, body, trailers }
+    }
+
+    #[test]
+    fn a_record_comes_back_as_it_was_written() {
+        for body in [
+            RecordBody::Whole(Bytes::from_static(b"\0\xff binary")),
+            RecordBody::Whole(Bytes::new()),
+            RecordBody::Digest { length: 1 << 40, sha256: [9; 32] },
+            RecordBody::None,
+        ] {
+            let record = sample(body);
+            assert_eq!(Record::decode(record.encode()).unwrap(), record);
+        }
+    }
+
+    #[test]
+    fn the_buffer_is_sized_exactly() {
+        let record = sample(RecordBody::Whole(Bytes::from_static(b"hello")));
+        let expected = 24 - 4 + 4 + size(&record.headers) + 9 + size(&record.trailers);
+        assert_eq!(record.encode().len(), expected);
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let bytes = sample(RecordBody::Whole(Bytes::from_static(b"hello"))).encode();
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.to_vec();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Record::decode(flipped.into()), Err(Unreadable::Checksum), "bit {bit}");
+        }
+        for cut in 0..bytes.len() {
+            assert!(Record::decode(bytes.slice(..cut)).is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_later_version_is_refused_by_name() {
+        let mut bytes = BytesMut::from(&b"\x07whatever"[..]);
+        bytes.reserve(4);
+        assert_eq!(Record::decode(wire::seal(bytes)), Err(Unreadable::Version(7)));
+    }
+
+    /// Written by format version 1. It must stay readable for ever.
+    #[test]
+    fn version_1_stays_readable() {
+        let written: &[u8] = include_bytes!("../tests/fixtures/record-v1.bin");
+        let record = Record::decode(Bytes::from_static(written)).unwrap();
+        assert_eq!(record, sample(RecordBody::Whole(Bytes::from_static(b"{\"id\":1}"))));
+    }
+
+    #[test]
+    fn malformed_content_under_a_good_checksum_is_an_error_not_a_panic() {
+        let bytes = sample(RecordBody::Whole(Bytes::from_static(b"hello"))).encode();
+        for cut in 0..bytes.len() - 4 {
+            let content = BytesMut::from(&bytes[..cut]);
+            assert!(Record::decode(wire::seal(content)).is_err(), "cut at {cut}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Idempotency for handlers without a layer.
+
+use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    task::JoinError,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    engine::{Complete, Ended, Engine, Operation, ParkedBy, Stored, Verdict},
+    key::mask,
+    policy::{LabelKey, OnMismatch, Policy},
+    refusal::{Reason, Refusal},
+    scope::Scope,
+    store::{Ask, Fingerprint, Lease, Outline, Store, Tags, Token},
+    time::now_ms,
+};
+
+/// A key, and optionally what makes two requests with it the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunKey {
+    key: String,
+    fingerprint: Fingerprint,
+}
+
+/// What [`run`] gives back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ran {
+    /// The operation ran now.
+    First(Bytes),
+    /// It ran before; this was its result.
+    Replayed(Bytes),
+}
+
+/// Why [`run`] has no result.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RunError<E> {
+    /// The operation itself failed. It is not remembered: the next call runs it again.
+    Failed(E),
+    /// It was not run, or its end is not known; the refusal says which.
+    Refused(Refusal),
+    /// The operation panicked or was cancelled. Its outcome is recorded as unknown.
+    Aborted(JoinError),
+}
+
+/// Runs an operation at most once per key and scope, and remembers its result.
+///
+/// The operation runs in a task of its own: dropping the returned future does not cancel it. `Ok` is remembered for
+/// the policy's `ttl`; `Err` says that it did not happen, and the next call runs it again; a panic or a run beyond the
+/// policy's `timeout` leaves the outcome unknown. Of the policy, the dials about requests and answers of HTTP mean
+/// nothing here.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use bytes::Bytes;
+/// # use ibid::{Policy, Ran, Scope, run, store::{Memory, Store}};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let store: Arc<dyn Store> = Arc::new(Memory::default());
+/// let charge = |_attempt| async { Ok::<_, std::io::Error>(Bytes::from("charged")) };
+///
+/// let scope = Scope::from_parts(&["acme"]);
+/// let first = run(&store, &Policy::ietf(), "order-17", &scope, charge).await.unwrap();
+/// let again = run(&store, &Policy::ietf(), "order-17", &scope, charge).await.unwrap();
+/// assert_eq!(first, Ran::First(Bytes::from("charged")));
+/// assert_eq!(again, Ran::Replayed(Bytes::from("charged")));
+/// # }
+/// ```
+///
+/// # Errors
+/// See [`RunError`].
+pub async fn run<F, R, E>(
+    store: &Arc<dyn Store>, policy: &Policy, key: impl Into<RunKey>, scope: &Scope, operation: F,
+) -> Result<Ran, RunError<E>>
+where
+    F: FnOnce(u32) -> R + Send + 'static,
+    R: Future<Output = Result<Bytes, E>> + Send + 'static,
+    E: Send + 'static,
+{
+    let RunKey { key, fingerprint } = key.into();
+    if let Err(why) = policy.key.format.check(&key) {
+        return Err(RunError::Refused(Refusal::new(Reason::KeyInvalid, why)));
+    }
+    let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
+    let shown = if policy.label.key == LabelKey::Clear { key.clone() } else { mask(&key) };
+    let ask = Ask {
+        address: scope.address(&key, own_entry, None),
+        token: Token::mint(),
+        fingerprint,
+        tags: Tags::new("", "", "run", &shown),
+        label: Bytes::new(),
+        hold: policy.lease,
+        keep: policy.ttl,
+        over: None,
+    };
+    let engine = Engine::new(store.clone());
+    let policy = policy.clone();
+    let operation = Function { operation: Some(operation), timeout: policy.timeout, marker: std::marker::PhantomData };
+    let task = tokio::spawn(async move { engine.execute(&policy, ask, operation).await });
+    match task.await.map_err(RunError::Aborted)? {
+        Verdict::Ran(
+            Ok(bytes),
+            Stored::Yes | Stored::Degraded | Stored::Pending | Stored::Shadowed(_) | Stored::No,
+        ) => Ok(Ran::First(bytes)),
+        Verdict::Ran(Err(Some(error)), _) => Err(RunError::Failed(error)),
+        Verdict::Ran(_, _) => {
+            let detail =
+                format!("the operation did not end in time; whether it took place is not known ({})", mask(&key));
+            Err(RunError::Refused(Refusal::new(Reason::UpstreamTimeout, detail)))
+        }
+        Verdict::Replay(finished) => Ok(Ran::Replayed(finished.record)),
+        Verdict::Refused(refusal) => Err(RunError::Refused(refusal)),
+    }
+}
+
+struct Function<F, R> {
+    operation: Option<F>,
+    timeout: Duration,
+    marker: std::marker::PhantomData<fn() -> R>,
+}
+
+impl<F, R, E> Operation for Function<F, R>
+where
+    F: FnOnce(u32) -> R + Send,
+    R: Future<Output = Result<Bytes, E>> + Send,
+    E: Send,
+{
+    /// `Err(None)`: it took too long.
+    type Answer = Result<Bytes, Option<E>>;
+
+    async fn run(&mut self, lease: Option<&Lease>) -> Ended<Self::Answer> {
+        let (started, requested_at_ms) = (Instant::now(), now_ms());
+        let operation = self.operation.take().expect("an operation runs once");
+        let attempt = lease.map_or(1, |lease| lease.attempt);
+        match timeout(self.timeout, operation(attempt)).await {
+            Err(_) => Ended::Park(Err(None), ParkedBy::Timeout),
+            Ok(Err(error)) => Ended::Release(Err(Some(error))),
+            Ok(Ok(bytes)) => {
+                let outline =
+                    Outline { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
+                let record = Bytes::copy_from_slice(&bytes);
+                Ended::Complete(Ok(bytes), Complete { failed: false, record, outline })
+            }
+        }
+    }
+}
+
+impl RunKey {
+    /// A key for this very request: with other bytes it is refused, or treated as the policy says.
+    pub fn with_request(key: impl Into<String>, request: &[u8]) -> Self {
+        Self { key: key.into(), fingerprint: Fingerprint::of_bytes(request) }
+    }
+}
+
+impl From<&str> for RunKey {
+    fn from(key: &str) -> Self {
+        Self { key: key.into(), fingerprint: Fingerprint::NONE }
+    }
+}
+
+impl From<String> for RunKey {
+    fn from(key: String) -> Self {
+        Self { key, fingerprint: Fingerprint::NONE }
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for RunError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) => write!(f, "the operation failed: {error}"),
+            Self::Refused(refusal) => refusal.fmt(f),
+            Self::Aborted(error) => write!(f, "the operation was aborted: {error}"),
+        }
+    }
+}
+
+impl<E: Error + 'static> Error for RunError<E> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Failed(error) => Some(error),
+            Self::Refused(_) => None,
+            Self::Aborted(error) => Some(error),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! How many operations run, so that a shutdown can wait for them.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::{runtime::Handle, sync::Notify, task::JoinSet};
+
+/// Counts what runs. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Running(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    count: AtomicUsize,
+    closed: AtomicBool,
+    idle: Notify,
+    /// Work that goes on without its caller.
+    detached: Mutex<JoinSet<()>>,
+}
+
+/// One operation that runs, until it is dropped.
+#[derive(Debug)]
+pub struct Slot(Arc<Inner>);
+
+impl Running {
+    /// Takes a slot, if fewer than `at_most` are taken.
+    pub fn enter(&self, at_most: usize) -> Option<Slot> {
+        if self.0.count.fetch_add(1, SeqCst) < at_most {
+            return Some(Slot(self.0.clone()));
+        }
+        drop(Slot(self.0.clone()));
+        None
+    }
+
+    /// How many run.
+    pub fn count(&self) -> usize {
+        self.0.count.load(SeqCst)
+    }
+
+    /// Returns once nothing runs.
+    pub async fn drained(&self) {
+        loop {
+            let idle = self.0.idle.notified();
+            tokio::pin!(idle);
+            // Registered before looking, so that the last slot cannot leave unseen in between.
+            idle.as_mut().enable();
+            if self.count() == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+
+    /// Goes on with work whose caller has left. Without a runtime, or once closed, the work is dropped instead.
+    pub(crate) fn detach(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mut detached = self.0.detached.lock();
+        while detached.try_join_next().is_some() {}
+        if !self.0.closed.load(SeqCst) {
+            detached.spawn_on(work, &runtime);
+        }
+    }
+
+    /// Gives up work whose caller has left, now and from now on. It is dropped, and so parked.
+    pub fn close(&self) {
+        self.0.closed.store(true, SeqCst);
+        self.0.detached.lock().abort_all();
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if self.0.count.fetch_sub(1, SeqCst) == 1 {
+            self.0.idle.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn drained_waits_for_the_last_slot() {
+        let running = Running::default();
+        running.drained().await;
+        let one = running.enter(2).unwrap();
+        let two = running.enter(2).unwrap();
+        assert!(running.enter(2).is_none());
+        let drained = tokio::spawn({
+            let running = running.clone();
+            async move { running.drained().await }
+        });
+        drop(one);
+        tokio::task::yield_now().await;
+        assert!(!drained.is_finished());
+        drop(two);
+        drained.await.unwrap();
+    }
+}

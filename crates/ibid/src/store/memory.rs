@@ -1,0 +1,601 @@
+//! The in-process store: sharded hash tables, a coarse expiry wheel, waiters woken without polling.
+//!
+//! At most one run per key and process; a restart forgets everything. It is bounded in bytes and never evicts a live
+//! entry: a full store refuses new claims ([`ErrorKind::Rejected`]) and still settles those that run.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
+
+use super::{
+    Address, Ask, Claim, Counts, Cursor, End, ErrorKind, FREE_FOR, Fence, Filter, Finished, Held, Holder, Lease,
+    Listed, Operators, Outline, Page, Promise, State, Store, StoreError, StoreFuture, Swept,
+};
+
+const SHARDS: usize = 64;
+/// An entry's fixed cost: its slot in the table, the ask behind it and its place in the wheel.
+const ENTRY_BYTES: u64 = 480;
+/// How much later than its expiry an entry may be removed, so that most changes of expiry need no new place.
+const SLACK: Micros = 60_000_000;
+
+/// Microseconds since the store was made.
+type Micros = u64;
+
+/// How much a [`Memory`] store may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// Claims are refused beyond this.
+    pub max_bytes: u64,
+}
+
+impl Default for MemoryLimits {
+    fn default() -> Self {
+        Self { max_bytes: 1 << 30 }
+    }
+}
+
+/// The in-process store.
+///
+/// ```
+/// # use ibid::store::{Memory, Store};
+/// assert!(!Memory::default().promise().durable);
+/// ```
+#[derive(Debug)]
+pub struct Memory {
+    shards: Box<[Mutex<Shard>]>,
+    opened: Instant,
+    opened_at: Micros,
+    limits: MemoryLimits,
+    bytes: AtomicU64,
+}
+
+/// Everything in it is written under the shard's lock, which is never held across an await.
+#[derive(Debug, Default)]
+struct Shard {
+    entries: HashMap<Address, Entry>,
+    /// Entries by the second after which they may be removed. An entry whose expiry has moved is put back when its
+    /// turn comes.
+    wheel: BTreeMap<u64, Vec<Address>>,
+    waiters: HashMap<Address, Arc<Notify>>,
+    /// The highest fence ever given in this shard, so that fences grow beyond an entry's life.
+    fences: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Of the current holder, the last one if there is none.
+    ask: Arc<Ask>,
+    fence: Fence,
+    attempt: u32,
+    /// The current holder took over an unknown one: its release restores that.
+    took_over: bool,
+    claimed: Micros,
+    expires: Micros,
+    /// The second under which the wheel knows it.
+    turn: u64,
+    phase: Phase,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Running { until: Micros },
+    Unknown { takeover: Micros, released: bool },
+    Done { failed: bool, record: Bytes, outline: Outline },
+    Free,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new(MemoryLimits::default())
+    }
+}
+
+impl Memory {
+    /// An empty store.
+    pub fn new(limits: MemoryLimits) -> Self {
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            opened: Instant::now(),
+            opened_at: micros(since_epoch),
+            limits,
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    fn now(&self) -> Micros {
+        micros(self.opened.elapsed())
+    }
+
+    /// The shard of an address, cleared of what expired there.
+    fn shard(&self, at: &Address, now: Micros) -> MutexGuard<'_, Shard> {
+        let mut shard = self.shards[usize::from(at.0[31]) % SHARDS].lock();
+        if shard.is_due(now) {
+            self.clear(&mut shard, now, 64);
+        }
+        shard
+    }
+
+    /// Removes at most `at_most` expired entries. Returns how many.
+    fn clear(&self, shard: &mut Shard, now: Micros, at_most: u32) -> u32 {
+        let mut removed = 0;
+        let mut looked_at = 0;
+        while looked_at < at_most {
+            let Some(mut turn) = shard.wheel.first_entry().filter(|turn| *turn.key() * 1_000_000 <= now) else { break };
+            let Some(address) = turn.get_mut().pop() else {
+                turn.remove();
+                continue;
+            };
+            let due = *turn.key();
+            looked_at += 1;
+            match shard.entries.get_mut(&address) {
+                Some(entry) if entry.expires <= now => {
+                    let gone = shard.entries.remove(&address).expect("it was there");
+                    self.bytes.fetch_sub(gone.bytes(), Relaxed);
+                    removed += 1;
+                }
+                // Only the place that the entry itself names counts; older ones are left-overs.
+                Some(entry) if entry.turn == due => {
+                    entry.turn = turn_of(entry.expires);
+                    let turn = entry.turn;
+                    shard.wheel.entry(turn).or_default().push(address);
+                }
+                _ => {}
+            }
+        }
+        removed
+    }
+
+    fn claim_now(&self, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
+        let now = self.now();
+        let mut shard = self.shard(&ask.address, now);
+        let shard = &mut *shard;
+        if let Some(entry) = shard.entries.get(&ask.address).filter(|entry| now < entry.expires) {
+            let same = entry.ask.token == ask.token;
+            match &entry.phase {
+                Phase::Running { .. } if same => return Ok(Claim::Granted(entry.lease())),
+                Phase::Free if same => return Ok(Claim::Spent),
+                Phase::Unknown { released: true, .. } if same => return Ok(Claim::Spent),
+                Phase::Free => {}
+                _ if ask.over == Some(entry.fence) && entry.takeover_in(now) == Some(0) => {}
+                _ => return Ok(entry.view(now)),
+            }
+        }
+        let grown = ENTRY_BYTES + ask_bytes(ask);
+        if self.bytes.load(Relaxed) + grown > self.limits.max_bytes {
+            return Err(self.full());
+        }
+        Ok(Claim::Granted(self.grant(shard, ask, now)))
+    }
+
+    fn grant(&self, shard: &mut Shard, ask: &Arc<Ask>, now: Micros) -> Lease {
+        shard.fences = (shard.fences + 1).max(self.opened_at + now);
+        let mut entry = Entry {
+            ask: ask.clone(),
+            fence: Fence(shard.fences),
+            attempt: 1,
+            took_over: false,
+            claimed: now,
+            expires: now + micros(ask.hold) + micros(ask.keep),
+            turn: u64::MAX,
+            phase: Phase::Running { until: now + micros(ask.hold) },
+        };
+        if let Some(before) = shard.entries.remove(&ask.address) {
+            self.bytes.fetch_sub(before.bytes(), Relaxed);
+            if now < before.expires {
+                entry.attempt = before.attempt.saturating_add(1);
+                entry.took_over = !matches!(before.phase, Phase::Free);
+            }
+            entry.turn = before.turn;
+        }
+        let lease = entry.lease();
+        self.insert(shard, entry);
+        lease
+    }
+
+    fn extend_now(&self, lease: &Lease, hold: Duration) -> Held {
+        let now = self.now();
+        let mut shard = self.shard(&lease.ask.address, now);
+        let shard = &mut *shard;
+        match shard.live(&lease.ask.address, now) {
+            None => {
+                self.restore(shard, lease, now, Phase::Running { until: now + micros(hold) }, hold + lease.ask.keep)
+            }
+            Some(entry) if entry.is_held_by(lease) && matches!(entry.phase, Phase::Running { .. }) => {
+                entry.phase = Phase::Running { until: now + micros(hold) };
+                let expires = entry.expires.max(now + micros(hold) + micros(entry.ask.keep));
+                shard.set_expiry(&lease.ask.address, expires);
+                Held::Held
+            }
+            Some(entry) => Held::Lost(Box::new(entry.view(now))),
+        }
+    }
+
+    fn settle_now(&self, lease: &Lease, end: &End) -> Held {
+        let now = self.now();
+        let mut shard = self.shard(&lease.ask.address, now);
+        let shard = &mut *shard;
+        let Some(entry) = shard.live(&lease.ask.address, now) else {
+            let keep = end.keep();
+            return match (Phase::of(end, now), lease.fence) {
+                // A lost claim never came: nothing to put back, but a late copy of it must find its token spent.
+                (_, Fence::UNSEEN) => {
+                    let _ = self.restore(shard, lease, now, Phase::Free, FREE_FOR.max(lease.ask.hold));
+                    Held::Held
+                }
+                (phase, _) => self.restore(shard, lease, now, phase, keep),
+            };
+        };
+        if !entry.is_held_by(lease) {
+            return Held::Lost(Box::new(entry.view(now)));
+        }
+        match (&entry.phase, end) {
+            (Phase::Running { .. }, _) | (Phase::Unknown { released: false, .. }, End::Complete { .. }) => {}
+            (Phase::Done { .. }, End::Complete { .. })
+            | (Phase::Unknown { released: false, .. }, End::Park { .. })
+            | (Phase::Unknown { released: true, .. } | Phase::Free, End::Release) => return Held::Held,
+            _ => return Held::Lost(Box::new(entry.view(now))),
+        }
+        if entry.took_over && matches!(end, End::Release) {
+            entry.phase = Phase::Unknown { takeover: now, released: true };
+        } else {
+            self.apply(shard, &lease.ask.address, end, now);
+        }
+        shard.wake(&lease.ask.address);
+        Held::Held
+    }
+
+    fn resolve_now(&self, at: &Address, seen: Fence, end: &End) -> Held {
+        let now = self.now();
+        let mut shard = self.shard(at, now);
+        let Some(entry) = shard.live(at, now) else { return Held::Lost(Box::new(Claim::Spent)) };
+        let settled = matches!(entry.phase, Phase::Done { .. } | Phase::Free);
+        if entry.fence != seen || settled || entry.takeover_in(now) != Some(0) {
+            return Held::Lost(Box::new(entry.view(now)));
+        }
+        self.apply(&mut shard, at, end, now);
+        shard.wake(at);
+        Held::Held
+    }
+
+    fn forget_now(&self, at: &Address, seen: Fence) -> Held {
+        let now = self.now();
+        let mut shard = self.shard(at, now);
+        let Some(entry) = shard.live(at, now) else { return Held::Lost(Box::new(Claim::Spent)) };
+        if entry.fence != seen || matches!(entry.phase, Phase::Free) {
+            return Held::Lost(Box::new(entry.view(now)));
+        }
+        self.apply(&mut shard, at, &End::Release, now);
+        shard.wake(at);
+        Held::Held
+    }
+
+    fn replace_now(&self, at: &Address, seen: Fence, with: Bytes) -> Held {
+        let now = self.now();
+        let mut shard = self.shard(at, now);
+        let Some(entry) = shard.live(at, now) else { return Held::Lost(Box::new(Claim::Spent)) };
+        let before = entry.bytes();
+        match &mut entry.phase {
+            Phase::Done { record, .. } if entry.fence == seen => *record = with,
+            _ => return Held::Lost(Box::new(entry.view(now))),
+        }
+        let after = entry.bytes();
+        self.account(before, after);
+        Held::Held
+    }
+
+    /// Writes the end of the entry at `at`, which is there.
+    fn apply(&self, shard: &mut Shard, at: &Address, end: &End, now: Micros) {
+        let entry = shard.entries.get_mut(at).expect("the caller found it");
+        let before = entry.bytes();
+        entry.phase = Phase::of(end, now);
+        let after = entry.bytes();
+        let least = if matches!(end, End::Release) { micros(entry.ask.hold) } else { 0 };
+        shard.set_expiry(at, now + micros(end.keep()).max(least));
+        self.account(before, after);
+    }
+
+    fn restore(&self, shard: &mut Shard, lease: &Lease, now: Micros, phase: Phase, keep: Duration) -> Held {
+        shard.fences = shard.fences.max(lease.fence.0);
+        let entry = Entry {
+            ask: lease.ask.clone(),
+            fence: lease.fence,
+            attempt: lease.attempt,
+            took_over: lease.ask.over.is_some(),
+            claimed: now,
+            expires: now + micros(keep),
+            turn: u64::MAX,
+            phase,
+        };
+        self.insert(shard, entry);
+        shard.wake(&lease.ask.address);
+        Held::Restored
+    }
+
+    fn insert(&self, shard: &mut Shard, entry: Entry) {
+        self.bytes.fetch_add(entry.bytes(), Relaxed);
+        let (at, expires) = (entry.ask.address, entry.expires);
+        if let Some(old) = shard.entries.insert(at, entry) {
+            self.bytes.fetch_sub(old.bytes(), Relaxed);
+        }
+        shard.set_expiry(&at, expires);
+    }
+
+    fn account(&self, before: u64, after: u64) {
+        if after >= before {
+            self.bytes.fetch_add(after - before, Relaxed);
+        } else {
+            self.bytes.fetch_sub(before - after, Relaxed);
+        }
+    }
+
+    fn full(&self) -> StoreError {
+        let used = self.bytes.load(Relaxed) >> 20;
+        let limit = self.limits.max_bytes >> 20;
+        let why =
+            format!("{used} of {limit} MiB are taken by records that still answer; raise max_size or shorten ttl");
+        StoreError::new(ErrorKind::Rejected, "memory", why)
+    }
+}
+
+impl Shard {
+    fn is_due(&self, now: Micros) -> bool {
+        self.wheel.first_key_value().is_some_and(|(turn, _)| turn * 1_000_000 <= now)
+    }
+
+    fn live(&mut self, at: &Address, now: Micros) -> Option<&mut Entry> {
+        self.entries.get_mut(at).filter(|entry| now < entry.expires)
+    }
+
+    fn set_expiry(&mut self, at: &Address, expires: Micros) {
+        let entry = self.entries.get_mut(at).expect("the caller found it");
+        entry.expires = expires;
+        if entry.turn > turn_of(expires.saturating_add(SLACK)) {
+            entry.turn = turn_of(expires);
+            self.wheel.entry(entry.turn).or_default().push(*at);
+        }
+    }
+
+    fn wake(&mut self, at: &Address) {
+        if self.waiters.is_empty() {
+            return;
+        }
+        if let Some(waiters) = self.waiters.remove(at) {
+            waiters.notify_waiters();
+        }
+    }
+}
+
+impl Entry {
+    fn is_held_by(&self, lease: &Lease) -> bool {
+        self.ask.token == lease.ask.token && (self.fence == lease.fence || lease.fence == Fence::UNSEEN)
+    }
+
+    fn lease(&self) -> Lease {
+        Lease { ask: self.ask.clone(), fence: self.fence, attempt: self.attempt }
+    }
+
+    /// When it may be taken over; `None` if never.
+    fn takeover_in(&self, now: Micros) -> Option<Micros> {
+        match self.phase {
+            Phase::Running { until } => Some(until.saturating_sub(now)),
+            Phase::Unknown { takeover, .. } => Some(takeover.saturating_sub(now)),
+            Phase::Done { .. } | Phase::Free => None,
+        }
+    }
+
+    /// What somebody else's claim finds here, and what a holder that lost its claim is told.
+    fn view(&self, now: Micros) -> Claim {
+        let holder = || Holder {
+            fence: self.fence,
+            attempt: self.attempt,
+            fingerprint: self.ask.fingerprint,
+            age: Duration::from_micros(now.saturating_sub(self.claimed)),
+            takeover_in: Duration::from_micros(self.takeover_in(now).unwrap_or(0)),
+        };
+        match &self.phase {
+            Phase::Running { until } if now < *until => Claim::Busy(holder()),
+            Phase::Running { .. } | Phase::Unknown { .. } => Claim::Unknown(holder()),
+            Phase::Done { failed, record, .. } => Claim::Done(Finished {
+                fence: self.fence,
+                attempt: self.attempt,
+                fingerprint: self.ask.fingerprint,
+                failed: *failed,
+                record: record.clone(),
+                expires_in: Duration::from_micros(self.expires.saturating_sub(now)),
+            }),
+            Phase::Free => Claim::Spent,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let record = match &self.phase {
+            Phase::Done { record, .. } => record.len() as u64,
+            _ => 0,
+        };
+        ENTRY_BYTES + ask_bytes(&self.ask) + record
+    }
+
+    fn listed(&self, now: Micros) -> Option<Listed> {
+        let (state, outline) = match &self.phase {
+            Phase::Running { until } if now < *until => (State::Processing, None),
+            Phase::Running { .. } | Phase::Unknown { .. } => (State::Unknown, None),
+            Phase::Done { failed: false, outline, .. } => (State::Done, Some(*outline)),
+            Phase::Done { failed: true, outline, .. } => (State::Failed, Some(*outline)),
+            Phase::Free => return None,
+        };
+        (now < self.expires).then(|| Listed {
+            address: self.ask.address,
+            state,
+            fence: self.fence,
+            attempt: self.attempt,
+            fingerprint: self.ask.fingerprint,
+            tags: self.ask.tags.clone(),
+            label: self.ask.label.clone(),
+            age: Duration::from_micros(now.saturating_sub(self.claimed)),
+            expires_in: Duration::from_micros(self.expires - now),
+            outline,
+        })
+    }
+}
+
+impl Phase {
+    fn of(end: &End, now: Micros) -> Self {
+        match end {
+            End::Complete { failed, record, outline, .. } => {
+                Self::Done { failed: *failed, record: record.clone(), outline: *outline }
+            }
+            End::Release => Self::Free,
+            End::Park { retry_in, .. } => Self::Unknown { takeover: now + micros(*retry_in), released: false },
+        }
+    }
+}
+
+impl Store for Memory {
+    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
+        StoreFuture::ready(self.claim_now(ask))
+    }
+
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
+        StoreFuture::ready(Ok(self.extend_now(lease, hold)))
+    }
+
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held> {
+        StoreFuture::ready(Ok(self.settle_now(lease, end)))
+    }
+
+    fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
+        StoreFuture::boxed(async move {
+            let waiters = {
+                let now = self.now();
+                let mut shard = self.shard(at, now);
+                let running = shard.live(at, now).is_some_and(|entry| {
+                    entry.fence == seen && matches!(entry.phase, Phase::Running { until } if now < until)
+                });
+                if !running {
+                    return Ok(());
+                }
+                shard.waiters.entry(*at).or_default().clone()
+            };
+            // `notify_waiters` reaches every `Notified` made before it was called; the one that is made below could
+            // come too late, so look once more after it was made.
+            let notified = waiters.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            let still_listed =
+                self.shard(at, self.now()).waiters.get(at).is_some_and(|listed| Arc::ptr_eq(listed, &waiters));
+            if still_listed {
+                let _ = timeout(limit, notified).await;
+            }
+            let mut shard = self.shard(at, self.now());
+            // One in the table and this one: the last waiter leaves no trace.
+            if Arc::strong_count(&waiters) == 2 {
+                shard.waiters.remove(at);
+            }
+            Ok(())
+        })
+    }
+
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
+        let now = self.now();
+        let mut shard = self.shard(at, now);
+        let found = shard.live(at, now).filter(|entry| !matches!(entry.phase, Phase::Free));
+        StoreFuture::ready(Ok(found.map(|entry| entry.view(now))))
+    }
+
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
+        let now = self.now();
+        let mut swept = Swept::default();
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let left = at_most.saturating_sub(swept.removed);
+            swept.removed += self.clear(&mut shard, now, left);
+            swept.more |= shard.is_due(now);
+        }
+        StoreFuture::ready(Ok(swept))
+    }
+
+    fn operators(&self) -> &dyn Operators {
+        self
+    }
+
+    fn promise(&self) -> Promise {
+        Promise { store: "memory", durable: false, shared: false, wanting: Vec::new() }
+    }
+}
+
+impl Operators for Memory {
+    fn list<'a>(&'a self, filter: &'a Filter, from: Cursor, at_most: u32) -> StoreFuture<'a, Page> {
+        let now = self.now();
+        let mut entries = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            entries.extend(
+                shard
+                    .entries
+                    .values()
+                    .filter(|entry| from.0.is_none_or(|from| entry.ask.address > from))
+                    .filter_map(|entry| entry.listed(now))
+                    .filter(|listed| filter.matches(listed)),
+            );
+        }
+        entries.sort_unstable_by_key(|listed| listed.address);
+        let more = entries.len() > at_most as usize;
+        entries.truncate(at_most as usize);
+        let next = if more { entries.last().map(|last| Cursor(Some(last.address))) } else { None };
+        StoreFuture::ready(Ok(Page { entries, next }))
+    }
+
+    fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a End) -> StoreFuture<'a, Held> {
+        StoreFuture::ready(Ok(self.resolve_now(at, seen, end)))
+    }
+
+    fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, Held> {
+        StoreFuture::ready(Ok(self.forget_now(at, seen)))
+    }
+
+    fn replace<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, Held> {
+        StoreFuture::ready(Ok(self.replace_now(at, seen, record)))
+    }
+
+    fn counts(&self) -> StoreFuture<'_, Counts> {
+        let now = self.now();
+        let mut counts = Counts { bytes: self.bytes.load(Relaxed), ..Counts::default() };
+        for shard in &self.shards {
+            for entry in shard.lock().entries.values().filter(|entry| now < entry.expires) {
+                match entry.phase {
+                    Phase::Running { until } if now < until => counts.processing += 1,
+                    Phase::Running { .. } | Phase::Unknown { .. } => counts.unknown += 1,
+                    Phase::Done { .. } => counts.finished += 1,
+                    Phase::Free => {}
+                }
+            }
+        }
+        StoreFuture::ready(Ok(counts))
+    }
+}
+
+fn ask_bytes(ask: &Ask) -> u64 {
+    (mem::size_of::<Ask>() + ask.tags.as_bytes().len() + ask.label.len()) as u64
+}
+
+fn turn_of(at: Micros) -> u64 {
+    at.div_ceil(1_000_000)
+}
+
+fn micros(duration: Duration) -> Micros {
+    duration.as_micros().try_into().unwrap_or(u64::MAX / 4)
+}

@@ -1,0 +1,204 @@
+use std::{fmt, str};
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+/// Where an entry lives: a digest of scope and key. Displays as 64 hex digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address(pub [u8; 32]);
+
+/// 128 random bits that name one claim.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token(pub [u8; 16]);
+
+/// Names a holder; only grows per address. The upstream gets it too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fence(pub u64);
+
+/// Version and digest of what makes two requests the same.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint {
+    /// Of the way it is computed.
+    pub version: u8,
+    /// SHA-256.
+    pub digest: [u8; 32],
+}
+
+/// What operators can search by: tenant, user, endpoint and key, in one allocation.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct Tags(Bytes);
+
+impl Address {
+    /// Reads 64 hex digits.
+    pub fn from_hex(hex: &str) -> Option<Self> {
+        if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+            *byte = u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+impl Token {
+    /// A fresh one.
+    ///
+    /// # Panics
+    /// If the system has no source of randomness: without one no claim can be named safely.
+    pub fn mint() -> Self {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).expect("the system's source of randomness");
+        Self(bytes)
+    }
+}
+
+impl Fence {
+    /// The fence of a claim whose answer was lost. Settling with it goes by the token alone.
+    pub const UNSEEN: Self = Self(0);
+}
+
+impl Fingerprint {
+    /// Of a request in which nothing is compared.
+    pub const NONE: Self = Self { version: 0, digest: [0; 32] };
+}
+
+impl Tags {
+    /// Each is cut at 1,024 bytes (at a character's end).
+    pub fn new(tenant: &str, user: &str, endpoint: &str, key: &str) -> Self {
+        let parts = [tenant, user, endpoint, key].map(|part| &part[..part.floor_char_boundary(1024)]);
+        let mut all = BytesMut::with_capacity(parts.iter().map(|part| part.len() + 2).sum());
+        for part in parts {
+            all.put_u16(part.len() as u16);
+            all.put_slice(part.as_bytes());
+        }
+        Self(all.freeze())
+    }
+
+    /// Reads what [`Self::as_bytes`] gave. `None` if it is not of that form.
+    pub fn from_bytes(bytes: Bytes) -> Option<Self> {
+        let mut rest = &bytes[..];
+        if !rest.is_empty() {
+            for _ in 0..4 {
+                let (length, tail) = rest.split_first_chunk::<2>()?;
+                let (part, tail) = tail.split_at_checked(u16::from_be_bytes(*length).into())?;
+                str::from_utf8(part).ok()?;
+                rest = tail;
+            }
+        }
+        rest.is_empty().then_some(Self(bytes))
+    }
+
+    /// The form in which stores keep it.
+    pub fn as_bytes(&self) -> &Bytes {
+        &self.0
+    }
+
+    /// Whose data it is, the first part of the scope.
+    pub fn tenant(&self) -> &str {
+        self.part(0)
+    }
+
+    /// Who asked.
+    pub fn user(&self) -> &str {
+        self.part(1)
+    }
+
+    /// Method and route, or RPC.
+    pub fn endpoint(&self) -> &str {
+        self.part(2)
+    }
+
+    /// The key, clear or masked as the policy says.
+    pub fn key(&self) -> &str {
+        self.part(3)
+    }
+
+    fn part(&self, nth: usize) -> &str {
+        let mut rest = &self.0[..];
+        for at in 0.. {
+            let Some((length, tail)) = rest.split_first_chunk::<2>() else { break };
+            let (part, tail) = tail.split_at(u16::from_be_bytes(*length).into());
+            if at == nth {
+                return str::from_utf8(part).unwrap_or_default();
+            }
+            rest = tail;
+        }
+        ""
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Address({self})")
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, ..] = self.0;
+        write!(f, "Token({a:02x}{b:02x}…)")
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, .., y, z] = self.digest;
+        write!(f, "Fingerprint(v{} {a:02x}{b:02x}****{y:02x}{z:02x})", self.version)
+    }
+}
+
+impl fmt::Debug for Tags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tags")
+            .field("tenant", &self.tenant())
+            .field("user", &self.user())
+            .field("endpoint", &self.endpoint())
+            .field("key", &self.key())
+            .finish()
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_come_back_as_they_were_put_in() {
+        let tags = Tags::new("acme", "", "POST /payments", "550e****0000");
+        assert_eq!(
+            (tags.tenant(), tags.user(), tags.endpoint(), tags.key()),
+            ("acme", "", "POST /payments", "550e****0000")
+        );
+        assert_eq!(Tags::from_bytes(tags.as_bytes().clone()), Some(tags));
+        assert_eq!(Tags::default().key(), "");
+        assert_eq!(Tags::from_bytes(Bytes::from_static(b"\0\x05abc")), None);
+    }
+
+    #[test]
+    fn a_long_tag_is_cut_between_characters() {
+        let tags = Tags::new(&"é".repeat(600), "", "", "k");
+        assert_eq!(tags.tenant().len(), 1024);
+        assert_eq!(tags.key(), "k");
+    }
+
+    #[test]
+    fn an_address_reads_its_own_hex_and_nothing_else() {
+        let address = Address([0xa5; 32]);
+        assert_eq!(Address::from_hex(&address.to_string()), Some(address));
+        assert_eq!(Address::from_hex("a5"), None);
+        assert_eq!(Address::from_hex(&"+f".repeat(32)), None);
+    }
+}

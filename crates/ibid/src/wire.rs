@@ -1,0 +1,64 @@
+//! Reading and writing of length-framed bytes, shared by the record and the journal.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+/// Takes fields off the front; every take fails cleanly at the end.
+pub(crate) struct Reader(Bytes);
+
+impl Reader {
+    pub(crate) fn new(bytes: Bytes) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) fn u8(&mut self) -> Option<u8> {
+        self.0.try_get_u8().ok()
+    }
+
+    pub(crate) fn u16(&mut self) -> Option<u16> {
+        self.0.try_get_u16_le().ok()
+    }
+
+    pub(crate) fn u32(&mut self) -> Option<u32> {
+        self.0.try_get_u32_le().ok()
+    }
+
+    pub(crate) fn u64(&mut self) -> Option<u64> {
+        self.0.try_get_u64_le().ok()
+    }
+
+    pub(crate) fn take(&mut self, length: usize) -> Option<Bytes> {
+        (self.0.len() >= length).then(|| self.0.split_to(length))
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.as_ref().try_into().ok()
+    }
+
+    /// What [`put_framed`] wrote.
+    pub(crate) fn framed(&mut self) -> Option<Bytes> {
+        let length = self.u32()?;
+        self.take(length as usize)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+pub(crate) fn put_framed(out: &mut BytesMut, bytes: &[u8]) {
+    out.put_u32_le(u32::try_from(bytes.len()).expect("bounded by max_response"));
+    out.put_slice(bytes);
+}
+
+/// Appends the checksum of everything before it.
+pub(crate) fn seal(mut out: BytesMut) -> Bytes {
+    let sum = crc32c::crc32c(&out);
+    out.put_u32_le(sum);
+    out.freeze()
+}
+
+/// What [`seal`] was given, if its checksum holds.
+pub(crate) fn open(mut bytes: Bytes) -> Option<Bytes> {
+    let sum = bytes.len().checked_sub(4).map(|at| bytes.split_off(at))?;
+    (crc32c::crc32c(&bytes) == u32::from_le_bytes(sum.as_ref().try_into().ok()?)).then_some(bytes)
+}

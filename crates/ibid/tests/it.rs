@@ -1,0 +1,3 @@
+//! The layer, seen from outside.
+
+mod layer;
