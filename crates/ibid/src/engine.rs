@@ -315,7 +315,7 @@ impl Engine {
         &self, policy: &Policy, ask: &Arc<Ask>, operation: O, error: &StoreError,
     ) -> Verdict<O::Answer> {
         if error.kind == ErrorKind::Ambiguous {
-            self.later.push(Lease { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 1 }, End::Release);
+            self.later.push(Lease { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 0 }, End::Release);
         }
         let open = policy.on_store_down == OnStoreDown::Open && error.kind != ErrorKind::Corrupt;
         if policy.mode == Mode::Shadow {

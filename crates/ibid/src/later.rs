@@ -97,7 +97,7 @@ impl Later {
 
 impl Inner {
     fn has_journaled(&self) -> bool {
-        self.journal.as_ref().is_some_and(|journal| journal.len() > 0)
+        self.journal.as_ref().is_some_and(|journal| !journal.is_empty())
     }
 
     /// Settles the oldest end. `None` if there is none, else whether the store took it.

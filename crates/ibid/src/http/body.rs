@@ -48,7 +48,7 @@ impl<B> RequestBody<B> {
 
 impl<B> RequestBody<B> {
     fn unread(&self) -> Option<&B> {
-        self.untouched.as_ref().or_else(|| self.rest.as_deref())
+        self.untouched.as_ref().or(self.rest.as_deref())
     }
 }
 
@@ -127,7 +127,8 @@ pub(crate) enum Piece {
 pub struct BrokenOff;
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn untouched(body: B) -> Self {
+    /// The inner service's own body.
+    pub fn untouched(body: B) -> Self {
         Self { inner: Inner::Untouched { body } }
     }
 

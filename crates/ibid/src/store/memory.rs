@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    mem,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -20,19 +19,17 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+use self::entry::{ENTRY_BYTES, Entry, Micros, Phase, ask_bytes, micros, turn_of};
 use super::{
-    Address, Ask, Claim, Counts, Cursor, End, ErrorKind, FREE_FOR, Fence, Filter, Finished, Held, Holder, Lease,
-    Listed, Operators, Outline, Page, Promise, State, Store, StoreError, StoreFuture, Swept,
+    Address, Ask, Claim, Counts, Cursor, End, ErrorKind, FREE_FOR, Fence, Filter, Held, Lease, Operators, Page,
+    Promise, Store, StoreError, StoreFuture, Swept,
 };
 
+mod entry;
+
 const SHARDS: usize = 64;
-/// An entry's fixed cost: its slot in the table, the ask behind it and its place in the wheel.
-const ENTRY_BYTES: u64 = 480;
 /// How much later than its expiry an entry may be removed, so that most changes of expiry need no new place.
 const SLACK: Micros = 60_000_000;
-
-/// Microseconds since the store was made.
-type Micros = u64;
 
 /// How much a [`Memory`] store may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,29 +71,6 @@ struct Shard {
     fences: u64,
 }
 
-#[derive(Debug)]
-struct Entry {
-    /// Of the current holder, the last one if there is none.
-    ask: Arc<Ask>,
-    fence: Fence,
-    attempt: u32,
-    /// The current holder took over an unknown one: its release restores that.
-    took_over: bool,
-    claimed: Micros,
-    expires: Micros,
-    /// The second under which the wheel knows it.
-    turn: u64,
-    phase: Phase,
-}
-
-#[derive(Debug)]
-enum Phase {
-    Running { until: Micros },
-    Unknown { takeover: Micros, released: bool },
-    Done { failed: bool, record: Bytes, outline: Outline },
-    Free,
-}
-
 impl Default for Memory {
     fn default() -> Self {
         Self::new(MemoryLimits::default())
@@ -135,21 +109,21 @@ impl Memory {
         let mut looked_at = 0;
         while looked_at < at_most {
             let Some(mut turn) = shard.wheel.first_entry().filter(|turn| *turn.key() * 1_000_000 <= now) else { break };
-            let Some(address) = turn.get_mut().pop() else {
-                turn.remove();
-                continue;
-            };
             let due = *turn.key();
+            let address = turn.get_mut().pop().expect("no turn is kept empty");
+            if turn.get().is_empty() {
+                turn.remove();
+            }
             looked_at += 1;
             match shard.entries.get_mut(&address) {
-                Some(entry) if entry.expires <= now => {
-                    let gone = shard.entries.remove(&address).expect("it was there");
-                    self.bytes.fetch_sub(gone.bytes(), Relaxed);
+                Some(entry) if entry.removable_at() <= now => {
+                    self.remove(shard, &address);
+                    shard.wake(&address);
                     removed += 1;
                 }
                 // Only the place that the entry itself names counts; older ones are left-overs.
                 Some(entry) if entry.turn == due => {
-                    entry.turn = turn_of(entry.expires);
+                    entry.turn = turn_of(entry.removable_at());
                     let turn = entry.turn;
                     shard.wheel.entry(turn).or_default().push(address);
                 }
@@ -163,7 +137,10 @@ impl Memory {
         let now = self.now();
         let mut shard = self.shard(&ask.address, now);
         let shard = &mut *shard;
-        if let Some(entry) = shard.entries.get(&ask.address).filter(|entry| now < entry.expires) {
+        if shard.entries.get(&ask.address).is_some_and(|entry| entry.remembers_as_spent(ask.token, now)) {
+            return Ok(Claim::Spent);
+        }
+        if let Some(entry) = shard.live(&ask.address, now) {
             let same = entry.ask.token == ask.token;
             match &entry.phase {
                 Phase::Running { .. } if same => return Ok(Claim::Granted(entry.lease())),
@@ -191,15 +168,16 @@ impl Memory {
             claimed: now,
             expires: now + micros(ask.hold) + micros(ask.keep),
             turn: u64::MAX,
+            spent: Vec::new(),
             phase: Phase::Running { until: now + micros(ask.hold) },
         };
-        if let Some(before) = shard.entries.remove(&ask.address) {
-            self.bytes.fetch_sub(before.bytes(), Relaxed);
+        if let Some(before) = self.remove(shard, &ask.address) {
             if now < before.expires {
                 entry.attempt = before.attempt.saturating_add(1);
                 entry.took_over = !matches!(before.phase, Phase::Free);
             }
             entry.turn = before.turn;
+            entry.spent = before.into_spent(now);
         }
         let lease = entry.lease();
         self.insert(shard, entry);
@@ -212,7 +190,8 @@ impl Memory {
         let shard = &mut *shard;
         match shard.live(&lease.ask.address, now) {
             None => {
-                self.restore(shard, lease, now, Phase::Running { until: now + micros(hold) }, hold + lease.ask.keep)
+                let keep = hold.saturating_add(lease.ask.keep);
+                self.restore(shard, lease, now, Phase::Running { until: now + micros(hold) }, keep)
             }
             Some(entry) if entry.is_held_by(lease) && matches!(entry.phase, Phase::Running { .. }) => {
                 entry.phase = Phase::Running { until: now + micros(hold) };
@@ -229,14 +208,19 @@ impl Memory {
         let mut shard = self.shard(&lease.ask.address, now);
         let shard = &mut *shard;
         let Some(entry) = shard.live(&lease.ask.address, now) else {
-            let keep = end.keep();
-            return match (Phase::of(end, now), lease.fence) {
+            let spent_for = FREE_FOR.max(lease.ask.hold);
+            return match end {
                 // A lost claim never came: nothing to put back, but a late copy of it must find its token spent.
-                (_, Fence::UNSEEN) => {
-                    let _ = self.restore(shard, lease, now, Phase::Free, FREE_FOR.max(lease.ask.hold));
-                    Held::Held
+                _ if lease.fence == Fence::UNSEEN => {
+                    let _ = self.restore(shard, lease, now, Phase::Free, spent_for);
+                    if matches!(end, End::Release) { Held::Held } else { Held::Lost(Box::new(Claim::Spent)) }
                 }
-                (phase, _) => self.restore(shard, lease, now, phase, keep),
+                End::Release if lease.ask.over.is_some() => {
+                    let phase = Phase::Unknown { takeover: now, released: true };
+                    self.restore(shard, lease, now, phase, spent_for.max(lease.ask.keep))
+                }
+                End::Release => self.restore(shard, lease, now, Phase::Free, spent_for),
+                _ => self.restore(shard, lease, now, Phase::of(end, now), end.keep()),
             };
         };
         if !entry.is_held_by(lease) {
@@ -244,13 +228,16 @@ impl Memory {
         }
         match (&entry.phase, end) {
             (Phase::Running { .. }, _) | (Phase::Unknown { released: false, .. }, End::Complete { .. }) => {}
-            (Phase::Done { .. }, End::Complete { .. })
+            (Phase::Done { resolved: false, .. }, End::Complete { .. })
             | (Phase::Unknown { released: false, .. }, End::Park { .. })
             | (Phase::Unknown { released: true, .. } | Phase::Free, End::Release) => return Held::Held,
             _ => return Held::Lost(Box::new(entry.view(now))),
         }
         if entry.took_over && matches!(end, End::Release) {
             entry.phase = Phase::Unknown { takeover: now, released: true };
+            let spent_until = now + micros(FREE_FOR.max(entry.ask.hold));
+            let expires = entry.expires.max(spent_until);
+            shard.set_expiry(&lease.ask.address, expires);
         } else {
             self.apply(shard, &lease.ask.address, end, now);
         }
@@ -262,11 +249,17 @@ impl Memory {
         let now = self.now();
         let mut shard = self.shard(at, now);
         let Some(entry) = shard.live(at, now) else { return Held::Lost(Box::new(Claim::Spent)) };
-        let settled = matches!(entry.phase, Phase::Done { .. } | Phase::Free);
-        if entry.fence != seen || settled || entry.takeover_in(now) != Some(0) {
+        // Not `takeover_in`: a parked entry that may not be taken over yet may well be resolved.
+        if entry.fence != seen || !matches!(entry.view(now), Claim::Unknown(_)) {
             return Held::Lost(Box::new(entry.view(now)));
         }
+        let was_released = matches!(entry.phase, Phase::Unknown { released: true, .. });
         self.apply(&mut shard, at, end, now);
+        match shard.live(at, now).map(|entry| &mut entry.phase) {
+            Some(Phase::Done { resolved, .. }) => *resolved = true,
+            Some(Phase::Unknown { released, .. }) => *released = was_released,
+            _ => {}
+        }
         shard.wake(at);
         Held::Held
     }
@@ -301,6 +294,11 @@ impl Memory {
     fn apply(&self, shard: &mut Shard, at: &Address, end: &End, now: Micros) {
         let entry = shard.entries.get_mut(at).expect("the caller found it");
         let before = entry.bytes();
+        if matches!(entry.phase, Phase::Unknown { released: true, .. })
+            && !entry.remembers_as_spent(entry.ask.token, now)
+        {
+            entry.spent.push((entry.ask.token, entry.expires));
+        }
         entry.phase = Phase::of(end, now);
         let after = entry.bytes();
         let least = if matches!(end, End::Release) { micros(entry.ask.hold) } else { 0 };
@@ -310,6 +308,7 @@ impl Memory {
 
     fn restore(&self, shard: &mut Shard, lease: &Lease, now: Micros, phase: Phase, keep: Duration) -> Held {
         shard.fences = shard.fences.max(lease.fence.0);
+        let spent = self.remove(shard, &lease.ask.address).map(|before| before.into_spent(now)).unwrap_or_default();
         let entry = Entry {
             ask: lease.ask.clone(),
             fence: lease.fence,
@@ -318,6 +317,7 @@ impl Memory {
             claimed: now,
             expires: now + micros(keep),
             turn: u64::MAX,
+            spent,
             phase,
         };
         self.insert(shard, entry);
@@ -328,10 +328,14 @@ impl Memory {
     fn insert(&self, shard: &mut Shard, entry: Entry) {
         self.bytes.fetch_add(entry.bytes(), Relaxed);
         let (at, expires) = (entry.ask.address, entry.expires);
-        if let Some(old) = shard.entries.insert(at, entry) {
-            self.bytes.fetch_sub(old.bytes(), Relaxed);
-        }
+        shard.entries.insert(at, entry);
         shard.set_expiry(&at, expires);
+    }
+
+    fn remove(&self, shard: &mut Shard, at: &Address) -> Option<Entry> {
+        let gone = shard.entries.remove(at)?;
+        self.bytes.fetch_sub(gone.bytes(), Relaxed);
+        Some(gone)
     }
 
     fn account(&self, before: u64, after: u64) {
@@ -369,97 +373,16 @@ impl Shard {
         }
     }
 
+    fn is_listed(&self, at: &Address, waiters: &Arc<Notify>) -> bool {
+        self.waiters.get(at).is_some_and(|listed| Arc::ptr_eq(listed, waiters))
+    }
+
     fn wake(&mut self, at: &Address) {
         if self.waiters.is_empty() {
             return;
         }
         if let Some(waiters) = self.waiters.remove(at) {
             waiters.notify_waiters();
-        }
-    }
-}
-
-impl Entry {
-    fn is_held_by(&self, lease: &Lease) -> bool {
-        self.ask.token == lease.ask.token && (self.fence == lease.fence || lease.fence == Fence::UNSEEN)
-    }
-
-    fn lease(&self) -> Lease {
-        Lease { ask: self.ask.clone(), fence: self.fence, attempt: self.attempt }
-    }
-
-    /// When it may be taken over; `None` if never.
-    fn takeover_in(&self, now: Micros) -> Option<Micros> {
-        match self.phase {
-            Phase::Running { until } => Some(until.saturating_sub(now)),
-            Phase::Unknown { takeover, .. } => Some(takeover.saturating_sub(now)),
-            Phase::Done { .. } | Phase::Free => None,
-        }
-    }
-
-    /// What somebody else's claim finds here, and what a holder that lost its claim is told.
-    fn view(&self, now: Micros) -> Claim {
-        let holder = || Holder {
-            fence: self.fence,
-            attempt: self.attempt,
-            fingerprint: self.ask.fingerprint,
-            age: Duration::from_micros(now.saturating_sub(self.claimed)),
-            takeover_in: Duration::from_micros(self.takeover_in(now).unwrap_or(0)),
-        };
-        match &self.phase {
-            Phase::Running { until } if now < *until => Claim::Busy(holder()),
-            Phase::Running { .. } | Phase::Unknown { .. } => Claim::Unknown(holder()),
-            Phase::Done { failed, record, .. } => Claim::Done(Finished {
-                fence: self.fence,
-                attempt: self.attempt,
-                fingerprint: self.ask.fingerprint,
-                failed: *failed,
-                record: record.clone(),
-                expires_in: Duration::from_micros(self.expires.saturating_sub(now)),
-            }),
-            Phase::Free => Claim::Spent,
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        let record = match &self.phase {
-            Phase::Done { record, .. } => record.len() as u64,
-            _ => 0,
-        };
-        ENTRY_BYTES + ask_bytes(&self.ask) + record
-    }
-
-    fn listed(&self, now: Micros) -> Option<Listed> {
-        let (state, outline) = match &self.phase {
-            Phase::Running { until } if now < *until => (State::Processing, None),
-            Phase::Running { .. } | Phase::Unknown { .. } => (State::Unknown, None),
-            Phase::Done { failed: false, outline, .. } => (State::Done, Some(*outline)),
-            Phase::Done { failed: true, outline, .. } => (State::Failed, Some(*outline)),
-            Phase::Free => return None,
-        };
-        (now < self.expires).then(|| Listed {
-            address: self.ask.address,
-            state,
-            fence: self.fence,
-            attempt: self.attempt,
-            fingerprint: self.ask.fingerprint,
-            tags: self.ask.tags.clone(),
-            label: self.ask.label.clone(),
-            age: Duration::from_micros(now.saturating_sub(self.claimed)),
-            expires_in: Duration::from_micros(self.expires - now),
-            outline,
-        })
-    }
-}
-
-impl Phase {
-    fn of(end: &End, now: Micros) -> Self {
-        match end {
-            End::Complete { failed, record, outline, .. } => {
-                Self::Done { failed: *failed, record: record.clone(), outline: *outline }
-            }
-            End::Release => Self::Free,
-            End::Park { retry_in, .. } => Self::Unknown { takeover: now + micros(*retry_in), released: false },
         }
     }
 }
@@ -479,33 +402,39 @@ impl Store for Memory {
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
         StoreFuture::boxed(async move {
-            let waiters = {
+            let deadline = self.now().saturating_add(micros(limit));
+            loop {
+                let (waiters, lapses) = {
+                    let now = self.now();
+                    let mut shard = self.shard(at, now);
+                    let Some(lapses) = shard.live(at, now).and_then(|entry| entry.runs_until(seen, now)) else {
+                        return Ok(());
+                    };
+                    (shard.waiters.entry(*at).or_default().clone(), lapses)
+                };
+                // `notify_waiters` reaches every `Notified` made before it was called; the one that is made below
+                // could come too late, so look once more after it was made.
+                let notified = waiters.notified();
+                tokio::pin!(notified);
+                notified.as_mut().enable();
                 let now = self.now();
-                let mut shard = self.shard(at, now);
-                let running = shard.live(at, now).is_some_and(|entry| {
-                    entry.fence == seen && matches!(entry.phase, Phase::Running { until } if now < until)
-                });
-                if !running {
+                if !self.shard(at, now).is_listed(at, &waiters) {
                     return Ok(());
                 }
-                shard.waiters.entry(*at).or_default().clone()
-            };
-            // `notify_waiters` reaches every `Notified` made before it was called; the one that is made below could
-            // come too late, so look once more after it was made.
-            let notified = waiters.notified();
-            tokio::pin!(notified);
-            notified.as_mut().enable();
-            let still_listed =
-                self.shard(at, self.now()).waiters.get(at).is_some_and(|listed| Arc::ptr_eq(listed, &waiters));
-            if still_listed {
-                let _ = timeout(limit, notified).await;
+                let silence = Duration::from_micros(lapses.min(deadline).saturating_sub(now));
+                let woken = timeout(silence, notified).await.is_ok();
+                let now = self.now();
+                let mut shard = self.shard(at, now);
+                // One in the table and this one: the last waiter leaves no trace. The table may by now hold those who
+                // wait for the next holder: they are not ours to remove.
+                if Arc::strong_count(&waiters) == 2 && shard.is_listed(at, &waiters) {
+                    shard.waiters.remove(at);
+                }
+                if woken || now >= deadline {
+                    return Ok(());
+                }
+                // The lease ended, or was extended meanwhile: look again.
             }
-            let mut shard = self.shard(at, self.now());
-            // One in the table and this one: the last waiter leaves no trace.
-            if Arc::strong_count(&waiters) == 2 {
-                shard.waiters.remove(at);
-            }
-            Ok(())
         })
     }
 
@@ -586,16 +515,4 @@ impl Operators for Memory {
         }
         StoreFuture::ready(Ok(counts))
     }
-}
-
-fn ask_bytes(ask: &Ask) -> u64 {
-    (mem::size_of::<Ask>() + ask.tags.as_bytes().len() + ask.label.len()) as u64
-}
-
-fn turn_of(at: Micros) -> u64 {
-    at.div_ceil(1_000_000)
-}
-
-fn micros(duration: Duration) -> Micros {
-    duration.as_micros().try_into().unwrap_or(u64::MAX / 4)
 }

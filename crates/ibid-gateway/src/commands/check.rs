@@ -1,0 +1,149 @@
+//! `ibid check FILE [--against OLD]`: is it valid, what holds for each route, what would a change forget?
+
+use std::{io, path::PathBuf};
+
+use ibid::Policy;
+
+use crate::{
+    config::{ConfigError, Env, ServeArgs, Settings, forgets, shortened, show},
+    routes::Route,
+};
+
+/// `ibid check`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct CheckArgs {
+    /// The configuration file
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Also say what going from this file to FILE would forget
+    #[arg(long, value_name = "OLD")]
+    pub against: Option<PathBuf>,
+}
+
+/// What was found about a valid file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Verdict {
+    /// Nothing that is remembered would be forgotten, or there was nothing to compare with.
+    Keeps,
+    /// Something would.
+    Forgets,
+}
+
+/// Why a check could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckError {
+    /// One of the files is not valid.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Nobody takes what is printed.
+    #[error("cannot print: {0}")]
+    Print(#[from] io::Error),
+}
+
+impl Verdict {
+    /// The exit code of the command.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Keeps => 0,
+            Self::Forgets => 1,
+        }
+    }
+}
+
+/// Checks and prints. `promise` is what the store of these settings promises, in one line, if that is known without
+/// opening it.
+///
+/// # Errors
+/// A file is not valid, or nothing can be printed.
+pub fn run(
+    args: &CheckArgs, env: &Env<'_>, promise: &dyn Fn(&Settings) -> Option<String>, out: &mut dyn io::Write,
+) -> Result<Verdict, CheckError> {
+    let settings = Settings::load(&ServeArgs::of_file(&args.file), env)?;
+    let old = args.against.as_ref().map(|old| Settings::load(&ServeArgs::of_file(old), env)).transpose()?;
+    writeln!(out, "{}: valid\n", args.file.display())?;
+    print_top(&settings, promise(&settings), out)?;
+    for (at, route) in settings.routes.iter().enumerate() {
+        writeln!(out)?;
+        print_route(at + 1, route, out)?;
+    }
+    writeln!(out, "\n* differs from the preset")?;
+    print_all("warnings", &settings.warnings, out)?;
+    print_all("notes", &settings.notes, out)?;
+    let (Some(old), Some(path)) = (old, &args.against) else { return Ok(Verdict::Keeps) };
+    let mut lost = forgets(&old, &settings);
+    lost.extend(shortened(&old, &settings));
+    if lost.is_empty() {
+        writeln!(out, "\nagainst {}: nothing that is remembered is forgotten", path.display())?;
+        return Ok(Verdict::Keeps);
+    }
+    print_all(&format!("against {}: this forgets", path.display()), &lost, out)?;
+    Ok(Verdict::Forgets)
+}
+
+fn print_top(settings: &Settings, promise: Option<String>, out: &mut dyn io::Write) -> io::Result<()> {
+    let tls = if settings.tls.is_some() { " (TLS)" } else { "" };
+    let admin = match &settings.admin {
+        None => "off".into(),
+        Some(admin) if admin.tokens.is_empty() => format!("{}, no token", admin.listen),
+        Some(admin) => {
+            let who = admin.tokens.iter().map(|token| match &token.user {
+                None => token.role.to_string(),
+                Some(user) => format!("{} {user}", token.role),
+            });
+            format!("{}, tokens: {}", admin.listen, show::list(who))
+        }
+    };
+    let store = &settings.store;
+    let mut lines = vec![
+        ("listen", format!("{}{tls}", settings.listen)),
+        ("upstream", settings.upstream.clone()),
+        ("admin", admin),
+        (
+            "store",
+            format!(
+                "{} (timeout {}, sweep every {})",
+                store.url,
+                show::duration(store.timeout),
+                show::duration(store.sweep_every)
+            ),
+        ),
+    ];
+    lines.extend(promise.map(|promise| ("promise", promise)));
+    lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));
+    for (name, value) in lines {
+        writeln!(out, "  {name:<14}  {value}")?;
+    }
+    Ok(())
+}
+
+fn print_route(number: usize, route: &Route, out: &mut dyn io::Write) -> io::Result<()> {
+    let through = if route.via_policy && route.name != "*" { ", through [policy]" } else { "" };
+    let (place, name) = if route.name == "*" {
+        ("[policy]".into(), "every path")
+    } else {
+        (format!("route[{number}]"), route.name.as_str())
+    };
+    writeln!(out, "{place}  {name}    (preset {}{through})", route.preset)?;
+    let mut preset = Policy::preset(route.preset).expect("routes start from presets");
+    if route.name != "*" {
+        // Always those of the match.
+        preset.methods.clone_from(&route.policy.methods);
+    }
+    for ((name, value), (_, usual)) in show::dials(&route.policy).into_iter().zip(show::dials(&preset)) {
+        let mark = if value == usual { ' ' } else { '*' };
+        writeln!(out, "{mark} {name:<14}  {value}")?;
+    }
+    if let Some(upstream) = &route.upstream {
+        writeln!(out, "* {:<14}  {upstream}", "upstream")?;
+    }
+    Ok(())
+}
+
+fn print_all(title: &str, sentences: &[String], out: &mut dyn io::Write) -> io::Result<()> {
+    if !sentences.is_empty() {
+        writeln!(out, "\n{title}:")?;
+    }
+    sentences.iter().try_for_each(|sentence| writeln!(out, "  - {sentence}"))
+}

@@ -1,0 +1,180 @@
+//! `ibid demo`: the gateway in front of a built-in payments API. Shows what to try, and what becomes of it.
+
+use std::{
+    convert::Infallible,
+    io::{IsTerminal, Write},
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use clap::Args;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use ibid::{Answered, Notice, Observer, Outcome, generate_key, rfc3339};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use super::serve::{Gateway, stopped};
+use crate::config::{DEFAULT_STORE, Env, ServeArgs, Settings};
+
+/// What the demo can be told.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Where the gateway listens
+    #[arg(long, default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+    /// Where its health can be asked for
+    #[arg(long, default_value = "127.0.0.1:8081")]
+    pub admin: SocketAddr,
+}
+
+/// Runs the demo until Ctrl-C.
+///
+/// # Errors
+/// If an address cannot be bound.
+pub fn run(args: &DemoArgs) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|why| why.to_string())?;
+    runtime.block_on(async {
+        let app = Payments::start().await.map_err(|why| format!("the payments API cannot be started: {why}"))?;
+        let serve = ServeArgs {
+            listen: Some(args.listen.to_string()),
+            admin: Some(args.admin.to_string()),
+            upstream: Some(format!("http://{}", app.address)),
+            store: Some(DEFAULT_STORE.into()),
+            ..ServeArgs::default()
+        };
+        let settings = Settings::from_text("", None, &serve, &Env::of(&[])).map_err(|why| why.to_string())?;
+        let store = ibid_stores::open(settings.store.url.expose()).map_err(|why| why.to_string())?;
+        let colour = std::io::stdout().is_terminal();
+        let show = Arc::new(Show { app: app.clone(), colour });
+        let gateway = Gateway::start(settings, serve, store, show).await?;
+        explain(gateway.address(), &app, colour);
+        stopped().await;
+        gateway.stop().await;
+        println!("\n{} payments were charged. Bye.", app.charged.load(SeqCst));
+        Ok(())
+    })
+}
+
+fn explain(address: SocketAddr, app: &Payments, colour: bool) {
+    let bold = |text: &str| if colour { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() };
+    let key = generate_key();
+    println!(
+        "{}\n\nibid listens on http://{address}, in front of a payments API on http://{}.\nTry this twice, in another terminal:\n\n    \
+         curl -i http://{address}/payments -H 'Idempotency-Key: {key}' \\\n         -H 'Content-Type: application/json' -d '{{\"amount\": 1200, \"currency\": \"EUR\"}}'\n\n\
+         The second answer is the first one again, with Idempotent-Replayed: true. Retry ten times at once:\n\n    \
+         seq 10 | xargs -P 10 -I{{}} curl -s -o /dev/null -w '%{{http_code}}\\n' http://{address}/payments \\\n         \
+         -H 'Idempotency-Key: {}' -d '{{\"amount\": 700}}'\n\n\
+         Charged in all:                  curl http://{address}/payments\n\
+         The published contract:          http://{address}/.well-known/idempotency\n\n{}",
+        bold("A payment that is retried, and charged once."),
+        app.address,
+        generate_key(),
+        bold("What happens (Ctrl-C ends it):"),
+    );
+    let _ = std::io::stdout().flush();
+    println!("ibid: listening on http://{address}");
+}
+
+/// Shows each request in the terminal.
+struct Show {
+    app: Arc<Payments>,
+    colour: bool,
+}
+
+impl Observer for Show {
+    fn answered(&self, request: &Answered<'_>) {
+        let (word, colour) = match request.outcome {
+            Outcome::Executed => ("EXECUTED", 32),
+            Outcome::Replayed => ("REPLAYED", 36),
+            Outcome::Refused(_) => ("REFUSED", 33),
+            Outcome::Keyless => ("NO KEY", 90),
+            _ => ("RAN", 35),
+        };
+        let word = if self.colour { format!("\x1b[{colour}m{word:<9}\x1b[0m") } else { format!("{word:<9}") };
+        let why = match request.outcome {
+            Outcome::Refused(reason) => format!(" {}", reason.name()),
+            Outcome::Keyless => " passed through without protection".into(),
+            _ => String::new(),
+        };
+        let status = if request.status == 100 { String::new() } else { request.status.to_string() };
+        let charged = self.app.charged.load(SeqCst);
+        println!(
+            "  {word} {} {} {status:<3} key {:<12} {:>6.1} ms   charged so far: {charged}{why}",
+            request.method,
+            request.path,
+            if request.key.is_empty() { "-" } else { request.key },
+            request.took.as_secs_f64() * 1000.0,
+        );
+    }
+
+    fn noticed(&self, notice: &Notice<'_>) {
+        println!("  {notice}");
+    }
+}
+
+/// The app behind the gateway: knows nothing of idempotency, and charges whatever it is told to.
+struct Payments {
+    address: SocketAddr,
+    charged: AtomicU64,
+}
+
+impl Payments {
+    async fn start() -> std::io::Result<Arc<Self>> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let app = Arc::new(Self { address: listener.local_addr()?, charged: AtomicU64::new(0) });
+        let serving = app.clone();
+        tokio::spawn(async move {
+            loop {
+                let Ok((socket, _)) = listener.accept().await else { continue };
+                let app = serving.clone();
+                tokio::spawn(async move {
+                    let service = service_fn(|request| {
+                        let app = app.clone();
+                        async move { Ok::<_, Infallible>(app.answer(request).await) }
+                    });
+                    let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                    let _ = builder.serve_connection(TokioIo::new(socket), service).await;
+                });
+            }
+        });
+        Ok(app)
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        match (request.method().clone(), request.uri().path()) {
+            (Method::POST, "/payments") => {
+                let body = Limited::new(request.into_body(), 1 << 20).collect().await;
+                let body: Value =
+                    body.ok().and_then(|body| serde_json::from_slice(&body.to_bytes()).ok()).unwrap_or_default();
+                // A real one would call a bank here.
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                let number = self.charged.fetch_add(1, SeqCst) + 1;
+                let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+                let payment = json!({
+                    "id": format!("pay_{number:04}"),
+                    "amount": body.get("amount").cloned().unwrap_or(Value::Null),
+                    "status": "charged",
+                    "at": rfc3339(now.as_millis() as u64),
+                });
+                answer(StatusCode::CREATED, &payment)
+            }
+            (Method::GET, "/payments") => answer(StatusCode::OK, &json!({ "charged": self.charged.load(SeqCst) })),
+            _ => answer(StatusCode::NOT_FOUND, &json!({ "error": "there is only /payments here" })),
+        }
+    }
+}
+
+fn answer(status: StatusCode, body: &Value) -> Response<Full<Bytes>> {
+    let mut answer = Response::new(Full::new(format!("{body}\n").into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    answer
+}

@@ -1,0 +1,203 @@
+//! `ibid serve`: the gateway, from its settings to its end.
+
+use std::{io::Write, sync::Arc, time::Duration};
+
+use ibid::{Ibid, Journal, Observer, http::Cors, store::Store};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
+};
+
+use crate::{
+    admin::Admin,
+    config::{Env, ServeArgs, Settings},
+    live::{Live, Snapshot},
+    logs,
+    server::Server,
+};
+
+/// What a sweep removes at a time.
+const SWEEP: u32 = 1000;
+
+/// Why the gateway did not start, or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The settings are wrong: the line says where and what is allowed.
+    #[error("{0}")]
+    Settings(String),
+    /// The settings are fine, but something that they name is not.
+    #[error("ibid: {0}")]
+    Start(String),
+}
+
+/// Runs the gateway until it is told to stop.
+///
+/// # Errors
+/// If it cannot start.
+pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
+    let settings = Settings::load(&args, env).map_err(|why| ServeError::Settings(why.to_string()))?;
+    let _logs = logs::start(&settings.log).map_err(ServeError::Start)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|why| ServeError::Start(why.to_string()))?;
+    runtime.block_on(async {
+        let store = ibid_stores::open(settings.store.url.expose());
+        let store = store.map_err(|why| ServeError::Settings(format!("store.url: {why}")))?;
+        let gateway = Gateway::start(settings, args, store, Arc::new(logs::Logged)).await.map_err(ServeError::Start)?;
+        announce(&gateway);
+        stopped().await;
+        tracing::info!("stopping: no new connections; requests that have begun run to their end");
+        gateway.stop().await;
+        Ok(())
+    })
+}
+
+/// A gateway that runs.
+pub struct Gateway {
+    address: std::net::SocketAddr,
+    admin: Option<std::net::SocketAddr>,
+    secure: bool,
+    live: Arc<Live>,
+    ibid: Ibid,
+    stop: watch::Sender<bool>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+impl Gateway {
+    /// Starts a gateway on a store.
+    ///
+    /// # Errors
+    /// If an address cannot be bound, or the journal, a certificate or the store is not as it must be.
+    pub async fn start(
+        settings: Settings, args: ServeArgs, store: Arc<dyn Store>, observer: Arc<dyn Observer>,
+    ) -> Result<Self, String> {
+        settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        check_promise(&settings, store.as_ref())?;
+        let ibid = build(&settings, store, observer)?;
+        let sweep_every = settings.store.sweep_every;
+        let admin = match &settings.admin {
+            Some(admin) => Some(Admin::bind(admin.listen, ibid.clone()).await?),
+            None => None,
+        };
+        let live = Live::new(Snapshot::new(settings, None)?, args);
+        let server = Server::bind(live.clone(), ibid.clone()).await?;
+        let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
+        let address = server.address().map_err(unnamed)?;
+        let admin_address = admin.as_ref().map(Admin::address).transpose().map_err(unnamed)?;
+        let (stop, stopping) = watch::channel(false);
+        if let Some(admin) = admin {
+            tokio::spawn(admin.run(stopping.clone()));
+        }
+        tokio::spawn(sweep(ibid.clone(), sweep_every));
+        let (nudge, nudged) = mpsc::channel(1);
+        tokio::spawn(live.clone().watch(nudged));
+        tokio::spawn(nudge_on_hangup(nudge));
+        let secure = server.is_secure();
+        let server = tokio::spawn(server.run(stopping));
+        Ok(Self { address, admin: admin_address, secure, live, ibid, stop, server })
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.address
+    }
+
+    /// Where operators connect.
+    pub fn admin(&self) -> Option<std::net::SocketAddr> {
+        self.admin
+    }
+
+    /// The layer's engine and store.
+    pub fn ibid(&self) -> &Ibid {
+        &self.ibid
+    }
+
+    /// The configuration in force.
+    pub fn live(&self) -> &Arc<Live> {
+        &self.live
+    }
+
+    /// Ends in good order.
+    pub async fn stop(self) {
+        let _ = self.stop.send(true);
+        let _ = self.server.await;
+    }
+}
+
+fn build(settings: &Settings, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Result<Ibid, String> {
+    let mut builder = Ibid::builder(store)
+        .observer(observer)
+        .trusted_proxies(settings.trusted_proxies.clone())
+        .max_running(settings.max_running)
+        .buffer_memory(settings.buffer_memory)
+        .body_timeout(settings.limits.body_timeout);
+    if !settings.cors_origins.is_empty() {
+        let origins = settings.cors_origins.iter().filter_map(|origin| origin.to_str().ok());
+        builder = builder.cors(Cors::parse(origins).map_err(|why| format!("cors.origins: {why}"))?);
+    }
+    if let Some(folder) = &settings.journal {
+        let journal = Journal::open(folder).map_err(|why| format!("journal: {}: {why}", folder.display()))?;
+        for file in journal.unreadable() {
+            tracing::error!(file = %file.display(), "an answer in the journal cannot be read; it was set aside");
+        }
+        builder = builder.journal(Arc::new(journal));
+    }
+    Ok(builder.build())
+}
+
+fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), String> {
+    let promise = store.promise();
+    tracing::info!(store = promise.store, durable = promise.durable, shared = promise.shared, "store");
+    for wanting in &promise.wanting {
+        tracing::warn!(store = promise.store, "{wanting}");
+    }
+    if settings.store.strict && !promise.wanting.is_empty() {
+        return Err(format!(
+            "store.strict is set, and the {} store is wanting: {}",
+            promise.store,
+            promise.wanting.join("; ")
+        ));
+    }
+    Ok(())
+}
+
+async fn sweep(ibid: Ibid, every: Duration) {
+    loop {
+        tokio::time::sleep(every).await;
+        while let Ok(swept) = ibid.engine().store().sweep(SWEEP).await {
+            if !swept.more {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+async fn nudge_on_hangup(nudge: mpsc::Sender<()>) {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    while hangup.recv().await.is_some() {
+        let _ = nudge.send(()).await;
+    }
+}
+
+/// Says on standard output where to connect: whoever started the process may read the ports from it.
+fn announce(gateway: &Gateway) {
+    let scheme = if gateway.secure { "https" } else { "http" };
+    let mut out = std::io::stdout().lock();
+    if let Some(admin) = gateway.admin {
+        let _ = writeln!(out, "ibid: admin on http://{admin}");
+    }
+    let _ = writeln!(out, "ibid: listening on {scheme}://{}", gateway.address);
+    let _ = out.flush();
+}
+
+/// Returns on SIGINT or SIGTERM.
+pub(super) async fn stopped() {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

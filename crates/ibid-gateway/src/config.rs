@@ -1,0 +1,91 @@
+//! From a file, variables and flags to finished [`Settings`]: past start-up nothing can be invalid.
+//!
+//! The way goes in one direction: `raw` (the file as written) → `args` (variables and flags laid over it) →
+//! `finish` (defaults, contradictions) → [`Settings`]. This is the only module that reads the environment.
+//!
+//! ```
+//! use ibid_gateway::config::{Env, ServeArgs, Settings};
+//!
+//! let args = ServeArgs { upstream: Some("http://127.0.0.1:3000".into()), ..ServeArgs::default() };
+//! let settings = Settings::load(&args, &Env::of(&[("IBID_PRESET", "stripe")])).unwrap();
+//! assert_eq!(settings.listen.to_string(), "127.0.0.1:8080");
+//! assert_eq!(settings.routes.iter().next().unwrap().preset, "stripe");
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+mod args;
+mod dials;
+mod env;
+mod error;
+mod finish;
+mod forgets;
+mod raw;
+mod scalar;
+mod secret;
+mod settings;
+pub(crate) mod show;
+mod tree;
+mod values;
+mod warnings;
+
+pub use args::ServeArgs;
+pub use env::Env;
+pub use error::ConfigError;
+pub use finish::DEFAULT_STORE;
+pub use forgets::{forgets, shortened};
+pub use secret::{Secret, StoreUrl};
+pub use settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Role, Settings, Store, Tls, Token};
+
+impl Settings {
+    /// Reads the file, if one is named, lays variables and flags over it and finishes it.
+    ///
+    /// # Errors
+    /// One line about the first setting that cannot be.
+    pub fn load(args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
+        let path = args.file(env)?;
+        let text = match &path {
+            None => String::new(),
+            Some(path) => std::fs::read_to_string(path).map_err(|why| ConfigError {
+                source: Some(std::io::Error::from(why.kind())),
+                ..ConfigError::new(path.display().to_string(), "", format!("cannot be read: {why}"))
+            })?,
+        };
+        Self::from_text(&text, path, args, env)
+    }
+
+    /// The same, of a file whose text is at hand.
+    ///
+    /// # Errors
+    /// One line about the first setting that cannot be.
+    pub fn from_text(text: &str, path: Option<PathBuf>, args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
+        let folder = path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).to_owned();
+        let lookup = env::Lookup { env, folder };
+        let mut file = read(text, path.as_deref(), &lookup)?;
+        args.lay_over(&mut file, env)?;
+        finish::finish(file, path, &lookup)
+    }
+}
+
+fn read(text: &str, path: Option<&Path>, lookup: &env::Lookup<'_>) -> Result<raw::File, ConfigError> {
+    let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
+    let table: toml::Table = text.parse().map_err(|why| syntax(&origin, text, &why))?;
+    let value = toml::Value::Table(table);
+    raw::File::deserialize(tree::Node { value: &value, lookup }).map_err(|wrong| {
+        let route = wrong.route().and_then(|number| value.get("route")?.get(number - 1)?.get("match")?.as_str());
+        let route = route.map(str::to_owned);
+        let (key, what) = wrong.told();
+        ConfigError { route, ..ConfigError::new(origin, key, what) }
+    })
+}
+
+/// `ibid.toml: line 3, column 7: ...`
+fn syntax(origin: &str, text: &str, why: &toml::de::Error) -> ConfigError {
+    let start = why.span().map_or(0, |span| span.start).min(text.len());
+    let before = text.get(..start).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+    ConfigError::new(origin, format!("line {line}, column {column}"), why.message())
+}

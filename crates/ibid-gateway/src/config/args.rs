@@ -1,0 +1,117 @@
+//! The flags of `serve`, the variables that stand for them, and how both are laid over the file.
+
+use std::path::PathBuf;
+
+use super::{
+    env::{Env, Lookup},
+    error::ConfigError,
+    raw,
+    scalar::{One, Scalar},
+};
+
+/// `ibid serve`. Flags win over variables, variables over the file, the file over the defaults.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ServeArgs {
+    /// The configuration file; without one, flags and defaults are enough [env: IBID_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where clients connect [env: IBID_LISTEN] [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
+    /// The app, such as http://127.0.0.1:3000 [env: IBID_UPSTREAM]
+    #[arg(long, value_name = "URL")]
+    pub upstream: Option<String>,
+    /// Where records live, such as redis://127.0.0.1:6379/0 [env: IBID_STORE] [default: memory:]
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+    /// The preset of the default policy: leads, appsportal, bookings, platform, membership, ietf or stripe [env: IBID_PRESET]
+    /// [default: ietf]
+    #[arg(long, value_name = "NAME")]
+    pub preset: Option<String>,
+    /// Where operators connect, or off [env: IBID_ADMIN] [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "ADDRESS")]
+    pub admin: Option<String>,
+    /// How logs are written, text or json [env: IBID_LOG_FORMAT] [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+    /// What is worth a line: error, warn, info, debug or trace [env: IBID_LOG_LEVEL] [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// The directory of the local journal, or off [env: IBID_JOURNAL] [default: ibid-journal, off with memory:]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub journal: Option<String>,
+}
+
+impl ServeArgs {
+    /// Only a file, as `ibid check` does.
+    pub fn of_file(file: impl Into<PathBuf>) -> Self {
+        Self { config: Some(file.into()), ..Self::default() }
+    }
+
+    /// The file, by flag or by variable.
+    pub(super) fn file(&self, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
+        if self.config.is_some() {
+            return Ok(self.config.clone());
+        }
+        Ok(variable(env, "IBID_CONFIG")?.map(PathBuf::from))
+    }
+
+    /// Lays flags and variables over the file.
+    pub(super) fn lay_over(&self, file: &mut raw::File, env: &Env<'_>) -> Result<(), ConfigError> {
+        lay(&mut file.listen, &self.listen, "listen", env)?;
+        lay(&mut file.upstream, &self.upstream, "upstream", env)?;
+        lay(&mut file.store.url, &self.store, "store", env)?;
+        lay(&mut file.admin.listen, &self.admin, "admin", env)?;
+        lay(&mut file.log.format, &self.log_format, "log-format", env)?;
+        lay(&mut file.log.level, &self.log_level, "log-level", env)?;
+        lay(&mut file.journal, &self.journal, "journal", env)?;
+        let mut preset = None;
+        lay(&mut preset, &self.preset, "preset", env)?;
+        if preset.is_some() {
+            file.policy.get_or_insert_default().preset = preset;
+        }
+        Ok(())
+    }
+}
+
+/// `--log-level` wins over `IBID_LOG_LEVEL`, which wins over what is there.
+fn lay<T: Scalar>(
+    slot: &mut Option<One<T>>, flag: &Option<String>, name: &str, env: &Env<'_>,
+) -> Result<(), ConfigError> {
+    let name_of_variable = format!("IBID_{}", name.to_uppercase().replace('-', "_"));
+    let (origin, text) = match flag {
+        Some(text) => (format!("--{name}"), text.clone()),
+        None => match variable(env, &name_of_variable)? {
+            Some(text) => (name_of_variable, text),
+            None => return Ok(()),
+        },
+    };
+    let lookup = Lookup { env, folder: PathBuf::new() };
+    let value = lookup.resolve(&text).and_then(|resolved| T::from_text(resolved.as_deref().unwrap_or(&text)));
+    *slot = Some(One(value.map_err(|what| ConfigError::new(origin, "", what))?));
+    Ok(())
+}
+
+/// A variable that is set and not empty: containers set what they do not mean to an empty text.
+fn variable(env: &Env<'_>, name: &str) -> Result<Option<String>, ConfigError> {
+    let value = env.variable(name).map_err(|what| ConfigError::new(name, "", what))?;
+    Ok(value.filter(|value| !value.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Args;
+
+    use super::*;
+
+    #[test]
+    fn every_flag_names_its_variable_in_the_help() {
+        let command = ServeArgs::augment_args(clap::Command::new("serve"));
+        command.clone().debug_assert();
+        for flag in command.get_arguments() {
+            let name = flag.get_long().expect("only long flags");
+            let variable = format!("[env: IBID_{}]", name.to_uppercase().replace('-', "_"));
+            assert!(flag.get_help().expect(name).to_string().contains(&variable), "{name}");
+        }
+    }
+}

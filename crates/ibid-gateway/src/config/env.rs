@@ -1,0 +1,70 @@
+//! The only place that reads the environment, and the files that values point to.
+
+use std::{ffi::OsString, fmt, path::PathBuf};
+
+/// Where environment variables come from: the process, or a test.
+pub struct Env<'a>(Box<Variable<'a>>);
+
+type Variable<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
+
+/// What `env:NAME` and `file:PATH` mean in one file.
+#[derive(Debug)]
+pub(super) struct Lookup<'a> {
+    pub(super) env: &'a Env<'a>,
+    /// Relative paths start here.
+    pub(super) folder: PathBuf,
+}
+
+impl<'a> Env<'a> {
+    /// The variables of this process.
+    pub fn process() -> Self {
+        Self(Box::new(|name| std::env::var_os(name)))
+    }
+
+    /// These variables and no others.
+    pub fn of(variables: &'a [(&'a str, &'a str)]) -> Self {
+        let find = |name: &str| variables.iter().find(|(known, _)| *known == name);
+        Self(Box::new(move |name| find(name).map(|(_, value)| OsString::from(value))))
+    }
+
+    /// A variable's value.
+    ///
+    /// # Errors
+    /// It is not UTF-8. The value is not shown.
+    pub(super) fn variable(&self, name: &str) -> Result<Option<String>, String> {
+        let value = (self.0)(name).map(OsString::into_string).transpose();
+        value.map_err(|_| format!("the environment variable {name} is not UTF-8"))
+    }
+}
+
+impl fmt::Debug for Env<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Env(****)")
+    }
+}
+
+impl Lookup<'_> {
+    /// What a text stands for, if it is `env:NAME` or `file:PATH`. A newline at the end is not part of it.
+    ///
+    /// # Errors
+    /// One sentence that names what is missing.
+    pub(super) fn resolve(&self, text: &str) -> Result<Option<String>, String> {
+        let mut value = if let Some(name) = text.strip_prefix("env:") {
+            match self.env.variable(name)? {
+                Some(value) => value,
+                None => return Err(format!("{text:?}: the environment variable {name} is not set")),
+            }
+        } else if let Some(path) = text.strip_prefix("file:") {
+            self.read(path).map_err(|why| format!("{text:?}: cannot read it: {why}"))?
+        } else {
+            return Ok(None);
+        };
+        value.truncate(value.trim_end_matches(['\r', '\n']).len());
+        Ok(Some(value))
+    }
+
+    /// The text of a file, from the folder of the configuration on.
+    pub(super) fn read(&self, path: &str) -> std::io::Result<String> {
+        std::fs::read_to_string(self.folder.join(path))
+    }
+}

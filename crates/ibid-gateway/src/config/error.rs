@@ -1,0 +1,107 @@
+//! The one line that a person gets for a setting that cannot be.
+
+use std::fmt;
+
+/// A setting that stops the start. `Display` is one line: where it stands, its key, what was found, what is allowed.
+///
+/// Nothing is gained by trying again before somebody changed the setting.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", Line(self))]
+#[non_exhaustive]
+pub struct ConfigError {
+    /// The file, the variable or the flag. Empty if nothing named the setting.
+    pub origin: String,
+    /// The full dotted path, such as `route[2].key.format`; lists count from 1. Empty if it is the whole file.
+    pub key: String,
+    /// What was found and what is allowed.
+    pub what: String,
+    /// The match of the route that the key is in.
+    pub route: Option<String>,
+    /// What the system said.
+    #[source]
+    pub source: Option<std::io::Error>,
+}
+
+impl ConfigError {
+    pub(super) fn new(origin: impl Into<String>, key: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { origin: origin.into(), key: key.into(), what: what.into(), route: None, source: None }
+    }
+}
+
+struct Line<'a>(&'a ConfigError);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ConfigError { origin, key, what, route, .. } = self.0;
+        for place in [origin, key] {
+            if !place.is_empty() {
+                write!(f, "{}: ", one_line(place))?;
+            }
+        }
+        f.write_str(&one_line(what))?;
+        match route {
+            Some(route) if !key.ends_with(".match") => write!(f, " (match = {route:?})"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whatever a file or a library said, it stays one line.
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// `"a" "b"`.
+pub(super) fn listed<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    words.into_iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" ")
+}
+
+/// The word that was probably meant, if one is close.
+pub(super) fn close<'a>(word: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let most = (word.len() / 3).clamp(1, 2);
+    let word = word.replace('-', "_").to_lowercase();
+    let near = allowed.into_iter().map(|allowed| (edits(&word, allowed), allowed)).filter(|(edits, _)| *edits <= most);
+    near.min_by_key(|(edits, _)| *edits).map(|(_, allowed)| allowed)
+}
+
+/// How many letters must be changed, added, removed or swapped with their neighbour.
+fn edits(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().collect());
+    let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
+    for (i, left) in a.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, right) in b.iter().enumerate() {
+            let mut least = (rows[i][j] + usize::from(left != right)).min(rows[i][j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && *left == b[j - 1] && a[i - 1] == *right {
+                least = least.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_has_origin_key_and_what_was_found() {
+        let mut error = ConfigError::new("ibid.toml", "route[2].ttl", "found 5;\n  allowed is a duration");
+        assert_eq!(error.to_string(), "ibid.toml: route[2].ttl: found 5; allowed is a duration");
+        error.route = Some("POST /a".into());
+        assert_eq!(error.to_string(), "ibid.toml: route[2].ttl: found 5; allowed is a duration (match = \"POST /a\")");
+        assert_eq!(ConfigError::new("", "", "x").to_string(), "x");
+    }
+
+    #[test]
+    fn close_words_are_found_and_far_ones_are_not() {
+        let allowed = ["ttl", "timeout", "on_unknown", "upstream"];
+        assert_eq!(close("tll", allowed), Some("ttl"));
+        assert_eq!(close("on-unknown", allowed), Some("on_unknown"));
+        assert_eq!(close("time_out", allowed), Some("timeout"));
+        assert_eq!(close("usptream", allowed), Some("upstream"));
+        assert_eq!(close("retries", allowed), None);
+    }
+}

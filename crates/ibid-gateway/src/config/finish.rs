@@ -1,0 +1,229 @@
+//! From the file to finished settings: defaults, and what contradicts what.
+
+use std::{net::IpAddr, path::PathBuf, time::Duration};
+
+use ibid::TrustedProxies;
+
+use super::{
+    dials,
+    env::Lookup,
+    error::ConfigError,
+    raw,
+    scalar::{One, Scalar},
+    secret::{Secret, StoreUrl, Upstream},
+    settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Role, Settings, Store, Tls, Token},
+    values::Size,
+    warnings,
+};
+
+/// Where records live if nobody says.
+pub const DEFAULT_STORE: &str = "memory:";
+const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
+const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
+const DEFAULT_JOURNAL: &str = "ibid-journal";
+const DEFAULT_PREFIX: &str = "idempotency";
+
+/// Finishes a file over which everything else was laid.
+pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>) -> Result<Settings, ConfigError> {
+    let origin = path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let wrong = |key: &str, what: &str| ConfigError::new(&origin, key, what);
+    let routes = dials::finish(file.policy.as_ref(), &file.route, &origin)?;
+    let Some(One(upstream)) = file.upstream else {
+        let what = "missing; name the app, such as \"http://127.0.0.1:3000\", here, by --upstream or by IBID_UPSTREAM";
+        return Err(wrong("upstream", what));
+    };
+    let listen = or(file.listen, default(DEFAULT_LISTEN));
+    let no_loop = |key: &str, upstream: &Upstream| {
+        let what = format!("{:?} is where ibid itself listens ({listen})", upstream.0);
+        if leads_to(upstream, listen) { Err(wrong(key, &what)) } else { Ok(()) }
+    };
+    no_loop("upstream", &upstream)?;
+    for (at, route) in file.route.iter().enumerate() {
+        if let Some(One(upstream)) = &route.upstream {
+            no_loop(&format!("route[{}].upstream", at + 1), upstream)?;
+        }
+    }
+    if let Some(One(upstream)) = file.policy.as_ref().and_then(|policy| policy.upstream.as_ref()) {
+        no_loop("policy.upstream", upstream)?;
+    }
+    let trusted_proxies = match &file.trusted_proxies {
+        None => TrustedProxies::loopback(),
+        Some(list) => {
+            TrustedProxies::parse(list.0.iter().map(String::as_str)).map_err(|what| wrong("trusted_proxies", &what))?
+        }
+    };
+    let pem = |key: &str, written: &Secret| pem(key, written, lookup).map_err(|what| wrong(key, &what));
+    let tls = match file.tls {
+        None => None,
+        Some(raw::Tls { cert: Some(One(cert)), key: Some(One(key)) }) => {
+            Some(Tls { cert: pem("tls.cert", &cert)?, key: pem("tls.key", &key)? })
+        }
+        Some(raw::Tls { cert: None, .. }) => return Err(wrong("tls.cert", "missing; [tls] needs a cert and a key")),
+        Some(_) => return Err(wrong("tls.key", "missing; [tls] needs a cert and a key")),
+    };
+    let upstream_ca = file.upstream_ca.as_ref().map(|One(path)| {
+        let written = Secret::from_text(path).map_err(|what| wrong("upstream_ca", &what))?;
+        pem("upstream_ca", &written)
+    });
+    let store = store(file.store, &wrong)?;
+    let journal = match file.journal {
+        Some(One(path)) if path == "off" => None,
+        Some(One(path)) if path.is_empty() => {
+            return Err(wrong("journal", "it is empty; allowed is a directory or \"off\""));
+        }
+        Some(One(path)) => Some(path.into()),
+        None => (!store.url.is_memory()).then(|| DEFAULT_JOURNAL.into()),
+    };
+    let admin = admin(file.admin, &wrong)?;
+    if admin.as_ref().is_some_and(|admin| admin.listen == listen && listen.port() != 0) {
+        return Err(wrong("admin.listen", &format!("\"{listen}\" is where clients connect already (listen)")));
+    }
+    let mut settings = Settings {
+        file: path,
+        listen,
+        tls,
+        upstream: upstream.0,
+        upstream_ca: upstream_ca.transpose()?,
+        max_upstream: at_least_one("max_upstream", file.max_upstream, 1024, &wrong)?,
+        trusted_proxies,
+        max_running: at_least_one("max_running", file.max_running, 10_000, &wrong)?,
+        buffer_memory: or(file.buffer_memory, Size(256 << 20)).0,
+        cors_origins: file
+            .cors
+            .origins
+            .map(|list| list.0.into_iter().map(|origin| origin.0).collect())
+            .unwrap_or_default(),
+        accept_forgetting: or(file.accept_forgetting, false),
+        journal,
+        limits: limits(file.limits, &wrong)?,
+        log: Log { format: or(file.log.format, LogFormat::Text), level: or(file.log.level, LogLevel::Info) },
+        admin,
+        store,
+        routes,
+        warnings: Vec::new(),
+        notes: Vec::new(),
+    };
+    let nobody_trusted = file.trusted_proxies.is_some_and(|list| list.0.is_empty());
+    settings.warnings = warnings::warnings(&settings, nobody_trusted, file.policy.is_some());
+    settings.notes = warnings::notes(&settings);
+    Ok(settings)
+}
+
+fn or<T>(written: Option<One<T>>, default: T) -> T {
+    written.map_or(default, |written| written.0)
+}
+
+fn default<T: Scalar>(text: &str) -> T {
+    T::from_text(text).unwrap_or_else(|_| panic!("a default that cannot be: {text}"))
+}
+
+/// Makes the error of a key.
+type Wrong<'a> = &'a dyn Fn(&str, &str) -> ConfigError;
+
+fn at_least_one(key: &str, written: Option<One<usize>>, usual: usize, wrong: Wrong<'_>) -> Result<usize, ConfigError> {
+    match or(written, usual) {
+        0 => Err(wrong(key, "found 0; allowed is 1 and more")),
+        number => Ok(number),
+    }
+}
+
+fn not_zero(
+    key: &str, written: Option<One<Duration>>, usual: Duration, wrong: Wrong<'_>,
+) -> Result<Duration, ConfigError> {
+    let duration = or(written, usual);
+    if duration.is_zero() { Err(wrong(key, "it is zero; it must be longer, such as \"30s\"")) } else { Ok(duration) }
+}
+
+fn limits(file: raw::Limits, wrong: Wrong<'_>) -> Result<Limits, ConfigError> {
+    let seconds = Duration::from_secs;
+    let max_header_bytes = or(file.max_header_bytes, Size(64 << 10)).0;
+    if !(8 << 10..=1 << 24).contains(&max_header_bytes) {
+        let what = format!("found {max_header_bytes} bytes; allowed is \"8KiB\" to \"16MiB\"");
+        return Err(wrong("limits.max_header_bytes", &what));
+    }
+    Ok(Limits {
+        header_timeout: not_zero("limits.header_timeout", file.header_timeout, seconds(10), wrong)?,
+        body_timeout: not_zero("limits.body_timeout", file.body_timeout, seconds(30), wrong)?,
+        idle_timeout: not_zero("limits.idle_timeout", file.idle_timeout, seconds(75), wrong)?,
+        max_headers: at_least_one("limits.max_headers", file.max_headers, 100, wrong)?,
+        max_header_bytes,
+        max_connections: at_least_one("limits.max_connections", file.max_connections, 10_000, wrong)?,
+        shutdown: or(file.shutdown, seconds(30)),
+    })
+}
+
+fn store(file: raw::Store, wrong: Wrong<'_>) -> Result<Store, ConfigError> {
+    let prefix = or(file.prefix, DEFAULT_PREFIX.into());
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':');
+    if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(plain) {
+        let what = format!("{prefix:?} is no prefix; allowed are 1 to 64 letters, digits, \"_\" \"-\" \".\" \":\"");
+        return Err(wrong("store.prefix", &what));
+    }
+    Ok(Store {
+        url: or::<StoreUrl>(file.url, default(DEFAULT_STORE)),
+        prefix,
+        timeout: not_zero("store.timeout", file.timeout, Duration::from_millis(500), wrong)?,
+        compress: or(file.compress, true),
+        sweep_every: not_zero("store.sweep_every", file.sweep_every, Duration::from_secs(60), wrong)?,
+        strict: or(file.strict, false),
+    })
+}
+
+fn admin(file: raw::Admin, wrong: Wrong<'_>) -> Result<Option<Admin>, ConfigError> {
+    let mut tokens: Vec<Token> = Vec::new();
+    tokens.extend(file.token.map(|One(token)| Token { role: Role::Admin, user: None, token }));
+    for (at, written) in file.tokens.into_iter().enumerate() {
+        let key = |name: &str| format!("admin.tokens[{}].{name}", at + 1);
+        let Some(One(role)) = written.role else {
+            return Err(wrong(&key("role"), "missing; allowed are \"admin\" \"viewer\" \"user\""));
+        };
+        let Some(One(token)) = written.token else {
+            return Err(wrong(&key("token"), "missing; write one such as \"env:IBID_VIEWER\""));
+        };
+        let user = written.user.map(|user| user.0);
+        match (role, &user) {
+            (Role::User, None) => {
+                return Err(wrong(&key("user"), "missing; a token of role \"user\" names whose it is"));
+            }
+            (Role::Admin | Role::Viewer, Some(_)) => {
+                let what = format!("a token of role \"{role}\" sees all users; leave user out, or use role = \"user\"");
+                return Err(wrong(&key("user"), &what));
+            }
+            _ => {}
+        }
+        if tokens.iter().any(|known| known.token == token) {
+            return Err(wrong(&key("token"), "another token is the same; each needs its own"));
+        }
+        tokens.push(Token { role, user, token });
+    }
+    let listen = or(file.listen, default(DEFAULT_ADMIN)).0;
+    Ok(listen.map(|listen| Admin { listen, tokens }))
+}
+
+/// A PEM file's path, or its text.
+fn pem(key: &str, written: &Secret, lookup: &Lookup<'_>) -> Result<Pem, String> {
+    const BEGIN: &str = "-----BEGIN ";
+    if written.expose().contains(BEGIN) {
+        return Ok(Pem(written.clone()));
+    }
+    // What should be the path of a private key may be the key itself, in another form.
+    let shown = if key == "tls.key" { "what it names".into() } else { format!("{:?}", written.expose()) };
+    let text = lookup.read(written.expose()).map_err(|why| format!("cannot read {shown}: {why}"))?;
+    if !text.contains(BEGIN) {
+        return Err(format!("{shown} is no PEM file; it has no line \"-----BEGIN ...\""));
+    }
+    Secret::from_text(&text).map(Pem)
+}
+
+/// Whether requests would come back to ibid for ever.
+fn leads_to(upstream: &Upstream, listen: std::net::SocketAddr) -> bool {
+    let (host, port) = upstream.place();
+    let local = host == "localhost";
+    let address = if local { Some(IpAddr::from([127, 0, 0, 1])) } else { host.parse().ok() };
+    port == listen.port()
+        && address.is_some_and(|address| {
+            address == listen.ip()
+                || listen.ip().is_unspecified() && (address.is_loopback() || address.is_unspecified())
+                || local && listen.ip().is_loopback()
+        })
+}

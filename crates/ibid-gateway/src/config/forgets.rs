@@ -1,0 +1,162 @@
+//! What a changed configuration would forget: remembered answers that it would look for elsewhere, or not at all.
+//!
+//! A request that was answered under the old routes must find its answer under the new ones, or a retry has its effect
+//! a second time. So for every old route and method, every new route that now takes some of its requests is compared.
+
+use http::Method;
+use ibid::{Mode, OnMismatch, Policy, ScopePart};
+
+use super::{Settings, show};
+use crate::routes::Route;
+
+/// Who takes the requests of an old route now.
+enum Successor<'a> {
+    /// This route takes some or all of them.
+    Takes(&'a Route),
+    /// Others take some of them, and nobody the rest.
+    Partly,
+    /// Nobody takes any.
+    Nobody,
+}
+
+/// What going from `old` to `new` forgets, one sentence each. Empty if nothing. A reload that forgets is refused unless
+/// `accept_forgetting` is set.
+pub fn forgets(old: &Settings, new: &Settings) -> Vec<String> {
+    let mut found = Vec::new();
+    // As shown, that is without the password: a new one leads to the same records.
+    let (from, to) = (old.store.url.to_string(), new.store.url.to_string());
+    if from != to {
+        found.push(format!(
+            "store.url changed from {from} to {to}: what the old store remembers will not be found again"
+        ));
+    } else if old.store.prefix != new.store.prefix {
+        let (from, to) = (&old.store.prefix, &new.store.prefix);
+        found.push(format!(
+            "store.prefix changed from {from:?} to {to:?}: nothing that is remembered will be found again"
+        ));
+    }
+    for_each_successor(old, new, |route, method, successor| match successor {
+        Successor::Takes(successor) => {
+            changes(route, successor).into_iter().for_each(|change| push(&mut found, change))
+        }
+        Successor::Partly => {
+            push(&mut found, format!("{}: {method} is no longer covered on all its paths: {AGAIN}", name(route)))
+        }
+        Successor::Nobody => push(&mut found, format!("{}: {method} is no longer covered: {AGAIN}", name(route))),
+    });
+    found
+}
+
+/// Which answers would be forgotten sooner than before, one sentence each. Addresses stay, so a reload may do this.
+pub fn shortened(old: &Settings, new: &Settings) -> Vec<String> {
+    let mut found = Vec::new();
+    for_each_successor(old, new, |route, _, successor| {
+        let Successor::Takes(successor) = successor else { return };
+        if successor.policy.ttl < route.policy.ttl {
+            let (from, to) = (show::duration(route.policy.ttl), show::duration(successor.policy.ttl));
+            let which = both(route, successor);
+            push(&mut found, format!("{which}: ttl shortened from {from} to {to}: answers will be forgotten sooner"));
+        }
+    });
+    found
+}
+
+const AGAIN: &str = "retries of remembered requests will run again";
+
+fn push(found: &mut Vec<String>, sentence: String) {
+    if !found.contains(&sentence) {
+        found.push(sentence);
+    }
+}
+
+/// Visits, for every old route and method, every new route that takes requests of it, and says so if some are left.
+fn for_each_successor<'a>(
+    old: &'a Settings, new: &'a Settings, mut visit: impl FnMut(&'a Route, &Method, Successor<'a>),
+) {
+    for (at, route) in old.routes.iter().enumerate() {
+        if route.policy.mode != Mode::Enforce {
+            continue;
+        }
+        for method in &route.policy.methods {
+            // Requests that an earlier old route took were never this one's.
+            let elsewhere = |successor: &Route| {
+                let mut earlier = old.routes.iter().take(at);
+                earlier.any(|earlier| takes(earlier, method) && earlier.pattern.covers(&successor.pattern))
+            };
+            let (mut covered, mut some) = (false, false);
+            for successor in new.routes.iter().filter(|route| takes(route, method)) {
+                if successor.pattern.overlaps(&route.pattern) && !elsewhere(successor) {
+                    visit(route, method, Successor::Takes(successor));
+                    some = true;
+                }
+                if successor.pattern.covers(&route.pattern) {
+                    covered = true;
+                    break;
+                }
+            }
+            if !covered {
+                visit(route, method, if some { Successor::Partly } else { Successor::Nobody });
+            }
+        }
+    }
+}
+
+fn takes(route: &Route, method: &Method) -> bool {
+    route.policy.methods.contains(method)
+}
+
+fn name(route: &Route) -> &str {
+    if route.name == "*" { "every path" } else { &route.name }
+}
+
+/// `POST /a`, or `POST /a (now POST|PUT /a)`.
+fn both(route: &Route, successor: &Route) -> String {
+    if route.name == successor.name {
+        return name(route).to_owned();
+    }
+    format!("{} (now {})", name(route), name(successor))
+}
+
+/// What differs between two routes so that answers are not found again. As [`Policy::remembers_like`], dial by dial.
+fn changes(old: &Route, new: &Route) -> Vec<String> {
+    let name = both(old, new);
+    let (from, to) = (&old.policy, &new.policy);
+    let lost = "remembered answers of this route will not be found again";
+    let mismatch = "remembered requests of this route will not be recognised again";
+    let mut found = Vec::new();
+    let mut compare = |dial: &str, from: String, to: String, what: &str| {
+        if from != to {
+            found.push(format!("{name}: {dial} changed from {from} to {to}: {what}"));
+        }
+    };
+    let lowers = |policy: &Policy| if policy.key.format.lowers() { "lower-cased" } else { "as sent" };
+    let apart = |policy: &Policy| policy.on_mismatch == OnMismatch::New;
+    compare("key.from", listed(&from.key.from), listed(&to.key.from), lost);
+    if from.key.format.lowers() != to.key.format.lowers() {
+        let format = |policy: &Policy| format!("{} (keys {})", policy.key.format, lowers(policy));
+        compare("key.format", format(from), format(to), lost);
+    }
+    compare("scope", listed(&from.scope), listed(&to.scope), lost);
+    compare("fingerprint", listed(&from.fingerprint), listed(&to.fingerprint), mismatch);
+    compare("json_ignore", listed(&from.json_ignore), listed(&to.json_ignore), mismatch);
+    if apart(from) != apart(to) {
+        compare("on_mismatch", from.on_mismatch.to_string(), to.on_mismatch.to_string(), lost);
+    }
+    if to.mode != Mode::Enforce {
+        compare("mode", from.mode.to_string(), to.mode.to_string(), AGAIN);
+    }
+    if from.scope == to.scope && from.scope.contains(&ScopePart::Route) {
+        compare(
+            "match",
+            format!("{:?}", old.name),
+            format!("{:?}", new.name),
+            "it is part of scope, so remembered answers will not be found again",
+        );
+    }
+    found
+}
+
+fn listed<T: std::fmt::Display>(items: &[T]) -> String {
+    let items: Vec<String> = items.iter().map(ToString::to_string).collect();
+    format!("[{}]", items.join(", "))
+}

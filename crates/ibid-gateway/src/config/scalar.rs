@@ -1,0 +1,98 @@
+//! A value that is written as one word, and a list that may be one value.
+
+use std::{fmt, marker::PhantomData};
+
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Unexpected, Visitor};
+
+/// A value that is written as one word, number or switch.
+///
+/// Everything can be read from text, numbers and switches too, because `env:` and `file:` give text.
+pub(super) trait Scalar: Sized {
+    /// What is allowed, for who wrote something else.
+    const ALLOWED: &'static str;
+
+    /// # Errors
+    /// What was found and what is allowed.
+    fn from_text(text: &str) -> Result<Self, String>;
+
+    /// As [`from_text`](Self::from_text); `None` if it is never a number.
+    fn from_number(_: i64) -> Option<Result<Self, String>> {
+        None
+    }
+
+    /// `None` if it is never a switch.
+    fn from_switch(_: bool) -> Option<Self> {
+        None
+    }
+}
+
+/// One value.
+#[derive(Debug, Clone)]
+pub(super) struct One<T>(pub(super) T);
+
+/// A list of values; a single value is a list of one.
+#[derive(Debug, Clone)]
+pub(super) struct List<T>(pub(super) Vec<T>);
+
+struct Reading<T>(PhantomData<T>);
+
+impl<'de, T: Scalar> Visitor<'de> for Reading<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::ALLOWED)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        T::from_text(text).map_err(E::custom)
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<T, E> {
+        match T::from_number(number) {
+            Some(value) => value.map_err(E::custom),
+            None => Err(E::invalid_type(Unexpected::Signed(number), &self)),
+        }
+    }
+
+    fn visit_bool<E: Error>(self, switch: bool) -> Result<T, E> {
+        T::from_switch(switch).ok_or_else(|| E::invalid_type(Unexpected::Bool(switch), &self))
+    }
+}
+
+impl<'de, T: Scalar> Deserialize<'de> for One<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Reading(PhantomData)).map(Self)
+    }
+}
+
+impl<'de, T: Scalar> Deserialize<'de> for List<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Listing(PhantomData)).map(Self)
+    }
+}
+
+struct Listing<T>(PhantomData<T>);
+
+impl<'de, T: Scalar> Visitor<'de> for Listing<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list, each {}", T::ALLOWED)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Vec<T>, E> {
+        Reading(PhantomData).visit_str(text).map(|value| vec![value])
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Vec<T>, E> {
+        Reading(PhantomData).visit_i64(number).map(|value| vec![value])
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+        let mut values = Vec::new();
+        while let Some(One(value)) = list.next_element()? {
+            values.push(value);
+        }
+        Ok(values)
+    }
+}

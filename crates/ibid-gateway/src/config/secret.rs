@@ -1,0 +1,196 @@
+//! Values with something in them that is never shown, and addresses of other servers.
+
+use std::fmt;
+
+use http::uri::{Authority, Scheme, Uri};
+
+use super::scalar::Scalar;
+
+/// Text that is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+/// Where a store is. Shown without its password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoreUrl(String);
+
+/// Scheme, host and port of an app, such as `http://127.0.0.1:3000`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Upstream(pub(super) String);
+
+/// What a store's URL may start with.
+const STORES: [&str; 8] = [
+    "memory:",
+    "embedded:",
+    "redis://",
+    "rediss://",
+    "redis+sentinel://",
+    "redis+cluster://",
+    "postgres://",
+    "postgresql://",
+];
+
+impl Secret {
+    /// The text. Compare it in constant time, and never print it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("****")
+    }
+}
+
+impl Scalar for Secret {
+    const ALLOWED: &'static str = "text that is not empty";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        if text.trim().is_empty() {
+            return Err("it is empty".into());
+        }
+        Ok(Self(text.into()))
+    }
+}
+
+impl StoreUrl {
+    /// With its password.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether everything is forgotten with the process.
+    pub fn is_memory(&self) -> bool {
+        self.0 == "memory:"
+    }
+}
+
+/// Without what stands between the user's name and the last `@`, and without its query, which may hold a password.
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((scheme, rest)) = self.0.split_once("://") else { return f.write_str(&self.0) };
+        let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?****"));
+        match rest.rsplit_once('@') {
+            None => write!(f, "{scheme}://{rest}{query}"),
+            Some((user, rest)) => match user.split_once(':') {
+                None => write!(f, "{scheme}://{user}@{rest}{query}"),
+                Some((user, _)) => write!(f, "{scheme}://{user}:****@{rest}{query}"),
+            },
+        }
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StoreUrl({self})")
+    }
+}
+
+impl Scalar for StoreUrl {
+    const ALLOWED: &'static str = "a store's URL such as \"redis://127.0.0.1:6379/0\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let allowed = super::error::listed(STORES);
+        let Some(scheme) = STORES.iter().find(|scheme| text.starts_with(**scheme)) else {
+            let scheme = text.split_once(':').map_or("", |(scheme, _)| scheme);
+            return Err(format!("\"{scheme}:\" is no kind of store; allowed are {allowed}"));
+        };
+        let rest = &text[scheme.len()..];
+        match *scheme {
+            "memory:" if !rest.is_empty() => Err("\"memory:\" has nothing after it".into()),
+            "memory:" => Ok(Self(text.into())),
+            _ if rest.is_empty() => Err(format!("{scheme:?} lacks what comes after it; write a path or a server")),
+            _ => Ok(Self(text.into())),
+        }
+    }
+}
+
+impl Scalar for Upstream {
+    const ALLOWED: &'static str = "a URL without a path, such as \"http://127.0.0.1:3000\"";
+
+    /// The message never holds the URL if there may be a password in it.
+    fn from_text(text: &str) -> Result<Self, String> {
+        if text.contains('@') {
+            return Err(format!("a URL with a user's name or password is no upstream; allowed is {}", Self::ALLOWED));
+        }
+        let wrong = |why: &str| format!("{text:?} is no upstream{why}; allowed is {}", Self::ALLOWED);
+        let uri: Uri = text.parse().map_err(|_| wrong(""))?;
+        let (scheme, authority): (&Scheme, &Authority) = match (uri.scheme(), uri.authority()) {
+            (Some(scheme), Some(authority)) if !authority.host().is_empty() => (scheme, authority),
+            _ => return Err(wrong(", it lacks \"http://\"")),
+        };
+        if !["http", "https", "h2c"].contains(&scheme.as_str()) {
+            return Err(wrong(", its scheme is none of \"http\" \"https\" \"h2c\""));
+        }
+        if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+            return Err(wrong(", it has a path"));
+        }
+        if authority.as_str() != authority.host() && authority.port_u16().is_none_or(|port| port == 0) {
+            return Err(wrong(", its port is none"));
+        }
+        Ok(Self(format!("{scheme}://{}", authority.as_str().to_ascii_lowercase())))
+    }
+}
+
+impl Upstream {
+    /// Host and port.
+    pub(super) fn place(&self) -> (String, u16) {
+        let uri: Uri = self.0.parse().expect("checked when it was read");
+        let authority = uri.authority().expect("checked when it was read");
+        let usual = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        (host.to_owned(), authority.port_u16().unwrap_or(usual))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_never_shown() {
+        for (url, shown) in [
+            ("memory:", "memory:"),
+            ("embedded:/var/lib/ibid", "embedded:/var/lib/ibid"),
+            ("redis://127.0.0.1:6379/0", "redis://127.0.0.1:6379/0"),
+            ("redis://:s3cret@host/0", "redis://:****@host/0"),
+            ("postgres://ibid:p@ss:w@host/db", "postgres://ibid:****@host/db"),
+            ("postgres://ibid@host/db?password=x", "postgres://ibid@host/db?****"),
+        ] {
+            let url = StoreUrl::from_text(url).unwrap();
+            assert_eq!(url.to_string(), shown);
+            assert_eq!(format!("{url:?}"), format!("StoreUrl({shown})"));
+        }
+        assert_eq!(format!("{:?}", Secret::from_text("s3cret").unwrap()), "****");
+        assert!(!StoreUrl::from_text("mysql://u:s3cret@h").unwrap_err().contains("s3cret"));
+        assert!(!Upstream::from_text("http://u:s3cret@h").unwrap_err().contains("s3cret"));
+    }
+
+    #[test]
+    fn upstreams_are_a_scheme_a_host_and_a_port() {
+        for (text, upstream) in [
+            ("http://127.0.0.1:3000", "http://127.0.0.1:3000"),
+            ("https://App.Example.com/", "https://app.example.com"),
+            ("h2c://[::1]:50051", "h2c://[::1]:50051"),
+        ] {
+            assert_eq!(Upstream::from_text(text).unwrap().0, upstream);
+        }
+        for text in [
+            "127.0.0.1:3000",
+            "localhost",
+            "ftp://a",
+            "http://a/b",
+            "http://a?b",
+            "http://",
+            "",
+            "http://a:",
+            "http://a:99999",
+            "http://a:0",
+        ] {
+            assert!(Upstream::from_text(text).is_err(), "{text}");
+        }
+        assert_eq!(Upstream("h2c://[::1]:50051".into()).place(), ("::1".into(), 50051));
+        assert_eq!(Upstream("https://a".into()).place(), ("a".into(), 443));
+    }
+}

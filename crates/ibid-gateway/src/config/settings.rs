@@ -1,0 +1,238 @@
+//! Everything that was decided at start-up. Past it, nothing can be invalid.
+
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+
+use http::HeaderValue;
+use ibid::TrustedProxies;
+
+use super::{
+    scalar::Scalar,
+    secret::{Secret, StoreUrl},
+};
+use crate::routes::RouteTable;
+
+/// The finished configuration. Secrets in it are never shown by `Debug`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The file that it was read from, if there was one. Watched for changes.
+    pub file: Option<PathBuf>,
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// Present if clients connect with TLS.
+    pub tls: Option<Tls>,
+    /// The app: scheme (`http`, `https`, `h2c`), host and port.
+    pub upstream: String,
+    /// Certificates that `https` upstreams are checked against, instead of the system's.
+    pub upstream_ca: Option<Pem>,
+    /// Connections per upstream.
+    pub max_upstream: usize,
+    /// Whose scope headers are believed.
+    pub trusted_proxies: TrustedProxies,
+    /// More running requests are refused before claiming.
+    pub max_running: usize,
+    /// Bytes of all request and response buffers together.
+    pub buffer_memory: u64,
+    /// Pages of these origins may read the gateway's own answers.
+    pub cors_origins: Vec<HeaderValue>,
+    /// Whether a reload may forget what is remembered.
+    pub accept_forgetting: bool,
+    /// The local journal's directory; `None` if there is none.
+    pub journal: Option<PathBuf>,
+    /// What a connection may do.
+    pub limits: Limits,
+    /// How logs are written.
+    pub log: Log,
+    /// The admin port, unless it is off.
+    pub admin: Option<Admin>,
+    /// Where records live.
+    pub store: Store,
+    /// Which policy a request is under.
+    pub routes: RouteTable,
+    /// What is allowed, and probably not meant. Logged at start-up.
+    pub warnings: Vec<String>,
+    /// What somebody who reads the configuration should know. `ibid check` prints it.
+    pub notes: Vec<String>,
+}
+
+/// The listener's certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tls {
+    /// The certificate and those that vouch for it.
+    pub cert: Pem,
+    /// Its private key.
+    pub key: Pem,
+}
+
+/// The text of a PEM file, read at start-up. Never shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pem(pub(super) Secret);
+
+/// What a connection may do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// How long a request's head may take.
+    pub header_timeout: Duration,
+    /// How long a request's body may be silent.
+    pub body_timeout: Duration,
+    /// How long a connection may be idle.
+    pub idle_timeout: Duration,
+    /// Headers of a request.
+    pub max_headers: usize,
+    /// Bytes of all headers of a request.
+    pub max_header_bytes: u64,
+    /// Connections of clients.
+    pub max_connections: usize,
+    /// How long a shutdown waits for running operations.
+    pub shutdown: Duration,
+}
+
+/// How logs are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Log {
+    /// For people or for machines.
+    pub format: LogFormat,
+    /// The least that is worth a line.
+    pub level: LogLevel,
+}
+
+/// How a line of the log looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object per line.
+    Json,
+}
+
+/// What is worth a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// Failures.
+    Error,
+    /// And what should not happen.
+    Warn,
+    /// And what happened.
+    Info,
+    /// And why.
+    Debug,
+    /// And everything else.
+    Trace,
+}
+
+/// The admin port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admin {
+    /// Where operators connect.
+    pub listen: SocketAddr,
+    /// Who may; nobody if empty.
+    pub tokens: Vec<Token>,
+}
+
+/// Somebody who may use the admin API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token {
+    /// What they may do.
+    pub role: Role,
+    /// Whose records a [`Role::User`] sees. `None` for all others.
+    pub user: Option<String>,
+    /// What they send.
+    pub token: Secret,
+}
+
+/// What the holder of a token may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// See and change everything.
+    Admin,
+    /// See everything.
+    Viewer,
+    /// See their own records.
+    User,
+}
+
+/// Where records live.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Store {
+    /// Shown without its password.
+    pub url: StoreUrl,
+    /// What the names of its keys start with.
+    pub prefix: String,
+    /// For one call.
+    pub timeout: Duration,
+    /// Whether records are compressed.
+    pub compress: bool,
+    /// How often expired entries are removed.
+    pub sweep_every: Duration,
+    /// Whether a promise that does not hold stops the start.
+    pub strict: bool,
+}
+
+impl Settings {
+    /// What differs from `old` and is only read at start-up.
+    pub fn needs_restart_from(&self, old: &Self) -> Vec<&'static str> {
+        let all = [
+            ("listen", self.listen != old.listen),
+            ("tls", self.tls != old.tls),
+            ("trusted_proxies", self.trusted_proxies != old.trusted_proxies),
+            ("max_running", self.max_running != old.max_running),
+            ("buffer_memory", self.buffer_memory != old.buffer_memory),
+            ("cors", self.cors_origins != old.cors_origins),
+            ("journal", self.journal != old.journal),
+            ("limits", self.limits != old.limits),
+            ("log", self.log != old.log),
+            ("admin", self.admin != old.admin),
+            ("store", self.store != old.store),
+        ];
+        all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+    }
+
+    /// Whether this configuration remembers nothing of what `old` remembered, sentence by sentence; see
+    /// [`forgets`](super::forgets).
+    pub fn forgets(&self, old: &Self) -> Vec<String> {
+        super::forgets(old, self)
+    }
+}
+
+impl Pem {
+    /// The text.
+    pub fn text(&self) -> &str {
+        self.0.expose()
+    }
+}
+
+/// Words with a fixed set of values.
+macro_rules! words {
+    ($type:ty, $what:literal, { $($word:literal => $value:path),+ $(,)? }) => {
+        impl FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $($word => Ok($value),)+
+                    _ => Err(format!("{text:?} is no {}; allowed are {}", $what, super::error::listed([$($word),+]))),
+                }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $($value => $word,)+ })
+            }
+        }
+
+        impl Scalar for $type {
+            const ALLOWED: &'static str = concat!("one of", $(" \"", $word, "\""),+);
+
+            fn from_text(text: &str) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+    };
+}
+
+words!(LogFormat, "log format", { "text" => LogFormat::Text, "json" => LogFormat::Json });
+words!(LogLevel, "log level", {
+    "error" => LogLevel::Error, "warn" => LogLevel::Warn, "info" => LogLevel::Info, "debug" => LogLevel::Debug,
+    "trace" => LogLevel::Trace,
+});
+words!(Role, "role", { "admin" => Role::Admin, "viewer" => Role::Viewer, "user" => Role::User });

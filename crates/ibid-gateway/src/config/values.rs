@@ -1,0 +1,334 @@
+//! How single values are written: durations, sizes, codes, words.
+
+use std::{net::SocketAddr, str::FromStr, time::Duration};
+
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+use ibid::{
+    Envelope, KeyFormat, KeySource, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Pointer,
+    Probe, ScopePart, StatusRange, Template,
+};
+
+use super::{
+    error::{close, listed},
+    scalar::Scalar,
+};
+use crate::routes::Match;
+
+/// `"64KiB"`, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Size(pub(super) u64);
+
+/// A gRPC status code.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GrpcCode(pub(super) u8);
+
+/// `original`, or a code.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DigestStatus(pub(super) Option<StatusCode>);
+
+/// The name of a preset that exists.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Preset(pub(super) &'static str);
+
+/// Where a browser's page may come from.
+#[derive(Debug, Clone)]
+pub(super) struct Origin(pub(super) HeaderValue);
+
+/// Something to listen on, or `off`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Listen(pub(super) Option<SocketAddr>);
+
+pub(super) const DURATION: &str = "a duration such as \"500ms\" \"30s\" \"5m\" \"24h\" \"7d\"";
+const SIZE: &str = "bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"";
+const CODE: &str = "a status code such as 409";
+const GRPC_CODES: [&str; 17] = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
+
+impl Scalar for String {
+    const ALLOWED: &'static str = "text";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        Ok(text.into())
+    }
+}
+
+impl Scalar for bool {
+    const ALLOWED: &'static str = "true or false";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| format!("found {text:?}; allowed is {}", Self::ALLOWED))
+    }
+
+    fn from_switch(switch: bool) -> Option<Self> {
+        Some(switch)
+    }
+}
+
+impl Scalar for usize {
+    const ALLOWED: &'static str = "a whole number";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| format!("found {text:?}; allowed is {}", Self::ALLOWED))
+    }
+
+    fn from_number(number: i64) -> Option<Result<Self, String>> {
+        Some(number.try_into().map_err(|_| format!("found {number}; allowed is {}", Self::ALLOWED)))
+    }
+}
+
+impl Scalar for Duration {
+    const ALLOWED: &'static str = DURATION;
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = text.split_at(digits);
+        let millis = match unit {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => 0,
+        };
+        let duration = number.parse::<u64>().ok().filter(|_| millis > 0).and_then(|number| number.checked_mul(millis));
+        let wrong = || format!("{text:?} is no duration; allowed is {DURATION}");
+        // A hundred years: stores compute with these in microseconds.
+        duration.map(Self::from_millis).filter(|found| found.as_secs() <= 100 * 366 * 86_400).ok_or_else(wrong)
+    }
+}
+
+impl Scalar for Size {
+    const ALLOWED: &'static str = SIZE;
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = text.split_at(digits);
+        let bytes = match unit.trim_start() {
+            "" | "B" => 1,
+            "KB" => 1_000,
+            "MB" => 1_000_000,
+            "GB" => 1_000_000_000,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            _ => 0,
+        };
+        let size = number.parse::<u64>().ok().filter(|_| bytes > 0).and_then(|number| number.checked_mul(bytes));
+        size.map(Self).ok_or_else(|| format!("{text:?} is no size; allowed is {SIZE}"))
+    }
+
+    fn from_number(number: i64) -> Option<Result<Self, String>> {
+        let size = number.try_into().map(Self);
+        Some(size.map_err(|_| format!("{number} is no size; allowed is {SIZE}")))
+    }
+}
+
+impl Scalar for StatusCode {
+    const ALLOWED: &'static str = CODE;
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let code = text.parse().ok().filter(|code| (100..=599).contains(code));
+        let code = code.and_then(|code: u16| Self::from_u16(code).ok());
+        code.ok_or_else(|| format!("{text:?} is no status code; allowed is 100 to 599"))
+    }
+
+    fn from_number(number: i64) -> Option<Result<Self, String>> {
+        Some(Self::from_text(&number.to_string()).map_err(|wrong| wrong.replacen('"', "", 2)))
+    }
+}
+
+impl Scalar for StatusRange {
+    const ALLOWED: &'static str = "a code such as 404, or a class such as \"2xx\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+
+    fn from_number(number: i64) -> Option<Result<Self, String>> {
+        Some(<StatusCode as Scalar>::from_number(number)?.map(Self::Code))
+    }
+}
+
+impl Scalar for DigestStatus {
+    const ALLOWED: &'static str = "\"original\" or a status code such as 200";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        if text == "original" {
+            return Ok(Self(None));
+        }
+        let wrong = |_| format!("{text:?} is no digest_status; allowed is {}", Self::ALLOWED);
+        StatusCode::from_text(text).map(Some).map(Self).map_err(wrong)
+    }
+
+    fn from_number(number: i64) -> Option<Result<Self, String>> {
+        Some(<StatusCode as Scalar>::from_number(number)?.map(Some).map(Self))
+    }
+}
+
+impl Scalar for GrpcCode {
+    const ALLOWED: &'static str = "a gRPC code such as \"ALREADY_EXISTS\", or its number";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let code = GRPC_CODES.iter().position(|name| *name == text).or_else(|| text.parse().ok());
+        match code {
+            Some(0) => Err("\"OK\" is no refusal; allowed is any other gRPC code".into()),
+            Some(code) if code < GRPC_CODES.len() => Ok(Self(u8::try_from(code).expect("one of 17"))),
+            _ => Err(format!(
+                "{text:?} is no gRPC code; allowed are {} or 1 to 16",
+                listed(GRPC_CODES[1..].iter().copied())
+            )),
+        }
+    }
+
+    fn from_number(number: i64) -> Option<Result<Self, String>> {
+        let code = u8::try_from(number).ok().filter(|code| (1..=16).contains(code));
+        Some(code.map(Self).ok_or_else(|| format!("{number} is no gRPC code of a refusal; allowed is 1 to 16")))
+    }
+}
+
+impl GrpcCode {
+    /// What a code is called.
+    pub(crate) fn name(code: u8) -> &'static str {
+        GRPC_CODES.get(usize::from(code)).copied().unwrap_or("UNKNOWN")
+    }
+}
+
+impl Scalar for Preset {
+    const ALLOWED: &'static str = "the name of a preset";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        if text.starts_with("webhook:") {
+            return Err(format!("{text:?}: presets for webhooks are not in this version of ibid"));
+        }
+        let names = ibid::presets::NAMES;
+        let known = names.iter().find(|name| **name == text);
+        let wrong = || match close(text, names) {
+            Some(close) => {
+                format!("{text:?} is no preset, did you mean {close:?}? allowed are {}", listed(names))
+            }
+            None => format!("{text:?} is no preset; allowed are {}", listed(names)),
+        };
+        known.map(|name| Self(name)).ok_or_else(wrong)
+    }
+}
+
+impl Scalar for ScopePart {
+    const ALLOWED: &'static str = "part of a scope such as \"credential\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        match text.parse()? {
+            Self::Jwt(_) => Err(format!("{text:?}: scopes from a JWT are not in this version of ibid")),
+            part => Ok(part),
+        }
+    }
+}
+
+impl Scalar for Method {
+    const ALLOWED: &'static str = "a method such as \"POST\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let upper = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
+        let method = Self::from_str(text).ok().filter(|_| upper);
+        method.ok_or_else(|| format!("{text:?} is no method; write one in upper case, such as \"POST\""))
+    }
+}
+
+impl Scalar for HeaderName {
+    const ALLOWED: &'static str = "a header's name";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        Self::from_str(text).map_err(|_| format!("{text:?} is no header's name"))
+    }
+}
+
+impl Scalar for Pointer {
+    const ALLOWED: &'static str = "a JSON pointer such as \"/meta/sent_at\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        if !text.starts_with('/') {
+            return Err(format!("{text:?} is no JSON pointer; write one such as \"/meta/sent_at\""));
+        }
+        Self::parse(text).map_err(|why| format!("{text:?}: {why}"))
+    }
+}
+
+impl Scalar for Origin {
+    const ALLOWED: &'static str = "an origin such as \"https://shop.example.com\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+        let fits = host.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*', '?', '#', '@', ' ']));
+        let origin = HeaderValue::from_str(text).ok().filter(|_| fits && !text.contains(char::is_uppercase));
+        origin.map(Self).ok_or_else(|| format!("{text:?} is no origin; allowed is a scheme and a host in lower case, such as \"https://shop.example.com\""))
+    }
+}
+
+impl Scalar for Listen {
+    const ALLOWED: &'static str = "an address and a port such as \"127.0.0.1:8081\", or \"off\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let address = text.parse().map(Some).map(Self);
+        address.map_err(|_| format!("{text:?} is no address; allowed is {}", Self::ALLOWED))
+    }
+
+    fn from_switch(switch: bool) -> Option<Self> {
+        (!switch).then_some(Self(None))
+    }
+}
+
+impl Scalar for SocketAddr {
+    const ALLOWED: &'static str = "an address and a port such as \"127.0.0.1:8080\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| format!("{text:?} is no address; allowed is {}", Self::ALLOWED))
+    }
+}
+
+/// Types whose own `FromStr` says what is allowed.
+macro_rules! parsed {
+    ($($type:ty: $allowed:literal),+ $(,)?) => {$(
+        impl Scalar for $type {
+            const ALLOWED: &'static str = $allowed;
+
+            fn from_text(text: &str) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+    )+};
+}
+
+parsed! {
+    OnMismatch: "\"reject\" \"new\" \"ignore\"",
+    OnConcurrent: "\"reject\" \"wait\"",
+    OnUnknown: "\"hold\" \"retry\"",
+    OnStoreDown: "\"closed\" \"open\"",
+    Envelope: "\"none\" \"metadata\"",
+    Mode: "\"enforce\" \"shadow\" \"off\"",
+    LabelKey: "\"clear\" \"masked\"",
+    KeyFormat: "a key format such as \"uuid4\"",
+    KeySource: "a source of keys such as \"header:Idempotency-Key\"",
+    Part: "a part of the fingerprint such as \"body\"",
+    Probe: "a method and a path, such as \"GET /payments?key={key}\"",
+    Template: "a header's value",
+    Match: "METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"",
+}

@@ -1,0 +1,94 @@
+//! What is allowed and probably not meant, and what a reader of the configuration should know.
+
+use http::Method;
+use ibid::{Mode, OnConcurrent, ScopePart};
+
+use super::{Settings, show};
+use crate::routes::Route;
+
+/// What is probably not meant, one sentence each.
+pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bool) -> Vec<String> {
+    let mut found = Vec::new();
+    let routes: Vec<&Route> = settings.routes.iter().collect();
+    for (at, route) in routes.iter().enumerate() {
+        let place = place(at, route);
+        let policy = &route.policy;
+        if let Some(earlier) = hidden(&routes[..at], route) {
+            found.push(format!("{place}: never matches, because all its requests go to {earlier} before it"));
+        }
+        if policy.mode == Mode::Off {
+            continue;
+        }
+        if policy.lease > policy.ttl {
+            let (lease, ttl) = (show::duration(policy.lease), show::duration(policy.ttl));
+            found.push(format!(
+                "{place}: lease ({lease}) is longer than ttl ({ttl}), so a silent claim outlives its answer"
+            ));
+        }
+        if let Some(header) = policy.scope.iter().find_map(ScopePart::header).filter(|_| nobody_trusted) {
+            found.push(format!(
+                "{place}: scope needs the header {header}, and trusted_proxies is empty: nobody is believed, every keyed \
+                 request is refused (403)"
+            ));
+        }
+        if policy.max_request > settings.buffer_memory {
+            let (request, memory) = (show::size(policy.max_request), show::size(settings.buffer_memory));
+            found.push(format!(
+                "{place}: max_request ({request}) is more than buffer_memory ({memory}), so the largest never fit"
+            ));
+        }
+        if policy.on_concurrent == OnConcurrent::Wait && policy.wait_timeout.is_zero() {
+            found.push(format!("{place}: on_concurrent is \"wait\" and wait_timeout is zero, so nobody waits"));
+        }
+        for method in [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE] {
+            if policy.covers(&method) {
+                found.push(format!(
+                    "{place}: {method} changes nothing by its definition; remembered answers of it grow stale"
+                ));
+            }
+        }
+    }
+    let used = routes.iter().any(|route| route.via_policy);
+    if has_policy && !used {
+        found.push("policy: no route uses it, because every route has a preset of its own".into());
+    }
+    if let Some(admin) =
+        settings.admin.as_ref().filter(|admin| !admin.listen.ip().is_loopback() && admin.tokens.is_empty())
+    {
+        found.push(format!("admin.listen: {} is reachable from other machines, and no token is set", admin.listen));
+    }
+    found
+}
+
+/// What a reader should know, one sentence each.
+pub(super) fn notes(settings: &Settings) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, route) in settings.routes.iter().enumerate() {
+        if route.policy.mode != Mode::Off && route.policy.scope.contains(&ScopePart::Credential) {
+            found.push(format!(
+                "{}: scope has \"credential\": requests with neither Authorization nor X-Api-Key share one anonymous scope",
+                place(at, route)
+            ));
+        }
+    }
+    found
+}
+
+/// `route[2] (POST /payments/*)`.
+fn place(at: usize, route: &Route) -> String {
+    if route.name == "*" { "policy".into() } else { format!("route[{}] ({})", at + 1, route.name) }
+}
+
+/// The earlier routes that take all requests of a route.
+fn hidden(earlier: &[&Route], route: &Route) -> Option<String> {
+    let mut by: Vec<String> = Vec::new();
+    for method in &route.policy.methods {
+        let takes = |known: &&Route| known.policy.methods.contains(method) && known.pattern.covers(&route.pattern);
+        let at = earlier.iter().position(takes)?;
+        let place = place(at, earlier[at]);
+        if !by.contains(&place) {
+            by.push(place);
+        }
+    }
+    Some(by.join(" and "))
+}

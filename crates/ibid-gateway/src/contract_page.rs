@@ -1,0 +1,167 @@
+//! The published contract of every route, `GET /.well-known/idempotency`: as JSON, and as a page for people.
+//!
+//! Every refusal's `type` points to its place on this page. What is published is what a client needs; nothing about
+//! the upstream, the store or the operators' labels is.
+
+use ibid::{KeySource, Mode, OnMismatch, OnStoreDown, OnUnknown, Policy, Reason, ScopePart};
+use serde_json::{Value, json};
+
+use crate::routes::{Route, RouteTable};
+
+mod html;
+mod words;
+
+pub use html::html;
+
+/// Where the gateway serves it.
+pub const PATH: &str = "/.well-known/idempotency";
+
+/// The contract for programs.
+pub fn json(routes: &RouteTable) -> Value {
+    json!({
+        "contract": PATH,
+        "routes": published(routes).map(route).collect::<Vec<_>>(),
+        "refusals": Reason::all().map(|reason| json!({
+            "name": reason.name(),
+            "type": format!("{PATH}#{}", reason.name()),
+            "status": reason.status().as_u16(),
+            "title": reason.title(),
+            "help": reason.help(),
+        })).collect::<Vec<_>>(),
+    })
+}
+
+/// Routes that are off promise nothing.
+fn published(routes: &RouteTable) -> impl Iterator<Item = &Route> {
+    routes.iter().filter(|route| route.policy.mode != Mode::Off)
+}
+
+fn route(route: &Route) -> Value {
+    let policy = &route.policy;
+    let headers = |headers: &[(http::HeaderName, ibid::Template)]| {
+        let headers = headers.iter().map(|(name, value)| (words::header(name), Value::from(value.to_string())));
+        Value::Object(headers.collect())
+    };
+    json!({
+        "match": route.name,
+        "methods": policy.methods.iter().map(http::Method::as_str).collect::<Vec<_>>(),
+        "path": route.pattern.to_string(),
+        "enforced": policy.mode == Mode::Enforce,
+        "key": {
+            "from": policy.key.from.iter().map(words::source_code).collect::<Vec<_>>(),
+            "required": policy.key.required,
+            "format": policy.key.format.to_string(),
+            "format_in_words": words::format(&policy.key.format),
+            "max_length": policy.key.max_length,
+        },
+        "scope": words::scope(&policy.scope),
+        "same_request": words::fingerprint(policy),
+        "ttl_seconds": policy.ttl.as_secs(),
+        "remembered": policy.remember.to_string(),
+        "remembered_in_words": words::remembered(policy),
+        "body_remembered": policy.remember_body,
+        "max_request_bytes": policy.max_request,
+        "max_response_bytes": policy.max_response,
+        "timeout_seconds": policy.timeout.as_secs_f64(),
+        "on_mismatch": policy.on_mismatch.to_string(),
+        "on_concurrent": policy.on_concurrent.to_string(),
+        "wait_timeout_seconds": policy.wait_timeout.as_secs_f64(),
+        "on_unknown": policy.on_unknown.to_string(),
+        "on_store_down": policy.on_store_down.to_string(),
+        "first_headers": headers(&policy.first_headers),
+        "replay_headers": headers(&policy.replay_headers),
+        "refusals": Reason::all().filter(|reason| possible(policy, *reason)).map(|reason| json!({
+            "name": reason.name(),
+            "type": format!("{PATH}#{}", reason.name()),
+            "status": policy.status_of(reason).as_u16(),
+            "title": reason.title(),
+            "help": reason.help(),
+        })).collect::<Vec<_>>(),
+    })
+}
+
+/// Whether a client of this route can meet this refusal. A policy that is only observed refuses nothing.
+fn possible(policy: &Policy, reason: Reason) -> bool {
+    if policy.mode != Mode::Enforce {
+        return false;
+    }
+    let scope = |wanted: fn(&ScopePart) -> bool| policy.scope.iter().any(wanted);
+    match reason {
+        Reason::KeyMissing => policy.key.required && !policy.key.from.contains(&KeySource::Body),
+        Reason::ScopeMissing => scope(|part| {
+            matches!(part, ScopePart::Credential | ScopePart::Cookie(_) | ScopePart::Header(_) | ScopePart::Jwt(_))
+        }),
+        Reason::IdentityInvalid => scope(|part| matches!(part, ScopePart::Jwt(_))),
+        Reason::ScopeRefused => scope(|part| matches!(part, ScopePart::Header(_))),
+        Reason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
+        Reason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
+        Reason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,
+        Reason::QuotaExceeded => false,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Env, ServeArgs, Settings};
+
+    fn routes(text: &str) -> RouteTable {
+        let text = format!("upstream = \"http://10.9.8.7:3000\"\n{text}");
+        Settings::from_text(&text, None, &ServeArgs::default(), &Env::of(&[])).unwrap().routes
+    }
+
+    #[test]
+    fn the_json_says_what_a_client_needs() {
+        let routes = routes(
+            "[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\nttl = \"72h\"\nkey.required = true\n\
+             status.in_progress = 425\n[[route]]\nmatch = \"POST /off\"\nmode = \"off\"",
+        );
+        let page = json(&routes);
+        assert_eq!(page["routes"].as_array().unwrap().len(), 1);
+        let route = &page["routes"][0];
+        assert_eq!(route["match"], "POST /pay/*");
+        assert_eq!(route["path"], "/pay/*");
+        assert_eq!(route["ttl_seconds"], 72 * 3600);
+        assert_eq!(route["key"]["from"][0], "header:Idempotency-Key");
+        assert_eq!(route["key"]["required"], true);
+        assert_eq!(route["replay_headers"]["Idempotent-Replayed"], "true");
+        let status = |name: &str| {
+            let refusals = route["refusals"].as_array().unwrap();
+            refusals.iter().find(|refusal| refusal["name"] == name).map(|refusal| refusal["status"].clone())
+        };
+        assert_eq!(status("in-progress"), Some(425.into()));
+        assert_eq!(status("key-reused"), Some(400.into()));
+        assert_eq!(status("key-missing"), Some(400.into()));
+        assert_eq!(status("quota-exceeded"), None);
+        assert_eq!(status("scope-refused"), None);
+        assert_eq!(page["refusals"].as_array().unwrap().len(), Reason::all().count());
+    }
+
+    #[test]
+    fn every_preset_has_a_page_and_every_refusal_its_place_on_it() {
+        for preset in ibid::presets::NAMES {
+            let routes = routes(&format!("[policy]\npreset = {preset:?}"));
+            let page = html(&routes);
+            for reason in Reason::all() {
+                assert_eq!(page.matches(&format!("id=\"{}\"", reason.name())).count(), 1, "{preset} {reason}");
+            }
+            assert!(!page.contains("<script"));
+            assert!(!page.contains("10.9.8.7"), "the upstream is nobody's business");
+            assert_eq!(json(&routes)["routes"].as_array().unwrap().len(), 1);
+        }
+    }
+
+    #[test]
+    fn what_came_from_the_file_is_escaped() {
+        let routes = routes(
+            "[[route]]\nmatch = \"POST /<em2>&'\"\nkey.format = \"regex:<i>&\\\"\"\nkey.from = \"query:<u>\"\n\
+             scope = \"cookie:<s>\"\nreplay_headers = { X-A = \"<q>\" }",
+        );
+        let page = html(&routes);
+        for tag in ["<em2>", "<i>", "<u>", "<s>", "<q>"] {
+            assert!(!page.contains(tag), "{tag}");
+        }
+        assert!(page.contains("/&lt;em2&gt;&amp;&#39;"));
+    }
+}

@@ -1,0 +1,186 @@
+//! Dials in the words of somebody who sends requests.
+
+use std::time::Duration;
+
+use http::HeaderName;
+use ibid::{KeyFormat, KeySource, OnConcurrent, OnMismatch, OnUnknown, Part, Policy, Remember, ScopePart, StatusRange};
+
+use crate::config::show;
+
+/// `Idempotency-Key`: names have no case, and people know them so.
+pub(super) fn header(name: &HeaderName) -> String {
+    let mut upper = true;
+    let letters = name.as_str().chars().map(|letter| {
+        let shown = if upper { letter.to_ascii_uppercase() } else { letter };
+        upper = letter == '-';
+        shown
+    });
+    letters.collect()
+}
+
+/// As it is written in a file.
+pub(super) fn source_code(source: &KeySource) -> String {
+    match source {
+        KeySource::Header(name) => format!("header:{}", header(name)),
+        other => other.to_string(),
+    }
+}
+
+pub(super) fn source(source: &KeySource) -> String {
+    match source {
+        KeySource::Header(name) => format!("the header {}", header(name)),
+        KeySource::Json(pointer) => format!("{pointer} in the JSON body"),
+        KeySource::Query(name) => format!("the query parameter {name}"),
+        KeySource::Body => "the request itself: sending it again is a retry".into(),
+    }
+}
+
+pub(super) fn format(format: &KeyFormat) -> String {
+    match format {
+        KeyFormat::Any => "any visible ASCII characters".into(),
+        KeyFormat::Uuid => "a UUID with hyphens".into(),
+        KeyFormat::Uuid4 => "a UUID of version 4 with hyphens".into(),
+        KeyFormat::Token => "a UUID, or 16 to 255 letters, digits, _ and -".into(),
+        KeyFormat::Operation => "four parts, user:operation:resource:timestamp".into(),
+        KeyFormat::Regex(_) => format!("text that matches {}", format.to_string().trim_start_matches("regex:")),
+    }
+}
+
+pub(super) fn scope(parts: &[ScopePart]) -> String {
+    if parts.contains(&ScopePart::Global) {
+        return "one key space for all callers".into();
+    }
+    let words: Vec<String> = parts
+        .iter()
+        .map(|part| match part {
+            ScopePart::Credential => "your credential (Authorization, else X-Api-Key)".into(),
+            ScopePart::Cookie(name) => format!("your cookie {name}"),
+            ScopePart::Header(name) => format!("the header {}, set by a trusted proxy", header(name)),
+            ScopePart::Jwt(claim) => format!("the claim {claim} of your token"),
+            ScopePart::Host => "the host".into(),
+            ScopePart::Method => "the method".into(),
+            ScopePart::Path => "the path".into(),
+            ScopePart::Route => "this route".into(),
+            ScopePart::Global => String::new(),
+        })
+        .collect();
+    let of_caller = |part: &ScopePart| {
+        matches!(part, ScopePart::Credential | ScopePart::Cookie(_) | ScopePart::Header(_) | ScopePart::Jwt(_))
+    };
+    let whose =
+        if parts.iter().any(of_caller) { "a key is yours alone: it is" } else { "callers share their keys, which are" };
+    format!("{whose} kept apart by {}", and(&words))
+}
+
+/// What makes two requests the same.
+pub(super) fn fingerprint(policy: &Policy) -> String {
+    if policy.on_mismatch == OnMismatch::Ignore || policy.fingerprint.is_empty() {
+        return "key; nothing else is compared".into();
+    }
+    let mut words = vec!["key".to_owned()];
+    words.extend(policy.fingerprint.iter().map(|part| match part {
+        Part::Method => "method".into(),
+        Part::Path => "path".into(),
+        Part::Query => "query".into(),
+        Part::Body if policy.json_ignore.is_empty() => "body".into(),
+        Part::Body => format!("body without {}", and(&policy.json_ignore)),
+        Part::Header(name) => format!("the header {}", header(name)),
+        Part::Preconditions => "preconditions (If-Match and the like)".into(),
+    }));
+    and(&words)
+}
+
+pub(super) fn remembered(policy: &Policy) -> String {
+    let mut words = match &policy.remember {
+        Remember::All => "every answer, errors included".into(),
+        Remember::Final => "2xx, 3xx, and 4xx except 401, 403, 408, 409, 425 and 429".into(),
+        Remember::Success => "2xx only; after any other answer a retry runs again".into(),
+        Remember::List(ranges) if ranges.is_empty() => "none: only running requests are protected".into(),
+        Remember::List(ranges) => and(&ranges.iter().map(StatusRange::to_string).collect::<Vec<_>>()),
+    };
+    if !policy.remember_body {
+        words.push_str("; status and headers only, without the body");
+    }
+    if !policy.unknown_status.is_empty() {
+        let codes: Vec<u16> = policy.unknown_status.iter().map(http::StatusCode::as_u16).collect();
+        words.push_str(&format!("; {} leave the outcome open", and(&codes)));
+    }
+    words
+}
+
+pub(super) fn mismatch(policy: &Policy) -> &'static str {
+    match policy.on_mismatch {
+        OnMismatch::Reject => "refused (key-reused)",
+        OnMismatch::New => "counts as another operation and runs",
+        OnMismatch::Ignore => "gets the first answer",
+    }
+}
+
+pub(super) fn concurrent(policy: &Policy) -> String {
+    match policy.on_concurrent {
+        OnConcurrent::Reject => "refused (in-progress); try again after Retry-After".into(),
+        OnConcurrent::Wait => {
+            format!("waits up to {} for the first answer, then is refused (in-progress)", duration(policy.wait_timeout))
+        }
+    }
+}
+
+pub(super) fn unknown(policy: &Policy) -> &'static str {
+    match policy.on_unknown {
+        OnUnknown::Hold => "refused (outcome-unknown) until somebody finds out what became of it",
+        OnUnknown::Retry => "runs again",
+    }
+}
+
+/// A header's value with what is filled in.
+pub(super) fn value(value: &ibid::Template) -> String {
+    let value = value.to_string().replace("{request_id}", "(new each time)");
+    value.replace("{original_time}", "(when it was first answered)")
+}
+
+/// `24 hours`.
+pub(super) fn duration(duration: Duration) -> String {
+    let written = show::duration(duration);
+    let digits = written.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = match &written[digits.len()..] {
+        "h" => "hour",
+        "m" => "minute",
+        "s" => "second",
+        _ => "millisecond",
+    };
+    format!("{digits} {unit}{}", if digits == "1" { "" } else { "s" })
+}
+
+/// `1 MiB`.
+pub(super) fn size(bytes: u64) -> String {
+    let written = show::size(bytes);
+    let digits = written.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = &written[digits.len()..];
+    format!("{digits} {}", if unit.is_empty() { "bytes" } else { unit })
+}
+
+/// `a, b and c`.
+pub(super) fn and<T: ToString>(words: &[T]) -> String {
+    let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+    match &words[..] {
+        [] => "nothing".into(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_read_as_people_write_them() {
+        assert_eq!(header(&HeaderName::from_static("x-idempotency-key")), "X-Idempotency-Key");
+        assert_eq!(duration(Duration::from_secs(3600)), "1 hour");
+        assert_eq!(duration(Duration::from_secs(300)), "5 minutes");
+        assert_eq!(size(1 << 20), "1 MiB");
+        assert_eq!(and(&["a", "b", "c"]), "a, b and c");
+        assert_eq!(scope(&[ScopePart::Global]), "one key space for all callers");
+        assert_eq!(scope(&[ScopePart::Path]), "callers share their keys, which are kept apart by the path");
+    }
+}

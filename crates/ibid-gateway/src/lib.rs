@@ -1,0 +1,15 @@
+//! The gateway: `main → commands → server → the ibid layer → proxy → upstream`, and back.
+//!
+//! Nothing outside [`config`] reads the environment; nothing here exits the process.
+
+pub mod admin;
+pub mod commands;
+pub mod config;
+pub mod contract_page;
+pub mod live;
+pub mod logs;
+pub mod proxy;
+pub mod routes;
+pub mod server;
+pub mod tls;
+pub mod upstream;

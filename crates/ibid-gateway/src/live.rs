@@ -1,0 +1,217 @@
+//! The configuration in force, and how another takes its place without dropping a request.
+//!
+//! A request takes one [`Snapshot`] and keeps it to its end. A changed file is read again, checked, and swapped in;
+//! one that is wrong, or that would forget what is remembered, is refused and said so.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use http::{HeaderName, request::Parts};
+use ibid::{
+    Reason, Refusal,
+    http::{Routed, Routing, key_headers},
+};
+
+use crate::{
+    config::{ConfigError, Env, ServeArgs, Settings},
+    contract_page,
+    proxy::Body,
+    tls,
+    upstream::{self, Target, Upstream},
+};
+
+/// How often the file is looked at. Its content is compared, so any way of replacing it is seen.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Everything that a request is decided by.
+pub struct Snapshot {
+    /// As configured.
+    pub settings: Settings,
+    /// By URL.
+    upstreams: HashMap<String, Arc<Upstream<Body>>>,
+    default: Arc<Upstream<Body>>,
+    /// The published contract.
+    pub page: Page,
+    keys: Vec<HeaderName>,
+}
+
+/// The published contract, rendered.
+#[derive(Debug)]
+pub struct Page {
+    /// For people.
+    pub html: String,
+    /// For programs.
+    pub json: String,
+}
+
+/// The upstream that a request goes to, in its extensions.
+#[derive(Clone)]
+pub struct Chosen {
+    /// Where to.
+    pub upstream: Arc<Upstream<Body>>,
+    /// Whether it is the top-level one.
+    pub is_default: bool,
+    routed: Routed,
+}
+
+/// The snapshot in force.
+pub struct Live {
+    now: ArcSwap<Snapshot>,
+    args: ServeArgs,
+}
+
+/// What became of a changed file.
+#[derive(Debug)]
+pub enum Reload {
+    /// It says the same as before.
+    Unchanged,
+    /// It is in force. What it cannot change without a restart is listed.
+    Taken(Vec<&'static str>),
+    /// It is wrong; the old one stays.
+    Wrong(String),
+    /// It would forget what is remembered; the old one stays.
+    Forgets(Vec<String>),
+}
+
+impl Snapshot {
+    /// Connects nothing yet; upstreams of `before` keep their connections.
+    ///
+    /// # Errors
+    /// If an upstream or its certificates make no sense.
+    pub fn new(settings: Settings, before: Option<&Self>) -> Result<Self, String> {
+        let mut upstreams = HashMap::new();
+        let routes = settings.routes.iter().filter_map(|route| route.upstream.as_ref());
+        for url in routes.chain([&settings.upstream]) {
+            let known = before.filter(|before| before.reuses_upstreams_for(&settings));
+            let upstream = match known.and_then(|before| before.upstreams.get(url)) {
+                Some(known) => known.clone(),
+                None => connectable(url, &settings)?,
+            };
+            upstreams.insert(url.clone(), upstream);
+        }
+        let default = upstreams[&settings.upstream].clone();
+        let page = Page {
+            html: contract_page::html(&settings.routes),
+            json: format!("{:#}\n", contract_page::json(&settings.routes)),
+        };
+        let mut keys: Vec<_> = settings.routes.iter().flat_map(|route| key_headers(&route.guard.policy)).collect();
+        keys.sort_unstable_by(|a, b| a.as_str().cmp(b.as_str()));
+        keys.dedup();
+        Ok(Self { settings, upstreams, default, page, keys })
+    }
+
+    fn reuses_upstreams_for(&self, settings: &Settings) -> bool {
+        self.settings.max_upstream == settings.max_upstream && self.settings.upstream_ca == settings.upstream_ca
+    }
+
+    /// Finds the route of a request.
+    pub fn choose(&self, method: &http::Method, path: &str) -> Chosen {
+        if self.settings.routes.ambiguous(method, path) {
+            let detail = "the path has dot segments, empty segments, backslashes or encoded slashes, \
+                          which the app may resolve to another path; send the path it resolves to";
+            let routed = Routed::Refused(Refusal::new(Reason::RequestAmbiguous, detail));
+            return Chosen { upstream: self.default.clone(), is_default: true, routed };
+        }
+        let Some(route) = self.settings.routes.find(method, path) else {
+            return Chosen { upstream: self.default.clone(), is_default: true, routed: Routed::Pass };
+        };
+        let own = route.upstream.as_ref().and_then(|url| self.upstreams.get(url));
+        let covers = route.guard.policy.covers(method);
+        Chosen {
+            upstream: own.unwrap_or(&self.default).clone(),
+            is_default: own.is_none(),
+            routed: if covers { Routed::Covered(route.guard.clone()) } else { Routed::Pass },
+        }
+    }
+}
+
+fn connectable(url: &str, settings: &Settings) -> Result<Arc<Upstream<Body>>, String> {
+    let target: Target = url.parse().map_err(|why| format!("upstream {url:?}: {why}"))?;
+    let settings = upstream::Settings {
+        max_connections: settings.max_upstream,
+        tls: tls::towards_upstream(settings.upstream_ca.as_ref())?,
+        ..upstream::Settings::default()
+    };
+    Upstream::new(target, settings).map_err(|why| format!("upstream {url:?}: {why}"))
+}
+
+impl Live {
+    /// Puts a snapshot in force.
+    pub fn new(snapshot: Snapshot, args: ServeArgs) -> Arc<Self> {
+        Arc::new(Self { now: ArcSwap::from_pointee(snapshot), args })
+    }
+
+    /// The snapshot in force.
+    pub fn now(&self) -> arc_swap::Guard<Arc<Snapshot>> {
+        self.now.load()
+    }
+
+    /// Reads the file again.
+    pub fn reload(&self, env: &Env<'_>) -> Reload {
+        let settings = match Settings::load(&self.args, env) {
+            Ok(settings) => settings,
+            Err(why) => return Reload::Wrong(ConfigError::to_string(&why)),
+        };
+        let before = self.now.load();
+        if settings == before.settings {
+            return Reload::Unchanged;
+        }
+        let forgotten = settings.forgets(&before.settings);
+        if !forgotten.is_empty() && !settings.accept_forgetting {
+            return Reload::Forgets(forgotten);
+        }
+        let fixed = settings.needs_restart_from(&before.settings);
+        match Snapshot::new(settings, Some(&before)) {
+            Ok(snapshot) => {
+                self.now.store(Arc::new(snapshot));
+                Reload::Taken(fixed)
+            }
+            Err(why) => Reload::Wrong(why),
+        }
+    }
+
+    /// Looks at the file every second, and at once when `nudged`.
+    pub async fn watch(self: Arc<Self>, mut nudged: tokio::sync::mpsc::Receiver<()>) {
+        let Some(path) = self.args.config.clone() else { return };
+        let mut last = std::fs::read(&path).ok();
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                Some(()) = nudged.recv() => last = None,
+            }
+            let content = tokio::fs::read(&path).await.ok();
+            if content == last {
+                continue;
+            }
+            last = content;
+            let shown = path.display();
+            match self.reload(&Env::process()) {
+                Reload::Unchanged => {}
+                Reload::Taken(fixed) if fixed.is_empty() => tracing::info!(file = %shown, "configuration taken up"),
+                Reload::Taken(fixed) => {
+                    tracing::warn!(file = %shown, needs_restart = fixed.join(", "), "configuration taken up in part");
+                }
+                Reload::Wrong(why) => tracing::error!("{why}; the configuration in force stays"),
+                Reload::Forgets(what) => tracing::error!(
+                    file = %shown,
+                    "the changed configuration would forget what is remembered, so the one in force stays; \
+                     set accept_forgetting = true to take it all the same: {}",
+                    what.join("; ")
+                ),
+            }
+        }
+    }
+}
+
+/// Reads what [`Snapshot::choose`] found from the request's extensions.
+pub struct ByChoice(pub Arc<Live>);
+
+impl Routing for ByChoice {
+    fn route(&self, request: &Parts) -> Routed {
+        request.extensions.get::<Chosen>().map_or(Routed::Pass, |chosen| chosen.routed.clone())
+    }
+
+    fn key_headers(&self) -> Vec<HeaderName> {
+        self.0.now().keys.clone()
+    }
+}

@@ -1,0 +1,153 @@
+//! Logs: text or JSON on standard error, one line per covered request, keys and hashes masked.
+//!
+//! Lines are gathered and written by a thread of their own, because a write per request would cost more than
+//! everything else that the gateway does for it.
+
+use std::{
+    io::{self, Write},
+    str::FromStr,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use ibid::{Answered, Notice, Observer, Outcome, Reason, mask};
+use parking_lot::Mutex;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::config::{Log, LogFormat};
+
+/// How long a line may wait for others to be written with.
+const GATHER: Duration = Duration::from_millis(20);
+/// More than this is written at once; beyond it the writing thread has fallen behind, and lines are dropped.
+const MOST: usize = 4 << 20;
+
+/// Writes what is logged. Dropped, it writes what is left.
+pub struct Logs {
+    lines: Lines,
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+/// Lines that wait to be written.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+/// Starts logging.
+///
+/// # Errors
+/// If a logger was set before.
+pub fn start(log: &Log) -> Result<Logs, String> {
+    let lines = Lines::default();
+    let level = LevelFilter::from_str(&log.level.to_string()).expect("its names are ours");
+    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(lines.clone()).with_target(false);
+    let set = match log.format {
+        LogFormat::Text => builder.with_ansi(false).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    };
+    set.map_err(|why| format!("logs: {why}"))?;
+    let (stop, stopped) = mpsc::channel();
+    let writer = lines.clone();
+    let thread = thread::Builder::new().name("logs".into()).spawn(move || {
+        while stopped.recv_timeout(GATHER) == Err(mpsc::RecvTimeoutError::Timeout) {
+            writer.write_out();
+        }
+    });
+    Ok(Logs { lines, stop: Some(stop), thread: thread.ok() })
+}
+
+impl Lines {
+    fn write_out(&self) {
+        let lines = std::mem::take(&mut *self.0.lock());
+        if !lines.is_empty() {
+            let _ = io::stderr().write_all(&lines);
+        }
+    }
+}
+
+impl Drop for Logs {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        self.lines.write_out();
+    }
+}
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut lines = self.0.lock();
+        if lines.len() + line.len() <= MOST {
+            lines.extend_from_slice(line);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// Logs what the engine tells.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Logged;
+
+impl Observer for Logged {
+    fn answered(&self, request: &Answered<'_>) {
+        use Outcome::{Degraded, Keyless, Refused, Unknown};
+        macro_rules! line {
+            ($level:ident, $text:expr) => {
+                tracing::$level!(
+                    outcome = request.outcome.name(),
+                    route = request.route,
+                    method = request.method,
+                    path = request.path,
+                    key = request.key,
+                    address = request.address.map(|at| mask(&at.to_string())),
+                    status = request.status,
+                    attempt = request.attempt,
+                    took_ms = request.took.as_secs_f64() * 1000.0,
+                    ran_ms = request.ran_for.as_secs_f64() * 1000.0,
+                    peer = request.peer.map(|peer| peer.to_string()),
+                    user_agent = request.user_agent.map(|agent| String::from_utf8_lossy(agent).into_owned()),
+                    "{}",
+                    $text
+                )
+            };
+        }
+        match request.outcome {
+            Refused(Reason::KeyMissing) => line!(warn, "missing idempotency key"),
+            Refused(Reason::KeyInvalid) => line!(warn, "invalid idempotency key"),
+            Refused(Reason::StoreUnavailable) | Degraded => line!(error, "store unavailable"),
+            Unknown => line!(warn, "outcome unknown"),
+            Refused(Reason::InProgress) => line!(info, "duplicate while the first is running"),
+            Refused(_) => line!(info, "refused"),
+            Outcome::Replayed => line!(info, "duplicate: stored answer replayed"),
+            Outcome::Executed => line!(info, "answer stored"),
+            Keyless => line!(debug, "no key"),
+            _ => line!(info, "answered"),
+        }
+    }
+
+    fn noticed(&self, notice: &Notice<'_>) {
+        match notice {
+            Notice::StoreFailed { .. } | Notice::JournalFailed(_) | Notice::Unreadable(_) => {
+                tracing::error!("{notice}")
+            }
+            Notice::LostClaim(_) | Notice::Restored(_) | Notice::Journaled(_) | Notice::Dropped(_) => {
+                tracing::warn!("{notice}");
+            }
+            _ => tracing::info!("{notice}"),
+        }
+    }
+}

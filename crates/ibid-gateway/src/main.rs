@@ -1,0 +1,62 @@
+//! The binary. The only place that exits.
+
+use std::{io, process::ExitCode};
+
+use clap::Parser;
+use ibid_gateway::{
+    commands::{check, demo, serve},
+    config::{Env, ServeArgs},
+};
+
+/// A setting is wrong: `EX_USAGE` of sysexits.
+const WRONG_SETTING: u8 = 64;
+
+#[derive(Parser)]
+#[command(
+    name = "ibid",
+    version,
+    about = "A request that is retried has its effect once and gets the same answer every time."
+)]
+enum Command {
+    /// The gateway in front of a built-in payments API: try it without anything else
+    Demo(demo::DemoArgs),
+    /// The gateway in front of your app
+    Serve(ServeArgs),
+    /// Validate a configuration; print each route's effective dials; say what a change would forget
+    Check(check::CheckArgs),
+}
+
+fn main() -> ExitCode {
+    let env = Env::process();
+    let failed = match Command::parse() {
+        Command::Demo(args) => demo::run(&args).err().map(|why| (why, 1)),
+        Command::Serve(args) => serve::run(args, &env).err().map(|why| match why {
+            serve::ServeError::Settings(line) => (line, WRONG_SETTING),
+            why => (why.to_string(), 1),
+        }),
+        Command::Check(args) => match check::run(&args, &env, &promise, &mut io::stdout()) {
+            Ok(verdict) => return verdict.code().into(),
+            Err(why) => Some((why.to_string(), WRONG_SETTING)),
+        },
+    };
+    match failed {
+        None => ExitCode::SUCCESS,
+        Some((line, code)) => {
+            eprintln!("{line}");
+            code.into()
+        }
+    }
+}
+
+/// What the configured store promises, for `ibid check`.
+fn promise(settings: &ibid_gateway::config::Settings) -> Option<String> {
+    Some(match ibid_stores::open(settings.store.url.expose()) {
+        Err(why) => why.to_string(),
+        Ok(store) => {
+            let promise = store.promise();
+            let durable = if promise.durable { "survives a crash" } else { "forgotten on restart" };
+            let shared = if promise.shared { "shared by several gateways" } else { "of this gateway alone" };
+            format!("{}: {durable}, {shared}", promise.store)
+        }
+    })
+}

@@ -1,0 +1,261 @@
+//! `POST|PUT /payments/:id/*`: which requests a route is for.
+
+use std::{fmt, str::FromStr};
+
+use http::Method;
+
+use super::path;
+
+/// The `match` of a route: methods and a pattern.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Match {
+    methods: Vec<Method>,
+    pattern: Pattern,
+}
+
+/// A path with `:name` for one segment and `*` for the rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern {
+    text: String,
+    segments: Vec<Segment>,
+    /// Ends with `*`: whatever follows the last slash, nothing included.
+    rest: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Segment {
+    Exactly(String),
+    /// Any segment that is not empty.
+    Any,
+}
+
+impl Match {
+    /// Which methods.
+    pub fn methods(&self) -> &[Method] {
+        &self.methods
+    }
+
+    /// Which paths.
+    pub fn pattern(&self) -> &Pattern {
+        &self.pattern
+    }
+}
+
+impl Pattern {
+    /// `/*`.
+    pub fn everything() -> Self {
+        Self { text: "/*".into(), segments: Vec::new(), rest: true }
+    }
+
+    /// Whether a path, once [normalised](path::normalise), is one of these.
+    pub fn matches(&self, path: &str) -> bool {
+        let Some(path) = path.strip_prefix('/') else { return false };
+        let mut given = path.split('/');
+        for segment in &self.segments {
+            match given.next() {
+                Some(given) if segment.matches(given) => {}
+                _ => return false,
+            }
+        }
+        given.next().is_some() == self.rest
+    }
+
+    /// Whether every path of `other` is one of these, too.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let (mine, theirs) = (self.segments.len(), other.segments.len());
+        let lengths = if self.rest { mine < theirs + usize::from(other.rest) } else { !other.rest && mine == theirs };
+        lengths
+            && mine <= theirs
+            && self.segments.iter().zip(&other.segments).all(|(mine, theirs)| match (mine, theirs) {
+                (Segment::Any, Segment::Any) => true,
+                (Segment::Any, Segment::Exactly(text)) => !text.is_empty(),
+                (Segment::Exactly(_), Segment::Any) => false,
+                (Segment::Exactly(a), Segment::Exactly(b)) => a == b,
+            })
+    }
+
+    /// Whether some path is one of both.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let (mine, theirs) = (self.segments.len(), other.segments.len());
+        let lengths = match (self.rest, other.rest) {
+            (true, true) => true,
+            (true, false) => mine < theirs,
+            (false, true) => theirs < mine,
+            (false, false) => mine == theirs,
+        };
+        lengths
+            && self.segments.iter().zip(&other.segments).all(|(mine, theirs)| match (mine, theirs) {
+                (Segment::Any, Segment::Any) => true,
+                (Segment::Any, Segment::Exactly(text)) | (Segment::Exactly(text), Segment::Any) => !text.is_empty(),
+                (Segment::Exactly(a), Segment::Exactly(b)) => a == b,
+            })
+    }
+}
+
+impl Segment {
+    fn matches(&self, given: &str) -> bool {
+        match self {
+            Self::Exactly(text) => text == given,
+            Self::Any => !given.is_empty(),
+        }
+    }
+}
+
+impl FromStr for Match {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |why: &str| {
+            format!("{text:?} is no match{why}; write METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"")
+        };
+        if text == "grpc" || text.starts_with("grpc ") {
+            return Err(format!(
+                "{text:?}: gRPC routes are not in this version of ibid; write METHOD[|METHOD] PATTERN"
+            ));
+        }
+        if text.starts_with('/') {
+            return Err(wrong(", it names no method"));
+        }
+        let (methods, pattern) = text.split_once(' ').ok_or_else(|| wrong(", it has no pattern"))?;
+        let mut found: Vec<Method> = Vec::new();
+        for name in methods.split('|') {
+            if name == "*" {
+                return Err(wrong(", \"*\" is no method"));
+            }
+            if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-') {
+                return Err(wrong(&format!(", {name:?} is no method (they are upper case)")));
+            }
+            let method = Method::from_str(name).map_err(|_| wrong(&format!(", {name:?} is no method")))?;
+            if found.contains(&method) {
+                return Err(wrong(&format!(", it has {name} twice")));
+            }
+            found.push(method);
+        }
+        let pattern = pattern.parse().map_err(|why: String| wrong(&why))?;
+        Ok(Self { methods: found, pattern })
+    }
+}
+
+impl FromStr for Pattern {
+    /// Starts with a comma: the middle of a sentence.
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'?' | b'#');
+        let Some(path) = text.strip_prefix('/').filter(|_| text.bytes().all(plain)) else {
+            return Err(", its pattern is no path".into());
+        };
+        if path::suspicious(text) {
+            return Err(", its pattern has dot segments, \"//\", \"\\\" or an encoded slash, which never match".into());
+        }
+        let mut pieces: Vec<&str> = path.split('/').collect();
+        let rest = pieces.last() == Some(&"*");
+        if rest {
+            pieces.pop();
+        }
+        let mut segments = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            if piece.contains('*') {
+                return Err(", \"*\" stands only for the whole rest, at the end".into());
+            }
+            segments.push(match piece.strip_prefix(':') {
+                Some(name)
+                    if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') =>
+                {
+                    return Err(format!(", {piece:?} is no \":name\" (letters, digits and _)"));
+                }
+                Some(_) => Segment::Any,
+                None => Segment::Exactly(path::normalise(piece).into_owned()),
+            });
+        }
+        Ok(Self { text: text.into(), segments, rest })
+    }
+}
+
+impl fmt::Display for Match {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, method) in self.methods.iter().enumerate() {
+            write!(f, "{}{method}", if at == 0 { "" } else { "|" })?;
+        }
+        write!(f, " {}", self.pattern)
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pattern(text: &str) -> Pattern {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn names_stand_for_one_segment_and_the_star_for_the_rest() {
+        for (text, matching, other) in [
+            ("/a", &["/a"][..], &["/a/", "/A", "/", "/a/b", "a", "*", ""][..]),
+            ("/a/", &["/a/"], &["/a", "/a/b"]),
+            ("/a/*", &["/a/", "/a/b", "/a/b/c"], &["/a", "/ab", "/b/a"]),
+            ("/*", &["/", "/a", "/a/b"], &["*", ""]),
+            ("/a/:id/b", &["/a/1/b"], &["/a//b", "/a/1/2/b", "/a/1/b/"]),
+            ("/a/:id/*", &["/a/1/", "/a/1/x/y"], &["/a/1", "/a//x"]),
+            ("/%61%2d", &["/a-"], &["/%61-"]),
+        ] {
+            for path in matching {
+                assert!(pattern(text).matches(path), "{text} {path}");
+            }
+            for path in other {
+                assert!(!pattern(text).matches(path), "{text} {path}");
+            }
+        }
+    }
+
+    #[test]
+    fn covering_and_overlapping_agree_with_matching() {
+        let all =
+            ["/", "/*", "/a", "/a/", "/a/*", "/a/b", "/a/:x", "/:x/b", "/:x/:y", "/:x/*", "/a/b/*", "/:x", "/a/:x/c"];
+        let paths = [
+            "/", "/a", "/a/", "/a/b", "/b/b", "/c/d", "/a/b/", "/a/b/c", "/a/d/c", "/a/z", "/b/", "/b", "/c/d/e/f",
+            "/a//c",
+        ];
+        for one in all.map(pattern) {
+            for two in all.map(pattern) {
+                let both = paths.iter().any(|path| one.matches(path) && two.matches(path));
+                let within = paths.iter().all(|path| one.matches(path) || !two.matches(path));
+                assert_eq!(one.overlaps(&two), both, "{one} overlaps {two}");
+                assert_eq!(one.covers(&two), within, "{one} covers {two}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_match_is_told_why() {
+        for (text, why) in [
+            ("/a", ", it names no method"),
+            ("POST", ", it has no pattern"),
+            ("* /a", ", \"*\" is no method"),
+            ("post /a", ", \"post\" is no method (they are upper case)"),
+            ("POST| /a", ", \"\" is no method (they are upper case)"),
+            ("POST|POST /a", ", it has POST twice"),
+            ("POST a", ", its pattern is no path"),
+            ("POST  /a", ", its pattern is no path"),
+            ("POST /a?b", ", its pattern is no path"),
+            ("POST /a/*/b", ", \"*\" stands only for the whole rest, at the end"),
+            ("POST /a*", ", \"*\" stands only for the whole rest, at the end"),
+            ("POST /a/:", ", \":\" is no \":name\" (letters, digits and _)"),
+            ("POST /a/../b", ", its pattern has dot segments, \"//\", \"\\\" or an encoded slash, which never match"),
+        ] {
+            let line =
+                format!("{text:?} is no match{why}; write METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"");
+            assert_eq!(text.parse::<Match>(), Err(line));
+        }
+        let grpc = "grpc shop.Orders/Create".parse::<Match>().unwrap_err();
+        assert!(grpc.contains("gRPC routes are not in this version"), "{grpc}");
+        assert_eq!("POST|PUT /a/:id".parse::<Match>().unwrap().to_string(), "POST|PUT /a/:id");
+    }
+}

@@ -1,0 +1,321 @@
+//! The listener: accepts, hands each connection its services, and ends in good order.
+//!
+//! A shutdown stops accepting, lets every request that has begun run to its end, and waits for the operations behind
+//! them. What still runs at the deadline is given up: its claim is parked with the lease kept.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
+use ibid::{
+    Ibid, Policy, Reason, Refusal,
+    http::{IbidLayer, IbidService, Peer, ResponseBody, refusal_response},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+    task::JoinSet,
+    time::timeout,
+};
+use tokio_rustls::TlsAcceptor;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::{
+    config::Limits,
+    contract_page,
+    live::{ByChoice, Live},
+    proxy::{Client, Proxy, Reply},
+};
+
+/// How long the ends of given-up operations may take to reach the store.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// A TLS handshake that takes longer is given up.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// What clients get.
+type Answer = Response<ResponseBody<Reply>>;
+
+/// A gateway that listens.
+pub struct Server {
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    front: Arc<Front>,
+}
+
+/// What all connections share.
+struct Front {
+    live: Arc<Live>,
+    ibid: Ibid,
+    layer: IbidLayer,
+    limits: Limits,
+    trusted: ibid::TrustedProxies,
+}
+
+impl Server {
+    /// Binds the address of the settings in force.
+    ///
+    /// # Errors
+    /// If the address cannot be bound, or the certificate makes no sense.
+    pub async fn bind(live: Arc<Live>, ibid: Ibid) -> Result<Self, String> {
+        let (listen, tls, limits, trusted) = {
+            let now = live.now();
+            let settings = &now.settings;
+            let tls = settings.tls.as_ref().map(crate::tls::for_listener).transpose()?;
+            (settings.listen, tls, settings.limits.clone(), settings.trusted_proxies.clone())
+        };
+        let listener =
+            TcpListener::bind(listen).await.map_err(|why| format!("listen: {listen} cannot be bound: {why}"))?;
+        let layer = ibid.layer_by(Arc::new(ByChoice(live.clone())));
+        let front = Arc::new(Front { live, ibid, layer, limits, trusted });
+        Ok(Self { listener, tls: tls.map(TlsAcceptor::from), front })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Whether clients connect with TLS.
+    pub fn is_secure(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Serves until `stop` says so, then ends in good order.
+    pub async fn run(self, mut stop: watch::Receiver<bool>) {
+        let mut connections = JoinSet::new();
+        let room = Arc::new(Semaphore::new(self.front.limits.max_connections));
+        loop {
+            // At the limit nobody is accepted; newcomers wait in the system's queue.
+            let permit = tokio::select! {
+                permit = room.clone().acquire_owned() => permit.expect("never closed"),
+                _ = stop.wait_for(|stop| *stop) => break,
+            };
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                _ = stop.wait_for(|stop| *stop) => break,
+            };
+            while connections.try_join_next().is_some() {}
+            match accepted {
+                Ok((socket, peer)) => {
+                    let (front, tls, stop) = (self.front.clone(), self.tls.clone(), stop.clone());
+                    connections.spawn(async move {
+                        front.connection(socket, peer, tls, stop).await;
+                        drop(permit);
+                    });
+                }
+                Err(why) => {
+                    tracing::error!(%why, "a connection could not be accepted");
+                    // Out of file descriptors, mostly: others must end first.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+        drop(self.listener);
+        self.front.end(connections).await;
+    }
+}
+
+impl Front {
+    async fn end(&self, mut connections: JoinSet<()>) {
+        let running = self.ibid.engine().running();
+        let all = async {
+            while connections.join_next().await.is_some() {}
+            running.drained().await;
+        };
+        if timeout(self.limits.shutdown, all).await.is_err() {
+            tracing::warn!(running = running.count(), "shutdown: operations still run; their outcome is unknown");
+            running.close();
+            connections.shutdown().await;
+        }
+        let later = self.ibid.engine().later();
+        if timeout(LAST_WORDS, later.flushed()).await.is_err() {
+            tracing::warn!(waiting = later.waiting(), "shutdown: the store did not take every end; their leases lapse");
+        }
+    }
+
+    async fn connection(
+        self: Arc<Self>, socket: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>, stop: watch::Receiver<bool>,
+    ) {
+        let _ = socket.set_nodelay(true);
+        match tls {
+            None => self.serve(socket, peer, false, stop).await,
+            Some(tls) => match timeout(HANDSHAKE, tls.accept(socket)).await {
+                Ok(Ok(socket)) => self.serve(socket, peer, true, stop).await,
+                Ok(Err(why)) => tracing::debug!(%peer, %why, "no TLS connection"),
+                Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
+            },
+        }
+    }
+
+    async fn serve<S>(self: Arc<Self>, socket: S, peer: SocketAddr, secure: bool, mut stop: watch::Receiver<bool>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let client = Client::new(peer.ip(), secure, &self.trusted);
+        let service = self.layer.layer(Proxy::new(client));
+        let traffic = Arc::new(Traffic::new());
+        let answer = {
+            let (front, traffic) = (self.clone(), traffic.clone());
+            service_fn(move |request| {
+                let busy = Traffic::begin(&traffic);
+                let answer = front.answer(service.clone(), request, peer);
+                async move {
+                    let answer = answer.await;
+                    drop(busy);
+                    Ok::<_, Infallible>(answer)
+                }
+            })
+        };
+        let builder = self.builder();
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer);
+        let mut connection = std::pin::pin!(connection);
+        let mut ending = false;
+        loop {
+            tokio::select! {
+                result = connection.as_mut() => {
+                    if let Err(why) = result {
+                        tracing::debug!(%peer, %why, "connection ended");
+                    }
+                    return;
+                }
+                _ = stop.wait_for(|stop| *stop), if !ending => {
+                    ending = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+                () = traffic.idle_for(self.limits.idle_timeout), if !ending => {
+                    ending = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+            }
+        }
+    }
+
+    fn builder(&self) -> auto::Builder<TokioExecutor> {
+        let limits = &self.limits;
+        let head = usize::try_from(limits.max_header_bytes).unwrap_or(usize::MAX).max(8192);
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.header_timeout)
+            .max_headers(limits.max_headers)
+            .max_buf_size(head);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_header_list_size(u32::try_from(head).unwrap_or(u32::MAX))
+            .max_concurrent_streams(250)
+            .initial_stream_window_size(1 << 20)
+            .initial_connection_window_size(4 << 20)
+            .keep_alive_interval(Some(Duration::from_secs(30)))
+            .keep_alive_timeout(Duration::from_secs(20));
+        builder
+    }
+
+    /// One request: what holds for all of them, before any policy.
+    fn answer(
+        &self, mut service: IbidService<Proxy>, mut request: Request<Incoming>, peer: SocketAddr,
+    ) -> impl Future<Output = Answer> + Send + use<> {
+        let early = self.before_policies(&mut request, peer);
+        async move {
+            match early {
+                Some(answer) => answer,
+                None => service.call(request).await.unwrap_or_else(|never| match never {}),
+            }
+        }
+    }
+
+    fn before_policies(&self, request: &mut Request<Incoming>, peer: SocketAddr) -> Option<Answer> {
+        if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
+            let refusal = Refusal::new(Reason::RequestAmbiguous, "the header host is sent more than once");
+            return Some(refusal_response(&refusal, &Policy::ietf(), ""));
+        }
+        let now = self.live.now();
+        if request.uri().path() == contract_page::PATH && matches!(*request.method(), Method::GET | Method::HEAD) {
+            return Some(contract(&now.page, request));
+        }
+        let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
+        own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
+        let chosen = now.choose(request.method(), request.uri().path());
+        request.extensions_mut().insert(chosen);
+        request.extensions_mut().insert(Peer(peer.ip()));
+        None
+    }
+}
+
+fn contract(page: &crate::live::Page, request: &Request<Incoming>) -> Answer {
+    let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let html = accept.find("text/html");
+    let json = accept.find("json");
+    let wants_html = html.is_some_and(|html| json.is_none_or(|json| html < json));
+    let (body, kind) =
+        if wants_html { (&page.html, "text/html; charset=utf-8") } else { (&page.json, "application/json") };
+    let mut answer = Response::new(ResponseBody::whole(body.clone(), None));
+    *answer.status_mut() = StatusCode::OK;
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(header::VARY, HeaderValue::from_static("accept"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("max-age=60"));
+    headers.insert(
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
+    );
+    answer
+}
+
+/// Whether anything goes on on a connection.
+struct Traffic {
+    opened: Instant,
+    running: AtomicUsize,
+    /// Milliseconds after `opened`.
+    last: AtomicU64,
+}
+
+struct Busy(Arc<Traffic>);
+
+impl Traffic {
+    fn new() -> Self {
+        Self { opened: Instant::now(), running: AtomicUsize::new(0), last: AtomicU64::new(0) }
+    }
+
+    fn begin(this: &Arc<Self>) -> Busy {
+        this.running.fetch_add(1, Relaxed);
+        Busy(this.clone())
+    }
+
+    /// Returns once nothing has gone on for that long.
+    async fn idle_for(&self, limit: Duration) {
+        loop {
+            let quiet = self.opened.elapsed().saturating_sub(Duration::from_millis(self.last.load(Relaxed)));
+            if self.running.load(Relaxed) == 0 && quiet >= limit {
+                return;
+            }
+            tokio::time::sleep(limit.saturating_sub(quiet).max(Duration::from_millis(100))).await;
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.last.store(self.0.opened.elapsed().as_millis() as u64, Relaxed);
+        self.0.running.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,144 @@
+//! The body of a reply, and what becomes of the connection after it.
+//!
+//! Invariant: a body that ends without an error was whole. A connection goes back to the pool only
+//! after such an end; an error or a body dropped before its end closes it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::Error;
+use super::slot::Home;
+
+/// An upstream's reply body, as it comes off the wire.
+pub struct UpstreamBody {
+    inner: Incoming,
+    /// HTTP/1.1: where the connection goes back to. None once it went, and for HTTP/2 and upgrades.
+    home: Option<Arc<dyn Home>>,
+    /// When the upstream will close the connection if it stays idle, less a margin.
+    limit: Option<Instant>,
+    h2: bool,
+}
+
+impl UpstreamBody {
+    pub(super) fn h1(inner: Incoming, home: Arc<dyn Home>, limit: Option<Instant>) -> Self {
+        let mut this = Self { inner, home: Some(home), limit, h2: false };
+        if this.inner.is_end_stream() {
+            this.finish();
+        }
+        this
+    }
+
+    pub(super) fn upgraded(inner: Incoming) -> Self {
+        Self { inner, home: None, limit: None, h2: false }
+    }
+
+    pub(super) fn h2(inner: Incoming) -> Self {
+        Self { inner, home: None, limit: None, h2: true }
+    }
+
+    fn finish(&mut self) {
+        if let Some(home) = self.home.take() {
+            home.finish(self.limit);
+        }
+    }
+
+    fn kill(&mut self) {
+        if let Some(home) = self.home.take() {
+            home.kill();
+        }
+    }
+}
+
+impl Drop for UpstreamBody {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl std::fmt::Debug for UpstreamBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UpstreamBody").field("h2", &self.h2).finish_non_exhaustive()
+    }
+}
+
+impl Body for UpstreamBody {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        Poll::Ready(match frame {
+            Some(Ok(frame)) => {
+                // Known lengths end with their last frame; whoever reads need not ask again.
+                if self.inner.is_end_stream() {
+                    self.finish();
+                }
+                Some(Ok(frame))
+            }
+            Some(Err(e)) => {
+                self.kill();
+                Some(Err(Error::reply(&e)))
+            }
+            // hyper ends an HTTP/2 body quietly on RST_STREAM(NO_ERROR) and on GOAWAY(NO_ERROR), which is
+            // right for a request's sake, but hides that the reply is not whole.
+            None if self.h2 && !self.inner.is_end_stream() => {
+                self.h2 = false;
+                Some(Err(Error::Truncated))
+            }
+            None => {
+                self.finish();
+                None
+            }
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// Until when a connection may be reused by the upstream's `Keep-Alive: timeout=N`: one second less.
+///
+/// Counted from the arrival of the head, since the upstream's clock may start before we have read the
+/// body; a long reply merely costs its connection.
+pub(super) fn keep_alive(headers: &HeaderMap) -> Option<Instant> {
+    let value = headers.get("keep-alive")?.to_str().ok()?;
+    let seconds = value.split(',').find_map(|part| {
+        let (name, number) = part.split_once('=')?;
+        let number = number.trim().trim_matches('"');
+        name.trim().eq_ignore_ascii_case("timeout").then(|| number.parse::<u32>().ok()).flatten()
+    })?;
+    Some(Instant::now() + Duration::from_secs(u64::from(seconds.saturating_sub(1))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keep_alive_is_read_with_a_second_to_spare() {
+        let left = |value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("keep-alive", value.parse().unwrap());
+            keep_alive(&headers).map(|t| t.saturating_duration_since(Instant::now()).as_secs_f64().round())
+        };
+        assert_eq!(left("timeout=5"), Some(4.0));
+        assert_eq!(left("max=100, Timeout = 2"), Some(1.0));
+        assert_eq!(left("timeout=1"), Some(0.0));
+        assert_eq!(left("timeout=0"), Some(0.0));
+        assert_eq!(left("max=3"), None);
+        assert_eq!(left("timeout=soon"), None);
+        assert!(keep_alive(&HeaderMap::new()).is_none());
+    }
+}

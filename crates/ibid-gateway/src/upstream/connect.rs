@@ -1,0 +1,248 @@
+//! Reaching an upstream: its address as configured, DNS, TCP, TLS and ALPN.
+//!
+//! Invariant: nothing of a request exists here, so every error means "never written", and says what
+//! was tried. One time-out covers the whole of it; each address gets an equal share of what is left,
+//! so that a black hole among several addresses does not use up the time of the others.
+
+use std::fmt::Write as _;
+use std::io;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use http::uri::{Authority, Scheme as UriScheme};
+use parking_lot::Mutex;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::wire::Wire;
+use super::{Error, SetupError};
+
+/// How long an answer of the resolver is used. Short: names move, and a connect failure drops it anyway.
+const RESOLVE_EVERY: Duration = Duration::from_secs(30);
+
+/// How to speak to the upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    /// HTTP/1.1 in the clear.
+    Http,
+    /// TLS; ALPN chooses between HTTP/2 and HTTP/1.1.
+    Https,
+    /// HTTP/2 in the clear, by prior knowledge.
+    H2c,
+}
+
+/// Where the upstream is: `http://host:port`, `https://host:port` or `h2c://host:port`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    scheme: Scheme,
+    /// As written, for `Host` and `:authority` of requests that bring none.
+    authority: Authority,
+    /// Without the brackets of an IPv6 address.
+    host: String,
+    port: u16,
+}
+
+impl Target {
+    /// How to speak to it.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// Host and port as configured.
+    #[must_use]
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    pub(super) fn uri_scheme(&self) -> UriScheme {
+        if self.scheme == Scheme::Https { UriScheme::HTTPS } else { UriScheme::HTTP }
+    }
+}
+
+impl FromStr for Target {
+    type Err = SetupError;
+
+    fn from_str(text: &str) -> Result<Self, SetupError> {
+        let bad = |why: &str| SetupError::Target { text: text.to_owned(), why: why.to_owned() };
+        let (scheme, rest) = text
+            .split_once("://")
+            .ok_or_else(|| bad("expected http://host:port, https://host:port or h2c://host:port"))?;
+        let (scheme, default_port) = match scheme.to_ascii_lowercase().as_str() {
+            "http" => (Scheme::Http, 80),
+            "https" => (Scheme::Https, 443),
+            "h2c" => (Scheme::H2c, 80),
+            _ => return Err(bad("the scheme must be http, https or h2c")),
+        };
+        let authority = rest.strip_suffix('/').unwrap_or(rest);
+        if authority.contains(['/', '?', '#']) {
+            return Err(bad("an upstream has no path, query or fragment; requests bring their own"));
+        }
+        if authority.contains('@') {
+            return Err(bad("user and password do not belong in an upstream's address"));
+        }
+        let authority: Authority = authority.parse().map_err(|_| bad("not a valid host and port"))?;
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+        // `Authority` takes "host:" and "host:99999" for a host without a port.
+        let port = match authority.as_str().get(authority.host().len()..) {
+            Some("") => default_port,
+            _ => authority.port_u16().filter(|p| *p != 0).ok_or_else(|| bad("the port must be 1 to 65535"))?,
+        };
+        if host.is_empty() {
+            return Err(bad("the host is missing"));
+        }
+        Ok(Self { scheme, authority, host, port })
+    }
+}
+
+/// A new connection, protocol chosen.
+pub(super) enum Line {
+    Plain { wire: Wire, h2: bool },
+    Tls { stream: Box<TlsStream<Wire>>, h2: bool },
+}
+
+struct Answer {
+    at: Instant,
+    /// Addresses that have not failed since they were resolved. Never empty.
+    addresses: Vec<SocketAddr>,
+}
+
+/// Opens connections to one target.
+pub(super) struct Connector {
+    pub(super) target: Target,
+    timeout: Duration,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    /// Held for a copy or a replacement only, never across an await.
+    answer: Mutex<Option<Answer>>,
+    /// Spreads connections over the addresses of a name.
+    turn: AtomicUsize,
+}
+
+impl Connector {
+    pub(super) fn new(
+        target: Target, timeout: Duration, config: Option<Arc<ClientConfig>>,
+    ) -> Result<Self, SetupError> {
+        let tls = if target.scheme == Scheme::Https {
+            let mut config = match config {
+                Some(given) => given,
+                None => Arc::new(native_roots()?),
+            };
+            if config.alpn_protocols.is_empty() {
+                Arc::make_mut(&mut config).alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+            }
+            let name = ServerName::try_from(target.host.clone()).map_err(|_| SetupError::Target {
+                text: target.authority.to_string(),
+                why: "not a name a certificate can be checked against".to_owned(),
+            })?;
+            Some((TlsConnector::from(config), name))
+        } else {
+            None
+        };
+        Ok(Self { target, timeout, tls, answer: Mutex::new(None), turn: AtomicUsize::new(0) })
+    }
+
+    /// Opens a connection. `hold` is let go when its socket is closed, however that comes about.
+    pub(super) async fn connect(&self, hold: Box<dyn Send>) -> Result<Line, Error> {
+        let until = tokio::time::Instant::now() + self.timeout;
+        let late = |_| Error::ConnectTimeout { target: self.target.authority.to_string(), after: self.timeout };
+        let tcp = self.tcp(until).await?;
+        let wire = Wire::new(tcp, self.tls.is_some(), hold);
+        let Some((connector, name)) = &self.tls else {
+            return Ok(Line::Plain { wire, h2: self.target.scheme == Scheme::H2c });
+        };
+        let stream = tokio::time::timeout_at(until, connector.connect(name.clone(), wire))
+            .await
+            .map_err(late)?
+            .map_err(|e| Error::Tls { target: self.target.authority.to_string(), reason: e.to_string() })?;
+        let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        Ok(Line::Tls { stream: Box::new(stream), h2 })
+    }
+
+    async fn tcp(&self, until: tokio::time::Instant) -> Result<TcpStream, Error> {
+        let mut addresses = self.resolve(until).await?;
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % addresses.len();
+        addresses.rotate_left(turn);
+        let mut tried = String::new();
+        let count = addresses.len();
+        for (n, address) in addresses.into_iter().enumerate() {
+            let left = until.saturating_duration_since(tokio::time::Instant::now());
+            let share = left / u32::try_from(count - n).unwrap_or(u32::MAX);
+            let result = match tokio::time::timeout(share, TcpStream::connect(address)).await {
+                Ok(result) => result.and_then(|tcp| tcp.set_nodelay(true).map(|()| tcp)),
+                Err(_) => Err(io::ErrorKind::TimedOut.into()),
+            };
+            match result {
+                Ok(tcp) => return Ok(tcp),
+                Err(e) => {
+                    self.forget(address);
+                    let gap = if tried.is_empty() { "" } else { "; " };
+                    let _ = write!(tried, "{gap}{address}: {}", plain(&e));
+                }
+            }
+        }
+        Err(Error::Connect { tried })
+    }
+
+    async fn resolve(&self, until: tokio::time::Instant) -> Result<Vec<SocketAddr>, Error> {
+        let target = &self.target;
+        if let Ok(ip) = target.host.parse() {
+            return Ok(vec![SocketAddr::new(ip, target.port)]);
+        }
+        if let Some(known) = self.answer.lock().as_ref().filter(|a| a.at.elapsed() < RESOLVE_EVERY) {
+            return Ok(known.addresses.clone());
+        }
+        let fail = |reason: String| Error::Resolve { host: target.host.clone(), reason };
+        let found = tokio::time::timeout_at(until, tokio::net::lookup_host((target.host.as_str(), target.port)))
+            .await
+            .map_err(|_| fail(format!("no answer within {:?}", self.timeout)))?
+            .map_err(|e| fail(e.to_string()))?;
+        let addresses: Vec<_> = found.collect();
+        if addresses.is_empty() {
+            return Err(fail("no addresses".to_owned()));
+        }
+        *self.answer.lock() = Some(Answer { at: Instant::now(), addresses: addresses.clone() });
+        Ok(addresses)
+    }
+
+    /// An address failed: leave it out until the name is resolved again, at once if it was the last.
+    fn forget(&self, address: SocketAddr) {
+        let mut answer = self.answer.lock();
+        if let Some(known) = answer.as_mut() {
+            known.addresses.retain(|a| *a != address);
+            if known.addresses.is_empty() {
+                *answer = None;
+            }
+        }
+    }
+}
+
+/// "connection refused" rather than "Connection refused (os error 111)", where there is such a word.
+fn plain(e: &io::Error) -> String {
+    match e.kind() {
+        io::ErrorKind::Other => e.to_string(),
+        kind if kind.to_string().starts_with("uncategorized") => e.to_string(),
+        kind => kind.to_string(),
+    }
+}
+
+fn native_roots() -> Result<ClientConfig, SetupError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let (added, _unparsable) = roots.add_parsable_certificates(found.certs);
+    if added == 0 {
+        let why = found.errors.first().map_or_else(|| "none installed".to_owned(), ToString::to_string);
+        return Err(SetupError::Roots { why });
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    Ok(ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| SetupError::Roots { why: e.to_string() })?
+        .with_root_certificates(roots)
+        .with_no_client_auth())
+}

@@ -1,0 +1,92 @@
+//! `ibid check`, as its user sees it.
+
+use ibid_gateway::{
+    commands::check::{CheckArgs, Verdict, run},
+    config::Env,
+};
+
+fn check(file: &str, against: Option<&str>) -> (Verdict, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, format!("upstream = \"http://127.0.0.1:3000\"\n{text}")).unwrap();
+        path
+    };
+    let args = CheckArgs { file: path("new.toml", file), against: against.map(|text| path("old.toml", text)) };
+    let mut out = Vec::new();
+    let promise = |_: &_| Some("at most one start per key".into());
+    let verdict = run(&args, &Env::of(&[("TOKEN", "s3cret")]), &promise, &mut out).unwrap();
+    let out = String::from_utf8(out).unwrap().replace(&format!("{}/", folder.path().display()), "");
+    (verdict, out)
+}
+
+#[test]
+fn it_prints_every_dial_and_marks_what_differs() {
+    let (verdict, out) = check(
+        "admin.token = \"env:TOKEN\"\nstore.url = \"redis://u:s3cret@h\"\n\
+         [[route]]\nmatch = \"POST /payments/*\"\npreset = \"stripe\"\nttl = \"72h\"\nupstream = \"http://b\"",
+        None,
+    );
+    assert_eq!(verdict, Verdict::Keeps);
+    let expected = "\
+new.toml: valid
+
+  listen          127.0.0.1:8080
+  upstream        http://127.0.0.1:3000
+  admin           127.0.0.1:8081, tokens: admin
+  store           redis://u:****@h (timeout 500ms, sweep every 1m)
+  promise         at most one start per key
+  journal         ibid-journal
+
+route[1]  POST /payments/*    (preset stripe)
+  methods         POST
+  key             header:idempotency-key; optional, any, at most 255 characters
+  scope           host, credential
+  label           tenant from scope, user from scope, key masked
+  fingerprint     method, path, query, body
+  json_ignore     none
+  on_mismatch     reject
+  on_concurrent   reject
+  on_unknown      hold
+  resolve         none
+  on_store_down   closed
+  remember        all
+  unknown_status  none
+  remember_body   true
+  max_request     1MiB
+  max_response    1MiB
+  digest_status   original
+* ttl             72h
+  lease           30s
+  timeout         1m
+  wait_timeout    10s
+  first_headers   none
+  replay_headers  idempotent-replayed: true
+  drop_headers    server-timing, alt-svc, age
+  status          key_reused 400
+  grpc_status     none
+  envelope        none
+  mode            enforce
+* upstream        http://b
+
+* differs from the preset
+
+notes:
+  - route[1] (POST /payments/*): scope has \"credential\": requests with neither Authorization nor X-Api-Key share one anonymous scope
+";
+    assert_eq!(out, expected);
+}
+
+#[test]
+fn it_says_what_a_change_forgets() {
+    let old = "[[route]]\nmatch = \"POST /a\"";
+    let (verdict, out) = check("[[route]]\nmatch = \"POST /a\"\nscope = \"global\"\nttl = \"1h\"", Some(old));
+    assert_eq!((verdict, verdict.code()), (Verdict::Forgets, 1));
+    let end = "against old.toml: this forgets:\n  \
+               - POST /a: scope changed from [host, credential] to [global]: remembered answers of this route will not be found again\n  \
+               - POST /a: ttl shortened from 24h to 1h: answers will be forgotten sooner\n";
+    assert!(out.ends_with(end), "{out}");
+    let (verdict, out) = check(old, Some(old));
+    assert_eq!((verdict, verdict.code()), (Verdict::Keeps, 0));
+    assert!(out.ends_with("against old.toml: nothing that is remembered is forgotten\n"), "{out}");
+}

@@ -1,0 +1,6 @@
+//! The gateway, seen from outside.
+
+mod check;
+mod config;
+
+mod upstream;

@@ -1,0 +1,5 @@
+//! The upstream side alone, against real sockets that misbehave.
+
+mod common;
+mod http1;
+mod http2;

@@ -1,0 +1,120 @@
+//! Stores with one bug each. The [contract](crate::contract) must fail every one of them, or it checks too little.
+//!
+//! Invariant: each bug is one that somebody could make in good faith, and names a case that must catch it. Others may
+//! catch it too; a suite that fails only by accident does not count.
+//!
+//! ```
+//! use std::{sync::Arc, time::Duration};
+//! use ibid::store::Memory;
+//! use ibid_testkit::broken::failing_cases;
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! assert!(failing_cases(Arc::new(Memory::default()), Duration::from_secs(30)).await.is_empty());
+//! # });
+//! ```
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use ibid::store::Store;
+
+pub use self::store::Broken;
+use crate::contract::cases;
+
+mod store;
+
+/// What is wrong with a [`Broken`] store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// Every claim is granted.
+    GrantsEveryone,
+    /// Looks, then claims: whoever saw nothing is granted.
+    ChecksThenActs,
+    /// The same token is busy with itself.
+    ForgetsTokens,
+    /// A lapsed claim is granted to anyone.
+    LapsedIsFree,
+    /// A takeover need not name the current holder.
+    TakeoverIgnoresFence,
+    /// A parked claim may be taken over at once.
+    TakeoverIgnoresRetryIn,
+    /// A takeover may be granted to several.
+    TakeoverRaces,
+    /// A stale settle wins.
+    SettleIgnoresHolder,
+    /// A heartbeat is believed from anyone.
+    ExtendIgnoresHolder,
+    /// What is absent is not put back.
+    NeverRestores,
+    /// A release leaves nothing: the token comes alive again.
+    ReleaseLeavesNothing,
+    /// A released takeover is free.
+    ReleasedTakeoverIsFree,
+    /// An unseen release frees whoever runs.
+    UnseenIgnoresToken,
+    /// What is parked is free.
+    ParkIsRelease,
+    /// A wait never ends before its limit.
+    WaitSleeps,
+    /// A wait ends at once.
+    WaitReturns,
+    /// A record's life counts from the claim.
+    KeepCountsFromClaim,
+    /// Fences begin again with each life of an entry.
+    FencesRestart,
+    /// A second complete overwrites the first.
+    CompleteOverwrites,
+    /// A record is cut at one mebibyte.
+    CutsRecords,
+    /// Every page is the first.
+    ListIgnoresCursor,
+    /// A page holds whatever there is.
+    ListIgnoresAtMost,
+    /// Forgets whoever is there.
+    ForgetIgnoresSeen,
+    /// Resolves what still runs.
+    ResolveKillsLive,
+    /// Makes room for new entries by dropping old ones.
+    EvictsLive,
+    /// Sweeps what is finished, expired or not.
+    SweepsFinished,
+}
+
+/// All bugs, each with a case that must catch it.
+pub const BUGS: [(Bug, &str); 26] = [
+    (Bug::GrantsEveryone, "another_token_finds_the_holder_busy"),
+    (Bug::ChecksThenActs, "of_64_concurrent_claims_exactly_one_is_granted"),
+    (Bug::ForgetsTokens, "the_same_token_gets_the_same_lease"),
+    (Bug::LapsedIsFree, "a_lapsed_claim_is_unknown_and_never_free"),
+    (Bug::TakeoverIgnoresFence, "a_takeover_that_names_another_holder_is_refused"),
+    (Bug::TakeoverIgnoresRetryIn, "a_parked_claim_is_not_taken_over_before_retry_in"),
+    (Bug::TakeoverRaces, "of_concurrent_takeovers_exactly_one_is_granted"),
+    (Bug::SettleIgnoresHolder, "a_stale_settle_is_lost_and_writes_nothing"),
+    (Bug::ExtendIgnoresHolder, "extend_after_a_takeover_is_lost"),
+    (Bug::NeverRestores, "complete_puts_an_absent_entry_back"),
+    (Bug::ReleaseLeavesNothing, "a_released_token_is_spent"),
+    (Bug::ReleasedTakeoverIsFree, "a_released_takeover_is_unknown_again"),
+    (Bug::UnseenIgnoresToken, "an_unseen_release_with_a_foreign_token_changes_nothing"),
+    (Bug::ParkIsRelease, "a_parked_claim_is_unknown"),
+    (Bug::WaitSleeps, "wait_returns_soon_after_the_holder_settles"),
+    (Bug::WaitReturns, "wait_returns_after_its_limit"),
+    (Bug::KeepCountsFromClaim, "keep_counts_from_completion"),
+    (Bug::FencesRestart, "a_finished_entry_answers_for_keep_and_is_gone_afterwards"),
+    (Bug::CompleteOverwrites, "complete_is_repeatable_and_the_first_record_stays"),
+    (Bug::CutsRecords, "a_large_record_comes_back_whole"),
+    (Bug::ListIgnoresCursor, "paging_shows_every_entry_once"),
+    (Bug::ListIgnoresAtMost, "paging_shows_every_entry_once"),
+    (Bug::ForgetIgnoresSeen, "forget_with_a_wrong_fence_is_lost"),
+    (Bug::ResolveKillsLive, "resolve_is_refused_unless_it_is_unknown_and_seen"),
+    (Bug::EvictsLive, "live_entries_are_not_evicted_by_new_ones"),
+    (Bug::SweepsFinished, "sweep_removes_only_what_has_expired"),
+];
+
+/// Runs all cases on one store at the same time. Returns the names of those that failed or took longer than `limit`.
+pub async fn failing_cases(store: Arc<dyn Store>, limit: Duration) -> Vec<&'static str> {
+    let runs = cases().into_iter().map(|(name, case)| {
+        let run = tokio::spawn(tokio::time::timeout(limit, case(store.clone())));
+        async move { (name, matches!(run.await, Ok(Ok(())))) }
+    });
+    join_all(runs).await.into_iter().filter(|(_, passed)| !passed).map(|(name, _)| name).collect()
+}
