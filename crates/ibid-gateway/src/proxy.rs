@@ -84,6 +84,8 @@ async fn forward(client: &Client, mut request: Request<Body>) -> Response<Reply>
         request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         request.headers_mut().insert(header::UPGRADE, protocol.clone());
     }
+    // The server has answered it by now.
+    request.headers_mut().remove(header::EXPECT);
     say_who_asked(client, &mut request);
     let care = if request.extensions().get::<Grant>().is_some() { Care::Claimed } else { Care::Plain };
     let chosen = request.extensions_mut().remove::<Chosen>().expect("the server chose an upstream");

@@ -244,8 +244,8 @@ impl Front {
     }
 
     fn before_policies(&self, request: &mut Request<Incoming>, peer: SocketAddr) -> Option<Answer> {
-        if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
-            let refusal = Refusal::new(Reason::RequestAmbiguous, "the header host is sent more than once");
+        if let Some(detail) = two_hosts(request) {
+            let refusal = Refusal::new(Reason::RequestAmbiguous, detail);
             return Some(refusal_response(&refusal, &Policy::ietf(), ""));
         }
         let now = self.live.now();
@@ -259,6 +259,18 @@ impl Front {
         request.extensions_mut().insert(Peer(peer.ip()));
         None
     }
+}
+
+/// Whether a request names two hosts: one of them would decide the scope, the other what the app serves.
+fn two_hosts(request: &Request<Incoming>) -> Option<&'static str> {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let (first, second) = (hosts.next(), hosts.next());
+    if second.is_some() {
+        return Some("the header host is sent more than once");
+    }
+    let (named, authority) = (first?.as_bytes(), request.uri().authority()?);
+    let differs = !named.eq_ignore_ascii_case(authority.as_str().as_bytes());
+    differs.then_some("the target of the request and its header host name different hosts")
 }
 
 fn contract(page: &crate::live::Page, request: &Request<Incoming>) -> Answer {

@@ -1,3 +1,4 @@
-//! The layer, seen from outside.
+//! The library, seen from outside.
 
+mod engine;
 mod layer;

@@ -8,7 +8,7 @@ use crate::{
     engine::Stored,
     fingerprint::{Kind, json},
     key::mask,
-    policy::{Envelope, Policy},
+    policy::{Envelope, Mode, Policy},
     record::{Record, RecordBody},
     refusal::Refusal,
     time::rfc3339,
@@ -47,7 +47,7 @@ pub(super) fn first<B>(
     mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, policy: &Policy, stored: Option<Stored>,
     telling: &mut Telling,
 ) -> Response<ResponseBody<B>> {
-    if let Some(Stored::Shadowed(_)) = stored {
+    if policy.mode == Mode::Shadow {
         return answer;
     }
     let headers = answer.headers_mut();
@@ -113,7 +113,7 @@ pub(super) fn replay<B>(record: Record, policy: &Policy, telling: &mut Telling) 
         OF_THE_BODY.iter().for_each(|name| drop(headers.remove(name)));
         body = spliced;
     }
-    if !matches!(status.as_u16(), 100..=199 | 204 | 304) {
+    if record.trailers.is_empty() && !matches!(status.as_u16(), 100..=199 | 204 | 304) {
         headers.insert(header::CONTENT_LENGTH, body.len().into());
     }
     let mut answer = Response::new(ResponseBody::whole(body, Some(record.trailers)));

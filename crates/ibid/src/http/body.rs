@@ -187,6 +187,8 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
             Inner::Untouched { body } => body.size_hint(),
+            // With trailers the length stays open: HTTP/1.1 can only send them behind a chunked body.
+            Inner::Whole { trailers: Some(_), .. } => SizeHint::default(),
             Inner::Whole { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
             Inner::Streamed { left, .. } => left.map_or_else(SizeHint::default, SizeHint::with_exact),
         }

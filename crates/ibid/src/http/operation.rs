@@ -70,7 +70,7 @@ where
         let started = Instant::now();
         let request = self.prepare(lease);
         let policy = &self.route.policy;
-        let called = timeout(policy.timeout, catching(self.inner.call(request)));
+        let called = timeout(policy.patience(), catching(self.inner.call(request)));
         let ended = match called.await {
             Err(_) => park(Reason::UpstreamTimeout, "no answer came in time"),
             Ok(None) => Ended::Park(Answer::Panicked, ParkedBy::Answer),
@@ -167,7 +167,7 @@ where
         let (parts, body) = response.into_parts();
         let mut body = Box::pin(body);
         let live = is_event_stream(&parts.headers);
-        let left = policy.timeout.saturating_sub(started.elapsed());
+        let left = policy.patience().saturating_sub(started.elapsed());
         let (parts, record, trailers, answer) =
             match timeout(left, reply::read(&mut body, policy.max_response, live)).await {
                 Err(_) => return park(Reason::UpstreamTimeout, "the app's answer did not end in time"),

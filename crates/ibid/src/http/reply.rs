@@ -122,7 +122,7 @@ impl Stream {
             at_most: policy.max_response,
             last: None,
             trailers: None,
-            patience: policy.timeout,
+            patience: policy.patience(),
         };
         (stream, pieces)
     }
@@ -213,7 +213,7 @@ pub(super) fn complete(
 
 /// Removes what is never stored.
 fn forget_headers(policy: &Policy, headers: &mut HeaderMap) {
-    const NEVER: [HeaderName; 12] = [
+    const NEVER: [HeaderName; 11] = [
         header::SET_COOKIE,
         header::DATE,
         header::CONTENT_LENGTH,
@@ -223,7 +223,6 @@ fn forget_headers(policy: &Policy, headers: &mut HeaderMap) {
         header::PROXY_AUTHENTICATE,
         header::PROXY_AUTHORIZATION,
         header::TE,
-        header::TRAILER,
         header::TRANSFER_ENCODING,
         header::UPGRADE,
     ];

@@ -30,6 +30,8 @@ mod entry;
 const SHARDS: usize = 64;
 /// How much later than its expiry an entry may be removed, so that most changes of expiry need no new place.
 const SLACK: Micros = 60_000_000;
+/// How many expired entries a claim removes at most to find room in a full store.
+const SWEPT_WHEN_FULL: u32 = 256;
 
 /// How much a [`Memory`] store may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +133,18 @@ impl Memory {
             }
         }
         removed
+    }
+
+    fn sweep_now(&self, at_most: u32) -> Swept {
+        let now = self.now();
+        let mut swept = Swept::default();
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let left = at_most.saturating_sub(swept.removed);
+            swept.removed += self.clear(&mut shard, now, left);
+            swept.more |= shard.is_due(now);
+        }
+        swept
     }
 
     fn claim_now(&self, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
@@ -389,7 +403,12 @@ impl Shard {
 
 impl Store for Memory {
     fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
-        StoreFuture::ready(self.claim_now(ask))
+        let claim = match self.claim_now(ask) {
+            // What has expired elsewhere may make room.
+            Err(_) if self.sweep_now(SWEPT_WHEN_FULL).removed > 0 => self.claim_now(ask),
+            claim => claim,
+        };
+        StoreFuture::ready(claim)
     }
 
     fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
@@ -446,15 +465,7 @@ impl Store for Memory {
     }
 
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
-        let now = self.now();
-        let mut swept = Swept::default();
-        for shard in &self.shards {
-            let mut shard = shard.lock();
-            let left = at_most.saturating_sub(swept.removed);
-            swept.removed += self.clear(&mut shard, now, left);
-            swept.more |= shard.is_due(now);
-        }
-        StoreFuture::ready(Ok(swept))
+        StoreFuture::ready(Ok(self.sweep_now(at_most)))
     }
 
     fn operators(&self) -> &dyn Operators {
