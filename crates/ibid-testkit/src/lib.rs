@@ -1,5 +1,7 @@
-//! What ibid is tested with: the [store contract](contract) as a suite that every store passes, a [model] to compare
-//! stores with, [broken stores](broken) that the suite must fail, and [wrappers] that make a good store misbehave.
+//! What ibid is tested with.
+//!
+//! For stores: the [contract] as a suite that every store passes, a [model] to compare stores with,
+//! [broken stores](broken) that the suite must fail, and [wrappers] that make a good store misbehave.
 //!
 //! ```
 //! // One test per case of the contract, each on a store of its own.
@@ -8,10 +10,18 @@
 //! ibid_testkit::contract_tests!(memory, async { Arc::new(Memory::default()) as Arc<dyn Store> });
 //! ```
 //!
+//! For what is seen on the wire: a real [upstream] that counts what it runs and misbehaves on demand, a [client] that
+//! sends exact bytes, the gateway as a [process], and a runner for the commands in the [documentation](docs).
+//!
 //! Nothing here skips: a store that cannot be reached fails its tests.
 
 pub mod broken;
+pub mod client;
 pub mod contract;
+pub mod docs;
+pub mod http1;
 pub mod model;
+pub mod process;
 pub mod property;
+pub mod upstream;
 pub mod wrappers;

@@ -84,6 +84,10 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
+        if self.trailers.is_some() {
+            // Left open: HTTP/1.1 can only send trailers behind a chunked body.
+            return SizeHint::default();
+        }
         let first = self.first.as_ref().map_or(0, |first| first.len() as u64);
         let rest = self.unread().map_or(SizeHint::with_exact(0), Body::size_hint);
         let mut hint = SizeHint::new();

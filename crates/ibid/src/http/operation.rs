@@ -211,7 +211,7 @@ where
         // Lets the one who polls this hand the head on and put the rest into a task.
         tokio::task::yield_now().await;
         stream.pump(begun, body).await?;
-        Ok(stream.end())
+        Ok(stream.end(parts.status))
     }
 }
 

@@ -106,6 +106,7 @@ pub(super) struct Stream {
 
 /// The end of a streamed answer: sent once the answer is recorded. Dropped, the client sees a broken answer.
 pub(super) struct Tail {
+    pub(super) status: StatusCode,
     client: Option<mpsc::Sender<Piece>>,
     last: Option<Bytes>,
     trailers: Option<HeaderMap>,
@@ -164,12 +165,12 @@ impl Stream {
         }
     }
 
-    pub(super) fn end(self) -> (RecordBody, Tail) {
+    pub(super) fn end(self, status: StatusCode) -> (RecordBody, Tail) {
         let body = match self.kept {
             Some(kept) => RecordBody::Whole(kept.freeze()),
             None => RecordBody::Digest { length: self.length, sha256: self.hash.finalize().into() },
         };
-        (body, Tail { client: self.client, last: self.last, trailers: self.trailers })
+        (body, Tail { status, client: self.client, last: self.last, trailers: self.trailers })
     }
 }
 

@@ -185,8 +185,9 @@ async fn answered<RB>(
             (answer::first(answer, Some(whole), policy, Some(stored), telling), outcome(stored))
         }
         Verdict::Ran(Answer::Tail(tail), stored) => {
+            let status = tail.status;
             tail.send().await;
-            seen.tell(shared, outcome(stored), StatusCode::OK);
+            seen.tell(shared, outcome(stored), status);
             return None;
         }
         Verdict::Ran(Answer::Refused(refusal), stored) => {

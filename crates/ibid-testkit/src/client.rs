@@ -1,0 +1,355 @@
+//! A test client that sends exactly the bytes it is given.
+//!
+//! [`Raw`] is one connection. [`Request`] builds a correct request, for the many tests in which its bytes do not matter.
+//! Every wait ends after ten seconds, and a failure shows what had been received by then.
+//!
+//! ```no_run
+//! # async fn example(gateway: std::net::SocketAddr) {
+//! use ibid_testkit::client::{Raw, post};
+//!
+//! let answer = post(gateway, "/pay").key("k-1").json(r#"{"amount":1}"#).send().await;
+//! assert_eq!(answer.status, 201);
+//!
+//! let mut raw = Raw::connect(gateway).await;
+//! raw.send("POST /pay HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n").await;
+//! assert_eq!(raw.read_response().await.status, 400);
+//! assert!(raw.is_closed().await);
+//! # }
+//! ```
+
+use std::{fmt, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpStream, tcp::OwnedWriteHalf},
+    sync::Barrier,
+    time::timeout,
+};
+
+pub use self::request::{Request, delete, get, patch, post, put, request};
+use crate::http1::{DEADLINE, Framing, Headers, Wire, malformed, text};
+
+mod request;
+
+/// How much of what was received a failure shows.
+const SHOWN_BYTES: usize = 2000;
+
+/// One connection, byte by byte.
+#[derive(Debug)]
+pub struct Raw {
+    wire: Wire,
+    writer: OwnedWriteHalf,
+}
+
+impl Raw {
+    /// Opens a connection.
+    ///
+    /// # Panics
+    ///
+    /// If nobody listens there.
+    pub async fn connect(addr: SocketAddr) -> Raw {
+        Raw::try_connect(addr).await.unwrap_or_else(|error| panic!("cannot connect to {addr}: {error}"))
+    }
+
+    /// Opens a connection, or says why not.
+    pub async fn try_connect(addr: SocketAddr) -> io::Result<Raw> {
+        let stream = timeout(DEADLINE, TcpStream::connect(addr)).await??;
+        stream.set_nodelay(true)?;
+        let (reader, writer) = stream.into_split();
+        Ok(Raw { wire: Wire::new(reader), writer })
+    }
+
+    /// Sends these bytes. A peer that has closed already is no failure here: its answer, or its silence, is what
+    /// a test is to look at.
+    ///
+    /// # Panics
+    ///
+    /// If the peer reads nothing for ten seconds.
+    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        match self.try_send(bytes).await {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => panic!("the peer does not read: {error}"),
+            _ => {}
+        }
+    }
+
+    /// Sends these bytes, or says why not.
+    pub async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+        timeout(DEADLINE, self.writer.write_all(bytes.as_ref())).await?
+    }
+
+    /// Sends while reading the answer, so that a server that answers early is heard whatever becomes of the rest.
+    async fn exchange(&mut self, bytes: &[u8], head_only: bool) -> Result<Response, Broken> {
+        let Raw { wire, writer } = self;
+        let write = async {
+            let _ = timeout(DEADLINE, writer.write_all(bytes)).await;
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            response = read_final(wire, head_only) => response,
+            () = write => unreachable!("writing never ends the exchange"),
+        }
+    }
+
+    /// Reads the next final answer; what came before it (100, 103) is in [`Response::interim`]. A 101 is final, and
+    /// what follows it is read with [`read_some`](Raw::read_some).
+    ///
+    /// # Panics
+    ///
+    /// If there is no complete answer within ten seconds.
+    pub async fn read_response(&mut self) -> Response {
+        self.try_read_response().await.unwrap_or_else(|broken| panic!("{broken}"))
+    }
+
+    /// Like [`read_response`](Raw::read_response), for a test that expects the answer to break off.
+    pub async fn try_read_response(&mut self) -> Result<Response, Broken> {
+        read_final(&mut self.wire, false).await
+    }
+
+    /// Reads the answer to a HEAD request, which has no body whatever its headers say.
+    ///
+    /// # Panics
+    ///
+    /// If there is no complete answer within ten seconds.
+    pub async fn read_head_response(&mut self) -> Response {
+        read_final(&mut self.wire, true).await.unwrap_or_else(|broken| panic!("{broken}"))
+    }
+
+    /// Reads whatever answer comes next, be it interim (`100 Continue`) or final.
+    ///
+    /// # Panics
+    ///
+    /// If there is no complete answer within ten seconds.
+    pub async fn read_next(&mut self) -> Response {
+        read_one(&mut self.wire, false).await.unwrap_or_else(|broken| panic!("{broken}"))
+    }
+
+    /// Reads at least one byte, after a 101 or in the middle of a stream; nothing if the peer closed.
+    ///
+    /// # Panics
+    ///
+    /// If nothing happens for ten seconds, or the connection is reset.
+    pub async fn read_some(&mut self) -> Vec<u8> {
+        match timeout(DEADLINE, self.wire.some()).await {
+            Ok(Ok(bytes)) => bytes,
+            Ok(Err(error)) => panic!("reading failed: {error}"),
+            Err(_) => panic!("nothing was received for {DEADLINE:?}"),
+        }
+    }
+
+    /// Reads until `needle` was received, and returns all that came, for a test that looks into a stream.
+    ///
+    /// # Panics
+    ///
+    /// If it does not come within ten seconds.
+    pub async fn read_until(&mut self, needle: &str) -> String {
+        let mut all = Vec::new();
+        loop {
+            let more = self.read_some().await;
+            assert!(!more.is_empty(), "closed before {needle:?} came; received:\n{}", shown(&all));
+            all.extend(more);
+            if all.windows(needle.len()).any(|window| window == needle.as_bytes()) {
+                return text(&all);
+            }
+        }
+    }
+
+    /// Says that nothing more will be sent, and keeps reading.
+    pub async fn half_close(&mut self) {
+        let _ = self.writer.shutdown().await;
+    }
+
+    /// Resets the connection, as a crashed client does.
+    pub fn abort(self) {
+        let Raw { wire, writer } = self;
+        let _ = writer.as_ref().set_zero_linger();
+        // Dropped without this, the writing half would send an orderly end before the reset.
+        writer.forget();
+        drop(wire);
+    }
+
+    /// Whether the peer closes or resets the connection within a second. Data that comes first stays to be read.
+    pub async fn is_closed(&mut self) -> bool {
+        self.is_closed_within(Duration::from_secs(1)).await
+    }
+
+    /// Whether the peer closes or resets the connection within this time.
+    pub async fn is_closed_within(&mut self, limit: Duration) -> bool {
+        timeout(limit, self.wire.gone()).await.is_ok()
+    }
+}
+
+/// A complete answer.
+#[derive(Clone)]
+pub struct Response {
+    /// The status code.
+    pub status: u16,
+    /// The status line as received.
+    pub status_line: String,
+    /// The headers as received.
+    pub headers: Headers,
+    /// The body without its framing.
+    pub body: Bytes,
+    /// The trailers of a chunked body.
+    pub trailers: Headers,
+    /// The status codes of the interim answers (1xx) that came before.
+    pub interim: Vec<u16>,
+}
+
+impl Response {
+    /// The first value of a header.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> String {
+        text(&self.body)
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Panics
+    ///
+    /// If it is not JSON.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("not JSON ({error}): {self:?}"))
+    }
+}
+
+impl fmt::Debug for Response {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.status_line)?;
+        for (name, value) in self.headers.iter() {
+            writeln!(f, "{name}: {value}")?;
+        }
+        write!(f, "\n{}", shown(&self.body))?;
+        for (name, value) in self.trailers.iter() {
+            write!(f, "\n{name}: {value}")?;
+        }
+        Ok(())
+    }
+}
+
+/// An answer that did not come, or not whole.
+#[derive(Clone, Debug)]
+pub struct Broken {
+    /// What was received of it.
+    pub received: Bytes,
+    /// What went wrong; `TimedOut` if the deadline passed.
+    pub kind: io::ErrorKind,
+    why: String,
+}
+
+impl Broken {
+    fn new(kind: io::ErrorKind, why: impl fmt::Display) -> Self {
+        Broken { received: Bytes::new(), kind, why: why.to_string() }
+    }
+
+    /// Whether the peer ended or reset the connection.
+    pub fn is_closed(&self) -> bool {
+        matches!(
+            self.kind,
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted
+        )
+    }
+
+    /// Whether the deadline passed with the connection still open.
+    pub fn is_timeout(&self) -> bool {
+        self.kind == io::ErrorKind::TimedOut
+    }
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no complete answer: {}; received so far:\n{}", self.why, shown(&self.received))
+    }
+}
+
+impl std::error::Error for Broken {}
+
+/// Sends `n` requests at the same moment, each on its own connection, and returns the answers in the order in which the
+/// requests were made. All connections are open before the first byte is sent.
+///
+/// # Panics
+///
+/// If any of them gets no complete answer.
+pub async fn many(n: usize, mut make: impl FnMut() -> Request) -> Vec<Response> {
+    let start = Arc::new(Barrier::new(n));
+    let tasks: Vec<_> = (0..n)
+        .map(|_| {
+            let (request, start) = (make(), Arc::clone(&start));
+            tokio::spawn(async move {
+                let raw = Raw::try_connect(request.addr()).await;
+                // Waits even after a failure, or the others would wait for ever.
+                start.wait().await;
+                let mut raw = raw.unwrap_or_else(|error| panic!("cannot connect to {}: {error}", request.addr()));
+                request.send_on(&mut raw).await
+            })
+        })
+        .collect();
+    let mut responses = Vec::with_capacity(n);
+    for (index, task) in tasks.into_iter().enumerate() {
+        match task.await {
+            Ok(response) => responses.push(response),
+            Err(error) => panic!("request {index} of {n}: {error}"),
+        }
+    }
+    responses
+}
+
+async fn read_final(wire: &mut Wire, head_only: bool) -> Result<Response, Broken> {
+    let mut interim = Vec::new();
+    loop {
+        let response = read_one(wire, head_only).await?;
+        if response.status == 101 || response.status >= 200 {
+            return Ok(Response { interim, ..response });
+        }
+        interim.push(response.status);
+    }
+}
+
+async fn read_one(wire: &mut Wire, head_only: bool) -> Result<Response, Broken> {
+    match in_time(parse(wire, head_only)).await {
+        Ok(response) => Ok(response),
+        Err(broken) => Err(Broken { received: Bytes::copy_from_slice(wire.received()), ..broken }),
+    }
+}
+
+async fn in_time<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, Broken> {
+    match timeout(DEADLINE, work).await {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(error)) => Err(Broken::new(error.kind(), error)),
+        Err(_) => Err(Broken::new(io::ErrorKind::TimedOut, format_args!("not within {DEADLINE:?}"))),
+    }
+}
+
+async fn parse(wire: &mut Wire, head_only: bool) -> io::Result<Response> {
+    if !wire.next_message().await? {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed before any answer"));
+    }
+    let status_line = wire.line().await?;
+    let mut parts = status_line.splitn(3, ' ');
+    let version = parts.next().unwrap_or_default();
+    let status = parts.next().and_then(|status| status.parse::<u16>().ok());
+    let (true, Some(status)) = (version.starts_with("HTTP/1."), status) else {
+        return Err(malformed(format!("the status line is {status_line:?}")));
+    };
+    let headers = wire.fields().await?;
+    let framing = match status {
+        100..200 | 204 | 304 => Framing::Length(0),
+        _ if head_only => Framing::Length(0),
+        _ => Framing::of(&headers, Framing::UntilClose)?,
+    };
+    let (body, trailers) = wire.body(framing).await?;
+    Ok(Response { status, status_line, headers, body: body.into(), trailers, interim: Vec::new() })
+}
+
+fn shown(bytes: &[u8]) -> String {
+    let cut = &bytes[..bytes.len().min(SHOWN_BYTES)];
+    let text = String::from_utf8_lossy(cut).into_owned();
+    match bytes.len() - cut.len() {
+        0 => text,
+        more => format!("{text}… and {more} bytes more"),
+    }
+}

@@ -1,0 +1,174 @@
+//! A correct request, built step by step.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+
+use super::{Broken, Raw, Response};
+
+/// A request to send once or many times. `Host` and the framing are added unless given by [`header`](Request::header).
+#[derive(Clone, Debug)]
+pub struct Request {
+    addr: SocketAddr,
+    method: String,
+    target: String,
+    headers: Vec<(String, String)>,
+    body: Option<Bytes>,
+    chunked: bool,
+    trailers: Vec<(String, String)>,
+}
+
+/// A request with any method.
+pub fn request(method: impl Into<String>, addr: SocketAddr, target: impl Into<String>) -> Request {
+    Request {
+        addr,
+        method: method.into(),
+        target: target.into(),
+        headers: Vec::new(),
+        body: None,
+        chunked: false,
+        trailers: Vec::new(),
+    }
+}
+
+/// A POST request.
+pub fn post(addr: SocketAddr, target: impl Into<String>) -> Request {
+    request("POST", addr, target)
+}
+
+/// A GET request.
+pub fn get(addr: SocketAddr, target: impl Into<String>) -> Request {
+    request("GET", addr, target)
+}
+
+/// A PUT request.
+pub fn put(addr: SocketAddr, target: impl Into<String>) -> Request {
+    request("PUT", addr, target)
+}
+
+/// A PATCH request.
+pub fn patch(addr: SocketAddr, target: impl Into<String>) -> Request {
+    request("PATCH", addr, target)
+}
+
+/// A DELETE request.
+pub fn delete(addr: SocketAddr, target: impl Into<String>) -> Request {
+    request("DELETE", addr, target)
+}
+
+impl Request {
+    /// Adds a header; the same name twice sends two.
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// Adds `Idempotency-Key`.
+    pub fn key(self, key: impl Into<String>) -> Self {
+        self.header("Idempotency-Key", key)
+    }
+
+    /// Sets the body.
+    pub fn body(mut self, body: impl Into<Bytes>) -> Self {
+        self.body = Some(body.into());
+        self
+    }
+
+    /// Sets a JSON body and its type.
+    pub fn json(self, body: &str) -> Self {
+        self.header("Content-Type", "application/json").body(body.to_owned())
+    }
+
+    /// Sends the body in two chunks instead of announcing its length.
+    pub fn chunked(mut self) -> Self {
+        self.chunked = true;
+        self
+    }
+
+    /// Adds a trailer, which needs a chunked body.
+    pub fn trailer(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.trailers.push((name.into(), value.into()));
+        self.chunked()
+    }
+
+    /// Where it goes.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The exact bytes, for use with [`Raw::send`].
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut head = format!("{} {} HTTP/1.1\r\n", self.method, self.target);
+        if !self.has("host") {
+            head += &format!("Host: {}\r\n", self.addr);
+        }
+        for (name, value) in &self.headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        let body = self.body.clone().unwrap_or_default();
+        if self.chunked {
+            let mut bytes = format!("{head}Transfer-Encoding: chunked\r\n\r\n").into_bytes();
+            let (first, second) = body.split_at(body.len() / 2);
+            for chunk in [first, second].into_iter().filter(|chunk| !chunk.is_empty()) {
+                bytes.extend(format!("{:x}\r\n", chunk.len()).as_bytes());
+                bytes.extend(chunk);
+                bytes.extend(b"\r\n");
+            }
+            bytes.extend(b"0\r\n");
+            for (name, value) in &self.trailers {
+                bytes.extend(format!("{name}: {value}\r\n").as_bytes());
+            }
+            bytes.extend(b"\r\n");
+            return bytes;
+        }
+        let expects_body = matches!(self.method.as_str(), "POST" | "PUT" | "PATCH");
+        if !self.has("content-length") && (self.body.is_some() || expects_body) {
+            head += &format!("Content-Length: {}\r\n", body.len());
+        }
+        let mut bytes = format!("{head}\r\n").into_bytes();
+        bytes.extend(&body);
+        bytes
+    }
+
+    /// Sends it on a connection of its own.
+    ///
+    /// # Panics
+    ///
+    /// If there is no complete answer within ten seconds.
+    pub async fn send(&self) -> Response {
+        self.send_on(&mut Raw::connect(self.addr).await).await
+    }
+
+    /// Sends it on a connection of its own, for a test that expects the answer to break off.
+    pub async fn try_send(&self) -> Result<Response, Broken> {
+        match Raw::try_connect(self.addr).await {
+            Ok(mut raw) => self.try_send_on(&mut raw).await,
+            Err(error) => Err(Broken::new(error.kind(), format_args!("cannot connect: {error}"))),
+        }
+    }
+
+    /// Sends it on an open connection, which can be used again afterwards.
+    ///
+    /// # Panics
+    ///
+    /// If there is no complete answer within ten seconds.
+    pub async fn send_on(&self, raw: &mut Raw) -> Response {
+        self.try_send_on(raw).await.unwrap_or_else(|broken| panic!("{} {}: {broken}", self.method, self.target))
+    }
+
+    /// Sends it on an open connection, for a test that expects the answer to break off.
+    pub async fn try_send_on(&self, raw: &mut Raw) -> Result<Response, Broken> {
+        raw.exchange(&self.to_bytes(), self.method == "HEAD").await
+    }
+
+    /// Sends it and leaves without waiting for an answer: the connection, for the test to drop, abort or keep.
+    pub async fn start(&self) -> Raw {
+        let mut raw = Raw::connect(self.addr).await;
+        raw.send(self.to_bytes()).await;
+        raw
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.headers.iter().any(|(other, _)| other.eq_ignore_ascii_case(name))
+    }
+}

@@ -1,0 +1,253 @@
+//! Runs the commands that the documentation shows, and compares what they print with what it says.
+//!
+//! A page is Markdown. Its first `toml` block is the configuration ([`Page::config`], also put into the commands' folder
+//! as `ibid.toml`); in its `console` blocks, a line that starts with `$ ` is a command (one that ends with `\` goes on in
+//! the next line), and the lines after it are its output, stdout and stderr together:
+//!
+//! ````text
+//! ```console
+//! $ curl -si http://127.0.0.1:8080/pay -H 'Idempotency-Key: k-1' -d 'amount=1'
+//! HTTP/1.1 201 Created
+//! …
+//! idempotent-replayed: …
+//!
+//! {"id":…,"run":1}
+//! ```
+//! ````
+//!
+//! Within a line `…` is anything; alone on a line it is any number of lines, even none. Carriage returns, spaces at the
+//! end of a line and empty lines at the end do not count. All commands of a page run in one shell, so variables last.
+//!
+//! Invariant: every command of a page is run and compared; a page without any fails.
+
+use std::{
+    ffi::OsString,
+    fmt::Write as _,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use tokio::{process::Command, time::timeout};
+
+use self::{
+    compare::{Difference, compare},
+    parse::{Block, Step},
+};
+
+mod compare;
+mod parse;
+
+/// How long the commands of one page may take together, unless said otherwise.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The address of the gateway in every page.
+const GATEWAY: &str = "127.0.0.1:8080";
+
+/// One page of documentation.
+#[derive(Clone, Debug)]
+pub struct Page {
+    path: PathBuf,
+    config: Option<String>,
+    steps: Vec<Step>,
+    /// What the page says, and what it is in this run.
+    replaced: Vec<(String, String)>,
+    env: Vec<(OsString, OsString)>,
+    limit: Duration,
+}
+
+/// Runs a page against the gateway at `addr`.
+///
+/// # Panics
+///
+/// If any output is not as the page says, with each such command, what was expected and what was printed.
+pub async fn run_page(path: impl AsRef<Path>, addr: SocketAddr) {
+    Page::read(path).gateway(addr).run().await;
+}
+
+impl Page {
+    /// Reads a page.
+    ///
+    /// # Panics
+    ///
+    /// If there is none, or one of its blocks makes no sense.
+    pub fn read(path: impl AsRef<Path>) -> Page {
+        let path = path.as_ref();
+        let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let blocks = parse::blocks(&text);
+        let config = blocks.iter().find(|block| block.language == "toml").map(Block::text);
+        let steps = blocks.iter().filter(|block| block.language == "console").map(parse::steps);
+        let steps: Result<Vec<_>, _> = steps.collect();
+        let steps = steps.unwrap_or_else(|(line, why)| panic!("{}:{line}: {why}", path.display())).concat();
+        Page { path: path.to_owned(), config, steps, replaced: Vec::new(), env: Vec::new(), limit: LIMIT }
+    }
+
+    /// The configuration that the page shows first.
+    pub fn config(&self) -> Option<&str> {
+        self.config.as_deref()
+    }
+
+    /// How many commands it has.
+    pub fn commands(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Where the gateway of this run is, in place of `127.0.0.1:8080`.
+    pub fn gateway(self, addr: SocketAddr) -> Self {
+        self.replace(GATEWAY, &addr.to_string())
+    }
+
+    /// Puts `actual` for `shown` in commands, and `shown` for `actual` in what they print.
+    pub fn replace(mut self, shown: &str, actual: &str) -> Self {
+        self.replaced.push((shown.to_owned(), actual.to_owned()));
+        self
+    }
+
+    /// Adds a variable to the shell's environment, which otherwise has only `PATH`, `HOME`, `LANG` and `TERM`.
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// How long all commands together may take; a minute by default.
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Lets the commands find this binary by its name.
+    pub fn binary(self, bin: impl AsRef<Path>) -> Self {
+        let folder = bin.as_ref().parent().expect("a binary has a folder").to_owned();
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::env::join_paths(std::iter::once(folder).chain(std::env::split_paths(&path)));
+        self.env("PATH", path.expect("a path without a colon"))
+    }
+
+    /// Runs the commands and compares.
+    ///
+    /// # Panics
+    ///
+    /// As [`run_page`].
+    pub async fn run(&self) {
+        if let Err(report) = self.check().await {
+            panic!("{report}");
+        }
+    }
+
+    /// Runs the commands and compares; the error is the report of everything that differs.
+    pub async fn check(&self) -> Result<(), String> {
+        if self.steps.is_empty() {
+            return Err(format!("{}: the page has no command", self.path.display()));
+        }
+        let outputs = self.execute().await;
+        let mut report = String::new();
+        for (step, output) in self.steps.iter().zip(outputs) {
+            let got = output.text.as_deref().map(|text| self.as_shown(text)).unwrap_or_default();
+            match &output.status {
+                Some(status) => {
+                    if let Err(difference) = compare(&step.expected, &got) {
+                        self.describe(&mut report, step, &got, &format!("exit status {status}"), &difference);
+                    }
+                }
+                // Whatever it printed, the page's later commands never ran.
+                None => {
+                    let why = output.why_unfinished();
+                    let difference = Difference { expected: step.expected.len(), got: got.lines().count() };
+                    self.describe(&mut report, step, &got, why, &difference);
+                }
+            }
+        }
+        if report.is_empty() { Ok(()) } else { Err(report) }
+    }
+
+    /// Runs every command, in one shell. Each is a file of its own, read by that shell, so that one with a mistake
+    /// cannot swallow the next; its output goes to a file, so that a process left behind cannot hold up the end.
+    async fn execute(&self) -> Vec<Ran> {
+        let home = tempfile::Builder::new().prefix("ibid-page-").tempdir().expect("a temporary folder");
+        let files = tempfile::Builder::new().prefix("ibid-steps-").tempdir().expect("a temporary folder");
+        if let Some(config) = &self.config {
+            fs::write(home.path().join("ibid.toml"), config).expect("the configuration is written");
+        }
+        let file = |index: usize, kind: &str| files.path().join(format!("{index}.{kind}"));
+        let mut session = String::new();
+        for (index, step) in self.steps.iter().enumerate() {
+            fs::write(file(index, "sh"), self.as_run(&step.command) + "\n").expect("the command is written");
+            let [sh, out, status] = ["sh", "out", "status"].map(|kind| file(index, kind).display().to_string());
+            let _ = writeln!(session, ". '{sh}' </dev/null >'{out}' 2>&1; echo $? >'{status}'");
+        }
+        let finished = self.shell(&session, home.path()).await;
+        let read = |path: PathBuf| fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let ran = (0..self.steps.len()).map(|index| Ran {
+            text: read(file(index, "out")),
+            status: read(file(index, "status")).map(|status| status.trim().to_owned()),
+            timed_out: !finished,
+        });
+        ran.collect()
+    }
+
+    /// Whether the shell came to its end in time. Whatever it left running is killed.
+    async fn shell(&self, session: &str, home: &Path) -> bool {
+        let mut command = Command::new("bash");
+        command.args(["--norc", "--noprofile", "-c", session]).current_dir(home).env_clear();
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", home);
+        command.env("LANG", "C.UTF-8").env("TERM", "dumb").envs(self.env.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut shell = command.process_group(0).kill_on_drop(true).spawn().expect("bash is installed");
+        let group = shell.id().expect("the shell is not reaped yet");
+        let finished = timeout(self.limit, shell.wait()).await.is_ok();
+        let group = format!("-{group}");
+        let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status().await;
+        finished
+    }
+
+    fn as_run(&self, command: &str) -> String {
+        self.replaced.iter().fold(command.to_owned(), |text, (shown, actual)| text.replace(shown, actual))
+    }
+
+    fn as_shown(&self, output: &str) -> String {
+        self.replaced.iter().fold(output.to_owned(), |text, (shown, actual)| text.replace(actual, shown))
+    }
+
+    fn describe(&self, report: &mut String, step: &Step, got: &str, status: &str, difference: &Difference) {
+        let _ = writeln!(report, "{}:{}: not as the page says ({status})", self.path.display(), step.line);
+        let _ = writeln!(report, "  $ {}", step.command.replace('\n', "\n    "));
+        let _ = writeln!(report, "expected:");
+        let got: Vec<_> = compare::lines(got);
+        list(report, &step.expected, difference.expected);
+        let _ = writeln!(report, "got:");
+        list(report, &got, difference.got);
+        report.push('\n');
+    }
+}
+
+/// What became of one command.
+struct Ran {
+    /// What it printed; none if it was never reached.
+    text: Option<String>,
+    /// None if it did not come to its end.
+    status: Option<String>,
+    timed_out: bool,
+}
+
+impl Ran {
+    fn why_unfinished(&self) -> &'static str {
+        match (&self.text, self.timed_out) {
+            (None, _) => "never run: a command before it did not end, or ended the shell",
+            (Some(_), true) => "did not end in time",
+            (Some(_), false) => "it ended the shell",
+        }
+    }
+}
+
+/// The lines, the first one that differs marked.
+fn list(report: &mut String, lines: &[String], marked: usize) {
+    for (index, line) in lines.iter().enumerate() {
+        let mark = if index == marked { '>' } else { ' ' };
+        let _ = writeln!(report, "{mark} | {line}");
+    }
+    if marked >= lines.len() {
+        let _ = writeln!(report, "> (no more lines)");
+    }
+}

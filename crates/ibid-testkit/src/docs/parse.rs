@@ -1,0 +1,139 @@
+//! Fenced blocks of a Markdown page, and the commands in them.
+
+/// A fenced block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    /// The first word after the opening fence.
+    pub(super) language: String,
+    /// The number of its first line in the page, from 1.
+    pub(super) first_line: usize,
+    pub(super) lines: Vec<String>,
+}
+
+impl Block {
+    pub(super) fn text(&self) -> String {
+        self.lines.iter().map(|line| format!("{line}\n")).collect()
+    }
+}
+
+/// A command and what it is said to print.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    /// Its line in the page, from 1.
+    pub(super) line: usize,
+    pub(super) command: String,
+    pub(super) expected: Vec<String>,
+}
+
+/// Every fenced block, in order; one that is never closed ends with the page.
+pub(super) fn blocks(page: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut lines = page.lines().enumerate();
+    while let Some((index, line)) = lines.next() {
+        let Some(fence) = Fence::opening(line) else { continue };
+        let language = fence.rest.split_whitespace().next().unwrap_or_default().to_owned();
+        let inside = lines.by_ref().map(|(_, line)| line).take_while(|line| !fence.is_closed_by(line));
+        let lines = inside.map(|line| fence.unindented(line).to_owned()).collect();
+        blocks.push(Block { language, first_line: index + 2, lines });
+    }
+    blocks
+}
+
+/// The commands of a console block; or the line that makes no sense, and why.
+pub(super) fn steps(block: &Block) -> Result<Vec<Step>, (usize, String)> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut continued = false;
+    for (index, line) in block.lines.iter().enumerate() {
+        let number = block.first_line + index;
+        let step = match (steps.last_mut(), line.strip_prefix("$ ")) {
+            (Some(step), _) if continued => {
+                step.command.push('\n');
+                step.command.push_str(line);
+                step
+            }
+            (_, Some(command)) => {
+                steps.push(Step { line: number, command: command.to_owned(), expected: Vec::new() });
+                steps.last_mut().expect("just pushed")
+            }
+            (Some(step), None) => {
+                step.expected.push(line.trim_end().to_owned());
+                continue;
+            }
+            (None, None) if line.trim().is_empty() => continue,
+            (None, None) => return Err((number, format!("output before any command: {line:?}"))),
+        };
+        continued = step.command.ends_with('\\');
+    }
+    if continued {
+        return Err((block.first_line + block.lines.len(), "the block ends in the middle of a command".to_owned()));
+    }
+    for step in &mut steps {
+        while step.expected.last().is_some_and(String::is_empty) {
+            step.expected.pop();
+        }
+    }
+    Ok(steps)
+}
+
+/// An opening fence.
+struct Fence<'a> {
+    indent: usize,
+    mark: char,
+    length: usize,
+    rest: &'a str,
+}
+
+impl Fence<'_> {
+    fn opening(line: &str) -> Option<Fence<'_>> {
+        let inner = line.trim_start_matches(' ');
+        let mark = inner.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;
+        let rest = inner.trim_start_matches(mark);
+        let length = inner.len() - rest.len();
+        // Three backticks around words within one line are code, not a fence.
+        let fence = length >= 3 && !(mark == '`' && rest.contains('`'));
+        fence.then_some(Fence { indent: line.len() - inner.len(), mark, length, rest })
+    }
+
+    fn is_closed_by(&self, line: &str) -> bool {
+        let line = line.trim();
+        line.len() >= self.length && line.chars().all(|c| c == self.mark)
+    }
+
+    /// The line without as much of the fence's indentation as it has.
+    fn unindented<'l>(&self, line: &'l str) -> &'l str {
+        let spaces = line.len() - line.trim_start_matches(' ').len();
+        &line[spaces.min(self.indent)..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_have_language_line_and_unindented_text() {
+        let page = "# T\n\n```toml title=x\na = 1\n```\n\n1. item\n   ```console\n   $ ls\n     two\n   ```\n````md\n```\nx\n````\n";
+        let blocks = blocks(page);
+        let brief: Vec<_> = blocks.iter().map(|b| (b.language.as_str(), b.first_line, b.lines.join("|"))).collect();
+        let expected =
+            [("toml", 4, "a = 1".to_owned()), ("console", 9, "$ ls|  two".to_owned()), ("md", 13, "```|x".to_owned())];
+        assert_eq!(brief, expected);
+    }
+
+    #[test]
+    fn a_command_goes_on_after_a_backslash() {
+        let block = blocks("```console\n$ echo a \\\n  b\na b\n\n$ true\n```").remove(0);
+        let steps = steps(&block).unwrap();
+        assert_eq!(steps.len(), 2);
+        assert_eq!((steps[0].line, steps[0].command.as_str()), (2, "echo a \\\n  b"));
+        assert_eq!(steps[0].expected, ["a b"]);
+        assert_eq!((steps[1].line, steps[1].expected.len()), (6, 0));
+    }
+
+    #[test]
+    fn a_block_that_makes_no_sense_is_refused() {
+        let refused = |page: &str| steps(&blocks(page)[0]).unwrap_err();
+        assert_eq!(refused("```console\nhello\n```").0, 2);
+        assert!(refused("```console\n$ echo \\\n```").1.contains("middle of a command"));
+    }
+}

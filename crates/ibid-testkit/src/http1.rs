@@ -1,0 +1,239 @@
+//! HTTP/1.1 as it is on the wire, read by hand.
+//!
+//! Both ends of the harness, [`Upstream`](crate::upstream::Upstream) and [`Raw`](crate::client::Raw), read with this, so
+//! that a test sees exactly what was sent: the order and spelling of headers, trailers, interim answers, half a body.
+//! Nothing here repairs or hides anything.
+
+use std::{fmt, io, time::Duration};
+
+use tokio::{io::AsyncReadExt as _, net::tcp::OwnedReadHalf};
+
+/// How long any single wait of the harness may take before the test fails.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The longest line read; more is an error, so that a broken peer cannot fill the memory.
+const MAX_LINE_BYTES: usize = 1 << 20;
+
+/// Header or trailer fields in the order in which they were sent, names spelled as sent.
+///
+/// A value is text: UTF-8 where it is valid UTF-8, otherwise each byte is the character of that number.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Headers(Vec<(String, String)>);
+
+impl Headers {
+    /// The first value of `name`, in any case.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    /// Every value of `name`, in order.
+    pub fn get_all(&self, name: &str) -> Vec<&str> {
+        self.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value).collect()
+    }
+
+    /// Whether there is a field called `name`.
+    pub fn contains(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    /// Every field, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    /// How many fields there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn push(&mut self, name: impl Into<String>, value: impl Into<String>) {
+        self.0.push((name.into(), value.into()));
+    }
+
+    /// Whether the list-valued header `name` has the element `token`.
+    pub(crate) fn has_token(&self, name: &str, token: &str) -> bool {
+        self.get_all(name).iter().flat_map(|value| value.split(',')).any(|it| it.trim().eq_ignore_ascii_case(token))
+    }
+}
+
+impl From<&http::HeaderMap> for Headers {
+    fn from(map: &http::HeaderMap) -> Self {
+        Headers(map.iter().map(|(name, value)| (name.to_string(), text(value.as_bytes()))).collect())
+    }
+}
+
+impl fmt::Debug for Headers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, value)| format!("{name}: {value}"))).finish()
+    }
+}
+
+/// The bytes as text, without loss of information for a test that looks.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().map(|byte| char::from(*byte)).collect(),
+    }
+}
+
+/// How the end of a body is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    Length(usize),
+    Chunked,
+    UntilClose,
+}
+
+impl Framing {
+    /// What the headers say; `otherwise` where they say nothing.
+    pub(crate) fn of(headers: &Headers, otherwise: Framing) -> io::Result<Framing> {
+        if headers.has_token("transfer-encoding", "chunked") {
+            return Ok(Framing::Chunked);
+        }
+        match headers.get("content-length") {
+            None => Ok(otherwise),
+            Some(length) => match length.parse() {
+                Ok(length) => Ok(Framing::Length(length)),
+                Err(_) => Err(malformed(format!("content-length is {length:?}"))),
+            },
+        }
+    }
+}
+
+/// The reading half of a connection, message by message.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    half: OwnedReadHalf,
+    /// Everything since the start of the present message, so that a failure can show it.
+    buffer: Vec<u8>,
+    /// How much of the buffer has been understood.
+    position: usize,
+}
+
+impl Wire {
+    pub(crate) fn new(half: OwnedReadHalf) -> Self {
+        Wire { half, buffer: Vec::new(), position: 0 }
+    }
+
+    /// Forgets the message just read and waits for the next one's first byte; false if the peer closed instead.
+    pub(crate) async fn next_message(&mut self) -> io::Result<bool> {
+        self.buffer.drain(..self.position);
+        self.position = 0;
+        if self.buffer.is_empty() { self.fill().await } else { Ok(true) }
+    }
+
+    /// What was received since the start of the present message.
+    pub(crate) fn received(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// Reads some bytes more; false at the end. Safe to cancel.
+    pub(crate) async fn fill(&mut self) -> io::Result<bool> {
+        self.buffer.reserve(16 << 10);
+        Ok(self.half.read_buf(&mut self.buffer).await? > 0)
+    }
+
+    /// Returns once the peer has closed or reset the connection. Safe to cancel; what arrives meanwhile is kept.
+    pub(crate) async fn gone(&mut self) {
+        while let Ok(true) = self.fill().await {}
+    }
+
+    async fn fill_or_fail(&mut self) -> io::Result<()> {
+        if self.fill().await? {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed in the middle of a message"))
+    }
+
+    /// One line without its end.
+    pub(crate) async fn line(&mut self) -> io::Result<String> {
+        let mut searched = self.position;
+        loop {
+            if let Some(found) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
+                let end = searched + found;
+                let line = &self.buffer[self.position..end];
+                let line = text(line.strip_suffix(b"\r").unwrap_or(line));
+                self.position = end + 1;
+                return Ok(line);
+            }
+            searched = self.buffer.len();
+            if searched - self.position > MAX_LINE_BYTES {
+                return Err(malformed("a line has no end"));
+            }
+            self.fill_or_fail().await?;
+        }
+    }
+
+    /// Header or trailer fields, up to and including the empty line.
+    pub(crate) async fn fields(&mut self) -> io::Result<Headers> {
+        let mut headers = Headers::default();
+        loop {
+            let line = self.line().await?;
+            if line.is_empty() {
+                return Ok(headers);
+            }
+            let Some((name, value)) = line.split_once(':') else {
+                return Err(malformed(format!("no colon in the header line {line:?}")));
+            };
+            headers.push(name, value.trim_matches([' ', '\t']));
+        }
+    }
+
+    /// Exactly `length` bytes.
+    pub(crate) async fn exactly(&mut self, length: usize) -> io::Result<Vec<u8>> {
+        while self.buffer.len() - self.position < length {
+            self.fill_or_fail().await?;
+        }
+        let bytes = self.buffer[self.position..][..length].to_vec();
+        self.position += length;
+        Ok(bytes)
+    }
+
+    /// Whatever is there, at least one byte; nothing at the end.
+    pub(crate) async fn some(&mut self) -> io::Result<Vec<u8>> {
+        if self.position == self.buffer.len() {
+            self.fill().await?;
+        }
+        let bytes = self.buffer.split_off(self.position);
+        Ok(bytes)
+    }
+
+    /// A whole body, and its trailers.
+    pub(crate) async fn body(&mut self, framing: Framing) -> io::Result<(Vec<u8>, Headers)> {
+        match framing {
+            Framing::Length(length) => Ok((self.exactly(length).await?, Headers::default())),
+            Framing::UntilClose => {
+                while self.fill().await? {}
+                let rest = self.buffer.len() - self.position;
+                Ok((self.exactly(rest).await?, Headers::default()))
+            }
+            Framing::Chunked => self.chunked().await,
+        }
+    }
+
+    async fn chunked(&mut self) -> io::Result<(Vec<u8>, Headers)> {
+        let mut body = Vec::new();
+        loop {
+            let line = self.line().await?;
+            let size = line.split(';').next().unwrap_or_default().trim();
+            let size = usize::from_str_radix(size, 16).map_err(|_| malformed(format!("chunk size {line:?}")))?;
+            if size == 0 {
+                return Ok((body, self.fields().await?));
+            }
+            body.extend(self.exactly(size).await?);
+            let end = self.line().await?;
+            if !end.is_empty() {
+                return Err(malformed(format!("{end:?} after a chunk")));
+            }
+        }
+    }
+}
+
+pub(crate) fn malformed(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.into())
+}

@@ -1,0 +1,356 @@
+//! The gateway as a process of its own, as its users run it.
+//!
+//! [`Launch`] says how, [`Gateway`] is the running process: its addresses, its logs, its signals. It lives in a temporary
+//! folder that is also its working directory, so `embedded:data` is a store that survives [`Gateway::restart`].
+//!
+//! Invariant: no process outlives its `Gateway`. A test that fails shows the end of the process's logs.
+//!
+//! ```no_run
+//! # async fn example(upstream: ibid_testkit::upstream::Upstream) {
+//! use std::{path::Path, time::Duration};
+//!
+//! use ibid_testkit::process::{Gateway, Signal};
+//!
+//! let bin = Path::new("target/debug/ibid"); // in a test: env!("CARGO_BIN_EXE_ibid")
+//! let mut gateway = Gateway::launch(bin).config("[store]\nurl = \"embedded:data\"").upstream(&upstream.url()).start().await;
+//! gateway.signal(Signal::Kill);
+//! gateway.wait_exit(Duration::from_secs(5)).await;
+//! gateway.restart().await;
+//! # }
+//! ```
+
+use std::{
+    ffi::{OsStr, OsString},
+    fmt, fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use tempfile::TempDir;
+use tokio::time::{sleep, timeout};
+
+use self::capture::Capture;
+use crate::http1::DEADLINE;
+
+mod capture;
+
+/// How long a start may take: longer than other waits, because many tests start at once on few cores.
+const START: Duration = Duration::from_secs(30);
+
+/// How many lines of log a failing test shows.
+const SHOWN_LINES: usize = 60;
+
+const CONFIG: &str = "ibid.toml";
+
+/// How to run the gateway.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    bin: PathBuf,
+    config: String,
+    upstream: Option<String>,
+    admin: bool,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+}
+
+impl Launch {
+    /// The text of its configuration file; without one the file is empty.
+    pub fn config(mut self, text: impl Into<String>) -> Self {
+        self.config = text.into();
+        self
+    }
+
+    /// Passes `--upstream`.
+    pub fn upstream(mut self, url: &str) -> Self {
+        self.upstream = Some(url.to_owned());
+        self
+    }
+
+    /// Does not pass `--admin`, nor wait for its line.
+    pub fn without_admin(mut self) -> Self {
+        self.admin = false;
+        self
+    }
+
+    /// Adds an argument.
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Adds a variable to its environment, from which every `IBID_*` of the test's own is removed.
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Runs it, and returns once it says where it listens.
+    ///
+    /// # Panics
+    ///
+    /// If it exits instead, or says nothing for thirty seconds, with all that it printed.
+    pub async fn start(self) -> Gateway {
+        let dir = tempfile::Builder::new().prefix("ibid-").tempdir().expect("a temporary folder");
+        fs::write(dir.path().join(CONFIG), &self.config).expect("the configuration is written");
+        let (child, capture) = self.run(dir.path());
+        let mut gateway = Gateway { launch: self, dir, child, capture, exit: None, addr: None, admin: None };
+        gateway.until_listening().await;
+        gateway
+    }
+
+    fn run(&self, dir: &Path) -> (Child, Arc<Capture>) {
+        let mut command = command(&self.bin);
+        command.arg("serve").arg("--config").arg(dir.join(CONFIG)).args(["--listen", "127.0.0.1:0"]);
+        if self.admin {
+            command.args(["--admin", "127.0.0.1:0"]);
+        }
+        if let Some(url) = &self.upstream {
+            command.args(["--upstream", url]);
+        }
+        command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value))).current_dir(dir);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {}: {error}", self.bin.display()));
+        let capture = Capture::start(&mut child);
+        (child, capture)
+    }
+}
+
+/// A signal to the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGTERM: finish and leave.
+    Term,
+    /// SIGINT: as if by Ctrl-C.
+    Int,
+    /// SIGHUP: read the configuration again.
+    Hup,
+    /// SIGKILL: a crash.
+    Kill,
+    /// SIGSTOP: a pause that it cannot notice.
+    Stop,
+    /// SIGCONT: the end of the pause.
+    Cont,
+}
+
+impl Signal {
+    fn flag(self) -> &'static str {
+        match self {
+            Signal::Term => "-TERM",
+            Signal::Int => "-INT",
+            Signal::Hup => "-HUP",
+            Signal::Kill => "-KILL",
+            Signal::Stop => "-STOP",
+            Signal::Cont => "-CONT",
+        }
+    }
+}
+
+/// A running gateway. Dropping it kills the process and waits for its end.
+pub struct Gateway {
+    launch: Launch,
+    dir: TempDir,
+    child: Child,
+    capture: Arc<Capture>,
+    exit: Option<ExitStatus>,
+    addr: Option<SocketAddr>,
+    admin: Option<SocketAddr>,
+}
+
+impl Gateway {
+    /// How to run this binary; `start` runs it.
+    pub fn launch(bin: impl AsRef<Path>) -> Launch {
+        Launch {
+            bin: bin.as_ref().to_owned(),
+            config: String::new(),
+            upstream: None,
+            admin: true,
+            args: Vec::new(),
+            env: Vec::new(),
+        }
+    }
+
+    /// Runs this binary with this configuration in front of `upstream`.
+    ///
+    /// # Panics
+    ///
+    /// As [`Launch::start`].
+    pub async fn spawn(bin: impl AsRef<Path>, config: &str, upstream: &str) -> Gateway {
+        Gateway::launch(bin).config(config).upstream(upstream).start().await
+    }
+
+    /// Where it listens. Another port after a restart.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr.expect("the gateway is listening")
+    }
+
+    /// Where its admin API listens.
+    ///
+    /// # Panics
+    ///
+    /// If it was launched without one.
+    pub fn admin_addr(&self) -> SocketAddr {
+        self.admin.expect("the gateway has an admin address")
+    }
+
+    /// Its folder and working directory, kept across restarts.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it printed so far, stdout and stderr, line by line as they came; all runs since the start.
+    pub fn logs(&self) -> Vec<String> {
+        self.capture.lines()
+    }
+
+    /// Waits for a line that has `part` in it, and returns the first such line, old or new.
+    ///
+    /// # Panics
+    ///
+    /// If none comes within ten seconds.
+    pub async fn wait_for_log(&self, part: &str) -> String {
+        match timeout(DEADLINE, self.capture.line_with(part)).await {
+            Ok(Some(line)) => line,
+            Ok(None) => panic!("the process ended without logging {part:?}:\n{}", self.tail()),
+            Err(_) => panic!("waited {DEADLINE:?} for {part:?} in the log:\n{}", self.tail()),
+        }
+    }
+
+    /// Replaces the configuration file, in one step. What the process makes of it is its own affair.
+    pub fn rewrite_config(&self, text: &str) {
+        let next = self.dir().join("ibid.toml.next");
+        fs::write(&next, text).expect("the configuration is written");
+        fs::rename(&next, self.dir().join(CONFIG)).expect("the configuration is replaced");
+    }
+
+    /// Sends a signal; nothing if it has ended already.
+    ///
+    /// # Panics
+    ///
+    /// If the `kill` command fails.
+    pub fn signal(&mut self, signal: Signal) {
+        // Once reaped its number may belong to another process.
+        if self.has_exited() {
+            return;
+        }
+        let status = Command::new("kill").arg(signal.flag()).arg(self.child.id().to_string()).status();
+        assert!(status.as_ref().is_ok_and(ExitStatus::success), "kill {}: {status:?}", signal.flag());
+    }
+
+    /// Whether the process has ended.
+    pub fn has_exited(&mut self) -> bool {
+        if self.exit.is_none() {
+            self.exit = self.child.try_wait().expect("the process is our child");
+        }
+        self.exit.is_some()
+    }
+
+    /// Waits for its end, and for the last of its log.
+    ///
+    /// # Panics
+    ///
+    /// If it still runs after `deadline`.
+    pub async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
+        let ended = async {
+            while !self.has_exited() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if timeout(deadline, ended).await.is_err() {
+            panic!("the process still runs after {deadline:?}:\n{}", self.tail());
+        }
+        let _ = timeout(Duration::from_secs(1), self.capture.ended()).await;
+        self.exit.expect("just seen")
+    }
+
+    /// Kills it, as a crash would, and waits for its end. The folder stays.
+    pub async fn kill(&mut self) {
+        self.signal(Signal::Kill);
+        self.wait_exit(DEADLINE).await;
+    }
+
+    /// Runs it again in the same folder, with the present configuration file; kills it first if it still runs.
+    ///
+    /// # Panics
+    ///
+    /// As [`Launch::start`].
+    pub async fn restart(&mut self) {
+        self.kill().await;
+        let old = self.logs();
+        let (child, capture) = self.launch.run(self.dir.path());
+        capture.put_before(old);
+        (self.child, self.capture, self.exit) = (child, capture, None);
+        self.until_listening().await;
+    }
+
+    async fn until_listening(&mut self) {
+        (self.addr, self.admin) = (None, None);
+        let admin = self.launch.admin;
+        let capture = Arc::clone(&self.capture);
+        let lines = async {
+            let addr = capture.address_after("ibid: listening on ").await?;
+            let admin = if admin { Some(capture.address_after("ibid: admin on ").await?) } else { None };
+            Some((addr, admin))
+        };
+        match timeout(START, lines).await {
+            Ok(Some((addr, admin))) => (self.addr, self.admin) = (Some(addr), admin),
+            Ok(None) => {
+                let exit = self.wait_exit(DEADLINE).await;
+                panic!("the gateway ended ({exit}) before it listened:\n{}", self.tail());
+            }
+            Err(_) => panic!("the gateway did not listen within {START:?}:\n{}", self.tail()),
+        }
+    }
+
+    fn tail(&self) -> String {
+        let lines = self.logs();
+        lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")
+    }
+}
+
+impl fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gateway").field("addr", &self.addr).field("exit", &self.exit).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- the gateway's log ---\n{}\n---", self.tail());
+        }
+    }
+}
+
+/// Runs a command of the binary to its end, say `ibid check FILE`.
+///
+/// # Panics
+///
+/// If it cannot be run, or does not end within thirty seconds.
+pub async fn run(bin: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Output {
+    let mut command = command(bin.as_ref());
+    command.args(args).envs(env.iter().copied()).stdin(Stdio::null());
+    let output = tokio::process::Command::from(command).kill_on_drop(true).output();
+    match timeout(START, output).await {
+        Ok(output) => output.unwrap_or_else(|error| panic!("cannot run {}: {error}", bin.as_ref().display())),
+        Err(_) => panic!("{} {args:?} did not end within {START:?}", bin.as_ref().display()),
+    }
+}
+
+/// A command with the test's environment, but for settings meant for another gateway.
+fn command(bin: &Path) -> Command {
+    let mut command = Command::new(bin);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("IBID_")) {
+        command.env_remove(name);
+    }
+    command
+}

@@ -1,0 +1,63 @@
+//! Holding answers back until the test says so.
+
+use std::sync::Arc;
+
+use tokio::{
+    sync::{Semaphore, watch},
+    time::timeout,
+};
+
+use crate::http1::DEADLINE;
+
+/// Replies [`gated`](super::Reply::gated) by it wait until it is opened. Clones are the same gate.
+#[derive(Clone, Debug)]
+pub struct Gate(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// One permit per reply let through; closed once the gate is open for good.
+    permits: Semaphore,
+    /// How many requests have ever come to the gate.
+    arrived: watch::Sender<usize>,
+}
+
+impl Gate {
+    /// A closed gate.
+    #[expect(clippy::new_without_default, reason = "a gate that appears by default would hang a test")]
+    pub fn new() -> Gate {
+        Gate(Arc::new(Inner { permits: Semaphore::new(0), arrived: watch::Sender::new(0) }))
+    }
+
+    /// Lets everything through from now on.
+    pub fn open(&self) {
+        self.0.permits.close();
+    }
+
+    /// Lets `n` replies through, now or when they come.
+    pub fn let_through(&self, n: usize) {
+        self.0.permits.add_permits(n);
+    }
+
+    /// How many requests have come to the gate so far, let through or not.
+    pub fn count(&self) -> usize {
+        *self.0.arrived.borrow()
+    }
+
+    /// Waits until `n` requests have come to the gate. Each is in the upstream's log by then.
+    ///
+    /// # Panics
+    ///
+    /// If they do not come within ten seconds.
+    pub async fn arrived(&self, n: usize) {
+        let mut arrived = self.0.arrived.subscribe();
+        let enough = timeout(DEADLINE, arrived.wait_for(|count| *count >= n)).await.is_ok();
+        assert!(enough, "waited {DEADLINE:?} for {n} requests at the gate; {} came", self.count());
+    }
+
+    pub(super) async fn pass(&self) {
+        self.0.arrived.send_modify(|count| *count += 1);
+        if let Ok(permit) = self.0.permits.acquire().await {
+            permit.forget();
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! One connection of the upstream over HTTP/2 without TLS, by hyper. The log and the rules are those of HTTP/1.1.
+
+use std::{fmt, io, sync::Arc, time::Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
+use http_body_util::{
+    BodyExt as _,
+    channel::{Channel, Sender},
+};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use tokio::{net::TcpStream, time::sleep};
+
+use super::{
+    Fault, Reply, Seen,
+    ledger::Open,
+    reply::{Content, filler},
+};
+use crate::http1::Headers;
+
+/// A body that is sent while the answer is on its way.
+type Body = Channel<Bytes, Abort>;
+
+/// Ends a stream without finishing it.
+#[derive(Debug)]
+struct Abort;
+
+impl fmt::Display for Abort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("aborted by a rule of the test")
+    }
+}
+
+impl std::error::Error for Abort {}
+
+/// Panics at a rule that needs a raw connection.
+pub(super) fn check(reply: &Reply) {
+    let possible = match reply.fault {
+        None => !reply.early && !matches!(reply.content, Content::Echo),
+        Some(fault) => matches!(
+            fault,
+            Fault::ResetAfterRequest
+                | Fault::CloseWithoutReply
+                | Fault::Hang
+                | Fault::Truncated { .. }
+                | Fault::TruncatedChunked
+        ),
+    };
+    assert!(possible, "an h2c upstream cannot do this: {reply:?}");
+}
+
+pub(super) async fn serve(stream: TcpStream, open: Open) {
+    let open = Arc::new(open);
+    let service = service_fn(move |request| exchange(request, Arc::clone(&open)));
+    let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+}
+
+/// An error resets the stream.
+async fn exchange(request: Request<Incoming>, open: Arc<Open>) -> Result<Response<Body>, Abort> {
+    let (head, body) = request.into_parts();
+    let target = head.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
+    let reply = open.ledger.next_reply(&target);
+    let body = match body.collect().await {
+        Ok(body) => body,
+        Err(_) => {
+            open.ledger.note_broken();
+            return Err(Abort);
+        }
+    };
+    let mut headers = Headers::default();
+    if let (Version::HTTP_2, Some(authority)) = (head.version, head.uri.authority()) {
+        headers.push(":authority", authority.as_str());
+    }
+    Headers::from(&head.headers).iter().for_each(|(name, value)| headers.push(name, value));
+    let seen = Seen {
+        at: Instant::now(),
+        connection: open.number,
+        version: head.version,
+        method: head.method.to_string(),
+        target,
+        headers,
+        trailers: body.trailers().map(Headers::from).unwrap_or_default(),
+        body: body.to_bytes(),
+        execution: None,
+    };
+    let execution = open.ledger.record(seen, true);
+    reply.due().await;
+    answer(reply, execution).await
+}
+
+async fn answer(reply: Reply, execution: Option<usize>) -> Result<Response<Body>, Abort> {
+    let mut builder = Response::builder().status(reply.status_for(execution));
+    match reply.fault {
+        None => {}
+        Some(Fault::Hang) => return std::future::pending().await,
+        Some(Fault::Truncated { content_length, sent }) => {
+            let head = builder.status(200).header("content-length", content_length);
+            return Ok(cut_short(head, filler(sent)));
+        }
+        Some(Fault::TruncatedChunked) => return Ok(cut_short(builder.status(200), Bytes::from_static(b"hello"))),
+        Some(_) => return Err(Abort),
+    }
+    for (name, value) in reply.all_headers() {
+        builder = builder.header(name, value);
+    }
+    let whole = reply.whole_body(execution);
+    if let (Some(body), true) = (&whole, reply.trailers.is_empty()) {
+        builder = builder.header("content-length", body.len());
+    }
+    let (sender, body) = Channel::new(1);
+    tokio::spawn(feed(sender, reply, whole));
+    Ok(builder.body(body).expect("the test's headers are valid"))
+}
+
+fn cut_short(head: http::response::Builder, part: Bytes) -> Response<Body> {
+    let (mut sender, body) = Channel::new(1);
+    tokio::spawn(async move {
+        let _ = sender.send_data(part).await;
+        sender.abort(Abort);
+    });
+    head.body(body).expect("the head is valid")
+}
+
+/// Sends the body, and the trailers after it. Ends by itself when the other side is gone.
+async fn feed(mut sender: Sender<Bytes, Abort>, reply: Reply, whole: Option<Bytes>) {
+    let done = async {
+        match (whole, &reply.content) {
+            (Some(body), _) if body.is_empty() => {}
+            (Some(body), _) => sender.send_data(body).await?,
+            (None, Content::Chunks(chunks)) => {
+                for chunk in chunks {
+                    sender.send_data(chunk.clone()).await?;
+                }
+            }
+            (None, Content::Events(count, every)) => {
+                for event in 1..=*count {
+                    sender.send_data(format!("data: {event}\n\n").into()).await?;
+                    sleep(*every).await;
+                }
+            }
+            (None, _) => {}
+        }
+        if !reply.trailers.is_empty() {
+            sender.send_trailers(trailers(&reply)).await?;
+        }
+        Ok::<_, http_body_util::channel::SendError>(())
+    };
+    let _ = done.await;
+}
+
+fn trailers(reply: &Reply) -> HeaderMap {
+    let parsed = reply.trailers.iter().map(|(name, value)| {
+        let name = HeaderName::try_from(name).map_err(io::Error::other)?;
+        let value = HeaderValue::try_from(value).map_err(io::Error::other)?;
+        Ok::<_, io::Error>((name, value))
+    });
+    parsed.collect::<Result<_, _>>().expect("the test's trailers are valid")
+}

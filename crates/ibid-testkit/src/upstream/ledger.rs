@@ -1,0 +1,203 @@
+//! What the upstream has seen, and what it is to answer: the state that all its connections share.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Instant,
+};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::Reply;
+use crate::http1::{Headers, text};
+
+/// One request that arrived.
+#[derive(Clone)]
+pub struct Seen {
+    /// When it had arrived whole.
+    pub at: Instant,
+    /// Which connection brought it, counted from 1.
+    pub connection: usize,
+    /// Its protocol version.
+    pub version: http::Version,
+    /// Its method.
+    pub method: String,
+    /// Its path and query, as sent.
+    pub target: String,
+    /// Its headers, as sent.
+    pub headers: Headers,
+    /// Its body without the framing.
+    pub body: Bytes,
+    /// Its trailers.
+    pub trailers: Headers,
+    /// Which execution it was, counted from 1; none for a request without effect.
+    pub execution: Option<usize>,
+}
+
+impl Seen {
+    /// The path without the query.
+    pub fn path(&self) -> &str {
+        path_of(&self.target)
+    }
+
+    /// The first value of a header.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)
+    }
+
+    /// The key as the client meant it: `Idempotency-Key`, else `X-Idempotency-Key`, without quotes.
+    pub fn key(&self) -> Option<&str> {
+        let sent = self.header("idempotency-key").or_else(|| self.header("x-idempotency-key"))?;
+        Some(sent.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(sent))
+    }
+
+    /// `Ibid-Attempt`, if it is a number.
+    pub fn attempt(&self) -> Option<u64> {
+        self.header("ibid-attempt")?.parse().ok()
+    }
+
+    /// `Ibid-Fence`, if it is a number.
+    pub fn fence(&self) -> Option<u64> {
+        self.header("ibid-fence")?.parse().ok()
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> String {
+        text(&self.body)
+    }
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let start = text(&self.body[..self.body.len().min(200)]);
+        f.debug_struct("Seen")
+            .field("request", &format_args!("{} {} {:?}", self.method, self.target, self.version))
+            .field("execution", &self.execution)
+            .field("connection", &self.connection)
+            .field("headers", &self.headers)
+            .field("body", &format_args!("{} bytes, {start:?}", self.body.len()))
+            .field("trailers", &self.trailers)
+            .finish_non_exhaustive()
+    }
+}
+
+/// See the module docs. Written by the connections (log, counts) and by the test (rules).
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    book: Mutex<Book>,
+    /// The length of the log, for waiting.
+    arrived: watch::Sender<usize>,
+    connections: AtomicUsize,
+    open: AtomicUsize,
+    hung_up: AtomicUsize,
+    broken: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    log: Vec<Seen>,
+    executions: usize,
+    /// Replies by path, `None` for every other path; the last reply of a rule is never removed.
+    rules: HashMap<Option<String>, VecDeque<Reply>>,
+}
+
+impl Ledger {
+    pub(super) fn set_rule(&self, path: Option<&str>, replies: Vec<Reply>) {
+        self.book.lock().rules.insert(path.map(str::to_owned), replies.into());
+    }
+
+    pub(super) fn clear_rules(&self) {
+        self.book.lock().rules.clear();
+    }
+
+    /// The reply for the next request at this target.
+    pub(super) fn next_reply(&self, target: &str) -> Reply {
+        let mut book = self.book.lock();
+        let path = Some(path_of(target).to_owned());
+        let rule = if book.rules.contains_key(&path) { path } else { None };
+        match book.rules.get_mut(&rule) {
+            None => Reply::usual(),
+            Some(replies) if replies.len() > 1 => replies.pop_front().unwrap_or_default(),
+            Some(replies) => replies.front().cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Logs a request; returns its execution number if it is one. `effect` is false where the upstream refuses it.
+    pub(super) fn record(&self, mut seen: Seen, effect: bool) -> Option<usize> {
+        let mut book = self.book.lock();
+        if effect && !matches!(seen.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "TRACE") {
+            book.executions += 1;
+            seen.execution = Some(book.executions);
+        }
+        let execution = seen.execution;
+        book.log.push(seen);
+        self.arrived.send_replace(book.log.len());
+        execution
+    }
+
+    pub(super) async fn arrived(&self, n: usize) {
+        // The sender is ours, so waiting cannot fail.
+        let _ = self.arrived.subscribe().wait_for(|count| *count >= n).await;
+    }
+
+    pub(super) fn log(&self) -> Vec<Seen> {
+        self.book.lock().log.clone()
+    }
+
+    pub(super) fn count(&self, which: impl Fn(&Seen) -> bool) -> usize {
+        self.book.lock().log.iter().filter(|seen| which(seen)).count()
+    }
+
+    pub(super) fn connections(&self) -> usize {
+        self.connections.load(SeqCst)
+    }
+
+    pub(super) fn connections_open(&self) -> usize {
+        self.open.load(SeqCst)
+    }
+
+    pub(super) fn hung_up(&self) -> usize {
+        self.hung_up.load(SeqCst)
+    }
+
+    pub(super) fn broken(&self) -> usize {
+        self.broken.load(SeqCst)
+    }
+
+    pub(super) fn note_hung_up(&self) {
+        self.hung_up.fetch_add(1, SeqCst);
+    }
+
+    pub(super) fn note_broken(&self) {
+        self.broken.fetch_add(1, SeqCst);
+    }
+
+    pub(super) fn open(ledger: &Arc<Ledger>) -> Open {
+        let number = ledger.connections.fetch_add(1, SeqCst) + 1;
+        ledger.open.fetch_add(1, SeqCst);
+        Open { ledger: Arc::clone(ledger), number }
+    }
+}
+
+/// An open connection; it counts as open until this is dropped.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) ledger: Arc<Ledger>,
+    pub(super) number: usize,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.ledger.open.fetch_sub(1, SeqCst);
+    }
+}
+
+fn path_of(target: &str) -> &str {
+    target.split_once('?').map_or(target, |(path, _)| path)
+}
