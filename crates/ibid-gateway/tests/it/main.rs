@@ -1,6 +1,10 @@
 //! The gateway, seen from outside.
 
+mod bad_input;
 mod check;
 mod config;
-
+mod faults;
+mod operations;
+mod passing;
+mod presets;
 mod upstream;

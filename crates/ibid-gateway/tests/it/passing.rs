@@ -1,0 +1,1 @@
+//! What no policy covers passes through untouched.

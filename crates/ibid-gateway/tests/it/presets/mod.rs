@@ -1,0 +1,1 @@
+//! Each preset as its page says, seen on the wire.
