@@ -59,3 +59,8 @@ mod scope;
 pub mod store;
 mod time;
 mod wire;
+
+/// The README's code, tested with the rest.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

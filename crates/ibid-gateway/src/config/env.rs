@@ -17,6 +17,7 @@ pub(super) struct Lookup<'a> {
 
 impl<'a> Env<'a> {
     /// The variables of this process.
+    #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
     pub fn process() -> Self {
         Self(Box::new(|name| std::env::var_os(name)))
     }
