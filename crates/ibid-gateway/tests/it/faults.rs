@@ -1,1 +1,13 @@
 //! Upstreams, clients and holders that fail: the settle table, seen on the wire.
+
+mod clients;
+mod crowd;
+mod fidelity;
+mod holders;
+pub(crate) mod kit;
+mod large;
+mod lost;
+mod resolve;
+mod scopes;
+mod unreachable;
+mod upstream_side;

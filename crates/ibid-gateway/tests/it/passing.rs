@@ -1,1 +1,9 @@
 //! What no policy covers passes through untouched.
+
+mod http2;
+mod plain;
+mod streams;
+mod tls;
+
+/// One route is covered; every other path passes through.
+const ONE_ROUTE: &str = "[[route]]\nmatch = \"POST|PUT /pay\"\npreset = \"ietf\"\n";

@@ -110,6 +110,7 @@ pub(super) struct Tail {
     client: Option<mpsc::Sender<Piece>>,
     last: Option<Bytes>,
     trailers: Option<HeaderMap>,
+    patience: Duration,
 }
 
 impl Stream {
@@ -166,11 +167,12 @@ impl Stream {
     }
 
     pub(super) fn end(self, status: StatusCode) -> (RecordBody, Tail) {
-        let body = match self.kept {
+        let Self { client, hash, length, kept, last, trailers, patience, .. } = self;
+        let body = match kept {
             Some(kept) => RecordBody::Whole(kept.freeze()),
-            None => RecordBody::Digest { length: self.length, sha256: self.hash.finalize().into() },
+            None => RecordBody::Digest { length, sha256: hash.finalize().into() },
         };
-        (body, Tail { status, client: self.client, last: self.last, trailers: self.trailers })
+        (body, Tail { status, client, last, trailers, patience })
     }
 }
 
@@ -179,11 +181,12 @@ impl Tail {
         self.trailers.as_ref()
     }
 
+    /// A client that stalls now is dropped like one that stalled before: it must not keep its slot for ever.
     pub(super) async fn send(self) {
         let Some(client) = self.client else { return };
         let pieces = [self.last.map(Piece::Data), self.trailers.map(Piece::Trailers), Some(Piece::End)];
         for piece in pieces.into_iter().flatten() {
-            if client.send(piece).await.is_err() {
+            if !matches!(timeout(self.patience, client.send(piece)).await, Ok(Ok(()))) {
                 return;
             }
         }
@@ -233,4 +236,26 @@ fn forget_headers(policy: &Policy, headers: &mut HeaderMap) {
         named.iter().for_each(|name| drop(headers.remove(name.as_str())));
     }
     NEVER.iter().chain(&policy.drop_headers).for_each(|name| drop(headers.remove(name)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_stalls_before_the_end_is_dropped() {
+        let (mut stream, mut pieces) = Stream::new(&Policy::ietf());
+        // As many as fit, and one held back.
+        for _ in 0..=AHEAD {
+            stream.push(Bytes::from_static(b"piece")).await;
+        }
+        let (_, tail) = stream.end(StatusCode::OK);
+        tail.send().await;
+        let mut seen = Vec::new();
+        while let Some(piece) = pieces.recv().await {
+            seen.push(piece);
+        }
+        assert_eq!(seen.len(), AHEAD);
+        assert!(seen.iter().all(|piece| matches!(piece, Piece::Data(_))), "no end: the client sees a broken answer");
+    }
 }

@@ -1,0 +1,175 @@
+//! The request was sent and nobody knows how it ended: parked, and never run again unless the policy says so.
+
+use std::time::{Duration, Instant};
+
+use ibid_testkit::upstream::{Fault, Reply, Upstream};
+
+use super::kit::{
+    assert_ran, assert_refused, assert_replay, ietf, is_in_progress, other_pay_at, pay, pay_at, settled, until,
+};
+
+/// Every way to lose an answer, each at a path of its own.
+const LOSSES: [(&str, Fault); 7] = [
+    ("/reset", Fault::ResetAfterRequest),
+    ("/closed", Fault::CloseWithoutReply),
+    ("/truncated", Fault::Truncated { content_length: 100, sent: 40 }),
+    ("/headless", Fault::Truncated { content_length: 100, sent: 0 }),
+    ("/chunked", Fault::TruncatedChunked),
+    ("/garbage", Fault::Garbage),
+    ("/upgrade", Fault::UnexpectedUpgrade),
+];
+
+#[tokio::test]
+async fn a_lost_answer_leaves_the_outcome_unknown() {
+    let upstream = Upstream::start().await;
+    let gateway = ietf(&upstream, "").await;
+    for (path, fault) in LOSSES {
+        upstream.on_each(path, [fault.into(), Reply::usual()]);
+        let request = pay_at(&gateway, path, path);
+        assert_refused(&request.send().await, 502, "upstream-lost");
+        assert_eq!(upstream.executions_at(path), 1, "{path}");
+        for _ in 0..2 {
+            assert_refused(&request.send().await, 409, "outcome-unknown");
+        }
+        assert_refused(&other_pay_at(&gateway, path, path).send().await, 422, "key-reused");
+        assert_eq!(upstream.executions_at(path), 1, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_lost_answer_is_retried_where_the_policy_says_so() {
+    let upstream = Upstream::start().await;
+    let gateway = ietf(&upstream, "on_unknown = \"retry\"").await;
+    for (path, fault) in LOSSES {
+        upstream.on_each(path, [fault.into(), Reply::usual()]);
+        let request = pay_at(&gateway, path, path);
+        assert_refused(&request.send().await, 502, "upstream-lost");
+        let lost = upstream.last();
+        assert_eq!(lost.attempt(), Some(1), "{path}");
+        // Whoever sends something else under this key takes nothing over.
+        assert_refused(&other_pay_at(&gateway, path, path).send().await, 422, "key-reused");
+        assert_eq!(upstream.executions_at(path), 1, "{path}");
+        let second = request.send().await;
+        assert_ran(&second);
+        let ran = upstream.last();
+        assert_eq!(ran.attempt(), Some(2), "{path}");
+        assert!(ran.fence() > lost.fence() && lost.fence().is_some(), "{path}: {lost:?} {ran:?}");
+        assert_replay(&request.send().await, &second);
+        assert_eq!(upstream.executions_at(path), 2, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_takeover_that_cannot_start_leaves_the_outcome_unknown() {
+    let upstream = Upstream::start().await;
+    upstream.on_each("/pay", [Fault::CloseWithoutReply.into(), Reply::usual()]);
+    let gateway = ietf(&upstream, "on_unknown = \"retry\"").await;
+    let request = pay(&gateway, "k-1");
+    assert_refused(&request.send().await, 502, "upstream-lost");
+    upstream.stop().await;
+    assert_refused(&request.send().await, 502, "upstream-unreachable");
+    upstream.restart().await;
+    // Released, it would be free for anything; it is still what may have happened.
+    assert_refused(&other_pay_at(&gateway, "/pay", "k-1").send().await, 422, "key-reused");
+    assert_ran(&request.send().await);
+    assert_eq!(upstream.last().attempt(), Some(3));
+}
+
+#[tokio::test]
+async fn no_answer_in_time_leaves_the_outcome_unknown() {
+    let upstream = Upstream::start().await;
+    upstream.on_each("/pay", [Fault::Hang.into(), Reply::usual()]);
+    let gateway = ietf(&upstream, "timeout = \"300ms\"\nlease = \"500ms\"").await;
+    let request = pay(&gateway, "k-1");
+    assert_refused(&request.send().await, 504, "upstream-timeout");
+    for _ in 0..2 {
+        assert_refused(&request.send().await, 409, "outcome-unknown");
+    }
+    assert_refused(&other_pay_at(&gateway, "/pay", "k-1").send().await, 422, "key-reused");
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert_refused(&request.send().await, 409, "outcome-unknown");
+    assert_eq!(upstream.executions(), 1);
+    until("the gateway to give the connection up", || upstream.hung_up() == 1).await;
+}
+
+#[tokio::test]
+async fn after_a_timeout_the_retry_waits_for_the_lease() {
+    let upstream = Upstream::start().await;
+    upstream.on_each("/pay", [Fault::Hang.into(), Reply::usual()]);
+    let gateway = ietf(&upstream, "timeout = \"300ms\"\nlease = \"900ms\"\non_unknown = \"retry\"").await;
+    let request = pay(&gateway, "k-1");
+    let begun = Instant::now();
+    assert_refused(&request.send().await, 504, "upstream-timeout");
+    let early = request.send().await;
+    assert!(is_in_progress(&early), "{early:?}");
+    assert_refused(&early, 409, "in-progress");
+    assert_refused(&other_pay_at(&gateway, "/pay", "k-1").send().await, 422, "key-reused");
+    let second = settled(&request).await;
+    assert_ran(&second);
+    let ran = upstream.last();
+    assert_eq!(ran.attempt(), Some(2));
+    let after = ran.at.duration_since(begun);
+    assert!(after >= Duration::from_millis(1200), "taken over {after:?} after the start, within the lease");
+    assert_replay(&request.send().await, &second);
+    assert_eq!(upstream.executions(), 2);
+}
+
+#[tokio::test]
+async fn a_gateways_own_trouble_upstream_is_passed_on_and_leaves_the_outcome_unknown() {
+    let upstream = Upstream::start().await;
+    let gateway = ietf(&upstream, "").await;
+    for (path, status) in [("/502", 502), ("/504", 504)] {
+        let theirs = Reply::status(status).json(r#"{"theirs":true}"#).header("X-Theirs", "1");
+        upstream.on_each(path, [theirs, Reply::usual()]);
+        let request = pay_at(&gateway, path, path);
+        let answer = request.send().await;
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert_eq!(answer.text(), r#"{"theirs":true}"#);
+        assert_eq!(answer.header("x-theirs"), Some("1"));
+        assert_refused(&request.send().await, 409, "outcome-unknown");
+        assert_refused(&other_pay_at(&gateway, path, path).send().await, 422, "key-reused");
+        assert_eq!(upstream.executions_at(path), 1);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_remembered_says_so_and_the_retry_runs() {
+    let upstream = Upstream::start().await;
+    let gateway = ietf(&upstream, "").await;
+    for status in [500, 503, 401, 403, 408, 409, 425, 429] {
+        let path = format!("/{status}");
+        upstream.on_each(&path, [Reply::status(status).numbered(), Reply::usual()]);
+        let request = pay_at(&gateway, &path, &path);
+        let answer = request.send().await;
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert_eq!(answer.header("idempotency-stored"), Some("false"), "{answer:?}");
+        let second = request.send().await;
+        assert_ran(&second);
+        assert_eq!(upstream.last().attempt(), Some(2), "{path}");
+        assert_replay(&request.send().await, &second);
+        assert_eq!(upstream.executions_at(&path), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_lost_answer_over_http2_leaves_the_outcome_unknown() {
+    let upstream = Upstream::start_h2c().await;
+    let config = super::kit::policy("timeout = \"500ms\"");
+    let url = format!("h2c://{}", upstream.addr());
+    let gateway = ibid_testkit::process::Gateway::spawn(super::kit::BIN, &config, &url).await;
+    for (path, fault) in [
+        ("/reset", Fault::ResetAfterRequest),
+        ("/truncated", Fault::Truncated { content_length: 100, sent: 40 }),
+        ("/cut", Fault::TruncatedChunked),
+        ("/hang", Fault::Hang),
+    ] {
+        upstream.on_each(path, [fault.into(), Reply::usual()]);
+        let request = pay_at(&gateway, path, path);
+        match fault {
+            Fault::Hang => assert_refused(&request.send().await, 504, "upstream-timeout"),
+            _ => assert_refused(&request.send().await, 502, "upstream-lost"),
+        }
+        assert_refused(&request.send().await, 409, "outcome-unknown");
+        assert_eq!(upstream.executions_at(path), 1, "{path}");
+    }
+}
