@@ -41,7 +41,10 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
     let runtime = runtime.map_err(|why| ServeError::Start(why.to_string()))?;
     runtime.block_on(async {
         let store = ibid_stores::open(settings.store.url.expose());
-        let store = store.map_err(|why| ServeError::Settings(format!("store.url: {why}")))?;
+        let store = store.map_err(|why| {
+            let origin = args.origin_of_store(settings.file.as_deref(), env);
+            ServeError::Settings(format!("{origin}: {why}"))
+        })?;
         let gateway = Gateway::start(settings, args, store, Arc::new(logs::Logged)).await.map_err(ServeError::Start)?;
         let stopped = stop_signals().map_err(|why| ServeError::Start(format!("signals: {why}")))?;
         announce(&gateway);
