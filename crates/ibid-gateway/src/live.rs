@@ -172,15 +172,15 @@ impl Live {
 
     /// Looks at the file every second, and at once when `nudged`.
     pub async fn watch(self: Arc<Self>, mut nudged: tokio::sync::mpsc::Receiver<()>) {
-        let Some(path) = self.args.config.clone() else { return };
+        let Some(path) = self.now().settings.file.clone() else { return };
         let mut last = std::fs::read(&path).ok();
         loop {
-            tokio::select! {
-                () = tokio::time::sleep(LOOK_EVERY) => {}
-                Some(()) = nudged.recv() => last = None,
-            }
+            let told_to = tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => false,
+                Some(()) = nudged.recv() => true,
+            };
             let content = tokio::fs::read(&path).await.ok();
-            if content == last {
+            if content == last && !told_to {
                 continue;
             }
             last = content;
