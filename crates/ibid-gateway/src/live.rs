@@ -6,7 +6,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use http::{HeaderName, request::Parts};
+use http::{HeaderName, Method, request::Parts};
 use ibid::{
     Reason, Refusal,
     http::{Routed, Routing, key_headers},
@@ -32,7 +32,6 @@ pub struct Snapshot {
     default: Arc<Upstream<Body>>,
     /// The published contract.
     pub page: Page,
-    keys: Vec<HeaderName>,
 }
 
 /// The published contract, rendered.
@@ -94,10 +93,7 @@ impl Snapshot {
             html: contract_page::html(&settings.routes),
             json: format!("{:#}\n", contract_page::json(&settings.routes)),
         };
-        let mut keys: Vec<_> = settings.routes.iter().flat_map(|route| key_headers(&route.guard.policy)).collect();
-        keys.sort_unstable_by(|a, b| a.as_str().cmp(b.as_str()));
-        keys.dedup();
-        Ok(Self { settings, upstreams, default, page, keys })
+        Ok(Self { settings, upstreams, default, page })
     }
 
     fn reuses_upstreams_for(&self, settings: &Settings) -> bool {
@@ -105,7 +101,7 @@ impl Snapshot {
     }
 
     /// Finds the route of a request.
-    pub fn choose(&self, method: &http::Method, path: &str) -> Chosen {
+    pub fn choose(&self, method: &Method, path: &str) -> Chosen {
         if self.settings.routes.ambiguous(method, path) {
             let detail = "the path has dot segments, empty segments, backslashes or encoded slashes, \
                           which the app may resolve to another path; send the path it resolves to";
@@ -172,15 +168,15 @@ impl Live {
 
     /// Looks at the file every second, and at once when `nudged`.
     pub async fn watch(self: Arc<Self>, mut nudged: tokio::sync::mpsc::Receiver<()>) {
-        let Some(path) = self.args.config.clone() else { return };
+        let Some(path) = self.now().settings.file.clone() else { return };
         let mut last = std::fs::read(&path).ok();
         loop {
-            tokio::select! {
-                () = tokio::time::sleep(LOOK_EVERY) => {}
-                Some(()) = nudged.recv() => last = None,
-            }
+            let told_to = tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => false,
+                Some(()) = nudged.recv() => true,
+            };
             let content = tokio::fs::read(&path).await.ok();
-            if content == last {
+            if content == last && !told_to {
                 continue;
             }
             last = content;
@@ -211,7 +207,10 @@ impl Routing for ByChoice {
         request.extensions.get::<Chosen>().map_or(Routed::Pass, |chosen| chosen.routed.clone())
     }
 
-    fn key_headers(&self) -> Vec<HeaderName> {
-        self.0.now().keys.clone()
+    fn key_headers(&self, method: &Method, request: &Parts) -> Option<Vec<HeaderName>> {
+        match self.0.now().choose(method, request.uri.path()).routed {
+            Routed::Covered(route) => Some(key_headers(&route.policy)),
+            Routed::Pass | Routed::Refused(_) => None,
+        }
     }
 }

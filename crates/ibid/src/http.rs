@@ -17,7 +17,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use http::{HeaderName, request::Parts};
+use http::{HeaderName, Method, request::Parts};
 
 pub use self::{
     answer::{error_answer, refusal_response, success_answer},
@@ -86,8 +86,9 @@ pub trait Routing: Send + Sync + 'static {
     /// Whether and how a request is covered.
     fn route(&self, request: &Parts) -> Routed;
 
-    /// Headers that carry keys, for browsers' preflights.
-    fn key_headers(&self) -> Vec<HeaderName>;
+    /// The headers that carry the key of a request with this method, for the preflight that asks about it. `None` if
+    /// such a request would not be covered: then its preflight is not ours to answer.
+    fn key_headers(&self, method: &Method, preflight: &Parts) -> Option<Vec<HeaderName>>;
 }
 
 /// What a [`Routing`] found.
@@ -247,8 +248,8 @@ impl Routing for One {
         if self.0.policy.covers(&request.method) { Routed::Covered(self.0.clone()) } else { Routed::Pass }
     }
 
-    fn key_headers(&self) -> Vec<HeaderName> {
-        key_headers(&self.0.policy)
+    fn key_headers(&self, method: &Method, _: &Parts) -> Option<Vec<HeaderName>> {
+        self.0.policy.covers(method).then(|| key_headers(&self.0.policy))
     }
 }
 

@@ -21,7 +21,7 @@ use ibid::{Answered, Notice, Observer, Outcome, generate_key, rfc3339};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::serve::{Gateway, stopped};
+use super::serve::{Gateway, stop_signals};
 use crate::config::{DEFAULT_STORE, Env, ServeArgs, Settings};
 
 /// What the demo can be told.
@@ -55,8 +55,9 @@ pub fn run(args: &DemoArgs) -> Result<(), String> {
         let colour = std::io::stdout().is_terminal();
         let show = Arc::new(Show { app: app.clone(), colour });
         let gateway = Gateway::start(settings, serve, store, show).await?;
+        let stopped = stop_signals().map_err(|why| format!("signals: {why}"))?;
         explain(gateway.address(), &app, colour);
-        stopped().await;
+        stopped.await;
         gateway.stop().await;
         println!("\n{} payments were charged. Bye.", app.charged.load(SeqCst));
         Ok(())

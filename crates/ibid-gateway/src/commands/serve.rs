@@ -4,7 +4,7 @@ use std::{io::Write, sync::Arc, time::Duration};
 
 use ibid::{Ibid, Journal, Observer, http::Cors, store::Store};
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
 };
 
@@ -41,10 +41,14 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
     let runtime = runtime.map_err(|why| ServeError::Start(why.to_string()))?;
     runtime.block_on(async {
         let store = ibid_stores::open(settings.store.url.expose());
-        let store = store.map_err(|why| ServeError::Settings(format!("store.url: {why}")))?;
+        let store = store.map_err(|why| {
+            let origin = args.origin_of_store(settings.file.as_deref(), env);
+            ServeError::Settings(format!("{origin}: {why}"))
+        })?;
         let gateway = Gateway::start(settings, args, store, Arc::new(logs::Logged)).await.map_err(ServeError::Start)?;
+        let stopped = stop_signals().map_err(|why| ServeError::Start(format!("signals: {why}")))?;
         announce(&gateway);
-        stopped().await;
+        stopped.await;
         tracing::info!("stopping: no new connections; requests that have begun run to their end");
         gateway.stop().await;
         Ok(())
@@ -90,7 +94,9 @@ impl Gateway {
         tokio::spawn(sweep(ibid.clone(), sweep_every));
         let (nudge, nudged) = mpsc::channel(1);
         tokio::spawn(live.clone().watch(nudged));
-        tokio::spawn(nudge_on_hangup(nudge));
+        // From here on, not from when the task is first polled: until then a hangup would end the process.
+        let hangup = signal(SignalKind::hangup()).map_err(|why| format!("signals: {why}"))?;
+        tokio::spawn(nudge_on(hangup, nudge));
         let secure = server.is_secure();
         let server = tokio::spawn(server.run(stopping));
         Ok(Self { address, admin: admin_address, secure, live, ibid, stop, server })
@@ -172,8 +178,7 @@ async fn sweep(ibid: Ibid, every: Duration) {
     }
 }
 
-async fn nudge_on_hangup(nudge: mpsc::Sender<()>) {
-    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+async fn nudge_on(mut hangup: Signal, nudge: mpsc::Sender<()>) {
     while hangup.recv().await.is_some() {
         let _ = nudge.send(()).await;
     }
@@ -190,14 +195,14 @@ fn announce(gateway: &Gateway) {
     let _ = out.flush();
 }
 
-/// Returns on SIGINT or SIGTERM.
-pub(super) async fn stopped() {
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+/// Listens for SIGINT and SIGTERM from now on: call it before saying that the gateway is there, or whoever takes it by
+/// its word may end it the hard way. The future returns on either.
+pub(super) fn stop_signals() -> std::io::Result<impl Future<Output = ()>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
 }

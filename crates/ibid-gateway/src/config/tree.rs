@@ -47,7 +47,16 @@ enum Step {
 #[derive(Debug)]
 enum What {
     Said(String),
-    Unknown { key: String, allowed: &'static [&'static str] },
+    /// Shown only where it cannot be a secret.
+    Type {
+        found: String,
+        kind: &'static str,
+        allowed: String,
+    },
+    Unknown {
+        key: String,
+        allowed: &'static [&'static str],
+    },
 }
 
 /// A value on its way into a struct.
@@ -81,8 +90,12 @@ impl Wrong {
             _ => "",
         };
         let what = match self.what {
-            What::Said(_) if path == "route" => "found no list of routes; write [[route]], with two brackets".into(),
+            What::Said(_) | What::Type { .. } if path == "route" => {
+                "found no list of routes; write [[route]], with two brackets".into()
+            }
             What::Said(what) => what,
+            What::Type { kind, allowed, .. } if may_be_secret(&path) => format!("found {kind}; allowed is {allowed}"),
+            What::Type { found, allowed, .. } => format!("found {found}; allowed is {allowed}"),
             What::Unknown { key, .. } if LATER.contains(&(table, key.as_str())) => "not in this version of ibid".into(),
             What::Unknown { key, allowed } => {
                 let allowed = allowed.iter().copied().filter(|word| table != "policy" || *word != "match");
@@ -113,21 +126,27 @@ impl Wrong {
     }
 }
 
+/// Whether a token or a private key may stand at this path, if only by a slip of the pen.
+fn may_be_secret(path: &str) -> bool {
+    let (table, name) = (path.split(['.', '[']).next(), path.rsplit('.').next());
+    matches!(table, Some("admin" | "tls")) && !matches!(name, Some("listen" | "role" | "user"))
+}
+
 impl serde::de::Error for Wrong {
     fn custom<T: fmt::Display>(message: T) -> Self {
         Self::said(message.to_string())
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        let found = match found {
-            Unexpected::Str(text) => format!("{text:?}"),
-            Unexpected::Signed(number) => number.to_string(),
-            Unexpected::Unsigned(number) => number.to_string(),
-            Unexpected::Float(number) => number.to_string(),
-            Unexpected::Bool(switch) => switch.to_string(),
-            Unexpected::Seq => "a list".into(),
-            Unexpected::Map => "a table".into(),
-            other => other.to_string(),
+        let (found, kind) = match found {
+            Unexpected::Str(text) => (format!("{text:?}"), "text"),
+            Unexpected::Signed(number) => (number.to_string(), "a number"),
+            Unexpected::Unsigned(number) => (number.to_string(), "a number"),
+            Unexpected::Float(number) => (number.to_string(), "a number"),
+            Unexpected::Bool(switch) => (switch.to_string(), "a switch"),
+            Unexpected::Seq => ("a list".into(), "a list"),
+            Unexpected::Map => ("a table".into(), "a table"),
+            other => (other.to_string(), "something else"),
         };
         let expected = expected.to_string();
         let expected = match expected.as_str() {
@@ -135,7 +154,7 @@ impl serde::de::Error for Wrong {
             other if other.starts_with("struct ") => "a table",
             other => other,
         };
-        Self::said(format!("found {found}; allowed is {expected}"))
+        Self { steps: Vec::new(), what: What::Type { found, kind, allowed: expected.into() } }
     }
 
     fn unknown_field(key: &str, allowed: &'static [&'static str]) -> Self {
@@ -160,7 +179,7 @@ impl<'de> Deserializer<'de> for Node<'_> {
             Value::String(text) => match lookup.resolve(text).map_err(Wrong::said)? {
                 None => visitor.visit_str(text),
                 Some(resolved) => visitor.visit_string::<Wrong>(resolved).map_err(|mut wrong| {
-                    if let What::Said(what) = &mut wrong.what {
+                    if let What::Said(what) | What::Type { allowed: what, .. } = &mut wrong.what {
                         what.push_str(&format!(" (from {text:?})"));
                     }
                     wrong

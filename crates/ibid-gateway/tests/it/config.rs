@@ -457,7 +457,7 @@ mod what_each_mistake_is_told {
             "route[2].match: \"PUT|POST /a\" is the match of route[1] already",
         );
         top("[route]\nmatch = \"POST /a\"", "route: found no list of routes; write [[route]], with two brackets");
-        top("[admin]\ntokens = \"x\"", "admin.tokens: found \"x\"; allowed is a list");
+        top("[admin]\ntokens = \"x\"", "admin.tokens: found text; allowed is a list");
         route("methods = [\"PUT\"]", "methods: the methods of a route are those in its match; leave methods out");
     }
 

@@ -1,1 +1,17 @@
 //! Stores that fail, configuration, reload, shutdown, logs.
+
+mod common;
+mod cors;
+mod crowd;
+mod demo;
+mod health;
+mod logs;
+mod logs_secret;
+mod recording;
+mod reload;
+mod reload_refused;
+mod shadow;
+mod shutdown;
+mod startup;
+mod startup_wins;
+mod store_down;

@@ -76,6 +76,11 @@ impl Preflight {
         let method = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD)?.clone();
         Some(Self { method, headers: headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned() })
     }
+
+    /// What the browser is about to send.
+    pub(super) fn method(&self) -> Option<Method> {
+        Method::from_bytes(self.method.as_bytes()).ok()
+    }
 }
 
 fn add_to_list(headers: &mut HeaderMap, list: &HeaderName, names: impl Iterator<Item = String>) {

@@ -324,7 +324,9 @@ fn telling(shared: &Shared, parts: &Parts) -> Telling {
 fn preflight(shared: &Shared, routing: &dyn Routing, parts: &Parts) -> Option<Box<Patch>> {
     let cors = shared.settings.cors.as_ref().filter(|_| Cors::is_preflight(parts))?;
     let origin = cors.origin(&parts.headers)?;
-    Some(Box::new(Patch { origin, asked: Preflight::of(&parts.headers)?, keys: routing.key_headers() }))
+    let asked = Preflight::of(&parts.headers)?;
+    let keys = routing.key_headers(&asked.method()?, parts)?;
+    Some(Box::new(Patch { origin, asked, keys }))
 }
 
 impl Seen {

@@ -1,0 +1,78 @@
+//! `ibid demo`, as its newcomer meets it.
+
+use std::process::Command;
+
+use super::common::{Spawned, eventually};
+
+/// The first command that the demo says to try, as one would copy it: with its continuation lines.
+fn printed_curl(printed: &str) -> String {
+    let mut command = String::new();
+    for line in printed.lines().skip_while(|line| !line.trim_start().starts_with("curl -i ")) {
+        command += line.trim();
+        command.push('\n');
+        if !line.ends_with('\\') {
+            return command;
+        }
+    }
+    panic!("no curl in:\n{printed}");
+}
+
+async fn bash(script: String) -> String {
+    let output = tokio::task::spawn_blocking(move || Command::new("bash").arg("-c").arg(script).output());
+    let output = output.await.unwrap().expect("bash runs");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[tokio::test]
+async fn what_it_says_to_try_works_as_it_says() {
+    let mut demo = Spawned::start(&["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"], &[]);
+    let printed = demo.wait_for("ibid: listening on http://").await;
+    let curl = printed_curl(&printed);
+    let first = bash(curl.clone()).await;
+    assert!(first.starts_with("HTTP/1.1 201 "), "{first}");
+    assert!(!first.to_lowercase().contains("idempotent-replayed"), "{first}");
+    let second = bash(curl).await;
+    assert!(second.starts_with("HTTP/1.1 201 "), "{second}");
+    assert!(second.to_lowercase().contains("idempotent-replayed: true"), "{second}");
+    let body = |answer: &str| answer.split_once("\r\n\r\n").unwrap().1.to_owned();
+    assert_eq!(body(&first), body(&second));
+    assert!(body(&first).contains("\"amount\":1200") && body(&first).contains("pay_0001"), "{first}");
+
+    let count = printed.lines().find_map(|line| line.strip_prefix("Charged in all:")).expect("it says how to count");
+    assert_eq!(bash(format!("{} -s", count.trim())).await.trim(), r#"{"charged":1}"#);
+    eventually("both are shown", || demo.printed().matches("charged so far: 1").count() == 2).await;
+    let shown = demo.printed();
+    let (executed, replayed) = (shown.find("EXECUTED").unwrap(), shown.find("REPLAYED").unwrap());
+    assert!(executed < replayed, "{shown}");
+    assert!(!shown.contains('\x1b'), "no colours in a file");
+
+    demo.interrupt();
+    assert_eq!(demo.exit_code().await, Some(0));
+    assert!(demo.printed().contains("1 payments were charged"), "{}", demo.printed());
+}
+
+#[tokio::test]
+async fn ten_retries_at_once_are_charged_once() {
+    let demo = Spawned::start(&["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"], &[]);
+    let printed = demo.wait_for("ibid: listening on http://").await;
+    let lines: Vec<_> = printed.lines().skip_while(|line| !line.contains("seq 10 | xargs")).take(2).collect();
+    let codes = bash(lines.join("\n")).await;
+    let mut codes: Vec<_> = codes.lines().collect();
+    codes.sort_unstable();
+    assert_eq!(codes.len(), 10, "{codes:?}");
+    assert!(codes.contains(&"201") && codes.iter().all(|code| ["201", "409"].contains(code)), "{codes:?}");
+    let count = printed.lines().find_map(|line| line.strip_prefix("Charged in all:")).unwrap();
+    assert_eq!(bash(format!("{} -s", count.trim())).await.trim(), r#"{"charged":1}"#);
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_said_in_one_line() {
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = held.local_addr().unwrap().to_string();
+    let mut demo = Spawned::start(&["demo", "--listen", &taken, "--admin", "127.0.0.1:0"], &[]);
+    assert_eq!(demo.exit_code().await, Some(1));
+    let said = demo.printed();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains(&format!("listen: {taken} cannot be bound: ")), "{said}");
+}

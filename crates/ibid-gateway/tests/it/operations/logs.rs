@@ -1,0 +1,189 @@
+//! The log: one line per covered request, at the level and with the fields that operators rely on.
+
+use std::{
+    io::{self, Write},
+    sync::Arc,
+};
+
+use ibid::store::ErrorKind;
+use ibid_gateway::logs::Logged;
+use ibid_testkit::{
+    client::post,
+    process::{Gateway, Signal},
+    upstream::{Gate, Reply, Upstream},
+    wrappers::Calls,
+};
+use parking_lot::Mutex;
+use serde_json::Value;
+use tracing_subscriber::fmt::MakeWriter;
+
+use super::common::{DEADLINE, gateway, lines, pay, start, switchable};
+
+/// What was written to standard error: all but the two lines on standard output.
+fn stderr(gateway: &Gateway) -> Vec<String> {
+    gateway.logs().into_iter().filter(|line| !line.starts_with("ibid: ")).collect()
+}
+
+fn json(line: &str) -> Value {
+    serde_json::from_str(line).unwrap_or_else(|why| panic!("not JSON ({why}): {line}"))
+}
+
+/// One request of each kind.
+async fn some_of_each(gateway: &mut Gateway, upstream: &Upstream) {
+    let addr = gateway.addr();
+    let gate = Gate::new();
+    upstream.on("/slow", Reply::usual().gated(&gate));
+    upstream.on("/unknown", Reply::status(504));
+    upstream.on("/released", Reply::status(500));
+    assert_eq!(post(addr, "/pay").header("User-Agent", "shop/1.0").send().await.status, 400);
+    assert_eq!(pay(addr, "two, keys").header("User-Agent", "shop/1.0").send().await.status, 400);
+    for _ in 0..2 {
+        assert_eq!(pay(addr, "550e8400-e29b-0000").header("User-Agent", "shop/1.0").send().await.status, 201);
+    }
+    let reused = post(addr, "/pay").key("550e8400-e29b-0000").json("{}").header("User-Agent", "shop/1.0");
+    assert_eq!(reused.send().await.status, 422);
+    let slow = post(addr, "/slow").key("slow-key-000001").header("User-Agent", "shop/1.0");
+    let mut running = slow.start().await;
+    gate.arrived(1).await;
+    assert_eq!(slow.send().await.status, 409);
+    gate.open();
+    running.read_response().await;
+    assert_eq!(post(addr, "/unknown").key("k-3").header("User-Agent", "shop/1.0").send().await.status, 504);
+    assert_eq!(post(addr, "/released").key("k-4").header("User-Agent", "shop/1.0").send().await.status, 500);
+    gateway.signal(Signal::Term);
+    assert_eq!(gateway.wait_exit(DEADLINE).await.code(), Some(0));
+}
+
+const EXPECTED: [(&str, &str, &str, u64); 8] = [
+    ("key-missing", "WARN", "missing idempotency key", 400),
+    ("key-invalid", "WARN", "invalid idempotency key", 400),
+    ("executed", "INFO", "answer stored", 201),
+    ("replayed", "INFO", "duplicate: stored answer replayed", 201),
+    ("key-reused", "INFO", "refused", 422),
+    ("in-progress", "INFO", "duplicate while the first is running", 409),
+    ("unknown", "WARN", "outcome unknown", 504),
+    ("released", "INFO", "answered", 500),
+];
+
+#[tokio::test]
+async fn as_json_every_line_parses_and_has_its_level_and_fields() {
+    let upstream = Upstream::start().await;
+    let config = "log = { format = \"json\", level = \"debug\" }\n[policy]\nkey.required = true\n";
+    let mut gateway = gateway(config, &upstream).await;
+    some_of_each(&mut gateway, &upstream).await;
+    let all: Vec<Value> = stderr(&gateway).iter().map(|line| json(line)).collect();
+    for (outcome, level, message, status) in EXPECTED {
+        let line =
+            all.iter().find(|line| line["outcome"] == outcome).unwrap_or_else(|| panic!("no {outcome}: {all:#?}"));
+        assert_eq!(line["level"], level, "{line}");
+        assert_eq!(line["message"], message, "{line}");
+        assert_eq!(line["status"], status, "{line}");
+        assert_eq!(line["peer"], "127.0.0.1", "{line}");
+        assert_eq!(line["user_agent"], "shop/1.0", "{line}");
+        assert_eq!(line["method"], "POST", "{line}");
+        assert!(line["took_ms"].as_f64().is_some_and(|took| took > 0.0), "{line}");
+        assert!(line["ran_ms"].is_number() && line["timestamp"].is_string() && line["path"].is_string(), "{line}");
+    }
+    let executed = all.iter().find(|line| line["outcome"] == "executed").unwrap();
+    assert_eq!((&executed["key"], &executed["attempt"]), (&"550e****0000".into(), &1.into()), "{executed}");
+    let address = executed["address"].as_str().unwrap();
+    assert!(address.len() == 12 && address.contains("****"), "hashes are masked: {address}");
+    let ran = executed["ran_ms"].as_f64().unwrap();
+    assert!(ran > 0.0 && ran <= executed["took_ms"].as_f64().unwrap(), "{executed}");
+}
+
+#[tokio::test]
+async fn as_text_each_line_has_the_same() {
+    let upstream = Upstream::start().await;
+    let mut gateway = gateway("[policy]\nkey.required = true\n", &upstream).await;
+    some_of_each(&mut gateway, &upstream).await;
+    let all = stderr(&gateway);
+    for (outcome, level, message, status) in EXPECTED {
+        let outcome = format!("outcome=\"{outcome}\"");
+        let line = all.iter().find(|line| line.contains(&outcome)).unwrap_or_else(|| panic!("no {outcome}: {all:#?}"));
+        for part in [&format!(" {level} "), message, &format!("status={status}"), "127.0.0.1", "shop/1.0", "took_ms="] {
+            assert!(line.contains(part), "{part:?}: {line}");
+        }
+        assert!(!line.contains('\x1b'), "no colours: {line:?}");
+    }
+    assert!(all.iter().any(|line| line.contains("key=\"550e****0000\"")), "{all:#?}");
+}
+
+#[tokio::test]
+async fn what_passes_without_a_key_is_told_at_debug_only() {
+    let upstream = Upstream::start().await;
+    for (level, told) in [("info", 0), ("debug", 1)] {
+        let mut gateway = gateway(&format!("log.level = \"{level}\""), &upstream).await;
+        post(gateway.addr(), "/pay").send().await;
+        pay(gateway.addr(), "k-1").send().await;
+        lines(&gateway, "answer stored", 1).await;
+        gateway.signal(Signal::Term);
+        gateway.wait_exit(DEADLINE).await;
+        assert_eq!(gateway.logs().iter().filter(|line| line.contains("no key")).count(), told, "{level}");
+    }
+}
+
+#[tokio::test]
+async fn at_warn_the_ordinary_is_silent() {
+    let upstream = Upstream::start().await;
+    let mut gateway = gateway("log.level = \"warn\"\n[policy]\nkey.required = true\n", &upstream).await;
+    pay(gateway.addr(), "k-1").send().await;
+    pay(gateway.addr(), "k-1").send().await;
+    post(gateway.addr(), "/pay").send().await;
+    gateway.signal(Signal::Term);
+    gateway.wait_exit(DEADLINE).await;
+    let all = stderr(&gateway);
+    assert!(matches!(&all[..], [line] if line.contains("missing idempotency key")), "{all:#?}");
+}
+
+/// The log of this thread.
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Written {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+#[tokio::test]
+async fn store_failures_are_errors() {
+    let written = Written::default();
+    let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(written.clone()).finish();
+    // The runtime of this test has one thread, so everything that it logs comes here.
+    let _logging = tracing::subscriber::set_default(subscriber);
+    let upstream = Upstream::start().await;
+    let store = switchable();
+    let gateway = start("[policy]\nlease = \"300ms\"", &upstream, store.clone(), Arc::new(Logged)).await;
+    store.fail(Calls::All, ErrorKind::NotApplied);
+    assert_eq!(pay(gateway.address(), "k-1").send().await.status, 503);
+    store.heal();
+    let gate = Gate::new();
+    upstream.on("/pay", Reply::usual().gated(&gate));
+    let mut running = pay(gateway.address(), "k-2").start().await;
+    gate.arrived(1).await;
+    store.fail(Calls::Settle, ErrorKind::Ambiguous);
+    gate.open();
+    assert_eq!(running.read_response().await.status, 503);
+    let text = String::from_utf8(written.0.lock().clone()).unwrap();
+    let errors: Vec<Value> = text.lines().map(json).filter(|line| line["level"] == "ERROR").collect();
+    let with = |part: &str| {
+        errors.iter().filter(|line| line["message"].as_str().is_some_and(|message| message.contains(part))).count()
+    };
+    assert_eq!(with("claim: the testkit store did not apply the call"), 1, "{errors:#?}");
+    assert!(with("settle: the testkit store gave no answer") >= 3, "{errors:#?}");
+    assert_eq!(errors.iter().filter(|line| line["outcome"] == "store-unavailable").count(), 2, "{errors:#?}");
+}

@@ -1,0 +1,102 @@
+//! A changed configuration that is wrong, or that would forget, is not taken up.
+
+use std::fs;
+
+use ibid_testkit::{
+    client::post,
+    process::{Gateway, Signal},
+    upstream::Upstream,
+};
+
+use super::common::{eventually, gateway, lines, pay};
+
+const STAYS: &str = "stays";
+const TAKEN: &str = "configuration taken up";
+const BEFORE: &str = "[[route]]\nmatch = \"POST /pay\"\nkey.required = true\n";
+
+/// Whether the configuration that it started with is in force.
+async fn old_is_in_force(gateway: &Gateway) -> bool {
+    post(gateway.addr(), "/pay").json("{}").send().await.status == 400
+}
+
+#[tokio::test]
+async fn a_wrong_file_keeps_the_old_one_and_is_told_in_one_line() {
+    let upstream = Upstream::start().await;
+    let mut gateway = gateway(BEFORE, &upstream).await;
+    let wrong = [
+        ("[[route]]\nmatch = \"POST /pay\"\nttl = \"soon\"\n", "route[1].ttl", "a duration such as"),
+        ("[[route]]\nmatch = \"POST /pay\"\ntll = \"1h\"\n", "route[1].tll", "\"ttl\""),
+        ("[policy]\npreset = \"pay\"\n", "policy.preset", "\"ietf\""),
+        ("[policy]\npreset = \"env:IBID_NOT_THERE\"\n", "policy.preset", "IBID_NOT_THERE is not set"),
+        ("[policy\n", "line 1", ""),
+    ];
+    for (number, (text, key, allowed)) in wrong.into_iter().enumerate() {
+        gateway.rewrite_config(text);
+        gateway.signal(Signal::Hup);
+        let said = lines(&gateway, STAYS, number + 1).await;
+        assert_eq!(said.len(), number + 1, "one line each: {said:#?}");
+        let line = &said[number];
+        assert!(line.contains("ERROR") && line.contains("ibid.toml: "), "{line}");
+        assert!(line.contains(key) && line.contains(allowed), "{key}: {line}");
+        assert!(old_is_in_force(&gateway).await);
+    }
+    fs::remove_file(gateway.dir().join("ibid.toml")).unwrap();
+    gateway.signal(Signal::Hup);
+    let said = lines(&gateway, STAYS, 6).await;
+    assert!(said[5].contains("cannot be read"), "{}", said[5]);
+    assert!(old_is_in_force(&gateway).await);
+    assert!(!gateway.logs().iter().any(|line| line.contains(TAKEN)));
+
+    gateway.rewrite_config("[[route]]\nmatch = \"POST /pay\"\n");
+    gateway.wait_for_log(TAKEN).await;
+    assert!(!old_is_in_force(&gateway).await, "a right one is taken up again");
+}
+
+#[tokio::test]
+async fn a_change_that_would_forget_is_refused_unless_accepted() {
+    let upstream = Upstream::start().await;
+    let mut gateway = gateway(BEFORE, &upstream).await;
+    let first = pay(gateway.addr(), "k-1").send().await;
+    assert_eq!(first.status, 201);
+    let forgetting = [
+        ("scope = \"global\"", "scope changed from [host, credential] to [global]"),
+        ("fingerprint = [\"method\", \"body\"]", "fingerprint changed from"),
+        ("key.from = \"header:X-Key\"", "key.from changed from"),
+        ("on_mismatch = \"new\"", "on_mismatch changed from reject to new"),
+        ("mode = \"off\"", "mode changed from enforce to off"),
+    ];
+    for (number, (dial, told)) in forgetting.into_iter().enumerate() {
+        gateway.rewrite_config(&format!("{BEFORE}{dial}\n"));
+        gateway.signal(Signal::Hup);
+        let said = lines(&gateway, "accept_forgetting", number + 1).await;
+        let line = &said[number];
+        assert!(line.contains("ERROR") && line.contains("ibid.toml") && line.contains(told), "{told}: {line}");
+        assert!(line.contains("POST /pay"), "{line}");
+        let again = pay(gateway.addr(), "k-1").send().await;
+        assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body), "{dial}");
+    }
+    gateway.rewrite_config("[[route]]\nmatch = \"POST /other\"\n");
+    gateway.signal(Signal::Hup);
+    let said = lines(&gateway, "accept_forgetting", 6).await;
+    assert!(said[5].contains("POST is no longer covered"), "{}", said[5]);
+    assert!(!gateway.logs().iter().any(|line| line.contains(TAKEN)));
+    assert_eq!(upstream.executions(), 1);
+
+    gateway.rewrite_config(&format!("accept_forgetting = true\n{BEFORE}scope = \"global\"\n"));
+    gateway.signal(Signal::Hup);
+    gateway.wait_for_log(TAKEN).await;
+    assert_eq!(pay(gateway.addr(), "k-1").send().await.text(), r#"{"id":2,"run":2}"#, "forgotten, as accepted");
+}
+
+#[tokio::test]
+async fn a_wrong_file_is_not_told_every_second() {
+    let upstream = Upstream::start().await;
+    let gateway = gateway(BEFORE, &upstream).await;
+    gateway.rewrite_config("nonsense = 1\n");
+    gateway.wait_for_log(STAYS).await;
+    tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+    let said = || gateway.logs().iter().filter(|line| line.contains(STAYS)).count();
+    assert_eq!(said(), 1);
+    gateway.rewrite_config("nonsense = 2\n");
+    eventually("another wrong file is told", || said() == 2).await;
+}

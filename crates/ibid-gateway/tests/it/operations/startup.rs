@@ -1,0 +1,179 @@
+//! Settings that stop the start, and what `check` and `--help` say.
+
+use std::{net::TcpListener, process::Output};
+
+use ibid_testkit::process::run;
+
+use super::common::{BIN, folder_with};
+
+const UPSTREAM: &str = "upstream = \"http://127.0.0.1:9\"\nlisten = \"127.0.0.1:0\"\nadmin.listen = \"127.0.0.1:0\"\n";
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Starts a file that cannot be, and returns the one line about it.
+async fn refused(text: &str) -> String {
+    let (_dir, path) = folder_with("mine.toml", &format!("{UPSTREAM}{text}"));
+    let path = path.to_str().unwrap();
+    let mut lines = Vec::new();
+    for args in [vec!["serve", "--config", path], vec!["check", path]] {
+        let output = run(BIN, &args, &[]).await;
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "exactly one line: {said}");
+        assert_eq!(stdout(&output), "");
+        let (start, rest) = said.trim_end().split_once(": ").unwrap();
+        assert_eq!(start, path, "the file is named: {said}");
+        lines.push(rest.to_owned());
+    }
+    assert_eq!(lines[0], lines[1], "serve and check say the same");
+    lines.remove(0)
+}
+
+#[tokio::test]
+async fn a_wrong_setting_stops_the_start_with_one_line() {
+    for (text, key, found, allowed) in [
+        ("[[route]]\nmatch = \"POST /a\"\nretry = 3", "route[1].retry", "unknown key", "\"on_unknown\""),
+        ("[stor]\nurl = \"memory:\"", "stor", "did you mean \"store\"?", "\"listen\" \"upstream\""),
+        ("[policy]\nttl = \"1 day\"", "policy.ttl", "\"1 day\"", "\"24h\""),
+        ("[policy]\nmax_request = -1", "policy.max_request", "-1", "64KiB"),
+        ("[log]\nlevel = \"loud\"", "log.level", "\"loud\"", "\"error\" \"warn\" \"info\" \"debug\" \"trace\""),
+        ("[policy]\nscope = [\"tenant\"]", "policy.scope[1]", "\"tenant\"", "credential"),
+        ("[policy]\npreset = \"paypal\"", "policy.preset", "\"paypal\"", "\"leads\" \"appsportal\" \"bookings\""),
+        ("admin.token = \"env:IBID_NOPE\"", "admin.token", "\"env:IBID_NOPE\"", "IBID_NOPE is not set"),
+        ("admin.token = \"file:not-there\"", "admin.token", "\"file:not-there\"", "cannot read it"),
+        ("[[route]]\nttl = \"1h\"", "route[1].match", "", "POST /"),
+        ("[tls]\ncert = \"c.pem\"", "tls.key", "missing", "needs a cert and a key"),
+        ("[policy]\nscope = [\"global\", \"host\"]", "policy.scope", "global", ""),
+        ("[store]\nurl = \"mysql://h/d\"", "store.url", "\"mysql:\"", "\"redis://\""),
+    ] {
+        let line = refused(text).await;
+        assert!(line.starts_with(&format!("{key}: ")), "{key}: {line}");
+        assert!(line.contains(found) && line.contains(allowed), "{found:?} {allowed:?}: {line}");
+    }
+    assert!(refused("[policy").await.starts_with("line 4, column "));
+}
+
+#[tokio::test]
+async fn contradictions_stop_the_start() {
+    let (_dir, path) =
+        folder_with("mine.toml", "listen = \"127.0.0.1:9\"\nupstream = \"http://localhost:9\"\nadmin.listen = \"off\"");
+    let output = run(BIN, &["serve", "--config", path.to_str().unwrap()], &[]).await;
+    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("upstream: \"http://localhost:9\" is where ibid itself listens"));
+
+    let both = ["serve", "--upstream", "http://127.0.0.1:9", "--listen", "127.0.0.1:7", "--admin", "127.0.0.1:7"];
+    let output = run(BIN, &both, &[]).await;
+    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("admin.listen: \"127.0.0.1:7\" is where clients connect already"));
+}
+
+#[tokio::test]
+async fn a_wrong_flag_or_variable_is_named() {
+    let output = run(BIN, &["serve", "--upstream", "localhost:9"], &[]).await;
+    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
+    assert!(stderr(&output).starts_with("--upstream: \"localhost:9\" is no upstream"), "{}", stderr(&output));
+    let output = run(BIN, &["serve", "--upstream", "http://127.0.0.1:9"], &[("IBID_PRESET", "pay")]).await;
+    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
+    assert!(stderr(&output).starts_with("IBID_PRESET: \"pay\" is no preset; allowed are \"leads\""));
+    let output = run(BIN, &["serve"], &[]).await;
+    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("--upstream or by IBID_UPSTREAM"), "{}", stderr(&output));
+    let output = run(BIN, &["serve", "--config", "/not/there.toml"], &[]).await;
+    assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(64), 1), "{}", stderr(&output));
+    assert!(stderr(&output).starts_with("/not/there.toml: cannot be read"), "{}", stderr(&output));
+}
+
+#[tokio::test]
+async fn a_store_that_is_not_built_in_is_said_plainly() {
+    let url = "redis://u:s3cret@127.0.0.1:6379/0";
+    let (_dir, path) = folder_with("mine.toml", &format!("{UPSTREAM}[store]\nurl = \"{url}\""));
+    let path = path.to_str().unwrap();
+    let flags = ["serve", "--config", path, "--store", url];
+    for (args, env, origin) in [
+        (&flags[..3], None, format!("{path}: store.url: ")),
+        (&flags[..5], None, "--store: ".to_owned()),
+        (&flags[..3], Some(("IBID_STORE", url)), "IBID_STORE: ".to_owned()),
+    ] {
+        let output = run(BIN, args, env.as_slice()).await;
+        let said = stderr(&output);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(64), 1), "{said}");
+        assert!(said.starts_with(&origin), "{origin}: {said}");
+        assert!(said.contains("names no store of this build; built in are memory:"), "{said}");
+        assert!(said.contains("127.0.0.1:6379") && !said.contains("s3cret"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_no_wrong_setting() {
+    let held = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = held.local_addr().unwrap().to_string();
+    for (listen, admin, key) in [(taken.as_str(), "127.0.0.1:0", "listen"), ("127.0.0.1:0", &taken, "admin.listen")] {
+        let args = ["serve", "--upstream", "http://127.0.0.1:9", "--listen", listen, "--admin", admin];
+        let output = run(BIN, &[&args[..], &["--log-level", "error"]].concat(), &[]).await;
+        let said = stderr(&output);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+        assert!(said.starts_with(&format!("ibid: {key}: {taken} cannot be bound: ")), "{said}");
+        assert!(said.contains("in use"), "{said}");
+        assert_eq!(stdout(&output), "");
+    }
+}
+
+#[tokio::test]
+async fn check_prints_the_dials_of_every_route() {
+    let text = "[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\nttl = \"72h\"\n\
+                [[route]]\nmatch = \"PUT /a\"\npreset = \"membership\"\n";
+    let (_dir, path) = folder_with("mine.toml", &format!("{UPSTREAM}{text}"));
+    let output = run(BIN, &["check", path.to_str().unwrap()], &[]).await;
+    let said = stdout(&output);
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{said}");
+    for part in ["mine.toml: valid", "route[1]  POST /pay/*", "route[2]  PUT /a", "promise         memory: forgotten"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(said.contains("* ttl             72h"), "what differs is marked: {said}");
+    for dial in "methods key scope label fingerprint json_ignore on_mismatch on_concurrent on_unknown resolve \
+                 on_store_down remember unknown_status remember_body max_request max_response digest_status ttl lease \
+                 timeout wait_timeout first_headers replay_headers drop_headers status grpc_status envelope mode"
+        .split_whitespace()
+    {
+        let shown = said.lines().filter(|line| line.get(2..).unwrap_or("").split_whitespace().next() == Some(dial));
+        assert_eq!(shown.count(), 2, "{dial}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn check_against_says_what_is_forgotten() {
+    let (_old_dir, old) = folder_with("old.toml", &format!("{UPSTREAM}[[route]]\nmatch = \"POST /pay\"\n"));
+    let (_dir, new) =
+        folder_with("new.toml", &format!("{UPSTREAM}[[route]]\nmatch = \"POST /pay\"\nscope = \"global\"\n"));
+    let (old, new) = (old.to_str().unwrap(), new.to_str().unwrap());
+    let output = run(BIN, &["check", new, "--against", old], &[]).await;
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    assert!(stdout(&output).contains("POST /pay: scope changed from [host, credential] to [global]"));
+    let output = run(BIN, &["check", old, "--against", old], &[]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
+    assert!(stdout(&output).contains("nothing that is remembered is forgotten"));
+    let output = run(BIN, &["check", new, "--against", "/not/there.toml"], &[]).await;
+    assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
+}
+
+#[tokio::test]
+async fn help_names_the_commands_and_the_variables() {
+    let output = run(BIN, &["--help"], &[]).await;
+    assert_eq!(output.status.code(), Some(0));
+    for command in ["demo", "serve", "check"] {
+        assert!(stdout(&output).contains(&format!("\n  {command} ")), "{}", stdout(&output));
+    }
+    let output = run(BIN, &["serve", "--help"], &[]).await;
+    assert_eq!(output.status.code(), Some(0));
+    for flag in ["config", "listen", "upstream", "store", "preset", "admin", "log-format", "log-level", "journal"] {
+        let variable = format!("[env: IBID_{}]", flag.to_uppercase().replace('-', "_"));
+        assert!(stdout(&output).contains(&format!("--{flag} ")), "{flag}");
+        assert!(stdout(&output).contains(&variable), "{variable}");
+    }
+}
