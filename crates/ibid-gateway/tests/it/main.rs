@@ -3,6 +3,7 @@
 mod bad_input;
 mod check;
 mod config;
+mod docs;
 mod faults;
 mod operations;
 mod passing;

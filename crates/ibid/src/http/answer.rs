@@ -16,6 +16,7 @@ use crate::{
 
 const STORED: HeaderName = HeaderName::from_static("idempotency-stored");
 const GUARANTEE: HeaderName = HeaderName::from_static("idempotency-guarantee");
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const BODY: HeaderName = HeaderName::from_static("idempotency-body");
 
 /// Say nothing any more once the body has changed.
@@ -155,6 +156,9 @@ pub(super) fn refuse<B>(
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let (Envelope::Metadata, Some(id)) = (policy.envelope, &telling.request_id) {
+        headers.insert(REQUEST_ID, HeaderValue::from_str(id).expect("a UUID"));
+    }
     if let Some(after) = refusal.retry_after {
         headers
             .insert(header::RETRY_AFTER, after.as_millis().div_ceil(1000).max(1).to_string().parse().expect("digits"));

@@ -1,0 +1,126 @@
+//! The documentation holds: its sessions run against the binary, its tables say what the code says.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use ibid::presets::NAMES;
+use ibid_gateway::config::{Env, ServeArgs, Settings};
+use ibid_testkit::{
+    docs::Page,
+    process::{self, Gateway},
+    upstream::Upstream,
+};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+    time::timeout,
+};
+
+const BIN: &str = env!("CARGO_BIN_EXE_ibid");
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn preset_page(name: &str) -> PathBuf {
+    root().join(format!("docs/presets/{name}.md"))
+}
+
+#[tokio::test]
+async fn every_preset_page_shows_what_happens() {
+    for name in NAMES {
+        let page = Page::read(preset_page(name));
+        let upstream = Upstream::start().await;
+        let config = page.config().expect("a preset page has a configuration").to_owned();
+        let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+        page.gateway(gateway.addr()).run().await;
+    }
+}
+
+#[tokio::test]
+async fn every_preset_page_has_the_dials_that_the_code_has() {
+    for name in NAMES {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("upstream = \"http://127.0.0.1:3000\"\n[policy]\npreset = \"{name}\"\n"))
+            .unwrap();
+        let output = process::run(BIN, &["check", file.path().to_str().unwrap()], &[]).await;
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let dials = printed.split("[policy]").nth(1).expect("the policy's dials").lines().skip(1);
+        let code: BTreeMap<_, _> = dials
+            .map_while(|line| line.trim_end_matches('*').trim().split_once("  "))
+            .map(|(dial, value)| (dial.to_owned(), value.trim().to_owned()))
+            .filter(|(dial, _)| dial != "methods")
+            .collect();
+        let page = std::fs::read_to_string(preset_page(name)).unwrap();
+        let table = page.split("\n## ").find(|section| section.starts_with("Dials")).expect("a section of dials");
+        let rows = table.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
+        let documented: BTreeMap<_, _> = rows
+            .filter(|(dial, _)| code.contains_key(*dial))
+            .map(|(dial, value)| (dial.to_owned(), value.to_owned()))
+            .collect();
+        assert!(code.len() > 20, "{printed}");
+        assert_eq!(documented, code, "docs/presets/{name}.md");
+    }
+}
+
+#[test]
+fn every_preset_page_lists_the_routes_of_its_shipped_configuration() {
+    for name in NAMES {
+        let settings = |text: &str| {
+            Settings::from_text(text, None, &ServeArgs::default(), &Env::of(&[])).unwrap_or_else(|why| panic!("{why}"))
+        };
+        let page = Page::read(preset_page(name));
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("presets/{name}.toml"));
+        let shipped = settings(&std::fs::read_to_string(shipped).unwrap());
+        assert_eq!(settings(page.config().unwrap()).routes, shipped.routes, "{name}");
+    }
+}
+
+/// The first screen of the README, against the demo that it tells people to start.
+#[tokio::test]
+async fn the_readme_shows_what_the_demo_does() {
+    let mut demo = Command::new(BIN)
+        .args(["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines();
+    let address = timeout(Duration::from_secs(10), async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            if let Some(address) = line.strip_prefix("ibid: listening on http://") {
+                return address.parse().unwrap();
+            }
+        }
+        panic!("the demo ended");
+    });
+    let address = address.await.expect("the demo starts");
+    Page::read(root().join("README.md")).gateway(address).run().await;
+}
+
+/// Links between the pages lead somewhere.
+#[test]
+fn no_link_is_dead() {
+    let mut pages = vec![root().join("README.md"), root().join("ARCHITECTURE.md"), root().join("CONTRIBUTING.md")];
+    for folder in ["docs", "docs/presets", "examples"] {
+        let entries = std::fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        pages.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+    }
+    let mut seen = 0;
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = link.split('#').next().unwrap();
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            seen += 1;
+            assert!(page.parent().unwrap().join(target).exists(), "{}: {link}", page.display());
+        }
+    }
+    assert!(seen > 10);
+}
