@@ -23,6 +23,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+mod appsportal;
 mod bookings;
 mod ietf;
 mod leads;
