@@ -27,6 +27,7 @@ mod appsportal;
 mod bookings;
 mod ietf;
 mod leads;
+mod membership;
 mod platform;
 
 const BIN: &str = env!("CARGO_BIN_EXE_ibid");
