@@ -1,0 +1,253 @@
+//! Seed 001: a multi-tenant API with optional keys, each tenant its own; every answer is remembered, errors too.
+
+use ibid_testkit::upstream::filler;
+
+use super::*;
+
+const PATH: &str = "/api/invoices";
+const BODY: &str = r#"{"customer":123}"#;
+const REPLAY: [(&str, &str); 1] = [("X-Idempotency-Replay", "true")];
+
+async fn bench() -> Bench {
+    Bench::shipped("appsportal").await
+}
+
+fn keyed(bench: &Bench, method: &str, path: &str, key: &str) -> Request {
+    bench.request(method, path).header("X-Tenant-Id", "tenant-a").header("X-Idempotency-Key", key).json(BODY)
+}
+
+fn invoice(bench: &Bench, key: &str) -> Request {
+    keyed(bench, "POST", PATH, key)
+}
+
+#[tokio::test]
+async fn test_1_a_duplicate_gets_the_first_answer_with_the_replay_header() {
+    let bench = bench().await;
+    bench.upstream.on(PATH, Reply::usual().header("Location", "/api/invoices/1").set_cookie("a=b"));
+    let first = invoice(&bench, "abc-123").send().await;
+    is_run(&first, 1);
+    let second = invoice(&bench, "abc-123").send().await;
+    is_replay(&second, &first, &REPLAY);
+    assert_eq!(second.header("location"), Some("/api/invoices/1"));
+    assert_eq!(second.header("set-cookie"), None);
+    bench.executed(1);
+}
+
+#[tokio::test]
+async fn test_2_of_concurrent_requests_one_runs_the_others_get_409_and_then_its_answer() {
+    let bench = bench().await;
+    of_fifty_one_runs_and_the_others_come_back(&bench, &invoice(&bench, "abc-123"), &REPLAY).await;
+}
+
+#[tokio::test]
+async fn test_3_after_a_network_time_out_a_retry_gets_the_answer_of_the_one_execution() {
+    let bench = bench().await;
+    let gate = Gate::new();
+    bench.upstream.on(PATH, Reply::usual().gated(&gate));
+    let request = invoice(&bench, "abc-123");
+    let gone = request.start().await;
+    gate.arrived(1).await;
+    gone.abort();
+    is_refusal(&request.send().await, 409, "in-progress");
+    gate.open();
+    let retry = until_not_in_progress(&request).await;
+    is_run_saying(&retry, 1, &REPLAY);
+    bench.executed(1);
+}
+
+#[tokio::test]
+async fn test_4_two_keys_are_two_operations() {
+    let bench = bench().await;
+    is_run(&invoice(&bench, "key-1").send().await, 1);
+    is_run(&invoice(&bench, "key-2").send().await, 2);
+    bench.executed(2);
+}
+
+#[tokio::test]
+async fn scenario_4_without_a_key_every_request_runs() {
+    let bench = bench().await;
+    for method in ["POST", "PUT", "PATCH"] {
+        passes_through(&bench, &bench.request(method, PATH).header("X-Tenant-Id", "tenant-a").json(BODY)).await;
+        passes_through(&bench, &bench.request(method, PATH).json(BODY)).await;
+    }
+    // The header of other presets is not this one's.
+    passes_through(&bench, &bench.post(PATH).header("X-Tenant-Id", "tenant-a").key("abc-123").json(BODY)).await;
+}
+
+#[tokio::test]
+async fn scenario_5_after_its_time_a_key_is_new() {
+    let bench = Bench::with("appsportal", "ttl = \"1s\"").await;
+    a_key_is_new_after(Duration::from_secs(1), &bench, &invoice(&bench, "abc-123")).await;
+}
+
+#[tokio::test]
+async fn put_and_patch_are_covered() {
+    let bench = bench().await;
+    for (run, method) in ["POST", "PUT", "PATCH"].into_iter().enumerate() {
+        let request = keyed(&bench, method, "/api/invoices/7", &format!("key-{method}"));
+        let first = request.send().await;
+        is_run(&first, run + 1);
+        is_replay(&request.send().await, &first, &REPLAY);
+    }
+    bench.executed(3);
+}
+
+#[tokio::test]
+async fn on_other_paths_too_post_put_and_patch_are_covered_and_nothing_else() {
+    let bench = Bench::everywhere("appsportal", "").await;
+    for (run, method) in ["POST", "PUT", "PATCH"].into_iter().enumerate() {
+        let request = keyed(&bench, method, "/any", &format!("key-{method}"));
+        let first = request.send().await;
+        is_run(&first, run + 1);
+        is_replay(&request.send().await, &first, &REPLAY);
+    }
+    for method in ["GET", "DELETE"] {
+        passes_through(&bench, &keyed(&bench, method, "/any", "abc-123")).await;
+    }
+}
+
+#[tokio::test]
+async fn get_and_delete_and_paths_outside_the_api_pass_through() {
+    let bench = bench().await;
+    for method in ["GET", "DELETE"] {
+        passes_through(&bench, &keyed(&bench, method, PATH, "abc-123")).await;
+    }
+    passes_through(&bench, &keyed(&bench, "POST", "/health", "abc-123")).await;
+}
+
+#[tokio::test]
+async fn tenants_can_use_the_same_key() {
+    let bench = bench().await;
+    let of =
+        |tenant: &str| bench.post(PATH).header("X-Tenant-Id", tenant).header("X-Idempotency-Key", "abc-123").json(BODY);
+    let (a, b) = (of("tenant-a").send().await, of("tenant-b").send().await);
+    is_run(&a, 1);
+    is_run(&b, 2);
+    is_replay(&of("tenant-a").send().await, &a, &REPLAY);
+    is_replay(&of("tenant-b").send().await, &b, &REPLAY);
+    // Who within the tenant asks does not count.
+    is_replay(&of("tenant-a").header("Authorization", "Bearer x").send().await, &a, &REPLAY);
+    bench.executed(2);
+}
+
+#[tokio::test]
+async fn a_key_without_a_tenant_is_refused() {
+    let bench = bench().await;
+    let request = bench.post(PATH).header("X-Idempotency-Key", UUID).json(BODY);
+    for request in [request.clone(), request.header("X-Tenant-Id", "")] {
+        let problem = is_refusal(&request.send().await, 400, "scope-missing");
+        assert!(problem["detail"].as_str().unwrap().contains("x-tenant-id"), "{problem}");
+        assert_eq!(problem["key"], MASKED);
+    }
+    assert_eq!(bench.upstream.requests(), 0);
+}
+
+#[tokio::test]
+async fn a_tenant_is_believed_from_trusted_proxies_only() {
+    let trusted = r#"["127.0.0.0/8", "::1/128"]"#;
+    let config = shipped("appsportal");
+    assert!(config.contains(trusted), "{config}");
+    let bench = Bench::run(&config.replace(trusted, r#"["192.0.2.0/24"]"#)).await;
+    let problem = is_refusal(&invoice(&bench, "abc-123").send().await, 403, "scope-refused");
+    assert!(problem["detail"].as_str().unwrap().contains("trusted_proxies"), "{problem}");
+    assert_eq!(bench.upstream.requests(), 0);
+}
+
+#[tokio::test]
+async fn keys_of_more_than_128_characters_are_refused() {
+    let bench = bench().await;
+    is_run(&invoice(&bench, &"k".repeat(128)).send().await, 1);
+    is_run(&invoice(&bench, &format!("\"{}\"", "q".repeat(128))).send().await, 2);
+    key_is_invalid(&bench, &invoice(&bench, &"k".repeat(129))).await;
+    bench.executed(2);
+}
+
+#[tokio::test]
+async fn any_visible_ascii_is_a_key() {
+    let bench = bench().await;
+    for (run, key) in [UUID, "abc-123", "1", "a:b/c?d=e&f", "\"with, comma; and more\""].into_iter().enumerate() {
+        let key = key.replace(' ', "_");
+        let first = invoice(&bench, &key).send().await;
+        is_run(&first, run + 1);
+        is_replay(&invoice(&bench, &key).send().await, &first, &REPLAY);
+    }
+    for key in ["", "\"\"", "a b", "a,b", "a;b", "clé", "\"open", "\"a\\n\""] {
+        key_is_invalid(&bench, &invoice(&bench, key)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_key_used_for_something_else_gets_the_first_answer() {
+    let bench = bench().await;
+    let first = invoice(&bench, "abc-123").send().await;
+    is_run(&first, 1);
+    let other = bench.request("PUT", "/api/other?x=1").header("X-Tenant-Id", "tenant-a");
+    let other = other.header("X-Idempotency-Key", "abc-123").json(r#"{"customer":456}"#);
+    is_replay(&other.send().await, &first, &REPLAY);
+    bench.executed(1);
+}
+
+#[tokio::test]
+async fn every_answer_is_remembered_errors_too() {
+    let bench = bench().await;
+    let request = |status: u16| invoice(&bench, &format!("key-{status}"));
+    remembered(&bench, &[200, 204, 303, 400, 403, 404, 409, 422, 429, 500, 502, 503, 504], request, &REPLAY).await;
+}
+
+#[tokio::test]
+async fn a_lost_answer_is_run_again_by_a_retry() {
+    let bench = bench().await;
+    let (second, third) = a_lost_answer_runs_again(&bench, &invoice(&bench, "abc-123")).await;
+    is_run(&second, 2);
+    is_replay(&third, &second, &REPLAY);
+}
+
+#[tokio::test]
+async fn a_conflict_persists_until_the_lock_expires() {
+    let bench = Bench::with("appsportal", "timeout = \"200ms\"\nlease = \"1s\"").await;
+    let request = invoice(&bench, "abc-123");
+    a_timed_out_operation_runs_again_after_its_lease(&bench, &request, Duration::from_secs(1)).await;
+}
+
+#[tokio::test]
+async fn a_replay_too_large_to_keep_has_the_first_status() {
+    let bench = Bench::with("appsportal", "max_response = 64").await;
+    bench.upstream.on(PATH, Reply::status(202).header("Content-Type", "text/plain").large(1000));
+    let first = invoice(&bench, "abc-123").send().await;
+    assert_eq!((first.status, &first.body), (202, &filler(1000)));
+    assert_eq!(sayings(&first), NOTHING);
+    let replay = invoice(&bench, "abc-123").send().await;
+    assert_eq!(replay.status, 202, "{replay:?}");
+    assert_eq!(sayings(&replay), [("Idempotency-Body", "digest"), REPLAY[0]], "{replay:?}");
+    assert_eq!(replay.json()["length"], 1000);
+    bench.executed(1);
+}
+
+#[tokio::test]
+async fn keys_are_masked_in_the_log() {
+    let bench = bench().await;
+    super::keys_are_masked_in_the_log(&bench, &invoice(&bench, UUID), UUID, MASKED).await;
+}
+
+#[tokio::test]
+async fn the_configuration_has_the_dials_of_the_column() {
+    let column = [
+        ("methods", "POST, PUT, PATCH"),
+        ("key", "header:x-idempotency-key; optional, any, at most 128 characters"),
+        ("scope", "header:x-tenant-id"),
+        ("fingerprint", "none"),
+        ("on_mismatch", "ignore"),
+        ("on_concurrent", "reject"),
+        ("on_unknown", "retry"),
+        ("on_store_down", "open"),
+        ("remember", "all"),
+        ("unknown_status", "none"),
+        ("digest_status", "original"),
+        ("ttl", "24h"),
+        ("lease", "5m"),
+        ("first_headers", "none"),
+        ("replay_headers", "x-idempotency-replay: true"),
+        ("envelope", "none"),
+    ];
+    every_route_has("appsportal", &column).await;
+}

@@ -1,0 +1,147 @@
+//! Stripe's published behaviour: every answer is remembered, a reuse is a 400.
+
+use super::*;
+
+const PATH: &str = "/v1/charges";
+const KEY: &str = "KG5LxwFBepaKHyUD";
+const REPLAY: [(&str, &str); 1] = [("Idempotent-Replayed", "true")];
+
+async fn bench() -> Bench {
+    Bench::shipped("stripe").await
+}
+
+fn with_body(bench: &Bench, key: &str, body: &str) -> Request {
+    let request = bench.post(PATH).header("Authorization", "Bearer sk_test_1").key(key);
+    request.header("Content-Type", "application/x-www-form-urlencoded").body(body.to_owned())
+}
+
+fn charge(bench: &Bench, key: &str) -> Request {
+    with_body(bench, key, "amount=2000&currency=usd")
+}
+
+#[tokio::test]
+async fn a_retry_gets_the_first_answer_and_is_told_so() {
+    let bench = bench().await;
+    let first = charge(&bench, KEY).send().await;
+    is_run(&first, 1);
+    is_replay(&charge(&bench, KEY).send().await, &first, &REPLAY);
+    bench.executed(1);
+}
+
+#[tokio::test]
+async fn without_a_key_every_request_runs() {
+    let bench = bench().await;
+    passes_through(&bench, &bench.post(PATH).header("Authorization", "Bearer sk_test_1").body("amount=1")).await;
+}
+
+#[tokio::test]
+async fn methods_other_than_post_pass_through() {
+    let bench = bench().await;
+    for method in ["GET", "PUT", "PATCH", "DELETE"] {
+        passes_through(&bench, &bench.request(method, PATH).key(KEY)).await;
+    }
+}
+
+#[tokio::test]
+async fn every_answer_is_remembered_errors_too() {
+    let bench = bench().await;
+    let statuses = [200, 302, 400, 401, 402, 403, 404, 409, 424, 429, 500, 502, 503, 504];
+    remembered(&bench, &statuses, |status| charge(&bench, &format!("key-{status}")), &REPLAY).await;
+}
+
+#[tokio::test]
+async fn a_key_used_with_other_parameters_is_a_400() {
+    let bench = bench().await;
+    let first = charge(&bench, KEY).send().await;
+    is_run(&first, 1);
+    let post = |path: &str| {
+        let request = bench.post(path).header("Authorization", "Bearer sk_test_1").key(KEY);
+        request.header("Content-Type", "application/x-www-form-urlencoded").body("amount=2000&currency=usd")
+    };
+    for other in [
+        with_body(&bench, KEY, "amount=2001&currency=usd"),
+        with_body(&bench, KEY, "amount=2000"),
+        post("/v1/refunds"),
+        post("/v1/charges?expand=customer"),
+    ] {
+        let problem = is_refusal(&other.send().await, 400, "key-reused");
+        assert_eq!(problem["key"], "KG5L****HyUD", "{problem}");
+    }
+    // Preconditions are no parameters, and the order of fields does not count.
+    for same in [
+        charge(&bench, KEY).header("If-Match", "\"1\""),
+        with_body(&bench, KEY, "currency=usd&amount=2000"),
+        with_body(&bench, KEY, "amount=%32000&currency=usd"),
+    ] {
+        is_replay(&same.send().await, &first, &REPLAY);
+    }
+    bench.executed(1);
+}
+
+#[tokio::test]
+async fn each_account_and_each_host_has_its_own_keys() {
+    let bench = bench().await;
+    let with = |account: &str| bench.post(PATH).header("Authorization", account).key(KEY).body("amount=1");
+    is_run(&with("Bearer sk_test_1").send().await, 1);
+    is_run(&with("Bearer sk_test_2").send().await, 2);
+    is_run(&with("Bearer sk_test_1").header("Host", "b.example").send().await, 3);
+    is_run_saying(&with("Bearer sk_test_2").send().await, 2, &REPLAY);
+    bench.executed(3);
+}
+
+#[tokio::test]
+async fn keys_have_up_to_255_characters() {
+    let bench = bench().await;
+    is_run(&charge(&bench, &"k".repeat(255)).send().await, 1);
+    key_is_invalid(&bench, &charge(&bench, &"k".repeat(256))).await;
+    key_is_invalid(&bench, &charge(&bench, "a b")).await;
+}
+
+#[tokio::test]
+async fn of_fifty_at_once_one_runs_and_the_others_are_told_to_come_back() {
+    let bench = bench().await;
+    of_fifty_one_runs_and_the_others_come_back(&bench, &charge(&bench, KEY), &REPLAY).await;
+}
+
+#[tokio::test]
+async fn a_lost_answer_is_held() {
+    let bench = bench().await;
+    super::a_lost_answer_is_held(&bench, &charge(&bench, KEY)).await;
+    is_refusal(&with_body(&bench, KEY, "amount=1").send().await, 400, "key-reused");
+}
+
+#[tokio::test]
+async fn after_its_time_a_key_is_new() {
+    let bench = Bench::with("stripe", "ttl = \"1s\"").await;
+    a_key_is_new_after(Duration::from_secs(1), &bench, &charge(&bench, KEY)).await;
+}
+
+#[tokio::test]
+async fn keys_are_masked_in_the_log() {
+    let bench = bench().await;
+    super::keys_are_masked_in_the_log(&bench, &charge(&bench, KEY), KEY, "KG5L****HyUD").await;
+}
+
+#[tokio::test]
+async fn the_configuration_has_the_dials_of_the_column() {
+    let column = [
+        ("methods", "POST"),
+        ("key", "header:idempotency-key; optional, any, at most 255 characters"),
+        ("scope", "host, credential"),
+        ("fingerprint", "method, path, query, body"),
+        ("on_mismatch", "reject"),
+        ("on_concurrent", "reject"),
+        ("on_unknown", "hold"),
+        ("on_store_down", "closed"),
+        ("remember", "all"),
+        ("unknown_status", "none"),
+        ("digest_status", "original"),
+        ("ttl", "24h"),
+        ("lease", "30s"),
+        ("first_headers", "none"),
+        ("replay_headers", "idempotent-replayed: true"),
+        ("status", "key_reused 400"),
+        ("envelope", "none"),
+    ];
+    every_route_has("stripe", &column).await;
+}
