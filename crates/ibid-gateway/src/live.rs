@@ -169,13 +169,14 @@ impl Live {
     /// Looks at the file every second, and at once when `nudged`.
     pub async fn watch(self: Arc<Self>, mut nudged: tokio::sync::mpsc::Receiver<()>) {
         let Some(path) = self.now().settings.file.clone() else { return };
-        let mut last = std::fs::read(&path).ok();
+        // Nothing at first, because the file may have changed since it was loaded.
+        let mut last = None;
         loop {
             let told_to = tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => false,
                 Some(()) = nudged.recv() => true,
             };
-            let content = tokio::fs::read(&path).await.ok();
+            let content = Some(tokio::fs::read(&path).await.ok());
             if content == last && !told_to {
                 continue;
             }
