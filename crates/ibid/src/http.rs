@@ -15,7 +15,14 @@
 //! client gets is made in `answer`. From the claim on nothing that the client does can stop it: a future that is
 //! dropped carries on in a task of its own.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use http::{HeaderName, Method, request::Parts};
 
@@ -131,6 +138,27 @@ pub enum Fate {
     NotStarted(String),
     /// It may have been executed.
     Lost(String),
+}
+
+/// How a proxy says that it has not begun to send a request, which has this in its extensions: given up meanwhile,
+/// the request provably did not happen. Handlers that know nothing of it have always begun.
+#[derive(Debug, Clone, Default)]
+pub struct Unsent(Arc<AtomicBool>);
+
+impl Unsent {
+    /// Nothing was sent, and nothing will be before [`sending`](Self::sending).
+    pub fn hold(&self) {
+        self.0.store(true, SeqCst);
+    }
+
+    /// From now on something may have been sent.
+    pub fn sending(&self) {
+        self.0.store(false, SeqCst);
+    }
+
+    fn is_held(&self) -> bool {
+        self.0.load(SeqCst)
+    }
 }
 
 impl Ibid {

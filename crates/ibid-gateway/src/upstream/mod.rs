@@ -26,6 +26,7 @@ use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body;
 use hyper::client::conn::http2;
+use ibid::http::Unsent;
 use parking_lot::Mutex;
 
 pub use body::UpstreamBody;
@@ -155,9 +156,13 @@ where
     pub async fn send(
         &self, mut request: Request<B>, care: Care, affinity: &Affinity<B>,
     ) -> Result<Response<UpstreamBody>, Failure> {
+        // Whoever gives up while we wait for a connection knows that nothing was written.
+        let unsent = request.extensions().get::<Unsent>().cloned();
         let mut tries = 1;
         loop {
+            unsent.iter().for_each(Unsent::hold);
             let channel = self.channel(care, affinity, tries == TRIES).await.map_err(Failure::NeverWritten)?;
+            unsent.iter().for_each(Unsent::sending);
             let result = match channel {
                 Channel::H1(lease) => self.over_h1(lease, request, affinity).await,
                 Channel::H2(shared) => self.over_h2(shared, request).await,

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use tower_service::Service;
 
 use super::{
-    Fate, Grant, Route,
+    Fate, Grant, Route, Unsent,
     answer::{self, Telling},
     body::{BoxError, RequestBody, ResponseBody},
     budget::Reserved,
@@ -68,10 +68,16 @@ where
 
     async fn run(&mut self, lease: Option<&Lease>) -> Ended<Answer<RB>> {
         let started = Instant::now();
-        let request = self.prepare(lease);
+        let mut request = self.prepare(lease);
+        let unsent = Unsent::default();
+        request.extensions_mut().insert(unsent.clone());
         let policy = &self.route.policy;
         let called = timeout(policy.patience(), catching(self.inner.call(request)));
         let ended = match called.await {
+            Err(_) if unsent.is_held() => {
+                let detail = "no connection to the app was free in time; nothing was sent to it";
+                Ended::NotStarted(Refusal::new(Reason::UpstreamUnreachable, detail))
+            }
             Err(_) => park(Reason::UpstreamTimeout, "no answer came in time"),
             Ok(None) => Ended::Park(Answer::Panicked, ParkedBy::Answer),
             Ok(Some(Err(error))) => park(Reason::UpstreamLost, &lost(&error.into())),

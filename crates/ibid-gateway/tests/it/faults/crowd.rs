@@ -164,3 +164,21 @@ async fn different_keys_run_at_the_same_time() {
     assert!(answers.iter().all(|answer| answer.status == 201 && !is_in_progress(answer)), "{answers:?}");
     assert_eq!(upstream.executions(), 50);
 }
+
+#[tokio::test]
+async fn a_request_that_waits_for_a_connection_has_not_been_sent() {
+    let upstream = Upstream::start().await;
+    let gate = Gate::new();
+    upstream.on("/slow", Reply::usual().gated(&gate));
+    let config = format!("max_upstream = 1\n{}", policy("timeout = \"300ms\""));
+    let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    let mut slow = ibid_testkit::client::get(gateway.addr(), "/slow").start().await;
+    gate.arrived(1).await;
+    let request = pay(&gateway, "k-1");
+    assert_refused(&request.send().await, 502, "upstream-unreachable");
+    assert_eq!(upstream.executions(), 0);
+    gate.open();
+    assert_eq!(slow.read_response().await.status, 200);
+    assert_ran(&request.send().await);
+    assert_eq!((upstream.executions(), upstream.last().attempt()), (1, Some(2)));
+}
