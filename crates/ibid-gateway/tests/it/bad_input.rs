@@ -12,8 +12,12 @@ use ibid_testkit::{
 };
 use serde_json::Value;
 
+mod framing;
+mod http2;
 mod keys;
+mod limits;
 mod same_key;
+mod smuggling;
 mod sources;
 mod twins;
 
