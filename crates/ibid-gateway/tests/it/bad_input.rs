@@ -12,10 +12,13 @@ use ibid_testkit::{
 };
 use serde_json::Value;
 
+mod bodies;
 mod framing;
+mod fuzz;
 mod http2;
 mod keys;
 mod limits;
+mod paths;
 mod same_key;
 mod smuggling;
 mod sources;
