@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -244,9 +244,14 @@ impl Front {
     }
 
     fn before_policies(&self, request: &mut Request<Incoming>, peer: SocketAddr) -> Option<Answer> {
-        if let Some(detail) = two_hosts(request) {
+        if let Some(detail) = unclear(request) {
             let refusal = Refusal::new(Reason::RequestAmbiguous, detail);
-            return Some(refusal_response(&refusal, &Policy::ietf(), ""));
+            let mut answer = refusal_response(&refusal, &Policy::ietf(), "");
+            if request.version() != Version::HTTP_2 {
+                // What follows on this connection may be the rest of what was not understood.
+                answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            return Some(answer);
         }
         let now = self.live.now();
         if request.uri().path() == contract_page::PATH && matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -261,16 +266,51 @@ impl Front {
     }
 }
 
-/// Whether a request names two hosts: one of them would decide the scope, the other what the app serves.
-fn two_hosts(request: &Request<Incoming>) -> Option<&'static str> {
+/// Why the app, or a proxy on the way, could take a request for another one, whatever its policy.
+fn unclear(request: &Request<Incoming>) -> Option<&'static str> {
+    unclear_framing(request).or_else(|| unclear_host(request)).or_else(|| unclear_target(request))
+}
+
+/// hyper looks at the last coding only; the others would be taken off here without having been decoded.
+fn unclear_framing(request: &Request<Incoming>) -> Option<&'static str> {
+    let mut codings = request.headers().get_all(header::TRANSFER_ENCODING).iter();
+    let only = codings.next()?;
+    let plain = codings.next().is_none() && only.as_bytes().eq_ignore_ascii_case(b"chunked");
+    (!plain).then_some("the body has a transfer coding other than chunked")
+}
+
+/// Of two hosts one would decide the scope, the other what the app serves. HTTP/1.1 asks for exactly one.
+fn unclear_host(request: &Request<Incoming>) -> Option<&'static str> {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let (first, second) = (hosts.next(), hosts.next());
     if second.is_some() {
         return Some("the header host is sent more than once");
     }
-    let (named, authority) = (first?.as_bytes(), request.uri().authority()?);
-    let differs = !named.eq_ignore_ascii_case(authority.as_str().as_bytes());
-    differs.then_some("the target of the request and its header host name different hosts")
+    let named = first.map(HeaderValue::as_bytes);
+    let aimed = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+    let in_a_host = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+;=:[]%".contains(byte);
+    if named.into_iter().chain(aimed).flatten().any(|byte| !in_a_host(byte)) {
+        return Some("what should be the name of one host is not");
+    }
+    match (named, aimed) {
+        (None, None) if request.version() != Version::HTTP_10 => Some("the request names no host"),
+        (None, Some(_)) if request.version() == Version::HTTP_11 => Some("the header host is missing"),
+        (Some(named), Some(aimed)) if !named.eq_ignore_ascii_case(aimed) => {
+            Some("the target of the request and its header host name different hosts")
+        }
+        _ => None,
+    }
+}
+
+/// Routes match paths, so that a target without one would pass all of them by; and who asks for a tunnel would speak to
+/// the app unseen.
+fn unclear_target(request: &Request<Incoming>) -> Option<&'static str> {
+    if request.method() == Method::CONNECT {
+        return Some("there are no tunnels through here");
+    }
+    let path = request.uri().path();
+    let fits = path.starts_with('/') || path == "*" && request.method() == Method::OPTIONS;
+    (!fits).then_some("the target of the request is not a path")
 }
 
 fn contract(page: &crate::live::Page, request: &Request<Incoming>) -> Answer {

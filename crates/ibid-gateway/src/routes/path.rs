@@ -44,10 +44,11 @@ pub fn suspicious(path: &str) -> bool {
 }
 
 /// Every way in which an app might clean this path. Apps differ in whether they decode slashes, take backslashes for
-/// slashes, merge slashes before or after they remove dot segments, and keep a trailing slash. At most 24 readings.
+/// slashes, merge slashes before or after they remove dot segments (if they do), and keep a trailing slash. At most 28
+/// readings.
 pub(super) fn readings(path: &str) -> Vec<String> {
     let path = normalise(path);
-    let mut readings = Vec::with_capacity(24);
+    let mut readings = Vec::with_capacity(28);
     for decodes in [false, true] {
         let decoded = if decodes { path.replace("%2F", "/").replace("%5C", "\\") } else { path.clone().into_owned() };
         for backslash in [false, true] {
@@ -57,6 +58,7 @@ pub(super) fn readings(path: &str) -> Vec<String> {
                 readings.extend(shorter);
                 readings.push(cleaned);
             }
+            readings.push(slashed);
         }
     }
     readings.sort_unstable();
@@ -169,5 +171,6 @@ mod tests {
         assert!(of("/a//../b").contains(&"/b".to_owned()));
         assert!(of("/x%2f..%5Cpayments").contains(&"/payments".to_owned()));
         assert!(of("/payments/.").contains(&"/payments".to_owned()));
+        assert!(of("/payments\\..\\x").contains(&"/payments/../x".to_owned()));
     }
 }

@@ -123,10 +123,11 @@ pub(super) fn replay<B>(record: Record, policy: &Policy, telling: &mut Telling) 
     answer
 }
 
-/// A refusal as an RFC 9457 problem. `key` is masked here.
+/// A refusal as an RFC 9457 problem. `key` is masked here; empty if there is none.
 pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Response<ResponseBody<B>> {
     let mut telling = Telling { requested_at_ms: crate::time::now_ms(), request_id: None, origin: None };
-    refuse(refusal, policy, &mask(key), &mut telling)
+    let masked = if key.is_empty() { String::new() } else { mask(key) };
+    refuse(refusal, policy, &masked, &mut telling)
 }
 
 pub(super) fn refuse<B>(

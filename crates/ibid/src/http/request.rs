@@ -93,7 +93,7 @@ impl Keyed {
         let fingerprint = Fingerprint::of(policy, &parts.method, &parts.uri, &parts.headers, body);
         let key = match self.key.take() {
             Some(key) => key,
-            None => match key_from_body(policy, &parts.headers, body, &fingerprint)? {
+            None => match key_from_body(policy, parts, body, &fingerprint)? {
                 Some(key) => key,
                 None if policy.key.required => return Err(key_missing(policy)),
                 None => return Ok(None),
@@ -141,6 +141,7 @@ fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<String>, Refus
                 first.map(|value| extract_key(value.as_bytes()).map_err(invalid)).transpose()?
             }
             KeySource::Query(name) => key_from_query(parts.uri.query().unwrap_or_default(), name)?,
+            KeySource::Json(_) if body_kind(&parts.headers) != Kind::Json => None,
             // What stands behind it in the list is only looked at once the body is there.
             KeySource::Json(_) | KeySource::Body => return Ok(None),
         };
@@ -193,11 +194,11 @@ fn may_have_key_in_body(policy: &Policy, headers: &HeaderMap) -> bool {
 
 /// The sources from the first that needs the body on.
 fn key_from_body(
-    policy: &Policy, headers: &HeaderMap, body: &[u8], fingerprint: &Fingerprint,
+    policy: &Policy, parts: &Parts, body: &[u8], fingerprint: &Fingerprint,
 ) -> Result<Option<String>, Refusal> {
     for source in &policy.key.from {
         match source {
-            KeySource::Json(pointer) if body_kind(headers) == Kind::Json => match json::find(body, pointer) {
+            KeySource::Json(pointer) if body_kind(&parts.headers) == Kind::Json => match json::find(body, pointer) {
                 Some(json::Found::String(key)) => {
                     return checked(policy, plain(key.into_owned().into_bytes())?).map(Some);
                 }
@@ -209,11 +210,16 @@ fn key_from_body(
             },
             KeySource::Body => return Ok(Some(hex(&fingerprint.digest))),
             KeySource::Header(name) => {
-                if let Some(value) = headers.get(name) {
+                if let Some(value) = parts.headers.get(name) {
                     return checked(policy, extract_key(value.as_bytes()).map_err(invalid)?).map(Some);
                 }
             }
-            KeySource::Json(_) | KeySource::Query(_) => {}
+            KeySource::Query(name) => {
+                if let Some(key) = key_from_query(parts.uri.query().unwrap_or_default(), name)? {
+                    return checked(policy, key).map(Some);
+                }
+            }
+            KeySource::Json(_) => {}
         }
     }
     Ok(None)

@@ -1,0 +1,311 @@
+//! HTTP/2: floods, and requests that break its rules. Frames are written by hand where a client library would not.
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpStream, tcp::OwnedWriteHalf},
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    time::timeout,
+};
+
+use super::{BODY, HOST, PATIENCE, World};
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("a small frame").to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// Header fields as HPACK literals: no table, no Huffman code.
+fn fields(fields: &[(&str, &str)]) -> Vec<u8> {
+    let text = |text: &str| {
+        assert!(text.len() < 127, "the length fits its byte");
+        [&[text.len() as u8], text.as_bytes()].concat()
+    };
+    fields.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect()
+}
+
+fn request(key: &str, more: &[(&str, &str)]) -> Vec<u8> {
+    let usual = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/pay"),
+        (":authority", HOST),
+        ("idempotency-key", key),
+        ("content-type", "application/json"),
+    ];
+    fields(&[&usual[..], more].concat())
+}
+
+/// One connection, frame by frame. It is read all the time: what a server says last must be taken before it closes.
+struct Frames {
+    writer: OwnedWriteHalf,
+    received: UnboundedReceiver<(u8, u32)>,
+}
+
+impl Frames {
+    async fn open(world: &World) -> Frames {
+        let mut frames = Frames::connect(world).await;
+        frames.send(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(SETTINGS, 0, 0, &[])].concat()).await;
+        frames
+    }
+
+    async fn connect(world: &World) -> Frames {
+        let socket = TcpStream::connect(world.gateway.addr()).await.expect("it listens");
+        let (mut reader, writer) = socket.into_split();
+        let (tell, received) = unbounded_channel();
+        tokio::spawn(async move {
+            let mut head = [0; 9];
+            // A reset ends it like a close.
+            while reader.read_exact(&mut head).await.is_ok() {
+                let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+                let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+                if reader.read_exact(&mut payload).await.is_err() || tell.send((head[3], stream)).is_err() {
+                    return;
+                }
+            }
+        });
+        Frames { writer, received }
+    }
+
+    /// Whether the other side still takes it.
+    async fn send(&mut self, bytes: &[u8]) -> bool {
+        timeout(PATIENCE, self.writer.write_all(bytes)).await.expect("the gateway reads").is_ok()
+    }
+
+    /// The kind and stream of the next frame; `None` at the end of the connection.
+    async fn next(&mut self) -> Option<(u8, u32)> {
+        timeout(PATIENCE, self.received.recv()).await.expect("an answer, or the end")
+    }
+
+    /// Reads until this stream is answered or reset, or the connection given up: what kind of frame did it.
+    async fn verdict(&mut self, on: u32) -> Option<u8> {
+        while let Some((kind, stream)) = self.next().await {
+            if kind == GOAWAY || stream == on && matches!(kind, HEADERS | RST_STREAM) {
+                return Some(kind);
+            }
+        }
+        None
+    }
+}
+
+/// A request by a client that keeps the rules; its status and body.
+async fn good(world: &World, key: &str) -> (u16, String) {
+    let work = async {
+        let socket = TcpStream::connect(world.gateway.addr()).await.expect("it listens");
+        let (client, connection) = h2::client::handshake(socket).await.expect("it speaks HTTP/2");
+        let driver = tokio::spawn(connection);
+        let request = http::Request::post(format!("http://{HOST}/pay"))
+            .header("idempotency-key", key)
+            .header("content-type", "application/json");
+        let mut client = client.ready().await.expect("a stream");
+        let (answer, mut body) = client.send_request(request.body(()).expect("a request"), false).expect("it is sent");
+        body.send_data(Bytes::from_static(BODY.as_bytes()), true).expect("it is sent");
+        let mut answer = answer.await.expect("an answer");
+        let mut text = BytesMut::new();
+        while let Some(data) = answer.body_mut().data().await {
+            let data = data.expect("the whole answer");
+            answer.body_mut().flow_control().release_capacity(data.len()).expect("just received");
+            text.extend(data);
+        }
+        driver.abort();
+        (answer.status().as_u16(), String::from_utf8(text.to_vec()).expect("text"))
+    };
+    timeout(PATIENCE, work).await.expect("an answer in time")
+}
+
+#[tokio::test]
+async fn the_same_rules_hold_over_http2() {
+    let world = World::start("").await;
+    let (status, body) = good(&world, "a, b").await;
+    assert!(status == 400 && body.contains("#key-invalid"), "{status} {body}");
+    assert_eq!(world.upstream.requests(), 0);
+    assert_eq!(good(&world, "over-h2").await, (201, r#"{"id":1,"run":1}"#.to_owned()));
+    // The same caller, host and request: the protocol makes no difference.
+    let answer = world.good("over-h2").send().await;
+    assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, Some("true")), "{answer:?}");
+    assert_eq!(good(&world, "\"over-h2\"").await.1, r#"{"id":1,"run":1}"#);
+}
+
+#[tokio::test]
+async fn requests_against_the_rules_of_http2_are_reset() {
+    let world = World::start("").await;
+    let cases: [(&str, &[(&str, &str)]); 12] = [
+        ("connection", &[("connection", "idempotency-key")]),
+        ("transfer-encoding", &[("transfer-encoding", "chunked")]),
+        ("keep-alive", &[("keep-alive", "5")]),
+        ("proxy-connection", &[("proxy-connection", "close")]),
+        ("upgrade", &[("upgrade", "websocket")]),
+        ("te", &[("te", "gzip")]),
+        ("capitals", &[("Idempotency-Key", "x")]),
+        ("a pseudo-header at the end", &[(":path", "/smuggled")]),
+        ("an unknown pseudo-header", &[(":nonsense", "x")]),
+        ("a line feed in a value", &[("x", "a\nb: c")]),
+        ("a longer length", &[("content-length", "100")]),
+        ("no length at all", &[("content-length", "five")]),
+    ];
+    for (at, (case, lines)) in cases.into_iter().enumerate() {
+        let key = format!("h2-rules-{at:02}");
+        let mut frames = Frames::open(&world).await;
+        frames.send(&frame(HEADERS, END_HEADERS, 1, &request(&key, lines))).await;
+        frames.send(&frame(DATA, END_STREAM, 1, BODY.as_bytes())).await;
+        // h2 resets the stream, or gives up the connection.
+        let verdict = frames.verdict(1).await;
+        assert!(matches!(verdict, Some(RST_STREAM | GOAWAY) | None), "{case}: {verdict:?}");
+        assert_eq!(world.upstream.executions_with_key(&key), 0, "{case}");
+        world.runs_once(case, &key).await;
+    }
+    assert_eq!(world.upstream.executions(), cases.len());
+}
+
+#[tokio::test]
+async fn what_a_pseudo_header_names_stays_in_its_place_upstream() {
+    let world = World::start("").await;
+    // Written into a head of HTTP/1.1, each of these would be more than a method, a path or a host.
+    for (at, (case, name, value)) in [
+        ("a second line in the path", ":path", "/pay HTTP/1.1\r\nx: y"),
+        ("a space in the path", ":path", "/pay /x"),
+        ("an empty path", ":path", ""),
+        ("a path without a slash", ":path", "pay"),
+        ("an asterisk", ":path", "*"),
+        ("dot segments", ":path", "/static/../pay"),
+        ("a second line in the method", ":method", "POST / HTTP/1.1\r\nx: y"),
+        ("a space in the method", ":method", "POST /x"),
+        ("a tunnel", ":method", "CONNECT"),
+        ("a user", ":authority", "me@shop.test"),
+        ("two hosts", ":authority", "shop.test,other.test"),
+        ("a second line in the host", ":authority", "shop.test\r\nx: y"),
+        ("no host", ":authority", ""),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let key = format!("h2-pseudo-{at:02}");
+        let usual = [(":method", "POST"), (":scheme", "http"), (":path", "/pay"), (":authority", HOST)];
+        let mut lines = usual.map(|(usual, good)| (usual, if usual == name { value } else { good })).to_vec();
+        lines.push(("idempotency-key", &key));
+        let mut frames = Frames::open(&world).await;
+        frames.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &fields(&lines))).await;
+        // Reset by h2 or answered by the gateway: the upstream tells that it was no 201.
+        let _ = frames.verdict(1).await;
+        assert_eq!(world.upstream.requests(), at, "{case}: {:?}", world.upstream);
+        world.runs_once(case, &key).await;
+    }
+}
+
+#[tokio::test]
+async fn another_host_beside_the_authority_is_refused() {
+    let world = World::start("").await;
+    for (case, key, host) in [("another", "h2-host-1", "other.test"), ("with a port", "h2-host-2", "shop.test:81")] {
+        let mut frames = Frames::open(&world).await;
+        frames.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &request(key, &[("host", host)]))).await;
+        assert_eq!(frames.verdict(1).await, Some(HEADERS), "{case}: it is answered");
+        world.runs_once(case, key).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_cut_short_is_never_claimed() {
+    let world = World::start("").await;
+    let cancel = 8_u32.to_be_bytes();
+    for (at, (case, frames)) in [
+        ("reset after the head", vec![frame(RST_STREAM, 0, 1, &cancel)]),
+        ("reset in the body", vec![frame(DATA, 0, 1, b"{"), frame(RST_STREAM, 0, 1, &cancel)]),
+        ("closed in the body", vec![frame(DATA, 0, 1, b"{")]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let key = format!("h2-cut-{at}");
+        let mut connection = Frames::open(&world).await;
+        connection.send(&[frame(HEADERS, END_HEADERS, 1, &request(&key, &[])), frames.concat()].concat()).await;
+        if case.starts_with("closed") {
+            drop(connection);
+        }
+        world.runs_once(case, &key).await;
+    }
+}
+
+#[tokio::test]
+async fn a_rapid_reset_ends_in_goaway_and_others_are_served() {
+    let world = World::start("").await;
+    let mut frames = Frames::open(&world).await;
+    let cancel = 8_u32.to_be_bytes();
+    // Streams that are opened and reset before anybody can answer them: CVE-2023-44487.
+    let mut flood = Vec::new();
+    for stream in (1..20_000).step_by(2) {
+        flood.extend(frame(HEADERS, END_HEADERS, stream, &request(&format!("rapid-{stream}"), &[])));
+        flood.extend(frame(RST_STREAM, 0, stream, &cancel));
+    }
+    frames.send(&flood).await;
+    // No stream was answered: the connection ends, with GOAWAY if that is not overtaken by the reset behind it.
+    assert!(matches!(frames.verdict(0).await, Some(GOAWAY) | None));
+    assert_eq!(good(&world, "after-rapid-reset").await.0, 201);
+    // None of these streams had a body, so none was claimed.
+    assert_eq!(world.upstream.executions(), 1);
+    world.runs_once("rapid reset", "rapid-1").await;
+}
+
+#[tokio::test]
+async fn a_flood_of_continuations_ends_the_connection_and_others_are_served() {
+    let world = World::start("").await;
+    let mut frames = Frames::open(&world).await;
+    frames.send(&frame(HEADERS, 0, 1, &request("continued", &[]))).await;
+    let more: Vec<_> = (0..100).flat_map(|_| fields(&[("x-filler", &"y".repeat(100))])).collect();
+    let more = frame(CONTINUATION, 0, 1, &more);
+    // 40 MB in all, were it read: CVE-2024-27316. The end of the connection ends the sending.
+    let mut sent = 0;
+    while sent < 4000 && frames.send(&more).await {
+        sent += 1;
+    }
+    assert!(sent < 4000, "40 MB of headers were read");
+    assert_eq!(world.upstream.requests(), 0);
+    assert_eq!(good(&world, "after-continuations").await.0, 201);
+    world.runs_once("continuations", "continued").await;
+}
+
+#[tokio::test]
+async fn a_head_over_the_limit_is_refused_over_http2_too() {
+    let world = World::start("[limits]\nmax_header_bytes = \"8KiB\"\n").await;
+    let mut frames = Frames::open(&world).await;
+    let filler = "y".repeat(100);
+    let large = request("h2-large-head", &[("x-filler", filler.as_str()); 120]);
+    frames.send(&frame(HEADERS, END_HEADERS, 1, &large)).await;
+    frames.send(&frame(DATA, END_STREAM, 1, BODY.as_bytes())).await;
+    // h2 answers 431 by itself, or gives up.
+    assert!(frames.verdict(1).await.is_some());
+    assert_eq!(world.upstream.requests(), 0);
+    world.runs_once("a large head", "h2-large-head").await;
+}
+
+#[tokio::test]
+async fn garbage_frames_end_the_connection_only() {
+    let world = World::start("").await;
+    for (case, bytes) in [
+        ("an unfinished preface", b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n".to_vec()),
+        ("a frame larger than allowed", vec![0xff, 0xff, 0xff, DATA, 0, 0, 0, 0, 1]),
+        ("data on no stream", frame(DATA, 0, 0, b"x")),
+        ("data on a stream that never began", frame(DATA, END_STREAM, 5, b"x")),
+        ("a continuation of nothing", frame(CONTINUATION, END_HEADERS, 1, b"")),
+        ("bad HPACK", frame(HEADERS, END_HEADERS | END_STREAM, 1, &[0xff; 16])),
+        ("an even stream", frame(HEADERS, END_HEADERS | END_STREAM, 2, &request("even", &[]))),
+        ("settings of odd length", frame(SETTINGS, 0, 0, b"x")),
+    ] {
+        let mut frames =
+            if bytes.starts_with(b"PRI") { Frames::connect(&world).await } else { Frames::open(&world).await };
+        frames.send(&bytes).await;
+        println!("{case}");
+        while frames.next().await.is_some() {}
+    }
+    assert_eq!(world.upstream.requests(), 0);
+    assert_eq!(good(&world, "after-garbage").await.0, 201);
+}

@@ -1,0 +1,193 @@
+//! Too much, or too slow. Time is the subject here: the limits are set to a fraction of a second.
+
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use super::{BODY, HOST, PATIENCE, World, assert_problem, head};
+
+const SMALL: &str = r#"
+[limits]
+max_headers = 20
+max_header_bytes = "8KiB"
+[policy]
+max_request = "1KiB"
+"#;
+
+const HASTY: &str = "[limits]\nheader_timeout = \"300ms\"\nbody_timeout = \"300ms\"\n";
+
+#[tokio::test]
+async fn a_head_over_the_limits_is_turned_away() {
+    let world = World::start(SMALL).await;
+    let rest = format!("Content-Length: {}\r\n\r\n{BODY}", BODY.len());
+    let many = |count: usize| "x: y\r\n".repeat(count);
+    for (at, (case, lines)) in [
+        ("one large header", format!("x: {}\r\n", "y".repeat(9000))),
+        ("many small headers", format!("x: {}\r\n", "y".repeat(1000)).repeat(10)),
+        ("a large name", format!("{}: y\r\n", "x".repeat(9000))),
+        ("21 headers", many(18)),
+        ("a thousand headers", many(1000)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let key = format!("large-head-{at}");
+        // hyper answers 431 and closes.
+        world.turned_away(case, format!("{}{lines}{rest}", head("/pay", &key)), &[431]).await;
+        world.runs_once(case, &key).await;
+    }
+    let twenty = world.exchange(format!("{}{}{rest}", head("/pay", "twenty"), many(17))).await;
+    assert_eq!(twenty.status, 201, "20 headers: {twenty:?}");
+}
+
+#[tokio::test]
+async fn a_target_over_the_limits_is_turned_away() {
+    let world = World::start("[limits]\nmax_header_bytes = \"256KiB\"\n").await;
+    let rest = format!("Content-Length: {}\r\n\r\n{BODY}", BODY.len());
+    for (case, target) in
+        [("path", format!("/{}", "p".repeat(65_600))), ("query", format!("/pay?{}", "q".repeat(65_600)))]
+    {
+        // hyper answers 414 and closes: 65,534 bytes is its limit, whatever the size of the head.
+        world.turned_away(case, format!("{}{rest}", head(&target, "long-target")), &[414]).await;
+    }
+    world.runs_once("a long target", "long-target").await;
+    // With usual limits such a head is too large before its target is looked at.
+    let world = World::start("").await;
+    let target = format!("/{}", "p".repeat(70_000));
+    world.turned_away("usual limits", format!("{}{rest}", head(&target, "long-target")), &[414, 431]).await;
+    world.runs_once("a long target", "long-target").await;
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_refused_before_the_app_is_called() {
+    let world = World::start(SMALL).await;
+    for (at, (case, length, chunked)) in [
+        ("one byte too many", 1025, false),
+        ("one byte too many, in chunks", 1025, true),
+        ("a megabyte", 1 << 20, false),
+        ("a megabyte in chunks", 1 << 20, true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let key = format!("large-body-{at}");
+        let request = world.post("/pay").key(&key).body(vec![b'x'; length]);
+        let request = if chunked { request.chunked() } else { request };
+        match request.try_send().await {
+            Ok(answer) => assert_problem(case, &answer, 413, "body-too-large", Some(&key)),
+            // Closed while most of a megabyte is unread, the answer can be lost.
+            Err(broken) => assert!(at >= 2 && broken.is_closed(), "{case}: {broken}"),
+        }
+        assert_eq!(world.upstream.requests(), at, "{case}");
+        world.runs_once(case, &key).await;
+    }
+    for chunked in [false, true] {
+        let request = world.post("/pay").key(format!("just-fits-{chunked}")).body(vec![b'x'; 1024]);
+        let request = if chunked { request.chunked() } else { request };
+        assert_eq!(request.send().await.status, 201);
+    }
+    // Without a key nothing is kept, so nothing limits it.
+    assert_eq!(world.post("/pay").body(vec![b'x'; 1 << 20]).send().await.status, 201);
+}
+
+#[tokio::test]
+async fn a_declared_length_over_the_limit_is_refused_without_a_byte_of_it() {
+    let world = World::start(SMALL).await;
+    let answer = world.exchange(format!("{}Content-Length: 1025\r\n\r\n", head("/pay", "declared-only"))).await;
+    assert_problem("declared", &answer, 413, "body-too-large", Some("declared-only"));
+    world.runs_once("declared", "declared-only").await;
+}
+
+#[tokio::test]
+async fn slow_heads_are_not_waited_for() {
+    let world = World::start(HASTY).await;
+    for (at, rest) in ["", "X: y\r\n", "Content-Length: 12\r\n"].into_iter().enumerate() {
+        let key = format!("slow-head-{at}");
+        let begun = Instant::now();
+        // hyper closes without a word.
+        world.turned_away("slow head", format!("{}{rest}", head("/pay", &key)), &[408]).await;
+        assert!(begun.elapsed() >= Duration::from_millis(250), "not before its time: {:?}", begun.elapsed());
+        world.runs_once("slow head", &key).await;
+    }
+    // One byte at a time is no way to stay either.
+    let mut raw = world.connect().await;
+    let begun = Instant::now();
+    let mut bytes = head("/pay", "trickled").into_bytes().into_iter();
+    while !raw.is_closed_within(Duration::from_millis(50)).await {
+        assert!(begun.elapsed() < PATIENCE, "still open");
+        raw.send(bytes.next().map_or([b'x'], |byte| [byte])).await;
+    }
+    world.runs_once("trickled", "trickled").await;
+}
+
+#[tokio::test]
+async fn a_connection_that_does_not_begin_is_closed_when_idle() {
+    let world = World::start("[limits]\nheader_timeout = \"300ms\"\nidle_timeout = \"300ms\"\n").await;
+    // `P` and `PRI` may still become HTTP/2, so the protocol is not known yet.
+    for begun in ["", "P", "PRI * HTTP/2.0\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
+        let mut raw = world.connect().await;
+        raw.send(begun).await;
+        assert!(raw.is_closed_within(PATIENCE).await, "{begun:?}");
+    }
+    world.runs_once("afterwards", "after-silence").await;
+}
+
+#[tokio::test]
+async fn slow_bodies_are_not_waited_for_and_not_claimed() {
+    let world = World::start(HASTY).await;
+    for (at, (case, rest)) in [
+        ("no byte", "Content-Length: 12\r\n\r\n"),
+        ("half", "Content-Length: 12\r\n\r\n{\"amou"),
+        ("no chunk", "Transfer-Encoding: chunked\r\n\r\n"),
+        ("no last chunk", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"),
+        ("no end of the last chunk", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let key = format!("slow-body-{at}");
+        let mut raw = world.connect().await;
+        raw.send(format!("{}{rest}", head("/pay", &key))).await;
+        let answer = raw.read_response().await;
+        assert_eq!(answer.status, 408, "{case}: {answer:?}");
+        assert!(raw.is_closed_within(PATIENCE).await, "{case}");
+        world.runs_once(case, &key).await;
+    }
+    // The limit is for the whole body, not for each piece.
+    let mut raw = world.connect().await;
+    raw.send(format!("{}Content-Length: 1000\r\n\r\n", head("/pay", "trickled-body"))).await;
+    let begun = Instant::now();
+    while !raw.is_closed_within(Duration::from_millis(50)).await {
+        assert!(begun.elapsed() < PATIENCE, "still open");
+        raw.send("x").await;
+    }
+    assert_eq!(raw.read_response().await.status, 408);
+    world.runs_once("trickled", "trickled-body").await;
+}
+
+#[tokio::test]
+async fn slow_clients_do_not_hold_up_others() {
+    let world = World::start("").await;
+    let mut slow = Vec::new();
+    for at in 0..100 {
+        let mut raw = world.connect().await;
+        let head = head("/pay", &format!("held-up-{at}"));
+        raw.send(if at % 2 == 0 { head } else { format!("{head}Content-Length: 12\r\n\r\n{{") }).await;
+        slow.push(raw);
+    }
+    for at in 0..100 {
+        world.runs_once("beside a slow one", &format!("held-up-{at}")).await;
+    }
+    assert_eq!(world.upstream.executions(), 100);
+    drop(slow);
+    let fresh = format!("GET /things HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
+    assert_eq!(world.exchange(fresh).await.status, 200);
+    // A body that comes in pieces, but in time, is a body like any other.
+    let mut raw = world.connect().await;
+    for piece in [head("/pay", "in-pieces"), "Content-Length: 12\r\n\r\n".into(), "{\"amou".into(), "nt\":1}".into()] {
+        raw.send(piece).await;
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(raw.read_response().await.status, 201);
+    assert_eq!(world.upstream.executions_with_key("in-pieces"), 1);
+}
