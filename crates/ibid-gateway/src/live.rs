@@ -72,6 +72,13 @@ pub enum Reload {
     Forgets(Vec<String>),
 }
 
+impl Chosen {
+    /// The one upstream that there is, with nothing covered.
+    pub fn only(upstream: Arc<Upstream<Body>>) -> Self {
+        Self { upstream, is_default: true, routed: Routed::Pass }
+    }
+}
+
 impl Snapshot {
     /// Connects nothing yet; upstreams of `before` keep their connections.
     ///

@@ -184,7 +184,7 @@ impl Front {
                 }
             })
         };
-        let builder = self.builder();
+        let builder = protocol(&self.limits);
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer);
         let mut connection = std::pin::pin!(connection);
         let mut ending = false;
@@ -206,28 +206,6 @@ impl Front {
                 }
             }
         }
-    }
-
-    fn builder(&self) -> auto::Builder<TokioExecutor> {
-        let limits = &self.limits;
-        let head = usize::try_from(limits.max_header_bytes).unwrap_or(usize::MAX).max(8192);
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(limits.header_timeout)
-            .max_headers(limits.max_headers)
-            .max_buf_size(head);
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .max_header_list_size(u32::try_from(head).unwrap_or(u32::MAX))
-            .max_concurrent_streams(250)
-            .initial_stream_window_size(1 << 20)
-            .initial_connection_window_size(4 << 20)
-            .keep_alive_interval(Some(Duration::from_secs(30)))
-            .keep_alive_timeout(Duration::from_secs(20));
-        builder
     }
 
     /// One request: what holds for all of them, before any policy.
@@ -311,6 +289,28 @@ fn unclear_target(request: &Request<Incoming>) -> Option<&'static str> {
     let path = request.uri().path();
     let fits = path.starts_with('/') || path == "*" && request.method() == Method::OPTIONS;
     (!fits).then_some("the target of the request is not a path")
+}
+
+/// How connections of clients are spoken to.
+pub fn protocol(limits: &Limits) -> auto::Builder<TokioExecutor> {
+    let head = usize::try_from(limits.max_header_bytes).unwrap_or(usize::MAX).max(8192);
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_timeout)
+        .max_headers(limits.max_headers)
+        .max_buf_size(head);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(u32::try_from(head).unwrap_or(u32::MAX))
+        .max_concurrent_streams(250)
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20)
+        .keep_alive_interval(Some(Duration::from_secs(30)))
+        .keep_alive_timeout(Duration::from_secs(20));
+    builder
 }
 
 fn contract(page: &crate::live::Page, request: &Request<Incoming>) -> Answer {

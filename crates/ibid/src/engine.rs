@@ -6,7 +6,12 @@
 //! The one rule everything serves: **record first, then answer.** No caller sees the end of an answer that is not
 //! recorded, and a holder that lost its claim gives what the record says, never its own reply.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::time::{Instant, sleep};
@@ -139,7 +144,17 @@ impl Engine {
     }
 
     /// Decides about one request, top to bottom.
-    pub async fn execute<O: Operation>(&self, policy: &Policy, ask: Ask, mut operation: O) -> Verdict<O::Answer> {
+    pub fn execute<O: Operation>(
+        &self, policy: &Policy, ask: Ask, mut operation: O,
+    ) -> impl Future<Output = Verdict<O::Answer>> {
+        let ask = Arc::new(ask);
+        // Not an `async fn`: that would hold its arguments twice.
+        async move { self.decide(policy, ask, &mut operation).await }
+    }
+
+    /// Futures are moved, with all that they have room for. What only some requests need is boxed, so that a replay
+    /// does not pay for it.
+    async fn decide<O: Operation>(&self, policy: &Policy, mut ask: Arc<Ask>, operation: &mut O) -> Verdict<O::Answer> {
         let shadow = policy.mode == Mode::Shadow;
         let fingerprint = ask.fingerprint;
         let differs = |seen| policy.on_mismatch == OnMismatch::Reject && seen != fingerprint;
@@ -153,7 +168,6 @@ impl Engine {
                 finished => replay(shadow, operation, finished).await,
             };
         }
-        let mut ask = Arc::new(ask);
         loop {
             let sent = Instant::now();
             let claim = match self.claim(&ask).await {
@@ -169,7 +183,7 @@ impl Engine {
                 return refuse(shadow, operation, reused()).await;
             }
             match claim {
-                Claim::Granted(lease) => return self.run(policy, lease, sent, operation).await,
+                Claim::Granted(lease) => return Box::pin(self.run(policy, lease, sent, operation)).await,
                 Claim::Done(finished) => return replay(shadow, operation, finished).await,
                 Claim::Busy(holder) => {
                     let left = patience.saturating_duration_since(Instant::now());
@@ -186,7 +200,7 @@ impl Engine {
                     let ripe = holder.takeover_in.is_zero();
                     if ripe && policy.resolve.is_some() && !probed {
                         probed = true;
-                        if self.resolved(policy, &ask, &holder, &mut operation).await {
+                        if self.resolved(policy, &ask, &holder, operation).await {
                             continue;
                         }
                     }
@@ -214,14 +228,14 @@ impl Engine {
 
     /// Runs a granted operation under its lease and settles it.
     async fn run<O: Operation>(
-        &self, policy: &Policy, lease: Lease, sent: Instant, mut operation: O,
+        &self, policy: &Policy, lease: Lease, sent: Instant, operation: &mut O,
     ) -> Verdict<O::Answer> {
         let abandoned = self.later.guard(&lease, policy);
         if sent.elapsed() > policy.lease * 2 / 3 && self.extend(&lease, policy).await == Beat::Lost {
             abandoned.disarm();
             return Verdict::Refused(in_progress(SOON));
         }
-        let ended = self.beating(&lease, policy, operation.run(Some(&lease))).await;
+        let ended = self.beating(&lease, policy, pin!(operation.run(Some(&lease)))).await;
         let shadow = policy.mode == Mode::Shadow;
         let keep_unknown = policy.ttl.saturating_sub(sent.elapsed()).max(policy.lease);
         let verdict = match ended {
@@ -294,7 +308,7 @@ impl Engine {
 
     /// Asks the app about an unknown outcome. `true` if the entry has changed and is worth another claim.
     async fn resolved<O: Operation>(&self, policy: &Policy, ask: &Ask, holder: &Holder, operation: &mut O) -> bool {
-        let end = match operation.probe().await {
+        let end = match Box::pin(operation.probe()).await {
             Probed::Happened(Complete { failed, record, outline }) => {
                 End::Complete { failed, record, outline, keep: policy.ttl }
             }
@@ -312,7 +326,7 @@ impl Engine {
 
     /// The store cannot decide: refused, or run unprotected, as the policy says.
     async fn without_store<O: Operation>(
-        &self, policy: &Policy, ask: &Arc<Ask>, operation: O, error: &StoreError,
+        &self, policy: &Policy, ask: &Arc<Ask>, operation: &mut O, error: &StoreError,
     ) -> Verdict<O::Answer> {
         if error.kind == ErrorKind::Ambiguous {
             self.later.push(Lease { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 0 }, End::Release);
@@ -376,8 +390,7 @@ impl Engine {
     }
 
     /// Extends the lease at a third of its length while `work` goes on. Losing it never cancels the work.
-    async fn beating<T>(&self, lease: &Lease, policy: &Policy, work: impl Future<Output = T>) -> T {
-        tokio::pin!(work);
+    async fn beating<T>(&self, lease: &Lease, policy: &Policy, mut work: Pin<&mut impl Future<Output = T>>) -> T {
         let beat = sleep(policy.lease / 3);
         tokio::pin!(beat);
         loop {
@@ -443,7 +456,7 @@ impl Engine {
 }
 
 /// A refusal; in shadow mode the operation runs all the same.
-async fn refuse<O: Operation>(shadow: bool, operation: O, refusal: Refusal) -> Verdict<O::Answer> {
+async fn refuse<O: Operation>(shadow: bool, operation: &mut O, refusal: Refusal) -> Verdict<O::Answer> {
     if !shadow {
         return Verdict::Refused(refusal);
     }
@@ -451,15 +464,15 @@ async fn refuse<O: Operation>(shadow: bool, operation: O, refusal: Refusal) -> V
 }
 
 /// A replay; in shadow mode the operation runs all the same.
-async fn replay<O: Operation>(shadow: bool, operation: O, finished: Finished) -> Verdict<O::Answer> {
+async fn replay<O: Operation>(shadow: bool, operation: &mut O, finished: Finished) -> Verdict<O::Answer> {
     if !shadow {
         return Verdict::Replay(finished);
     }
     unprotected(operation, Stored::Shadowed(Shadow::Replay)).await
 }
 
-async fn unprotected<O: Operation>(mut operation: O, stored: Stored) -> Verdict<O::Answer> {
-    match operation.run(None).await {
+async fn unprotected<O: Operation>(operation: &mut O, stored: Stored) -> Verdict<O::Answer> {
+    match Box::pin(operation.run(None)).await {
         Ended::Complete(answer, _) | Ended::Release(answer) | Ended::Park(answer, _) => Verdict::Ran(answer, stored),
         Ended::NotStarted(refusal) => Verdict::Refused(refusal),
     }

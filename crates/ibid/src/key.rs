@@ -131,9 +131,7 @@ fn uuid(mut bytes: [u8; 16]) -> String {
         if matches!(at, 4 | 6 | 8 | 10) {
             text.push('-');
         }
-        for nibble in [byte >> 4, byte & 15] {
-            text.push(char::from(b"0123456789abcdef"[usize::from(nibble)]));
-        }
+        push_hex(&mut text, *byte);
     }
     text
 }
@@ -145,13 +143,25 @@ pub fn is_valid_key(key: &str) -> bool {
 
 /// A key for logs: its first and last four characters; nothing of a key under twelve.
 pub fn mask(key: &str) -> String {
-    let length = key.chars().count();
-    if length < 12 {
+    let at = |nth: Option<(usize, char)>| nth.map_or(0, |(at, _)| at);
+    if key.chars().nth(11).is_none() {
         return "****".into();
     }
-    let first: String = key.chars().take(4).collect();
-    let last: String = key.chars().skip(length - 4).collect();
-    format!("{first}****{last}")
+    let (first, last) = (at(key.char_indices().nth(4)), at(key.char_indices().nth_back(3)));
+    [&key[..first], "****", &key[last..]].concat()
+}
+
+/// Two small hexadecimal digits for each byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2);
+    bytes.iter().for_each(|byte| push_hex(&mut text, *byte));
+    text
+}
+
+fn push_hex(text: &mut String, byte: u8) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+    text.push(char::from(DIGITS[usize::from(byte & 15)]));
 }
 
 impl KeyFormat {

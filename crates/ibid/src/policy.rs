@@ -345,9 +345,14 @@ impl Probe {
 }
 
 impl Template {
+    /// Whether it is the same for every answer.
+    pub(crate) fn is_fixed(&self) -> bool {
+        !self.0.contains('{')
+    }
+
     /// The value for one answer.
     pub fn fill(&self, request_id: &str, original_time: &str) -> HeaderValue {
-        if !self.0.contains('{') {
+        if self.is_fixed() {
             return HeaderValue::from_str(&self.0).expect("checked when it was read");
         }
         let value = self.0.replace("{request_id}", request_id).replace("{original_time}", original_time);

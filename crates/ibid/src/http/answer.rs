@@ -7,8 +7,8 @@ use super::{body::ResponseBody, cors};
 use crate::{
     engine::Stored,
     fingerprint::{Kind, json},
-    key::mask,
-    policy::{Envelope, Mode, Policy},
+    key::{hex, mask},
+    policy::{Envelope, Mode, Policy, Template},
     record::{Record, RecordBody},
     refusal::Refusal,
     time::rfc3339,
@@ -52,12 +52,8 @@ pub(super) fn first<B>(
         return answer;
     }
     let headers = answer.headers_mut();
-    if !policy.first_headers.is_empty() {
-        let time = rfc3339(telling.requested_at_ms);
-        for (name, value) in &policy.first_headers {
-            headers.insert(name, value.fill(telling.request_id(), &time));
-        }
-    }
+    let requested_at_ms = telling.requested_at_ms;
+    tell(headers, &policy.first_headers, telling, requested_at_ms);
     match stored {
         Some(Stored::No) => drop(headers.insert(STORED, HeaderValue::from_static("false"))),
         Some(Stored::Pending) => drop(headers.insert(STORED, HeaderValue::from_static("pending"))),
@@ -79,6 +75,17 @@ pub(super) fn first<B>(
     answer
 }
 
+/// Sets the policy's own headers. Ids and times are only made for those that show them.
+fn tell(headers: &mut HeaderMap, told: &[(HeaderName, Template)], telling: &mut Telling, original_ms: u64) {
+    for (name, value) in told {
+        let value = match value.is_fixed() {
+            true => value.fill("", ""),
+            false => value.fill(telling.request_id(), &rfc3339(original_ms)),
+        };
+        headers.insert(name, value);
+    }
+}
+
 /// The remembered answer.
 pub(super) fn replay<B>(record: Record, policy: &Policy, telling: &mut Telling) -> Response<ResponseBody<B>> {
     let mut headers = record.headers;
@@ -92,17 +99,12 @@ pub(super) fn replay<B>(record: Record, policy: &Policy, telling: &mut Telling) 
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
             headers.insert(BODY, HeaderValue::from_static("digest"));
             status = policy.digest_status.unwrap_or(status);
-            let hex: String = sha256.iter().map(|byte| format!("{byte:02x}")).collect();
+            let hex = hex(&sha256);
             format!("{{\"length\":{length},\"sha256\":\"{hex}\"}}").into()
         }
         RecordBody::None => Bytes::new(),
     };
-    if !policy.replay_headers.is_empty() {
-        let time = rfc3339(record.requested_at_ms);
-        for (name, value) in &policy.replay_headers {
-            headers.insert(name, value.fill(telling.request_id(), &time));
-        }
-    }
+    tell(&mut headers, &policy.replay_headers, telling, record.requested_at_ms);
     if let Some(origin) = &telling.origin {
         headers.remove(header::ACCESS_CONTROL_EXPOSE_HEADERS);
         cors::allow(&mut headers, origin, exposed(policy));

@@ -44,6 +44,18 @@ pub(super) enum Answer<B> {
     Panicked,
 }
 
+impl<B> Answer<B> {
+    /// Gives a whole answer its head.
+    fn under(mut self, head: http::response::Parts) -> Self {
+        if let Self::Whole(answer, _) = &mut self {
+            *answer.status_mut() = head.status;
+            *answer.version_mut() = head.version;
+            *answer.headers_mut() = head.headers;
+        }
+        self
+    }
+}
+
 pub(super) struct HttpOperation<S, B, RB> {
     pub(super) inner: S,
     /// Taken by the run.
@@ -180,12 +192,8 @@ where
                 Ok(Err(error)) => return park(Reason::UpstreamLost, &lost(&error)),
                 Ok(Ok(Read::Whole(whole, trailers))) => {
                     self.buffers.count(whole.len() as u64);
-                    let answer = ResponseBody::whole(whole.clone(), trailers.clone());
-                    let mut head = Response::new(answer);
-                    *head.status_mut() = parts.status;
-                    *head.version_mut() = parts.version;
-                    *head.headers_mut() = parts.headers.clone();
-                    (parts, RecordBody::Whole(whole.clone()), trailers, Answer::Whole(head, whole))
+                    let answer = Response::new(ResponseBody::whole(whole.clone(), trailers.clone()));
+                    (parts, RecordBody::Whole(whole.clone()), trailers, Answer::Whole(answer, whole))
                 }
                 Ok(Ok(Read::TooLong(begun))) => match self.stream(&parts, begun, &mut body).await {
                     Err(by) => return park_by(by),
@@ -196,10 +204,10 @@ where
             Meaning::Remember => {
                 let requested = self.telling.requested_at_ms;
                 let complete = reply::complete(policy, &parts, record, trailers.as_ref(), requested, started);
-                Ended::Complete(answer, complete)
+                Ended::Complete(answer.under(parts), complete)
             }
-            Meaning::Release => Ended::Release(answer),
-            Meaning::Unknown => Ended::Park(answer, ParkedBy::Answer),
+            Meaning::Release => Ended::Release(answer.under(parts)),
+            Meaning::Unknown => Ended::Park(answer.under(parts), ParkedBy::Answer),
         }
     }
 

@@ -198,13 +198,8 @@ pub(super) fn complete(
     policy: &Policy, parts: &Parts, body: RecordBody, trailers: Option<&HeaderMap>, requested_at_ms: u64,
     started: Instant,
 ) -> Complete {
-    let mut headers = parts.headers.clone();
     let body = if policy.remember_body { body } else { RecordBody::None };
-    forget_headers(policy, &mut headers);
-    if body == RecordBody::None {
-        let of_body: Vec<_> = headers.keys().filter(|name| name.as_str().starts_with("content-")).cloned().collect();
-        of_body.iter().chain([&header::ETAG]).for_each(|name| drop(headers.remove(name)));
-    }
+    let headers = remembered(policy, &parts.headers, body == RecordBody::None);
     let completed_at_ms = now_ms();
     let trailers = if policy.remember_body { trailers.cloned().unwrap_or_default() } else { HeaderMap::new() };
     let record = Record { status: parts.status, requested_at_ms, completed_at_ms, headers, body, trailers };
@@ -215,27 +210,38 @@ pub(super) fn complete(
     }
 }
 
-/// Removes what is never stored.
-fn forget_headers(policy: &Policy, headers: &mut HeaderMap) {
-    const NEVER: [HeaderName; 11] = [
-        header::SET_COOKIE,
-        header::DATE,
-        header::CONTENT_LENGTH,
-        header::CONNECTION,
-        HeaderName::from_static("keep-alive"),
-        HeaderName::from_static("proxy-connection"),
-        header::PROXY_AUTHENTICATE,
-        header::PROXY_AUTHORIZATION,
-        header::TE,
-        header::TRANSFER_ENCODING,
-        header::UPGRADE,
-    ];
-    if headers.contains_key(header::CONNECTION) {
-        let named: Vec<_> = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok()).collect();
-        let named: Vec<_> = named.join(",").split(',').map(|name| name.trim().to_ascii_lowercase()).collect();
-        named.iter().for_each(|name| drop(headers.remove(name.as_str())));
+/// The headers that are stored.
+fn remembered(policy: &Policy, headers: &HeaderMap, without_body: bool) -> HeaderMap {
+    let lines = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok());
+    let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
+    let is_forgotten = |name: &HeaderName| {
+        is_never_stored(name)
+            || policy.drop_headers.contains(name)
+            || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
+            || without_body && (name == header::ETAG || name.as_str().starts_with("content-"))
+    };
+    let mut remembered = HeaderMap::with_capacity(headers.keys_len());
+    for (name, value) in headers.iter().filter(|(name, _)| !is_forgotten(name)) {
+        remembered.append(name, value.clone());
     }
-    NEVER.iter().chain(&policy.drop_headers).for_each(|name| drop(headers.remove(name)));
+    remembered
+}
+
+fn is_never_stored(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "set-cookie"
+            | "date"
+            | "content-length"
+            | "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "te"
+            | "transfer-encoding"
+            | "upgrade"
+    )
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use super::{Peer, Route, Shared, ambiguity};
 use crate::{
     fingerprint::{Kind, json},
-    key::{KeyFormat, KeySource, extract_key, mask},
+    key::{KeyFormat, KeySource, extract_key, hex, mask},
     label,
     policy::{LabelKey, OnMismatch, Policy},
     refusal::{Reason, Refusal},
@@ -298,10 +298,6 @@ fn key_missing(policy: &Policy) -> Refusal {
 
 fn invalid(detail: impl Into<String>) -> Refusal {
     Refusal::new(Reason::KeyInvalid, detail)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A body that could not be read.

@@ -9,7 +9,7 @@ use std::{
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, Request, Response, StatusCode, header, request::Parts};
 use http_body::Body;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 use tower_service::Service;
 
 use super::{
@@ -111,68 +111,71 @@ where
 
 /// Everything about a request with a key. Once `side` is told of the claim, it runs to its end whatever the client
 /// does.
-async fn work<S, B, RB>(
+fn work<S, B, RB>(
     shared: Arc<Shared>, mut inner: S, parts: Parts, body: B, keyed: Keyed, mut seen: Seen, side: Arc<Side<RB>>,
-) -> Option<Response<ResponseBody<RB>>>
+) -> impl Future<Output = Option<Response<ResponseBody<RB>>>> + Send
 where
     S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send> + Clone + Send + 'static,
     S::Error: Into<BoxError> + Send,
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let route = seen.route.clone();
-    let policy = &route.policy;
-    let shadow = policy.mode == Mode::Shadow;
-    let mut telling = telling(&shared, &parts);
-    let Some(_slot) = shared.engine.running().enter(shared.settings.max_running) else {
-        let body = RequestBody::untouched(body);
-        return Some(refused(&shared, inner, parts, body, overloaded(), shadow, &seen, &mut telling).await);
-    };
-    let (body, trailers, buffers) = match read_body(&shared, &route, &parts, body).await {
-        Ok(read) => read,
-        Err(Unread::Broken(status, detail)) => {
-            let mut answer = answer::plain(status, detail, telling.origin.as_ref());
-            answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
-            return Some(answer);
+    // Not an `async fn`: that would hold its arguments twice.
+    async move {
+        let route = seen.route.clone();
+        let policy = &route.policy;
+        let shadow = policy.mode == Mode::Shadow;
+        let mut telling = telling(&shared, &parts);
+        let Some(_slot) = shared.engine.running().enter(shared.settings.max_running) else {
+            let body = RequestBody::untouched(body);
+            return Some(refused(&shared, inner, parts, body, overloaded(), shadow, &seen, &mut telling).await);
+        };
+        let (body, trailers, buffers) = match read_body(&shared, &route, &parts, body).await {
+            Ok(read) => read,
+            Err(Unread::Broken(status, detail)) => {
+                let mut answer = answer::plain(status, detail, telling.origin.as_ref());
+                answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
+                return Some(answer);
+            }
+            Err(Unread::Refused(refusal, begun, rest)) => {
+                let body = RequestBody::begun(begun, rest);
+                return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
+            }
+        };
+        let (ask, key) = match keyed.ask(&shared, &route, &parts, &body, telling.requested_at_ms) {
+            Ok(Some(ask)) => ask,
+            Ok(None) => {
+                seen.tell(&shared, Outcome::Keyless, StatusCode::CONTINUE);
+                let request = Request::from_parts(parts, RequestBody::whole(body, trailers));
+                return Some(pass(inner.call(request).await));
+            }
+            Err(refusal) => {
+                let body = RequestBody::whole(body, trailers);
+                return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
+            }
+        };
+        seen.address = Some(ask.address);
+        if seen.key.is_empty() {
+            seen.key = mask(&key);
         }
-        Err(Unread::Refused(refusal, begun, rest)) => {
-            let body = RequestBody::begun(begun, rest);
-            return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
+        if shared.twins.seen_elsewhere(&key, &ask.fingerprint, &ask.address) {
+            shared.engine.observer().noticed(&Notice::SharedKey(&ask.address));
         }
-    };
-    let (ask, key) = match keyed.ask(&shared, &route, &parts, &body, telling.requested_at_ms) {
-        Ok(Some(ask)) => ask,
-        Ok(None) => {
-            seen.tell(&shared, Outcome::Keyless, StatusCode::CONTINUE);
-            let request = Request::from_parts(parts, RequestBody::whole(body, trailers));
-            return Some(pass(inner.call(request).await));
-        }
-        Err(refusal) => {
-            let body = RequestBody::whole(body, trailers);
-            return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
-        }
-    };
-    seen.address = Some(ask.address);
-    if seen.key.is_empty() {
-        seen.key = mask(&key);
+        side.claim();
+        let operation = HttpOperation {
+            inner,
+            request: Some((parts, body, trailers)),
+            key,
+            route: route.clone(),
+            side,
+            telling: telling.clone(),
+            buffers,
+            ran: seen.ran.clone(),
+            _body: std::marker::PhantomData::<fn(B)>,
+        };
+        let verdict = shared.engine.execute(policy, ask, operation).await;
+        answered(&shared, verdict, &seen, &mut telling).await
     }
-    if shared.twins.seen_elsewhere(&key, &ask.fingerprint, &ask.address) {
-        shared.engine.observer().noticed(&Notice::SharedKey(&ask.address));
-    }
-    side.claim();
-    let operation = HttpOperation {
-        inner,
-        request: Some((parts, body, trailers)),
-        key,
-        route: route.clone(),
-        side,
-        telling: telling.clone(),
-        buffers,
-        ran: seen.ran.clone(),
-        _body: std::marker::PhantomData::<fn(B)>,
-    };
-    let verdict = shared.engine.execute(policy, ask, operation).await;
-    answered(&shared, verdict, &seen, &mut telling).await
 }
 
 /// What the client gets for a verdict. `None` if it has its answer already.
@@ -186,7 +189,7 @@ async fn answered<RB>(
         }
         Verdict::Ran(Answer::Tail(tail), stored) => {
             let status = tail.status;
-            tail.send().await;
+            Box::pin(tail.send()).await;
             seen.tell(shared, outcome(stored), status);
             return None;
         }
@@ -271,7 +274,7 @@ where
     let mut more = BytesMut::new();
     let deadline = Instant::now() + shared.settings.body_timeout;
     loop {
-        let frame = match timeout(deadline.saturating_duration_since(Instant::now()), reply::next(&mut body)).await {
+        let frame = match timeout_at(deadline, reply::next(&mut body)).await {
             Err(_) => return Err(Unread::Broken(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
             Ok(Some(Err(_))) => {
                 return Err(Unread::Broken(StatusCode::BAD_REQUEST, "the body broke off or is malformed"));

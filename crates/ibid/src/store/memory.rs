@@ -19,13 +19,17 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use self::entry::{ENTRY_BYTES, Entry, Micros, Phase, ask_bytes, micros, turn_of};
+use self::{
+    entry::{ENTRY_BYTES, Entry, Micros, Phase, ask_bytes, micros, turn_of},
+    seeded::Seeded,
+};
 use super::{
     Address, Ask, Claim, Counts, Cursor, End, ErrorKind, FREE_FOR, Fence, Filter, Held, Lease, Operators, Page,
     Promise, Store, StoreError, StoreFuture, Swept,
 };
 
 mod entry;
+mod seeded;
 
 const SHARDS: usize = 64;
 /// How much later than its expiry an entry may be removed, so that most changes of expiry need no new place.
@@ -64,7 +68,8 @@ pub struct Memory {
 /// Everything in it is written under the shard's lock, which is never held across an await.
 #[derive(Debug, Default)]
 struct Shard {
-    entries: HashMap<Address, Entry>,
+    /// Boxed, because a table that grows moves all that is in it, under the lock.
+    entries: HashMap<Address, Box<Entry>, Seeded>,
     /// Entries by the second after which they may be removed. An entry whose expiry has moved is put back when its
     /// turn comes.
     wheel: BTreeMap<u64, Vec<Address>>,
@@ -342,14 +347,14 @@ impl Memory {
     fn insert(&self, shard: &mut Shard, entry: Entry) {
         self.bytes.fetch_add(entry.bytes(), Relaxed);
         let (at, expires) = (entry.ask.address, entry.expires);
-        shard.entries.insert(at, entry);
+        shard.entries.insert(at, Box::new(entry));
         shard.set_expiry(&at, expires);
     }
 
     fn remove(&self, shard: &mut Shard, at: &Address) -> Option<Entry> {
         let gone = shard.entries.remove(at)?;
         self.bytes.fetch_sub(gone.bytes(), Relaxed);
-        Some(gone)
+        Some(*gone)
     }
 
     fn account(&self, before: u64, after: u64) {
@@ -375,7 +380,7 @@ impl Shard {
     }
 
     fn live(&mut self, at: &Address, now: Micros) -> Option<&mut Entry> {
-        self.entries.get_mut(at).filter(|entry| now < entry.expires)
+        self.entries.get_mut(at).map(|entry| &mut **entry).filter(|entry| now < entry.expires)
     }
 
     fn set_expiry(&mut self, at: &Address, expires: Micros) {

@@ -1,4 +1,4 @@
-use std::{fmt, str};
+use std::{cell::RefCell, fmt, str};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -47,9 +47,26 @@ impl Token {
     /// # Panics
     /// If the system has no source of randomness: without one no claim can be named safely.
     pub fn mint() -> Self {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).expect("the system's source of randomness");
-        Self(bytes)
+        thread_local!(static RANDOM: RefCell<Random> = const { RefCell::new(Random { bytes: [[0; 16]; 64], left: 0 }) });
+        Self(RANDOM.with_borrow_mut(Random::take))
+    }
+}
+
+/// Randomness for a while: one system call for many tokens.
+struct Random {
+    bytes: [[u8; 16]; 64],
+    left: usize,
+}
+
+impl Random {
+    fn take(&mut self) -> [u8; 16] {
+        if self.left == 0 {
+            getrandom::fill(self.bytes.as_flattened_mut()).expect("the system's source of randomness");
+            self.left = self.bytes.len();
+        }
+        self.left -= 1;
+        // Nothing is given out twice, and what was given out is not kept.
+        std::mem::take(&mut self.bytes[self.left])
     }
 }
 
@@ -173,6 +190,8 @@ impl fmt::Display for Fence {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
@@ -185,6 +204,13 @@ mod tests {
         assert_eq!(Tags::from_bytes(tags.as_bytes().clone()), Some(tags));
         assert_eq!(Tags::default().key(), "");
         assert_eq!(Tags::from_bytes(Bytes::from_static(b"\0\x05abc")), None);
+    }
+
+    #[test]
+    fn no_two_tokens_are_the_same() {
+        let tokens: HashSet<_> = (0..1000).map(|_| Token::mint()).collect();
+        assert_eq!(tokens.len(), 1000);
+        assert!(!tokens.contains(&Token([0; 16])));
     }
 
     #[test]

@@ -1,0 +1,279 @@
+//! Operations in process, without sockets: a fixed number of them, to have their instructions counted from outside.
+//!
+//! `count MODE N` runs the operation of [`MODES`] N times and prints nothing. What is set up before does not depend on
+//! N, so that two runs with N and 2N differ by N operations; `scripts/bench` does that under callgrind.
+//! `count ratios` compares fingerprints with plain SHA-256 by the clock, in alternating batches.
+//! `count sha` says how SHA-256 is computed where it runs: valgrind may not know the processor's own instructions.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    hint::black_box,
+    process::ExitCode,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::Full;
+use ibid::{
+    Complete, Ended, Engine, Ibid, Operation, Policy, Scope, Verdict,
+    http::{IbidService, RequestBody},
+    store::{Ask, Fingerprint, Lease, Memory, Outline, Tags, Token},
+};
+use ibid_bench::wire::json_body;
+use sha2::{Digest, Sha256};
+use tower_layer::Layer;
+use tower_service::Service;
+
+/// What can be run; sizes are those of the JSON body.
+const MODES: &[(&str, Run)] = &[
+    ("inner", |n| block_on(inner(n))),
+    ("service-miss", |n| block_on(service_miss(n))),
+    ("service-replay", |n| block_on(service_replay(n))),
+    ("engine-miss", |n| block_on(engine_miss(n))),
+    ("engine-replay", |n| block_on(engine_replay(n))),
+    ("fingerprint-300", |n| fingerprints(n, 300)),
+    ("fingerprint-1024", |n| fingerprints(n, 1024)),
+    ("fingerprint-16384", |n| fingerprints(n, 16384)),
+    ("sha256-300", |n| hashes(n, 300)),
+    ("sha256-1024", |n| hashes(n, 1024)),
+    ("sha256-16384", |n| hashes(n, 16384)),
+];
+
+type Run = fn(u64);
+
+/// Keys that replays take turns with.
+const KNOWN: u64 = 256;
+/// Of the request and of the answer, in all modes that have no size of their own.
+const BODY: usize = 300;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["ratios"] => ratios(),
+        ["sha"] => println!("{}", sha_unit()),
+        [mode, count] => match (MODES.iter().find(|(name, _)| *name == mode), count.parse()) {
+            (Some((_, run)), Ok(count)) => run(count),
+            _ => return usage(),
+        },
+        _ => return usage(),
+    }
+    ExitCode::SUCCESS
+}
+
+fn usage() -> ExitCode {
+    let modes: Vec<_> = MODES.iter().map(|(name, _)| *name).collect();
+    eprintln!("count MODE N | count ratios | count sha; modes: {}", modes.join(" "));
+    ExitCode::FAILURE
+}
+
+fn sha_unit() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    let by_processor = std::arch::is_x86_feature_detected!("sha");
+    #[cfg(target_arch = "aarch64")]
+    let by_processor = std::arch::is_aarch64_feature_detected!("sha2");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let by_processor = false;
+    if by_processor { "hardware" } else { "software" }
+}
+
+fn block_on<F: Future<Output = ()>>(work: F) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime without threads").block_on(work);
+}
+
+/// An app that answers at once.
+#[derive(Clone)]
+struct App(Bytes);
+
+impl<B> Service<Request<B>> for App {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<B>) -> Self::Future {
+        let mut answer = Response::new(Full::new(self.0.clone()));
+        *answer.status_mut() = StatusCode::CREATED;
+        answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        ready(Ok(answer))
+    }
+}
+
+/// The requests of the load generator, in process.
+struct Requests {
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Requests {
+    fn new(size: usize) -> Self {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, HeaderValue::from_static("127.0.0.1:8080"));
+        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer bench"));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::CONTENT_LENGTH, size.into());
+        Self { headers, body: json_body(size).into() }
+    }
+
+    fn with_key(&self, serial: u64) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(self.body.clone()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = Uri::from_static("/orders");
+        *request.headers_mut() = self.headers.clone();
+        let key = HeaderValue::from_str(&key(serial)).expect("hex digits");
+        request.headers_mut().insert("idempotency-key", key);
+        request
+    }
+}
+
+fn key(serial: u64) -> String {
+    format!("{serial:032x}")
+}
+
+/// What is not the layer's: making a request, and the app.
+async fn inner(count: u64) {
+    let requests = Requests::new(BODY);
+    let mut app = App(json_body(BODY).into());
+    for serial in 0..count {
+        let request = requests.with_key(serial).map(RequestBody::untouched);
+        let _ = black_box(app.call(request).await);
+    }
+}
+
+fn service() -> IbidService<App> {
+    let ibid = Ibid::new(Arc::new(Memory::default()));
+    ibid.layer(Policy::ietf()).layer(App(json_body(BODY).into()))
+}
+
+async fn answered(service: &mut IbidService<App>, request: Request<Full<Bytes>>) {
+    let answer = service.call(request).await.unwrap_or_else(|never| match never {});
+    assert_eq!(answer.status(), StatusCode::CREATED);
+    black_box(answer);
+}
+
+async fn service_miss(count: u64) {
+    let (requests, mut service) = (Requests::new(BODY), service());
+    for serial in 0..count {
+        answered(&mut service, requests.with_key(serial)).await;
+    }
+    // What it costs to give a whole store back is no operation's.
+    std::mem::forget(service);
+}
+
+async fn service_replay(count: u64) {
+    let (requests, mut service) = (Requests::new(BODY), service());
+    for serial in (0..KNOWN).chain((0..count).map(|serial| serial % KNOWN)) {
+        answered(&mut service, requests.with_key(serial)).await;
+    }
+    // What it costs to give a whole store back is no operation's.
+    std::mem::forget(service);
+}
+
+/// An operation that has its answer already.
+struct Known(Bytes);
+
+impl Operation for Known {
+    type Answer = ();
+
+    async fn run(&mut self, _: Option<&Lease>) -> Ended<()> {
+        let record = std::mem::take(&mut self.0);
+        Ended::Complete((), Complete { failed: false, record, outline: Outline::default() })
+    }
+}
+
+struct Asks {
+    engine: Engine,
+    policy: Policy,
+    scope: Scope,
+    tags: Tags,
+    record: Bytes,
+}
+
+impl Asks {
+    fn new() -> Self {
+        Self {
+            engine: Engine::new(Arc::new(Memory::default())),
+            policy: Policy::ietf(),
+            scope: Scope::from_parts(&["bench"]),
+            tags: Tags::new("", "", "POST /orders", "0000****0000"),
+            record: json_body(BODY).into(),
+        }
+    }
+
+    async fn execute(&self, serial: u64) -> Verdict<()> {
+        let ask = Ask {
+            address: self.scope.address(&key(serial), None, None),
+            token: Token::mint(),
+            fingerprint: Fingerprint::NONE,
+            tags: self.tags.clone(),
+            label: Bytes::new(),
+            hold: self.policy.lease,
+            keep: self.policy.ttl,
+            over: None,
+        };
+        self.engine.execute(&self.policy, ask, Known(self.record.clone())).await
+    }
+}
+
+async fn engine_miss(count: u64) {
+    let asks = Asks::new();
+    for serial in 0..count {
+        assert!(matches!(asks.execute(serial).await, Verdict::Ran(..)));
+    }
+    std::mem::forget(asks);
+}
+
+async fn engine_replay(count: u64) {
+    let asks = Asks::new();
+    for serial in 0..KNOWN {
+        assert!(matches!(asks.execute(serial).await, Verdict::Ran(..)));
+    }
+    for serial in 0..count {
+        assert!(matches!(asks.execute(serial % KNOWN).await, Verdict::Replay(_)));
+    }
+}
+
+fn fingerprints(count: u64, size: usize) {
+    let (requests, policy, uri) = (Requests::new(size), Policy::ietf(), Uri::from_static("/orders"));
+    for _ in 0..count {
+        black_box(Fingerprint::of(&policy, &Method::POST, &uri, &requests.headers, black_box(&requests.body)));
+    }
+}
+
+fn hashes(count: u64, size: usize) {
+    let body = json_body(size);
+    for _ in 0..count {
+        black_box(Sha256::digest(black_box(body.as_bytes())));
+    }
+}
+
+/// The fastest of many short batches, taken in turns: what disturbs one disturbs the other.
+fn ratios() {
+    const BATCHES: u32 = 400;
+    let batch = Duration::from_micros(500);
+    println!("| JSON body | fingerprint | SHA-256 ({}) | ratio |\n|---|---|---|---|", sha_unit());
+    for size in [300, 1024, 16384] {
+        let timed = |run: fn(u64, usize), count| {
+            let start = Instant::now();
+            run(count, size);
+            start.elapsed()
+        };
+        let enough = |run| (1..).map(|n| 1 << n).find(|count| timed(run, *count) > batch).unwrap_or(1);
+        let (prints, shas) = (enough(fingerprints), enough(hashes));
+        let (mut print, mut sha) = (Duration::MAX, Duration::MAX);
+        for _ in 0..BATCHES {
+            print = print.min(timed(fingerprints, prints));
+            sha = sha.min(timed(hashes, shas));
+        }
+        let print = print.as_secs_f64() * 1e9 / prints as f64;
+        let sha = sha.as_secs_f64() * 1e9 / shas as f64;
+        println!("| {size} B | {print:.0} ns | {sha:.0} ns | {:.2} |", print / sha);
+    }
+}

@@ -1,0 +1,68 @@
+//! The axum app of the layer rows: the same handler on `/plain` and, behind the layer with the memory store and the
+//! `ietf` policy, on `/guarded`.
+//!
+//! `layer-app [--listen 127.0.0.1:0] [--answer 300] [--threads 0]`; prints `listening ADDR`.
+//! `GET /count` answers how many times the handler ran.
+
+use std::{error::Error, process::ExitCode, sync::Arc};
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::State,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::IntoResponse,
+    routing::{get, post},
+};
+use ibid::{Ibid, Policy, store::Memory};
+use ibid_bench::server::{App, Flags, runtime};
+use tokio::net::TcpListener;
+
+fn main() -> ExitCode {
+    let run = || -> Result<(), Box<dyn Error>> {
+        let flags = Flags::parse(std::env::args().skip(1))?;
+        runtime(flags.threads)?.block_on(serve(flags))
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("layer-app: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn serve(flags: Flags) -> Result<(), Box<dyn Error>> {
+    let listener = TcpListener::bind(flags.listen).await?;
+    println!("listening {}", listener.local_addr()?);
+    let app = Arc::new(App::new(flags.answer));
+    let router = Router::new().merge(plain()).merge(guarded()).route("/count", get(count)).with_state(app);
+    Ok(axum::serve(without_nagle(listener), router).await?)
+}
+
+/// axum leaves Nagle's algorithm on; the other contenders do not.
+fn without_nagle(listener: TcpListener) -> impl axum::serve::Listener<Addr = std::net::SocketAddr> {
+    use axum::serve::ListenerExt;
+    listener.tap_io(|stream| {
+        let _ = stream.set_nodelay(true);
+    })
+}
+
+fn plain() -> Router<Arc<App>> {
+    Router::new().route("/plain", post(create))
+}
+
+/// The same handler under the layer.
+fn guarded() -> Router<Arc<App>> {
+    let ibid = Ibid::new(Arc::new(Memory::default()));
+    Router::new().route("/guarded", post(create)).route_layer(ibid.layer(Policy::ietf()))
+}
+
+/// Reads the whole body, as an app would.
+async fn create(State(app): State<Arc<App>>, _body: Bytes) -> impl IntoResponse {
+    (StatusCode::CREATED, [(CONTENT_TYPE, "application/json")], app.execute())
+}
+
+async fn count(State(app): State<Arc<App>>) -> String {
+    app.executions().to_string()
+}

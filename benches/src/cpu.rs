@@ -1,0 +1,77 @@
+//! CPU time of a process, from `/proc/PID/stat`, and of the whole machine, from `/proc/stat`.
+
+use std::{fs, io, time::Duration};
+
+/// The kernel reports times to user space in hundredths of a second (USER_HZ) on every platform the benchmark runs on.
+const TICK: Duration = Duration::from_millis(10);
+
+/// User and system time that all threads of `pid` have consumed so far.
+///
+/// # Errors
+/// If the process is gone, or `/proc` is not Linux's.
+pub fn consumed(pid: u32) -> io::Result<Duration> {
+    parse(&fs::read_to_string(format!("/proc/{pid}/stat"))?)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat: not understood")))
+}
+
+/// Fields are counted after the last `)`, because the command name in front of it may hold spaces and parentheses.
+fn parse(stat: &str) -> Option<Duration> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_ascii_whitespace().skip(11);
+    let user: u32 = fields.next()?.parse().ok()?;
+    let system: u32 = fields.next()?.parse().ok()?;
+    Some(TICK * user.checked_add(system)?)
+}
+
+/// CPU time of all cores since the machine started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Time spent on anything, or taken away by the hypervisor.
+    pub busy: Duration,
+    /// Time spent on nothing.
+    pub idle: Duration,
+}
+
+/// What the machine has done so far.
+///
+/// # Errors
+/// If `/proc` is not Linux's.
+pub fn machine() -> io::Result<Machine> {
+    parse_machine(&fs::read_to_string("/proc/stat")?)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/stat: not understood"))
+}
+
+/// The first line: `cpu user nice system idle iowait irq softirq steal …`; what follows is contained in `user`.
+fn parse_machine(stat: &str) -> Option<Machine> {
+    let line = stat.lines().next()?.strip_prefix("cpu ")?;
+    let fields: Vec<u64> = line.split_ascii_whitespace().take(8).map_while(|field| field.parse().ok()).collect();
+    let &[user, nice, system, idle, iowait, irq, softirq, steal] = fields.as_slice() else {
+        return None;
+    };
+    let time = |ticks: u64| Duration::from_millis(10 * ticks);
+    Some(Machine { busy: time(user + nice + system + irq + softirq + steal), idle: time(idle + iowait) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machines_time_is_divided_into_busy_and_idle() {
+        let machine = parse_machine("cpu  1 2 3 40 50 6 7 8 9 10\ncpu0 1\n").unwrap();
+        assert_eq!(machine, Machine { busy: Duration::from_millis(270), idle: Duration::from_millis(900) });
+        assert!(super::machine().is_ok());
+    }
+
+    #[test]
+    fn a_command_name_with_parentheses_does_not_shift_the_fields() {
+        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 100 0 0 0 12 30 0 0 20 0 1 0 100 1000 10";
+        assert_eq!(parse(stat), Some(Duration::from_millis(420)));
+    }
+
+    #[test]
+    fn this_process_can_be_read() {
+        assert!(consumed(std::process::id()).is_ok());
+        assert!(consumed(u32::MAX).is_err());
+    }
+}

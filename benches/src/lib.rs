@@ -1,0 +1,32 @@
+//! The side-by-side benchmark of `ibid`.
+//!
+//! Absolute figures on a shared machine move by 20–40 % from run to run, so nothing here judges them. Contenders run
+//! *interleaved*: in every round each one is loaded once, in rotated order, and only the **ratio to the baseline of the
+//! same round** is compared with a target. The median over rounds is the verdict, min–max shows the noise.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`args`] | the command line |
+//! | [`rows`] | the table of scenes, contenders, rows and targets |
+//! | [`runner`] | starts a scene's processes, runs the rounds, collects samples |
+//! | [`child`] | a process that is certain to be killed |
+//! | [`load`] | the closed-loop HTTP/1.1 load generator |
+//! | [`wire`] | request bytes and response framing for it |
+//! | [`histogram`], [`cpu`] | latency buckets; CPU time of a process |
+//! | [`verdict`], [`report`] | comparison with the targets; the printed table and the JSON file |
+//! | [`server`] | what the benchmark's own servers share |
+//!
+//! Invariant: a figure is reported only if every response of its run had the expected status *and* the app executed
+//! exactly as often as the run implies (once per request on a miss, never on a replay).
+
+pub mod args;
+pub mod child;
+pub mod cpu;
+pub mod histogram;
+pub mod load;
+pub mod report;
+pub mod rows;
+pub mod runner;
+pub mod server;
+pub mod verdict;
+pub mod wire;

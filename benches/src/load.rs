@@ -1,0 +1,345 @@
+//! A closed-loop HTTP/1.1 load generator: every connection sends its next request when the answer to the last arrived.
+//!
+//! It shares the machine's two cores with the servers it measures, so it does as little as it can: request bytes are
+//! made once and patched in place, a request costs one write, one read and one look at the clock, and everything runs
+//! on the caller's thread. Requests in flight when time is up are waited for, so a run leaves nothing behind.
+//!
+//! ```no_run
+//! # use ibid_bench::load::{Keys, Load, Plan, Stop};
+//! # async fn example() -> std::io::Result<()> {
+//! let plan = Plan { addr: ([127, 0, 0, 1], 8080).into(), path: "/".into(), body_bytes: 300, connections: 64,
+//!                   namespace: 1, keys: Keys::Unique, expect: 201 };
+//! let mut load = Load::connect(&plan).await?;
+//! let run = load.run(Stop::Requests(100_000), std::process::id()).await?;
+//! println!("{:.0} req/s, p99 {:?}", run.per_second(), run.latency.quantile(0.99));
+//! # Ok(()) }
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinSet,
+    time::timeout,
+};
+
+use crate::{
+    cpu,
+    histogram::Histogram,
+    wire::{self, Request, Response},
+};
+
+/// A server that leaves a request unanswered for so long has failed the run.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// A response must fit; grown in steps of [`BUFFER`].
+const MAX_RESPONSE: usize = 16 << 20;
+const BUFFER: usize = 4096;
+
+/// What to send, where to, and what to expect.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The server.
+    pub addr: SocketAddr,
+    /// The request's path.
+    pub path: String,
+    /// Size of the JSON body.
+    pub body_bytes: usize,
+    /// Connections, each with one request in flight.
+    pub connections: usize,
+    /// The first half of every key: two plans with different namespaces share no key.
+    pub namespace: u64,
+    /// Which keys to use.
+    pub keys: Keys,
+    /// The only status that does not invalidate the run.
+    pub expect: u16,
+}
+
+/// Which idempotency keys a load uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// A new key for every request.
+    Unique,
+    /// The same few keys again and again; [`Load::warm_up`] makes them known.
+    Fixed(u64),
+}
+
+/// When to stop.
+#[derive(Clone, Copy, Debug)]
+pub enum Stop {
+    /// After this time, and the requests then in flight.
+    After(Duration),
+    /// After this many requests, divided evenly among the connections (rounded up).
+    Requests(u64),
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Responses received, of any status.
+    pub requests: u64,
+    /// From the first request to the last response.
+    pub elapsed: Duration,
+    /// Responses by status.
+    pub statuses: BTreeMap<u16, u64>,
+    /// Time from sending a request to having its whole response.
+    pub latency: Histogram,
+    /// CPU time the server's process consumed meanwhile.
+    pub server_cpu: Duration,
+    /// CPU time this process consumed meanwhile.
+    pub own_cpu: Duration,
+    /// The first thing that went wrong; such a run's figures mean nothing.
+    pub problem: Option<String>,
+}
+
+impl Outcome {
+    /// Requests per second.
+    #[must_use]
+    pub fn per_second(&self) -> f64 {
+        self.requests as f64 / self.elapsed.as_secs_f64()
+    }
+
+    /// Microseconds of `cpu` per request.
+    #[must_use]
+    pub fn cpu_us(&self, cpu: Duration) -> f64 {
+        cpu.as_secs_f64() * 1e6 / self.requests.max(1) as f64
+    }
+}
+
+/// Open connections to one server.
+#[derive(Debug)]
+pub struct Load {
+    connections: Vec<Connection>,
+    keys: Keys,
+    expect: u16,
+}
+
+impl Load {
+    /// Opens all connections of `plan`.
+    ///
+    /// # Errors
+    /// If one of them cannot be opened.
+    pub async fn connect(plan: &Plan) -> io::Result<Self> {
+        let request = Request::new(&plan.addr.to_string(), &plan.path, plan.namespace, plan.body_bytes);
+        let mut connections = Vec::with_capacity(plan.connections);
+        for index in 0..plan.connections as u64 {
+            let stream = TcpStream::connect(plan.addr).await?;
+            stream.set_nodelay(true)?;
+            connections.push(Connection {
+                stream,
+                request: request.clone(),
+                buffer: vec![0; BUFFER],
+                serials: Serials::of(plan.keys, index),
+            });
+        }
+        Ok(Self { connections, keys: plan.keys, expect: plan.expect })
+    }
+
+    /// Sends every fixed key once, one after the other, or a few unique ones; says what went wrong, if anything.
+    ///
+    /// # Errors
+    /// As [`Load::run`].
+    pub async fn warm_up(&mut self) -> io::Result<Option<String>> {
+        let requests = match self.keys {
+            Keys::Unique => 16,
+            Keys::Fixed(count) => count,
+        };
+        let rest = self.connections.split_off(1);
+        let outcome = self.run(Stop::Requests(requests), std::process::id()).await;
+        self.connections.extend(rest);
+        Ok(outcome?.problem)
+    }
+
+    /// Loads the server until `stop`, counting the CPU time of `server_pid` meanwhile.
+    ///
+    /// # Errors
+    /// If the process cannot be observed or the server stops answering. Wrong answers are not errors but an
+    /// [`Outcome::problem`].
+    pub async fn run(&mut self, stop: Stop, server_pid: u32) -> io::Result<Outcome> {
+        let limit = match stop {
+            Stop::After(duration) => duration + PATIENCE,
+            Stop::Requests(_) => PATIENCE * 4,
+        };
+        let share = match stop {
+            Stop::After(_) => u64::MAX,
+            Stop::Requests(total) => total.div_ceil(self.connections.len().max(1) as u64),
+        };
+        let server_cpu = cpu::consumed(server_pid)?;
+        let own_cpu = cpu::consumed(std::process::id())?;
+        let start = Instant::now();
+        let until = match stop {
+            Stop::After(duration) => start + duration,
+            Stop::Requests(_) => start + limit,
+        };
+        let mut tasks = JoinSet::new();
+        for connection in self.connections.drain(..) {
+            tasks.spawn(connection.drive(share, until, self.expect));
+        }
+        let mut outcome = Outcome::default();
+        let all = async {
+            while let Some(done) = tasks.join_next().await {
+                let (connection, tally) = done.map_err(io::Error::other)?;
+                self.connections.push(connection);
+                tally.add_to(&mut outcome);
+            }
+            io::Result::Ok(())
+        };
+        timeout(limit, all)
+            .await
+            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the server stopped answering"))??;
+        outcome.elapsed = start.elapsed();
+        outcome.server_cpu = cpu::consumed(server_pid)?.saturating_sub(server_cpu);
+        outcome.own_cpu = cpu::consumed(std::process::id())?.saturating_sub(own_cpu);
+        Ok(outcome)
+    }
+}
+
+/// The serial numbers of one connection's keys.
+#[derive(Debug)]
+enum Serials {
+    /// Counts up from a start that no other connection reaches.
+    Unique(u64),
+    /// Goes round the fixed keys.
+    Round { next: u64, count: u64 },
+}
+
+impl Serials {
+    fn of(keys: Keys, connection: u64) -> Self {
+        match keys {
+            Keys::Unique => Self::Unique(connection << 40),
+            Keys::Fixed(count) => Self::Round { next: connection % count.max(1), count: count.max(1) },
+        }
+    }
+
+    fn advance(&mut self) -> u64 {
+        match self {
+            Self::Unique(next) => {
+                *next += 1;
+                *next
+            }
+            Self::Round { next, count } => {
+                *next = (*next + 1) % *count;
+                *next
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Connection {
+    stream: TcpStream,
+    request: Request,
+    buffer: Vec<u8>,
+    serials: Serials,
+}
+
+impl Connection {
+    /// Sends up to `requests`, none after `until`, and hands the connection back for the next run.
+    async fn drive(mut self, requests: u64, until: Instant, expect: u16) -> (Self, Tally) {
+        let mut tally = Tally::default();
+        let mut sent = Instant::now();
+        for _ in 0..requests {
+            if sent >= until {
+                break;
+            }
+            let response = match self.exchange().await {
+                Ok(response) => response,
+                Err(error) => {
+                    tally.problem.get_or_insert_with(|| error.to_string());
+                    break;
+                }
+            };
+            let arrived = Instant::now();
+            tally.latency.record(arrived - sent);
+            sent = arrived;
+            if response.status == expect {
+                tally.expected += 1;
+            } else {
+                *tally.others.entry(response.status).or_default() += 1;
+                tally.problem.get_or_insert_with(|| {
+                    let text = String::from_utf8_lossy(&self.buffer[..response.len.min(600)]);
+                    format!("status {} instead of {expect}:\n{text}", response.status)
+                });
+            }
+        }
+        tally.status = expect;
+        (self, tally)
+    }
+
+    async fn exchange(&mut self) -> io::Result<Response> {
+        self.request.set_serial(self.serials.advance());
+        self.stream.write_all(self.request.bytes()).await?;
+        read_response(&mut self.stream, &mut self.buffer).await
+    }
+}
+
+/// Reads exactly one response into the start of `buffer`.
+async fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Response> {
+    let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
+    let mut filled = 0;
+    loop {
+        if filled == buffer.len() {
+            if filled >= MAX_RESPONSE {
+                return Err(invalid("the response is larger than the generator reads".into()));
+            }
+            buffer.resize(filled * 2, 0);
+        }
+        match stream.read(&mut buffer[filled..]).await? {
+            0 => {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
+            }
+            read => filled += read,
+        }
+        match wire::response(&buffer[..filled]) {
+            Ok(None) => {}
+            Ok(Some(response)) if response.len == filled => return Ok(response),
+            Ok(Some(_)) => return Err(invalid("bytes after the end of the response".into())),
+            Err(wire::Malformed(what)) => {
+                return Err(invalid(format!("{what}:\n{}", String::from_utf8_lossy(&buffer[..filled.min(600)]))));
+            }
+        }
+    }
+}
+
+/// One connection's share of an [`Outcome`].
+#[derive(Default)]
+struct Tally {
+    status: u16,
+    expected: u64,
+    others: BTreeMap<u16, u64>,
+    latency: Histogram,
+    problem: Option<String>,
+}
+
+impl Tally {
+    fn add_to(self, outcome: &mut Outcome) {
+        let expected = (self.expected > 0).then_some((self.status, self.expected));
+        for (status, count) in expected.into_iter().chain(self.others) {
+            *outcome.statuses.entry(status).or_default() += count;
+            outcome.requests += count;
+        }
+        outcome.latency.merge(&self.latency);
+        outcome.problem = outcome.problem.take().or(self.problem);
+    }
+}
+
+/// Asks one of the benchmark's own servers how many POSTs its app has executed.
+///
+/// # Errors
+/// If it does not answer with a number.
+pub async fn executions(addr: SocketAddr) -> io::Result<u64> {
+    let ask = async {
+        let mut stream = TcpStream::connect(addr).await?;
+        stream.write_all(format!("GET /count HTTP/1.1\r\nHost: {addr}\r\n\r\n").as_bytes()).await?;
+        let mut buffer = vec![0; BUFFER];
+        let response = read_response(&mut stream, &mut buffer).await?;
+        let body = String::from_utf8_lossy(&buffer[response.body_at..response.len]);
+        body.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{addr}/count: {body:?}")))
+    };
+    timeout(PATIENCE, ask).await?
+}

@@ -1,0 +1,83 @@
+//! `ibid-bench`: plays the chosen rows and prints one table. See `--help`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use ibid_bench::{
+    args::{Args, HELP},
+    report::Report,
+    rows, runner,
+};
+use tokio::{
+    runtime::Builder,
+    signal::unix::{SignalKind, signal},
+};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(problem) => {
+            eprintln!("ibid-bench: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<ExitCode, String> {
+    let program = std::env::current_exe().map_err(|error| format!("this program's own path: {error}"))?;
+    let own_bins = program.parent().map(Path::to_path_buf).unwrap_or_default();
+    let args = Args::parse(std::env::args().skip(1), |name| std::env::var_os(name).map(PathBuf::from), own_bins)?;
+    if args.help {
+        print!("{HELP}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.list {
+        rows::SCENES.iter().flat_map(|scene| scene.rows).for_each(|row| println!("{}", row.name));
+        return Ok(ExitCode::SUCCESS);
+    }
+    // One thread for everything: the generator must leave the other core to the servers.
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+    let report = runtime.block_on(async {
+        // Dropping `play` on a signal drops the servers, and dropping a server kills it.
+        tokio::select! {
+            report = play(&args) => report,
+            () = terminated() => Err("interrupted; all servers were stopped".into()),
+        }
+    })?;
+    print!("{}", report.table());
+    if let Some(file) = &args.json {
+        fs::write(file, report.json()).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    Ok(match (report.any_invalid(), args.strict && report.any_missed()) {
+        (true, _) => ExitCode::FAILURE,
+        (false, true) => ExitCode::from(2),
+        (false, false) => ExitCode::SUCCESS,
+    })
+}
+
+async fn play(args: &Args) -> Result<Report, String> {
+    let chosen = rows::select(&args.rows)?;
+    runner::check_programs(args, &chosen)?;
+    let mut played = Vec::new();
+    for (scene, rows) in chosen {
+        played.push(runner::play(args, scene, rows).await?);
+    }
+    Ok(Report::new(args, &played))
+}
+
+async fn terminated() {
+    let wait = async |kind| match signal(kind) {
+        Ok(mut signal) => {
+            signal.recv().await;
+        }
+        Err(_) => std::future::pending().await,
+    };
+    tokio::select! {
+        () = wait(SignalKind::interrupt()) => {}
+        () = wait(SignalKind::terminate()) => {}
+        () = wait(SignalKind::hangup()) => {}
+    }
+}

@@ -1,0 +1,264 @@
+//! The two ways to show results: a table for people, JSON for programs.
+
+use std::fmt::Write;
+
+use crate::{
+    args::Args,
+    rows::{Measure, Row},
+    runner::{Measured, Played, Sample},
+    verdict::{Judged, Spread, Verdict, judge},
+};
+
+/// With fewer rounds the noise of this kind of machine decides, so nothing is judged.
+const ROUNDS_TO_JUDGE: usize = 5;
+
+/// If others use more of the machine than this during a run, the report says so.
+const NOISY_PERCENT: f64 = 10.0;
+
+/// One line, or one per target, of the table.
+#[derive(Debug)]
+struct Entry {
+    /// The row's name, or the baseline's within its scene.
+    name: String,
+    contender: &'static str,
+    samples: Vec<Sample>,
+    problem: Option<String>,
+    /// Empty for a baseline.
+    judged: Vec<Judged>,
+}
+
+/// All results of one invocation.
+#[derive(Debug)]
+pub struct Report {
+    settings: String,
+    rounds: usize,
+    /// Rounds of all scenes that were played again because of noise.
+    redone: usize,
+    entries: Vec<Entry>,
+}
+
+impl Report {
+    /// Judges everything that was played.
+    #[must_use]
+    pub fn new(args: &Args, played: &[Played]) -> Self {
+        let settings = format!(
+            "{} rounds of {} s, {} connections, answer {} B, {} replay keys, app threads {}, {} cores",
+            args.rounds,
+            args.measure.as_secs_f64(),
+            args.connections,
+            args.answer,
+            args.replay_keys,
+            args.app_threads,
+            std::thread::available_parallelism().map_or(0, usize::from),
+        );
+        let judging = args.rounds >= ROUNDS_TO_JUDGE;
+        let entries = played.iter().flat_map(|played| entries(played, judging)).collect();
+        let redone = played.iter().map(|played| played.redone).sum();
+        Self { settings, rounds: args.rounds, redone, entries }
+    }
+
+    /// Whether some row's figures mean nothing.
+    #[must_use]
+    pub fn any_invalid(&self) -> bool {
+        self.has(Verdict::Invalid)
+    }
+
+    /// Whether some target was missed.
+    #[must_use]
+    pub fn any_missed(&self) -> bool {
+        self.has(Verdict::Missed)
+    }
+
+    fn has(&self, verdict: Verdict) -> bool {
+        self.entries.iter().flat_map(|entry| &entry.judged).any(|judged| judged.verdict == verdict)
+    }
+
+    /// The table.
+    #[must_use]
+    pub fn table(&self) -> String {
+        const HEAD: [&str; 8] =
+            ["row", "req/s", "ratio (min–max)", "p50 µs", "p99 µs", "CPU µs/req", "target", "verdict"];
+        let mut lines = vec![HEAD.map(str::to_owned)];
+        lines.extend(self.entries.iter().flat_map(table_lines));
+        let widths: [usize; 8] =
+            std::array::from_fn(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0));
+        let mut table = format!(
+            "\n{}\nEach figure is a median over rounds; ratios are taken within each round.\n\n",
+            self.settings
+        );
+        for (index, line) in lines.iter().enumerate() {
+            let cells: Vec<_> = line.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+            let _ = writeln!(table, "| {} |", cells.join(" | "));
+            if index == 0 {
+                let _ = writeln!(table, "|{}|", widths.map(|width| "-".repeat(width + 2)).join("|"));
+            }
+        }
+        let samples = || self.entries.iter().flat_map(|entry| &entry.samples);
+        if let Some(others) = Spread::of(samples().map(|sample| sample.others * 100.0)) {
+            let _ = writeln!(
+                table,
+                "\nOther processes used {:.0} % of the machine (worst run {:.0} %).",
+                others.median, others.max
+            );
+            if self.redone > 0 {
+                let _ = writeln!(table, "{} noisy rounds were played again (--redo-above).", self.redone);
+            }
+            if others.max > NOISY_PERCENT {
+                let _ = writeln!(table, "That is a noisy machine: repeat before believing a narrow verdict.");
+            }
+        }
+        for entry in &self.entries {
+            if let Some(problem) = &entry.problem {
+                let _ = writeln!(table, "\nINVALID {} ({}): {problem}", entry.name, entry.contender);
+            }
+        }
+        table
+    }
+
+    /// Every sample and verdict.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let entries: Vec<_> = self.entries.iter().map(entry_json).collect();
+        format!(
+            "{{\"settings\":{},\"rounds\":{},\"redone\":{},\"entries\":[\n{}\n]}}\n",
+            quoted(&self.settings),
+            self.rounds,
+            self.redone,
+            entries.join(",\n")
+        )
+    }
+}
+
+/// First the scene's baselines, then its rows.
+fn entries(played: &Played, judging: bool) -> Vec<Entry> {
+    let is_row = |measured: &&Measured| played.rows.iter().any(|row| row.contender == measured.name);
+    let baselines = played.measured.iter().filter(|measured| !is_row(measured)).map(|measured| Entry {
+        name: format!("{}: {}", played.scene.name, measured.name),
+        contender: measured.name,
+        samples: measured.samples.clone(),
+        problem: measured.problem.clone(),
+        judged: Vec::new(),
+    });
+    let rows = played.rows.iter().filter_map(|row| row_entry(row, &played.measured, judging));
+    baselines.chain(rows).collect()
+}
+
+fn row_entry(row: &'static Row, measured: &[Measured], judging: bool) -> Option<Entry> {
+    let find = |name| measured.iter().find(|measured| measured.name == name);
+    let own = find(row.contender)?;
+    let judged =
+        row.targets.iter().filter_map(|target| Some(judge(target, own, find(target.baseline)?, judging))).collect();
+    Some(Entry {
+        name: row.name.to_owned(),
+        contender: row.contender,
+        samples: own.samples.clone(),
+        problem: own.problem.clone(),
+        judged,
+    })
+}
+
+/// Figures on the first line; a further line for every further target.
+fn table_lines(entry: &Entry) -> Vec<[String; 8]> {
+    let figure =
+        |pick: fn(&Sample) -> f64, digits: usize| match (&entry.problem, Spread::of(entry.samples.iter().map(pick))) {
+            (None, Some(spread)) => format!("{:.digits$}", spread.median),
+            _ => "–".to_owned(),
+        };
+    let figures = [
+        figure(|sample| sample.per_second, 0),
+        figure(|sample| sample.p50_us, 0),
+        figure(|sample| sample.p99_us, 0),
+        figure(|sample| sample.cpu_us, 1),
+    ];
+    if entry.judged.is_empty() {
+        let [speed, p50, p99, cpu] = figures;
+        let verdict = if entry.problem.is_some() { Verdict::Invalid.name() } else { "baseline" };
+        return vec![[entry.name.clone(), speed, "–".into(), p50, p99, cpu, "–".into(), verdict.into()]];
+    }
+    let mut lines = Vec::new();
+    for (index, judged) in entry.judged.iter().enumerate() {
+        let [speed, p50, p99, cpu] = if index == 0 { figures.clone() } else { Default::default() };
+        let name = if index == 0 { entry.name.clone() } else { String::new() };
+        let (ratio, target) = comparison(judged);
+        lines.push([name, speed, ratio, p50, p99, cpu, target, judged.verdict.name().into()]);
+    }
+    lines
+}
+
+fn comparison(judged: &Judged) -> (String, String) {
+    let base = judged.target.baseline;
+    let target = match judged.target.measure {
+        Measure::Speed(at_least) => format!("≥ {at_least:.2} × {base}"),
+        Measure::CpuAdded(at_most) => format!("≤ {at_most:.0} µs CPU over {base}"),
+        Measure::Shown => format!("(× {base}, shown only)"),
+    };
+    let shown = match (judged.spread, judged.target.measure) {
+        (None, _) => "–".to_owned(),
+        (Some(Spread { median, min, max }), Measure::CpuAdded(_)) => {
+            format!("{median:+.1} µs ({min:+.1}–{max:+.1})")
+        }
+        (Some(Spread { median, min, max }), _) => format!("{median:.2} ({min:.2}–{max:.2})"),
+    };
+    (shown, target)
+}
+
+fn entry_json(entry: &Entry) -> String {
+    let samples: Vec<_> = entry
+        .samples
+        .iter()
+        .map(|Sample { per_second, p50_us, p99_us, cpu_us, load_cpu_us, idle, others }| {
+            format!(
+                "{{\"per_second\":{per_second:.1},\"p50_us\":{p50_us:.1},\"p99_us\":{p99_us:.1},\"cpu_us\":{cpu_us:.2},\
+                 \"load_cpu_us\":{load_cpu_us:.2},\"idle\":{idle:.3},\"others\":{others:.3}}}"
+            )
+        })
+        .collect();
+    let targets: Vec<_> = entry.judged.iter().map(judged_json).collect();
+    format!(
+        "{{\"name\":{},\"contender\":{},\"problem\":{},\"samples\":[{}],\"targets\":[{}]}}",
+        quoted(&entry.name),
+        quoted(entry.contender),
+        entry.problem.as_deref().map_or("null".to_owned(), quoted),
+        samples.join(","),
+        targets.join(",")
+    )
+}
+
+fn judged_json(judged: &Judged) -> String {
+    let (measure, bound) = match judged.target.measure {
+        Measure::Speed(at_least) => ("speed-at-least", at_least.to_string()),
+        Measure::CpuAdded(at_most) => ("cpu-us-added-at-most", at_most.to_string()),
+        Measure::Shown => ("speed-shown", "null".to_owned()),
+    };
+    let spread = judged.spread.map_or("null".to_owned(), |Spread { median, min, max }| {
+        format!("{{\"median\":{median:.4},\"min\":{min:.4},\"max\":{max:.4}}}")
+    });
+    let (base, verdict) = (quoted(judged.target.baseline), quoted(judged.verdict.name()));
+    format!(
+        "{{\"baseline\":{base},\"measure\":\"{measure}\",\"bound\":{bound},\"result\":{spread},\"verdict\":{verdict}}}"
+    )
+}
+
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c.is_control() => {
+                let _ = write!(quoted, "\\u{:04x}", u32::from(c));
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_text_is_escaped() {
+        assert_eq!(quoted("a\"b\\c\n"), r#""a\"b\\c\u000a""#);
+    }
+}

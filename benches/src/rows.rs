@@ -1,0 +1,231 @@
+//! The one table of what is measured: scenes, their contenders, their rows and the targets.
+//!
+//! A *scene* is a set of contenders that are loaded in turn with the same request. A *row* judges one contender of a
+//! scene against others of the same round.
+
+/// Contenders that run interleaved under the same load.
+#[derive(Debug)]
+pub struct Scene {
+    /// For progress messages and reference lines.
+    pub name: &'static str,
+    /// Size of the request's JSON body.
+    pub body_bytes: usize,
+    /// Who takes part, if a chosen row needs it.
+    pub contenders: &'static [Contender],
+    /// What is judged.
+    pub rows: &'static [Row],
+}
+
+/// One way to have the same requests answered.
+#[derive(Debug)]
+pub struct Contender {
+    /// Unique within the scene.
+    pub name: &'static str,
+    /// The process to start for it; each contender has its own, so that none inherits another's heap or records.
+    pub program: Program,
+    /// The path to POST to.
+    pub path: &'static str,
+    /// The keys, and with them how often the app must execute.
+    pub traffic: Traffic,
+}
+
+/// Which binary a contender runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// `bare-upstream` of this package.
+    Upstream,
+    /// `--proxy-bin`, in front of an upstream.
+    Proxy,
+    /// `--ibid-bin` that logs only warnings, in front of an upstream: what the others log is nothing.
+    Ibid,
+    /// The same as it is by default, with one line of log per request.
+    IbidLogging,
+    /// `layer-app` of this package.
+    LayerApp,
+}
+
+impl Program {
+    /// Whether it needs an upstream behind it.
+    #[must_use]
+    pub fn is_gateway(self) -> bool {
+        matches!(self, Self::Proxy | Self::Ibid | Self::IbidLogging)
+    }
+}
+
+/// What a contender is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// A new key per request: the app must execute each.
+    Miss,
+    /// Keys that were answered before: the app must execute none.
+    Replay,
+}
+
+/// A line of the result that can be met or missed.
+#[derive(Debug)]
+pub struct Row {
+    /// What `--rows` selects by.
+    pub name: &'static str,
+    /// The contender judged.
+    pub contender: &'static str,
+    /// Judgements, each against a baseline of the same scene.
+    pub targets: &'static [Target],
+    /// Whether it runs without being named in `--rows`.
+    pub by_default: bool,
+}
+
+/// One judgement.
+#[derive(Debug)]
+pub struct Target {
+    /// The contender compared with.
+    pub baseline: &'static str,
+    /// What is compared, and the bound.
+    pub measure: Measure,
+}
+
+/// What a target compares, per round.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Measure {
+    /// Requests per second as a multiple of the baseline's: at least this.
+    Speed(f64),
+    /// Microseconds of server CPU per request beyond the baseline's: at most this.
+    CpuAdded(f64),
+    /// The speed as above, shown and not judged.
+    Shown,
+}
+
+impl Row {
+    /// The contenders that must run for this row.
+    pub fn needs(&self) -> impl Iterator<Item = &'static str> {
+        std::iter::once(self.contender).chain(self.targets.iter().map(|target| target.baseline))
+    }
+}
+
+/// Scenes with the rows that `patterns` select: those whose name contains one of them, or the defaults if there is none.
+///
+/// # Errors
+/// A sentence for the user, if a pattern selects nothing.
+pub fn select(patterns: &[String]) -> Result<Vec<(&'static Scene, Vec<&'static Row>)>, String> {
+    let known = || SCENES.iter().flat_map(|scene| scene.rows);
+    if let Some(lost) = patterns.iter().find(|pattern| !known().any(|row| row.name.contains(pattern.as_str()))) {
+        let names: Vec<_> = known().map(|row| row.name).collect();
+        return Err(format!("no row is named like {lost:?}; rows: {}", names.join(", ")));
+    }
+    let chosen = |row: &&Row| match patterns {
+        [] => row.by_default,
+        _ => patterns.iter().any(|pattern| row.name.contains(pattern.as_str())),
+    };
+    Ok(SCENES
+        .iter()
+        .map(|scene| (scene, scene.rows.iter().filter(chosen).collect::<Vec<_>>()))
+        .filter(|(_, rows)| !rows.is_empty())
+        .collect())
+}
+
+const fn contender(name: &'static str, program: Program, path: &'static str, traffic: Traffic) -> Contender {
+    Contender { name, program, path, traffic }
+}
+
+const fn row(name: &'static str, contender: &'static str, targets: &'static [Target]) -> Row {
+    Row { name, contender, targets, by_default: true }
+}
+
+const fn speed(baseline: &'static str, at_least: f64) -> Target {
+    Target { baseline, measure: Measure::Speed(at_least) }
+}
+
+const fn cpu_added(baseline: &'static str, at_most_us: f64) -> Target {
+    Target { baseline, measure: Measure::CpuAdded(at_most_us) }
+}
+
+const fn shown(baseline: &'static str) -> Target {
+    Target { baseline, measure: Measure::Shown }
+}
+
+const GATEWAY: &[Contender] = &[
+    contender("upstream", Program::Upstream, "/orders", Traffic::Miss),
+    contender("proxy", Program::Proxy, "/orders", Traffic::Miss),
+    contender("ibid-miss", Program::Ibid, "/orders", Traffic::Miss),
+    contender("ibid-replay", Program::Ibid, "/orders", Traffic::Replay),
+    contender("ibid-logging-miss", Program::IbidLogging, "/orders", Traffic::Miss),
+];
+const GATEWAY_MISS: &[Target] = &[speed("proxy", 0.92), cpu_added("proxy", 8.0)];
+const GATEWAY_REPLAY: &[Target] = &[speed("proxy", 2.5), speed("upstream", 1.0)];
+
+/// Everything there is to measure; the targets are those of the project's performance page.
+pub const SCENES: &[Scene] = &[
+    Scene {
+        name: "gateway-300",
+        body_bytes: 300,
+        contenders: GATEWAY,
+        rows: &[
+            row("gateway-memory-miss-300", "ibid-miss", GATEWAY_MISS),
+            row("gateway-memory-replay-300", "ibid-replay", GATEWAY_REPLAY),
+            // What one line of log per request costs; there is no target for it.
+            row("gateway-memory-miss-300-log-info", "ibid-logging-miss", &[shown("ibid-miss"), shown("proxy")]),
+        ],
+    },
+    Scene {
+        name: "gateway-16k",
+        body_bytes: 16 * 1024,
+        contenders: GATEWAY,
+        rows: &[
+            row("gateway-memory-miss-16k", "ibid-miss", GATEWAY_MISS),
+            row("gateway-memory-replay-16k", "ibid-replay", GATEWAY_REPLAY),
+        ],
+    },
+    Scene {
+        name: "layer-300",
+        body_bytes: 300,
+        contenders: &[
+            contender("axum-plain", Program::LayerApp, "/plain", Traffic::Miss),
+            contender("axum-ibid-miss", Program::LayerApp, "/guarded", Traffic::Miss),
+            contender("axum-ibid-replay", Program::LayerApp, "/guarded", Traffic::Replay),
+        ],
+        rows: &[
+            row("layer-memory-miss-300", "axum-ibid-miss", &[speed("axum-plain", 0.85)]),
+            row("layer-memory-replay-300", "axum-ibid-replay", &[speed("axum-plain", 1.0)]),
+        ],
+    },
+    // Two processes of the same server: how far from 1.00 their ratio strays is what other rows' ratios are worth.
+    Scene {
+        name: "noise-300",
+        body_bytes: 300,
+        contenders: &[
+            contender("upstream", Program::Upstream, "/orders", Traffic::Miss),
+            contender("upstream-again", Program::Upstream, "/orders", Traffic::Miss),
+        ],
+        rows: &[Row {
+            name: "noise-300",
+            contender: "upstream-again",
+            targets: &[Target { baseline: "upstream", measure: Measure::Shown }],
+            by_default: false,
+        }],
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_names_contenders_of_its_own_scene() {
+        for scene in SCENES {
+            for name in scene.rows.iter().flat_map(Row::needs) {
+                assert_eq!(scene.contenders.iter().filter(|contender| contender.name == name).count(), 1, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_selected_by_part_of_their_name() {
+        let names = |patterns: &[&str]| -> Vec<&str> {
+            let patterns: Vec<_> = patterns.iter().map(ToString::to_string).collect();
+            select(&patterns).unwrap().into_iter().flat_map(|(_, rows)| rows).map(|row| row.name).collect()
+        };
+        assert_eq!(names(&["16k"]), ["gateway-memory-miss-16k", "gateway-memory-replay-16k"]);
+        assert_eq!(names(&["layer", "noise-300"]).len(), 3);
+        assert_eq!(names(&[]).len(), 7);
+        assert!(select(&["nothing".into()]).unwrap_err().contains("gateway-memory-miss-300"));
+    }
+}

@@ -1,0 +1,285 @@
+//! Starts a scene's processes and loads them in interleaved rounds.
+//!
+//! In every round each contender is loaded once; the order is rotated from round to round, so that no contender always
+//! follows the same other. Every run has a **fresh process** of its contender, so that the luck of one process (its memory
+//! layout, its allocator, a store filled by earlier rounds) is drawn anew each round instead of shifting all of them.
+//!
+//! A contender whose run went wrong keeps its problem and takes no further part; the rows that need it are invalid,
+//! the others go on.
+
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::time::sleep;
+
+use crate::{
+    args::Args,
+    child::Server,
+    cpu::{self, Machine},
+    load::{self, Keys, Load, Outcome, Plan, Stop},
+    rows::{Contender, Program, Row, Scene, Traffic},
+};
+
+/// Rest between two runs, for the last server to notice that its connections are gone.
+const REST: Duration = Duration::from_millis(50);
+
+/// The gateway under test.
+const SERVE: &[&str] =
+    &["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--store", "memory:", "--preset", "ietf"];
+
+/// A scene's results.
+#[derive(Debug)]
+pub struct Played {
+    /// The scene.
+    pub scene: &'static Scene,
+    /// The rows to judge.
+    pub rows: Vec<&'static Row>,
+    /// What was measured of each contender that the rows need.
+    pub measured: Vec<Measured>,
+    /// Rounds that were played again because of strangers' noise.
+    pub redone: usize,
+}
+
+/// What was measured of one contender.
+#[derive(Debug)]
+pub struct Measured {
+    /// The contender's name.
+    pub name: &'static str,
+    /// One sample per round, while there was no problem.
+    pub samples: Vec<Sample>,
+    /// Why its figures mean nothing.
+    pub problem: Option<String>,
+}
+
+/// One contender's figures of one round.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// Requests per second.
+    pub per_second: f64,
+    /// Median latency in microseconds.
+    pub p50_us: f64,
+    /// 99th percentile of latency in microseconds.
+    pub p99_us: f64,
+    /// CPU of the contender's process per request, in microseconds (not of the upstream behind it).
+    pub cpu_us: f64,
+    /// CPU of the load generator per request, in microseconds.
+    pub load_cpu_us: f64,
+    /// Share of the machine (0–1) that was idle: much of it means that generator and server were kept on one core.
+    pub idle: f64,
+    /// Share of the machine (0–1) that strangers used or the hypervisor took: the noise of this run.
+    pub others: f64,
+}
+
+impl Sample {
+    /// Figures of `run`, between two looks at the `machine`; `behind` is the CPU time of the upstream behind a gateway.
+    fn new(run: &Outcome, machine: [Machine; 2], behind: Duration) -> Self {
+        let quantile = |share| run.latency.quantile(share).as_secs_f64() * 1e6;
+        let [before, after] = machine;
+        let idle = after.idle.saturating_sub(before.idle);
+        let busy = after.busy.saturating_sub(before.busy);
+        let ours = run.server_cpu + run.own_cpu + behind;
+        let share = |part: Duration| part.as_secs_f64() / (idle + busy).as_secs_f64().max(f64::MIN_POSITIVE);
+        Self {
+            per_second: run.per_second(),
+            p50_us: quantile(0.5),
+            p99_us: quantile(0.99),
+            cpu_us: run.cpu_us(run.server_cpu),
+            load_cpu_us: run.cpu_us(run.own_cpu),
+            idle: share(idle),
+            others: share(busy.saturating_sub(ours)),
+        }
+    }
+}
+
+/// Checks that the programs of all chosen scenes exist, before any time is spent on the first.
+///
+/// # Errors
+/// A sentence for the user, naming the program, the rows that need it and the flag.
+pub fn check_programs(args: &Args, chosen: &[(&'static Scene, Vec<&'static Row>)]) -> Result<(), String> {
+    let mut missing: Vec<(PathBuf, &str, Vec<&str>)> = Vec::new();
+    for (scene, rows) in chosen {
+        for row in rows {
+            for contender in needed(scene, &[row]) {
+                let (path, hint) = binary(args, contender.program);
+                if path.is_file() {
+                    continue;
+                }
+                match missing.iter_mut().find(|(known, ..)| *known == path) {
+                    Some((.., rows)) if rows.contains(&row.name) => {}
+                    Some((.., rows)) => rows.push(row.name),
+                    None => missing.push((path, hint, vec![row.name])),
+                }
+            }
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<_> = missing
+        .iter()
+        .map(|(path, hint, rows)| {
+            format!("no such program: {} ({hint}), needed by {}", path.display(), rows.join(", "))
+        })
+        .collect();
+    Err(lines.join("\n"))
+}
+
+/// Plays all rounds of one scene.
+///
+/// # Errors
+/// If the upstream behind the gateways cannot be started; anything that concerns one contender is a
+/// [`Measured::problem`].
+pub async fn play(args: &Args, scene: &'static Scene, rows: Vec<&'static Row>) -> Result<Played, String> {
+    let contenders = needed(scene, &rows);
+    let upstream = match contenders.iter().any(|contender| contender.program.is_gateway()) {
+        true => Some(start(args, Program::Upstream, None).await?),
+        false => None,
+    };
+    let stage = Stage { args, scene, upstream };
+    let mut measured: Vec<_> = contenders
+        .iter()
+        .map(|contender| Measured { name: contender.name, samples: Vec::new(), problem: None })
+        .collect();
+    let (mut kept, mut redone) = (0, 0);
+    while kept < args.rounds {
+        let mut samples = vec![None; contenders.len()];
+        for turn in 0..contenders.len() {
+            let place = (turn + kept + redone) % contenders.len();
+            let (contender, measured) = (contenders[place], &mut measured[place]);
+            if measured.problem.is_some() {
+                continue;
+            }
+            let prefix = format!("{} round {}/{} {}", scene.name, kept + 1, args.rounds, contender.name);
+            match stage.run(contender).await {
+                Ok(sample) => {
+                    eprintln!("{prefix}: {}", line(&sample));
+                    samples[place] = Some(sample);
+                }
+                Err(problem) => {
+                    eprintln!("{prefix}: INVALID: {problem}");
+                    measured.problem = Some(problem);
+                }
+            }
+            sleep(REST).await;
+        }
+        // Decided by what strangers did, never by what the contenders achieved, and for the round as a whole.
+        let noisy = samples.iter().flatten().any(|sample| sample.others > args.redo_above);
+        if noisy && redone < args.rounds {
+            redone += 1;
+            eprintln!("{}: that round was noisy; it is played again ({redone} so far)", scene.name);
+            continue;
+        }
+        kept += 1;
+        measured.iter_mut().zip(samples).for_each(|(measured, sample)| measured.samples.extend(sample));
+    }
+    Ok(Played { scene, rows, measured, redone })
+}
+
+fn line(sample: &Sample) -> String {
+    let Sample { per_second, p50_us, p99_us, cpu_us, load_cpu_us, idle, others } = sample;
+    format!(
+        "{per_second:.0} req/s, p50 {p50_us:.0} µs, p99 {p99_us:.0} µs, CPU {cpu_us:.1} µs (generator {load_cpu_us:.1}), \
+         idle {:.0} %, others {:.0} %",
+        idle * 100.0,
+        others * 100.0
+    )
+}
+
+fn needed(scene: &'static Scene, rows: &[&'static Row]) -> Vec<&'static Contender> {
+    let names: Vec<_> = rows.iter().flat_map(|row| row.needs()).collect();
+    scene.contenders.iter().filter(|contender| names.contains(&contender.name)).collect()
+}
+
+/// What the runs of a scene share.
+struct Stage<'a> {
+    args: &'a Args,
+    scene: &'static Scene,
+    /// The app behind the gateways; the same for all of them, so that they differ in nothing else.
+    upstream: Option<Server>,
+}
+
+impl Stage<'_> {
+    /// One run of one contender, or why it does not count.
+    async fn run(&self, contender: &Contender) -> Result<Sample, String> {
+        let behind = self.upstream.as_ref().filter(|_| contender.program.is_gateway());
+        let server = start(self.args, contender.program, behind.map(Server::addr)).await?;
+        let app = behind.unwrap_or(&server).addr();
+        let mut load = self.warmed_up(contender, &server).await?;
+        let executed_before = load::executions(app).await.map_err(|error| error.to_string())?;
+        let behind_before = behind_cpu(behind)?;
+        let machine_before = cpu::machine().map_err(|error| error.to_string())?;
+        let run = load.run(Stop::After(self.args.measure), server.pid()).await.map_err(|error| error.to_string())?;
+        let machine = [machine_before, cpu::machine().map_err(|error| error.to_string())?];
+        let behind = behind_cpu(behind)?.saturating_sub(behind_before);
+        let executed = load::executions(app).await.map_err(|error| error.to_string())? - executed_before;
+        if let Some(problem) = &run.problem {
+            return Err(format!("{problem}\nby status: {:?}", run.statuses));
+        }
+        let due = match contender.traffic {
+            Traffic::Miss => run.requests,
+            Traffic::Replay => 0,
+        };
+        if executed != due {
+            return Err(format!("{} requests were executed {executed} times instead of {due}", run.requests));
+        }
+        Ok(Sample::new(&run, machine, behind))
+    }
+
+    /// Connections whose keys are known to the server, if they are to be, and which have settled.
+    async fn warmed_up(&self, contender: &Contender, server: &Server) -> Result<Load, String> {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let plan = Plan {
+            addr: server.addr(),
+            path: contender.path.to_owned(),
+            body_bytes: self.scene.body_bytes,
+            connections: self.args.connections,
+            namespace: since_epoch.as_nanos() as u64,
+            keys: match contender.traffic {
+                Traffic::Miss => Keys::Unique,
+                Traffic::Replay => Keys::Fixed(self.args.replay_keys),
+            },
+            expect: 201,
+        };
+        let failed = |what: &dyn std::fmt::Display| format!("warming up: {what}");
+        let mut load = Load::connect(&plan).await.map_err(|error| failed(&error))?;
+        let mut problem = load.warm_up().await.map_err(|error| failed(&error))?;
+        if problem.is_none() {
+            let settling = load.run(Stop::After(self.args.settle), server.pid()).await;
+            problem = settling.map_err(|error| failed(&error))?.problem;
+        }
+        problem.map_or(Ok(load), |problem| Err(failed(&problem)))
+    }
+}
+
+fn behind_cpu(behind: Option<&Server>) -> Result<Duration, String> {
+    behind.map_or(Ok(Duration::ZERO), |server| cpu::consumed(server.pid()).map_err(|error| error.to_string()))
+}
+
+/// Where a program is, and how to say otherwise.
+fn binary(args: &Args, program: Program) -> (PathBuf, &'static str) {
+    match program {
+        Program::Upstream => (args.own_bins.join("bare-upstream"), "build all binaries of ibid-bench"),
+        Program::LayerApp => (args.own_bins.join("layer-app"), "build all binaries of ibid-bench"),
+        Program::Proxy => (args.proxy_bin.clone(), "set --proxy-bin or IBID_BENCH_PROXY"),
+        Program::Ibid | Program::IbidLogging => (args.ibid_bin.clone(), "set --ibid-bin or IBID_BENCH_IBID"),
+    }
+}
+
+async fn start(args: &Args, program: Program, upstream: Option<SocketAddr>) -> Result<Server, String> {
+    let upstream = upstream.map(|addr| format!("http://{addr}")).unwrap_or_default();
+    let answer = args.answer.to_string();
+    let threads = args.app_threads.to_string();
+    let flags: Vec<&str> = match program {
+        Program::Upstream | Program::LayerApp => {
+            vec!["--listen", "127.0.0.1:0", "--answer", &answer, "--threads", &threads]
+        }
+        Program::Proxy => vec!["--upstream", &upstream, "--listen", "127.0.0.1:0"],
+        Program::Ibid => [SERVE, &["--upstream", &upstream, "--log-level", "warn"]].concat(),
+        Program::IbidLogging => [SERVE, &["--upstream", &upstream]].concat(),
+    };
+    let flags: Vec<String> = flags.into_iter().map(str::to_owned).collect();
+    Server::start(&binary(args, program).0, &flags).await
+}

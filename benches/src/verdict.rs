@@ -1,0 +1,135 @@
+//! From samples to verdicts: compare within each round, then take the median over rounds.
+
+use crate::{
+    rows::{Measure, Target},
+    runner::Measured,
+};
+
+/// Median and extremes over the rounds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    /// The middle value, or the mean of the two in the middle.
+    pub median: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of at least one value; none gives `None`.
+    #[must_use]
+    pub fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median = match values.len() % 2 {
+            0 => (values[middle - 1] + values[middle]) / 2.0,
+            _ => values[middle],
+        };
+        Some(Self { median, min, max })
+    }
+}
+
+/// How a target came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The median keeps the bound.
+    Met,
+    /// It does not.
+    Missed,
+    /// There is no bound, or too few rounds.
+    NotJudged,
+    /// The contender or its baseline did not work.
+    Invalid,
+}
+
+impl Verdict {
+    /// How it is printed.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Met => "met",
+            Self::Missed => "missed",
+            Self::NotJudged => "not judged",
+            Self::Invalid => "INVALID",
+        }
+    }
+}
+
+/// A target with its result.
+#[derive(Debug)]
+pub struct Judged {
+    /// The target.
+    pub target: &'static Target,
+    /// The per-round comparison with the baseline.
+    pub spread: Option<Spread>,
+    /// How it came out.
+    pub verdict: Verdict,
+}
+
+/// Compares a contender with a target's baseline; without `judging`, figures only.
+#[must_use]
+pub fn judge(target: &'static Target, own: &Measured, baseline: &Measured, judging: bool) -> Judged {
+    if own.problem.is_some() || baseline.problem.is_some() {
+        return Judged { target, spread: None, verdict: Verdict::Invalid };
+    }
+    // Both have a sample for every round, in the order of rounds, because neither has a problem.
+    let rounds = own.samples.iter().zip(&baseline.samples);
+    let spread = Spread::of(rounds.map(|(own, base)| match target.measure {
+        Measure::Speed(_) | Measure::Shown => own.per_second / base.per_second,
+        Measure::CpuAdded(_) => own.cpu_us - base.cpu_us,
+    }));
+    let kept = spread.and_then(|spread| match target.measure {
+        Measure::Speed(at_least) => Some(spread.median >= at_least),
+        Measure::CpuAdded(at_most) => Some(spread.median <= at_most),
+        Measure::Shown => None,
+    });
+    let verdict = match kept {
+        Some(true) if judging => Verdict::Met,
+        Some(false) if judging => Verdict::Missed,
+        _ => Verdict::NotJudged,
+    };
+    Judged { target, spread, verdict }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{rows::SCENES, runner::Sample};
+
+    fn measured(name: &'static str, speeds: &[f64], problem: Option<&str>) -> Measured {
+        let sample = |per_second| Sample {
+            per_second,
+            p50_us: 1.0,
+            p99_us: 2.0,
+            cpu_us: 20.0,
+            load_cpu_us: 9.0,
+            idle: 0.0,
+            others: 0.0,
+        };
+        Measured { name, samples: speeds.iter().copied().map(sample).collect(), problem: problem.map(str::to_owned) }
+    }
+
+    fn miss(own: &Measured, base: &Measured) -> Judged {
+        judge(&SCENES[0].rows[0].targets[0], own, base, true)
+    }
+
+    #[test]
+    fn the_median_of_per_round_ratios_decides_not_the_ratio_of_medians() {
+        let base = measured("proxy", &[100.0, 200.0, 400.0, 100.0, 100.0], None);
+        let own = measured("ibid-miss", &[95.0, 190.0, 200.0, 95.0, 95.0], None);
+        let judged = miss(&own, &base);
+        assert_eq!(judged.verdict, Verdict::Met);
+        assert_eq!(judged.spread, Some(Spread { median: 0.95, min: 0.5, max: 0.95 }));
+    }
+
+    #[test]
+    fn a_problem_on_either_side_makes_the_row_invalid() {
+        let good = measured("proxy", &[1.0], None);
+        let bad = measured("ibid-miss", &[], Some("status 503"));
+        assert_eq!(miss(&bad, &good).verdict, Verdict::Invalid);
+        assert_eq!(miss(&good, &bad).verdict, Verdict::Invalid);
+    }
+}

@@ -1,0 +1,80 @@
+//! The harness from outside: real processes, a stand-in gateway, no judgement of speed.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const SHORT: [&str; 8] = ["--rounds", "2", "--seconds", "0.2", "--settle", "0.05", "--connections", "8"];
+
+fn bench(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ibid-bench"));
+    command.args(SHORT).args(args).env_remove("IBID_BENCH_PROXY").env_remove("IBID_BENCH_IBID");
+    command
+}
+
+fn run(args: &[&str]) -> (Output, String) {
+    let output = bench(args).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    (output, text)
+}
+
+/// Cargo builds examples beside the binaries before it runs tests.
+fn stub() -> String {
+    let bins = Path::new(env!("CARGO_BIN_EXE_ibid-bench")).parent().unwrap();
+    bins.join("examples/stub-gateway").to_str().unwrap().to_owned()
+}
+
+#[test]
+fn gateway_rows_run_from_warm_up_to_json() {
+    let json = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("gateway.json");
+    let stub = stub();
+    let (output, text) =
+        run(&["--rows", "gateway", "--proxy-bin", &stub, "--ibid-bin", &stub, "--json", json.to_str().unwrap()]);
+    assert!(output.status.success(), "{text}");
+    for row in ["gateway-memory-miss-300", "gateway-memory-replay-16k"] {
+        assert!(text.contains(row), "{text}");
+    }
+    assert!(text.contains("not judged") && !text.contains("INVALID"), "{text}");
+    assert!(fs::read_to_string(json).unwrap().contains("\"measure\":\"cpu-us-added-at-most\""));
+}
+
+#[test]
+fn a_gateway_that_executes_replays_makes_the_row_invalid() {
+    // Without its first argument, `serve`, the stub is a plain proxy: it executes every replay.
+    let script = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("forgetful");
+    fs::write(&script, format!("#!/bin/sh\nshift\nexec {} \"$@\"\n", stub())).unwrap();
+    assert!(Command::new("chmod").arg("+x").arg(&script).status().unwrap().success());
+    let (output, text) = run(&["--rows", "replay-300", "--proxy-bin", &stub(), "--ibid-bin", script.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("times instead of 0"), "{text}");
+}
+
+#[test]
+fn a_missing_binary_is_named_with_its_flag_before_anything_runs() {
+    let (output, text) = run(&["--rows", "gateway-memory-miss-300", "--proxy-bin", "/nowhere/proxy"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.contains("no such program: /nowhere/proxy (set --proxy-bin or IBID_BENCH_PROXY)"), "{text}");
+    assert!(!text.contains("round 1"), "{text}");
+}
+
+#[test]
+fn a_terminated_run_leaves_no_server_behind() {
+    let child =
+        bench(&["--rows", "noise", "--seconds", "60"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let servers = || fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap_or_default();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while servers().trim().is_empty() {
+        assert!(Instant::now() < deadline, "no server was started");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let server = servers().split_whitespace().next().unwrap().to_owned();
+    thread::sleep(Duration::from_millis(200));
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!Path::new(&format!("/proc/{server}")).exists());
+}
