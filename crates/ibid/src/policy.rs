@@ -284,6 +284,12 @@ impl Policy {
         if self.mode == Mode::Shadow { FOR_EVER } else { self.timeout }
     }
 
+    /// Headers that say "this is a replay": nobody else may say it, neither a client nor the app.
+    pub(crate) fn only_on_replays(&self) -> impl Iterator<Item = &HeaderName> {
+        let also_first = |name: &HeaderName| self.first_headers.iter().any(|(first, _)| first == name);
+        self.replay_headers.iter().map(|(name, _)| name).filter(move |name| !also_first(name))
+    }
+
     /// The code of a refusal.
     pub fn status_of(&self, reason: Reason) -> StatusCode {
         let set = self.status.iter().find(|(which, _)| *which == reason);

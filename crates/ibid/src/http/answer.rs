@@ -52,6 +52,7 @@ pub(super) fn first<B>(
         return answer;
     }
     let headers = answer.headers_mut();
+    policy.only_on_replays().for_each(|name| drop(headers.remove(name)));
     let requested_at_ms = telling.requested_at_ms;
     tell(headers, &policy.first_headers, telling, requested_at_ms);
     match stored {

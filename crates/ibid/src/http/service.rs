@@ -27,7 +27,7 @@ use crate::{
     engine::{Stored, Verdict},
     key::mask,
     observe::{Answered, Notice, Outcome, Shadow},
-    policy::Mode,
+    policy::{Mode, Policy},
     record::Record,
     refusal::{Reason, Refusal},
     store::{Address, Finished},
@@ -75,13 +75,13 @@ where
             return ResponseFuture::passed(inner.call(request), preflight);
         }
         Routed::Refused(refusal) => {
-            let policy = crate::Policy::ietf();
+            let policy = Policy::ietf();
             let mut telling = telling(shared, &parts);
             return ResponseFuture::ready(answer::refuse(&refusal, &policy, "", &mut telling));
         }
     };
     let keyed = request::judge(shared, &route, &parts);
-    strip_own_headers(&mut parts.headers);
+    strip_own_headers(&mut parts.headers, &route.policy);
     let mut seen = Seen::of(&route, &parts);
     match keyed {
         Judged::Keyless => {
@@ -314,9 +314,9 @@ fn overloaded() -> Refusal {
 }
 
 /// What only we may say about a request.
-fn strip_own_headers(headers: &mut HeaderMap) {
+fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     let own: Vec<_> = headers.keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
-    own.iter().for_each(|name| drop(headers.remove(name)));
+    own.iter().chain(policy.only_on_replays()).for_each(|name| drop(headers.remove(name)));
 }
 
 fn telling(shared: &Shared, parts: &Parts) -> Telling {
