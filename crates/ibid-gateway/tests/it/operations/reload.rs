@@ -77,14 +77,15 @@ async fn two_hundred_requests_during_five_reloads_all_succeed() {
 #[tokio::test]
 async fn a_hangup_reads_again_what_the_file_points_to() {
     let upstream = Upstream::start().await;
-    let mut gateway = gateway("[policy]\npreset = \"ietf\"\n", &upstream).await;
+    let mut gateway = gateway("", &upstream).await;
     fs::write(gateway.dir().join("required"), "false").unwrap();
-    gateway.rewrite_config("[policy]\nkey.required = \"file:required\"\n");
-    gateway.signal(Signal::Hup);
-    // Says the same as before, so there is nothing to take up.
+    gateway.rewrite_config("[policy]\nttl = \"1h\"\nkey.required = \"file:required\"\n");
+    lines(&gateway, TAKEN, 1).await;
+    assert!(!orders_need_a_key(&gateway).await);
+    // The file itself stays as it is, so nobody but the signal brings this about.
     fs::write(gateway.dir().join("required"), "true").unwrap();
     gateway.signal(Signal::Hup);
-    gateway.wait_for_log(TAKEN).await;
+    lines(&gateway, TAKEN, 2).await;
     assert!(orders_need_a_key(&gateway).await);
 }
 
