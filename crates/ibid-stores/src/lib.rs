@@ -6,6 +6,8 @@
 //! # Ok::<_, ibid_stores::UrlError>(())
 //! ```
 
+pub mod embedded;
+
 pub use url::{UrlError, open, parse_size};
 
 mod url;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use ibid::store::{Memory, MemoryLimits, Store};
 
+use crate::embedded::{Durability, Embedded, Options};
+
 /// A store URL that names no store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -26,7 +28,7 @@ pub enum UrlError {
 
 type Open = fn(&Url<'_>) -> Result<Arc<dyn Store>, String>;
 
-const SCHEMES: [(&str, Open); 1] = [("memory", memory)];
+const SCHEMES: [(&str, Open); 2] = [("memory", memory), ("embedded", embedded)];
 
 /// A URL, taken apart.
 struct Url<'a> {
@@ -66,6 +68,39 @@ fn memory(url: &Url<'_>) -> Result<Arc<dyn Store>, String> {
         }
     }
     Ok(Arc::new(Memory::new(limits)))
+}
+
+/// Below this not even a few segments fit.
+const LEAST: u64 = 16 << 20;
+
+fn embedded(url: &Url<'_>) -> Result<Arc<dyn Store>, String> {
+    if url.rest.is_empty() {
+        return Err("the embedded store needs a path; write embedded:/var/lib/ibid".into());
+    }
+    let mut options = Options::default();
+    for (name, value) in &url.options {
+        match *name {
+            "durability" => {
+                options.durability = match *value {
+                    "power" => Durability::Power,
+                    "crash" => Durability::Crash,
+                    _ => return Err(format!("durability is {value:?}; allowed are power and crash")),
+                }
+            }
+            "max_size" => {
+                options.max_size = parse_size(value)
+                    .filter(|size| *size >= LEAST)
+                    .ok_or_else(|| format!("max_size is {value:?}; write a size of at least 16MiB, such as 10GiB"))?
+            }
+            _ => {
+                return Err(format!(
+                    "{name:?} is no option of the embedded store; allowed are durability and max_size"
+                ));
+            }
+        }
+    }
+    let store = Embedded::open(url.rest, options).map_err(|error| error.to_string())?;
+    Ok(Arc::new(store))
 }
 
 /// Bytes, or `64KiB`, `1MiB`, `2GiB`, `10KB`, `1MB`, `1GB`.
@@ -115,9 +150,9 @@ mod tests {
     fn what_is_not_built_in_is_said_plainly() {
         assert_eq!(
             why("mysql://u:secret@h/db"),
-            r#""mysql://****@h/db" names no store of this build; built in are memory:"#
+            r#""mysql://****@h/db" names no store of this build; built in are memory: embedded:"#
         );
-        assert!(why("memory").contains("built in are memory:"));
+        assert!(why("memory").contains("built in are memory: embedded:"));
         assert_eq!(
             why("memory:?size=1"),
             r#""memory:?size=1": "size" is no option of the memory store; allowed is max_size"#

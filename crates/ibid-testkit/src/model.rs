@@ -106,7 +106,7 @@ struct Entry {
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {
-    Running { until: Micros },
+    Running { until: Micros, takeover: Micros },
     Unknown { takeover: Micros, released: bool },
     Done { record: u8, resolved: bool },
     Free,
@@ -117,6 +117,18 @@ impl Model {
     pub fn advance(&mut self, by: Micros) {
         self.now += by;
         self.entries.retain(|_, entry| self.now < entry.expires);
+    }
+
+    /// What a durable store that serves one process says after that has started again: whatever ran is unknown at once,
+    /// and is not taken over before a full hold from now.
+    pub fn restart(&mut self) {
+        let now = self.now;
+        for entry in self.entries.values_mut() {
+            if let Phase::Running { until, takeover } = &mut entry.phase {
+                *takeover = (now + entry.wish.hold).max(*takeover);
+                *until = now.min(*until);
+            }
+        }
     }
 
     /// See [`Store::claim`](ibid::store::Store::claim).
@@ -147,7 +159,7 @@ impl Model {
             took_over: before.is_some_and(|before| !matches!(before.phase, Phase::Free)),
             claimed: self.now,
             expires: self.now + wish.hold + wish.keep,
-            phase: Phase::Running { until: self.now + wish.hold },
+            phase: Phase::running(self.now + wish.hold),
         };
         self.put(entry);
         Found::Granted { fence: entry.fence, attempt: entry.attempt }
@@ -155,7 +167,7 @@ impl Model {
 
     /// See [`Store::extend`](ibid::store::Store::extend).
     pub fn extend(&mut self, grip: Grip, hold: Micros) -> Answer {
-        let phase = Phase::Running { until: self.now + hold };
+        let phase = Phase::running(self.now + hold);
         let least = self.now + hold + grip.wish.keep;
         match self.entries.get_mut(&grip.wish.at) {
             None => self.restore(grip, phase, least),
@@ -302,9 +314,8 @@ impl Entry {
         let Self { fence, attempt, .. } = *self;
         let who = |from: Micros| Who { fence, attempt, age: now - self.claimed, takeover_in: from.saturating_sub(now) };
         match self.phase {
-            Phase::Running { until } if now < until => Found::Busy(who(until)),
-            Phase::Running { until } => Found::Unknown(who(until)),
-            Phase::Unknown { takeover, .. } => Found::Unknown(who(takeover)),
+            Phase::Running { until, takeover } if now < until => Found::Busy(who(takeover)),
+            Phase::Running { takeover, .. } | Phase::Unknown { takeover, .. } => Found::Unknown(who(takeover)),
             Phase::Done { record, .. } => Found::Done { fence, attempt, record, expires_in: self.expires - now },
             Phase::Free => Found::Spent,
         }
@@ -312,6 +323,10 @@ impl Entry {
 }
 
 impl Phase {
+    fn running(until: Micros) -> Self {
+        Self::Running { until, takeover: until }
+    }
+
     fn of(end: Ending, now: Micros) -> Self {
         match end {
             Ending::Complete { record, .. } => Self::Done { record, resolved: false },

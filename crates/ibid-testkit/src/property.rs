@@ -19,11 +19,13 @@ use bytes::Bytes;
 use ibid::store::{Address, Ask, Claim, End, Fence, Fingerprint, Held, Holder, Lease, Outline, Store, Tags, Token};
 use proptest::{
     prelude::*,
+    sample::select,
     test_runner::{Config, TestCaseError, TestRunner},
 };
 
 use crate::model::{Answer, Ending, Found, Grip, Micros, Model, Who, Wish};
 
+const SECOND: Micros = 1_000_000;
 /// How many addresses a history is about.
 pub const ADDRESSES: usize = 3;
 /// How many there are at each address that claim.
@@ -97,24 +99,35 @@ pub enum Op {
     Advance {
         by: Micros,
     },
+    /// The store is closed and opened again. Only in histories [with restarts](check_restarts).
+    Restart,
 }
 
 /// Histories for stores with such a clock.
 pub fn histories(clock: Clock) -> impl Strategy<Value = Vec<Op>> {
-    proptest::collection::vec(ops(clock), 1..80)
-}
-
-fn ops(clock: Clock) -> BoxedStrategy<Op> {
-    const SECOND: Micros = 1_000_000;
     const LONG: Micros = 100_000 * SECOND;
-    let seat = || (0..ADDRESSES, 0..CLAIMERS);
-    let (life, advance) = match clock {
+    let ops = match clock {
         Clock::Paused => {
             let lives = vec![SECOND / 1000, SECOND, 10 * SECOND, 59 * SECOND, 200 * SECOND, LONG];
-            (proptest::sample::select(lives.clone()).boxed(), proptest::sample::select(lives[..5].to_vec()).boxed())
+            ops(select(lives.clone()).boxed(), select(lives[..5].to_vec()).boxed())
         }
-        Clock::Real => (Just(LONG).boxed(), Just(0).boxed()),
+        Clock::Real => ops(Just(LONG).boxed(), Just(0).boxed()),
     };
+    proptest::collection::vec(ops, 1..80)
+}
+
+/// Histories for durable stores: lives of minutes and of days side by side, and a restart now and then.
+pub fn histories_with_restarts() -> impl Strategy<Value = Vec<Op>> {
+    const MINUTE: Micros = 60 * SECOND;
+    const DAY: Micros = 24 * 60 * MINUTE;
+    let lives = select(vec![SECOND, 59 * SECOND, 5 * MINUTE, 60 * MINUTE, DAY, 7 * DAY]).boxed();
+    let advance = select(vec![SECOND, 59 * SECOND, 4 * MINUTE, 60 * MINUTE, DAY, 3 * DAY]).boxed();
+    let ops = prop_oneof![15 => ops(lives, advance), 1 => Just(Op::Restart)];
+    proptest::collection::vec(ops, 1..160)
+}
+
+fn ops(life: BoxedStrategy<Micros>, advance: BoxedStrategy<Micros>) -> BoxedStrategy<Op> {
+    let seat = || (0..ADDRESSES, 0..CLAIMERS);
     let retry = prop_oneof![2 => Just(0), 1 => life.clone()];
     let ending = prop_oneof![
         (any::<u8>(), life.clone()).prop_map(|(record, keep)| Ending::Complete { record, keep }),
@@ -122,7 +135,7 @@ fn ops(clock: Clock) -> BoxedStrategy<Op> {
         (life.clone(), retry).prop_map(|(keep, retry_in)| Ending::Park { keep, retry_in }),
     ]
     .boxed();
-    let named = || proptest::sample::select(vec![Named::Nobody, Named::Current, Named::Current, Named::Stale]);
+    let named = || select(vec![Named::Nobody, Named::Current, Named::Current, Named::Stale]);
     prop_oneof![
         6 => (seat(), named(), life.clone(), life.clone())
             .prop_map(|(seat, over, hold, keep)| Op::Claim { seat, over, hold, keep }),
@@ -144,18 +157,49 @@ fn ops(clock: Clock) -> BoxedStrategy<Op> {
 /// # Panics
 /// With the shortest history found on which store and model differ.
 pub fn check_histories(histories_to_try: u32, clock: Clock, make_store: impl AsyncFn() -> Arc<dyn Store>) {
+    check(histories_to_try, clock, histories(clock), async |history| {
+        let store = make_store().await;
+        check_history(&*store, &history, clock).await
+    });
+}
+
+/// Checks random histories in which a durable store is closed and opened again, on a paused clock. `make_disk` is called
+/// once per history, `open` whenever the store on it is opened: the time that it tells goes on in between.
+///
+/// # Panics
+/// With the shortest history found on which store and model differ.
+pub fn check_restarts<D>(
+    histories_to_try: u32, make_disk: impl AsyncFn() -> D, open: impl AsyncFn(&D) -> Arc<dyn Store>,
+) {
+    check(histories_to_try, Clock::Paused, histories_with_restarts(), async |history| {
+        let disk = make_disk().await;
+        let mut store = Some(open(&disk).await);
+        let mut walk = Walk::new(Clock::Paused);
+        for (step, op) in history.iter().enumerate() {
+            if *op == Op::Restart {
+                drop(store.take());
+                store = Some(open(&disk).await);
+                walk.model.restart();
+            }
+            let store = &**store.as_ref().expect("it is always opened again");
+            walk.step(store, *op).await.map_err(|how| format!("step {step}, {op:?}: {how}"))?;
+        }
+        Ok(())
+    });
+}
+
+fn check(
+    histories_to_try: u32, clock: Clock, histories: impl Strategy<Value = Vec<Op>>,
+    check: impl AsyncFn(Vec<Op>) -> Result<(), String>,
+) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .start_paused(clock == Clock::Paused)
         .build()
         .expect("a runtime");
     let config = Config { cases: histories_to_try, failure_persistence: None, ..Config::default() };
-    let outcome = TestRunner::new(config).run(&histories(clock), |history| {
-        runtime.block_on(async {
-            let store = make_store().await;
-            check_history(&*store, &history, clock).await.map_err(TestCaseError::fail)
-        })
-    });
+    let outcome = TestRunner::new(config)
+        .run(&histories, |history| runtime.block_on(check(history)).map_err(TestCaseError::fail));
     if let Err(difference) = outcome {
         panic!("{difference}");
     }
@@ -166,9 +210,9 @@ pub fn check_histories(histories_to_try: u32, clock: Clock, make_store: impl Asy
 /// # Errors
 /// If they do.
 pub async fn check_history(store: &dyn Store, history: &[Op], clock: Clock) -> Result<(), String> {
-    let mut walk = Walk::new(store, clock);
+    let mut walk = Walk::new(clock);
     for (step, op) in history.iter().enumerate() {
-        walk.step(*op).await.map_err(|how| format!("step {step}, {op:?}: {how}"))?;
+        walk.step(store, *op).await.map_err(|how| format!("step {step}, {op:?}: {how}"))?;
     }
     Ok(())
 }
@@ -177,8 +221,7 @@ pub async fn check_history(store: &dyn Store, history: &[Op], clock: Clock) -> R
 type Asked = (Wish, Arc<Ask>, Option<Grip>);
 
 /// A history on its way.
-struct Walk<'a> {
-    store: &'a dyn Store,
+struct Walk {
     clock: Clock,
     model: Model,
     addresses: [Address; ADDRESSES],
@@ -189,8 +232,8 @@ struct Walk<'a> {
     tokens: u32,
 }
 
-impl<'a> Walk<'a> {
-    fn new(store: &'a dyn Store, clock: Clock) -> Self {
+impl Walk {
+    fn new(clock: Clock) -> Self {
         let address = |_| {
             let mut address = [0; 32];
             address[..16].copy_from_slice(&Token::mint().0);
@@ -198,7 +241,6 @@ impl<'a> Walk<'a> {
             Address(address)
         };
         Self {
-            store,
             clock,
             model: Model::default(),
             addresses: std::array::from_fn(address),
@@ -208,32 +250,32 @@ impl<'a> Walk<'a> {
         }
     }
 
-    async fn step(&mut self, op: Op) -> Result<(), String> {
+    async fn step(&mut self, store: &dyn Store, op: Op) -> Result<(), String> {
         match op {
             Op::Claim { seat: (at, who), over, hold, keep } => {
                 self.tokens += 1;
                 let wish = Wish { at, token: self.tokens, hold, keep, over: self.named(at, over) };
                 let ask = Arc::new(self.ask(wish));
                 self.seats[at][who] = Some((wish, ask, None));
-                self.claim((at, who)).await
+                self.claim(store, (at, who)).await
             }
-            Op::Again { seat } => self.claim(seat).await,
+            Op::Again { seat } => self.claim(store, seat).await,
             Op::Extend { seat: (at, who), hold } => {
                 let Some((_, ask, Some(grip))) = self.seats[at][who].clone() else { return Ok(()) };
-                let answered = self.store.extend(&self.lease(&ask, grip), micros(hold)).await;
+                let answered = store.extend(&self.lease(&ask, grip), micros(hold)).await;
                 let expected = self.model.extend(grip, hold);
                 self.same_answer(at, expected, answered.map_err(|error| error.to_string())?)
             }
             Op::Settle { seat: (at, who), end } => {
                 let Some((_, ask, Some(grip))) = self.seats[at][who].clone() else { return Ok(()) };
-                self.settle(&ask, grip, end).await
+                self.settle(store, &ask, grip, end).await
             }
             Op::Unseen { seat: (at, who) } => {
                 let Some((wish, ask, _)) = self.seats[at][who].clone() else { return Ok(()) };
-                self.settle(&ask, Grip { wish, fence: 0, attempt: 0 }, Ending::Release).await
+                self.settle(store, &ask, Grip { wish, fence: 0, attempt: 0 }, Ending::Release).await
             }
             Op::Get { at } => {
-                let found = self.store.get(&self.addresses[at]).await.map_err(|error| error.to_string())?;
+                let found = store.get(&self.addresses[at]).await.map_err(|error| error.to_string())?;
                 match (self.model.get(at), found) {
                     (None, None) => Ok(()),
                     (Some(expected), Some(found)) => self.same_found(at, expected, &found),
@@ -242,22 +284,22 @@ impl<'a> Walk<'a> {
             }
             Op::Resolve { at, seen, end } => {
                 let seen = self.named(at, seen).unwrap_or(u64::MAX);
-                let answered =
-                    self.store.operators().resolve(&self.addresses[at], self.fence(at, seen), &real(end)).await;
+                let answered = store.operators().resolve(&self.addresses[at], self.fence(at, seen), &real(end)).await;
                 let expected = self.model.resolve(at, seen, end);
                 self.same_answer(at, expected, answered.map_err(|error| error.to_string())?)
             }
             Op::Forget { at, seen } => {
                 let seen = self.named(at, seen).unwrap_or(u64::MAX);
-                let answered = self.store.operators().forget(&self.addresses[at], self.fence(at, seen)).await;
+                let answered = store.operators().forget(&self.addresses[at], self.fence(at, seen)).await;
                 let expected = self.model.forget(at, seen);
                 self.same_answer(at, expected, answered.map_err(|error| error.to_string())?)
             }
             Op::Sweep { at_most } => {
-                let swept = self.store.sweep(at_most).await.map_err(|error| error.to_string())?;
+                let swept = store.sweep(at_most).await.map_err(|error| error.to_string())?;
                 let kept_to_it = swept.removed <= at_most;
                 kept_to_it.then_some(()).ok_or_else(|| format!("a sweep removed {}", swept.removed))
             }
+            Op::Restart => Ok(()),
             Op::Advance { by } => {
                 if self.clock == Clock::Paused {
                     tokio::time::advance(micros(by)).await;
@@ -268,12 +310,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    async fn claim(&mut self, (at, who): Seat) -> Result<(), String> {
+    async fn claim(&mut self, store: &dyn Store, (at, who): Seat) -> Result<(), String> {
         let Some((wish, ask, _)) = self.seats[at][who].clone() else { return Ok(()) };
         if self.model.leaves_open(wish) {
             return Ok(());
         }
-        let found = self.store.claim(&ask).await.map_err(|error| error.to_string())?;
+        let found = store.claim(&ask).await.map_err(|error| error.to_string())?;
         if self.model.was_spent_before(wish) && !matches!(found, Claim::Granted(_)) {
             return Ok(());
         }
@@ -290,8 +332,8 @@ impl<'a> Walk<'a> {
         self.same_found(at, expected, &found)
     }
 
-    async fn settle(&mut self, ask: &Arc<Ask>, grip: Grip, end: Ending) -> Result<(), String> {
-        let answered = self.store.settle(&self.lease(ask, grip), &real(end)).await;
+    async fn settle(&mut self, store: &dyn Store, ask: &Arc<Ask>, grip: Grip, end: Ending) -> Result<(), String> {
+        let answered = store.settle(&self.lease(ask, grip), &real(end)).await;
         let expected = self.model.settle(grip, end);
         self.same_answer(grip.wish.at, expected, answered.map_err(|error| error.to_string())?)
     }

@@ -1,0 +1,353 @@
+//! Where in the log each address is: many small hash tables in memory, so that no growth stalls anybody.
+//!
+//! ```text
+//! slot (44 bytes)   address prefix [16]   version u64   segment u32   offset u32   length u32 (kind in its upper bits)
+//!                   expires u32   dies u32 (seconds since the epoch, rounded up)
+//! ```
+//!
+//! Invariants: there is a slot for each address whose current entry has not died, and for no other; it changes only
+//! after what it points to is durable. Shards are in the order of addresses, so that listings go shard by shard.
+//! Prefix and version together name one slot: two addresses may share a prefix, never a version. What runs is held
+//! whole, in the shard's side table, and its slot is there too.
+
+use std::{collections::HashMap, sync::Arc};
+
+use ibid::store::Address;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+use super::entry::{Entry, Kind, Micros};
+
+pub(super) const SHARDS: usize = 1024;
+const KIND_SHIFT: u32 = 29;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slot {
+    prefix: [u8; 16],
+    version: [u32; 2],
+    /// 0 in a place that is empty.
+    pub(super) segment: u32,
+    pub(super) offset: u32,
+    length_and_kind: u32,
+    expires: u32,
+    dies: u32,
+}
+
+impl Slot {
+    const EMPTY: Self =
+        Self { prefix: [0; 16], version: [0; 2], segment: 0, offset: 0, length_and_kind: 0, expires: 0, dies: 0 };
+    /// What an entry's length must stay below.
+    pub(super) const MAX_LENGTH: usize = 1 << KIND_SHIFT;
+
+    pub(super) fn new(entry: &Entry, segment: u32, offset: u32, length: usize) -> Self {
+        assert!(segment != 0 && length < Self::MAX_LENGTH);
+        Self {
+            prefix: prefix(&entry.ask.address),
+            version: [entry.version as u32, (entry.version >> 32) as u32],
+            segment,
+            offset,
+            length_and_kind: length as u32 | (entry.kind() as u32) << KIND_SHIFT,
+            expires: seconds(entry.expires),
+            dies: seconds(entry.dies_at),
+        }
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        u64::from(self.version[0]) | u64::from(self.version[1]) << 32
+    }
+
+    pub(super) fn length(&self) -> usize {
+        (self.length_and_kind & (Self::MAX_LENGTH as u32 - 1)) as usize
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        Kind::from_bits((self.length_and_kind >> KIND_SHIFT) as u8).expect("only kinds are put in")
+    }
+
+    pub(super) fn has_expired(&self, now: Micros) -> bool {
+        u64::from(self.expires) * 1_000_000 <= now
+    }
+
+    fn is_dead(&self, now: Micros) -> bool {
+        self.dies_at() <= now
+    }
+
+    pub(super) fn dies_at(&self) -> Micros {
+        u64::from(self.dies) * 1_000_000
+    }
+
+    /// The same entry at another place.
+    pub(super) fn moved(self, segment: u32, offset: u32) -> Self {
+        Self { segment, offset, ..self }
+    }
+
+    pub(super) fn prefix(&self) -> &[u8; 16] {
+        &self.prefix
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Index {
+    shards: Box<[Mutex<Shard>]>,
+}
+
+/// Everything in it is written under the shard's lock, which is never held across a disk access or an await. Slots and
+/// `running` are written by the writer, and by whoever removes what died or moves what lives on.
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    table: Table,
+    pub(super) running: HashMap<Address, Arc<Entry>>,
+    pub(super) waiters: HashMap<Address, Arc<Notify>>,
+}
+
+/// What the index knows about an address.
+pub(super) enum Found {
+    Running(Arc<Entry>),
+    /// Those with the address's prefix: none, mostly one.
+    Slots(Vec<Slot>),
+}
+
+impl Index {
+    pub(super) fn new() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+
+    pub(super) fn shard(&self, at: &Address) -> MutexGuard<'_, Shard> {
+        self.shards[shard_of(&at.0)].lock()
+    }
+
+    /// By number, in the order of their addresses.
+    pub(super) fn nth(&self, nth: usize) -> MutexGuard<'_, Shard> {
+        self.shards[nth].lock()
+    }
+
+    pub(super) fn find(&self, at: &Address) -> Found {
+        let shard = self.shard(at);
+        match shard.running.get(at) {
+            Some(entry) => Found::Running(entry.clone()),
+            None => Found::Slots(shard.table.matching(prefix(at)).copied().collect()),
+        }
+    }
+
+    /// Whether this very slot is still there.
+    pub(super) fn has(&self, slot: &Slot) -> bool {
+        self.shards[shard_of(&slot.prefix)]
+            .lock()
+            .table
+            .position(slot.prefix, slot.version())
+            .is_some_and(|at| at.1 == *slot)
+    }
+
+    /// The slot of the entry that is `bytes`, if it points to this place.
+    pub(super) fn slot_at(&self, bytes: &[u8], segment: u32, offset: u32) -> Option<Slot> {
+        let (version, address) = Entry::peek_name(bytes)?;
+        let (_, slot) = self.shard(&address).table.position(prefix(&address), version)?;
+        (slot.segment == segment && slot.offset == offset).then_some(slot)
+    }
+
+    /// While the log is read: takes an entry in if none of a higher version is known. `is_same` tells whether a slot
+    /// with the same prefix is of the same address. Returns the slot that is not needed: the older one's, if any.
+    pub(super) fn adopt(&self, entry: &Entry, slot: Slot, is_same: impl Fn(&Slot) -> bool) -> Option<Slot> {
+        let mut shard = self.shard(&entry.ask.address);
+        let known = shard.table.matching(slot.prefix).find(|known| is_same(known)).copied();
+        match known {
+            Some(known) if known.version() > slot.version() => return Some(slot),
+            Some(known) => drop(shard.table.remove(known.prefix, known.version())),
+            None => {}
+        }
+        shard.table.insert(slot);
+        known
+    }
+
+    /// Puts the slot of `entry` in the place of the version that it supersedes, and wakes who waited for that to end.
+    /// Returns the slot that was there.
+    pub(super) fn put(&self, entry: &Arc<Entry>, slot: Slot, supersedes: Option<u64>) -> Option<Slot> {
+        let at = &entry.ask.address;
+        let mut shard = self.shard(at);
+        let before = supersedes.and_then(|version| shard.table.remove(slot.prefix, version));
+        shard.table.insert(slot);
+        if slot.kind() == Kind::Claim {
+            shard.running.insert(*at, entry.clone());
+        } else {
+            shard.running.remove(at);
+            shard.wake(at);
+        }
+        before
+    }
+
+    /// Where the entry of this slot is by now, if it was only moved.
+    pub(super) fn relocated(&self, slot: &Slot) -> Option<Slot> {
+        let shard = self.shards[shard_of(&slot.prefix)].lock();
+        shard.table.position(slot.prefix, slot.version()).map(|(_, slot)| slot)
+    }
+
+    /// Puts `to` in the place of `from`, if that is still there.
+    pub(super) fn swap(&self, from: &Slot, to: Slot) -> bool {
+        let mut shard = self.shards[shard_of(&from.prefix)].lock();
+        match shard.table.position(from.prefix, from.version()) {
+            Some((at, slot)) if slot == *from => {
+                shard.table.slots[at] = to;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Removes at most `at_most` slots of the dead, each shown to `gone`. Returns how many, and whether there are more.
+    pub(super) fn sweep(&self, now: Micros, at_most: u32, mut gone: impl FnMut(&Slot)) -> (u32, bool) {
+        let mut removed = 0;
+        let mut more = false;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            if u64::from(shard.table.due) * 1_000_000 > now {
+                continue;
+            }
+            removed += shard.sweep(now, at_most - removed, &mut gone);
+            more |= u64::from(shard.table.due) * 1_000_000 <= now;
+        }
+        (removed, more)
+    }
+}
+
+impl Shard {
+    pub(super) fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.table.slots.iter().filter(|slot| slot.segment != 0)
+    }
+
+    pub(super) fn wake(&mut self, at: &Address) {
+        if let Some(waiters) = self.waiters.remove(at) {
+            waiters.notify_waiters();
+        }
+    }
+
+    pub(super) fn is_listed(&self, at: &Address, waiters: &Arc<Notify>) -> bool {
+        self.waiters.get(at).is_some_and(|listed| Arc::ptr_eq(listed, waiters))
+    }
+
+    fn sweep(&mut self, now: Micros, at_most: u32, gone: &mut impl FnMut(&Slot)) -> u32 {
+        let dead: Vec<Slot> = self.slots().filter(|slot| slot.is_dead(now)).take(at_most as usize).copied().collect();
+        for slot in &dead {
+            self.table.remove(slot.prefix, slot.version());
+            gone(slot);
+        }
+        if dead.iter().any(|slot| slot.kind() == Kind::Claim) {
+            let over: Vec<Address> =
+                self.running.iter().filter(|(_, entry)| entry.dies_at <= now).map(|(at, _)| *at).collect();
+            for at in over {
+                self.running.remove(&at);
+                self.wake(&at);
+            }
+        }
+        self.table.due = self.slots().map(|slot| slot.dies).min().unwrap_or(u32::MAX);
+        self.table.shrink();
+        dead.len() as u32
+    }
+}
+
+/// Open addressing with linear probing; at most seven eighths full.
+#[derive(Debug)]
+struct Table {
+    /// As many as a power of two, or none.
+    slots: Vec<Slot>,
+    used: usize,
+    /// No slot dies earlier.
+    due: u32,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self { slots: Vec::new(), used: 0, due: u32::MAX }
+    }
+}
+
+impl Table {
+    fn home(&self, prefix: [u8; 16]) -> usize {
+        // The address is a digest; its first bytes chose the shard. Multiplying spreads what a tester makes up.
+        let [.., a, b, c, d, e, f, g, h] = prefix;
+        let mixed = u64::from_le_bytes([a, b, c, d, e, f, g, h]).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 32) as usize & (self.slots.len() - 1)
+    }
+
+    fn matching(&self, prefix: [u8; 16]) -> impl Iterator<Item = &Slot> {
+        let mask = self.slots.len().wrapping_sub(1);
+        let home = if self.slots.is_empty() { 0 } else { self.home(prefix) };
+        (0..self.slots.len())
+            .map(move |step| &self.slots[(home + step) & mask])
+            .take_while(|slot| slot.segment != 0)
+            .filter(move |slot| slot.prefix == prefix)
+    }
+
+    fn position(&self, prefix: [u8; 16], version: u64) -> Option<(usize, Slot)> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let mut at = self.home(prefix);
+        while self.slots[at].segment != 0 {
+            if self.slots[at].prefix == prefix && self.slots[at].version() == version {
+                return Some((at, self.slots[at]));
+            }
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+        None
+    }
+
+    fn insert(&mut self, slot: Slot) {
+        if (self.used + 1) * 8 > self.slots.len() * 7 {
+            self.resize((self.slots.len() * 2).max(4));
+        }
+        let mut at = self.home(slot.prefix);
+        while self.slots[at].segment != 0 {
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+        self.slots[at] = slot;
+        self.used += 1;
+        self.due = self.due.min(slot.dies);
+    }
+
+    fn remove(&mut self, prefix: [u8; 16], version: u64) -> Option<Slot> {
+        let (mut hole, gone) = self.position(prefix, version)?;
+        let mask = self.slots.len() - 1;
+        let mut at = (hole + 1) & mask;
+        // Those behind it that would no longer be found from their home move up.
+        while self.slots[at].segment != 0 {
+            let home = self.home(self.slots[at].prefix);
+            if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(hole) & mask) {
+                self.slots[hole] = self.slots[at];
+                hole = at;
+            }
+            at = (at + 1) & mask;
+        }
+        self.slots[hole] = Slot::EMPTY;
+        self.used -= 1;
+        Some(gone)
+    }
+
+    fn shrink(&mut self) {
+        if self.used == 0 {
+            self.slots = Vec::new();
+        } else if self.slots.len() > 16 && self.used * 4 < self.slots.len() {
+            self.resize(self.slots.len() / 2);
+        }
+    }
+
+    fn resize(&mut self, to: usize) {
+        let before = std::mem::replace(&mut self.slots, vec![Slot::EMPTY; to]);
+        self.used = 0;
+        for slot in before.into_iter().filter(|slot| slot.segment != 0) {
+            self.insert(slot);
+        }
+    }
+}
+
+pub(super) fn shard_of(address: &[u8]) -> usize {
+    usize::from(address[0]) << 2 | usize::from(address[1] >> 6)
+}
+
+fn prefix(at: &Address) -> [u8; 16] {
+    *at.0.first_chunk().expect("an address is longer")
+}
+
+/// Rounded up: nothing is taken for dead too early.
+fn seconds(at: Micros) -> u32 {
+    at.div_ceil(1_000_000).min(u64::from(u32::MAX - 1)) as u32
+}

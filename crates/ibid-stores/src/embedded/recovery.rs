@@ -1,0 +1,289 @@
+//! From files to an index: what a start finds, cuts, sets aside and reports.
+//!
+//! Segments are read one by one; of two entries at one address the higher version counts, so their order is of no
+//! matter. What died is left out. Of a segment that no batch follows, in its lane, the end may be torn: it is cut
+//! there. Everything else that does not read is a flaw: reported with file and offset, passed over, never served.
+//!
+//! Invariants: after recovery every segment is sealed, and the store goes on in a new one. What the last batch held is
+//! written again, for a file that was read back from the system's cache may never have reached the disk.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, atomic::Ordering::SeqCst},
+};
+
+use ibid::store::Address;
+
+use super::{
+    OpenError,
+    disk::Disk,
+    entry::{Entry, Kind, Micros},
+    format::{FIRST_BATCH, Flaw, MAIN, SECTOR, SegmentHeader},
+    index::{Index, SHARDS, Slot},
+    report::{Found, Report},
+    scan::{Batch, Scan, Step},
+    segments::{SPARE, Segment, SoFar, id_of, name, seal},
+};
+
+/// What a start found.
+#[derive(Debug)]
+pub(super) struct Recovered {
+    pub(super) index: Index,
+    pub(super) segments: Vec<Arc<Segment>>,
+    pub(super) store: Option<[u8; 16]>,
+    pub(super) next_id: u32,
+    /// The highest that were given, by lane for sequence numbers.
+    pub(super) sequences: [u64; 2],
+    pub(super) version: u64,
+    pub(super) clock: Micros,
+    pub(super) fences: u64,
+    /// What was written last, in each lane, as far as it still counts.
+    pub(super) last: Vec<Entry>,
+    pub(super) report: Report,
+}
+
+/// A segment in which something was found.
+struct Scanned {
+    segment: Arc<Segment>,
+    lane: u8,
+    first: u64,
+    last: u64,
+    end: u64,
+    sealed: bool,
+    last_batch: Option<Batch>,
+}
+
+impl Recovered {
+    /// Reads all segments. Changes nothing on the disk.
+    pub(super) fn read(disk: &dyn Disk, now: Micros) -> Result<(Self, Vec<Unsealed>), OpenError> {
+        let mut recovered = Self {
+            index: Index::new(),
+            segments: Vec::new(),
+            store: None,
+            next_id: 1,
+            sequences: [0; 2],
+            version: 0,
+            clock: now,
+            fences: 0,
+            last: Vec::new(),
+            report: Report::default(),
+        };
+        recovered.find_segments(disk)?;
+        let by_id: HashMap<u32, Arc<Segment>> =
+            recovered.segments.iter().map(|segment| (segment.header.id, segment.clone())).collect();
+        let mut scanned = Vec::new();
+        for segment in recovered.segments.clone() {
+            // One that was being recycled: nothing in it counts.
+            if segment.written.load(SeqCst) != 0 {
+                scanned.extend(recovered.scan(segment, &by_id)?);
+            }
+        }
+        let unsealed = recovered.chain(scanned, &by_id);
+        recovered.index.sweep(recovered.clock, u32::MAX, |slot| by_id[&slot.segment].lose(slot));
+        recovered.report.live = (0..SHARDS).map(|nth| recovered.index.nth(nth).slots().count() as u64).sum();
+        recovered.interrupt(&by_id);
+        Ok((recovered, unsealed))
+    }
+
+    fn find_segments(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
+        let mut ids: Vec<u32> = disk.list()?.iter().filter_map(|name| id_of(name)).collect();
+        ids.sort_unstable();
+        for id in ids {
+            self.next_id = self.next_id.max(id + 1);
+            let file = disk.open(&name(id))?;
+            let mut bytes = vec![0; SECTOR];
+            let header = match file.length()? {
+                length if length < FIRST_BATCH => Err(Flaw::Length),
+                _ => {
+                    file.read_at(&mut bytes, 0)?;
+                    SegmentHeader::decode(&bytes)
+                }
+            };
+            let mut header = match header {
+                Ok(header) => header,
+                Err(Flaw::Version(version)) => return Err(OpenError::Version { file: name(id), version }),
+                Err(flaw) => {
+                    self.report.found.push(Found { file: name(id), offset: 0, length: None, flaw });
+                    continue;
+                }
+            };
+            if self.store.is_some_and(|store| store != header.store) {
+                self.report.found.push(Found { file: name(id), offset: 16, length: None, flaw: Flaw::Field });
+                continue;
+            }
+            self.store = Some(header.store);
+            self.clock = self.clock.max(header.clock);
+            self.fences = self.fences.max(header.fences);
+            self.sequences[usize::from(MAIN)] = self.sequences[usize::from(MAIN)].max(header.sequence);
+            let was_being_recycled = header.id != id;
+            header.id = id;
+            let segment = Segment::new(header, file);
+            segment.close(if was_being_recycled { 0 } else { FIRST_BATCH });
+            self.report.segments += 1;
+            self.segments.push(Arc::new(segment));
+        }
+        Ok(())
+    }
+
+    fn scan(
+        &mut self, segment: Arc<Segment>, by_id: &HashMap<u32, Arc<Segment>>,
+    ) -> Result<Option<Scanned>, OpenError> {
+        let mut scan = Scan::new(&segment)?;
+        let mut scanned: Option<Scanned> = None;
+        loop {
+            match scan.step()? {
+                Step::Batch(batch) => {
+                    self.take_in(&batch, &segment, by_id);
+                    let sequence = batch.header.sequence;
+                    let scanned = scanned.get_or_insert_with(|| Scanned {
+                        segment: segment.clone(),
+                        lane: batch.header.lane,
+                        first: sequence,
+                        last: 0,
+                        end: 0,
+                        sealed: false,
+                        last_batch: None,
+                    });
+                    scanned.last = sequence;
+                    scanned.last_batch = Some(batch);
+                }
+                Step::Gap { at, length, flaw } => {
+                    let file = name(segment.header.id);
+                    self.report.found.push(Found { file, offset: at, length: Some(length), flaw });
+                }
+                Step::End { at, sealed } => {
+                    segment.close(at);
+                    if let Some(scanned) = &mut scanned {
+                        (scanned.end, scanned.sealed) = (at, sealed);
+                        scanned.last += u64::from(sealed);
+                    }
+                    return Ok(scanned);
+                }
+            }
+        }
+    }
+
+    fn take_in(&mut self, batch: &Batch, segment: &Segment, by_id: &HashMap<u32, Arc<Segment>>) {
+        self.report.batches += 1;
+        self.clock = self.clock.max(batch.header.clock);
+        self.fences = self.fences.max(batch.header.fences);
+        let id = segment.header.id;
+        let entries = batch.entries().unwrap_or_else(|flaw| {
+            self.report.found.push(Found { file: name(id), offset: batch.at, length: Some(batch.header.span()), flaw });
+            Vec::new()
+        });
+        for (offset, bytes) in entries {
+            let length = bytes.len();
+            let entry = match Entry::decode(bytes, segment.header.salt) {
+                Ok(entry) if length < Slot::MAX_LENGTH => entry,
+                read => {
+                    let flaw = read.err().unwrap_or(Flaw::Length);
+                    self.report.found.push(Found { file: name(id), offset, length: Some(length as u64), flaw });
+                    continue;
+                }
+            };
+            self.report.entries += 1;
+            self.version = self.version.max(entry.version);
+            if entry.dies_at <= self.clock {
+                continue;
+            }
+            let slot = Slot::new(&entry, id, offset as u32, length);
+            let not_needed =
+                self.index.adopt(&entry, slot, |known| address_at(by_id, known) == Some(entry.ask.address));
+            by_id[&id].gain(&slot);
+            if let Some(not_needed) = not_needed {
+                by_id[&not_needed.segment].lose(&not_needed);
+            }
+        }
+    }
+
+    /// Whether each segment is continued by the next one of its lane. Returns those that must be sealed.
+    fn chain(&mut self, mut scanned: Vec<Scanned>, by_id: &HashMap<u32, Arc<Segment>>) -> Vec<Unsealed> {
+        scanned.sort_by_key(|scanned| (scanned.lane, scanned.segment.header.id));
+        let mut unsealed = Vec::new();
+        for nth in 0..scanned.len() {
+            let this = &scanned[nth];
+            let lane = usize::from(this.lane);
+            self.sequences[lane] = self.sequences[lane].max(this.last);
+            let next = scanned.get(nth + 1).filter(|next| next.lane == this.lane);
+            if this.sealed {
+                continue;
+            }
+            match next {
+                Some(next) if next.first > this.last + 1 => {
+                    let file = name(this.segment.header.id);
+                    self.report.found.push(Found { file, offset: this.end, length: Some(0), flaw: Flaw::Missing });
+                    continue;
+                }
+                Some(_) => {}
+                None => {
+                    self.report.torn.push((name(this.segment.header.id), this.end));
+                    let entries = this.last_batch.as_ref().and_then(|batch| batch.entries().ok()).unwrap_or_default();
+                    self.last.extend(entries.into_iter().filter_map(|(offset, bytes)| {
+                        self.index.slot_at(&bytes, this.segment.header.id, offset as u32)?;
+                        Entry::decode(bytes, by_id[&this.segment.header.id].header.salt).ok()
+                    }));
+                }
+            }
+            unsealed.push(Unsealed {
+                segment: this.segment.clone(),
+                at: this.end,
+                lane: this.lane,
+                sequence: this.last + 1,
+            });
+        }
+        unsealed
+    }
+
+    /// Nobody is known to run any more.
+    fn interrupt(&mut self, by_id: &HashMap<u32, Arc<Segment>>) {
+        for nth in 0..SHARDS {
+            let claims: Vec<Slot> =
+                self.index.nth(nth).slots().filter(|slot| slot.kind() == Kind::Claim).copied().collect();
+            for slot in claims {
+                // One that does not read any more is found corrupt by whoever asks for it.
+                let Ok(mut entry) = by_id[&slot.segment].read(&slot) else { continue };
+                entry.interrupt(self.clock);
+                self.index.nth(nth).running.insert(entry.ask.address, Arc::new(entry));
+            }
+        }
+    }
+}
+
+/// A segment whose end is not marked.
+#[derive(Debug)]
+pub(super) struct Unsealed {
+    segment: Arc<Segment>,
+    at: u64,
+    lane: u8,
+    sequence: u64,
+}
+
+/// Cuts torn ends, sets aside what cannot be read, removes what was not finished, and makes the rest durable.
+pub(super) fn mend(disk: &dyn Disk, recovered: &mut Recovered, unsealed: Vec<Unsealed>) -> io::Result<()> {
+    for found in recovered.report.found.iter().filter(|found| found.is_whole_file()) {
+        disk.rename(&found.file, &format!("{}.quarantined", found.file))?;
+    }
+    if disk.list()?.iter().any(|name| name == SPARE) {
+        disk.remove(SPARE)?;
+    }
+    for segment in &recovered.segments {
+        segment.file.sync_data()?;
+    }
+    let (clock, fences) = (recovered.clock, recovered.fences);
+    for Unsealed { segment, at, lane, sequence } in unsealed {
+        if at + SECTOR as u64 <= segment.header.size {
+            seal(&segment, at, lane, SoFar { sequence, clock, fences }, true)?;
+        }
+        let highest = &mut recovered.sequences[usize::from(lane)];
+        *highest = (*highest).max(sequence);
+    }
+    disk.sync_dir()
+}
+
+fn address_at(by_id: &HashMap<u32, Arc<Segment>>, slot: &Slot) -> Option<Address> {
+    let mut bytes = [0; 56];
+    by_id.get(&slot.segment)?.file.read_at(&mut bytes, slot.offset.into()).ok()?;
+    Some(Entry::peek_name(&bytes)?.1)
+}

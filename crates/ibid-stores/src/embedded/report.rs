@@ -1,0 +1,62 @@
+//! What is wrong with a store's files, in words.
+
+use std::fmt;
+
+use super::format::Flaw;
+
+/// What reading a store's files found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Files that are segments.
+    pub segments: u64,
+    /// Batches that read well.
+    pub batches: u64,
+    /// Entries in them, those that have died or were superseded included.
+    pub entries: u64,
+    /// Entries that still count.
+    pub live: u64,
+    /// Where each lane of the log ends without a seal, as after a crash: file and offset. Not a fault.
+    pub torn: Vec<(String, u64)>,
+    /// What does not read.
+    pub found: Vec<Found>,
+}
+
+/// A place that does not read. Nothing is ever answered from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Which file.
+    pub file: String,
+    /// From where on.
+    pub offset: u64,
+    /// How far; `None` if the file as a whole is set aside.
+    pub length: Option<u64>,
+    /// What is wrong.
+    pub flaw: Flaw,
+}
+
+impl Found {
+    /// Whether the file as a whole cannot be used.
+    pub fn is_whole_file(&self) -> bool {
+        self.length.is_none()
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, offset {}: {}", self.file, self.offset, self.flaw)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { segments, batches, entries, live, torn, found } = self;
+        writeln!(f, "{segments} segments, {batches} batches, {entries} entries, of which {live} count")?;
+        for (file, offset) in torn {
+            writeln!(f, "{file}, offset {offset}: the log ends here, unsealed (as after a crash)")?;
+        }
+        for found in found {
+            writeln!(f, "{found}")?;
+        }
+        Ok(())
+    }
+}
