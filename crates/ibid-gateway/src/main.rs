@@ -34,8 +34,10 @@ fn main() -> ExitCode {
             serve::ServeError::Settings(line) => (line, WRONG_SETTING),
             why => (why.to_string(), 1),
         }),
-        Command::Check(args) => match check::run(&args, &env, &promise, &mut io::stdout()) {
+        Command::Check(args) => match check::run(&args, &env, &mut io::stdout()) {
             Ok(verdict) => return verdict.code().into(),
+            // Whoever reads it has read enough.
+            Err(check::CheckError::Print(why)) if why.kind() == io::ErrorKind::BrokenPipe => None,
             Err(why) => Some((why.to_string(), WRONG_SETTING)),
         },
     };
@@ -46,17 +48,4 @@ fn main() -> ExitCode {
             code.into()
         }
     }
-}
-
-/// What the configured store promises, for `ibid check`.
-fn promise(settings: &ibid_gateway::config::Settings) -> Option<String> {
-    Some(match ibid_stores::open(settings.store.url.expose()) {
-        Err(why) => why.to_string(),
-        Ok(store) => {
-            let promise = store.promise();
-            let durable = if promise.durable { "survives a crash" } else { "forgotten on restart" };
-            let shared = if promise.shared { "shared by several gateways" } else { "of this gateway alone" };
-            format!("{}: {durable}, {shared}", promise.store)
-        }
-    })
 }

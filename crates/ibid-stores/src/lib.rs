@@ -8,6 +8,6 @@
 
 pub mod embedded;
 
-pub use url::{UrlError, open, parse_size};
+pub use url::{Named, UrlError, open, parse_size};
 
 mod url;

@@ -1,6 +1,6 @@
 //! A store from its URL. Each scheme that is built in has one row in [`SCHEMES`]; this is where further stores plug in.
 
-use std::sync::Arc;
+use std::{path::PathBuf, str::FromStr, sync::Arc};
 
 use ibid::store::{Memory, MemoryLimits, Store};
 
@@ -24,11 +24,29 @@ pub enum UrlError {
         /// What is allowed.
         why: String,
     },
+    /// It is there, and cannot be opened.
+    #[error("{url:?} cannot be opened: {why}")]
+    Open {
+        /// What was asked for.
+        url: String,
+        /// Why.
+        why: String,
+    },
 }
 
-type Open = fn(&Url<'_>) -> Result<Arc<dyn Store>, String>;
+/// A store that a URL names: checked, not opened yet.
+#[derive(Debug, Clone)]
+pub enum Named {
+    /// In this process.
+    Memory(MemoryLimits),
+    /// On this machine's disk.
+    Embedded(PathBuf, Options),
+}
 
-const SCHEMES: [(&str, Open); 2] = [("memory", memory), ("embedded", embedded)];
+/// Schemes that are built in, and how each reads what follows it.
+const SCHEMES: [(&str, Read); 2] = [("memory", memory), ("embedded", embedded)];
+
+type Read = fn(&Url<'_>) -> Result<Named, String>;
 
 /// A URL, taken apart.
 struct Url<'a> {
@@ -40,20 +58,61 @@ struct Url<'a> {
 /// Opens the store that a URL names.
 ///
 /// # Errors
-/// If no store of this build has that name, or it does not know an option.
+/// If no store of this build has that name, or it cannot be opened.
 pub fn open(url: &str) -> Result<Arc<dyn Store>, UrlError> {
-    let Some((scheme, rest)) = url.split_once(':') else { return Err(UrlError::Scheme { url: shown(url) }) };
-    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let options =
-        query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    let parsed = Url { rest, options: options.collect() };
-    match SCHEMES.iter().find(|(name, _)| *name == scheme) {
-        Some((_, open)) => open(&parsed).map_err(|why| UrlError::Option { url: shown(url), why }),
-        None => Err(UrlError::Scheme { url: shown(url) }),
+    let named: Named = url.parse()?;
+    named.open().map_err(|why| UrlError::Open { url: shown(url), why })
+}
+
+impl FromStr for Named {
+    type Err = UrlError;
+
+    fn from_str(url: &str) -> Result<Self, UrlError> {
+        let Some((scheme, rest)) = url.split_once(':') else { return Err(UrlError::Scheme { url: shown(url) }) };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let pairs = query.split('&').filter(|pair| !pair.is_empty());
+        let options = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect();
+        match SCHEMES.iter().find(|(name, _)| *name == scheme) {
+            Some((_, read)) => read(&Url { rest, options }).map_err(|why| UrlError::Option { url: shown(url), why }),
+            None => Err(UrlError::Scheme { url: shown(url) }),
+        }
     }
 }
 
-fn memory(url: &Url<'_>) -> Result<Arc<dyn Store>, String> {
+impl Named {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Why it cannot be opened.
+    pub fn open(&self) -> Result<Arc<dyn Store>, String> {
+        Ok(match self {
+            Self::Memory(limits) => Arc::new(Memory::new(*limits)),
+            Self::Embedded(path, options) => {
+                Arc::new(Embedded::open(path, options.clone()).map_err(|error| error.to_string())?)
+            }
+        })
+    }
+
+    /// What it promises, in one line.
+    pub fn promise(&self) -> &'static str {
+        match self {
+            Self::Memory(_) => "at most one run per key and process; forgotten on restart",
+            Self::Embedded(_, Options { durability: Durability::Power, .. }) => {
+                "at most one run per key; survives SIGKILL and power loss; one machine"
+            }
+            Self::Embedded(_, Options { durability: Durability::Crash, .. }) => {
+                "at most one run per key; survives SIGKILL, not power loss; one machine"
+            }
+        }
+    }
+
+    /// Whether a restart forgets it.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, Self::Memory(_))
+    }
+}
+
+fn memory(url: &Url<'_>) -> Result<Named, String> {
     if !url.rest.is_empty() {
         return Err("the memory store has no path; write memory: or memory:?max_size=1GiB".into());
     }
@@ -67,13 +126,13 @@ fn memory(url: &Url<'_>) -> Result<Arc<dyn Store>, String> {
             _ => return Err(format!("{name:?} is no option of the memory store; allowed is max_size")),
         }
     }
-    Ok(Arc::new(Memory::new(limits)))
+    Ok(Named::Memory(limits))
 }
 
 /// Below this not even a few segments fit.
 const LEAST: u64 = 16 << 20;
 
-fn embedded(url: &Url<'_>) -> Result<Arc<dyn Store>, String> {
+fn embedded(url: &Url<'_>) -> Result<Named, String> {
     if url.rest.is_empty() {
         return Err("the embedded store needs a path; write embedded:/var/lib/ibid".into());
     }
@@ -99,8 +158,7 @@ fn embedded(url: &Url<'_>) -> Result<Arc<dyn Store>, String> {
             }
         }
     }
-    let store = Embedded::open(url.rest, options).map_err(|error| error.to_string())?;
-    Ok(Arc::new(store))
+    Ok(Named::Embedded(url.rest.into(), options))
 }
 
 /// Bytes, or `64KiB`, `1MiB`, `2GiB`, `10KB`, `1MB`, `1GB`.

@@ -80,7 +80,13 @@ where
     E: Send + 'static,
 {
     let RunKey { key, fingerprint } = key.into();
-    if let Err(why) = policy.key.format.check(&key) {
+    let length = key.len();
+    let fits = if (1..=policy.key.max_length).contains(&length) {
+        policy.key.format.check(&key)
+    } else {
+        Err(format!("the key has {length} characters; allowed are 1 to {}", policy.key.max_length))
+    };
+    if let Err(why) = fits {
         return Err(RunError::Refused(Refusal::new(Reason::KeyInvalid, why)));
     }
     let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);

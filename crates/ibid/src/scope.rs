@@ -4,7 +4,7 @@
 //! caller is; scope and key together give the [`Address`]. Each part is length-framed, so that no two different
 //! scopes can spell the same address.
 
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::{borrow::Cow, fmt, net::IpAddr, str::FromStr};
 
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, HeaderName, Method, Uri, header};
@@ -132,9 +132,9 @@ impl ScopePart {
     ///
     /// # Errors
     /// A refusal if it is missing, repeated or not believed.
-    pub fn value<'a>(&self, caller: &Caller<'a>) -> Result<std::borrow::Cow<'a, [u8]>, Refusal> {
+    pub fn value<'a>(&self, caller: &Caller<'a>) -> Result<Cow<'a, [u8]>, Refusal> {
         Ok(match self {
-            Self::Credential => credential(caller.headers)?.into(),
+            Self::Credential => credential(caller.headers)?,
             Self::Cookie(name) => cookie(caller.headers, name)?.into(),
             Self::Header(name) => believed(caller, name)?.into(),
             Self::Jwt(claim) => match caller.claims.and_then(|claims| claims.0.get(claim)) {
@@ -173,11 +173,13 @@ impl ScopePart {
     }
 }
 
-fn credential(headers: &HeaderMap) -> Result<&[u8], Refusal> {
-    for name in [header::AUTHORIZATION, HeaderName::from_static("x-api-key")] {
-        if let Some(value) = only(headers, &name)? {
-            return Ok(value);
-        }
+fn credential(headers: &HeaderMap) -> Result<Cow<'_, [u8]>, Refusal> {
+    if let Some(value) = only(headers, &header::AUTHORIZATION)? {
+        return Ok(value.into());
+    }
+    if let Some(value) = only(headers, &HeaderName::from_static("x-api-key"))? {
+        // No header value has a NUL, so the one header's value never passes for the other's.
+        return Ok([b"\0", value].concat().into());
     }
     if headers.contains_key(header::COOKIE) {
         return Err(missing(
@@ -185,7 +187,7 @@ fn credential(headers: &HeaderMap) -> Result<&[u8], Refusal> {
              the operator can set scope = [\"host\", \"cookie:session\"] with the session cookie's name",
         ));
     }
-    Ok(b"")
+    Ok(b"".as_slice().into())
 }
 
 fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Result<&'a [u8], Refusal> {
@@ -373,6 +375,8 @@ mod tests {
         let c = of(&parts, &[("host", "X"), ("authorization", "Bearer a")], "10.0.0.1").unwrap();
         assert_ne!(a.address("k", None, None), b.address("k", None, None));
         assert_eq!(a.address("k", None, None), c.address("k", None, None));
+        let d = of(&parts, &[("host", "x"), ("x-api-key", "Bearer a")], "10.0.0.1").unwrap();
+        assert_ne!(a.address("k", None, None), d.address("k", None, None));
     }
 
     #[test]

@@ -52,18 +52,15 @@ impl Verdict {
     }
 }
 
-/// Checks and prints. `promise` is what the store of these settings promises, in one line, if that is known without
-/// opening it.
+/// Checks and prints.
 ///
 /// # Errors
 /// A file is not valid, or nothing can be printed.
-pub fn run(
-    args: &CheckArgs, env: &Env<'_>, promise: &dyn Fn(&Settings) -> Option<String>, out: &mut dyn io::Write,
-) -> Result<Verdict, CheckError> {
+pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<Verdict, CheckError> {
     let settings = Settings::load(&ServeArgs::of_file(&args.file), env)?;
     let old = args.against.as_ref().map(|old| Settings::load(&ServeArgs::of_file(old), env)).transpose()?;
     writeln!(out, "{}: valid\n", args.file.display())?;
-    print_top(&settings, promise(&settings), out)?;
+    print_top(&settings, out)?;
     for (at, route) in settings.routes.iter().enumerate() {
         writeln!(out)?;
         print_route(at + 1, route, out)?;
@@ -82,7 +79,7 @@ pub fn run(
     Ok(Verdict::Forgets)
 }
 
-fn print_top(settings: &Settings, promise: Option<String>, out: &mut dyn io::Write) -> io::Result<()> {
+fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
     let tls = if settings.tls.is_some() { " (TLS)" } else { "" };
     let admin = match &settings.admin {
         None => "off".into(),
@@ -110,7 +107,7 @@ fn print_top(settings: &Settings, promise: Option<String>, out: &mut dyn io::Wri
             ),
         ),
     ];
-    lines.extend(promise.map(|promise| ("promise", promise)));
+    lines.push(("promise", settings.store.url.named().promise().into()));
     lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));
     for (name, value) in lines {
         writeln!(out, "  {name:<14}  {value}")?;

@@ -40,11 +40,9 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|why| ServeError::Start(why.to_string()))?;
     runtime.block_on(async {
-        let store = ibid_stores::open(settings.store.url.expose());
-        let store = store.map_err(|why| {
-            let origin = args.origin_of_store(settings.file.as_deref(), env);
-            ServeError::Settings(format!("{origin}: {why}"))
-        })?;
+        let url = &settings.store.url;
+        let store =
+            url.named().open().map_err(|why| ServeError::Start(format!("the store {url} cannot be opened: {why}")))?;
         let gateway = Gateway::start(settings, args, store, Arc::new(logs::Logged)).await.map_err(ServeError::Start)?;
         let stopped = stop_signals().map_err(|why| ServeError::Start(format!("signals: {why}")))?;
         announce(&gateway);

@@ -1,6 +1,6 @@
 //! The flags of `serve`, the variables that stand for them, and how both are laid over the file.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::{
     env::{Env, Lookup},
@@ -46,18 +46,6 @@ impl ServeArgs {
     /// Only a file, as `ibid check` does.
     pub fn of_file(file: impl Into<PathBuf>) -> Self {
         Self { config: Some(file.into()), ..Self::default() }
-    }
-
-    /// Who named the store: the flag, the variable, or the file and its key.
-    pub fn origin_of_store(&self, file: Option<&Path>, env: &Env<'_>) -> String {
-        if self.store.is_some() {
-            return "--store".into();
-        }
-        match (variable(env, "IBID_STORE"), file) {
-            (Ok(Some(_)), _) => "IBID_STORE".into(),
-            (_, Some(file)) => format!("{}: store.url", file.display()),
-            (_, None) => "store.url".into(),
-        }
     }
 
     /// The file, by flag or by variable.

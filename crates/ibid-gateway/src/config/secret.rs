@@ -3,6 +3,7 @@
 use std::fmt;
 
 use http::uri::{Authority, Scheme, Uri};
+use ibid_stores::Named;
 
 use super::scalar::Scalar;
 
@@ -17,18 +18,6 @@ pub struct StoreUrl(String);
 /// Scheme, host and port of an app, such as `http://127.0.0.1:3000`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Upstream(pub(super) String);
-
-/// What a store's URL may start with.
-const STORES: [&str; 8] = [
-    "memory:",
-    "embedded:",
-    "redis://",
-    "rediss://",
-    "redis+sentinel://",
-    "redis+cluster://",
-    "postgres://",
-    "postgresql://",
-];
 
 impl Secret {
     /// The text. Compare it in constant time, and never print it.
@@ -62,7 +51,12 @@ impl StoreUrl {
 
     /// Whether everything is forgotten with the process.
     pub fn is_memory(&self) -> bool {
-        self.0 == "memory:"
+        self.named().is_memory()
+    }
+
+    /// The store that it names.
+    pub fn named(&self) -> Named {
+        self.0.parse().expect("checked when it was read")
     }
 }
 
@@ -88,21 +82,11 @@ impl fmt::Debug for StoreUrl {
 }
 
 impl Scalar for StoreUrl {
-    const ALLOWED: &'static str = "a store's URL such as \"redis://127.0.0.1:6379/0\"";
+    const ALLOWED: &'static str = "a store's URL such as \"embedded:ibid-data\"";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        let allowed = super::error::listed(STORES);
-        let Some(scheme) = STORES.iter().find(|scheme| text.starts_with(**scheme)) else {
-            let scheme = text.split_once(':').map_or("", |(scheme, _)| scheme);
-            return Err(format!("\"{scheme}:\" is no kind of store; allowed are {allowed}"));
-        };
-        let rest = &text[scheme.len()..];
-        match *scheme {
-            "memory:" if !rest.is_empty() => Err("\"memory:\" has nothing after it".into()),
-            "memory:" => Ok(Self(text.into())),
-            _ if rest.is_empty() => Err(format!("{scheme:?} lacks what comes after it; write a path or a server")),
-            _ => Ok(Self(text.into())),
-        }
+        text.parse::<Named>().map_err(|why| why.to_string())?;
+        Ok(Self(text.into()))
     }
 }
 
@@ -158,7 +142,7 @@ mod tests {
             ("postgres://ibid:p@ss:w@host/db", "postgres://ibid:****@host/db"),
             ("postgres://ibid@host/db?password=x", "postgres://ibid@host/db?****"),
         ] {
-            let url = StoreUrl::from_text(url).unwrap();
+            let url = StoreUrl(url.into());
             assert_eq!(url.to_string(), shown);
             assert_eq!(format!("{url:?}"), format!("StoreUrl({shown})"));
         }

@@ -14,8 +14,7 @@ fn check(file: &str, against: Option<&str>) -> (Verdict, String) {
     };
     let args = CheckArgs { file: path("new.toml", file), against: against.map(|text| path("old.toml", text)) };
     let mut out = Vec::new();
-    let promise = |_: &_| Some("at most one start per key".into());
-    let verdict = run(&args, &Env::of(&[("TOKEN", "s3cret")]), &promise, &mut out).unwrap();
+    let verdict = run(&args, &Env::of(&[("TOKEN", "s3cret")]), &mut out).unwrap();
     let out = String::from_utf8(out).unwrap().replace(&format!("{}/", folder.path().display()), "");
     (verdict, out)
 }
@@ -23,7 +22,7 @@ fn check(file: &str, against: Option<&str>) -> (Verdict, String) {
 #[test]
 fn it_prints_every_dial_and_marks_what_differs() {
     let (verdict, out) = check(
-        "admin.token = \"env:TOKEN\"\nstore.url = \"redis://u:s3cret@h\"\n\
+        "admin.token = \"env:TOKEN\"\nstore.url = \"embedded:data\"\n\
          [[route]]\nmatch = \"POST /payments/*\"\npreset = \"stripe\"\nttl = \"72h\"\nupstream = \"http://b\"",
         None,
     );
@@ -34,8 +33,8 @@ new.toml: valid
   listen          127.0.0.1:8080
   upstream        http://127.0.0.1:3000
   admin           127.0.0.1:8081, tokens: admin
-  store           redis://u:****@h (timeout 500ms, sweep every 1m)
-  promise         at most one start per key
+  store           embedded:data (timeout 500ms, sweep every 1m)
+  promise         at most one run per key; survives SIGKILL and power loss; one machine
   journal         ibid-journal
 
 route[1]  POST /payments/*    (preset stripe)

@@ -174,7 +174,7 @@ pub(super) fn refuse<B>(
         );
     }
     if let Some(origin) = &telling.origin {
-        cors::allow(headers, origin, exposed(policy));
+        cors::allow_own(headers, origin, exposed(policy));
     }
     answer
 }
@@ -192,7 +192,7 @@ pub(super) fn plain<B>(status: StatusCode, detail: &str, origin: Option<&HeaderV
     *answer.status_mut() = status;
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     if let Some(origin) = origin {
-        cors::allow(answer.headers_mut(), origin, [].into_iter());
+        cors::allow_own(answer.headers_mut(), origin, [].into_iter());
     }
     answer
 }

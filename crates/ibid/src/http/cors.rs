@@ -45,6 +45,12 @@ pub(super) fn allow(headers: &mut HeaderMap, origin: &HeaderValue, exposed: impl
     add_to_list(headers, &header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed.map(|name| name.as_str().to_owned()));
 }
 
+/// Makes an answer readable that the app never saw, also for scripts that send cookies: its origins are named one by one.
+pub(super) fn allow_own(headers: &mut HeaderMap, origin: &HeaderValue, exposed: impl Iterator<Item = HeaderName>) {
+    headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+    allow(headers, origin, exposed);
+}
+
 /// Completes the app's answer to a preflight, or makes one where the app has none.
 pub(super) fn complete_preflight(
     headers: &mut HeaderMap, origin: &HeaderValue, asked: &Preflight, keys: impl Iterator<Item = HeaderName>,
@@ -52,6 +58,7 @@ pub(super) fn complete_preflight(
     let app_allows = headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN);
     if !app_allows {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+        headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, asked.method.clone());
         if let Some(wanted) = &asked.headers {
             headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());

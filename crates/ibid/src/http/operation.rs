@@ -215,7 +215,7 @@ where
     async fn stream(
         &mut self, parts: &http::response::Parts, begun: Bytes, body: &mut Pin<Box<RB>>,
     ) -> Result<(RecordBody, Tail), ParkedBy> {
-        let (mut stream, pieces) = Stream::new(&self.route.policy);
+        let (mut stream, pieces) = Stream::new(&self.route.policy, is_event_stream(&parts.headers));
         let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         let mut head = Response::new(ResponseBody::streamed(pieces, length));
         *head.status_mut() = parts.status;

@@ -100,6 +100,8 @@ pub(super) struct Stream {
     at_most: u64,
     /// Not sent on before the next one is there.
     last: Option<Bytes>,
+    /// Events must not wait for the next one: of these only the end itself is held back.
+    live: bool,
     trailers: Option<HeaderMap>,
     patience: Duration,
 }
@@ -114,7 +116,7 @@ pub(super) struct Tail {
 }
 
 impl Stream {
-    pub(super) fn new(policy: &Policy) -> (Self, mpsc::Receiver<Piece>) {
+    pub(super) fn new(policy: &Policy, live: bool) -> (Self, mpsc::Receiver<Piece>) {
         let (client, pieces) = mpsc::channel(AHEAD);
         let stream = Self {
             client: Some(client),
@@ -123,6 +125,7 @@ impl Stream {
             kept: Some(BytesMut::new()),
             at_most: policy.max_response,
             last: None,
+            live,
             trailers: None,
             patience: policy.patience(),
         };
@@ -159,7 +162,8 @@ impl Stream {
         } else if let Some(kept) = &mut self.kept {
             kept.extend_from_slice(&data);
         }
-        if let (Some(ready), Some(client)) = (self.last.replace(data), &self.client)
+        let ready = if self.live { Some(data) } else { self.last.replace(data) };
+        if let (Some(ready), Some(client)) = (ready, &self.client)
             && !matches!(timeout(self.patience, client.send(Piece::Data(ready))).await, Ok(Ok(())))
         {
             self.client = None;
@@ -250,7 +254,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_stalls_before_the_end_is_dropped() {
-        let (mut stream, mut pieces) = Stream::new(&Policy::ietf());
+        let (mut stream, mut pieces) = Stream::new(&Policy::ietf(), false);
         // As many as fit, and one held back.
         for _ in 0..=AHEAD {
             stream.push(Bytes::from_static(b"piece")).await;

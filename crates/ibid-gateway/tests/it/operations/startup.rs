@@ -50,7 +50,7 @@ async fn a_wrong_setting_stops_the_start_with_one_line() {
         ("[[route]]\nttl = \"1h\"", "route[1].match", "", "POST /"),
         ("[tls]\ncert = \"c.pem\"", "tls.key", "missing", "needs a cert and a key"),
         ("[policy]\nscope = [\"global\", \"host\"]", "policy.scope", "global", ""),
-        ("[store]\nurl = \"mysql://h/d\"", "store.url", "\"mysql:\"", "\"redis://\""),
+        ("[store]\nurl = \"mysql://h/d\"", "store.url", "\"mysql://h/d\"", "memory: embedded:"),
     ] {
         let line = refused(text).await;
         assert!(line.starts_with(&format!("{key}: ")), "{key}: {line}");
@@ -94,11 +94,12 @@ async fn a_store_that_is_not_built_in_is_said_plainly() {
     let url = "redis://u:s3cret@127.0.0.1:6379/0";
     let (_dir, path) = folder_with("mine.toml", &format!("{UPSTREAM}[store]\nurl = \"{url}\""));
     let path = path.to_str().unwrap();
-    let flags = ["serve", "--config", path, "--store", url];
+    let upstream = "http://127.0.0.1:9";
     for (args, env, origin) in [
-        (&flags[..3], None, format!("{path}: store.url: ")),
-        (&flags[..5], None, "--store: ".to_owned()),
-        (&flags[..3], Some(("IBID_STORE", url)), "IBID_STORE: ".to_owned()),
+        (&["serve", "--config", path][..], None, format!("{path}: store.url: ")),
+        (&["check", path], None, format!("{path}: store.url: ")),
+        (&["serve", "--upstream", upstream, "--store", url], None, "--store: ".to_owned()),
+        (&["serve", "--upstream", upstream], Some(("IBID_STORE", url)), "IBID_STORE: ".to_owned()),
     ] {
         let output = run(BIN, args, env.as_slice()).await;
         let said = stderr(&output);
@@ -132,7 +133,7 @@ async fn check_prints_the_dials_of_every_route() {
     let output = run(BIN, &["check", path.to_str().unwrap()], &[]).await;
     let said = stdout(&output);
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{said}");
-    for part in ["mine.toml: valid", "route[1]  POST /pay/*", "route[2]  PUT /a", "promise         memory: forgotten"] {
+    for part in ["mine.toml: valid", "route[1]  POST /pay/*", "route[2]  PUT /a", "forgotten on restart"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(said.contains("* ttl             72h"), "what differs is marked: {said}");
