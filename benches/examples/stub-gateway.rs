@@ -1,4 +1,4 @@
-//! THROW-AWAY: stands in for the bare proxy and for `ibid serve`, so that the harness can be tested before they exist.
+//! Stands in for the bare proxy and for `ibid serve` in the harness's own tests, which judge the harness alone.
 //!
 //! With `serve` as first argument it replays by key from a map that never forgets; it is no idempotency gateway. One
 //! upstream connection is pinned to each client connection.

@@ -111,6 +111,7 @@ where
 
 /// Everything about a request with a key. Once `side` is told of the claim, it runs to its end whatever the client
 /// does.
+#[expect(clippy::manual_async_fn, reason = "an async fn would hold its arguments twice")]
 fn work<S, B, RB>(
     shared: Arc<Shared>, mut inner: S, parts: Parts, body: B, keyed: Keyed, mut seen: Seen, side: Arc<Side<RB>>,
 ) -> impl Future<Output = Option<Response<ResponseBody<RB>>>> + Send
@@ -120,7 +121,6 @@ where
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    // Not an `async fn`: that would hold its arguments twice.
     async move {
         let route = seen.route.clone();
         let policy = &route.policy;

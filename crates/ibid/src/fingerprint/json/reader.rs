@@ -93,7 +93,7 @@ impl<'a> Reader<'a> {
             specials: Specials::new(body),
             rewritten: Vec::new(),
             open: Vec::with_capacity(32),
-            closed: Vec::with_capacity(body.len() / 16),
+            closed: Vec::with_capacity(body.len() / 8),
             changes: 0,
             every_node,
         })
