@@ -25,6 +25,7 @@
 //! ```
 
 use std::{
+    collections::HashSet,
     fmt, io,
     path::Path,
     sync::{
@@ -42,11 +43,11 @@ use tokio::{sync::oneshot, time::timeout};
 
 use self::{
     clock::Clock,
-    entry::{Micros, Phase, micros},
+    entry::{Entry, Micros, Phase, micros},
     keeper::Keeper,
     log::{Log, NAME, failed},
-    recovery::{Recovered, mend},
-    segments::{NoRoom, Room, Segments, SoFar},
+    recovery::{Recovered, Trust, mend},
+    segments::{NoRoom, Room, Segment, Segments},
     writer::{Call, Change, Reply, Tail, What, Writer},
 };
 pub use self::{
@@ -54,6 +55,7 @@ pub use self::{
     disk::{Directory, Disk, DiskFile},
     format::Flaw,
     report::{Found, Report},
+    tools::{Compacted, check, compact, dump},
 };
 
 mod clock;
@@ -69,6 +71,8 @@ mod recovery;
 mod report;
 mod scan;
 mod segments;
+mod snapshot;
+mod tools;
 mod writer;
 
 /// What a store survives.
@@ -158,31 +162,23 @@ impl Embedded {
     /// As [`Self::open`].
     pub fn open_on(disk: Arc<dyn Disk>, options: Options) -> Result<Self, OpenError> {
         let lock = disk.lock()?;
-        let now = Clock::new(options.time.clone(), 0).now();
-        let (mut recovered, unsealed) = Recovered::read(&*disk, now)?;
-        mend(&*disk, &mut recovered, unsealed)?;
-        let Recovered { index, segments, store, next_id, sequences, version, clock, fences, last, report } = recovered;
-        let store = store.map_or_else(random, Ok)?;
-        let any = segments.first().cloned();
-        let segments = Segments::new(disk, options.room(), store, segments, next_id);
-        let so_far = SoFar { sequence: sequences[0], clock, fences };
-        let tail = match (segments.prepare(so_far, None), any) {
-            (Ok(segment), _) => Tail::new(segment),
+        let Recovery { log, any, version, last, cold, covered, report } = recover(disk, options)?;
+        let tail = match (log.segments.prepare(log.so_far(), None), any) {
+            (Ok(segment), _) => Tail::new(segment, log.so_far().sequence + 1),
             // It serves what it has, and claims again once there is room.
             (Err(_), Some(any)) => Tail::full(any),
             (Err(NoRoom::Io(error)), None) => return Err(error.into()),
             (Err(full), None) => return Err(OpenError::NoRoom(full.to_string())),
         };
-        let synced = options.durability == Durability::Power;
-        let log = Log::new(index, segments, Clock::new(options.time, clock), synced, sequences[0], fences);
-        Self::start(Arc::new(log), tail, version, last, sequences[1], report, lock)
+        let log = Arc::new(log);
+        let keeper = Keeper::new(log.clone(), cold + 1, covered);
+        Self::start(log, keeper, tail, version, last, report, lock)
     }
 
     fn start(
-        log: Arc<Log>, tail: Tail, version: u64, last: Vec<entry::Entry>, cold: u64, report: Report,
+        log: Arc<Log>, keeper: Keeper, tail: Tail, version: u64, last: Vec<Entry>, report: Report,
         lock: Box<dyn fmt::Debug + Send + Sync>,
     ) -> Result<Self, OpenError> {
-        let keeper = Keeper::new(log.clone(), cold + 1);
         let keeper = thread::Builder::new().name("ibid-keeper".into()).spawn(move || keeper.run())?;
         let (queue, calls) = mpsc::channel();
         let mut store = Self { log: log.clone(), queue: Some(queue), threads: vec![keeper], report, _lock: lock };
@@ -195,6 +191,11 @@ impl Embedded {
     /// What opening found in the files.
     pub fn report(&self) -> &Report {
         &self.report
+    }
+
+    /// How many batches were written since the log began.
+    pub fn batches(&self) -> u64 {
+        self.log.so_far().sequence
     }
 
     fn ask<T: Unpin + Send + 'static>(&self, now: Micros, what: impl FnOnce(Reply<T>) -> What) -> StoreFuture<'_, T> {
@@ -319,6 +320,35 @@ impl fmt::Debug for Embedded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Embedded").field("report", &self.report).finish_non_exhaustive()
     }
+}
+
+/// A log that was read and mended, before anything is written to it.
+struct Recovery {
+    log: Log,
+    /// Any of its segments.
+    any: Option<Arc<Segment>>,
+    version: u64,
+    last: Vec<Entry>,
+    /// The last sequence number of the cold lane.
+    cold: u64,
+    /// The segments that a snapshot covers.
+    covered: HashSet<u32>,
+    report: Report,
+}
+
+fn recover(disk: Arc<dyn Disk>, options: Options) -> Result<Recovery, OpenError> {
+    let now = Clock::new(options.time.clone(), 0).now();
+    let (mut recovered, unsealed) = Recovered::read(&*disk, now, Trust::Snapshot)?;
+    mend(&*disk, &mut recovered, unsealed)?;
+    let Recovered { index, segments, store, next_id, sequences, version, clock, fences, covered, last, report } =
+        recovered;
+    let store = store.map_or_else(random, Ok)?;
+    let any = segments.first().cloned();
+    let segments = Segments::new(disk, options.room(), store, segments, next_id);
+    let synced = options.durability == Durability::Power;
+    let [main, cold] = sequences;
+    let log = Log::new(index, segments, Clock::new(options.time, clock), synced, (main, fences, version));
+    Ok(Recovery { log, any, version, last, cold, covered, report })
 }
 
 fn random<const N: usize>() -> io::Result<[u8; N]> {

@@ -12,6 +12,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use bytes::{Buf, BufMut};
 use ibid::store::Address;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -50,6 +51,34 @@ impl Slot {
             expires: seconds(entry.expires),
             dies: seconds(entry.dies_at),
         }
+    }
+
+    /// Its length in a snapshot.
+    pub(super) const ENCODED: usize = 44;
+
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        out.put_slice(&self.prefix);
+        for field in [self.version[0], self.version[1], self.segment, self.offset, self.length_and_kind] {
+            out.put_u32_le(field);
+        }
+        out.put_u32_le(self.expires);
+        out.put_u32_le(self.dies);
+    }
+
+    /// Reads what [`Self::encode`] wrote, if it can be a slot.
+    pub(super) fn decode(mut bytes: &[u8]) -> Option<Self> {
+        let mut prefix = [0; 16];
+        bytes.try_copy_to_slice(&mut prefix).ok()?;
+        let mut field = || bytes.try_get_u32_le().ok();
+        let version = [field()?, field()?];
+        let [segment, offset, length_and_kind] = [field()?, field()?, field()?];
+        let [expires, dies] = [field()?, field()?];
+        Kind::from_bits((length_and_kind >> KIND_SHIFT) as u8).filter(|_| segment != 0)?;
+        Some(Self { prefix, version, segment, offset, length_and_kind, expires, dies })
+    }
+
+    pub(super) fn shard(&self) -> usize {
+        shard_of(&self.prefix)
     }
 
     pub(super) fn version(&self) -> u64 {
@@ -116,6 +145,11 @@ impl Index {
         self.shards[shard_of(&at.0)].lock()
     }
 
+    /// What its slots take up.
+    pub(super) fn bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| (shard.lock().table.used * size_of::<Slot>()) as u64).sum()
+    }
+
     /// By number, in the order of their addresses.
     pub(super) fn nth(&self, nth: usize) -> MutexGuard<'_, Shard> {
         self.shards[nth].lock()
@@ -131,11 +165,7 @@ impl Index {
 
     /// Whether this very slot is still there.
     pub(super) fn has(&self, slot: &Slot) -> bool {
-        self.shards[shard_of(&slot.prefix)]
-            .lock()
-            .table
-            .position(slot.prefix, slot.version())
-            .is_some_and(|at| at.1 == *slot)
+        self.shards[slot.shard()].lock().table.position(slot.prefix, slot.version()).is_some_and(|at| at.1 == *slot)
     }
 
     /// The slot of the entry that is `bytes`, if it points to this place.
@@ -177,13 +207,13 @@ impl Index {
 
     /// Where the entry of this slot is by now, if it was only moved.
     pub(super) fn relocated(&self, slot: &Slot) -> Option<Slot> {
-        let shard = self.shards[shard_of(&slot.prefix)].lock();
+        let shard = self.shards[slot.shard()].lock();
         shard.table.position(slot.prefix, slot.version()).map(|(_, slot)| slot)
     }
 
     /// Puts `to` in the place of `from`, if that is still there.
     pub(super) fn swap(&self, from: &Slot, to: Slot) -> bool {
-        let mut shard = self.shards[shard_of(&from.prefix)].lock();
+        let mut shard = self.shards[from.shard()].lock();
         match shard.table.position(from.prefix, from.version()) {
             Some((at, slot)) if slot == *from => {
                 shard.table.slots[at] = to;
@@ -212,6 +242,11 @@ impl Index {
 impl Shard {
     pub(super) fn slots(&self) -> impl Iterator<Item = &Slot> {
         self.table.slots.iter().filter(|slot| slot.segment != 0)
+    }
+
+    /// While a snapshot is read.
+    pub(super) fn fill(&mut self, slots: impl Iterator<Item = Slot>) {
+        slots.for_each(|slot| self.table.insert(slot));
     }
 
     pub(super) fn wake(&mut self, at: &Address) {

@@ -6,6 +6,7 @@
 //! still the one that was copied.
 
 use std::{
+    collections::HashSet,
     io, mem,
     sync::{Arc, atomic::Ordering::SeqCst},
     thread,
@@ -21,7 +22,8 @@ use super::{
     index::Slot,
     log::Log,
     scan::{Scan, Step},
-    segments::{NoRoom, Segment, SoFar, seal},
+    segments::{NoRoom, Sealed, Segment, SoFar, seal},
+    snapshot,
 };
 
 /// How often it looks for something to do, and tries again what failed.
@@ -32,6 +34,8 @@ const PACE: Duration = Duration::from_millis(2);
 const MOVE: usize = 256 << 10;
 /// What dies within this is not worth moving, and neither is what stands beside it.
 const WORTH: Micros = 600 * 1_000_000;
+/// How many segments a start may have to read before a snapshot is worth writing.
+const UNREAD: u64 = 4;
 /// How many of the dead are dropped from the index before others may have a turn.
 const SWEEP: u32 = 1000;
 
@@ -112,6 +116,8 @@ impl Spares {
 struct Lane {
     segment: Arc<Segment>,
     at: u64,
+    /// The sequence number of its first batch.
+    first: u64,
 }
 
 #[derive(Debug)]
@@ -120,6 +126,8 @@ pub(super) struct Keeper {
     lane: Option<Lane>,
     /// The next batch's, in its own lane.
     sequence: u64,
+    /// The segments that the last snapshot covers.
+    covered: HashSet<u32>,
     /// The last segment of the lane, if it could not be sealed: the next one proves where it ends.
     unsealed: u32,
 }
@@ -128,8 +136,8 @@ pub(super) struct Keeper {
 type Moved = (Slot, usize);
 
 impl Keeper {
-    pub(super) fn new(log: Arc<Log>, sequence: u64) -> Self {
-        Self { log, lane: None, sequence, unsealed: 0 }
+    pub(super) fn new(log: Arc<Log>, sequence: u64, covered: HashSet<u32>) -> Self {
+        Self { log, lane: None, sequence, covered, unsealed: 0 }
     }
 
     /// Until it is told to end.
@@ -153,11 +161,14 @@ impl Keeper {
                 drop(state);
                 // What cannot be moved now stays where it is, and is tried again.
                 let _ = self.move_stragglers();
+                let index = self.log.index.bytes();
+                self.snapshot(index.max(UNREAD * self.log.segments.room.segment_size), PACE);
                 state = log.spares.state.lock();
             }
         }
         drop(state);
         self.seal();
+        self.snapshot(self.log.segments.room.segment_size / 4, Duration::ZERO);
     }
 
     fn make_ready(&self) -> Result<Arc<Segment>, NoRoom> {
@@ -184,14 +195,26 @@ impl Keeper {
                 break;
             }
             if segment.look_again.load(SeqCst) <= now {
-                self.move_from(&segment, now)?;
+                self.move_from(&segment, now + WORTH, PACE)?;
             }
         }
         Ok(())
     }
 
-    /// Moves what lives in a segment, unless some of that will die soon by itself.
-    fn move_from(&mut self, from: &Segment, now: Micros) -> Result<(), NoRoom> {
+    /// Moves everything that lives into as few segments as it fits, and removes the others. Nobody else may be there.
+    pub(super) fn compact(mut self) -> Result<(), NoRoom> {
+        for segment in self.log.segments.closed() {
+            self.move_from(&segment, 0, Duration::ZERO)?;
+            self.log.segments.remove_dead()?;
+        }
+        self.seal();
+        self.log.segments.remove_dead()?;
+        self.snapshot(0, Duration::ZERO);
+        Ok(())
+    }
+
+    /// Moves what lives in a segment, unless some of that dies before `worth` by itself.
+    fn move_from(&mut self, from: &Segment, worth: Micros, pace: Duration) -> Result<(), NoRoom> {
         let mut found: Vec<(Slot, Bytes)> = Vec::new();
         let mut scan = Scan::new(from)?;
         loop {
@@ -209,8 +232,8 @@ impl Keeper {
             }
         }
         let soonest = found.iter().map(|(slot, _)| slot.dies_at()).min().unwrap_or(0);
-        if soonest < now + WORTH {
-            from.look_again.store(soonest.max(now + 1), SeqCst);
+        if soonest < worth {
+            from.look_again.store(soonest.max(self.log.clock.latest() + 1), SeqCst);
             return Ok(());
         }
         let most = MOVE.min((from.header.size / 4) as usize);
@@ -222,7 +245,7 @@ impl Keeper {
             if batch.len() >= most || nth + 1 == found.len() {
                 self.append(&mut batch, &mem::take(&mut moved))?;
                 batch.truncate(BATCH_HEADER);
-                thread::sleep(PACE);
+                thread::sleep(pace);
             }
         }
         Ok(())
@@ -235,7 +258,7 @@ impl Keeper {
             let segment = self.log.segments.prepare(self.log.so_far(), None)?;
             self.seal();
             segment.proves.store(mem::take(&mut self.unsealed), SeqCst);
-            self.lane = Some(Lane { segment, at: FIRST_BATCH });
+            self.lane = Some(Lane { segment, at: FIRST_BATCH, first: self.sequence });
         }
         let lane = self.lane.as_mut().expect("it was made above");
         let salt = lane.segment.header.salt;
@@ -268,17 +291,30 @@ impl Keeper {
 
     fn seal(&mut self) {
         let Some(lane) = self.lane.take() else { return };
-        let so_far = SoFar { sequence: self.sequence, ..self.log.so_far() };
-        match seal(&lane.segment, lane.at, COLD, so_far, self.log.synced) {
-            Ok(()) => {
-                self.sequence += 1;
-                lane.segment.close(lane.at);
-            }
+        let ends = Sealed { lane: COLD, first: lane.first, last: self.sequence, end: lane.at };
+        match seal(&lane.segment, ends, self.log.so_far(), self.log.synced) {
+            Ok(()) => self.sequence += 1,
             Err(_) => {
                 lane.segment.spoil(lane.at);
                 self.unsealed = lane.segment.header.id;
             }
         }
+    }
+
+    /// Writes a snapshot of the index once reading what it does not cover would take longer than reading it.
+    fn snapshot(&mut self, least: u64, pace: Duration) {
+        let covered = &mut self.covered;
+        let closed = self.log.segments.closed();
+        covered.retain(|id| closed.iter().any(|segment| segment.header.id == *id));
+        let news = closed.iter().filter(|segment| !covered.contains(&segment.header.id));
+        let unread: u64 = news.map(|segment| segment.written.load(SeqCst)).sum();
+        if unread < least || self.log.read_only().is_some() {
+            return;
+        }
+        let version = self.log.version.load(SeqCst);
+        // Without it the next start takes longer; what was covered is not tried again before there is more.
+        let _ = snapshot::write(&self.log, version, &|| thread::sleep(pace));
+        *covered = closed.iter().map(|segment| segment.header.id).collect();
     }
 }
 

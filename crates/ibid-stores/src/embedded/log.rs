@@ -37,14 +37,15 @@ pub(super) struct Log {
     /// Of the last batch of the main lane, and the highest fence given. Written by the writer.
     pub(super) sequence: AtomicU64,
     pub(super) fences: AtomicU64,
+    /// The highest given to an entry. Written by the writer.
+    pub(super) version: AtomicU64,
     /// Why nothing is written any more. Set once, by whoever saw a sync fail for the second time.
     read_only: OnceLock<String>,
 }
 
 impl Log {
-    pub(super) fn new(
-        index: Index, segments: Segments, clock: Clock, synced: bool, sequence: u64, fences: u64,
-    ) -> Self {
+    pub(super) fn new(index: Index, segments: Segments, clock: Clock, synced: bool, so_far: (u64, u64, u64)) -> Self {
+        let (sequence, fences, version) = so_far;
         Self {
             index,
             segments,
@@ -53,6 +54,7 @@ impl Log {
             synced,
             sequence: AtomicU64::new(sequence),
             fences: AtomicU64::new(fences),
+            version: AtomicU64::new(version),
             read_only: OnceLock::new(),
         }
     }

@@ -8,7 +8,7 @@
 //! written again, for a file that was read back from the system's cache may never have reached the disk.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io,
     sync::{Arc, atomic::Ordering::SeqCst},
 };
@@ -23,7 +23,8 @@ use super::{
     index::{Index, SHARDS, Slot},
     report::{Found, Report},
     scan::{Batch, Scan, Step},
-    segments::{SPARE, Segment, SoFar, id_of, name, seal},
+    segments::{SPARE, Sealed, Segment, SoFar, id_of, name, seal},
+    snapshot,
 };
 
 /// What a start found.
@@ -38,26 +39,33 @@ pub(super) struct Recovered {
     pub(super) version: u64,
     pub(super) clock: Micros,
     pub(super) fences: u64,
+    /// The segments that were not read, because a snapshot covers them.
+    pub(super) covered: HashSet<u32>,
     /// What was written last, in each lane, as far as it still counts.
     pub(super) last: Vec<Entry>,
     pub(super) report: Report,
 }
 
+/// What need not be read again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trust {
+    /// What a snapshot of the index covers.
+    Snapshot,
+    /// Everything is read.
+    Nothing,
+}
+
 /// A segment in which something was found.
 struct Scanned {
     segment: Arc<Segment>,
-    lane: u8,
-    first: u64,
-    last: u64,
-    end: u64,
+    ends: Sealed,
     sealed: bool,
     last_batch: Option<Batch>,
 }
 
 impl Recovered {
-    /// Reads all segments. Changes nothing on the disk.
-    pub(super) fn read(disk: &dyn Disk, now: Micros) -> Result<(Self, Vec<Unsealed>), OpenError> {
-        let mut recovered = Self {
+    fn new(now: Micros) -> Self {
+        Self {
             index: Index::new(),
             segments: Vec::new(),
             store: None,
@@ -66,16 +74,32 @@ impl Recovered {
             version: 0,
             clock: now,
             fences: 0,
+            covered: HashSet::new(),
             last: Vec::new(),
             report: Report::default(),
-        };
+        }
+    }
+
+    /// The size of the largest segment, if there is one.
+    pub(super) fn largest_segment(disk: &dyn Disk) -> Result<Option<u64>, OpenError> {
+        let mut found = Self::new(0);
+        found.find_segments(disk)?;
+        Ok(found.segments.iter().map(|segment| segment.header.size).max())
+    }
+
+    /// Reads all segments, or those that no snapshot covers. Changes nothing on the disk.
+    pub(super) fn read(disk: &dyn Disk, now: Micros, trust: Trust) -> Result<(Self, Vec<Unsealed>), OpenError> {
+        let mut recovered = Self::new(now);
         recovered.find_segments(disk)?;
         let by_id: HashMap<u32, Arc<Segment>> =
             recovered.segments.iter().map(|segment| (segment.header.id, segment.clone())).collect();
         let mut scanned = Vec::new();
+        if trust == Trust::Snapshot {
+            scanned = recovered.trust_snapshot(disk, &by_id)?;
+        }
         for segment in recovered.segments.clone() {
-            // One that was being recycled: nothing in it counts.
-            if segment.written.load(SeqCst) != 0 {
+            // Nothing counts in one that was being recycled, and nothing new is in one that was covered.
+            if segment.written.load(SeqCst) != 0 && segment.sealed.get().is_none() {
                 scanned.extend(recovered.scan(segment, &by_id)?);
             }
         }
@@ -126,6 +150,35 @@ impl Recovered {
         Ok(())
     }
 
+    /// Fills the index from a snapshot. Returns the segments that it covers.
+    fn trust_snapshot(
+        &mut self, disk: &dyn Disk, by_id: &HashMap<u32, Arc<Segment>>,
+    ) -> Result<Vec<Scanned>, OpenError> {
+        let Some(store) = self.store else { return Ok(Vec::new()) };
+        let usable = by_id.iter().filter(|(_, segment)| segment.written.load(SeqCst) != 0);
+        let usable = usable.map(|(id, segment)| (*id, segment.clone())).collect();
+        let Some(snapshot) = snapshot::read(disk, &usable, store, &self.index)? else {
+            self.index = Index::new();
+            return Ok(Vec::new());
+        };
+        self.version = snapshot.version;
+        self.clock = self.clock.max(snapshot.clock);
+        self.fences = self.fences.max(snapshot.fences);
+        for nth in 0..SHARDS {
+            for slot in self.index.nth(nth).slots() {
+                self.version = self.version.max(slot.version());
+                by_id[&slot.segment].gain(slot);
+            }
+        }
+        self.report.covered = snapshot.covers.len() as u64;
+        self.covered = snapshot.covers.keys().copied().collect();
+        let covered = snapshot.covers.into_iter().map(|(id, (_, ends))| {
+            by_id[&id].complete(ends);
+            Scanned { segment: by_id[&id].clone(), ends, sealed: true, last_batch: None }
+        });
+        Ok(covered.collect())
+    }
+
     fn scan(
         &mut self, segment: Arc<Segment>, by_id: &HashMap<u32, Arc<Segment>>,
     ) -> Result<Option<Scanned>, OpenError> {
@@ -138,14 +191,11 @@ impl Recovered {
                     let sequence = batch.header.sequence;
                     let scanned = scanned.get_or_insert_with(|| Scanned {
                         segment: segment.clone(),
-                        lane: batch.header.lane,
-                        first: sequence,
-                        last: 0,
-                        end: 0,
+                        ends: Sealed { lane: batch.header.lane, first: sequence, last: 0, end: 0 },
                         sealed: false,
                         last_batch: None,
                     });
-                    scanned.last = sequence;
+                    scanned.ends.last = sequence;
                     scanned.last_batch = Some(batch);
                 }
                 Step::Gap { at, length, flaw } => {
@@ -155,8 +205,11 @@ impl Recovered {
                 Step::End { at, sealed } => {
                     segment.close(at);
                     if let Some(scanned) = &mut scanned {
-                        (scanned.end, scanned.sealed) = (at, sealed);
-                        scanned.last += u64::from(sealed);
+                        (scanned.ends.end, scanned.sealed) = (at, sealed);
+                        scanned.ends.last += u64::from(sealed);
+                        if sealed {
+                            segment.complete(scanned.ends);
+                        }
                     }
                     return Ok(scanned);
                 }
@@ -200,25 +253,25 @@ impl Recovered {
 
     /// Whether each segment is continued by the next one of its lane. Returns those that must be sealed.
     fn chain(&mut self, mut scanned: Vec<Scanned>, by_id: &HashMap<u32, Arc<Segment>>) -> Vec<Unsealed> {
-        scanned.sort_by_key(|scanned| (scanned.lane, scanned.segment.header.id));
+        scanned.sort_by_key(|scanned| (scanned.ends.lane, scanned.segment.header.id));
         let mut unsealed = Vec::new();
         for nth in 0..scanned.len() {
             let this = &scanned[nth];
-            let lane = usize::from(this.lane);
-            self.sequences[lane] = self.sequences[lane].max(this.last);
-            let next = scanned.get(nth + 1).filter(|next| next.lane == this.lane);
+            let lane = usize::from(this.ends.lane);
+            self.sequences[lane] = self.sequences[lane].max(this.ends.last);
+            let next = scanned.get(nth + 1).filter(|next| next.ends.lane == this.ends.lane);
             if this.sealed {
                 continue;
             }
             match next {
-                Some(next) if next.first > this.last + 1 => {
+                Some(next) if next.ends.first > this.ends.last + 1 => {
                     let file = name(this.segment.header.id);
-                    self.report.found.push(Found { file, offset: this.end, length: Some(0), flaw: Flaw::Missing });
+                    self.report.found.push(Found { file, offset: this.ends.end, length: Some(0), flaw: Flaw::Missing });
                     continue;
                 }
                 Some(_) => {}
                 None => {
-                    self.report.torn.push((name(this.segment.header.id), this.end));
+                    self.report.torn.push((name(this.segment.header.id), this.ends.end));
                     let entries = this.last_batch.as_ref().and_then(|batch| batch.entries().ok()).unwrap_or_default();
                     self.last.extend(entries.into_iter().filter_map(|(offset, bytes)| {
                         self.index.slot_at(&bytes, this.segment.header.id, offset as u32)?;
@@ -226,12 +279,8 @@ impl Recovered {
                     }));
                 }
             }
-            unsealed.push(Unsealed {
-                segment: this.segment.clone(),
-                at: this.end,
-                lane: this.lane,
-                sequence: this.last + 1,
-            });
+            let ends = Sealed { last: this.ends.last + 1, ..this.ends };
+            unsealed.push(Unsealed { segment: this.segment.clone(), ends });
         }
         unsealed
     }
@@ -255,9 +304,8 @@ impl Recovered {
 #[derive(Debug)]
 pub(super) struct Unsealed {
     segment: Arc<Segment>,
-    at: u64,
-    lane: u8,
-    sequence: u64,
+    /// As it will be.
+    ends: Sealed,
 }
 
 /// Cuts torn ends, sets aside what cannot be read, removes what was not finished, and makes the rest durable.
@@ -265,19 +313,19 @@ pub(super) fn mend(disk: &dyn Disk, recovered: &mut Recovered, unsealed: Vec<Uns
     for found in recovered.report.found.iter().filter(|found| found.is_whole_file()) {
         disk.rename(&found.file, &format!("{}.quarantined", found.file))?;
     }
-    if disk.list()?.iter().any(|name| name == SPARE) {
-        disk.remove(SPARE)?;
+    for unfinished in disk.list()?.iter().filter(|name| [SPARE, snapshot::UNFINISHED].contains(&name.as_str())) {
+        disk.remove(unfinished)?;
     }
     for segment in &recovered.segments {
         segment.file.sync_data()?;
     }
     let (clock, fences) = (recovered.clock, recovered.fences);
-    for Unsealed { segment, at, lane, sequence } in unsealed {
-        if at + SECTOR as u64 <= segment.header.size {
-            seal(&segment, at, lane, SoFar { sequence, clock, fences }, true)?;
+    for Unsealed { segment, ends } in unsealed {
+        if ends.end + SECTOR as u64 <= segment.header.size {
+            seal(&segment, ends, SoFar { sequence: ends.last, clock, fences }, true)?;
         }
-        let highest = &mut recovered.sequences[usize::from(lane)];
-        *highest = (*highest).max(sequence);
+        let highest = &mut recovered.sequences[usize::from(ends.lane)];
+        *highest = (*highest).max(ends.last);
     }
     disk.sync_dir()
 }

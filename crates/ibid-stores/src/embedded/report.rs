@@ -9,7 +9,9 @@ use super::format::Flaw;
 pub struct Report {
     /// Files that are segments.
     pub segments: u64,
-    /// Batches that read well.
+    /// Of these, those that were not read, because a snapshot of the index covers them.
+    pub covered: u64,
+    /// Batches that were read, and are well.
     pub batches: u64,
     /// Entries in them, those that have died or were superseded included.
     pub entries: u64,
@@ -49,8 +51,11 @@ impl fmt::Display for Found {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { segments, batches, entries, live, torn, found } = self;
-        writeln!(f, "{segments} segments, {batches} batches, {entries} entries, of which {live} count")?;
+        let Self { segments, covered, batches, entries, live, torn, found } = self;
+        writeln!(
+            f,
+            "{segments} segments ({covered} not read, but known from a snapshot), {batches} batches, {entries} entries, of which {live} count"
+        )?;
         for (file, offset) in torn {
             writeln!(f, "{file}, offset {offset}: the log ends here, unsealed (as after a crash)")?;
         }

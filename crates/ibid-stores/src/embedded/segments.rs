@@ -11,7 +11,7 @@ use std::{
     collections::HashMap,
     io,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{
             AtomicBool, AtomicU32, AtomicU64,
             Ordering::{Relaxed, SeqCst},
@@ -34,6 +34,17 @@ pub(super) const SPARE: &str = "spare.tmp";
 /// How much is filled with zeroes at a time.
 const FILL: usize = 256 << 10;
 
+/// What a segment holds that is complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sealed {
+    pub(super) lane: u8,
+    /// The first batch's sequence number, and the seal's.
+    pub(super) first: u64,
+    pub(super) last: u64,
+    /// Where the seal stands.
+    pub(super) end: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) header: SegmentHeader,
@@ -43,6 +54,8 @@ pub(super) struct Segment {
     live_bytes: AtomicU64,
     /// Up to where it was written. Set once, when no more is written to it.
     pub(super) written: AtomicU64,
+    /// Set once, when it is complete.
+    pub(super) sealed: OnceLock<Sealed>,
     /// It proves where an older one ends, which could not be sealed, and is not recycled before that one.
     pub(super) proves: AtomicU32,
     /// Not before then is it worth looking what could be moved out of it. Written by the keeper.
@@ -70,6 +83,7 @@ impl Segment {
             live: AtomicU32::new(0),
             live_bytes: AtomicU64::new(0),
             written: AtomicU64::new(FIRST_BATCH),
+            sealed: OnceLock::new(),
             proves: AtomicU32::new(0),
             look_again: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -81,6 +95,12 @@ impl Segment {
     pub(super) fn close(&self, written: u64) {
         self.written.store(written, SeqCst);
         self.closed.store(true, SeqCst);
+    }
+
+    /// From now on nothing is written to it, and it is known where it ends.
+    pub(super) fn complete(&self, sealed: Sealed) {
+        self.close(sealed.end);
+        let _ = self.sealed.set(sealed);
     }
 
     /// A sync of it has failed: nothing is written to it again, and it is not recycled.
@@ -165,6 +185,11 @@ impl Segments {
         Self { disk, room, store, by_id, taken, next_id }
     }
 
+    /// Bytes of all files.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Relaxed)
+    }
+
     pub(super) fn read(&self, slot: &Slot) -> Result<Entry, ReadError> {
         let segment = self.get(slot.segment).ok_or(ReadError::Gone(slot.segment))?;
         segment.read(slot)
@@ -223,6 +248,23 @@ impl Segments {
     /// Whether it could be recycled once it is dead.
     fn is_useful(&self, segment: &Segment) -> bool {
         segment.header.size == self.room.segment_size && !segment.spoiled.load(SeqCst)
+    }
+
+    /// Those that are no longer written to, oldest first.
+    pub(super) fn closed(&self) -> Vec<Arc<Segment>> {
+        let mut closed: Vec<_> =
+            self.by_id.read().values().filter(|segment| segment.closed.load(SeqCst)).cloned().collect();
+        closed.sort_unstable_by_key(|segment| segment.header.id);
+        closed
+    }
+
+    /// Gives the disk back what is dead.
+    pub(super) fn remove_dead(&self) -> io::Result<()> {
+        while let Some(dead) = self.take_dead(|_| true) {
+            self.disk.remove(&name(dead.header.id))?;
+            self.taken.fetch_sub(dead.header.size, Relaxed);
+        }
+        self.disk.sync_dir()
     }
 
     fn drop_useless(&self) {
@@ -300,14 +342,18 @@ impl Segments {
     }
 }
 
-/// Writes the batch after which nothing follows, under `so_far`'s sequence number.
-pub(super) fn seal(segment: &Segment, at: u64, lane: u8, so_far: SoFar, synced: bool) -> io::Result<()> {
-    let SoFar { sequence, clock, fences } = so_far;
+/// Writes the batch after which nothing follows, and closes the segment.
+pub(super) fn seal(segment: &Segment, sealed: Sealed, so_far: SoFar, synced: bool) -> io::Result<()> {
+    let (SoFar { clock, fences, .. }, Sealed { lane, last: sequence, end, .. }) = (so_far, sealed);
     let mut batch = vec![0; SECTOR];
     BatchHeader { length: 0, count: 0, sequence, clock, fences, lane, seal: true }
         .finish(&mut batch, segment.header.salt);
-    segment.file.write_at(&batch, at)?;
-    if synced { segment.file.sync_data() } else { Ok(()) }
+    segment.file.write_at(&batch, end)?;
+    if synced {
+        segment.file.sync_data()?;
+    }
+    segment.complete(sealed);
+    Ok(())
 }
 
 /// The file of a segment.

@@ -26,7 +26,7 @@ use super::{
     format::{BATCH_HEADER, BatchHeader, FIRST_BATCH, MAIN, SECTOR, padded, salted},
     index::Slot,
     log::{Log, failed},
-    segments::{Segment, SoFar, seal},
+    segments::{Sealed, Segment, SoFar, seal},
 };
 
 /// No more is put into a batch than fits, roughly.
@@ -73,18 +73,21 @@ struct Staged {
 pub(super) struct Tail {
     segment: Arc<Segment>,
     at: u64,
+    /// The sequence number of its first batch.
+    first: u64,
     sealed: bool,
 }
 
 impl Tail {
-    pub(super) fn new(segment: Arc<Segment>) -> Self {
-        Self { segment, at: FIRST_BATCH, sealed: false }
+    /// Of which `first` will be the first batch.
+    pub(super) fn new(segment: Arc<Segment>, first: u64) -> Self {
+        Self { segment, at: FIRST_BATCH, first, sealed: false }
     }
 
     /// Of a store that has no room for another segment: nothing fits.
     pub(super) fn full(segment: Arc<Segment>) -> Self {
         let at = segment.header.size;
-        Self { segment, at, sealed: true }
+        Self { segment, at, first: 0, sealed: true }
     }
 }
 
@@ -311,14 +314,14 @@ impl Writer {
             if !self.seal() {
                 next.proves.store(self.tail.segment.header.id, SeqCst);
             }
-            self.tail = Tail::new(next);
+            self.tail = Tail::new(next, self.sequence);
         }
         if let Err(first) = self.append_once() {
             // Without another segment, a batch that was not written whole is nowhere: the next one goes over it.
             let Ok(next) = self.log.spares.take() else { return Err(first) };
             next.proves.store(self.tail.segment.header.id, SeqCst);
             self.tail.segment.spoil(self.tail.at);
-            self.tail = Tail::new(next);
+            self.tail = Tail::new(next, self.sequence);
             self.append_once().map_err(|second| match (first, second) {
                 (Failure::Unsynced(error), Failure::Refused(_)) | (_, Failure::Unsynced(error)) => {
                     Failure::Unsynced(error)
@@ -330,6 +333,7 @@ impl Writer {
         self.sequence += 1;
         self.log.sequence.store(self.sequence - 1, SeqCst);
         self.log.fences.store(self.fences, SeqCst);
+        self.log.version.store(self.version, SeqCst);
         if self.tail.at > self.tail.segment.header.size / 8 {
             self.log.spares.want(self.tail.at * 2 > self.tail.segment.header.size);
         }
@@ -367,11 +371,11 @@ impl Writer {
             return true;
         }
         let so_far = SoFar { sequence: self.sequence, clock: self.now, fences: self.fences };
-        let sealed = seal(&self.tail.segment, self.tail.at, MAIN, so_far, self.log.synced).is_ok();
+        let ends = Sealed { lane: MAIN, first: self.tail.first, last: self.sequence, end: self.tail.at };
+        let sealed = seal(&self.tail.segment, ends, so_far, self.log.synced).is_ok();
         if sealed {
             self.sequence += 1;
             self.log.sequence.store(self.sequence - 1, SeqCst);
-            self.tail.segment.close(self.tail.at);
         } else {
             self.tail.segment.spoil(self.tail.at);
         }

@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ibid::store::{Claim, End, ErrorKind, Held, Lease, Outline, Store};
-use ibid_stores::embedded::{Embedded, Flaw, Options};
+use ibid_stores::embedded::{Disk, Embedded, Flaw, Options};
 use tempfile::TempDir;
 
 use crate::{
@@ -69,6 +69,13 @@ async fn rot_in_the_middle_is_reported_with_file_and_offset_and_never_served() {
     let name = &segments(&disk)[0];
     // A claim takes one sector, a completion two: this is the completion of key 1.
     disk.flip(name, 4096 + 4 * 512 + 100);
+    // A snapshot spares reading it at the start; whoever asks for it finds it.
+    let store = open(&disk);
+    let error = store.get(&address(1)).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Corrupt);
+    assert!(error.to_string().contains(&format!("{name}, offset {}", 4096 + 4 * 512 + 48)), "{error}");
+    drop(store);
+    disk.remove("index.snap").unwrap();
     let store = open(&disk);
     let found = &store.report().found;
     assert_eq!(found.len(), 1, "{found:?}");
@@ -124,11 +131,15 @@ async fn no_flipped_bit_is_ever_served() {
     for at in (0..used).step_by(if used > 4000 { 61 } else { 1 }) {
         let disk = whole.copy();
         disk.flip(name, at);
+        if at % 2 == 0 {
+            disk.remove("index.snap").unwrap();
+        }
         let store = open(&disk);
         for nth in 0..12 {
             match store.get(&address(nth)).await {
                 Ok(Some(Claim::Done(done))) => assert_eq!(done.record, record(nth), "byte {at} was flipped"),
                 Ok(Some(Claim::Unknown(_)) | None) => {}
+                Err(error) => assert_eq!(error.kind, ErrorKind::Corrupt),
                 other => panic!("byte {at} was flipped, and key {nth} was {other:?}"),
             }
         }
@@ -256,6 +267,24 @@ async fn after_two_failed_syncs_a_store_serves_replays_only() {
     assert_eq!(store.report().found, []);
     assert_done(&store, 1).await;
     assert_eq!(store.settle(&lease, &complete(2, DAY)).await.unwrap(), Held::Held);
+}
+
+#[tokio::test]
+async fn a_snapshot_that_does_not_read_costs_nothing_but_time() {
+    let whole = SimDisk::default();
+    filled(&whole, 100).await;
+    let store = open(&whole.copy());
+    assert!(store.report().covered > 2, "{}", store.report());
+    let length = whole.bytes("index.snap").len();
+    for at in [0, length / 3, length / 2, length - 200, length - 5, length - 1] {
+        let disk = whole.copy();
+        disk.flip("index.snap", at);
+        let store = open(&disk);
+        assert_eq!((store.report().covered, &store.report().found[..]), (0, &[][..]), "byte {at} of {length}");
+        for nth in 0..100 {
+            assert_done(&store, nth).await;
+        }
+    }
 }
 
 /// Short-lived and long-lived keys side by side: the disk holds what lives, and nothing comes back.

@@ -17,6 +17,7 @@ use crate::sim::SimDisk;
 mod crash;
 mod faults;
 mod sim;
+mod tools;
 
 /// A directory that goes with the store.
 #[derive(Debug)]

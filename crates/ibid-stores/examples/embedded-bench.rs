@@ -1,0 +1,165 @@
+//! How fast the embedded store is, against this disk's own fdatasync rate in the same run.
+//!
+//! `cargo run --release -p ibid-stores --example embedded-bench -- [DIRECTORY] [SECONDS] [IN_FLIGHT]`
+
+use std::{
+    env,
+    fs::OpenOptions,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use ibid::store::{Address, Ask, Claim, End, Fingerprint, Held, Outline, Store, Tags, Token};
+use ibid_stores::embedded::{Embedded, Options};
+
+fn main() {
+    let mut arguments = env::args().skip(1);
+    let path = arguments.next().map_or_else(|| env::temp_dir().join("ibid-embedded-bench"), PathBuf::from);
+    let seconds = arguments.next().map_or(5, |seconds| seconds.parse().expect("SECONDS: a number"));
+    let in_flight = arguments.next().map_or(64, |number| number.parse().expect("IN_FLIGHT: a number"));
+    std::fs::create_dir_all(&path).expect("a directory");
+    let before = syncs_per_second(&path);
+    let run = run(&path, in_flight, Duration::from_secs(seconds));
+    let after = syncs_per_second(&path);
+    let syncs = (before + after) / 2.0;
+    println!("this disk: {before:.0} and {after:.0} fdatasyncs of 4 KiB per second, before and after");
+    println!(
+        "{in_flight} in flight: {:.0} operations per second (a claim or a completion each), p50 {:?}, p99 {:?}, worst {:?}",
+        run.operations, run.p50, run.p99, run.worst
+    );
+    println!(
+        "{:.0} batches per second: {:.2} of this disk's fdatasync rate; {:.0} operations per batch",
+        run.batches,
+        run.batches / syncs,
+        run.operations / run.batches
+    );
+    println!("{:.0} replays per second, one thread", run.replays);
+    println!("opened again in {:?} with {} live records", run.reopened, run.live);
+    std::fs::remove_dir_all(&path).expect("the directory goes");
+}
+
+struct Run {
+    operations: f64,
+    batches: f64,
+    replays: f64,
+    p50: Duration,
+    p99: Duration,
+    worst: Duration,
+    reopened: Duration,
+    live: u64,
+}
+
+fn run(path: &Path, in_flight: usize, time: Duration) -> Run {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let store = Arc::new(Embedded::open(path.join("store"), Options::default()).expect("a store"));
+    let done = Arc::new(AtomicBool::new(false));
+    let finished = Arc::new(AtomicU64::new(0));
+    let (began, batches_before) = (Instant::now(), store.batches());
+    let clients: Vec<_> = (0..in_flight)
+        .map(|client| {
+            let (store, done, finished) = (store.clone(), done.clone(), finished.clone());
+            runtime.spawn(client_loop(client, store, done, finished))
+        })
+        .collect();
+    std::thread::sleep(time);
+    done.store(true, Relaxed);
+    let mut times: Vec<Duration> = Vec::new();
+    for client in clients {
+        times.extend(runtime.block_on(client).expect("a client ends"));
+    }
+    let elapsed = began.elapsed().as_secs_f64();
+    let batches = (store.batches() - batches_before) as f64 / elapsed;
+    times.sort_unstable();
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+    let (operations, p50, p99, worst) = (times.len() as f64 / elapsed, at(0.5), at(0.99), at(1.0));
+    let replays = replays_per_second(&runtime, &store);
+    drop(store);
+    let began = Instant::now();
+    let store = Embedded::open(path.join("store"), Options::default()).expect("it opens again");
+    let (reopened, live) = (began.elapsed(), store.report().live);
+    assert!(live >= finished.load(Relaxed), "{live} of {} are there", finished.load(Relaxed));
+    Run { operations, batches, replays, p50, p99, worst, reopened, live }
+}
+
+async fn client_loop(
+    client: usize, store: Arc<Embedded>, done: Arc<AtomicBool>, finished: Arc<AtomicU64>,
+) -> Vec<Duration> {
+    let mut times = Vec::new();
+    let record = Bytes::from(vec![0x5a; 400]);
+    for nth in 0.. {
+        if done.load(Relaxed) {
+            break;
+        }
+        let ask = Arc::new(ask(client as u64, nth));
+        let asked = Instant::now();
+        let Ok(Claim::Granted(lease)) = store.claim(&ask).await else { panic!("a fresh key is granted") };
+        times.push(asked.elapsed());
+        let keep = Duration::from_secs(3600);
+        let end = End::Complete { failed: false, record: record.clone(), outline: Outline::default(), keep };
+        let asked = Instant::now();
+        assert_eq!(store.settle(&lease, &end).await.expect("it is recorded"), Held::Held);
+        times.push(asked.elapsed());
+        finished.fetch_add(1, Relaxed);
+    }
+    times
+}
+
+fn replays_per_second(runtime: &tokio::runtime::Runtime, store: &Embedded) -> f64 {
+    let began = Instant::now();
+    let mut found = 0_u64;
+    runtime.block_on(async {
+        for nth in 0..100_000 {
+            found += u64::from(matches!(store.get(&address(0, nth % 1000)).await, Ok(Some(Claim::Done(_)))));
+        }
+    });
+    found as f64 / began.elapsed().as_secs_f64()
+}
+
+/// Of 4 KiB each, into a file that is filled with zeroes.
+fn syncs_per_second(path: &Path) -> f64 {
+    let name = path.join("syncs");
+    let file = OpenOptions::new().write(true).create(true).truncate(true).open(&name).expect("a file");
+    file.write_all_at(&vec![0; 16 << 20], 0).expect("zeroes");
+    file.sync_all().expect("a sync");
+    let began = Instant::now();
+    let mut syncs = 0;
+    while began.elapsed() < Duration::from_secs(1) {
+        file.write_all_at(&[0x5a; 4096], syncs % 4096 * 4096).expect("a write");
+        file.sync_data().expect("a sync");
+        syncs += 1;
+    }
+    std::fs::remove_file(name).expect("the file goes");
+    syncs as f64 / began.elapsed().as_secs_f64()
+}
+
+fn ask(client: u64, nth: u64) -> Ask {
+    let hold = Duration::from_secs(60);
+    let keep = Duration::from_secs(3600);
+    Ask {
+        address: address(client, nth),
+        token: Token::mint(),
+        fingerprint: Fingerprint::NONE,
+        tags: Tags::new("acme", "", "POST /payments", "550e****0000"),
+        label: Bytes::new(),
+        hold,
+        keep,
+        over: None,
+    }
+}
+
+/// As a digest would spread them.
+fn address(client: u64, nth: u64) -> Address {
+    let mut address = [0; 32];
+    for (part, at) in address.chunks_exact_mut(8).zip(1_u64..) {
+        let mixed = (client << 40 | nth).wrapping_add(at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        part.copy_from_slice(&(mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes());
+    }
+    Address(address)
+}
