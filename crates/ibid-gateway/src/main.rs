@@ -4,7 +4,7 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use ibid_gateway::{
-    commands::{check, demo, serve},
+    commands::{check, demo, serve, store},
     config::{Env, ServeArgs},
 };
 
@@ -24,6 +24,8 @@ enum Command {
     Serve(ServeArgs),
     /// Validate a configuration; print each route's effective dials; say what a change would forget
     Check(check::CheckArgs),
+    /// The embedded store, while no gateway has it open
+    Store(store::StoreArgs),
 }
 
 fn main() -> ExitCode {
@@ -34,6 +36,11 @@ fn main() -> ExitCode {
             serve::ServeError::Settings(line) => (line, WRONG_SETTING),
             why => (why.to_string(), 1),
         }),
+        Command::Store(args) => match store::run(&args, &mut io::stdout(), &mut io::stderr()) {
+            Ok(true) => None,
+            Ok(false) => return ExitCode::FAILURE,
+            Err(why) => Some((why, 1)),
+        },
         Command::Check(args) => match check::run(&args, &env, &mut io::stdout()) {
             Ok(verdict) => return verdict.code().into(),
             // Whoever reads it has read enough.

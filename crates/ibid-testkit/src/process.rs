@@ -337,8 +337,10 @@ impl Drop for Gateway {
 ///
 /// If it cannot be run, or does not end within thirty seconds.
 pub async fn run(bin: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Output {
+    // What it makes, it makes where it is thrown away.
+    let folder = tempfile::tempdir().expect("a folder");
     let mut command = command(bin.as_ref());
-    command.args(args).envs(env.iter().copied()).stdin(Stdio::null());
+    command.args(args).envs(env.iter().copied()).stdin(Stdio::null()).current_dir(folder.path());
     let output = tokio::process::Command::from(command).kill_on_drop(true).output();
     match timeout(START, output).await {
         Ok(output) => output.unwrap_or_else(|error| panic!("cannot run {}: {error}", bin.as_ref().display())),

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use super::serve::{Gateway, stop_signals};
-use crate::config::{DEFAULT_STORE, Env, ServeArgs, Settings};
+use crate::config::{Env, ServeArgs, Settings};
 
 /// What the demo can be told.
 #[derive(Debug, Args)]
@@ -43,11 +43,13 @@ pub fn run(args: &DemoArgs) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|why| why.to_string())?;
     runtime.block_on(async {
         let app = Payments::start().await.map_err(|why| format!("the payments API cannot be started: {why}"))?;
+        let folder = tempfile::tempdir().map_err(|why| format!("no folder for the store: {why}"))?;
         let serve = ServeArgs {
             listen: Some(args.listen.to_string()),
             admin: Some(args.admin.to_string()),
             upstream: Some(format!("http://{}", app.address)),
-            store: Some(DEFAULT_STORE.into()),
+            store: Some(format!("embedded:{}", folder.path().display())),
+            journal: Some("off".into()),
             ..ServeArgs::default()
         };
         let settings = Settings::from_text("", None, &serve, &Env::of(&[])).map_err(|why| why.to_string())?;

@@ -21,7 +21,7 @@ pub struct ServeArgs {
     /// The app, such as http://127.0.0.1:3000 [env: IBID_UPSTREAM]
     #[arg(long, value_name = "URL")]
     pub upstream: Option<String>,
-    /// Where records live, such as redis://127.0.0.1:6379/0 [env: IBID_STORE] [default: memory:]
+    /// Where records live: embedded:PATH or memory: [env: IBID_STORE] [default: embedded:ibid-data]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
     /// The preset of the default policy: leads, appsportal, bookings, platform, membership, ietf or stripe [env: IBID_PRESET]

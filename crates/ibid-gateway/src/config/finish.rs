@@ -17,7 +17,7 @@ use super::{
 };
 
 /// Where records live if nobody says.
-pub const DEFAULT_STORE: &str = "memory:";
+pub const DEFAULT_STORE: &str = "embedded:ibid-data";
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
 const DEFAULT_JOURNAL: &str = "ibid-journal";

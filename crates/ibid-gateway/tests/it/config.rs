@@ -35,8 +35,8 @@ mod what_can_be_written {
         let settings = Settings::load(&args, &Env::of(&[])).unwrap();
         assert_eq!(settings.listen.to_string(), "127.0.0.1:8080");
         assert_eq!(settings.admin.as_ref().unwrap().listen.to_string(), "127.0.0.1:8081");
-        assert_eq!(settings.store.url.to_string(), "memory:");
-        assert_eq!(settings.journal, None);
+        assert_eq!(settings.store.url.to_string(), "embedded:ibid-data");
+        assert_eq!(settings.journal.as_deref(), Some(std::path::Path::new("ibid-journal")));
         assert_eq!(settings.upstream, "http://127.0.0.1:3000");
         assert_eq!(policy(&settings, &Method::PATCH, "/any/path"), &Policy::ietf());
         assert_eq!(settings.file, None);
@@ -738,7 +738,9 @@ mod forgetting {
         from(
             "",
             "store.url = \"embedded:data\"",
-            &["store.url changed from memory: to embedded:data: what the old store remembers will not be found again"],
+            &[
+                "store.url changed from embedded:ibid-data to embedded:data: what the old store remembers will not be found again",
+            ],
         );
         from(
             "",

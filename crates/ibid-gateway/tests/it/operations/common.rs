@@ -79,6 +79,7 @@ pub(super) async fn start(
         listen: Some("127.0.0.1:0".into()),
         admin: Some("127.0.0.1:0".into()),
         upstream: Some(upstream.url()),
+        store: Some("memory:".into()),
         ..ServeArgs::default()
     };
     let settings = Settings::from_text(config, None, &args, &Env::of(&[])).expect("a valid configuration");

@@ -21,7 +21,7 @@ async fn health_is_on_the_admin_port_only() {
     assert_eq!((ready.status, ready.header("content-type")), (200, Some("application/json")), "{ready:?}");
     let ready = ready.json();
     assert_eq!((&ready["ready"], &ready["stopping"], &ready["running"]), (&true.into(), &false.into(), &0.into()));
-    assert_eq!((&ready["store"]["name"], &ready["store"]["durable"]), (&"memory".into(), &false.into()), "{ready}");
+    assert_eq!((&ready["store"]["name"], &ready["store"]["durable"]), (&"embedded".into(), &true.into()), "{ready}");
     for path in ["/healthz", "/readyz"] {
         let head = request("HEAD", admin, path).send().await;
         assert_eq!((head.status, head.body.len()), (200, 0), "{head:?}");

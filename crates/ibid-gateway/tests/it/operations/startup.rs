@@ -133,7 +133,7 @@ async fn check_prints_the_dials_of_every_route() {
     let output = run(BIN, &["check", path.to_str().unwrap()], &[]).await;
     let said = stdout(&output);
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{said}");
-    for part in ["mine.toml: valid", "route[1]  POST /pay/*", "route[2]  PUT /a", "forgotten on restart"] {
+    for part in ["mine.toml: valid", "route[1]  POST /pay/*", "route[2]  PUT /a", "survives SIGKILL and power loss"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(said.contains("* ttl             72h"), "what differs is marked: {said}");

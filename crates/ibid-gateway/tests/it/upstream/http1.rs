@@ -239,7 +239,8 @@ async fn a_close_at_once_is_judged_truthfully() {
             }
             Err(Failure::NeverWritten(_)) => {
                 said[1] += 1;
-                assert_eq!(server.count(), 3, "tried again until the tries ran out");
+                // Tried again until the tries ran out, unless hyper had encoded the request when the close was seen.
+                assert!((1..=3).contains(&server.count()));
             }
             Ok(_) => panic!("a reply"),
         }
