@@ -184,7 +184,7 @@ where
         let gone = || Error::Closed { reason: "found closed".to_owned() };
         let reply = match lease.send(request) {
             // From here to the reply, dropping us drops the lease, which closes the connection.
-            Ok(reply) => reply.await,
+            Ok(reply) => lease.answered(reply).await,
             Err(back) => return Err(Miss::Back(Box::new(back), gone())),
         };
         match reply {
@@ -209,7 +209,8 @@ where
 
     async fn over_h2(&self, mut shared: Shared<B>, mut request: Request<B>) -> Result<Response<UpstreamBody>, Miss<B>> {
         self.dress_h2(&mut request);
-        match shared.sender.try_send_request(request).await {
+        let reply = shared.sender.try_send_request(request);
+        match self.answered_h2(shared, reply).await {
             Ok(response) => Ok(response.map(UpstreamBody::h2)),
             Err(mut e) => match e.take_message() {
                 Some(back) => Err(Miss::Back(Box::new(back), Error::Closed { reason: chain(e.error()) })),
@@ -251,6 +252,24 @@ where
             Grant::Lease(lease) => Ok(Channel::H1(lease)),
             Grant::Permit(permit) => self.open(permit).await,
         }
+    }
+
+    /// As [`Lease::answered`]: a request that was queued while its connection ended comes back once every sender is gone.
+    async fn answered_h2<T>(&self, shared: Shared<B>, reply: impl Future<Output = T>) -> T {
+        tokio::pin!(reply);
+        tokio::select! {
+            biased;
+            reply = &mut reply => return reply,
+            () = shared.proof.gone() => {}
+        }
+        {
+            let mut current = self.shared.lock();
+            if current.as_ref().is_some_and(|current| Arc::ptr_eq(&current.proof, &shared.proof)) {
+                *current = None;
+            }
+        }
+        drop(shared);
+        reply.await
     }
 
     fn live(&self) -> Option<Shared<B>> {

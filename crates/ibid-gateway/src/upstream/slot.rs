@@ -264,6 +264,21 @@ impl<B> Lease<B> {
         }
     }
 
+    /// Waits for the reply.
+    ///
+    /// A request that is queued at the very moment in which its driver ends stays in hyper's channel, unanswered, for
+    /// as long as that has a sender. So when the driver is gone the sender goes too, and the request comes back.
+    pub(super) async fn answered<T>(&self, reply: impl Future<Output = T>) -> T {
+        tokio::pin!(reply);
+        tokio::select! {
+            biased;
+            reply = &mut reply => return reply,
+            () = self.slot().proof.gone() => {}
+        }
+        self.slot().state.lock().close();
+        reply.await
+    }
+
     /// See [`Proof::seal`].
     pub(super) fn never_written(&self) -> bool {
         self.slot().proof.seal()

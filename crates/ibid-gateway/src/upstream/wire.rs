@@ -23,6 +23,7 @@ use std::task::{Context, Poll, ready};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 const OPEN: u8 = 0;
 const ARMED: u8 = 1;
@@ -34,6 +35,10 @@ pub(super) struct Proof {
     phase: AtomicU8,
     /// The socket must carry no further request: its read side ended, a write failed, or it is gone.
     spent: AtomicBool,
+    /// The wire was dropped: nobody drives this connection any more.
+    gone: AtomicBool,
+    /// Told when it is.
+    left: Notify,
 }
 
 impl Proof {
@@ -56,6 +61,17 @@ impl Proof {
 
     fn spend(&self) {
         self.spent.store(true, Ordering::Release);
+    }
+
+    /// Returns once nobody drives the connection any more.
+    pub(super) async fn gone(&self) {
+        let left = self.left.notified();
+        tokio::pin!(left);
+        // Registered before looking, so that the end cannot come unseen in between.
+        left.as_mut().enable();
+        if !self.gone.load(Ordering::Acquire) {
+            left.await;
+        }
     }
 
     fn is_armed(&self) -> bool {
@@ -194,6 +210,8 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         self.proof.spend();
+        self.proof.gone.store(true, Ordering::Release);
+        self.proof.left.notify_waiters();
     }
 }
 

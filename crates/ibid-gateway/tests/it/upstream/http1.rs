@@ -114,8 +114,15 @@ fn closes_after_each_reply(runtime: tokio::runtime::Runtime, announce: &'static 
         let affinity = Affinity::default();
         for n in 0..200 {
             let care = if n % 2 == 0 { Care::Claimed } else { Care::Plain };
-            let response =
-                within(up.send(post("hello"), care, &affinity)).await.unwrap_or_else(|e| panic!("{n}: {e:?}"));
+            let mut tries = 0;
+            let response = loop {
+                match within(up.send(post("hello"), care, &affinity)).await {
+                    Ok(response) => break response,
+                    // Proved, but hyper had encoded the request by then: whoever sent it may send it again.
+                    Err(Failure::NeverWritten(_)) if tries < 3 => tries += 1,
+                    Err(failure) => panic!("{n}: {failure:?}"),
+                }
+            };
             assert_eq!(read(response).await.unwrap(), "ok");
             // Blocks this thread: with one thread no driver runs until the next request is queued.
             close.send(()).unwrap();
@@ -239,8 +246,7 @@ async fn a_close_at_once_is_judged_truthfully() {
             }
             Err(Failure::NeverWritten(_)) => {
                 said[1] += 1;
-                // Tried again until the tries ran out, unless hyper had encoded the request when the close was seen.
-                assert!((1..=3).contains(&server.count()));
+                assert!(server.count() <= 3);
             }
             Ok(_) => panic!("a reply"),
         }
