@@ -143,6 +143,7 @@ impl Keeper {
     /// Until it is told to end.
     pub(super) fn run(mut self) {
         let log = self.log.clone();
+        let _ended = Ended(&log.spares);
         let mut state = log.spares.state.lock();
         while !state.closing {
             if state.wanted && state.ready.is_none() {
@@ -169,6 +170,18 @@ impl Keeper {
         drop(state);
         self.seal();
         self.snapshot(self.log.segments.room.segment_size / 4, Duration::ZERO);
+    }
+
+    /// Between two pieces of something long: the writer's next segment comes first.
+    fn breathe(&self, pace: Duration) {
+        let wanted = {
+            let state = self.log.spares.state.lock();
+            state.wanted && state.ready.is_none() && state.problem.is_none()
+        };
+        if wanted {
+            drop(self.log.spares.give(self.make_ready()));
+        }
+        thread::sleep(pace);
     }
 
     fn make_ready(&self) -> Result<Arc<Segment>, NoRoom> {
@@ -245,7 +258,7 @@ impl Keeper {
             if batch.len() >= most || nth + 1 == found.len() {
                 self.append(&mut batch, &mem::take(&mut moved))?;
                 batch.truncate(BATCH_HEADER);
-                thread::sleep(pace);
+                self.breathe(pace);
             }
         }
         Ok(())
@@ -303,18 +316,26 @@ impl Keeper {
 
     /// Writes a snapshot of the index once reading what it does not cover would take longer than reading it.
     fn snapshot(&mut self, least: u64, pace: Duration) {
-        let covered = &mut self.covered;
         let closed = self.log.segments.closed();
-        covered.retain(|id| closed.iter().any(|segment| segment.header.id == *id));
-        let news = closed.iter().filter(|segment| !covered.contains(&segment.header.id));
+        let news = closed.iter().filter(|segment| !self.covered.contains(&segment.header.id));
         let unread: u64 = news.map(|segment| segment.written.load(SeqCst)).sum();
         if unread < least || self.log.read_only().is_some() {
             return;
         }
         let version = self.log.version.load(SeqCst);
-        // Without it the next start takes longer; what was covered is not tried again before there is more.
-        let _ = snapshot::write(&self.log, version, &|| thread::sleep(pace));
-        *covered = closed.iter().map(|segment| segment.header.id).collect();
+        // Without it the next start takes longer; it is not tried again before there is more.
+        let _ = snapshot::write(&self.log, version, &|| self.breathe(pace));
+        self.covered = closed.iter().map(|segment| segment.header.id).collect();
+    }
+}
+
+/// A keeper that ends, however, must not leave the writer waiting.
+struct Ended<'a>(&'a Spares);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().problem.get_or_insert_with(|| "the thread that makes room has ended".into());
+        self.0.changed.notify_all();
     }
 }
 

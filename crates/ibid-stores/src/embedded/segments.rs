@@ -199,14 +199,13 @@ impl Segments {
         self.by_id.read().get(&id).cloned()
     }
 
-    /// Those that are mostly dead and no longer written to.
+    /// Those that are no longer written to and hold little that lives: most of it died, or a restart cut them short.
     pub(super) fn stragglers(&self) -> Vec<Arc<Segment>> {
-        let mostly_dead = |segment: &Arc<Segment>| {
-            segment.closed.load(SeqCst)
-                && segment.live.load(SeqCst) > 0
-                && segment.live_bytes() * 4 < segment.written.load(SeqCst) - FIRST_BATCH
+        let holds_little = |segment: &Segment| {
+            let live = segment.live.load(SeqCst) > 0;
+            live && segment.live_bytes() * 4 < segment.header.size - FIRST_BATCH
         };
-        self.by_id.read().values().filter(|segment| mostly_dead(segment)).cloned().collect()
+        self.closed().into_iter().filter(|segment| holds_little(segment)).collect()
     }
 
     pub(super) fn gain(&self, slot: &Slot) {
