@@ -16,6 +16,7 @@ use crate::sim::SimDisk;
 
 mod crash;
 mod faults;
+mod fixtures;
 mod sim;
 mod tools;
 
