@@ -104,7 +104,7 @@ async fn the_files_of_format_version_1_are_read() {
             assert_eq!(store.claim(&spent).await.unwrap(), Claim::Spent);
         }
         for nth in 10..40 {
-            assert!(matches!(get(nth).await, Some(Claim::Done(done)) if done.record == &b"one of many"[..]));
+            assert!(matches!(get(nth).await, Some(Claim::Done(done)) if done.record == b"one of many"[..]));
         }
     }
 }
