@@ -1,6 +1,9 @@
 //! How fast the embedded store is, against this disk's own fdatasync rate in the same run.
 //!
-//! `cargo run --release -p ibid-stores --example embedded-bench -- [DIRECTORY] [SECONDS] [IN_FLIGHT]`
+//! `cargo run --release -p ibid-stores --example embedded-bench -- [DIRECTORY] [SECONDS] [IN_FLIGHT] [RECORDS]`
+//!
+//! With RECORDS, so many are put in first (not synced one by one), and what they take up is printed; in the end they are
+//! all forgotten. Absolute figures depend on the disk and on who else uses it: only ratios within one run count.
 
 use std::{
     env,
@@ -11,19 +14,23 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
 use ibid::store::{Address, Ask, Claim, End, Fingerprint, Held, Outline, Store, Tags, Token};
-use ibid_stores::embedded::{Embedded, Options};
+use ibid_stores::embedded::{Durability, Embedded, Options, TimeSource};
 
 fn main() {
     let mut arguments = env::args().skip(1);
     let path = arguments.next().map_or_else(|| env::temp_dir().join("ibid-embedded-bench"), PathBuf::from);
     let seconds = arguments.next().map_or(5, |seconds| seconds.parse().expect("SECONDS: a number"));
     let in_flight = arguments.next().map_or(64, |number| number.parse().expect("IN_FLIGHT: a number"));
+    let records: u64 = arguments.next().map_or(0, |number| number.parse().expect("RECORDS: a number"));
     std::fs::create_dir_all(&path).expect("a directory");
+    if records > 0 {
+        fill(&path, records);
+    }
     let before = syncs_per_second(&path);
     let run = run(&path, in_flight, Duration::from_secs(seconds));
     let after = syncs_per_second(&path);
@@ -41,7 +48,69 @@ fn main() {
     );
     println!("{:.0} replays per second, one thread", run.replays);
     println!("opened again in {:?} with {} live records", run.reopened, run.live);
+    println!("all forgotten at {:.2} million keys per second", forget(&path) / 1e6);
     std::fs::remove_dir_all(&path).expect("the directory goes");
+}
+
+/// Puts records in, many at a time, and says what they take up.
+fn fill(path: &Path, records: u64) {
+    const CLIENTS: u64 = 1024;
+    let runtime = runtime();
+    let memory = resident();
+    let options = Options { durability: Durability::Crash, max_size: 1 << 40, ..Options::default() };
+    let store = Arc::new(Embedded::open(path.join("store"), options).expect("a store"));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|client| {
+            let store = store.clone();
+            runtime.spawn(async move {
+                for nth in 0..records / CLIENTS {
+                    finish(&store, client | 1 << 20, nth, &mut Vec::new()).await;
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        runtime.block_on(client).expect("a client ends");
+    }
+    let per_record = |bytes: u64| bytes as f64 / records as f64;
+    let memory = per_record(resident() - memory);
+    drop(store);
+    let files = std::fs::read_dir(path.join("store")).expect("the store");
+    let disk: u64 = files.map(|file| file.and_then(|file| file.metadata()).expect("a file").len()).sum();
+    println!("{records} records: {memory:.0} bytes of memory and {:.0} of disk each", per_record(disk));
+}
+
+/// How many keys per second are forgotten, a week later.
+fn forget(path: &Path) -> f64 {
+    let began_at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock");
+    let began = Instant::now();
+    let late = Arc::new(AtomicBool::new(false));
+    let (week, is_late) = (Duration::from_secs(7 * 24 * 3600), late.clone());
+    let time =
+        TimeSource::new(move || began_at + began.elapsed() + if is_late.load(Relaxed) { week } else { Duration::ZERO });
+    let options = Options { time, max_size: 1 << 40, ..Options::default() };
+    let store = Embedded::open(path.join("store"), options).expect("it opens");
+    late.store(true, Relaxed);
+    let began = Instant::now();
+    let mut removed = 0.0;
+    loop {
+        let swept = runtime().block_on(store.sweep(100_000)).expect("a sweep");
+        removed += f64::from(swept.removed);
+        if !swept.more {
+            return removed / began.elapsed().as_secs_f64();
+        }
+    }
+}
+
+/// Bytes of memory that this process has.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
 struct Run {
@@ -56,9 +125,9 @@ struct Run {
 }
 
 fn run(path: &Path, in_flight: usize, time: Duration) -> Run {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-    let store = Arc::new(Embedded::open(path.join("store"), Options::default()).expect("a store"));
+    let runtime = runtime();
+    let options = || Options { max_size: 1 << 40, ..Options::default() };
+    let store = Arc::new(Embedded::open(path.join("store"), options()).expect("a store"));
     let done = Arc::new(AtomicBool::new(false));
     let finished = Arc::new(AtomicU64::new(0));
     let (began, batches_before) = (Instant::now(), store.batches());
@@ -82,7 +151,7 @@ fn run(path: &Path, in_flight: usize, time: Duration) -> Run {
     let replays = replays_per_second(&runtime, &store);
     drop(store);
     let began = Instant::now();
-    let store = Embedded::open(path.join("store"), Options::default()).expect("it opens again");
+    let store = Embedded::open(path.join("store"), options()).expect("it opens again");
     let (reopened, live) = (began.elapsed(), store.report().live);
     assert!(live >= finished.load(Relaxed), "{live} of {} are there", finished.load(Relaxed));
     Run { operations, batches, replays, p50, p99, worst, reopened, live }
@@ -92,23 +161,27 @@ async fn client_loop(
     client: usize, store: Arc<Embedded>, done: Arc<AtomicBool>, finished: Arc<AtomicU64>,
 ) -> Vec<Duration> {
     let mut times = Vec::new();
-    let record = Bytes::from(vec![0x5a; 400]);
     for nth in 0.. {
         if done.load(Relaxed) {
             break;
         }
-        let ask = Arc::new(ask(client as u64, nth));
-        let asked = Instant::now();
-        let Ok(Claim::Granted(lease)) = store.claim(&ask).await else { panic!("a fresh key is granted") };
-        times.push(asked.elapsed());
-        let keep = Duration::from_secs(3600);
-        let end = End::Complete { failed: false, record: record.clone(), outline: Outline::default(), keep };
-        let asked = Instant::now();
-        assert_eq!(store.settle(&lease, &end).await.expect("it is recorded"), Held::Held);
-        times.push(asked.elapsed());
+        finish(&store, client as u64, nth, &mut times).await;
         finished.fetch_add(1, Relaxed);
     }
     times
+}
+
+/// Claims a key and completes it.
+async fn finish(store: &Embedded, client: u64, nth: u64, times: &mut Vec<Duration>) {
+    let ask = Arc::new(ask(client, nth));
+    let asked = Instant::now();
+    let Ok(Claim::Granted(lease)) = store.claim(&ask).await else { panic!("a fresh key is granted") };
+    times.push(asked.elapsed());
+    let (record, outline, keep) = (Bytes::from_static(&[0x5a; 400]), Outline::default(), ask.keep);
+    let end = End::Complete { failed: false, record, outline, keep };
+    let asked = Instant::now();
+    assert_eq!(store.settle(&lease, &end).await.expect("it is recorded"), Held::Held);
+    times.push(asked.elapsed());
 }
 
 fn replays_per_second(runtime: &tokio::runtime::Runtime, store: &Embedded) -> f64 {

@@ -163,7 +163,7 @@ impl Embedded {
     pub fn open_on(disk: Arc<dyn Disk>, options: Options) -> Result<Self, OpenError> {
         let lock = disk.lock()?;
         let Recovery { log, any, version, last, cold, covered, report } = recover(disk, options)?;
-        let tail = match (log.segments.prepare(log.so_far(), None), any) {
+        let tail = match (log.segments.prepare(format::MAIN, log.so_far(), None), any) {
             (Ok(segment), _) => Tail::new(segment, log.so_far().sequence + 1),
             // It serves what it has, and claims again once there is room.
             (Err(_), Some(any)) => Tail::full(any),

@@ -223,6 +223,20 @@ mod tests {
     }
 
     #[test]
+    fn embedded_is_built_in() {
+        let path = std::env::temp_dir().join(format!("ibid-url-{}", std::process::id()));
+        let store = open(&format!("embedded:{}?durability=crash&max_size=64MiB", path.display())).unwrap();
+        assert_eq!((store.promise().store, store.promise().durable), ("embedded", true));
+        assert!(why(&format!("embedded:{}", path.display())).contains("in use by process"));
+        drop(store);
+        std::fs::remove_dir_all(path).unwrap();
+        assert!(why("embedded:").contains("needs a path"));
+        assert!(why("embedded:x?durability=none").contains("allowed are power and crash"));
+        assert!(why("embedded:x?max_size=1MiB").contains("at least 16MiB"));
+        assert!(why("embedded:x?size=1").contains("allowed are durability and max_size"));
+    }
+
+    #[test]
     fn sizes() {
         assert_eq!(parse_size("64KiB"), Some(65_536));
         assert_eq!(parse_size("12"), Some(12));

@@ -7,9 +7,9 @@
 
 use std::{
     fmt,
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
     io::{self, Read, Write},
-    os::unix::fs::FileExt,
+    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -51,7 +51,8 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     fn allocate(&self, length: u64) -> io::Result<()>;
 }
 
-/// A directory of the operating system.
+/// A directory of the operating system. Records are nobody else's business: what is made here is readable by its owner
+/// only.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
@@ -65,7 +66,7 @@ impl Directory {
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
         if !path.is_dir() {
-            fs::create_dir_all(&path)?;
+            DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
             if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
                 File::open(parent)?.sync_all()?;
             }
@@ -85,7 +86,7 @@ impl Disk for Directory {
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        Ok(Arc::new(OpenOptions::new().read(true).write(true).create_new(true).open(self.at(name))?))
+        Ok(Arc::new(OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(self.at(name))?))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
@@ -136,7 +137,7 @@ impl DiskFile for File {
 
 /// Held by the open file itself: it ends with the process, however that ends.
 fn lock(path: &Path) -> io::Result<Box<dyn fmt::Debug + Send + Sync>> {
-    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     match file.try_lock() {
         Ok(()) => {
             let host = rustix::system::uname();

@@ -325,3 +325,70 @@ pub(super) fn micros(duration: Duration) -> Micros {
     // Sums of a few must not overflow, and neither must they with the time since the epoch.
     duration.as_micros().min(u128::from(u64::MAX / 16)) as Micros
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry(kind: u8, spent: usize, record: Vec<u8>) -> Entry {
+        let phase = match kind {
+            0 => Phase::Running { until: 7, takeover: 7 },
+            1 => Phase::Unknown { takeover: 9, released: true },
+            2 => {
+                let outline =
+                    Outline { status: 201, requested_at_ms: 1, completed_at_ms: 2, took: Duration::from_micros(3) };
+                Phase::Done { failed: true, record: record.into(), outline, resolved: true }
+            }
+            _ => Phase::Free,
+        };
+        let ask = Ask {
+            address: Address([1; 32]),
+            token: Token([2; 16]),
+            fingerprint: Fingerprint { version: 3, digest: [4; 32] },
+            tags: Tags::new("acme", "", "POST /", "k"),
+            label: Bytes::from_static(b"label"),
+            hold: Duration::from_secs(5),
+            keep: Duration::from_secs(6),
+            over: kind.is_multiple_of(2).then_some(Fence(8)),
+        };
+        let spent = (0..spent).map(|nth| (Token([nth as u8; 16]), 10 + nth as u64)).collect();
+        let (ask, fence) = (Arc::new(ask), Fence(11));
+        let times = (12, 13, 14);
+        let (claimed, expires, dies_at) = times;
+        Entry { ask, fence, attempt: 2, took_over: kind == 1, claimed, expires, dies_at, version: 15, spent, phase }
+    }
+
+    fn encoded(entry: &Entry, salt: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        assert_eq!(entry.encode(&mut bytes), entry.encoded_length());
+        let crc = salted(salt, &bytes[8..]);
+        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn an_entry_reads_what_it_wrote(kind in 0..4_u8, spent in 0..=SPENT, record: Vec<u8>, salt: u64) {
+            let entry = entry(kind, spent, record);
+            let bytes = encoded(&entry, salt);
+            prop_assert_eq!(Entry::decode(bytes.clone().into(), salt), Ok(entry));
+            prop_assert!(Entry::decode(bytes.into(), salt ^ 1).is_err());
+        }
+
+        /// Bytes that nobody wrote may pass the checksum; they must not panic.
+        #[test]
+        fn no_bytes_make_it_panic(kind in 0..4_u8, at in 8..300_usize, with: u8, cut in 0..300_usize) {
+            let mut bytes = encoded(&entry(kind, 2, vec![5; 40]), 1);
+            let at = at % bytes.len();
+            bytes[at] = with;
+            let length = (bytes.len() - cut % bytes.len()).max(8);
+            bytes.truncate(length);
+            bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
+            let crc = salted(1, &bytes[8..]);
+            bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+            let _ = Entry::decode(bytes.into(), 1);
+        }
+    }
+}

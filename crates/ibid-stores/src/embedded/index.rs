@@ -229,11 +229,10 @@ impl Index {
         let mut more = false;
         for shard in &self.shards {
             let mut shard = shard.lock();
-            if u64::from(shard.table.due) * 1_000_000 > now {
-                continue;
+            if shard.is_due(now) && removed < at_most {
+                removed += shard.sweep(now, at_most - removed, &mut gone);
             }
-            removed += shard.sweep(now, at_most - removed, &mut gone);
-            more |= u64::from(shard.table.due) * 1_000_000 <= now;
+            more |= shard.is_due(now);
         }
         (removed, more)
     }
@@ -257,6 +256,11 @@ impl Shard {
 
     pub(super) fn is_listed(&self, at: &Address, waiters: &Arc<Notify>) -> bool {
         self.waiters.get(at).is_some_and(|listed| Arc::ptr_eq(listed, waiters))
+    }
+
+    /// Whether something may have died here.
+    fn is_due(&self, now: Micros) -> bool {
+        u64::from(self.table.due) * 1_000_000 <= now
     }
 
     fn sweep(&mut self, now: Micros, at_most: u32, gone: &mut impl FnMut(&Slot)) -> u32 {

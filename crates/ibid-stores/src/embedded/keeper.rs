@@ -18,7 +18,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{
     entry::Micros,
-    format::{BATCH_HEADER, BatchHeader, COLD, FIRST_BATCH, SECTOR, padded, salted},
+    format::{BATCH_HEADER, BatchHeader, COLD, FIRST_BATCH, MAIN, SECTOR, padded, salted},
     index::Slot,
     log::Log,
     scan::{Scan, Step},
@@ -105,6 +105,10 @@ impl Spares {
         state
     }
 
+    fn is_closing(&self) -> bool {
+        self.state.lock().closing
+    }
+
     fn is_urgent(&self) -> bool {
         let state = self.state.lock();
         state.urgent || state.closing
@@ -143,6 +147,7 @@ impl Keeper {
     /// Until it is told to end.
     pub(super) fn run(mut self) {
         let log = self.log.clone();
+        let _ended = Ended(&log.spares);
         let mut state = log.spares.state.lock();
         while !state.closing {
             if state.wanted && state.ready.is_none() {
@@ -157,7 +162,8 @@ impl Keeper {
             if !state.closing {
                 log.spares.changed.wait_for(&mut state, TICK);
             }
-            if !state.wanted && !state.closing {
+            // When there is no room for the writer, moving may make some.
+            if (!state.wanted || state.problem.is_some()) && !state.closing {
                 drop(state);
                 // What cannot be moved now stays where it is, and is tried again.
                 let _ = self.move_stragglers();
@@ -171,6 +177,18 @@ impl Keeper {
         self.snapshot(self.log.segments.room.segment_size / 4, Duration::ZERO);
     }
 
+    /// Between two pieces of something long: the writer's next segment comes first.
+    fn breathe(&self, pace: Duration) {
+        let wanted = {
+            let state = self.log.spares.state.lock();
+            state.wanted && state.ready.is_none() && state.problem.is_none()
+        };
+        if wanted {
+            drop(self.log.spares.give(self.make_ready()));
+        }
+        thread::sleep(pace);
+    }
+
     fn make_ready(&self) -> Result<Arc<Segment>, NoRoom> {
         let log = &self.log;
         let pace = || {
@@ -178,11 +196,11 @@ impl Keeper {
                 thread::sleep(PACE);
             }
         };
-        match log.segments.prepare(log.so_far(), Some(&pace)) {
+        match log.segments.prepare(MAIN, log.so_far(), Some(&pace)) {
             Err(_) => {
                 // Perhaps there is room after what died has been dropped.
                 while log.index.sweep(log.clock.latest(), SWEEP, |slot| log.segments.lose(slot)).1 {}
-                log.segments.prepare(log.so_far(), Some(&pace))
+                log.segments.prepare(MAIN, log.so_far(), Some(&pace))
             }
             made => made,
         }
@@ -191,7 +209,7 @@ impl Keeper {
     fn move_stragglers(&mut self) -> Result<(), NoRoom> {
         let now = self.log.clock.latest();
         for segment in self.log.segments.stragglers() {
-            if self.log.read_only().is_some() || self.log.spares.is_urgent() {
+            if self.log.read_only().is_some() || self.log.spares.is_closing() {
                 break;
             }
             if segment.look_again.load(SeqCst) <= now {
@@ -236,7 +254,13 @@ impl Keeper {
             from.look_again.store(soonest.max(self.log.clock.latest() + 1), SeqCst);
             return Ok(());
         }
-        let most = MOVE.min((from.header.size / 4) as usize);
+        // Segments may have become smaller since: what is too large for them stays where it is.
+        let size = self.log.segments.room.segment_size as usize;
+        if found.iter().any(|(_, bytes)| bytes.len() > size / 2) {
+            from.look_again.store(Micros::MAX, SeqCst);
+            return Ok(());
+        }
+        let most = MOVE.min(size / 4);
         let mut batch = vec![0; BATCH_HEADER];
         let mut moved: Vec<Moved> = Vec::new();
         for (nth, (slot, bytes)) in found.iter().enumerate() {
@@ -245,7 +269,7 @@ impl Keeper {
             if batch.len() >= most || nth + 1 == found.len() {
                 self.append(&mut batch, &mem::take(&mut moved))?;
                 batch.truncate(BATCH_HEADER);
-                thread::sleep(pace);
+                self.breathe(pace);
             }
         }
         Ok(())
@@ -255,7 +279,7 @@ impl Keeper {
         let length = batch.len();
         let span = padded(length) as u64;
         if self.lane.as_ref().is_none_or(|lane| lane.at + span + SECTOR as u64 > lane.segment.header.size) {
-            let segment = self.log.segments.prepare(self.log.so_far(), None)?;
+            let segment = self.log.segments.prepare(COLD, self.log.so_far(), None)?;
             self.seal();
             segment.proves.store(mem::take(&mut self.unsealed), SeqCst);
             self.lane = Some(Lane { segment, at: FIRST_BATCH, first: self.sequence });
@@ -303,18 +327,26 @@ impl Keeper {
 
     /// Writes a snapshot of the index once reading what it does not cover would take longer than reading it.
     fn snapshot(&mut self, least: u64, pace: Duration) {
-        let covered = &mut self.covered;
         let closed = self.log.segments.closed();
-        covered.retain(|id| closed.iter().any(|segment| segment.header.id == *id));
-        let news = closed.iter().filter(|segment| !covered.contains(&segment.header.id));
+        let news = closed.iter().filter(|segment| !self.covered.contains(&segment.header.id));
         let unread: u64 = news.map(|segment| segment.written.load(SeqCst)).sum();
         if unread < least || self.log.read_only().is_some() {
             return;
         }
         let version = self.log.version.load(SeqCst);
-        // Without it the next start takes longer; what was covered is not tried again before there is more.
-        let _ = snapshot::write(&self.log, version, &|| thread::sleep(pace));
-        *covered = closed.iter().map(|segment| segment.header.id).collect();
+        // Without it the next start takes longer; it is not tried again before there is more.
+        let _ = snapshot::write(&self.log, version, &|| self.breathe(pace));
+        self.covered = closed.iter().map(|segment| segment.header.id).collect();
+    }
+}
+
+/// A keeper that ends, however, must not leave the writer waiting.
+struct Ended<'a>(&'a Spares);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().problem.get_or_insert_with(|| "the thread that makes room has ended".into());
+        self.0.changed.notify_all();
     }
 }
 

@@ -114,7 +114,7 @@ impl Recovered {
         let mut ids: Vec<u32> = disk.list()?.iter().filter_map(|name| id_of(name)).collect();
         ids.sort_unstable();
         for id in ids {
-            self.next_id = self.next_id.max(id + 1);
+            self.next_id = self.next_id.max(id.saturating_add(1));
             let file = disk.open(&name(id))?;
             let mut bytes = vec![0; SECTOR];
             let header = match file.length()? {

@@ -25,7 +25,7 @@ use parking_lot::RwLock;
 use super::{
     disk::{Disk, DiskFile},
     entry::Entry,
-    format::{BatchHeader, FIRST_BATCH, Flaw, SECTOR, SegmentHeader},
+    format::{BatchHeader, COLD, FIRST_BATCH, Flaw, SECTOR, SegmentHeader},
     index::Slot,
 };
 
@@ -199,14 +199,13 @@ impl Segments {
         self.by_id.read().get(&id).cloned()
     }
 
-    /// Those that are mostly dead and no longer written to.
+    /// Those that are no longer written to and hold little that lives: most of it died, or a restart cut them short.
     pub(super) fn stragglers(&self) -> Vec<Arc<Segment>> {
-        let mostly_dead = |segment: &Arc<Segment>| {
-            segment.closed.load(SeqCst)
-                && segment.live.load(SeqCst) > 0
-                && segment.live_bytes() * 4 < segment.written.load(SeqCst) - FIRST_BATCH
+        let holds_little = |segment: &Segment| {
+            let live = segment.live.load(SeqCst) > 0;
+            live && segment.live_bytes() * 4 < segment.header.size - FIRST_BATCH
         };
-        self.by_id.read().values().filter(|segment| mostly_dead(segment)).cloned().collect()
+        self.closed().into_iter().filter(|segment| holds_little(segment)).collect()
     }
 
     pub(super) fn gain(&self, slot: &Slot) {
@@ -222,8 +221,9 @@ impl Segments {
     }
 
     /// Makes a segment ready: recycles one in which nothing lives, or makes a new one. `fill` is asked before each
-    /// piece of zeroes; without it the file is only allocated.
-    pub(super) fn prepare(&self, so_far: SoFar, fill: Option<&dyn Fn()>) -> Result<Arc<Segment>, NoRoom> {
+    /// piece of zeroes; without it the file is only allocated. The last segment that `max_size` allows is for the cold
+    /// lane: without it a full store could not be tidied up.
+    pub(super) fn prepare(&self, lane: u8, so_far: SoFar, fill: Option<&dyn Fn()>) -> Result<Arc<Segment>, NoRoom> {
         let mut salt = [0; 8];
         getrandom::fill(&mut salt).map_err(|error| io::Error::other(error.to_string()))?;
         let header = SegmentHeader {
@@ -238,7 +238,7 @@ impl Segments {
         self.drop_useless();
         let segment = match self.take_dead(|segment| self.is_useful(segment)) {
             Some(dead) => self.recycle(&dead, header)?,
-            None => self.create(header, fill)?,
+            None => self.create(header, if lane == COLD { 0 } else { header.size }, fill)?,
         };
         let segment = Arc::new(segment);
         self.by_id.write().insert(header.id, segment.clone());
@@ -304,9 +304,9 @@ impl Segments {
         }
     }
 
-    fn create(&self, header: SegmentHeader, fill: Option<&dyn Fn()>) -> Result<Segment, NoRoom> {
+    fn create(&self, header: SegmentHeader, reserved: u64, fill: Option<&dyn Fn()>) -> Result<Segment, NoRoom> {
         let taken = self.taken.fetch_add(header.size, Relaxed);
-        let made = if taken + header.size > self.room.max_size {
+        let made = if taken + header.size + reserved > self.room.max_size {
             Err(NoRoom::Full { taken: taken >> 20, max: self.room.max_size >> 20 })
         } else {
             self.create_file(header, fill).map_err(|error| {

@@ -175,7 +175,8 @@ impl Snapshot {
         }
         let mut trailer = vec![0; length as usize];
         file.read_at(&mut trailer, all - 8 - length)?;
-        Ok(if crc32c::crc32c(&trailer) == crc { Self::decode(&trailer) } else { None })
+        let decoded = if crc32c::crc32c(&trailer) == crc { Self::decode(&trailer) } else { None };
+        Ok(decoded.filter(|snapshot| snapshot.counts.iter().copied().map(block).sum::<u64>() == all - 8 - length))
     }
 
     fn decode(trailer: &[u8]) -> Option<Self> {
@@ -199,14 +200,13 @@ impl Snapshot {
 
     /// Whether all of these shards read.
     fn read_shards(&self, file: &dyn DiskFile, shards: std::ops::Range<usize>, index: &Index) -> io::Result<bool> {
-        let length = |count: u32| u64::from(count) * Slot::ENCODED as u64 + 4;
-        let mut at: u64 = self.counts[..shards.start].iter().map(|count| length(*count)).sum();
-        let mut block = Vec::new();
+        let mut at: u64 = self.counts[..shards.start].iter().copied().map(block).sum();
+        let mut bytes = Vec::new();
         for nth in shards {
-            block.resize(length(self.counts[nth]) as usize, 0);
-            file.read_at(&mut block, at)?;
-            at += block.len() as u64;
-            let (slots, crc) = block.split_at(block.len() - 4);
+            bytes.resize(block(self.counts[nth]) as usize, 0);
+            file.read_at(&mut bytes, at)?;
+            at += bytes.len() as u64;
+            let (slots, crc) = bytes.split_at(bytes.len() - 4);
             if crc32c::crc32c(slots).to_le_bytes() != *crc {
                 return Ok(false);
             }
@@ -219,4 +219,9 @@ impl Snapshot {
         }
         Ok(true)
     }
+}
+
+/// The length of a block of so many slots.
+fn block(slots: u32) -> u64 {
+    u64::from(slots) * Slot::ENCODED as u64 + 4
 }

@@ -101,6 +101,7 @@ enum Failure {
 
 pub(super) struct Writer {
     log: Arc<Log>,
+    /// As long as there are callers: each waits for its answer before it calls again.
     queue: Receiver<Call>,
     tail: Tail,
     /// The next batch's.
@@ -315,6 +316,10 @@ impl Writer {
                 next.proves.store(self.tail.segment.header.id, SeqCst);
             }
             self.tail = Tail::new(next, self.sequence);
+        }
+        // Only what an earlier start wrote into larger segments can be too large for one.
+        if self.tail.at + span + SECTOR as u64 > self.tail.segment.header.size {
+            return Err(Failure::Refused(format!("a batch of {span} bytes does not fit into a segment")));
         }
         if let Err(first) = self.append_once() {
             // Without another segment, a batch that was not written whole is nowhere: the next one goes over it.

@@ -205,13 +205,11 @@ impl History {
 impl Life {
     async fn check(&self, store: &Embedded, position: usize, now: u64) {
         let last = self.steps.iter().rposition(|step| step.answered.is_some_and(|answered| answered <= position));
-        let mut possible = vec![match last.map(|nth| &self.steps[nth]) {
-            Some(step) if now < step.until => step.known.clone(),
-            _ => Known::Nothing,
-        }];
+        let known = |step: &Step| if now < step.until { step.known.clone() } else { Known::Nothing };
+        let mut possible = vec![last.map_or(Known::Nothing, |nth| known(&self.steps[nth]))];
         // Asked, and not answered when the power went.
         let next = self.steps.get(last.map_or(0, |nth| nth + 1)).filter(|step| step.asked < position);
-        possible.extend(next.filter(|step| now < step.until).map(|step| step.known.clone()));
+        possible.extend(next.map(known));
         let found = store.get(&self.address).await.unwrap();
         let mut fits = possible.iter().filter(|known| known.fits(found.as_ref()));
         let Some(known) = fits.next() else {

@@ -16,6 +16,8 @@ use crate::sim::SimDisk;
 
 mod crash;
 mod faults;
+mod fixtures;
+mod killed;
 mod sim;
 mod tools;
 
@@ -99,7 +101,7 @@ fn it_answers_as_the_model_says() {
 #[test]
 fn it_answers_as_the_model_says_across_restarts() {
     check_restarts(
-        500,
+        300,
         async || (SimDisk::default(), TimeSource::default()),
         async |(disk, time)| {
             let options = Options { time: time.clone(), ..small() };

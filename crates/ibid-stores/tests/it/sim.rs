@@ -104,6 +104,28 @@ impl SimDisk {
         inner.files[inode][at] ^= 0x20;
     }
 
+    /// Damage of any kind, to any file.
+    pub(crate) fn damage(&self, dice: &mut Dice) {
+        let mut inner = self.0.lock();
+        let inodes: Vec<usize> = inner.names.values().copied().collect();
+        let (inode, other) = (inodes[dice.below(inodes.len())], inodes[dice.below(inodes.len())]);
+        let sector = |file: &[u8], dice: &mut Dice| dice.below(file.len() / SECTOR + 1) * SECTOR;
+        let from = sector(&inner.files[other], dice);
+        let copied: Vec<u8> = inner.files[other][from..].iter().copied().take(SECTOR).collect();
+        let file = &mut inner.files[inode];
+        let at = sector(file, dice);
+        match dice.below(5) {
+            0 => file.truncate(dice.below(file.len() + 1)),
+            1 => file[at..].iter_mut().take(SECTOR).for_each(|byte| *byte = 0),
+            2 => write(file, at, &copied),
+            _ if file.is_empty() => {}
+            _ => {
+                let at = dice.below(file.len());
+                file[at] = dice.below(256) as u8;
+            }
+        }
+    }
+
     fn file(&self, inode: usize) -> Arc<dyn DiskFile> {
         Arc::new(SimFile { disk: self.clone(), inode })
     }
