@@ -48,8 +48,6 @@ pub struct Page {
 pub struct Chosen {
     /// Where to.
     pub upstream: Arc<Upstream<Body>>,
-    /// Whether it is the top-level one.
-    pub is_default: bool,
     routed: Routed,
 }
 
@@ -75,7 +73,7 @@ pub enum Reload {
 impl Chosen {
     /// The one upstream that there is, with nothing covered.
     pub fn only(upstream: Arc<Upstream<Body>>) -> Self {
-        Self { upstream, is_default: true, routed: Routed::Pass }
+        Self { upstream, routed: Routed::Pass }
     }
 }
 
@@ -113,16 +111,15 @@ impl Snapshot {
             let detail = "the path has dot segments, empty segments, backslashes or encoded slashes, \
                           which the app may resolve to another path; send the path it resolves to";
             let routed = Routed::Refused(Refusal::new(Reason::RequestAmbiguous, detail));
-            return Chosen { upstream: self.default.clone(), is_default: true, routed };
+            return Chosen { upstream: self.default.clone(), routed };
         }
         let Some(route) = self.settings.routes.find(method, path) else {
-            return Chosen { upstream: self.default.clone(), is_default: true, routed: Routed::Pass };
+            return Chosen { upstream: self.default.clone(), routed: Routed::Pass };
         };
         let own = route.upstream.as_ref().and_then(|url| self.upstreams.get(url));
         let covers = route.guard.policy.covers(method);
         Chosen {
             upstream: own.unwrap_or(&self.default).clone(),
-            is_default: own.is_none(),
             routed: if covers { Routed::Covered(route.guard.clone()) } else { Routed::Pass },
         }
     }

@@ -89,15 +89,7 @@ async fn forward(client: &Client, mut request: Request<Body>) -> Response<Reply>
     say_who_asked(client, &mut request);
     let care = if request.extensions().get::<Grant>().is_some() { Care::Claimed } else { Care::Plain };
     let chosen = request.extensions_mut().remove::<Chosen>().expect("the server chose an upstream");
-    let fresh;
-    // A hint that belongs to another upstream's connections would be useless there.
-    let affinity = if chosen.is_default {
-        &client.affinity
-    } else {
-        fresh = Affinity::default();
-        &fresh
-    };
-    match chosen.upstream.send(request, care, affinity).await {
+    match chosen.upstream.send(request, care, &client.affinity).await {
         Ok(reply) => answer(reply, upgrade),
         Err(Failure::NeverWritten(why)) => failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted),
         Err(Failure::Lost(why)) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost),
