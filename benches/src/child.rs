@@ -23,9 +23,18 @@ const KEPT_LINES: usize = 20;
 pub struct Server {
     child: Child,
     addr: SocketAddr,
+    /// Removed with it.
+    folder: Option<tempfile::TempDir>,
 }
 
 impl Server {
+    /// Keeps its folder for as long as it runs.
+    #[must_use]
+    pub fn keeping(mut self, folder: tempfile::TempDir) -> Self {
+        self.folder = Some(folder);
+        self
+    }
+
     /// Starts `program` and waits until a line of its output says where it listens.
     ///
     /// # Errors
@@ -45,7 +54,7 @@ impl Server {
                 _ => format!("{name}: cannot be started: {error}"),
             })?;
         // Owned from here on, so that every early return kills the process.
-        let mut server = Self { child, addr: ([127, 0, 0, 1], 0).into() };
+        let mut server = Self { child, addr: ([127, 0, 0, 1], 0).into(), folder: None };
         let output = Arc::new(Mutex::new(VecDeque::new()));
         let (sender, mut listening) = mpsc::unbounded_channel();
         if let Some(stdout) = server.child.stdout.take() {

@@ -40,6 +40,8 @@ pub enum Program {
     Ibid,
     /// The same as it is by default, with one line of log per request.
     IbidLogging,
+    /// As `Ibid`, on the embedded store in a fresh folder, synced before every claim is answered.
+    IbidEmbedded,
     /// `layer-app` of this package.
     LayerApp,
 }
@@ -48,7 +50,7 @@ impl Program {
     /// Whether it needs an upstream behind it.
     #[must_use]
     pub fn is_gateway(self) -> bool {
-        matches!(self, Self::Proxy | Self::Ibid | Self::IbidLogging)
+        matches!(self, Self::Proxy | Self::Ibid | Self::IbidLogging | Self::IbidEmbedded)
     }
 }
 
@@ -148,6 +150,8 @@ const GATEWAY: &[Contender] = &[
     contender("ibid-miss", Program::Ibid, "/orders", Traffic::Miss),
     contender("ibid-replay", Program::Ibid, "/orders", Traffic::Replay),
     contender("ibid-logging-miss", Program::IbidLogging, "/orders", Traffic::Miss),
+    contender("embedded-miss", Program::IbidEmbedded, "/orders", Traffic::Miss),
+    contender("embedded-replay", Program::IbidEmbedded, "/orders", Traffic::Replay),
 ];
 const GATEWAY_MISS: &[Target] = &[speed("proxy", 0.92), cpu_added("proxy", 8.0)];
 const GATEWAY_REPLAY: &[Target] = &[speed("proxy", 2.5), speed("upstream", 1.0)];
@@ -161,6 +165,8 @@ pub const SCENES: &[Scene] = &[
         rows: &[
             row("gateway-memory-miss-300", "ibid-miss", GATEWAY_MISS),
             row("gateway-memory-replay-300", "ibid-replay", GATEWAY_REPLAY),
+            row("gateway-embedded-miss-300", "embedded-miss", &[speed("proxy", 0.65)]),
+            row("gateway-embedded-replay-300", "embedded-replay", &[shown("proxy"), shown("upstream")]),
             // What one line of log per request costs; there is no target for it.
             row("gateway-memory-miss-300-log-info", "ibid-logging-miss", &[shown("ibid-miss"), shown("proxy")]),
         ],
@@ -225,7 +231,7 @@ mod tests {
         };
         assert_eq!(names(&["16k"]), ["gateway-memory-miss-16k", "gateway-memory-replay-16k"]);
         assert_eq!(names(&["layer", "noise-300"]).len(), 3);
-        assert_eq!(names(&[]).len(), 7);
+        assert_eq!(names(&[]).len(), 9);
         assert!(select(&["nothing".into()]).unwrap_err().contains("gateway-memory-miss-300"));
     }
 }

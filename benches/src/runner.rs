@@ -28,7 +28,9 @@ const REST: Duration = Duration::from_millis(50);
 
 /// The gateway under test.
 const SERVE: &[&str] =
-    &["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--store", "memory:", "--preset", "ietf"];
+    &["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--journal", "off", "--preset", "ietf"];
+const MEMORY: &[&str] = &["--store", "memory:"];
+const QUIET: &[&str] = &["--log-level", "warn"];
 
 /// A scene's results.
 #[derive(Debug)]
@@ -264,7 +266,9 @@ fn binary(args: &Args, program: Program) -> (PathBuf, &'static str) {
         Program::Upstream => (args.own_bins.join("bare-upstream"), "build all binaries of ibid-bench"),
         Program::LayerApp => (args.own_bins.join("layer-app"), "build all binaries of ibid-bench"),
         Program::Proxy => (args.proxy_bin.clone(), "set --proxy-bin or IBID_BENCH_PROXY"),
-        Program::Ibid | Program::IbidLogging => (args.ibid_bin.clone(), "set --ibid-bin or IBID_BENCH_IBID"),
+        Program::Ibid | Program::IbidLogging | Program::IbidEmbedded => {
+            (args.ibid_bin.clone(), "set --ibid-bin or IBID_BENCH_IBID")
+        }
     }
 }
 
@@ -272,14 +276,17 @@ async fn start(args: &Args, program: Program, upstream: Option<SocketAddr>) -> R
     let upstream = upstream.map(|addr| format!("http://{addr}")).unwrap_or_default();
     let answer = args.answer.to_string();
     let threads = args.app_threads.to_string();
+    let folder = tempfile::tempdir().map_err(|why| format!("no folder for a store: {why}"))?;
+    let embedded = format!("embedded:{}", folder.path().display());
     let flags: Vec<&str> = match program {
         Program::Upstream | Program::LayerApp => {
             vec!["--listen", "127.0.0.1:0", "--answer", &answer, "--threads", &threads]
         }
         Program::Proxy => vec!["--upstream", &upstream, "--listen", "127.0.0.1:0"],
-        Program::Ibid => [SERVE, &["--upstream", &upstream, "--log-level", "warn"]].concat(),
-        Program::IbidLogging => [SERVE, &["--upstream", &upstream]].concat(),
+        Program::Ibid => [SERVE, MEMORY, QUIET, &["--upstream", &upstream]].concat(),
+        Program::IbidLogging => [SERVE, MEMORY, &["--upstream", &upstream]].concat(),
+        Program::IbidEmbedded => [SERVE, QUIET, &["--upstream", &upstream, "--store", &embedded]].concat(),
     };
     let flags: Vec<String> = flags.into_iter().map(str::to_owned).collect();
-    Server::start(&binary(args, program).0, &flags).await
+    Ok(Server::start(&binary(args, program).0, &flags).await?.keeping(folder))
 }
