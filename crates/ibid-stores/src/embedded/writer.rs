@@ -8,11 +8,7 @@
 use std::{
     collections::HashMap,
     io,
-    sync::{
-        Arc,
-        atomic::Ordering::SeqCst,
-        mpsc::{Receiver, TryRecvError},
-    },
+    sync::{Arc, atomic::Ordering::SeqCst, mpsc::Receiver},
     time::Duration,
 };
 
@@ -159,10 +155,8 @@ impl Writer {
         while let Ok(call) = self.queue.recv() {
             self.admit(call);
             while self.batch.len() < BATCH.min(self.capacity() / 4) {
-                match self.queue.try_recv() {
-                    Ok(call) => self.admit(call),
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-                }
+                let Ok(call) = self.queue.try_recv() else { break };
+                self.admit(call);
             }
             self.commit();
         }
