@@ -47,7 +47,10 @@ fn main() {
         run.operations / run.batches
     );
     println!("{:.0} replays per second, one thread", run.replays);
-    println!("opened again in {:?} with {} live records", run.reopened, run.live);
+    println!(
+        "opened again in {:?} with {} live records; without its snapshot in {:?}",
+        run.reopened, run.live, run.reread
+    );
     println!("all forgotten at {:.2} million keys per second", forget(&path) / 1e6);
     std::fs::remove_dir_all(&path).expect("the directory goes");
 }
@@ -121,6 +124,7 @@ struct Run {
     p99: Duration,
     worst: Duration,
     reopened: Duration,
+    reread: Duration,
     live: u64,
 }
 
@@ -154,7 +158,12 @@ fn run(path: &Path, in_flight: usize, time: Duration) -> Run {
     let store = Embedded::open(path.join("store"), options()).expect("it opens again");
     let (reopened, live) = (began.elapsed(), store.report().live);
     assert!(live >= finished.load(Relaxed), "{live} of {} are there", finished.load(Relaxed));
-    Run { operations, batches, replays, p50, p99, worst, reopened, live }
+    drop(store);
+    std::fs::remove_file(path.join("store/index.snap")).expect("there is a snapshot");
+    let began = Instant::now();
+    drop(Embedded::open(path.join("store"), options()).expect("it opens without a snapshot"));
+    let reread = began.elapsed();
+    Run { operations, batches, replays, p50, p99, worst, reopened, reread, live }
 }
 
 async fn client_loop(

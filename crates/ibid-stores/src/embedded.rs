@@ -67,6 +67,7 @@ mod index;
 mod keeper;
 mod log;
 mod operators;
+mod reading;
 mod recovery;
 mod report;
 mod scan;

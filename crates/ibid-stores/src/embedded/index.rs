@@ -10,7 +10,11 @@
 //! Prefix and version together name one slot: two addresses may share a prefix, never a version. What runs is held
 //! whole, in the shard's side table, and its slot is there too.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    sync::{Arc, LazyLock},
+};
 
 use bytes::{Buf, BufMut};
 use ibid::store::Address;
@@ -21,6 +25,9 @@ use super::entry::{Entry, Kind, Micros};
 
 pub(super) const SHARDS: usize = 1024;
 const KIND_SHIFT: u32 = 29;
+
+/// Addresses are digests of what callers send: who can choose many of those shall not choose where they go.
+static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(()));
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Slot {
@@ -301,9 +308,9 @@ impl Default for Table {
 
 impl Table {
     fn home(&self, prefix: [u8; 16]) -> usize {
-        // The address is a digest; its first bytes chose the shard. Multiplying spreads what a tester makes up.
+        // The first bytes chose the shard.
         let [.., a, b, c, d, e, f, g, h] = prefix;
-        let mixed = u64::from_le_bytes([a, b, c, d, e, f, g, h]).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (u64::from_le_bytes([a, b, c, d, e, f, g, h]) ^ *SEED).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 32) as usize & (self.slots.len() - 1)
     }
 

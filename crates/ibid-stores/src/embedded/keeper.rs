@@ -68,10 +68,20 @@ impl Spares {
 
     /// The next segment, as soon as it is ready; or why there will be none soon.
     pub(super) fn take(&self) -> Result<Arc<Segment>, String> {
+        let mut state = self.settled()?;
+        Ok(state.ready.take().expect("it is ready"))
+    }
+
+    /// Waits until the next segment is ready, or it is known why there will be none soon.
+    pub(super) fn verdict(&self) -> Result<(), String> {
+        self.settled().map(drop)
+    }
+
+    fn settled(&self) -> Result<MutexGuard<'_, State>, String> {
         let mut state = self.state.lock();
         loop {
-            if let Some(ready) = state.ready.take() {
-                return Ok(ready);
+            if state.ready.is_some() {
+                return Ok(state);
             }
             if let Some(problem) = &state.problem {
                 return Err(problem.clone());
@@ -80,11 +90,6 @@ impl Spares {
             self.changed.notify_all();
             self.changed.wait(&mut state);
         }
-    }
-
-    /// Why there is no next segment, if one was tried.
-    pub(super) fn stuck(&self) -> Option<String> {
-        self.state.lock().problem.clone()
     }
 
     /// Lets the keeper end.

@@ -22,6 +22,7 @@ impl Operators for Embedded {
     fn list<'a>(&'a self, filter: &'a Filter, from: Cursor, at_most: u32) -> StoreFuture<'a, Page> {
         StoreFuture::ready(match &filter.address {
             Some(at) => self.list_one(at, filter, from),
+            None if at_most == 0 => Ok(Page::default()),
             None => Ok(self.list_page(filter, from, at_most as usize)),
         })
     }

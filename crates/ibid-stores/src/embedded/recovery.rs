@@ -13,16 +13,14 @@ use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
 };
 
-use ibid::store::Address;
-
 use super::{
     OpenError,
     disk::Disk,
     entry::{Entry, Kind, Micros},
     format::{FIRST_BATCH, Flaw, MAIN, SECTOR, SegmentHeader},
     index::{Index, SHARDS, Slot},
+    reading::{Scanned, read_all},
     report::{Found, Report},
-    scan::{Batch, Scan, Step},
     segments::{SPARE, Sealed, Segment, SoFar, id_of, name, seal},
     snapshot,
 };
@@ -53,14 +51,6 @@ pub(super) enum Trust {
     Snapshot,
     /// Everything is read.
     Nothing,
-}
-
-/// A segment in which something was found.
-struct Scanned {
-    segment: Arc<Segment>,
-    ends: Sealed,
-    sealed: bool,
-    last_batch: Option<Batch>,
 }
 
 impl Recovered {
@@ -97,11 +87,15 @@ impl Recovered {
         if trust == Trust::Snapshot {
             scanned = recovered.trust_snapshot(disk, &by_id)?;
         }
-        for segment in recovered.segments.clone() {
-            // Nothing counts in one that was being recycled, and nothing new is in one that was covered.
-            if segment.written.load(SeqCst) != 0 && segment.sealed.get().is_none() {
-                scanned.extend(recovered.scan(segment, &by_id)?);
-            }
+        // Nothing counts in one that was being recycled, and nothing new is in one that was covered.
+        let counts = |segment: &&Arc<Segment>| segment.written.load(SeqCst) != 0 && segment.sealed.get().is_none();
+        let unread: Vec<Arc<Segment>> = recovered.segments.iter().filter(counts).cloned().collect();
+        for part in read_all(&unread, &by_id, &recovered.index, recovered.clock)? {
+            recovered.report.add(part.report);
+            recovered.version = recovered.version.max(part.version);
+            recovered.clock = recovered.clock.max(part.clock);
+            recovered.fences = recovered.fences.max(part.fences);
+            scanned.extend(part.scanned);
         }
         let unsealed = recovered.chain(scanned, &by_id);
         recovered.index.sweep(recovered.clock, u32::MAX, |slot| by_id[&slot.segment].lose(slot));
@@ -177,78 +171,6 @@ impl Recovered {
             Scanned { segment: by_id[&id].clone(), ends, sealed: true, last_batch: None }
         });
         Ok(covered.collect())
-    }
-
-    fn scan(
-        &mut self, segment: Arc<Segment>, by_id: &HashMap<u32, Arc<Segment>>,
-    ) -> Result<Option<Scanned>, OpenError> {
-        let mut scan = Scan::new(&segment)?;
-        let mut scanned: Option<Scanned> = None;
-        loop {
-            match scan.step()? {
-                Step::Batch(batch) => {
-                    self.take_in(&batch, &segment, by_id);
-                    let sequence = batch.header.sequence;
-                    let scanned = scanned.get_or_insert_with(|| Scanned {
-                        segment: segment.clone(),
-                        ends: Sealed { lane: batch.header.lane, first: sequence, last: 0, end: 0 },
-                        sealed: false,
-                        last_batch: None,
-                    });
-                    scanned.ends.last = sequence;
-                    scanned.last_batch = Some(batch);
-                }
-                Step::Gap { at, length, flaw } => {
-                    let file = name(segment.header.id);
-                    self.report.found.push(Found { file, offset: at, length: Some(length), flaw });
-                }
-                Step::End { at, sealed } => {
-                    segment.close(at);
-                    if let Some(scanned) = &mut scanned {
-                        (scanned.ends.end, scanned.sealed) = (at, sealed);
-                        scanned.ends.last += u64::from(sealed);
-                        if sealed {
-                            segment.complete(scanned.ends);
-                        }
-                    }
-                    return Ok(scanned);
-                }
-            }
-        }
-    }
-
-    fn take_in(&mut self, batch: &Batch, segment: &Segment, by_id: &HashMap<u32, Arc<Segment>>) {
-        self.report.batches += 1;
-        self.clock = self.clock.max(batch.header.clock);
-        self.fences = self.fences.max(batch.header.fences);
-        let id = segment.header.id;
-        let entries = batch.entries().unwrap_or_else(|flaw| {
-            self.report.found.push(Found { file: name(id), offset: batch.at, length: Some(batch.header.span()), flaw });
-            Vec::new()
-        });
-        for (offset, bytes) in entries {
-            let length = bytes.len();
-            let entry = match Entry::decode(bytes, segment.header.salt) {
-                Ok(entry) if length < Slot::MAX_LENGTH => entry,
-                read => {
-                    let flaw = read.err().unwrap_or(Flaw::Length);
-                    self.report.found.push(Found { file: name(id), offset, length: Some(length as u64), flaw });
-                    continue;
-                }
-            };
-            self.report.entries += 1;
-            self.version = self.version.max(entry.version);
-            if entry.dies_at <= self.clock {
-                continue;
-            }
-            let slot = Slot::new(&entry, id, offset as u32, length);
-            let not_needed =
-                self.index.adopt(&entry, slot, |known| address_at(by_id, known) == Some(entry.ask.address));
-            by_id[&id].gain(&slot);
-            if let Some(not_needed) = not_needed {
-                by_id[&not_needed.segment].lose(&not_needed);
-            }
-        }
     }
 
     /// Whether each segment is continued by the next one of its lane. Returns those that must be sealed.
@@ -328,10 +250,4 @@ pub(super) fn mend(disk: &dyn Disk, recovered: &mut Recovered, unsealed: Vec<Uns
         *highest = (*highest).max(ends.last);
     }
     disk.sync_dir()
-}
-
-fn address_at(by_id: &HashMap<u32, Arc<Segment>>, slot: &Slot) -> Option<Address> {
-    let mut bytes = [0; 56];
-    by_id.get(&slot.segment)?.file.read_at(&mut bytes, slot.offset.into()).ok()?;
-    Some(Entry::peek_name(&bytes)?.1)
 }

@@ -23,6 +23,15 @@ pub struct Report {
     pub found: Vec<Found>,
 }
 
+impl Report {
+    /// What another reader found.
+    pub(super) fn add(&mut self, other: Self) {
+        self.batches += other.batches;
+        self.entries += other.entries;
+        self.found.extend(other.found);
+    }
+}
+
 /// A place that does not read. Nothing is ever answered from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {

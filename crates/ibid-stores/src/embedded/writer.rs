@@ -8,11 +8,7 @@
 use std::{
     collections::HashMap,
     io,
-    sync::{
-        Arc,
-        atomic::Ordering::SeqCst,
-        mpsc::{Receiver, TryRecvError},
-    },
+    sync::{Arc, atomic::Ordering::SeqCst, mpsc::Receiver},
     time::Duration,
 };
 
@@ -159,10 +155,8 @@ impl Writer {
         while let Ok(call) = self.queue.recv() {
             self.admit(call);
             while self.batch.len() < BATCH.min(self.capacity() / 4) {
-                match self.queue.try_recv() {
-                    Ok(call) => self.admit(call),
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-                }
+                let Ok(call) = self.queue.try_recv() else { break };
+                self.admit(call);
             }
             self.commit();
         }
@@ -232,14 +226,13 @@ impl Writer {
         Ok((loaded, version))
     }
 
-    /// Half of the last segment is for those who have run already.
+    /// The last quarter of the last segment is for those who have run already.
     fn may_claim(&self) -> Result<(), StoreError> {
-        let taken = self.tail.at + self.batch.len() as u64;
-        let room = self.tail.segment.header.size.saturating_sub(taken);
-        if room >= self.tail.segment.header.size / 2 {
+        let (size, taken) = (self.tail.segment.header.size, self.tail.at + self.batch.len() as u64);
+        if taken <= size / 4 * 3 {
             return Ok(());
         }
-        self.log.spares.stuck().map_or(Ok(()), |why| Err(failed(ErrorKind::Rejected, why)))
+        self.log.spares.verdict().map_err(|why| failed(ErrorKind::Rejected, why))
     }
 
     fn stage(&mut self, entry: Entry, supersedes: Option<u64>) -> Result<(), StoreError> {
@@ -316,6 +309,7 @@ impl Writer {
                 next.proves.store(self.tail.segment.header.id, SeqCst);
             }
             self.tail = Tail::new(next, self.sequence);
+            self.log.spares.want(false);
         }
         // Only what an earlier start wrote into larger segments can be too large for one.
         if self.tail.at + span + SECTOR as u64 > self.tail.segment.header.size {

@@ -4,6 +4,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use ibid::store::{Claim, End, ErrorKind, Held, Lease, Outline, Store};
 use ibid_stores::embedded::{Disk, Durability, Embedded, Flaw, Options};
 use tempfile::TempDir;
@@ -256,6 +257,43 @@ async fn a_full_disk_refuses_claims_settles_what_runs_and_serves_again_when_ther
     assert_eq!(store.promise().wanting, [""; 0]);
     drop(store);
     assert_eq!(open(&disk).report().found, []);
+}
+
+/// The same on a real file system: `mount -t tmpfs -o size=48m tmpfs DIRECTORY`, then
+/// `IBID_SMALL_DISK=DIRECTORY cargo test -p ibid-stores -- --ignored on_a_real_disk_that_is_full`.
+#[tokio::test]
+#[ignore = "needs a small file system of its own, named by IBID_SMALL_DISK"]
+async fn on_a_real_disk_that_is_full_claims_are_refused_until_there_is_room() {
+    let path = std::path::PathBuf::from(std::env::var("IBID_SMALL_DISK").expect("IBID_SMALL_DISK: a directory"));
+    std::fs::write(path.join("ballast"), vec![1; 16 << 20]).unwrap();
+    let options = Options { segment_size: 4 << 20, ..Options::default() };
+    let store = Embedded::open(path.join("store"), options.clone()).unwrap();
+    let running: Vec<Lease> = join_all((0..50).map(async |nth| granted(&store, nth, DAY).await)).await;
+    let mut nth = 100;
+    let refused = 'full: loop {
+        let claims = join_all((nth..nth + 256).map(async |nth| (nth, claim(&store, nth, DAY).await))).await;
+        for (nth, found) in claims {
+            match found {
+                Ok(Claim::Granted(lease)) => drop(store.settle(&lease, &complete(nth, DAY)).await),
+                other => break 'full other,
+            }
+        }
+        nth += 256;
+    };
+    assert_eq!(refused, Err(ErrorKind::Rejected));
+    println!("{nth} keys fit");
+    for (nth, lease) in running.iter().enumerate() {
+        assert_eq!(store.settle(lease, &complete(nth, DAY)).await.unwrap(), Held::Held, "those who ran are heard");
+    }
+    assert_done(&store, 100).await;
+    std::fs::remove_file(path.join("ballast")).unwrap();
+    until(async || claim(&store, 1_000_000, DAY).await.is_ok()).await;
+    drop(store);
+    let store = Embedded::open(path.join("store"), options).unwrap();
+    assert_eq!(store.report().found, []);
+    for nth in 0..50 {
+        assert_done(&store, nth).await;
+    }
 }
 
 #[tokio::test]
