@@ -6,11 +6,12 @@ use std::{
     net::SocketAddr,
     path::Path,
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     thread,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{sync::mpsc, time::timeout};
 
 /// How long a server may take to say that it listens.
@@ -71,7 +72,7 @@ impl Server {
             Ok(None) => "ended before it listened",
             Err(_) => "did not say in time where it listens",
         };
-        let lines = output.lock().unwrap_or_else(PoisonError::into_inner).make_contiguous().join("\n  ");
+        let lines = output.lock().make_contiguous().join("\n  ");
         Err(format!("{name} {} {problem}\n  {lines}", args.join(" ")))
     }
 
@@ -109,7 +110,7 @@ fn drain(
             {
                 let _ = found.send(addr);
             }
-            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = kept.lock();
             if kept.len() == KEPT_LINES {
                 kept.pop_front();
             }

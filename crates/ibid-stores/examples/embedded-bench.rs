@@ -5,6 +5,8 @@
 //! With RECORDS, so many are put in first (not synced one by one), and what they take up is printed; in the end they are
 //! all forgotten. Absolute figures depend on the disk and on who else uses it: only ratios within one run count.
 
+#![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
+
 use std::{
     env,
     fs::OpenOptions,

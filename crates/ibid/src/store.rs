@@ -230,7 +230,9 @@ pub struct Promise {
 }
 
 /// The answer of a store call: ready at once for in-process stores, boxed for the others.
-#[must_use = "futures do nothing unless awaited"]
+///
+/// A call may be applied as soon as it is made: one whose answer nobody awaits is ambiguous, not undone.
+#[must_use = "a store's answer decides who runs"]
 pub struct StoreFuture<'a, T>(Inner<'a, T>);
 
 enum Inner<'a, T> {

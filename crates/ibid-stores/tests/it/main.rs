@@ -1,5 +1,7 @@
 //! The embedded store, from outside: the store contract, histories across restarts, crash images, faults of the disk.
 
+#![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
+
 use std::{fmt, io, sync::Arc};
 
 use ibid::store::{Store, Token};
