@@ -3,6 +3,8 @@
 //! With `serve` as first argument it replays by key from a map that never forgets; it is no idempotency gateway. One
 //! upstream connection is pinned to each client connection.
 
+#![allow(clippy::disallowed_types, reason = "an example without dependencies of its own")]
+
 use std::{
     collections::HashMap,
     error::Error,

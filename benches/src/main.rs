@@ -1,5 +1,7 @@
 //! `ibid-bench`: plays the chosen rows and prints one table. See `--help`.
 
+#![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
+
 use std::{
     fs,
     path::{Path, PathBuf},

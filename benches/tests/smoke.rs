@@ -1,5 +1,7 @@
 //! The harness from outside: real processes, a stand-in gateway, no judgement of speed.
 
+#![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
+
 use std::{
     fs,
     path::{Path, PathBuf},
