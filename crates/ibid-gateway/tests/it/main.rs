@@ -5,6 +5,7 @@ mod check;
 mod config;
 mod docs;
 mod faults;
+mod killed;
 mod operations;
 mod passing;
 mod presets;
