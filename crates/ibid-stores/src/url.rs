@@ -165,7 +165,7 @@ fn embedded(url: &Url<'_>) -> Result<Named, String> {
 pub fn parse_size(text: &str) -> Option<u64> {
     let digits = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
-    let unit = match unit {
+    let unit = match unit.trim_start() {
         "" | "B" => 1,
         "KB" => 1_000,
         "MB" => 1_000_000,

@@ -118,19 +118,7 @@ impl Scalar for Size {
     const ALLOWED: &'static str = SIZE;
 
     fn from_text(text: &str) -> Result<Self, String> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, unit) = text.split_at(digits);
-        let bytes = match unit.trim_start() {
-            "" | "B" => 1,
-            "KB" => 1_000,
-            "MB" => 1_000_000,
-            "GB" => 1_000_000_000,
-            "KiB" => 1 << 10,
-            "MiB" => 1 << 20,
-            "GiB" => 1 << 30,
-            _ => 0,
-        };
-        let size = number.parse::<u64>().ok().filter(|_| bytes > 0).and_then(|number| number.checked_mul(bytes));
+        let size = ibid_stores::parse_size(text);
         size.map(Self).ok_or_else(|| format!("{text:?} is no size; allowed is {SIZE}"))
     }
 
