@@ -151,6 +151,7 @@ fn is_unknown(answer: &Response) -> bool {
     answer.status == 409 && answer.text().contains("#outcome-unknown")
 }
 
+#[allow(clippy::disallowed_methods, reason = "settings of the test, not of the gateway")]
 fn setting<T: FromStr<Err: Display>>(name: &str) -> Option<T> {
     let text = env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")))
