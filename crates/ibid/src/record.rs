@@ -143,12 +143,13 @@ fn put_headers(out: &mut BytesMut, headers: &HeaderMap) {
 
 fn read_headers(reader: &mut Reader) -> Option<HeaderMap> {
     let count = reader.u16()?;
-    let mut headers = HeaderMap::with_capacity(count.into());
+    // More than a map can hold is no record of ours.
+    let mut headers = HeaderMap::try_with_capacity(count.into()).ok()?;
     for _ in 0..count {
         let length = reader.u16()?;
         let name = HeaderName::from_bytes(&reader.take(length.into())?).ok()?;
         let value = HeaderValue::from_maybe_shared(reader.framed()?).ok()?;
-        headers.append(name, value);
+        headers.try_append(name, value).ok()?;
     }
     Some(headers)
 }
@@ -186,6 +187,22 @@ mod tests {
         let record = sample(RecordBody::Whole(Bytes::from_static(b"hello")));
         let expected = 24 - 4 + 4 + size(&record.headers) + 9 + size(&record.trailers);
         assert_eq!(record.encode().len(), expected);
+    }
+
+    #[test]
+    fn more_headers_than_a_map_can_hold_are_malformed() {
+        for count in [24_577, u16::MAX] {
+            let mut out = BytesMut::new();
+            out.put_slice(&[VERSION, 2]);
+            out.put_u16_le(201);
+            out.put_bytes(0, 16);
+            out.put_u16_le(count);
+            for _ in 0..count {
+                out.put_slice(b"\x01\0a\0\0\0\0");
+            }
+            out.put_u16_le(0);
+            assert_eq!(Record::decode(wire::seal(out)), Err(Unreadable::Malformed), "{count}");
+        }
     }
 
     #[test]

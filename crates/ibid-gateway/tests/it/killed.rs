@@ -33,6 +33,10 @@ use crate::faults::kit::{BIN, caller, is_in_progress, policy};
 const CLIENTS: usize = 12;
 /// The slowest answer of the upstream, in milliseconds.
 const SLOWEST: u64 = 20;
+/// Each life begins a segment, and only one that lasts tidies up after those before it: every so often one does, or
+/// thousands of short ones would fill the disk.
+const REST: usize = 20;
+const LONG_LIFE: Duration = Duration::from_millis(1500);
 /// How long a client goes on asking about one key.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -147,6 +151,7 @@ fn is_unknown(answer: &Response) -> bool {
     answer.status == 409 && answer.text().contains("#outcome-unknown")
 }
 
+#[allow(clippy::disallowed_methods, reason = "settings of the test, not of the gateway")]
 fn setting<T: FromStr<Err: Display>>(name: &str) -> Option<T> {
     let text = env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")))
@@ -175,7 +180,10 @@ async fn killed_at_random_moments_it_runs_nothing_twice_and_forgets_nothing() {
         (0..CLIENTS).map(|name| tokio::spawn(Client::new(&scene, seed ^ (name as u64 + 1) << 32).run(name))).collect();
 
     let (mut dice, mut while_starting) = (Dice(seed.max(1)), 0);
-    for _ in 0..kills {
+    for nth in 1..=kills {
+        if nth % REST == 0 {
+            sleep(LONG_LIFE).await;
+        }
         if dice.below(5) == 0 {
             // The next one is killed before it listens, unless it is faster than that.
             let early = timeout(Duration::from_millis(5 + dice.below(25)), gateway.restart()).await;

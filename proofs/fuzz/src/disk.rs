@@ -1,0 +1,111 @@
+//! A directory in memory.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use ibid_stores::embedded::{Disk, DiskFile};
+
+/// Names and contents.
+pub type Files = BTreeMap<String, Vec<u8>>;
+
+type Shared = Arc<Mutex<Vec<u8>>>;
+
+#[derive(Debug, Clone, Default)]
+pub struct MemDisk(Arc<Mutex<BTreeMap<String, Shared>>>);
+
+#[derive(Debug)]
+struct MemFile(Shared);
+
+impl MemDisk {
+    pub fn new(files: Files) -> Self {
+        let files = files.into_iter().map(|(name, bytes)| (name, Arc::new(Mutex::new(bytes)))).collect();
+        Self(Arc::new(Mutex::new(files)))
+    }
+
+    pub fn files(&self) -> Files {
+        held(&self.0).iter().map(|(name, bytes)| (name.clone(), held(bytes).clone())).collect()
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("nobody panics with it")
+}
+
+fn none() -> io::Error {
+    io::ErrorKind::NotFound.into()
+}
+
+impl Disk for MemDisk {
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(held(&self.0).keys().cloned().collect())
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let file = Shared::default();
+        match held(&self.0).insert(name.into(), file.clone()) {
+            None => Ok(Arc::new(MemFile(file))),
+            Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        }
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        Ok(Arc::new(MemFile(held(&self.0).get(name).ok_or_else(none)?.clone())))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut files = held(&self.0);
+        let file = files.remove(from).ok_or_else(none)?;
+        files.insert(to.into(), file);
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        held(&self.0).remove(name).map(drop).ok_or_else(none)
+    }
+
+    fn sync_dir(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn lock(&self) -> io::Result<Box<dyn fmt::Debug + Send + Sync>> {
+        Ok(Box::new(()))
+    }
+}
+
+impl DiskFile for MemFile {
+    fn length(&self) -> io::Result<u64> {
+        Ok(held(&self.0).len() as u64)
+    }
+
+    fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        let bytes = held(&self.0);
+        let range = usize::try_from(at).ok().and_then(|at| bytes.get(at..at.checked_add(into.len())?));
+        into.copy_from_slice(range.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?);
+        Ok(())
+    }
+
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        let end = at.checked_add(bytes.len() as u64).filter(|end| *end <= 64 << 20);
+        let end = end.ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))? as usize;
+        let mut file = held(&self.0);
+        let length = file.len().max(end);
+        file.resize(length, 0);
+        file[at as usize..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, length: u64) -> io::Result<()> {
+        if length > 64 << 20 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        held(&self.0).resize(length as usize, 0);
+        Ok(())
+    }
+}

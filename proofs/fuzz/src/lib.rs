@@ -1,0 +1,4 @@
+//! What the targets share.
+
+pub mod disk;
+pub mod repair;
