@@ -135,6 +135,9 @@ pub enum OpenError {
     /// Not even an empty store fits.
     #[error("{0}")]
     NoRoom(String),
+    /// Something does not read, and compacting would remove it.
+    #[error("{0}; compacting would remove what is left of it, so nothing was changed")]
+    Damaged(String),
 }
 
 /// The embedded store.
@@ -164,6 +167,9 @@ impl Embedded {
     pub fn open_on(disk: Arc<dyn Disk>, options: Options) -> Result<Self, OpenError> {
         let lock = disk.lock()?;
         let Recovery { log, any, version, last, cold, covered, report } = recover(disk, options)?;
+        let log = Arc::new(log);
+        let mut keeper = Keeper::new(log.clone(), cold + 1, covered);
+        keeper.tidy_before_start();
         let tail = match (log.segments.prepare(format::MAIN, log.so_far(), None), any) {
             (Ok(segment), _) => Tail::new(segment, log.so_far().sequence + 1),
             // It serves what it has, and claims again once there is room.
@@ -171,8 +177,6 @@ impl Embedded {
             (Err(NoRoom::Io(error)), None) => return Err(error.into()),
             (Err(full), None) => return Err(OpenError::NoRoom(full.to_string())),
         };
-        let log = Arc::new(log);
-        let keeper = Keeper::new(log.clone(), cold + 1, covered);
         Self::start(log, keeper, tail, version, last, report, lock)
     }
 

@@ -211,6 +211,15 @@ impl Keeper {
         }
     }
 
+    /// Every start takes a segment of its own, and a process that is killed soon after each start never comes to tidying
+    /// up: before such segments fill the store, what lives in them is moved together.
+    pub(super) fn tidy_before_start(&mut self) {
+        if self.log.segments.taken() > self.log.segments.room.max_size / 4 {
+            // What cannot be moved now stays where it is, and is tried again.
+            let _ = self.move_stragglers();
+        }
+    }
+
     fn move_stragglers(&mut self) -> Result<(), NoRoom> {
         let now = self.log.clock.latest();
         for segment in self.log.segments.stragglers() {

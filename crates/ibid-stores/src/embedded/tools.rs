@@ -67,13 +67,17 @@ pub fn dump(path: impl AsRef<Path>, out: &mut dyn Write) -> Result<Report, OpenE
 /// Moves what still counts into as few segments as it fits, and gives the rest back to the disk.
 ///
 /// # Errors
-/// As [`check`], or if there is no room for the copy.
+/// As [`check`], or if there is no room for the copy, or if something does not read: that is evidence, and stays.
 pub fn compact(path: impl AsRef<Path>) -> Result<Compacted, OpenError> {
     let disk = existing(path.as_ref())?;
     let _lock = disk.lock()?;
     let mut options = Options { max_size: u64::MAX, ..Options::default() };
     // Segments of the size that they had, so that a small store stays small.
     options.segment_size = Recovered::largest_segment(&disk)?.unwrap_or(options.segment_size);
+    let found = Recovered::read(&disk, Clock::new(Options::default().time, 0).now(), Trust::Nothing)?.0.report.found;
+    if let Some(found) = found.first() {
+        return Err(OpenError::Damaged(found.to_string()));
+    }
     let Recovery { log, cold, covered, .. } = recover(Arc::new(disk), options)?;
     let log = Arc::new(log);
     let before = log.segments.taken();

@@ -219,6 +219,24 @@ async fn a_full_store_is_tidied_up() {
     }
 }
 
+/// Each life ends soon after its start, long before the keeper looks around.
+#[tokio::test]
+async fn lives_that_end_soon_after_their_start_do_not_fill_the_store() {
+    let mut disk = SimDisk::default();
+    let options = Options { max_size: 256 << 10, ..small() };
+    for nth in 0..60 {
+        let store = Embedded::open_on(Arc::new(disk.clone()), options.clone()).unwrap();
+        let Ok(Claim::Granted(lease)) = claim(&store, nth, DAY).await else { panic!("life {nth}: the store is full") };
+        assert_eq!(store.settle(&lease, &complete(nth, DAY)).await.unwrap(), Held::Held);
+        // What a kill at this moment leaves.
+        disk = disk.copy();
+    }
+    let store = Embedded::open_on(Arc::new(disk), options).unwrap();
+    for nth in 0..60 {
+        assert_done(&store, nth).await;
+    }
+}
+
 #[test]
 fn a_second_process_is_refused_and_told_who_is_there() {
     let path = TempDir::new().unwrap();
