@@ -12,6 +12,7 @@ use std::{
     fs::OpenOptions,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -32,12 +33,16 @@ fn main() {
     std::fs::create_dir_all(&path).expect("a directory");
     if records > 0 {
         fill(&path, records);
+        // They were not synced one by one: else the kernel writes gigabytes of them while the pauses are measured.
+        assert!(Command::new("sync").status().expect("the sync command").success());
     }
-    let before = syncs_per_second(&path);
+    let (before, slow_before) = syncs_per_second(&path);
     let run = run(&path, in_flight, Duration::from_secs(seconds));
-    let after = syncs_per_second(&path);
+    let (after, slow_after) = syncs_per_second(&path);
     let syncs = (before + after) / 2.0;
     println!("this disk: {before:.0} and {after:.0} fdatasyncs of 4 KiB per second, before and after");
+    println!("worst of what the store cannot help: {slow_before:?} and {slow_after:?} for one such fdatasync");
+    println!("    (before and after), {:?} until a thread ran that was due, during the run", run.late);
     println!(
         "{in_flight} in flight: {:.0} operations per second (a claim or a completion each), p50 {:?}, p99 {:?}, worst {:?}",
         run.operations, run.p50, run.p99, run.worst
@@ -125,6 +130,7 @@ struct Run {
     p50: Duration,
     p99: Duration,
     worst: Duration,
+    late: Duration,
     reopened: Duration,
     reread: Duration,
     live: u64,
@@ -143,7 +149,7 @@ fn run(path: &Path, in_flight: usize, time: Duration) -> Run {
             runtime.spawn(client_loop(client, store, done, finished))
         })
         .collect();
-    std::thread::sleep(time);
+    let late = latest_start(time);
     done.store(true, Relaxed);
     let mut times: Vec<Duration> = Vec::new();
     for client in clients {
@@ -165,7 +171,7 @@ fn run(path: &Path, in_flight: usize, time: Duration) -> Run {
     let began = Instant::now();
     drop(Embedded::open(path.join("store"), options()).expect("it opens without a snapshot"));
     let reread = began.elapsed();
-    Run { operations, batches, replays, p50, p99, worst, reopened, reread, live }
+    Run { operations, batches, replays, p50, p99, worst, late, reopened, reread, live }
 }
 
 async fn client_loop(
@@ -206,21 +212,36 @@ fn replays_per_second(runtime: &tokio::runtime::Runtime, store: &Embedded) -> f6
     found as f64 / began.elapsed().as_secs_f64()
 }
 
-/// Of 4 KiB each, into a file that is filled with zeroes.
-fn syncs_per_second(path: &Path) -> f64 {
+/// Waits, and says how late this thread ran at worst when it was due: what two busy cores do to any thread.
+fn latest_start(time: Duration) -> Duration {
+    const NAP: Duration = Duration::from_millis(1);
+    let began = Instant::now();
+    let mut latest = Duration::ZERO;
+    while began.elapsed() < time {
+        let slept = Instant::now();
+        std::thread::sleep(NAP);
+        latest = latest.max(slept.elapsed().saturating_sub(NAP));
+    }
+    latest
+}
+
+/// Of 4 KiB each, into a file that is filled with zeroes; and how long the slowest took.
+fn syncs_per_second(path: &Path) -> (f64, Duration) {
     let name = path.join("syncs");
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(&name).expect("a file");
     file.write_all_at(&vec![0; 16 << 20], 0).expect("zeroes");
     file.sync_all().expect("a sync");
     let began = Instant::now();
-    let mut syncs = 0;
+    let (mut syncs, mut slowest) = (0, Duration::ZERO);
     while began.elapsed() < Duration::from_secs(1) {
+        let one = Instant::now();
         file.write_all_at(&[0x5a; 4096], syncs % 4096 * 4096).expect("a write");
         file.sync_data().expect("a sync");
+        slowest = slowest.max(one.elapsed());
         syncs += 1;
     }
     std::fs::remove_file(name).expect("the file goes");
-    syncs as f64 / began.elapsed().as_secs_f64()
+    (syncs as f64 / began.elapsed().as_secs_f64(), slowest)
 }
 
 fn ask(client: u64, nth: u64) -> Ask {

@@ -290,7 +290,7 @@ impl Store for Embedded {
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
         let now = self.log.clock.now();
         let (removed, more) = self.log.index.sweep(now, at_most, |slot| self.log.segments.lose(slot));
-        StoreFuture::ready(Ok(Swept { removed, more }))
+        StoreFuture::ready(Ok(Swept { removed, lapsed: 0, more }))
     }
 
     fn operators(&self) -> &dyn Operators {

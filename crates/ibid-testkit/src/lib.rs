@@ -25,5 +25,6 @@ pub mod http1;
 pub mod model;
 pub mod process;
 pub mod property;
+pub mod servers;
 pub mod upstream;
 pub mod wrappers;

@@ -386,7 +386,7 @@ impl Walk {
     }
 
     fn lease(&self, ask: &Arc<Ask>, grip: Grip) -> Lease {
-        Lease { ask: ask.clone(), fence: self.fence(grip.wish.at, grip.fence), attempt: grip.attempt }
+        Lease { ask: ask.clone(), fence: self.fence(grip.wish.at, grip.fence), attempt: grip.attempt, solo: false }
     }
 
     fn ask(&self, wish: Wish) -> Ask {

@@ -117,6 +117,8 @@ pub enum Stored {
     Unknown,
     /// It ran without protection.
     Degraded,
+    /// It ran with the protection of a part of the store only, and waits in the journal for the part that decides.
+    Solo,
     /// It ran in shadow mode; enforced, this would have happened.
     Shadowed(Shadow),
 }
@@ -244,6 +246,7 @@ impl Engine {
                 match self.settle(&lease, &end).await {
                     Ok(Held::Lost(now)) if !shadow => self.lost(&lease, *now),
                     Ok(Held::Lost(_)) => Verdict::Ran(answer, Stored::No),
+                    Ok(_) if lease.solo => Verdict::Ran(answer, Stored::Degraded),
                     Ok(_) => Verdict::Ran(answer, Stored::Yes),
                     Err(_) if shadow => Verdict::Ran(answer, Stored::No),
                     Err(_) => self.record_later(&lease, end, answer).await,
@@ -280,7 +283,7 @@ impl Engine {
                 Ok(()) => {
                     self.observer.noticed(&Notice::Journaled(&lease.ask.address));
                     self.later.wake();
-                    return Verdict::Ran(answer, Stored::Pending);
+                    return Verdict::Ran(answer, if lease.solo { Stored::Solo } else { Stored::Pending });
                 }
                 Err(why) => self.observer.noticed(&Notice::JournalFailed(&why)),
             }
@@ -329,7 +332,7 @@ impl Engine {
         &self, policy: &Policy, ask: &Arc<Ask>, operation: &mut O, error: &StoreError,
     ) -> Verdict<O::Answer> {
         if error.kind == ErrorKind::Ambiguous {
-            self.later.push(Lease { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 0 }, End::Release);
+            self.later.push(Lease { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 0, solo: false }, End::Release);
         }
         let open = policy.on_store_down == OnStoreDown::Open && error.kind != ErrorKind::Corrupt;
         if policy.mode == Mode::Shadow {

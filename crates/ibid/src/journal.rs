@@ -27,6 +27,8 @@ use crate::{
 };
 
 const VERSION: u8 = 1;
+const FAILED: u8 = 1;
+const SOLO: u8 = 2;
 
 /// A folder of answers that wait for the store.
 pub struct Journal {
@@ -178,7 +180,7 @@ fn encode(entry: &Entry) -> Bytes {
     let ask = &entry.lease.ask;
     let mut out = BytesMut::with_capacity(256 + ask.tags.as_bytes().len() + ask.label.len() + entry.record.len());
     out.put_u8(VERSION);
-    out.put_u8(entry.failed.into());
+    out.put_u8(u8::from(entry.failed) | if entry.lease.solo { SOLO } else { 0 });
     out.put_slice(&ask.address.0);
     out.put_slice(&ask.token.0);
     out.put_u8(ask.fingerprint.version);
@@ -204,7 +206,8 @@ fn decode(bytes: Bytes) -> Option<Entry> {
     if reader.u8()? != VERSION {
         return None;
     }
-    let failed = reader.u8()? == 1;
+    let flags = reader.u8()?;
+    let (failed, solo) = (flags & FAILED != 0, flags & SOLO != 0);
     let address = Address(reader.array()?);
     let token = Token(reader.array()?);
     let fingerprint = Fingerprint { version: reader.u8()?, digest: reader.array()? };
@@ -224,7 +227,7 @@ fn decode(bytes: Bytes) -> Option<Entry> {
     let label = reader.framed()?;
     let record = reader.framed()?;
     let ask = Ask { address, token, fingerprint, tags, label, hold, keep, over };
-    let lease = Lease { ask: Arc::new(ask), fence, attempt };
+    let lease = Lease { ask: Arc::new(ask), fence, attempt, solo };
     reader.is_empty().then_some(Entry { lease, failed, record, outline, answers_until_ms })
 }
 

@@ -105,6 +105,15 @@ pub enum Notice<'a> {
         /// Why.
         error: &'a StoreError,
     },
+    /// One of two stores could not be reached, and the other decided.
+    Fallback {
+        /// Which call.
+        call: &'static str,
+        /// Why the first could not.
+        error: &'a StoreError,
+    },
+    /// A claim was granted without the store that decides: until that is back, another gateway may run it too.
+    Solo(&'a Address),
     /// An answer could not be recorded and went to the journal.
     Journaled(&'a Address),
     /// The journal's answer has reached the store.
@@ -149,6 +158,8 @@ impl fmt::Display for Notice<'_> {
             }
             Self::Restored(at) => write!(f, "{}: the store had forgotten a running claim; it was put back", short(at)),
             Self::StoreFailed { call, error } => write!(f, "{call}: {error}"),
+            Self::Fallback { call, error } => write!(f, "{call}: decided by the fallback store: {error}"),
+            Self::Solo(at) => write!(f, "{}: claimed without the store that decides; degraded", short(at)),
             Self::Journaled(at) => write!(f, "{}: the answer could not be stored and waits in the journal", short(at)),
             Self::Drained(at) => write!(f, "{}: the journal's answer has reached the store", short(at)),
             Self::JournalFailed(why) => write!(f, "the journal could not be written: {why}"),

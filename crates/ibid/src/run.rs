@@ -108,7 +108,7 @@ where
     match task.await.map_err(RunError::Aborted)? {
         Verdict::Ran(
             Ok(bytes),
-            Stored::Yes | Stored::Degraded | Stored::Pending | Stored::Shadowed(_) | Stored::No,
+            Stored::Yes | Stored::Degraded | Stored::Pending | Stored::Solo | Stored::Shadowed(_) | Stored::No,
         ) => Ok(Ran::First(bytes)),
         Verdict::Ran(Err(Some(error)), _) => Err(RunError::Failed(error)),
         Verdict::Ran(_, _) => {

@@ -57,7 +57,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// What a claim would find, without claiming. `None` if nothing is there or it was released.
     fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>>;
 
-    /// Removes at most `at_most` expired entries.
+    /// Removes at most `at_most` expired entries, and marks lapsed ones where a store keeps such a mark. Of several
+    /// processes on a shared store one sweeps at a time; the others find nothing to do.
     fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept>;
 
     /// What operators may see and change.
@@ -97,6 +98,8 @@ pub struct Lease {
     pub fence: Fence,
     /// 1 for the first run at this address, 2 for the next.
     pub attempt: u32,
+    /// Granted by a part of the store that could not reach the part that decides. The answer is called degraded.
+    pub solo: bool,
 }
 
 /// What a claim found.
@@ -212,6 +215,8 @@ pub enum Held {
 pub struct Swept {
     /// Entries removed.
     pub removed: u32,
+    /// Claims found silent for longer than their lease, and marked so for people who look.
+    pub lapsed: u32,
     /// Whether more were waiting when it stopped.
     pub more: bool,
 }

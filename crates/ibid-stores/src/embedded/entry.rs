@@ -118,7 +118,7 @@ impl Entry {
     }
 
     pub(super) fn lease(&self) -> Lease {
-        Lease { ask: self.ask.clone(), fence: self.fence, attempt: self.attempt }
+        Lease { ask: self.ask.clone(), fence: self.fence, attempt: self.attempt, solo: false }
     }
 
     /// When `seen` lapses, if it runs.

@@ -86,7 +86,7 @@ impl Broken {
 
     fn grant(&self, ask: &Arc<Ask>, after: u64) -> Claim {
         let fence = Fence(after + 1 + self.notes.lock().granted.len() as u64);
-        Claim::Granted(Lease { ask: ask.clone(), fence, attempt: 1 })
+        Claim::Granted(Lease { ask: ask.clone(), fence, attempt: 1, solo: false })
     }
 
     async fn note(&self, lease: &Lease) -> Result<(), StoreError> {

@@ -56,7 +56,7 @@ pub(super) fn taking_over(of: &Ask, fence: Fence) -> Ask {
 
 /// What somebody has to settle with whose claim was never answered.
 pub(super) fn unseen(ask: &Ask) -> Lease {
-    Lease { ask: Arc::new(ask.clone()), fence: Fence::UNSEEN, attempt: 0 }
+    Lease { ask: Arc::new(ask.clone()), fence: Fence::UNSEEN, attempt: 0, solo: false }
 }
 
 pub(super) fn complete(record: &'static [u8]) -> End {

@@ -59,6 +59,10 @@ pub(super) fn first<B>(
         Some(Stored::No) => drop(headers.insert(STORED, HeaderValue::from_static("false"))),
         Some(Stored::Pending) => drop(headers.insert(STORED, HeaderValue::from_static("pending"))),
         Some(Stored::Degraded) => drop(headers.insert(GUARANTEE, HeaderValue::from_static("degraded"))),
+        Some(Stored::Solo) => {
+            headers.insert(STORED, HeaderValue::from_static("pending"));
+            headers.insert(GUARANTEE, HeaderValue::from_static("degraded"));
+        }
         _ => {}
     }
     if let Some(origin) = &telling.origin {

@@ -226,7 +226,7 @@ fn outcome(stored: Stored) -> Outcome {
         Stored::No => Outcome::Released,
         Stored::Pending => Outcome::Pending,
         Stored::Unknown => Outcome::Unknown,
-        Stored::Degraded => Outcome::Degraded,
+        Stored::Degraded | Stored::Solo => Outcome::Degraded,
         Stored::Shadowed(would) => Outcome::Shadow(would),
     }
 }

@@ -1,0 +1,1 @@
+//! Redis: alone, behind sentinels, or as a cluster.

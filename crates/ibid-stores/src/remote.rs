@@ -1,0 +1,24 @@
+//! What every store is opened with that is reached over a network.
+
+use std::time::Duration;
+
+use crate::near::Copies;
+
+/// How a remote store is used, besides its URL.
+#[derive(Debug, Clone)]
+pub struct Remote {
+    /// What the names of its keys start with, where names are shared with others (Redis).
+    pub prefix: String,
+    /// The deadline of one call.
+    pub timeout: Duration,
+    /// How many replicas must have a claim before it is answered (Redis).
+    pub wait_replicas: u32,
+    /// Copies of its answers in this process: told what was forgotten, flushed when that may have been missed.
+    pub copies: Option<Copies>,
+}
+
+impl Default for Remote {
+    fn default() -> Self {
+        Self { prefix: "idempotency".into(), timeout: Duration::from_millis(500), wait_replicas: 0, copies: None }
+    }
+}

@@ -1,0 +1,1 @@
+//! Two stores as one: PostgreSQL decides, Redis speeds it up or stands in.

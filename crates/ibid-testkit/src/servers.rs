@@ -1,0 +1,5 @@
+//! Real servers, started privately for a test and gone with it.
+
+pub mod link;
+pub mod postgres;
+pub mod redis;

@@ -1,0 +1,1 @@
+//! A TCP proxy that cuts, delays and counts.

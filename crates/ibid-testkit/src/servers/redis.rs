@@ -1,0 +1,1 @@
+//! Redis: alone, with replica and sentinels, as a cluster.

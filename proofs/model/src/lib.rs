@@ -1,0 +1,1 @@
+//! A model of claims, leases and stores.
