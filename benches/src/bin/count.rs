@@ -154,10 +154,10 @@ fn service() -> IbidService<App> {
     ibid.layer(Policy::ietf()).layer(App(json_body(BODY).into()))
 }
 
-/// With the metrics of the gateway.
+/// The same with the metrics of the gateway.
 fn counted_service() -> IbidService<App> {
     let ibid = Ibid::builder(Arc::new(Memory::default())).observer(Watched::new(Silent)).build();
-    ibid.layer_named("POST /orders", Policy::ietf()).layer(App(json_body(BODY).into()))
+    ibid.layer(Policy::ietf()).layer(App(json_body(BODY).into()))
 }
 
 async fn answered(service: &mut IbidService<App>, request: Request<Full<Bytes>>) {

@@ -134,7 +134,7 @@ async fn each_event_is_counted_once_and_nothing_else_is() {
     let gateway = gateway(config, &upstream).await;
     let (addr, admin) = (gateway.addr(), gateway.admin_addr());
     let mut before = scrape(admin).await;
-    let at = |path: &str| post(addr, path).key("k-1").json(r#"{"amount":1}"#);
+    let at = |path: &str| post(addr, path).key(path).json(r#"{"amount":1}"#);
     let ran = ["cache_miss_total", "store_seconds_count claim", "store_seconds_count settle", "overhead_seconds_count"];
     let with = |more: &[&'static str], also: &[&'static str]| -> Vec<&'static str> { [more, also].concat() };
     let asked = ["store_seconds_count claim", "overhead_seconds_count"];
@@ -142,7 +142,11 @@ async fn each_event_is_counted_once_and_nothing_else_is() {
     let steps: Vec<(Request, u16, Vec<&str>)> = vec![
         (at("/pay"), 201, with(&["requests_total executed POST /*"], &ran)),
         (at("/pay"), 201, with(&["requests_total replayed POST /*", "cache_hit_total"], &asked)),
-        (at("/pay").json("{}"), 422, with(&["requests_total key-reused POST /*", "mismatches_total"], &asked)),
+        (
+            post(addr, "/pay").key("/pay").json("{}"),
+            422,
+            with(&["requests_total key-reused POST /*", "mismatches_total"], &asked),
+        ),
         (post(addr, "/pay"), 201, vec!["requests_total keyless POST /*"]),
         (post(addr, "/strict"), 400, vec!["requests_total key-missing POST /strict"]),
         (at("/slow"), 409, with(&["requests_total in-progress POST /*", "conflicts_total"], &asked)),
