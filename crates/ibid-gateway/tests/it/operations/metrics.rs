@@ -1,6 +1,6 @@
 //! `GET /metrics` on the admin port: every name from the start, every event counted once.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use ibid::{Reason, store::ErrorKind};
 use ibid_gateway::metrics::FAMILIES;
@@ -13,7 +13,7 @@ use ibid_testkit::{
 use tokio::time::{sleep, timeout};
 
 use super::{
-    common::{DEADLINE, Here, gateway, pay, refusal},
+    common::{DEADLINE, Here, eventually, gateway, pay, refusal},
     exposition::Page,
 };
 
@@ -120,7 +120,39 @@ fn the_names_are_the_promised_ones() {
     assert_eq!(names, promised);
 }
 
-/// A request, what it got, and exactly what was counted for it.
+const BEGUN: [&str; 2] = ["store_seconds_count claim", "overhead_seconds_count"];
+const RAN: [&str; 4] =
+    ["cache_miss_total", "store_seconds_count claim", "store_seconds_count settle", "overhead_seconds_count"];
+
+/// Requests one after another, what they get, and exactly what is counted for each.
+#[rustfmt::skip]
+fn steps(addr: SocketAddr) -> Vec<(Request, u16, Vec<&'static str>)> {
+    let at = |path: &str| pay_at(addr, path);
+    let begun = |counts: &[&'static str]| [counts, &BEGUN].concat();
+    let ran = |counts: &[&'static str]| [counts, &RAN].concat();
+    let other = post(addr, "/pay").key("/pay").json("{}");
+    vec![
+        (at("/pay"), 201, ran(&["requests_total executed POST /*"])),
+        (at("/pay"), 201, begun(&["requests_total replayed POST /*", "cache_hit_total"])),
+        (other, 422, begun(&["requests_total key-reused POST /*", "mismatches_total"])),
+        (post(addr, "/pay"), 201, vec!["requests_total keyless POST /*"]),
+        (post(addr, "/strict"), 400, vec!["requests_total key-missing POST /strict"]),
+        (at("/slow"), 409, begun(&["requests_total in-progress POST /*", "conflicts_total"])),
+        (at("/unknown"), 504, ran(&["requests_total unknown POST /*", "unknown_total"])),
+        (at("/unknown"), 409, begun(&["requests_total outcome-unknown POST /*"])),
+        (at("/released"), 500, ran(&["requests_total released POST /*"])),
+        (at("/released"), 201, ran(&["requests_total executed POST /*", "retries_total"])),
+        (at("/retried"), 504, ran(&["requests_total unknown POST /retried", "unknown_total"])),
+        // The takeover is a second claim.
+        (at("/retried"), 201, ran(&["requests_total executed POST /retried", "retries_total", BEGUN[0]])),
+    ]
+}
+
+/// A payment under a key of this path's own.
+fn pay_at(addr: SocketAddr, path: &str) -> Request {
+    post(addr, path).key(path).json(r#"{"amount":1}"#)
+}
+
 #[tokio::test]
 async fn each_event_is_counted_once_and_nothing_else_is() {
     let upstream = Upstream::start().await;
@@ -133,64 +165,25 @@ async fn each_event_is_counted_once_and_nothing_else_is() {
                   [[route]]\nmatch = \"POST /strict\"\nkey.required = true\n[[route]]\nmatch = \"POST /*\"\n";
     let gateway = gateway(config, &upstream).await;
     let (addr, admin) = (gateway.addr(), gateway.admin_addr());
-    let mut before = scrape(admin).await;
-    let at = |path: &str| post(addr, path).key(path).json(r#"{"amount":1}"#);
-    let ran = ["cache_miss_total", "store_seconds_count claim", "store_seconds_count settle", "overhead_seconds_count"];
-    let with = |more: &[&'static str], also: &[&'static str]| -> Vec<&'static str> { [more, also].concat() };
-    let asked = ["store_seconds_count claim", "overhead_seconds_count"];
-    let mut running = None;
-    let steps: Vec<(Request, u16, Vec<&str>)> = vec![
-        (at("/pay"), 201, with(&["requests_total executed POST /*"], &ran)),
-        (at("/pay"), 201, with(&["requests_total replayed POST /*", "cache_hit_total"], &asked)),
-        (
-            post(addr, "/pay").key("/pay").json("{}"),
-            422,
-            with(&["requests_total key-reused POST /*", "mismatches_total"], &asked),
-        ),
-        (post(addr, "/pay"), 201, vec!["requests_total keyless POST /*"]),
-        (post(addr, "/strict"), 400, vec!["requests_total key-missing POST /strict"]),
-        (at("/slow"), 409, with(&["requests_total in-progress POST /*", "conflicts_total"], &asked)),
-        (at("/unknown"), 504, with(&["requests_total unknown POST /*", "unknown_total"], &ran)),
-        (at("/unknown"), 409, with(&["requests_total outcome-unknown POST /*"], &asked)),
-        (at("/released"), 500, with(&["requests_total released POST /*"], &ran)),
-        (at("/released"), 201, with(&["requests_total executed POST /*", "retries_total"], &ran)),
-        (at("/retried"), 504, with(&["requests_total unknown POST /retried", "unknown_total"], &ran)),
-        (
-            at("/retried"),
-            201,
-            // The takeover is a second claim.
-            with(&["requests_total executed POST /retried", "retries_total", "store_seconds_count claim"], &ran),
-        ),
-    ];
-    for (n, (request, status, expected)) in steps.into_iter().enumerate() {
-        if status == 409 && running.is_none() {
-            running = Some(at("/slow").start().await);
-            gate.arrived(1).await;
-            let page = until(admin, "idempotency_processing_gauge", 1.0).await;
-            assert_eq!(grown(&before, &page), events(&[("store_seconds_count claim", 1)]), "only begun");
-            before = page;
-        }
+    let at_first = scrape(admin).await;
+    let mut running = pay_at(addr, "/slow").start().await;
+    gate.arrived(1).await;
+    let mut before = until(admin, "idempotency_processing_gauge", 1.0).await;
+    assert_eq!(grown(&at_first, &before), events(&[("store_seconds_count claim", 1)]), "it has only begun");
+    for (n, (request, status, expected)) in steps(addr).into_iter().enumerate() {
         let answer = request.send().await;
         assert_eq!(answer.status, status, "step {n}: {answer:?}");
         let after = scrape(admin).await;
-        let mut counts: Vec<(String, f64)> = Vec::new();
-        for name in expected {
-            match counts.iter_mut().find(|(known, _)| known == name) {
-                Some((_, count)) => *count += 1.0,
-                None => counts.push((name.to_owned(), 1.0)),
-            }
-        }
-        let mut grown = grown(&before, &after);
-        grown.sort_by(|a, b| a.0.cmp(&b.0));
-        counts.sort_by(|a, b| a.0.cmp(&b.0));
-        assert_eq!(grown, counts, "step {n}");
+        let mut counts = BTreeMap::new();
+        expected.into_iter().for_each(|name| *counts.entry(name.to_owned()).or_insert(0.0) += 1.0);
+        assert_eq!(BTreeMap::from_iter(grown(&before, &after)), counts, "step {n}");
         before = after;
     }
     let page = until(admin, "idempotency_stuck_gauge", 1.0).await;
     assert_eq!(page.value("idempotency_processing_gauge"), 1.0);
     assert!(page.value("idempotency_store_bytes") > 500.0, "some entries are there");
     gate.open();
-    running.expect("it was begun").read_response().await;
+    assert_eq!(running.read_response().await.status, 201);
     until(admin, "idempotency_processing_gauge", 0.0).await;
     assert_eq!(get(admin, "/readyz").send().await.status, 200);
     assert_eq!(scrape(admin).await.asked("get"), 1.0);
@@ -205,7 +198,7 @@ async fn fifty_at_once_are_counted_exactly() {
         .map(|n| {
             tokio::spawn(async move {
                 for path in ["/pay", "/pay", "/orders"] {
-                    let answer = post(addr, path).key(&format!("k-{path}-{n}")).send().await;
+                    let answer = post(addr, path).key(format!("k-{path}-{n}")).send().await;
                     assert_eq!(answer.status, 201, "{answer:?}");
                 }
             })
@@ -324,6 +317,19 @@ async fn a_store_that_is_down_leaves_the_page_as_it_was() {
     assert_eq!(page.value("idempotency_fallback_total"), 0.0, "there is no second store to fall back on");
     here.store.heal();
     running.read_response().await;
+}
+
+#[tokio::test]
+async fn a_store_call_that_is_sent_again_is_timed_each_time() {
+    let upstream = Upstream::start().await;
+    let here = Here::start("", &upstream).await;
+    let admin = here.gateway.admin().expect("it has an admin port");
+    here.store.lose(Calls::Claim);
+    assert_eq!(refusal(&here.pay("k-1").send().await), "store-unavailable");
+    eventually("the given-up claim is released", || here.gateway.ibid().engine().later().waiting() == 0).await;
+    let page = scrape(admin).await;
+    assert_eq!((page.asked("claim"), page.asked("settle")), (3.0, 1.0), "asked three times, then released behind it");
+    assert_eq!((page.outcome("store-unavailable"), page.value("idempotency_cache_miss_total")), (1.0, 0.0));
 }
 
 #[tokio::test]
