@@ -19,11 +19,12 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
 use ibid::{
-    Complete, Ended, Engine, Ibid, Operation, Policy, Scope, Verdict,
+    Complete, Ended, Engine, Ibid, Operation, Policy, Scope, Silent, Verdict,
     http::{IbidService, RequestBody},
     store::{Ask, Fingerprint, Lease, Memory, Outline, Tags, Token},
 };
 use ibid_bench::wire::json_body;
+use ibid_gateway::metrics::Watched;
 use sha2::{Digest, Sha256};
 use tower_layer::Layer;
 use tower_service::Service;
@@ -31,7 +32,8 @@ use tower_service::Service;
 /// What can be run; sizes are those of the JSON body.
 const MODES: &[(&str, Run)] = &[
     ("inner", |n| block_on(inner(n))),
-    ("service-miss", |n| block_on(service_miss(n))),
+    ("service-miss", |n| block_on(service_miss(n, service()))),
+    ("service-miss-counted", |n| block_on(service_miss(n, counted_service()))),
     ("service-replay", |n| block_on(service_replay(n))),
     ("engine-miss", |n| block_on(engine_miss(n))),
     ("engine-replay", |n| block_on(engine_replay(n))),
@@ -152,14 +154,20 @@ fn service() -> IbidService<App> {
     ibid.layer(Policy::ietf()).layer(App(json_body(BODY).into()))
 }
 
+/// The same with the metrics of the gateway.
+fn counted_service() -> IbidService<App> {
+    let ibid = Ibid::builder(Arc::new(Memory::default())).observer(Watched::new(Silent)).build();
+    ibid.layer(Policy::ietf()).layer(App(json_body(BODY).into()))
+}
+
 async fn answered(service: &mut IbidService<App>, request: Request<Full<Bytes>>) {
     let answer = service.call(request).await.unwrap_or_else(|never| match never {});
     assert_eq!(answer.status(), StatusCode::CREATED);
     black_box(answer);
 }
 
-async fn service_miss(count: u64) {
-    let (requests, mut service) = (Requests::new(BODY), service());
+async fn service_miss(count: u64, mut service: IbidService<App>) {
+    let requests = Requests::new(BODY);
     for serial in 0..count {
         answered(&mut service, requests.with_key(serial)).await;
     }

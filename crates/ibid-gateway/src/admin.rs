@@ -1,4 +1,4 @@
-//! The admin port: whether the gateway is alive, and whether it can do its work.
+//! The admin port: whether the gateway is alive, whether it can do its work, and what it has done.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -7,9 +7,18 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use ibid::{Ibid, store::Address};
+use ibid::{Ibid, StoreCall, store::Address};
 use serde_json::json;
-use tokio::{net::TcpListener, sync::watch, time::timeout};
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    live::Live,
+    metrics::{self, Gauges, Metrics},
+};
 
 /// A store that takes longer to answer is not ready.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -18,6 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Admin {
     listener: TcpListener,
     ibid: Ibid,
+    live: Arc<Live>,
+    metrics: Arc<Metrics>,
+    gauges: Gauges,
 }
 
 impl Admin {
@@ -25,10 +37,11 @@ impl Admin {
     ///
     /// # Errors
     /// If it cannot be bound.
-    pub async fn bind(listen: SocketAddr, ibid: Ibid) -> Result<Self, String> {
+    pub async fn bind(listen: SocketAddr, ibid: Ibid, live: Arc<Live>, metrics: Arc<Metrics>) -> Result<Self, String> {
         let listener = TcpListener::bind(listen).await;
         let listener = listener.map_err(|why| format!("admin.listen: {listen} cannot be bound: {why}"))?;
-        Ok(Self { listener, ibid })
+        let gauges = Gauges::new(ibid.engine().store().clone());
+        Ok(Self { listener, ibid, live, metrics, gauges })
     }
 
     /// Where it listens.
@@ -69,14 +82,27 @@ impl Admin {
         match request.uri().path() {
             "/healthz" => plain(StatusCode::OK, "ok\n"),
             "/readyz" => self.ready(stopping).await,
-            _ => plain(StatusCode::NOT_FOUND, "there are /healthz and /readyz here\n"),
+            "/metrics" => self.metrics().await,
+            _ => plain(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics here\n"),
         }
+    }
+
+    async fn metrics(&self) -> Response<Full<Bytes>> {
+        let stored = self.gauges.read().await;
+        // Those of a configuration that was taken up since the last look, too.
+        self.metrics.show(&self.live.now().settings.routes);
+        let mut answer = plain(StatusCode::OK, &self.metrics.render(stored));
+        answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
+        answer
     }
 
     async fn ready(&self, stopping: bool) -> Response<Full<Bytes>> {
         let engine = self.ibid.engine();
         let nowhere = Address([0; 32]);
-        let trouble = match timeout(PATIENCE, engine.store().get(&nowhere)).await {
+        let sent = Instant::now();
+        let found = timeout(PATIENCE, engine.store().get(&nowhere)).await;
+        engine.observer().asked(StoreCall::Get, sent.elapsed());
+        let trouble = match found {
             Ok(Ok(_)) => None,
             Ok(Err(why)) => Some(why.to_string()),
             Err(_) => Some(format!("no answer within {PATIENCE:?}")),

@@ -8,6 +8,7 @@ pub mod config;
 pub mod contract_page;
 pub mod live;
 pub mod logs;
+pub mod metrics;
 pub mod proxy;
 pub mod routes;
 pub mod server;

@@ -144,9 +144,12 @@ impl Observer for Logged {
             Notice::StoreFailed { .. } | Notice::JournalFailed(_) | Notice::Unreadable(_) => {
                 tracing::error!("{notice}")
             }
-            Notice::LostClaim(_) | Notice::Restored(_) | Notice::Journaled(_) | Notice::Dropped(_) => {
-                tracing::warn!("{notice}");
-            }
+            Notice::LostClaim(_)
+            | Notice::Restored(_)
+            | Notice::Fallback { .. }
+            | Notice::Solo(_)
+            | Notice::Journaled(_)
+            | Notice::Dropped(_) => tracing::warn!("{notice}"),
             _ => tracing::info!("{notice}"),
         }
     }

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     journal::Journal,
     later::Later,
-    observe::{Notice, Observer, Shadow, Silent},
+    observe::{Notice, Observer, Shadow, Silent, StoreCall},
     policy::{Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy},
     refusal::{Reason, Refusal},
     running::Running,
@@ -172,7 +172,7 @@ impl Engine {
         }
         loop {
             let sent = Instant::now();
-            let claim = match self.claim(&ask).await {
+            let claim = match self.claim(&ask, sent).await {
                 Ok(claim) => claim,
                 Err(error) => return self.without_store(policy, &ask, operation, &error).await,
             };
@@ -239,12 +239,13 @@ impl Engine {
         }
         let ended = self.beating(&lease, policy, pin!(operation.run(Some(&lease)))).await;
         let shadow = policy.mode == Mode::Shadow;
-        let keep_unknown = policy.ttl.saturating_sub(sent.elapsed()).max(policy.lease);
+        let now = Instant::now();
+        let keep_unknown = policy.ttl.saturating_sub(now - sent).max(policy.lease);
         let verdict = match ended {
             Ended::Complete(answer, Complete { failed, record, outline }) => {
                 let end = End::Complete { failed, record, outline, keep: policy.ttl };
-                match self.settle(&lease, &end).await {
-                    Ok(Held::Lost(now)) if !shadow => self.lost(&lease, *now),
+                match self.settle(&lease, &end, now).await {
+                    Ok(Held::Lost(there)) if !shadow => self.lost(&lease, *there),
                     Ok(Held::Lost(_)) => Verdict::Ran(answer, Stored::No),
                     Ok(_) if lease.solo => Verdict::Ran(answer, Stored::Degraded),
                     Ok(_) => Verdict::Ran(answer, Stored::Yes),
@@ -252,12 +253,12 @@ impl Engine {
                     Err(_) => self.record_later(&lease, end, answer).await,
                 }
             }
-            Ended::Release(answer) => self.end(&lease, End::Release, || Verdict::Ran(answer, Stored::No)).await,
-            Ended::NotStarted(refusal) => self.end(&lease, End::Release, || Verdict::Refused(refusal)).await,
+            Ended::Release(answer) => self.end(&lease, End::Release, now, || Verdict::Ran(answer, Stored::No)).await,
+            Ended::NotStarted(refusal) => self.end(&lease, End::Release, now, || Verdict::Refused(refusal)).await,
             Ended::Park(answer, by) => {
                 let retry_in = if by == ParkedBy::Timeout { policy.lease } else { Duration::ZERO };
                 let end = End::Park { keep: keep_unknown, retry_in };
-                self.end(&lease, end, || Verdict::Ran(answer, Stored::Unknown)).await
+                self.end(&lease, end, now, || Verdict::Ran(answer, Stored::Unknown)).await
             }
         };
         abandoned.disarm();
@@ -265,9 +266,9 @@ impl Engine {
     }
 
     /// Settles an end that carries no answer: if the store cannot take it now, it is told until it does.
-    async fn end<A>(&self, lease: &Lease, end: End, verdict: impl FnOnce() -> Verdict<A>) -> Verdict<A> {
-        match self.settle(lease, &end).await {
-            Ok(Held::Lost(now)) => self.lost(lease, *now),
+    async fn end<A>(&self, lease: &Lease, end: End, now: Instant, verdict: impl FnOnce() -> Verdict<A>) -> Verdict<A> {
+        match self.settle(lease, &end, now).await {
+            Ok(Held::Lost(there)) => self.lost(lease, *there),
             Ok(_) => verdict(),
             Err(_) => {
                 self.later.push(lease.clone(), end);
@@ -346,18 +347,24 @@ impl Engine {
 
     async fn wait(&self, ask: &Ask, holder: &Holder, left: Duration) {
         let limit = left.min(holder.takeover_in.max(Duration::from_millis(1)));
-        if let Err(error) = self.store.wait(&ask.address, holder.fence, limit).await {
+        let sent = Instant::now();
+        let waited = self.store.wait(&ask.address, holder.fence, limit).await;
+        self.observer.asked(StoreCall::Wait, sent.elapsed());
+        if let Err(error) = waited {
             self.failed("wait", &error);
             sleep(limit.min(Duration::from_millis(50))).await;
         }
     }
 
-    /// A claim whose answer is lost is sent again with the same token: the store gives the same answer.
-    async fn claim(&self, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
-        let mut asked = 0;
+    /// A claim whose answer is lost is sent again with the same token: the store gives the same answer. `now` is now:
+    /// the clock is read often enough as it is.
+    async fn claim(&self, ask: &Arc<Ask>, now: Instant) -> Result<Claim, StoreError> {
+        let (mut asked, mut sent) = (0, now);
         loop {
             asked += 1;
-            match self.store.claim(ask).await {
+            let answer = self.store.claim(ask).await;
+            self.observer.asked(StoreCall::Claim, sent.elapsed());
+            match answer {
                 Err(error) => {
                     self.failed("claim", &error);
                     if error.kind != ErrorKind::Ambiguous || asked == ASKS {
@@ -367,14 +374,18 @@ impl Engine {
                 answer => return answer,
             }
             sleep(pause(asked)).await;
+            sent = Instant::now();
         }
     }
 
-    async fn settle(&self, lease: &Lease, end: &End) -> Result<Held, StoreError> {
-        let mut asked = 0;
+    /// `now` is now, as for [`claim`](Self::claim).
+    async fn settle(&self, lease: &Lease, end: &End, now: Instant) -> Result<Held, StoreError> {
+        let (mut asked, mut sent) = (0, now);
         loop {
             asked += 1;
-            match self.store.settle(lease, end).await {
+            let answer = self.store.settle(lease, end).await;
+            self.observer.asked(StoreCall::Settle, sent.elapsed());
+            match answer {
                 Ok(held) => {
                     if held == Held::Restored {
                         self.observer.noticed(&Notice::Restored(&lease.ask.address));
@@ -389,6 +400,7 @@ impl Engine {
                 }
             }
             sleep(pause(asked)).await;
+            sent = Instant::now();
         }
     }
 
@@ -419,7 +431,10 @@ impl Engine {
     }
 
     async fn extend(&self, lease: &Lease, policy: &Policy) -> Beat {
-        match self.store.extend(lease, policy.lease).await {
+        let sent = Instant::now();
+        let answer = self.store.extend(lease, policy.lease).await;
+        self.observer.asked(StoreCall::Extend, sent.elapsed());
+        match answer {
             Ok(Held::Held) => Beat::Held,
             Ok(Held::Restored) => {
                 self.observer.noticed(&Notice::Restored(&lease.ask.address));

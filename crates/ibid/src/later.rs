@@ -6,13 +6,16 @@
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use tokio::{runtime::Handle, time::sleep};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep},
+};
 
 use crate::{
     journal::Journal,
-    observe::{Notice, Observer},
+    observe::{Notice, Observer, StoreCall},
     policy::Policy,
-    store::{End, Held, Lease, Store},
+    store::{End, Held, Lease, Store, StoreError},
 };
 
 /// More ends than this are not kept: their leases lapse instead.
@@ -100,10 +103,17 @@ impl Inner {
         self.journal.as_ref().is_some_and(|journal| !journal.is_empty())
     }
 
+    async fn settle(&self, lease: &Lease, end: &End) -> Result<Held, StoreError> {
+        let sent = Instant::now();
+        let answer = self.store.settle(lease, end).await;
+        self.observer.asked(StoreCall::Settle, sent.elapsed());
+        answer
+    }
+
     /// Settles the oldest end. `None` if there is none, else whether the store took it.
     async fn one(&self) -> Option<bool> {
         let (lease, end) = self.queue.lock().ends.front().cloned()?;
-        match self.store.settle(&lease, &end).await {
+        match self.settle(&lease, &end).await {
             Ok(held) => {
                 if matches!(held, Held::Lost(_)) && matches!(end, End::Complete { .. }) {
                     self.observer.noticed(&Notice::LostClaim(&lease.ask.address));
@@ -122,7 +132,7 @@ impl Inner {
     async fn drain(&self) -> bool {
         let Some(journal) = &self.journal else { return true };
         for (lease, end) in journal.all() {
-            match self.store.settle(&lease, &end).await {
+            match self.settle(&lease, &end).await {
                 Ok(held) => {
                     let notice = match held {
                         Held::Lost(_) => Notice::LostClaim(&lease.ask.address),

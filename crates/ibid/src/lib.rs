@@ -29,7 +29,7 @@ pub use self::{
     key::{KeyFormat, KeySource, Pattern, derive_key, extract_key, generate_key, is_valid_key, mask},
     label::LabelText,
     later::Later,
-    observe::{Answered, Notice, Observer, Outcome, Shadow, Silent},
+    observe::{Answered, Notice, Observer, Outcome, Shadow, Silent, StoreCall},
     policy::{
         Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
         Probe, Remember, StatusRange, Template, presets,

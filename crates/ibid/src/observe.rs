@@ -1,7 +1,7 @@
 //! What can be watched: metrics and logs hang here.
 //!
-//! The engine tells an [`Observer`] how every covered request ended, and what happened besides. It has no logger and
-//! no registry of its own.
+//! The engine tells an [`Observer`] how every covered request ended, how long its store took, and what happened besides.
+//! It has no logger and no registry of its own.
 
 use std::{fmt, net::IpAddr, time::Duration};
 
@@ -10,11 +10,16 @@ use crate::{
     store::{Address, StoreError},
 };
 
-/// Is told how requests ended. Called on the request's path: it must not block.
+/// Is told how requests ended. Called on the request's path: it must not block, and should not allocate.
 pub trait Observer: Send + Sync + 'static {
     /// One covered request was answered.
     fn answered(&self, request: &Answered<'_>) {
         let _ = request;
+    }
+
+    /// The store was asked, and answered or failed after this long. Every call counts, also one that is sent again.
+    fn asked(&self, call: StoreCall, took: Duration) {
+        let _ = (call, took);
     }
 
     /// Something happened that an operator may want to know.
@@ -28,6 +33,37 @@ pub trait Observer: Send + Sync + 'static {
 pub struct Silent;
 
 impl Observer for Silent {}
+
+/// A call of the store that is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StoreCall {
+    /// See [`Store::claim`](crate::store::Store::claim).
+    Claim,
+    /// See [`Store::extend`](crate::store::Store::extend).
+    Extend,
+    /// See [`Store::settle`](crate::store::Store::settle).
+    Settle,
+    /// See [`Store::wait`](crate::store::Store::wait): as long as somebody else's run takes.
+    Wait,
+    /// See [`Store::get`](crate::store::Store::get).
+    Get,
+}
+
+impl StoreCall {
+    /// All of them, in the order of the variants.
+    pub const ALL: [Self; 5] = [Self::Claim, Self::Extend, Self::Settle, Self::Wait, Self::Get];
+
+    /// Its name, for labels and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Claim => "claim",
+            Self::Extend => "extend",
+            Self::Settle => "settle",
+            Self::Wait => "wait",
+            Self::Get => "get",
+        }
+    }
+}
 
 /// How one covered request ended.
 #[derive(Debug, Clone)]

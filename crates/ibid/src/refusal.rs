@@ -112,6 +112,9 @@ const TABLE: [Row; 16] = [
 ];
 
 impl Reason {
+    /// How many there are.
+    pub const COUNT: usize = TABLE.len();
+
     /// All of them, in the order in which they are judged.
     pub fn all() -> impl Iterator<Item = Self> {
         TABLE.iter().map(|row| row.reason)

@@ -22,7 +22,10 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 
 use super::serve::{Gateway, stop_signals};
-use crate::config::{Env, ServeArgs, Settings};
+use crate::{
+    config::{Env, ServeArgs, Settings},
+    metrics::Watched,
+};
 
 /// What the demo can be told.
 #[derive(Debug, Args)]
@@ -55,7 +58,7 @@ pub fn run(args: &DemoArgs) -> Result<(), String> {
         let settings = Settings::from_text("", None, &serve, &Env::of(&[])).map_err(|why| why.to_string())?;
         let store = ibid_stores::open(settings.store.url.expose()).map_err(|why| why.to_string())?;
         let colour = std::io::stdout().is_terminal();
-        let show = Arc::new(Show { app: app.clone(), colour });
+        let show = Watched::new(Show { app: app.clone(), colour });
         let gateway = Gateway::start(settings, serve, store, show).await?;
         let stopped = stop_signals().map_err(|why| format!("signals: {why}"))?;
         explain(gateway.address(), &app, colour);

@@ -2,7 +2,7 @@
 
 use std::{io::Write, sync::Arc, time::Duration};
 
-use ibid::{Ibid, Journal, Observer, http::Cors, store::Store};
+use ibid::{Ibid, Journal, http::Cors, store::Store};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
@@ -13,6 +13,7 @@ use crate::{
     config::{Env, ServeArgs, Settings},
     live::{Live, Snapshot},
     logs,
+    metrics::Watched,
     server::Server,
 };
 
@@ -43,7 +44,8 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
         let url = &settings.store.url;
         let store =
             url.named().open().map_err(|why| ServeError::Start(format!("the store {url} cannot be opened: {why}")))?;
-        let gateway = Gateway::start(settings, args, store, Arc::new(logs::Logged)).await.map_err(ServeError::Start)?;
+        let watched = Watched::new(logs::Logged);
+        let gateway = Gateway::start(settings, args, store, watched).await.map_err(ServeError::Start)?;
         let stopped = stop_signals().map_err(|why| ServeError::Start(format!("signals: {why}")))?;
         announce(&gateway);
         stopped.await;
@@ -70,17 +72,20 @@ impl Gateway {
     /// # Errors
     /// If an address cannot be bound, or the journal, a certificate or the store is not as it must be.
     pub async fn start(
-        settings: Settings, args: ServeArgs, store: Arc<dyn Store>, observer: Arc<dyn Observer>,
+        settings: Settings, args: ServeArgs, store: Arc<dyn Store>, watched: Arc<Watched>,
     ) -> Result<Self, String> {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         check_promise(&settings, store.as_ref())?;
-        let ibid = build(&settings, store, observer)?;
+        let metrics = watched.metrics().clone();
+        metrics.show(&settings.routes);
+        let ibid = build(&settings, store, watched)?;
         let sweep_every = settings.store.sweep_every;
-        let admin = match &settings.admin {
-            Some(admin) => Some(Admin::bind(admin.listen, ibid.clone()).await?),
+        let admin = settings.admin.as_ref().map(|admin| admin.listen);
+        let live = Live::new(Snapshot::new(settings, None)?, args);
+        let admin = match admin {
+            Some(listen) => Some(Admin::bind(listen, ibid.clone(), live.clone(), metrics).await?),
             None => None,
         };
-        let live = Live::new(Snapshot::new(settings, None)?, args);
         let server = Server::bind(live.clone(), ibid.clone()).await?;
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;
@@ -127,9 +132,9 @@ impl Gateway {
     }
 }
 
-fn build(settings: &Settings, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Result<Ibid, String> {
+fn build(settings: &Settings, store: Arc<dyn Store>, watched: Arc<Watched>) -> Result<Ibid, String> {
     let mut builder = Ibid::builder(store)
-        .observer(observer)
+        .observer(watched)
         .trusted_proxies(settings.trusted_proxies.clone())
         .max_running(settings.max_running)
         .buffer_memory(settings.buffer_memory)

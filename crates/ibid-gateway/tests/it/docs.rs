@@ -8,7 +8,10 @@ use std::{
 };
 
 use ibid::presets::NAMES;
-use ibid_gateway::config::{Env, ServeArgs, Settings};
+use ibid_gateway::{
+    config::{Env, ServeArgs, Settings},
+    metrics::FAMILIES,
+};
 use ibid_testkit::{
     docs::Page,
     process::{self, Gateway},
@@ -78,6 +81,23 @@ fn every_preset_page_lists_the_routes_of_its_shipped_configuration() {
         let shipped = settings(&std::fs::read_to_string(shipped).unwrap());
         assert_eq!(settings(page.config().unwrap()).routes, shipped.routes, "{name}");
     }
+}
+
+/// Every metric, in order, with its type and what the page itself says about it.
+#[test]
+fn the_metrics_are_documented_as_the_code_has_them() {
+    let page = std::fs::read_to_string(root().join("docs/operating.md")).unwrap();
+    let section = page.split("\n## ").find(|section| section.starts_with("Metrics")).expect("a section of metrics");
+    let documented: Vec<_> = section.lines().filter(|line| line.starts_with("| `idempotency_")).collect();
+    let row = |family: &ibid_gateway::metrics::Family| {
+        let labels = if family.labels.is_empty() { String::new() } else { format!("{{{}}}", family.labels.join(",")) };
+        // The page shows names as code where a sentence has them.
+        let help = family.help.trim_end_matches('.').replace("in-progress", "`in-progress`");
+        let help = help.replace("key-reused", "`key-reused`").replace("; wait ", "; `wait` ");
+        format!("| `{}{labels}` | {} | {help} |", family.name, family.kind)
+    };
+    let code: Vec<_> = FAMILIES.iter().map(row).collect();
+    assert_eq!(documented, code);
 }
 
 /// The first screen of the README, against the demo that it tells people to start.

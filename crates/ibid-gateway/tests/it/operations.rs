@@ -1,12 +1,14 @@
-//! Stores that fail, configuration, reload, shutdown, logs.
+//! Stores that fail, configuration, reload, shutdown, logs, metrics.
 
 mod common;
 mod cors;
 mod crowd;
 mod demo;
+mod exposition;
 mod health;
 mod logs;
 mod logs_secret;
+mod metrics;
 mod recording;
 mod reload;
 mod reload_refused;

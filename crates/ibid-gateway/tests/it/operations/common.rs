@@ -19,6 +19,7 @@ use ibid::{
 use ibid_gateway::{
     commands::serve,
     config::{Env, ServeArgs, Settings},
+    metrics::Watched,
 };
 use ibid_testkit::{
     client::{Request, Response, get, post},
@@ -83,7 +84,7 @@ pub(super) async fn start(
         ..ServeArgs::default()
     };
     let settings = Settings::from_text(config, None, &args, &Env::of(&[])).expect("a valid configuration");
-    serve::Gateway::start(settings, args, store, observer).await.expect("the gateway starts")
+    serve::Gateway::start(settings, args, store, Watched::by(observer)).await.expect("the gateway starts")
 }
 
 pub(super) async fn entries(store: &Switchable) -> Vec<Claim> {

@@ -5,7 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use ibid::store::ErrorKind;
+use ibid::{
+    Notice, Observer,
+    store::{Address, ErrorKind, StoreError},
+};
 use ibid_gateway::logs::Logged;
 use ibid_testkit::{
     client::post,
@@ -186,4 +189,22 @@ async fn store_failures_are_errors() {
     assert_eq!(with("claim: the testkit store did not apply the call"), 1, "{errors:#?}");
     assert!(with("settle: the testkit store gave no answer") >= 3, "{errors:#?}");
     assert_eq!(errors.iter().filter(|line| line["outcome"] == "store-unavailable").count(), 2, "{errors:#?}");
+}
+
+#[test]
+fn a_store_that_decides_without_the_other_is_a_warning() {
+    let written = Written::default();
+    let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(written.clone()).finish();
+    let error = StoreError::new(ErrorKind::NotApplied, "redis", "connection refused");
+    tracing::subscriber::with_default(subscriber, || {
+        Logged.noticed(&Notice::Fallback { call: "claim", error: &error });
+        Logged.noticed(&Notice::Solo(&Address([0xab; 32])));
+    });
+    let text = String::from_utf8(written.0.lock().clone()).unwrap();
+    let told: Vec<_> = text.lines().map(json).map(|line| (line["level"].clone(), line["message"].clone())).collect();
+    let expected = [
+        "claim: decided by the fallback store: the redis store did not apply the call: connection refused",
+        "abab****abab: claimed without the store that decides; degraded",
+    ];
+    assert_eq!(told, expected.map(|message| (Value::from("WARN"), Value::from(message))));
 }

@@ -1,0 +1,100 @@
+//! Prometheus' text format, version 0.0.4.
+//!
+//! Written by hand because the names are given: registries for OpenMetrics add `_total` to counters by themselves.
+
+use std::fmt::Write as _;
+
+use super::{Family, Kind, sharded::Spread};
+
+/// A page that is being written, family by family.
+#[derive(Default)]
+pub(super) struct Exposition<'a> {
+    text: String,
+    family: Option<&'a Family>,
+}
+
+impl<'a> Exposition<'a> {
+    /// The samples that follow are of this family.
+    pub(super) fn begin(&mut self, family: &'a Family) {
+        let Family { name, kind, help, .. } = family;
+        self.write(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+        self.family = Some(family);
+    }
+
+    /// One number. `labels` are the values of the family's labels.
+    pub(super) fn sample(&mut self, labels: &[&str], value: u64) {
+        debug_assert_ne!(self.begun().kind, Kind::Histogram);
+        self.head("", labels, None);
+        self.write(format_args!(" {value}\n"));
+    }
+
+    /// One histogram. `labels` are the values of the family's labels.
+    pub(super) fn histogram(&mut self, labels: &[&str], spread: &Spread) {
+        debug_assert_eq!(self.begun().kind, Kind::Histogram);
+        for (bound, count) in spread.cumulative() {
+            self.head("_bucket", labels, Some(bound));
+            self.write(format_args!(" {count}\n"));
+        }
+        let sum = spread.sum();
+        self.head("_sum", labels, None);
+        self.write(format_args!(" {}.{:09}\n", sum.as_secs(), sum.subsec_nanos()));
+        self.head("_count", labels, None);
+        self.write(format_args!(" {}\n", spread.count()));
+    }
+
+    pub(super) fn into_text(self) -> String {
+        self.text
+    }
+
+    /// Name and labels of a sample.
+    fn head(&mut self, suffix: &str, values: &[&str], le: Option<&str>) {
+        let Family { name, labels, .. } = self.begun();
+        debug_assert_eq!(labels.len(), values.len(), "{name}");
+        self.write(format_args!("{name}{suffix}"));
+        let pairs = labels.iter().zip(values).map(|(label, value)| (*label, *value)).chain(le.map(|le| ("le", le)));
+        let mut before = '{';
+        for (label, value) in pairs {
+            self.write(format_args!("{before}{label}=\""));
+            self.escaped(value);
+            self.text.push('"');
+            before = ',';
+        }
+        if before == ',' {
+            self.text.push('}');
+        }
+    }
+
+    fn escaped(&mut self, value: &str) {
+        for c in value.chars() {
+            match c {
+                '\\' => self.text.push_str("\\\\"),
+                '"' => self.text.push_str("\\\""),
+                '\n' => self.text.push_str("\\n"),
+                c => self.text.push(c),
+            }
+        }
+    }
+
+    fn begun(&self) -> &'a Family {
+        self.family.expect("samples follow the head of their family")
+    }
+
+    fn write(&mut self, text: std::fmt::Arguments<'_>) {
+        self.text.write_fmt(text).expect("a string takes everything");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_escaped() {
+        let family = Family { name: "a_total", labels: &["x", "y"], kind: Kind::Counter, help: "Some." };
+        let mut page = Exposition::default();
+        page.begin(&family);
+        page.sample(&["a\"b\\c\nd", "é"], 7);
+        let expected = "# HELP a_total Some.\n# TYPE a_total counter\na_total{x=\"a\\\"b\\\\c\\nd\",y=\"é\"} 7\n";
+        assert_eq!(page.into_text(), expected);
+    }
+}

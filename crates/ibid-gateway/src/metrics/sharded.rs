@@ -1,0 +1,151 @@
+//! Numbers that many threads add to at once.
+//!
+//! Each thread adds to a shard of its own, so that no two fight for a cache line; whoever reads adds the shards up. A
+//! sum that is read meanwhile has every addition that its reader knows of, and never falls.
+
+use std::{
+    ops::Add,
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    time::Duration,
+};
+
+/// More threads than this share.
+const SHARDS: usize = 16;
+
+/// One of something per thread, more or less.
+#[derive(Debug, Default)]
+pub(super) struct Sharded<T>(Box<[Alone<T>; SHARDS]>);
+
+/// In cache lines of its own; processors fetch them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Alone<T>(T);
+
+impl<T> Sharded<T> {
+    /// This thread's.
+    pub(super) fn mine(&self) -> &T {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        thread_local!(static MINE: usize = NEXT.fetch_add(1, Relaxed) % SHARDS);
+        &self.0[MINE.with(|mine| *mine) % SHARDS].0
+    }
+
+    /// Everybody's.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().map(|shard| &shard.0)
+    }
+}
+
+/// The upper ends of the buckets, in nanoseconds and as Prometheus is told. From a call within the process to a wait
+/// for somebody else's run.
+#[rustfmt::skip]
+const BOUNDS: [(u64, &str); 20] = [
+    (10_000, "0.00001"), (25_000, "0.000025"), (50_000, "0.00005"),
+    (100_000, "0.0001"), (250_000, "0.00025"), (500_000, "0.0005"),
+    (1_000_000, "0.001"), (2_500_000, "0.0025"), (5_000_000, "0.005"),
+    (10_000_000, "0.01"), (25_000_000, "0.025"), (50_000_000, "0.05"),
+    (100_000_000, "0.1"), (250_000_000, "0.25"), (500_000_000, "0.5"),
+    (1_000_000_000, "1"), (2_500_000_000, "2.5"), (5_000_000_000, "5"),
+    (10_000_000_000, "10"), (30_000_000_000, "30"),
+];
+
+/// How many durations were how long.
+#[derive(Debug, Default)]
+pub(super) struct Histogram {
+    /// Not cumulative. The last is for what is above all bounds.
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    /// Nanoseconds: enough for 584 years.
+    sum: AtomicU64,
+}
+
+/// What a [`Histogram`] held when it was read.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Spread {
+    buckets: [u64; BOUNDS.len() + 1],
+    sum: u64,
+}
+
+impl Histogram {
+    pub(super) fn observe(&self, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS.partition_point(|(bound, _)| *bound < nanos);
+        self.buckets[bucket].fetch_add(1, Relaxed);
+        self.sum.fetch_add(nanos, Relaxed);
+    }
+
+    pub(super) fn read(&self) -> Spread {
+        Spread { buckets: self.buckets.each_ref().map(|bucket| bucket.load(Relaxed)), sum: self.sum.load(Relaxed) }
+    }
+}
+
+impl Spread {
+    /// How many were at most as long as each bound, and how many there were in all.
+    pub(super) fn cumulative(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let bounds = BOUNDS.iter().map(|(_, bound)| *bound).chain(["+Inf"]);
+        let mut sum = 0;
+        let counts = self.buckets.map(|bucket| {
+            sum += bucket;
+            sum
+        });
+        bounds.zip(counts)
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    pub(super) fn sum(&self) -> Duration {
+        Duration::from_nanos(self.sum)
+    }
+}
+
+impl Add for Spread {
+    type Output = Self;
+
+    fn add(mut self, other: Self) -> Self {
+        self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, more)| *sum += more);
+        self.sum = self.sum.wrapping_add(other.sum);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_bound_belongs_to_its_own_bucket() {
+        let histogram = Histogram::default();
+        for nanos in [0, 10_000, 10_001, 30_000_000_000, 30_000_000_001] {
+            histogram.observe(Duration::from_nanos(nanos));
+        }
+        histogram.observe(Duration::MAX);
+        let read: Vec<_> = histogram.read().cumulative().collect();
+        assert_eq!(read[..2], [("0.00001", 2), ("0.000025", 3)]);
+        assert_eq!(read[19..], [("30", 4), ("+Inf", 6)]);
+    }
+
+    #[test]
+    fn bounds_are_what_they_say_and_grow() {
+        assert!(BOUNDS.is_sorted_by(|a, b| a.0 < b.0));
+        for (nanos, text) in BOUNDS {
+            let seconds: f64 = text.parse().unwrap();
+            assert_eq!((seconds * 1e9).round() as u64, nanos, "{text}");
+        }
+    }
+
+    #[test]
+    fn no_addition_is_lost_between_more_threads_than_shards() {
+        let sharded = Sharded::<Histogram>::default();
+        thread::scope(|scope| {
+            for _ in 0..SHARDS * 2 {
+                scope.spawn(|| (0..1000).for_each(|n| sharded.mine().observe(Duration::from_nanos(n))));
+            }
+        });
+        let all = sharded.iter().fold(Spread::default(), |sum, shard| sum + shard.read());
+        assert_eq!(all.count(), SHARDS as u64 * 2000);
+        assert_eq!(all.sum(), Duration::from_nanos(SHARDS as u64 * 2 * 499_500));
+        assert!(sharded.iter().filter(|shard| shard.read().count() > 0).count() > 1, "more than one shard is used");
+    }
+}
