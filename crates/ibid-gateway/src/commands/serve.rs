@@ -2,7 +2,11 @@
 
 use std::{io::Write, sync::Arc, time::Duration};
 
-use ibid::{Ibid, Journal, Observer, http::Cors, store::Store};
+use ibid::{
+    Ibid, Journal, Observer,
+    http::Cors,
+    store::{Store, Swept},
+};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
@@ -40,10 +44,11 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|why| ServeError::Start(why.to_string()))?;
     runtime.block_on(async {
+        let observer: Arc<dyn Observer> = Arc::new(logs::Logged);
         let url = &settings.store.url;
-        let store =
-            url.named().open().map_err(|why| ServeError::Start(format!("the store {url} cannot be opened: {why}")))?;
-        let gateway = Gateway::start(settings, args, store, Arc::new(logs::Logged)).await.map_err(ServeError::Start)?;
+        let store = settings.store.layout().open(observer.clone()).await;
+        let store = store.map_err(|why| ServeError::Start(format!("the store {url} cannot be opened: {why}")))?;
+        let gateway = Gateway::start(settings, args, store, observer).await.map_err(ServeError::Start)?;
         let stopped = stop_signals().map_err(|why| ServeError::Start(format!("signals: {why}")))?;
         announce(&gateway);
         stopped.await;
@@ -167,11 +172,19 @@ fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), String> {
 async fn sweep(ibid: Ibid, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
+        let mut all = Swept::default();
         while let Ok(swept) = ibid.engine().store().sweep(SWEEP).await {
+            all.removed = all.removed.saturating_add(swept.removed);
+            all.lapsed = all.lapsed.saturating_add(swept.lapsed);
             if !swept.more {
                 break;
             }
             tokio::task::yield_now().await;
+        }
+        match all {
+            Swept { removed: 0, lapsed: 0, .. } => {}
+            Swept { removed, lapsed: 0, .. } => tracing::debug!(removed, "swept"),
+            Swept { removed, lapsed, .. } => tracing::info!(removed, lapsed, "swept: some claims had lapsed"),
         }
     }
 }

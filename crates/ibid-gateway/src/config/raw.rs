@@ -96,8 +96,12 @@ pub(super) struct Token {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Store {
     pub(super) url: Option<One<StoreUrl>>,
+    pub(super) fallback: Option<One<StoreUrl>>,
+    pub(super) cache: Option<One<StoreUrl>>,
     pub(super) prefix: Option<One<String>>,
     pub(super) timeout: Option<One<Duration>>,
+    pub(super) wait_replicas: Option<One<usize>>,
+    pub(super) near: Option<One<Size>>,
     pub(super) compress: Option<One<bool>>,
     pub(super) sweep_every: Option<One<Duration>>,
     pub(super) strict: Option<One<bool>>,
