@@ -22,7 +22,7 @@ mod env;
 mod error;
 mod finish;
 mod forgets;
-mod raw;
+pub(crate) mod raw;
 mod scalar;
 mod secret;
 mod settings;

@@ -13,11 +13,22 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use ibid::{Observer, store::Store};
 
+#[cfg(all(feature = "redis", feature = "postgres"))]
+use self::numbered::Numbered;
 use crate::{
     Kind, Named, Remote,
     near::{Copies, Near},
+};
+#[cfg(all(feature = "redis", feature = "postgres"))]
+use crate::{
+    ServerUrl,
+    postgres::Postgres,
+    redis::Redis,
     tiered::{Mode, Tiered},
 };
+
+#[cfg(all(feature = "redis", feature = "postgres"))]
+mod numbered;
 
 /// How much of finished answers is kept near a store on another machine, if nobody says.
 const NEAR: u64 = 64 << 20;
@@ -53,9 +64,10 @@ pub struct Layout {
 enum Stores {
     One(Named),
     /// `last` decides.
+    #[cfg(all(feature = "redis", feature = "postgres"))]
     Two {
-        first: Named,
-        last: Named,
+        first: ServerUrl,
+        last: ServerUrl,
         mode: Mode,
     },
 }
@@ -94,39 +106,30 @@ impl Layout {
             );
             return wrong("wait_replicas", what);
         }
-        let stores = match (kind, fallback, cache) {
-            (_, None, None) => Stores::One(url),
-            (Kind::Redis, Some(last), None) if last.kind() == Kind::Postgres => {
-                Stores::Two { first: url, last, mode: Mode::Loose }
+        let instead = |has: &str, may: &str| match kind {
+            Kind::Redis | Kind::Postgres => format!("{has}; store.url is {}, which may have a {may}", a(kind)),
+            Kind::Memory | Kind::Embedded => format!("{has}; store.url is {}", a(kind)),
+        };
+        if fallback.is_some() && kind != Kind::Redis {
+            return wrong("fallback", instead("only a redis store.url has a fallback", "cache"));
+        }
+        if cache.is_some() && kind != Kind::Postgres {
+            return wrong("cache", instead("only a postgres store.url has a cache", "fallback"));
+        }
+        let stores = match (url, fallback, cache) {
+            #[cfg(all(feature = "redis", feature = "postgres"))]
+            (Named::Redis(first), Some(Named::Postgres(last)), _) => Stores::Two { first, last, mode: Mode::Loose },
+            #[cfg(all(feature = "redis", feature = "postgres"))]
+            (Named::Postgres(last), _, Some(Named::Redis(first))) => Stores::Two { first, last, mode: Mode::Strict },
+            (_, Some(other), _) => {
+                let such_as = "allowed is one such as \"postgres://ibid@127.0.0.1/ibid\"";
+                return wrong("fallback", format!("found {}; {such_as}", a(other.kind())));
             }
-            (Kind::Redis, Some(other), _) if other.kind() != Kind::Postgres => {
-                let what =
-                    format!("found {}; allowed is one such as \"postgres://ibid@127.0.0.1/ibid\"", a(other.kind()));
-                return wrong("fallback", what);
+            (_, _, Some(other)) => {
+                let such_as = "allowed is one such as \"redis://127.0.0.1:6379/0\"";
+                return wrong("cache", format!("found {}; {such_as}", a(other.kind())));
             }
-            (Kind::Postgres, None, Some(first)) if first.kind() == Kind::Redis => {
-                Stores::Two { first, last: url, mode: Mode::Strict }
-            }
-            (Kind::Postgres, _, Some(other)) if other.kind() != Kind::Redis => {
-                let what = format!("found {}; allowed is one such as \"redis://127.0.0.1:6379/0\"", a(other.kind()));
-                return wrong("cache", what);
-            }
-            (Kind::Redis, _, Some(_)) => {
-                let what =
-                    "only a postgres store.url has a cache; store.url is a redis store, which may have a fallback";
-                return wrong("cache", what.into());
-            }
-            (Kind::Postgres, Some(_), _) => {
-                let what =
-                    "only a redis store.url has a fallback; store.url is a postgres store, which may have a cache";
-                return wrong("fallback", what.into());
-            }
-            (_, Some(_), _) => {
-                return wrong("fallback", format!("only a redis store.url has a fallback; store.url is {}", a(kind)));
-            }
-            (_, None, Some(_)) => {
-                return wrong("cache", format!("only a postgres store.url has a cache; store.url is {}", a(kind)));
-            }
+            (url, None, None) => Stores::One(url),
         };
         let near = match near {
             Some(0) | None if !kind.is_shared() => Around::Nothing,
@@ -148,6 +151,8 @@ impl Layout {
     /// # Errors
     /// Why a store cannot be opened. A server that cannot be reached is no error; see [`Named::open`].
     pub async fn open(&self, observer: Arc<dyn Observer>) -> Result<Arc<dyn Store>, String> {
+        #[cfg(not(all(feature = "redis", feature = "postgres")))]
+        let _ = observer;
         let (copies, told) = match self.near {
             Around::Nothing => (None, None),
             // Copies of nothing need not be told what was forgotten.
@@ -160,11 +165,15 @@ impl Layout {
         let with = Remote { copies: told, ..self.remote.clone() };
         let store = match &self.stores {
             Stores::One(named) => named.open(&with).await?,
+            #[cfg(all(feature = "redis", feature = "postgres"))]
             Stores::Two { first, last, mode } => {
                 // Every forget goes to the one that decides, and is told from there.
-                let first = first.open(&self.remote).await.map_err(|why| format!("the Redis store: {why}"))?;
-                let last = last.open(&with).await.map_err(|why| format!("the PostgreSQL store: {why}"))?;
-                Arc::new(Tiered::new(first, last, *mode, observer, None))
+                let first = Redis::open(first.expose(), self.remote.clone()).await;
+                let first = Arc::new(first.map_err(|why| format!("the Redis store: {why}"))?);
+                let last = Postgres::open(last.expose(), with).await;
+                let last = Arc::new(last.map_err(|why| format!("the PostgreSQL store: {why}"))?);
+                let generations = Arc::new(Numbered::new(first.clone(), last.clone()));
+                Arc::new(Tiered::new(first, last, *mode, observer, Some(generations)))
             }
         };
         Ok(match copies {
@@ -174,9 +183,11 @@ impl Layout {
     }
 
     /// The store whose word counts.
-    pub fn decides(&self) -> &Named {
+    pub fn decides(&self) -> Named {
         match &self.stores {
-            Stores::One(named) | Stores::Two { last: named, .. } => named,
+            Stores::One(named) => named.clone(),
+            #[cfg(all(feature = "redis", feature = "postgres"))]
+            Stores::Two { last, .. } => Named::Postgres(last.clone()),
         }
     }
 
@@ -195,9 +206,11 @@ impl Layout {
                 0 => named.promise().into(),
                 n => format!("{}; {n} {} must have it first", named.promise(), if n == 1 { "replica" } else { "replicas" }),
             },
-            Stores::Two { last, mode: Mode::Strict, .. } => {
-                format!("{}; losing Redis changes speed only", last.promise())
+            #[cfg(all(feature = "redis", feature = "postgres"))]
+            Stores::Two { mode: Mode::Strict, .. } => {
+                format!("{}; losing Redis changes speed only", self.decides().promise())
             }
+            #[cfg(all(feature = "redis", feature = "postgres"))]
             Stores::Two { mode: Mode::Loose, .. } => "at most one run per key, except in two windows, which are counted: one \
                  gateway sees only Redis while another sees only PostgreSQL; Redis loses a claim that PostgreSQL has not seen"
                 .into(),

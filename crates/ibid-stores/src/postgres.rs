@@ -23,6 +23,22 @@ impl Postgres {
         Self::check(url).map(|()| Self)
     }
 
+    /// The number under which a Redis beside it keeps everything.
+    ///
+    /// # Errors
+    /// If the server cannot be reached.
+    pub async fn generation(&self) -> Result<u64, StoreError> {
+        away().await
+    }
+
+    /// Raises it.
+    ///
+    /// # Errors
+    /// If the server cannot be reached.
+    pub async fn raise_generation(&self) -> Result<u64, StoreError> {
+        away().await
+    }
+
     /// Looks at the URL only.
     ///
     /// # Errors
@@ -33,7 +49,7 @@ impl Postgres {
     }
 }
 
-fn away<'a, T>() -> StoreFuture<'a, T> {
+fn away<'a, T: Unpin>() -> StoreFuture<'a, T> {
     StoreFuture::ready(Err(StoreError::new(ErrorKind::NotApplied, "postgres", "no connection")))
 }
 

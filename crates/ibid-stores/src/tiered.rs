@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use ibid::{Observer, store::Store};
+use futures_util::future::BoxFuture;
+use ibid::{
+    Observer,
+    store::{Store, StoreError},
+};
 
 /// What happens while the store that decides is away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,8 +17,17 @@ pub enum Mode {
     Loose,
 }
 
-/// Tells apart what the first store held before and after a forget that it missed.
-pub trait Generations: Send + Sync {}
+/// The number under which the first store keeps everything.
+pub trait Generations: Send + Sync + 'static {
+    /// Reads it from the last.
+    fn read(&self) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Raises it in the last. Returns what it is now.
+    fn raise(&self) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// From now on the first is used under this number. It only goes up: a lower one is ignored.
+    fn apply(&self, generation: u64);
+}
 
 /// Two stores as one.
 pub struct Tiered;

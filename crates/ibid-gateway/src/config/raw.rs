@@ -261,7 +261,7 @@ impl<'de> Deserialize<'de> for Headers {
 }
 
 /// Headers that say how a message is sent, or that are never replayed.
-const FRAMING: [HeaderName; 9] = [
+pub(crate) const FRAMING: [HeaderName; 9] = [
     header::CONNECTION,
     header::CONTENT_LENGTH,
     header::CONTENT_ENCODING,
