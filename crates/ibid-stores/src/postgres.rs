@@ -18,9 +18,9 @@ impl Postgres {
     /// Opens it.
     ///
     /// # Errors
-    /// As [`Self::check`].
+    /// As [`check`].
     pub async fn open(url: &str, _with: Remote) -> Result<Self, String> {
-        Self::check(url).map(|()| Self)
+        check(url).map(|()| Self)
     }
 
     /// The number under which a Redis beside it keeps everything.
@@ -38,15 +38,15 @@ impl Postgres {
     pub async fn raise_generation(&self) -> Result<u64, StoreError> {
         away().await
     }
+}
 
-    /// Looks at the URL only.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn check(url: &str) -> Result<(), String> {
-        let rest = url.split_once("://").map_or("", |(_, rest)| rest);
-        if rest.is_empty() { Err("it names no host".into()) } else { Ok(()) }
-    }
+/// Looks at the URL only.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check(url: &str) -> Result<(), String> {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    if rest.is_empty() { Err("it names no host".into()) } else { Ok(()) }
 }
 
 fn away<'a, T: Unpin>() -> StoreFuture<'a, T> {
@@ -115,6 +115,6 @@ pub enum Migrate {
 /// # Errors
 /// If the server cannot be reached.
 pub async fn migrate(url: &str, _how: Migrate) -> Result<Vec<String>, String> {
-    Postgres::check(url)?;
+    check(url)?;
     Err("no connection".into())
 }

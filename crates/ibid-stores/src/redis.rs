@@ -18,22 +18,22 @@ impl Redis {
     /// Opens it.
     ///
     /// # Errors
-    /// As [`Self::check`].
+    /// As [`check`].
     pub async fn open(url: &str, _with: Remote) -> Result<Self, String> {
-        Self::check(url).map(|()| Self)
+        check(url).map(|()| Self)
     }
 
     /// From now on names start with this number too.
     pub fn set_generation(&self, _generation: u64) {}
+}
 
-    /// Looks at the URL only.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn check(url: &str) -> Result<(), String> {
-        let rest = url.split_once("://").map_or("", |(_, rest)| rest);
-        if rest.is_empty() { Err("it names no host".into()) } else { Ok(()) }
-    }
+/// Looks at the URL only.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check(url: &str) -> Result<(), String> {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    if rest.is_empty() { Err("it names no host".into()) } else { Ok(()) }
 }
 
 fn away<'a, T>() -> StoreFuture<'a, T> {

@@ -8,9 +8,9 @@ use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 use ibid::store::{Memory, MemoryLimits, Store};
 
 #[cfg(feature = "postgres")]
-use crate::postgres::Postgres;
+use crate::postgres::{self, Postgres};
 #[cfg(feature = "redis")]
-use crate::redis::Redis;
+use crate::redis::{self, Redis};
 use crate::{
     Remote,
     embedded::{Durability, Embedded, Options},
@@ -119,12 +119,12 @@ impl FromStr for Named {
             "embedded" => embedded(&Url::of(rest)),
             #[cfg(feature = "redis")]
             _ if is_redis(scheme) => {
-                let checked = slashes(rest, "redis://127.0.0.1:6379/0").and_then(|()| Redis::check(url));
+                let checked = slashes(rest, "redis://127.0.0.1:6379/0").and_then(|()| redis::check(url));
                 checked.map(|()| Self::Redis(ServerUrl(url.into())))
             }
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" => {
-                let checked = slashes(rest, "postgres://ibid@127.0.0.1/ibid").and_then(|()| Postgres::check(url));
+                let checked = slashes(rest, "postgres://ibid@127.0.0.1/ibid").and_then(|()| postgres::check(url));
                 checked.map(|()| Self::Postgres(ServerUrl(url.into())))
             }
             _ => return Err(UrlError::Scheme { url: shown(url) }),
