@@ -28,6 +28,15 @@ impl Place {
     }
 }
 
+/// A finished entry and an unknown one, as `show --json` prints them.
+pub(crate) async fn finished_and_unknown() -> [serde_json::Value; 2] {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = Place::new(format!("embedded:{}", folder.path().join("data").display()), ());
+    let scene = scene::Scene::seed(&place).await;
+    let finished = scene.keys(&["show", "--key", &scene::key(0), "--json"]).await.json();
+    [finished, scene.keys(&["show", "--key", scene::LOST, "--json"]).await.json()]
+}
+
 /// One test per case, each on a [`Place`] of its own.
 macro_rules! on_a_store {
     ($name:ident, $place:expr, { $($module:ident :: { $($case:ident),+ $(,)? }),+ $(,)? }) => {
