@@ -1,6 +1,10 @@
 //! A store, opened by somebody who is not a gateway.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use ibid::{
     Notice, Observer,
@@ -12,9 +16,9 @@ use crate::config::{self, ConfigError};
 
 /// How long one call may take: people wait longer than requests do.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A server that cannot be reached is tried so often, with this pause between.
-const TRIES: u32 = 10;
-const PAUSE: Duration = Duration::from_millis(200);
+/// A server that cannot be reached is tried for so long, with this pause between.
+const CONNECTING: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a command on a store did not do what it was told. `Display` is the line for whoever told it.
 #[derive(Debug, thiserror::Error)]
@@ -79,15 +83,16 @@ pub(super) async fn open(settings: &config::Store) -> Result<Arc<dyn Store>, Fai
         cannot(&format!("{why}{then}"))
     })?;
     let nowhere = Address([0; 32]);
-    let mut tries = 1;
+    let since = Instant::now();
     loop {
         match store.get(&nowhere).await {
             Ok(_) => return Ok(store),
             // It may still be connecting.
-            Err(error) if error.kind == ErrorKind::NotApplied && tries < TRIES => tokio::time::sleep(PAUSE).await,
+            Err(error) if error.kind == ErrorKind::NotApplied && since.elapsed() < CONNECTING => {
+                tokio::time::sleep(PAUSE).await;
+            }
             Err(error) => return Err(Failed::Store(format!("the store {url} cannot be used: {error}"))),
         }
-        tries += 1;
     }
 }
 

@@ -40,6 +40,24 @@ async fn a_store_that_is_not_there_does_not_stop_the_start() {
 }
 
 #[tokio::test]
+async fn answers_that_are_kept_near_any_store_are_the_same_answers() {
+    let upstream = Upstream::start().await;
+    let config = "[store]\nurl = \"embedded:data\"\nnear = \"1MiB\"\n";
+    let mut gateway = Gateway::spawn(BIN, config, &upstream.url()).await;
+    let request = |gateway: &Gateway| pay(gateway.addr(), "k-1").header("Host", "shop.example");
+    let first = request(&gateway).send().await;
+    assert_eq!(first.status, 201, "{first:?}");
+    for restarted in [false, true] {
+        for _ in 0..3 {
+            let again = request(&gateway).send().await;
+            assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body), "{restarted}");
+        }
+        gateway.restart().await;
+    }
+    assert_eq!(upstream.executions(), 1);
+}
+
+#[tokio::test]
 async fn under_strict_it_does() {
     for store in STORES {
         let settings = "upstream = \"http://127.0.0.1:9\"\nlisten = \"127.0.0.1:0\"\nadmin.listen = \"127.0.0.1:0\"";
