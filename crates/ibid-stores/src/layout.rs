@@ -158,7 +158,7 @@ impl Layout {
             // Copies of nothing need not be told what was forgotten.
             Around::Copies(0) => (Some(Copies::new(0)), None),
             Around::Copies(bytes) => {
-                let copies = Copies::new(bytes);
+                let copies = Copies::new(usize::try_from(bytes).unwrap_or(usize::MAX));
                 (Some(copies.clone()), Some(copies))
             }
         };

@@ -6,11 +6,11 @@ use ibid::store::{Address, Store};
 
 /// Copies of finished answers, shared by [`Near`] and the store that says what was forgotten. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Copies(Arc<u64>);
+pub struct Copies(Arc<usize>);
 
 impl Copies {
     /// At most so many bytes.
-    pub fn new(max_bytes: u64) -> Self {
+    pub fn new(max_bytes: usize) -> Self {
         Self(Arc::new(max_bytes))
     }
 

@@ -5,11 +5,12 @@ use std::{io::Write, sync::Arc, time::Duration};
 use ibid::{
     Ibid, Journal, Observer,
     http::Cors,
-    store::{Store, Swept},
+    store::{Address, Store, Swept},
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
+    time::timeout,
 };
 
 use crate::{
@@ -20,6 +21,8 @@ use crate::{
     server::Server,
 };
 
+/// How long at least the store may take to answer at the start.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// What a sweep removes at a time.
 const SWEEP: u32 = 1000;
 
@@ -78,7 +81,7 @@ impl Gateway {
         settings: Settings, args: ServeArgs, store: Arc<dyn Store>, observer: Arc<dyn Observer>,
     ) -> Result<Self, String> {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        check_promise(&settings, store.as_ref())?;
+        check_promise(&settings, store.as_ref()).await?;
         let ibid = build(&settings, store, observer)?;
         let sweep_every = settings.store.sweep_every;
         let admin = match &settings.admin {
@@ -153,7 +156,8 @@ fn build(settings: &Settings, store: Arc<dyn Store>, observer: Arc<dyn Observer>
     Ok(builder.build())
 }
 
-fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), String> {
+/// Says what was found about the store. Only under `strict` does anything wanting stop the start.
+async fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), String> {
     let promise = store.promise();
     tracing::info!(store = promise.store, durable = promise.durable, shared = promise.shared, "store");
     for wanting in &promise.wanting {
@@ -166,6 +170,16 @@ fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), String> {
             promise.wanting.join("; ")
         ));
     }
+    let patience = settings.store.timeout.max(PATIENCE);
+    let trouble = match timeout(patience, store.get(&Address([0; 32]))).await {
+        Ok(Ok(_)) => return Ok(()),
+        Ok(Err(why)) => why.to_string(),
+        Err(_) => format!("no answer within {patience:?}"),
+    };
+    if settings.store.strict {
+        return Err(format!("store.strict is set, and the {} store cannot be used: {trouble}", promise.store));
+    }
+    tracing::warn!(store = promise.store, "the store cannot be used yet: {trouble}");
     Ok(())
 }
 

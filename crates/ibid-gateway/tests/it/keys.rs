@@ -15,6 +15,8 @@ mod usage;
 /// Where a store is, and whatever keeps it there.
 pub(crate) struct Place {
     pub(crate) url: String,
+    /// What else the table says, for a store that is more than its URL. Commands are then given the file.
+    pub(crate) table: String,
     /// Whether what has expired is gone without a sweep: its server sees to it, or the store leaves it out when it is
     /// opened.
     pub(crate) expires_by_itself: bool,
@@ -24,7 +26,7 @@ pub(crate) struct Place {
 impl Place {
     /// A place that lives as long as `kept`.
     pub(crate) fn new(url: String, kept: impl Any + Send + Sync) -> Place {
-        Place { url, expires_by_itself: false, _kept: Box::new(kept) }
+        Place { url, table: String::new(), expires_by_itself: false, _kept: Box::new(kept) }
     }
 }
 

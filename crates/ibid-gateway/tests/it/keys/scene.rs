@@ -8,6 +8,7 @@ use ibid_testkit::{
     upstream::{Fault, Reply, Upstream},
 };
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 use super::Place;
 use crate::faults::kit::{BIN, caller};
@@ -34,6 +35,8 @@ pub(super) struct Scene<'a> {
     pub(super) place: &'a Place,
     pub(super) upstream: Upstream,
     dials: &'static str,
+    /// With nothing but the store in it.
+    file: NamedTempFile,
 }
 
 /// What a command did.
@@ -63,6 +66,12 @@ impl Done {
     }
 }
 
+impl Place {
+    fn settings(&self) -> String {
+        format!("[store]\nurl = {:?}\n{}\n", self.url, self.table)
+    }
+}
+
 impl<'a> Scene<'a> {
     /// Five payments by two users of two tenants, one that failed, one whose answer was lost, one that is no text. Keys
     /// are stored in clear.
@@ -71,7 +80,9 @@ impl<'a> Scene<'a> {
     }
 
     pub(super) async fn seed_with(place: &'a Place, dials: &'static str) -> Scene<'a> {
-        let scene = Scene { place, upstream: Upstream::start().await, dials };
+        let file = NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), place.settings()).expect("it is written");
+        let scene = Scene { place, upstream: Upstream::start().await, dials, file };
         scene.upstream.on("/pay/failed", Reply::status(404).json(r#"{"error":"no such account"}"#));
         scene.upstream.on_each("/pay/lost", [Fault::CloseWithoutReply.into(), Reply::usual()]);
         let binary = Reply::status(200).header("Content-Type", "application/octet-stream").body(BYTES);
@@ -94,11 +105,11 @@ impl<'a> Scene<'a> {
     /// A gateway on the store.
     pub(super) async fn gateway(&self) -> Gateway {
         let config = format!(
-            "[[route]]\nmatch = \"POST /pay/*\"\n{}\n[[route]]\nmatch = \"POST /short/*\"\nttl = \"100ms\"\nlease = \"100ms\"\n",
+            "{}[[route]]\nmatch = \"POST /pay/*\"\n{}\n[[route]]\nmatch = \"POST /short/*\"\nttl = \"100ms\"\nlease = \"100ms\"\n",
+            self.place.settings(),
             self.dials
         );
-        let launch = Gateway::launch(BIN).config(config).upstream(&self.upstream.url());
-        launch.arg("--store").arg(&self.place.url).start().await
+        Gateway::launch(BIN).config(config).upstream(&self.upstream.url()).start().await
     }
 
     pub(super) async fn end(&self, mut gateway: Gateway) {
@@ -115,10 +126,14 @@ impl<'a> Scene<'a> {
     }
 
     pub(super) async fn keys(&self, args: &[&str]) -> Done {
-        let mut all = vec!["keys"];
-        all.extend(args);
-        all.extend(["--store", &self.place.url]);
-        ibid(&all).await
+        self.on_store(&[&["keys"], args].concat()).await
+    }
+
+    /// A command on the store, which is named by its URL if that is all there is to it.
+    pub(super) async fn on_store(&self, args: &[&str]) -> Done {
+        let file = self.file.path().to_str().expect("a plain path");
+        let store = if self.place.table.is_empty() { ["--store", &self.place.url] } else { ["--config", file] };
+        ibid(&[args, &store].concat()).await
     }
 
     /// The entries that a list shows.

@@ -6,15 +6,15 @@ use tokio::time::sleep;
 
 use super::{
     Place,
-    scene::{ALL, Done, Scene, ibid, send},
+    scene::{ALL, Scene, send},
 };
 
-async fn sweep(place: &Place) -> (u64, Done) {
-    let done = ibid(&["sweep", "--store", &place.url]).await;
+async fn sweep(scene: &Scene<'_>) -> u64 {
+    let done = scene.on_store(&["sweep"]).await;
     assert_eq!((done.code, done.said.as_str()), (Some(0), ""), "{done:?}");
     let text = done.text();
     let removed = text.strip_prefix("removed ").and_then(|rest| rest.split(',').next()?.parse().ok());
-    (removed.unwrap_or_else(|| panic!("{text}")), done)
+    removed.unwrap_or_else(|| panic!("{text}"))
 }
 
 pub(super) async fn what_has_expired_is_removed(place: &Place) {
@@ -30,7 +30,7 @@ pub(super) async fn what_has_expired_is_removed(place: &Place) {
     sleep(Duration::from_millis(200)).await;
     let mut removed = 0;
     for _ in 0..20 {
-        removed += sweep(place).await.0;
+        removed += sweep(&scene).await;
         if removed >= SHORT {
             break;
         }
@@ -45,8 +45,7 @@ pub(super) async fn what_has_expired_is_removed(place: &Place) {
 pub(super) async fn nothing_that_counts_is_removed(place: &Place) {
     let scene = Scene::seed(place).await;
     let before = scene.list(&[]).await;
-    let (removed, _) = sweep(place).await;
-    assert_eq!(removed, 0);
+    assert_eq!(sweep(&scene).await, 0);
     let addresses =
         |records: &[serde_json::Value]| records.iter().map(|one| one["address"].clone()).collect::<Vec<_>>();
     assert_eq!(addresses(&scene.list(&[]).await), addresses(&before));
