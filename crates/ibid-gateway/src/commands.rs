@@ -2,5 +2,12 @@
 
 pub mod check;
 pub mod demo;
+pub mod keys;
+pub mod migrate;
 pub mod serve;
 pub mod store;
+pub mod sweep;
+
+mod outside;
+
+pub use outside::Failed;

@@ -22,11 +22,12 @@ mod env;
 mod error;
 mod finish;
 mod forgets;
-mod raw;
+pub(crate) mod raw;
 mod scalar;
 mod secret;
 mod settings;
 pub(crate) mod show;
+mod store;
 mod tree;
 mod values;
 mod warnings;
@@ -34,10 +35,10 @@ mod warnings;
 pub use args::ServeArgs;
 pub use env::Env;
 pub use error::ConfigError;
-pub use finish::DEFAULT_STORE;
 pub use forgets::{forgets, shortened};
 pub use secret::{Secret, StoreUrl};
-pub use settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Role, Settings, Store, Tls, Token};
+pub use settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Role, Settings, Tls, Token};
+pub use store::{DEFAULT_STORE, Store, StoreChoice};
 
 impl Settings {
     /// Reads the file, if one is named, lays variables and flags over it and finishes it.
@@ -48,10 +49,7 @@ impl Settings {
         let path = args.file(env)?;
         let text = match &path {
             None => String::new(),
-            Some(path) => std::fs::read_to_string(path).map_err(|why| ConfigError {
-                source: Some(std::io::Error::from(why.kind())),
-                ..ConfigError::new(path.display().to_string(), "", format!("cannot be read: {why}"))
-            })?,
+            Some(path) => text_of(path)?,
         };
         Self::from_text(&text, path, args, env)
     }
@@ -67,6 +65,21 @@ impl Settings {
         args.lay_over(&mut file, env)?;
         finish::finish(file, path, &lookup)
     }
+}
+
+/// A duration as it is written in a file.
+///
+/// # Errors
+/// What was found and what is allowed.
+pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+    scalar::Scalar::from_text(text)
+}
+
+fn text_of(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|why| ConfigError {
+        source: Some(std::io::Error::from(why.kind())),
+        ..ConfigError::new(path.display().to_string(), "", format!("cannot be read: {why}"))
+    })
 }
 
 fn read(text: &str, path: Option<&Path>, lookup: &env::Lookup<'_>) -> Result<raw::File, ConfigError> {

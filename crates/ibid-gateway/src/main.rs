@@ -4,7 +4,7 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use ibid_gateway::{
-    commands::{check, demo, serve, store},
+    commands::{Failed, check, demo, keys, migrate, serve, store, sweep},
     config::{Env, ServeArgs},
 };
 
@@ -24,13 +24,27 @@ enum Command {
     Serve(ServeArgs),
     /// Validate a configuration; print each route's effective dials; say what a change would forget
     Check(check::CheckArgs),
+    /// What a store remembers: look at it, and say how it ended where nobody knows
+    Keys(keys::KeysArgs),
+    /// Remove what has expired from a store, and mark what has lapsed
+    Sweep(sweep::SweepArgs),
+    /// Make, update or remove the tables of a PostgreSQL store
+    Migrate(migrate::MigrateArgs),
     /// The embedded store, while no gateway has it open
     Store(store::StoreArgs),
 }
 
 fn main() -> ExitCode {
     let env = Env::process();
-    let failed = match Command::parse() {
+    let command = match Command::try_parse() {
+        Ok(command) => command,
+        Err(why) => {
+            let _ = why.print();
+            // Help and the version are what was asked for.
+            return if why.use_stderr() { WRONG_SETTING.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    let failed = match command {
         Command::Demo(args) => demo::run(&args).err().map(|why| (why, 1)),
         Command::Serve(args) => serve::run(args, &env).err().map(|why| match why {
             serve::ServeError::Settings(line) => (line, WRONG_SETTING),
@@ -41,6 +55,9 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(why) => Some((why, 1)),
         },
+        Command::Keys(args) => return ended(keys::run(&args, &env, &mut io::stdout().lock(), &mut io::stderr())),
+        Command::Sweep(args) => return ended(sweep::run(&args, &env, &mut io::stdout().lock())),
+        Command::Migrate(args) => return ended(migrate::run(&args, &env, &mut io::stdout().lock())),
         Command::Check(args) => match check::run(&args, &env, &mut io::stdout()) {
             Ok(verdict) => return verdict.code().into(),
             // Whoever reads it has read enough.
@@ -53,6 +70,19 @@ fn main() -> ExitCode {
         Some((line, code)) => {
             eprintln!("{line}");
             code.into()
+        }
+    }
+}
+
+/// The end of a command that worked on a store.
+fn ended(end: Result<(), Failed>) -> ExitCode {
+    match end {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads it has read enough.
+        Err(Failed::Print(why)) if why.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            why.code().into()
         }
     }
 }

@@ -1,10 +1,13 @@
 //! Stores for [`ibid`], named by URL.
 //!
 //! ```
-//! let store = ibid_stores::open("memory:?max_size=64MiB")?;
+//! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+//! let store = ibid_stores::open("memory:?max_size=64MiB").await?;
 //! assert_eq!(store.promise().store, "memory");
-//! # Ok::<_, ibid_stores::UrlError>(())
+//! # Ok::<_, ibid_stores::UrlError>(()) }).unwrap();
 //! ```
+//!
+//! A [`Layout`] is a whole configuration: one store, or two as one, with finished answers kept near.
 
 pub mod embedded;
 pub mod near;
@@ -14,10 +17,12 @@ pub mod postgres;
 pub mod redis;
 pub mod tiered;
 
+pub use layout::{Contradiction, Layout, Parts};
 pub use remote::Remote;
-pub use url::{Named, UrlError, open, parse_size};
+pub use url::{Kind, Named, ServerUrl, UrlError, open, parse_size};
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod breaker;
+mod layout;
 mod remote;
 mod url;

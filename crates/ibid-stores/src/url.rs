@@ -1,10 +1,20 @@
-//! A store from its URL. Each scheme that is built in has one row in [`SCHEMES`]; this is where further stores plug in.
+//! A store from its URL. Each scheme that is built in has its place in [`Named::from_str`] and in [`BUILT_IN`]; this is
+//! where further stores plug in.
+//!
+//! Invariant: a password in a URL is shown by nothing here, neither by `Debug` nor in an error.
 
-use std::{path::PathBuf, str::FromStr, sync::Arc};
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 use ibid::store::{Memory, MemoryLimits, Store};
 
-use crate::embedded::{Durability, Embedded, Options};
+#[cfg(feature = "postgres")]
+use crate::postgres::{self, Postgres};
+#[cfg(feature = "redis")]
+use crate::redis::{self, Redis};
+use crate::{
+    Remote,
+    embedded::{Durability, Embedded, Options},
+};
 
 /// A store URL that names no store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,12 +51,46 @@ pub enum Named {
     Memory(MemoryLimits),
     /// On this machine's disk.
     Embedded(PathBuf, Options),
+    /// A Redis server, with sentinels, or a cluster.
+    #[cfg(feature = "redis")]
+    Redis(ServerUrl),
+    /// A PostgreSQL server.
+    #[cfg(feature = "postgres")]
+    Postgres(ServerUrl),
 }
 
-/// Schemes that are built in, and how each reads what follows it.
-const SCHEMES: [(&str, Read); 2] = [("memory", memory), ("embedded", embedded)];
+/// What kind of store it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `memory:`
+    Memory,
+    /// `embedded:`
+    Embedded,
+    /// `redis://` and its like
+    Redis,
+    /// `postgres://`
+    Postgres,
+}
 
-type Read = fn(&Url<'_>) -> Result<Named, String>;
+/// The URL of a server. It may hold a password, which is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ServerUrl(String);
+
+/// What a URL may start with.
+const BUILT_IN: &[&str] = &[
+    "memory:",
+    "embedded:",
+    #[cfg(feature = "redis")]
+    "redis://",
+    #[cfg(feature = "redis")]
+    "rediss://",
+    #[cfg(feature = "redis")]
+    "redis+sentinel://",
+    #[cfg(feature = "redis")]
+    "redis+cluster://",
+    #[cfg(feature = "postgres")]
+    "postgres://",
+];
 
 /// A URL, taken apart.
 struct Url<'a> {
@@ -55,13 +99,14 @@ struct Url<'a> {
     options: Vec<(&'a str, &'a str)>,
 }
 
-/// Opens the store that a URL names.
+/// Opens the store that a URL names, a remote one with the usual [`Remote`].
 ///
 /// # Errors
-/// If no store of this build has that name, or it cannot be opened.
-pub fn open(url: &str) -> Result<Arc<dyn Store>, UrlError> {
+/// If no store of this build has that name, or it cannot be opened. A server that is not there yet is no error: see
+/// [`Named::open`].
+pub async fn open(url: &str) -> Result<Arc<dyn Store>, UrlError> {
     let named: Named = url.parse()?;
-    named.open().map_err(|why| UrlError::Open { url: shown(url), why })
+    named.open(&Remote::default()).await.map_err(|why| UrlError::Open { url: shown(url), why })
 }
 
 impl FromStr for Named {
@@ -69,28 +114,58 @@ impl FromStr for Named {
 
     fn from_str(url: &str) -> Result<Self, UrlError> {
         let Some((scheme, rest)) = url.split_once(':') else { return Err(UrlError::Scheme { url: shown(url) }) };
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let pairs = query.split('&').filter(|pair| !pair.is_empty());
-        let options = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect();
-        match SCHEMES.iter().find(|(name, _)| *name == scheme) {
-            Some((_, read)) => read(&Url { rest, options }).map_err(|why| UrlError::Option { url: shown(url), why }),
-            None => Err(UrlError::Scheme { url: shown(url) }),
-        }
+        let read = match scheme {
+            "memory" => memory(&Url::of(rest)),
+            "embedded" => embedded(&Url::of(rest)),
+            #[cfg(feature = "redis")]
+            _ if is_redis(scheme) => {
+                let checked = slashes(rest, "redis://127.0.0.1:6379/0").and_then(|()| redis::check(url));
+                checked.map(|()| Self::Redis(ServerUrl(url.into())))
+            }
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => {
+                let checked = slashes(rest, "postgres://ibid@127.0.0.1/ibid").and_then(|()| postgres::check(url));
+                checked.map(|()| Self::Postgres(ServerUrl(url.into())))
+            }
+            _ => return Err(UrlError::Scheme { url: shown(url) }),
+        };
+        read.map_err(|why| UrlError::Option { url: shown(url), why })
     }
 }
 
 impl Named {
-    /// Opens it.
+    /// Opens it. What is in this process or on this machine takes nothing from `with`.
+    ///
+    /// A server that cannot be reached is no error: the store is made, says so in its promise, and answers once the
+    /// server is there.
     ///
     /// # Errors
     /// Why it cannot be opened.
-    pub fn open(&self) -> Result<Arc<dyn Store>, String> {
+    pub async fn open(&self, with: &Remote) -> Result<Arc<dyn Store>, String> {
+        #[cfg(not(any(feature = "redis", feature = "postgres")))]
+        let _ = with;
         Ok(match self {
             Self::Memory(limits) => Arc::new(Memory::new(*limits)),
             Self::Embedded(path, options) => {
                 Arc::new(Embedded::open(path, options.clone()).map_err(|error| error.to_string())?)
             }
+            #[cfg(feature = "redis")]
+            Self::Redis(url) => Arc::new(Redis::open(url.expose(), with.clone()).await?),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(url) => Arc::new(Postgres::open(url.expose(), with.clone()).await?),
         })
+    }
+
+    /// What kind of store it is.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Memory(_) => Kind::Memory,
+            Self::Embedded(..) => Kind::Embedded,
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => Kind::Redis,
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => Kind::Postgres,
+        }
     }
 
     /// What it promises, in one line.
@@ -103,13 +178,67 @@ impl Named {
             Self::Embedded(_, Options { durability: Durability::Crash, .. }) => {
                 "at most one run per key; survives SIGKILL, not power loss; one machine"
             }
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => {
+                "at most one run per key; what a crash loses depends on AOF; an asynchronous failover can forget a claim"
+            }
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => {
+                "at most one run per key; survives a crash; an asynchronous failover can lose the last commits"
+            }
         }
     }
+}
 
-    /// Whether a restart forgets it.
-    pub fn is_memory(&self) -> bool {
-        matches!(self, Self::Memory(_))
+impl Kind {
+    /// Several gateways can share it.
+    pub fn is_shared(self) -> bool {
+        matches!(self, Self::Redis | Self::Postgres)
     }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "memory",
+            Self::Embedded => "embedded",
+            Self::Redis => "redis",
+            Self::Postgres => "postgres",
+        })
+    }
+}
+
+impl ServerUrl {
+    /// With its password.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shown(&self.0))
+    }
+}
+
+impl<'a> Url<'a> {
+    fn of(rest: &'a str) -> Self {
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let pairs = query.split('&').filter(|pair| !pair.is_empty());
+        Self { rest, options: pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect() }
+    }
+}
+
+/// Which of them it is, and whether its options are known, is the Redis store's own business.
+#[cfg(feature = "redis")]
+fn is_redis(scheme: &str) -> bool {
+    let (first, _) = scheme.split_once('+').unwrap_or((scheme, ""));
+    matches!(first, "redis" | "rediss")
+}
+
+#[cfg(any(feature = "redis", feature = "postgres"))]
+fn slashes(rest: &str, such_as: &str) -> Result<(), String> {
+    if rest.starts_with("//") { Ok(()) } else { Err(format!("it lacks \"//\"; write one such as {such_as}")) }
 }
 
 fn memory(url: &Url<'_>) -> Result<Named, String> {
@@ -179,15 +308,20 @@ pub fn parse_size(text: &str) -> Option<u64> {
 }
 
 fn built_in() -> String {
-    SCHEMES.map(|(name, _)| format!("{name}:")).join(" ")
+    BUILT_IN.join(" ")
 }
 
-/// The URL without what stands between `//` and `@`: it may hold a password.
+/// The URL without what may be secret: what stands before its last `@`, and its query. A path on this machine is shown.
 fn shown(url: &str) -> String {
-    match (url.find("//"), url.rfind('@')) {
-        (Some(from), Some(to)) if from + 2 <= to => format!("{}****{}", &url[..from + 2], &url[to..]),
-        _ => url.into(),
+    let Some((scheme, rest)) = url.split_once(':') else { return url.into() };
+    if matches!(scheme, "memory" | "embedded") {
+        return url.into();
     }
+    let (slashes, rest) = rest.strip_prefix("//").map_or(("", rest), |rest| ("//", rest));
+    // A password may hold a question mark of its own.
+    let (hidden, rest) = rest.rsplit_once('@').map_or(("", rest), |(_, rest)| ("****@", rest));
+    let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?****"));
+    format!("{scheme}:{slashes}{hidden}{rest}{query}")
 }
 
 #[cfg(test)]
@@ -195,20 +329,21 @@ mod tests {
     use super::*;
 
     fn why(url: &str) -> String {
-        open(url).unwrap_err().to_string()
+        url.parse::<Named>().unwrap_err().to_string()
     }
 
-    #[test]
-    fn memory_is_built_in() {
-        assert_eq!(open("memory:").unwrap().promise().store, "memory");
-        assert!(open("memory:?max_size=1MiB").is_ok());
+    #[tokio::test]
+    async fn memory_is_built_in() {
+        assert_eq!(open("memory:").await.unwrap().promise().store, "memory");
+        assert!(open("memory:?max_size=1MiB").await.is_ok());
     }
 
     #[test]
     fn what_is_not_built_in_is_said_plainly() {
+        let built_in = BUILT_IN.join(" ");
         assert_eq!(
             why("mysql://u:secret@h/db"),
-            r#""mysql://****@h/db" names no store of this build; built in are memory: embedded:"#
+            format!(r#""mysql://****@h/db" names no store of this build; built in are {built_in}"#)
         );
         assert!(why("memory").contains("built in are memory: embedded:"));
         assert_eq!(
@@ -222,18 +357,56 @@ mod tests {
         assert!(why("memory:/tmp").contains("has no path"));
     }
 
-    #[test]
-    fn embedded_is_built_in() {
+    #[tokio::test]
+    async fn embedded_is_built_in() {
         let path = std::env::temp_dir().join(format!("ibid-url-{}", std::process::id()));
-        let store = open(&format!("embedded:{}?durability=crash&max_size=64MiB", path.display())).unwrap();
+        let store = open(&format!("embedded:{}?durability=crash&max_size=64MiB", path.display())).await.unwrap();
         assert_eq!((store.promise().store, store.promise().durable), ("embedded", true));
-        assert!(why(&format!("embedded:{}", path.display())).contains("in use by process"));
+        let second = open(&format!("embedded:{}", path.display())).await.unwrap_err().to_string();
+        assert!(second.contains("in use by process"), "{second}");
         drop(store);
         std::fs::remove_dir_all(path).unwrap();
         assert!(why("embedded:").contains("needs a path"));
         assert!(why("embedded:x?durability=none").contains("allowed are power and crash"));
         assert!(why("embedded:x?max_size=1MiB").contains("at least 16MiB"));
         assert!(why("embedded:x?size=1").contains("allowed are durability and max_size"));
+    }
+
+    #[cfg(all(feature = "redis", feature = "postgres"))]
+    #[test]
+    fn servers_are_built_in() {
+        for (url, kind) in [
+            ("redis://127.0.0.1:6379/0", Kind::Redis),
+            ("rediss://u:p@cache.example/1", Kind::Redis),
+            ("redis+sentinel://a:26379,b:26379/main", Kind::Redis),
+            ("redis+cluster://a:7000,b:7000", Kind::Redis),
+            ("postgres://ibid@127.0.0.1/ibid", Kind::Postgres),
+            ("postgresql://ibid@127.0.0.1/ibid", Kind::Postgres),
+        ] {
+            let named: Named = url.parse().unwrap_or_else(|why| panic!("{why}"));
+            assert_eq!(named.kind(), kind, "{url}");
+            assert!(named.kind().is_shared());
+        }
+        assert!(why("redis:127.0.0.1").contains(r#"lacks "//"; write one such as redis://127.0.0.1:6379/0"#));
+        assert!(why("postgres:ibid").contains(r#"lacks "//"; write one such as postgres://"#));
+        assert!(why("redisx://h").contains("names no store"));
+    }
+
+    #[cfg(all(feature = "redis", feature = "postgres"))]
+    #[test]
+    fn a_password_is_shown_by_nothing() {
+        for url in [
+            "redis://:s3cret@127.0.0.1:6379/0",
+            "postgres://ibid:s3?cr@et@127.0.0.1/ibid",
+            "postgres://127.0.0.1/ibid?password=s3cret",
+        ] {
+            let named: Named = url.parse().unwrap();
+            let shown = format!("{named:?}");
+            assert!(shown.contains("127.0.0.1") && !shown.contains("s3") && !shown.contains("cr"), "{shown}");
+        }
+        for url in ["mysql://u:s3cret@h?password=s3cret", "redis:s3cret@h", "redis:?password=s3cret"] {
+            assert!(!why(url).contains("s3cret"), "{}", why(url));
+        }
     }
 
     #[test]

@@ -107,7 +107,13 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
             ),
         ),
     ];
-    lines.push(("promise", settings.store.url.named().promise().into()));
+    let layout = store.layout();
+    lines.extend(store.fallback.as_ref().map(|url| ("fallback", format!("{url}, which decides"))));
+    lines.extend(store.cache.as_ref().map(|url| ("cache", url.to_string())));
+    if layout.near() > 0 {
+        lines.push(("near", format!("{} of finished answers in this process", show::size(layout.near()))));
+    }
+    lines.push(("promise", layout.promise()));
     lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));
     for (name, value) in lines {
         writeln!(out, "  {name:<14}  {value}")?;

@@ -56,7 +56,7 @@ pub fn run(args: &DemoArgs) -> Result<(), String> {
             ..ServeArgs::default()
         };
         let settings = Settings::from_text("", None, &serve, &Env::of(&[])).map_err(|why| why.to_string())?;
-        let store = ibid_stores::open(settings.store.url.expose()).map_err(|why| why.to_string())?;
+        let store = ibid_stores::open(settings.store.url.expose()).await.map_err(|why| why.to_string())?;
         let colour = std::io::stdout().is_terminal();
         let show = Watched::new(Show { app: app.clone(), colour });
         let gateway = Gateway::start(settings, serve, store, show).await?;

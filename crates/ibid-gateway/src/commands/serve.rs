@@ -2,10 +2,15 @@
 
 use std::{io::Write, sync::Arc, time::Duration};
 
-use ibid::{Ibid, Journal, http::Cors, store::Store};
+use ibid::{
+    Ibid, Journal,
+    http::Cors,
+    store::{Address, Store, Swept},
+};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
+    time::timeout,
 };
 
 use crate::{
@@ -17,6 +22,8 @@ use crate::{
     server::Server,
 };
 
+/// How long at least the store may take to answer at the start.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// What a sweep removes at a time.
 const SWEEP: u32 = 1000;
 
@@ -41,10 +48,10 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|why| ServeError::Start(why.to_string()))?;
     runtime.block_on(async {
-        let url = &settings.store.url;
-        let store =
-            url.named().open().map_err(|why| ServeError::Start(format!("the store {url} cannot be opened: {why}")))?;
         let watched = Watched::new(logs::Logged);
+        let url = &settings.store.url;
+        let store = settings.store.layout().open(watched.clone()).await;
+        let store = store.map_err(|why| ServeError::Start(format!("the store {url} cannot be opened: {why}")))?;
         let gateway = Gateway::start(settings, args, store, watched).await.map_err(ServeError::Start)?;
         let stopped = stop_signals().map_err(|why| ServeError::Start(format!("signals: {why}")))?;
         announce(&gateway);
@@ -75,7 +82,7 @@ impl Gateway {
         settings: Settings, args: ServeArgs, store: Arc<dyn Store>, watched: Arc<Watched>,
     ) -> Result<Self, String> {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        check_promise(&settings, store.as_ref())?;
+        check_promise(&settings, store.as_ref()).await?;
         let metrics = watched.metrics().clone();
         metrics.show(&settings.routes);
         let ibid = build(&settings, store, watched)?;
@@ -153,7 +160,8 @@ fn build(settings: &Settings, store: Arc<dyn Store>, watched: Arc<Watched>) -> R
     Ok(builder.build())
 }
 
-fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), String> {
+/// Says what was found about the store. Only under `strict` does anything wanting stop the start.
+async fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), String> {
     let promise = store.promise();
     tracing::info!(store = promise.store, durable = promise.durable, shared = promise.shared, "store");
     for wanting in &promise.wanting {
@@ -166,17 +174,35 @@ fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), String> {
             promise.wanting.join("; ")
         ));
     }
+    let patience = settings.store.timeout.max(PATIENCE);
+    let trouble = match timeout(patience, store.get(&Address([0; 32]))).await {
+        Ok(Ok(_)) => return Ok(()),
+        Ok(Err(why)) => why.to_string(),
+        Err(_) => format!("no answer within {patience:?}"),
+    };
+    if settings.store.strict {
+        return Err(format!("store.strict is set, and the {} store cannot be used: {trouble}", promise.store));
+    }
+    tracing::warn!(store = promise.store, "the store cannot be used yet: {trouble}");
     Ok(())
 }
 
 async fn sweep(ibid: Ibid, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
+        let mut all = Swept::default();
         while let Ok(swept) = ibid.engine().store().sweep(SWEEP).await {
+            all.removed = all.removed.saturating_add(swept.removed);
+            all.lapsed = all.lapsed.saturating_add(swept.lapsed);
             if !swept.more {
                 break;
             }
             tokio::task::yield_now().await;
+        }
+        match all {
+            Swept { removed: 0, lapsed: 0, .. } => {}
+            Swept { removed, lapsed: 0, .. } => tracing::debug!(removed, "swept"),
+            Swept { removed, lapsed, .. } => tracing::info!(removed, lapsed, "swept: some claims had lapsed"),
         }
     }
 }

@@ -21,7 +21,7 @@ pub struct ServeArgs {
     /// The app, such as http://127.0.0.1:3000 [env: IBID_UPSTREAM]
     #[arg(long, value_name = "URL")]
     pub upstream: Option<String>,
-    /// Where records live: embedded:PATH or memory: [env: IBID_STORE] [default: embedded:ibid-data]
+    /// Where records live: embedded:PATH, redis://HOST, postgres://HOST/DB or memory: [env: IBID_STORE] [default: embedded:ibid-data]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
     /// The preset of the default policy: leads, appsportal, bookings, platform, membership, ietf or stripe [env: IBID_PRESET]
@@ -75,7 +75,7 @@ impl ServeArgs {
 }
 
 /// `--log-level` wins over `IBID_LOG_LEVEL`, which wins over what is there.
-fn lay<T: Scalar>(
+pub(super) fn lay<T: Scalar>(
     slot: &mut Option<One<T>>, flag: &Option<String>, name: &str, env: &Env<'_>,
 ) -> Result<(), ConfigError> {
     let name_of_variable = format!("IBID_{}", name.to_uppercase().replace('-', "_"));
@@ -93,7 +93,7 @@ fn lay<T: Scalar>(
 }
 
 /// A variable that is set and not empty: containers set what they do not mean to an empty text.
-fn variable(env: &Env<'_>, name: &str) -> Result<Option<String>, ConfigError> {
+pub(super) fn variable(env: &Env<'_>, name: &str) -> Result<Option<String>, ConfigError> {
     let value = env.variable(name).map_err(|what| ConfigError::new(name, "", what))?;
     Ok(value.filter(|value| !value.is_empty()))
 }

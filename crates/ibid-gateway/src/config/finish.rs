@@ -10,18 +10,16 @@ use super::{
     error::ConfigError,
     raw,
     scalar::{One, Scalar},
-    secret::{Secret, StoreUrl, Upstream},
-    settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Role, Settings, Store, Tls, Token},
+    secret::{Secret, Upstream},
+    settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Role, Settings, Tls, Token},
+    store,
     values::Size,
     warnings,
 };
 
-/// Where records live if nobody says.
-pub const DEFAULT_STORE: &str = "embedded:ibid-data";
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
 const DEFAULT_JOURNAL: &str = "ibid-journal";
-const DEFAULT_PREFIX: &str = "idempotency";
 
 /// Finishes a file over which everything else was laid.
 pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>) -> Result<Settings, ConfigError> {
@@ -65,13 +63,14 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         let written = Secret::from_text(path).map_err(|what| wrong("upstream_ca", &what))?;
         pem("upstream_ca", &written)
     });
-    let store = store(file.store, &wrong)?;
+    let store = store::finish(file.store, &wrong)?;
     let journal = match file.journal {
         Some(One(path)) if path == "off" => None,
         Some(One(path)) if path.is_empty() => {
             return Err(wrong("journal", "it is empty; allowed is a directory or \"off\""));
         }
         Some(One(path)) => Some(path.into()),
+        // All but a store in this process can be away.
         None => (!store.url.is_memory()).then(|| DEFAULT_JOURNAL.into()),
     };
     let admin = admin(file.admin, &wrong)?;
@@ -109,16 +108,16 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
     Ok(settings)
 }
 
-fn or<T>(written: Option<One<T>>, default: T) -> T {
+pub(super) fn or<T>(written: Option<One<T>>, default: T) -> T {
     written.map_or(default, |written| written.0)
 }
 
-fn default<T: Scalar>(text: &str) -> T {
+pub(super) fn default<T: Scalar>(text: &str) -> T {
     T::from_text(text).unwrap_or_else(|_| panic!("a default that cannot be: {text}"))
 }
 
 /// Makes the error of a key.
-type Wrong<'a> = &'a dyn Fn(&str, &str) -> ConfigError;
+pub(super) type Wrong<'a> = &'a dyn Fn(&str, &str) -> ConfigError;
 
 fn at_least_one(key: &str, written: Option<One<usize>>, usual: usize, wrong: Wrong<'_>) -> Result<usize, ConfigError> {
     match or(written, usual) {
@@ -127,7 +126,7 @@ fn at_least_one(key: &str, written: Option<One<usize>>, usual: usize, wrong: Wro
     }
 }
 
-fn not_zero(
+pub(super) fn not_zero(
     key: &str, written: Option<One<Duration>>, usual: Duration, wrong: Wrong<'_>,
 ) -> Result<Duration, ConfigError> {
     let duration = or(written, usual);
@@ -149,23 +148,6 @@ fn limits(file: raw::Limits, wrong: Wrong<'_>) -> Result<Limits, ConfigError> {
         max_header_bytes,
         max_connections: at_least_one("limits.max_connections", file.max_connections, 10_000, wrong)?,
         shutdown: or(file.shutdown, seconds(30)),
-    })
-}
-
-fn store(file: raw::Store, wrong: Wrong<'_>) -> Result<Store, ConfigError> {
-    let prefix = or(file.prefix, DEFAULT_PREFIX.into());
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':');
-    if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(plain) {
-        let what = format!("{prefix:?} is no prefix; allowed are 1 to 64 letters, digits, \"_\" \"-\" \".\" \":\"");
-        return Err(wrong("store.prefix", &what));
-    }
-    Ok(Store {
-        url: or::<StoreUrl>(file.url, default(DEFAULT_STORE)),
-        prefix,
-        timeout: not_zero("store.timeout", file.timeout, Duration::from_millis(500), wrong)?,
-        compress: or(file.compress, true),
-        sweep_every: not_zero("store.sweep_every", file.sweep_every, Duration::from_secs(60), wrong)?,
-        strict: or(file.strict, false),
     })
 }
 

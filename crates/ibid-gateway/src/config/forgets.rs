@@ -23,12 +23,12 @@ enum Successor<'a> {
 /// `accept_forgetting` is set.
 pub fn forgets(old: &Settings, new: &Settings) -> Vec<String> {
     let mut found = Vec::new();
-    // As shown, that is without the password: a new one leads to the same records.
-    let (from, to) = (old.store.url.to_string(), new.store.url.to_string());
+    // As shown, that is without the password: a new one leads to the same records. A cache holds nothing of its own.
+    let (from, to) = (old.store.decides().to_string(), new.store.decides().to_string());
     if from != to {
-        found.push(format!(
-            "store.url changed from {from} to {to}: what the old store remembers will not be found again"
-        ));
+        let one = old.store.fallback.is_none() && new.store.fallback.is_none();
+        let what = if one { "store.url" } else { "the store that decides" };
+        found.push(format!("{what} changed from {from} to {to}: what the old store remembers will not be found again"));
     } else if old.store.prefix != new.store.prefix {
         let (from, to) = (&old.store.prefix, &new.store.prefix);
         found.push(format!(

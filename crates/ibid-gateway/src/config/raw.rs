@@ -96,8 +96,12 @@ pub(super) struct Token {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Store {
     pub(super) url: Option<One<StoreUrl>>,
+    pub(super) fallback: Option<One<StoreUrl>>,
+    pub(super) cache: Option<One<StoreUrl>>,
     pub(super) prefix: Option<One<String>>,
     pub(super) timeout: Option<One<Duration>>,
+    pub(super) wait_replicas: Option<One<usize>>,
+    pub(super) near: Option<One<Size>>,
     pub(super) compress: Option<One<bool>>,
     pub(super) sweep_every: Option<One<Duration>>,
     pub(super) strict: Option<One<bool>>,
@@ -257,7 +261,7 @@ impl<'de> Deserialize<'de> for Headers {
 }
 
 /// Headers that say how a message is sent, or that are never replayed.
-const FRAMING: [HeaderName; 9] = [
+pub(crate) const FRAMING: [HeaderName; 9] = [
     header::CONNECTION,
     header::CONTENT_LENGTH,
     header::CONTENT_ENCODING,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use http::uri::{Authority, Scheme, Uri};
-use ibid_stores::Named;
+use ibid_stores::{Kind, Named};
 
 use super::scalar::Scalar;
 
@@ -51,7 +51,7 @@ impl StoreUrl {
 
     /// Whether everything is forgotten with the process.
     pub fn is_memory(&self) -> bool {
-        self.named().is_memory()
+        self.named().kind() == Kind::Memory
     }
 
     /// The store that it names.

@@ -5,10 +5,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 use http::HeaderValue;
 use ibid::TrustedProxies;
 
-use super::{
-    scalar::Scalar,
-    secret::{Secret, StoreUrl},
-};
+use super::{scalar::Scalar, secret::Secret, store::Store};
 use crate::routes::RouteTable;
 
 /// The finished configuration. Secrets in it are never shown by `Debug`.
@@ -148,23 +145,6 @@ pub enum Role {
     Viewer,
     /// See their own records.
     User,
-}
-
-/// Where records live.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Store {
-    /// Shown without its password.
-    pub url: StoreUrl,
-    /// What the names of its keys start with.
-    pub prefix: String,
-    /// For one call.
-    pub timeout: Duration,
-    /// Whether records are compressed.
-    pub compress: bool,
-    /// How often expired entries are removed.
-    pub sweep_every: Duration,
-    /// Whether a promise that does not hold stops the start.
-    pub strict: bool,
 }
 
 impl Settings {

@@ -16,14 +16,11 @@ use super::{
 };
 
 /// What later versions know: told apart from a slip of the pen. The table that it stands in, its name.
-const LATER: [(&str, &str); 10] = [
+const LATER: [(&str, &str); 7] = [
     ("", "seal"),
     ("", "jwt"),
     ("", "quota"),
     ("", "descriptors"),
-    ("store", "fallback"),
-    ("store", "cache"),
-    ("store", "wait_replicas"),
     ("route", "secrets"),
     ("policy", "secrets"),
     ("", "secrets"),

@@ -77,6 +77,89 @@ notes:
 }
 
 #[test]
+fn it_says_what_each_store_promises() {
+    const REDIS: &str = "url = \"redis://:s3cret@127.0.0.1:6379/0\"";
+    const POSTGRES: &str = "url = \"postgres://ibid:s3cret@127.0.0.1/ibid\"";
+    let redis =
+        "at most one run per key; what a crash loses depends on AOF; an asynchronous failover can forget a claim";
+    let postgres = "at most one run per key; survives a crash; an asynchronous failover can lose the last commits";
+    let near = ("near", "64MiB of finished answers in this process");
+    for (store, lines) in [
+        (
+            "url = \"memory:\"".to_owned(),
+            vec![
+                ("store", "memory: (timeout 500ms, sweep every 1m)"),
+                ("promise", "at most one run per key and process; forgotten on restart"),
+                ("journal", "off"),
+            ],
+        ),
+        (
+            "url = \"embedded:data?durability=crash\"".to_owned(),
+            vec![
+                ("store", "embedded:data?durability=crash (timeout 500ms, sweep every 1m)"),
+                ("promise", "at most one run per key; survives SIGKILL, not power loss; one machine"),
+                ("journal", "ibid-journal"),
+            ],
+        ),
+        (
+            format!("{REDIS}\ntimeout = \"1s\""),
+            vec![
+                ("store", "redis://:****@127.0.0.1:6379/0 (timeout 1s, sweep every 1m)"),
+                near,
+                ("promise", redis),
+                ("journal", "ibid-journal"),
+            ],
+        ),
+        (
+            format!("{REDIS}\nnear = 0\nwait_replicas = 1"),
+            vec![
+                ("store", "redis://:****@127.0.0.1:6379/0 (timeout 500ms, sweep every 1m)"),
+                ("promise", &format!("{redis}; 1 replica must have it first")),
+                ("journal", "ibid-journal"),
+            ],
+        ),
+        (
+            POSTGRES.to_owned(),
+            vec![
+                ("store", "postgres://ibid:****@127.0.0.1/ibid (timeout 500ms, sweep every 1m)"),
+                near,
+                ("promise", postgres),
+                ("journal", "ibid-journal"),
+            ],
+        ),
+        (
+            format!("{POSTGRES}\ncache = \"redis://:s3cret@127.0.0.1:6379/0\"\nnear = \"1GiB\""),
+            vec![
+                ("store", "postgres://ibid:****@127.0.0.1/ibid (timeout 500ms, sweep every 1m)"),
+                ("cache", "redis://:****@127.0.0.1:6379/0"),
+                ("near", "1GiB of finished answers in this process"),
+                ("promise", &format!("{postgres}; losing Redis changes speed only")),
+                ("journal", "ibid-journal"),
+            ],
+        ),
+        (
+            format!("{REDIS}\nfallback = \"postgres://ibid:s3cret@127.0.0.1/ibid\""),
+            vec![
+                ("store", "redis://:****@127.0.0.1:6379/0 (timeout 500ms, sweep every 1m)"),
+                ("fallback", "postgres://ibid:****@127.0.0.1/ibid, which decides"),
+                near,
+                (
+                    "promise",
+                    "at most one run per key, except in two windows, which are counted: one gateway sees only Redis while \
+                     another sees only PostgreSQL; Redis loses a claim that PostgreSQL has not seen",
+                ),
+                ("journal", "ibid-journal"),
+            ],
+        ),
+    ] {
+        let (_, out) = check(&format!("[store]\n{store}"), None);
+        let lines: String = lines.iter().map(|(name, value)| format!("  {name:<14}  {value}\n")).collect();
+        assert!(out.contains(&format!("\n{lines}\n")), "{lines}\nis not in\n{out}");
+        assert!(!out.contains("s3cret"), "{out}");
+    }
+}
+
+#[test]
 fn it_says_what_a_change_forgets() {
     let old = "[[route]]\nmatch = \"POST /a\"";
     let (verdict, out) = check("[[route]]\nmatch = \"POST /a\"\nscope = \"global\"\nttl = \"1h\"", Some(old));

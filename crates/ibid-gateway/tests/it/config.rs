@@ -222,6 +222,36 @@ mod what_can_be_written {
     }
 
     #[test]
+    fn one_store_or_two_as_one() {
+        use ibid_stores::Kind;
+        let redis = "[store]\nurl = \"redis://:s3cret@127.0.0.1:6379/0\"\n";
+        let postgres = "[store]\nurl = \"postgres://ibid:s3cret@127.0.0.1/ibid\"\n";
+        for (text, decides, near) in [
+            ("", Kind::Embedded, 0),
+            ("store.url = \"memory:\"", Kind::Memory, 0),
+            ("store.near = \"1MiB\"", Kind::Embedded, 1 << 20),
+            ("store.wait_replicas = 0\nstore.near = 0", Kind::Embedded, 0),
+            (redis, Kind::Redis, 64 << 20),
+            (&format!("{redis}near = \"0\"\nwait_replicas = 2"), Kind::Redis, 0),
+            (&format!("{redis}fallback = \"postgres://ibid:s3cret@127.0.0.1/ibid\""), Kind::Postgres, 64 << 20),
+            (postgres, Kind::Postgres, 64 << 20),
+            (&format!("{postgres}cache = \"redis+cluster://127.0.0.1:7000\"\nnear = 5"), Kind::Postgres, 5),
+        ] {
+            let settings = load(text);
+            let layout = settings.store.layout();
+            assert_eq!((layout.decides().kind(), layout.near()), (decides, near), "{text}");
+            assert_eq!(settings.journal.is_some(), decides != Kind::Memory, "{text}");
+            let shown = format!("{settings:?} {layout:?}");
+            assert!(!shown.contains("s3cret"), "{shown}");
+        }
+        let settings = load(&format!("{redis}prefix = \"shop\"\ntimeout = \"250ms\"\nwait_replicas = 2"));
+        let shown = format!("{:?}", settings.store.layout());
+        for part in ["prefix: \"shop\"", "timeout: 250ms", "wait_replicas: 2"] {
+            assert!(shown.contains(part), "{part} reaches the store: {shown}");
+        }
+    }
+
+    #[test]
     fn limits_log_journal_and_admin_off() {
         let settings = load(
             "max_upstream = 8\njournal = \"/var/lib/ibid\"\nadmin.listen = \"off\"\n\
@@ -427,10 +457,6 @@ mod what_each_mistake_is_told {
             let name = key.split(['.', ' ']).next().unwrap();
             top(key, &format!("{name}: not in this version of ibid"));
         }
-        for key in ["fallback = \"postgres://x\"", "cache = \"redis://x\"", "wait_replicas = 1"] {
-            let name = key.split(' ').next().unwrap();
-            top(&format!("[store]\n{key}"), &format!("store.{name}: not in this version of ibid"));
-        }
         route("secrets = [\"x\"]", "secrets: not in this version of ibid");
         route(
             "scope = [\"host\", \"jwt:sub\"]",
@@ -501,6 +527,80 @@ mod what_each_mistake_is_told {
     }
 
     #[test]
+    fn stores_that_contradict_each_other() {
+        const REDIS: &str = "redis://127.0.0.1:6379/0";
+        const POSTGRES: &str = "postgres://ibid@127.0.0.1/ibid";
+        let store = |url: &str, more: &str, told: &str| {
+            top(&format!("[store]\nurl = \"{url}\"\n{more}"), &format!("store.{told}"));
+        };
+        let fallback = |url: &str| format!("fallback = \"{url}\"");
+        let cache = |url: &str| format!("cache = \"{url}\"");
+        for (url, is) in [("memory:", "a memory"), ("embedded:data", "an embedded")] {
+            let told = format!("fallback: only a redis store.url has a fallback; store.url is {is} store");
+            store(url, &fallback(POSTGRES), &told);
+            store(
+                url,
+                &cache(REDIS),
+                &format!("cache: only a postgres store.url has a cache; store.url is {is} store"),
+            );
+            let told = format!(
+                "wait_replicas: found 1; only a redis store.url has replicas to wait for, and store.url is {is} store"
+            );
+            store(url, "wait_replicas = 1", &told);
+            store(url, "wait_replicas = -1", "wait_replicas: found -1; allowed is a whole number");
+        }
+        store(
+            POSTGRES,
+            &fallback(POSTGRES),
+            "fallback: only a redis store.url has a fallback; store.url is a postgres store, which may have a cache",
+        );
+        store(
+            REDIS,
+            &cache(REDIS),
+            "cache: only a postgres store.url has a cache; store.url is a redis store, which may have a fallback",
+        );
+        for (other, is) in [("memory:", "a memory"), ("embedded:x", "an embedded"), (REDIS, "a redis")] {
+            let told = format!("fallback: found {is} store; allowed is one such as \"postgres://ibid@127.0.0.1/ibid\"");
+            store(REDIS, &fallback(other), &told);
+        }
+        for (other, is) in [("memory:", "a memory"), ("embedded:x", "an embedded"), (POSTGRES, "a postgres")] {
+            let told = format!("cache: found {is} store; allowed is one such as \"redis://127.0.0.1:6379/0\"");
+            store(POSTGRES, &cache(other), &told);
+        }
+        // Each of the two contradicts something.
+        let both = format!("{}\n{}", fallback(POSTGRES), cache(REDIS));
+        store(
+            REDIS,
+            &both,
+            "cache: only a postgres store.url has a cache; store.url is a redis store, which may have a fallback",
+        );
+        store(
+            POSTGRES,
+            &both,
+            "fallback: only a redis store.url has a fallback; store.url is a postgres store, which may have a cache",
+        );
+        // It is PostgreSQL that decides here, so no replica of Redis is worth waiting for.
+        store(
+            POSTGRES,
+            &format!("{}\nwait_replicas = 2", cache(REDIS)),
+            "wait_replicas: found 2; only a redis store.url has replicas to wait for, and store.url is a postgres store",
+        );
+        store(REDIS, "wait_replicas = 101", "wait_replicas: found 101; allowed is 0 to 100");
+        store(
+            REDIS,
+            "near = \"much\"",
+            "near: \"much\" is no size; allowed is bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"",
+        );
+        store(REDIS, "timeout = \"0s\"", "timeout: it is zero; it must be longer, such as \"30s\"");
+        let told = line("[store]\nurl = \"redis://:s3cret@h/0\"\nfallback = \"postgers://u:s3cret@h/d\"");
+        assert!(told.starts_with("ibid.toml: store.fallback: \"postgers://****@h/d\" names no store"), "{told}");
+        let args = ServeArgs { store: Some("embedded:x".into()), ..ServeArgs::default() };
+        let text = format!("{UPSTREAM}[store]\nurl = {REDIS:?}\nfallback = {POSTGRES:?}");
+        let told = Settings::from_text(&text, None, &args, &Env::of(&[])).unwrap_err().to_string();
+        assert_eq!(told, "store.fallback: only a redis store.url has a fallback; store.url is an embedded store");
+    }
+
+    #[test]
     fn addresses_and_servers() {
         top(
             "listen = \"8080\"",
@@ -512,7 +612,7 @@ mod what_each_mistake_is_told {
         );
         top(
             "store.url = \"mysql://u:s3cret@h\"",
-            "store.url: \"mysql://****@h\" names no store of this build; built in are memory: embedded:",
+            "store.url: \"mysql://****@h\" names no store of this build; built in are memory: embedded: redis:// rediss:// redis+sentinel:// redis+cluster:// postgres://",
         );
         top(
             "cors.origins = [\"*\"]",
@@ -746,6 +846,29 @@ mod forgetting {
             "",
             "store.prefix = \"x\"",
             &["store.prefix changed from \"idempotency\" to \"x\": nothing that is remembered will be found again"],
+        );
+        // What decides is what counts: a cache holds nothing of its own.
+        let (redis, postgres) = ("redis://127.0.0.1/0", "postgres://u@127.0.0.1/d");
+        let fallback = format!("[store]\nurl = {redis:?}\nfallback = {postgres:?}");
+        let cache = format!("[store]\nurl = {postgres:?}\ncache = {redis:?}");
+        let (redis, postgres) = (format!("[store]\nurl = {redis:?}"), format!("[store]\nurl = {postgres:?}"));
+        for (one, other) in [(&postgres, &cache), (&cache, &fallback), (&fallback, &postgres)] {
+            from(one, other, &[]);
+            from(other, one, &[]);
+        }
+        from(
+            &redis,
+            &fallback,
+            &[
+                "the store that decides changed from redis://127.0.0.1/0 to postgres://u@127.0.0.1/d: what the old store remembers will not be found again",
+            ],
+        );
+        from(
+            &redis,
+            &postgres,
+            &[
+                "store.url changed from redis://127.0.0.1/0 to postgres://u@127.0.0.1/d: what the old store remembers will not be found again",
+            ],
         );
         let sooner = shortened(&load(PAY), &load(&format!("{PAY}ttl = \"1h\"")));
         assert_eq!(sooner, ["POST /payments/*: ttl shortened from 24h to 1h: answers will be forgotten sooner"]);

@@ -100,6 +100,69 @@ fn the_metrics_are_documented_as_the_code_has_them() {
     assert_eq!(documented, code);
 }
 
+/// What the first column of a table under a heading names, without its back quotes.
+fn named_in_table<'a>(page: &'a str, heading: &str, table: &str) -> Vec<&'a str> {
+    let section = page.split(&format!("\n## {heading}\n")).nth(1).expect("the section is there");
+    let section = section.split("\n## ").next().expect("it is not empty");
+    let rows = section.split(table).nth(1).expect("the table is there").lines().skip(1);
+    let rows = rows.skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let first = rows.filter_map(|row| row.strip_prefix("| ")?.split(" | ").next());
+    first.flat_map(|cell| cell.split(", ")).map(|name| name.trim_matches('`')).collect()
+}
+
+#[test]
+fn the_page_of_settings_has_every_key_of_the_store() {
+    let page = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let mut documented = named_in_table(&page, "`[store]`", "| key | type | default | meaning |");
+    let text = "upstream = \"http://127.0.0.1:3000\"\n[store]\nno_such_key = 1";
+    let told = Settings::from_text(text, None, &ServeArgs::default(), &Env::of(&[])).unwrap_err().to_string();
+    let allowed = told.split("allowed are ").nth(1).expect("it says what is allowed");
+    let mut code: Vec<String> = allowed.split(' ').map(|key| format!("store.{}", key.trim_matches('"'))).collect();
+    code.sort();
+    documented.sort_unstable();
+    assert_eq!(documented, code);
+}
+
+#[test]
+fn the_promises_in_the_docs_are_those_that_check_prints() {
+    let page = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    for (store, parts) in [
+        (
+            "url = \"redis://h/0\"",
+            &["what a crash loses depends on AOF", "an asynchronous failover can forget a claim"][..],
+        ),
+        ("url = \"postgres://h/d\"", &["survives a crash", "an asynchronous failover can lose the last commits"]),
+        ("url = \"postgres://h/d\"\ncache = \"redis://h/0\"", &["losing Redis changes speed only"]),
+        (
+            "url = \"redis://h/0\"\nfallback = \"postgres://h/d\"",
+            &[
+                "except in two windows, which are counted: one gateway sees only Redis while another sees only PostgreSQL; \
+                 Redis loses a claim that PostgreSQL has not seen",
+            ],
+        ),
+    ] {
+        let text = format!("upstream = \"http://127.0.0.1:3000\"\n[store]\n{store}");
+        let settings = Settings::from_text(&text, None, &ServeArgs::default(), &Env::of(&[])).unwrap();
+        let promise = settings.store.layout().promise();
+        for part in parts {
+            assert!(promise.contains(part), "{part} in {promise}");
+            assert!(page.contains(part), "{part} in docs/configuration.md");
+        }
+    }
+}
+
+/// A finished entry and an unknown one together have every member.
+#[tokio::test]
+async fn the_page_of_operating_has_every_member_of_an_entry() {
+    let page = std::fs::read_to_string(root().join("docs/operating.md")).unwrap();
+    let documented: std::collections::BTreeSet<&str> =
+        named_in_table(&page, "Looking at and resolving keys", "| member | meaning |").into_iter().collect();
+    let entries = crate::keys::finished_and_unknown().await;
+    let members: std::collections::BTreeSet<&str> =
+        entries.iter().flat_map(|entry| entry.as_object().expect("an object").keys()).map(String::as_str).collect();
+    assert_eq!(documented, members);
+}
+
 /// The first screen of the README, against the demo that it tells people to start.
 #[tokio::test]
 async fn the_readme_shows_what_the_demo_does() {

@@ -8,6 +8,7 @@ mod config;
 mod disk;
 mod docs;
 mod faults;
+mod keys;
 mod killed;
 mod operations;
 mod passing;

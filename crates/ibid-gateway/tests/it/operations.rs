@@ -13,6 +13,7 @@ mod recording;
 mod reload;
 mod reload_refused;
 mod shadow;
+mod shared_store;
 mod shutdown;
 mod startup;
 mod startup_wins;

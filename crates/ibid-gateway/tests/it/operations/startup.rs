@@ -91,7 +91,7 @@ async fn a_wrong_flag_or_variable_is_named() {
 
 #[tokio::test]
 async fn a_store_that_is_not_built_in_is_said_plainly() {
-    let url = "redis://u:s3cret@127.0.0.1:6379/0";
+    let url = "mysql://u:s3cret@127.0.0.1:6379/0";
     let (_dir, path) = folder_with("mine.toml", &format!("{UPSTREAM}[store]\nurl = \"{url}\""));
     let path = path.to_str().unwrap();
     let upstream = "http://127.0.0.1:9";
@@ -167,7 +167,7 @@ async fn check_against_says_what_is_forgotten() {
 async fn help_names_the_commands_and_the_variables() {
     let output = run(BIN, &["--help"], &[]).await;
     assert_eq!(output.status.code(), Some(0));
-    for command in ["demo", "serve", "check"] {
+    for command in ["demo", "serve", "check", "keys", "sweep", "migrate", "store"] {
         assert!(stdout(&output).contains(&format!("\n  {command} ")), "{}", stdout(&output));
     }
     let output = run(BIN, &["serve", "--help"], &[]).await;

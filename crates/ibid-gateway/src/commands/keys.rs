@@ -1,0 +1,253 @@
+//! `ibid keys list|show|release|forget|resolve`: what a store remembers, for people.
+//!
+//! Invariant: every change is a compare-and-set on the fence of the entry that was seen, has a reason, and is written
+//! to standard error. What is printed has no control characters of others in it.
+
+use std::{io, path::PathBuf, time::Duration};
+
+use clap::{Args, Subcommand, ValueEnum};
+use ibid::store::{Address, Fence, State};
+
+use self::find::Wanted;
+use super::outside::{self, Failed};
+use crate::config::{self, Env, StoreChoice, parse_duration};
+
+mod change;
+mod find;
+mod show;
+
+/// What to do to which entries.
+#[derive(Debug, Args)]
+pub struct KeysArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// List entries, in the order of their addresses
+    List(ListArgs),
+    /// Print one entry, with its answer
+    Show(ShowArgs),
+    /// Say that an unknown one never happened, so that the next request with its key runs
+    Release(ChangeArgs),
+    /// Forget an entry in whatever state it is: a retry of its request runs again
+    Forget(ChangeArgs),
+    /// Say how an unknown one ended
+    Resolve(ResolveArgs),
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    #[command(flatten)]
+    store: StoreChoice,
+    /// Only those in this state
+    #[arg(long, value_enum)]
+    state: Option<StateName>,
+    #[command(flatten)]
+    tags: TagArgs,
+    /// Only those that were claimed longer ago, such as 5m
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    older_than: Option<Duration>,
+    /// How many at most, up to 1000
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: u32,
+    /// Where the list before this one ended
+    #[arg(long, value_name = "CURSOR", value_parser = parse_address)]
+    cursor: Option<Address>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ShowArgs {
+    #[command(flatten)]
+    store: StoreChoice,
+    #[command(flatten)]
+    which: WhichArgs,
+    /// Write nothing but the bytes of the answer's body
+    #[arg(long, conflicts_with = "json")]
+    body: bool,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ChangeArgs {
+    #[command(flatten)]
+    store: StoreChoice,
+    #[command(flatten)]
+    which: WhichArgs,
+    /// Why, for the log
+    #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
+    reason: String,
+    /// Only if the entry still has this fence; without it, the one that is there now
+    #[arg(long, value_name = "N", value_parser = parse_fence)]
+    fence: Option<Fence>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ResolveArgs {
+    #[command(flatten)]
+    change: ChangeArgs,
+    /// How it ended
+    #[arg(long = "as", value_enum)]
+    outcome: OutcomeName,
+    /// The status of its answer, such as 201
+    #[arg(long, value_name = "CODE", value_parser = clap::value_parser!(u16).range(200..=599))]
+    status: Option<u16>,
+    /// The file with the body of its answer
+    #[arg(long, value_name = "FILE")]
+    body: Option<PathBuf>,
+    /// A header of its answer, such as 'Location: /payments/7'; may be repeated
+    #[arg(long, value_name = "NAME: VALUE")]
+    header: Vec<String>,
+    /// How long the answer is remembered from now on; without it, as long as the entry would have lived in all
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    keep: Option<Duration>,
+}
+
+/// One entry, by its address or by what it is searched by.
+#[derive(Debug, Args)]
+struct WhichArgs {
+    /// The entry's address, 64 hex digits
+    #[arg(value_name = "ADDRESS", value_parser = parse_address)]
+    address: Option<Address>,
+    #[command(flatten)]
+    tags: TagArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+struct TagArgs {
+    /// Only those of this tenant
+    #[arg(long, value_name = "TEXT")]
+    tenant: Option<String>,
+    /// Only those of this user
+    #[arg(long, value_name = "TEXT")]
+    user: Option<String>,
+    /// Only those of this endpoint, such as 'POST /payments/*'
+    #[arg(long, value_name = "TEXT")]
+    endpoint: Option<String>,
+    /// Only those with this key: as the client sent it, or as it is stored, which may be masked
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum StateName {
+    Processing,
+    Done,
+    Failed,
+    Unknown,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum OutcomeName {
+    /// It happened, and this is its answer
+    Done,
+    /// It never happened
+    NotExecuted,
+}
+
+impl From<StateName> for State {
+    fn from(name: StateName) -> Self {
+        match name {
+            StateName::Processing => Self::Processing,
+            StateName::Done => Self::Done,
+            StateName::Failed => Self::Failed,
+            StateName::Unknown => Self::Unknown,
+        }
+    }
+}
+
+/// Does it, printing to `out`. `aside` gets the line about a change, and where a list goes on.
+///
+/// # Errors
+/// If the entry is not there or not as it must be, or the store cannot be used.
+pub fn run(args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<(), Failed> {
+    match &args.what {
+        What::List(args) => {
+            let settings = config::Store::load(&args.store, env)?;
+            outside::block_on(list(args, &settings, out, aside))
+        }
+        What::Show(args) => {
+            let wanted = Wanted::one(&args.which)?;
+            let settings = config::Store::load(&args.store, env)?;
+            outside::block_on(show_one(args, &wanted, &settings, out))
+        }
+        What::Release(args) => change(args, change::What::Release, env, out, aside),
+        What::Forget(args) => change(args, change::What::Forget, env, out, aside),
+        What::Resolve(args) => {
+            let what = change::resolution(args)?;
+            change(&args.change, what, env, out, aside)
+        }
+    }
+}
+
+async fn list(
+    args: &ListArgs, settings: &config::Store, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+) -> Result<(), Failed> {
+    let store = outside::open(settings).await?;
+    let wanted = Wanted::many(&args.tags, args.state.map(State::from), args.older_than);
+    let page = wanted.list(&*store, args.cursor, args.limit as usize).await?;
+    if args.json {
+        writeln!(out, "{}", show::page_as_json(&page))?;
+        return Ok(());
+    }
+    show::table(&page.entries, out)?;
+    match (&page.next, page.entries.is_empty()) {
+        (Some(next), _) => writeln!(aside, "ibid: there are more: --cursor {next}")?,
+        (None, true) => writeln!(aside, "ibid: nothing matches")?,
+        (None, false) => {}
+    }
+    Ok(())
+}
+
+async fn show_one(
+    args: &ShowArgs, wanted: &Wanted, settings: &config::Store, out: &mut dyn io::Write,
+) -> Result<(), Failed> {
+    let store = outside::open(settings).await?;
+    let entry = wanted.find_one(&*store).await?;
+    if args.body {
+        out.write_all(&show::body_of(&entry)?)?;
+        out.flush()?;
+    } else if args.json {
+        writeln!(out, "{:#}", show::entry_as_json(&entry))?;
+    } else {
+        show::entry(&entry, out)?;
+    }
+    Ok(())
+}
+
+fn change(
+    args: &ChangeArgs, what: change::What, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+) -> Result<(), Failed> {
+    let wanted = Wanted::one(&args.which)?;
+    let settings = config::Store::load(&args.store, env)?;
+    outside::block_on(async {
+        let store = outside::open(&settings).await?;
+        let change = change::Change { what, reason: &args.reason, fence: args.fence };
+        let made = change.make(&*store, &wanted).await?;
+        made.print(&change, args.json, out, aside)
+    })
+}
+
+fn parse_address(text: &str) -> Result<Address, String> {
+    Address::from_hex(text)
+        .ok_or_else(|| "it is no address; write the 64 hex digits that `ibid keys list` prints".into())
+}
+
+fn parse_fence(text: &str) -> Result<Fence, String> {
+    let fence = text.parse().ok().filter(|fence| *fence > 0).map(Fence);
+    fence.ok_or_else(|| "it is no fence; write the number that `ibid keys show` prints".into())
+}
+
+fn parse_reason(text: &str) -> Result<String, String> {
+    let text = text.trim();
+    if text.is_empty() { Err("it is empty; say why, for whoever reads the log".into()) } else { Ok(text.into()) }
+}

@@ -1,0 +1,50 @@
+//! `ibid migrate`: the tables of a PostgreSQL store, made, updated or removed.
+
+use std::io;
+
+use clap::Args;
+use ibid_stores::{
+    Named,
+    postgres::{self, Migrate},
+};
+
+use super::outside::{self, Failed};
+use crate::config::{self, Env, StoreChoice};
+
+/// `ibid migrate`.
+#[derive(Debug, Args)]
+pub struct MigrateArgs {
+    #[command(flatten)]
+    store: StoreChoice,
+    /// Say what would be done, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Remove everything that ibid has made there, records included
+    #[arg(long, conflicts_with = "dry_run")]
+    down: bool,
+}
+
+/// Migrates, and prints what was done.
+///
+/// # Errors
+/// If no PostgreSQL store is named, or it cannot be migrated.
+pub fn run(args: &MigrateArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), Failed> {
+    let settings = config::Store::load(&args.store, env)?;
+    let url = settings.decides();
+    let Named::Postgres(server) = url.named() else {
+        let kind = url.named().kind();
+        let what = format!("only a postgres store is migrated, and {url} is a store of kind {kind}: it needs nothing");
+        return Err(Failed::Usage(what));
+    };
+    let how = match (args.dry_run, args.down) {
+        (true, _) => Migrate::DryRun,
+        (_, true) => Migrate::Down,
+        _ => Migrate::Up,
+    };
+    let lines = outside::block_on(async {
+        let done = postgres::migrate(server.expose(), how).await;
+        done.map_err(|why| Failed::Store(format!("{url} was not migrated: {why}")))
+    })?;
+    lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! The `[store]` table: its defaults, what contradicts what, and how commands that need nothing else read it.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use ibid_stores::{Contradiction, Layout, Parts};
+use serde::Deserialize;
+
+use super::{
+    args::{lay, variable},
+    env::{Env, Lookup},
+    error::ConfigError,
+    finish::{Wrong, default, not_zero, or},
+    raw,
+    secret::StoreUrl,
+    tree,
+};
+
+/// Where records live if nobody says.
+pub const DEFAULT_STORE: &str = "embedded:ibid-data";
+const DEFAULT_PREFIX: &str = "idempotency";
+/// More than anybody has; a larger number is a slip of the pen.
+const MOST_REPLICAS: usize = 100;
+
+/// Where records live.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Store {
+    /// Shown without its password.
+    pub url: StoreUrl,
+    /// Under a Redis: the PostgreSQL that decides, and stands in for it.
+    pub fallback: Option<StoreUrl>,
+    /// Under a PostgreSQL: the Redis that makes it faster.
+    pub cache: Option<StoreUrl>,
+    /// What the names of its keys start with.
+    pub prefix: String,
+    /// For one call.
+    pub timeout: Duration,
+    /// How many replicas of a Redis must have what was written.
+    pub wait_replicas: u32,
+    /// Bytes of finished answers that are kept in this process. None: what is usual for the store.
+    pub near: Option<u64>,
+    /// Whether records are compressed.
+    pub compress: bool,
+    /// How often expired entries are removed.
+    pub sweep_every: Duration,
+    /// Whether a promise that does not hold stops the start.
+    pub strict: bool,
+}
+
+/// Which store a command works on. Flags win over variables, variables over the file.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct StoreChoice {
+    /// The store, such as redis://127.0.0.1:6379/0 [env: IBID_STORE]
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+    /// The gateway's configuration file, of which only [store] is read [env: IBID_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+impl Store {
+    /// What the table says, without the rest of the file: whoever looks after a store need not have the gateway's
+    /// secrets.
+    ///
+    /// # Errors
+    /// One line about the first setting that cannot be, or that no store is named.
+    pub fn load(choice: &StoreChoice, env: &Env<'_>) -> Result<Self, ConfigError> {
+        let path = match &choice.config {
+            Some(path) => Some(path.clone()),
+            None => variable(env, "IBID_CONFIG")?.map(PathBuf::from),
+        };
+        let mut file = match &path {
+            None => raw::Store::default(),
+            Some(path) => {
+                let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+                read(&super::text_of(path)?, path, &Lookup { env, folder })?
+            }
+        };
+        lay(&mut file.url, &choice.store, "store", env)?;
+        if path.is_none() && file.url.is_none() {
+            let what = "missing; name the store by --store, by IBID_STORE, or by the gateway's --config";
+            return Err(ConfigError::new("--store", "", what));
+        }
+        let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
+        finish(file, &|key, what| ConfigError::new(&origin, key, what))
+    }
+
+    /// The stores that it names.
+    pub fn layout(&self) -> Layout {
+        self.try_layout().expect("checked when it was read")
+    }
+
+    fn try_layout(&self) -> Result<Layout, Contradiction> {
+        Layout::new(Parts {
+            url: self.url.named(),
+            fallback: self.fallback.as_ref().map(StoreUrl::named),
+            cache: self.cache.as_ref().map(StoreUrl::named),
+            prefix: self.prefix.clone(),
+            timeout: self.timeout,
+            wait_replicas: self.wait_replicas,
+            near: self.near,
+        })
+    }
+
+    /// The URL of the store whose word counts.
+    pub fn decides(&self) -> &StoreUrl {
+        self.fallback.as_ref().unwrap_or(&self.url)
+    }
+}
+
+/// Finishes the table.
+pub(super) fn finish(file: raw::Store, wrong: Wrong<'_>) -> Result<Store, ConfigError> {
+    let prefix = or(file.prefix, DEFAULT_PREFIX.into());
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':');
+    if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(plain) {
+        let what = format!("{prefix:?} is no prefix; allowed are 1 to 64 letters, digits, \"_\" \"-\" \".\" \":\"");
+        return Err(wrong("store.prefix", &what));
+    }
+    let wait_replicas = or(file.wait_replicas, 0);
+    if wait_replicas > MOST_REPLICAS {
+        return Err(wrong("store.wait_replicas", &format!("found {wait_replicas}; allowed is 0 to {MOST_REPLICAS}")));
+    }
+    let store = Store {
+        url: or::<StoreUrl>(file.url, default(DEFAULT_STORE)),
+        fallback: file.fallback.map(|written| written.0),
+        cache: file.cache.map(|written| written.0),
+        prefix,
+        timeout: not_zero("store.timeout", file.timeout, Duration::from_millis(500), wrong)?,
+        wait_replicas: wait_replicas as u32,
+        near: file.near.map(|written| written.0.0),
+        compress: or(file.compress, true),
+        sweep_every: not_zero("store.sweep_every", file.sweep_every, Duration::from_secs(60), wrong)?,
+        strict: or(file.strict, false),
+    };
+    match store.try_layout() {
+        Ok(_) => Ok(store),
+        Err(Contradiction { key, what }) => Err(wrong(&format!("store.{key}"), &what)),
+    }
+}
+
+/// The `[store]` table of a file, and nothing else of it.
+fn read(text: &str, path: &Path, lookup: &Lookup<'_>) -> Result<raw::Store, ConfigError> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Only {
+        store: raw::Store,
+    }
+    let origin = path.display().to_string();
+    let mut table: toml::Table = text.parse().map_err(|why| super::syntax(&origin, text, &why))?;
+    // The rest is not even looked at: it may name variables that only the gateway has.
+    table.retain(|key, _| key == "store");
+    let read = Only::deserialize(tree::Node { value: &toml::Value::Table(table), lookup });
+    read.map(|only| only.store).map_err(|wrong| {
+        let (key, what) = wrong.told();
+        ConfigError::new(origin, key, what)
+    })
+}

@@ -1,0 +1,111 @@
+//! Lists: what is in them, filters, pages.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::{
+    Place,
+    scene::{ALL, FAILED, LOST, PAYMENTS, Scene, key},
+};
+
+fn keys(records: &[Value]) -> BTreeSet<&str> {
+    records.iter().map(|record| record["key"].as_str().expect("text")).collect()
+}
+
+pub(super) async fn a_list_has_what_the_gateway_remembers(place: &Place) {
+    let scene = Scene::seed(place).await;
+    let records = scene.list(&[]).await;
+    assert_eq!(records.len(), ALL);
+    let addresses: Vec<_> = records.iter().map(|record| record["address"].as_str().expect("text")).collect();
+    assert!(addresses.is_sorted() && addresses.iter().all(|address| address.len() == 64), "{addresses:?}");
+    let paid = records.iter().find(|record| record["key"] == key(3).as_str()).expect("it is listed");
+    for (name, value) in [
+        ("state", "done".into()),
+        ("tenant", "globex".into()),
+        ("user", "user-1".into()),
+        ("endpoint", "POST /pay/*".into()),
+        ("method", "POST".into()),
+        ("path", "/pay/3".into()),
+        ("user_agent", "test/1".into()),
+        ("status", 201.into()),
+        ("success", Value::from(true)),
+        ("attempt", 1.into()),
+    ] {
+        assert_eq!(paid[name], value, "{name} in {paid:#}");
+    }
+
+    let done = scene.keys(&["list"]).await;
+    assert_eq!((done.code, done.said.as_str()), (Some(0), ""), "{done:?}");
+    let table = done.text();
+    assert_eq!(table.lines().count(), 1 + ALL, "{table}");
+    assert!(table.starts_with("STATE "), "{table}");
+    let line = table.lines().find(|line| line.contains(&key(3))).expect("it is listed");
+    assert!(line.starts_with("done") && line.contains("201") && line.ends_with(paid["address"].as_str().unwrap()));
+}
+
+pub(super) async fn filters_are_all_applied(place: &Place) {
+    let scene = Scene::seed(place).await;
+    let all_payments: Vec<String> = (0..PAYMENTS).map(key).collect();
+    for (filters, expected) in [
+        (&["--state", "unknown"][..], &[LOST][..]),
+        (&["--state", "failed"], &[FAILED]),
+        (&["--state", "processing"], &[]),
+        (&["--tenant", "globex"], &[all_payments[1].as_str(), &all_payments[3]]),
+        (&["--tenant", "acme", "--user", "user-0"], &[&all_payments[0], &all_payments[2], &all_payments[4]]),
+        (&["--tenant", "globex", "--user", "user-0"], &[]),
+        (&["--key", LOST], &[LOST]),
+        (&["--key", LOST, "--state", "done"], &[]),
+        (&["--endpoint", "POST /pay/*", "--state", "failed"], &[FAILED]),
+        (&["--endpoint", "POST /other"], &[]),
+        (&["--older-than", "1h"], &[]),
+        (&["--older-than", "1ms", "--state", "unknown"], &[LOST]),
+    ] {
+        let records = scene.list(filters).await;
+        assert_eq!(keys(&records), expected.iter().copied().collect(), "{filters:?}");
+    }
+    let none = scene.keys(&["list", "--tenant", "nobody"]).await;
+    assert_eq!((none.code, none.text().as_str()), (Some(0), ""));
+    assert_eq!(none.said, "ibid: nothing matches\n");
+}
+
+pub(super) async fn a_list_goes_on_where_it_ended(place: &Place) {
+    let scene = Scene::seed(place).await;
+    let whole = scene.list(&[]).await;
+    let mut seen = Vec::new();
+    let mut cursor: Option<String> = None;
+    for _ in 0..ALL {
+        let mut args = vec!["list", "--json", "--limit", "3"];
+        args.extend(cursor.iter().flat_map(|cursor| ["--cursor", cursor.as_str()]));
+        let page = scene.keys(&args).await.json();
+        let records = page["records"].as_array().expect("a list").clone();
+        assert!(records.len() <= 3, "{page:#}");
+        seen.extend(records);
+        cursor = page["next"].as_str().map(str::to_owned);
+        if cursor.is_none() {
+            break;
+        }
+    }
+    assert_eq!(cursor, None, "it ends");
+    let addresses = |records: &[Value]| records.iter().map(|record| record["address"].clone()).collect::<Vec<_>>();
+    assert_eq!(addresses(&seen), addresses(&whole), "nothing twice, nothing left out");
+    // For people the cursor stands beside the list, not in it.
+    let page = scene.keys(&["list", "--limit", "3"]).await;
+    let next = whole[2]["address"].as_str().expect("text");
+    assert_eq!(page.said, format!("ibid: there are more: --cursor {next}\n"));
+    assert_eq!(page.text().lines().count(), 4);
+}
+
+pub(super) async fn a_key_is_found_as_sent_though_it_is_stored_masked(place: &Place) {
+    let scene = Scene::seed_with(place, "").await;
+    for by in [LOST, "key-****-one"] {
+        let records = scene.list(&["--key", by, "--state", "unknown"]).await;
+        assert_eq!(keys(&records), ["key-****-one"].into(), "{by}");
+    }
+    // A mask fits several keys, and says so.
+    let several = scene.keys(&["show", "--key", LOST]).await;
+    assert_eq!(several.code, Some(1), "{several:?}");
+    assert!(several.said.contains("more than one entry matches; name one by its address, such as "), "{several:?}");
+    let one = scene.keys(&["show", "--key", &key(2)]).await;
+    assert_eq!((one.code, one.field("key").as_str()), (Some(0), "key-****nt-2"), "{one:?}");
+}

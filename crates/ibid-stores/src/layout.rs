@@ -1,0 +1,225 @@
+//! A whole configuration of stores: one, or two as one, with finished answers kept near.
+//!
+//! | written | is |
+//! |---|---|
+//! | `url` | that store |
+//! | `url = redis://…`, `fallback = postgres://…` | PostgreSQL decides; either goes on without the other |
+//! | `url = postgres://…`, `cache = redis://…` | PostgreSQL decides; Redis only makes it faster |
+//!
+//! Invariant: a layout that was made can be opened. What contradicts itself is told when it is made, with the key that
+//! is wrong.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use ibid::{Observer, store::Store};
+
+#[cfg(all(feature = "redis", feature = "postgres"))]
+use self::numbered::Numbered;
+use crate::{
+    Kind, Named, Remote,
+    near::{Copies, Near},
+};
+#[cfg(all(feature = "redis", feature = "postgres"))]
+use crate::{
+    ServerUrl,
+    postgres::Postgres,
+    redis::Redis,
+    tiered::{Mode, Tiered},
+};
+
+#[cfg(all(feature = "redis", feature = "postgres"))]
+mod numbered;
+
+/// How much of finished answers is kept near a store on another machine, if nobody says.
+const NEAR: u64 = 64 << 20;
+
+/// What a configuration says, as it is written.
+#[derive(Debug, Clone)]
+pub struct Parts {
+    /// The store.
+    pub url: Named,
+    /// Decides, and stands in for a Redis that is away.
+    pub fallback: Option<Named>,
+    /// Makes a PostgreSQL faster.
+    pub cache: Option<Named>,
+    /// What names start with, in Redis.
+    pub prefix: String,
+    /// The deadline of one call to a server.
+    pub timeout: Duration,
+    /// How many replicas of a Redis must have what was written.
+    pub wait_replicas: u32,
+    /// How many bytes of finished answers are kept in this process. None: what is usual for the store.
+    pub near: Option<u64>,
+}
+
+/// Stores that were checked, and not opened yet.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    stores: Stores,
+    remote: Remote,
+    near: Around,
+}
+
+#[derive(Debug, Clone)]
+enum Stores {
+    One(Named),
+    /// `last` decides.
+    #[cfg(all(feature = "redis", feature = "postgres"))]
+    Two {
+        first: ServerUrl,
+        last: ServerUrl,
+        mode: Mode,
+    },
+}
+
+/// What is put around the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Around {
+    Nothing,
+    /// So many bytes of copies. None at all still gathers those who wait for the same key in this process.
+    Copies(u64),
+}
+
+/// Two settings that cannot both be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {what}")]
+pub struct Contradiction {
+    /// The key that is wrong.
+    pub key: &'static str,
+    /// What was found, and what is allowed.
+    pub what: String,
+}
+
+impl Layout {
+    /// Puts the parts together.
+    ///
+    /// # Errors
+    /// What contradicts what.
+    pub fn new(parts: Parts) -> Result<Self, Contradiction> {
+        let Parts { url, fallback, cache, prefix, timeout, wait_replicas, near } = parts;
+        let kind = url.kind();
+        let wrong = |key: &'static str, what: String| Err(Contradiction { key, what });
+        if wait_replicas > 0 && kind != Kind::Redis {
+            let what = format!(
+                "found {wait_replicas}; only a redis store.url has replicas to wait for, and store.url is {}",
+                a(kind)
+            );
+            return wrong("wait_replicas", what);
+        }
+        let instead = |has: &str, may: &str| match kind {
+            Kind::Redis | Kind::Postgres => format!("{has}; store.url is {}, which may have a {may}", a(kind)),
+            Kind::Memory | Kind::Embedded => format!("{has}; store.url is {}", a(kind)),
+        };
+        if fallback.is_some() && kind != Kind::Redis {
+            return wrong("fallback", instead("only a redis store.url has a fallback", "cache"));
+        }
+        if cache.is_some() && kind != Kind::Postgres {
+            return wrong("cache", instead("only a postgres store.url has a cache", "fallback"));
+        }
+        let stores = match (url, fallback, cache) {
+            #[cfg(all(feature = "redis", feature = "postgres"))]
+            (Named::Redis(first), Some(Named::Postgres(last)), _) => Stores::Two { first, last, mode: Mode::Loose },
+            #[cfg(all(feature = "redis", feature = "postgres"))]
+            (Named::Postgres(last), _, Some(Named::Redis(first))) => Stores::Two { first, last, mode: Mode::Strict },
+            (_, Some(other), _) => {
+                let such_as = "allowed is one such as \"postgres://ibid@127.0.0.1/ibid\"";
+                return wrong("fallback", format!("found {}; {such_as}", a(other.kind())));
+            }
+            (_, _, Some(other)) => {
+                let such_as = "allowed is one such as \"redis://127.0.0.1:6379/0\"";
+                return wrong("cache", format!("found {}; {such_as}", a(other.kind())));
+            }
+            (url, None, None) => Stores::One(url),
+        };
+        let near = match near {
+            Some(0) | None if !kind.is_shared() => Around::Nothing,
+            near => Around::Copies(near.unwrap_or(NEAR)),
+        };
+        Ok(Self { stores, remote: Remote { prefix, timeout, wait_replicas, copies: None }, near })
+    }
+
+    /// The same, for somebody who looks in from outside: nothing is kept near, and a call may take its time.
+    #[must_use]
+    pub fn for_operators(mut self, patience: Duration) -> Self {
+        self.near = Around::Nothing;
+        self.remote.timeout = self.remote.timeout.max(patience);
+        self
+    }
+
+    /// Opens it. `observer` is told when one of two stores stands in for the other.
+    ///
+    /// # Errors
+    /// Why a store cannot be opened. A server that cannot be reached is no error; see [`Named::open`].
+    pub async fn open(&self, observer: Arc<dyn Observer>) -> Result<Arc<dyn Store>, String> {
+        #[cfg(not(all(feature = "redis", feature = "postgres")))]
+        let _ = observer;
+        let (copies, told) = match self.near {
+            Around::Nothing => (None, None),
+            // Copies of nothing need not be told what was forgotten.
+            Around::Copies(0) => (Some(Copies::new(0)), None),
+            Around::Copies(bytes) => {
+                let copies = Copies::new(usize::try_from(bytes).unwrap_or(usize::MAX));
+                (Some(copies.clone()), Some(copies))
+            }
+        };
+        let with = Remote { copies: told, ..self.remote.clone() };
+        let store = match &self.stores {
+            Stores::One(named) => named.open(&with).await?,
+            #[cfg(all(feature = "redis", feature = "postgres"))]
+            Stores::Two { first, last, mode } => {
+                // Every forget goes to the one that decides, and is told from there.
+                let first = Redis::open(first.expose(), self.remote.clone()).await;
+                let first = Arc::new(first.map_err(|why| format!("the Redis store: {why}"))?);
+                let last = Postgres::open(last.expose(), with).await;
+                let last = Arc::new(last.map_err(|why| format!("the PostgreSQL store: {why}"))?);
+                let generations = Arc::new(Numbered::new(first.clone(), last.clone()));
+                Arc::new(Tiered::new(first, last, *mode, observer, Some(generations)))
+            }
+        };
+        Ok(match copies {
+            None => store,
+            Some(copies) => Arc::new(Near::new(store, copies)),
+        })
+    }
+
+    /// The store whose word counts.
+    pub fn decides(&self) -> Named {
+        match &self.stores {
+            Stores::One(named) => named.clone(),
+            #[cfg(all(feature = "redis", feature = "postgres"))]
+            Stores::Two { last, .. } => Named::Postgres(last.clone()),
+        }
+    }
+
+    /// How many bytes of finished answers are kept in this process.
+    pub fn near(&self) -> u64 {
+        match self.near {
+            Around::Nothing => 0,
+            Around::Copies(bytes) => bytes,
+        }
+    }
+
+    /// What it promises, in one line.
+    pub fn promise(&self) -> String {
+        match &self.stores {
+            Stores::One(named) => match self.remote.wait_replicas {
+                0 => named.promise().into(),
+                n => format!("{}; {n} {} must have it first", named.promise(), if n == 1 { "replica" } else { "replicas" }),
+            },
+            #[cfg(all(feature = "redis", feature = "postgres"))]
+            Stores::Two { mode: Mode::Strict, .. } => {
+                format!("{}; losing Redis changes speed only", self.decides().promise())
+            }
+            #[cfg(all(feature = "redis", feature = "postgres"))]
+            Stores::Two { mode: Mode::Loose, .. } => "at most one run per key, except in two windows, which are counted: one \
+                 gateway sees only Redis while another sees only PostgreSQL; Redis loses a claim that PostgreSQL has not seen"
+                .into(),
+        }
+    }
+}
+
+/// `an embedded store`.
+fn a(kind: Kind) -> impl fmt::Display {
+    let article = if kind == Kind::Embedded { "an" } else { "a" };
+    format!("{article} {kind} store")
+}
