@@ -1,0 +1,2 @@
+//! Explores the larger worlds and prints what was found.
+fn main(){}
