@@ -40,10 +40,10 @@ pub struct Errand {
 pub enum Step {
     Idle,
     // Tiered: see crate::tiered.
-    ClaimFirst { doubt: bool },
+    ClaimFirst,
     LookLast { first: Holder, unknown: bool },
     ReadMarkBefore { first: Holder },
-    TakeFirst { over: Fence, solo: bool, doubt: bool },
+    TakeFirst { over: Fence, solo: bool },
     ReadMarkAfter { took: Fence, mine: Fence },
     Mark { fence: Fence },
     Prove { fence: Fence },
@@ -114,12 +114,14 @@ pub struct Past {
     pub taken_over: bool,
     pub crashed: bool,
     pub solo: Solo,
-    /// The last store decided, and the first one does not know.
+    /// The first store was not reached, and the last one asked alone.
     pub fallback: bool,
     /// The last store was not reached, and the first one's answer stood.
     pub last_missed: bool,
     /// The first store was never told the end.
     pub first_untold: bool,
+    /// It was told that it no longer is the holder.
+    pub lost: bool,
     pub journaled: bool,
     pub both_down: bool,
 }
@@ -154,7 +156,7 @@ impl World {
         let (token, body) = (request.token, self.bodies[who]);
         let settle = |lease: Lease, end| Call::Settle { token, body, fence: lease.fence, over: lease.over, end };
         Some(match request.step {
-            Step::ClaimFirst { .. } => (Which::First, Call::Claim { token, body, over: None }),
+            Step::ClaimFirst => (Which::First, Call::Claim { token, body, over: None }),
             Step::LookLast { .. } => (Which::Last, Call::Get),
             Step::ReadMarkBefore { .. } | Step::ReadMarkAfter { .. } => (Which::First, Call::ReadMark),
             Step::TakeFirst { over, .. } => (Which::First, Call::Claim { token, body, over: Some(over) }),
@@ -177,7 +179,7 @@ impl World {
             };
         }
         state.requests[who].step = match self.is_tiered() {
-            true => Step::ClaimFirst { doubt: false },
+            true => Step::ClaimFirst,
             false => Step::ClaimLast { first: InFirst::Nothing, over: None, doubt: false },
         };
     }
@@ -207,8 +209,6 @@ impl World {
     ) {
         match outcome {
             Outcome::Answered(Ok(Answer::Granted(fence))) => {
-                let alone = matches!(first, InFirst::Nothing | InFirst::Perhaps) && over.is_none();
-                state.requests[who].past.fallback |= self.is_tiered() && alone;
                 let in_first = first != InFirst::Nothing;
                 state.requests[who].step = Step::Ready(Lease { fence, over: over.is_some(), solo: false, in_first });
             }
@@ -219,10 +219,12 @@ impl World {
             Outcome::Answered(Ok(Answer::Busy(holder))) => {
                 self.release_first(state, who, first);
                 self.found_busy(state, who, holder);
+                self.refused_in_doubt(state, who, over, doubt);
             }
             Outcome::Answered(Ok(Answer::Unknown(holder))) => {
                 self.release_first(state, who, first);
-                self.found_unknown_in_last(state, who, holder);
+                self.found_unknown_in_last(state, who, holder, doubt);
+                self.refused_in_doubt(state, who, over, doubt);
             }
             Outcome::Answered(_) => {
                 self.release_first(state, who, first);
@@ -247,6 +249,15 @@ impl World {
         }
     }
 
+    /// An earlier copy of the claim may still be under way: refused or not, it must not come alive once the present
+    /// holder has left.
+    fn refused_in_doubt(&self, state: &mut State, who: usize, over: Option<Fence>, doubt: bool) {
+        let refused = matches!(state.requests[who].step, Step::Ended(_));
+        if refused && doubt && !self.rules.breaks(Rule::RefusedInDoubtReleases) {
+            self.errand(state, who, Which::Last, UNSEEN, over.is_some(), End::Release, false);
+        }
+    }
+
     pub(crate) fn found_done(&self, state: &mut State, who: usize, answer: u8, body: u8) {
         match body == self.bodies[who] {
             true => self.replay(state, who, answer),
@@ -262,14 +273,14 @@ impl World {
     }
 
     /// The fingerprint first, then the policy; a takeover names its holder.
-    pub(crate) fn found_unknown_in_last(&self, state: &mut State, who: usize, holder: Holder) {
+    pub(crate) fn found_unknown_in_last(&self, state: &mut State, who: usize, holder: Holder, doubt: bool) {
         let same = holder.body == self.bodies[who] || self.rules.breaks(Rule::FingerprintBeforeTakeover);
         match self.on_unknown {
             _ if !same => state.end(who, Verdict::Reused),
             OnUnknown::Hold => state.refuse(self, who, Verdict::Unknown),
             OnUnknown::Retry if holder.ripe => {
                 let over = Some(holder.fence);
-                state.requests[who].step = Step::ClaimLast { first: InFirst::Nothing, over, doubt: false };
+                state.requests[who].step = Step::ClaimLast { first: InFirst::Nothing, over, doubt };
             }
             OnUnknown::Retry => state.refuse(self, who, Verdict::InProgress),
         }
@@ -302,6 +313,9 @@ impl World {
             Reply::Cut => End::Park { ripe: true },
             Reply::TimedOut => End::Park { ripe: false },
         };
+        if end == End::Release {
+            state.judge_release(who);
+        }
         if reply == Reply::Remembered && self.rules.breaks(Rule::RecordThenAnswer) {
             state.judge_answer(self, who as u8, false);
         }
@@ -316,7 +330,11 @@ impl World {
             }
             // It writes nothing, and answers what the record says.
             Outcome::Answered(Err(now)) => {
-                self.unmark(state, who, lease, end);
+                state.requests[who].past.lost = end != End::Release;
+                // Asked again after a lost answer, and somebody has come since: this claim still stands in the first store.
+                if end == End::Release && !self.rules.breaks(Rule::LostReleaseIsToldToFirst) {
+                    self.settle_first_behind(state, who, lease, end);
+                }
                 self.lost(state, who, now);
             }
             Outcome::AskAgain => {}
@@ -349,9 +367,11 @@ impl World {
         state.end(who, verdict);
     }
 
+    /// What the record says, never its own reply; and never what it says to another body.
     pub(crate) fn lost(&self, state: &mut State, who: usize, now: Answer) {
         match now {
-            Answer::Done(answer, _) => self.replay(state, who, answer),
+            Answer::Done(answer, _) if self.rules.breaks(Rule::LoserComparesBodies) => self.replay(state, who, answer),
+            Answer::Done(answer, body) => self.found_done(state, who, answer, body),
             Answer::Unknown(_) => state.end(who, Verdict::Unknown),
             _ => state.end(who, Verdict::InProgress),
         }
@@ -364,6 +384,9 @@ impl World {
     ) {
         let (token, body) = (state.requests[who].token, self.bodies[who]);
         let call = Call::Settle { token, body, fence, over, end };
+        if end == End::Release {
+            state.judge_release(who);
+        }
         state.requests[who].past.journaled |= durable;
         state.requests[who].later.push(Errand { to, call, durable });
     }

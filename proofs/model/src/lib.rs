@@ -228,6 +228,15 @@ impl World {
         self.call(state, who).expect("only a waiting request has such actions")
     }
 
+    /// A driver that sends a refused claim twice, unseen by the gateway, can bring it to life when its holder has left:
+    /// no store can tell it from a new request. Drivers must not.
+    fn repeat(&self, state: &mut State, to: Which, call: Call, answer: store::Held) {
+        let refused = matches!(call, Call::Claim { .. }) && !matches!(answer, Ok(store::Answer::Granted(_)));
+        if !refused || self.rules.breaks(red::Rule::DriversDoNotRepeatRefusedClaims) {
+            state.post(to, call);
+        }
+    }
+
     fn beat(&self, state: &State, who: usize) -> Call {
         let Step::Running(Lease { fence, over, .. }) = state.requests[who].step else {
             unreachable!("only a running request beats")
@@ -243,7 +252,7 @@ impl World {
                 let answer = self.apply(state, to, call);
                 if matches!(action, Action::DeliverAndRepeat(_)) {
                     state.left.repeats -= 1;
-                    state.post(to, call);
+                    self.repeat(state, to, call, answer);
                 }
                 self.go_on(state, who, Outcome::Answered(answer));
             }

@@ -57,13 +57,6 @@ impl Watch<'_> {
             self.requests[owner(entry.token)].past.taken_over = true;
         }
     }
-
-    pub fn released(&mut self, entry: &Entry) {
-        let past = &self.requests[owner(entry.token)].past;
-        if past.sent && past.reply != Some(Reply::Unremembered) {
-            self.broke(Broken::WrongRelease);
-        }
-    }
 }
 
 impl State {
@@ -81,8 +74,21 @@ impl State {
         }
     }
 
+    /// A claim is to be released.
+    pub(crate) fn judge_release(&mut self, who: usize) {
+        let past = &self.requests[who].past;
+        if past.sent && past.reply != Some(Reply::Unremembered) {
+            self.broken |= Broken::WrongRelease as u16;
+        }
+    }
+
     /// A client gets an answer that counts as remembered.
     pub(crate) fn judge_answer(&mut self, world: &World, answer: Task, stored: bool) {
+        // Told to be pending: until the store has it, `retry` lets somebody else run, and answer.
+        let pending = !stored && self.requests[usize::from(answer)].past.journaled;
+        if pending && world.on_unknown == OnUnknown::Retry {
+            return;
+        }
         if *self.given.get_or_insert(answer) != answer && !self.window_is_open(world) {
             self.broken |= Broken::AnswersDiffer as u16;
         }
@@ -102,7 +108,7 @@ impl State {
     /// of each.
     pub fn window_is_open(&self, world: &World) -> bool {
         let solo = self.requests.iter().any(|request| request.past.solo == Solo::Refused);
-        let only_last = self.requests.iter().any(|request| request.past.fallback);
+        let only_last = self.requests.iter().any(|request| request.past.fallback && request.past.sent);
         match world.stores {
             crate::Stores::One => self.failover.is_some(),
             crate::Stores::Strict => false,
@@ -127,7 +133,7 @@ fn has_its_reason(state: &State, store: &Store, is_first: bool) -> bool {
     let request = &state.requests[owner(*token)];
     let past = &request.past;
     let at_it = request.token == *token && !matches!(request.step, Step::Idle | Step::Ended(_));
-    let excused = past.crashed || state.failover.is_some() || (is_first && (past.first_untold || past.taken_over));
+    let excused = past.crashed || state.failover.is_some() || (is_first && (past.first_untold || past.lost));
     match phase {
         Phase::Running { .. } => at_it || !request.later.is_empty() || excused,
         Phase::Unknown { released: false, .. } => matches!(past.reply, Some(Reply::Cut | Reply::TimedOut)),

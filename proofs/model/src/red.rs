@@ -25,6 +25,9 @@ pub enum Rule {
     FingerprintBeforeTakeover,
     CutIsParked,
     RecordThenAnswer,
+    RefusedInDoubtReleases,
+    LoserComparesBodies,
+    DriversDoNotRepeatRefusedClaims,
     // A tiered store.
     NoSoloInDoubt,
     LastWinsOverBusy,
@@ -36,6 +39,8 @@ pub enum Rule {
     SoloIsTakenOverInFirst,
     SameBodyTakesOverInFirst,
     CopyKeepsItsBody,
+    LostReleaseIsToldToFirst,
+    LostInFirstIsToldToLast,
     LostCopyIsAWindow,
 }
 
@@ -153,6 +158,24 @@ fn in_one_store() -> Vec<Red> {
             properties::EQUAL_ANSWERS,
             one(Retry, same, &[Remembered], Faults { crashes: 1, ..none }),
         ),
+        red(
+            "a claim that is refused after a lost answer is not released",
+            Rule::RefusedInDoubtReleases,
+            properties::REAL_UNKNOWN,
+            one(Hold, same, &[NotSent], lossy),
+        ),
+        red(
+            "a holder that lost its claim gets another body's answer",
+            Rule::LoserComparesBodies,
+            properties::SAME_BODY_REPLAYS,
+            one(Hold, &[0, 1], &[Remembered], Faults { failovers: 1, ..none }),
+        ),
+        red(
+            "a driver repeats a refused claim unseen",
+            Rule::DriversDoNotRepeatRefusedClaims,
+            properties::REAL_UNKNOWN,
+            one(Hold, same, &[NotSent], Faults { repeats: 1, ..none }),
+        ),
     ]
 }
 
@@ -174,6 +197,12 @@ fn in_tiered_stores() -> Vec<Red> {
             Rule::LastWinsOverBusy,
             properties::FINISHED_STAYS,
             world(Strict, Hold, same, &[Remembered], none),
+        ),
+        red(
+            "a release that the last store calls lost is not told to the first",
+            Rule::LostReleaseIsToldToFirst,
+            properties::REAL_UNKNOWN,
+            world(Strict, Hold, same, &[NotSent], Faults { losses: 1, first_unreachable: 1, ..none }),
         ),
         red(
             "no release in the first store",
@@ -210,6 +239,12 @@ fn in_tiered_stores() -> Vec<Red> {
             Rule::SoloIsTakenOverInFirst,
             properties::ONE_START,
             world(Loose, Retry, same, &[Remembered], split),
+        ),
+        red(
+            "a solo claim that is lost in the first store is not told to the last",
+            Rule::LostInFirstIsToldToLast,
+            properties::REAL_UNKNOWN,
+            world(Loose, Retry, same, &[Remembered], Faults { last_unreachable: 2, beats: 1, ..none }),
         ),
         red(
             "another body takes over in the first store",

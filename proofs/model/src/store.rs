@@ -120,7 +120,8 @@ impl Store {
             Call::Settle { token, body, fence, over, end } => {
                 let before = self.now.clone();
                 let held = self.settle(token, body, fence, over, end, rules, watch);
-                if held.is_err() && (&self.now.entry, self.now.marker) != (&before.entry, before.marker) {
+                // A token that is spent is no write: nobody sees it but its own late copies.
+                if held.is_err() && (self.now.view(), self.now.marker) != (before.view(), before.marker) {
                     watch.broke(Broken::StaleSettle);
                 }
                 held
@@ -215,7 +216,6 @@ impl Store {
             End::Complete { answer } => entry.phase = Phase::Done { answer },
             End::Park { ripe } => entry.phase = Phase::Unknown { ripe, released: false },
             End::Release => {
-                watch.released(entry);
                 if !entry.took_over {
                     self.now.free(rules);
                 } else if rules.breaks(Rule::ReleasedTakeoverIsUnknown) {

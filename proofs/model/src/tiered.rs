@@ -25,10 +25,10 @@ impl World {
 
     pub(crate) fn go_on_tiered(&self, state: &mut State, who: usize, step: Step, outcome: Outcome) {
         match step {
-            Step::ClaimFirst { doubt } => self.claimed_first(state, who, doubt, outcome),
+            Step::ClaimFirst => self.claimed_first(state, who, outcome),
             Step::LookLast { first, unknown } => self.looked_last(state, who, first, unknown, outcome),
             Step::ReadMarkBefore { first } => self.read_mark_before(state, who, first, outcome),
-            Step::TakeFirst { over, solo, doubt } => self.took_first(state, who, (over, solo, doubt), outcome),
+            Step::TakeFirst { over, solo } => self.took_first(state, who, over, solo, outcome),
             Step::ReadMarkAfter { took, mine } => self.read_mark_after(state, who, took, mine, outcome),
             Step::Mark { fence } => self.marked(state, who, fence, outcome),
             Step::Prove { fence } => self.proved(state, who, fence, outcome),
@@ -37,8 +37,9 @@ impl World {
         }
     }
 
-    fn claimed_first(&self, state: &mut State, who: usize, doubt: bool, outcome: Outcome) {
+    fn claimed_first(&self, state: &mut State, who: usize, outcome: Outcome) {
         let claim_last = |first| Step::ClaimLast { first, over: None, doubt: false };
+        state.requests[who].past.fallback = !matches!(outcome, Outcome::Answered(_));
         match outcome {
             Outcome::Answered(Ok(Answer::Granted(fence))) => {
                 state.requests[who].step = claim_last(InFirst::Claim(fence));
@@ -54,9 +55,8 @@ impl World {
                 state.requests[who].step = Step::LookLast { first, unknown: true };
             }
             Outcome::Answered(_) => state.refuse(self, who, Verdict::InProgress),
-            Outcome::AskAgain => state.requests[who].step = Step::ClaimFirst { doubt: true },
-            Outcome::NotApplied if !doubt => state.requests[who].step = claim_last(InFirst::Nothing),
-            Outcome::NotApplied | Outcome::GiveUp => state.requests[who].step = claim_last(InFirst::Perhaps),
+            Outcome::NotApplied => state.requests[who].step = claim_last(InFirst::Nothing),
+            Outcome::AskAgain | Outcome::GiveUp => state.requests[who].step = claim_last(InFirst::Perhaps),
         }
     }
 
@@ -64,7 +64,7 @@ impl World {
         match outcome {
             Outcome::Answered(Ok(Answer::Done(answer, body))) => self.found_done(state, who, answer, body),
             Outcome::Answered(Ok(Answer::Busy(holder))) => self.found_busy(state, who, holder),
-            Outcome::Answered(Ok(Answer::Unknown(holder))) => self.found_unknown_in_last(state, who, holder),
+            Outcome::Answered(Ok(Answer::Unknown(holder))) => self.found_unknown_in_last(state, who, holder, false),
             Outcome::Answered(_) if !unknown || !first.ripe => self.found_busy(state, who, first),
             // It never started, but another body must not stand in its place: should it have run solo after all, the
             // entry would name the wrong request.
@@ -93,7 +93,7 @@ impl World {
     }
 
     fn read_mark_before(&self, state: &mut State, who: usize, first: Holder, outcome: Outcome) {
-        let take = |solo| Step::TakeFirst { over: first.fence, solo, doubt: false };
+        let take = |solo| Step::TakeFirst { over: first.fence, solo };
         match outcome {
             Outcome::Answered(Ok(Answer::Marker(Some(named)))) if self.believes(named, first.fence) => {
                 match self.on_unknown {
@@ -118,7 +118,7 @@ impl World {
     }
 
     fn took_first(
-        &self, state: &mut State, who: usize, (over, solo, _): (Fence, bool, bool), outcome: Outcome,
+        &self, state: &mut State, who: usize, over: Fence, solo: bool, outcome: Outcome,
     ) {
         let go_to_last =
             |mine| Step::ClaimLast { first: InFirst::Takeover(mine), over: None, doubt: false };
@@ -130,8 +130,7 @@ impl World {
             }
             Outcome::Answered(Ok(Answer::Done(answer, body))) => self.found_done(state, who, answer, body),
             Outcome::Answered(_) => state.refuse(self, who, Verdict::InProgress),
-            Outcome::AskAgain => state.requests[who].step = Step::TakeFirst { over, solo, doubt: true },
-            Outcome::NotApplied | Outcome::GiveUp => {
+            Outcome::NotApplied | Outcome::AskAgain | Outcome::GiveUp => {
                 self.release_first(state, who, InFirst::Perhaps);
                 state.end(who, Verdict::Unavailable);
             }
@@ -216,9 +215,16 @@ impl World {
     /// Solo, and the last store away: the first one holds the end, the journal keeps it for the last one.
     fn settled_first(&self, state: &mut State, who: usize, lease: Lease, end: End, outcome: Outcome) {
         match outcome {
+            // The first store's word is not the last: somebody may have taken over there and given up since. What
+            // happened is told to the store that decides; until it has heard it, nobody gets the answer.
             Outcome::Answered(Err(now)) => {
+                state.requests[who].past.lost = true;
                 self.unmark(state, who, lease, end);
-                return self.lost(state, who, now);
+                if self.rules.breaks(Rule::LostInFirstIsToldToLast) {
+                    return self.lost(state, who, now);
+                }
+                self.errand(state, who, Which::Last, lease.fence, lease.over, end, false);
+                return state.end(who, Verdict::Unavailable);
             }
             Outcome::AskAgain => return,
             Outcome::Answered(Ok(_)) => self.unmark(state, who, lease, end),
