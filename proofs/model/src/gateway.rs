@@ -6,7 +6,7 @@
 
 use crate::{
     OnUnknown, State, World,
-    properties::Broken,
+    properties::{Broken, Given},
     red::Rule,
     store::{Answer, Call, End, Fence, Holder, Token, UNSEEN},
 };
@@ -114,7 +114,9 @@ pub struct Past {
     pub taken_over: bool,
     pub crashed: bool,
     pub solo: Solo,
-    /// The first store was not reached, and the last one asked alone.
+    /// The first store was not reached.
+    pub first_missed: bool,
+    /// And the last one granted the claim alone.
     pub fallback: bool,
     /// The last store was not reached, and the first one's answer stood.
     pub last_missed: bool,
@@ -174,7 +176,7 @@ impl World {
         state.requests[who].past.after_finished = state.finished;
         if let Some((writer, answer)) = self.journaled(state, self.gateway(who)) {
             return match self.bodies[writer] == self.bodies[who] {
-                true => self.replay(state, who, answer),
+                true => self.replay(state, who, answer, Given::Pending),
                 false => state.end(who, Verdict::Reused),
             };
         }
@@ -209,6 +211,7 @@ impl World {
     ) {
         match outcome {
             Outcome::Answered(Ok(Answer::Granted(fence))) => {
+                state.requests[who].past.fallback |= state.requests[who].past.first_missed;
                 let in_first = first != InFirst::Nothing;
                 state.requests[who].step = Step::Ready(Lease { fence, over: over.is_some(), solo: false, in_first });
             }
@@ -260,7 +263,7 @@ impl World {
 
     pub(crate) fn found_done(&self, state: &mut State, who: usize, answer: u8, body: u8) {
         match body == self.bodies[who] {
-            true => self.replay(state, who, answer),
+            true => self.replay(state, who, answer, Given::Replayed),
             false => state.end(who, Verdict::Reused),
         }
     }
@@ -286,11 +289,11 @@ impl World {
         }
     }
 
-    pub(crate) fn replay(&self, state: &mut State, who: usize, answer: u8) {
+    pub(crate) fn replay(&self, state: &mut State, who: usize, answer: u8, how: Given) {
         if self.bodies[usize::from(answer)] != self.bodies[who] {
             state.broken |= Broken::ForeignReplay as u16;
         }
-        state.judge_answer(self, answer, false);
+        state.judge_answer(self, answer, how);
         state.end(who, Verdict::Replayed);
     }
 
@@ -317,7 +320,7 @@ impl World {
             state.judge_release(who);
         }
         if reply == Reply::Remembered && self.rules.breaks(Rule::RecordThenAnswer) {
-            state.judge_answer(self, who as u8, false);
+            state.judge_answer(self, who as u8, Given::Replayed);
         }
         state.requests[who].step = Step::SettleLast { lease, end };
     }
@@ -326,7 +329,7 @@ impl World {
         match outcome {
             Outcome::Answered(Ok(_)) => {
                 self.settle_first_behind(state, who, lease, end);
-                self.answer(state, who, end, true);
+                self.answer(state, who, end, Given::Recorded);
             }
             // It writes nothing, and answers what the record says.
             Outcome::Answered(Err(now)) => {
@@ -348,16 +351,16 @@ impl World {
                 match complete && !self.journal {
                     // The answer is withheld until it is stored.
                     true => state.end(who, Verdict::Unavailable),
-                    false => self.answer(state, who, end, false),
+                    false => self.answer(state, who, end, Given::Pending),
                 }
             }
         }
     }
 
-    pub(crate) fn answer(&self, state: &mut State, who: usize, end: End, stored: bool) {
+    pub(crate) fn answer(&self, state: &mut State, who: usize, end: End, how: Given) {
         let verdict = match end {
             End::Complete { answer } => {
-                state.judge_answer(self, answer, stored);
+                state.judge_answer(self, answer, how);
                 Verdict::Ran
             }
             End::Park { .. } => Verdict::RanUnknown,
@@ -370,7 +373,7 @@ impl World {
     /// What the record says, never its own reply; and never what it says to another body.
     pub(crate) fn lost(&self, state: &mut State, who: usize, now: Answer) {
         match now {
-            Answer::Done(answer, _) if self.rules.breaks(Rule::LoserComparesBodies) => self.replay(state, who, answer),
+            Answer::Done(answer, _) if self.rules.breaks(Rule::LoserComparesBodies) => self.replay(state, who, answer, Given::Replayed),
             Answer::Done(answer, body) => self.found_done(state, who, answer, body),
             Answer::Unknown(_) => state.end(who, Verdict::Unknown),
             _ => state.end(who, Verdict::InProgress),
@@ -389,6 +392,17 @@ impl World {
         }
         state.requests[who].past.journaled |= durable;
         state.requests[who].later.push(Errand { to, call, durable });
+    }
+
+    /// A store has heard the oldest errand. What the last store calls lost must not stand in the first.
+    pub fn told(&self, state: &mut State, who: usize, held: Result<Answer, Answer>) {
+        let request = &mut state.requests[who];
+        let told = request.later.remove(0);
+        if told.to == Which::Last && held.is_err() && !self.rules.breaks(Rule::LostIsNotToldToFirst) {
+            let stands = |call| matches!(call, Call::Settle { end, .. } if end != End::Release);
+            request.past.lost = true;
+            request.later.retain(|errand| !stands(errand.call));
+        }
     }
 
     /// A gateway dies: what it was at is gone, except its journal.

@@ -275,9 +275,9 @@ impl World {
             }
             Action::Tell(who) | Action::TellAndLoseAnswer(who) => {
                 let errand = state.requests[who].later[0].clone();
-                let _ = self.apply(state, errand.to, errand.call);
+                let held = self.apply(state, errand.to, errand.call);
                 match action {
-                    Action::Tell(_) => drop(state.requests[who].later.remove(0)),
+                    Action::Tell(_) => self.told(state, who, held),
                     _ => state.left.losses -= 1,
                 }
             }
@@ -301,12 +301,14 @@ impl World {
                 state.left.beats -= 1;
                 let call = self.beat(state, who);
                 let _ = self.apply(state, Which::Last, call);
+                self.no_longer_solo(state, who);
             }
             Action::BeatLate(who) => {
                 state.left.beats -= 1;
                 state.left.losses -= 1;
                 let call = self.beat(state, who);
                 state.post(Which::Last, call);
+                self.no_longer_solo(state, who);
             }
             Action::Lapse(which) => state.store(which).lapse(self.rules),
             Action::Crash(gateway) => {

@@ -36,6 +36,17 @@ pub const SAME_BODY: &str = "a different body never takes over";
 pub const SAME_BODY_REPLAYS: &str = "a different body never gets the answer";
 pub const REAL_UNKNOWN: &str = "every claim that runs or is unknown has its reason";
 
+/// How a client got an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Given {
+    /// Its run's, recorded before.
+    Recorded,
+    /// Somebody else's, from a store.
+    Replayed,
+    /// Told to be pending: from a run that the deciding store has not heard of, or from the journal.
+    Pending,
+}
+
 /// What the checker sees of a step in a store.
 pub struct Watch<'a> {
     pub requests: &'a mut [Request],
@@ -83,16 +94,15 @@ impl State {
     }
 
     /// A client gets an answer that counts as remembered.
-    pub(crate) fn judge_answer(&mut self, world: &World, answer: Task, stored: bool) {
+    pub(crate) fn judge_answer(&mut self, world: &World, answer: Task, how: Given) {
         // Told to be pending: until the store has it, `retry` lets somebody else run, and answer.
-        let pending = !stored && self.requests[usize::from(answer)].past.journaled;
-        if pending && world.on_unknown == OnUnknown::Retry {
+        if how == Given::Pending && world.on_unknown == OnUnknown::Retry {
             return;
         }
         if *self.given.get_or_insert(answer) != answer && !self.window_is_open(world) {
             self.broken |= Broken::AnswersDiffer as u16;
         }
-        self.finished |= stored;
+        self.finished |= how == Given::Recorded;
     }
 
     /// A client is told that it runs or that its end is unknown.
@@ -108,7 +118,7 @@ impl State {
     /// of each.
     pub fn window_is_open(&self, world: &World) -> bool {
         let solo = self.requests.iter().any(|request| request.past.solo == Solo::Refused);
-        let only_last = self.requests.iter().any(|request| request.past.fallback && request.past.sent);
+        let only_last = self.requests.iter().any(|request| request.past.fallback);
         match world.stores {
             crate::Stores::One => self.failover.is_some(),
             crate::Stores::Strict => false,

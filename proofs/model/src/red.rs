@@ -40,6 +40,8 @@ pub enum Rule {
     SameBodyTakesOverInFirst,
     CopyKeepsItsBody,
     LostReleaseIsToldToFirst,
+    LostIsNotToldToFirst,
+    SoloEndsWhenLastMayKnow,
     LostInFirstIsToldToLast,
     LostCopyIsAWindow,
 }
@@ -239,6 +241,18 @@ fn in_tiered_stores() -> Vec<Red> {
             Rule::SoloIsTakenOverInFirst,
             properties::ONE_START,
             world(Loose, Retry, same, &[Remembered], split),
+        ),
+        red(
+            "an answer that the last store calls lost is told to the first",
+            Rule::LostIsNotToldToFirst,
+            properties::EQUAL_ANSWERS,
+            world(Strict, Retry, three, &[Remembered], Faults { last_unreachable: 1, ..none }),
+        ),
+        red(
+            "a solo claim that the last store knows is still settled in the first alone",
+            Rule::SoloEndsWhenLastMayKnow,
+            properties::EQUAL_ANSWERS,
+            world(Loose, Retry, three, &[Remembered], Faults { last_unreachable: 2, beats: 1, ..none }),
         ),
         red(
             "a solo claim that is lost in the first store is not told to the last",

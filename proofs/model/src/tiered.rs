@@ -14,6 +14,7 @@
 use crate::{
     OnUnknown, State, Stores, World,
     gateway::{Errand, InFirst, Lease, Outcome, Solo, Step, Verdict, Which},
+    properties::Given,
     red::Rule,
     store::{Answer, Call, End, Fence, Holder, UNSEEN},
 };
@@ -39,7 +40,7 @@ impl World {
 
     fn claimed_first(&self, state: &mut State, who: usize, outcome: Outcome) {
         let claim_last = |first| Step::ClaimLast { first, over: None, doubt: false };
-        state.requests[who].past.fallback = !matches!(outcome, Outcome::Answered(_));
+        state.requests[who].past.first_missed = !matches!(outcome, Outcome::Answered(_));
         match outcome {
             Outcome::Answered(Ok(Answer::Granted(fence))) => {
                 state.requests[who].step = claim_last(InFirst::Claim(fence));
@@ -212,6 +213,15 @@ impl World {
         state.end(who, Verdict::Unavailable);
     }
 
+    /// A solo claim that the last store may know of can be taken over there: from now on only its word counts.
+    pub(crate) fn no_longer_solo(&self, state: &mut State, who: usize) {
+        if let Step::Running(lease) = &mut state.requests[who].step
+            && !self.rules.breaks(Rule::SoloEndsWhenLastMayKnow)
+        {
+            lease.solo = false;
+        }
+    }
+
     /// Solo, and the last store away: the first one holds the end, the journal keeps it for the last one.
     fn settled_first(&self, state: &mut State, who: usize, lease: Lease, end: End, outcome: Outcome) {
         match outcome {
@@ -235,7 +245,7 @@ impl World {
         }
         let complete = matches!(end, End::Complete { .. });
         self.errand(state, who, Which::Last, lease.fence, lease.over, end, complete);
-        self.answer(state, who, end, false);
+        self.answer(state, who, end, Given::Pending);
     }
 
     /// A solo claim that is released leaves no mark; one that ended otherwise needs none any more, but it does no harm.

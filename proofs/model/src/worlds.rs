@@ -135,8 +135,8 @@ pub fn small() -> Vec<World> {
             name: "tiered loose, retry",
             stores: Loose,
             on_unknown: Retry,
-            bodies: vec![0, 0],
-            replies: few,
+            bodies: vec![0, 0, 0],
+            replies: vec![Remembered],
             faults: Faults { losses: 0, last_unreachable: 2, beats: 1, ..apart },
             ..World::default()
         },
