@@ -72,6 +72,8 @@ pub struct Lease {
     pub over: bool,
     /// Granted by the first store alone; the fence is its.
     pub solo: bool,
+    /// It was solo, and a mark says so.
+    pub marked: bool,
     pub in_first: bool,
 }
 
@@ -114,10 +116,8 @@ pub struct Past {
     pub taken_over: bool,
     pub crashed: bool,
     pub solo: Solo,
-    /// The first store was not reached.
+    /// The first store was not reached, and the last one asked alone.
     pub first_missed: bool,
-    /// And the last one granted the claim alone.
-    pub fallback: bool,
     /// The last store was not reached, and the first one's answer stood.
     pub last_missed: bool,
     /// The first store was never told the end.
@@ -211,9 +211,9 @@ impl World {
     ) {
         match outcome {
             Outcome::Answered(Ok(Answer::Granted(fence))) => {
-                state.requests[who].past.fallback |= state.requests[who].past.first_missed;
                 let in_first = first != InFirst::Nothing;
-                state.requests[who].step = Step::Ready(Lease { fence, over: over.is_some(), solo: false, in_first });
+                state.requests[who].step =
+                    Step::Ready(Lease { fence, over: over.is_some(), solo: false, marked: false, in_first });
             }
             Outcome::Answered(Ok(Answer::Done(answer, body))) => {
                 self.tell_first(state, who, first, End::Complete { answer }, body);
@@ -373,7 +373,9 @@ impl World {
     /// What the record says, never its own reply; and never what it says to another body.
     pub(crate) fn lost(&self, state: &mut State, who: usize, now: Answer) {
         match now {
-            Answer::Done(answer, _) if self.rules.breaks(Rule::LoserComparesBodies) => self.replay(state, who, answer, Given::Replayed),
+            Answer::Done(answer, _) if self.rules.breaks(Rule::LoserComparesBodies) => {
+                self.replay(state, who, answer, Given::Replayed)
+            }
             Answer::Done(answer, body) => self.found_done(state, who, answer, body),
             Answer::Unknown(_) => state.end(who, Verdict::Unknown),
             _ => state.end(who, Verdict::InProgress),

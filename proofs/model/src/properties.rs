@@ -36,6 +36,8 @@ pub const SAME_BODY: &str = "a different body never takes over";
 pub const SAME_BODY_REPLAYS: &str = "a different body never gets the answer";
 pub const REAL_UNKNOWN: &str = "every claim that runs or is unknown has its reason";
 
+pub const RECORDED: &str = "a complete reply is recorded, unless the policy let another run in its place";
+
 /// How a client got an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Given {
@@ -118,7 +120,7 @@ impl State {
     /// of each.
     pub fn window_is_open(&self, world: &World) -> bool {
         let solo = self.requests.iter().any(|request| request.past.solo == Solo::Refused);
-        let only_last = self.requests.iter().any(|request| request.past.fallback);
+        let only_last = self.requests.iter().any(|request| request.past.first_missed);
         match world.stores {
             crate::Stores::One => self.failover.is_some(),
             crate::Stores::Strict => false,
@@ -151,6 +153,17 @@ fn has_its_reason(state: &State, store: &Store, is_first: bool) -> bool {
     }
 }
 
+/// Whoever saw a complete reply, and is done with it, has left it in the store that decides.
+fn is_recorded(state: &State) -> bool {
+    let done = matches!(state.last.now.entry, Some(Entry { phase: Phase::Done { .. }, .. }));
+    let owes = |request: &Request| {
+        let over = matches!(request.step, Step::Ended(_)) && request.later.is_empty();
+        let past = &request.past;
+        over && past.reply == Some(Reply::Remembered) && !past.crashed && !past.taken_over
+    };
+    done || !some(state, owes)
+}
+
 fn some(state: &State, what: impl Fn(&Request) -> bool) -> bool {
     state.requests.iter().any(what)
 }
@@ -177,6 +190,9 @@ fn always() -> Vec<Property<World>> {
         Property::always(STALE_WRITES_NOTHING, |_, state: &State| !state.has(Broken::StaleSettle)),
         Property::always(SAME_BODY, |_, state: &State| !state.has(Broken::ForeignTakeover)),
         Property::always(SAME_BODY_REPLAYS, |_, state: &State| !state.has(Broken::ForeignReplay)),
+        Property::always(RECORDED, |world, state: &State| {
+            is_recorded(state) || state.failover.is_some() || state.window_is_open(world)
+        }),
         Property::always(REAL_UNKNOWN, |_, state: &State| {
             has_its_reason(state, &state.first, true) && has_its_reason(state, &state.last, false)
         }),
@@ -248,7 +264,7 @@ fn sometimes_tiered(world: &World) -> Vec<Property<World>> {
     }));
     if left.first_unreachable > 0 {
         all.push(Property::sometimes("the last store decides alone", |_, state: &State| {
-            some(state, |request| request.past.fallback && request.past.sent)
+            some(state, |request| request.past.first_missed && request.past.sent)
         }));
     }
     if left.first_unreachable > 0 && left.last_unreachable > 0 {

@@ -60,10 +60,17 @@ pub struct Entry {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
-    Running { lapsed: bool },
+    Running {
+        lapsed: bool,
+    },
     /// `ripe`: may be taken over. `released`: its takeover was, and has spent its token.
-    Unknown { ripe: bool, released: bool },
-    Done { answer: Task },
+    Unknown {
+        ripe: bool,
+        released: bool,
+    },
+    Done {
+        answer: Task,
+    },
     Free,
 }
 
@@ -81,10 +88,14 @@ pub enum Call {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum End {
-    Complete { answer: Task },
+    Complete {
+        answer: Task,
+    },
     Release,
     /// `ripe`: may be taken over at once, not only once the lease has lapsed.
-    Park { ripe: bool },
+    Park {
+        ripe: bool,
+    },
 }
 
 /// What a store answers.

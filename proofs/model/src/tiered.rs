@@ -118,11 +118,8 @@ impl World {
         named == current || !self.rules.breaks(Rule::AnyMarkIsBelieved)
     }
 
-    fn took_first(
-        &self, state: &mut State, who: usize, over: Fence, solo: bool, outcome: Outcome,
-    ) {
-        let go_to_last =
-            |mine| Step::ClaimLast { first: InFirst::Takeover(mine), over: None, doubt: false };
+    fn took_first(&self, state: &mut State, who: usize, over: Fence, solo: bool, outcome: Outcome) {
+        let go_to_last = |mine| Step::ClaimLast { first: InFirst::Takeover(mine), over: None, doubt: false };
         match outcome {
             Outcome::Answered(Ok(Answer::Granted(mine))) => {
                 let unchecked = solo || self.rules.breaks(Rule::MarkIsReadAfterTakeover);
@@ -185,7 +182,7 @@ impl World {
     fn marked(&self, state: &mut State, who: usize, fence: Fence, outcome: Outcome) {
         match outcome {
             Outcome::Answered(_) if self.rules.breaks(Rule::ProveBeforeRun) => {
-                state.requests[who].step = Step::Ready(Lease { fence, over: false, solo: true, in_first: true });
+                state.requests[who].step = Step::Ready(solo_lease(fence));
             }
             Outcome::Answered(_) => state.requests[who].step = Step::Prove { fence },
             Outcome::AskAgain => {}
@@ -196,7 +193,7 @@ impl World {
     fn proved(&self, state: &mut State, who: usize, fence: Fence, outcome: Outcome) {
         match outcome {
             Outcome::Answered(Ok(Answer::Held)) => {
-                state.requests[who].step = Step::Ready(Lease { fence, over: false, solo: true, in_first: true });
+                state.requests[who].step = Step::Ready(solo_lease(fence));
             }
             Outcome::AskAgain => {}
             Outcome::Answered(_) | Outcome::NotApplied | Outcome::GiveUp => {
@@ -250,7 +247,7 @@ impl World {
 
     /// A solo claim that is released leaves no mark; one that ended otherwise needs none any more, but it does no harm.
     pub(crate) fn unmark(&self, state: &mut State, who: usize, lease: Lease, end: End) {
-        if lease.solo && end == End::Release {
+        if lease.marked && end == End::Release {
             let unmark = Errand { to: Which::First, call: Call::Unmark(lease.fence), durable: false };
             state.requests[who].later.push(unmark);
         }
@@ -279,4 +276,8 @@ impl World {
         let taken = matches!(first, InFirst::Takeover(_));
         self.errand(state, who, Which::First, UNSEEN, taken, end, false);
     }
+}
+
+fn solo_lease(fence: Fence) -> Lease {
+    Lease { fence, over: false, solo: true, marked: true, in_first: true }
 }

@@ -50,9 +50,8 @@ pub fn explore(world: &World) -> Found {
 pub fn counterexample(red: &Red) -> (usize, Option<Vec<String>>) {
     let only = HasDiscoveries::AnyOf(BTreeSet::from([red.breaks]));
     let checker = red.world.clone().checker().threads(1).finish_when(only).spawn_bfs().join();
-    let steps = |path: stateright::Path<_, crate::Action>| {
-        path.into_actions().iter().map(|step| format!("{step:?}")).collect()
-    };
+    let steps =
+        |path: stateright::Path<_, crate::Action>| path.into_actions().iter().map(|step| format!("{step:?}")).collect();
     (checker.unique_state_count(), checker.discovery(red.breaks).map(steps))
 }
 
@@ -135,10 +134,113 @@ pub fn small() -> Vec<World> {
             name: "tiered loose, retry",
             stores: Loose,
             on_unknown: Retry,
-            bodies: vec![0, 0, 0],
-            replies: vec![Remembered],
+            bodies: vec![0, 0],
+            replies: few,
             faults: Faults { losses: 0, last_unreachable: 2, beats: 1, ..apart },
             ..World::default()
         },
+    ]
+}
+
+/// Explored by the binary.
+pub fn large() -> Vec<World> {
+    use OnUnknown::{Hold, Retry};
+    use Stores::{Loose, One, Strict};
+    let all = vec![Remembered, Unremembered, Cut, TimedOut, NotSent];
+    let few = vec![Remembered, Cut, NotSent];
+    let ends = vec![Remembered, NotSent];
+    let lossy = Faults { losses: 2, repeats: 1, crashes: 1, ..NONE };
+    let apart = Faults { losses: 1, crashes: 1, first_unreachable: 1, last_unreachable: 1, ..NONE };
+    let world = |name, stores, on_unknown, bodies: &[u8], replies: &Vec<_>, faults| World {
+        name,
+        stores,
+        on_unknown,
+        bodies: bodies.to_vec(),
+        replies: replies.clone(),
+        faults,
+        ..World::default()
+    };
+    vec![
+        world("one store, hold, 3 requests", One, Hold, &[0, 0, 1], &all, Faults { beats: 1, ..lossy }),
+        world("one store, retry, 3 requests", One, Retry, &[0, 0, 1], &all, Faults { losses: 1, beats: 1, ..lossy }),
+        world("one store, hold, 4 requests", One, Hold, &[0, 0, 0, 0], &few, Faults { losses: 1, repeats: 0, ..lossy }),
+        world("one store, retry, 4 requests", One, Retry, &[0, 0, 1, 1], &few, Faults { crashes: 1, ..NONE }),
+        World {
+            journal: true,
+            ..world(
+                "one store, away, journal, hold, 3 requests",
+                One,
+                Hold,
+                &[0, 0, 0],
+                &ends,
+                Faults { last_unreachable: 2, beats: 1, repeats: 0, ..lossy },
+            )
+        },
+        world(
+            "one store that fails over, 3 requests",
+            One,
+            Retry,
+            &[0, 0, 1],
+            &ends,
+            Faults { failovers: 1, replications: 1, beats: 1, losses: 1, ..NONE },
+        ),
+        world(
+            "strict, hold, failover of the first store",
+            Strict,
+            Hold,
+            &[0, 0],
+            &few,
+            Faults { failovers: 1, replications: 1, ..apart },
+        ),
+        world("strict, retry, 3 requests", Strict, Retry, &[0, 0, 1], &few, Faults { crashes: 0, losses: 0, ..apart }),
+        world(
+            "strict, retry, failover, 2 requests",
+            Strict,
+            Retry,
+            &[0, 0],
+            &few,
+            Faults { failovers: 1, beats: 1, losses: 2, ..apart },
+        ),
+        world(
+            "loose, hold, 2 requests",
+            Loose,
+            Hold,
+            &[0, 0],
+            &few,
+            Faults { last_unreachable: 2, beats: 1, repeats: 1, ..apart },
+        ),
+        world(
+            "loose, hold, 3 requests",
+            Loose,
+            Hold,
+            &[0, 0, 0],
+            &ends,
+            Faults { losses: 0, last_unreachable: 2, ..apart },
+        ),
+        world("loose, hold, two bodies", Loose, Hold, &[0, 1, 0], &ends, Faults { losses: 0, crashes: 0, ..apart }),
+        world(
+            "loose, retry, 3 requests",
+            Loose,
+            Retry,
+            &[0, 0, 0],
+            &ends,
+            Faults { losses: 0, crashes: 0, last_unreachable: 2, beats: 1, ..apart },
+        ),
+        world(
+            "loose, retry, 2 requests",
+            Loose,
+            Retry,
+            &[0, 0],
+            &few,
+            Faults { last_unreachable: 2, beats: 1, ..apart },
+        ),
+        world(
+            "loose, hold, failover of the first store",
+            Loose,
+            Hold,
+            &[0, 0],
+            &ends,
+            Faults { failovers: 1, replications: 1, last_unreachable: 2, crashes: 0, ..apart },
+        ),
     ]
 }
