@@ -220,14 +220,14 @@ impl World {
                 self.found_done(state, who, answer, body);
             }
             Outcome::Answered(Ok(Answer::Busy(holder))) => {
-                self.release_first(state, who, first);
                 self.found_busy(state, who, holder);
                 self.refused_in_doubt(state, who, over, doubt);
+                self.release_first(state, who, first);
             }
             Outcome::Answered(Ok(Answer::Unknown(holder))) => {
-                self.release_first(state, who, first);
                 self.found_unknown_in_last(state, who, holder, doubt);
                 self.refused_in_doubt(state, who, over, doubt);
+                self.release_first(state, who, first);
             }
             Outcome::Answered(_) => {
                 self.release_first(state, who, first);
@@ -243,10 +243,17 @@ impl World {
             Outcome::GiveUp if self.may_go_solo(first) && self.rules.breaks(Rule::NoSoloInDoubt) => {
                 self.go_solo(state, who, first, Solo::Doubted);
             }
-            // In doubt: never solo. Whatever may have been granted is released.
+            // In doubt: never solo. Whatever may have been granted is released, in the last store first: whoever gets in
+            // at the first store and runs solo must not find this claim in the last.
             Outcome::NotApplied | Outcome::GiveUp => {
-                self.release_first(state, who, first);
+                let first_before_last = self.rules.breaks(Rule::LastIsReleasedBeforeFirst);
+                if first_before_last {
+                    self.release_first(state, who, first);
+                }
                 self.errand(state, who, Which::Last, UNSEEN, over.is_some(), End::Release, false);
+                if !first_before_last {
+                    self.release_first(state, who, first);
+                }
                 state.end(who, Verdict::Unavailable);
             }
         }

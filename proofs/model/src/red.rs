@@ -19,6 +19,7 @@ pub enum Rule {
     ReleaseUnderAnotherHolderSpends,
     ReleasedTakeoverIsUnknown,
     SettlesAreFenced,
+    FreeIsAbsentForAHolder,
     FencesComeFromTheClock,
     // A gateway.
     RepeatedClaimKeepsItsToken,
@@ -32,6 +33,7 @@ pub enum Rule {
     NoSoloInDoubt,
     LastWinsOverBusy,
     FirstIsReleased,
+    LastIsReleasedBeforeFirst,
     MarkIsReadAfterTakeover,
     ProveBeforeRun,
     AnyMarkIsBelieved,
@@ -215,6 +217,18 @@ fn in_tiered_stores() -> Vec<Red> {
             Rule::FirstIsReleased,
             properties::REAL_UNKNOWN,
             world(Strict, Hold, same, &[Remembered], split),
+        ),
+        red(
+            "the first store is released before the last",
+            Rule::LastIsReleasedBeforeFirst,
+            properties::RECORDED,
+            world(Loose, Hold, same, &[Remembered], Faults { losses: 1, ..split }),
+        ),
+        red(
+            "a holder unknown to the store is lost on a released entry",
+            Rule::FreeIsAbsentForAHolder,
+            properties::RECORDED,
+            world(Loose, Hold, same, &[Remembered, NotSent], split),
         ),
         red(
             "the mark is not read after the takeover",

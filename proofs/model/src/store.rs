@@ -127,7 +127,7 @@ impl Store {
     pub fn apply(&mut self, call: Call, rules: Rules, watch: &mut Watch) -> Held {
         match call {
             Call::Claim { token, body, over } => Ok(self.claim(token, body, over, rules, watch)),
-            Call::Extend { token, body, fence, over } => self.extend(token, body, fence, over),
+            Call::Extend { token, body, fence, over } => self.extend(token, body, fence, over, rules),
             Call::Settle { token, body, fence, over, end } => {
                 let before = self.now.clone();
                 let held = self.settle(token, body, fence, over, end, rules, watch);
@@ -188,7 +188,8 @@ impl Store {
         fence
     }
 
-    fn extend(&mut self, token: Token, body: Body, fence: Fence, over: bool) -> Held {
+    fn extend(&mut self, token: Token, body: Body, fence: Fence, over: bool, rules: Rules) -> Held {
+        self.now.make_room(token, rules);
         match &mut self.now.entry {
             None => {
                 self.now.restore(token, body, fence, over, Phase::Running { lapsed: false });
@@ -206,6 +207,9 @@ impl Store {
     fn settle(
         &mut self, token: Token, body: Body, fence: Fence, over: bool, end: End, rules: Rules, watch: &mut Watch,
     ) -> Held {
+        if fence != UNSEEN {
+            self.now.make_room(token, rules);
+        }
         let Some(entry) = &mut self.now.entry else {
             return self.settle_absent(token, body, fence, over, end, rules);
         };
@@ -288,6 +292,16 @@ impl Contents {
             self.entry = None;
         } else if let Some(entry) = &mut self.entry {
             entry.phase = Phase::Free;
+        }
+    }
+
+    /// A holder that this store has never heard of, or has lost, finds a released entry: nobody is there, so its own is
+    /// put back as on an absent one.
+    fn make_room(&mut self, token: Token, rules: Rules) {
+        let freed = self.entry.as_ref().is_some_and(|entry| entry.phase == Phase::Free && entry.token != token);
+        if freed && !self.is_spent(token) && !rules.breaks(Rule::FreeIsAbsentForAHolder) {
+            self.remember_spent();
+            self.entry = None;
         }
     }
 
