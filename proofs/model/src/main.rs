@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     }
     println!("{:<76} {:>8} {:>6}  breaks", "left out", "states", "steps");
     for variant in red::variants().into_iter().filter(|variant| variant.name.contains(part)) {
-        let (states, steps) = worlds::counterexample(&variant);
+        let (states, steps) = worlds::counterexample(&variant, None);
         let length = steps.as_ref().map_or("NONE".to_owned(), |steps| steps.len().to_string());
         println!("{:<76} {states:>8} {length:>6}  {}", variant.name, variant.breaks);
         for step in steps.iter().flatten().filter(|_| trace) {

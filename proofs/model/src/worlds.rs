@@ -47,9 +47,12 @@ pub fn explore(world: &World) -> Found {
 }
 
 /// The shortest way to break the property that a red variant must break: how many states were looked at, and the steps.
-pub fn counterexample(red: &Red) -> (usize, Option<Vec<String>>) {
+///
+/// `within`: looks no further than so many steps.
+pub fn counterexample(red: &Red, within: Option<usize>) -> (usize, Option<Vec<String>>) {
     let only = HasDiscoveries::AnyOf(BTreeSet::from([red.breaks]));
-    let checker = red.world.clone().checker().threads(1).finish_when(only).spawn_bfs().join();
+    let checker = red.world.clone().checker().threads(1).finish_when(only);
+    let checker = checker.target_max_depth(within.unwrap_or(usize::MAX)).spawn_bfs().join();
     let steps =
         |path: stateright::Path<_, crate::Action>| path.into_actions().iter().map(|step| format!("{step:?}")).collect();
     (checker.unique_state_count(), checker.discovery(red.breaks).map(steps))
