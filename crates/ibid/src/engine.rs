@@ -244,7 +244,7 @@ impl Engine {
             Ended::Complete(answer, Complete { failed, record, outline }) => {
                 let end = End::Complete { failed, record, outline, keep: policy.ttl };
                 match self.settle(&lease, &end).await {
-                    Ok(Held::Lost(now)) if !shadow => self.lost(&lease, *now),
+                    Ok(Held::Lost(now)) if !shadow => self.lost(policy, &lease, *now),
                     Ok(Held::Lost(_)) => Verdict::Ran(answer, Stored::No),
                     Ok(_) if lease.solo => Verdict::Ran(answer, Stored::Degraded),
                     Ok(_) => Verdict::Ran(answer, Stored::Yes),
@@ -252,12 +252,12 @@ impl Engine {
                     Err(_) => self.record_later(&lease, end, answer).await,
                 }
             }
-            Ended::Release(answer) => self.end(&lease, End::Release, || Verdict::Ran(answer, Stored::No)).await,
-            Ended::NotStarted(refusal) => self.end(&lease, End::Release, || Verdict::Refused(refusal)).await,
+            Ended::Release(answer) => self.end(policy, &lease, End::Release, || Verdict::Ran(answer, Stored::No)).await,
+            Ended::NotStarted(refusal) => self.end(policy, &lease, End::Release, || Verdict::Refused(refusal)).await,
             Ended::Park(answer, by) => {
                 let retry_in = if by == ParkedBy::Timeout { policy.lease } else { Duration::ZERO };
                 let end = End::Park { keep: keep_unknown, retry_in };
-                self.end(&lease, end, || Verdict::Ran(answer, Stored::Unknown)).await
+                self.end(policy, &lease, end, || Verdict::Ran(answer, Stored::Unknown)).await
             }
         };
         abandoned.disarm();
@@ -265,9 +265,11 @@ impl Engine {
     }
 
     /// Settles an end that carries no answer: if the store cannot take it now, it is told until it does.
-    async fn end<A>(&self, lease: &Lease, end: End, verdict: impl FnOnce() -> Verdict<A>) -> Verdict<A> {
+    async fn end<A>(
+        &self, policy: &Policy, lease: &Lease, end: End, verdict: impl FnOnce() -> Verdict<A>,
+    ) -> Verdict<A> {
         match self.settle(lease, &end).await {
-            Ok(Held::Lost(now)) => self.lost(lease, *now),
+            Ok(Held::Lost(now)) => self.lost(policy, lease, *now),
             Ok(_) => verdict(),
             Err(_) => {
                 self.later.push(lease.clone(), end);
@@ -299,9 +301,18 @@ impl Engine {
         )
     }
 
-    /// A claim that is lost gives what the record says, never its own reply.
-    fn lost<A>(&self, lease: &Lease, now: Claim) -> Verdict<A> {
+    /// A claim that is lost gives what the record says, never its own reply; and never what it says to another request:
+    /// the key may have been forgotten, or lost by the store, and used again since.
+    fn lost<A>(&self, policy: &Policy, lease: &Lease, now: Claim) -> Verdict<A> {
         self.observer.noticed(&Notice::LostClaim(&lease.ask.address));
+        let seen = match &now {
+            Claim::Busy(holder) | Claim::Unknown(holder) => holder.fingerprint,
+            Claim::Done(finished) => finished.fingerprint,
+            Claim::Granted(_) | Claim::Spent => lease.ask.fingerprint,
+        };
+        if policy.on_mismatch == OnMismatch::Reject && seen != lease.ask.fingerprint {
+            return Verdict::Refused(reused());
+        }
         match now {
             Claim::Done(finished) => Verdict::Replay(finished),
             Claim::Busy(_) | Claim::Granted(_) | Claim::Spent => Verdict::Refused(in_progress(SOON)),

@@ -337,6 +337,19 @@ async fn a_claim_that_an_operator_forgot_is_lost_and_the_key_is_free() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_holder_that_lost_its_claim_never_gets_the_answer_of_another_request() {
+    let world = World::new(Memory::default());
+    let slow = world.spawn(&Policy::ietf(), ask("k"), Op::lasting(Duration::from_secs(5)));
+    sleep(Duration::from_secs(1)).await;
+    let Some(Claim::Busy(holder)) = world.store.get(&ask("k").address).await.unwrap() else { panic!("not running") };
+    let _ = world.store.operators().forget(&ask("k").address, holder.fence).await.unwrap();
+    let other = ask_for("k", Fingerprint::of_bytes(b"another request"));
+    assert_eq!(ran(world.execute(&Policy::ietf(), other, Op::quick()).await), Stored::Yes);
+    is_refused(slow.await.unwrap(), Reason::KeyReused);
+    assert_eq!(world.lost_claims(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_store_refuses_new_keys_and_still_settles_and_replays() {
     let world = World::new(Memory::new(ibid::store::MemoryLimits { max_bytes: 4096 }));
     let mut refused = 0;
