@@ -15,6 +15,7 @@ use stateright::{Model, Property};
 pub mod gateway;
 pub mod properties;
 pub mod red;
+pub mod state;
 pub mod store;
 pub mod tiered;
 pub mod worlds;
@@ -22,6 +23,7 @@ pub mod worlds;
 use gateway::{Lease, Outcome, Past, Reply, Request, Step, Which};
 use properties::Watch;
 use red::Rules;
+pub use state::{Faults, Mail, State};
 use store::{Call, Store, TOKENS, Token};
 
 /// What is explored.
@@ -53,49 +55,6 @@ pub enum Stores {
 pub enum OnUnknown {
     Hold,
     Retry,
-}
-
-/// How often each fault may happen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Faults {
-    /// Calls whose answer is lost, or that are delayed.
-    pub losses: u8,
-    /// Calls that are delivered and arrive once more later.
-    pub repeats: u8,
-    /// Calls that certainly do not reach the store.
-    pub first_unreachable: u8,
-    pub last_unreachable: u8,
-    pub crashes: u8,
-    /// Of the first store, or of the only one.
-    pub failovers: u8,
-    /// How often the replica catches up before.
-    pub replications: u8,
-    /// Heartbeats.
-    pub beats: u8,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct State {
-    pub first: Store,
-    pub last: Store,
-    pub requests: Vec<Request>,
-    /// Late copies that nobody waits for. Sorted.
-    pub mail: Vec<Mail>,
-    pub left: Faults,
-    /// The remembered answer that was given first.
-    pub given: Option<u8>,
-    /// Somebody was given an answer that the store holds.
-    pub finished: bool,
-    /// A failover happened; whether it lost a solo claim that the last store does not have.
-    pub failover: Option<bool>,
-    /// Invariants that broke.
-    pub broken: u16,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Mail {
-    pub to: Which,
-    pub call: Call,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,7 +137,7 @@ impl World {
                 actions.push(Action::Delay(who, doubt));
             }
         }
-        if state.left.reaches(to) {
+        if state.left.can_miss(to) {
             actions.push(Action::Unreachable(who));
         }
     }
@@ -237,11 +196,18 @@ impl World {
         }
     }
 
-    fn beat(&self, state: &State, who: usize) -> Call {
-        let Step::Running(Lease { fence, over, .. }) = state.requests[who].step else {
-            unreachable!("only a running request beats")
-        };
-        Call::Extend { token: state.requests[who].token, body: self.bodies[who], fence, over }
+    /// The lease is extended where it counts.
+    fn beat(&self, state: &mut State, who: usize, late: bool) {
+        let Step::Running(Lease { fence, over, .. }) = state.requests[who].step else { return };
+        let call = Call::Extend { token: state.requests[who].token, body: self.bodies[who], fence, over };
+        state.left.beats -= 1;
+        if late {
+            state.left.losses -= 1;
+            state.post(Which::Last, call);
+        } else {
+            let _ = self.apply(state, Which::Last, call);
+        }
+        self.no_longer_solo(state, who);
     }
 
     fn step(&self, state: &mut State, action: Action) {
@@ -297,19 +263,7 @@ impl World {
             }
             Action::Start(who) => self.start(state, who),
             Action::Replied(who, reply) => self.replied(state, who, reply),
-            Action::Beat(who) => {
-                state.left.beats -= 1;
-                let call = self.beat(state, who);
-                let _ = self.apply(state, Which::Last, call);
-                self.no_longer_solo(state, who);
-            }
-            Action::BeatLate(who) => {
-                state.left.beats -= 1;
-                state.left.losses -= 1;
-                let call = self.beat(state, who);
-                state.post(Which::Last, call);
-                self.no_longer_solo(state, who);
-            }
+            Action::Beat(who) | Action::BeatLate(who) => self.beat(state, who, matches!(action, Action::BeatLate(_))),
             Action::Lapse(which) => state.store(which).lapse(self.rules),
             Action::Crash(gateway) => {
                 state.left.crashes -= 1;
@@ -400,51 +354,6 @@ impl Doubt {
         match self {
             Self::AskAgain => Outcome::AskAgain,
             Self::GiveUp => Outcome::GiveUp,
-        }
-    }
-}
-
-impl Faults {
-    /// Whether a call may still fail to reach a store.
-    fn reaches(&self, to: Which) -> bool {
-        match to {
-            Which::First => self.first_unreachable > 0,
-            Which::Last => self.last_unreachable > 0,
-        }
-    }
-
-    fn spend(&mut self, to: Which) {
-        match to {
-            Which::First => self.first_unreachable -= 1,
-            Which::Last => self.last_unreachable -= 1,
-        }
-    }
-}
-
-impl State {
-    fn store(&mut self, which: Which) -> &mut Store {
-        match which {
-            Which::First => &mut self.first,
-            Which::Last => &mut self.last,
-        }
-    }
-
-    /// Reads that nobody waits for are of no use to anybody.
-    fn post(&mut self, to: Which, call: Call) {
-        if !matches!(call, Call::Get | Call::ReadMark) {
-            self.mail.push(Mail { to, call });
-            self.mail.sort_unstable();
-        }
-    }
-}
-
-impl Mail {
-    /// A claim that can never come alive.
-    pub fn is_spent_claim(&self, state: &State) -> bool {
-        let store = if self.to == Which::First { &state.first } else { &state.last };
-        match (self.call, &store.now.entry) {
-            (Call::Claim { token, .. }, Some(entry)) => entry.token == token && entry.phase == store::Phase::Free,
-            _ => false,
         }
     }
 }
