@@ -118,6 +118,8 @@ pub struct Past {
     pub solo: Solo,
     /// The first store was not reached, and the last one asked alone.
     pub first_missed: bool,
+    /// It took over in the last store, and the first one does not show it.
+    pub unshown: bool,
     /// The last store was not reached, and the first one's answer stood.
     pub last_missed: bool,
     /// The first store was never told the end.
@@ -212,6 +214,10 @@ impl World {
         match outcome {
             Outcome::Answered(Ok(Answer::Granted(fence))) => {
                 let in_first = first != InFirst::Nothing;
+                // Whoever goes solo after this cannot know; whoever ran solo before must have been looked for.
+                let nobody_solo = state.requests.iter().all(|request| request.past.solo == Solo::No);
+                let unshown = self.is_tiered() && !in_first && over.is_some() && nobody_solo;
+                state.requests[who].past.unshown = unshown;
                 state.requests[who].step =
                     Step::Ready(Lease { fence, over: over.is_some(), solo: false, marked: false, in_first });
             }

@@ -132,7 +132,9 @@ impl State {
                 // The first store lost a claim that the last one had decided, and then the last one was away.
                 let copy_lost =
                     solo && self.failover.is_some() && !world.rules.breaks(crate::red::Rule::LostCopyIsAWindow);
-                split || solo_lost || copy_lost
+                // A takeover in the last store that the first one does not show, and then the last one was away.
+                let unshown = solo && self.requests.iter().any(|request| request.past.unshown);
+                split || solo_lost || copy_lost || unshown
             }
         }
     }
@@ -145,10 +147,12 @@ fn has_its_reason(state: &State, store: &Store, is_first: bool) -> bool {
     let request = &state.requests[owner(*token)];
     let past = &request.past;
     let at_it = request.token == *token && !matches!(request.step, Step::Idle | Step::Ended(_));
-    let excused = past.crashed || state.failover.is_some() || (is_first && (past.first_untold || past.lost));
+    let open_end = matches!(past.reply, Some(Reply::Cut | Reply::TimedOut));
+    let excused =
+        open_end || past.crashed || state.failover.is_some() || (is_first && (past.first_untold || past.lost));
     match phase {
         Phase::Running { .. } => at_it || !request.later.is_empty() || excused,
-        Phase::Unknown { released: false, .. } => matches!(past.reply, Some(Reply::Cut | Reply::TimedOut)),
+        Phase::Unknown { released: false, .. } => open_end,
         Phase::Unknown { released: true, .. } | Phase::Done { .. } | Phase::Free => true,
     }
 }

@@ -192,7 +192,7 @@ impl Store {
         self.now.make_room(token, rules);
         match &mut self.now.entry {
             None => {
-                self.now.restore(token, body, fence, over, Phase::Running { lapsed: false });
+                self.restore(token, body, fence, over, Phase::Running { lapsed: false });
                 Ok(Answer::Restored)
             }
             Some(entry) if entry.is_held_by(token, fence) && matches!(entry.phase, Phase::Running { .. }) => {
@@ -256,12 +256,18 @@ impl Store {
         if phase == Phase::Free && rules.breaks(Rule::ReleaseLeavesFreeEntry) {
             return Ok(Answer::Restored);
         }
-        self.now.restore(token, body, fence, over, phase);
+        self.restore(token, body, fence, over, phase);
         match end {
             End::Release => Ok(Answer::Restored),
             _ if fence == UNSEEN => Err(Answer::Spent),
             _ => Ok(Answer::Restored),
         }
+    }
+
+    /// Puts an entry back; the next fence is above its.
+    fn restore(&mut self, token: Token, body: Body, fence: Fence, over: bool, phase: Phase) {
+        self.clock = self.clock.max(fence);
+        self.now.entry = Some(Entry { token, fence, body, took_over: over, phase });
     }
 
     /// Whether time can still change something here.
@@ -310,10 +316,6 @@ impl Contents {
         if let Some(Entry { token, phase: Phase::Free | Phase::Unknown { released: true, .. }, .. }) = self.entry {
             self.spent |= 1 << token;
         }
-    }
-
-    fn restore(&mut self, token: Token, body: Body, fence: Fence, over: bool, phase: Phase) {
-        self.entry = Some(Entry { token, fence, body, took_over: over, phase });
     }
 
     fn view(&self) -> Answer {
