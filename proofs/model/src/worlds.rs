@@ -145,7 +145,7 @@ pub fn small() -> Vec<World> {
     ]
 }
 
-/// Explored by the binary.
+/// Explored by the binary, those of [`open`] last.
 pub fn large() -> Vec<World> {
     use OnUnknown::{Hold, Retry};
     use Stores::{Loose, One, Strict};
@@ -246,4 +246,10 @@ pub fn large() -> Vec<World> {
             Faults { failovers: 1, replications: 1, last_unreachable: 2, crashes: 0, ..apart },
         ),
     ]
+}
+
+/// Worlds of [`large`] in which the protocol, as modelled, still has a counterexample: loose with `retry`. The binary shows it,
+/// and fails if there is none any more, so that this list stays true.
+pub fn open() -> [&'static str; 2] {
+    ["loose, retry, 3 requests", "loose, retry, 2 requests"]
 }
