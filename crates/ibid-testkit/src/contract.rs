@@ -76,6 +76,7 @@ macro_rules! __each_case {
             ends::a_released_token_is_spent;
             ends::a_spent_token_stays_spent_when_others_come_and_go;
             ends::a_released_token_is_spent_beyond_hold_and_keep;
+            ends::a_release_is_repeatable_when_others_have_come;
             ends::after_a_release_only_a_release_is_held;
             ends::a_parked_claim_is_unknown;
             ends::a_holder_may_complete_after_its_own_park;
@@ -102,6 +103,7 @@ macro_rules! __each_case {
             lifetimes::a_parked_entry_is_kept_for_its_own_keep;
             lifetimes::extend_puts_an_absent_entry_back;
             lifetimes::complete_puts_an_absent_entry_back;
+            lifetimes::a_holder_is_put_back_where_somebody_else_came_and_went;
             lifetimes::fences_grow_after_a_restored_entry;
             lifetimes::a_takeover_released_after_expiry_is_unknown;
             lifetimes::a_release_after_expiry_spends_the_token;
@@ -110,6 +112,7 @@ macro_rules! __each_case {
             unseen::an_unseen_release_frees_a_claim_that_was_applied;
             unseen::an_unseen_release_spends_a_claim_that_never_came;
             unseen::an_unseen_release_with_a_foreign_token_changes_nothing;
+            unseen::an_unseen_release_spends_its_token_beside_another_holder;
             unseen::an_unseen_release_of_a_takeover_is_unknown_again;
             unseen::an_unseen_release_of_a_refused_takeover_changes_nothing;
             unseen::an_unseen_complete_of_a_claim_that_never_came_is_lost;

@@ -169,7 +169,7 @@ impl Model {
     pub fn extend(&mut self, grip: Grip, hold: Micros) -> Answer {
         let phase = Phase::running(self.now + hold);
         let least = self.now + hold + grip.wish.keep;
-        match self.entries.get_mut(&grip.wish.at) {
+        match self.entries.get_mut(&grip.wish.at).filter(|entry| !entry.gives_way_to(grip, &self.spent, self.now)) {
             None => self.restore(grip, phase, least),
             Some(entry) if entry.is_held_by(grip) && matches!(entry.phase, Phase::Running { .. }) => {
                 entry.phase = phase;
@@ -185,9 +185,11 @@ impl Model {
         let now = self.now;
         let spent_until = now + grip.wish.hold.max(FREE_FOR.as_micros() as Micros);
         let released = Phase::Unknown { takeover: now, released: true };
-        let Some(entry) = self.entries.get_mut(&grip.wish.at) else {
+        let there = self.entries.get_mut(&grip.wish.at).filter(|entry| !entry.gives_way_to(grip, &self.spent, now));
+        let Some(entry) = there else {
             if end == Ending::Release {
-                self.spent.entry(grip.wish.token).or_insert(spent_until);
+                let until = self.spent.entry(grip.wish.token).or_default();
+                *until = spent_until.max(*until);
             }
             return match end {
                 Ending::Release if grip.fence == 0 => {
@@ -204,6 +206,12 @@ impl Model {
             };
         };
         if !entry.is_held_by(grip) {
+            let spent = self.spent.get(&grip.wish.token).is_some_and(|until| now < *until);
+            if grip.fence == 0 && !spent {
+                self.spent.insert(grip.wish.token, spent_until);
+            } else if grip.fence != 0 && spent && end == Ending::Release {
+                return Answer::Held;
+            }
             return Answer::Lost(entry.view(now));
         }
         match (entry.phase, end) {
@@ -269,7 +277,7 @@ impl Model {
         self.entries.get(&at).map(|entry| entry.fence)
     }
 
-    /// Whether the contract leaves open what this claim finds: its token was spent, and that need not be remembered any
+    /// Whether the contract leaves open what this claim, or its holder, finds: its token was spent, and that need not be remembered any
     /// more.
     pub fn leaves_open(&self, wish: Wish) -> bool {
         self.spent.get(&wish.token).is_some_and(|until| *until <= self.now)
@@ -299,6 +307,14 @@ impl Model {
 impl Entry {
     fn is_held_by(&self, grip: Grip) -> bool {
         self.wish.token == grip.wish.token && (grip.fence == self.fence || grip.fence == 0)
+    }
+
+    /// Somebody else was here and has gone: for this holder, of whom nothing is said, it is as if nothing were here.
+    fn gives_way_to(&self, grip: Grip, spent: &HashMap<u32, Micros>, now: Micros) -> bool {
+        matches!(self.phase, Phase::Free)
+            && grip.fence != 0
+            && self.wish.token != grip.wish.token
+            && spent.get(&grip.wish.token).is_none_or(|until| *until <= now)
     }
 
     fn end(&mut self, end: Ending, now: Micros) {

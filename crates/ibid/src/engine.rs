@@ -23,7 +23,7 @@ use crate::{
     policy::{Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy},
     refusal::{Reason, Refusal},
     running::Running,
-    store::{Ask, Claim, End, ErrorKind, Fence, Finished, Held, Holder, Lease, Outline, Store, StoreError, Token},
+    store::{Ask, Claim, End, ErrorKind, Finished, Held, Holder, Lease, Outline, Store, StoreError, Token},
 };
 
 /// How often a store call is sent again when its answer was lost.
@@ -172,9 +172,16 @@ impl Engine {
         }
         loop {
             let sent = Instant::now();
-            let claim = match self.claim(&ask, sent).await {
+            let (claim, doubtful) = self.claim(&ask, sent).await;
+            if doubtful && !matches!(claim, Ok(Claim::Granted(_) | Claim::Done(_) | Claim::Spent)) {
+                // A copy of it may still be on its way: it must not come alive once the holder is gone. Whoever goes on
+                // asking does so under another name.
+                self.later.push(Lease::unseen(&ask), End::Release);
+                ask = Arc::new(Ask { token: Token::mint(), ..Ask::clone(&ask) });
+            }
+            let claim = match claim {
                 Ok(claim) => claim,
-                Err(error) => return self.without_store(policy, &ask, operation, &error).await,
+                Err(error) => return self.without_store(policy, operation, &error).await,
             };
             let seen = match &claim {
                 Claim::Busy(holder) | Claim::Unknown(holder) => holder.fingerprint,
@@ -245,7 +252,7 @@ impl Engine {
             Ended::Complete(answer, Complete { failed, record, outline }) => {
                 let end = End::Complete { failed, record, outline, keep: policy.ttl };
                 match self.settle(&lease, &end, now).await {
-                    Ok(Held::Lost(there)) if !shadow => self.lost(&lease, *there),
+                    Ok(Held::Lost(there)) if !shadow => self.lost(policy, &lease, *there),
                     Ok(Held::Lost(_)) => Verdict::Ran(answer, Stored::No),
                     Ok(_) if lease.solo => Verdict::Ran(answer, Stored::Degraded),
                     Ok(_) => Verdict::Ran(answer, Stored::Yes),
@@ -253,12 +260,16 @@ impl Engine {
                     Err(_) => self.record_later(&lease, end, answer).await,
                 }
             }
-            Ended::Release(answer) => self.end(&lease, End::Release, now, || Verdict::Ran(answer, Stored::No)).await,
-            Ended::NotStarted(refusal) => self.end(&lease, End::Release, now, || Verdict::Refused(refusal)).await,
+            Ended::Release(answer) => {
+                self.end(policy, &lease, End::Release, now, || Verdict::Ran(answer, Stored::No)).await
+            }
+            Ended::NotStarted(refusal) => {
+                self.end(policy, &lease, End::Release, now, || Verdict::Refused(refusal)).await
+            }
             Ended::Park(answer, by) => {
                 let retry_in = if by == ParkedBy::Timeout { policy.lease } else { Duration::ZERO };
                 let end = End::Park { keep: keep_unknown, retry_in };
-                self.end(&lease, end, now, || Verdict::Ran(answer, Stored::Unknown)).await
+                self.end(policy, &lease, end, now, || Verdict::Ran(answer, Stored::Unknown)).await
             }
         };
         abandoned.disarm();
@@ -266,9 +277,11 @@ impl Engine {
     }
 
     /// Settles an end that carries no answer: if the store cannot take it now, it is told until it does.
-    async fn end<A>(&self, lease: &Lease, end: End, now: Instant, verdict: impl FnOnce() -> Verdict<A>) -> Verdict<A> {
+    async fn end<A>(
+        &self, policy: &Policy, lease: &Lease, end: End, now: Instant, verdict: impl FnOnce() -> Verdict<A>,
+    ) -> Verdict<A> {
         match self.settle(lease, &end, now).await {
-            Ok(Held::Lost(there)) => self.lost(lease, *there),
+            Ok(Held::Lost(there)) => self.lost(policy, lease, *there),
             Ok(_) => verdict(),
             Err(_) => {
                 self.later.push(lease.clone(), end);
@@ -300,9 +313,18 @@ impl Engine {
         )
     }
 
-    /// A claim that is lost gives what the record says, never its own reply.
-    fn lost<A>(&self, lease: &Lease, now: Claim) -> Verdict<A> {
+    /// A claim that is lost gives what the record says, never its own reply; and never what it says to another request:
+    /// the key may have been forgotten, or lost by the store, and used again since.
+    fn lost<A>(&self, policy: &Policy, lease: &Lease, now: Claim) -> Verdict<A> {
         self.observer.noticed(&Notice::LostClaim(&lease.ask.address));
+        let seen = match &now {
+            Claim::Busy(holder) | Claim::Unknown(holder) => holder.fingerprint,
+            Claim::Done(finished) => finished.fingerprint,
+            Claim::Granted(_) | Claim::Spent => lease.ask.fingerprint,
+        };
+        if policy.on_mismatch == OnMismatch::Reject && seen != lease.ask.fingerprint {
+            return Verdict::Refused(reused());
+        }
         match now {
             Claim::Done(finished) => Verdict::Replay(finished),
             Claim::Busy(_) | Claim::Granted(_) | Claim::Spent => Verdict::Refused(in_progress(SOON)),
@@ -330,11 +352,8 @@ impl Engine {
 
     /// The store cannot decide: refused, or run unprotected, as the policy says.
     async fn without_store<O: Operation>(
-        &self, policy: &Policy, ask: &Arc<Ask>, operation: &mut O, error: &StoreError,
+        &self, policy: &Policy, operation: &mut O, error: &StoreError,
     ) -> Verdict<O::Answer> {
-        if error.kind == ErrorKind::Ambiguous {
-            self.later.push(Lease { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 0, solo: false }, End::Release);
-        }
         let open = policy.on_store_down == OnStoreDown::Open && error.kind != ErrorKind::Corrupt;
         if policy.mode == Mode::Shadow {
             return refuse(true, operation, store_unavailable()).await;
@@ -358,8 +377,8 @@ impl Engine {
 
     /// A claim whose answer is lost is sent again with the same token: the store gives the same answer. `now` is now:
     /// the clock is read often enough as it is.
-    async fn claim(&self, ask: &Arc<Ask>, now: Instant) -> Result<Claim, StoreError> {
-        let (mut asked, mut sent) = (0, now);
+    async fn claim(&self, ask: &Arc<Ask>, now: Instant) -> (Result<Claim, StoreError>, bool) {
+        let (mut asked, mut sent, mut doubtful) = (0, now, false);
         loop {
             asked += 1;
             let answer = self.store.claim(ask).await;
@@ -367,11 +386,12 @@ impl Engine {
             match answer {
                 Err(error) => {
                     self.failed("claim", &error);
+                    doubtful |= error.kind == ErrorKind::Ambiguous;
                     if error.kind != ErrorKind::Ambiguous || asked == ASKS {
-                        return Err(error);
+                        return (Err(error), doubtful);
                     }
                 }
-                answer => return answer,
+                answer => return (answer, doubtful),
             }
             sleep(pause(asked)).await;
             sent = Instant::now();

@@ -7,6 +7,10 @@
 //!
 //! - **Same token, same answer.** Every call may be sent again after a lost answer. A token that was released or
 //!   forgotten is [`Claim::Spent`], for at least [`FREE_FOR`].
+//! - **What a holder says counts** until its claim is taken over, released or forgotten: if the store has lost the entry,
+//!   or somebody else came there and left, it is put back ([`Held::Restored`]).
+//! - **A claim whose answer was lost** is settled by its token alone ([`Fence::UNSEEN`]); that spends the token wherever
+//!   it is not the holder, so that a late copy of the claim finds it spent.
 //! - **A lapsed claim is unknown, never free.** It runs again only through [`Ask::over`], in the same atomic step that
 //!   proves that this very holder is still current, and lapsed or parked.
 //! - **Fences only grow** per address, beyond the entry's life.
@@ -100,6 +104,13 @@ pub struct Lease {
     pub attempt: u32,
     /// Granted by a part of the store that could not reach the part that decides. The answer is called degraded.
     pub solo: bool,
+}
+
+impl Lease {
+    /// Of a claim whose answer was lost: the token alone names it.
+    pub fn unseen(ask: &Arc<Ask>) -> Self {
+        Self { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 0, solo: false }
+    }
 }
 
 /// What a claim found.

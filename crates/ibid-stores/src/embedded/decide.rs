@@ -50,7 +50,7 @@ pub(super) fn claim(current: Option<&Entry>, ask: &Arc<Ask>, fence: Fence, now: 
 pub(super) fn extend(current: Option<&Entry>, lease: &Lease, hold: Duration, now: Micros) -> Decision<Held> {
     let until = now + micros(hold);
     let phase = Phase::Running { until, takeover: until };
-    match current.filter(|entry| entry.is_live(now)) {
+    match current.filter(|entry| entry.is_live(now) && !entry.gives_way_to(lease, now)) {
         None => restore(current, lease, phase, hold.saturating_add(lease.ask.keep), now),
         Some(entry) if entry.is_held_by(lease) && matches!(entry.phase, Phase::Running { .. }) => {
             let expires = entry.expires.max(until + micros(entry.ask.keep));
@@ -61,11 +61,11 @@ pub(super) fn extend(current: Option<&Entry>, lease: &Lease, hold: Duration, now
 }
 
 pub(super) fn settle(current: Option<&Entry>, lease: &Lease, end: &End, now: Micros) -> Decision<Held> {
-    let Some(entry) = current.filter(|entry| entry.is_live(now)) else {
+    let Some(entry) = current.filter(|entry| entry.is_live(now) && !entry.gives_way_to(lease, now)) else {
         return settle_absent(current, lease, end, now);
     };
     if !entry.is_held_by(lease) {
-        return lost(entry, now);
+        return settle_anothers(entry, lease, end, now);
     }
     match (&entry.phase, end) {
         (Phase::Running { .. }, _) | (Phase::Unknown { released: false, .. }, End::Complete { .. }) => {}
@@ -80,6 +80,21 @@ pub(super) fn settle(current: Option<&Entry>, lease: &Lease, end: &End, now: Mic
         return (Held::Held, Some(changed(entry, phase, entry.expires.max(spent_until))));
     }
     (Held::Held, Some(ended(entry, end, now)))
+}
+
+/// The end of a claim where somebody else is.
+fn settle_anothers(entry: &Entry, lease: &Lease, end: &End, now: Micros) -> Decision<Held> {
+    let spent = entry.has_spent(lease.ask.token, now);
+    if lease.fence == Fence::UNSEEN && !spent {
+        let mut next = entry.clone();
+        next.spend(lease.ask.token, now + micros(FREE_FOR.max(lease.ask.hold)), now);
+        next.outlive(Some(entry));
+        return (lost(entry, now).0, Some(next));
+    }
+    if spent && lease.fence != Fence::UNSEEN && matches!(end, End::Release) {
+        return (Held::Held, None);
+    }
+    lost(entry, now)
 }
 
 /// The end of a claim whose entry is gone.

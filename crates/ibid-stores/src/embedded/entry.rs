@@ -60,6 +60,12 @@ pub(super) enum Phase {
     Free,
 }
 
+fn trim(spent: &mut Vec<(Token, Micros)>, now: Micros) {
+    spent.retain(|(_, until)| now < *until);
+    let too_many = spent.len().saturating_sub(SPENT);
+    spent.drain(..too_many);
+}
+
 /// A phase's name in the log and in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -99,16 +105,34 @@ impl Entry {
         self.spent.iter().any(|(spent, until)| *spent == token && now < *until)
     }
 
+    /// Whether that token can never be granted here any more.
+    pub(super) fn has_spent(&self, token: Token, now: Micros) -> bool {
+        let own = matches!(self.phase, Phase::Free | Phase::Unknown { released: true, .. }) && self.ask.token == token;
+        own || self.remembers_as_spent(token, now)
+    }
+
     /// What is remembered as spent here once somebody else is the holder.
     pub(super) fn spent_for_next(&self, now: Micros) -> Vec<(Token, Micros)> {
         let mut spent = self.spent.clone();
         if matches!(self.phase, Phase::Free | Phase::Unknown { released: true, .. }) {
             spent.push((self.ask.token, self.expires));
         }
-        spent.retain(|(_, until)| now < *until);
-        let too_many = spent.len().saturating_sub(SPENT);
-        spent.drain(..too_many);
+        trim(&mut spent, now);
         spent
+    }
+
+    /// A claim of which nobody knows whether it will still come: it shall find its token spent.
+    pub(super) fn spend(&mut self, token: Token, until: Micros, now: Micros) {
+        self.spent.push((token, until));
+        trim(&mut self.spent, now);
+    }
+
+    /// Somebody else was here and has gone: for this holder, of whom nothing is said, it is as if nothing were here.
+    pub(super) fn gives_way_to(&self, lease: &Lease, now: Micros) -> bool {
+        matches!(self.phase, Phase::Free)
+            && lease.fence != Fence::UNSEEN
+            && self.ask.token != lease.ask.token
+            && !self.remembers_as_spent(lease.ask.token, now)
     }
 
     /// Sets `dies_at` to when nothing about it, or about what it supersedes, has to be remembered any more.

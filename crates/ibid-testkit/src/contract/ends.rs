@@ -148,6 +148,19 @@ pub async fn a_released_token_is_spent_beyond_hold_and_keep(store: &dyn Store) {
     expect_spent(claim(store, &ask).await);
 }
 
+/// The answer to a release was lost, and others have come meanwhile: told again, it is still acknowledged.
+pub async fn a_release_is_repeatable_when_others_have_come(store: &dyn Store) {
+    let ask = fresh();
+    let lease = granted(store, &ask).await;
+    held(store, &lease, &End::Release).await;
+    let next = granted(store, &rival(&ask)).await;
+    held(store, &lease, &End::Release).await;
+    expect_busy(expect_lost("complete after release", settle(store, &lease, &complete(b"late")).await));
+    held(store, &next, &complete(b"theirs")).await;
+    held(store, &lease, &End::Release).await;
+    assert_eq!(expect_done(claim(store, &rival(&ask)).await).record, &b"theirs"[..], "the record stays");
+}
+
 /// A release may be repeated; nothing else is believed after it.
 pub async fn after_a_release_only_a_release_is_held(store: &dyn Store) {
     let ask = fresh();

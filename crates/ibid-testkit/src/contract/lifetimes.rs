@@ -95,6 +95,26 @@ pub async fn complete_puts_an_absent_entry_back(store: &dyn Store) {
     held(store, &lease, &complete(b"after all")).await;
 }
 
+/// The store forgot a holder; somebody else came, and left without an effect. What the first one says still counts.
+pub async fn a_holder_is_put_back_where_somebody_else_came_and_went(store: &dyn Store) {
+    let ask = fresh();
+    let lease = expired(store, &ask).await;
+    let other = rival(&ask);
+    held(store, &granted(store, &other).await, &End::Release).await;
+    let answered = answer("extend", store.extend(&lease, LONG).await);
+    assert_eq!(answered, Held::Restored, "extend puts the holder back");
+    assert_eq!(expect_busy(claim(store, &rival(&ask)).await).fence, lease.fence);
+    expect_spent(claim(store, &other).await);
+
+    let ask = fresh();
+    let lease = expired(store, &ask).await;
+    let other = rival(&ask);
+    held(store, &granted(store, &other).await, &End::Release).await;
+    assert_eq!(settle(store, &lease, &complete(b"it ran")).await, Held::Restored, "its answer is remembered");
+    assert_eq!(expect_done(claim(store, &rival(&ask)).await).record, &b"it ran"[..]);
+    expect_spent(claim(store, &other).await);
+}
+
 /// A restored entry does not reset the fences.
 pub async fn fences_grow_after_a_restored_entry(store: &dyn Store) {
     let ask = fresh();

@@ -41,6 +41,19 @@ pub async fn an_unseen_release_with_a_foreign_token_changes_nothing(store: &dyn 
     assert_eq!(expect_done(claim(store, &rival(&ask)).await).record, &b"yes"[..], "the record stays");
 }
 
+/// The claim was refused because somebody ran, or is still on its way: once released unseen, it can never be granted,
+/// not even when whoever ran has gone.
+pub async fn an_unseen_release_spends_its_token_beside_another_holder(store: &dyn Store) {
+    let ask = fresh();
+    let lease = granted(store, &ask).await;
+    let late = rival(&ask);
+    let _ = expect_lost("a foreign unseen release", settle(store, &unseen(&late), &End::Release).await);
+    held(store, &lease, &End::Release).await;
+    expect_spent(claim(store, &late).await);
+    granted(store, &rival(&ask)).await;
+    expect_spent(claim(store, &late).await);
+}
+
 /// An unseen release of an applied takeover restores the unknown, as a seen one does.
 pub async fn an_unseen_release_of_a_takeover_is_unknown_again(store: &dyn Store) {
     let ask = fresh();

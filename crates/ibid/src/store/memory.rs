@@ -207,7 +207,7 @@ impl Memory {
         let now = self.now();
         let mut shard = self.shard(&lease.ask.address, now);
         let shard = &mut *shard;
-        match shard.live(&lease.ask.address, now) {
+        match shard.live(&lease.ask.address, now).filter(|entry| !entry.gives_way_to(lease, now)) {
             None => {
                 let keep = hold.saturating_add(lease.ask.keep);
                 self.restore(shard, lease, now, Phase::Running { until: now + micros(hold) }, keep)
@@ -226,8 +226,9 @@ impl Memory {
         let now = self.now();
         let mut shard = self.shard(&lease.ask.address, now);
         let shard = &mut *shard;
-        let Some(entry) = shard.live(&lease.ask.address, now) else {
-            let spent_for = FREE_FOR.max(lease.ask.hold);
+        let spent_for = FREE_FOR.max(lease.ask.hold);
+        let live = shard.live(&lease.ask.address, now).filter(|entry| !entry.gives_way_to(lease, now));
+        let Some(entry) = live else {
             return match end {
                 // A lost claim never came: nothing to put back, but a late copy of it must find its token spent.
                 _ if lease.fence == Fence::UNSEEN => {
@@ -243,6 +244,14 @@ impl Memory {
             };
         };
         if !entry.is_held_by(lease) {
+            let spent = entry.has_spent(lease.ask.token, now);
+            if lease.fence == Fence::UNSEEN && !spent {
+                let before = entry.bytes();
+                entry.spend(lease.ask.token, now + micros(spent_for), now);
+                self.account(before, entry.bytes());
+            } else if spent && lease.fence != Fence::UNSEEN && matches!(end, End::Release) {
+                return Held::Held;
+            }
             return Held::Lost(Box::new(entry.view(now)));
         }
         match (&entry.phase, end) {

@@ -55,6 +55,29 @@ async fn an_ambiguous_claim_that_is_given_up_is_released_until_acknowledged() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refused_claim_that_is_still_on_its_way_does_not_come_alive_later() {
+    let world = World::new(FailsOnDemand::new(Memory::default()));
+    let holder = Arc::new(ask("k"));
+    let Ok(Claim::Granted(lease)) = world.store.claim(&holder).await else { panic!("a fresh key is granted") };
+    // The first copy is held up; the second finds the holder.
+    let late = ask("k");
+    world.store.fail(Calls::Claim, ErrorKind::Ambiguous);
+    let heal = async {
+        sleep(Duration::from_millis(5)).await;
+        world.store.heal();
+    };
+    let policy = Policy::ietf();
+    let (verdict, ()) = tokio::join!(world.execute(&policy, late.clone(), Op::quick()), heal);
+    is_refused(verdict, Reason::InProgress);
+    world.engine.later().flushed().await;
+    let held = world.store.settle(&lease, &ibid::store::End::Release).await.unwrap();
+    assert_eq!(held, ibid::store::Held::Held);
+    let found = world.store.claim(&Arc::new(late)).await.unwrap();
+    assert_eq!(found, Claim::Spent, "nobody waits for this grant: the key would be unknown for nothing");
+    assert_eq!(ran(world.execute(&policy, ask("k"), Op::quick()).await), Stored::Yes);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_store_that_is_down_refuses_when_closed_and_runs_degraded_when_open() {
     let world = World::new(FailsOnDemand::new(Memory::default()));
     world.store.fail(Calls::All, ErrorKind::NotApplied);
@@ -334,6 +357,19 @@ async fn a_claim_that_an_operator_forgot_is_lost_and_the_key_is_free() {
     is_refused(slow.await.unwrap(), Reason::InProgress);
     assert_eq!(world.lost_claims(), 1);
     assert_eq!(ran(world.execute(&Policy::ietf(), ask("k"), Op::quick()).await), Stored::Yes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_lost_its_claim_never_gets_the_answer_of_another_request() {
+    let world = World::new(Memory::default());
+    let slow = world.spawn(&Policy::ietf(), ask("k"), Op::lasting(Duration::from_secs(5)));
+    sleep(Duration::from_secs(1)).await;
+    let Some(Claim::Busy(holder)) = world.store.get(&ask("k").address).await.unwrap() else { panic!("not running") };
+    let _ = world.store.operators().forget(&ask("k").address, holder.fence).await.unwrap();
+    let other = ask_for("k", Fingerprint::of_bytes(b"another request"));
+    assert_eq!(ran(world.execute(&Policy::ietf(), other, Op::quick()).await), Stored::Yes);
+    is_refused(slow.await.unwrap(), Reason::KeyReused);
+    assert_eq!(world.lost_claims(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -47,6 +47,14 @@ impl Entry {
         self.ask.token == lease.ask.token && (self.fence == lease.fence || lease.fence == Fence::UNSEEN)
     }
 
+    /// Somebody else was here and has gone: for this holder, of whom nothing is said, it is as if nothing were here.
+    pub(super) fn gives_way_to(&self, lease: &Lease, now: Micros) -> bool {
+        matches!(self.phase, Phase::Free)
+            && lease.fence != Fence::UNSEEN
+            && self.ask.token != lease.ask.token
+            && !self.remembers_as_spent(lease.ask.token, now)
+    }
+
     /// When nothing about it has to be remembered any more.
     pub(super) fn removable_at(&self) -> Micros {
         self.spent.iter().map(|(_, until)| *until).fold(self.expires, Micros::max)
@@ -56,15 +64,31 @@ impl Entry {
         self.spent.iter().any(|(spent, until)| *spent == token && now < *until)
     }
 
+    /// Whether that token can never be granted here any more.
+    pub(super) fn has_spent(&self, token: Token, now: Micros) -> bool {
+        let own = matches!(self.phase, Phase::Free | Phase::Unknown { released: true, .. }) && self.ask.token == token;
+        own || self.remembers_as_spent(token, now)
+    }
+
     /// What is remembered as spent here once somebody else is the holder.
     pub(super) fn into_spent(mut self, now: Micros) -> Vec<(Token, Micros)> {
         if matches!(self.phase, Phase::Free | Phase::Unknown { released: true, .. }) {
             self.spent.push((self.ask.token, self.expires));
         }
+        self.trim_spent(now);
+        self.spent
+    }
+
+    /// A claim of which nobody knows whether it will still come: it shall find its token spent.
+    pub(super) fn spend(&mut self, token: Token, until: Micros, now: Micros) {
+        self.spent.push((token, until));
+        self.trim_spent(now);
+    }
+
+    fn trim_spent(&mut self, now: Micros) {
         self.spent.retain(|(_, until)| now < *until);
         let too_many = self.spent.len().saturating_sub(SPENT);
         self.spent.drain(..too_many);
-        self.spent
     }
 
     pub(super) fn lease(&self) -> Lease {
