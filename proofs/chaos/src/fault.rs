@@ -1,7 +1,7 @@
 //! What can go wrong: faults that are injected and healed.
 //!
-//! A [`Fault`] acts on one target, by name. The [script](crate::script) never has two faults at work on one target, so a
-//! fault may rely on finding its target whole.
+//! A [`Fault`] acts on targets, by name. The [script](crate::script) never has two faults at work on one target, so a
+//! fault may rely on finding its targets whole.
 
 use std::{fmt, future::Future, ops::Range, pin::Pin, sync::Arc, time::Duration};
 
@@ -14,11 +14,11 @@ pub type Doing<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// Something that goes wrong for a while.
 pub trait Fault: Send + Sync {
-    /// For the report: `redis: killed`. Starts with the target's name.
+    /// For the report: `redis: killed`.
     fn name(&self) -> String;
 
     /// What it acts on.
-    fn target(&self) -> String;
+    fn targets(&self) -> Vec<String>;
 
     /// How long it may last.
     fn lasts(&self) -> Range<Duration>;
@@ -106,11 +106,11 @@ impl OfGateway {
 
 impl Fault for OfGateway {
     fn name(&self) -> String {
-        format!("{}: {}", self.target(), self.blow.word())
+        format!("gateway {}: {}", self.nth, self.blow.word())
     }
 
-    fn target(&self) -> String {
-        format!("gateway {}", self.nth)
+    fn targets(&self) -> Vec<String> {
+        vec![format!("gateway {}", self.nth)]
     }
 
     fn lasts(&self) -> Range<Duration> {
@@ -140,18 +140,18 @@ pub struct OfProcess {
 
 impl OfProcess {
     /// This blow to this process.
-    pub fn new(process: &Arc<dyn Process>, blow: Blow) -> Box<dyn Fault> {
+    pub fn by(process: &Arc<dyn Process>, blow: Blow) -> Box<dyn Fault> {
         Box::new(OfProcess { process: Arc::clone(process), blow })
     }
 }
 
 impl Fault for OfProcess {
     fn name(&self) -> String {
-        format!("{}: {}", self.target(), self.blow.word())
+        format!("{}: {}", self.process.name(), self.blow.word())
     }
 
-    fn target(&self) -> String {
-        self.process.name()
+    fn targets(&self) -> Vec<String> {
+        vec![self.process.name()]
     }
 
     fn lasts(&self) -> Range<Duration> {
@@ -204,6 +204,26 @@ impl Tear {
         Tear::BreakAnswers(5),
     ];
 
+    /// Whether nothing gets through, one way at least.
+    pub fn separates(self) -> bool {
+        matches!(self, Tear::Cut | Tear::CutAndRefuse | Tear::CutToServer | Tear::CutToClient)
+    }
+
+    fn apply(self, link: &Link) {
+        match self {
+            Tear::Cut => link.cut(),
+            Tear::CutAndRefuse => link.cut_and_refuse(),
+            Tear::CutToServer => link.cut_to_server(),
+            Tear::CutToClient => link.cut_to_client(),
+            Tear::Reset => link.reset(),
+            Tear::Refuse => link.refuse(),
+            Tear::Delay(by) => link.delay(by),
+            Tear::Slice(bytes) => link.slice(bytes),
+            Tear::DropAnswers(n) => link.drop_answers(n),
+            Tear::BreakAnswers(n) => link.break_answers(n),
+        }
+    }
+
     fn word(self) -> &'static str {
         match self {
             Tear::Cut => "cut",
@@ -220,17 +240,30 @@ impl Tear {
     }
 }
 
-/// A link is torn.
+/// A link is torn, or several in the same way at the same time.
 pub struct OfLink {
     name: String,
-    link: Arc<Link>,
+    targets: Vec<String>,
+    links: Vec<Arc<Link>>,
     tear: Tear,
 }
 
 impl OfLink {
     /// This tear of this link; `name` says between whom it is.
-    pub fn new(name: &str, link: &Arc<Link>, tear: Tear) -> Box<dyn Fault> {
-        Box::new(OfLink { name: name.to_owned(), link: Arc::clone(link), tear })
+    pub fn one(name: &str, link: &Arc<Link>, tear: Tear) -> Box<dyn Fault> {
+        OfLink::many(name, &[(name.to_owned(), Arc::clone(link))], tear)
+    }
+
+    /// This tear of the way between the clients and a gateway, which is the fleet's to heal while the gateway is down.
+    pub fn to_gateway(fleet: &Fleet, nth: usize, tear: Tear) -> Box<dyn Fault> {
+        let target = format!("gateway {nth}");
+        OfLink::many(&format!("clients to gateway {nth}"), &[(target, Arc::clone(fleet.link(nth)))], tear)
+    }
+
+    /// This tear of all these links, each with its own name.
+    pub fn many(name: &str, links: &[(String, Arc<Link>)], tear: Tear) -> Box<dyn Fault> {
+        let (targets, links) = links.iter().cloned().unzip();
+        Box::new(OfLink { name: name.to_owned(), targets, links, tear })
     }
 }
 
@@ -239,8 +272,8 @@ impl Fault for OfLink {
         format!("{}: {}", self.name, self.tear.word())
     }
 
-    fn target(&self) -> String {
-        self.name.clone()
+    fn targets(&self) -> Vec<String> {
+        self.targets.clone()
     }
 
     fn lasts(&self) -> Range<Duration> {
@@ -251,24 +284,11 @@ impl Fault for OfLink {
     }
 
     fn inject(&self) -> Doing<'_> {
-        Box::pin(async {
-            match self.tear {
-                Tear::Cut => self.link.cut(),
-                Tear::CutAndRefuse => self.link.cut_and_refuse(),
-                Tear::CutToServer => self.link.cut_to_server(),
-                Tear::CutToClient => self.link.cut_to_client(),
-                Tear::Reset => self.link.reset(),
-                Tear::Refuse => self.link.refuse(),
-                Tear::Delay(by) => self.link.delay(by),
-                Tear::Slice(bytes) => self.link.slice(bytes),
-                Tear::DropAnswers(n) => self.link.drop_answers(n),
-                Tear::BreakAnswers(n) => self.link.break_answers(n),
-            }
-        })
+        Box::pin(async { self.links.iter().for_each(|link| self.tear.apply(link)) })
     }
 
     fn heal(&self) -> Doing<'_> {
-        Box::pin(async { self.link.heal() })
+        Box::pin(async { self.links.iter().for_each(|link| link.heal()) })
     }
 }
 
@@ -285,7 +305,7 @@ pub struct Other {
 
 impl Other {
     /// A fault from two closures.
-    pub fn new<I, H>(
+    pub fn from<I, H>(
         target: &str, word: &str, lasts: Range<Duration>, inject: impl Fn() -> I + Send + Sync + 'static,
         heal: impl Fn() -> H + Send + Sync + 'static,
     ) -> Box<dyn Fault>
@@ -305,8 +325,8 @@ impl Fault for Other {
         format!("{}: {}", self.target, self.word)
     }
 
-    fn target(&self) -> String {
-        self.target.clone()
+    fn targets(&self) -> Vec<String> {
+        vec![self.target.clone()]
     }
 
     fn lasts(&self) -> Range<Duration> {

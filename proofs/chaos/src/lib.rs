@@ -24,5 +24,6 @@ pub mod fleet;
 pub mod judge;
 pub mod report;
 pub mod run;
+pub mod scenarios;
 pub mod script;
 pub mod upstream;

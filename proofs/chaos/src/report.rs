@@ -85,10 +85,10 @@ impl fmt::Display for Outcome {
             ("UNSETTLED", self.unsettled.len()),
         ];
         for (what, n) in rows {
-            writeln!(f, "  {what:<28}{n:>9}")?;
+            writeln!(f, "  {what:<46}{n:>9}")?;
             if what == "faults" {
                 for (fault, times) in &self.faults {
-                    writeln!(f, "    {fault:<26}{times:>9}")?;
+                    writeln!(f, "    {fault:<44}{times:>9}")?;
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! One run: start, load and faults, heal, settle, verify, judge.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     io,
     path::PathBuf,
     sync::{
@@ -138,20 +138,25 @@ pub async fn run(plan: &Plan, faults: impl FnOnce(&Stage) -> Vec<Box<dyn Fault>>
 
 /// Injects and heals what the script says; returns when everything is healed and the time is over.
 async fn inject(plan: &Plan, faults: &Arc<[Box<dyn Fault>]>, board: &Arc<Board>) -> Vec<Injected> {
-    let shapes: Vec<_> = faults.iter().map(|fault| Shape { target: fault.target(), lasts: fault.lasts() }).collect();
+    let shapes: Vec<_> = faults.iter().map(|fault| Shape { targets: fault.targets(), lasts: fault.lasts() }).collect();
     // Injecting takes time too, so a target may still be healing when its next fault is due: that one waits.
-    let targets: HashMap<String, Arc<tokio::sync::Mutex<()>>> =
-        shapes.iter().map(|shape| (shape.target.clone(), Arc::default())).collect();
+    let targets: BTreeMap<String, Arc<tokio::sync::Mutex<()>>> =
+        shapes.iter().flat_map(|shape| &shape.targets).map(|target| (target.clone(), Arc::default())).collect();
     let injected = Arc::new(Mutex::new(Vec::new()));
     let start = tokio::time::Instant::now();
     let mut working = JoinSet::new();
     for step in script(plan.seed, &shapes, plan.tempo) {
         sleep_until(start + step.at).await;
         let (faults, board, injected) = (Arc::clone(faults), Arc::clone(board), Arc::clone(&injected));
-        let target = Arc::clone(&targets[&shapes[step.fault].target]);
+        // In the order of their names, as everybody: so nobody waits for somebody who waits for them.
+        let mine = targets.iter().filter(|(target, _)| shapes[step.fault].targets.contains(target));
+        let mine: Vec<_> = mine.map(|(_, turn)| Arc::clone(turn)).collect();
         let latest = start + plan.tempo.length;
         working.spawn(async move {
-            let _turn = target.lock().await;
+            let mut turns = Vec::with_capacity(mine.len());
+            for turn in mine {
+                turns.push(turn.lock_owned().await);
+            }
             if tokio::time::Instant::now() < latest {
                 let done = one(&*faults[step.fault], step, &board).await;
                 injected.lock().push(done);

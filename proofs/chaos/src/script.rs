@@ -11,9 +11,16 @@ const MAX_STEPS: usize = 100_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// What it acts on.
-    pub target: String,
+    pub targets: Vec<String>,
     /// How long it may last.
     pub lasts: Range<Duration>,
+}
+
+impl Shape {
+    /// Whether both act on the same thing.
+    fn meets(&self, other: &Shape) -> bool {
+        self.targets.iter().any(|target| other.targets.contains(target))
+    }
 }
 
 /// One fault at one time.
@@ -44,28 +51,30 @@ pub fn script(seed: u64, shapes: &[Shape], tempo: Tempo) -> Vec<Step> {
     let mut dice = Dice::new(seed);
     let mut steps: Vec<Step> = Vec::new();
     let mut deck: Vec<usize> = Vec::new();
+    let mut at_work: Vec<Step> = Vec::new();
     let mut now = Duration::ZERO;
     while steps.len() < MAX_STEPS && !shapes.is_empty() {
         now += dice.within(&(tempo.pace / 2..tempo.pace * 3 / 2)).max(Duration::from_millis(1));
         if now >= tempo.length {
             break;
         }
-        let at_work: Vec<_> =
-            steps.iter().rev().take(shapes.len()).filter(|step| step.at + step.lasts >= now).collect();
+        at_work.retain(|step| step.at + step.lasts >= now);
         if at_work.len() >= tempo.at_once {
             continue;
         }
         if deck.is_empty() {
             deck = (0..shapes.len()).collect();
         }
-        let free = |fault: &usize| at_work.iter().all(|step| shapes[step.fault].target != shapes[*fault].target);
+        let free = |fault: &usize| !at_work.iter().any(|step| shapes[step.fault].meets(&shapes[*fault]));
         let choices: Vec<usize> = (0..deck.len()).filter(|card| free(&deck[*card])).collect();
         if choices.is_empty() {
             continue;
         }
         let fault = deck.swap_remove(choices[dice.below(choices.len())]);
         let lasts = dice.within(&shapes[fault].lasts).min(tempo.length - now);
-        steps.push(Step { at: now, fault, lasts });
+        let step = Step { at: now, fault, lasts };
+        steps.push(step);
+        at_work.push(step);
     }
     steps
 }
@@ -77,11 +86,11 @@ mod tests {
     const TEMPO: Tempo = Tempo { length: Duration::from_secs(30), pace: Duration::from_millis(300), at_once: 3 };
 
     fn shapes() -> Vec<Shape> {
-        let shape = |target: &str, from, to| Shape {
-            target: target.to_owned(),
+        let shape = |targets: &str, from, to| Shape {
+            targets: targets.split(' ').map(str::to_owned).collect(),
             lasts: Duration::from_millis(from)..Duration::from_millis(to),
         };
-        vec![shape("a", 0, 500), shape("a", 200, 2000), shape("b", 0, 0), shape("c", 1000, 3000), shape("d", 5, 50)]
+        vec![shape("a", 0, 500), shape("a", 200, 2000), shape("b", 0, 0), shape("c", 1000, 3000), shape("d a", 5, 50)]
     }
 
     #[test]
@@ -102,7 +111,7 @@ mod tests {
                 let before = steps[..nth].iter().filter(|other| other.at + other.lasts >= step.at);
                 let before: Vec<_> = before.collect();
                 assert!(before.len() < TEMPO.at_once, "seed {seed}: {before:?} and {step:?}");
-                assert!(before.iter().all(|other| shapes[other.fault].target != shapes[step.fault].target));
+                assert!(!before.iter().any(|other| shapes[other.fault].meets(&shapes[step.fault])));
             }
             for fault in 0..shapes.len() {
                 assert!(steps.iter().any(|step| step.fault == fault), "seed {seed} has no fault {fault}");

@@ -45,9 +45,9 @@ async fn the_default_store_keeps_its_promise_whatever_breaks() {
     let outcome = outcome(&plan, |stage| {
         let mut faults = OfGateway::all(&stage.fleet);
         let clients = [Tear::Cut, Tear::Reset, Tear::Slice(7), Tear::BreakAnswers(5)];
-        faults.extend(clients.map(|tear| OfLink::new("clients", stage.fleet.link(0), tear)));
+        faults.extend(clients.map(|tear| OfLink::to_gateway(&stage.fleet, 0, tear)));
         let upstream = [Tear::CutToClient, Tear::Reset, Tear::Refuse, Tear::BreakAnswers(5)];
-        faults.extend(upstream.map(|tear| OfLink::new("upstream", &stage.upstream, tear)));
+        faults.extend(upstream.map(|tear| OfLink::one("upstream", &stage.upstream, tear)));
         faults
     })
     .await;
@@ -110,7 +110,7 @@ mod found {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_policy_that_retries_the_unknown_runs_it_again() {
         let plan = plan("retrying", vec![config("embedded:data", "on_unknown = \"retry\"")], FEW_SECONDS);
-        let faults = |stage: &Stage| vec![OfLink::new("upstream", &stage.upstream, Tear::BreakAnswers(20))];
+        let faults = |stage: &Stage| vec![OfLink::one("upstream", &stage.upstream, Tear::BreakAnswers(20))];
         let outcome = outcome(&plan, faults).await;
         assert!(!outcome.duplicates.is_empty(), "{outcome}");
         assert!(!outcome.complaints(&[]).is_empty(), "{outcome}");
