@@ -8,7 +8,10 @@ use std::{
     fmt, io,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 
@@ -24,12 +27,15 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{fleet::Fleet, upstream::Upstream};
+use crate::{dice::Dice, fleet::Fleet, upstream::Upstream};
 
 /// How many requests one connection carries at once; gateways allow more.
 const STREAMS: usize = 100;
 /// How long they may take to arrive, and to be answered.
 const ARRIVAL: Duration = Duration::from_secs(60);
+/// Between two tries of one who was told to come back: doubled each time, with jitter.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 const KEY: &str = "the-one-key";
 
 /// What to do.
@@ -54,6 +60,8 @@ pub struct Waited {
     pub executions: usize,
     /// How many got the answer of the one execution.
     pub answered: usize,
+    /// How often one was told to come back, and did.
+    pub turned_away: usize,
     /// What the others got.
     pub others: BTreeMap<String, usize>,
     /// What went over each link from the first waiter's arrival until all were answered.
@@ -108,8 +116,9 @@ impl Waited {
 
 impl fmt::Display for Waited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Waited { waiters, executions, answered, took, .. } = self;
-        writeln!(f, "{waiters} waiters, {executions} execution, {answered} answered, {:.1}s", took.as_secs_f64())?;
+        let Waited { waiters, executions, answered, turned_away, took, .. } = self;
+        write!(f, "{waiters} waiters, {executions} execution, {answered} answered, ")?;
+        writeln!(f, "{turned_away} times told to come back, {:.1}s", took.as_secs_f64())?;
         for (what, times) in &self.others {
             writeln!(f, "  {times} got: {what}")?;
         }
@@ -141,20 +150,18 @@ pub async fn wait(crowd: &Crowd) -> io::Result<Waited> {
     }
     let before: Vec<Counts> = crowd.links.iter().map(|(_, link)| link.counts()).collect();
     let began = Instant::now();
+    let turned_away = Arc::new(AtomicUsize::new(0));
     let mut waiting = JoinSet::new();
     for nth in 0..crowd.waiters {
-        waiting.spawn(ask(senders[nth / STREAMS].clone()));
+        waiting.spawn(ask(senders[nth / STREAMS].clone(), Dice::new(nth as u64), Arc::clone(&turned_away)));
     }
-    arrived(&fleet, crowd.waiters).await?;
+    let mut heard = Heard::default();
+    arrived(&fleet, crowd.waiters, &mut waiting, &mut heard).await?;
     upstream.release();
-
-    let (mut answers, mut others) = (BTreeMap::<Bytes, usize>::new(), BTreeMap::<String, usize>::new());
     while let Some(answer) = waiting.join_next().await {
-        match answer.expect("a waiter never panics") {
-            Ok(body) => *answers.entry(body).or_default() += 1,
-            Err(what) => *others.entry(what).or_default() += 1,
-        }
+        heard.hear(answer.expect("a waiter never panics"));
     }
+    let Heard { mut answers, mut others, .. } = heard;
     let took = began.elapsed();
     let runs = upstream.executions().remove(KEY).unwrap_or_default();
     let answered = runs.first().and_then(|run| answers.remove(&run.answer)).unwrap_or(0);
@@ -163,7 +170,8 @@ pub async fn wait(crowd: &Crowd) -> io::Result<Waited> {
     }
     let after = crowd.links.iter().map(|(name, link)| (name.clone(), link.counts()));
     let traffic = after.zip(before).map(|((name, after), before)| (name, Traffic::between(before, after))).collect();
-    Ok(Waited { waiters: crowd.waiters, executions: runs.len(), answered, others, traffic, took })
+    let turned_away = turned_away.load(SeqCst);
+    Ok(Waited { waiters: crowd.waiters, executions: runs.len(), answered, turned_away, others, traffic, took })
 }
 
 fn config(store: &str, waiters: usize) -> String {
@@ -182,36 +190,77 @@ async fn connect(addr: SocketAddr) -> io::Result<SendRequest<Full<Bytes>>> {
     Ok(sender)
 }
 
-async fn ask(mut sender: SendRequest<Full<Bytes>>) -> Result<Bytes, String> {
-    let request = Request::post("http://shop.example/held").header("authorization", "Bearer chaos");
-    let request = request.header("idempotency-key", KEY).header("content-type", "application/json");
-    let request = request.body(Full::new(Bytes::from_static(br#"{"amount":1}"#))).expect("a valid request");
-    let work = async {
-        sender.ready().await?;
-        let (head, body) = sender.send_request(request).await?.into_parts();
-        Ok::<_, hyper::Error>((head.status.as_u16(), body.collect().await?.to_bytes()))
-    };
-    match timeout(ARRIVAL * 2, work).await {
-        Ok(Ok((201, body))) => Ok(body),
-        Ok(Ok((status, body))) => Err(format!("{status} {}", String::from_utf8_lossy(&body))),
-        Ok(Err(error)) => Err(format!("no answer: {error}")),
-        Err(_) => Err(format!("no answer within {:?}", ARRIVAL * 2)),
+/// Asks until there is an answer; those who are told to come back do.
+async fn ask(
+    mut sender: SendRequest<Full<Bytes>>, mut dice: Dice, turned_away: Arc<AtomicUsize>,
+) -> Result<Bytes, String> {
+    let end = Instant::now() + ARRIVAL * 2;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let (status, body) = match timeout(ARRIVAL * 2, once(&mut sender)).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => return Err(format!("no answer: {error}")),
+            Err(_) => return Err(format!("no answer within {:?}", ARRIVAL * 2)),
+        };
+        let text = String::from_utf8_lossy(&body);
+        match status {
+            201 => return Ok(body),
+            503 | 409 if !text.contains("#outcome-unknown") && Instant::now() < end => {
+                turned_away.fetch_add(1, SeqCst);
+            }
+            _ => return Err(format!("{status} {text}")),
+        }
+        sleep(dice.within(&(pause / 2..pause * 3 / 2))).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-/// Returns once all of them are at work in the gateways: one runs, the others wait.
-async fn arrived(fleet: &Fleet, waiters: usize) -> io::Result<()> {
+async fn once(sender: &mut SendRequest<Full<Bytes>>) -> Result<(u16, Bytes), hyper::Error> {
+    let request = Request::post("http://shop.example/held").header("authorization", "Bearer chaos");
+    let request = request.header("idempotency-key", KEY).header("content-type", "application/json");
+    let request = request.body(Full::new(Bytes::from_static(br#"{"amount":1}"#))).expect("a valid request");
+    sender.ready().await?;
+    let (head, body) = sender.send_request(request).await?.into_parts();
+    Ok((head.status.as_u16(), body.collect().await?.to_bytes()))
+}
+
+/// What the waiters got so far.
+#[derive(Debug, Default)]
+struct Heard {
+    answers: BTreeMap<Bytes, usize>,
+    others: BTreeMap<String, usize>,
+    count: usize,
+}
+
+impl Heard {
+    fn hear(&mut self, answer: Result<Bytes, String>) {
+        self.count += 1;
+        match answer {
+            Ok(body) => *self.answers.entry(body).or_default() += 1,
+            Err(what) => *self.others.entry(what).or_default() += 1,
+        }
+    }
+}
+
+/// Returns once all of them are at work in the gateways, where one runs and the others wait, or have been turned away.
+async fn arrived(
+    fleet: &Fleet, waiters: usize, waiting: &mut JoinSet<Result<Bytes, String>>, heard: &mut Heard,
+) -> io::Result<()> {
     let end = Instant::now() + ARRIVAL;
     loop {
         let mut there = 0;
         for nth in 0..fleet.len() {
             there += fleet.health(nth).await.map_or(0, |health| health.running);
         }
-        if there >= waiters {
+        while let Some(answer) = waiting.try_join_next() {
+            heard.hear(answer.expect("a waiter never panics"));
+        }
+        if there + heard.count >= waiters {
             return Ok(());
         }
         if Instant::now() >= end {
-            return Err(io::Error::other(format!("only {there} of {waiters} waiters arrived within {ARRIVAL:?}")));
+            let what = format!("only {there} of {waiters} waiters wait after {ARRIVAL:?}; others: {:?}", heard.others);
+            return Err(io::Error::other(what));
         }
         sleep(Duration::from_millis(20)).await;
     }

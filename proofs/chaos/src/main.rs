@@ -36,6 +36,9 @@ struct Args {
     /// How many gateways, if not as the scenario says.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=32))]
     gateways: Option<u16>,
+    /// How many waiters in a crowd, if not as the scenario says.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    waiters: Option<u32>,
     /// The gateway's binary; `ibid` beside this program if not given.
     #[arg(long, value_name = "PATH")]
     bin: Option<PathBuf>,
@@ -85,6 +88,7 @@ async fn all(args: &Args, bin: &std::path::Path) -> ExitCode {
         let mut how = How::new(bin, Duration::from_secs(args.seconds));
         how.seed = args.seed.unwrap_or(how.seed);
         (how.clients, how.gateways) = (usize::from(args.clients), args.gateways.map(usize::from));
+        how.waiters = args.waiters.map(|waiters| waiters as usize);
         how.allow = &args.allow;
         println!("== {}: {} (--seed {})", scenario.name, scenario.about, how.seed);
         let began = Instant::now();

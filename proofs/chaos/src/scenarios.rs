@@ -195,6 +195,8 @@ pub struct How<'a> {
     pub clients: usize,
     /// How many gateways, if not as the scenario says.
     pub gateways: Option<usize>,
+    /// How many waiters in a crowd, if not as the scenario says.
+    pub waiters: Option<usize>,
     /// What is excused beyond what the scenario excuses.
     pub allow: &'a [Allow],
 }
@@ -203,7 +205,7 @@ impl<'a> How<'a> {
     /// With this binary for so long; the seed is of the moment.
     pub fn new(bin: &'a Path, length: Duration) -> How<'a> {
         let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_micros() as u64);
-        How { bin, length, seed, clients: 12, gateways: None, allow: &[] }
+        How { bin, length, seed, clients: 12, gateways: None, waiters: None, allow: &[] }
     }
 }
 
@@ -243,6 +245,7 @@ pub async fn play(scenario: &Scenario, how: &How<'_>) -> io::Result<(Shown, Vec<
             Ok((Shown::Faults(Box::new(outcome)), complaints))
         }
         What::Crowd { waiters, most_open, round_trips_each } => {
+            let waiters = how.waiters.unwrap_or(waiters);
             let links = links.into_iter().flatten().map(|wired| (wired.name, wired.link)).collect();
             let waited = crowd::wait(&Crowd { bin: how.bin.to_owned(), stores, waiters, links }).await?;
             println!("{}: {waited}", scenario.name);
@@ -273,10 +276,13 @@ fn address(wired: &[Wired], server: &str) -> SocketAddr {
     found.unwrap_or_else(|| panic!("there is no link to a server called {server:?}")).link.addr()
 }
 
-/// A lease and time-outs short enough for pauses to outlast them.
+/// A lease and time-outs short enough for pauses to outlast them. The store's own is shorter than a lease, so that a claim
+/// that got no answer can be asked for again.
 fn config(store: &str) -> String {
+    // The last table of the configuration is the store's.
+    let timeout = if store.contains("://") { "timeout = \"300ms\"" } else { "" };
     format!(
-        "[log]\nlevel = \"warn\"\n[policy]\npreset = \"ietf\"\nlease = \"1s\"\ntimeout = \"2s\"\nwait_timeout = \"2s\"\n{store}\n"
+        "[log]\nlevel = \"warn\"\n[policy]\npreset = \"ietf\"\nlease = \"1s\"\ntimeout = \"2s\"\nwait_timeout = \"2s\"\n{store}\n{timeout}\n"
     )
 }
 
