@@ -13,6 +13,8 @@ use crate::dice::Dice;
 
 /// How many keys are fresh enough for another client to join in.
 const FRESH: usize = 32;
+/// How many answers to one key are kept that say nothing new.
+const STORY: usize = 16;
 /// How many surprising answers are kept.
 const SURPRISES: usize = 20;
 
@@ -80,6 +82,7 @@ struct Book {
     surprises: Vec<String>,
     surprised: usize,
     gave_up: Vec<String>,
+    replays: usize,
 }
 
 /// All that was heard.
@@ -95,6 +98,8 @@ pub struct Stories {
     pub surprised: usize,
     /// Keys that had no final answer when the client's patience ended, with the last thing it saw.
     pub gave_up: Vec<String>,
+    /// How many answers were replays.
+    pub replays: usize,
 }
 
 impl Board {
@@ -131,9 +136,21 @@ impl Board {
         operation
     }
 
-    /// A final answer.
+    /// A final answer. Of a key that is often asked for, the same answer again is only counted.
     pub fn hear(&self, key: &str, heard: Heard) {
-        self.book.lock().heard.entry(key.to_owned()).or_default().push(heard);
+        let mut book = self.book.lock();
+        book.replays += usize::from(heard.replayed);
+        let story = book.heard.entry(key.to_owned()).or_default();
+        let done = |heard: &Heard| matches!(heard.told, Told::Done { .. });
+        let flags = |heard: &Heard| (heard.pending, heard.degraded);
+        // That an outcome is unknown is news as long as there was an answer before.
+        let news = heard.verifying
+            || story.len() < STORY
+            || (!done(&heard) && story.iter().any(done))
+            || story.last().is_none_or(|last| last.told != heard.told || flags(last) != flags(&heard));
+        if news {
+            story.push(heard);
+        }
     }
 
     /// What was heard of a key so far.
@@ -169,11 +186,48 @@ impl Board {
             surprises: book.surprises.clone(),
             surprised: book.surprised,
             gave_up: book.gave_up.clone(),
+            replays: book.replays,
         }
     }
 
     pub(crate) fn count(&self, retry: bool) {
         self.requests.fetch_add(1, SeqCst);
         self.retries.fetch_add(usize::from(retry), SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(told: Told) -> Heard {
+        let at = Duration::from_secs(1);
+        Heard { told, gateway: 0, begun: at, at, replayed: true, pending: false, degraded: false, verifying: false }
+    }
+
+    fn done(body: &'static str) -> Told {
+        Told::Done { status: 201, body: Bytes::from_static(body.as_bytes()) }
+    }
+
+    #[test]
+    fn the_same_answer_again_is_only_counted_and_news_is_kept() {
+        let board = Board::new(Instant::now(), 1);
+        (0..100).for_each(|_| board.hear("k", heard(done("a"))));
+        assert_eq!((board.heard("k").len(), board.stories().replays), (STORY, 100));
+        board.hear("k", heard(Told::Unknown));
+        board.hear("k", heard(Told::Unknown));
+        board.hear("k", heard(done("b")));
+        board.hear("k", Heard { pending: true, ..heard(done("b")) });
+        board.hear("k", Heard { pending: true, verifying: true, ..heard(done("b")) });
+        assert_eq!(board.heard("k").len(), STORY + 5);
+    }
+
+    #[test]
+    fn there_are_no_more_keys_than_allowed() {
+        let (board, mut dice) = (Board::new(Instant::now(), 10), Dice::new(1));
+        for _ in 0..500 {
+            let _ = board.next(&mut dice, Duration::from_millis(5));
+        }
+        assert_eq!(board.operations().len(), 10);
     }
 }

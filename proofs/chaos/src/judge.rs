@@ -111,8 +111,12 @@ pub struct Outcome {
 impl Outcome {
     /// Whether there is anything to look at.
     pub fn has_findings(&self) -> bool {
-        let findings = [&self.duplicates, &self.divergent, &self.lost, &self.unsettled];
-        findings.iter().any(|findings| !findings.is_empty()) || !self.broken.is_empty()
+        self.findings() > 0 || !self.broken.is_empty()
+    }
+
+    /// How many keys did not get what was promised, by kind and added up, excused or not.
+    pub fn findings(&self) -> usize {
+        [&self.duplicates, &self.divergent, &self.lost, &self.unsettled].iter().map(|findings| findings.len()).sum()
     }
 }
 
@@ -126,7 +130,7 @@ pub(crate) fn judge(plan: &Plan, seen: Seen) -> Outcome {
         clients: plan.clients,
         requests: seen.requests,
         retries: seen.retries,
-        replays: 0,
+        replays: seen.stories.replays,
         keys: seen.stories.operations.len(),
         executions: seen.executions.values().map(Vec::len).sum(),
         finished: 0,
@@ -211,7 +215,6 @@ fn count(outcome: &mut Outcome, runs: &[Execution], heard: &[Heard]) {
     outcome.late += usize::from(done && unknown);
     outcome.unknown += usize::from(unknown && !done);
     outcome.unknown_ran += usize::from(unknown && !done && !runs.is_empty());
-    outcome.replays += heard.iter().filter(|heard| heard.replayed).count();
     outcome.pending_answers += heard.iter().filter(|heard| heard.pending).count();
     outcome.degraded_answers += heard.iter().filter(|heard| heard.degraded).count();
 }

@@ -12,7 +12,7 @@ use std::{
 use clap::Parser;
 use ibid_chaos::{
     report::Allow,
-    scenarios::{How, SCENARIOS, Scenario, find, play},
+    scenarios::{How, SCENARIOS, Scenario, Shown, find, play},
 };
 
 /// Puts load on gateways while things break, and says what ran twice, what was lost and what is unknown.
@@ -93,6 +93,9 @@ async fn all(args: &Args, bin: &std::path::Path) -> ExitCode {
         println!("== {}: {} (--seed {})", scenario.name, scenario.about, how.seed);
         let began = Instant::now();
         let (code, verdict) = match play(scenario, &how).await {
+            Ok((Shown::Faults(outcome), complaints)) if complaints.is_empty() && outcome.findings() > 0 => {
+                (0, format!("kept, as far as it promises anything: {} findings are excused", outcome.findings()))
+            }
             Ok((_, complaints)) if complaints.is_empty() => (0, "kept".to_owned()),
             Ok((_, complaints)) => (NOT_KEPT, format!("NOT KEPT: {}", complaints.join("; "))),
             Err(error) => (NOT_RUN, format!("COULD NOT BE RUN: {error}")),
