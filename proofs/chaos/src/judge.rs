@@ -235,12 +235,12 @@ fn divergence(runs: &[Execution], heard: &[Heard]) -> Option<String> {
 }
 
 /// An answer after which the outcome was unknown again. An answer that waits in a journal may be unknown elsewhere until
-/// it has been drained, but not at the end.
+/// it has been drained, but not at the end; the gateway that has it replays it meanwhile, without saying that it waits.
 fn loss(heard: &[Heard]) -> Option<String> {
     for first in heard.iter().filter(|heard| matches!(heard.told, Told::Done { .. })) {
-        let forgot = |later: &&Heard| {
-            later.told == Told::Unknown && later.begun >= first.at && (later.verifying || !first.pending)
-        };
+        let waited = heard.iter().any(|other| other.pending && other.told == first.told);
+        let forgot =
+            |later: &&Heard| later.told == Told::Unknown && later.begun >= first.at && (later.verifying || !waited);
         if let Some(later) = heard.iter().find(forgot) {
             let (at, then) = (seconds(first.at), seconds(later.at));
             return Some(format!("was told {} at {at}, and \"unknown\" at {then}", say(&first.told)));

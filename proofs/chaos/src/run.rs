@@ -220,8 +220,9 @@ async fn settled(client: &mut Client, board: &Board, operation: &Operation, gate
         }
         let heard: Vec<_> = answers.iter().flatten().collect();
         let known = board.heard(&operation.key);
-        let promised = known.iter().any(|heard| matches!(heard.told, Told::Done { .. }) && !heard.pending);
-        let waits = |told: &Told| *told == Told::Unknown && known.iter().any(|heard| heard.pending);
+        let pending = known.iter().any(|heard| heard.pending);
+        let promised = !pending && known.iter().any(|heard| heard.told != Told::Unknown);
+        let waits = |told: &Told| *told == Told::Unknown && pending;
         let agree = heard.len() == gateways && heard.windows(2).all(|two| two[0].told == two[1].told);
         let done = |heard: &&&Heard| heard.told != Told::Unknown;
         let two_answers =

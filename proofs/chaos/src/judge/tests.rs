@@ -127,6 +127,8 @@ fn a_pending_answer_may_be_unknown_for_a_while_but_not_at_the_end() {
     let pending = Heard { pending: true, ..done(1, 10) };
     let for_a_while = vec![pending.clone(), heard(Told::Unknown, 30), Heard { verifying: true, ..done(1, 99) }];
     assert!(kept(&judged(vec![ran(1, 3)], for_a_while), &[]));
+    let replayed_meanwhile = vec![pending.clone(), Heard { replayed: true, ..done(1, 20) }, heard(Told::Unknown, 30)];
+    assert!(kept(&judged(vec![ran(1, 3)], replayed_meanwhile), &[]));
     let for_good = vec![pending, Heard { verifying: true, ..heard(Told::Unknown, 99) }];
     assert_eq!(judged(vec![ran(1, 3)], for_good).lost.len(), 1);
 }
