@@ -1,0 +1,29 @@
+//! Several gateways, real stores, clients that retry, and faults from a seed.
+//!
+//! A [run] puts load on a [fleet] of gateway processes in front of an [upstream] that logs every execution, while a
+//! [script] made from a seed injects [faults](fault): processes killed and paused, [links](ibid_testkit::servers::link)
+//! cut, reset and slowed. Then everything is healed, comes to rest, and every key is asked for through every gateway. What
+//! comes out is a [judgement](judge): keys that ran twice, got two answers or lost theirs, each with its timeline.
+//!
+//! The harness knows no store: the caller gives a configuration per gateway and the faults. [`scenarios`] has the ones that
+//! ship, `ibid-chaos` runs them by name.
+//!
+//! A seed gives the same faults in the same order at the same times. What the machine makes of it varies: two runs of a seed
+//! are alike, not equal.
+//!
+//! [run]: run::run
+
+#![allow(clippy::disallowed_methods, reason = "a harness may read the environment and block")]
+
+pub mod board;
+mod client;
+pub mod crowd;
+pub mod dice;
+pub mod fault;
+pub mod fleet;
+pub mod judge;
+pub mod report;
+pub mod run;
+pub mod scenarios;
+pub mod script;
+pub mod upstream;

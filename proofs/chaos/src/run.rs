@@ -1,0 +1,237 @@
+//! One run: start, load and faults, heal, settle, verify, judge.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use ibid_testkit::servers::link::Link;
+use parking_lot::Mutex;
+use tokio::{
+    task::JoinSet,
+    time::{sleep, sleep_until},
+};
+
+use crate::{
+    board::{Board, Heard, Operation, Told},
+    client::Client,
+    fault::Fault,
+    fleet::Fleet,
+    judge::{Injected, Outcome, Seen, judge},
+    script::{Shape, Step, Tempo, script},
+    upstream::Upstream,
+};
+
+/// How many clients verify at the end.
+const VERIFIERS: usize = 16;
+
+/// After so many keys that do not settle, none is waited for any more.
+const ENOUGH: usize = 50;
+
+/// What a run needs to know.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// For the report.
+    pub name: String,
+    /// The gateway's binary.
+    pub bin: PathBuf,
+    /// One whole configuration per gateway.
+    pub configs: Vec<String>,
+    /// How many clients.
+    pub clients: usize,
+    /// Decides the faults, and what the clients choose.
+    pub seed: u64,
+    /// How long, and how many faults.
+    pub tempo: Tempo,
+    /// The slowest answer of the upstream.
+    pub slowest: Duration,
+    /// At most so many keys.
+    pub max_keys: usize,
+    /// How long everything may take to settle once it is whole again.
+    pub settle: Duration,
+}
+
+impl Plan {
+    /// A plan with moderate values.
+    pub fn new(name: &str, bin: impl Into<PathBuf>, configs: Vec<String>, seed: u64, length: Duration) -> Plan {
+        Plan {
+            name: name.to_owned(),
+            bin: bin.into(),
+            configs,
+            clients: 12,
+            seed,
+            tempo: Tempo { length, pace: Duration::from_millis(250), at_once: 2 },
+            slowest: Duration::from_millis(20),
+            max_keys: 20_000,
+            settle: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What faults can act on besides the store: see [`run`].
+pub struct Stage {
+    /// The gateways.
+    pub fleet: Arc<Fleet>,
+    /// The way between the gateways and the upstream.
+    pub upstream: Arc<Link>,
+}
+
+/// Runs the plan with the faults that `faults` makes of the stage.
+///
+/// # Errors
+///
+/// If the upstream cannot be started or its log not be read.
+///
+/// # Panics
+///
+/// If a gateway does not start, or a fault cannot be injected or healed.
+pub async fn run(plan: &Plan, faults: impl FnOnce(&Stage) -> Vec<Box<dyn Fault>>) -> io::Result<Outcome> {
+    let folder = tempfile::Builder::new().prefix("ibid-chaos-").tempdir()?;
+    let began = Instant::now();
+    let upstream = Upstream::start(folder.path(), began, plan.seed).await?;
+    let link = Arc::new(Link::to(upstream.addr()));
+    let fleet = Fleet::start(&plan.bin, &plan.configs, &format!("http://{}", link.addr())).await;
+    let stage = Stage { fleet: Arc::clone(&fleet), upstream: link };
+    let board = Arc::new(Board::new(began, plan.max_keys));
+    let faults: Arc<[Box<dyn Fault>]> = faults(&stage).into();
+
+    let over = Arc::new(AtomicBool::new(false));
+    let mut clients = JoinSet::new();
+    for nth in 0..plan.clients {
+        let client = Client::new(&fleet, &board, plan.seed ^ ((nth as u64 + 1) << 32));
+        clients.spawn(client.run(Arc::clone(&over), plan.slowest));
+    }
+    let injected = inject(plan, &faults, &board).await;
+    over.store(true, SeqCst);
+    while let Some(client) = clients.join_next().await {
+        client.expect("a client only ever gives up in words");
+    }
+    let crashed = fleet.crashed().await;
+    let restless = fleet.settle(plan.settle).await.err();
+    let unsettled = verify(&fleet, &board, plan).await;
+
+    let seen = Seen {
+        executions: upstream.executions(),
+        logged: upstream.logged()?,
+        stories: board.stories(),
+        injected,
+        unsettled,
+        crashed,
+        restless,
+        announced: fleet.announced().await,
+        requests: board.requests.load(SeqCst),
+        retries: board.retries.load(SeqCst),
+        took: began.elapsed(),
+    };
+    let mut outcome = judge(plan, seen);
+    if outcome.has_findings() {
+        outcome.log = Some(folder.keep().join("executions.log"));
+    }
+    Ok(outcome)
+}
+
+/// Injects and heals what the script says; returns when everything is healed and the time is over.
+async fn inject(plan: &Plan, faults: &Arc<[Box<dyn Fault>]>, board: &Arc<Board>) -> Vec<Injected> {
+    let shapes: Vec<_> = faults.iter().map(|fault| Shape { targets: fault.targets(), lasts: fault.lasts() }).collect();
+    // Injecting takes time too, so a target may still be healing when its next fault is due: that one waits.
+    let targets: BTreeMap<String, Arc<tokio::sync::Mutex<()>>> =
+        shapes.iter().flat_map(|shape| &shape.targets).map(|target| (target.clone(), Arc::default())).collect();
+    let injected = Arc::new(Mutex::new(Vec::new()));
+    let start = tokio::time::Instant::now();
+    let mut working = JoinSet::new();
+    for step in script(plan.seed, &shapes, plan.tempo) {
+        sleep_until(start + step.at).await;
+        let (faults, board, injected) = (Arc::clone(faults), Arc::clone(board), Arc::clone(&injected));
+        // In the order of their names, as everybody: so nobody waits for somebody who waits for them.
+        let mine = targets.iter().filter(|(target, _)| shapes[step.fault].targets.contains(target));
+        let mine: Vec<_> = mine.map(|(_, turn)| Arc::clone(turn)).collect();
+        let latest = start + plan.tempo.length;
+        working.spawn(async move {
+            let mut turns = Vec::with_capacity(mine.len());
+            for turn in mine {
+                turns.push(turn.lock_owned().await);
+            }
+            if tokio::time::Instant::now() < latest {
+                let done = one(&*faults[step.fault], step, &board).await;
+                injected.lock().push(done);
+            }
+        });
+    }
+    while let Some(done) = working.join_next().await {
+        if let Err(error) = done {
+            std::panic::resume_unwind(error.into_panic());
+        }
+    }
+    sleep_until(start + plan.tempo.length).await;
+    let mut injected = std::mem::take(&mut *injected.lock());
+    injected.sort_by_key(|one| one.from);
+    injected
+}
+
+async fn one(fault: &dyn Fault, step: Step, board: &Board) -> Injected {
+    let from = board.now();
+    fault.inject().await;
+    sleep(step.lasts).await;
+    fault.heal().await;
+    Injected { name: fault.name(), from, to: board.now() }
+}
+
+/// Asks every gateway about every key, until all say the same; returns the keys for which they do not.
+async fn verify(fleet: &Arc<Fleet>, board: &Arc<Board>, plan: &Plan) -> Vec<String> {
+    let end = Instant::now() + plan.settle;
+    let operations = Arc::new(Mutex::new(board.operations()));
+    let unsettled = Arc::new(Mutex::new(Vec::new()));
+    let mut verifiers = JoinSet::new();
+    for nth in 0..VERIFIERS {
+        let mut client = Client::new(fleet, board, plan.seed ^ nth as u64);
+        let (board, operations, unsettled) = (Arc::clone(board), Arc::clone(&operations), Arc::clone(&unsettled));
+        let gateways = fleet.len();
+        verifiers.spawn(async move {
+            loop {
+                let Some(operation) = operations.lock().pop() else { return };
+                // Each key has a moment of its own even when the settling took all the time there was; but where many
+                // have not settled, the rest need not be waited for.
+                let moment = if unsettled.lock().len() < ENOUGH { Duration::from_secs(2) } else { Duration::ZERO };
+                let end = if moment.is_zero() { Instant::now() } else { end.max(Instant::now() + moment) };
+                if !settled(&mut client, &board, &operation, gateways, end).await {
+                    unsettled.lock().push(operation.key);
+                }
+            }
+        });
+    }
+    while let Some(done) = verifiers.join_next().await {
+        done.expect("a verifier only ever gives up in words");
+    }
+    std::mem::take(&mut *unsettled.lock())
+}
+
+/// Asks every gateway about one key, until all say the same, and notes what they said.
+async fn settled(client: &mut Client, board: &Board, operation: &Operation, gateways: usize, end: Instant) -> bool {
+    loop {
+        let mut answers: Vec<Option<Heard>> = Vec::with_capacity(gateways);
+        for gateway in 0..gateways {
+            answers.push(client.until_told_by(operation, gateway, end).await);
+        }
+        let heard: Vec<_> = answers.iter().flatten().collect();
+        let known = board.heard(&operation.key);
+        let pending = known.iter().any(|heard| heard.pending);
+        let promised = !pending && known.iter().any(|heard| heard.told != Told::Unknown);
+        let waits = |told: &Told| *told == Told::Unknown && pending;
+        let agree = heard.len() == gateways && heard.windows(2).all(|two| two[0].told == two[1].told);
+        let done = |heard: &&&Heard| heard.told != Told::Unknown;
+        let two_answers =
+            heard.iter().filter(done).any(|one| heard.iter().filter(done).any(|other| one.told != other.told));
+        let hopeless = two_answers || (promised && heard.iter().any(|heard| heard.told == Told::Unknown));
+        if (agree && !heard.iter().any(|heard| waits(&heard.told))) || hopeless || Instant::now() >= end {
+            answers.into_iter().flatten().for_each(|heard| board.hear(&operation.key, heard));
+            return agree;
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
+}
