@@ -30,7 +30,7 @@ use self::{
     checks::Found,
     dial::Dialer,
     ears::{Channel, Ears},
-    link::Sent,
+    link::{Link, Sent},
     names::Names,
     nodes::Nodes,
     operating::number,
@@ -55,7 +55,7 @@ mod sentinel;
 mod trouble;
 mod watch;
 
-/// How often a call follows a redirection or asks again, all within its deadline.
+/// How many redirections a call follows, all within its deadline.
 const HOPS: u32 = 16;
 /// Between two tries while a slot is being moved.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
@@ -196,44 +196,29 @@ impl Inner {
     /// Runs a script at whoever keeps its bucket. With replicas, the answer is followed by how many have it.
     async fn run_on_owner(&self, call: &Call, replicas: u32) -> Result<Value, Trouble> {
         let deadline = Instant::now() + self.timeout();
-        let (mut in_full, mut asking) = (false, None);
-        let mut last = Trouble::NotSent("no node is known to keep this bucket".into());
-        for _ in 0..HOPS {
-            let owner = match &asking {
-                Some(host) => Some(self.nodes.at(host)),
-                None => self.nodes.of(call.bucket),
-            };
-            let Some(link) = owner else {
-                if timeout_at(deadline, self.nodes.known()).await.is_err() || self.nodes.of(call.bucket).is_none() {
-                    self.nodes.doubt();
-                    return Err(last);
-                }
-                continue;
+        let (mut in_full, mut asking, mut hops) = (false, None, 0);
+        // Redirections are counted; tries while a slot is on its way are bounded by the deadline.
+        loop {
+            let link = match &asking {
+                Some(host) => self.nodes.at(host),
+                None => self.owner(call.bucket, deadline).await?,
             };
             let command = if in_full { call.in_full() } else { call.by_digest() };
-            let sent = match (&asking, replicas) {
-                (Some(_), _) => Sent::Asking(&command),
-                (None, 0) => Sent::Plain(&command),
-                (None, replicas) => Sent::Replicated(&command, replicas),
-            };
-            let answered = link.send(sent, deadline).await;
-            let trouble = match answered.and_then(|answer| first_checked(answer, replicas > 0 && asking.is_none())) {
+            let sent = Sent { command: &command, asking: asking.is_some(), replicas };
+            let trouble = match link.send(sent, deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(trouble) => trouble,
             };
-            let redirected = trouble.target().map(|(name, port)| {
-                // A node that names no host means its own.
-                let own = link.host().map(|host| host.name).unwrap_or_default();
-                Host::new(if name.is_empty() { &own } else { name }, port)
-            });
-            match (&trouble, redirected) {
-                (_, _) if trouble.is("NOSCRIPT") && !in_full => in_full = true,
-                (_, Some(to)) if trouble.is("MOVED") => {
+            let redirected = redirected_to(&trouble, &link).filter(|_| hops < HOPS);
+            hops += 1;
+            match redirected {
+                _ if trouble.is("NOSCRIPT") && !in_full => in_full = true,
+                Some(to) if trouble.is("MOVED") => {
                     self.nodes.moved(call.bucket, to);
                     (asking, in_full) = (None, false);
                 }
-                (_, Some(to)) if trouble.is("ASK") => (asking, in_full) = (Some(to), false),
-                (_, _) if trouble.is("TRYAGAIN") => {
+                Some(to) if trouble.is("ASK") => (asking, in_full) = (Some(to), false),
+                _ if trouble.is("TRYAGAIN") => {
                     asking = None;
                     if timeout_at(deadline, sleep(jittered(TRY_AGAIN))).await.is_err() {
                         return Err(trouble);
@@ -246,9 +231,20 @@ impl Inner {
                     return Err(trouble);
                 }
             }
-            last = trouble;
         }
-        Err(last)
+    }
+
+    /// Who keeps a bucket, asked for if that is not known yet.
+    async fn owner(&self, bucket: u8, deadline: Instant) -> Result<Arc<Link>, Trouble> {
+        if let Some(link) = self.nodes.of(bucket) {
+            return Ok(link);
+        }
+        let asked = timeout_at(deadline, self.nodes.known()).await;
+        self.nodes.of(bucket).ok_or_else(|| {
+            self.nodes.doubt();
+            let why = asked.ok().and_then(Result::err).unwrap_or_else(|| "no node is known to keep this bucket".into());
+            Trouble::NotSent(why)
+        })
     }
 
     /// A claim or a completion: answered once so many replicas have it as was asked for.
@@ -258,7 +254,9 @@ impl Inner {
         }
         let answer = self.run_on_owner(call, self.wait_replicas).await?;
         let Value::Array(both) = answer else { return Err(corrupt("no count of replicas came")) };
-        let Ok([answer, reached]) = <[Value; 2]>::try_from(both) else { return Err(corrupt("no count of replicas came")) };
+        let Ok([answer, reached]) = <[Value; 2]>::try_from(both) else {
+            return Err(corrupt("no count of replicas came"));
+        };
         let reached = match checked(reached)? {
             Value::Int(reached) => reached,
             _ => return Err(corrupt("no count of replicas came")),
@@ -273,17 +271,27 @@ impl Inner {
     /// A plain command about a bucket, redirected if need be.
     async fn plain(&self, bucket: u8, command: &Cmd) -> Result<Value, StoreError> {
         let deadline = Instant::now() + self.timeout();
+        let mut asking = None;
         for _ in 0..HOPS {
-            let Some(link) = self.nodes.of(bucket) else {
-                self.nodes.known().await.map_err(|why| StoreError::from(Trouble::NotSent(why)))?;
-                continue;
+            let link = match &asking {
+                Some(host) => self.nodes.at(host),
+                None => self.owner(bucket, deadline).await?,
             };
-            match link.send(Sent::Plain(command), deadline).await {
-                Err(trouble) if trouble.is("MOVED") => match trouble.target() {
-                    Some((name, port)) => self.nodes.moved(bucket, Host::new(name, port)),
-                    None => return Err(trouble.into()),
-                },
-                answered => return Ok(answered?),
+            let sent = Sent { command, asking: asking.is_some(), replicas: 0 };
+            let trouble = match link.send(sent, deadline).await {
+                Ok(answer) => return Ok(answer),
+                Err(trouble) => trouble,
+            };
+            match redirected_to(&trouble, &link) {
+                Some(to) if trouble.is("MOVED") => {
+                    self.nodes.moved(bucket, to);
+                    asking = None;
+                }
+                Some(to) if trouble.is("ASK") => asking = Some(to),
+                _ => {
+                    self.nodes.doubt();
+                    return Err(trouble.into());
+                }
             }
         }
         Err(Trouble::NotSent("it was redirected too often".into()).into())
@@ -379,7 +387,8 @@ impl Inner {
             let polled = if heard { POLLED } else { POLLED_DEAF };
             let Ok(mut learned) = timeout_at(deadline, seat.watch.learned.lock()).await else { return Ok(()) };
             let (now, epoch) = (Instant::now(), self.ears.watches.epoch());
-            let known = learned.filter(|known| known.epoch == epoch && now < known.until && now < known.at + polled / 2);
+            let known =
+                learned.filter(|known| known.epoch == epoch && now < known.until && now < known.at + polled / 2);
             let until = match known {
                 Some(known) => known.until,
                 None => match self.runs_for(at, seen).await? {
@@ -416,15 +425,13 @@ impl Inner {
     }
 }
 
-/// The error of the script, if that is what came; of a call with replicas, its first answer decides.
-fn first_checked(answer: Value, with_replicas: bool) -> Result<Value, Trouble> {
-    match answer {
-        Value::Array(both) if with_replicas => match both.first() {
-            Some(Value::ServerError(error)) => Err(Trouble::of(error)),
-            _ => Ok(Value::Array(both)),
-        },
-        answer => Ok(answer),
+/// Where a redirection points to. A node that names no host means its own.
+fn redirected_to(trouble: &Trouble, from: &Link) -> Option<Host> {
+    let (name, port) = trouble.target()?;
+    if name.is_empty() {
+        return from.host().map(|own| Host::new(&own.name, port));
     }
+    Some(Host::new(name, port))
 }
 
 fn is(answer: &Value, tag: &[u8]) -> bool {
@@ -506,6 +513,9 @@ impl Operators for Redis {
 
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Redis").field("place", &self.inner.nodes.dialer.place).field("names", &self.inner.names).finish_non_exhaustive()
+        f.debug_struct("Redis")
+            .field("place", &self.inner.nodes.dialer.place)
+            .field("names", &self.inner.names)
+            .finish_non_exhaustive()
     }
 }

@@ -32,9 +32,10 @@ impl Parts {
     pub(super) fn number(&mut self) -> Result<u64, StoreError> {
         match self.0.next() {
             Some(Value::Int(number)) => u64::try_from(number).map_err(|_| corrupt("a number is below zero")),
-            Some(Value::BulkString(digits)) => {
-                std::str::from_utf8(&digits).ok().and_then(|digits| digits.parse().ok()).ok_or_else(|| corrupt("a number is not one"))
-            }
+            Some(Value::BulkString(digits)) => std::str::from_utf8(&digits)
+                .ok()
+                .and_then(|digits| digits.parse().ok())
+                .ok_or_else(|| corrupt("a number is not one")),
             _ => Err(corrupt("a number is missing")),
         }
     }
@@ -182,7 +183,15 @@ mod tests {
             Value::Array(vec![bulk("X")]),
             Value::Array(vec![bulk("G"), bulk("1"), Value::Int(1)]),
             Value::Array(vec![bulk("B"), bulk("1"), Value::Int(1), bulk([0; 32]), Value::Int(1), Value::Int(1)]),
-            Value::Array(vec![bulk("D"), bulk("1"), Value::Int(1), bulk([0; 33]), Value::Int(0), Value::Int(1), Value::Nil]),
+            Value::Array(vec![
+                bulk("D"),
+                bulk("1"),
+                Value::Int(1),
+                bulk([0; 33]),
+                Value::Int(0),
+                Value::Int(1),
+                Value::Nil,
+            ]),
         ] {
             let error = claim(answer.clone(), None).unwrap_err();
             assert_eq!(error.kind, ibid::store::ErrorKind::Corrupt, "{answer:?}");
@@ -193,7 +202,8 @@ mod tests {
         let leaf = prop_oneof![
             Just(Value::Nil),
             any::<i64>().prop_map(Value::Int),
-            prop_oneof![Just("G"), Just("B"), Just("U"), Just("D"), Just("H"), Just("L"), Just("P"), Just("7")].prop_map(bulk),
+            prop_oneof![Just("G"), Just("B"), Just("U"), Just("D"), Just("H"), Just("L"), Just("P"), Just("7")]
+                .prop_map(bulk),
             proptest::collection::vec(any::<u8>(), 0..40).prop_map(Value::BulkString),
         ];
         leaf.prop_recursive(3, 24, 10, |inner| proptest::collection::vec(inner, 0..10).prop_map(Value::Array))

@@ -28,7 +28,9 @@ pub(super) async fn look(nodes: &Nodes, wait_replicas: u32) -> Result<Found, Str
     nodes.known().await?;
     let mut found = Found { durable: true, wanting: Vec::new() };
     for link in nodes.all() {
-        let one = look_at(&link, nodes, wait_replicas).await.map_err(|trouble| format!("{}: {}", link.target(), words(&trouble)))?;
+        let one = look_at(&link, nodes, wait_replicas)
+            .await
+            .map_err(|trouble| format!("{}: {}", link.target(), words(&trouble)))?;
         found.durable &= one.durable;
         for wanting in one.wanting {
             let wanting = if nodes.is_cluster() { format!("{}: {wanting}", link.target()) } else { wanting };
@@ -40,7 +42,7 @@ pub(super) async fn look(nodes: &Nodes, wait_replicas: u32) -> Result<Found, Str
 
 async fn look_at(link: &Arc<Link>, nodes: &Nodes, wait_replicas: u32) -> Result<Found, Trouble> {
     let deadline = || patient(nodes.dialer.timeout);
-    let info = match link.send(Sent::Plain(&redis::cmd("INFO")), deadline()).await {
+    let info = match link.send(Sent::plain(&redis::cmd("INFO")), deadline()).await {
         Ok(info) => Some(pairs(&info)),
         Err(trouble) if trouble.is("NOPERM") => None,
         Err(trouble) => return Err(trouble),
@@ -50,7 +52,7 @@ async fn look_at(link: &Arc<Link>, nodes: &Nodes, wait_replicas: u32) -> Result<
     for name in ["appendfsync", "min-replicas-to-write"] {
         let mut ask = redis::cmd("CONFIG");
         ask.arg("GET").arg(name);
-        match link.send(Sent::Plain(&ask), deadline()).await {
+        match link.send(Sent::plain(&ask), deadline()).await {
             Ok(Value::Array(parts)) => {
                 if let [_, Value::BulkString(value)] = &parts[..] {
                     config.insert(name, String::from_utf8_lossy(value).into_owned());
@@ -73,9 +75,11 @@ async fn look_at(link: &Arc<Link>, nodes: &Nodes, wait_replicas: u32) -> Result<
 async fn scripts_refused(link: &Arc<Link>, nodes: &Nodes) -> Result<Option<String>, Trouble> {
     let mut ask = redis::cmd("EVAL");
     ask.arg("return 1").arg(0);
-    match link.send(Sent::Plain(&ask), patient(nodes.dialer.timeout)).await {
+    match link.send(Sent::plain(&ask), patient(nodes.dialer.timeout)).await {
         Ok(_) => Ok(None),
-        Err(trouble @ Trouble::Refused { .. }) => Ok(Some(format!("scripts are refused, so nothing works: {}", words(&trouble)))),
+        Err(trouble @ Trouble::Refused { .. }) => {
+            Ok(Some(format!("scripts are refused, so nothing works: {}", words(&trouble))))
+        }
         Err(trouble) => Err(trouble),
     }
 }
@@ -127,7 +131,8 @@ fn judge(
     }
     let replicas: u32 = says("connected_slaves").parse().unwrap_or(0);
     if replicas < wait_replicas {
-        wanting.push(format!("wait_replicas is {wait_replicas} and {replicas} are connected: no claim will be answered"));
+        wanting
+            .push(format!("wait_replicas is {wait_replicas} and {replicas} are connected: no claim will be answered"));
     }
     let at_least: Option<u32> = config.get("min-replicas-to-write").and_then(|least| least.parse().ok());
     if replicas > 0 && at_least == Some(0) && wait_replicas == 0 {
@@ -137,7 +142,9 @@ fn judge(
                 .into(),
         );
     } else if replicas > 0 && denied && wait_replicas == 0 {
-        wanting.push("replication is asynchronous: a failover can forget the last claims and answers; set wait_replicas".into());
+        wanting.push(
+            "replication is asynchronous: a failover can forget the last claims and answers; set wait_replicas".into(),
+        );
     }
     Found { durable, wanting }
 }
@@ -149,7 +156,10 @@ fn pairs(info: &Value) -> HashMap<String, String> {
         Ok(Value::VerbatimString { text, .. }) => text,
         _ => String::new(),
     };
-    text.lines().filter_map(|line| line.split_once(':')).map(|(name, value)| (name.into(), value.trim().into())).collect()
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.into(), value.trim().into()))
+        .collect()
 }
 
 fn words(trouble: &Trouble) -> String {
@@ -180,7 +190,11 @@ mod tests {
     #[test]
     fn nothing_is_wanting_on_a_sound_server() {
         assert_eq!(wanting(&[], Some("always"), 0), [""; 0]);
-        assert_eq!(wanting(&[("maxmemory_policy", "allkeys-lru")], Some("always"), 0), [""; 0], "without a limit nothing is evicted");
+        assert_eq!(
+            wanting(&[("maxmemory_policy", "allkeys-lru")], Some("always"), 0),
+            [""; 0],
+            "without a limit nothing is evicted"
+        );
     }
 
     #[test]

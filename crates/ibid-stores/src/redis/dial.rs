@@ -202,7 +202,9 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, String> {
     match &files.ca {
         Some(path) => {
             for certificate in certificates(path)? {
-                roots.add(certificate).map_err(|error| format!("{} holds an unusable certificate: {error}", path.display()))?;
+                roots
+                    .add(certificate)
+                    .map_err(|error| format!("{} holds an unusable certificate: {error}", path.display()))?;
             }
         }
         None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),

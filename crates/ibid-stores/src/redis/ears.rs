@@ -61,6 +61,9 @@ struct Ear {
     channels: Arc<Mutex<HashSet<String>>>,
 }
 
+/// Told which channel, or with `None` that none, is heard any more.
+type Lost = Arc<dyn Fn(Option<&str>) + Send + Sync>;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Channel {
     Wake,
@@ -186,7 +189,7 @@ impl Ears {
     }
 
     /// What to do when a channel, or with `None` all of a connection, is not heard any more.
-    fn on_loss(&self, channels: Arc<Mutex<HashSet<String>>>) -> Arc<dyn Fn(Option<&str>) + Send + Sync> {
+    fn on_loss(&self, channels: Arc<Mutex<HashSet<String>>>) -> Lost {
         let (watches, copies, gap) = (self.watches.clone(), self.copies.clone(), self.gap.clone());
         Arc::new(move |channel| {
             let mut heard = channels.lock();
@@ -251,7 +254,7 @@ fn heard(data: &[Value], watches: &Watches, copies: Option<&Copies>) {
 }
 
 /// Notices a server that is gone without a word.
-async fn keep_alive(ear: Weak<Ear>, patience: Duration, lost: Arc<dyn Fn(Option<&str>) + Send + Sync>) {
+async fn keep_alive(ear: Weak<Ear>, patience: Duration, lost: Lost) {
     loop {
         sleep(jittered(PINGED)).await;
         let Some(ear) = ear.upgrade() else { return };

@@ -44,13 +44,40 @@ pub(super) enum Target {
     Primary(String),
 }
 
-/// One call, as it is sent.
-pub(super) enum Sent<'a> {
-    Plain(&'a Cmd),
+/// One call, and how it is sent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sent<'a> {
+    pub(super) command: &'a Cmd,
     /// To a node that is taking over the slot.
-    Asking(&'a Cmd),
-    /// Answered once so many replicas have it.
-    Replicated(&'a Cmd, u32),
+    pub(super) asking: bool,
+    /// Followed by a wait until so many replicas have it: the answer is then a pair, its own and how many have it.
+    pub(super) replicas: u32,
+}
+
+impl<'a> Sent<'a> {
+    pub(super) fn plain(command: &'a Cmd) -> Self {
+        Self { command, asking: false, replicas: 0 }
+    }
+
+    /// All that goes out in one piece, if it is more than the command itself.
+    fn pipeline(self, patience: Duration) -> redis::Pipeline {
+        let mut all = redis::pipe();
+        if self.asking {
+            all.add_command(redis::cmd("ASKING"));
+        }
+        all.add_command(self.command.clone());
+        if self.replicas > 0 {
+            let mut wait = redis::cmd("WAIT");
+            wait.arg(self.replicas).arg(patience.as_millis().max(1) as u64);
+            all.add_command(wait);
+        }
+        all
+    }
+
+    /// Answers before this one are not the command's.
+    fn first(self) -> usize {
+        usize::from(self.asking)
+    }
 }
 
 impl Link {
@@ -93,15 +120,14 @@ impl Link {
             let why = self.failed.lock().as_ref().map_or_else(String::new, |(_, why)| format!(": {why}"));
             Trouble::NotSent(format!("it failed several times in a row and is left alone for {pause:.0?}{why}"))
         })?;
-        let answered = match call {
-            Sent::Replicated(command, replicas) => self.send_replicated(command, replicas, deadline).await,
-            Sent::Plain(command) => self.exchange(deadline, async |wire: &Wire| wire.ask(command).await).await,
-            Sent::Asking(command) => {
-                let mut both = redis::pipe();
-                both.add_command(redis::cmd("ASKING")).add_command(command.clone());
-                let ask = async |wire: &Wire| Ok(wire.ask_all(&both, 1).await?.pop().unwrap_or(Value::Nil));
-                self.exchange(deadline, ask).await
-            }
+        let answered = if call.replicas > 0 {
+            self.send_replicated(call, deadline).await
+        } else if call.asking {
+            let all = call.pipeline(Duration::ZERO);
+            let ask = async |wire: &Wire| Ok(wire.ask_all(&all, call.first()).await?.pop().unwrap_or(Value::Nil));
+            self.exchange(deadline, ask).await
+        } else {
+            self.exchange(deadline, async |wire: &Wire| wire.ask(call.command).await).await
         };
         match &answered {
             Ok(_) | Err(Trouble::Refused { .. }) => pass.answered(),
@@ -116,7 +142,8 @@ impl Link {
 
     /// Several plain commands in one go, each with its own answer or error.
     pub(super) async fn send_all(&self, commands: &redis::Pipeline, deadline: Instant) -> Result<Vec<Value>, Trouble> {
-        let pass = self.breaker.pass().map_err(|pause| Trouble::NotSent(format!("it is left alone for {pause:.0?}")))?;
+        let pass =
+            self.breaker.pass().map_err(|pause| Trouble::NotSent(format!("it is left alone for {pause:.0?}")))?;
         let ask = async |wire: &Wire| Ok(Value::Array(wire.ask_all(commands, 0).await?));
         let answered = self.exchange(deadline, ask).await;
         match &answered {
@@ -172,9 +199,9 @@ impl Link {
         {
             return Err(Trouble::NotSent(why.clone()));
         }
-        let dialled = timeout_at(deadline, self.dial()).await.unwrap_or_else(|_| {
-            Err(format!("no connection to {} within {:?}", self.target, self.dialer.timeout))
-        });
+        let dialled = timeout_at(deadline, self.dial())
+            .await
+            .unwrap_or_else(|_| Err(format!("no connection to {} within {:?}", self.target, self.dialer.timeout)));
         match dialled {
             Ok(wire) => {
                 let wire = Arc::new(wire);
@@ -200,7 +227,7 @@ impl Link {
     }
 
     /// WAIT blocks its connection, so each of these calls has one of its own for its time.
-    async fn send_replicated(&self, command: &Cmd, replicas: u32, deadline: Instant) -> Result<Value, Trouble> {
+    async fn send_replicated(&self, call: Sent<'_>, deadline: Instant) -> Result<Value, Trouble> {
         let late = || Trouble::NotSent("all connections on which replicas are waited for are busy".to_owned());
         let _room = timeout_at(deadline, self.replicated_room.acquire()).await.map_err(|_| late())?;
         let idle = {
@@ -210,32 +237,29 @@ impl Link {
         let wire = match idle {
             Some(wire) => wire,
             None => {
-                let dialled = timeout_at(deadline, self.dial());
-                let why = match dialled.await {
-                    Ok(Ok(wire)) => Ok(wire),
-                    Ok(Err(why)) => Err(why),
-                    Err(_) => Err(format!("no connection to {} in time", self.target)),
-                };
-                Arc::new(why.map_err(Trouble::NotSent)?)
+                let late = |_| Err(format!("no connection to {} within {:?}", self.target, self.dialer.timeout));
+                Arc::new(timeout_at(deadline, self.dial()).await.unwrap_or_else(late).map_err(Trouble::NotSent)?)
             }
         };
-        // The last part of the deadline is for the answer's way back.
-        let patience = deadline.saturating_duration_since(Instant::now()) * 4 / 5;
-        let mut wait = redis::cmd("WAIT");
-        wait.arg(replicas).arg(patience.as_millis().max(1) as u64);
-        let mut both = redis::pipe();
-        both.add_command(command.clone()).add_command(wait);
-        let answers = match timeout_at(deadline, wire.ask_all(&both, 0)).await {
+        // The last part of the deadline is for the answer's way back; the server looks at its own only ten times a second.
+        let left = deadline.saturating_duration_since(Instant::now());
+        let patience = (left * 4 / 5).min(left.saturating_sub(Duration::from_millis(150))).max(left / 2);
+        let all = call.pipeline(patience);
+        let answers = match timeout_at(deadline, wire.ask_all(&all, call.first())).await {
             Ok(Ok(answers)) => answers,
             Ok(Err(error)) => {
                 return Err(Trouble::Unanswered(format!("the connection to {} was lost: {error}", wire.host)));
             }
             Err(_) => {
-                return Err(Trouble::Unanswered(format!("no answer from {} within {:?}", wire.host, self.dialer.timeout)));
+                let why = format!("no answer from {} within {:?}", wire.host, self.dialer.timeout);
+                return Err(Trouble::Unanswered(why));
             }
         };
         self.replicated.lock().push(wire);
-        Ok(Value::Array(answers))
+        match answers.first() {
+            Some(Value::ServerError(error)) => Err(Trouble::of(error)),
+            _ => Ok(Value::Array(answers)),
+        }
     }
 }
 

@@ -15,7 +15,10 @@ pub(super) struct Names {
 
 impl Names {
     pub(super) fn new(prefix: &str) -> Result<Self, String> {
-        if prefix.is_empty() || prefix.contains(['{', '}']) || prefix.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        if prefix.is_empty()
+            || prefix.contains(['{', '}'])
+            || prefix.chars().any(|c| c.is_whitespace() || c.is_control())
+        {
             return Err(format!(
                 "the prefix {prefix:?} cannot start the names of keys; write one without braces and blanks, such as \
                  \"idempotency\""

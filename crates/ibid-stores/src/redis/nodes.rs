@@ -46,6 +46,8 @@ struct Cluster {
     dialer: Arc<Dialer>,
     table: Mutex<Table>,
     refreshing: AtomicBool,
+    /// Held by the one who asks for the first table; the others wait for what it finds.
+    learning: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -64,6 +66,7 @@ impl Nodes {
                 dialer: dialer.clone(),
                 table: Mutex::new(Table { owners: vec![None; BUCKETS], links: HashMap::new() }),
                 refreshing: AtomicBool::new(false),
+                learning: tokio::sync::Mutex::default(),
             })),
         };
         Self { dialer, kind }
@@ -121,13 +124,15 @@ impl Nodes {
 
     /// Asks for the table now, if none is known.
     pub(super) async fn known(&self) -> Result<(), String> {
-        match &self.kind {
-            Kind::Cluster(cluster) if cluster.owners().is_empty() => {
-                let found = cluster.refresh().await;
-                if found { Ok(()) } else { Err("no node of the cluster could be asked for its slots".into()) }
-            }
-            _ => Ok(()),
+        let Kind::Cluster(cluster) = &self.kind else { return Ok(()) };
+        if !cluster.owners().is_empty() {
+            return Ok(());
         }
+        let _learning = cluster.learning.lock().await;
+        if !cluster.owners().is_empty() || cluster.refresh().await {
+            return Ok(());
+        }
+        Err("no node of the cluster could be asked for its slots".into())
     }
 }
 
@@ -159,7 +164,7 @@ impl Cluster {
             .map(|host| async move {
                 let mut ask = redis::cmd("CLUSTER");
                 ask.arg("SLOTS");
-                let answer = self.link(host).send(Sent::Plain(&ask), deadline).await.ok()?;
+                let answer = self.link(host).send(Sent::plain(&ask), deadline).await.ok()?;
                 owners_in(&answer, host)
             })
             .collect();
@@ -167,7 +172,9 @@ impl Cluster {
             if let Some(owners) = answer {
                 let mut table = self.table.lock();
                 table.links.retain(|host, link| {
-                    owners.contains(&Some(host.clone())) || self.dialer.place.hosts.contains(host) || Arc::strong_count(link) > 1
+                    owners.contains(&Some(host.clone()))
+                        || self.dialer.place.hosts.contains(host)
+                        || Arc::strong_count(link) > 1
                 });
                 table.owners = owners;
                 return true;
@@ -203,7 +210,8 @@ fn owners_in(answer: &Value, from: &Host) -> Option<Vec<Option<Host>>> {
 /// The slot of a bucket's keys: CRC16 (XMODEM) of what stands between their braces.
 fn slot_of(bucket: u8) -> u16 {
     let step = |crc: u16, byte: u8| {
-        (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 })
+        (0..8)
+            .fold(crc ^ (u16::from(byte) << 8), |crc, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 })
     };
     format!("{bucket:02x}").bytes().fold(0, step) % 16_384
 }

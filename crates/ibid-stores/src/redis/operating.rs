@@ -56,36 +56,40 @@ impl Inner {
         swept
     }
 
+    /// A shard that cannot be swept does not keep the others from it.
     async fn sweep_all(&self, at_most: u32) -> Result<Swept, StoreError> {
         let mut swept = Swept::default();
-        // A first look of all buckets at once removes nothing: few have anything to do.
-        let mut due = Vec::new();
-        let looks = stream::iter((0..=u8::MAX).map(|bucket| async move { (bucket, self.sweep_bucket(bucket, 0).await) }));
-        let mut looks = looks.buffered(SIDE_BY_SIDE);
+        let (mut due, mut failed) = (Vec::new(), Vec::new());
+        // A first look at all buckets removes nothing: few have anything to do.
+        let looks = (0..=u8::MAX).map(|bucket| async move { (bucket, self.sweep_bucket(bucket, 0).await) });
+        let mut looks = stream::iter(looks).buffered(SIDE_BY_SIDE);
         while let Some((bucket, looked)) = looks.next().await {
-            let (_, lapsed, more) = looked?;
-            swept.lapsed = swept.lapsed.saturating_add(lapsed);
-            if more {
-                due.push(bucket);
+            match looked {
+                Ok((_, lapsed, more)) => {
+                    swept.lapsed = swept.lapsed.saturating_add(lapsed);
+                    due.extend(more.then_some(bucket));
+                }
+                Err(error) => failed.push(error),
             }
         }
+        if failed.len() == BUCKETS
+            && let Some(error) = failed.pop()
+        {
+            return Err(error);
+        }
         for bucket in due {
-            loop {
-                let left = at_most - swept.removed;
-                if left == 0 {
-                    swept.more = true;
-                    return Ok(swept);
-                }
-                let (removed, lapsed, more) = self.sweep_bucket(bucket, left).await?;
-                swept.removed += removed;
-                swept.lapsed = swept.lapsed.saturating_add(lapsed);
-                if !more {
-                    break;
-                }
+            let mut more = true;
+            while more {
                 if swept.removed == at_most {
                     swept.more = true;
                     return Ok(swept);
                 }
+                let Ok((removed, lapsed, left)) = self.sweep_bucket(bucket, at_most - swept.removed).await else {
+                    break;
+                };
+                swept.removed += removed;
+                swept.lapsed = swept.lapsed.saturating_add(lapsed);
+                more = left;
             }
         }
         Ok(swept)
@@ -107,7 +111,10 @@ impl Inner {
         if let Some(at) = filter.address {
             let wanted = from.0.is_none_or(|from| at > from);
             let found = if wanted { self.look(&[at]).await? } else { Vec::new() };
-            return Ok(Page { entries: found.into_iter().filter(|listed| filter.matches(listed)).collect(), next: None });
+            return Ok(Page {
+                entries: found.into_iter().filter(|listed| filter.matches(listed)).collect(),
+                next: None,
+            });
         }
         if matches!(filter.state, Some(State::Processing | State::Unknown)) {
             return self.list_indexed(filter, from, at_most).await;
@@ -209,7 +216,7 @@ impl Inner {
     async fn scan(&self, link: &Link, cursor: &Bytes) -> Result<(Bytes, Vec<Bytes>), StoreError> {
         let mut scan = redis::cmd("SCAN");
         scan.arg(&cursor[..]).arg("MATCH").arg(self.names.pattern()).arg("COUNT").arg(STEP);
-        let answer = link.send(Sent::Plain(&scan), patient(self.timeout())).await?;
+        let answer = link.send(Sent::plain(&scan), patient(self.timeout())).await?;
         let mut parts = Parts::of(answer)?;
         let next = parts.bytes()?;
         let mut keys = Parts::of(parts.value().unwrap_or(Value::Nil))?;
@@ -255,7 +262,9 @@ impl Inner {
 
     /// Finished entries at one server and the bytes of all: exact while few, sampled when many.
     async fn estimate(&self, link: &Link) -> Result<(u64, u64), StoreError> {
-        let mut size = Parts::of(Value::Array(vec![link.send(Sent::Plain(&redis::cmd("DBSIZE")), patient(self.timeout())).await?]))?;
+        let mut size = Parts::of(Value::Array(vec![
+            link.send(Sent::plain(&redis::cmd("DBSIZE")), patient(self.timeout())).await?,
+        ]))?;
         let all_keys = size.number()?;
         let (mut entries, mut sample, mut cursor) = (0_u64, Vec::new(), Bytes::from_static(b"0"));
         let mut looked_at = all_keys;

@@ -58,20 +58,25 @@ impl Place {
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (login, hosts) = authority.rsplit_once('@').map_or((None, authority), |(login, hosts)| (Some(login), hosts));
+        let (login, hosts) =
+            authority.rsplit_once('@').map_or((None, authority), |(login, hosts)| (Some(login), hosts));
         let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
             Some((user, password)) => (decoded(user, "the user")?, decoded(password, "the password")?),
             None => (None, None),
         };
         if user.is_some() && password.is_none() {
-            return Err("there is a user but no password; write redis://USER:PASSWORD@HOST, or redis://:PASSWORD@HOST \
+            return Err(
+                "there is a user but no password; write redis://USER:PASSWORD@HOST, or redis://:PASSWORD@HOST \
                         for the default user"
-                .into());
+                    .into(),
+            );
         }
         let port = if matches!(shape, Shape::Sentinel(_)) { 26_379 } else { 6379 };
         let hosts: Vec<Host> = hosts.split(',').map(|host| Host::parse(host, port)).collect::<Result<_, _>>()?;
         if shape == Shape::Single && hosts.len() > 1 {
-            return Err("several hosts are given; one server has one: write redis+sentinel:// or redis+cluster://".into());
+            return Err(
+                "several hosts are given; one server has one: write redis+sentinel:// or redis+cluster://".into()
+            );
         }
         let database = match &mut shape {
             Shape::Single => database(path)?,
@@ -86,7 +91,9 @@ impl Place {
             Shape::Cluster => 0,
         };
         let mut files = TlsFiles::default();
-        for (name, value) in query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, ""))) {
+        for (name, value) in
+            query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+        {
             let file = || Ok::<_, String>(decoded(value, "a file's name")?.map(PathBuf::from));
             match name {
                 "tls" if value == "true" => with_tls = true,
@@ -95,7 +102,11 @@ impl Place {
                 "ca" => files.ca = file()?,
                 "cert" => files.cert = file()?,
                 "key" => files.key = file()?,
-                _ => return Err(format!("there is an option that the Redis store does not know; allowed are {OPTIONS}")),
+                _ => {
+                    return Err(format!(
+                        "there is an option that the Redis store does not know; allowed are {OPTIONS}"
+                    ));
+                }
             }
         }
         if files != TlsFiles::default() && !with_tls {
@@ -160,7 +171,11 @@ fn decoded(text: &str, what: &str) -> Result<Option<String>, String> {
 
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.name.contains(':') { write!(f, "[{}]:{}", self.name, self.port) } else { write!(f, "{}:{}", self.name, self.port) }
+        if self.name.contains(':') {
+            write!(f, "[{}]:{}", self.name, self.port)
+        } else {
+            write!(f, "{}:{}", self.name, self.port)
+        }
     }
 }
 
@@ -192,7 +207,10 @@ mod tests {
         assert_eq!((place.user.as_deref(), place.password.as_deref()), (Some("us:er"), Some("p@ss/%")));
         assert_eq!(place.tls, None);
         let place = Place::parse("redis://:secret@[::1]").unwrap();
-        assert_eq!((hosts(&place), place.user, place.password.as_deref()), (vec!["[::1]:6379".into()], None, Some("secret")));
+        assert_eq!(
+            (hosts(&place), place.user, place.password.as_deref()),
+            (vec!["[::1]:6379".into()], None, Some("secret"))
+        );
     }
 
     #[test]
@@ -217,10 +235,21 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_without_a_password() {
         let wrong = [
-            "http://u:hunter2@h", "redis://u:hun%ter2@h", "redis://u:hun/ter2@h", "redis://hunter2@h",
-            "redis://u:hunter2@h:x", "redis://u:hunter2@h,i", "redis://u:hunter2@h/x", "redis://u:hunter2@h?hunter2=1",
-            "redis://u:hunter2@h?ca=x", "rediss://u:hunter2@h?cert=x", "rediss://u:hunter2@h?tls=false",
-            "redis+sentinel://u:hunter2@h", "redis+cluster://u:hunter2@h/1", "redis://u:hunter2@", "redis://u:hunter2@[::1",
+            "http://u:hunter2@h",
+            "redis://u:hun%ter2@h",
+            "redis://u:hun/ter2@h",
+            "redis://hunter2@h",
+            "redis://u:hunter2@h:x",
+            "redis://u:hunter2@h,i",
+            "redis://u:hunter2@h/x",
+            "redis://u:hunter2@h?hunter2=1",
+            "redis://u:hunter2@h?ca=x",
+            "rediss://u:hunter2@h?cert=x",
+            "rediss://u:hunter2@h?tls=false",
+            "redis+sentinel://u:hunter2@h",
+            "redis+cluster://u:hunter2@h/1",
+            "redis://u:hunter2@",
+            "redis://u:hunter2@[::1",
         ];
         for url in wrong {
             let why = Place::parse(url).unwrap_err();

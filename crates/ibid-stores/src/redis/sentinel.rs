@@ -49,11 +49,15 @@ pub(super) async fn primary(dialer: &Dialer, name: &str) -> Result<Wire, String>
 /// Whom a sentinel names.
 async fn named_by(dialer: &Dialer, sentinel: &Host, name: &str) -> Result<Host, String> {
     let wire = dialer.dial_sentinel(sentinel).await?;
+    named_on(&wire, dialer.timeout, name).await
+}
+
+async fn named_on(wire: &Wire, patience: Duration, name: &str) -> Result<Host, String> {
+    let sentinel = &wire.host;
     let mut ask = redis::cmd("SENTINEL");
     ask.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-    let answer = timeout(dialer.timeout, wire.ask(&ask)).await.map_err(|_| format!("sentinel {sentinel} is silent"))?;
-    let answer = answer.map_err(|error| format!("sentinel {sentinel}: {error}"))?;
-    match checked(answer) {
+    let answer = timeout(patience, wire.ask(&ask)).await.map_err(|_| format!("sentinel {sentinel} is silent"))?;
+    match checked(answer.map_err(|error| format!("sentinel {sentinel}: {error}"))?) {
         Ok(Value::Array(parts)) => match &parts[..] {
             [Value::BulkString(host), Value::BulkString(port)] => {
                 let port = std::str::from_utf8(port).ok().and_then(|port| port.parse().ok());
@@ -70,7 +74,8 @@ async fn named_by(dialer: &Dialer, sentinel: &Host, name: &str) -> Result<Host, 
 /// A connection to a server that says itself that it is a primary.
 async fn confirmed(dialer: &Dialer, host: &Host) -> Result<Wire, String> {
     let wire = dialer.dial(host).await?;
-    let answer = timeout(dialer.timeout, wire.ask(&redis::cmd("ROLE"))).await.map_err(|_| format!("{host} is silent"))?;
+    let answer =
+        timeout(dialer.timeout, wire.ask(&redis::cmd("ROLE"))).await.map_err(|_| format!("{host} is silent"))?;
     match answer.map_err(|error| format!("{host}: {error}")).map(checked)? {
         Ok(Value::Array(parts)) => match parts.first() {
             Some(Value::BulkString(role)) if role == b"master" => Ok(wire),
@@ -80,22 +85,28 @@ async fn confirmed(dialer: &Dialer, host: &Host) -> Result<Wire, String> {
     }
 }
 
-/// Hangs up when the sentinels name another primary than the one that is talked to. Ends with the link.
+/// Hangs up when a sentinel names another primary than the one that is talked to. One sentinel is asked at a time, over a
+/// connection that is kept; the next takes its place when it is gone. Ends with the link.
 pub(super) async fn follow(link: Weak<Link>, dialer: Arc<Dialer>) {
+    let mut asked: Option<Wire> = None;
+    let mut nth = 0;
     loop {
         sleep(jittered(COMPARED)).await;
         let Some(link) = link.upgrade() else { return };
         let (Target::Primary(name), Some(current)) = (link.target(), link.host()) else { continue };
-        let mut answers: FuturesUnordered<_> =
-            dialer.place.hosts.iter().map(|sentinel| named_by(&dialer, sentinel, name)).collect();
-        while let Some(answer) = answers.next().await {
-            if let Ok(named) = answer {
-                if named != current && confirmed(&dialer, &named).await.is_ok() {
-                    tracing::warn!(from = %current, to = %named, "redis: the sentinels name another primary");
-                    link.hang_up();
-                }
-                break;
+        let wire = match asked.take().filter(Wire::is_open) {
+            Some(wire) => wire,
+            None => {
+                nth = (nth + 1) % dialer.place.hosts.len();
+                let Ok(wire) = dialer.dial_sentinel(&dialer.place.hosts[nth]).await else { continue };
+                wire
             }
+        };
+        let Ok(named) = named_on(&wire, dialer.timeout, name).await else { continue };
+        asked = Some(wire);
+        if named != current && confirmed(&dialer, &named).await.is_ok() {
+            tracing::warn!(from = %current, to = %named, "redis: the sentinels name another primary");
+            link.hang_up();
         }
     }
 }

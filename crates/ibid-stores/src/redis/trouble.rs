@@ -53,14 +53,28 @@ impl Trouble {
                 ErrorKind::NotApplied
             }
             // In service, and it refuses: full, not allowed, cannot write to its disk, too few replicas.
-            _ if ["OOM", "NOPERM", "NOAUTH", "WRONGPASS", "DENIED", "MISCONF", "NOREPLICAS", "NOSCRIPT", "CROSSSLOT"]
-                .iter()
-                .any(|code| self.is(code)) =>
+            _ if [
+                "OOM",
+                "NOPERM",
+                "NOAUTH",
+                "WRONGPASS",
+                "DENIED",
+                "MISCONF",
+                "NOREPLICAS",
+                "NOSCRIPT",
+                "CROSSSLOT",
+            ]
+            .iter()
+            .any(|code| self.is(code)) =>
             {
                 ErrorKind::Rejected
             }
             Self::Refused { text, .. } if text.contains("max number of clients") => ErrorKind::NotApplied,
-            Self::Refused { code, text } if code == "WRONGTYPE" || text.contains("WRONGTYPE") || text.contains("CORRUPT") => {
+            // A large call before any login is not even read.
+            Self::Refused { text, .. } if text.contains("unauthenticated") => ErrorKind::Rejected,
+            Self::Refused { code, text }
+                if code == "WRONGTYPE" || text.contains("WRONGTYPE") || text.contains("CORRUPT") =>
+            {
                 ErrorKind::Corrupt
             }
             Self::Refused { .. } => ErrorKind::Ambiguous,
@@ -71,7 +85,9 @@ impl Trouble {
         let hint = match self {
             _ if self.is("OOM") => "; raise maxmemory, or shorten ttl",
             _ if self.is("NOPERM") => "; docs/redis.md lists what the user must be allowed",
-            _ if self.is("NOAUTH") => "; the store's URL names no password",
+            Self::Refused { text, .. } if self.is("NOAUTH") || text.contains("unauthenticated") => {
+                "; the store's URL names no password"
+            }
             _ if self.is("TRYAGAIN") => "; its slot is being moved to another node",
             _ => "",
         };
@@ -113,9 +129,16 @@ mod tests {
     fn refusals_before_anything_was_written_are_told_from_what_may_have_been() {
         assert_eq!(kind("OOM", "command not allowed when used memory > 'maxmemory'."), ErrorKind::Rejected);
         assert_eq!(kind("READONLY", "You can't write against a read only replica."), ErrorKind::NotApplied);
-        assert_eq!(kind("ERR", "Error running script (call to f_1): @user_script: 9: -READONLY You can't"), ErrorKind::NotApplied);
-        assert_eq!(kind("ERR", "Error running script (call to f_1): @user_script: 9: -OOM command"), ErrorKind::Rejected);
+        assert_eq!(
+            kind("ERR", "Error running script (call to f_1): @user_script: 9: -READONLY You can't"),
+            ErrorKind::NotApplied
+        );
+        assert_eq!(
+            kind("ERR", "Error running script (call to f_1): @user_script: 9: -OOM command"),
+            ErrorKind::Rejected
+        );
         assert_eq!(kind("ERR", "user_script:9: CORRUPT fields in k script: 12"), ErrorKind::Corrupt);
+        assert_eq!(kind("ERR", "Protocol error: unauthenticated multibulk length"), ErrorKind::Rejected);
         assert_eq!(kind("ERR", "user_script:9: attempt to perform arithmetic"), ErrorKind::Ambiguous);
         assert_eq!(Trouble::NotSent(String::new()).kind(), ErrorKind::NotApplied);
         assert_eq!(Trouble::Unanswered(String::new()).kind(), ErrorKind::Ambiguous);

@@ -17,7 +17,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 
 const NAMED: &str = "ibid-redis-";
 
@@ -70,15 +70,17 @@ pub(super) fn free_port() -> u16 {
 }
 
 type Spawned = io::Result<Child>;
+/// What to start, and whom to tell.
+type Asked = (Command, Sender<Spawned>);
 
 /// Starts a process that is killed when this one ends, however it ends.
 ///
 /// The kernel sends that signal when the *thread* ends that started it, and a test's thread ends with the test. So one
 /// thread starts them all, and never ends.
 pub(super) fn spawn(command: Command, package: &str) -> Child {
-    static NURSERY: OnceLock<Mutex<Sender<(Command, Sender<Spawned>)>>> = OnceLock::new();
+    static NURSERY: OnceLock<Mutex<Sender<Asked>>> = OnceLock::new();
     let nursery = NURSERY.get_or_init(|| {
-        let (sender, asked) = channel::<(Command, Sender<Spawned>)>();
+        let (sender, asked) = channel::<Asked>();
         thread::spawn(move || {
             for (mut command, answer) in asked {
                 let _ = answer.send(command.spawn());
@@ -101,14 +103,20 @@ pub(super) fn spawn(command: Command, package: &str) -> Child {
 pub(super) fn certificates(folder: &Path) {
     let ca_key = KeyPair::generate().expect("a key");
     let mut ca = CertificateParams::new(Vec::new()).expect("no names");
+    // Without names of their own both would be taken for one that signed itself.
+    ca.distinguished_name.push(DnType::CommonName, "ibid test authority");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let ca_certificate = ca.self_signed(&ca_key).expect("a certificate");
     let issuer = Issuer::new(ca, ca_key);
     let key = KeyPair::generate().expect("a key");
     let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
-    let certificate = CertificateParams::new(names).expect("names").signed_by(&key, &issuer).expect("a certificate");
-    for (name, text) in [("ca.pem", ca_certificate.pem()), ("cert.pem", certificate.pem()), ("key.pem", key.serialize_pem())] {
+    let mut server = CertificateParams::new(names).expect("names");
+    server.distinguished_name.push(DnType::CommonName, "ibid test server");
+    let certificate = server.signed_by(&key, &issuer).expect("a certificate");
+    for (name, text) in
+        [("ca.pem", ca_certificate.pem()), ("cert.pem", certificate.pem()), ("key.pem", key.serialize_pem())]
+    {
         fs::write(folder.join(name), text).expect("it is written");
     }
 }

@@ -3,7 +3,7 @@ use std::sync::OnceLock;
 use super::{Options, Server};
 
 /// The name under which the sentinels know the primary.
-pub const NAME: &str = "ibid-primary";
+const NAME: &str = "ibid-primary";
 
 /// A primary, a replica, and three sentinels that watch them.
 #[derive(Debug)]
