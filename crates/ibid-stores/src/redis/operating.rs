@@ -37,7 +37,7 @@ const SAMPLED_KEYS: usize = 500;
 /// How long a sweeper that died keeps others from sweeping.
 const SWEEPER_MS: usize = 30_000;
 /// Bytes of an entry beside its record: fields, names and the server's own.
-const ENTRY_BYTES: u64 = 640;
+const ENTRY_BYTES: u64 = 1200;
 
 impl Inner {
     pub(super) async fn sweep(&self, at_most: u32) -> Result<Swept, StoreError> {
@@ -287,7 +287,7 @@ impl Inner {
         let mut ask = redis::pipe();
         ask.cmd("TIME");
         for key in &sample {
-            ask.cmd("HMGET").arg(&key[..]).arg("p").arg("e");
+            ask.cmd("HMGET").arg(&key[..]).arg("p").arg("v");
             ask.cmd("HSTRLEN").arg(&key[..]).arg("r");
         }
         let mut answers = link.send_all(&ask, patient(self.timeout())).await?.into_iter();
@@ -299,7 +299,10 @@ impl Inner {
             let (Ok(fields), Ok(Value::Int(length))) = (checked(fields), checked(length)) else { continue };
             let mut fields = Parts::of(fields)?;
             let phase = fields.bytes().unwrap_or_default();
-            if phase == b"d"[..] && fields.number().is_ok_and(|expires| now < expires) {
+            let times = fields.bytes().unwrap_or_default();
+            // As entry.lua writes them: the second is when it expires.
+            let expires = std::str::from_utf8(&times).ok().and_then(|times| times.split(' ').nth(1)?.parse().ok());
+            if phase == b"d"[..] && expires.is_some_and(|expires: u64| now < expires) {
                 finished += 1;
             }
             bytes += ENTRY_BYTES + length.unsigned_abs();

@@ -23,17 +23,17 @@ macro_rules! scripts {
 }
 
 scripts! {
-    CLAIM = "common.lua" "claim.lua";
-    EXTEND = "common.lua" "lease.lua" "extend.lua";
-    SETTLE = "common.lua" "lease.lua" "settle.lua";
-    WAIT = "common.lua" "wait.lua";
-    GET = "common.lua" "get.lua";
-    RESOLVE = "common.lua" "resolve.lua";
-    FORGET = "common.lua" "forget.lua";
-    REPLACE = "common.lua" "replace.lua";
-    SWEEP = "sweep.lua";
-    COUNTS = "counts.lua";
-    LOOK = "look.lua";
+    CLAIM = "entry.lua" "common.lua" "claim.lua";
+    EXTEND = "entry.lua" "common.lua" "lease.lua" "extend.lua";
+    SETTLE = "entry.lua" "common.lua" "lease.lua" "settle.lua";
+    WAIT = "entry.lua" "common.lua" "wait.lua";
+    GET = "entry.lua" "common.lua" "get.lua";
+    RESOLVE = "entry.lua" "common.lua" "resolve.lua";
+    FORGET = "entry.lua" "common.lua" "forget.lua";
+    REPLACE = "entry.lua" "common.lua" "replace.lua";
+    SWEEP = "entry.lua" "sweep.lua";
+    COUNTS = "entry.lua" "counts.lua";
+    LOOK = "entry.lua" "look.lua";
     UNLOCK = "unlock.lua";
 }
 

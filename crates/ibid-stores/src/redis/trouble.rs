@@ -52,6 +52,8 @@ impl Trouble {
             {
                 ErrorKind::NotApplied
             }
+            // A user who may run scripts, but not all that is in them: it may have come half the way.
+            Self::Refused { text, .. } if text.contains("executing the script") => ErrorKind::Ambiguous,
             // In service, and it refuses: full, not allowed, cannot write to its disk, too few replicas.
             _ if [
                 "OOM",
@@ -69,6 +71,7 @@ impl Trouble {
             {
                 ErrorKind::Rejected
             }
+            Self::Refused { text, .. } if text.starts_with("unknown command") => ErrorKind::Rejected,
             Self::Refused { text, .. } if text.contains("max number of clients") => ErrorKind::NotApplied,
             // A large call before any login is not even read.
             Self::Refused { text, .. } if text.contains("unauthenticated") => ErrorKind::Rejected,
@@ -84,7 +87,9 @@ impl Trouble {
     fn words(&self) -> String {
         let hint = match self {
             _ if self.is("OOM") => "; raise maxmemory, or shorten ttl",
-            _ if self.is("NOPERM") => "; docs/redis.md lists what the user must be allowed",
+            Self::Refused { text, .. } if self.is("NOPERM") || text.contains("executing the script") => {
+                "; docs/redis.md lists what the user must be allowed"
+            }
             Self::Refused { text, .. } if self.is("NOAUTH") || text.contains("unauthenticated") => {
                 "; the store's URL names no password"
             }
@@ -138,6 +143,12 @@ mod tests {
             ErrorKind::Rejected
         );
         assert_eq!(kind("ERR", "user_script:9: CORRUPT fields in k script: 12"), ErrorKind::Corrupt);
+        assert_eq!(kind("NOPERM", "No permissions to access a key"), ErrorKind::Rejected);
+        for code in ["ERR", "NOPERM"] {
+            assert_eq!(kind(code, "The user executing the script can't run this command"), ErrorKind::Ambiguous);
+        }
+        assert_eq!(kind("ERR", "unknown command 'EVALSHA', with args"), ErrorKind::Rejected);
+        assert_eq!(kind("ERR", "Unknown Redis command called from script script: 1"), ErrorKind::Ambiguous);
         assert_eq!(kind("ERR", "Protocol error: unauthenticated multibulk length"), ErrorKind::Rejected);
         assert_eq!(kind("ERR", "user_script:9: attempt to perform arithmetic"), ErrorKind::Ambiguous);
         assert_eq!(Trouble::NotSent(String::new()).kind(), ErrorKind::NotApplied);

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use ibid::store::{Address, Ask, Claim, End, Fingerprint, Held, Lease, Outline, Store, Tags, Token};
 use ibid_stores::{Remote, redis::Redis};
 use ibid_testkit::{
+    broken::failing_cases,
     contract,
     property::{Clock, check_histories},
     servers::redis::{Cluster, Sentinels, Server},
@@ -42,6 +43,17 @@ ibid_testkit::contract_tests!(single_losing_answers, async {
     let store = open(&Server::shared().url()).await;
     Arc::new(Resending::new(LosesAnswers::new(store, seed, 3))) as Arc<dyn Store>
 });
+
+ibid_testkit::contract_tests!(waiting_for_a_replica, async {
+    let with = Remote { wait_replicas: 1, ..remote() };
+    Arc::new(Redis::open(&Sentinels::shared().url(), with).await.unwrap()) as Arc<dyn Store>
+});
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_store_serves_all_cases_at_the_same_time() {
+    let store = Arc::new(open(&Server::shared().url()).await);
+    assert_eq!(failing_cases(store, Duration::from_secs(120)).await, [""; 0]);
+}
 
 #[tokio::test]
 async fn sweeps_count_what_they_remove() {

@@ -15,14 +15,17 @@ end
 local highest = tonumber(redis.call('GET', FENCES) or 0)
 local fence = math.max(highest + 1, now, before and tonumber(before.f) + 1 or 0)
 local e = {
-  p = 'r', f = int(fence), u = now + hold, e = now + hold + keep, s = into_spent(before),
+  p = 'r', t = token, f = int(fence), c = now, u = now + hold, e = now + hold + keep, h = hold, k = keep,
   a = live(before) and math.min(before.a + 1, 4294967295) or 1,
-  o = live(before) and before.p ~= 'f',
+  o = live(before) and before.p ~= 'f' or false,
+  x = false, failed = false, s = into_spent(before),
 }
-redis.call('HSET', K, 'p', e.p, 't', token, 'f', e.f, 'a', int(e.a), 'o', flag(e.o), 'c', int(now), 'e', int(e.e),
-  'h', int(hold), 'k', int(keep), 'u', int(e.u), 'x', '0', 'F', '0', 's', e.s,
-  'fp', ARGV[9], 'g', ARGV[10], 'l', ARGV[11])
-if before then redis.call('HDEL', K, 'r', 'ol', 'w') end
+save(e, ARGV[9], ARGV[10], ARGV[11])
+if before then
+  redis.call('HDEL', K, 'r', 'ol', 'w')
+  if ARGV[10] == '' then redis.call('HDEL', K, 'g') end
+  if ARGV[11] == '' then redis.call('HDEL', K, 'l') end
+end
 redis.call('SET', FENCES, e.f)
 expire(e)
 index(e)

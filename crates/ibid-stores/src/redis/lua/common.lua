@@ -1,13 +1,11 @@
--- What every script starts with: the store's clock, an entry as it is kept, and how it is read and written.
+-- What a script about one entry starts with: how the entry is kept, read and written.
 --
 -- KEYS[1] the entry, KEYS[2] the bucket's index, KEYS[3] the bucket's highest fence: all in one slot.
 -- ARGV[1] PUBLISH or SPUBLISH, ARGV[2] what the bucket's channels start with, ARGV[3] the address in hex,
 -- ARGV[4] '1' if the caller waits for replicas. What follows belongs to each script.
 --
--- Fields: p phase (r running, u unknown, d done, f free), t token, f fence, a attempt, o '1' if it took over,
--- c claimed, e expires, h hold, k keep, u lease end or earliest takeover, x '1' if released (u) or resolved (d),
--- F '1' if failed, s spent tokens, w '1' if somebody waits, fp fingerprint, g tags, l label, r record, ol outline.
--- Times are microseconds since the epoch, by this server's clock: whole numbers far below 2^53.
+-- Fields: p phase (r running, u unknown, d done, f free), t token, n and v numbers, fp fingerprint, r record, ol outline; and if
+-- there are any: g tags, l label, s spent tokens, w '1' if somebody waits.
 --
 -- A first write that needs memory is refused as a whole by a full server; one that does not lets all others pass.
 -- So grants begin with HSET, and ends with HDEL: a full server refuses new claims and settles those that run.
@@ -16,33 +14,33 @@ local PUBLISH, CHANNEL, ADDRESS, REPLICATED = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local FREE_FOR = 60000000
 local SPENT = 32
 
-local clock = redis.call('TIME')
-local now = clock[1] * 1000000 + clock[2]
-
-local function int(n)
-  return string.format('%.0f', n)
-end
-
-local function flag(yes)
-  return yes and '1' or '0'
-end
-
 local function load()
-  local v = redis.call('HMGET', K, 'p', 't', 'f', 'a', 'o', 'c', 'e', 'h', 'k', 'u', 'x', 'F', 's', 'w')
+  local v = redis.call('HMGET', K, 'p', 't', 'n', 'v', 's', 'w')
   if not v[1] then
     if redis.call('EXISTS', K) == 1 then error('CORRUPT no phase in ' .. K) end
     return nil
   end
-  local e = {
-    p = v[1], t = v[2], f = v[3], a = tonumber(v[4]), o = v[5] == '1', c = tonumber(v[6]), e = tonumber(v[7]),
-    h = tonumber(v[8]), k = tonumber(v[9]), u = tonumber(v[10]), x = v[11] == '1', failed = v[12] == '1',
-    s = v[13] or '', w = v[14] == '1',
-  }
+  local e = with_numbers({ p = v[1], t = v[2], s = v[5] or '', w = v[6] == '1' }, v[3], v[4])
   local known = e.p == 'r' or e.p == 'u' or e.p == 'd' or e.p == 'f'
-  if not (known and e.t and tonumber(e.f) and e.a and e.c and e.e and e.h and e.k and e.u and #e.s % 32 == 0) then
-    error('CORRUPT fields in ' .. K)
-  end
+  if not (known and e.t and #e.s % 32 == 0) then error('CORRUPT fields in ' .. K) end
   return e
+end
+
+-- Writes what every entry has. `g` and `l` only where an entry is new.
+local function save(e, fp, g, l)
+  local fields = {'p', e.p, 't', e.t, 'n', numbers_of(e), 'v', times_of(e)}
+  local function field(name, value)
+    if value and value ~= '' then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+    end
+  end
+  field('fp', fp)
+  field('g', g)
+  field('l', l)
+  field('s', e.s)
+  redis.call('HSET', K, unpack(fields))
+  if e.s == '' then redis.call('HDEL', K, 's') end
 end
 
 local function live(e)
@@ -96,19 +94,23 @@ local function expire(e)
   redis.call('PEXPIREAT', K, int(math.floor(last / 1000) + 1))
 end
 
--- In flight and unknown entries are found by when to look at them again: lease end, or expiry.
+-- In flight and unknown entries are found by when to look at them again: lease end, or expiry. The index outlives the
+-- last of them by a day at most, so that one that is never swept (of a former generation) goes as well.
 local function index(e)
-  if e.p == 'r' then
-    redis.call('ZADD', INDEX, int(e.u), ADDRESS)
-  elseif e.p == 'u' then
-    redis.call('ZADD', INDEX, int(e.e), ADDRESS)
-  else
+  if e.p ~= 'r' and e.p ~= 'u' then
     redis.call('ZREM', INDEX, ADDRESS)
+    return
+  end
+  redis.call('ZADD', INDEX, int(e.p == 'r' and e.u or e.e), ADDRESS)
+  local last = math.floor(e.e / 1000) + 1
+  if redis.call('PTTL', INDEX) < last - math.floor(now / 1000) then
+    redis.call('PEXPIREAT', INDEX, int(last + 86400000))
   end
 end
 
+-- A hint: whoever waits looks for itself too. Not being allowed to give it must not fail what is written by now.
 local function wake(e)
-  if e and e.w then redis.call(PUBLISH, CHANNEL .. 'wake', ADDRESS .. ':' .. e.f) end
+  if e and e.w then redis.pcall(PUBLISH, CHANNEL .. 'wake', ADDRESS .. ':' .. e.f) end
 end
 
 -- WAIT counts from the caller's own last write: one that changes nothing, so that a repeated call waits as well.
@@ -123,7 +125,8 @@ local function apply(e, kind, keep, retry_in, failed, record, outline, x)
   if kind == 'c' then
     redis.call('HDEL', K, 'w')
     e.p, e.u, e.e, e.x = 'd', 0, now + keep, x
-    redis.call('HSET', K, 'F', failed, 'r', record, 'ol', outline)
+    e.failed = failed == '1'
+    redis.call('HSET', K, 'r', record, 'ol', outline)
   elseif kind == 'p' then
     redis.call('HDEL', K, 'w')
     e.p, e.u, e.e, e.x = 'u', now + retry_in, now + keep, x
@@ -131,7 +134,7 @@ local function apply(e, kind, keep, retry_in, failed, record, outline, x)
     redis.call('HDEL', K, 'w', 'r', 'ol', 'fp', 'g', 'l')
     e.p, e.u, e.e, e.x = 'f', 0, now + math.max(FREE_FOR, e.h), false
   end
-  redis.call('HSET', K, 'p', e.p, 'u', int(e.u), 'e', int(e.e), 'x', flag(e.x), 's', e.s)
+  save(e)
   expire(e)
   index(e)
   wake(woken)

@@ -7,7 +7,7 @@ end
 if not held(e) or e.p ~= 'r' then return {'L', view(e)} end
 e.u = now + hold
 e.e = math.max(e.e, now + hold + e.k)
-redis.call('HSET', K, 'u', int(e.u), 'e', int(e.e))
+redis.call('HSET', K, 'v', times_of(e))
 expire(e)
 index(e)
 return {'H'}

@@ -9,12 +9,13 @@ local function held(e)
 end
 
 -- Puts an entry back that is absent or has expired. `before` is what is left of it.
-local function restore(before, p, u, till, x)
-  local e = { p = p, u = u, e = till, s = into_spent(before) }
-  redis.call('HDEL', K, 'r', 'ol', 'w')
-  redis.call('HSET', K, 'p', p, 't', lease.t, 'f', lease.f, 'a', int(lease.a), 'o', flag(lease.o), 'c', int(now),
-    'e', int(till), 'h', int(lease.h), 'k', int(lease.k), 'u', int(u), 'x', flag(x), 'F', '0', 's', e.s)
-  if p ~= 'f' then redis.call('HSET', K, 'fp', lease.fp, 'g', lease.g, 'l', lease.l) end
+local function restore(before, p, u, till, x, failed)
+  local e = {
+    p = p, t = lease.t, f = lease.f, a = lease.a, o = lease.o, c = now, e = till, h = lease.h, k = lease.k, u = u, x = x,
+    failed = failed or false, s = into_spent(before),
+  }
+  redis.call('HDEL', K, 'r', 'ol', 'w', 'fp', 'g', 'l')
+  if p == 'f' then save(e) else save(e, lease.fp, lease.g, lease.l) end
   if tonumber(redis.call('GET', FENCES) or 0) < tonumber(lease.f) then redis.call('SET', FENCES, lease.f) end
   expire(e)
   index(e)

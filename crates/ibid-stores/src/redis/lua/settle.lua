@@ -16,8 +16,8 @@ if not live(e) then
   elseif kind == 'p' then
     restore(e, 'u', now + retry_in, now + keep, false)
   else
-    restore(e, 'd', 0, now + keep, false)
-    redis.call('HSET', K, 'F', failed, 'r', record, 'ol', outline)
+    restore(e, 'd', 0, now + keep, false, failed == '1')
+    redis.call('HSET', K, 'r', record, 'ol', outline)
   end
   return {'R'}
 end
@@ -35,7 +35,7 @@ if e.o and kind == 'r' then
   local woken = { w = e.w, f = e.f }
   redis.call('HDEL', K, 'w')
   e.p, e.u, e.x, e.e = 'u', now, true, math.max(e.e, now + math.max(FREE_FOR, e.h))
-  redis.call('HSET', K, 'p', e.p, 'u', int(e.u), 'x', '1', 'e', int(e.e))
+  save(e)
   expire(e)
   index(e)
   wake(woken)

@@ -26,6 +26,15 @@ fn bucket_of(cluster: &Cluster, nth: usize) -> u8 {
 
 #[tokio::test]
 async fn a_shard_that_fails_over_does_not_hold_up_the_others() {
+    others_go_on_while(Server::kill).await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_silent_does_not_hold_up_the_others() {
+    others_go_on_while(Server::pause).await;
+}
+
+async fn others_go_on_while(happens: fn(&Server)) {
     let cluster = Cluster::start();
     let with = Remote { timeout: Duration::from_secs(1), wait_replicas: 1, ..remote() };
     let store = Arc::new(Redis::open(&cluster.url(), with).await.unwrap());
@@ -38,7 +47,7 @@ async fn a_shard_that_fails_over_does_not_hold_up_the_others() {
     })
     .await;
     let _ = until("replicas of the other shard", async || store.claim(&ask_in(spared)).await.ok()).await;
-    cluster.primaries[1].kill();
+    happens(&cluster.primaries[1]);
     let over = Arc::new(AtomicBool::new(false));
     let others = tokio::spawn({
         let (store, over) = (store.clone(), over.clone());
@@ -55,7 +64,10 @@ async fn a_shard_that_fails_over_does_not_hold_up_the_others() {
     });
     let mut failed = 0;
     until("the shard to fail over", async || match store.get(&kept.address).await {
-        Ok(found) => Some(assert!(matches!(found, Some(Claim::Done(_))), "a replicated answer was lost: {found:?}")),
+        Ok(found) => {
+            assert!(matches!(found, Some(Claim::Done(_))), "a replicated answer was lost: {found:?}");
+            Some(())
+        }
         Err(error) => {
             failed += 1;
             assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{error}");
@@ -72,7 +84,9 @@ async fn a_shard_that_fails_over_does_not_hold_up_the_others() {
 #[tokio::test]
 async fn a_slot_that_moves_is_followed_while_it_moves_and_afterwards() {
     let cluster = Cluster::start();
-    let store = open(&cluster.url()).await;
+    let with = remote();
+    let store = Redis::open(&cluster.url(), with.clone()).await.unwrap();
+    let replicated = Redis::open(&cluster.url(), Remote { wait_replicas: 1, ..with }).await.unwrap();
     let (from, to) = (&cluster.primaries[0], &cluster.primaries[1]);
     let bucket = bucket_of(&cluster, 0);
     let slot = slot(from, bucket).to_string();
@@ -96,6 +110,7 @@ async fn a_slot_that_moves_is_followed_while_it_moves_and_afterwards() {
     assert_eq!(done(&store, &kept).await, &b"moves along"[..], "asked for where it is going to");
     assert!(matches!(store.claim(&running).await.unwrap(), Claim::Granted(again) if again.fence == lease.fence));
 
+    assert!(matches!(replicated.claim(&running).await.unwrap(), Claim::Granted(again) if again.fence == lease.fence));
     for node in [to, from, &cluster.primaries[2]] {
         assert_eq!(node.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]), "OK");
     }

@@ -171,7 +171,7 @@ async fn what_somebody_else_wrote_is_corrupt_and_never_answered_from() {
     let (foreign, torn, cut) = (ask(), ask(), ask());
     server.cli(&["SET", &key(&foreign.address), "something else"]);
     finished(&store, &torn, b"record").await;
-    server.cli(&["HSET", &key(&torn.address), "e", "soon"]);
+    server.cli(&["HSET", &key(&torn.address), "n", "1 2 soon"]);
     finished(&store, &cut, b"record").await;
     server.cli(&["HDEL", &key(&cut.address), "r"]);
     for ask in [foreign, torn, cut] {
@@ -197,7 +197,8 @@ async fn a_clock_that_goes_back_does_not_bring_old_fences_back() {
 
 #[tokio::test]
 async fn a_generation_starts_with_nothing_and_the_former_is_still_there() {
-    let store = open(&Server::shared().url()).await;
+    let with = remote();
+    let store = Redis::open(&Server::shared().url(), with.clone()).await.unwrap();
     let ask = ask();
     let before = finished(&store, &ask, b"of the first").await;
     store.set_generation(7);
@@ -205,6 +206,10 @@ async fn a_generation_starts_with_nothing_and_the_former_is_still_there() {
     let lease = granted(&store, &rival(&ask)).await;
     assert!(lease.fence > before.fence, "fences grow beyond a generation");
     assert_eq!(store.operators().counts().await.unwrap().finished, 0);
+    // What is left of a former generation is swept by nobody: it goes by itself.
+    let index = format!("{}:7:{{{:02x}}}:index", with.prefix, ask.address.0[0]);
+    let lives: i64 = Server::shared().cli(&["PTTL", &index]).parse().unwrap();
+    assert!(lives > (ask.hold + ask.keep).as_millis() as i64 - 60_000, "{lives} ms");
     store.set_generation(0);
     assert_eq!(done(&store, &ask).await, &b"of the first"[..]);
 }

@@ -20,7 +20,10 @@ async fn the_next_primary_is_found_without_reopening() {
     let error = store.claim(&super::ask()).await.unwrap_err();
     assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{error}");
     until("the next primary", async || match store.get(&ask.address).await {
-        Ok(found) => Some(assert!(matches!(found, Some(Claim::Done(_))), "a replicated answer was lost: {found:?}")),
+        Ok(found) => {
+            assert!(matches!(found, Some(Claim::Done(_))), "a replicated answer was lost: {found:?}");
+            Some(())
+        }
         Err(error) => {
             assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{error}");
             None

@@ -7,7 +7,7 @@ use ibid_stores::{
     Remote,
     redis::{Redis, check},
 };
-use ibid_testkit::servers::redis::{Cluster, Options, Server};
+use ibid_testkit::servers::redis::{Cluster, Options, Sentinels, Server};
 
 use super::{ask, ask_in, complete, done, finished, granted, open, remote, until};
 
@@ -90,6 +90,58 @@ async fn a_user_with_exactly_the_documented_rules_can_do_everything() {
     let other = Redis::open(&url, remote()).await.unwrap();
     let error = other.claim(&ask()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Rejected, "another prefix is not its own: {error}");
+    assert!(error.to_string().contains("docs/redis.md"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_documented_rules_are_enough_on_a_cluster_and_behind_sentinels() {
+    let (cluster, sentinels) = (Cluster::shared(), Sentinels::shared());
+    let user: String = remote().prefix;
+    let mut set = vec!["ACL", "SETUSER", &user, "reset", "on", ">pw"];
+    set.extend(documented_rules());
+    for server in cluster.primaries.iter().chain(&cluster.replicas).chain([&sentinels.primary, &sentinels.replica]) {
+        assert_eq!(server.cli(&set), "OK");
+    }
+    for url in [cluster.url(), sentinels.url()] {
+        let url = url.replace("://", &format!("://{user}:pw@"));
+        let with =
+            Remote { prefix: "idempotency".into(), wait_replicas: 1, copies: Some(Default::default()), ..remote() };
+        let store = Redis::open(&url, with).await.unwrap();
+        for bucket in [0x00, 0x55, 0xaa, 0xff] {
+            let ask = ask_in(bucket);
+            let lease = granted(&store, &ask).await;
+            let end = complete(b"done");
+            let (waited, settled) =
+                tokio::join!(store.wait(&ask.address, lease.fence, Duration::from_secs(60)), async {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    store.settle(&lease, &end).await
+                });
+            waited.unwrap();
+            assert_eq!(settled.unwrap(), Held::Held);
+            assert_eq!(store.operators().forget(&ask.address, lease.fence).await.unwrap(), Held::Held);
+        }
+        assert!(store.operators().counts().await.is_ok() && store.sweep(1).await.is_ok());
+        assert!(store.operators().list(&Filter::default(), Cursor::default(), 10).await.is_ok());
+    }
+    let denied = cluster.primaries.iter().chain([&sentinels.primary]).map(|server| {
+        let log = server.cli(&["ACL", "LOG"]);
+        server.cli(&["ACL", "LOG", "RESET"]);
+        log.lines().filter(|line| line.contains(&user)).count()
+    });
+    assert_eq!(denied.sum::<usize>(), 0, "something was denied");
+}
+
+#[tokio::test]
+async fn half_the_rules_never_pass_for_a_refusal() {
+    // May run scripts and write entries, but not the index: a claim stops half the way.
+    let server = Server::start();
+    let rules: Vec<&str> = documented_rules().into_iter().filter(|rule| *rule != "+zadd").collect();
+    let set = [vec!["ACL", "SETUSER", "ibid", "reset", "on", ">pw"], rules].concat();
+    assert_eq!(server.cli(&set), "OK");
+    let url = format!("redis://ibid:pw@127.0.0.1:{}/0", server.port());
+    let store = Redis::open(&url, Remote { prefix: "idempotency".into(), ..remote() }).await.unwrap();
+    let error = store.claim(&ask()).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Ambiguous, "{error}");
     assert!(error.to_string().contains("docs/redis.md"), "{error}");
 }
 
