@@ -113,7 +113,7 @@ local function wake(e)
   if e and e.w then redis.pcall(PUBLISH, CHANNEL .. 'wake', ADDRESS .. ':' .. e.f) end
 end
 
--- WAIT counts from the caller's own last write: one that changes nothing, so that a repeated call waits as well.
+-- WAIT promises to count from the caller's own last write only. So a repeated call writes too, without changing anything.
 local function touch(e)
   if REPLICATED then expire(e) end
 end

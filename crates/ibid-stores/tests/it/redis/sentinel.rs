@@ -63,7 +63,9 @@ async fn fewer_replicas_than_asked_for_is_ambiguous_and_the_repeat_says_so_too()
     let replica = Server::configured(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
     replica.until("it has caught up", || replica.info("master_link_status") == "up");
     let with = Remote { timeout: Duration::from_secs(1), wait_replicas: 1, ..remote() };
-    let store = Redis::open(&primary.url(), with).await.unwrap();
+    let store = Redis::open(&primary.url(), with.clone()).await.unwrap();
+    // WAIT promises something for its own connection only: whoever asks again may do so on another.
+    let other = Redis::open(&primary.url(), with).await.unwrap();
     let kept = ask();
     let _ = until("the replica to acknowledge", async || store.claim(&ask()).await.ok()).await;
     finished(&store, &kept, b"on both").await;
@@ -73,7 +75,7 @@ async fn fewer_replicas_than_asked_for_is_ambiguous_and_the_repeat_says_so_too()
     assert_eq!(error.kind, ErrorKind::Ambiguous, "{error}");
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     // The claim is there by now, and this call writes nothing: its replicas are counted all the same.
-    let error = store.claim(&lost).await.unwrap_err();
+    let error = other.claim(&lost).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Ambiguous, "a repeated claim was answered without a replica: {error}");
     // What needs no replica is answered.
     assert_eq!(done(&store, &kept).await, &b"on both"[..]);
@@ -86,7 +88,7 @@ async fn fewer_replicas_than_asked_for_is_ambiguous_and_the_repeat_says_so_too()
     assert_eq!(lease.attempt, 1);
     let lease = granted(&store, &running).await;
     replica.pause();
-    for _ in 0..2 {
+    for store in [&store, &other] {
         let error = store.settle(&lease, &super::complete(b"not yet on both")).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Ambiguous, "{error}");
     }

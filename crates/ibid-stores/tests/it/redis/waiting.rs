@@ -9,7 +9,10 @@ use futures_util::future::join_all;
 use ibid::store::{End, Held, Store};
 use ibid_stores::{Remote, redis::Redis};
 use ibid_testkit::servers::redis::{Cluster, Server};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    time::{sleep, timeout},
+};
 
 use super::{ask, ask_in, complete, granted, open, remote, until};
 
@@ -27,34 +30,55 @@ fn subscribed(server: &Server, sharded: bool, least: usize) -> bool {
     server.cli(&["PUBSUB", verb, "*:wake"]).lines().filter(|line| !line.is_empty()).count() >= least
 }
 
+/// A bucket that the cluster's first primary keeps.
+fn first_bucket(cluster: &Cluster) -> u8 {
+    let slot = |bucket: u8| -> usize {
+        cluster.primaries[0].cli(&["CLUSTER", "KEYSLOT", &format!("{{{bucket:02x}}}")]).parse().unwrap()
+    };
+    (0..=u8::MAX).find(|bucket| cluster.first_owner(slot(*bucket)) == 0).unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_is_woken_by_a_settle_in_another_process() {
-    for (url, server, sharded) in [
-        (Server::shared().url(), Server::shared(), false),
-        (Cluster::shared().url(), &Cluster::shared().primaries[0], true),
-    ] {
-        let (here, there) = both(&url).await;
-        // On the cluster, one that the first primary keeps.
-        let bucket = (0..=u8::MAX)
-            .find(|bucket| {
-                !sharded || {
-                    let slot = server.cli(&["CLUSTER", "KEYSLOT", &format!("{{{bucket:02x}}}")]).parse().unwrap();
-                    Cluster::shared().first_owner(slot) == 0
-                }
-            })
-            .unwrap();
-        let ask = ask_in(bucket);
-        let lease = granted(&*there, &ask).await;
-        let waits = tokio::spawn({
-            let (here, at, seen) = (here.clone(), ask.address, lease.fence);
-            async move { here.wait(&at, seen, LIMIT).await }
-        });
-        until("the subscription", async || subscribed(server, sharded, 1).then_some(())).await;
-        sleep(Duration::from_millis(200)).await;
-        assert!(!waits.is_finished());
-        assert_eq!(there.settle(&lease, &complete(b"done")).await.unwrap(), Held::Held);
-        timeout(Duration::from_secs(20), waits).await.expect("it is woken").unwrap().unwrap();
+async fn a_message_wakes_a_waiter_in_another_process() {
+    let (server, cluster) = (Server::start(), Cluster::start());
+    for (url, server, bucket) in
+        [(server.url(), &server, 0xa5), (cluster.url(), &cluster.primaries[0], first_bucket(&cluster))]
+    {
+        let with = remote();
+        let here = Arc::new(Redis::open(&url, with.clone()).await.unwrap());
+        let there = Redis::open(&url, with.clone()).await.unwrap();
+        let sharded = bucket != 0xa5;
+        let mut woken_by_message = false;
+        // A waiter looks for itself now and then, and that asks the server. In one of many rounds it has no time to.
+        for _ in 0..20 {
+            let ask = ask_in(bucket);
+            let key = format!("{}:{{{bucket:02x}}}:{}", with.prefix, ask.address);
+            let lease = granted(&there, &ask).await;
+            let waits = tokio::spawn({
+                let (here, at, seen) = (here.clone(), ask.address, lease.fence);
+                async move { here.wait(&at, seen, LIMIT).await }
+            });
+            until("the subscription", async || subscribed(server, sharded, 1).then_some(())).await;
+            until("the mark that somebody waits", async || (server.cli(&["HGET", &key, "w"]) == "1").then_some(()))
+                .await;
+            assert!(!waits.is_finished());
+            server.cli(&["CONFIG", "RESETSTAT"]);
+            assert_eq!(there.settle(&lease, &complete(b"done")).await.unwrap(), Held::Held);
+            timeout(Duration::from_secs(20), waits).await.expect("it is woken").unwrap().unwrap();
+            if scripts_run(server) == 1 {
+                woken_by_message = true;
+                break;
+            }
+        }
+        assert!(woken_by_message, "waiters came back by asking only, never by a message");
     }
+}
+
+/// Since the last reset.
+fn scripts_run(server: &Server) -> u64 {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let calls = |line: &str| line.split(['=', ',']).nth(1).unwrap().parse::<u64>().unwrap();
+    stats.lines().filter(|line| line.starts_with("cmdstat_eval")).map(calls).sum()
 }
 
 #[tokio::test]
@@ -112,12 +136,7 @@ async fn many_waiters_for_one_holder_ask_the_server_as_one() {
     let waits = join_all((0..500).map(|_| store.wait(&ask.address, lease.fence, LIMIT)));
     let settles = async {
         sleep(Duration::from_secs(2)).await;
-        let stats = server.cli(&["INFO", "commandstats"]);
-        let asked: u64 = stats
-            .lines()
-            .filter(|line| line.starts_with("cmdstat_eval"))
-            .map(|line| line.split(['=', ',']).nth(1).unwrap().parse::<u64>().unwrap())
-            .sum();
+        let asked = scripts_run(&server);
         assert!((1..=60).contains(&asked), "500 waiters asked {asked} times in two seconds");
         assert_eq!(store.settle(&lease, &complete(b"done")).await.unwrap(), Held::Held);
     };
@@ -194,4 +213,31 @@ async fn what_is_forgotten_is_heard_everywhere_for_as_long_as_copies_are_kept() 
         drop(store);
         until("nobody to listen any more", async || (count() == 0).then_some(())).await;
     }
+}
+
+#[tokio::test]
+async fn every_forget_is_published() {
+    let server = Server::start();
+    let with = remote();
+    let store = Redis::open(&server.url(), with.clone()).await.unwrap();
+    let ask = ask_in(0xa5);
+    let lease = super::finished(&store, &ask, b"to be forgotten").await;
+    let channel = format!("{}:{{a5}}:forget", with.prefix);
+    let mut listens = tokio::process::Command::new("redis-cli");
+    listens.args(["-p", &server.port().to_string(), "SUBSCRIBE", &channel]).stdout(std::process::Stdio::piped());
+    let mut listens = listens.kill_on_drop(true).spawn().unwrap();
+    until("the subscription", async || server.cli(&["PUBSUB", "CHANNELS", &channel]).contains(&channel).then_some(()))
+        .await;
+    assert!(matches!(store.operators().forget(&ask.address, ibid::store::Fence(1)).await.unwrap(), Held::Lost(_)));
+    assert_eq!(store.operators().forget(&ask.address, lease.fence).await.unwrap(), Held::Held);
+    server.cli(&["PUBLISH", &channel, "the end"]);
+    let mut heard = String::new();
+    let reads = async {
+        let mut lines = BufReader::new(listens.stdout.take().unwrap()).lines();
+        while let Some(line) = lines.next_line().await.unwrap().filter(|line| line != "the end") {
+            heard.push_str(&line);
+        }
+    };
+    timeout(Duration::from_secs(20), reads).await.expect("it hears");
+    assert_eq!(heard.matches(&ask.address.to_string()).count(), 1, "{heard}");
 }
