@@ -47,13 +47,10 @@ impl Place {
     pub(super) fn parse(url: &str) -> Result<Self, String> {
         let (scheme, rest) = url.split_once("://").ok_or_else(|| format!("write one of {SCHEMES}"))?;
         let (single, sentinel, cluster) = (Shape::Single, Shape::Sentinel(String::new()), Shape::Cluster);
-        let (mut shape, mut with_tls) = match scheme {
-            "redis" => (single, false),
-            "rediss" => (single, true),
-            "redis+sentinel" => (sentinel, false),
-            "redis+sentinel+tls" | "rediss+sentinel" => (sentinel, true),
-            "redis+cluster" => (cluster, false),
-            "redis+cluster+tls" | "rediss+cluster" => (cluster, true),
+        let mut shape = match scheme {
+            "redis" | "rediss" => single,
+            "redis+sentinel" | "redis+sentinel+tls" | "rediss+sentinel" => sentinel,
+            "redis+cluster" | "redis+cluster+tls" | "rediss+cluster" => cluster,
             _ => return Err(format!("this is no Redis URL; write one of {SCHEMES}")),
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -90,14 +87,23 @@ impl Place {
             Shape::Cluster if database(path)? != 0 => return Err("a cluster has database 0 only".into()),
             Shape::Cluster => 0,
         };
-        let mut files = TlsFiles::default();
-        for (name, value) in
-            query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")))
-        {
+        let says_tls = scheme.starts_with("rediss") || scheme.ends_with("+tls");
+        let tls = TlsFiles::parse(query, says_tls)?;
+        Ok(Self { shape, hosts, user, password, database, tls })
+    }
+}
+
+impl TlsFiles {
+    /// What the options say; `None` if TLS is not spoken.
+    fn parse(query: &str, says_tls: bool) -> Result<Option<Self>, String> {
+        let mut with_tls = says_tls;
+        let mut files = Self::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let file = || Ok::<_, String>(decoded(value, "a file's name")?.map(PathBuf::from));
             match name {
                 "tls" if value == "true" => with_tls = true,
-                "tls" if value == "false" && !scheme.contains("tls") && !scheme.starts_with("rediss") => {}
+                "tls" if value == "false" && !says_tls => {}
                 "tls" => return Err("tls is true or false, and not false where the scheme says TLS".into()),
                 "ca" => files.ca = file()?,
                 "cert" => files.cert = file()?,
@@ -109,13 +115,13 @@ impl Place {
                 }
             }
         }
-        if files != TlsFiles::default() && !with_tls {
+        if files != Self::default() && !with_tls {
             return Err("ca, cert and key need TLS; write rediss://, or tls=true".into());
         }
         if files.cert.is_some() != files.key.is_some() {
             return Err("cert and key go together: a client certificate needs both".into());
         }
-        Ok(Self { shape, hosts, user, password, database, tls: with_tls.then_some(files) })
+        Ok(with_tls.then_some(files))
     }
 }
 
