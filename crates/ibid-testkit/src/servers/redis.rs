@@ -1,1 +1,264 @@
 //! Redis: alone, with replica and sentinels, as a cluster.
+//!
+//! Each lives in a folder of its own under the system's temporary one, listens on 127.0.0.1 only, and writes every change
+//! to its log before it answers (`appendfsync always`), unless told otherwise.
+//!
+//! Invariant: no server outlives the process that started it, however that ends.
+//!
+//! ```no_run
+//! use ibid_testkit::servers::redis::Server;
+//!
+//! let server = Server::start();
+//! assert_eq!(server.cli(&["PING"]), "PONG");
+//! server.kill();
+//! server.restart();
+//! ```
+
+use std::{
+    fmt, fs,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::OnceLock,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use self::place::{Folder, certificates, free_port, spawn};
+
+pub use self::{cluster::Cluster, sentinels::Sentinels};
+
+mod cluster;
+mod place;
+mod sentinels;
+
+/// How long a server may take for anything: many tests run at once on few cores.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How to run a server.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Lines of its configuration, beside what every server here has.
+    pub config: Vec<String>,
+    /// The default user's password.
+    pub password: Option<String>,
+    /// Speak TLS only, with certificates made for it.
+    pub tls: bool,
+}
+
+/// A running server. Gone, with its folder, when dropped.
+pub struct Server {
+    folder: Folder,
+    port: u16,
+    options: Options,
+    child: Mutex<Option<Child>>,
+    sentinel: bool,
+}
+
+impl Server {
+    /// A server with no password.
+    ///
+    /// # Panics
+    /// If it cannot be started, saying why.
+    pub fn start() -> Self {
+        Self::with(Options::default())
+    }
+
+    /// A server with these lines in its configuration.
+    ///
+    /// # Panics
+    /// If it cannot be started, saying why.
+    pub fn configured(config: &[&str]) -> Self {
+        Self::with(Options { config: config.iter().map(|line| (*line).to_owned()).collect(), ..Options::default() })
+    }
+
+    /// A server run in this way.
+    ///
+    /// # Panics
+    /// If it cannot be started, saying why.
+    pub fn with(options: Options) -> Self {
+        Self::launch(options, false)
+    }
+
+    /// One for all tests of this process, started when first asked for. Each should use a prefix of its own.
+    ///
+    /// # Panics
+    /// If it cannot be started, saying why.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Server> = OnceLock::new();
+        SHARED.get_or_init(Self::start)
+    }
+
+    fn launch(options: Options, sentinel: bool) -> Self {
+        let folder = Folder::new();
+        let (port, bus) = (free_port(), free_port());
+        let mut config = vec!["bind 127.0.0.1".to_owned(), "save \"\"".to_owned(), "daemonize no".to_owned()];
+        config.push(format!("dir {}", folder.path().display()));
+        config.push(format!("logfile {}", folder.path().join("log").display()));
+        if !sentinel {
+            config.extend(["appendonly yes".to_owned(), "appendfsync always".to_owned()]);
+        }
+        if options.config.iter().any(|line| line == "cluster-enabled yes") {
+            config.push(format!("cluster-port {bus}"));
+        }
+        if options.tls {
+            certificates(folder.path());
+            let file = |name: &str| folder.path().join(name).display().to_string();
+            config.extend(["port 0".to_owned(), format!("tls-port {port}"), "tls-auth-clients optional".to_owned()]);
+            config.push(format!("tls-ca-cert-file {}", file("ca.pem")));
+            config.push(format!("tls-cert-file {}", file("cert.pem")));
+            config.push(format!("tls-key-file {}", file("key.pem")));
+        } else {
+            config.push(format!("port {port}"));
+        }
+        if let Some(password) = &options.password {
+            config.push(format!("requirepass {password}"));
+        }
+        config.extend(options.config.iter().cloned());
+        fs::write(folder.path().join("redis.conf"), config.join("\n") + "\n").expect("its configuration is written");
+        let server = Self { folder, port, options, child: Mutex::new(None), sentinel };
+        server.restart();
+        server
+    }
+
+    /// Where it listens on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `redis://…`, or `rediss://…` with the certificate authority to trust.
+    pub fn url(&self) -> String {
+        let login = self.options.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
+        if self.options.tls {
+            return format!("rediss://{login}127.0.0.1:{}/0?ca={}", self.port, self.file("ca.pem").display());
+        }
+        format!("redis://{login}127.0.0.1:{}/0", self.port)
+    }
+
+    /// A file in its folder: `log`, `ca.pem`, `cert.pem`, `key.pem`.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Starts it again, after [`kill`](Self::kill) or [`stop`](Self::stop), on what it has on disk. Ready when back.
+    ///
+    /// # Panics
+    /// If it is not ready in time, with the end of its log.
+    pub fn restart(&self) {
+        self.kill();
+        let mut command = Command::new("redis-server");
+        command.arg(self.file("redis.conf")).args(self.sentinel.then_some("--sentinel"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        *self.child.lock() = Some(spawn(command, "redis-server"));
+        self.until("it answers", || {
+            let ended = self.child.lock().as_mut().is_some_and(|child| child.try_wait().ok().flatten().is_some());
+            assert!(!ended, "redis-server ended at once:\n{}", self.log());
+            self.try_cli(&["PING"]).is_some_and(|answer| answer == "PONG")
+        });
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(&self) {
+        if let Some(mut child) = self.child.lock().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Ends it in good order.
+    pub fn stop(&self) {
+        let Some(mut child) = self.child.lock().take() else { return };
+        signal(&child, "-TERM");
+        let _ = child.wait();
+    }
+
+    /// Freezes it: it takes connections and says nothing.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn pause(&self) {
+        signal(self.child.lock().as_ref().expect("it runs"), "-STOP");
+    }
+
+    /// Ends the freeze.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn resume(&self) {
+        signal(self.child.lock().as_ref().expect("it runs"), "-CONT");
+    }
+
+    /// What `redis-cli` prints.
+    ///
+    /// # Panics
+    /// If the server cannot be reached.
+    pub fn cli(&self, args: &[&str]) -> String {
+        self.try_cli(args).unwrap_or_else(|| panic!("redis-cli {args:?} failed:\n{}", self.log()))
+    }
+
+    /// What `redis-cli` prints, if the server can be reached and answers within ten seconds.
+    pub fn try_cli(&self, args: &[&str]) -> Option<String> {
+        // Not its own time-out: it has none for a server that is silent.
+        let mut command = Command::new("timeout");
+        command.args(["10", "redis-cli", "-p", &self.port.to_string()]);
+        if let Some(password) = &self.options.password {
+            command.args(["--no-auth-warning", "-a", password]);
+        }
+        if self.options.tls {
+            command.arg("--tls").arg("--cacert").arg(self.file("ca.pem"));
+        }
+        let output = command.args(args).output().unwrap_or_else(|error| {
+            panic!("redis-cli cannot be run ({error}); install the Debian package redis-tools");
+        });
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+    }
+
+    /// A number from `INFO`.
+    ///
+    /// # Panics
+    /// If it says nothing of that name.
+    pub fn info(&self, name: &str) -> String {
+        let info = self.cli(&["INFO", "everything"]);
+        let found = info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':').map(str::to_owned));
+        found.unwrap_or_else(|| panic!("INFO says nothing of {name}"))
+    }
+
+    /// Waits until something is so.
+    ///
+    /// # Panics
+    /// If it does not come to be so, with the end of the server's log.
+    pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain until {what}:\n{}", self.log());
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn log(&self) -> String {
+        let log = fs::read_to_string(self.file("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+fn signal(child: &Child, which: &str) {
+    let status = Command::new("kill").arg(which).arg(child.id().to_string()).status();
+    assert!(status.as_ref().is_ok_and(|status| status.success()), "kill {which}: {status:?}");
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            eprintln!("--- the log of the server on port {} ---\n{}\n---", self.port, self.log());
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! What the promise rests on, looked up at start-up and said plainly.
+
+use std::{collections::HashMap, sync::Arc};
+
+use redis::Value;
+
+use super::{
+    link::{Link, Sent, patient},
+    nodes::Nodes,
+    trouble::{Trouble, checked},
+};
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Whether what is written survives a crash of the server's process.
+    pub(super) durable: bool,
+    pub(super) wanting: Vec<String>,
+}
+
+/// What can be said before anything could be looked up.
+pub(super) fn unchecked(why: &str) -> Found {
+    Found { durable: false, wanting: vec![format!("could not be checked: {why}")] }
+}
+
+/// Looks at every server that keeps something.
+pub(super) async fn look(nodes: &Nodes, wait_replicas: u32) -> Result<Found, String> {
+    nodes.known().await?;
+    let mut found = Found { durable: true, wanting: Vec::new() };
+    for link in nodes.all() {
+        let one = look_at(&link, nodes, wait_replicas)
+            .await
+            .map_err(|trouble| format!("{}: {}", link.target(), words(&trouble)))?;
+        found.durable &= one.durable;
+        for wanting in one.wanting {
+            let wanting = if nodes.is_cluster() { format!("{}: {wanting}", link.target()) } else { wanting };
+            found.wanting.push(wanting);
+        }
+    }
+    Ok(found)
+}
+
+async fn look_at(link: &Arc<Link>, nodes: &Nodes, wait_replicas: u32) -> Result<Found, Trouble> {
+    let deadline = || patient(nodes.dialer.timeout);
+    let info = match link.send(Sent::plain(&redis::cmd("INFO")), deadline()).await {
+        Ok(info) => Some(pairs(&info)),
+        Err(trouble) if trouble.is("NOPERM") => None,
+        Err(trouble) => return Err(trouble),
+    };
+    let mut config = HashMap::new();
+    let mut denied = false;
+    for name in ["appendfsync", "min-replicas-to-write"] {
+        let mut ask = redis::cmd("CONFIG");
+        ask.arg("GET").arg(name);
+        match link.send(Sent::plain(&ask), deadline()).await {
+            Ok(Value::Array(parts)) => {
+                if let [_, Value::BulkString(value)] = &parts[..] {
+                    config.insert(name, String::from_utf8_lossy(value).into_owned());
+                }
+            }
+            Ok(_) => {}
+            // Managed services know no CONFIG at all.
+            Err(Trouble::Refused { .. }) => denied = true,
+            Err(trouble) => return Err(trouble),
+        }
+    }
+    let mut found = judge(info.as_ref(), &config, denied, wait_replicas);
+    if let Some(refused) = scripts_refused(link, nodes).await? {
+        found.wanting.push(refused);
+    }
+    Ok(found)
+}
+
+/// Whether the user may run scripts at all: better said at start-up than at the first claim.
+async fn scripts_refused(link: &Arc<Link>, nodes: &Nodes) -> Result<Option<String>, Trouble> {
+    let mut ask = redis::cmd("EVAL");
+    ask.arg("return 1").arg(0);
+    match link.send(Sent::plain(&ask), patient(nodes.dialer.timeout)).await {
+        Ok(_) => Ok(None),
+        Err(trouble @ Trouble::Refused { .. }) => {
+            Ok(Some(format!("scripts are refused, so nothing works: {}", words(&trouble))))
+        }
+        Err(trouble) => Err(trouble),
+    }
+}
+
+fn judge(
+    info: Option<&HashMap<String, String>>, config: &HashMap<&str, String>, denied: bool, wait_replicas: u32,
+) -> Found {
+    let mut wanting = Vec::new();
+    let Some(info) = info else {
+        return unchecked("the user may not run INFO; allow +info, and +config|get, see docs/redis.md");
+    };
+    let says = |name: &str| info.get(name).map_or("", String::as_str);
+    if says("role") == "slave" {
+        wanting.push("the server is a replica: every claim is refused; connect to its primary".into());
+    }
+    let version = says("redis_version");
+    let major: u32 = version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
+    if major < 7 {
+        wanting.push(format!("the server is version {version:?}; ibid is tested with 7 and later"));
+    }
+    let (limit, policy) = (says("maxmemory"), says("maxmemory_policy"));
+    if !matches!(limit, "" | "0") && policy != "noeviction" {
+        wanting.push(format!(
+            "maxmemory-policy is {policy}: a full server evicts records, and an operation may run twice; set noeviction"
+        ));
+    }
+    let durable = says("aof_enabled") == "1";
+    match config.get("appendfsync").map(String::as_str) {
+        _ if !durable => wanting.push(
+            "appendonly is no: a crash forgets every claim and answer since the last snapshot, and operations may run \
+             twice; set appendonly yes and appendfsync always"
+                .into(),
+        ),
+        Some("always") => {}
+        Some("everysec") => wanting.push(
+            "appendfsync is everysec: a crash of the server's process loses nothing, but a crash of its machine forgets up \
+             to the last two seconds of claims and answers; set appendfsync always"
+                .into(),
+        ),
+        Some(other) => wanting.push(format!(
+            "appendfsync is {other}: a crash of its machine forgets what the system had not written yet, often 30 seconds \
+             of claims and answers; set appendfsync always"
+        )),
+        None => wanting.push(
+            "whether appendfsync is always could not be checked, because CONFIG GET is not allowed; if it is everysec, a crash \
+             of its machine forgets up to the last two seconds"
+                .into(),
+        ),
+    }
+    let replicas: u32 = says("connected_slaves").parse().unwrap_or(0);
+    if replicas < wait_replicas {
+        wanting
+            .push(format!("wait_replicas is {wait_replicas} and {replicas} are connected: no claim will be answered"));
+    }
+    let at_least: Option<u32> = config.get("min-replicas-to-write").and_then(|least| least.parse().ok());
+    if replicas > 0 && at_least == Some(0) && wait_replicas == 0 {
+        wanting.push(
+            "replication is asynchronous: a failover can forget the last claims and answers; set wait_replicas, and \
+             min-replicas-to-write so that a primary that was cut off stops"
+                .into(),
+        );
+    } else if replicas > 0 && denied && wait_replicas == 0 {
+        wanting.push(
+            "replication is asynchronous: a failover can forget the last claims and answers; set wait_replicas".into(),
+        );
+    }
+    Found { durable, wanting }
+}
+
+/// `name:value` lines.
+fn pairs(info: &Value) -> HashMap<String, String> {
+    let text = match checked(info.clone()) {
+        Ok(Value::BulkString(text)) => String::from_utf8_lossy(&text).into_owned(),
+        Ok(Value::VerbatimString { text, .. }) => text,
+        _ => String::new(),
+    };
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.into(), value.trim().into()))
+        .collect()
+}
+
+fn words(trouble: &Trouble) -> String {
+    match trouble {
+        Trouble::NotSent(why) | Trouble::Unanswered(why) => why.clone(),
+        Trouble::Refused { code, text } => format!("{code} {text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanting(info: &[(&str, &str)], fsync: Option<&str>, wait_replicas: u32) -> Vec<String> {
+        let sound = [
+            ("role", "master"),
+            ("redis_version", "7.0.15"),
+            ("maxmemory", "0"),
+            ("maxmemory_policy", "noeviction"),
+            ("aof_enabled", "1"),
+            ("connected_slaves", "0"),
+        ];
+        let info = sound.iter().chain(info).map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let config = fsync.map(|fsync| ("appendfsync", fsync.to_owned())).into_iter().collect();
+        judge(Some(&info), &config, fsync.is_none(), wait_replicas).wanting
+    }
+
+    #[test]
+    fn nothing_is_wanting_on_a_sound_server() {
+        assert_eq!(wanting(&[], Some("always"), 0), [""; 0]);
+        assert_eq!(
+            wanting(&[("maxmemory_policy", "allkeys-lru")], Some("always"), 0),
+            [""; 0],
+            "without a limit nothing is evicted"
+        );
+    }
+
+    #[test]
+    fn what_weakens_the_promise_is_said() {
+        for (info, fsync, said) in [
+            (("role", "slave"), "always", "is a replica"),
+            (("redis_version", "6.2.1"), "always", "version \"6.2.1\""),
+            (("aof_enabled", "0"), "always", "appendonly is no"),
+            (("role", "master"), "everysec", "last two seconds"),
+            (("role", "master"), "no", "appendfsync is no"),
+        ] {
+            let found = wanting(&[info], Some(fsync), 0);
+            assert!(found.len() == 1 && found[0].contains(said), "{said}: {found:?}");
+        }
+        let found = wanting(&[("maxmemory", "1000"), ("maxmemory_policy", "volatile-lru")], Some("always"), 0);
+        assert!(found[0].contains("maxmemory-policy is volatile-lru"), "{found:?}");
+        assert!(wanting(&[], None, 0)[0].contains("could not be checked"));
+        assert!(wanting(&[], Some("always"), 1)[0].contains("0 are connected"));
+        assert!(wanting(&[("connected_slaves", "1")], None, 0)[1].contains("asynchronous"));
+    }
+}

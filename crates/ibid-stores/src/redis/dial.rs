@@ -1,0 +1,244 @@
+//! Opening connections: TCP, TLS, login. A [`Wire`] is one that is open.
+
+use std::{
+    fmt, fs,
+    io::{self, BufReader},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use redis::{
+    AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value,
+    aio::MultiplexedConnection,
+};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    task::AbortHandle,
+    time::{Instant, timeout_at},
+};
+use tokio_rustls::TlsConnector;
+
+use super::place::{Host, Place, TlsFiles};
+
+/// How many calls may be handed to a connection before its writer has taken them up.
+const QUEUED: usize = 1024;
+
+/// Opens connections to the servers of one place.
+pub(super) struct Dialer {
+    pub(super) place: Place,
+    tls: Option<TlsConnector>,
+    /// To connect, and for one call.
+    pub(super) timeout: Duration,
+}
+
+impl fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dialer").field("place", &self.place).field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+/// Where messages go that come unasked.
+pub(super) type Pushes = Arc<dyn Fn(PushInfo) + Send + Sync>;
+
+/// An open connection. Many calls may be under way on it at the same time.
+pub(super) struct Wire {
+    pub(super) host: Host,
+    connection: MultiplexedConnection,
+    life: Arc<Life>,
+    driver: AbortHandle,
+}
+
+#[derive(Default)]
+struct Life {
+    /// Written by the task that reads and writes the socket, when it ends; and by who gives it up.
+    over: AtomicBool,
+    /// How many answers have come. Written by those who got one.
+    answers: AtomicU64,
+}
+
+impl Dialer {
+    pub(super) fn new(place: Place, timeout: Duration) -> Result<Self, String> {
+        let tls = place.tls.as_ref().map(connector).transpose()?;
+        Ok(Self { place, tls, timeout })
+    }
+
+    /// A connection for calls.
+    pub(super) async fn dial(&self, host: &Host) -> Result<Wire, String> {
+        self.open(host, self.login(true), self.place.database, None).await
+    }
+
+    /// A connection that also hears messages.
+    pub(super) async fn dial_ear(&self, host: &Host, pushes: Pushes) -> Result<Wire, String> {
+        let info = self.login(true).set_protocol(ProtocolVersion::RESP3);
+        self.open(host, info, 0, Some(pushes)).await
+    }
+
+    /// A connection to a sentinel: with the same login, or with none if it knows none.
+    pub(super) async fn dial_sentinel(&self, host: &Host) -> Result<Wire, String> {
+        match self.open(host, self.login(true), 0, None).await {
+            Err(_) if self.place.password.is_some() => self.open(host, self.login(false), 0, None).await,
+            answered => answered,
+        }
+    }
+
+    fn login(&self, with: bool) -> RedisConnectionInfo {
+        let mut info = RedisConnectionInfo::default().set_skip_set_lib_name();
+        if let Some(user) = self.place.user.as_deref().filter(|_| with) {
+            info = info.set_username(user);
+        }
+        if let Some(password) = self.place.password.as_deref().filter(|_| with) {
+            info = info.set_password(password);
+        }
+        info
+    }
+
+    async fn open(
+        &self, host: &Host, info: RedisConnectionInfo, database: i64, pushes: Option<Pushes>,
+    ) -> Result<Wire, String> {
+        let deadline = Instant::now() + self.timeout;
+        let opened = timeout_at(deadline, async {
+            let tcp = TcpStream::connect((host.name.as_str(), host.port)).await.map_err(|error| error.to_string())?;
+            tcp.set_nodelay(true).map_err(|error| error.to_string())?;
+            let info = info.set_db(database);
+            match &self.tls {
+                None => start(host, info, tcp, pushes).await,
+                Some(tls) => {
+                    let name = ServerName::try_from(host.name.clone()).map_err(|error| error.to_string())?;
+                    let tcp = tls.connect(name, tcp).await.map_err(|error| format!("TLS: {error}"))?;
+                    start(host, info, tcp, pushes).await
+                }
+            }
+        });
+        match opened.await {
+            Ok(opened) => opened.map_err(|why| format!("cannot connect to {host}: {why}")),
+            Err(_) => Err(format!("cannot connect to {host}: no answer within {:?}", self.timeout)),
+        }
+    }
+}
+
+async fn start(
+    host: &Host, info: RedisConnectionInfo, socket: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    pushes: Option<Pushes>,
+) -> Result<Wire, String> {
+    // Deadlines are ours: the one of the driver would hide whether a call was sent.
+    let mut config = AsyncConnectionConfig::new()
+        .set_response_timeout(None)
+        .set_connection_timeout(None)
+        .set_pipeline_buffer_size(QUEUED);
+    if let Some(pushes) = pushes {
+        config = config.set_push_sender(move |push: PushInfo| {
+            pushes(push);
+            Ok::<_, ()>(())
+        });
+    }
+    let (connection, driver) =
+        MultiplexedConnection::new_with_config(&info, socket, config).await.map_err(|error| login_refused(&error))?;
+    let life = Arc::new(Life::default());
+    let over = life.clone();
+    let driver = tokio::spawn(async move {
+        driver.await;
+        over.over.store(true, Relaxed);
+    });
+    Ok(Wire { host: host.clone(), connection, life, driver: driver.abort_handle() })
+}
+
+/// What the server said, never what was said to it.
+fn login_refused(error: &RedisError) -> String {
+    match error.kind() {
+        redis::ErrorKind::AuthenticationFailed => {
+            "the login was refused; check user and password in the store's URL".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+impl Wire {
+    pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, RedisError> {
+        let answer = self.connection.clone().send_packed_command(command).await?;
+        self.life.answers.fetch_add(1, Relaxed);
+        Ok(answer)
+    }
+
+    /// Sends all, in one go, and gives the answers from the `first` on.
+    pub(super) async fn ask_all(&self, commands: &redis::Pipeline, first: usize) -> Result<Vec<Value>, RedisError> {
+        let count = commands.len() - first;
+        let answers = self.connection.clone().send_packed_commands(commands, first, count).await?;
+        self.life.answers.fetch_add(1, Relaxed);
+        Ok(answers)
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.life.over.load(Relaxed)
+    }
+
+    pub(super) fn answers(&self) -> u64 {
+        self.life.answers.load(Relaxed)
+    }
+
+    /// Calls that are under way get no answer any more.
+    pub(super) fn give_up(&self) {
+        self.life.over.store(true, Relaxed);
+        self.driver.abort();
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+fn connector(files: &TlsFiles) -> Result<TlsConnector, String> {
+    let mut roots = RootCertStore::empty();
+    match &files.ca {
+        Some(path) => {
+            for certificate in certificates(path)? {
+                roots
+                    .add(certificate)
+                    .map_err(|error| format!("{} holds an unusable certificate: {error}", path.display()))?;
+            }
+        }
+        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+    }
+    if roots.is_empty() {
+        return Err("no certificate authority is known to verify the server with; name a file with ca=".into());
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| format!("TLS: {error}"))?
+        .with_root_certificates(roots);
+    let config = match (&files.cert, &files.key) {
+        (Some(cert), Some(key)) => {
+            let secret = PrivateKeyDer::from_pem_reader(opened(key)?).map_err(|error| unreadable(key, &error))?;
+            config.with_client_auth_cert(certificates(cert)?, secret).map_err(|error| unreadable(cert, &error))?
+        }
+        _ => config.with_no_client_auth(),
+    };
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_reader_iter(opened(path)?).collect();
+    match found.map_err(|error| unreadable(path, &error))? {
+        none if none.is_empty() => Err(format!("{} holds no certificate in PEM form", path.display())),
+        some => Ok(some),
+    }
+}
+
+fn opened(path: &Path) -> Result<BufReader<fs::File>, String> {
+    fs::File::open(path).map(BufReader::new).map_err(|error: io::Error| unreadable(path, &error))
+}
+
+fn unreadable(path: &Path, error: &dyn fmt::Display) -> String {
+    format!("{} cannot be used: {error}", path.display())
+}

@@ -1,0 +1,45 @@
+local kind, keep, retry_in, failed, record, outline =
+  ARGV[14], tonumber(ARGV[15]), tonumber(ARGV[16]), ARGV[17], ARGV[18], ARGV[19]
+local e = load()
+if not live(e) then
+  local spent_until = now + math.max(FREE_FOR, lease.h)
+  if lease.f == '0' then
+    -- A lost claim never came: nothing to put back, but a late copy of it must find its token spent.
+    restore(e, 'f', 0, spent_until, false)
+    if kind == 'r' then return {'H'} end
+    return {'L', {'S'}}
+  end
+  if kind == 'r' and lease.o then
+    restore(e, 'u', now, math.max(spent_until, now + lease.k), true)
+  elseif kind == 'r' then
+    restore(e, 'f', 0, spent_until, false)
+  elseif kind == 'p' then
+    restore(e, 'u', now + retry_in, now + keep, false)
+  else
+    restore(e, 'd', 0, now + keep, false, failed == '1')
+    redis.call('HSET', K, 'r', record, 'ol', outline)
+  end
+  return {'R'}
+end
+if not held(e) then return {'L', view(e)} end
+local unknown, released = e.p == 'u' and not e.x, e.p == 'u' and e.x
+if not (e.p == 'r' or (unknown and kind == 'c')) then
+  local repeated = (e.p == 'd' and not e.x and kind == 'c') or (unknown and kind == 'p')
+    or ((released or e.p == 'f') and kind == 'r')
+  if not repeated then return {'L', view(e)} end
+  touch(e)
+  return {'H'}
+end
+if e.o and kind == 'r' then
+  -- That a takeover did not happen says nothing about the first: unknown again.
+  local woken = { w = e.w, f = e.f }
+  redis.call('HDEL', K, 'w')
+  e.p, e.u, e.x, e.e = 'u', now, true, math.max(e.e, now + math.max(FREE_FOR, e.h))
+  save(e)
+  expire(e)
+  index(e)
+  wake(woken)
+else
+  apply(e, kind, keep, retry_in, failed, record, outline, false)
+end
+return {'H'}

@@ -1,0 +1,71 @@
+//! The scripts: one per operation, each run as a whole by the server, each one round trip.
+
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use redis::Cmd;
+
+/// A script and its digest, by which a server that knows it is told to run it.
+#[derive(Debug)]
+pub(super) struct Script {
+    body: &'static str,
+    digest: LazyLock<String>,
+}
+
+macro_rules! scripts {
+    ($($(#[$doc:meta])* $name:ident = $($file:literal)+;)*) => {$(
+        $(#[$doc])*
+        pub(super) static $name: Script = {
+            const BODY: &str = concat!($(include_str!(concat!("lua/", $file))),+);
+            Script { body: BODY, digest: LazyLock::new(|| redis::Script::new(BODY).get_hash().to_owned()) }
+        };
+    )*};
+}
+
+scripts! {
+    CLAIM = "entry.lua" "common.lua" "claim.lua";
+    EXTEND = "entry.lua" "common.lua" "lease.lua" "extend.lua";
+    SETTLE = "entry.lua" "common.lua" "lease.lua" "settle.lua";
+    WAIT = "entry.lua" "common.lua" "wait.lua";
+    GET = "entry.lua" "common.lua" "get.lua";
+    RESOLVE = "entry.lua" "common.lua" "resolve.lua";
+    FORGET = "entry.lua" "common.lua" "forget.lua";
+    REPLACE = "entry.lua" "common.lua" "replace.lua";
+    SWEEP = "entry.lua" "sweep.lua";
+    COUNTS = "entry.lua" "counts.lua";
+    LOOK = "entry.lua" "look.lua";
+    UNLOCK = "unlock.lua";
+}
+
+/// A script with all that it is to be run with.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) script: &'static Script,
+    pub(super) bucket: u8,
+    pub(super) keys: Vec<String>,
+    pub(super) args: Vec<Bytes>,
+}
+
+impl Call {
+    /// By digest: for servers that know the script.
+    pub(super) fn by_digest(&self) -> Cmd {
+        self.command("EVALSHA", &self.script.digest)
+    }
+
+    /// With the script itself, which the server then knows.
+    pub(super) fn in_full(&self) -> Cmd {
+        self.command("EVAL", self.script.body)
+    }
+
+    fn command(&self, verb: &str, script: &str) -> Cmd {
+        let mut command = redis::cmd(verb);
+        command.arg(script).arg(self.keys.len());
+        for key in &self.keys {
+            command.arg(key);
+        }
+        for arg in &self.args {
+            command.arg(&arg[..]);
+        }
+        command
+    }
+}

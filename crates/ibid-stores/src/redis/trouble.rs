@@ -1,0 +1,166 @@
+//! What goes wrong, and what that means for the caller. Safety rests on this table.
+//!
+//! - *Nothing was sent* (no connection, breaker open): [`ErrorKind::NotApplied`].
+//! - *Sent, and no answer* (deadline, connection dropped): [`ErrorKind::Ambiguous`], whatever the reason.
+//! - *The server answered with an error.* A script is checked before its first write and runs to its end after it, so
+//!   the errors in [`Trouble::kind`] are known to come before anything was written. Any other error of a script is taken
+//!   as ambiguous.
+
+use ibid::store::{ErrorKind, StoreError};
+use redis::{ServerError, Value};
+
+pub(super) const STORE: &str = "redis";
+
+/// Why there is no answer to go by.
+#[derive(Debug, Clone)]
+pub(super) enum Trouble {
+    NotSent(String),
+    Unanswered(String),
+    Refused { code: String, text: String },
+}
+
+impl Trouble {
+    pub(super) fn of(error: &ServerError) -> Self {
+        Self::Refused { code: error.code().to_owned(), text: error.details().unwrap_or_default().to_owned() }
+    }
+
+    /// Whether the server says that it is no primary, or none that works.
+    pub(super) fn says_wrong_server(&self) -> bool {
+        self.is("READONLY") || self.is("MASTERDOWN") || self.is("CLUSTERDOWN")
+    }
+
+    /// Servers before version 7 wrap the error of a command in the script's own.
+    pub(super) fn is(&self, wanted: &str) -> bool {
+        matches!(self, Self::Refused { code, text } if code == wanted || text.contains(&format!("-{wanted} ")))
+    }
+
+    /// Where a redirection points to.
+    pub(super) fn target(&self) -> Option<(&str, u16)> {
+        let Self::Refused { text, .. } = self else { return None };
+        let (name, port) = text.split_whitespace().nth(1)?.rsplit_once(':')?;
+        Some((name, port.parse().ok()?))
+    }
+
+    pub(super) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotSent(_) => ErrorKind::NotApplied,
+            Self::Unanswered(_) => ErrorKind::Ambiguous,
+            // Out of service for now, as if nobody were there: another store may stand in.
+            _ if ["READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MOVED", "ASK"]
+                .iter()
+                .any(|code| self.is(code)) =>
+            {
+                ErrorKind::NotApplied
+            }
+            // A user who may run scripts, but not all that is in them: it may have come half the way.
+            Self::Refused { text, .. } if text.contains("executing the script") => ErrorKind::Ambiguous,
+            // In service, and it refuses: full, not allowed, cannot write to its disk, too few replicas.
+            _ if [
+                "OOM",
+                "NOPERM",
+                "NOAUTH",
+                "WRONGPASS",
+                "DENIED",
+                "MISCONF",
+                "NOREPLICAS",
+                "NOSCRIPT",
+                "CROSSSLOT",
+            ]
+            .iter()
+            .any(|code| self.is(code)) =>
+            {
+                ErrorKind::Rejected
+            }
+            Self::Refused { text, .. } if text.starts_with("unknown command") => ErrorKind::Rejected,
+            Self::Refused { text, .. } if text.contains("max number of clients") => ErrorKind::NotApplied,
+            // A large call before any login is not even read.
+            Self::Refused { text, .. } if text.contains("unauthenticated") => ErrorKind::Rejected,
+            Self::Refused { code, text }
+                if code == "WRONGTYPE" || text.contains("WRONGTYPE") || text.contains("CORRUPT") =>
+            {
+                ErrorKind::Corrupt
+            }
+            Self::Refused { .. } => ErrorKind::Ambiguous,
+        }
+    }
+
+    fn words(&self) -> String {
+        let hint = match self {
+            _ if self.is("OOM") => "; raise maxmemory, or shorten ttl",
+            Self::Refused { text, .. } if self.is("NOPERM") || text.contains("executing the script") => {
+                "; docs/redis.md lists what the user must be allowed"
+            }
+            Self::Refused { text, .. } if self.is("NOAUTH") || text.contains("unauthenticated") => {
+                "; the store's URL names no password"
+            }
+            _ if self.is("TRYAGAIN") => "; its slot is being moved to another node",
+            _ => "",
+        };
+        match self {
+            Self::NotSent(why) | Self::Unanswered(why) => why.clone(),
+            Self::Refused { code, text } => format!("{code} {text}{hint}"),
+        }
+    }
+}
+
+impl From<Trouble> for StoreError {
+    fn from(trouble: Trouble) -> Self {
+        StoreError::new(trouble.kind(), STORE, trouble.words())
+    }
+}
+
+/// Something is stored that this version cannot read, or did not write.
+pub(super) fn corrupt(what: &str) -> StoreError {
+    StoreError::new(ErrorKind::Corrupt, STORE, format!("an answer could not be read: {what}"))
+}
+
+/// The answer, or the error that the server answered with.
+pub(super) fn checked(answer: Value) -> Result<Value, Trouble> {
+    match answer {
+        Value::ServerError(error) => Err(Trouble::of(&error)),
+        answer => Ok(answer),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(code: &str, text: &str) -> ErrorKind {
+        Trouble::Refused { code: code.into(), text: text.into() }.kind()
+    }
+
+    #[test]
+    fn refusals_before_anything_was_written_are_told_from_what_may_have_been() {
+        assert_eq!(kind("OOM", "command not allowed when used memory > 'maxmemory'."), ErrorKind::Rejected);
+        assert_eq!(kind("READONLY", "You can't write against a read only replica."), ErrorKind::NotApplied);
+        assert_eq!(
+            kind("ERR", "Error running script (call to f_1): @user_script: 9: -READONLY You can't"),
+            ErrorKind::NotApplied
+        );
+        assert_eq!(
+            kind("ERR", "Error running script (call to f_1): @user_script: 9: -OOM command"),
+            ErrorKind::Rejected
+        );
+        assert_eq!(kind("ERR", "user_script:9: CORRUPT fields in k script: 12"), ErrorKind::Corrupt);
+        assert_eq!(kind("NOPERM", "No permissions to access a key"), ErrorKind::Rejected);
+        for code in ["ERR", "NOPERM"] {
+            assert_eq!(kind(code, "The user executing the script can't run this command"), ErrorKind::Ambiguous);
+        }
+        assert_eq!(kind("ERR", "unknown command 'EVALSHA', with args"), ErrorKind::Rejected);
+        assert_eq!(kind("ERR", "Unknown Redis command called from script script: 1"), ErrorKind::Ambiguous);
+        assert_eq!(kind("ERR", "Protocol error: unauthenticated multibulk length"), ErrorKind::Rejected);
+        assert_eq!(kind("ERR", "user_script:9: attempt to perform arithmetic"), ErrorKind::Ambiguous);
+        assert_eq!(Trouble::NotSent(String::new()).kind(), ErrorKind::NotApplied);
+        assert_eq!(Trouble::Unanswered(String::new()).kind(), ErrorKind::Ambiguous);
+    }
+
+    #[test]
+    fn a_redirection_says_where_to() {
+        let moved = |text: &str| Trouble::Refused { code: "MOVED".into(), text: text.into() };
+        assert_eq!(moved("3999 127.0.0.1:6381").target(), Some(("127.0.0.1", 6381)));
+        assert_eq!(moved("3999 ::1:6381").target(), Some(("::1", 6381)));
+        assert_eq!(moved("3999 :6381").target(), Some(("", 6381)));
+        assert_eq!(moved("3999").target(), None);
+    }
+}

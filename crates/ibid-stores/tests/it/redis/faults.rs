@@ -1,0 +1,237 @@
+//! One server that crashes, freezes, forgets its scripts or is full: what callers are told, and that it heals.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::join_all;
+use ibid::store::{Claim, End, ErrorKind, Held, Store};
+use ibid_stores::{Remote, redis::Redis};
+use ibid_testkit::servers::redis::Server;
+
+use super::{ask, complete, done, finished, granted, open, remote, rival, until};
+
+async fn impatient(server: &Server, timeout: Duration) -> Redis {
+    Redis::open(&server.url(), Remote { timeout, ..remote() }).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_server_that_forgot_its_scripts_is_told_them_again() {
+    let server = Server::start();
+    let store = open(&server.url()).await;
+    let ask = ask();
+    let lease = granted(&store, &ask).await;
+    server.cli(&["SCRIPT", "FLUSH"]);
+    assert_eq!(store.settle(&lease, &complete(b"kept")).await.unwrap(), Held::Held);
+    server.cli(&["SCRIPT", "FLUSH"]);
+    assert_eq!(done(&store, &ask).await, &b"kept"[..]);
+    // In the midst of many.
+    let asks: Vec<_> = (0..200).map(|_| super::ask()).collect();
+    let claims = join_all(asks.iter().map(|ask| store.claim(ask)));
+    let (claims, ()) = tokio::join!(claims, async {
+        for _ in 0..5 {
+            server.cli(&["SCRIPT", "FLUSH"]);
+            tokio::task::yield_now().await;
+        }
+    });
+    assert!(claims.iter().all(|claim| matches!(claim, Ok(Claim::Granted(_)))));
+}
+
+#[tokio::test]
+async fn what_was_answered_survives_a_crash_and_the_store_heals_by_itself() {
+    let server = Server::start();
+    let store = open(&server.url()).await;
+    let (kept, running) = (ask(), ask());
+    finished(&store, &kept, b"kept").await;
+    let lease = granted(&store, &running).await;
+    server.kill();
+    let error = store.claim(&ask()).await.unwrap_err();
+    assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{error}");
+    // By now it is known that the connection is gone: nothing is sent any more.
+    let error = store.claim(&ask()).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NotApplied, "{error}");
+    server.restart();
+    until("the store to heal", async || store.get(&kept.address).await.ok()).await;
+    assert_eq!(done(&store, &kept).await, &b"kept"[..]);
+    let Claim::Granted(again) = store.claim(&running).await.unwrap() else { panic!("the same token, the same answer") };
+    assert_eq!((again.fence, again.attempt), (lease.fence, lease.attempt));
+    assert_eq!(store.settle(&lease, &complete(b"after the crash")).await.unwrap(), Held::Held);
+}
+
+#[tokio::test]
+async fn a_claim_that_was_under_way_when_the_server_died_is_ambiguous() {
+    let server = Server::start();
+    let store = Arc::new(open(&server.url()).await);
+    granted(&*store, &ask()).await;
+    server.pause();
+    let (ask, asked) = (ask(), store.clone());
+    let sent = ask.clone();
+    let claim = tokio::spawn(async move { asked.claim(&sent).await });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    server.kill();
+    let error = claim.await.unwrap().unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Ambiguous, "it was sent: {error}");
+    server.restart();
+    until("the store to heal", async || store.get(&ask.address).await.ok()).await;
+    granted(&*store, &ask).await;
+}
+
+#[tokio::test]
+async fn a_frozen_server_costs_a_deadline_then_nothing_and_repeats_are_safe() {
+    let server = Server::start();
+    let store = impatient(&server, Duration::from_millis(400)).await;
+    let ask = ask();
+    granted(&store, &super::ask()).await;
+    server.pause();
+    let mut kinds = Vec::new();
+    let began = Instant::now();
+    // Five failures in a row open the breaker.
+    for _ in 0..6 {
+        kinds.push(store.claim(&ask).await.unwrap_err().kind);
+    }
+    assert_eq!(kinds[0], ErrorKind::Ambiguous, "it was sent, and no answer came");
+    assert!(began.elapsed() >= Duration::from_millis(400), "a deadline is waited for");
+    let mut at_once = 0;
+    for _ in 0..1000 {
+        let asked = Instant::now();
+        let error = store.claim(&super::ask()).await.unwrap_err();
+        if error.kind == ErrorKind::NotApplied && asked.elapsed() < Duration::from_millis(400) {
+            assert!(error.to_string().contains("left alone"), "{error}");
+            at_once += 1;
+            break;
+        }
+    }
+    assert_eq!(at_once, 1, "an open breaker fails at once, saying that nothing was sent");
+    server.resume();
+    until("the store to heal", async || store.get(&ask.address).await.ok()).await;
+    // All copies that were under way have come by now: they are one claim.
+    let lease = granted(&store, &ask).await;
+    assert_eq!(lease.attempt, 1);
+    assert!(matches!(store.claim(&rival(&ask)).await.unwrap(), Claim::Busy(busy) if busy.fence == lease.fence));
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_yet_is_no_reason_not_to_start() {
+    let server = Server::start();
+    server.stop();
+    let store = impatient(&server, Duration::from_millis(500)).await;
+    let promise = store.promise();
+    assert!(!promise.durable && promise.wanting.len() == 1, "{promise:?}");
+    assert!(promise.wanting[0].contains("could not be checked"), "{promise:?}");
+    let error = store.claim(&ask()).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NotApplied, "{error}");
+    server.restart();
+    until("the checks to be made", async || store.promise().wanting.is_empty().then_some(())).await;
+    assert!(store.promise().durable);
+    let _ = until("a claim", async || store.claim(&ask()).await.ok()).await;
+}
+
+#[tokio::test]
+async fn a_full_server_refuses_claims_and_still_settles_those_that_run() {
+    let server = Server::start();
+    let store = open(&server.url()).await;
+    let (first, second, third) = (ask(), ask(), ask());
+    let runs = granted(&store, &first).await;
+    let released = granted(&store, &second).await;
+    let parked = granted(&store, &third).await;
+    // Below what it uses already.
+    server.cli(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    let refused = ask();
+    let error = store.claim(&refused).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Rejected, "{error}");
+    assert!(error.to_string().contains("raise maxmemory"), "{error}");
+    assert_eq!(store.settle(&runs, &complete(b"even so")).await.unwrap(), Held::Held);
+    assert_eq!(store.settle(&released, &End::Release).await.unwrap(), Held::Held);
+    let park = End::Park { keep: super::LONG, retry_in: Duration::ZERO };
+    assert_eq!(store.settle(&parked, &park).await.unwrap(), Held::Held);
+    assert_eq!(done(&store, &first).await, &b"even so"[..]);
+    assert!(store.get(&refused.address).await.unwrap().is_none(), "a refused claim left nothing");
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    granted(&store, &refused).await;
+}
+
+#[tokio::test]
+async fn a_replica_is_not_claimed_on() {
+    let primary = Server::start();
+    let replica = Server::configured(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
+    replica.until("it has caught up", || replica.info("master_link_status") == "up");
+    let store = open(&replica.url()).await;
+    assert!(store.promise().wanting.iter().any(|wanting| wanting.contains("is a replica")), "{:?}", store.promise());
+    let error = store.claim(&ask()).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NotApplied, "{error}");
+}
+
+#[tokio::test]
+async fn what_somebody_else_wrote_is_corrupt_and_never_answered_from() {
+    let server = Server::shared();
+    let with = remote();
+    let store = Redis::open(&server.url(), with.clone()).await.unwrap();
+    let key = |at: &ibid::store::Address| format!("{}:{{{:02x}}}:{at}", with.prefix, at.0[0]);
+    let (foreign, torn, cut) = (ask(), ask(), ask());
+    server.cli(&["SET", &key(&foreign.address), "something else"]);
+    finished(&store, &torn, b"record").await;
+    server.cli(&["HSET", &key(&torn.address), "n", "1 2 soon"]);
+    finished(&store, &cut, b"record").await;
+    server.cli(&["HDEL", &key(&cut.address), "r"]);
+    for ask in [foreign, torn, cut] {
+        for error in [store.claim(&rival(&ask)).await.unwrap_err(), store.get(&ask.address).await.unwrap_err()] {
+            assert_eq!(error.kind, ErrorKind::Corrupt, "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_clock_that_goes_back_does_not_bring_old_fences_back() {
+    let server = Server::shared();
+    let with = remote();
+    let store = Redis::open(&server.url(), with.clone()).await.unwrap();
+    let ask = ask();
+    let fences = format!("{}:{{{:02x}}}:fence", with.prefix, ask.address.0[0]);
+    // As if the clock had been an hour ahead when the last fence was given.
+    let ahead = granted(&store, &ask).await.fence.0 + 3_600_000_000;
+    server.cli(&["SET", &fences, &ahead.to_string()]);
+    let next = super::ask_in(ask.address.0[0]);
+    assert_eq!(granted(&store, &next).await.fence.0, ahead + 1);
+}
+
+#[tokio::test]
+async fn a_generation_starts_with_nothing_and_the_former_is_still_there() {
+    let with = remote();
+    let store = Redis::open(&Server::shared().url(), with.clone()).await.unwrap();
+    let ask = ask();
+    let before = finished(&store, &ask, b"of the first").await;
+    store.set_generation(7);
+    assert!(store.get(&ask.address).await.unwrap().is_none());
+    let lease = granted(&store, &rival(&ask)).await;
+    assert!(lease.fence > before.fence, "fences grow beyond a generation");
+    assert_eq!(store.operators().counts().await.unwrap().finished, 0);
+    // What is left of a former generation is swept by nobody: it goes by itself.
+    let index = format!("{}:7:{{{:02x}}}:index", with.prefix, ask.address.0[0]);
+    let lives: i64 = Server::shared().cli(&["PTTL", &index]).parse().unwrap();
+    assert!(lives > (ask.hold + ask.keep).as_millis() as i64 - 60_000, "{lives} ms");
+    store.set_generation(0);
+    assert_eq!(done(&store, &ask).await, &b"of the first"[..]);
+}
+
+#[tokio::test]
+async fn claim_settle_and_replay_are_one_round_trip_each() {
+    let server = Server::start();
+    let store = open(&server.url()).await;
+    let warm = ask();
+    finished(&store, &warm, b"the server knows the scripts now").await;
+    done(&store, &warm).await;
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    for _ in 0..10 {
+        let ask = ask();
+        finished(&store, &ask, b"answer").await;
+        done(&store, &ask).await;
+    }
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let calls = |name: &str| {
+        let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:")));
+        line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
+    };
+    assert_eq!(calls("evalsha"), 30, "10 claims, 10 completions, 10 replays:\n{stats}");
+    assert_eq!((calls("eval"), calls("script|load"), calls("multi")), (0, 0, 0), "{stats}");
+}

@@ -1,0 +1,118 @@
+//! Behind sentinels: the primary dies, another takes its place.
+
+use std::time::Duration;
+
+use ibid::store::{Claim, ErrorKind, Store};
+use ibid_stores::{Remote, redis::Redis};
+use ibid_testkit::servers::redis::{Sentinels, Server};
+
+use super::{ask, done, finished, granted, open, remote, until};
+
+#[tokio::test]
+async fn the_next_primary_is_found_without_reopening() {
+    let all = Sentinels::start();
+    let store = Redis::open(&all.url(), Remote { timeout: Duration::from_secs(2), wait_replicas: 1, ..remote() })
+        .await
+        .unwrap();
+    let ask = ask();
+    finished(&store, &ask, b"on both").await;
+    all.primary.kill();
+    let error = store.claim(&super::ask()).await.unwrap_err();
+    assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{error}");
+    until("the next primary", async || match store.get(&ask.address).await {
+        Ok(found) => {
+            assert!(matches!(found, Some(Claim::Done(_))), "a replicated answer was lost: {found:?}");
+            Some(())
+        }
+        Err(error) => {
+            assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{error}");
+            None
+        }
+    })
+    .await;
+    assert_eq!(done_by_get(&store, &ask).await, &b"on both"[..]);
+    assert_eq!(all.replica.info("role"), "master");
+}
+
+#[tokio::test]
+async fn an_old_primary_that_still_answers_is_left_when_the_sentinels_say_so() {
+    let all = Sentinels::start();
+    let store = open(&all.url()).await;
+    granted(&store, &ask()).await;
+    all.sentinels[0].cli(&["SENTINEL", "FAILOVER", "ibid-primary"]);
+    all.replica.until("the replica is the primary", || all.replica.info("role") == "master");
+    // The former primary may refuse for a while, or take claims that nobody will see: in the end they go to the other.
+    until("claims to go to the next primary", async || {
+        let _ = store.claim(&ask()).await;
+        all.replica.cli(&["KEYS", "*"]).contains("fence").then_some(())
+    })
+    .await;
+    let _ = until("a claim that is granted", async || store.claim(&ask()).await.ok()).await;
+    let before: u64 = evals(&all.replica);
+    until("a claim at the next primary", async || {
+        let ask = ask();
+        let _ = store.claim(&ask).await.ok()?;
+        (evals(&all.replica) > before).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn fewer_replicas_than_asked_for_is_ambiguous_and_the_repeat_says_so_too() {
+    let primary = Server::configured(&["repl-diskless-sync-delay 0"]);
+    let replica = Server::configured(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
+    replica.until("it has caught up", || replica.info("master_link_status") == "up");
+    let with = Remote { timeout: Duration::from_secs(1), wait_replicas: 1, ..remote() };
+    let store = Redis::open(&primary.url(), with.clone()).await.unwrap();
+    // WAIT promises something for its own connection only: whoever asks again may do so on another.
+    let other = Redis::open(&primary.url(), with).await.unwrap();
+    let kept = ask();
+    let _ = until("the replica to acknowledge", async || store.claim(&ask()).await.ok()).await;
+    finished(&store, &kept, b"on both").await;
+    replica.pause();
+    let (lost, running) = (ask(), ask());
+    let error = store.claim(&lost).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Ambiguous, "{error}");
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    // The claim is there by now, and this call writes nothing: its replicas are counted all the same.
+    let error = other.claim(&lost).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Ambiguous, "a repeated claim was answered without a replica: {error}");
+    // What needs no replica is answered.
+    assert_eq!(done(&store, &kept).await, &b"on both"[..]);
+    replica.resume();
+    let lease = until("the replica to catch up", async || match store.claim(&lost).await {
+        Ok(Claim::Granted(lease)) => Some(lease),
+        _ => None,
+    })
+    .await;
+    assert_eq!(lease.attempt, 1);
+    let lease = granted(&store, &running).await;
+    replica.pause();
+    for store in [&store, &other] {
+        let error = store.settle(&lease, &super::complete(b"not yet on both")).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Ambiguous, "{error}");
+    }
+    replica.resume();
+    let _ =
+        until("the completion to be there", async || store.settle(&lease, &super::complete(b"again")).await.ok()).await;
+    assert_eq!(done(&store, &running).await, &b"not yet on both"[..], "the first record stays");
+    // While replicas are waited for, other calls go on, on few connections.
+    let connections = primary.cli(&["CLIENT", "LIST", "TYPE", "normal"]).lines().count();
+    assert!(connections <= 40, "{connections} connections");
+}
+
+async fn done_by_get(store: &dyn Store, ask: &std::sync::Arc<ibid::store::Ask>) -> bytes::Bytes {
+    match store.get(&ask.address).await.unwrap() {
+        Some(Claim::Done(done)) => done.record,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn evals(server: &Server) -> u64 {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let count = |name: &str| {
+        let line = stats.lines().find(|line| line.starts_with(name));
+        line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse::<u64>().unwrap())
+    };
+    count("cmdstat_evalsha:") + count("cmdstat_eval:")
+}

@@ -1,0 +1,56 @@
+use std::sync::OnceLock;
+
+use super::{Options, Server};
+
+/// The name under which the sentinels know the primary.
+const NAME: &str = "ibid-primary";
+
+/// A primary, a replica, and three sentinels that watch them.
+#[derive(Debug)]
+pub struct Sentinels {
+    /// The one that is the primary at first.
+    pub primary: Server,
+    /// The one that is its replica at first.
+    pub replica: Server,
+    /// Those that watch.
+    pub sentinels: Vec<Server>,
+}
+
+impl Sentinels {
+    /// Returns once all know each other.
+    ///
+    /// # Panics
+    /// If they cannot be started, saying why.
+    pub fn start() -> Self {
+        let primary = Server::configured(&["repl-diskless-sync-delay 0"]);
+        let of = format!("replicaof 127.0.0.1 {}", primary.port());
+        let replica = Server::configured(&["repl-diskless-sync-delay 0", &of]);
+        replica.until("the replica has caught up", || replica.info("master_link_status") == "up");
+        let watch = [
+            format!("sentinel monitor {NAME} 127.0.0.1 {} 2", primary.port()),
+            format!("sentinel down-after-milliseconds {NAME} 2000"),
+            format!("sentinel failover-timeout {NAME} 6000"),
+        ];
+        let sentinel = || Server::launch(Options { config: watch.to_vec(), ..Options::default() }, true);
+        let sentinels: Vec<Server> = (0..3).map(|_| sentinel()).collect();
+        for sentinel in &sentinels {
+            sentinel.until("the sentinels know each other and the replica", || {
+                sentinel.try_cli(&["SENTINEL", "CKQUORUM", NAME]).is_some_and(|says| says.starts_with("OK 3"))
+                    && sentinel.cli(&["SENTINEL", "REPLICAS", NAME]).contains(&replica.port().to_string())
+            });
+        }
+        Self { primary, replica, sentinels }
+    }
+
+    /// One set for all tests of this process. Not for tests that make it fail over.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Sentinels> = OnceLock::new();
+        SHARED.get_or_init(Self::start)
+    }
+
+    /// `redis+sentinel://…`
+    pub fn url(&self) -> String {
+        let all: Vec<String> = self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
+        format!("redis+sentinel://{}/{NAME}", all.join(","))
+    }
+}
