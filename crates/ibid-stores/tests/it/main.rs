@@ -20,7 +20,9 @@ mod crash;
 mod faults;
 mod fixtures;
 mod killed;
+mod near;
 mod sim;
+mod tiered;
 mod tools;
 
 /// A directory that goes with the store.

@@ -1,0 +1,156 @@
+//! What is done in `first` behind the answers: best effort, bounded in number and in tries.
+//!
+//! Order does not matter: every one of these calls is bound to a token, and a claim that has ended in `first`, or whose
+//! entry is somebody else's by now, is not changed by a late one.
+
+use std::{sync::Arc, time::Duration};
+
+use ibid::{
+    Notice,
+    store::{Address, Ask, Claim, End, ErrorKind, Fence, Held, Lease, StoreError, Token},
+};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{Parts, copy::Copied};
+
+/// How often `first` is told before it is left to lapse.
+const TRIES: u32 = 4;
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// How long a release waits for `first`.
+const MOMENT: Duration = Duration::from_millis(50);
+/// A claim in `first` may go under one of so many tokens: its own; or, where that was spent there because an operator
+/// forgot what stood under it, one that follows from it.
+pub(super) const SHADES: u8 = 3;
+
+/// What to do in `first`.
+#[derive(Debug, Clone)]
+pub(super) enum Errand {
+    /// End the claim of this lease's token; put it back if it is not there, or not.
+    End { lease: Lease, copied: Copied, put_back: bool },
+    /// Keep it alive, or put it back, for `hold` from `told` on.
+    Extend { lease: Lease, hold: Duration, told: Instant },
+    /// End the claim of this lease, which is one of `first`'s own.
+    Own { lease: Lease, copied: Copied },
+    /// Let the claim of this lease, which is one of `first`'s own, lapse.
+    Lapse(Lease),
+    /// Take the marker of a holder away.
+    Unmark(Address, Fence),
+}
+
+impl Parts {
+    /// Runs an errand in the background. The returned receiver ends when it has.
+    pub(super) fn behind(self: &Arc<Self>, errand: Errand) -> oneshot::Receiver<()> {
+        let (ended, end) = oneshot::channel();
+        let Ok(permit) = self.behind.clone().try_acquire_owned() else {
+            self.observer.noticed(&Notice::Dropped(errand.address()));
+            return end;
+        };
+        let parts = self.clone();
+        tokio::spawn(async move {
+            parts.run(&errand).await;
+            drop((permit, ended));
+        });
+        end
+    }
+
+    /// The same, and waits a moment for it.
+    pub(super) async fn soon(self: &Arc<Self>, errand: Errand) {
+        let _ = timeout(MOMENT, self.behind(errand)).await;
+    }
+
+    async fn run(&self, errand: &Errand) {
+        let mut pause = FIRST_PAUSE;
+        for tried in 1.. {
+            let Err(error) = self.try_once(errand).await else { return };
+            self.fell_back("behind", &error);
+            if tried == TRIES || !matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous) {
+                return;
+            }
+            sleep(pause).await;
+            pause *= 4;
+        }
+    }
+
+    async fn try_once(&self, errand: &Errand) -> Result<(), StoreError> {
+        match errand {
+            Errand::End { lease, copied, put_back } => match copied.now() {
+                Some(end) => self.end_in_first(lease, &end, *put_back).await.map(drop),
+                None => Ok(()),
+            },
+            Errand::Extend { lease, hold, told } => {
+                self.extend_in_first(lease, hold.saturating_sub(told.elapsed())).await.map(drop)
+            }
+            Errand::Own { lease, copied } => match copied.now() {
+                Some(end) => self.first.settle(lease, &end).await.map(drop),
+                None => self.first.settle(lease, &End::Release).await.map(drop),
+            },
+            Errand::Lapse(lease) => self.first.extend(lease, Duration::ZERO).await.map(drop),
+            Errand::Unmark(at, fence) => self.unmark(at, *fence).await,
+        }
+    }
+
+    /// Ends the claim of this lease in `first`, by its token alone: `first` has a fence of its own for it. To put it
+    /// back if `first` has lost it, its own fence is tried before.
+    pub(super) async fn end_in_first(&self, lease: &Lease, end: &End, put_back: bool) -> Result<Held, StoreError> {
+        if put_back {
+            let held = self.first.settle(lease, end).await?;
+            if !is_somebody_else(&held) {
+                return Ok(held);
+            }
+        }
+        let mut held = self.first.settle(&shaded(lease, 0, Fence::UNSEEN), end).await?;
+        for shade in 1..SHADES {
+            if !is_somebody_else(&held) {
+                break;
+            }
+            held = self.first.settle(&shaded(lease, shade, Fence::UNSEEN), end).await?;
+        }
+        Ok(held)
+    }
+
+    /// Keeps the claim of this lease alive in `first`. Where `first` has lost it, it is put back under the lease's own
+    /// fence; where it has it, it goes by the token.
+    pub(super) async fn extend_in_first(&self, lease: &Lease, hold: Duration) -> Result<Held, StoreError> {
+        let mut held = self.first.extend(lease, hold).await?;
+        for shade in 0..SHADES {
+            if !is_somebody_else(&held) {
+                break;
+            }
+            held = self.first.extend(&shaded(lease, shade, Fence::UNSEEN), hold).await?;
+        }
+        Ok(held)
+    }
+}
+
+impl Errand {
+    fn address(&self) -> &Address {
+        match self {
+            Self::End { lease, .. } | Self::Extend { lease, .. } | Self::Own { lease, .. } | Self::Lapse(lease) => {
+                &lease.ask.address
+            }
+            Self::Unmark(at, _) => at,
+        }
+    }
+}
+
+/// Somebody is there who has not finished, and it is not the one that was named.
+fn is_somebody_else(held: &Held) -> bool {
+    matches!(held, Held::Lost(found) if matches!(**found, Claim::Busy(_) | Claim::Unknown(_)))
+}
+
+/// A lease under another fence and, unless `shade` is 0, under the token that follows from its own.
+fn shaded(lease: &Lease, shade: u8, fence: Fence) -> Lease {
+    Lease { ask: shaded_ask(&lease.ask, shade), fence, ..lease.clone() }
+}
+
+pub(super) fn shaded_ask(ask: &Arc<Ask>, shade: u8) -> Arc<Ask> {
+    if shade == 0 {
+        return ask.clone();
+    }
+    let mut token = ask.token;
+    token.0.iter_mut().for_each(|byte| *byte ^= 0x5c ^ shade);
+    Arc::new(Ask { token: Token(token.0), ..Ask::clone(ask) })
+}

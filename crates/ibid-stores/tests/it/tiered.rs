@@ -1,0 +1,90 @@
+//! Two stores as one.
+
+use std::{sync::Arc, time::Duration};
+
+use ibid::{
+    Notice, Observer, Silent,
+    store::{Claim, Memory, Store},
+};
+use ibid_stores::{
+    near::{Copies, Near},
+    tiered::{Generations, Mode, Tiered},
+};
+use ibid_testkit::{
+    broken::failing_cases,
+    contract,
+    property::{Clock, check_histories},
+    wrappers::{LosesAnswers, Resending},
+};
+
+
+use crate::near::seed;
+
+//mod simulated;
+//mod steps;
+//mod two;
+
+fn tiered(mode: Mode) -> Tiered {
+    around(Memory::default(), Memory::default(), mode)
+}
+
+fn around(first: impl Store, last: impl Store, mode: Mode) -> Tiered {
+    Tiered::new(Arc::new(first), Arc::new(last), mode, Arc::new(Silent), None)
+}
+
+/// Both stores lose answers, so that every step of every call goes wrong at some time.
+fn shaky(mode: Mode) -> Tiered {
+    let shaky = || LosesAnswers::new(Memory::default(), seed(), 4);
+    around(shaky(), shaky(), mode)
+}
+
+ibid_testkit::contract_tests!(strict, async { Arc::new(tiered(Mode::Strict)) as Arc<dyn Store> });
+
+ibid_testkit::contract_tests!(loose, async { Arc::new(tiered(Mode::Loose)) as Arc<dyn Store> });
+
+ibid_testkit::contract_tests!(strict_losing_answers, async {
+    Arc::new(Resending::new(LosesAnswers::new(tiered(Mode::Strict), seed(), 3))) as Arc<dyn Store>
+});
+
+ibid_testkit::contract_tests!(loose_losing_answers, async {
+    Arc::new(Resending::new(LosesAnswers::new(tiered(Mode::Loose), seed(), 3))) as Arc<dyn Store>
+});
+
+ibid_testkit::contract_tests!(strict_on_stores_that_lose_answers, async {
+    Arc::new(Resending::new(shaky(Mode::Strict))) as Arc<dyn Store>
+});
+
+ibid_testkit::contract_tests!(near_around_strict, async {
+    Arc::new(Near::new(Arc::new(tiered(Mode::Strict)), Copies::default())) as Arc<dyn Store>
+});
+
+ibid_testkit::contract_tests!(near_around_loose, async {
+    Arc::new(Near::new(Arc::new(tiered(Mode::Loose)), Copies::default())) as Arc<dyn Store>
+});
+
+ibid_testkit::contract_tests!(near_around_loose_losing_answers, async {
+    let near = Near::new(Arc::new(tiered(Mode::Loose)), Copies::default());
+    Arc::new(Resending::new(LosesAnswers::new(near, seed(), 3))) as Arc<dyn Store>
+});
+
+#[tokio::test]
+async fn one_store_serves_all_cases_at_the_same_time() {
+    for mode in [Mode::Strict, Mode::Loose] {
+        assert_eq!(failing_cases(Arc::new(tiered(mode)), Duration::from_secs(60)).await, [""; 0], "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn sweeps_count_what_they_remove() {
+    for mode in [Mode::Strict, Mode::Loose] {
+        contract::operating::sweeps_count_what_they_remove(&tiered(mode)).await;
+    }
+}
+
+#[test]
+fn it_answers_as_the_model_says() {
+    for mode in [Mode::Strict, Mode::Loose] {
+        check_histories(1500, Clock::Paused, async || Arc::new(tiered(mode)) as Arc<dyn Store>);
+        check_histories(200, Clock::Real, async || Arc::new(tiered(mode)) as Arc<dyn Store>);
+    }
+}
