@@ -50,7 +50,9 @@
 //! [`Notice::LostClaim`]. Strict has neither window. (A third is out of sight: a process that stands still for a whole
 //! lease between looking for a marker and taking over, and is killed right after that, makes the marker's fence unseen.)
 
-use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt, sync::Arc, time::Duration};
 
 use ibid::{
     Notice, Observer,
@@ -95,6 +97,10 @@ struct Parts {
     behind: Arc<Semaphore>,
     /// Tokens that `last` was asked for and may hold, while `first` does not or nobody knows. At most [`UNCLEAR`].
     unclear: Mutex<HashSet<Token>>,
+    /// Running claims whose token was spent in `first` though not by its owner, and the token that they have there
+    /// instead. A fresh one, so that nothing that is still on its way there under the old one reaches it. At most
+    /// [`UNCLEAR`]; loose only.
+    other_names: Mutex<HashMap<Token, Token>>,
 }
 
 /// More are not remembered. Forgetting one costs a key its lease at worst, never a second run.
@@ -119,6 +125,7 @@ impl Tiered {
             trust: Trust::new(generations),
             behind: Arc::new(Semaphore::new(BEHIND)),
             unclear: Mutex::default(),
+            other_names: Mutex::default(),
         }))
     }
 }

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use ibid::{
     Notice,
-    store::{Address, Ask, Claim, End, ErrorKind, Fence, Held, Lease, StoreError, Token},
+    store::{Address, Ask, Claim, End, ErrorKind, Fence, Held, Lease, StoreError},
 };
 use tokio::{
     sync::oneshot,
@@ -21,9 +21,6 @@ const TRIES: u32 = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How long a release waits for `first`.
 const MOMENT: Duration = Duration::from_millis(50);
-/// A claim in `first` may go under one of so many tokens: its own; or, where that was spent there because an operator
-/// forgot what stood under it, one that follows from it.
-pub(super) const SHADES: u8 = 3;
 
 /// What to do in `first`.
 #[derive(Debug, Clone)]
@@ -78,7 +75,8 @@ impl Parts {
         match errand {
             Errand::End { lease, copied, put_back } => match copied.now() {
                 Some(end) => self.end_in_first(lease, &end, *put_back).await.map(drop),
-                None => Ok(()),
+                // `last` has forgotten it by now.
+                None => self.end_in_first(lease, &End::Release, false).await.map(drop),
             },
             Errand::Extend { lease, hold, told } => {
                 self.extend_in_first(lease, hold.saturating_sub(told.elapsed())).await.map(drop)
@@ -97,31 +95,31 @@ impl Parts {
     pub(super) async fn end_in_first(&self, lease: &Lease, end: &End, put_back: bool) -> Result<Held, StoreError> {
         if put_back {
             let held = self.first.settle(lease, end).await?;
-            if !is_somebody_else(&held) {
+            if !is_held_otherwise(&held) {
                 return Ok(held);
             }
         }
-        let mut held = self.first.settle(&shaded(lease, 0, Fence::UNSEEN), end).await?;
-        for shade in 1..SHADES {
-            if !is_somebody_else(&held) {
-                break;
-            }
-            held = self.first.settle(&shaded(lease, shade, Fence::UNSEEN), end).await?;
-        }
-        Ok(held)
+        self.first.settle(&unseen(lease), end).await
     }
 
     /// Keeps the claim of this lease alive in `first`. Where `first` has lost it, it is put back under the lease's own
     /// fence; where it has it, it goes by the token.
     pub(super) async fn extend_in_first(&self, lease: &Lease, hold: Duration) -> Result<Held, StoreError> {
-        let mut held = self.first.extend(lease, hold).await?;
-        for shade in 0..SHADES {
-            if !is_somebody_else(&held) {
-                break;
-            }
-            held = self.first.extend(&shaded(lease, shade, Fence::UNSEEN), hold).await?;
+        let held = self.first.extend(lease, hold).await?;
+        if is_held_otherwise(&held) { self.first.extend(&unseen(lease), hold).await } else { Ok(held) }
+    }
+
+    /// The lease as `first` knows it.
+    pub(super) fn in_first(&self, lease: &Lease) -> Lease {
+        Lease { ask: self.ask_in_first(&lease.ask), ..lease.clone() }
+    }
+
+    /// The ask as `first` knows it: under its own token; or, where that was spent there, under its other name.
+    pub(super) fn ask_in_first(&self, ask: &Arc<Ask>) -> Arc<Ask> {
+        match self.other_names.lock().get(&ask.token) {
+            Some(token) => Arc::new(Ask { token: *token, ..Ask::clone(ask) }),
+            None => ask.clone(),
         }
-        Ok(held)
     }
 }
 
@@ -136,21 +134,11 @@ impl Errand {
     }
 }
 
-/// Somebody is there who has not finished, and it is not the one that was named.
-fn is_somebody_else(held: &Held) -> bool {
+/// Somebody is there who has not finished, under another fence.
+fn is_held_otherwise(held: &Held) -> bool {
     matches!(held, Held::Lost(found) if matches!(**found, Claim::Busy(_) | Claim::Unknown(_)))
 }
 
-/// A lease under another fence and, unless `shade` is 0, under the token that follows from its own.
-fn shaded(lease: &Lease, shade: u8, fence: Fence) -> Lease {
-    Lease { ask: shaded_ask(&lease.ask, shade), fence, ..lease.clone() }
-}
-
-pub(super) fn shaded_ask(ask: &Arc<Ask>, shade: u8) -> Arc<Ask> {
-    if shade == 0 {
-        return ask.clone();
-    }
-    let mut token = ask.token;
-    token.0.iter_mut().for_each(|byte| *byte ^= 0x5c ^ shade);
-    Arc::new(Ask { token: Token(token.0), ..Ask::clone(ask) })
+fn unseen(lease: &Lease) -> Lease {
+    Lease { fence: Fence::UNSEEN, ..lease.clone() }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use ibid::store::{Ask, Claim, ErrorKind, Fence, Finished, Held, Holder, Lease, StoreError};
+use ibid::store::{Ask, Claim, ErrorKind, Fence, Finished, Held, Holder, Lease, StoreError, Token};
 use tokio::time::Instant;
 
 use super::{
     Parts, UNCLEAR,
-    behind::{Errand, SHADES, shaded_ask},
+    behind::Errand,
     copy::{self, Copied},
 };
 
@@ -42,7 +42,7 @@ impl Parts {
                 Err(error) => return Err(error),
             }
         }
-        match self.first.claim(ask).await {
+        match self.first.claim(&self.ask_in_first(ask)).await {
             Ok(Claim::Done(finished)) => self.done_in_first(ask, finished, round).await,
             Ok(Claim::Granted(mine)) => self.granted_in_first(ask, mine).await,
             Ok(Claim::Busy(holder)) => self.occupied(ask, Claim::Busy(holder)).await,
@@ -68,7 +68,7 @@ impl Parts {
     /// Step 2: `mine` is the claim in `first`; `last` decides.
     async fn granted_in_first(self: &Arc<Self>, ask: &Arc<Ask>, mine: Lease) -> Result<Step, StoreError> {
         let told = Instant::now();
-        let found = match self.claim_in_last(ask, mine.ask.token == ask.token).await {
+        let found = match self.claim_in_last(ask, true).await {
             Ok(found) => found,
             Err(error) => {
                 return match error.kind {
@@ -89,7 +89,10 @@ impl Parts {
                 drop(self.behind(Errand::Own { lease: mine, copied }));
             }
             // Nobody will be granted anything under this token: there is nothing to come back to.
-            Claim::Spent => self.soon(Errand::Own { lease: mine, copied: Copied::release() }).await,
+            Claim::Spent => {
+                self.is_over(ask);
+                self.soon(Errand::Own { lease: mine, copied: Copied::release() }).await;
+            }
             Claim::Busy(_) | Claim::Unknown(_) => {
                 if self.is_loose() && matches!(self.is_marked(&ask.address, mine.fence).await, Ok(true)) {
                     // Asked again by a claim that was granted solo: same token, same answer.
@@ -129,7 +132,7 @@ impl Parts {
                 }
             }
         }
-        let mine = match self.first.claim(&over(ask, Some(holder.fence))).await {
+        let mine = match self.first.claim(&over(&self.ask_in_first(ask), Some(holder.fence))).await {
             Ok(Claim::Granted(mine)) => mine,
             Ok(_) => return Ok(Step::Again),
             Err(error) => {
@@ -170,25 +173,22 @@ impl Parts {
             return self.claim_in_last(ask, false).await.map(Step::Answer);
         }
         // Nothing may be granted without a claim in `first`: should `last` go away, others would see nobody here.
-        for shade in 1..SHADES {
-            match self.first.claim(&shaded_ask(ask, shade)).await {
-                Ok(Claim::Spent) => {}
-                Ok(Claim::Granted(mine)) => return self.granted_in_first(ask, mine).await,
-                Ok(found) => return self.occupied(ask, found).await,
-                Err(error) => {
-                    self.fell_back("claim", &error);
-                    return self.without_first(ask, false).await;
-                }
+        let other_name = Token::mint();
+        {
+            let mut other_names = self.other_names.lock();
+            if other_names.len() >= UNCLEAR {
+                return Ok(Step::Answer(Claim::Spent));
             }
+            other_names.insert(ask.token, other_name);
         }
-        Ok(Step::Answer(Claim::Spent))
+        Ok(Step::Again)
     }
 
     /// Step 4. `may_be_there`: the claim may have reached `first`.
     async fn without_first(self: &Arc<Self>, ask: &Arc<Ask>, may_be_there: bool) -> Result<Step, StoreError> {
         let told = Instant::now();
         let found = self.claim_in_last(ask, false).await?;
-        let lease = Lease { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 0, solo: false };
+        let lease = Lease { ask: self.ask_in_first(ask), fence: Fence::UNSEEN, attempt: 0, solo: false };
         match &found {
             Claim::Done(finished) if may_be_there => {
                 let copied = Copied::of_finished(finished, told);
@@ -231,7 +231,7 @@ impl Parts {
     async fn overwrite(&self, ask: &Arc<Ask>) -> Result<Option<Claim>, StoreError> {
         let at = &ask.address;
         for _ in 0..ROUNDS {
-            let (fence, is_ripe) = match self.first.claim(&over(ask, None)).await? {
+            let (fence, is_ripe) = match self.first.claim(&over(&self.ask_in_first(ask), None)).await? {
                 Claim::Granted(_) | Claim::Spent => return Ok(None),
                 Claim::Done(finished) if self.is_loose() && self.trust.holds(self).await => {
                     return Ok(Some(Claim::Done(copy::opened(finished))));
@@ -252,7 +252,7 @@ impl Parts {
             };
             if !is_ripe {
                 let _: Held = self.first.operators().forget(at, fence).await?;
-            } else if let Claim::Granted(_) = self.first.claim(&over(ask, Some(fence))).await? {
+            } else if let Claim::Granted(_) = self.first.claim(&over(&self.ask_in_first(ask), Some(fence))).await? {
                 return Ok(None);
             }
         }
@@ -313,8 +313,14 @@ impl Parts {
         self.unclear.lock().contains(&ask.token)
     }
 
-    pub(super) fn is_clear(&self, ask: &Ask) {
+    fn is_clear(&self, ask: &Ask) {
         self.unclear.lock().remove(&ask.token);
+    }
+
+    /// The claim has ended.
+    pub(super) fn is_over(&self, ask: &Ask) {
+        self.is_clear(ask);
+        self.other_names.lock().remove(&ask.token);
     }
 }
 

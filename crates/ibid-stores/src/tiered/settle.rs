@@ -21,7 +21,7 @@ enum Says<'a> {
 impl Parts {
     pub(super) async fn extend(self: &Arc<Self>, lease: &Lease, hold: Duration) -> Result<Held, StoreError> {
         let told = Instant::now();
-        let errand = || Errand::Extend { lease: lease.clone(), hold, told };
+        let errand = || Errand::Extend { lease: self.in_first(lease), hold, told };
         if lease.solo {
             match self.solo_to_last(lease, Says::Extend(hold)).await {
                 Ok(held) => {
@@ -55,7 +55,10 @@ impl Parts {
         } else {
             self.last.settle(lease, end).await?
         };
-        self.is_clear(&lease.ask);
+        let in_first = self.in_first(lease);
+        if !matches!(end, End::Park { .. }) {
+            self.is_over(&lease.ask);
+        }
         let copied = match &held {
             // Nobody knows under which fence it is remembered; the next to ask brings a copy.
             Held::Held | Held::Restored if lease.fence == Fence::UNSEEN && matches!(end, End::Complete { .. }) => None,
@@ -69,7 +72,7 @@ impl Parts {
         };
         if let Some(copied) = copied {
             let put_back = held == Held::Restored;
-            let errand = Errand::End { lease: lease.clone(), copied, put_back };
+            let errand = Errand::End { lease: in_first, copied, put_back };
             if matches!(end, End::Release) {
                 self.soon(errand).await;
             } else {
@@ -81,7 +84,7 @@ impl Parts {
 
     /// `last` is away: the claim goes on in `first`.
     async fn extend_solo(&self, lease: &Lease, hold: Duration, why: StoreError) -> Result<Held, StoreError> {
-        match self.extend_in_first(lease, hold).await {
+        match self.extend_in_first(&self.in_first(lease), hold).await {
             Ok(Held::Held | Held::Restored) => Ok(Held::Held),
             Ok(Held::Lost(found)) => lost_in_first(found, why),
             Err(error) => {
@@ -94,7 +97,7 @@ impl Parts {
     /// `last` is away: `first` remembers the end, and the error goes up, so that it is journaled for `last`.
     async fn settle_solo(&self, lease: &Lease, end: &End, why: StoreError) -> Result<Held, StoreError> {
         let Some(end) = Copied::of_end(lease, end, Instant::now()).now() else { return Err(why) };
-        match self.end_in_first(lease, &end, true).await {
+        match self.end_in_first(&self.in_first(lease), &end, true).await {
             Ok(Held::Held | Held::Restored) => Err(why),
             Ok(Held::Lost(found)) => lost_in_first(found, why),
             Err(error) => {
