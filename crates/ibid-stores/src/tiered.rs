@@ -52,7 +52,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fmt, sync::Arc, time::Duration};
+    fmt,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use ibid::{
     Notice, Observer,
@@ -101,6 +104,8 @@ struct Parts {
     /// instead. A fresh one, so that nothing that is still on its way there under the old one reaches it. At most
     /// [`UNCLEAR`]; loose only.
     other_names: Mutex<HashMap<Token, Token>>,
+    /// How often an operator has freed an entry here.
+    forgets: AtomicU64,
 }
 
 /// More are not remembered. Forgetting one costs a key its lease at worst, never a second run.
@@ -126,6 +131,7 @@ impl Tiered {
             behind: Arc::new(Semaphore::new(BEHIND)),
             unclear: Mutex::default(),
             other_names: Mutex::default(),
+            forgets: AtomicU64::new(0),
         }))
     }
 }

@@ -3,7 +3,10 @@
 //! Order does not matter: every one of these calls is bound to a token, and a claim that has ended in `first`, or whose
 //! entry is somebody else's by now, is not changed by a late one.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
 
 use ibid::{
     Notice,
@@ -25,8 +28,8 @@ const MOMENT: Duration = Duration::from_millis(50);
 /// What to do in `first`.
 #[derive(Debug, Clone)]
 pub(super) enum Errand {
-    /// End the claim of this lease's token; put it back if it is not there, or not.
-    End { lease: Lease, copied: Copied, put_back: bool },
+    /// End the claim of this lease's token. What is not there is not put back: it may have been forgotten since.
+    End { lease: Lease, copied: Copied },
     /// Keep it alive, or put it back, for `hold` from `told` on.
     Extend { lease: Lease, hold: Duration, told: Instant },
     /// End the claim of this lease, which is one of `first`'s own.
@@ -46,8 +49,9 @@ impl Parts {
             return end;
         };
         let parts = self.clone();
+        let epochs = self.epochs();
         tokio::spawn(async move {
-            parts.run(&errand).await;
+            parts.run(&errand, epochs).await;
             drop((permit, ended));
         });
         end
@@ -58,9 +62,19 @@ impl Parts {
         let _ = timeout(MOMENT, self.behind(errand)).await;
     }
 
-    async fn run(&self, errand: &Errand) {
+    /// How often `first` was put under another generation, and how often something was forgotten.
+    fn epochs(&self) -> (u64, u64) {
+        (self.trust.epoch(), self.forgets.load(SeqCst))
+    }
+
+    async fn run(&self, errand: &Errand, (generation, forgets): (u64, u64)) {
         let mut pause = FIRST_PAUSE;
         for tried in 1.. {
+            let now = self.epochs();
+            // What was meant for another generation is nobody's here; what might put back what was forgotten must not.
+            if now.0 != generation || (now.1 != forgets && matches!(errand, Errand::Extend { .. })) {
+                return;
+            }
             let Err(error) = self.try_once(errand).await else { return };
             self.fell_back("behind", &error);
             if tried == TRIES || !matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous) {
@@ -73,33 +87,27 @@ impl Parts {
 
     async fn try_once(&self, errand: &Errand) -> Result<(), StoreError> {
         match errand {
-            Errand::End { lease, copied, put_back } => match copied.now() {
-                Some(end) => self.end_in_first(lease, &end, *put_back).await.map(drop),
-                // `last` has forgotten it by now.
-                None => self.end_in_first(lease, &End::Release, false).await.map(drop),
-            },
+            // `None`: `last` has forgotten it by now.
+            Errand::End { lease, copied } => {
+                let end = copied.now().unwrap_or(End::Release);
+                self.first.settle(&unseen(lease), &end).await.map(drop)
+            }
             Errand::Extend { lease, hold, told } => {
                 self.extend_in_first(lease, hold.saturating_sub(told.elapsed())).await.map(drop)
             }
-            Errand::Own { lease, copied } => match copied.now() {
-                Some(end) => self.first.settle(lease, &end).await.map(drop),
-                None => self.first.settle(lease, &End::Release).await.map(drop),
-            },
+            Errand::Own { lease, copied } => {
+                let end = copied.now().unwrap_or(End::Release);
+                self.first.settle(lease, &end).await.map(drop)
+            }
             Errand::Lapse(lease) => self.first.extend(lease, Duration::ZERO).await.map(drop),
             Errand::Unmark(at, fence) => self.unmark(at, *fence).await,
         }
     }
 
-    /// Ends the claim of this lease in `first`, by its token alone: `first` has a fence of its own for it. To put it
-    /// back if `first` has lost it, its own fence is tried before.
-    pub(super) async fn end_in_first(&self, lease: &Lease, end: &End, put_back: bool) -> Result<Held, StoreError> {
-        if put_back {
-            let held = self.first.settle(lease, end).await?;
-            if !is_held_otherwise(&held) {
-                return Ok(held);
-            }
-        }
-        self.first.settle(&unseen(lease), end).await
+    /// Ends the claim of this lease, which runs solo, in `first`; puts it back if `first` has lost it.
+    pub(super) async fn end_in_first(&self, lease: &Lease, end: &End) -> Result<Held, StoreError> {
+        let held = self.first.settle(lease, end).await?;
+        if is_held_otherwise(&held) { self.first.settle(&unseen(lease), end).await } else { Ok(held) }
     }
 
     /// Keeps the claim of this lease alive in `first`. Where `first` has lost it, it is put back under the lease's own

@@ -192,11 +192,11 @@ impl Parts {
         match &found {
             Claim::Done(finished) if may_be_there => {
                 let copied = Copied::of_finished(finished, told);
-                drop(self.behind(Errand::End { lease, copied, put_back: false }));
+                drop(self.behind(Errand::End { lease, copied }));
             }
             // Loose lets it lapse: what is free in `first` while `last` knows of a holder invites a second run.
             Claim::Busy(_) | Claim::Unknown(_) if may_be_there && !self.is_loose() => {
-                drop(self.behind(Errand::End { lease, copied: Copied::release(), put_back: false }));
+                drop(self.behind(Errand::End { lease, copied: Copied::release() }));
             }
             _ => {}
         }

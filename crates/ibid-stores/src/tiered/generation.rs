@@ -4,11 +4,13 @@
 //! number in `last`, the generation, which is part of every key in `first`: all that was there is out of sight.
 //! Everybody reads the number every few seconds, and before `first` is believed again after it could not be reached.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::SeqCst},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
 };
-use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use ibid::store::StoreError;
@@ -37,11 +39,13 @@ pub(super) struct Trust {
     blind: AtomicBool,
     /// When it was last read and what it was. Locked while somebody reads it, so that one does.
     read: Mutex<Option<(Instant, u64)>>,
+    /// How often another was applied.
+    epoch: AtomicU64,
 }
 
 impl Trust {
     pub(super) fn new(generations: Option<Arc<dyn Generations>>) -> Self {
-        Self { generations, blind: AtomicBool::new(true), read: Mutex::const_new(None) }
+        Self { generations, blind: AtomicBool::new(true), read: Mutex::const_new(None), epoch: AtomicU64::new(0) }
     }
 
     pub(super) fn lost_sight(&self) {
@@ -63,7 +67,7 @@ impl Trust {
             Ok(generation) => {
                 let is_same = read.is_some_and(|(_, known)| known == generation);
                 if !is_same {
-                    generations.apply(generation);
+                    self.apply(&**generations, generation);
                 }
                 *read = Some((before, generation));
                 is_same
@@ -86,8 +90,18 @@ impl Trust {
         let mut read = self.read.lock().await;
         let before = Instant::now();
         let generation = generations.raise().await?;
-        generations.apply(generation);
+        self.apply(&**generations, generation);
         *read = Some((before, generation));
         Ok(())
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(SeqCst)
+    }
+
+    fn apply(&self, generations: &dyn Generations, generation: u64) {
+        // Before: what is under way finds it changed, or goes where nobody looks any more.
+        self.epoch.fetch_add(1, SeqCst);
+        generations.apply(generation);
     }
 }

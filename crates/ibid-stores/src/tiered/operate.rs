@@ -1,5 +1,7 @@
 //! What operators see and change: `last`'s entries. What they change there, `first` is told.
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use bytes::Bytes;
 use ibid::store::{
     Address, Claim, Counts, Cursor, End, ErrorKind, Fence, Filter, Held, Operators, Page, StoreError, StoreFuture,
@@ -117,6 +119,7 @@ impl Parts {
 
     /// Forgets whatever is in `first`. Its token is spent there, so that what is still on its way there is lost.
     async fn forget_in_first(&self, at: &Address) -> Result<(), StoreError> {
+        self.forgets.fetch_add(1, SeqCst);
         for _ in 0..ROUNDS {
             let fence = match self.first.get(at).await? {
                 Some(Claim::Done(finished)) => finished.fence,

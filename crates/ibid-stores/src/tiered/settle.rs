@@ -71,8 +71,7 @@ impl Parts {
             },
         };
         if let Some(copied) = copied {
-            let put_back = held == Held::Restored;
-            let errand = Errand::End { lease: in_first, copied, put_back };
+            let errand = Errand::End { lease: in_first, copied };
             if matches!(end, End::Release) {
                 self.soon(errand).await;
             } else {
@@ -97,7 +96,7 @@ impl Parts {
     /// `last` is away: `first` remembers the end, and the error goes up, so that it is journaled for `last`.
     async fn settle_solo(&self, lease: &Lease, end: &End, why: StoreError) -> Result<Held, StoreError> {
         let Some(end) = Copied::of_end(lease, end, Instant::now()).now() else { return Err(why) };
-        match self.end_in_first(&self.in_first(lease), &end, true).await {
+        match self.end_in_first(&self.in_first(lease), &end).await {
             Ok(Held::Held | Held::Restored) => Err(why),
             Ok(Held::Lost(found)) => lost_in_first(found, why),
             Err(error) => {
