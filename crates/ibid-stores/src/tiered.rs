@@ -163,7 +163,9 @@ impl Parts {
             }
         };
         match here {
-            Some(Claim::Done(finished)) if self.trust.holds(self).await => Ok(Some(Claim::Done(copy::opened(finished)))),
+            Some(Claim::Done(finished)) if self.trust.holds(self).await => {
+                Ok(Some(Claim::Done(copy::opened(finished))))
+            }
             Some(Claim::Busy(holder)) => Ok(Some(Claim::Busy(holder))),
             // A claim would take over what never started.
             Some(Claim::Unknown(holder)) if there.is_err() => Ok(Some(Claim::Unknown(holder))),

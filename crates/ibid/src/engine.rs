@@ -358,9 +358,13 @@ impl Engine {
         loop {
             asked += 1;
             match self.store.claim(ask).await {
-                Err(error) => {
+                Err(mut error) => {
                     self.failed("claim", &error);
                     if error.kind != ErrorKind::Ambiguous || asked == ASKS {
+                        if asked > 1 && error.kind == ErrorKind::NotApplied {
+                            // This call was not applied, but one before it may have been.
+                            error.kind = ErrorKind::Ambiguous;
+                        }
                         return Err(error);
                     }
                 }

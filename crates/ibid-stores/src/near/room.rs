@@ -8,11 +8,7 @@
 //! Invariants: a room is for one address and one fence, so waiters that saw different holders do not disturb each other;
 //! a room that is open stays open, and is no longer listed; a room without waiters is not listed.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use ibid::store::{Address, Claim, Fence, StoreError};
 use parking_lot::Mutex;
@@ -33,9 +29,10 @@ const LONGEST: Duration = Duration::from_secs(1);
 const ENDLESS: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 type Door = (Address, Fence);
+type Listed = HashMap<Door, Arc<Room>>;
 
 #[derive(Debug)]
-pub(super) struct Rooms(Box<[Mutex<HashMap<Door, Arc<Room>>>]>);
+pub(super) struct Rooms(Box<[Mutex<Listed>]>);
 
 #[derive(Debug, Default)]
 struct Room {
@@ -66,7 +63,7 @@ impl Default for Rooms {
 }
 
 impl Rooms {
-    fn shard(&self, at: &Address) -> &Mutex<HashMap<Door, Arc<Room>>> {
+    fn shard(&self, at: &Address) -> &Mutex<Listed> {
         &self.0[usize::from(at.0[30]) % SHARDS]
     }
 

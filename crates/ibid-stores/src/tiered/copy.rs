@@ -58,12 +58,9 @@ impl Copied {
         let late = self.told.elapsed();
         let left = |keep: Duration| Some(keep.saturating_sub(late)).filter(|left| !left.is_zero());
         match &self.end {
-            End::Complete { failed, record, outline, keep } => Some(End::Complete {
-                failed: *failed,
-                record: record.clone(),
-                outline: *outline,
-                keep: left(*keep)?,
-            }),
+            End::Complete { failed, record, outline, keep } => {
+                Some(End::Complete { failed: *failed, record: record.clone(), outline: *outline, keep: left(*keep)? })
+            }
             End::Park { keep, retry_in } => {
                 Some(End::Park { keep: left(*keep)?, retry_in: retry_in.saturating_sub(late) })
             }

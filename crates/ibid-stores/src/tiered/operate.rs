@@ -71,7 +71,9 @@ impl Parts {
     async fn forget_leftovers(&self, at: &Address, seen: Fence, otherwise: Held) -> Result<Held, StoreError> {
         let (fence, is_meant) = match self.first.get(at).await? {
             Some(Claim::Done(finished)) => (finished.fence, copy::opened(finished).fence == seen),
-            Some(Claim::Busy(holder) | Claim::Unknown(holder)) => (holder.fence, holder.fence == seen && self.is_loose()),
+            Some(Claim::Busy(holder) | Claim::Unknown(holder)) => {
+                (holder.fence, holder.fence == seen && self.is_loose())
+            }
             _ => return Ok(otherwise),
         };
         if !is_meant {

@@ -5,9 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use ibid::{
     Notice,
-    store::{
-        Address, Ask, Claim, End, ErrorKind, Fence, Fingerprint, Held, Lease, Outline, StoreError, Tags,
-    },
+    store::{Address, Ask, Claim, End, ErrorKind, Fence, Fingerprint, Held, Lease, Outline, StoreError, Tags},
 };
 use sha2::{Digest, Sha256};
 
@@ -68,7 +66,8 @@ impl Parts {
             over: None,
         });
         let found = self.first.claim(&marker).await?;
-        let refused = || StoreError::new(ErrorKind::NotApplied, "tiered", "somebody else marks the same holder as solo");
+        let refused =
+            || StoreError::new(ErrorKind::NotApplied, "tiered", "somebody else marks the same holder as solo");
         match found {
             Claim::Done(_) => Ok(()),
             Claim::Granted(lease) => {

@@ -17,7 +17,6 @@ use ibid_testkit::{
     wrappers::{LosesAnswers, Resending},
 };
 
-
 use parking_lot::Mutex;
 
 use self::two::{Counted, Swapped};

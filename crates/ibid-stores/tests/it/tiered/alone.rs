@@ -1,6 +1,9 @@
 //! Claims that run on the first store alone, and their way to the last one.
 
-use ibid::store::{Ask, End, ErrorKind, Fence, Held, Lease};
+use ibid::{
+    Complete, Ended, Engine, Journal, Operation, Policy, Stored, Verdict,
+    store::{Ask, End, ErrorKind, Held, Lease, Outline},
+};
 use ibid_testkit::wrappers::Calls;
 use tokio::time::{advance, sleep};
 
@@ -80,7 +83,9 @@ async fn a_running_solo_claim_claims_in_last_with_its_next_heartbeat() {
     assert_eq!(gateway.store.extend(&lease, SECOND * 30).await.unwrap(), Held::Held, "in the first store");
     heal(&gateway);
     assert_eq!(gateway.store.extend(&lease, SECOND * 30).await.unwrap(), Held::Restored, "in the last one");
-    assert!(matches!(last.get(&lease.ask.address).await.unwrap(), Some(Claim::Busy(seen)) if seen.fence == lease.fence));
+    assert!(
+        matches!(last.get(&lease.ask.address).await.unwrap(), Some(Claim::Busy(seen)) if seen.fence == lease.fence)
+    );
     faults(&other.first).fail(Calls::All, ErrorKind::NotApplied);
     assert!(matches!(other.store.claim(&ask(1)).await.unwrap(), Claim::Busy(_)), "now also for who sees only that");
     assert_eq!(gateway.store.extend(&lease, SECOND * 30).await.unwrap(), Held::Held);
@@ -233,7 +238,6 @@ async fn a_takeover_of_a_solo_claim_is_given_back() {
         assert!(matches!(found, Claim::Unknown(_)), "{found:?}");
         assert_eq!(last.get(&between.ask.address).await.unwrap(), None, "nobody runs it again");
     }
-    let _ = Fence::UNSEEN;
 }
 
 #[tokio::test(start_paused = true)]
@@ -251,4 +255,34 @@ async fn without_an_answer_of_first_nothing_runs_solo() {
             assert_eq!((error.kind, gateway.log.count("solo")), (ErrorKind::NotApplied, 0), "{calls:?} {lose}");
         }
     }
+}
+
+/// Answers at once.
+struct Quick;
+
+impl Operation for Quick {
+    type Answer = ();
+
+    async fn run(&mut self, lease: Option<&Lease>) -> Ended<()> {
+        assert!(lease.is_some_and(|lease| lease.solo));
+        let record = bytes::Bytes::from_static(b"alone");
+        Ended::Complete((), Complete { failed: false, record, outline: Outline::default() })
+    }
+}
+
+#[tokio::test]
+async fn the_engine_journals_a_solo_answer_and_drains_it() {
+    let (gateway, other, _, last) = Gateway::two(Mode::Loose);
+    cut(&gateway);
+    let folder = tempfile::TempDir::new().unwrap();
+    let journal = Arc::new(Journal::open(folder.path()).unwrap());
+    let engine = Engine::with(Arc::new(gateway.store.clone()), gateway.log.clone(), Some(journal.clone()));
+    let verdict = engine.execute(&Policy::ietf(), Ask::clone(&ask(1)), Quick).await;
+    assert!(matches!(verdict, Verdict::Ran((), Stored::Solo)), "{verdict:?}");
+    assert_eq!(journal.len(), 1);
+    assert_eq!(&done(&other.store, &ask(1)).await.record[..], b"alone", "others have it from the first store");
+    heal(&gateway);
+    tokio::time::timeout(SECOND * 60, engine.later().flushed()).await.expect("drained");
+    assert_eq!(&done(&last, &ask(1)).await.record[..], b"alone");
+    assert_eq!((journal.len(), gateway.log.count("lost claim")), (0, 0));
 }

@@ -289,8 +289,7 @@ async fn a_forget_that_cannot_reach_first_raises_the_generation() {
         let (first, last) = (Arc::new(Swapped::default()), Arc::new(Memory::default()));
         let number = Arc::new(Mutex::new(0));
         let gateway = |is_down: &Arc<Mutex<bool>>| {
-            let generations =
-                Counted { first: first.clone(), number: number.clone(), is_down: is_down.clone() };
+            let generations = Counted { first: first.clone(), number: number.clone(), is_down: is_down.clone() };
             Gateway::with(mode, first.clone(), last.clone(), Some(Arc::new(generations)))
         };
         let is_down = Arc::new(Mutex::new(false));
@@ -368,6 +367,64 @@ async fn operators_changes_reach_first() {
         let finished = done(&gateway.store, &ask(1)).await;
         assert_eq!((&finished.record[..], finished.fence), (&b"sealed"[..], lease.fence));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_last_is_away_first_shows_that_somebody_runs() {
+    for mode in BOTH {
+        let (gateway, first, _) = Gateway::alone(mode);
+        let lease = granted(&gateway.store, &ask(1)).await;
+        cut(&gateway.last);
+        for _ in 0..5 {
+            sleep(SECOND * 10).await;
+            assert_eq!(gateway.store.extend(&lease, SECOND * 30).await.unwrap_err().kind, ErrorKind::NotApplied);
+            settled().await;
+            assert!(matches!(first.get(&lease.ask.address).await.unwrap(), Some(Claim::Busy(_))), "{mode:?}");
+        }
+        match (mode, gateway.store.claim(&ask(1)).await) {
+            (Mode::Strict, Err(error)) => assert_eq!(error.kind, ErrorKind::NotApplied),
+            (Mode::Loose, Ok(Claim::Busy(_))) => {}
+            (_, other) => panic!("{mode:?}: {other:?}"),
+        }
+        assert_eq!(gateway.log.count("solo"), 0, "a running claim is no reason to run alone");
+        let end = complete(b"answer", HOUR);
+        assert!(gateway.store.settle(&lease, &end).await.is_err(), "so it is journaled");
+        heal(&gateway.last);
+        assert_eq!(gateway.store.settle(&lease, &end).await.unwrap(), Held::Held, "and drained");
+        settled().await;
+        assert_eq!(done(&first, &ask(1)).await.record.len(), 6 + 53, "with a head that says whose it is");
+        assert_eq!(&done(&gateway.store, &ask(1)).await.record[..], b"answer");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_answers_of_last_are_asked_for_again() {
+    for mode in BOTH {
+        let (gateway, ..) = Gateway::alone(mode);
+        let lease = granted(&gateway.store, &ask(1)).await;
+        faults(&gateway.last).lose(Calls::All);
+        assert_eq!(gateway.store.extend(&lease, SECOND * 30).await.unwrap_err().kind, ErrorKind::Ambiguous);
+        let end = complete(b"answer", HOUR);
+        assert_eq!(gateway.store.settle(&lease, &end).await.unwrap_err().kind, ErrorKind::Ambiguous);
+        heal(&gateway.last);
+        assert_eq!(gateway.store.settle(&lease, &end).await.unwrap(), Held::Held, "{mode:?}: same call, same answer");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_done_behind_the_answers_is_bounded() {
+    let (gateway, first, _) = Gateway::alone(Mode::Strict);
+    gateway.first.inner.delay(Calls::Settle, SECOND * 10, Duration::ZERO);
+    for nth in 0..1100_u16 {
+        let mut address = [9; 32];
+        address[..2].copy_from_slice(&nth.to_le_bytes());
+        let asked = Arc::new(Ask { address: ibid::store::Address(address), ..Ask::clone(&ask(9)) });
+        let lease = granted(&gateway.store, &asked).await;
+        assert_eq!(gateway.store.settle(&lease, &complete(b"answer", HOUR)).await.unwrap(), Held::Held);
+    }
+    assert_eq!(gateway.log.count("dropped"), 1100 - 1024);
+    sleep(SECOND * 11).await;
+    assert_eq!(first.operators().counts().await.unwrap().finished, 1024);
 }
 
 #[tokio::test]
