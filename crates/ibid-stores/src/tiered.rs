@@ -11,7 +11,8 @@
 //!    `first` still shows that somebody is there, should `last` go away now; and the token, which may be asked with
 //!    again, is not spent.
 //! 3. Busy or unknown in `first` → `last.get`, whose answer counts. Nothing there: the holder in `first` stands between
-//!    its two claims. If it has lapsed, it never started: it is taken over in `first`, then step 2.
+//!    its two claims. If it has lapsed, it never started: it is taken over in `first`, then step 2. (If it is parked,
+//!    `last` has known and forgotten it: `first` forgets it too.)
 //! 4. `first` cannot be reached → `last.claim` decides ([`Notice::Fallback`]).
 //! 5. A takeover that the caller asks for goes to the store that has the holder, `last` before `first`, and then
 //!    overwrites `first`.
@@ -53,7 +54,7 @@
 use std::{
     collections::{HashMap, HashSet},
     fmt,
-    sync::{Arc, atomic::AtomicU64},
+    sync::Arc,
     time::Duration,
 };
 
@@ -67,7 +68,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Semaphore, time::Instant};
 
 pub use self::generation::Generations;
-use self::generation::Trust;
+use self::{behind::Forgets, generation::Trust};
 
 mod behind;
 mod claim;
@@ -104,8 +105,8 @@ struct Parts {
     /// instead. A fresh one, so that nothing that is still on its way there under the old one reaches it. At most
     /// [`UNCLEAR`]; loose only.
     other_names: Mutex<HashMap<Token, Token>>,
-    /// How often an operator has freed an entry here.
-    forgets: AtomicU64,
+    /// What operators have freed here lately.
+    forgets: Mutex<Forgets>,
 }
 
 /// More are not remembered. Forgetting one costs a key its lease at worst, never a second run.
@@ -131,7 +132,7 @@ impl Tiered {
             behind: Arc::new(Semaphore::new(BEHIND)),
             unclear: Mutex::default(),
             other_names: Mutex::default(),
-            forgets: AtomicU64::new(0),
+            forgets: Mutex::default(),
         }))
     }
 }
@@ -170,8 +171,8 @@ impl Parts {
             // A claim would take over what never started.
             Some(Claim::Unknown(holder)) if there.is_err() => Ok(Some(Claim::Unknown(holder))),
             Some(Claim::Unknown(holder)) => match self.is_marked(at, holder.fence).await {
-                Ok(false) if holder.takeover_in.is_zero() => Ok(None),
-                Ok(_) => Ok(Some(Claim::Unknown(holder))),
+                Ok(false) => Ok(None),
+                Ok(true) => Ok(Some(Claim::Unknown(holder))),
                 Err(error) => {
                     self.fell_back("get", &error);
                     Ok(Some(Claim::Unknown(holder)))

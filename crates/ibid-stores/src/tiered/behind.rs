@@ -3,10 +3,7 @@
 //! Order does not matter: every one of these calls is bound to a token, and a claim that has ended in `first`, or whose
 //! entry is somebody else's by now, is not changed by a late one.
 
-use std::{
-    sync::{Arc, atomic::Ordering::SeqCst},
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use ibid::{
     Notice,
@@ -25,6 +22,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How long a release waits for `first`.
 const MOMENT: Duration = Duration::from_millis(50);
 
+/// So many forgotten addresses are known by name.
+const RECENT: usize = 256;
+
 /// What to do in `first`.
 #[derive(Debug, Clone)]
 pub(super) enum Errand {
@@ -38,6 +38,30 @@ pub(super) enum Errand {
     Lapse(Lease),
     /// Take the marker of a holder away.
     Unmark(Address, Fence),
+}
+
+/// What operators have freed lately, so that nothing that is still on its way to `first` brings it back.
+#[derive(Debug, Default)]
+pub(super) struct Forgets {
+    count: u64,
+    /// At most [`RECENT`]; the last of all that were counted.
+    recent: VecDeque<Address>,
+}
+
+impl Forgets {
+    pub(super) fn add(&mut self, at: &Address) {
+        self.count += 1;
+        self.recent.push_back(*at);
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Whether it was forgotten since there were so many; yes, if nobody knows any more.
+    fn has(&self, at: &Address, since: u64) -> bool {
+        let newer = (self.count - since) as usize;
+        newer > RECENT || self.recent.iter().rev().take(newer).any(|forgotten| forgotten == at)
+    }
 }
 
 impl Parts {
@@ -64,15 +88,16 @@ impl Parts {
 
     /// How often `first` was put under another generation, and how often something was forgotten.
     fn epochs(&self) -> (u64, u64) {
-        (self.trust.epoch(), self.forgets.load(SeqCst))
+        (self.trust.epoch(), self.forgets.lock().count)
     }
 
     async fn run(&self, errand: &Errand, (generation, forgets): (u64, u64)) {
         let mut pause = FIRST_PAUSE;
         for tried in 1.. {
-            let now = self.epochs();
-            // What was meant for another generation is nobody's here; what might put back what was forgotten must not.
-            if now.0 != generation || (now.1 != forgets && matches!(errand, Errand::Extend { .. })) {
+            // What was meant for another generation is nobody's here, and what was forgotten must not come back.
+            if self.trust.epoch() != generation
+                || (errand.remembers() && self.forgets.lock().has(errand.address(), forgets))
+            {
                 return;
             }
             let Err(error) = self.try_once(errand).await else { return };
@@ -87,18 +112,11 @@ impl Parts {
 
     async fn try_once(&self, errand: &Errand) -> Result<(), StoreError> {
         match errand {
-            // `None`: `last` has forgotten it by now.
-            Errand::End { lease, copied } => {
-                let end = copied.now().unwrap_or(End::Release);
-                self.first.settle(&unseen(lease), &end).await.map(drop)
-            }
+            Errand::End { lease, copied } => self.first.settle(&unseen(lease), &copied.now()).await.map(drop),
             Errand::Extend { lease, hold, told } => {
                 self.extend_in_first(lease, hold.saturating_sub(told.elapsed())).await.map(drop)
             }
-            Errand::Own { lease, copied } => {
-                let end = copied.now().unwrap_or(End::Release);
-                self.first.settle(lease, &end).await.map(drop)
-            }
+            Errand::Own { lease, copied } => self.first.settle(lease, &copied.now()).await.map(drop),
             Errand::Lapse(lease) => self.first.extend(lease, Duration::ZERO).await.map(drop),
             Errand::Unmark(at, fence) => self.unmark(at, *fence).await,
         }
@@ -132,6 +150,15 @@ impl Parts {
 }
 
 impl Errand {
+    /// Whether `first` would have something afterwards that it may not have had.
+    fn remembers(&self) -> bool {
+        match self {
+            Self::Extend { .. } => true,
+            Self::End { copied, .. } | Self::Own { copied, .. } => !matches!(copied.now(), End::Release),
+            Self::Lapse(_) | Self::Unmark(..) => false,
+        }
+    }
+
     fn address(&self) -> &Address {
         match self {
             Self::End { lease, .. } | Self::Extend { lease, .. } | Self::Own { lease, .. } | Self::Lapse(lease) => {

@@ -112,6 +112,7 @@ impl Parts {
             Ok(Some(there)) => Ok(Step::Answer(there)),
             Ok(None) => match found {
                 Claim::Unknown(holder) if holder.takeover_in.is_zero() => self.start_over(ask, holder).await,
+                Claim::Unknown(holder) => self.left_behind(ask, holder).await,
                 found => Ok(Step::Answer(found)),
             },
             Err(_) if self.is_loose() => Ok(Step::Answer(found)),
@@ -152,6 +153,22 @@ impl Parts {
             }
         }
         self.granted_in_first(ask, mine).await
+    }
+
+    /// A holder that is parked in `first` and that `last` has forgotten: so does `first`, unless it ran solo. What is
+    /// parked cannot begin to.
+    async fn left_behind(&self, ask: &Arc<Ask>, holder: Holder) -> Result<Step, StoreError> {
+        let forgotten = match self.is_loose() && self.is_marked(&ask.address, holder.fence).await.unwrap_or(true) {
+            true => return Ok(Step::Answer(Claim::Unknown(holder))),
+            false => self.first.operators().forget(&ask.address, holder.fence).await,
+        };
+        match forgotten {
+            Ok(_) => Ok(Step::Again),
+            Err(error) => {
+                self.fell_back("claim", &error);
+                Ok(Step::Answer(Claim::Unknown(holder)))
+            }
+        }
     }
 
     /// Gives the takeover of a holder back that ran solo. The entry keeps the fence of the takeover: it is marked first.
@@ -301,7 +318,7 @@ impl Parts {
     }
 
     /// Whether it was before.
-    fn becomes_unclear(&self, ask: &Ask) -> bool {
+    pub(super) fn becomes_unclear(&self, ask: &Ask) -> bool {
         let mut unclear = self.unclear.lock();
         if unclear.len() >= UNCLEAR {
             return unclear.contains(&ask.token);

@@ -53,18 +53,19 @@ impl Copied {
         Self { end: End::Release, told: Instant::now() }
     }
 
-    /// What to tell `first` now. `None` if `last` will have forgotten it by then.
-    pub(super) fn now(&self) -> Option<End> {
+    /// What to tell `first` now. What `last` has forgotten by then ends at once there too.
+    pub(super) fn now(&self) -> End {
         let late = self.told.elapsed();
-        let left = |keep: Duration| Some(keep.saturating_sub(late)).filter(|left| !left.is_zero());
         match &self.end {
-            End::Complete { failed, record, outline, keep } => {
-                Some(End::Complete { failed: *failed, record: record.clone(), outline: *outline, keep: left(*keep)? })
-            }
-            End::Park { keep, retry_in } => {
-                Some(End::Park { keep: left(*keep)?, retry_in: retry_in.saturating_sub(late) })
-            }
-            End::Release => Some(End::Release),
+            End::Complete { failed, record, outline, keep } => End::Complete {
+                failed: *failed,
+                record: record.clone(),
+                outline: *outline,
+                keep: keep.saturating_sub(late),
+            },
+            End::Park { keep, .. } if *keep <= late => End::Release,
+            End::Park { keep, retry_in } => End::Park { keep: *keep - late, retry_in: retry_in.saturating_sub(late) },
+            End::Release => End::Release,
         }
     }
 }
@@ -130,8 +131,8 @@ mod tests {
     async fn a_copy_does_not_outlive_what_it_is_of() {
         let copied = Copied::of_finished(&finished(Bytes::new()), Instant::now());
         tokio::time::advance(Duration::from_secs(4)).await;
-        assert!(matches!(copied.now(), Some(End::Complete { keep, .. }) if keep == Duration::from_secs(5)));
+        assert_eq!(copied.now().keep(), Duration::from_secs(5));
         tokio::time::advance(Duration::from_secs(5)).await;
-        assert_eq!(copied.now(), None);
+        assert_eq!(copied.now().keep(), Duration::ZERO);
     }
 }

@@ -1,7 +1,5 @@
 //! What operators see and change: `last`'s entries. What they change there, `first` is told.
 
-use std::sync::atomic::Ordering::SeqCst;
-
 use bytes::Bytes;
 use ibid::store::{
     Address, Claim, Counts, Cursor, End, ErrorKind, Fence, Filter, Held, Operators, Page, StoreError, StoreFuture,
@@ -112,8 +110,8 @@ impl Parts {
         let told = Instant::now();
         if let (Some(Claim::Done(finished)), Some(Claim::Unknown(holder))) =
             (self.last.get(at).await?, self.first.get(at).await?)
-            && let Some(end) = Copied::of_finished(&finished, told).now()
         {
+            let end = Copied::of_finished(&finished, told).now();
             let _: Held = self.first.operators().resolve(at, holder.fence, &end).await?;
         }
         Ok(())
@@ -121,7 +119,7 @@ impl Parts {
 
     /// Forgets whatever is in `first`. Its token is spent there, so that what is still on its way there is lost.
     async fn forget_in_first(&self, at: &Address) -> Result<(), StoreError> {
-        self.forgets.fetch_add(1, SeqCst);
+        self.forgets.lock().add(at);
         for _ in 0..ROUNDS {
             let fence = match self.first.get(at).await? {
                 Some(Claim::Done(finished)) => finished.fence,

@@ -26,6 +26,7 @@ impl Parts {
             match self.solo_to_last(lease, Says::Extend(hold)).await {
                 Ok(held) => {
                     self.landed(lease, &held);
+                    self.restored(lease, &held);
                     if !matches!(held, Held::Lost(_)) {
                         drop(self.behind(errand()));
                     }
@@ -35,6 +36,9 @@ impl Parts {
             }
         }
         let held = self.last.extend(lease, hold).await;
+        if let Ok(held) = &held {
+            self.restored(lease, held);
+        }
         // Also if `last` is away: `first` is to show that somebody runs.
         if !matches!(held, Ok(Held::Lost(_))) && lease.fence != Fence::UNSEEN {
             drop(self.behind(errand()));
@@ -95,7 +99,7 @@ impl Parts {
 
     /// `last` is away: `first` remembers the end, and the error goes up, so that it is journaled for `last`.
     async fn settle_solo(&self, lease: &Lease, end: &End, why: StoreError) -> Result<Held, StoreError> {
-        let Some(end) = Copied::of_end(lease, end, Instant::now()).now() else { return Err(why) };
+        let end = Copied::of_end(lease, end, Instant::now()).now();
         match self.end_in_first(&self.in_first(lease), &end).await {
             Ok(Held::Held | Held::Restored) => Err(why),
             Ok(Held::Lost(found)) => lost_in_first(found, why),
@@ -133,6 +137,13 @@ impl Parts {
         match says {
             Says::Extend(hold) => self.last.extend(lease, hold).await,
             Says::Settle(end) => self.last.settle(lease, end).await,
+        }
+    }
+
+    /// A claim that was put back in `last` is not in `first` for certain: somebody else may be there by now.
+    fn restored(&self, lease: &Lease, held: &Held) {
+        if *held == Held::Restored {
+            self.becomes_unclear(&lease.ask);
         }
     }
 
