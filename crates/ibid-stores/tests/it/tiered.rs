@@ -115,7 +115,7 @@ async fn sweeps_count_what_they_remove() {
 #[test]
 fn it_answers_as_the_model_says() {
     for mode in [Mode::Strict, Mode::Loose] {
-        check_histories(4000, Clock::Paused, async || Arc::new(tiered(mode)) as Arc<dyn Store>);
+        check_histories(2000, Clock::Paused, async || Arc::new(tiered(mode)) as Arc<dyn Store>);
         check_histories(200, Clock::Real, async || Arc::new(tiered(mode)) as Arc<dyn Store>);
     }
 }
