@@ -34,8 +34,8 @@ pub(super) enum Errand {
     Extend { lease: Lease, hold: Duration, told: Instant },
     /// End the claim of this lease, which is one of `first`'s own.
     Own { lease: Lease, copied: Copied },
-    /// Let the claim of this lease, which is one of `first`'s own, lapse.
-    Lapse(Lease),
+    /// Hold the claim of this lease, which is one of `first`'s own, until then: until now, to let it lapse.
+    Hold(Lease, Instant),
     /// Take the marker of a holder away.
     Unmark(Address, Fence),
 }
@@ -117,7 +117,9 @@ impl Parts {
                 self.extend_in_first(lease, hold.saturating_sub(told.elapsed())).await.map(drop)
             }
             Errand::Own { lease, copied } => self.first.settle(lease, &copied.now()).await.map(drop),
-            Errand::Lapse(lease) => self.first.extend(lease, Duration::ZERO).await.map(drop),
+            Errand::Hold(lease, until) => {
+                self.first.extend(lease, until.saturating_duration_since(Instant::now())).await.map(drop)
+            }
             Errand::Unmark(at, fence) => self.unmark(at, *fence).await,
         }
     }
@@ -155,13 +157,13 @@ impl Errand {
         match self {
             Self::Extend { .. } => true,
             Self::End { copied, .. } | Self::Own { copied, .. } => !matches!(copied.now(), End::Release),
-            Self::Lapse(_) | Self::Unmark(..) => false,
+            Self::Hold(..) | Self::Unmark(..) => false,
         }
     }
 
     fn address(&self) -> &Address {
         match self {
-            Self::End { lease, .. } | Self::Extend { lease, .. } | Self::Own { lease, .. } | Self::Lapse(lease) => {
+            Self::End { lease, .. } | Self::Extend { lease, .. } | Self::Own { lease, .. } | Self::Hold(lease, _) => {
                 &lease.ask.address
             }
             Self::Unmark(at, _) => at,

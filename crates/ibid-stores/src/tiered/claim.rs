@@ -1,6 +1,6 @@
 //! Who is granted a claim: the steps in the order of the [module docs](super).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use ibid::store::{Ask, Claim, ErrorKind, Fence, Finished, Held, Holder, Lease, StoreError, Token};
 use tokio::time::Instant;
@@ -13,6 +13,9 @@ use super::{
 
 /// How often one claim starts over because `first` changed under its hands.
 const ROUNDS: u32 = 4;
+
+/// Longer than any lease that a clock can count.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// What a step comes to.
 enum Step {
@@ -68,6 +71,7 @@ impl Parts {
     /// Step 2: `mine` is the claim in `first`; `last` decides.
     async fn granted_in_first(self: &Arc<Self>, ask: &Arc<Ask>, mine: Lease) -> Result<Step, StoreError> {
         let told = Instant::now();
+        let was_unclear = self.is_unclear(ask);
         let found = match self.claim_in_last(ask, true).await {
             Ok(found) => found,
             Err(error) => {
@@ -83,6 +87,15 @@ impl Parts {
             }
         };
         match &found {
+            // `last` may have had it for a while: `first`, where it may be new, is not to hold it for longer.
+            Claim::Granted(_) if was_unclear => match self.last.get(&ask.address).await {
+                Ok(Some(Claim::Busy(holder))) => {
+                    let until = told.checked_add(holder.takeover_in).unwrap_or(told + YEAR);
+                    self.soon(Errand::Hold(mine, until)).await;
+                }
+                Ok(Some(Claim::Unknown(_))) => self.soon(Errand::Hold(mine, Instant::now())).await,
+                _ => {}
+            },
             Claim::Granted(_) => {}
             Claim::Done(finished) => {
                 let copied = Copied::of_finished(finished, told);
@@ -127,10 +140,7 @@ impl Parts {
             match self.is_marked(at, holder.fence).await {
                 Ok(true) => return Ok(Step::Answer(Claim::Unknown(holder))),
                 Ok(false) => {}
-                Err(error) => {
-                    self.fell_back("claim", &error);
-                    return Ok(Step::Answer(Claim::Unknown(holder)));
-                }
+                Err(error) => return Err(self.cannot_tell(error)),
             }
         }
         let mine = match self.first.claim(&over(&self.ask_in_first(ask), Some(holder.fence))).await {
@@ -158,17 +168,19 @@ impl Parts {
     /// A holder that is parked in `first` and that `last` has forgotten: so does `first`, unless it ran solo. What is
     /// parked cannot begin to.
     async fn left_behind(&self, ask: &Arc<Ask>, holder: Holder) -> Result<Step, StoreError> {
-        let forgotten = match self.is_loose() && self.is_marked(&ask.address, holder.fence).await.unwrap_or(true) {
-            true => return Ok(Step::Answer(Claim::Unknown(holder))),
-            false => self.first.operators().forget(&ask.address, holder.fence).await,
-        };
-        match forgotten {
-            Ok(_) => Ok(Step::Again),
-            Err(error) => {
-                self.fell_back("claim", &error);
-                Ok(Step::Answer(Claim::Unknown(holder)))
-            }
+        let at = &ask.address;
+        if self.is_loose() && self.is_marked(at, holder.fence).await.map_err(|error| self.cannot_tell(error))? {
+            return Ok(Step::Answer(Claim::Unknown(holder)));
         }
+        let _: Held = self.first.operators().forget(at, holder.fence).await.map_err(|error| self.cannot_tell(error))?;
+        Ok(Step::Again)
+    }
+
+    /// `first` could not say whether somebody ran solo. Nothing was claimed.
+    fn cannot_tell(&self, mut error: StoreError) -> StoreError {
+        self.fell_back("claim", &error);
+        error.kind = ErrorKind::NotApplied;
+        error
     }
 
     /// Gives the takeover of a holder back that ran solo. The entry keeps the fence of the takeover: it is marked first.
@@ -311,7 +323,7 @@ impl Parts {
     /// `last` did not grant what `first` did.
     async fn give_back(self: &Arc<Self>, mine: Lease) {
         if self.is_loose() {
-            self.soon(Errand::Lapse(mine)).await;
+            self.soon(Errand::Hold(mine, Instant::now())).await;
         } else {
             self.soon(Errand::Own { lease: mine, copied: Copied::release() }).await;
         }

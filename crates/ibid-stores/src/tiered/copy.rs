@@ -7,8 +7,6 @@
 //! "ibid-2t" version u8 │ fence u64 │ attempt u32 │ fingerprint: version u8, digest 32 bytes │ the record
 //! ```
 
-use std::time::Duration;
-
 use bytes::{BufMut, Bytes, BytesMut};
 use ibid::store::{End, Fence, Fingerprint, Finished, Lease, Outline};
 use tokio::time::Instant;
@@ -101,6 +99,8 @@ pub(super) fn wrapped(fence: Fence, attempt: u32, fingerprint: Fingerprint, reco
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn finished(record: Bytes) -> Finished {

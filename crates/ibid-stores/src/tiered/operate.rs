@@ -95,6 +95,8 @@ impl Parts {
     }
 
     async fn replace_in_first(&self, at: &Address, record: &Bytes) -> Result<(), StoreError> {
+        // The old bytes may still be on their way there.
+        self.forgets.lock().add(at);
         let Some(Claim::Done(here)) = self.first.get(at).await? else { return Ok(()) };
         let fence = here.fence;
         let of = copy::opened(here);
