@@ -1,35 +1,165 @@
-//! Stand-in with the agreed signatures: finished answers in this process, around any store. Replaced by the real one.
+//! Finished answers in this process, around any store; and one waiter per key at that store, however many wait here.
+//!
+//! What is finished does not change, so a replay need not ask the store again. Invariants:
+//!
+//! - A copy answers at most for as long as the store said, counted from **before** the call that fetched it, and at
+//!   most [`CONFIRMED_FOR`] after that. So it never outlives the entry, and what was forgotten elsewhere unnoticed is
+//!   answered for a few seconds more at worst.
+//! - A copy is kept only if nothing was invalidated at its place since before that call: what a slow answer brings is
+//!   not kept after somebody forgot it ([`Copies::forget`]), or may have ([`Copies::flush`]).
+//! - Only what is done is copied. Who runs, who is released and who is spent, the store alone says. A token that was
+//!   spent may find the answer of those who came after it: the contract allows that, and it is never granted.
+//! - A holder's own record is copied when its first settle is answered. A repeated one may find an earlier record in
+//!   place, or an earlier end of its life, so it copies nothing.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use ibid::store::{Memory, Store};
+//! use ibid_stores::near::{Copies, Near};
+//!
+//! let copies = Copies::new(64 << 20);
+//! let store: Arc<dyn Store> = Arc::new(Near::new(Arc::new(Memory::default()), copies.clone()));
+//! assert_eq!((store.promise().store, copies.hits()), ("memory", 0));
+//! ```
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use ibid::store::{Address, Store};
+use bytes::Bytes;
+use ibid::store::{
+    Address, Ask, Claim, Counts, Cursor, End, Fence, Filter, Finished, Held, Lease, Operators, Page, Promise, Store,
+    StoreError, StoreFuture, Swept,
+};
+use tokio::time::Instant;
 
-/// Copies of finished answers, shared by [`Near`] and the store that says what was forgotten. Cheap to clone.
-#[derive(Debug, Clone, Default)]
-pub struct Copies(Arc<usize>);
+pub use self::copies::{CONFIRMED_FOR, Copies};
+use self::room::Rooms;
 
-impl Copies {
-    /// At most so many bytes.
-    pub fn new(max_bytes: usize) -> Self {
-        Self(Arc::new(max_bytes))
-    }
+mod copies;
+mod room;
 
-    /// Somebody forgot this entry.
-    pub fn forget(&self, at: &Address) {
-        let _ = (at, &self.0);
-    }
-
-    /// Something may have been forgotten unnoticed: the channel that says so had a gap.
-    pub fn flush(&self) {}
+/// A store with copies of its finished answers in this process.
+#[derive(Debug)]
+pub struct Near {
+    store: Arc<dyn Store>,
+    copies: Copies,
+    rooms: Rooms,
 }
 
-/// Copies around a store.
-pub struct Near;
-
 impl Near {
-    /// Around this store.
-    #[allow(clippy::new_ret_no_self, reason = "a stand-in")]
-    pub fn new(store: Arc<dyn Store>, _copies: Copies) -> Arc<dyn Store> {
-        store
+    /// Around `store`, whose channel of invalidations, if it has one, tells the same `copies`.
+    pub fn new(store: Arc<dyn Store>, copies: Copies) -> Self {
+        Self { store, copies, rooms: Rooms::default() }
+    }
+
+    async fn claim_there(&self, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
+        let (ticket, before) = (self.copies.ticket(&ask.address), Instant::now());
+        let found = self.store.claim(ask).await?;
+        match &found {
+            Claim::Done(finished) => self.copies.fill(&ask.address, ticket, before, finished),
+            Claim::Granted(lease) => self.copies.granted(&ask.address, lease.ask.token),
+            Claim::Busy(_) | Claim::Unknown(_) | Claim::Spent => {}
+        }
+        Ok(found)
+    }
+
+    async fn look(&self, at: &Address) -> Result<Option<Claim>, StoreError> {
+        let (ticket, before) = (self.copies.ticket(at), Instant::now());
+        let found = self.store.get(at).await?;
+        if let Some(Claim::Done(finished)) = &found {
+            self.copies.fill(at, ticket, before, finished);
+        }
+        Ok(found)
+    }
+
+    async fn settle_there(&self, lease: &Lease, end: &End) -> Result<Held, StoreError> {
+        let at = &lease.ask.address;
+        let is_first = self.copies.settles(at, lease.ask.token);
+        let (ticket, before) = (self.copies.ticket(at), Instant::now());
+        let held = self.store.settle(lease, end).await?;
+        if let (End::Complete { failed, record, keep, .. }, Held::Held, true) = (end, &held, is_first) {
+            let finished = Finished {
+                fence: lease.fence,
+                attempt: lease.attempt,
+                fingerprint: lease.ask.fingerprint,
+                failed: *failed,
+                record: record.clone(),
+                expires_in: *keep,
+            };
+            if lease.fence != Fence::UNSEEN {
+                self.copies.fill(at, ticket, before, &finished);
+            }
+        }
+        Ok(held)
+    }
+
+    /// A change by operators: whatever comes of it, even if nobody waits for that, the copy is not to be trusted.
+    async fn changes(&self, at: &Address, change: StoreFuture<'_, Held>) -> Result<Held, StoreError> {
+        struct Invalidates<'a>(&'a Copies, &'a Address);
+        impl Drop for Invalidates<'_> {
+            fn drop(&mut self) {
+                self.0.forget(self.1);
+            }
+        }
+        let _invalidates = Invalidates(&self.copies, at);
+        change.await
+    }
+}
+
+impl Store for Near {
+    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
+        match self.copies.find(&ask.address) {
+            Some(finished) => StoreFuture::ready(Ok(Claim::Done(finished))),
+            None => StoreFuture::boxed(self.claim_there(ask)),
+        }
+    }
+
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
+        self.store.extend(lease, hold)
+    }
+
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held> {
+        StoreFuture::boxed(self.settle_there(lease, end))
+    }
+
+    fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
+        StoreFuture::boxed(room::wait(self, at, seen, limit))
+    }
+
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
+        StoreFuture::boxed(self.look(at))
+    }
+
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
+        self.store.sweep(at_most)
+    }
+
+    fn operators(&self) -> &dyn Operators {
+        self
+    }
+
+    fn promise(&self) -> Promise {
+        self.store.promise()
+    }
+}
+
+impl Operators for Near {
+    fn list<'a>(&'a self, filter: &'a Filter, from: Cursor, at_most: u32) -> StoreFuture<'a, Page> {
+        self.store.operators().list(filter, from, at_most)
+    }
+
+    fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a End) -> StoreFuture<'a, Held> {
+        StoreFuture::boxed(self.changes(at, self.store.operators().resolve(at, seen, end)))
+    }
+
+    fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, Held> {
+        StoreFuture::boxed(self.changes(at, self.store.operators().forget(at, seen)))
+    }
+
+    fn replace<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, Held> {
+        StoreFuture::boxed(self.changes(at, self.store.operators().replace(at, seen, record)))
+    }
+
+    fn counts(&self) -> StoreFuture<'_, Counts> {
+        self.store.operators().counts()
     }
 }

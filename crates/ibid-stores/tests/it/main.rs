@@ -21,7 +21,9 @@ mod faults;
 mod fixtures;
 mod killed;
 mod redis;
+mod near;
 mod sim;
+mod tiered;
 mod tools;
 
 /// A directory that goes with the store.

@@ -1,0 +1,107 @@
+//! Whether what `first` remembers as finished may be believed.
+//!
+//! A forget that could not reach `first` would leave an answer there that nobody is to get any more. So it raises a
+//! number in `last`, the generation, which is part of every key in `first`: all that was there is out of sight.
+//! Everybody reads the number every few seconds, and before `first` is believed again after it could not be reached.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use ibid::store::StoreError;
+use tokio::{sync::Mutex, time::Instant};
+
+use super::Parts;
+
+/// How long the generation is believed without reading it again.
+const READ_EVERY: Duration = Duration::from_secs(5);
+
+/// The number under which `first` keeps everything.
+pub trait Generations: Send + Sync + 'static {
+    /// Reads it from `last`.
+    fn read(&self) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Raises it in `last`. Returns what it is now.
+    fn raise(&self) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// From now on `first` is used under this number. It only goes up: a lower one is ignored.
+    fn apply(&self, generation: u64);
+}
+
+pub(super) struct Trust {
+    generations: Option<Arc<dyn Generations>>,
+    /// `first` could not be reached since the number was last read, or it never was.
+    blind: AtomicBool,
+    /// When it was last read and what it was. Locked while somebody reads it, so that one does.
+    read: Mutex<Option<(Instant, u64)>>,
+    /// How often another was applied.
+    epoch: AtomicU64,
+}
+
+impl Trust {
+    pub(super) fn new(generations: Option<Arc<dyn Generations>>) -> Self {
+        Self { generations, blind: AtomicBool::new(true), read: Mutex::const_new(None), epoch: AtomicU64::new(0) }
+    }
+
+    pub(super) fn lost_sight(&self) {
+        self.blind.store(true, SeqCst);
+    }
+
+    /// Whether an answer that `first` gave before this call may be believed. If not, `first` may be asked again: it is
+    /// under the right number by then, unless that could not be read.
+    pub(super) async fn holds(&self, parts: &Parts) -> bool {
+        let Some(generations) = &self.generations else { return true };
+        let mut read = self.read.lock().await;
+        let is_fresh = read.is_some_and(|(at, _)| at.elapsed() < READ_EVERY);
+        if is_fresh && !self.blind.load(SeqCst) {
+            return true;
+        }
+        let was_blind = self.blind.swap(false, SeqCst);
+        let before = Instant::now();
+        match generations.read().await {
+            Ok(generation) => {
+                let is_same = read.is_some_and(|(_, known)| known == generation);
+                if !is_same {
+                    self.apply(&**generations, generation);
+                }
+                *read = Some((before, generation));
+                is_same
+            }
+            Err(error) => {
+                parts.observer.noticed(&ibid::Notice::StoreFailed { call: "generation", error: &error });
+                if was_blind {
+                    self.blind.store(true, SeqCst);
+                    return false;
+                }
+                // Nobody forgets anything while `last` is away.
+                true
+            }
+        }
+    }
+
+    /// Puts all that is in `first` out of sight.
+    pub(super) async fn raise(&self, why: StoreError) -> Result<(), StoreError> {
+        let Some(generations) = &self.generations else { return Err(why) };
+        let mut read = self.read.lock().await;
+        let before = Instant::now();
+        let generation = generations.raise().await?;
+        self.apply(&**generations, generation);
+        *read = Some((before, generation));
+        Ok(())
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(SeqCst)
+    }
+
+    fn apply(&self, generations: &dyn Generations, generation: u64) {
+        // Before: what is under way finds it changed, or goes where nobody looks any more.
+        self.epoch.fetch_add(1, SeqCst);
+        generations.apply(generation);
+    }
+}
