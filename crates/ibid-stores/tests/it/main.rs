@@ -20,6 +20,7 @@ mod crash;
 mod faults;
 mod fixtures;
 mod killed;
+mod postgres;
 mod sim;
 mod tools;
 
