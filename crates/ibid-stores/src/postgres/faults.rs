@@ -41,6 +41,11 @@ pub(super) fn was_rolled_back(error: &Error) -> bool {
     error.as_db_error().is_some_and(is_error)
 }
 
+/// Whether it was rolled back only because somebody else was at the same row at the same time.
+pub(super) fn was_in_the_way(error: &Error) -> bool {
+    was_rolled_back(error) && matches!(error.code().map(SqlState::code), Some("55P03" | "40P01" | "40001"))
+}
+
 /// Whether the statement has to be prepared again: the server forgot it, or what it is about has changed.
 pub(super) fn wants_preparing(error: &Error) -> bool {
     matches!(error.code(), Some(code) if *code == SqlState::INVALID_SQL_STATEMENT_NAME || is_stale_plan(error))

@@ -2,13 +2,17 @@
 //!
 //! While as many batches are under way as there are connections, further calls gather; then they go together. Alone, a
 //! call goes at once. Invariants: every job is answered exactly once; a job that waited until its time was nearly up is
-//! not sent; a batch that the server rolled back is sent again one by one, so that no job fails for another's reason.
+//! not sent; a batch that the server rolled back is sent again one by one, so that no job fails for another's reason; a
+//! job whose row is in somebody else's hands is sent again while it has time, and holds up nobody meanwhile.
 
-use std::{collections::VecDeque, mem, sync::Arc};
+use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
 use ibid::store::{End, ErrorKind, Lease, StoreError};
 use parking_lot::Mutex;
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep},
+};
 
 use super::{
     faults::failed,
@@ -16,11 +20,15 @@ use super::{
     rows::{self, Answer, Columns, What},
     statements::Statement,
 };
+use crate::breaker::jittered;
 
 /// At most so many jobs are one statement,
 const ROWS: usize = 64;
 /// and at most so many bytes of records, except for one alone.
 const BYTES: usize = 1 << 20;
+/// Between two tries at a row that somebody else holds.
+const FIRST_PAUSE: Duration = Duration::from_millis(4);
+const LAST_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -83,7 +91,7 @@ impl Lane {
         }
     }
 
-    async fn send(&self, batch: Vec<Job>) {
+    async fn send(self: &Arc<Self>, batch: Vec<Job>) {
         match self.try_send(&batch).await {
             Ok(answers) => {
                 for (job, answer) in batch.into_iter().zip(answers) {
@@ -92,8 +100,15 @@ impl Lane {
             }
             Err(failed) if failed.rolled_back && batch.len() > 1 => {
                 for job in batch {
-                    let answer = self.alone(&job).await;
-                    drop(job.reply.send(answer));
+                    match self.alone(&job).await {
+                        Err(failed) if failed.in_the_way => drop(tokio::spawn(self.clone().insist(job))),
+                        answered => drop(job.reply.send(answered.unwrap_or_else(|failed| Err(failed.error)))),
+                    }
+                }
+            }
+            Err(failed) if failed.in_the_way => {
+                for job in batch {
+                    tokio::spawn(self.clone().insist(job));
                 }
             }
             Err(Failed { error, .. }) => {
@@ -107,9 +122,24 @@ impl Lane {
         }
     }
 
-    async fn alone(&self, job: &Job) -> Result<Answer, StoreError> {
+    /// Rolled back means not applied, so it may be sent as often as there is time.
+    async fn insist(self: Arc<Self>, job: Job) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            sleep(jittered(pause)).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+            let answered = self.alone(&job).await;
+            let has_time = job.deadline > Instant::now() + self.pool.timeout / 4;
+            match answered {
+                Err(failed) if failed.in_the_way && has_time && !job.reply.is_closed() => {}
+                answered => return drop(job.reply.send(answered.unwrap_or_else(|failed| Err(failed.error)))),
+            }
+        }
+    }
+
+    async fn alone(&self, job: &Job) -> Result<Result<Answer, StoreError>, Failed> {
         let mut answers = self.try_send(std::slice::from_ref(job)).await?;
-        answers.pop().expect("one job has one answer")
+        Ok(answers.pop().expect("one job has one answer"))
     }
 
     /// The answers in the order of the jobs.
@@ -134,7 +164,7 @@ impl Lane {
 
 impl Queue {
     /// What goes together next. Whose time is nearly up, or who is gone, does not go at all.
-    fn next(&mut self, at_least: std::time::Duration) -> Vec<Job> {
+    fn next(&mut self, at_least: Duration) -> Vec<Job> {
         let latest = Instant::now() + at_least;
         let (mut batch, mut bytes) = (Vec::new(), 0);
         while batch.len() < ROWS {

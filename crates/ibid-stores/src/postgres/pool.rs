@@ -152,14 +152,15 @@ impl Pool {
                 if faults::is_read_only(&error) {
                     link.discard();
                 }
-                Err(Failed { error: faults::of_sent(&error, reads), rolled_back })
+                let in_the_way = faults::was_in_the_way(&error);
+                Err(Failed { error: faults::of_sent(&error, reads), rolled_back, in_the_way })
             }
             Err(_) => {
                 pass.failed();
                 link.discard();
                 let kind = if reads { ErrorKind::NotApplied } else { ErrorKind::Ambiguous };
                 let error = failed(kind, format!("{} did not answer in time", self.place));
-                Err(Failed { error, rolled_back: false })
+                Err(Failed { error, rolled_back: false, in_the_way: false })
             }
         }
     }
@@ -276,11 +277,13 @@ pub(super) struct Failed {
     pub(super) error: StoreError,
     /// The server itself said so: it may be sent again in another form.
     pub(super) rolled_back: bool,
+    /// Only because somebody else was at the same row at the same time.
+    pub(super) in_the_way: bool,
 }
 
 impl Failed {
     fn unsent(kind: ErrorKind, why: String) -> Self {
-        Self { error: failed(kind, why), rolled_back: false }
+        Self { error: failed(kind, why), rolled_back: false, in_the_way: false }
     }
 }
 

@@ -179,9 +179,10 @@ async fn what_weakens_the_promise_is_reported() {
 async fn a_row_that_somebody_else_has_locked_fails_alone() {
     let server = Server::shared();
     let name = database(server);
-    let store = open(&(server.url("gateway", &name) + "?pool=1")).await;
+    let (url, name) = (server.url("gateway", &name) + "?pool=1", name);
+    let store = Postgres::open(&url, Remote { timeout: Duration::from_secs(2), ..Remote::default() }).await.unwrap();
     let lease = granted(&store, &ask()).await;
-    let lock = String::from("BEGIN; SELECT 1 FROM ibid.idempotency_keys FOR UPDATE; SELECT pg_sleep(3)");
+    let lock = String::from("BEGIN; SELECT 1 FROM ibid.idempotency_keys FOR UPDATE; SELECT pg_sleep(6)");
     let url_name = name.clone();
     let locks = tokio::task::spawn_blocking(move || server.sql_as("postgres", &url_name, &lock));
     let locked = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%FOR UPDATE; SELECT pg_sleep%' AND wait_event = 'PgSleep'";
