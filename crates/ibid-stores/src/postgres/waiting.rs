@@ -16,9 +16,13 @@ use tokio::{
     sync::{Notify, oneshot, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tokio_postgres::AsyncMessage;
+use tokio_postgres::{AsyncMessage, Row, types::ToSql};
 
-use super::{pool::Pool, rows, statements::Statement};
+use super::{
+    pool::{Failed, Pool},
+    rows,
+    statements::Statement,
+};
 use crate::{breaker::jittered, near::Copies};
 
 /// How often it asks again where it is told.
@@ -136,7 +140,14 @@ impl Waiting {
         let addresses: Vec<&[u8]> = due.iter().map(|(at, _)| &at.0[..]).collect();
         let seen: Vec<i64> = due.iter().map(|(_, seen)| rows::fence(*seen)).collect();
         let mark = *self.heard.borrow();
-        let sent = self.pool.call(Statement::Watch, &[&addresses, &seen, &mark], self.pool.deadline()).await;
+        let sent = match self.watch(&addresses, &seen, mark).await {
+            // A row cannot be marked now: look at it, and come back soon.
+            Err(failed) if failed.in_the_way => {
+                self.come_back(due, Instant::now() + jittered(OFTEN));
+                self.watch(&addresses, &seen, false).await
+            }
+            sent => sent,
+        };
         for row in sent.map_err(|_| ())? {
             let (nth, runs): (Result<i32, _>, Result<Option<i64>, _>) = (rows::column(&row, 0), rows::column(&row, 1));
             let nth = nth.ok().and_then(|nth| due.get(usize::try_from(nth - 1).ok()?));
@@ -152,6 +163,20 @@ impl Waiting {
             }
         }
         Ok(())
+    }
+
+    async fn watch(&self, addresses: &[&[u8]], seen: &[i64], mark: bool) -> Result<Vec<Row>, Failed> {
+        let params: [&(dyn ToSql + Sync); 3] = [&addresses, &seen, &mark];
+        self.pool.call(Statement::Watch, &params, self.pool.deadline()).await
+    }
+
+    fn come_back(&self, to: &[(Address, Fence)], due: Instant) {
+        let mut table = self.table.lock();
+        for at in to {
+            if let Some(seat) = table.get_mut(at) {
+                seat.due = due;
+            }
+        }
     }
 
     fn wake(&self, at: &Address, seen: Fence) {

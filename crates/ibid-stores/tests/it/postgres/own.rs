@@ -202,3 +202,18 @@ async fn generations_only_grow_and_are_shared() {
     assert_eq!(other.raise_generation().await.unwrap(), 2);
     assert_eq!(store.generation().await.unwrap(), 2);
 }
+
+#[tokio::test]
+async fn a_statement_whose_plan_has_become_stale_is_prepared_again() {
+    let (server, name, store) = fresh().await;
+    assert_eq!(store.sweep(10).await.unwrap().removed, 0);
+    // What was prepared before now fails with "cached plan must not change result type".
+    server.sql(
+        &name,
+        "CREATE DOMAIN ibid.yes AS boolean; DROP FUNCTION ibid._sweep(integer);
+         CREATE FUNCTION ibid._sweep(at_most integer, OUT removed integer, OUT lapsed integer, OUT more ibid.yes)
+             LANGUAGE sql AS 'SELECT 7, 0, false::ibid.yes'",
+    );
+    assert_eq!(store.sweep(10).await.unwrap().removed, 7);
+    assert_eq!(store.sweep(10).await.unwrap().removed, 7);
+}
