@@ -218,11 +218,11 @@ impl Server {
         asks.status().is_ok_and(|status| status.success())
     }
 
-    /// Sends a signal to the server; a pause or its end to its children too.
+    /// Sends a signal to the server, and to its sessions too unless it is to stop in good order.
     fn signal(&self, signal: &str) {
         let Some(pid) = self.process.lock().as_ref().map(Child::id) else { return };
         let mut pids = vec![pid.to_string()];
-        if signal == "-STOP" || signal == "-CONT" {
+        if signal != "-INT" {
             let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
             pids.extend(children.split_whitespace().map(str::to_owned));
         }
