@@ -1,120 +1,185 @@
-//! Stand-in with the agreed signatures, for a server that is never there. Replaced by the real store.
+//! The PostgreSQL store: shared by many gateways, decided by the database's clock and its transactions.
+//!
+//! One row per address in `ibid.idempotency_keys`, one statement per call, and so one transaction. What each call
+//! decides is written in PL/pgSQL (`postgres/migrations/`), beside the data: atomic, and one round trip. A claim that
+//! finds an answer writes nothing.
+//!
+//! ```text
+//! place       the URL           pool, link   connections     lane       calls of many as one statement
+//! statements  what is sent      rows         what is read    faults     what a failure means
+//! waiting     who waits         checks       what is wanting migrate    the schema
+//! ```
+//!
+//! A server that is not there yet is no error: calls fail as not applied until it is.
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use ibid::store::{
-    Address, Ask, Claim, Counts, Cursor, End, ErrorKind, Fence, Filter, Held, Lease, Operators, Page, Promise, Store,
-    StoreError, StoreFuture, Swept,
+    Address, Ask, Claim, End, ErrorKind, Fence, Held, Lease, Operators, Promise, Store, StoreError, StoreFuture, Swept,
 };
+use tokio::task::AbortHandle;
+use tokio_postgres::Row;
 
-use crate::Remote;
+pub use self::migrate::{Migrate, migrate};
+use self::{
+    faults::{STORE, failed},
+    lane::Lane,
+    place::Place,
+    pool::Pool,
+    rows::{Answer, What, column},
+    statements::Statement,
+    waiting::Waiting,
+};
+use crate::{near::Copies, remote::Remote};
 
-/// Never reached.
+mod checks;
+mod faults;
+mod lane;
+mod link;
+mod migrate;
+mod operators;
+mod place;
+mod pool;
+mod rows;
+mod statements;
+mod tls;
+mod waiting;
+
+/// A sweep may have to remove many rows.
+const SWEEPING: Duration = Duration::from_secs(10);
+
+/// The PostgreSQL store.
 #[derive(Debug)]
-pub struct Postgres;
-
-impl Postgres {
-    /// Opens it.
-    ///
-    /// # Errors
-    /// As [`check`].
-    pub async fn open(url: &str, _with: Remote) -> Result<Self, String> {
-        check(url).map(|()| Self)
-    }
-
-    /// The number under which a Redis beside it keeps everything.
-    ///
-    /// # Errors
-    /// If the server cannot be reached.
-    pub async fn generation(&self) -> Result<u64, StoreError> {
-        away().await
-    }
-
-    /// Raises it.
-    ///
-    /// # Errors
-    /// If the server cannot be reached.
-    pub async fn raise_generation(&self) -> Result<u64, StoreError> {
-        away().await
-    }
+pub struct Postgres {
+    pool: Arc<Pool>,
+    claims: Arc<Lane>,
+    settles: Arc<Lane>,
+    waiting: Arc<Waiting>,
+    copies: Option<Copies>,
+    tasks: [AbortHandle; 2],
 }
 
-/// Looks at the URL only.
+/// Reads a URL, and says what is wrong with it. Nothing is opened.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is wrong, and what is allowed.
 pub fn check(url: &str) -> Result<(), String> {
-    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
-    if rest.is_empty() { Err("it names no host".into()) } else { Ok(()) }
+    url.parse::<Place>().map(drop)
 }
 
-fn away<'a, T: Unpin>() -> StoreFuture<'a, T> {
-    StoreFuture::ready(Err(StoreError::new(ErrorKind::NotApplied, "postgres", "no connection")))
+impl Postgres {
+    /// Opens the store that a URL names. A server that cannot be reached is no error: see [`Store::promise`].
+    ///
+    /// # Errors
+    /// If the URL, or a file that it names, cannot be used.
+    pub async fn open(url: &str, with: Remote) -> Result<Self, String> {
+        let place: Place = url.parse()?;
+        let connector = place.tls.connector()?;
+        let pool = Pool::new(place, connector, with.timeout);
+        pool.is_tried().await;
+        let waiting = Waiting::new(pool.clone(), with.copies.clone());
+        let tasks = [tokio::spawn(waiting.clone().look()), tokio::spawn(waiting.clone().listen())];
+        Ok(Self {
+            claims: Lane::new(pool.clone(), Statement::Claim),
+            settles: Lane::new(pool.clone(), Statement::Settle),
+            waiting,
+            copies: with.copies,
+            tasks: tasks.map(|task| task.abort_handle()),
+            pool,
+        })
+    }
+
+    /// Which generation of copies elsewhere may be trusted.
+    ///
+    /// # Errors
+    /// If the server does not say.
+    pub async fn generation(&self) -> Result<u64, StoreError> {
+        let found = self.pool.read("SELECT m.generation FROM ibid.meta m", &[], self.pool.timeout).await?;
+        column::<i64>(self.first(&found)?, 0).map(|generation| generation.max(0) as u64)
+    }
+
+    /// Begins a new generation: copies of all before it are not to be trusted any more. Returns it.
+    ///
+    /// # Errors
+    /// If the server does not say so; it may have begun all the same.
+    pub async fn raise_generation(&self) -> Result<u64, StoreError> {
+        let sql = "UPDATE ibid.meta m SET generation = m.generation + 1 RETURNING m.generation";
+        let found = self.pool.write(sql).await?;
+        column::<i64>(self.first(&found)?, 0).map(|generation| generation.max(0) as u64)
+    }
+
+    fn first<'a>(&self, found: &'a [Row]) -> Result<&'a Row, StoreError> {
+        found.first().ok_or_else(|| failed(ErrorKind::Corrupt, "a statement was answered with no row"))
+    }
+
+    fn only(&self, found: &[Row], ask: Option<&Arc<Ask>>) -> Result<Answer, StoreError> {
+        rows::answer(self.first(found)?, ask)
+    }
 }
 
 impl Store for Postgres {
-    fn claim<'a>(&'a self, _: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
-        away()
+    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
+        let lease = Lease { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 0, solo: false };
+        StoreFuture::boxed(async move { self.claims.call(lease, What::Claim).await?.into_claim() })
     }
-    fn extend<'a>(&'a self, _: &'a Lease, _: Duration) -> StoreFuture<'a, Held> {
-        away()
+
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
+        let call = self.settles.call(lease.clone(), What::Extend(hold));
+        StoreFuture::boxed(async move { call.await?.into_held() })
     }
-    fn settle<'a>(&'a self, _: &'a Lease, _: &'a End) -> StoreFuture<'a, Held> {
-        away()
+
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held> {
+        let call = self.settles.call(lease.clone(), What::End(end.clone()));
+        StoreFuture::boxed(async move { call.await?.into_held() })
     }
-    fn wait<'a>(&'a self, _: &'a Address, _: Fence, _: Duration) -> StoreFuture<'a, ()> {
-        away()
+
+    fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
+        StoreFuture::boxed(async move {
+            self.waiting.wait(at, seen, limit).await;
+            Ok(())
+        })
     }
-    fn get<'a>(&'a self, _: &'a Address) -> StoreFuture<'a, Option<Claim>> {
-        away()
+
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
+        StoreFuture::boxed(async move {
+            let found = self.pool.call(Statement::Get, &[&&at.0[..]], self.pool.deadline()).await?;
+            self.only(&found, None).map(|answer| answer.found)
+        })
     }
-    fn sweep(&self, _: u32) -> StoreFuture<'_, Swept> {
-        away()
+
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
+        StoreFuture::boxed(async move {
+            let at_most = i32::try_from(at_most).unwrap_or(i32::MAX);
+            let deadline = tokio::time::Instant::now() + SWEEPING;
+            let found = self.pool.call(Statement::Sweep, &[&at_most], deadline).await?;
+            let row = self.first(&found)?;
+            let number = |at| column::<i32>(row, at).map(|number| number.max(0) as u32);
+            Ok(Swept { removed: number(0)?, lapsed: number(1)?, more: column(row, 2)? })
+        })
     }
+
     fn operators(&self) -> &dyn Operators {
         self
     }
+
     fn promise(&self) -> Promise {
-        let wanting = vec!["it could not be reached, so nothing could be checked".into()];
-        Promise { store: "postgres", durable: true, shared: true, wanting }
+        let findings = self.pool.findings();
+        let mut wanting = findings.as_ref().map(|found| found.wanting.clone()).unwrap_or_default();
+        if findings.is_none() {
+            wanting.push(match self.pool.fault() {
+                Some((ErrorKind::Rejected, why)) => why,
+                Some((_, why)) => format!("{} could not be checked: {why}", self.pool.place),
+                None => format!("{} could not be checked yet", self.pool.place),
+            });
+        }
+        let durable = !findings.is_some_and(|found| found.loses);
+        Promise { store: STORE, durable, shared: true, wanting }
     }
 }
 
-impl Operators for Postgres {
-    fn list<'a>(&'a self, _: &'a Filter, _: Cursor, _: u32) -> StoreFuture<'a, Page> {
-        away()
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        self.pool.close();
     }
-    fn resolve<'a>(&'a self, _: &'a Address, _: Fence, _: &'a End) -> StoreFuture<'a, Held> {
-        away()
-    }
-    fn forget<'a>(&'a self, _: &'a Address, _: Fence) -> StoreFuture<'a, Held> {
-        away()
-    }
-    fn replace<'a>(&'a self, _: &'a Address, _: Fence, _: Bytes) -> StoreFuture<'a, Held> {
-        away()
-    }
-    fn counts(&self) -> StoreFuture<'_, Counts> {
-        away()
-    }
-}
-
-/// Which way to migrate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Migrate {
-    /// To this version.
-    Up,
-    /// Say what would be done.
-    DryRun,
-    /// Remove everything.
-    Down,
-}
-
-/// Migrates.
-///
-/// # Errors
-/// If the server cannot be reached.
-pub async fn migrate(url: &str, _how: Migrate) -> Result<Vec<String>, String> {
-    check(url)?;
-    Err("no connection".into())
 }

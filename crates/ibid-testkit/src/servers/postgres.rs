@@ -1,1 +1,319 @@
-//! PostgreSQL and pgbouncer.
+//! PostgreSQL and pgbouncer, started privately for a test and gone with it.
+//!
+//! Invariants: only on 127.0.0.1, on a free port, in a folder of its own; never as root. A server is gone, its folder
+//! too, when its owner is: dropped, panicked or killed. (A guard process waits for the end of a pipe that only the owner
+//! holds.) A missing program fails the test and names its package.
+
+use std::{
+    fs,
+    io::Write,
+    net::TcpListener,
+    os::unix::fs::{MetadataExt, PermissionsExt, chown},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+pub use self::bouncer::Bouncer;
+
+mod bouncer;
+
+const BIN: &str = "/usr/lib/postgresql/15/bin";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits for the end of its input, which is the end of whoever started it; then ends the process that the file `$1`
+/// names, with its children, and removes the folder `$2`.
+const GUARD: &str = r#"
+while read -r _; do :; done
+pid=$(head -n 1 "$1" 2>/dev/null)
+if [ -n "$pid" ]; then
+    kill -KILL $pid $(cat "/proc/$pid/task/$pid/children" 2>/dev/null) 2>/dev/null
+fi
+n=0
+while [ $n -lt 50 ]; do rm -rf "$2" 2>/dev/null && exit 0; n=$((n + 1)); sleep 0.1; done
+"#;
+
+/// Roles that every server has: `migrator` may make databases' schemas, `gateway` is the store's, `auditor` an
+/// administrator's, `alice` anybody's. None needs a password.
+const ROLES: &str = "CREATE ROLE ibid_service NOLOGIN; CREATE ROLE ibid_admin NOLOGIN;
+    CREATE ROLE migrator LOGIN CREATEROLE; CREATE ROLE gateway LOGIN IN ROLE ibid_service;
+    CREATE ROLE auditor LOGIN IN ROLE ibid_admin; CREATE ROLE alice LOGIN;";
+
+/// A PostgreSQL server.
+#[derive(Debug)]
+pub struct Server {
+    folder: Folder,
+    port: u16,
+    settings: Vec<String>,
+    process: Mutex<Option<Child>>,
+    databases: AtomicU32,
+}
+
+/// A folder that goes with its owner, and with it the process that it belongs to.
+#[derive(Debug)]
+struct Folder {
+    path: PathBuf,
+    guard: Child,
+}
+
+impl Server {
+    /// One with the settings of a newcomer.
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// One with settings of its own, such as `fsync=off`.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn start_with(settings: &[&str]) -> Self {
+        let folder = Folder::new("data/postmaster.pid");
+        let copied = as_nobody("cp").arg("-R").arg(template()).arg(folder.path.join("data")).status();
+        assert!(copied.is_ok_and(|status| status.success()), "the template cannot be copied");
+        let server = Self {
+            folder,
+            port: free_port(),
+            settings: settings.iter().map(|setting| (*setting).into()).collect(),
+            process: Mutex::new(None),
+            databases: AtomicU32::new(0),
+        };
+        server.run();
+        server.sql("postgres", ROLES);
+        server
+    }
+
+    /// One that offers TLS, with a certificate for `localhost`. The second is the file of the certificate that signed it.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn start_with_tls() -> (Self, PathBuf) {
+        let server = Self::start();
+        server.stop();
+        let signed = rcgen::generate_simple_self_signed(vec!["localhost".into()]).expect("a certificate");
+        let file = |name: &str, content: &str| {
+            let path = server.folder.path.join(name);
+            fs::write(&path, content).expect("a file in our folder");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("our own file");
+            let owner = fs::metadata(&server.folder.path).expect("our own folder");
+            chown(&path, Some(owner.uid()), Some(owner.gid())).expect("our own file");
+            path
+        };
+        let certificate = file("server.crt", &signed.cert.pem());
+        let key = file("server.key", &signed.signing_key.serialize_pem());
+        let mut server = server;
+        server.settings.extend([
+            "ssl=on".into(),
+            format!("ssl_cert_file={}", certificate.display()),
+            format!("ssl_key_file={}", key.display()),
+        ]);
+        server.run();
+        let readable = fs::set_permissions(&certificate, fs::Permissions::from_mode(0o644));
+        readable.expect("our own file");
+        (server, certificate)
+    }
+
+    /// One for all tests of this process that do not disturb it.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Server> = OnceLock::new();
+        SHARED.get_or_init(|| Self::start_with(&["max_connections=300"]))
+    }
+
+    /// The port it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// How a role reaches a database.
+    pub fn url(&self, role: &str, database: &str) -> String {
+        format!("postgres://{role}@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// A fresh database, owned by `migrator`. Returns its name.
+    pub fn create_database(&self) -> String {
+        let name = format!("test_{}", self.databases.fetch_add(1, Relaxed));
+        self.sql("postgres", &format!("CREATE DATABASE {name} OWNER migrator TEMPLATE template0"));
+        name
+    }
+
+    /// Runs SQL as superuser. Returns what it selects: lines, columns parted by `|`.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn sql(&self, database: &str, sql: &str) -> String {
+        self.sql_as("postgres", database, sql).unwrap_or_else(|why| panic!("{sql}: {why}"))
+    }
+
+    /// Runs SQL as a role.
+    ///
+    /// # Errors
+    /// What psql said.
+    pub fn sql_as(&self, role: &str, database: &str, sql: &str) -> Result<String, String> {
+        let mut psql = Command::new(program("psql"));
+        psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", &self.url(role, database), "-c", sql]);
+        let ran = psql.stdin(Stdio::null()).output().expect("psql runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+        if ran.status.success() { Ok(text(&ran.stdout)) } else { Err(text(&ran.stderr)) }
+    }
+
+    /// Stops it in good order; sessions are ended.
+    pub fn stop(&self) {
+        self.signal("-INT");
+        self.is_gone();
+    }
+
+    /// Kills it, as a crash of the machine would, except for what the system had not written yet.
+    pub fn kill(&self) {
+        self.signal("-KILL");
+        self.is_gone();
+    }
+
+    /// Starts it again after it was stopped or killed, on the same port.
+    pub fn restart(&self) {
+        self.run();
+    }
+
+    /// Stops the whole server in its tracks: connections stay, nothing is answered.
+    pub fn pause(&self) {
+        self.signal("-STOP");
+    }
+
+    /// Goes on after a pause.
+    pub fn resume(&self) {
+        self.signal("-CONT");
+    }
+
+    fn run(&self) {
+        let log = fs::File::create(self.folder.path.join("log")).expect("a file in our folder");
+        let errors = log.try_clone().expect("another handle");
+        let mut server = as_nobody(program("postgres"));
+        server.arg("-D").arg(self.folder.path.join("data")).arg("-p").arg(self.port.to_string());
+        for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=", "shared_buffers=16MB"] {
+            server.args(["-c", setting]);
+        }
+        for setting in &self.settings {
+            server.args(["-c", setting]);
+        }
+        let began = Instant::now();
+        *self.process.lock() = Some(server.stdin(Stdio::null()).stdout(log).stderr(errors).spawn().expect("it starts"));
+        while !self.is_ready() {
+            let ended = self.process.lock().as_mut().and_then(|child| child.try_wait().ok().flatten());
+            if ended.is_some() || began.elapsed() > PATIENCE {
+                let log = fs::read_to_string(self.folder.path.join("log")).unwrap_or_default();
+                panic!("PostgreSQL did not start ({ended:?}):\n{log}");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        let mut asks = Command::new(program("pg_isready"));
+        asks.args(["-q", "-t", "1", "-h", "127.0.0.1", "-p", &self.port.to_string()]);
+        asks.status().is_ok_and(|status| status.success())
+    }
+
+    /// Sends a signal to the server, and to its sessions too unless it is to stop in good order.
+    fn signal(&self, signal: &str) {
+        let Some(pid) = self.process.lock().as_ref().map(Child::id) else { return };
+        let mut pids = vec![pid.to_string()];
+        if signal != "-INT" {
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+            pids.extend(children.split_whitespace().map(str::to_owned));
+        }
+        let sent = Command::new("kill").arg(signal).args(pids).stderr(Stdio::null()).status();
+        assert!(sent.is_ok(), "kill runs");
+    }
+
+    fn is_gone(&self) {
+        if let Some(mut child) = self.process.lock().take() {
+            drop(child.wait());
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.resume();
+        self.signal("-INT");
+        self.is_gone();
+    }
+}
+
+impl Folder {
+    /// With the file in it that names the process that belongs to it.
+    fn new(pid_file: &str) -> Self {
+        let made = tempfile::Builder::new().prefix("ibid-postgres-").tempdir().expect("a folder");
+        let path = made.keep();
+        own(&path);
+        let mut guard = Command::new("sh");
+        guard.args(["-c", GUARD, "guard"]).arg(path.join(pid_file)).arg(&path);
+        guard.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self { path, guard: guard.spawn().expect("sh runs") }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(self.guard.stdin.take());
+        drop(self.guard.wait());
+    }
+}
+
+/// A data folder to copy, made once per process.
+fn template() -> &'static Path {
+    static TEMPLATE: OnceLock<Folder> = OnceLock::new();
+    let folder = TEMPLATE.get_or_init(|| {
+        let folder = Folder::new("none");
+        let mut makes = as_nobody(program("initdb"));
+        makes.arg("-D").arg(folder.path.join("data"));
+        makes.args(["-U", "postgres", "-A", "trust", "-N", "-E", "UTF8", "--locale=C", "--wal-segsize=1"]);
+        let made = makes.output().expect("initdb runs");
+        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+        folder
+    });
+    Box::leak(folder.path.join("data").into_boxed_path())
+}
+
+fn program(name: &str) -> PathBuf {
+    let path = Path::new(BIN).join(name);
+    assert!(path.exists(), "{} is missing: install the Debian package postgresql-15", path.display());
+    path
+}
+
+/// PostgreSQL refuses to run as root: then as the user that its package makes.
+fn as_nobody(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    if !is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups", "--"]).arg(program).current_dir("/");
+    command
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|this| this.uid() == 0)
+}
+
+/// Gives a folder to whoever runs the server.
+fn own(path: &Path) {
+    if is_root() {
+        let given = Command::new("chown").arg("postgres:postgres").arg(path).status();
+        let why = "there is no user postgres: install the Debian package postgresql-15";
+        assert!(given.is_ok_and(|status| status.success()), "{why}");
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
+}
+
+fn write(path: &Path, content: &str) {
+    let written = fs::File::create(path).and_then(|mut file| file.write_all(content.as_bytes()));
+    written.expect("a file in our folder");
+}

@@ -1,0 +1,105 @@
+//! What the promise rests on, looked at whenever a connection is made.
+
+use tokio_postgres::{Client, Error, Row};
+
+use super::{migrate::VERSION, place::Place};
+
+/// What was found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Findings {
+    /// What weakens the promise.
+    pub(super) wanting: Vec<String>,
+    /// Whether what was committed may be lost in a crash.
+    pub(super) loses: bool,
+    /// Why it cannot be used at all.
+    pub(super) refusal: Option<String>,
+}
+
+const OLDEST: i32 = 130_000;
+
+const LOOK: &str = "SELECT current_setting('server_version_num')::integer, current_setting('fsync'), \
+    current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery(), \
+    current_setting('default_transaction_read_only'), current_setting('default_transaction_isolation'), \
+    r.rolsuper, r.rolbypassrls, r.rolname::text, \
+    (SELECT has_schema_privilege(n.oid, 'USAGE') FROM pg_catalog.pg_namespace n WHERE n.nspname = 'ibid'), \
+    (SELECT count(*) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+     WHERE n.nspname = 'ibid' AND c.relname = 'migrations') \
+    FROM pg_catalog.pg_roles r WHERE r.rolname = current_user";
+
+pub(super) async fn look(client: &Client, place: &Place) -> Result<Findings, Error> {
+    let found = client.query_typed_one(LOOK, &[]).await?;
+    let mut findings = Findings::default();
+    durability(&found, &mut findings);
+    rights(&found, &mut findings, place);
+    let migrate = format!("run ibid migrate --store {place}");
+    let (may_use, is_made): (Option<bool>, i64) = (found.try_get(10)?, found.try_get(11)?);
+    findings.refusal = match may_use {
+        None => Some(format!("there is no schema ibid in {place}; {migrate}")),
+        Some(false) => {
+            let role: String = found.try_get(9)?;
+            Some(format!("the role {role:?} may not use the schema ibid in {place}; GRANT ibid_service TO {role:?}"))
+        }
+        Some(true) if is_made == 0 => Some(format!("the schema ibid in {place} was not made by ibid; {migrate}")),
+        Some(true) => {
+            let version = client.query_typed_one("SELECT coalesce(max(version), 0) FROM ibid.migrations", &[]).await?;
+            let version: i32 = version.try_get(0)?;
+            let old = format!("the schema ibid in {place} is of version {version}, and {VERSION} is needed; {migrate}");
+            (version < VERSION).then_some(old)
+        }
+    };
+    Ok(findings)
+}
+
+fn durability(found: &Row, findings: &mut Findings) {
+    let setting = |at: usize| found.try_get::<_, String>(at).unwrap_or_default();
+    let mut wants = |is_wanting: bool, loses: bool, what: String| {
+        if is_wanting {
+            findings.wanting.push(what);
+            findings.loses |= loses;
+        }
+    };
+    wants(setting(1) != "on", true, "fsync is off: a crash of the machine can lose or corrupt everything".into());
+    wants(setting(2) != "on", true, "full_page_writes is off: a crash of the machine can corrupt rows".into());
+    let commit = setting(3);
+    wants(
+        commit == "off",
+        true,
+        "synchronous_commit is off: a crash can forget the last claims and answers; set it to on for this role".into(),
+    );
+    wants(
+        commit == "local",
+        false,
+        "synchronous_commit is local: a failover can forget the last claims and answers; set it to on".into(),
+    );
+}
+
+fn rights(found: &Row, findings: &mut Findings, place: &Place) {
+    let setting = |at: usize| found.try_get::<_, String>(at).unwrap_or_default();
+    let is = |at: usize| found.try_get::<_, bool>(at).unwrap_or(false);
+    let version: i32 = found.try_get(0).unwrap_or(0);
+    let wanting = &mut findings.wanting;
+    if version < OLDEST {
+        wanting.push(format!("PostgreSQL {} is older than 13, the oldest that ibid is made for", version / 10_000));
+    }
+    if is(4) {
+        wanting.push("this server is a replica: it takes no claims; name the primary, or all with target_session_attrs=read-write".into());
+    }
+    if setting(5) != "off" {
+        wanting.push("default_transaction_read_only is on: no claim can be made; set it to off for this role".into());
+    }
+    // Where sessions are our own we set it ourselves.
+    if place.unnamed && setting(6) != "read committed" {
+        wanting.push(format!(
+            "default_transaction_isolation is {:?}: claims that race fail; set it to read committed for this role",
+            setting(6)
+        ));
+    }
+    let role = setting(9);
+    if is(7) {
+        wanting.push(format!(
+            "the role {role:?} is a superuser: row-level security does not hold for it; use a member of ibid_service"
+        ));
+    } else if is(8) {
+        wanting.push(format!("the role {role:?} bypasses row-level security; use a member of ibid_service"));
+    }
+}

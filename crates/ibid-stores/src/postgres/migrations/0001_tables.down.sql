@@ -1,0 +1,3 @@
+DROP TABLE ibid.meta;
+DROP TABLE ibid.fences;
+DROP TABLE ibid.idempotency_keys;

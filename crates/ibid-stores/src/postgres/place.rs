@@ -1,0 +1,185 @@
+//! Where the database is and how it is reached: its URL, read.
+//!
+//! Invariant: neither what is shown of it nor any error holds a password.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use tokio_postgres::{Config, config::SslMode};
+
+use super::tls::{Tls, Verify};
+
+/// Connections unless the URL says otherwise.
+const POOL: usize = 4;
+const MOST: usize = 64;
+/// Noticed at the latest so long after a peer has vanished without a word.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// A database, from its URL.
+#[derive(Clone)]
+pub(super) struct Place {
+    pub(super) config: Config,
+    pub(super) tls: Tls,
+    /// Behind a pooler that gives each statement another connection: no named statements, no session state, no LISTEN.
+    pub(super) unnamed: bool,
+    /// How many connections are made at most, besides the one that listens.
+    pub(super) pool: usize,
+    shown: String,
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(url: &str) -> Result<Self, String> {
+        let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));
+        let Some(rest) = rest else { return Err("a PostgreSQL URL begins with postgres:// or postgresql://".into()) };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (mut unnamed, mut pool, mut root, mut verify) = (false, POOL, None, Verify::Nothing);
+        let mut theirs = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match (name, value) {
+                ("statements", "unnamed") | ("pgbouncer", "true") => unnamed = true,
+                ("statements", "named") | ("pgbouncer", "false") => unnamed = false,
+                ("statements", _) => return Err(format!("statements is {value:?}; allowed are named and unnamed")),
+                ("pgbouncer", _) => return Err(format!("pgbouncer is {value:?}; allowed are true and false")),
+                ("pool", _) => {
+                    let number = value.parse().ok().filter(|number| (1..=MOST).contains(number));
+                    pool = number.ok_or_else(|| format!("pool is {value:?}; write a number from 1 to {MOST}"))?;
+                }
+                ("sslrootcert", _) => root = Some(decoded(value)?),
+                ("sslmode", "verify-full") => {
+                    verify = Verify::Full;
+                    theirs.push("sslmode=require");
+                }
+                ("sslmode", "verify-ca") => {
+                    verify = Verify::Chain;
+                    theirs.push("sslmode=require");
+                }
+                ("sslmode", "disable" | "prefer" | "require") => theirs.push(pair),
+                ("sslmode", _) => {
+                    let allowed = "disable, prefer, require, verify-ca and verify-full";
+                    return Err(format!("sslmode is {value:?}; allowed are {allowed}"));
+                }
+                _ => theirs.push(pair),
+            }
+        }
+        if verify == Verify::Nothing && root.is_some() {
+            verify = Verify::Chain;
+        }
+        let plain = format!("postgres://{rest}?{}", theirs.join("&"));
+        let mut config = Config::from_str(&plain).map_err(|error| reason(&error))?;
+        if config.get_hosts().is_empty() {
+            return Err("it names no host; write postgres://USER@HOST/DATABASE".into());
+        }
+        if config.get_ssl_mode() == SslMode::Disable && root.is_some() {
+            return Err("sslrootcert is given, and sslmode=disable says that there is no TLS; drop one of them".into());
+        }
+        if config.get_application_name().is_none() {
+            config.application_name("ibid");
+        }
+        if !theirs.iter().any(|pair| pair.starts_with("keepalives_idle=")) {
+            config.keepalives_idle(SILENCE);
+        }
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(SILENCE);
+        }
+        Ok(Self { config, tls: Tls { verify, root }, unnamed, pool, shown: shown(rest) })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Place({self})")
+    }
+}
+
+/// Hosts and database only: what stands before the `@` may hold a password, and so may any option.
+fn shown(rest: &str) -> String {
+    let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
+    format!("postgres://{place}")
+}
+
+/// What is wrong with a URL. The driver names options, never their values.
+fn reason(error: &tokio_postgres::Error) -> String {
+    let mut why = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(deeper) = source {
+        why = deeper.to_string();
+        source = deeper.source();
+    }
+    why
+}
+
+fn decoded(value: &str) -> Result<String, String> {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let (byte, tail) = match (first, tail) {
+            (b'%', [a, b, tail @ ..]) => {
+                let pair = [*a, *b];
+                let hex = std::str::from_utf8(&pair).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok());
+                (hex.ok_or("sslrootcert has a % that begins no pair of hex digits")?, tail)
+            }
+            _ => (*first, tail),
+        };
+        bytes.push(byte);
+        rest = tail;
+    }
+    String::from_utf8(bytes).map_err(|_| "sslrootcert is not UTF-8".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(url: &str) -> String {
+        url.parse::<Place>().unwrap_err()
+    }
+
+    #[test]
+    fn its_own_options_are_read_and_the_drivers_passed_on() {
+        let url = "postgresql://u:p@h1:5433,h2/db?statements=unnamed&pool=7&sslmode=verify-full&connect_timeout=3";
+        let place: Place = url.parse().unwrap();
+        assert!(place.unnamed && place.pool == 7 && place.tls.verify == Verify::Full);
+        assert_eq!(place.config.get_ssl_mode(), SslMode::Require);
+        assert_eq!(place.config.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        assert_eq!(place.config.get_hosts().len(), 2);
+        let place: Place = "postgres://h/db?pgbouncer=true&sslrootcert=/etc/a%20b.pem".parse().unwrap();
+        assert!(place.unnamed && place.pool == POOL);
+        assert_eq!((place.tls.verify, place.tls.root.as_deref()), (Verify::Chain, Some("/etc/a b.pem")));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_is_allowed() {
+        assert!(why("postgres://h/db?pool=0").contains("from 1 to 64"));
+        assert!(why("postgres://h/db?sslmode=sometimes").contains("verify-full"));
+        assert!(why("postgres://h/db?statements=few").contains("named and unnamed"));
+        assert!(why("postgres://h/db?pgbouncer=1").contains("true and false"));
+        assert!(why("postgres://h/db?colour=red").contains("colour"));
+        assert!(why("postgres:///db").contains("no host"));
+        assert!(why("mysql://h").contains("begins with"));
+        assert!(why("postgres://h/db?sslmode=disable&sslrootcert=x").contains("drop one"));
+    }
+
+    #[test]
+    fn no_password_is_ever_shown() {
+        for url in [
+            "postgres://u:s3cret@h/db",
+            "postgres://u:s3cret@h/db?password=s3cret",
+            "postgres://u:s3cret@h:port/db",
+            "postgres://u:s3cret@h/db?pool=s3&port=x",
+        ] {
+            let said = match url.parse::<Place>() {
+                Ok(place) => format!("{place} {place:?} {:?}", place.config),
+                Err(why) => why,
+            };
+            assert!(!said.contains("s3cret"), "{said}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The statements that are sent often: prepared once per connection, or sent with their types each time.
+
+use tokio_postgres::types::Type;
+
+/// One of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Statement {
+    Claim,
+    Settle,
+    Get,
+    Change,
+    Watch,
+    Sweep,
+}
+
+pub(super) const ALL: [Statement; 6] =
+    [Statement::Claim, Statement::Settle, Statement::Get, Statement::Change, Statement::Watch, Statement::Sweep];
+
+/// Of what an answer's columns are made, behind `nth`.
+macro_rules! answer {
+    ($of:literal) => {
+        concat!(
+            "(",
+            $of,
+            ").held, (",
+            $of,
+            ").found, (",
+            $of,
+            ").fence, (",
+            $of,
+            ").attempt, (",
+            $of,
+            ").fingerprint_version, (",
+            $of,
+            ").fingerprint, (",
+            $of,
+            ").age_us, (",
+            $of,
+            ").takeover_in_us, (",
+            $of,
+            ").expires_in_us, (",
+            $of,
+            ").failed, (",
+            $of,
+            ").record, (",
+            $of,
+            ").status, (",
+            $of,
+            ").header_names, (",
+            $of,
+            ").header_values, (",
+            $of,
+            ").body, (",
+            $of,
+            ").requested_ms, (",
+            $of,
+            ").completed_ms"
+        )
+    };
+}
+
+impl Statement {
+    pub(super) fn sql(self) -> &'static str {
+        match self {
+            Self::Claim => concat!(
+                "SELECT a.nth, ",
+                answer!("a.answer"),
+                " FROM ibid._claim_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) a"
+            ),
+            Self::Settle => concat!(
+                "SELECT a.nth, ",
+                answer!("a.answer"),
+                " FROM ibid._settle_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, ",
+                "$18, $19, $20, $21, $22, $23, $24) a"
+            ),
+            Self::Get => concat!("SELECT 1, ", answer!("a"), " FROM ibid._get($1) a"),
+            Self::Change => {
+                concat!(
+                    "SELECT 1, ",
+                    answer!("a"),
+                    " FROM ibid._change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) a"
+                )
+            }
+            Self::Watch => "SELECT w.nth, w.runs_us FROM ibid._watch_many($1, $2, $3) w",
+            Self::Sweep => "SELECT s.removed, s.lapsed, s.more FROM ibid._sweep($1) s",
+        }
+    }
+
+    pub(super) fn types(self) -> &'static [Type] {
+        match self {
+            Self::Claim => &SETTLE[..13],
+            Self::Settle => &SETTLE,
+            Self::Get => &CHANGE[..1],
+            Self::Change => &CHANGE,
+            Self::Watch => &WATCH,
+            Self::Sweep => &CHANGE[5..6],
+        }
+    }
+
+    /// Whether it cannot change what a caller could see.
+    pub(super) fn reads(self) -> bool {
+        matches!(self, Self::Get | Self::Watch)
+    }
+}
+
+static SETTLE: [Type; 24] = [
+    Type::BYTEA_ARRAY,
+    Type::BYTEA_ARRAY,
+    Type::INT2_ARRAY,
+    Type::BYTEA_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::BYTEA_ARRAY,
+    Type::BYTEA_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT4_ARRAY,
+    Type::INT2_ARRAY,
+    Type::BOOL_ARRAY,
+    Type::BYTEA_ARRAY,
+    Type::INT4_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+];
+
+static CHANGE: [Type; 11] = [
+    Type::BYTEA,
+    Type::INT8,
+    Type::INT2,
+    Type::BOOL,
+    Type::BYTEA,
+    Type::INT4,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+];
+
+static WATCH: [Type; 3] = [Type::BYTEA_ARRAY, Type::INT8_ARRAY, Type::BOOL];

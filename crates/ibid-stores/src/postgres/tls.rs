@@ -1,0 +1,175 @@
+//! TLS to the database, by rustls.
+//!
+//! The modes mean what they mean to libpq: `prefer` and `require` encrypt and look at no certificate; `verify-ca`, or a
+//! root certificate that is given, verifies who signed it; `verify-full` the host's name too.
+
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
+use tokio_rustls::{TlsConnector, client};
+
+/// What is looked at in the server's certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verify {
+    Nothing,
+    /// Who signed it.
+    Chain,
+    /// And whom it names.
+    Full,
+}
+
+/// How TLS is done, if it is.
+#[derive(Debug, Clone)]
+pub(super) struct Tls {
+    pub(super) verify: Verify,
+    /// A file of trusted certificates; else the system's.
+    pub(super) root: Option<String>,
+}
+
+impl Tls {
+    /// Reads the certificates.
+    pub(super) fn connector(&self) -> Result<Connector, String> {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| format!("TLS cannot be set up: {error}"))?;
+        let chain = match self.verify {
+            Verify::Nothing => None,
+            Verify::Chain | Verify::Full => Some(self.verifier(provider.clone())?),
+        };
+        let algorithms = provider.signature_verification_algorithms;
+        let verifier = Verifier { chain, verify: self.verify, algorithms };
+        let config = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth();
+        Ok(Connector(Arc::new(config)))
+    }
+
+    fn verifier(&self, provider: Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>, String> {
+        let mut roots = RootCertStore::empty();
+        match &self.root {
+            Some(file) => {
+                let certificates = CertificateDer::pem_file_iter(file)
+                    .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+                    .map_err(|error| format!("sslrootcert: {file:?} cannot be read: {error}"))?;
+                for certificate in certificates {
+                    let added = roots.add(certificate);
+                    added.map_err(|error| format!("sslrootcert: {file:?} holds what is no certificate: {error}"))?;
+                }
+            }
+            None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+        }
+        if roots.is_empty() {
+            return Err("there is no certificate to trust; name a file with sslrootcert=FILE".into());
+        }
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        verifier.map_err(|error| format!("TLS cannot be set up: {error}"))
+    }
+}
+
+#[derive(Debug)]
+struct Verifier {
+    chain: Option<Arc<WebPkiServerVerifier>>,
+    verify: Verify,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self, end_entity: &CertificateDer<'_>, intermediates: &[CertificateDer<'_>], name: &ServerName<'_>,
+        ocsp: &[u8], now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        match chain.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
+            // The chain is verified before the name.
+            Err(Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) if self.verify == Verify::Chain => Ok(ServerCertVerified::assertion()),
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self, message: &[u8], certificate: &CertificateDer<'_>, signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self, message: &[u8], certificate: &CertificateDer<'_>, signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+/// Makes TLS connections.
+#[derive(Debug, Clone)]
+pub(super) struct Connector(Arc<ClientConfig>);
+
+pub(super) struct ToHost(Arc<ClientConfig>, ServerName<'static>);
+
+pub(super) struct Encrypted<S>(client::TlsStream<S>);
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for Connector {
+    type Stream = Encrypted<S>;
+    type TlsConnect = ToHost;
+    type Error = io::Error;
+
+    fn make_tls_connect(&mut self, host: &str) -> io::Result<ToHost> {
+        let name = ServerName::try_from(host.to_owned());
+        let name = name.map_err(|_| io::Error::other("the host is neither a name nor an address, as TLS needs"))?;
+        Ok(ToHost(self.0.clone(), name))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ToHost {
+    type Stream = Encrypted<S>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Encrypted<S>>> + Send>>;
+
+    fn connect(self, stream: S) -> Self::Future {
+        Box::pin(async move { TlsConnector::from(self.0).connect(self.1, stream).await.map(Encrypted) })
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Encrypted<S> {
+    fn channel_binding(&self) -> ChannelBinding {
+        ChannelBinding::none()
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Encrypted<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, into)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Encrypted<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}

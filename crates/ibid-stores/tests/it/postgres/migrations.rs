@@ -1,0 +1,119 @@
+//! The schema: made once, removed whole, and never over what somebody else made.
+
+use ibid::store::{Claim, ErrorKind, Store};
+use ibid_stores::postgres::{Migrate, migrate};
+use ibid_testkit::servers::postgres::Server;
+
+use super::kit::{ask, database, granted, open, rival};
+
+const THINGS: &str = "SELECT (SELECT count(*) FROM pg_namespace WHERE nspname = 'ibid') \
+    + (SELECT count(*) FROM pg_proc WHERE proname LIKE '%idempotency_keys%') \
+    + (SELECT count(*) FROM pg_class WHERE relname LIKE '%idempotency_keys%')";
+
+#[tokio::test]
+async fn the_second_time_there_is_nothing_to_do() {
+    let server = Server::shared();
+    let url = server.url("migrator", &server.create_database());
+    let first = migrate(&url, Migrate::Up).await.unwrap();
+    assert!(first.iter().any(|line| line == "applied 0001_tables"), "{first:?}");
+    let second = migrate(&url, Migrate::Up).await.unwrap();
+    assert_eq!(second, ["the schema is of version 3: nothing to do"]);
+    assert_eq!(migrate(&url, Migrate::DryRun).await.unwrap(), second);
+}
+
+#[tokio::test]
+async fn a_dry_run_says_what_it_would_do_and_changes_nothing() {
+    let server = Server::shared();
+    let name = server.create_database();
+    let would = migrate(&server.url("migrator", &name), Migrate::DryRun).await.unwrap();
+    assert_eq!(would.len(), 3, "{would:?}");
+    assert!(would[0].contains("CREATE TABLE ibid.idempotency_keys"), "{}", would[0]);
+    assert_eq!(server.sql(&name, THINGS), "0");
+}
+
+#[tokio::test]
+async fn down_removes_all_and_up_brings_it_back_under_an_open_store() {
+    let server = Server::shared();
+    let name = database(server);
+    let (store, url) = (open(&server.url("gateway", &name)).await, server.url("migrator", &name));
+    let ask = ask();
+    granted(&store, &ask).await;
+    migrate(&url, Migrate::Down).await.unwrap();
+    assert_eq!(server.sql(&name, THINGS), "0");
+    assert_eq!(migrate(&url, Migrate::Down).await.unwrap(), ["there is no schema ibid"]);
+    let refused = store.claim(&ask).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Rejected, "{refused}");
+    migrate(&url, Migrate::Up).await.unwrap();
+    granted(&store, &rival(&ask)).await;
+}
+
+#[tokio::test]
+async fn what_others_made_is_refused_and_left_alone() {
+    let server = Server::shared();
+    for theirs in ["CREATE TABLE ibid.idempotency_keys (id int)", "CREATE TABLE ibid.migrations (version int)"] {
+        let name = server.create_database();
+        server.sql(&name, &format!("CREATE SCHEMA ibid AUTHORIZATION migrator; {theirs}"));
+        for how in [Migrate::Up, Migrate::DryRun, Migrate::Down] {
+            let why = migrate(&server.url("migrator", &name), how).await.unwrap_err();
+            assert!(why.contains("did not make") && why.contains("nothing was changed"), "{why}");
+        }
+        let left =
+            "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE nspname = 'ibid'";
+        assert_eq!(server.sql(&name, left), "1");
+    }
+}
+
+#[tokio::test]
+async fn an_empty_schema_made_beforehand_is_welcome() {
+    let server = Server::shared();
+    let name = server.create_database();
+    server.sql(&name, "CREATE SCHEMA ibid AUTHORIZATION migrator");
+    migrate(&server.url("migrator", &name), Migrate::Up).await.unwrap();
+    granted(&open(&server.url("gateway", &name)).await, &ask()).await;
+}
+
+#[tokio::test]
+async fn of_several_at_the_same_time_one_does_the_work() {
+    let server = Server::shared();
+    let url = server.url("migrator", &server.create_database());
+    let up = || migrate(&url, Migrate::Up);
+    let (a, b, c) = tokio::join!(up(), up(), up());
+    let worked = [a, b, c].map(|report| report.unwrap().len() > 1);
+    assert_eq!(worked.iter().filter(|worked| **worked).count(), 1, "{worked:?}");
+}
+
+#[tokio::test]
+async fn a_later_schema_is_refused() {
+    let server = Server::shared();
+    let name = database(server);
+    server.sql(&name, "INSERT INTO ibid.migrations (version, name) VALUES (99, 'later')");
+    for how in [Migrate::Up, Migrate::Down] {
+        let why = migrate(&server.url("migrator", &name), how).await.unwrap_err();
+        assert!(why.contains("version 99"), "{why}");
+    }
+    assert!(matches!(open(&server.url("gateway", &name)).await.claim(&ask()).await, Ok(Claim::Granted(_))));
+}
+
+#[tokio::test]
+async fn roles_are_made_where_that_is_allowed_and_asked_for_where_not() {
+    let server = Server::start();
+    server.sql("postgres", "DROP ROLE gateway, auditor, ibid_service, ibid_admin; CREATE ROLE modest LOGIN");
+    let name = server.create_database();
+    server.sql("postgres", &format!("GRANT CREATE ON DATABASE {name} TO modest"));
+    let report = migrate(&server.url("modest", &name), Migrate::Up).await.unwrap();
+    assert!(report.iter().any(|line| line.contains("CREATE ROLE ibid_service")), "{report:?}");
+    granted(&open(&server.url("modest", &name)).await, &ask()).await;
+    // Somebody makes the roles; the next run takes them up.
+    server.sql(
+        "postgres",
+        "CREATE ROLE ibid_service; CREATE ROLE ibid_admin; CREATE ROLE gateway LOGIN IN ROLE ibid_service",
+    );
+    let report = migrate(&server.url("modest", &name), Migrate::Up).await.unwrap();
+    assert!(report.iter().any(|line| line.contains("ibid_service")), "{report:?}");
+    granted(&open(&server.url("gateway", &name)).await, &ask()).await;
+    let other = server.create_database();
+    server.sql("postgres", &format!("DROP DATABASE {name} WITH (FORCE)"));
+    server.sql("postgres", "DROP ROLE gateway, ibid_service, ibid_admin");
+    let report = migrate(&server.url("migrator", &other), Migrate::Up).await.unwrap();
+    assert!(report.iter().any(|line| line == "made the role ibid_service"), "{report:?}");
+}
