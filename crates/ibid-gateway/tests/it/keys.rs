@@ -40,7 +40,7 @@ impl Place {
 pub(crate) async fn finished_and_unknown() -> [serde_json::Value; 2] {
     let folder = tempfile::tempdir().expect("a folder");
     let place = Place::new(format!("embedded:{}", folder.path().join("data").display()), ());
-    let scene = scene::Scene::seed(&place).await;
+    let scene = scene::Scene::filled(&place).await;
     let finished = scene.keys(&["show", "--key", &scene::key(0), "--json"]).await.json();
     [finished, scene.keys(&["show", "--key", scene::LOST, "--json"]).await.json()]
 }

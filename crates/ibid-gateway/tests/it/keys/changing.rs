@@ -9,7 +9,7 @@ use crate::faults::kit::assert_refused;
 const WHY: &str = "ticket 7: looked it up";
 
 pub(super) async fn a_forgotten_one_runs_again(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let ran = scene.upstream.executions();
     let before = scene.ask("/pay/0", &key(0)).await;
     assert_eq!((before.status, before.header("idempotent-replayed")), (201, Some("true")), "{before:?}");
@@ -26,7 +26,7 @@ pub(super) async fn a_forgotten_one_runs_again(place: &Place) {
 }
 
 pub(super) async fn a_released_one_runs_again(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     assert_refused(&scene.ask("lost", LOST).await, 409, "outcome-unknown");
     let done = scene.keys(&["release", "--key", LOST, "--reason", WHY]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
@@ -37,7 +37,7 @@ pub(super) async fn a_released_one_runs_again(place: &Place) {
 }
 
 pub(super) async fn one_that_never_happened_runs_again(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let done = scene.keys(&["resolve", "--key", LOST, "--as", "not-executed", "--reason", WHY, "--json"]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
     let json = done.json();
@@ -51,7 +51,7 @@ pub(super) async fn one_that_never_happened_runs_again(place: &Place) {
 }
 
 pub(super) async fn a_resolved_one_is_answered_as_told(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let ran = scene.upstream.executions();
     let body = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(body.path(), r#"{"paid":"by hand"}"#).expect("it is written");
@@ -76,7 +76,7 @@ pub(super) async fn a_resolved_one_is_answered_as_told(place: &Place) {
 }
 
 pub(super) async fn a_finished_one_is_not_resolved(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     for args in [
         &["release", "--key", &key(0), "--reason", WHY][..],
         &["resolve", "--key", &key(0), "--as", "not-executed", "--reason", WHY],
@@ -92,7 +92,7 @@ pub(super) async fn a_finished_one_is_not_resolved(place: &Place) {
 }
 
 pub(super) async fn another_fence_changes_nothing(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let entry = scene.list(&["--key", LOST]).await.remove(0);
     let (address, fence) = (entry["address"].as_str().expect("text"), entry["fence"].as_u64().expect("a number"));
     let (other, right) = ((fence - 1).to_string(), fence.to_string());
@@ -113,7 +113,7 @@ pub(super) async fn another_fence_changes_nothing(place: &Place) {
 }
 
 pub(super) async fn a_change_is_written_to_the_log_with_its_reason(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let address = scene.address(LOST).await;
     let done = scene.keys(&["forget", &address, "--reason", "two\nlines \"quoted\""]).await;
     assert_eq!((done.code, done.said.lines().count()), (Some(0), 1), "{done:?}");

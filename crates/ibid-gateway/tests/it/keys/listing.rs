@@ -14,7 +14,7 @@ fn keys(records: &[Value]) -> BTreeSet<&str> {
 }
 
 pub(super) async fn a_list_has_what_the_gateway_remembers(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let records = scene.list(&[]).await;
     assert_eq!(records.len(), ALL);
     let addresses: Vec<_> = records.iter().map(|record| record["address"].as_str().expect("text")).collect();
@@ -45,7 +45,7 @@ pub(super) async fn a_list_has_what_the_gateway_remembers(place: &Place) {
 }
 
 pub(super) async fn filters_are_all_applied(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let all_payments: Vec<String> = (0..PAYMENTS).map(key).collect();
     for (filters, expected) in [
         (&["--state", "unknown"][..], &[LOST][..]),
@@ -70,7 +70,7 @@ pub(super) async fn filters_are_all_applied(place: &Place) {
 }
 
 pub(super) async fn a_list_goes_on_where_it_ended(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let whole = scene.list(&[]).await;
     let mut seen = Vec::new();
     let mut cursor: Option<String> = None;
@@ -97,7 +97,7 @@ pub(super) async fn a_list_goes_on_where_it_ended(place: &Place) {
 }
 
 pub(super) async fn a_key_is_found_as_sent_though_it_is_stored_masked(place: &Place) {
-    let scene = Scene::seed_with(place, "").await;
+    let scene = Scene::filled_with(place, "").await;
     for by in [LOST, "key-****-one"] {
         let records = scene.list(&["--key", by, "--state", "unknown"]).await;
         assert_eq!(keys(&records), ["key-****-one"].into(), "{by}");

@@ -13,9 +13,9 @@ use tempfile::NamedTempFile;
 use super::Place;
 use crate::faults::kit::{BIN, caller};
 
-/// Payments that ended well; see [`Scene::seed`].
+/// Payments that ended well; see [`Scene::filled`].
 pub(super) const PAYMENTS: usize = 5;
-/// All entries of a seeded store.
+/// All entries of a filled store.
 pub(super) const ALL: usize = PAYMENTS + 3;
 
 pub(super) const LOST: &str = "key-of-the-lost-one";
@@ -75,11 +75,11 @@ impl Place {
 impl<'a> Scene<'a> {
     /// Five payments by two users of two tenants, one that failed, one whose answer was lost, one that is no text. Keys
     /// are stored in clear.
-    pub(super) async fn seed(place: &'a Place) -> Scene<'a> {
-        Scene::seed_with(place, CLEAR).await
+    pub(super) async fn filled(place: &'a Place) -> Scene<'a> {
+        Scene::filled_with(place, CLEAR).await
     }
 
-    pub(super) async fn seed_with(place: &'a Place, dials: &'static str) -> Scene<'a> {
+    pub(super) async fn filled_with(place: &'a Place, dials: &'static str) -> Scene<'a> {
         let file = NamedTempFile::new().expect("a file");
         std::fs::write(file.path(), place.settings()).expect("it is written");
         let scene = Scene { place, upstream: Upstream::start().await, dials, file };

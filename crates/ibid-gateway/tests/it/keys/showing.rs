@@ -15,7 +15,7 @@ fn assert_recent(date: &str) {
 }
 
 pub(super) async fn every_field_of_a_finished_one_is_shown(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let address = scene.address(&key(1)).await;
     let by_address = scene.keys(&["show", &address]).await;
     let by_key = scene.keys(&["show", "--key", &key(1)]).await;
@@ -69,7 +69,7 @@ pub(super) async fn every_field_of_a_finished_one_is_shown(place: &Place) {
 }
 
 pub(super) async fn a_body_that_is_no_text_is_shown_as_hex_and_written_raw(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let shown = scene.keys(&["show", "--key", BINARY]).await.text();
     assert!(shown.ends_with("\nresponse body: 4 bytes, in hex\n0001feff\n"), "{shown}");
     let json = scene.keys(&["show", "--key", BINARY, "--json"]).await.json();
@@ -78,7 +78,7 @@ pub(super) async fn a_body_that_is_no_text_is_shown_as_hex_and_written_raw(place
 }
 
 pub(super) async fn an_unknown_one_has_no_answer(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let shown = scene.keys(&["show", "--key", LOST]).await;
     assert_eq!(shown.code, Some(0), "{shown:?}");
     for (name, value) in
@@ -95,7 +95,7 @@ pub(super) async fn an_unknown_one_has_no_answer(place: &Place) {
 }
 
 pub(super) async fn what_is_not_there_or_not_alone_is_not_shown(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let nowhere = "00".repeat(32);
     for args in [&["show", &nowhere][..], &["show", "--key", "nobody's"], &["forget", &nowhere, "--reason", "r"]] {
         let done = scene.keys(args).await;

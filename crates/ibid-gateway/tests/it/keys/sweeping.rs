@@ -19,7 +19,7 @@ async fn sweep(scene: &Scene<'_>) -> u64 {
 
 pub(super) async fn what_has_expired_is_removed(place: &Place) {
     const SHORT: u64 = 7;
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let gateway = scene.gateway().await;
     for nth in 0..SHORT {
         let answer = send(gateway.addr(), &format!("/short/{nth}"), &format!("short-lived-{nth}")).send().await;
@@ -43,7 +43,7 @@ pub(super) async fn what_has_expired_is_removed(place: &Place) {
 }
 
 pub(super) async fn nothing_that_counts_is_removed(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let before = scene.list(&[]).await;
     assert_eq!(sweep(&scene).await, 0);
     let addresses =

@@ -110,7 +110,7 @@ async fn a_folder_that_is_not_there_is_not_made() {
 async fn an_embedded_store_that_a_gateway_has_is_left_alone() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = Place::new(format!("embedded:{}", folder.path().join("data").display()), ());
-    let scene = Scene::seed(&place).await;
+    let scene = Scene::filled(&place).await;
     let gateway = scene.gateway().await;
     for command in [&["keys", "list"][..], &["keys", "forget", NOWHERE, "--reason", "r"], &["sweep"]] {
         let (code, said) = told(&[command, &["--store", &place.url]].concat()).await;
@@ -125,7 +125,7 @@ async fn an_embedded_store_that_a_gateway_has_is_left_alone() {
 async fn the_store_is_found_by_flag_by_variable_and_by_the_gateways_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = Place::new(format!("embedded:{}", folder.path().join("data").display()), ());
-    let _scene = Scene::seed(&place).await;
+    let _scene = Scene::filled(&place).await;
     let config = folder.path().join("ibid.toml");
     fs::write(&config, format!("[admin]\ntoken = \"env:NOT_SET_HERE\"\n[store]\nurl = {:?}\n", place.url)).unwrap();
     let config = config.to_str().expect("a plain path");
