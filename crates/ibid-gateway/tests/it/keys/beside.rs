@@ -14,7 +14,7 @@ use crate::faults::kit::assert_replay;
 const WHY: &str = "ticket 7";
 
 pub(super) async fn a_running_one_is_neither_released_nor_resolved(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let gate = Gate::new();
     scene.upstream.on("/pay/slow", Reply::status(201).gated(&gate));
     let gateway = scene.gateway().await;
@@ -41,7 +41,7 @@ pub(super) async fn a_running_one_is_neither_released_nor_resolved(place: &Place
 }
 
 pub(super) async fn a_gateway_sees_what_was_changed_beside_it(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let gateway = scene.gateway().await;
     let ran = scene.upstream.executions();
     // Twice, so that the second one comes from the copy in the gateway.
@@ -70,7 +70,7 @@ pub(super) async fn a_gateway_sees_what_was_changed_beside_it(place: &Place) {
 }
 
 pub(super) async fn a_sweep_beside_a_gateway_takes_nothing_from_it(place: &Place) {
-    let scene = Scene::seed(place).await;
+    let scene = Scene::filled(place).await;
     let gateway = scene.gateway().await;
     let first = pay(gateway.addr(), 1).send().await;
     let swept = scene.on_store(&["sweep"]).await;
