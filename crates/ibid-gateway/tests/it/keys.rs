@@ -3,8 +3,14 @@
 //! The cases are functions of a [`Place`], and know nothing of its kind; [`on_a_store`] makes the tests of one. Every
 //! record in them was made by a gateway.
 
-use std::any::Any;
+use std::{
+    any::Any,
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+};
 
+use ibid_testkit::servers::{postgres, redis};
+
+mod beside;
 mod changing;
 mod listing;
 mod scene;
@@ -88,3 +94,60 @@ all_cases!(embedded, async {
     let url = format!("embedded:{}", folder.path().join("data").display());
     super::Place { expires_by_itself: true, ..super::Place::new(url, folder) }
 });
+
+/// Those of a store that several processes share.
+macro_rules! shared_cases {
+    ($name:ident, $place:expr) => {
+        on_a_store!($name, $place, {
+            beside::{
+                a_running_one_is_neither_released_nor_resolved,
+                a_gateway_sees_what_was_changed_beside_it,
+                a_sweep_beside_a_gateway_takes_nothing_from_it,
+            },
+        });
+    };
+}
+
+/// One Redis for all tests: each has a prefix of its own.
+async fn redis() -> Place {
+    static PLACES: AtomicUsize = AtomicUsize::new(0);
+    let table = format!("prefix = \"keys-{}\"", PLACES.fetch_add(1, SeqCst));
+    Place { table, expires_by_itself: true, ..Place::new(redis::Server::shared().url(), ()) }
+}
+
+/// A database of its own, migrated by `ibid migrate`.
+async fn postgres() -> Place {
+    let server = postgres::Server::shared();
+    let database = server.create_database();
+    let migrate = |how: &'static [&'static str]| {
+        let url = server.url("migrator", &database);
+        async move { scene::ibid(&[&["migrate", "--store", &url], how].concat()).await }
+    };
+    let dry = migrate(&["--dry-run"]).await;
+    assert_eq!((dry.code, dry.out.is_empty()), (Some(0), false), "{dry:?}");
+    assert_eq!(server.sql(&database, "SELECT to_regnamespace('ibid') IS NULL"), "t", "nothing was made");
+    let done = migrate(&[]).await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    Place::new(server.url("gateway", &database), ())
+}
+
+/// PostgreSQL behind Redis.
+async fn fallback() -> Place {
+    let (redis, postgres) = (redis().await, postgres().await);
+    Place { table: format!("{}\nfallback = {:?}", redis.table, postgres.url), ..redis }
+}
+
+/// Redis before PostgreSQL.
+async fn cache() -> Place {
+    let (redis, postgres) = (redis().await, postgres().await);
+    Place { table: format!("{}\ncache = {:?}", redis.table, redis.url), ..postgres }
+}
+
+all_cases!(on_redis, super::redis());
+shared_cases!(beside_redis, super::redis());
+all_cases!(on_postgres, super::postgres());
+shared_cases!(beside_postgres, super::postgres());
+all_cases!(on_redis_with_fallback, super::fallback());
+shared_cases!(beside_redis_with_fallback, super::fallback());
+all_cases!(on_postgres_with_cache, super::cache());
+shared_cases!(beside_postgres_with_cache, super::cache());
