@@ -34,6 +34,8 @@ pub enum Kind {
     Memory,
     Embedded,
     Redis,
+    /// It keeps nothing on disk.
+    RedisWithoutLog,
     Postgres,
     /// PostgreSQL decides, Redis is a cache.
     TieredStrict,
@@ -102,6 +104,14 @@ pub const SCENARIOS: &[Scenario] = &[
         gateways: 3,
         what: What::Faults { blows: BOTH, tears: &Tear::ALL },
         allow: &[],
+    },
+    Scenario {
+        name: "redis-without-log",
+        about: "a Redis that keeps nothing on disk: what it forgets when killed is measured, not excluded",
+        store: Kind::RedisWithoutLog,
+        gateways: 3,
+        what: What::Faults { blows: &[Blow::Kill], tears: NO_TEARS },
+        allow: &[Allow::Loss],
     },
     Scenario {
         name: "postgres",

@@ -131,3 +131,44 @@ mod found {
         std::fs::remove_dir_all(folder).expect("it is ours");
     }
 }
+
+mod shared {
+    use ibid_chaos::scenarios::{How, Shown, find, play};
+
+    use super::*;
+
+    /// A scenario for a few seconds, with the faults of this seed.
+    async fn short(name: &str, seed: u64, length: Duration) -> Shown {
+        let mut how = How::new(BIN.as_ref(), length);
+        how.seed = seed;
+        let scenario = find(name).expect("it is in the table");
+        let (shown, complaints) = play(scenario, &how).await.expect("its servers can be started");
+        assert!(complaints.is_empty(), "{name}, seed {seed}: {complaints:?}");
+        shown
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn redis_that_syncs_keeps_its_promise_whatever_breaks() {
+        let Shown::Faults(outcome) = short("redis", 5, FEW_SECONDS * 2).await else { panic!("it has faults") };
+        assert!(outcome.faults.keys().any(|fault| fault.contains("to redis")), "{outcome}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_a_redis_without_a_log_forgets_is_found() {
+        let Shown::Faults(outcome) = short("redis-without-log", 5, FEW_SECONDS * 2).await else {
+            panic!("it has faults")
+        };
+        assert!(outcome.faults.keys().any(|fault| fault == "redis: killed"), "{outcome}");
+        assert!(!outcome.duplicates.is_empty() && !outcome.complaints(&[]).is_empty(), "{outcome}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn redis_with_sentinels_goes_on_after_a_failover() {
+        short("redis-sentinel", 5, FEW_SECONDS * 2).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_redis_cluster_goes_on_while_a_primary_dies_and_slots_move() {
+        short("redis-cluster", 5, FEW_SECONDS * 2).await;
+    }
+}

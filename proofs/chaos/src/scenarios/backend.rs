@@ -2,8 +2,11 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use self::redis::{Alone, Clustered, Watched};
 use super::Kind;
 use crate::fault::{Fault, Process};
+
+mod redis;
 
 /// One server that a store needs.
 pub struct Server {
@@ -34,14 +37,25 @@ pub trait Backend: Send + Sync {
 /// # Errors
 ///
 /// If that is not possible here.
+///
+/// # Panics
+///
+/// If a server does not start, with its log.
 pub async fn start(kind: Kind) -> Result<Box<dyn Backend>, String> {
-    match kind {
-        Kind::Memory => Ok(Box::new(OwnStore("memory:"))),
-        Kind::Embedded => Ok(Box::new(OwnStore("embedded:data"))),
-        Kind::Redis | Kind::Postgres | Kind::TieredStrict | Kind::TieredLoose | Kind::Sentinel | Kind::Cluster => {
-            Err(format!("this build cannot start the servers of {kind:?}"))
+    let starting = tokio::task::spawn_blocking(move || -> Result<Box<dyn Backend>, String> {
+        match kind {
+            Kind::Memory => Ok(Box::new(OwnStore("memory:"))),
+            Kind::Embedded => Ok(Box::new(OwnStore("embedded:data"))),
+            Kind::Redis => Ok(Box::new(Alone::start(&[]))),
+            Kind::RedisWithoutLog => Ok(Box::new(Alone::start(&["appendonly no"]))),
+            Kind::Sentinel => Ok(Box::new(Watched::start())),
+            Kind::Cluster => Ok(Box::new(Clustered::start())),
+            Kind::Postgres | Kind::TieredStrict | Kind::TieredLoose => {
+                Err(format!("this build cannot start the servers of {kind:?}"))
+            }
         }
-    }
+    });
+    starting.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 /// A store that every gateway has to itself, in its own folder.

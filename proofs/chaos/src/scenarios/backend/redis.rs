@@ -1,0 +1,184 @@
+//! Redis: alone behind links, watched by sentinels, as a cluster.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use ibid_testkit::servers::redis::{Cluster, Sentinels, Server as Redis};
+use tokio::task::spawn_blocking;
+
+use super::{Backend, Server};
+use crate::fault::{Doing, Fault, Other, Process};
+
+/// How long a primary stays away: longer than it takes the others to notice and to choose another.
+const FAILOVER: std::ops::Range<Duration> = Duration::from_secs(4)..Duration::from_secs(7);
+
+/// Finds one server among those that belong together.
+type Pick<T> = fn(&T, usize) -> &Redis;
+
+/// One server of a set that lives as long as any of its processes.
+struct Member<T> {
+    name: String,
+    set: Arc<T>,
+    nth: usize,
+    pick: Pick<T>,
+}
+
+impl<T: Send + Sync + 'static> Member<T> {
+    /// Redis's own harness blocks.
+    fn blocking(&self, act: fn(&Redis)) -> Doing<'_> {
+        let (set, nth, pick) = (Arc::clone(&self.set), self.nth, self.pick);
+        Box::pin(async move {
+            let done = spawn_blocking(move || act(pick(&set, nth))).await;
+            done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+        })
+    }
+}
+
+impl<T: Send + Sync + 'static> Process for Member<T> {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn kill(&self) -> Doing<'_> {
+        self.blocking(Redis::kill)
+    }
+
+    fn restart(&self) -> Doing<'_> {
+        self.blocking(Redis::restart)
+    }
+
+    fn pause(&self) -> Doing<'_> {
+        self.blocking(Redis::pause)
+    }
+
+    fn resume(&self) -> Doing<'_> {
+        self.blocking(Redis::resume)
+    }
+}
+
+fn server<T: Send + Sync + 'static>(name: &str, set: &Arc<T>, nth: usize, pick: Pick<T>, linked: bool) -> Server {
+    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, pick(set, nth).port()));
+    let process = Arc::new(Member { name: name.to_owned(), set: Arc::clone(set), nth, pick });
+    Server { process, addr, linked }
+}
+
+/// Killed for so long that the others choose another primary; comes back as that one's replica, having lost what only it
+/// had.
+fn failover<T: Send + Sync + 'static>(name: &str, set: &Arc<T>, nth: usize, pick: Pick<T>) -> Box<dyn Fault> {
+    let process = Arc::new(Member { name: name.to_owned(), set: Arc::clone(set), nth, pick });
+    let again = Arc::clone(&process);
+    let inject = move || {
+        let process = Arc::clone(&process);
+        async move { process.kill().await }
+    };
+    let heal = move || {
+        let process = Arc::clone(&again);
+        async move { process.restart().await }
+    };
+    Other::from(name, "away until another takes its place", FAILOVER, inject, heal)
+}
+
+/// One server that syncs every write, unless told otherwise.
+pub(super) struct Alone(Arc<Redis>);
+
+impl Alone {
+    /// With these lines in its configuration.
+    pub(super) fn start(config: &[&str]) -> Alone {
+        Alone(Arc::new(Redis::configured(config)))
+    }
+}
+
+impl Backend for Alone {
+    fn servers(&self) -> Vec<Server> {
+        vec![server("redis", &self.0, 0, |redis, _| redis, true)]
+    }
+
+    fn store(&self, at: &dyn Fn(&str) -> SocketAddr) -> String {
+        format!("[store]\nurl = \"redis://{}/0\"", at("redis"))
+    }
+}
+
+/// A primary and a replica, watched by three sentinels.
+pub(super) struct Watched(Arc<Sentinels>);
+
+impl Watched {
+    pub(super) fn start() -> Watched {
+        Watched(Arc::new(Sentinels::start()))
+    }
+
+    fn pick(set: &Sentinels, nth: usize) -> &Redis {
+        [&set.primary, &set.replica][nth]
+    }
+}
+
+impl Backend for Watched {
+    fn servers(&self) -> Vec<Server> {
+        let names = ["redis one", "redis two"];
+        let servers = names.iter().enumerate();
+        servers.map(|(nth, name)| server(name, &self.0, nth, Watched::pick, false)).collect()
+    }
+
+    fn store(&self, _: &dyn Fn(&str) -> SocketAddr) -> String {
+        format!("[store]\nurl = \"{}\"", self.0.url())
+    }
+
+    fn others(&self) -> Vec<Box<dyn Fault>> {
+        let names = ["redis one", "redis two"];
+        names.iter().enumerate().map(|(nth, name)| failover(name, &self.0, nth, Watched::pick)).collect()
+    }
+}
+
+/// Three primaries with a replica each.
+pub(super) struct Clustered(Arc<Cluster>);
+
+impl Clustered {
+    pub(super) fn start() -> Clustered {
+        Clustered(Arc::new(Cluster::start()))
+    }
+
+    fn pick(set: &Cluster, nth: usize) -> &Redis {
+        &set.primaries[nth]
+    }
+}
+
+impl Backend for Clustered {
+    fn servers(&self) -> Vec<Server> {
+        let servers = (0..self.0.primaries.len()).map(|nth| (nth, format!("redis {nth}")));
+        servers.map(|(nth, name)| server(&name, &self.0, nth, Clustered::pick, false)).collect()
+    }
+
+    fn store(&self, _: &dyn Fn(&str) -> SocketAddr) -> String {
+        format!("[store]\nurl = \"{}\"", self.0.url())
+    }
+
+    fn others(&self) -> Vec<Box<dyn Fault>> {
+        let mut faults = vec![failover("redis 0", &self.0, 0, Clustered::pick)];
+        let (there, back) = (Arc::clone(&self.0), Arc::clone(&self.0));
+        let moved = Duration::from_millis(500)..Duration::from_secs(2);
+        let inject = move || reshard(Arc::clone(&there), 1, 2);
+        let heal = move || reshard(Arc::clone(&back), 2, 1);
+        faults.push(Other::from("redis slots", "slots moved", moved, inject, heal));
+        faults
+    }
+}
+
+/// How many slots move at once.
+const SLOTS: &str = "400";
+
+/// Moves slots between two of the first primaries, as an operator would, while they are in use.
+async fn reshard(cluster: Arc<Cluster>, from: usize, to: usize) {
+    let work = move || {
+        let [from, to] = [from, to].map(|nth| &cluster.primaries[nth]);
+        let ids = [from, to].map(|node| node.try_cli(&["CLUSTER", "MYID"]));
+        // A node that is down at the moment cannot be moved from or to.
+        let [Some(from_id), Some(to_id)] = ids else { return };
+        let node = format!("127.0.0.1:{}", to.port());
+        let args = ["--cluster", "reshard", &node, "--cluster-from", &from_id, "--cluster-to", &to_id];
+        let rest = ["--cluster-slots", SLOTS, "--cluster-yes"];
+        let _ = std::process::Command::new("timeout").args(["20", "redis-cli"]).args(args).args(rest).output();
+    };
+    spawn_blocking(work).await.expect("a reshard only ever fails in words");
+}
