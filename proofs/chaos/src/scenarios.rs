@@ -238,7 +238,7 @@ pub enum Shown {
 ///
 /// If a process does not start, or does not come back.
 pub async fn play(scenario: &Scenario, how: &How<'_>) -> io::Result<(Shown, Vec<String>)> {
-    let backend = backend::start(scenario.store).await.map_err(io::Error::other)?;
+    let backend = backend::start(scenario.store, how.bin).await.map_err(io::Error::other)?;
     let gateways = how.gateways.unwrap_or(scenario.gateways);
     let links: Vec<Vec<Wired>> = (0..gateways).map(|nth| wire(&*backend, nth)).collect();
     let stores: Vec<String> = links.iter().map(|wired| backend.store(&|name| address(wired, name))).collect();

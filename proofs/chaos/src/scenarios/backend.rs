@@ -1,11 +1,11 @@
 //! The servers behind a store. Everything else is in the table.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, path::Path, sync::Arc};
 
-use self::redis::{Alone, Clustered, Watched};
 use super::Kind;
 use crate::fault::{Fault, Process};
 
+mod postgres;
 mod redis;
 
 /// One server that a store needs.
@@ -32,30 +32,32 @@ pub trait Backend: Send + Sync {
     }
 }
 
-/// Starts what a store needs.
+/// Starts what a store needs; `bin` is the gateway, whose own commands prepare it.
 ///
 /// # Errors
 ///
-/// If that is not possible here.
+/// If it cannot be prepared.
 ///
 /// # Panics
 ///
 /// If a server does not start, with its log.
-pub async fn start(kind: Kind) -> Result<Box<dyn Backend>, String> {
-    let starting = tokio::task::spawn_blocking(move || -> Result<Box<dyn Backend>, String> {
-        match kind {
-            Kind::Memory => Ok(Box::new(OwnStore("memory:"))),
-            Kind::Embedded => Ok(Box::new(OwnStore("embedded:data"))),
-            Kind::Redis => Ok(Box::new(Alone::start(&[]))),
-            Kind::RedisWithoutLog => Ok(Box::new(Alone::start(&["appendonly no"]))),
-            Kind::Sentinel => Ok(Box::new(Watched::start())),
-            Kind::Cluster => Ok(Box::new(Clustered::start())),
-            Kind::Postgres | Kind::TieredStrict | Kind::TieredLoose => {
-                Err(format!("this build cannot start the servers of {kind:?}"))
-            }
-        }
-    });
-    starting.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+pub async fn start(kind: Kind, bin: &Path) -> Result<Box<dyn Backend>, String> {
+    Ok(match kind {
+        Kind::Memory => Box::new(OwnStore("memory:")),
+        Kind::Embedded => Box::new(OwnStore("embedded:data")),
+        Kind::Redis => Box::new(blocking(|| redis::Alone::start(&[])).await),
+        Kind::RedisWithoutLog => Box::new(blocking(|| redis::Alone::start(&["appendonly no"])).await),
+        Kind::Sentinel => Box::new(blocking(redis::Watched::start).await),
+        Kind::Cluster => Box::new(blocking(redis::Clustered::start).await),
+        Kind::Postgres => Box::new(postgres::Alone::start(bin).await?),
+        Kind::TieredStrict => Box::new(postgres::Tiered::start(bin, postgres::Mode::Strict).await?),
+        Kind::TieredLoose => Box::new(postgres::Tiered::start(bin, postgres::Mode::Loose).await?),
+    })
+}
+
+async fn blocking<T: Send + 'static>(start: impl FnOnce() -> T + Send + 'static) -> T {
+    let started = tokio::task::spawn_blocking(start).await;
+    started.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 /// A store that every gateway has to itself, in its own folder.

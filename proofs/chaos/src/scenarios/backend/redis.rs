@@ -81,6 +81,11 @@ fn failover<T: Send + Sync + 'static>(name: &str, set: &Arc<T>, nth: usize, pick
     Other::from(name, "away until another takes its place", FAILOVER, inject, heal)
 }
 
+/// A server that is reached over links.
+pub(super) fn alone(redis: &Arc<Redis>) -> Server {
+    server("redis", redis, 0, |redis, _| redis, true)
+}
+
 /// One server that syncs every write, unless told otherwise.
 pub(super) struct Alone(Arc<Redis>);
 
@@ -93,7 +98,7 @@ impl Alone {
 
 impl Backend for Alone {
     fn servers(&self) -> Vec<Server> {
-        vec![server("redis", &self.0, 0, |redis, _| redis, true)]
+        vec![alone(&self.0)]
     }
 
     fn store(&self, at: &dyn Fn(&str) -> SocketAddr) -> String {
