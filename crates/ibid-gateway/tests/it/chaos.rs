@@ -171,4 +171,20 @@ mod shared {
     async fn a_redis_cluster_goes_on_while_a_primary_dies_and_slots_move() {
         short("redis-cluster", 5, FEW_SECONDS * 2).await;
     }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn postgres_keeps_its_promise_whatever_breaks() {
+        let Shown::Faults(outcome) = short("postgres", 5, FEW_SECONDS * 2).await else { panic!("it has faults") };
+        assert!(outcome.faults.keys().any(|fault| fault.contains("to postgres")), "{outcome}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn postgres_with_redis_as_a_cache_keeps_its_promise_whatever_breaks() {
+        short("tiered-strict", 5, FEW_SECONDS * 2).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn redis_with_postgres_behind_it_runs_twice_only_where_it_says_so() {
+        short("tiered-loose", 5, FEW_SECONDS * 2).await;
+    }
 }
