@@ -24,19 +24,19 @@
 //! Invariant: a call that is not known to be unary is never buffered. Waiting for the end of a bidirectional call
 //! before its beginning is sent on would wait for ever.
 
-use http::{HeaderMap, HeaderValue, Method, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, Version, header, request::Parts};
 
-pub use self::{
-    code::Code,
-    methods::{DescriptorError, Unary, UnaryError},
-    refuse::refusal_response,
-};
 pub(crate) use self::{
     code::meaning,
     framing::fingerprint,
     refuse::{plain, refuse},
     reply::{complete, left_out, status_of},
     timeout::deadline,
+};
+pub use self::{
+    code::{CallEnd, Code},
+    methods::{DescriptorError, Unary, UnaryError},
+    refuse::refusal_response,
 };
 use crate::{
     http::{Protocol, Route, Routed, Routing},
@@ -62,6 +62,11 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
     let Some(content_type) = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes) else { return false };
     let (essence, rest) = content_type.split_at(content_type.len().min(TYPE.len()));
     essence.eq_ignore_ascii_case(TYPE) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+}
+
+/// Whether a request is a gRPC call: by its type, and over HTTP/2, without which there is none.
+pub fn is_call(version: Version, headers: &HeaderMap) -> bool {
+    version == Version::HTTP_2 && is_grpc(headers)
 }
 
 impl Policy {

@@ -294,7 +294,7 @@ struct One(Arc<Route>);
 impl Routing for One {
     fn route(&self, request: &Parts) -> Routed {
         // gRPC calls may be streams, which must not be buffered, and say how they ended in their trailers only.
-        let is_call = request.version == http::Version::HTTP_2 && grpc::is_grpc(&request.headers);
+        let is_call = grpc::is_call(request.version, &request.headers);
         let covered = self.0.policy.covers(&request.method) && !is_call;
         if covered { Routed::Covered(self.0.clone()) } else { Routed::Pass }
     }

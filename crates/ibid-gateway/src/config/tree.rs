@@ -16,11 +16,10 @@ use super::{
 };
 
 /// What later versions know: told apart from a slip of the pen. The table that it stands in, its name.
-const LATER: [(&str, &str); 10] = [
+const LATER: [(&str, &str); 9] = [
     ("", "seal"),
     ("", "jwt"),
     ("", "quota"),
-    ("", "descriptors"),
     ("store", "fallback"),
     ("store", "cache"),
     ("store", "wait_replicas"),

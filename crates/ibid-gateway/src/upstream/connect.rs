@@ -16,6 +16,7 @@ use http::uri::{Authority, Scheme as UriScheme};
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -126,14 +127,16 @@ pub(super) struct Connector {
 
 impl Connector {
     pub(super) fn new(
-        target: Target, timeout: Duration, config: Option<Arc<ClientConfig>>,
+        target: Target, timeout: Duration, config: Option<Arc<ClientConfig>>, only_h2: bool,
     ) -> Result<Self, SetupError> {
         let tls = if target.scheme == Scheme::Https {
             let mut config = match config {
                 Some(given) => given,
                 None => Arc::new(native_roots()?),
             };
-            if config.alpn_protocols.is_empty() {
+            if only_h2 {
+                Arc::make_mut(&mut config).alpn_protocols = vec![b"h2".to_vec()];
+            } else if config.alpn_protocols.is_empty() {
                 Arc::make_mut(&mut config).alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
             }
             let name = ServerName::try_from(target.host.clone()).map_err(|_| SetupError::Target {
@@ -174,7 +177,7 @@ impl Connector {
             let left = until.saturating_duration_since(tokio::time::Instant::now());
             let share = left / u32::try_from(count - n).unwrap_or(u32::MAX);
             let result = match tokio::time::timeout(share, TcpStream::connect(address)).await {
-                Ok(result) => result.and_then(|tcp| tcp.set_nodelay(true).map(|()| tcp)),
+                Ok(result) => result.and_then(settle),
                 Err(_) => Err(io::ErrorKind::TimedOut.into()),
             };
             match result {
@@ -220,6 +223,14 @@ impl Connector {
             }
         }
     }
+}
+
+/// No delay, and the system's own pings: they find a peer that vanished without a word, and no server minds them.
+fn settle(tcp: TcpStream) -> io::Result<TcpStream> {
+    tcp.set_nodelay(true)?;
+    let pings = TcpKeepalive::new().with_time(Duration::from_secs(20)).with_interval(Duration::from_secs(5));
+    SockRef::from(&tcp).set_tcp_keepalive(&pings)?;
+    Ok(tcp)
 }
 
 /// "connection refused" rather than "Connection refused (os error 111)", where there is such a word.

@@ -125,6 +125,28 @@ impl std::fmt::Display for Code {
     }
 }
 
+/// What becomes of a call that ended with a status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallEnd {
+    /// Its answer is remembered.
+    Remembered,
+    /// A retry runs it again.
+    Released,
+    /// Nobody knows whether it took effect.
+    Open,
+}
+
+impl CallEnd {
+    /// By the policy's `remember` and `unknown_status`.
+    pub fn of(policy: &Policy, code: Code) -> Self {
+        match meaning(policy, code) {
+            Meaning::Remember => Self::Remembered,
+            Meaning::Release => Self::Released,
+            Meaning::Unknown => Self::Open,
+        }
+    }
+}
+
 /// What a complete answer means. `unknown_status` wins over `remember`; what is not remembered and may have taken
 /// effect is unknown, whatever the policy.
 pub(crate) fn meaning(policy: &Policy, code: Code) -> Meaning {

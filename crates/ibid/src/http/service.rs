@@ -80,7 +80,7 @@ where
         }
         Routed::Refused(refusal) => {
             let policy = Policy::ietf();
-            let protocol = if grpc::is_grpc(&parts.headers) { Protocol::Grpc } else { Protocol::Http };
+            let protocol = if grpc::is_call(parts.version, &parts.headers) { Protocol::Grpc } else { Protocol::Http };
             let mut telling = telling(shared, &parts, protocol);
             return ResponseFuture::ready(answer::refuse(&refusal, &policy, "", &mut telling));
         }
