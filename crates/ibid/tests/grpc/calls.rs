@@ -4,8 +4,9 @@ use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 use bytes::Bytes;
 use ibid::{OnConcurrent, OnUnknown, Policy, Reason, grpc::Code};
+use ibid_testkit::grpc::{framed, message};
 
-use super::kit::{Shop, framed, message, turned, within};
+use super::kit::{Shop, turned, within};
 
 const CREATE: &str = "/shop.Orders/Create";
 const GATED: &str = "/shop.Orders/Gated";
@@ -87,7 +88,7 @@ async fn statuses_settle_by_what_they_say() {
         let ask = [("idempotency-key", key.as_str()), ("want", &number)];
         let before = shop.runs();
         let first = client.call(STATUS, &ask, message("x")).await;
-        assert_eq!(first.code(), i32::from(code.number()), "the app's own answer: {first:?}");
+        assert_eq!(first.code(), u32::from(code.number()), "the app's own answer: {first:?}");
         let again = client.call(STATUS, &ask, message("x")).await;
         match code {
             Code::Ok
@@ -105,7 +106,7 @@ async fn statuses_settle_by_what_they_say() {
             }
             _ => {
                 assert_eq!(first.headers["idempotency-stored"], "false", "{code}");
-                assert_eq!(again.code(), i32::from(code.number()));
+                assert_eq!(again.code(), u32::from(code.number()));
                 assert_eq!(shop.runs(), before + 2, "{code}");
             }
         }
