@@ -63,7 +63,7 @@ fn route(route: &Route, calls: &[&str]) -> Value {
         json!({
             "name": reason.name(),
             "type": format!("{PATH}#{}", reason.name()),
-            if is_call { "grpc_status" } else { "status" }: status,
+            (if is_call { "grpc_status" } else { "status" }): status,
             "title": reason.title(),
             "help": reason.help(),
         })

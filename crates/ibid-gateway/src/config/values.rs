@@ -5,7 +5,7 @@ use std::{net::SocketAddr, str::FromStr, time::Duration};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use ibid::{
     Envelope, KeyFormat, KeySource, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Pointer,
-    Probe, ScopePart, StatusRange, Template,
+    Probe, ScopePart, StatusRange, Template, grpc::Code,
 };
 
 use super::{

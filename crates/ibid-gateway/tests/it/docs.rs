@@ -7,7 +7,11 @@ use std::{
     time::Duration,
 };
 
-use ibid::presets::NAMES;
+use ibid::{
+    Policy, Reason,
+    grpc::{CallEnd, Code},
+    presets::NAMES,
+};
 use ibid_gateway::config::{Env, ServeArgs, Settings};
 use ibid_testkit::{
     docs::Page,
@@ -77,6 +81,27 @@ fn every_preset_page_lists_the_routes_of_its_shipped_configuration() {
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("presets/{name}.toml"));
         let shipped = settings(&std::fs::read_to_string(shipped).unwrap());
         assert_eq!(settings(page.config().unwrap()).routes, shipped.routes, "{name}");
+    }
+}
+
+#[test]
+fn the_grpc_page_says_what_each_status_means() {
+    let page = std::fs::read_to_string(root().join("docs/grpc.md")).unwrap();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
+    let documented: Vec<_> = rows.filter(|(name, _)| Code::from_name(name).is_some()).collect();
+    let policy = Policy::ietf();
+    let code: Vec<_> = Code::all()
+        .map(|code| match CallEnd::of(&policy, code) {
+            CallEnd::Remembered => (code.name(), "remembered"),
+            CallEnd::Released => (code.name(), "released"),
+            CallEnd::Open => (code.name(), "unknown"),
+        })
+        .collect();
+    assert_eq!(documented, code);
+    for reason in Reason::all() {
+        let row = page.lines().find(|line| line.starts_with("| `") && line.contains(&format!("`{reason}`")));
+        let name = Code::of(reason.grpc_status().into()).name();
+        assert!(row.is_some_and(|row| row.ends_with(&format!(" | {name} |"))), "{reason} is {name}: {row:?}");
     }
 }
 

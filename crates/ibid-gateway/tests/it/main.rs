@@ -8,6 +8,7 @@ mod config;
 mod disk;
 mod docs;
 mod faults;
+mod grpc;
 mod killed;
 mod operations;
 mod passing;

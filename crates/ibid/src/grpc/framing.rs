@@ -174,6 +174,22 @@ mod tests {
         assert!(detail(&[0, 0xff, 0xff, 0xff, 0xff]).starts_with("the call's message breaks off;"));
     }
 
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_it_panic_and_only_one_frame_passes(body: Vec<u8>, inflates: bool) {
+            let found = of(if inflates { "gzip" } else { "" }, &body);
+            let whole = body.len() >= 5 && body[1..5] == ((body.len() - 5) as u32).to_be_bytes();
+            proptest::prop_assert!(whole || found.is_err());
+        }
+
+        #[test]
+        fn what_a_client_packs_is_what_it_means(message: Vec<u8>, level in 0u32..=9) {
+            let plain = of("", &framed(0, &message));
+            proptest::prop_assert!(plain.is_ok());
+            proptest::prop_assert_eq!(of("gzip", &framed(1, &gzip(&message, level))), plain);
+        }
+    }
+
     #[test]
     fn the_same_message_is_the_same_call_however_it_is_compressed() {
         let message = b"the same message, the same message, the same message";

@@ -296,6 +296,17 @@ mod tests {
         assert_eq!(Unary::from_descriptor_set(&none).unwrap_err(), DescriptorError::NoService);
     }
 
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes: Vec<u8>, at: usize, byte: u8) {
+            let _ = Unary::from_descriptor_set(&bytes);
+            let mut near = compiled(&[("shop.proto", "syntax = \"proto3\"; message M {} service S { rpc D(M) returns (M); }")]);
+            let at = at % near.len();
+            near[at] = byte;
+            let _ = Unary::from_descriptor_set(&near);
+        }
+    }
+
     #[test]
     fn names_may_start_with_a_slash_and_nothing_else() {
         assert!(Unary::methods(["/a.B/C", "d.E/F"]).has("/d.E/F"));

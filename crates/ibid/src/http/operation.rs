@@ -26,6 +26,7 @@ use super::{
 use crate::{
     engine::{Ended, Operation, ParkedBy, Probed},
     grpc,
+    policy::Mode,
     record::RecordBody,
     refusal::{Reason, Refusal},
     store::Lease,
@@ -217,6 +218,8 @@ where
             Protocol::Http => (reply::meaning(policy, parts.status), None),
             Protocol::Grpc => match grpc::status_of(&parts.headers, trailers.as_ref(), has_body) {
                 Some(code) => (grpc::meaning(policy, code), Some(code)),
+                // Without us the client would have had to make something of it.
+                None if policy.mode == Mode::Shadow => (Meaning::Unknown, None),
                 None => return park(Reason::UpstreamLost, "the app's answer ended without a gRPC status"),
             },
         };

@@ -3,9 +3,10 @@
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 use bytes::Bytes;
-use ibid::{OnConcurrent, OnUnknown, Policy, Reason, grpc::Code};
+use ibid::{Mode, OnConcurrent, OnUnknown, Policy, Reason, grpc::Code};
+use ibid_testkit::grpc::{framed, message};
 
-use super::kit::{Shop, framed, message, turned, within};
+use super::kit::{Shop, turned, within};
 
 const CREATE: &str = "/shop.Orders/Create";
 const GATED: &str = "/shop.Orders/Gated";
@@ -87,7 +88,7 @@ async fn statuses_settle_by_what_they_say() {
         let ask = [("idempotency-key", key.as_str()), ("want", &number)];
         let before = shop.runs();
         let first = client.call(STATUS, &ask, message("x")).await;
-        assert_eq!(first.code(), i32::from(code.number()), "the app's own answer: {first:?}");
+        assert_eq!(first.code(), u32::from(code.number()), "the app's own answer: {first:?}");
         let again = client.call(STATUS, &ask, message("x")).await;
         match code {
             Code::Ok
@@ -105,7 +106,7 @@ async fn statuses_settle_by_what_they_say() {
             }
             _ => {
                 assert_eq!(first.headers["idempotency-stored"], "false", "{code}");
-                assert_eq!(again.code(), i32::from(code.number()));
+                assert_eq!(again.code(), u32::from(code.number()));
                 assert_eq!(shop.runs(), before + 2, "{code}");
             }
         }
@@ -324,6 +325,25 @@ async fn what_is_not_a_known_call_passes_untouched() {
         assert_eq!(unknown.text(), format!("x in run {run}"));
     }
     assert!(!shop.state.seen.lock()[0].0.contains_key("ibid-attempt"));
+}
+
+#[tokio::test]
+async fn in_shadow_mode_every_call_gets_the_apps_own_answer() {
+    let shop = Shop::open(turned(with_marker(), |policy| policy.mode = Mode::Shadow)).await;
+    let client = shop.client().await;
+    let timeout = ("grpc-timeout", "7S");
+    assert_eq!(client.call(CREATE, &[], message("x")).await.text(), "x in run 1", "a missing key");
+    for run in 2..=3 {
+        let answer = client.call(CREATE, &[KEY, timeout], message("ten")).await;
+        assert_eq!(answer.text(), format!("ten in run {run}"));
+        assert!(!answer.headers.contains_key("idempotent-replayed"));
+    }
+    assert_eq!(client.call(CREATE, &[KEY], message("other")).await.text(), "other in run 4");
+    let two = Bytes::from([&message("a")[..], &message("b")[..]].concat());
+    assert_eq!(client.call(CREATE, &[("idempotency-key", "two")], two).await.code(), 0);
+    let cut = client.call("/shop.Orders/Cut", &[("idempotency-key", "cut")], message("x")).await;
+    assert_eq!((cut.text(), cut.value("grpc-status")), ("no end".to_owned(), None));
+    assert_eq!(shop.state.seen.lock()[1].0["grpc-timeout"], "7S", "the client's own");
 }
 
 #[tokio::test]

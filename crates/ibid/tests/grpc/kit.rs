@@ -1,4 +1,4 @@
-//! A gRPC client that shows every frame, and a server by hand that counts what it runs.
+//! A server by hand that counts what it runs.
 
 use std::{
     convert::Infallible,
@@ -11,15 +11,16 @@ use std::{
     time::Duration,
 };
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use ibid::{Ibid, Policy, grpc::Unary, http::RequestBody, store::Memory};
+use ibid_testkit::grpc::{Client, framed, message};
 use parking_lot::Mutex;
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     sync::{Notify, Semaphore},
     time::timeout,
 };
@@ -38,156 +39,6 @@ pub(crate) fn turned(mut policy: Policy, turn: impl FnOnce(&mut Policy)) -> Poli
 
 pub(crate) async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
     timeout(DEADLINE, work).await.unwrap_or_else(|_| panic!("waited {DEADLINE:?} for {what}"))
-}
-
-/// One message in its frame.
-pub(crate) fn framed(flag: u8, message: &[u8]) -> Bytes {
-    let mut frame = BytesMut::new();
-    frame.put_u8(flag);
-    frame.put_u32(u32::try_from(message.len()).unwrap());
-    frame.put_slice(message);
-    frame.freeze()
-}
-
-pub(crate) fn message(text: &str) -> Bytes {
-    framed(0, text.as_bytes())
-}
-
-/// What a call ended with.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Answer {
-    pub(crate) headers: HeaderMap,
-    /// The headers were the end of it.
-    pub(crate) trailers_only: bool,
-    pub(crate) body: Bytes,
-    pub(crate) trailers: HeaderMap,
-}
-
-impl Answer {
-    /// From wherever it is.
-    pub(crate) fn value(&self, name: &str) -> Option<&str> {
-        self.trailers.get(name).or(self.headers.get(name)).map(|value| value.to_str().unwrap())
-    }
-
-    pub(crate) fn code(&self) -> i32 {
-        self.value("grpc-status").unwrap_or_else(|| panic!("no status: {self:?}")).parse().unwrap()
-    }
-
-    /// The message without its frame.
-    pub(crate) fn text(&self) -> String {
-        assert!(self.body.len() >= 5, "no message: {self:?}");
-        String::from_utf8(self.body[5..].to_vec()).unwrap()
-    }
-
-    /// Without what every answer has of its own.
-    pub(crate) fn stripped(mut self) -> Self {
-        self.headers.remove("date");
-        self.headers.remove("idempotent-replayed");
-        self
-    }
-
-    /// The answer is this refusal: one block of headers.
-    #[track_caller]
-    pub(crate) fn assert_refused(&self, code: i32, reason: &str) {
-        assert!(self.trailers_only, "{self:?}");
-        assert_eq!(self.headers["content-type"], "application/grpc");
-        assert_eq!(self.code(), code, "{self:?}");
-        let details = self.value("grpc-status-details-bin").expect("details");
-        let details = decoded(details);
-        let text = String::from_utf8_lossy(&details);
-        assert!(text.contains(reason) && text.contains("type.googleapis.com/google.rpc.ErrorInfo"), "{text}");
-    }
-}
-
-/// Base64 without padding.
-fn decoded(text: &str) -> Vec<u8> {
-    let digit = |byte: u8| match byte {
-        b'A'..=b'Z' => byte - b'A',
-        b'a'..=b'z' => byte - b'a' + 26,
-        b'0'..=b'9' => byte - b'0' + 52,
-        b'+' => 62,
-        b'/' => 63,
-        _ => panic!("{text:?} is no base64"),
-    };
-    let (mut bits, mut have, mut out) = (0u32, 0, Vec::new());
-    for byte in text.bytes() {
-        bits = bits << 6 | u32::from(digit(byte));
-        have += 6;
-        if have >= 8 {
-            have -= 8;
-            out.push((bits >> have) as u8);
-        }
-    }
-    out
-}
-
-/// A connection.
-#[derive(Clone)]
-pub(crate) struct Client(h2::client::SendRequest<Bytes>);
-
-/// A call whose answer has not come yet.
-pub(crate) struct Call {
-    pub(crate) answer: h2::client::ResponseFuture,
-    pub(crate) send: h2::SendStream<Bytes>,
-}
-
-impl Client {
-    pub(crate) async fn connect(addr: SocketAddr) -> Self {
-        let tcp = TcpStream::connect(addr).await.unwrap();
-        let (send, connection) = h2::client::handshake(tcp).await.unwrap();
-        tokio::spawn(async move { drop(connection.await) });
-        Self(send)
-    }
-
-    /// Sends the headers only.
-    pub(crate) async fn open(&self, path: &str, headers: &[(&str, &str)]) -> Call {
-        let mut request = Request::post(format!("http://shop{path}"))
-            .header("te", "trailers")
-            .header("authorization", "Bearer one")
-            .header("content-type", "application/grpc");
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let mut ready = self.0.clone().ready().await.unwrap();
-        let (answer, send) = ready.send_request(request.body(()).unwrap(), false).unwrap();
-        Call { answer, send }
-    }
-
-    /// Sends all of it, each piece in a frame of its own.
-    pub(crate) async fn start(&self, path: &str, headers: &[(&str, &str)], pieces: &[Bytes]) -> Call {
-        let mut call = self.open(path, headers).await;
-        for piece in pieces {
-            call.send.send_data(piece.clone(), false).unwrap();
-            tokio::task::yield_now().await;
-        }
-        call.send.send_data(Bytes::new(), true).unwrap();
-        call
-    }
-
-    pub(crate) async fn call(&self, path: &str, headers: &[(&str, &str)], body: Bytes) -> Answer {
-        self.start(path, headers, &[body]).await.end().await
-    }
-}
-
-impl Call {
-    pub(crate) async fn end(self) -> Answer {
-        within("an answer", self.try_end()).await.expect("a whole answer")
-    }
-
-    pub(crate) async fn try_end(self) -> Result<Answer, h2::Error> {
-        let response = self.answer.await?;
-        assert_eq!(response.status(), 200);
-        let (parts, mut stream) = response.into_parts();
-        let trailers_only = stream.is_end_stream();
-        let mut body = BytesMut::new();
-        while let Some(data) = stream.data().await {
-            let data = data?;
-            let _ = stream.flow_control().release_capacity(data.len());
-            body.extend_from_slice(&data);
-        }
-        let trailers = stream.trailers().await?.unwrap_or_default();
-        Ok(Answer { headers: parts.headers, trailers_only, body: body.freeze(), trailers })
-    }
 }
 
 /// What the server by hand shares with the test.
