@@ -57,7 +57,7 @@ const asIs = (bytes) => bytes;
 
 const connections = [];
 function connect({ retry = false, gzip = false } = {}) {
-  const options = { "grpc.enable_retries": retry ? 1 : 0 };
+  const options = { "grpc.enable_retries": retry ? 1 : 0, "grpc.enable_http_proxy": 0 };
   if (retry) options["grpc.service_config"] = JSON.stringify(RETRY);
   if (gzip) options["grpc.default_compression_algorithm"] = grpc.compressionAlgorithms.gzip;
   // Without this, channels with the same options share connections, and what one leaves behind.
@@ -89,11 +89,14 @@ function call(client, method, request, { key, metadata, timeout = PATIENCE_MS } 
     started.on("metadata", (metadata) => { initial = metadata; });
     started.on("status", (status) => setImmediate(() => resolve(outcome(status, initial, body, responseDeserialize))));
   });
-  return { seen, cancel: () => started.cancel() };
+  return { seen, initial: () => initial, cancel: () => started.cancel() };
 }
 
+// Of the moment, or of this client: the number of tries before this one, which the library puts there.
+const NOT_ANSWERED = new Set(["date", "grpc-previous-rpc-attempts"]);
+
 function told(metadata) {
-  const pairs = Object.entries(metadata?.toJSON() ?? {}).filter(([name]) => name !== "date");
+  const pairs = Object.entries(metadata?.toJSON() ?? {}).filter(([name]) => !NOT_ANSWERED.has(name));
   pairs.sort(([a], [b]) => (a < b ? -1 : 1));
   return pairs.flatMap(([name, values]) =>
     values.map((value) => [name, name.endsWith("-bin") ? base64(value) : value]));
@@ -264,8 +267,10 @@ const scenarios = {
     const held = ask(client, "Create", request, { key: "busy" });
     await until("the first to run", async () => (await stats(client, "busy")).begun === 1);
     const refused = await ask(client, "Create", request, { key: "busy" });
-    const retried = await ask(retrying, "Create", request, { key: "busy" });
-    return { refused, retried, first: await held, stats: await stats(client, "busy") };
+    const { seen, initial } = call(retrying, "Create", request, { key: "busy" });
+    const { parsed, ...retried } = await seen;
+    const tries = Number(initial().get("grpc-previous-rpc-attempts")[0]);
+    return { refused, retried, tries_before: tries, first: await held, stats: await stats(client, "busy") };
   },
 
   async deadline() {

@@ -52,7 +52,7 @@ def entries(*pairs):
 
 
 def connect(retry=False, compression=None):
-    options = [("grpc.enable_retries", 1 if retry else 0)]
+    options = [("grpc.enable_retries", 1 if retry else 0), ("grpc.enable_http_proxy", 0)]
     if retry:
         options.append(("grpc.service_config", json.dumps(RETRY)))
     return grpc.insecure_channel(TARGET, options=options, compression=compression)

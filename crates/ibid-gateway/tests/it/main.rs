@@ -9,6 +9,7 @@ mod disk;
 mod docs;
 mod faults;
 mod grpc;
+mod grpc_clients;
 mod killed;
 mod operations;
 mod passing;
