@@ -298,6 +298,17 @@ async fn an_answer_too_large_to_keep_is_not_played_as_a_success() {
 }
 
 #[tokio::test]
+async fn a_large_answer_without_a_status_breaks_off_and_leaves_the_outcome_open() {
+    let shop = Shop::open(turned(Policy::platform(), |policy| policy.on_unknown = OnUnknown::Hold)).await;
+    let client = shop.client().await;
+    let call = client.start("/shop.Orders/LargeCut", &[KEY], &[message("x")]).await;
+    let broken = within("the end", call.try_end()).await.expect_err("no client takes it for a whole answer");
+    assert!(broken.is_reset(), "{broken}");
+    client.call("/shop.Orders/LargeCut", &[KEY], message("x")).await.assert_refused(9, "OUTCOME_UNKNOWN");
+    assert_eq!(shop.runs(), 1);
+}
+
+#[tokio::test]
 async fn without_bodies_a_replay_is_the_status_over_an_empty_message() {
     let shop = Shop::open(turned(with_marker(), |policy| {
         policy.remember_body = false;

@@ -58,12 +58,13 @@ pub(crate) struct State {
 }
 
 /// The methods that the server knows to be unary. `Chat` streams.
-pub(crate) const METHODS: [&str; 6] = [
+pub(crate) const METHODS: [&str; 7] = [
     "shop.Orders/Create",
     "shop.Orders/Gated",
     "shop.Orders/Status",
     "shop.Orders/Cut",
     "shop.Orders/Large",
+    "shop.Orders/LargeCut",
     "shop.Orders/Bins",
 ];
 
@@ -131,6 +132,7 @@ async fn handle(state: Arc<State>, request: Request<RequestBody<Incoming>>) -> R
         }
         "Cut" => head.body(whole(message("no end"), None)).unwrap(),
         "Large" => head.body(whole(framed(0, &vec![7; 3 << 20]), Some(trailers(&[("grpc-status", "0")])))).unwrap(),
+        "LargeCut" => head.body(whole(framed(0, &vec![7; 3 << 20]), None)).unwrap(),
         "Bins" => {
             let head = head.header("trace-bin", "AAEC").header("trace-bin", "AwQF");
             let end = trailers(&[("grpc-status", "0"), ("sum-bin", "AA"), ("sum-bin", "AQ"), ("sum-bin", "Ag,Aw")]);

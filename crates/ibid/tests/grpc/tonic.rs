@@ -12,7 +12,9 @@ use std::{
 };
 
 use bytes::{Buf, BufMut, Bytes};
+use http_body_util::BodyExt;
 use ibid::{Ibid, OnConcurrent, Policy, grpc::Unary, store::Memory};
+use ibid_testkit::grpc::message;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tonic::{
     Code, Request, Response, Status,
@@ -21,7 +23,7 @@ use tonic::{
     server::{NamedService, UnaryService},
     transport::{Channel, Endpoint, Server, server::TcpIncoming},
 };
-use tower::Service;
+use tower::{Service, ServiceExt};
 
 use super::kit::{turned, within};
 
@@ -210,6 +212,37 @@ async fn a_client_that_compresses_and_one_that_does_not_share_an_answer() {
     assert_eq!(shop.create("ten").await.unwrap().into_inner(), first);
     assert_eq!(shop.send(Shop::request("ten"), true).await.unwrap().into_inner(), first);
     assert_eq!(shop.runs(), 1);
+}
+
+/// Without a server of tonic's: its routes as an axum router, with both layers, and no HTTP/2 in sight.
+#[tokio::test]
+async fn the_layer_fits_around_routes_and_beside_the_one_for_http() {
+    let state = Arc::new(State { runs: AtomicUsize::new(0), gate: Semaphore::new(0) });
+    let ibid = Ibid::new(Arc::new(Memory::default()));
+    let router = tonic::service::Routes::new(Orders(state.clone()))
+        .into_axum_router()
+        .route("/pay", axum::routing::post(|| async { "paid" }))
+        .layer(ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform()))
+        .layer(ibid.layer(Policy::ietf()));
+    let send = async |path: &str, kind: &str| {
+        let request = http::Request::post(path)
+            .version(http::Version::HTTP_2)
+            .header("host", "shop")
+            .header("content-type", kind)
+            .header("idempotency-key", "key-1");
+        let request = request.body(axum::body::Body::from(message("ten"))).unwrap();
+        router.clone().oneshot(request).await.unwrap()
+    };
+    for _ in 0..2 {
+        let answer = send("/shop.Orders/Create", "application/grpc").await;
+        assert!(!answer.headers().contains_key("idempotent-replayed"), "not of the HTTP layer's making");
+        let body = answer.into_body().collect().await.unwrap();
+        assert_eq!(body.trailers().unwrap()["grpc-status"], "0");
+        assert_eq!(body.to_bytes(), message("ten in run 1"));
+    }
+    assert_eq!(state.runs.load(SeqCst), 1);
+    assert!(!send("/pay", "text/plain").await.headers().contains_key("idempotent-replayed"));
+    assert_eq!(send("/pay", "text/plain").await.headers()["idempotent-replayed"], "true");
 }
 
 #[tokio::test]
