@@ -7,6 +7,7 @@ from the descriptor set, answers are kept as the bytes that came. client.mjs doe
 import base64
 import hashlib
 import json
+import pathlib
 import queue
 import sys
 import time
@@ -21,21 +22,8 @@ from grpc_status import rpc_status
 TARGET, DESCRIPTORS, SCENARIO = sys.argv[1:]
 # No single step takes longer, or the scenario fails.
 PATIENCE_S = 20
-# What README and guide tell clients to use: the library itself tries again, no code of ours does.
-RETRY = {
-    "methodConfig": [
-        {
-            "name": [{"service": "shop.Orders"}],
-            "retryPolicy": {
-                "maxAttempts": 5,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "1s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["ABORTED", "UNAVAILABLE"],
-            },
-        }
-    ]
-}
+# The service config of the example's README: the library itself tries again, no code of ours does.
+RETRY = (pathlib.Path(__file__).parent / "retry.json").read_text()
 
 pool = descriptor_pool.DescriptorPool()
 with open(DESCRIPTORS, "rb") as file:
@@ -54,7 +42,7 @@ def entries(*pairs):
 def connect(retry=False, compression=None):
     options = [("grpc.enable_retries", 1 if retry else 0), ("grpc.enable_http_proxy", 0)]
     if retry:
-        options.append(("grpc.service_config", json.dumps(RETRY)))
+        options.append(("grpc.service_config", RETRY))
     return grpc.insecure_channel(TARGET, options=options, compression=compression)
 
 

@@ -7,7 +7,13 @@
 mod judge;
 mod kit;
 
+use std::{fs, path::Path};
+
+use ibid_example_tonic::DESCRIPTORS;
+use ibid_testkit::process::run;
+
 use self::kit::{Client, Scene};
+use crate::faults::kit::BIN;
 
 /// Each scenario, by each client, against each server.
 macro_rules! scenarios {
@@ -64,4 +70,21 @@ async fn what_one_client_was_answered_another_is_too() {
         }
         assert_eq!(scene.shop.runs("first"), (1, 1));
     }
+}
+
+/// The guide of the example shows what is tested here.
+#[tokio::test]
+async fn the_examples_guide_has_a_valid_configuration_and_the_clients_retry_policy() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let guide = fs::read_to_string(here.join("../../examples/tonic/README.md")).unwrap();
+    let block = |kind: &str| guide.split(&format!("```{kind}\n")).nth(1).unwrap().split("```").next().unwrap();
+    assert_eq!(block("json"), fs::read_to_string(here.join("tests/grpc/retry.json")).unwrap());
+
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("shop.bin"), DESCRIPTORS).unwrap();
+    let file = folder.path().join("ibid.toml");
+    fs::write(&file, block("toml")).unwrap();
+    let output = run(BIN, &["check", file.to_str().unwrap()], &[]).await;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("grpc shop.Orders/*"), "{said}");
 }
