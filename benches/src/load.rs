@@ -23,26 +23,23 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::AsyncWriteExt,
     net::TcpStream,
     task::JoinSet,
     time::timeout,
 };
 
-use self::calls::Calls;
-use crate::{
-    cpu,
-    histogram::Histogram,
-    wire::{self, Request, Response},
+use self::{
+    calls::Calls,
+    http1::{BUFFER, Http1, read_response},
 };
+use crate::{cpu, histogram::Histogram};
 
 mod calls;
+mod http1;
 
 /// A server that leaves a request unanswered for so long has failed the run.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// A response must fit; grown in steps of [`BUFFER`].
-const MAX_RESPONSE: usize = 16 << 20;
-const BUFFER: usize = 4096;
 
 /// What to send, where to, and what to expect.
 #[derive(Clone, Debug)]
@@ -153,7 +150,7 @@ impl Load {
             stream.set_nodelay(true)?;
             let line = match plan.protocol {
                 Protocol::Http1 => Line::Http1(Http1::new(stream, plan)),
-                Protocol::Grpc => Line::Grpc(Calls::connect(stream, plan).await?),
+                Protocol::Grpc => Line::Grpc(Box::new(Calls::connect(stream, plan).await?)),
             };
             connections.push(Connection { line, serials: Serials::of(plan.keys, index) });
         }
@@ -259,7 +256,7 @@ struct Connection {
 #[derive(Debug)]
 enum Line {
     Http1(Http1),
-    Grpc(Calls),
+    Grpc(Box<Calls>),
 }
 
 impl Connection {
@@ -304,60 +301,8 @@ impl Connection {
     /// The last answer, for people.
     fn last(&self) -> String {
         match &self.line {
-            Line::Http1(line) => String::from_utf8_lossy(&line.buffer[..line.last.min(600)]).into_owned(),
-            Line::Grpc(calls) => calls.last().to_owned(),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Http1 {
-    stream: TcpStream,
-    request: Request,
-    buffer: Vec<u8>,
-    /// How much of the buffer is the last response.
-    last: usize,
-}
-
-impl Http1 {
-    fn new(stream: TcpStream, plan: &Plan) -> Self {
-        let request = Request::new(&plan.addr.to_string(), &plan.path, plan.namespace, plan.body_bytes);
-        Self { stream, request, buffer: vec![0; BUFFER], last: 0 }
-    }
-
-    async fn exchange(&mut self, serial: u64) -> io::Result<u16> {
-        self.request.set_serial(serial);
-        self.stream.write_all(self.request.bytes()).await?;
-        let response = read_response(&mut self.stream, &mut self.buffer).await?;
-        self.last = response.len;
-        Ok(response.status)
-    }
-}
-
-/// Reads exactly one response into the start of `buffer`.
-async fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Response> {
-    let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
-    let mut filled = 0;
-    loop {
-        if filled == buffer.len() {
-            if filled >= MAX_RESPONSE {
-                return Err(invalid("the response is larger than the generator reads".into()));
-            }
-            buffer.resize(filled * 2, 0);
-        }
-        match stream.read(&mut buffer[filled..]).await? {
-            0 => {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
-            }
-            read => filled += read,
-        }
-        match wire::response(&buffer[..filled]) {
-            Ok(None) => {}
-            Ok(Some(response)) if response.len == filled => return Ok(response),
-            Ok(Some(_)) => return Err(invalid("bytes after the end of the response".into())),
-            Err(wire::Malformed(what)) => {
-                return Err(invalid(format!("{what}:\n{}", String::from_utf8_lossy(&buffer[..filled.min(600)]))));
-            }
+            Line::Http1(line) => line.last(),
+            Line::Grpc(calls) => calls.last(),
         }
     }
 }

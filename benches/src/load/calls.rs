@@ -63,8 +63,8 @@ impl Calls {
         Ok(1000 + code)
     }
 
-    pub(super) fn last(&self) -> &str {
-        &self.last
+    pub(super) fn last(&self) -> String {
+        self.last.clone()
     }
 }
 
