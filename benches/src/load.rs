@@ -22,12 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{
-    io::AsyncWriteExt,
-    net::TcpStream,
-    task::JoinSet,
-    time::timeout,
-};
+use tokio::{io::AsyncWriteExt, net::TcpStream, task::JoinSet, time::timeout};
 
 use self::{
     calls::Calls,

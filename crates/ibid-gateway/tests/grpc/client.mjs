@@ -262,7 +262,7 @@ const scenarios = {
 
   async deadline() {
     return left("deadline", async (client, request, key) => {
-      const lost = await ask(client, "Create", request, { key, timeout: 1000 });
+      const lost = await ask(client, "Create", request, { key, timeout: 2000 });
       await until("it to run", async () => (await stats(client, key)).begun === 1);
       return lost;
     });

@@ -191,7 +191,7 @@ def left(key, leave):
 
 def deadline():
     def leave(channel, request, key):
-        lost = outcome(call(channel, "Create", request, key=key, timeout=1))
+        lost = outcome(call(channel, "Create", request, key=key, timeout=2))
         until("it to run", lambda: stats(channel, key)["begun"] == 1)
         return lost
 
