@@ -10,16 +10,17 @@
 //! | [`rows`] | the table of scenes, contenders, rows and targets |
 //! | [`runner`] | starts a scene's processes, runs the rounds, collects samples |
 //! | [`child`] | a process that is certain to be killed |
-//! | [`load`] | the closed-loop HTTP/1.1 load generator |
+//! | [`load`] | the closed-loop load generator, for HTTP/1.1 and gRPC |
 //! | [`wire`] | request bytes and response framing for it |
 //! | [`histogram`], [`cpu`] | latency buckets; CPU time of a process |
 //! | [`verdict`], [`report`] | comparison with the targets; the printed table and the JSON file |
-//! | [`server`] | what the benchmark's own servers share |
+//! | [`server`], [`calls`] | what the benchmark's own servers share; the gRPC method of one of them |
 //!
 //! Invariant: a figure is reported only if every response of its run had the expected status *and* the app executed
 //! exactly as often as the run implies (once per request on a miss, never on a replay).
 
 pub mod args;
+pub mod calls;
 pub mod child;
 pub mod cpu;
 pub mod histogram;

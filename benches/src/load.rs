@@ -1,14 +1,14 @@
-//! A closed-loop HTTP/1.1 load generator: every connection sends its next request when the answer to the last arrived.
+//! A closed-loop load generator for HTTP/1.1 and for unary gRPC calls: every connection sends its next request when the answer to the last arrived.
 //!
 //! It shares the machine's two cores with the servers it measures, so it does as little as it can: request bytes are
 //! made once and patched in place, a request costs one write, one read and one look at the clock, and everything runs
 //! on the caller's thread. Requests in flight when time is up are waited for, so a run leaves nothing behind.
 //!
 //! ```no_run
-//! # use ibid_bench::load::{Keys, Load, Plan, Stop};
+//! # use ibid_bench::load::{Keys, Load, Plan, Protocol, Stop};
 //! # async fn example() -> std::io::Result<()> {
-//! let plan = Plan { addr: ([127, 0, 0, 1], 8080).into(), path: "/".into(), body_bytes: 300, connections: 64,
-//!                   namespace: 1, keys: Keys::Unique, expect: 201 };
+//! let plan = Plan { addr: ([127, 0, 0, 1], 8080).into(), protocol: Protocol::Http1, path: "/".into(), body_bytes: 300,
+//!                   connections: 64, namespace: 1, keys: Keys::Unique };
 //! let mut load = Load::connect(&plan).await?;
 //! let run = load.run(Stop::Requests(100_000), std::process::id()).await?;
 //! println!("{:.0} req/s, p99 {:?}", run.per_second(), run.latency.quantile(0.99));
@@ -22,30 +22,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    task::JoinSet,
-    time::timeout,
-};
+use tokio::{io::AsyncWriteExt, net::TcpStream, task::JoinSet, time::timeout};
 
-use crate::{
-    cpu,
-    histogram::Histogram,
-    wire::{self, Request, Response},
+use self::{
+    calls::Calls,
+    http1::{BUFFER, Http1, read_response},
 };
+use crate::{cpu, histogram::Histogram};
+
+mod calls;
+mod http1;
 
 /// A server that leaves a request unanswered for so long has failed the run.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// A response must fit; grown in steps of [`BUFFER`].
-const MAX_RESPONSE: usize = 16 << 20;
-const BUFFER: usize = 4096;
 
 /// What to send, where to, and what to expect.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The server.
     pub addr: SocketAddr,
+    /// What to speak with it.
+    pub protocol: Protocol,
     /// The request's path.
     pub path: String,
     /// Size of the JSON body.
@@ -56,8 +53,25 @@ pub struct Plan {
     pub namespace: u64,
     /// Which keys to use.
     pub keys: Keys,
+}
+
+/// What is spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1, answered with 201.
+    Http1,
+    /// Unary gRPC calls over HTTP/2 without TLS, answered with OK. A failed call counts under 1000 and its code.
+    Grpc,
+}
+
+impl Protocol {
     /// The only status that does not invalidate the run.
-    pub expect: u16,
+    fn expected(self) -> u16 {
+        match self {
+            Self::Http1 => 201,
+            Self::Grpc => 1000,
+        }
+    }
 }
 
 /// Which idempotency keys a load uses.
@@ -125,19 +139,17 @@ impl Load {
     /// # Errors
     /// If one of them cannot be opened.
     pub async fn connect(plan: &Plan) -> io::Result<Self> {
-        let request = Request::new(&plan.addr.to_string(), &plan.path, plan.namespace, plan.body_bytes);
         let mut connections = Vec::with_capacity(plan.connections);
         for index in 0..plan.connections as u64 {
             let stream = TcpStream::connect(plan.addr).await?;
             stream.set_nodelay(true)?;
-            connections.push(Connection {
-                stream,
-                request: request.clone(),
-                buffer: vec![0; BUFFER],
-                serials: Serials::of(plan.keys, index),
-            });
+            let line = match plan.protocol {
+                Protocol::Http1 => Line::Http1(Http1::new(stream, plan)),
+                Protocol::Grpc => Line::Grpc(Box::new(Calls::connect(stream, plan).await?)),
+            };
+            connections.push(Connection { line, serials: Serials::of(plan.keys, index) });
         }
-        Ok(Self { connections, keys: plan.keys, expect: plan.expect })
+        Ok(Self { connections, keys: plan.keys, expect: plan.protocol.expected() })
     }
 
     /// Sends every fixed key once, one after the other, or a few unique ones; says what went wrong, if anything.
@@ -232,10 +244,14 @@ impl Serials {
 
 #[derive(Debug)]
 struct Connection {
-    stream: TcpStream,
-    request: Request,
-    buffer: Vec<u8>,
+    line: Line,
     serials: Serials,
+}
+
+#[derive(Debug)]
+enum Line {
+    Http1(Http1),
+    Grpc(Box<Calls>),
 }
 
 impl Connection {
@@ -247,8 +263,8 @@ impl Connection {
             if sent >= until {
                 break;
             }
-            let response = match self.exchange().await {
-                Ok(response) => response,
+            let status = match self.exchange().await {
+                Ok(status) => status,
                 Err(error) => {
                     tally.problem.get_or_insert_with(|| error.to_string());
                     break;
@@ -257,51 +273,31 @@ impl Connection {
             let arrived = Instant::now();
             tally.latency.record(arrived - sent);
             sent = arrived;
-            if response.status == expect {
+            if status == expect {
                 tally.expected += 1;
             } else {
-                *tally.others.entry(response.status).or_default() += 1;
-                tally.problem.get_or_insert_with(|| {
-                    let text = String::from_utf8_lossy(&self.buffer[..response.len.min(600)]);
-                    format!("status {} instead of {expect}:\n{text}", response.status)
-                });
+                *tally.others.entry(status).or_default() += 1;
+                tally.problem.get_or_insert_with(|| format!("status {status} instead of {expect}:\n{}", self.last()));
             }
         }
         tally.status = expect;
         (self, tally)
     }
 
-    async fn exchange(&mut self) -> io::Result<Response> {
-        self.request.set_serial(self.serials.advance());
-        self.stream.write_all(self.request.bytes()).await?;
-        read_response(&mut self.stream, &mut self.buffer).await
+    /// One request and its whole answer, of which the status is told.
+    async fn exchange(&mut self) -> io::Result<u16> {
+        let serial = self.serials.advance();
+        match &mut self.line {
+            Line::Http1(line) => line.exchange(serial).await,
+            Line::Grpc(calls) => calls.exchange(serial).await,
+        }
     }
-}
 
-/// Reads exactly one response into the start of `buffer`.
-async fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Response> {
-    let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
-    let mut filled = 0;
-    loop {
-        if filled == buffer.len() {
-            if filled >= MAX_RESPONSE {
-                return Err(invalid("the response is larger than the generator reads".into()));
-            }
-            buffer.resize(filled * 2, 0);
-        }
-        match stream.read(&mut buffer[filled..]).await? {
-            0 => {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
-            }
-            read => filled += read,
-        }
-        match wire::response(&buffer[..filled]) {
-            Ok(None) => {}
-            Ok(Some(response)) if response.len == filled => return Ok(response),
-            Ok(Some(_)) => return Err(invalid("bytes after the end of the response".into())),
-            Err(wire::Malformed(what)) => {
-                return Err(invalid(format!("{what}:\n{}", String::from_utf8_lossy(&buffer[..filled.min(600)]))));
-            }
+    /// The last answer, for people.
+    fn last(&self) -> String {
+        match &self.line {
+            Line::Http1(line) => line.last(),
+            Line::Grpc(calls) => calls.last(),
         }
     }
 }

@@ -3,12 +3,16 @@
 //! A *scene* is a set of contenders that are loaded in turn with the same request. A *row* judges one contender of a
 //! scene against others of the same round.
 
+use crate::load::Protocol;
+
 /// Contenders that run interleaved under the same load.
 #[derive(Debug)]
 pub struct Scene {
     /// For progress messages and reference lines.
     pub name: &'static str,
-    /// Size of the request's JSON body.
+    /// What all contenders are spoken to in.
+    pub protocol: Protocol,
+    /// Size of the request's JSON body; of its message, in a gRPC call.
     pub body_bytes: usize,
     /// Who takes part, if a chosen row needs it.
     pub contenders: &'static [Contender],
@@ -42,15 +46,21 @@ pub enum Program {
     IbidLogging,
     /// As `Ibid`, on the embedded store in a fresh folder, synced before every claim is answered.
     IbidEmbedded,
+    /// As `Ibid`, with one route, for the gRPC method `Guarded`, in front of `layer-app`.
+    IbidCalls,
     /// `layer-app` of this package.
     LayerApp,
 }
 
 impl Program {
-    /// Whether it needs an upstream behind it.
+    /// The app that it needs behind it, if it is a gateway.
     #[must_use]
-    pub fn is_gateway(self) -> bool {
-        matches!(self, Self::Proxy | Self::Ibid | Self::IbidLogging | Self::IbidEmbedded)
+    pub fn upstream(self) -> Option<Self> {
+        match self {
+            Self::Proxy | Self::Ibid | Self::IbidLogging | Self::IbidEmbedded => Some(Self::Upstream),
+            Self::IbidCalls => Some(Self::LayerApp),
+            Self::Upstream | Self::LayerApp => None,
+        }
     }
 }
 
@@ -144,6 +154,9 @@ const fn shown(baseline: &'static str) -> Target {
     Target { baseline, measure: Measure::Shown }
 }
 
+const PLAIN_CALL: &str = "/bench.Orders/Plain";
+const GUARDED_CALL: &str = "/bench.Orders/Guarded";
+
 const GATEWAY: &[Contender] = &[
     contender("upstream", Program::Upstream, "/orders", Traffic::Miss),
     contender("proxy", Program::Proxy, "/orders", Traffic::Miss),
@@ -160,6 +173,7 @@ const GATEWAY_REPLAY: &[Target] = &[speed("proxy", 2.5), speed("upstream", 1.0)]
 pub const SCENES: &[Scene] = &[
     Scene {
         name: "gateway-300",
+        protocol: Protocol::Http1,
         body_bytes: 300,
         contenders: GATEWAY,
         rows: &[
@@ -173,6 +187,7 @@ pub const SCENES: &[Scene] = &[
     },
     Scene {
         name: "gateway-16k",
+        protocol: Protocol::Http1,
         body_bytes: 16 * 1024,
         contenders: GATEWAY,
         rows: &[
@@ -182,6 +197,7 @@ pub const SCENES: &[Scene] = &[
     },
     Scene {
         name: "layer-300",
+        protocol: Protocol::Http1,
         body_bytes: 300,
         contenders: &[
             contender("axum-plain", Program::LayerApp, "/plain", Traffic::Miss),
@@ -193,9 +209,41 @@ pub const SCENES: &[Scene] = &[
             row("layer-memory-replay-300", "axum-ibid-replay", &[speed("axum-plain", 1.0)]),
         ],
     },
+    // There are no targets for gRPC: what is shown is the ratio to the same way without idempotency.
+    Scene {
+        name: "grpc-layer-300",
+        protocol: Protocol::Grpc,
+        body_bytes: 300,
+        contenders: &[
+            contender("tonic-plain", Program::LayerApp, PLAIN_CALL, Traffic::Miss),
+            contender("tonic-ibid-miss", Program::LayerApp, GUARDED_CALL, Traffic::Miss),
+            contender("tonic-ibid-replay", Program::LayerApp, GUARDED_CALL, Traffic::Replay),
+        ],
+        rows: &[
+            row("grpc-layer-miss-300", "tonic-ibid-miss", &[shown("tonic-plain")]),
+            row("grpc-layer-replay-300", "tonic-ibid-replay", &[shown("tonic-plain")]),
+        ],
+    },
+    Scene {
+        name: "grpc-gateway-300",
+        protocol: Protocol::Grpc,
+        body_bytes: 300,
+        contenders: &[
+            contender("tonic-plain", Program::LayerApp, PLAIN_CALL, Traffic::Miss),
+            // The same gateway, which lets this method pass.
+            contender("ibid-passing", Program::IbidCalls, PLAIN_CALL, Traffic::Miss),
+            contender("ibid-miss", Program::IbidCalls, GUARDED_CALL, Traffic::Miss),
+            contender("ibid-replay", Program::IbidCalls, GUARDED_CALL, Traffic::Replay),
+        ],
+        rows: &[
+            row("grpc-gateway-miss-300", "ibid-miss", &[shown("ibid-passing")]),
+            row("grpc-gateway-replay-300", "ibid-replay", &[shown("ibid-passing"), shown("tonic-plain")]),
+        ],
+    },
     // Two processes of the same server: how far from 1.00 their ratio strays is what other rows' ratios are worth.
     Scene {
         name: "noise-300",
+        protocol: Protocol::Http1,
         body_bytes: 300,
         contenders: &[
             contender("upstream", Program::Upstream, "/orders", Traffic::Miss),
@@ -224,14 +272,23 @@ mod tests {
     }
 
     #[test]
+    fn all_gateways_of_a_scene_have_the_same_app_behind_them() {
+        for scene in SCENES {
+            let mut apps = scene.contenders.iter().filter_map(|contender| contender.program.upstream());
+            let first = apps.next();
+            assert!(apps.all(|app| Some(app) == first), "{}", scene.name);
+        }
+    }
+
+    #[test]
     fn rows_are_selected_by_part_of_their_name() {
         let names = |patterns: &[&str]| -> Vec<&str> {
             let patterns: Vec<_> = patterns.iter().map(ToString::to_string).collect();
             select(&patterns).unwrap().into_iter().flat_map(|(_, rows)| rows).map(|row| row.name).collect()
         };
         assert_eq!(names(&["16k"]), ["gateway-memory-miss-16k", "gateway-memory-replay-16k"]);
-        assert_eq!(names(&["layer", "noise-300"]).len(), 3);
-        assert_eq!(names(&[]).len(), 9);
+        assert_eq!(names(&["layer-memory", "noise-300"]).len(), 3);
+        assert_eq!(names(&[]).len(), 13);
         assert!(select(&["nothing".into()]).unwrap_err().contains("gateway-memory-miss-300"));
     }
 }

@@ -8,6 +8,7 @@
 //! the others go on.
 
 use std::{
+    fs,
     net::SocketAddr,
     path::PathBuf,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -29,6 +30,8 @@ const REST: Duration = Duration::from_millis(50);
 /// The gateway under test.
 const SERVE: &[&str] =
     &["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--journal", "off", "--preset", "ietf"];
+/// Its routes, where it is to protect one gRPC method and let the others pass.
+const CALLS: &str = "[[route]]\nmatch = \"grpc bench.Orders/Guarded\"\n";
 const MEMORY: &[&str] = &["--store", "memory:"];
 const QUIET: &[&str] = &["--log-level", "warn"];
 
@@ -136,9 +139,9 @@ pub fn check_programs(args: &Args, chosen: &[(&'static Scene, Vec<&'static Row>)
 /// [`Measured::problem`].
 pub async fn play(args: &Args, scene: &'static Scene, rows: Vec<&'static Row>) -> Result<Played, String> {
     let contenders = needed(scene, &rows);
-    let upstream = match contenders.iter().any(|contender| contender.program.is_gateway()) {
-        true => Some(start(args, Program::Upstream, None).await?),
-        false => None,
+    let upstream = match contenders.iter().find_map(|contender| contender.program.upstream()) {
+        Some(app) => Some(start(args, app, None).await?),
+        None => None,
     };
     let stage = Stage { args, scene, upstream };
     let mut measured: Vec<_> = contenders
@@ -206,7 +209,7 @@ struct Stage<'a> {
 impl Stage<'_> {
     /// One run of one contender, or why it does not count.
     async fn run(&self, contender: &Contender) -> Result<Sample, String> {
-        let behind = self.upstream.as_ref().filter(|_| contender.program.is_gateway());
+        let behind = self.upstream.as_ref().filter(|_| contender.program.upstream().is_some());
         let server = start(self.args, contender.program, behind.map(Server::addr)).await?;
         let app = behind.unwrap_or(&server).addr();
         let mut load = self.warmed_up(contender, &server).await?;
@@ -235,6 +238,7 @@ impl Stage<'_> {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let plan = Plan {
             addr: server.addr(),
+            protocol: self.scene.protocol,
             path: contender.path.to_owned(),
             body_bytes: self.scene.body_bytes,
             connections: self.args.connections,
@@ -243,7 +247,6 @@ impl Stage<'_> {
                 Traffic::Miss => Keys::Unique,
                 Traffic::Replay => Keys::Fixed(self.args.replay_keys),
             },
-            expect: 201,
         };
         let failed = |what: &dyn std::fmt::Display| format!("warming up: {what}");
         let mut load = Load::connect(&plan).await.map_err(|error| failed(&error))?;
@@ -266,7 +269,7 @@ fn binary(args: &Args, program: Program) -> (PathBuf, &'static str) {
         Program::Upstream => (args.own_bins.join("bare-upstream"), "build all binaries of ibid-bench"),
         Program::LayerApp => (args.own_bins.join("layer-app"), "build all binaries of ibid-bench"),
         Program::Proxy => (args.proxy_bin.clone(), "set --proxy-bin or IBID_BENCH_PROXY"),
-        Program::Ibid | Program::IbidLogging | Program::IbidEmbedded => {
+        Program::Ibid | Program::IbidLogging | Program::IbidEmbedded | Program::IbidCalls => {
             (args.ibid_bin.clone(), "set --ibid-bin or IBID_BENCH_IBID")
         }
     }
@@ -278,6 +281,11 @@ async fn start(args: &Args, program: Program, upstream: Option<SocketAddr>) -> R
     let threads = args.app_threads.to_string();
     let folder = tempfile::tempdir().map_err(|why| format!("no folder for a store: {why}"))?;
     let embedded = format!("embedded:{}", folder.path().display());
+    let config = folder.path().join("ibid.toml");
+    if program == Program::IbidCalls {
+        fs::write(&config, CALLS).map_err(|why| format!("{}: {why}", config.display()))?;
+    }
+    let config = config.display().to_string();
     let flags: Vec<&str> = match program {
         Program::Upstream | Program::LayerApp => {
             vec!["--listen", "127.0.0.1:0", "--answer", &answer, "--threads", &threads]
@@ -285,6 +293,7 @@ async fn start(args: &Args, program: Program, upstream: Option<SocketAddr>) -> R
         Program::Proxy => vec!["--upstream", &upstream, "--listen", "127.0.0.1:0"],
         Program::Ibid => [SERVE, MEMORY, QUIET, &["--upstream", &upstream]].concat(),
         Program::IbidLogging => [SERVE, MEMORY, &["--upstream", &upstream]].concat(),
+        Program::IbidCalls => [SERVE, MEMORY, QUIET, &["--upstream", &upstream, "--config", &config]].concat(),
         Program::IbidEmbedded => [SERVE, QUIET, &["--upstream", &upstream, "--store", &embedded]].concat(),
     };
     let flags: Vec<String> = flags.into_iter().map(str::to_owned).collect();

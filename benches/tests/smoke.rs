@@ -34,8 +34,16 @@ fn stub() -> String {
 fn gateway_rows_run_from_warm_up_to_json() {
     let json = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("gateway.json");
     let stub = stub();
-    let (output, text) =
-        run(&["--rows", "gateway", "--proxy-bin", &stub, "--ibid-bin", &stub, "--json", json.to_str().unwrap()]);
+    let (output, text) = run(&[
+        "--rows",
+        "gateway-memory,gateway-embedded",
+        "--proxy-bin",
+        &stub,
+        "--ibid-bin",
+        &stub,
+        "--json",
+        json.to_str().unwrap(),
+    ]);
     assert!(output.status.success(), "{text}");
     for row in ["gateway-memory-miss-300", "gateway-memory-replay-16k"] {
         assert!(text.contains(row), "{text}");
@@ -45,12 +53,24 @@ fn gateway_rows_run_from_warm_up_to_json() {
 }
 
 #[test]
+fn grpc_rows_run_and_a_server_of_something_else_makes_them_invalid() {
+    let (output, text) = run(&["--rows", "grpc-layer"]);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("grpc-layer-replay-300") && !text.contains("INVALID"), "{text}");
+    // The stand-in speaks HTTP/1.1 only.
+    let (output, text) = run(&["--rows", "grpc-gateway-miss", "--ibid-bin", &stub()]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("INVALID"), "{text}");
+}
+
+#[test]
 fn a_gateway_that_executes_replays_makes_the_row_invalid() {
     // Without its first argument, `serve`, the stub is a plain proxy: it executes every replay.
     let script = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("forgetful");
     fs::write(&script, format!("#!/bin/sh\nshift\nexec {} \"$@\"\n", stub())).unwrap();
     assert!(Command::new("chmod").arg("+x").arg(&script).status().unwrap().success());
-    let (output, text) = run(&["--rows", "replay-300", "--proxy-bin", &stub(), "--ibid-bin", script.to_str().unwrap()]);
+    let (output, text) =
+        run(&["--rows", "gateway-memory-replay-300", "--proxy-bin", &stub(), "--ibid-bin", script.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("times instead of 0"), "{text}");
 }

@@ -1,5 +1,5 @@
 //! The axum app of the layer rows: the same handler on `/plain` and, behind the layer with the memory store and the
-//! `ietf` policy, on `/guarded`.
+//! `ietf` policy, on `/guarded`. For gRPC, served by tonic, they are `/bench.Orders/Plain` and `/bench.Orders/Guarded`.
 //!
 //! `layer-app [--listen 127.0.0.1:0] [--answer 300] [--threads 0]`; prints `listening ADDR`.
 //! `GET /count` answers how many times the handler ran.
@@ -14,8 +14,11 @@ use axum::{
     response::IntoResponse,
     routing::{get, post},
 };
-use ibid::{Ibid, Policy, store::Memory};
-use ibid_bench::server::{App, Flags, runtime};
+use ibid::{Ibid, Policy, grpc::Unary, store::Memory};
+use ibid_bench::{
+    calls,
+    server::{App, Flags, runtime},
+};
 use tokio::net::TcpListener;
 
 fn main() -> ExitCode {
@@ -49,13 +52,15 @@ fn without_nagle(listener: TcpListener) -> impl axum::serve::Listener<Addr = std
 }
 
 fn plain() -> Router<Arc<App>> {
-    Router::new().route("/plain", post(create))
+    Router::new().route("/plain", post(create)).route("/bench.Orders/Plain", post(calls::create))
 }
 
 /// The same handler under the layer.
 fn guarded() -> Router<Arc<App>> {
     let ibid = Ibid::new(Arc::new(Memory::default()));
-    Router::new().route("/guarded", post(create)).route_layer(ibid.layer(Policy::ietf()))
+    let calls = ibid.grpc_layer(Unary::methods(["bench.Orders/Guarded"]), Policy::ietf());
+    let calls = Router::new().route("/bench.Orders/Guarded", post(calls::create)).route_layer(calls);
+    Router::new().route("/guarded", post(create)).route_layer(ibid.layer(Policy::ietf())).merge(calls)
 }
 
 /// Reads the whole body, as an app would.

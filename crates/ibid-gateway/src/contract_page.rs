@@ -3,7 +3,9 @@
 //! Every refusal's `type` points to its place on this page. What is published is what a client needs; nothing about
 //! the upstream, the store or the operators' labels is.
 
-use ibid::{KeySource, Mode, OnMismatch, OnStoreDown, OnUnknown, Policy, Reason, ScopePart};
+use ibid::{
+    KeySource, Mode, OnMismatch, OnStoreDown, OnUnknown, Policy, Reason, ScopePart, grpc::Code, http::Protocol,
+};
 use serde_json::{Value, json};
 
 use crate::routes::{Route, RouteTable};
@@ -20,11 +22,12 @@ pub const PATH: &str = "/.well-known/idempotency";
 pub fn json(routes: &RouteTable) -> Value {
     json!({
         "contract": PATH,
-        "routes": published(routes).map(route).collect::<Vec<_>>(),
+        "routes": published(routes).map(|found| route(found, &calls(routes, found))).collect::<Vec<_>>(),
         "refusals": Reason::all().map(|reason| json!({
             "name": reason.name(),
             "type": format!("{PATH}#{}", reason.name()),
             "status": reason.status().as_u16(),
+            "grpc_status": Code::of(reason.grpc_status().into()).name(),
             "title": reason.title(),
             "help": reason.help(),
         })).collect::<Vec<_>>(),
@@ -36,14 +39,38 @@ fn published(routes: &RouteTable) -> impl Iterator<Item = &Route> {
     routes.iter().filter(|route| route.policy.mode != Mode::Off)
 }
 
-fn route(route: &Route) -> Value {
+/// The gRPC methods that a route covers.
+fn calls<'a>(routes: &'a RouteTable, route: &Route) -> Vec<&'a str> {
+    if route.protocol == Protocol::Http {
+        return Vec::new();
+    }
+    let is_its_own = |path: &&str| routes.find_call(path).is_some_and(|found| found.name == route.name);
+    routes.calls().into_iter().filter(is_its_own).collect()
+}
+
+fn route(route: &Route, calls: &[&str]) -> Value {
     let policy = &route.policy;
     let headers = |headers: &[(http::HeaderName, ibid::Template)]| {
         let headers = headers.iter().map(|(name, value)| (words::header(name), Value::from(value.to_string())));
         Value::Object(headers.collect())
     };
-    json!({
+    let is_call = route.protocol == Protocol::Grpc;
+    let refusal = |reason: Reason| {
+        let status = match is_call {
+            true => Value::from(words::status(route, reason)),
+            false => Value::from(policy.status_of(reason).as_u16()),
+        };
+        json!({
+            "name": reason.name(),
+            "type": format!("{PATH}#{}", reason.name()),
+            (if is_call { "grpc_status" } else { "status" }): status,
+            "title": reason.title(),
+            "help": reason.help(),
+        })
+    };
+    let mut contract = json!({
         "match": route.name,
+        "protocol": if is_call { "grpc" } else { "http" },
         "methods": policy.methods.iter().map(http::Method::as_str).collect::<Vec<_>>(),
         "path": route.pattern.to_string(),
         "enforced": policy.mode == Mode::Enforce,
@@ -58,7 +85,7 @@ fn route(route: &Route) -> Value {
         "same_request": words::fingerprint(policy),
         "ttl_seconds": policy.ttl.as_secs(),
         "remembered": policy.remember.to_string(),
-        "remembered_in_words": words::remembered(policy),
+        "remembered_in_words": words::remembered(route),
         "body_remembered": policy.remember_body,
         "max_request_bytes": policy.max_request,
         "max_response_bytes": policy.max_response,
@@ -70,14 +97,12 @@ fn route(route: &Route) -> Value {
         "on_store_down": policy.on_store_down.to_string(),
         "first_headers": headers(&policy.first_headers),
         "replay_headers": headers(&policy.replay_headers),
-        "refusals": Reason::all().filter(|reason| possible(policy, *reason)).map(|reason| json!({
-            "name": reason.name(),
-            "type": format!("{PATH}#{}", reason.name()),
-            "status": policy.status_of(reason).as_u16(),
-            "title": reason.title(),
-            "help": reason.help(),
-        })).collect::<Vec<_>>(),
-    })
+        "refusals": Reason::all().filter(|reason| possible(policy, *reason)).map(refusal).collect::<Vec<_>>(),
+    });
+    if is_call {
+        contract["calls"] = calls.iter().map(|path| path.trim_start_matches('/')).collect();
+    }
+    contract
 }
 
 /// Whether a client of this route can meet this refusal. A policy that is only observed refuses nothing.

@@ -9,13 +9,14 @@ use arc_swap::ArcSwap;
 use http::{HeaderName, Method, request::Parts};
 use ibid::{
     Reason, Refusal,
-    http::{Routed, Routing, key_headers},
+    http::{Protocol, Routed, Routing, key_headers},
 };
 
 use crate::{
     config::{ConfigError, Env, ServeArgs, Settings},
     contract_page,
     proxy::Body,
+    routes::Route,
     tls,
     upstream::{self, Target, Upstream},
 };
@@ -30,6 +31,8 @@ pub struct Snapshot {
     /// By URL.
     upstreams: HashMap<String, Arc<Upstream<Body>>>,
     default: Arc<Upstream<Body>>,
+    /// The same upstreams for gRPC calls, by the same URLs: over HTTP/2 in any case.
+    for_calls: HashMap<String, Arc<Upstream<Body>>>,
     /// The published contract.
     pub page: Page,
 }
@@ -83,22 +86,41 @@ impl Snapshot {
     /// # Errors
     /// If an upstream or its certificates make no sense.
     pub fn new(settings: Settings, before: Option<&Self>) -> Result<Self, String> {
-        let mut upstreams = HashMap::new();
+        let (mut upstreams, mut for_calls) = (HashMap::new(), HashMap::new());
         let routes = settings.routes.iter().filter_map(|route| route.upstream.as_ref());
         for url in routes.chain([&settings.upstream]) {
             let known = before.filter(|before| before.reuses_upstreams_for(&settings));
-            let upstream = match known.and_then(|before| before.upstreams.get(url)) {
-                Some(known) => known.clone(),
-                None => connectable(url, &settings)?,
-            };
-            upstreams.insert(url.clone(), upstream);
+            for (protocol, all) in [(Protocol::Http, &mut upstreams), (Protocol::Grpc, &mut for_calls)] {
+                let upstream = match known.and_then(|before| before.upstreams(protocol).get(url)) {
+                    Some(known) => known.clone(),
+                    None => connectable(url, protocol, &settings)?,
+                };
+                all.insert(url.clone(), upstream);
+            }
         }
         let default = upstreams[&settings.upstream].clone();
         let page = Page {
             html: contract_page::html(&settings.routes),
             json: format!("{:#}\n", contract_page::json(&settings.routes)),
         };
-        Ok(Self { settings, upstreams, default, page })
+        Ok(Self { settings, upstreams, default, for_calls, page })
+    }
+
+    fn upstreams(&self, protocol: Protocol) -> &HashMap<String, Arc<Upstream<Body>>> {
+        match protocol {
+            Protocol::Http => &self.upstreams,
+            Protocol::Grpc => &self.for_calls,
+        }
+    }
+
+    /// Where the requests of a route go, or those of none.
+    fn upstream(&self, protocol: Protocol, route: Option<&Route>) -> Arc<Upstream<Body>> {
+        let own = route.and_then(|route| route.upstream.as_ref()).and_then(|url| self.upstreams(protocol).get(url));
+        match (own, protocol) {
+            (Some(own), _) => own.clone(),
+            (None, Protocol::Http) => self.default.clone(),
+            (None, Protocol::Grpc) => self.for_calls[&self.settings.upstream].clone(),
+        }
     }
 
     fn reuses_upstreams_for(&self, settings: &Settings) -> bool {
@@ -106,30 +128,39 @@ impl Snapshot {
     }
 
     /// Finds the route of a request.
-    pub fn choose(&self, method: &Method, path: &str) -> Chosen {
-        if self.settings.routes.ambiguous(method, path) {
+    pub fn choose(&self, protocol: Protocol, method: &Method, path: &str) -> Chosen {
+        let routes = &self.settings.routes;
+        if routes.ambiguous(protocol, method, path) {
             let detail = "the path has dot segments, empty segments, backslashes or encoded slashes, \
                           which the app may resolve to another path; send the path it resolves to";
             let routed = Routed::Refused(Refusal::new(Reason::RequestAmbiguous, detail));
-            return Chosen { upstream: self.default.clone(), routed };
+            return Chosen { upstream: self.upstream(protocol, None), routed };
         }
-        let Some(route) = self.settings.routes.find(method, path) else {
-            return Chosen { upstream: self.default.clone(), routed: Routed::Pass };
+        let covering = match protocol {
+            Protocol::Http => routes.find(method, path),
+            Protocol::Grpc => routes.find_call(path).filter(|_| method == Method::POST),
         };
-        let own = route.upstream.as_ref().and_then(|url| self.upstreams.get(url));
-        let covers = route.guard.policy.covers(method);
-        Chosen {
-            upstream: own.unwrap_or(&self.default).clone(),
-            routed: if covers { Routed::Covered(route.guard.clone()) } else { Routed::Pass },
-        }
+        // A call that nothing covers still goes where its path leads to.
+        let upstream = self.upstream(protocol, covering.or_else(|| routes.find(method, path)));
+        let routed = match covering.filter(|route| route.policy.covers(method)) {
+            Some(route) => Routed::Covered(route.guard.clone()),
+            None => Routed::Pass,
+        };
+        Chosen { upstream, routed }
     }
 }
 
-fn connectable(url: &str, settings: &Settings) -> Result<Arc<Upstream<Body>>, String> {
+fn connectable(url: &str, protocol: Protocol, settings: &Settings) -> Result<Arc<Upstream<Body>>, String> {
+    let is_call = protocol == Protocol::Grpc;
+    let url = match url.strip_prefix("http://") {
+        Some(place) if is_call => format!("h2c://{place}"),
+        _ => url.to_owned(),
+    };
     let target: Target = url.parse().map_err(|why| format!("upstream {url:?}: {why}"))?;
     let settings = upstream::Settings {
         max_connections: settings.max_upstream,
         tls: tls::towards_upstream(settings.upstream_ca.as_ref())?,
+        for_calls: is_call,
         ..upstream::Settings::default()
     };
     Upstream::new(target, settings).map_err(|why| format!("upstream {url:?}: {why}"))
@@ -213,7 +244,7 @@ impl Routing for ByChoice {
     }
 
     fn key_headers(&self, method: &Method, request: &Parts) -> Option<Vec<HeaderName>> {
-        match self.0.now().choose(method, request.uri.path()).routed {
+        match self.0.now().choose(Protocol::Http, method, request.uri.path()).routed {
             Routed::Covered(route) => Some(key_headers(&route.policy)),
             Routed::Pass | Routed::Refused(_) => None,
         }

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use ibid::{Answered, Notice, Observer, Outcome, Reason, mask};
+use ibid::{Answered, Notice, Observer, Outcome, Reason, grpc::Code, mask};
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -105,6 +105,7 @@ pub struct Logged;
 impl Observer for Logged {
     fn answered(&self, request: &Answered<'_>) {
         use Outcome::{Degraded, Keyless, Refused, Unknown};
+        let code = Code::of_outline(request.status);
         macro_rules! line {
             ($level:ident, $text:expr) => {
                 tracing::$level!(
@@ -114,7 +115,8 @@ impl Observer for Logged {
                     path = request.path,
                     key = request.key,
                     address = request.address.map(|at| mask(&at.to_string())),
-                    status = request.status,
+                    status = if code.is_some() { 200 } else { request.status },
+                    grpc_status = code.map(Code::name),
                     attempt = request.attempt,
                     took_ms = request.took.as_secs_f64() * 1000.0,
                     ran_ms = request.ran_for.as_secs_f64() * 1000.0,

@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Ve
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use ibid::{
-    Policy, Reason, Refusal, TrustedProxies,
+    Policy, Reason, Refusal, TrustedProxies, grpc,
     http::{Fate, Grant, RequestBody, ResponseBody, refusal_response},
 };
 use tower_service::Service;
@@ -87,12 +87,19 @@ async fn forward(client: &Client, mut request: Request<Body>) -> Response<Reply>
     // The server has answered it by now.
     request.headers_mut().remove(header::EXPECT);
     say_who_asked(client, &mut request);
+    let is_call = grpc::is_call(request.version(), request.headers());
+    if is_call {
+        // Servers take a call without it for one that came through a proxy which loses trailers.
+        request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
+    }
     let care = if request.extensions().get::<Grant>().is_some() { Care::Claimed } else { Care::Plain };
     let chosen = request.extensions_mut().remove::<Chosen>().expect("the server chose an upstream");
     match chosen.upstream.send(request, care, &client.affinity).await {
         Ok(reply) => answer(reply, upgrade),
-        Err(Failure::NeverWritten(why)) => failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted),
-        Err(Failure::Lost(why)) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost),
+        Err(Failure::NeverWritten(why)) => {
+            failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted, is_call)
+        }
+        Err(Failure::Lost(why)) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call),
     }
 }
 
@@ -103,7 +110,7 @@ fn answer(mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpg
     }
     let Some((_, client)) = upgrade else {
         let why = "the app answered with an upgrade that was not asked for";
-        return failed(Reason::UpstreamLost, why, Fate::Lost);
+        return failed(Reason::UpstreamLost, why, Fate::Lost, false);
     };
     let upstream = hyper::upgrade::on(&mut reply);
     tokio::spawn(async move {
@@ -115,14 +122,18 @@ fn answer(mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpg
     reply.map(|_| Reply::whole("", None))
 }
 
-fn failed(reason: Reason, why: &str, fate: fn(String) -> Fate) -> Response<Reply> {
+fn failed(reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool) -> Response<Reply> {
     // Where the upstream is is not the caller's business; operators read it in the log.
     tracing::warn!(reason = reason.name(), why, "upstream");
     let detail = match reason {
         Reason::UpstreamUnreachable => "the app could not be reached; nothing was sent to it",
         _ => "the app's answer was lost; the request may have been executed",
     };
-    let mut answer = refusal_response(&Refusal::new(reason, detail), &Policy::ietf(), "");
+    let (refusal, policy) = (Refusal::new(reason, detail), Policy::ietf());
+    let mut answer = match is_call {
+        true => grpc::refusal_response(&refusal, &policy, ""),
+        false => refusal_response(&refusal, &policy, ""),
+    };
     answer.extensions_mut().insert(fate(detail.to_owned()));
     answer
 }

@@ -3,10 +3,14 @@
 //! Matching is on a [normalised](path::normalise) path, so that no second spelling of a path slips past its route; what
 //! an app could still understand as a covered path is [ambiguous](RouteTable::ambiguous), and refused.
 
-use std::{ops::Deref, sync::Arc};
+use std::{collections::BTreeSet, ops::Deref, sync::Arc};
 
 use http::Method;
-use ibid::{Mode, Policy, http::Route as Guard};
+use ibid::{
+    Mode, Policy,
+    grpc::Unary,
+    http::{Protocol, Route as Guard},
+};
 
 mod path;
 mod pattern;
@@ -28,35 +32,47 @@ pub struct Route {
     pub preset: &'static str,
     /// Whether it went through `[policy]`, or from the preset straight to the route.
     pub via_policy: bool,
+    /// Whether it is `[policy]` itself, in a configuration without routes.
+    pub is_policy: bool,
 }
 
 /// All routes, in the order of the file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouteTable {
     routes: Vec<Route>,
+    /// The gRPC methods that are known to be unary.
+    unary: Unary,
 }
 
 impl Route {
     /// A route of the file.
     pub(crate) fn new(at: &Match, policy: Policy, preset: &'static str) -> Self {
         Self {
-            guard: Arc::new(Guard { name: at.to_string(), policy }),
+            guard: Arc::new(Guard { name: at.to_string(), policy, protocol: at.protocol() }),
             pattern: at.pattern().clone(),
             upstream: None,
             preset,
             via_policy: false,
+            is_policy: false,
         }
     }
 
     /// The one route of a configuration without routes: every path.
     pub(crate) fn everything(policy: Policy, preset: &'static str) -> Self {
         Self {
-            guard: Arc::new(Guard { name: "*".into(), policy }),
+            guard: Arc::new(Guard { name: "*".into(), policy, protocol: Protocol::Http }),
             pattern: Pattern::everything(),
             upstream: None,
             preset,
             via_policy: true,
+            is_policy: true,
         }
+    }
+
+    /// The same for gRPC calls: every method that is known to be unary.
+    pub(crate) fn every_call(policy: Policy, preset: &'static str) -> Self {
+        let at: Match = "grpc *".parse().expect("a match");
+        Self { via_policy: true, is_policy: true, ..Self::new(&at, policy, preset) }
     }
 }
 
@@ -71,20 +87,43 @@ impl Deref for Route {
 impl RouteTable {
     /// These routes, the first match winning.
     pub fn new(routes: Vec<Route>) -> Self {
-        Self { routes }
+        Self { routes, unary: Unary::default() }
+    }
+
+    /// With the gRPC methods that are known to be unary.
+    pub fn knowing(self, unary: Unary) -> Self {
+        Self { unary, ..self }
+    }
+
+    /// The gRPC methods that are known to be unary.
+    pub fn unary(&self) -> &Unary {
+        &self.unary
     }
 
     /// The route of a request. Its mode may be `off`: [`Policy::covers`] tells whether anything is done about it.
     /// `raw_path` is the path as it was sent, without the query.
     pub fn find(&self, method: &Method, raw_path: &str) -> Option<&Route> {
-        self.at(method, &normalise(raw_path))
+        self.at(Protocol::Http, method, &normalise(raw_path))
+    }
+
+    /// The route of a gRPC call, such as `/shop.Orders/Create`. `None` for one that is not known to be unary.
+    pub fn find_call(&self, raw_path: &str) -> Option<&Route> {
+        self.at(Protocol::Grpc, &Method::POST, &normalise(raw_path))
+    }
+
+    /// The paths of every gRPC method that a route covers, sorted.
+    pub fn calls(&self) -> BTreeSet<&str> {
+        let named = self.iter().filter(|route| route.protocol == Protocol::Grpc && route.pattern.names_one());
+        let all = named.map(|route| route.pattern.text()).chain(self.unary.paths());
+        all.filter(|path| self.find_call(path).is_some()).collect()
     }
 
     /// Whether an app could understand this path as that of an enforced route, or as another one although it is.
     /// Such a request is refused (`request-ambiguous`).
-    pub fn ambiguous(&self, method: &Method, raw_path: &str) -> bool {
+    pub fn ambiguous(&self, protocol: Protocol, method: &Method, raw_path: &str) -> bool {
         let enforced = |path: &str| {
-            self.at(method, path).is_some_and(|route| route.policy.mode == Mode::Enforce && route.policy.covers(method))
+            self.at(protocol, method, path)
+                .is_some_and(|route| route.policy.mode == Mode::Enforce && route.policy.covers(method))
         };
         suspicious(raw_path)
             && (enforced(&normalise(raw_path)) || path::readings(raw_path).iter().any(|reading| enforced(reading)))
@@ -95,8 +134,18 @@ impl RouteTable {
         self.routes.iter()
     }
 
-    fn at(&self, method: &Method, path: &str) -> Option<&Route> {
-        self.routes.iter().find(|route| route.policy.methods.contains(method) && route.pattern.matches(path))
+    fn at(&self, protocol: Protocol, method: &Method, path: &str) -> Option<&Route> {
+        let known = |route: &Route| match protocol {
+            Protocol::Http => true,
+            // Who names a method says that it is unary.
+            Protocol::Grpc => route.pattern.names_one() || self.unary.has(path),
+        };
+        self.routes.iter().find(|route| {
+            route.protocol == protocol
+                && route.policy.methods.contains(method)
+                && route.pattern.matches(path)
+                && known(route)
+        })
     }
 }
 
@@ -154,11 +203,11 @@ mod tests {
             "/q%2f..%2fx/y",
             "/x//y/",
         ] {
-            assert!(table.ambiguous(&Method::POST, path), "{path}");
-            assert!(!table.ambiguous(&Method::GET, path), "{path}");
+            assert!(table.ambiguous(Protocol::Http, &Method::POST, path), "{path}");
+            assert!(!table.ambiguous(Protocol::Http, &Method::GET, path), "{path}");
         }
         for path in ["/payments", "/payments/1", "/static//a", "/static/../b", "/x/y", "/x/z%2fy"] {
-            assert!(!table.ambiguous(&Method::POST, path), "{path}");
+            assert!(!table.ambiguous(Protocol::Http, &Method::POST, path), "{path}");
         }
     }
 
@@ -166,10 +215,10 @@ mod tests {
     fn where_every_path_is_covered_every_suspicious_path_is_ambiguous() {
         let table = RouteTable::new(vec![Route::everything(Policy::ietf(), "ietf")]);
         for path in ["//", "/a/../b", "/a%2fb", "/a\\b", "/."] {
-            assert!(table.ambiguous(&Method::POST, path), "{path}");
-            assert!(!table.ambiguous(&Method::GET, path), "{path}");
+            assert!(table.ambiguous(Protocol::Http, &Method::POST, path), "{path}");
+            assert!(!table.ambiguous(Protocol::Http, &Method::GET, path), "{path}");
         }
-        assert!(!table.ambiguous(&Method::POST, "/a/b"));
+        assert!(!table.ambiguous(Protocol::Http, &Method::POST, "/a/b"));
     }
 
     #[test]
@@ -178,7 +227,7 @@ mod tests {
             let mut policy = Policy::ietf();
             policy.mode = mode;
             let table = RouteTable::new(vec![Route::everything(policy, "ietf")]);
-            assert!(!table.ambiguous(&Method::POST, "/a//b"));
+            assert!(!table.ambiguous(Protocol::Http, &Method::POST, "/a//b"));
             assert!(table.find(&Method::POST, "/a//b").is_some());
         }
     }

@@ -21,8 +21,8 @@ use hyper_util::{
     server::conn::auto,
 };
 use ibid::{
-    Ibid, Policy, Reason, Refusal,
-    http::{IbidLayer, IbidService, Peer, ResponseBody, refusal_response},
+    Ibid, Policy, Reason, Refusal, grpc,
+    http::{IbidLayer, IbidService, Peer, Protocol, ResponseBody, refusal_response},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -222,9 +222,14 @@ impl Front {
     }
 
     fn before_policies(&self, request: &mut Request<Incoming>, peer: SocketAddr) -> Option<Answer> {
+        let is_call = grpc::is_call(request.version(), request.headers());
+        let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
         if let Some(detail) = unclear(request) {
             let refusal = Refusal::new(Reason::RequestAmbiguous, detail);
-            let mut answer = refusal_response(&refusal, &Policy::ietf(), "");
+            let mut answer = match protocol {
+                Protocol::Http => refusal_response(&refusal, &Policy::ietf(), ""),
+                Protocol::Grpc => grpc::refusal_response(&refusal, &Policy::ietf(), ""),
+            };
             if request.version() != Version::HTTP_2 {
                 // What follows on this connection may be the rest of what was not understood.
                 answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -237,7 +242,7 @@ impl Front {
         }
         let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
         own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
-        let chosen = now.choose(request.method(), request.uri().path());
+        let chosen = now.choose(protocol, request.method(), request.uri().path());
         request.extensions_mut().insert(chosen);
         request.extensions_mut().insert(Peer(peer.ip()));
         None

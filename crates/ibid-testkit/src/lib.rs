@@ -11,7 +11,7 @@
 //! ```
 //!
 //! For what is seen on the wire: a real [upstream] that counts what it runs and misbehaves on demand, a [client] that
-//! sends exact bytes, the gateway as a [process], and a runner for the commands in the [documentation](docs).
+//! sends exact bytes, another for [gRPC](grpc), the gateway as a [process], and a runner for the commands in the [documentation](docs).
 //!
 //! Nothing here skips: a store that cannot be reached fails its tests.
 
@@ -21,6 +21,7 @@ pub mod broken;
 pub mod client;
 pub mod contract;
 pub mod docs;
+pub mod grpc;
 pub mod http1;
 pub mod model;
 pub mod process;

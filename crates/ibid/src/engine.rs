@@ -41,6 +41,11 @@ pub trait Operation: Send {
     /// Runs it; called at most once. Without a lease it runs unprotected.
     fn run(&mut self, lease: Option<&Lease>) -> impl Future<Output = Ended<Self::Answer>> + Send;
 
+    /// How long its caller waits at most for another run of it to end, whatever the policy allows.
+    fn patience(&self) -> Duration {
+        Duration::MAX
+    }
+
     /// Asks whether an earlier run took place. Must have no effect of its own.
     fn probe(&mut self) -> impl Future<Output = Probed> + Send {
         async { Probed::Unclear }
@@ -160,7 +165,7 @@ impl Engine {
         let shadow = policy.mode == Mode::Shadow;
         let fingerprint = ask.fingerprint;
         let differs = |seen| policy.on_mismatch == OnMismatch::Reject && seen != fingerprint;
-        let patience = Instant::now() + policy.wait_timeout;
+        let patience = Instant::now() + policy.wait_timeout.min(operation.patience());
         let mut takeovers = 0;
         let mut probed = false;
 

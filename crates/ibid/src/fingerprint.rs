@@ -26,6 +26,13 @@ const PRECONDITIONS: [HeaderName; 4] =
 impl Fingerprint {
     /// Of a request, by the policy's parts.
     pub fn of(policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: &[u8]) -> Self {
+        Self::of_parts(policy, method, uri, headers, |hash| hash_body(hash, policy, headers, body))
+    }
+
+    /// The same, where the protocol has its own way of comparing bodies.
+    pub(crate) fn of_parts(
+        policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: impl Fn(&mut Sha256),
+    ) -> Self {
         if policy.fingerprint.is_empty() {
             return Self::NONE;
         }
@@ -35,7 +42,7 @@ impl Fingerprint {
                 Part::Method => framed(&mut hash, b'm', method.as_str().as_bytes()),
                 Part::Path => framed(&mut hash, b'p', uri.path().as_bytes()),
                 Part::Query => framed(&mut hash, b'q', uri.query().unwrap_or_default().as_bytes()),
-                Part::Body => hash_body(&mut hash, policy, headers, body),
+                Part::Body => body(&mut hash),
                 Part::Header(name) => hash_header(&mut hash, headers, name),
                 Part::Preconditions => PRECONDITIONS.iter().for_each(|name| hash_header(&mut hash, headers, name)),
             }
@@ -87,7 +94,7 @@ fn hash_body(hash: &mut Sha256, policy: &Policy, headers: &HeaderMap, body: &[u8
     framed(hash, b'r', body);
 }
 
-fn framed(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
+pub(crate) fn framed(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
     let mut head = [tag; 9];
     head[1..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
     hash.update(head);
@@ -107,6 +114,10 @@ impl Kind {
     pub(crate) fn of(content_type: &str) -> Self {
         let essence = content_type.split(';').next().unwrap_or_default().trim();
         let is = |name: &str| essence.eq_ignore_ascii_case(name);
+        if essence.get(..17).is_some_and(|start| start.eq_ignore_ascii_case("application/grpc+")) {
+            // Whatever it is, it stands in frames.
+            return Self::Other;
+        }
         let suffix = essence.len().checked_sub(5).and_then(|at| essence.get(at..));
         if is("application/json") || suffix.is_some_and(|suffix| suffix.eq_ignore_ascii_case("+json")) {
             Self::Json

@@ -1,4 +1,4 @@
-//! The tower layer for axum, hyper and everything else that speaks `http`.
+//! The tower layer for axum, hyper, tonic and everything else that speaks `http`.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -26,6 +26,7 @@ use std::{
 
 use http::{HeaderName, Method, request::Parts};
 
+pub(crate) use self::reply::{Meaning, remembered};
 pub use self::{
     answer::{error_answer, refusal_response, success_answer},
     body::{BoxError, BrokenOff, RequestBody, ResponseBody},
@@ -35,6 +36,7 @@ pub use self::{
 };
 use crate::{
     engine::Engine,
+    grpc::{self, Unary},
     journal::Journal,
     key::KeySource,
     observe::{Observer, Silent},
@@ -116,6 +118,18 @@ pub struct Route {
     pub name: String,
     /// What holds for it.
     pub policy: Policy,
+    /// What its requests are.
+    pub protocol: Protocol,
+}
+
+/// What is spoken on a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Protocol {
+    /// Requests and answers.
+    #[default]
+    Http,
+    /// Unary calls: see [`grpc`].
+    Grpc,
 }
 
 /// The address of who sent a request, put into its extensions by the server.
@@ -184,14 +198,20 @@ impl Ibid {
         }
     }
 
-    /// A layer with one policy.
+    /// A layer with one policy. gRPC calls over HTTP/2 pass through it: they have [a layer of their own](Self::grpc_layer).
     pub fn layer(&self, policy: Policy) -> IbidLayer {
         self.layer_named("", policy)
     }
 
     /// A layer with one policy, under a name that operators see.
     pub fn layer_named(&self, name: impl Into<String>, policy: Policy) -> IbidLayer {
-        self.layer_by(Arc::new(One(Arc::new(Route { name: name.into(), policy }))))
+        self.layer_by(Arc::new(One(Arc::new(Route { name: name.into(), policy, protocol: Protocol::Http }))))
+    }
+
+    /// A layer with one policy for the unary methods of a gRPC server; every other call, and every request that is not
+    /// gRPC, passes through it untouched. For tonic's `Server::builder().layer(…)`, or around its `Routes`.
+    pub fn grpc_layer(&self, methods: Unary, policy: Policy) -> IbidLayer {
+        self.layer_by(Arc::new(grpc::Calls::new(methods, String::new(), policy)))
     }
 
     /// A layer that looks the policy up for each request.
@@ -273,7 +293,10 @@ struct One(Arc<Route>);
 
 impl Routing for One {
     fn route(&self, request: &Parts) -> Routed {
-        if self.0.policy.covers(&request.method) { Routed::Covered(self.0.clone()) } else { Routed::Pass }
+        // gRPC calls may be streams, which must not be buffered, and say how they ended in their trailers only.
+        let is_call = grpc::is_call(request.version, &request.headers);
+        let covered = self.0.policy.covers(&request.method) && !is_call;
+        if covered { Routed::Covered(self.0.clone()) } else { Routed::Pass }
     }
 
     fn key_headers(&self, method: &Method, _: &Parts) -> Option<Vec<HeaderName>> {

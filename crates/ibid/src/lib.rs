@@ -19,7 +19,7 @@
 //! ```
 //!
 //! Handlers without a layer use [`run`]. The [`Engine`] decides who runs, a [`Store`](store::Store) remembers, a
-//! [`Policy`] says how; [`http`] is the layer.
+//! [`Policy`] says how; [`http`] is the layer, for HTTP and for [`grpc`].
 
 pub use self::{
     engine::{Complete, Ended, Engine, Operation, ParkedBy, Probed, Stored, Verdict},
@@ -44,6 +44,7 @@ pub use self::{
 
 mod engine;
 mod fingerprint;
+pub mod grpc;
 pub mod http;
 mod journal;
 mod key;

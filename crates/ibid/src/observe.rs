@@ -80,7 +80,7 @@ pub struct Answered<'a> {
     pub address: Option<Address>,
     /// What it got.
     pub outcome: Outcome,
-    /// The status of the answer.
+    /// The status of the answer; of a gRPC call its code and 1000, as [`Code::outline`](crate::grpc::Code::outline) has it.
     pub status: u16,
     /// Of the run, if it ran.
     pub attempt: Option<u32>,

@@ -199,7 +199,8 @@ impl End {
 /// A finished entry for people: columns to query, not to decide by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Outline {
-    /// The protocol's status.
+    /// The protocol's status: an HTTP status (100 to 999); of a gRPC call 1000 and its code, which
+    /// [`Code::of_outline`](crate::grpc::Code::of_outline) tells apart; 0 where there is none.
     pub status: u16,
     /// Milliseconds since the Unix epoch, by the holder's clock.
     pub requested_at_ms: u64,

@@ -1,4 +1,5 @@
 //! The library, seen from outside.
 
 mod engine;
+mod grpc;
 mod layer;

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use ibid::Policy;
+use ibid::{Policy, http::Protocol};
 
 use crate::{
     config::{ConfigError, Env, ServeArgs, Settings, forgets, shortened, show},
@@ -114,6 +114,11 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
         lines.push(("near", format!("{} of finished answers in this process", show::size(layout.near()))));
     }
     lines.push(("promise", layout.promise()));
+    if let Some(file) = &settings.descriptors {
+        let known = settings.routes.unary().paths().count();
+        let plural = if known == 1 { "" } else { "s" };
+        lines.push(("descriptors", format!("{file} ({known} unary method{plural} to protect)")));
+    }
     lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));
     for (name, value) in lines {
         writeln!(out, "  {name:<14}  {value}")?;
@@ -122,15 +127,17 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
 }
 
 fn print_route(number: usize, route: &Route, out: &mut dyn io::Write) -> io::Result<()> {
-    let through = if route.via_policy && route.name != "*" { ", through [policy]" } else { "" };
-    let (place, name) = if route.name == "*" {
-        ("[policy]".into(), "every path")
-    } else {
-        (format!("route[{number}]"), route.name.as_str())
+    let through = if route.via_policy && !route.is_policy { ", through [policy]" } else { "" };
+    let (place, name) = match (route.is_policy, route.protocol) {
+        (true, Protocol::Http) => ("[policy]".into(), "every path"),
+        (true, Protocol::Grpc) => ("[policy]".into(), "grpc *"),
+        (false, _) => (format!("route[{number}]"), route.name.as_str()),
     };
     writeln!(out, "{place}  {name}    (preset {}{through})", route.preset)?;
     let mut preset = Policy::preset(route.preset).expect("routes start from presets");
-    if route.name != "*" {
+    if route.protocol == Protocol::Grpc {
+        preset = preset.for_grpc();
+    } else if !route.is_policy {
         // Always those of the match.
         preset.methods.clone_from(&route.policy.methods);
     }

@@ -1,6 +1,6 @@
 //! From the dials of a file to finished policies and routes.
 
-use ibid::{Policy, Reason};
+use ibid::{Policy, Reason, grpc::Unary, http::Protocol};
 
 use super::{error::ConfigError, raw::Dials};
 use crate::routes::{Match, Route, RouteTable};
@@ -11,7 +11,9 @@ const DEFAULT_PRESET: &str = "ietf";
 /// Finishes every route.
 ///
 /// `origin` is the file, for errors.
-pub(super) fn finish(policy: Option<&Dials>, routes: &[Dials], origin: &str) -> Result<RouteTable, ConfigError> {
+pub(super) fn finish(
+    policy: Option<&Dials>, routes: &[Dials], unary: Option<&Unary>, origin: &str,
+) -> Result<RouteTable, ConfigError> {
     let wrong = |key: &str, what: String| ConfigError::new(origin, key, what);
     let default = policy.map(|dials| {
         if dials.at.is_some() {
@@ -20,13 +22,20 @@ pub(super) fn finish(policy: Option<&Dials>, routes: &[Dials], origin: &str) -> 
         let preset = dials.preset.as_ref().map_or(DEFAULT_PRESET, |preset| preset.0.0);
         let mut finished = start(preset);
         dials.turn(&mut finished);
-        consistent(&finished, "policy").map_err(|(key, what)| wrong(&key, what))?;
+        consistent(&finished, Protocol::Http, "policy").map_err(|(key, what)| wrong(&key, what))?;
         Ok((finished, preset, dials.upstream.as_ref().map(|upstream| upstream.0.0.clone())))
     });
     let default = default.transpose()?;
+    let writes_key = policy.is_some_and(|dials| dials.key.from.is_some());
     if routes.is_empty() {
         let (policy, preset, upstream) = default.unwrap_or_else(|| (start(DEFAULT_PRESET), DEFAULT_PRESET, None));
-        return Ok(RouteTable::new(vec![Route { upstream, ..Route::everything(policy, preset) }]));
+        let mut all = vec![Route { upstream: upstream.clone(), ..Route::everything(policy.clone(), preset) }];
+        if unary.is_some() {
+            let policy = for_calls(policy, writes_key);
+            consistent(&policy, Protocol::Grpc, "policy").map_err(|(key, what)| wrong(&key, what))?;
+            all.push(Route { upstream, ..Route::every_call(policy, preset) });
+        }
+        return Ok(RouteTable::new(all).knowing(unary.cloned().unwrap_or_default()));
     }
     let mut finished: Vec<(&Match, Route)> = Vec::with_capacity(routes.len());
     for (at, dials) in routes.iter().enumerate() {
@@ -51,12 +60,59 @@ pub(super) fn finish(policy: Option<&Dials>, routes: &[Dials], origin: &str) -> 
             (None, None) => (start(DEFAULT_PRESET), DEFAULT_PRESET, false, None),
         };
         dials.turn(&mut policy);
+        if matches.protocol() == Protocol::Grpc {
+            known(matches, unary).map_err(|what| in_route((format!("{place}.match"), what)))?;
+            policy = for_calls(policy, dials.key.from.is_some() || via_policy && writes_key);
+        }
         policy.methods = matches.methods().to_vec();
-        consistent(&policy, &place).map_err(in_route)?;
+        consistent(&policy, matches.protocol(), &place).map_err(in_route)?;
         let upstream = dials.upstream.as_ref().map(|upstream| upstream.0.0.clone()).or(upstream);
         finished.push((matches, Route { upstream, via_policy, ..Route::new(matches, policy, preset) }));
     }
-    Ok(RouteTable::new(finished.into_iter().map(|(_, route)| route).collect()))
+    let routes = finished.into_iter().map(|(_, route)| route).collect();
+    Ok(RouteTable::new(routes).knowing(unary.cloned().unwrap_or_default()))
+}
+
+/// A policy for gRPC calls. Where a key comes from stays as it is written, if it is.
+fn for_calls(policy: Policy, writes_key: bool) -> Policy {
+    let from = policy.key.from.clone();
+    let mut policy = policy.for_grpc();
+    if writes_key {
+        policy.key.from = from;
+    }
+    policy
+}
+
+/// Whether what a gRPC route names can be unary, by all that is known. A call that streams must never be buffered.
+fn known(matches: &Match, unary: Option<&Unary>) -> Result<(), String> {
+    let (pattern, text) = (matches.pattern(), matches.to_string());
+    let Some(unary) = unary else {
+        return if pattern.names_one() {
+            Ok(())
+        } else {
+            Err(format!(
+                "{text:?} does not say which methods are unary; name them one by one, or name a file of descriptors \
+                 at the top: descriptors = \"FILE\""
+            ))
+        };
+    };
+    let Some(service) = pattern.service() else { return Ok(()) };
+    let mut methods = unary.known_of_service(service).peekable();
+    match (methods.peek().is_some(), pattern.names_one()) {
+        (true, true) if unary.streams(pattern.text()) => {
+            Err(format!("{text:?} is a streaming method by the descriptors; only unary ones can be covered"))
+        }
+        (true, true) if methods.any(|path| path == pattern.text()) => Ok(()),
+        (true, true) => {
+            let all: Vec<&str> = unary.known_of_service(service).filter_map(|path| path.rsplit('/').next()).collect();
+            Err(format!("{text:?} is not in the descriptors; {service} has {}", all.join(", ")))
+        }
+        (true, false) if unary.of_service(service).next().is_some() => Ok(()),
+        (true, false) => Err(format!("{text:?} covers nothing: {service} has no unary method in the descriptors")),
+        // Who names a method of a service that nobody has described says that it is unary.
+        (false, true) => Ok(()),
+        (false, false) => Err(format!("{text:?}: the descriptors have no service {service}")),
+    }
 }
 
 fn start(preset: &str) -> Policy {
@@ -66,12 +122,16 @@ fn start(preset: &str) -> Policy {
 /// Whether two matches are the same line, whatever the order of their methods.
 fn same(one: &Match, two: &Match) -> bool {
     let within = |a: &Match, b: &Match| a.methods().iter().all(|method| b.methods().contains(method));
-    one.pattern() == two.pattern() && within(one, two) && within(two, one)
+    one.protocol() == two.protocol() && one.pattern() == two.pattern() && within(one, two) && within(two, one)
 }
 
 /// What [`Policy::check`] says, as a key and a sentence.
-fn consistent(policy: &Policy, place: &str) -> Result<(), (String, String)> {
-    policy.check().map_err(|sentence| {
+fn consistent(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), (String, String)> {
+    let checked = match protocol {
+        Protocol::Http => policy.check(),
+        Protocol::Grpc => policy.check_grpc(),
+    };
+    checked.map_err(|sentence| {
         // The sentence starts with the dial.
         let (dial, what) = sentence.split_once(' ').unwrap_or(("", &sentence));
         (format!("{place}.{dial}"), what.to_owned())

@@ -68,4 +68,9 @@ impl Lookup<'_> {
     pub(super) fn read(&self, path: &str) -> std::io::Result<String> {
         std::fs::read_to_string(self.folder.join(path))
     }
+
+    /// The same of a file that is no text.
+    pub(super) fn read_bytes(&self, path: &str) -> std::io::Result<Vec<u8>> {
+        std::fs::read(self.folder.join(path))
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
-use ibid::TrustedProxies;
+use ibid::{TrustedProxies, grpc::Unary};
 
 use super::{
     dials,
@@ -25,7 +25,9 @@ const DEFAULT_JOURNAL: &str = "ibid-journal";
 pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>) -> Result<Settings, ConfigError> {
     let origin = path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
     let wrong = |key: &str, what: &str| ConfigError::new(&origin, key, what);
-    let routes = dials::finish(file.policy.as_ref(), &file.route, &origin)?;
+    let unary = file.descriptors.as_ref().map(|One(path)| descriptors(path, lookup)).transpose();
+    let unary = unary.map_err(|what| wrong("descriptors", &what))?;
+    let routes = dials::finish(file.policy.as_ref(), &file.route, unary.as_ref(), &origin)?;
     let Some(One(upstream)) = file.upstream else {
         let what = "missing; name the app, such as \"http://127.0.0.1:3000\", here, by --upstream or by IBID_UPSTREAM";
         return Err(wrong("upstream", what));
@@ -94,6 +96,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
             .unwrap_or_default(),
         accept_forgetting: or(file.accept_forgetting, false),
         journal,
+        descriptors: file.descriptors.map(|One(path)| path),
         limits: limits(file.limits, &wrong)?,
         log: Log { format: or(file.log.format, LogFormat::Text), level: or(file.log.level, LogLevel::Info) },
         admin,
@@ -180,6 +183,12 @@ fn admin(file: raw::Admin, wrong: Wrong<'_>) -> Result<Option<Admin>, ConfigErro
     }
     let listen = or(file.listen, default(DEFAULT_ADMIN)).0;
     Ok(listen.map(|listen| Admin { listen, tokens }))
+}
+
+/// The gRPC methods of a descriptor set.
+fn descriptors(path: &str, lookup: &Lookup<'_>) -> Result<Unary, String> {
+    let bytes = lookup.read_bytes(path).map_err(|why| format!("cannot read {path:?}: {why}"))?;
+    Unary::from_descriptor_set(&bytes).map_err(|why| format!("{path:?} cannot be used: {why}"))
 }
 
 /// A PEM file's path, or its text.

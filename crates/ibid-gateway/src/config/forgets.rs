@@ -4,7 +4,7 @@
 //! a second time. So for every old route and method, every new route that now takes some of its requests is compared.
 
 use http::Method;
-use ibid::{Mode, OnMismatch, Policy, ScopePart};
+use ibid::{Mode, OnMismatch, Policy, ScopePart, http::Protocol};
 
 use super::{Settings, show};
 use crate::routes::Route;
@@ -35,14 +35,14 @@ pub fn forgets(old: &Settings, new: &Settings) -> Vec<String> {
             "store.prefix changed from {from:?} to {to:?}: nothing that is remembered will be found again"
         ));
     }
-    for_each_successor(old, new, |route, method, successor| match successor {
+    for_each_successor(old, new, |route, what, successor| match successor {
         Successor::Takes(successor) => {
             changes(route, successor).into_iter().for_each(|change| push(&mut found, change))
         }
         Successor::Partly => {
-            push(&mut found, format!("{}: {method} is no longer covered on all its paths: {AGAIN}", name(route)))
+            push(&mut found, format!("{}: {what} is no longer covered on all its paths: {AGAIN}", name(route)))
         }
-        Successor::Nobody => push(&mut found, format!("{}: {method} is no longer covered: {AGAIN}", name(route))),
+        Successor::Nobody => push(&mut found, format!("{}: {what} is no longer covered: {AGAIN}", name(route))),
     });
     found
 }
@@ -70,11 +70,17 @@ fn push(found: &mut Vec<String>, sentence: String) {
 }
 
 /// Visits, for every old route and method, every new route that takes requests of it, and says so if some are left.
-fn for_each_successor<'a>(
-    old: &'a Settings, new: &'a Settings, mut visit: impl FnMut(&'a Route, &Method, Successor<'a>),
-) {
+fn for_each_successor<'a>(old: &'a Settings, new: &'a Settings, mut visit: impl FnMut(&'a Route, &str, Successor<'a>)) {
+    // gRPC methods are known one by one.
+    for path in old.routes.calls() {
+        let route = old.routes.find_call(path).expect("it covers this call");
+        if route.policy.mode == Mode::Enforce {
+            let successor = new.routes.find_call(path).map_or(Successor::Nobody, Successor::Takes);
+            visit(route, path.trim_start_matches('/'), successor);
+        }
+    }
     for (at, route) in old.routes.iter().enumerate() {
-        if route.policy.mode != Mode::Enforce {
+        if route.policy.mode != Mode::Enforce || route.protocol == Protocol::Grpc {
             continue;
         }
         for method in &route.policy.methods {
@@ -86,7 +92,7 @@ fn for_each_successor<'a>(
             let (mut covered, mut some) = (false, false);
             for successor in new.routes.iter().filter(|route| takes(route, method)) {
                 if successor.pattern.overlaps(&route.pattern) && !elsewhere(successor) {
-                    visit(route, method, Successor::Takes(successor));
+                    visit(route, method.as_str(), Successor::Takes(successor));
                     some = true;
                 }
                 if successor.pattern.covers(&route.pattern) {
@@ -95,14 +101,14 @@ fn for_each_successor<'a>(
                 }
             }
             if !covered {
-                visit(route, method, if some { Successor::Partly } else { Successor::Nobody });
+                visit(route, method.as_str(), if some { Successor::Partly } else { Successor::Nobody });
             }
         }
     }
 }
 
 fn takes(route: &Route, method: &Method) -> bool {
-    route.policy.methods.contains(method)
+    route.protocol == Protocol::Http && route.policy.methods.contains(method)
 }
 
 fn name(route: &Route) -> &str {

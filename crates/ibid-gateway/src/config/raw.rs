@@ -34,6 +34,7 @@ pub(super) struct File {
     pub(super) buffer_memory: Option<One<Size>>,
     pub(super) accept_forgetting: Option<One<bool>>,
     pub(super) journal: Option<One<String>>,
+    pub(super) descriptors: Option<One<String>>,
     pub(super) cors: Cors,
     pub(super) tls: Option<Tls>,
     pub(super) limits: Limits,

@@ -35,6 +35,8 @@ pub struct Settings {
     pub accept_forgetting: bool,
     /// The local journal's directory; `None` if there is none.
     pub journal: Option<PathBuf>,
+    /// The file of protobuf descriptors that says which gRPC methods are unary, as written.
+    pub descriptors: Option<String>,
     /// What a connection may do.
     pub limits: Limits,
     /// How logs are written.

@@ -16,15 +16,8 @@ use super::{
 };
 
 /// What later versions know: told apart from a slip of the pen. The table that it stands in, its name.
-const LATER: [(&str, &str); 7] = [
-    ("", "seal"),
-    ("", "jwt"),
-    ("", "quota"),
-    ("", "descriptors"),
-    ("route", "secrets"),
-    ("policy", "secrets"),
-    ("", "secrets"),
-];
+const LATER: [(&str, &str); 6] =
+    [("", "seal"), ("", "jwt"), ("", "quota"), ("route", "secrets"), ("policy", "secrets"), ("", "secrets")];
 
 /// What is wrong, and at which key.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, str::FromStr, time::Duration};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use ibid::{
     Envelope, KeyFormat, KeySource, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Pointer,
-    Probe, ScopePart, StatusRange, Template,
+    Probe, ScopePart, StatusRange, Template, grpc::Code,
 };
 
 use super::{
@@ -41,25 +41,6 @@ pub(super) struct Listen(pub(super) Option<SocketAddr>);
 pub(super) const DURATION: &str = "a duration such as \"500ms\" \"30s\" \"5m\" \"24h\" \"7d\"";
 const SIZE: &str = "bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"";
 const CODE: &str = "a status code such as 409";
-const GRPC_CODES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
 
 impl Scalar for String {
     const ALLOWED: &'static str = "text";
@@ -174,13 +155,13 @@ impl Scalar for GrpcCode {
     const ALLOWED: &'static str = "a gRPC code such as \"ALREADY_EXISTS\", or its number";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        let code = GRPC_CODES.iter().position(|name| *name == text).or_else(|| text.parse().ok());
+        let code = Code::from_name(text).map(Code::number).or_else(|| text.parse().ok());
         match code {
             Some(0) => Err("\"OK\" is no refusal; allowed is any other gRPC code".into()),
-            Some(code) if code < GRPC_CODES.len() => Ok(Self(u8::try_from(code).expect("one of 17"))),
+            Some(code @ 1..=16) => Ok(Self(code)),
             _ => Err(format!(
                 "{text:?} is no gRPC code; allowed are {} or 1 to 16",
-                listed(GRPC_CODES[1..].iter().copied())
+                listed(Code::all().skip(1).map(Code::name))
             )),
         }
     }
@@ -194,7 +175,7 @@ impl Scalar for GrpcCode {
 impl GrpcCode {
     /// What a code is called.
     pub(crate) fn name(code: u8) -> &'static str {
-        GRPC_CODES.get(usize::from(code)).copied().unwrap_or("UNKNOWN")
+        Code::of(code.into()).name()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is allowed and probably not meant, and what a reader of the configuration should know.
 
 use http::Method;
-use ibid::{Mode, OnConcurrent, ScopePart};
+use ibid::{Mode, OnConcurrent, ScopePart, http::Protocol};
 
 use super::{Settings, show};
 use crate::routes::Route;
@@ -52,6 +52,10 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
     if has_policy && !used {
         found.push("policy: no route uses it, because every route has a preset of its own".into());
     }
+    let is_call = |route: &&Route| route.protocol == Protocol::Grpc;
+    if settings.descriptors.is_some() && !routes.iter().any(is_call) {
+        found.push("descriptors: no route uses it; write one such as match = \"grpc *\"".into());
+    }
     if let Some(admin) =
         settings.admin.as_ref().filter(|admin| !admin.listen.ip().is_loopback() && admin.tokens.is_empty())
     {
@@ -76,14 +80,17 @@ pub(super) fn notes(settings: &Settings) -> Vec<String> {
 
 /// `route[2] (POST /payments/*)`.
 fn place(at: usize, route: &Route) -> String {
-    if route.name == "*" { "policy".into() } else { format!("route[{}] ({})", at + 1, route.name) }
+    if route.is_policy { "policy".into() } else { format!("route[{}] ({})", at + 1, route.name) }
 }
 
 /// The earlier routes that take all requests of a route.
 fn hidden(earlier: &[&Route], route: &Route) -> Option<String> {
     let mut by: Vec<String> = Vec::new();
     for method in &route.policy.methods {
-        let takes = |known: &&Route| known.policy.methods.contains(method) && known.pattern.covers(&route.pattern);
+        let takes = |known: &&Route| {
+            let same = known.protocol == route.protocol && known.policy.methods.contains(method);
+            same && known.pattern.covers(&route.pattern)
+        };
         let at = earlier.iter().position(takes)?;
         let place = place(at, earlier[at]);
         if !by.contains(&place) {

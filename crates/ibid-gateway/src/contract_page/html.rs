@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use ibid::{KeySource, Mode, Reason};
+use ibid::{KeySource, Mode, Reason, http::Protocol};
 
-use super::{possible, published, words};
+use super::{calls, possible, published, words};
 use crate::routes::{Route, RouteTable};
 
 /// The contract for people.
@@ -17,7 +17,7 @@ pub fn html(routes: &RouteTable) -> String {
         page.push_str("<p class=\"lead\">No route is covered at the moment.</p>\n");
     }
     for route in &all {
-        card(&mut page, route);
+        card(&mut page, route, &calls(routes, route));
     }
     page.push_str(REFUSALS);
     for reason in Reason::all() {
@@ -27,11 +27,13 @@ pub fn html(routes: &RouteTable) -> String {
     page
 }
 
-fn card(page: &mut String, route: &Route) {
+fn card(page: &mut String, route: &Route, calls: &[&str]) {
     let policy = &route.policy;
     page.push_str("<section class=\"card\">\n<h3>");
-    for method in &policy.methods {
-        add(page, format_args!("<span class=\"method\">{}</span> ", escape(method.as_str())));
+    let is_call = route.protocol == Protocol::Grpc;
+    let methods = policy.methods.iter().map(http::Method::as_str);
+    for method in methods.filter(|_| !is_call).chain(is_call.then_some("gRPC")) {
+        add(page, format_args!("<span class=\"method\">{}</span> ", escape(method)));
     }
     add(page, format_args!("<code>{}</code>", escape(&path(route))));
     let badge = match (policy.mode, policy.key.required) {
@@ -48,7 +50,11 @@ fn card(page: &mut String, route: &Route) {
     }
     row(page, "Whose key", &sentence(&words::scope(&policy.scope)));
     row(page, "A retry has the same", &sentence(&words::fingerprint(policy)));
-    row(page, "Remembered", &sentence(&words::remembered(policy)));
+    if is_call && !route.pattern.names_one() {
+        let calls: Vec<&str> = calls.iter().map(|path| path.trim_start_matches('/')).collect();
+        row(page, "Methods", &calls.join(", "));
+    }
+    row(page, "Remembered", &sentence(&words::remembered(route)));
     row(page, "Remembered for", &words::duration(policy.ttl));
     row(page, "Same key, other request", &sentence(words::mismatch(policy)));
     row(page, "Still running", &sentence(&words::concurrent(policy)));
@@ -73,7 +79,7 @@ fn card(page: &mut String, route: &Route) {
     } else {
         page.push_str("<dt>Refusals</dt><dd class=\"codes\">");
         for reason in refusals {
-            let (name, status) = (reason.name(), policy.status_of(reason).as_u16());
+            let (name, status) = (reason.name(), words::status(route, reason));
             add(page, format_args!("<a href=\"#{name}\"><b>{status}</b> {name}</a> "));
         }
         page.push_str("</dd>\n");
@@ -82,18 +88,17 @@ fn card(page: &mut String, route: &Route) {
 }
 
 fn refusal(page: &mut String, reason: Reason, routes: &[&Route]) {
-    let mut codes: Vec<u16> = Vec::new();
+    let mut codes: Vec<String> = Vec::new();
     for route in routes.iter().filter(|route| possible(&route.policy, reason)) {
-        let code = route.policy.status_of(reason).as_u16();
+        let code = words::status(route, reason);
         if !codes.contains(&code) {
             codes.push(code);
         }
     }
     let unused = codes.is_empty();
     if unused {
-        codes.push(reason.status().as_u16());
+        codes.push(reason.status().as_u16().to_string());
     }
-    let codes: Vec<String> = codes.iter().map(u16::to_string).collect();
     let name = reason.name();
     add(page, format_args!("<section class=\"refusal{}\" id=\"{name}\">\n", if unused { " unused" } else { "" }));
     add(page, format_args!("<p class=\"code\">{}</p>\n<div>\n", codes.join(" / ")));
@@ -114,7 +119,11 @@ fn add(page: &mut String, text: std::fmt::Arguments<'_>) {
 }
 
 fn path(route: &Route) -> String {
-    if route.name == "*" { "every path".into() } else { route.pattern.to_string() }
+    match (route.protocol, route.is_policy) {
+        (Protocol::Http, true) => "every path".into(),
+        (Protocol::Http, false) => route.pattern.to_string(),
+        (Protocol::Grpc, _) => route.pattern.to_string().trim_start_matches('/').to_owned(),
+    }
 }
 
 /// With a capital letter at its start.
@@ -142,7 +151,7 @@ const HEAD: &str = include_str!("head.html");
 
 const REFUSALS: &str = "<h2 id=\"refusals\">Refusals</h2>\n\
     <p class=\"lead\">A refusal is an <code>application/problem+json</code> document (RFC 9457). Its <code>type</code> leads \
-    to the paragraph here.</p>\n";
+    to the paragraph here. To a gRPC call it is an answer of trailers only, with the refusal's name in its <code>ErrorInfo</code>.</p>\n";
 
 const FOOT: &str = "</main>\n<footer><p><em>ibid.</em> (Latin <em>ibidem</em>, &ldquo;in the same place&rdquo;) &middot; the same \
     page for programs: ask with <code>Accept: application/json</code></p></footer>\n</body>\n</html>\n";

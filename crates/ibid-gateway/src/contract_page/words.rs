@@ -3,9 +3,13 @@
 use std::time::Duration;
 
 use http::HeaderName;
-use ibid::{KeyFormat, KeySource, OnConcurrent, OnMismatch, OnUnknown, Part, Policy, Remember, ScopePart, StatusRange};
+use ibid::{
+    KeyFormat, KeySource, OnConcurrent, OnMismatch, OnUnknown, Part, Policy, Reason, Remember, ScopePart, StatusRange,
+    grpc::{CallEnd, Code},
+    http::Protocol,
+};
 
-use crate::config::show;
+use crate::{config::show, routes::Route};
 
 /// `Idempotency-Key`: names have no case, and people know them so.
 pub(super) fn header(name: &HeaderName) -> String {
@@ -90,7 +94,39 @@ pub(super) fn fingerprint(policy: &Policy) -> String {
     and(&words)
 }
 
-pub(super) fn remembered(policy: &Policy) -> String {
+/// The status of a refusal: `409`, or `ABORTED`.
+pub(super) fn status(route: &Route, reason: Reason) -> String {
+    match route.protocol {
+        Protocol::Http => route.policy.status_of(reason).as_u16().to_string(),
+        Protocol::Grpc => Code::of(route.policy.grpc_status_of(reason).into()).name().into(),
+    }
+}
+
+pub(super) fn remembered(route: &Route) -> String {
+    match route.protocol {
+        Protocol::Http => remembered_answers(&route.policy),
+        Protocol::Grpc => remembered_statuses(&route.policy),
+    }
+}
+
+fn remembered_statuses(policy: &Policy) -> String {
+    let which = |end: CallEnd| Code::all().filter(|code| CallEnd::of(policy, *code) == end).collect::<Vec<_>>();
+    let (kept, open) = (which(CallEnd::Remembered), which(CallEnd::Open));
+    let mut words = match &kept[..] {
+        [] => "none: only running calls are protected".into(),
+        all if all.len() == Code::all().count() => "every status".into(),
+        some => and(some),
+    };
+    if !policy.remember_body {
+        words.push_str("; the status only, over an empty message");
+    }
+    if !open.is_empty() {
+        words.push_str(&format!("; {} leave the outcome open", and(&open)));
+    }
+    words
+}
+
+fn remembered_answers(policy: &Policy) -> String {
     let mut words = match &policy.remember {
         Remember::All => "every answer, errors included".into(),
         Remember::Final => "2xx, 3xx, and 4xx except 401, 403, 408, 409, 425 and 429".into(),

@@ -1,14 +1,16 @@
-//! `POST|PUT /payments/:id/*`: which requests a route is for.
+//! `POST|PUT /payments/:id/*`, `grpc shop.Orders/Create`: which requests a route is for.
 
 use std::{fmt, str::FromStr};
 
 use http::Method;
+use ibid::http::Protocol;
 
 use super::path;
 
 /// The `match` of a route: methods and a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match {
+    protocol: Protocol,
     methods: Vec<Method>,
     pattern: Pattern,
 }
@@ -30,6 +32,11 @@ enum Segment {
 }
 
 impl Match {
+    /// HTTP requests or gRPC calls.
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
     /// Which methods.
     pub fn methods(&self) -> &[Method] {
         &self.methods
@@ -47,6 +54,36 @@ impl Pattern {
         Self { text: "/*".into(), segments: Vec::new(), rest: true }
     }
 
+    /// Of gRPC calls: `*`, `shop.Orders/*` or `shop.Orders/Create`.
+    fn of_calls(name: &str) -> Option<Self> {
+        let word = |word: &str| {
+            word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+                && word.bytes().next().is_some_and(|first| !first.is_ascii_digit())
+        };
+        let segments = match name.split_once('/') {
+            None if name == "*" => vec![Segment::Any, Segment::Any],
+            Some((service, method)) if service.split('.').all(word) && (method == "*" || word(method)) => {
+                let method = if method == "*" { Segment::Any } else { Segment::Exactly(method.into()) };
+                vec![Segment::Exactly(service.into()), method]
+            }
+            _ => return None,
+        };
+        Some(Self { text: format!("/{name}"), segments, rest: false })
+    }
+
+    /// Of gRPC calls: whether it names one method, and not all that are known to be unary.
+    pub(crate) fn names_one(&self) -> bool {
+        !self.segments.contains(&Segment::Any)
+    }
+
+    /// Of gRPC calls: the service that it names.
+    pub(crate) fn service(&self) -> Option<&str> {
+        match self.segments.first() {
+            Some(Segment::Exactly(service)) => Some(service),
+            _ => None,
+        }
+    }
+
     /// Whether a path, once [normalised](path::normalise), is one of these.
     pub fn matches(&self, path: &str) -> bool {
         let Some(path) = path.strip_prefix('/') else { return false };
@@ -58,6 +95,11 @@ impl Pattern {
             }
         }
         given.next().is_some() == self.rest
+    }
+
+    /// As it is written.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
     }
 
     /// Whether every path of `other` is one of these, too.
@@ -108,10 +150,13 @@ impl FromStr for Match {
         let wrong = |why: &str| {
             format!("{text:?} is no match{why}; write METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"")
         };
-        if text == "grpc" || text.starts_with("grpc ") {
-            return Err(format!(
-                "{text:?}: gRPC routes are not in this version of ibid; write METHOD[|METHOD] PATTERN"
-            ));
+        if let Some(name) = text.strip_prefix("grpc").filter(|rest| rest.is_empty() || rest.starts_with(' ')) {
+            let pattern = Pattern::of_calls(name.strip_prefix(' ').unwrap_or(name)).ok_or_else(|| {
+                format!(
+                    "{text:?} is no match; write \"grpc package.Service/Method\", \"grpc package.Service/*\" or \"grpc *\""
+                )
+            })?;
+            return Ok(Self { protocol: Protocol::Grpc, methods: vec![Method::POST], pattern });
         }
         if text.starts_with('/') {
             return Err(wrong(", it names no method"));
@@ -132,7 +177,7 @@ impl FromStr for Match {
             found.push(method);
         }
         let pattern = pattern.parse().map_err(|why: String| wrong(&why))?;
-        Ok(Self { methods: found, pattern })
+        Ok(Self { protocol: Protocol::Http, methods: found, pattern })
     }
 }
 
@@ -174,6 +219,9 @@ impl FromStr for Pattern {
 
 impl fmt::Display for Match {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.protocol == Protocol::Grpc {
+            return write!(f, "grpc {}", &self.pattern.text[1..]);
+        }
         for (at, method) in self.methods.iter().enumerate() {
             write!(f, "{}{method}", if at == 0 { "" } else { "|" })?;
         }
@@ -234,6 +282,29 @@ mod tests {
     }
 
     #[test]
+    fn calls_are_named_by_service_and_method() {
+        for (text, matching, other) in [
+            ("grpc shop.v1.Orders/Create", &["/shop.v1.Orders/Create"][..], &["/shop.v1.Orders/Creat", "/Create"][..]),
+            ("grpc Orders/*", &["/Orders/A", "/Orders/B"], &["/Orders/", "/Orders", "/Orders/A/B", "/Other/A"]),
+            ("grpc *", &["/a.B/C"], &["/a.B", "/a.B/C/D", "/"]),
+        ] {
+            let found: Match = text.parse().unwrap();
+            assert_eq!((found.protocol(), found.to_string().as_str()), (Protocol::Grpc, text));
+            matching.iter().for_each(|path| assert!(found.pattern().matches(path), "{text} {path}"));
+            other.iter().for_each(|path| assert!(!found.pattern().matches(path), "{text} {path}"));
+        }
+        for text in
+            ["grpc", "grpc ", "grpc /a.B/C", "grpc a.B", "grpc a.B/", "grpc a.*/C", "grpc  a.B/C", "grpc a.B/C/D"]
+        {
+            let why = text.parse::<Match>().unwrap_err();
+            assert!(
+                why.ends_with("write \"grpc package.Service/Method\", \"grpc package.Service/*\" or \"grpc *\""),
+                "{why}"
+            );
+        }
+    }
+
+    #[test]
     fn what_is_no_match_is_told_why() {
         for (text, why) in [
             ("/a", ", it names no method"),
@@ -254,8 +325,6 @@ mod tests {
                 format!("{text:?} is no match{why}; write METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"");
             assert_eq!(text.parse::<Match>(), Err(line));
         }
-        let grpc = "grpc shop.Orders/Create".parse::<Match>().unwrap_err();
-        assert!(grpc.contains("gRPC routes are not in this version"), "{grpc}");
         assert_eq!("POST|PUT /a/:id".parse::<Match>().unwrap().to_string(), "POST|PUT /a/:id");
     }
 }

@@ -16,6 +16,7 @@ use http::uri::{Authority, Scheme as UriScheme};
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -117,6 +118,8 @@ struct Answer {
 pub(super) struct Connector {
     pub(super) target: Target,
     timeout: Duration,
+    /// For gRPC calls: see [`Settings::for_calls`](super::Settings::for_calls).
+    for_calls: bool,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// Held for a copy or a replacement only, never across an await.
     answer: Mutex<Option<Answer>>,
@@ -126,14 +129,16 @@ pub(super) struct Connector {
 
 impl Connector {
     pub(super) fn new(
-        target: Target, timeout: Duration, config: Option<Arc<ClientConfig>>,
+        target: Target, timeout: Duration, config: Option<Arc<ClientConfig>>, for_calls: bool,
     ) -> Result<Self, SetupError> {
         let tls = if target.scheme == Scheme::Https {
             let mut config = match config {
                 Some(given) => given,
                 None => Arc::new(native_roots()?),
             };
-            if config.alpn_protocols.is_empty() {
+            if for_calls {
+                Arc::make_mut(&mut config).alpn_protocols = vec![b"h2".to_vec()];
+            } else if config.alpn_protocols.is_empty() {
                 Arc::make_mut(&mut config).alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
             }
             let name = ServerName::try_from(target.host.clone()).map_err(|_| SetupError::Target {
@@ -144,7 +149,7 @@ impl Connector {
         } else {
             None
         };
-        Ok(Self { target, timeout, tls, answer: Mutex::new(None), turn: AtomicUsize::new(0) })
+        Ok(Self { target, timeout, for_calls, tls, answer: Mutex::new(None), turn: AtomicUsize::new(0) })
     }
 
     /// Opens a connection. `hold` is let go when its socket is closed, however that comes about.
@@ -174,7 +179,7 @@ impl Connector {
             let left = until.saturating_duration_since(tokio::time::Instant::now());
             let share = left / u32::try_from(count - n).unwrap_or(u32::MAX);
             let result = match tokio::time::timeout(share, TcpStream::connect(address)).await {
-                Ok(result) => result.and_then(|tcp| tcp.set_nodelay(true).map(|()| tcp)),
+                Ok(result) => result.and_then(|tcp| settle(tcp, self.for_calls)),
                 Err(_) => Err(io::ErrorKind::TimedOut.into()),
             };
             match result {
@@ -220,6 +225,21 @@ impl Connector {
             }
         }
     }
+}
+
+/// No delay; and where there are no pings of HTTP/2, those of the system, which no server minds. All calls share one
+/// connection: if its peer vanished without a word, it must not wait for them until the system has given up, which may
+/// take a quarter of an hour.
+fn settle(tcp: TcpStream, for_calls: bool) -> io::Result<TcpStream> {
+    tcp.set_nodelay(true)?;
+    if for_calls {
+        let socket = SockRef::from(&tcp);
+        let pings = TcpKeepalive::new().with_time(Duration::from_secs(20)).with_interval(Duration::from_secs(5));
+        socket.set_tcp_keepalive(&pings)?;
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
+    }
+    Ok(tcp)
 }
 
 /// "connection refused" rather than "Connection refused (os error 111)", where there is such a word.

@@ -57,6 +57,8 @@ pub struct Settings {
     pub idle_timeout: Duration,
     /// For `https`; None trusts what the system trusts. ALPN is filled in if empty.
     pub tls: Option<Arc<rustls::ClientConfig>>,
+    /// For gRPC calls: HTTP/2 or nothing, and no pings, for which gRPC servers close a connection with all its calls.
+    pub for_calls: bool,
 }
 
 impl Default for Settings {
@@ -66,6 +68,7 @@ impl Default for Settings {
             connect_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(60),
             tls: None,
+            for_calls: false,
         }
     }
 }
@@ -112,6 +115,7 @@ pub struct Upstream<B> {
     connector: Connector,
     host: HeaderValue,
     pool: Arc<Pool<B>>,
+    for_calls: bool,
     /// What it speaks: configured, or what ALPN last chose.
     speaks: AtomicU8,
     /// The HTTP/2 connection. Locked to clone or replace it.
@@ -139,9 +143,10 @@ where
         let host = HeaderValue::from_str(target.authority().as_str())
             .map_err(|e| SetupError::Target { text: target.authority().to_string(), why: e.to_string() })?;
         Ok(Arc::new(Self {
-            connector: Connector::new(target, settings.connect_timeout, settings.tls)?,
+            connector: Connector::new(target, settings.connect_timeout, settings.tls, settings.for_calls)?,
             host,
             pool: Pool::new(settings.max_connections, settings.idle_timeout),
+            for_calls: settings.for_calls,
             speaks: AtomicU8::new(speaks),
             shared: Mutex::new(None),
             dial: tokio::sync::Mutex::new(None),
@@ -293,13 +298,17 @@ where
         };
         if h2 {
             let sender = match line {
-                Line::Plain { wire, .. } => drive::h2(wire).await,
-                Line::Tls { stream, .. } => drive::h2(stream).await,
+                Line::Plain { wire, .. } => drive::h2(wire, !self.for_calls).await,
+                Line::Tls { stream, .. } => drive::h2(stream, !self.for_calls).await,
             };
             let shared = Shared { sender: sender.map_err(closed)?, proof };
             *self.shared.lock() = Some(shared.clone());
             self.speaks.store(SPEAKS_H2, Ordering::Release);
             return Ok(Channel::H2(shared));
+        }
+        if self.for_calls {
+            let target = self.connector.target.authority().to_string();
+            return Err(Error::Tls { target, reason: "the app does not speak HTTP/2, which gRPC needs".to_owned() });
         }
         self.speaks.store(SPEAKS_H1, Ordering::Release);
         let (sender, driver) = match line {

@@ -453,7 +453,7 @@ mod what_each_mistake_is_told {
 
     #[test]
     fn what_later_versions_know() {
-        for key in ["seal.keys = []", "jwt.issuer = \"x\"", "quota.rate = \"1/s\"", "descriptors = \"x\""] {
+        for key in ["seal.keys = []", "jwt.issuer = \"x\"", "quota.rate = \"1/s\""] {
             let name = key.split(['.', ' ']).next().unwrap();
             top(key, &format!("{name}: not in this version of ibid"));
         }
@@ -461,10 +461,6 @@ mod what_each_mistake_is_told {
         route(
             "scope = [\"host\", \"jwt:sub\"]",
             "scope[2]: \"jwt:sub\": scopes from a JWT are not in this version of ibid",
-        );
-        top(
-            "[[route]]\nmatch = \"grpc shop.Orders/Create\"",
-            "route[1].match: \"grpc shop.Orders/Create\": gRPC routes are not in this version of ibid; write METHOD[|METHOD] PATTERN",
         );
     }
 

@@ -7,7 +7,11 @@ use std::{
     time::Duration,
 };
 
-use ibid::presets::NAMES;
+use ibid::{
+    Policy, Reason,
+    grpc::{CallEnd, Code},
+    presets::NAMES,
+};
 use ibid_gateway::{
     config::{Env, ServeArgs, Settings},
     metrics::FAMILIES,
@@ -163,6 +167,27 @@ async fn the_page_of_operating_has_every_member_of_an_entry() {
     assert_eq!(documented, members);
 }
 
+#[test]
+fn the_grpc_page_says_what_each_status_means() {
+    let page = std::fs::read_to_string(root().join("docs/grpc.md")).unwrap();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
+    let documented: Vec<_> = rows.filter(|(name, _)| Code::from_name(name).is_some()).collect();
+    let policy = Policy::ietf();
+    let code: Vec<_> = Code::all()
+        .map(|code| match CallEnd::of(&policy, code) {
+            CallEnd::Remembered => (code.name(), "remembered"),
+            CallEnd::Released => (code.name(), "released"),
+            CallEnd::Open => (code.name(), "unknown"),
+        })
+        .collect();
+    assert_eq!(documented, code);
+    for reason in Reason::all() {
+        let row = page.lines().find(|line| line.starts_with("| `") && line.contains(&format!("`{reason}`")));
+        let name = Code::of(reason.grpc_status().into()).name();
+        assert!(row.is_some_and(|row| row.ends_with(&format!(" | {name} |"))), "{reason} is {name}: {row:?}");
+    }
+}
+
 /// The first screen of the README, against the demo that it tells people to start.
 #[tokio::test]
 async fn the_readme_shows_what_the_demo_does() {
@@ -189,7 +214,7 @@ async fn the_readme_shows_what_the_demo_does() {
 #[test]
 fn no_link_is_dead() {
     let mut pages = vec![root().join("README.md"), root().join("ARCHITECTURE.md"), root().join("CONTRIBUTING.md")];
-    for folder in ["docs", "docs/presets", "examples"] {
+    for folder in ["docs", "docs/presets", "examples", "examples/tonic"] {
         let entries = std::fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
         pages.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
     }

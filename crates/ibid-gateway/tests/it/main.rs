@@ -9,6 +9,8 @@ mod config;
 mod disk;
 mod docs;
 mod faults;
+mod grpc;
+mod grpc_clients;
 mod keys;
 mod killed;
 mod operations;

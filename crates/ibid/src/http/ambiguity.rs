@@ -50,7 +50,7 @@ fn decides(policy: &Policy, name: &str) -> bool {
     let is_compared = |part: &Part| match part {
         Part::Header(header) => header == name,
         Part::Preconditions => matches!(name, "if-match" | "if-none-match" | "if-unmodified-since" | "content-range"),
-        Part::Body => matches!(name, "content-type" | "content-encoding"),
+        Part::Body => matches!(name, "content-type" | "content-encoding" | "grpc-encoding"),
         _ => false,
     };
     matches!(name, "host" | "forwarded")

@@ -3,10 +3,11 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
-use super::{body::ResponseBody, cors};
+use super::{Protocol, body::ResponseBody, cors};
 use crate::{
     engine::Stored,
     fingerprint::{Kind, json},
+    grpc,
     key::{hex, mask},
     policy::{Envelope, Mode, Policy, Template},
     record::{Record, RecordBody},
@@ -35,6 +36,7 @@ pub(super) struct Telling {
     /// Made when it is first needed: most policies do not tell it.
     pub(super) request_id: Option<String>,
     pub(super) origin: Option<HeaderValue>,
+    pub(super) protocol: Protocol,
 }
 
 impl Telling {
@@ -93,10 +95,16 @@ fn tell(headers: &mut HeaderMap, told: &[(HeaderName, Template)], telling: &mut 
 
 /// The remembered answer.
 pub(super) fn replay<B>(record: Record, policy: &Policy, telling: &mut Telling) -> Response<ResponseBody<B>> {
+    let is_call = telling.protocol == Protocol::Grpc;
     let mut headers = record.headers;
     let mut status = record.status;
     let body = match record.body {
         RecordBody::Whole(body) => body,
+        RecordBody::Digest { length, sha256 } if is_call => {
+            let mut answer = grpc::left_out(headers, record.trailers, length, &sha256);
+            tell(answer.headers_mut(), &policy.replay_headers, telling, record.requested_at_ms);
+            return answer;
+        }
         RecordBody::Digest { length, sha256 } => {
             OF_THE_BODY.iter().for_each(|name| drop(headers.remove(name)));
             headers.remove(header::CONTENT_ENCODING);
@@ -121,7 +129,7 @@ pub(super) fn replay<B>(record: Record, policy: &Policy, telling: &mut Telling) 
         OF_THE_BODY.iter().for_each(|name| drop(headers.remove(name)));
         body = spliced;
     }
-    if record.trailers.is_empty() && !matches!(status.as_u16(), 100..=199 | 204 | 304) {
+    if record.trailers.is_empty() && !is_call && !matches!(status.as_u16(), 100..=199 | 204 | 304) {
         headers.insert(header::CONTENT_LENGTH, body.len().into());
     }
     let mut answer = Response::new(ResponseBody::whole(body, Some(record.trailers)));
@@ -132,7 +140,8 @@ pub(super) fn replay<B>(record: Record, policy: &Policy, telling: &mut Telling) 
 
 /// A refusal as an RFC 9457 problem. `key` is masked here; empty if there is none.
 pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Response<ResponseBody<B>> {
-    let mut telling = Telling { requested_at_ms: crate::time::now_ms(), request_id: None, origin: None };
+    let requested_at_ms = crate::time::now_ms();
+    let mut telling = Telling { requested_at_ms, request_id: None, origin: None, protocol: Protocol::Http };
     let masked = if key.is_empty() { String::new() } else { mask(key) };
     refuse(refusal, policy, &masked, &mut telling)
 }
@@ -140,6 +149,9 @@ pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Res
 pub(super) fn refuse<B>(
     refusal: &Refusal, policy: &Policy, masked: &str, telling: &mut Telling,
 ) -> Response<ResponseBody<B>> {
+    if telling.protocol == Protocol::Grpc {
+        return grpc::refuse(refusal, policy, masked);
+    }
     let (reason, status) = (refusal.reason, policy.status_of(refusal.reason));
     let (name, title) = (reason.name(), string(reason.title()));
     let (code, detail) = (status.as_u16(), string(&refusal.detail));
@@ -184,7 +196,10 @@ pub(super) fn refuse<B>(
 }
 
 /// An answer for something that is no refusal of the table.
-pub(super) fn plain<B>(status: StatusCode, detail: &str, origin: Option<&HeaderValue>) -> Response<ResponseBody<B>> {
+pub(super) fn plain<B>(status: StatusCode, detail: &str, telling: &Telling) -> Response<ResponseBody<B>> {
+    if telling.protocol == Protocol::Grpc {
+        return grpc::plain(status, detail);
+    }
     let title = status.canonical_reason().unwrap_or("Error");
     let body = format!(
         "{{\"type\":\"about:blank\",\"title\":{},\"status\":{},\"detail\":{}}}",
@@ -195,7 +210,7 @@ pub(super) fn plain<B>(status: StatusCode, detail: &str, origin: Option<&HeaderV
     let mut answer = Response::new(ResponseBody::whole(body, None));
     *answer.status_mut() = status;
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    if let Some(origin) = origin {
+    if let Some(origin) = &telling.origin {
         cors::allow_own(answer.headers_mut(), origin, [].into_iter());
     }
     answer

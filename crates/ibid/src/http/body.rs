@@ -142,6 +142,14 @@ impl<B> ResponseBody<B> {
         Self { inner: Inner::Whole { data, trailers: trailers.filter(|trailers| !trailers.is_empty()) } }
     }
 
+    /// The trailers of a body that is all there.
+    pub(crate) fn trailers(&self) -> Option<&HeaderMap> {
+        match &self.inner {
+            Inner::Whole { trailers, .. } => trailers.as_ref(),
+            Inner::Untouched { .. } | Inner::Streamed { .. } => None,
+        }
+    }
+
     pub(crate) fn streamed(pieces: mpsc::Receiver<Piece>, length: Option<u64>) -> Self {
         Self { inner: Inner::Streamed { pieces, ended: false, left: length } }
     }

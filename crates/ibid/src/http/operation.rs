@@ -6,6 +6,7 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
+    time::Duration,
 };
 
 use bytes::{Buf, Bytes};
@@ -15,7 +16,7 @@ use tokio::time::{Instant, timeout};
 use tower_service::Service;
 
 use super::{
-    Fate, Grant, Route, Unsent,
+    Fate, Grant, Protocol, Route, Unsent,
     answer::{self, Telling},
     body::{BoxError, RequestBody, ResponseBody},
     budget::Reserved,
@@ -24,6 +25,8 @@ use super::{
 };
 use crate::{
     engine::{Ended, Operation, ParkedBy, Probed},
+    grpc,
+    policy::Mode,
     record::RecordBody,
     refusal::{Reason, Refusal},
     store::Lease,
@@ -66,6 +69,8 @@ pub(super) struct HttpOperation<S, B, RB> {
     pub(super) telling: Telling,
     pub(super) buffers: Reserved,
     pub(super) ran: Arc<super::service::Ran>,
+    /// Until when the client waits, if it says so.
+    pub(super) deadline: Option<Instant>,
     pub(super) _body: std::marker::PhantomData<fn(B)>,
 }
 
@@ -97,6 +102,10 @@ where
         };
         self.ran.set(started.elapsed(), lease.map(|lease| lease.attempt));
         ended
+    }
+
+    fn patience(&self) -> Duration {
+        self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
     async fn probe(&mut self) -> Probed {
@@ -136,6 +145,9 @@ where
         // What is stored must suit every client that may ask for it later.
         parts.headers.remove(header::ACCEPT_ENCODING);
         parts.headers.remove(header::EXPECT);
+        if self.route.protocol == Protocol::Grpc {
+            grpc::prepare(&mut parts.headers, &self.route.policy);
+        }
         if trailers.is_none() && parts.headers.remove(header::TRANSFER_ENCODING).is_some() {
             parts.headers.insert(header::CONTENT_LENGTH, body.len().into());
         }
@@ -149,7 +161,8 @@ where
 
     /// A probe carries the caller's headers, because it asks in the caller's name.
     fn probe_request(&self) -> Option<Request<RequestBody<B>>> {
-        let probe = self.route.policy.resolve.as_ref()?;
+        // Probes are HTTP requests.
+        let probe = self.route.policy.resolve.as_ref().filter(|_| self.route.protocol == Protocol::Http)?;
         let (parts, _, _) = self.request.as_ref()?;
         let mut uri = parts.uri.clone().into_parts();
         uri.path_and_query = Some(probe.target(&self.key).parse().ok()?);
@@ -200,10 +213,23 @@ where
                     Ok((record, tail)) => (parts, record, tail.trailers().cloned(), Answer::Tail(tail)),
                 },
             };
-        match reply::meaning(policy, parts.status) {
+        let has_body = record != RecordBody::Whole(Bytes::new());
+        let (meaning, code) = match route.protocol {
+            Protocol::Http => (reply::meaning(policy, parts.status), None),
+            Protocol::Grpc => match grpc::status_of(&parts.headers, trailers.as_ref(), has_body) {
+                Some(code) => (grpc::meaning(policy, code), Some(code)),
+                // Without us the client would have had to make something of it.
+                None if policy.mode == Mode::Shadow => (Meaning::Unknown, None),
+                None => return park(Reason::UpstreamLost, "the app's answer ended without a gRPC status"),
+            },
+        };
+        match meaning {
             Meaning::Remember => {
-                let requested = self.telling.requested_at_ms;
-                let complete = reply::complete(policy, &parts, record, trailers.as_ref(), requested, started);
+                let (trailers, requested) = (trailers.as_ref(), self.telling.requested_at_ms);
+                let complete = match code {
+                    None => reply::complete(policy, &parts, record, trailers, requested, started),
+                    Some(code) => grpc::complete(policy, &parts, code, record, trailers, requested, started),
+                };
                 Ended::Complete(answer.under(parts), complete)
             }
             Meaning::Release => Ended::Release(answer.under(parts)),

@@ -24,7 +24,8 @@ use crate::{
 const AHEAD: usize = 16;
 
 /// What a complete reply means.
-pub(super) enum Meaning {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meaning {
     Remember,
     Release,
     Unknown,
@@ -215,7 +216,7 @@ pub(super) fn complete(
 }
 
 /// The headers that are stored.
-fn remembered(policy: &Policy, headers: &HeaderMap, without_body: bool) -> HeaderMap {
+pub(crate) fn remembered(policy: &Policy, headers: &HeaderMap, without_body: bool) -> HeaderMap {
     let lines = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok());
     let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
     let is_forgotten = |name: &HeaderName| {

@@ -5,9 +5,10 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header, request::Parts};
 use sha2::{Digest, Sha256};
 
-use super::{Peer, Route, Shared, ambiguity};
+use super::{Peer, Protocol, Route, Shared, ambiguity};
 use crate::{
     fingerprint::{Kind, json},
+    grpc,
     key::{KeyFormat, KeySource, extract_key, hex, mask},
     label,
     policy::{LabelKey, OnMismatch, Policy},
@@ -90,7 +91,10 @@ impl Keyed {
         mut self, shared: &Shared, route: &Route, parts: &Parts, body: &[u8], requested_at_ms: u64,
     ) -> Result<Option<(Ask, String)>, Refusal> {
         let policy = &route.policy;
-        let fingerprint = Fingerprint::of(policy, &parts.method, &parts.uri, &parts.headers, body);
+        let fingerprint = match route.protocol {
+            Protocol::Http => Fingerprint::of(policy, &parts.method, &parts.uri, &parts.headers, body),
+            Protocol::Grpc => grpc::fingerprint(policy, parts, body)?,
+        };
         let key = match self.key.take() {
             Some(key) => key,
             None => match key_from_body(policy, parts, body, &fingerprint)? {
@@ -107,7 +111,10 @@ impl Keyed {
         };
         let named;
         let endpoint = if route.name.is_empty() {
-            named = format!("{} {}", parts.method, parts.uri.path());
+            named = match route.protocol {
+                Protocol::Http => format!("{} {}", parts.method, parts.uri.path()),
+                Protocol::Grpc => format!("grpc {}", parts.uri.path().trim_start_matches('/')),
+            };
             &named
         } else {
             &route.name

@@ -13,18 +13,19 @@ use tokio::time::{Instant, timeout_at};
 use tower_service::Service;
 
 use super::{
-    Peer, Route, Routed, Routing, Shared,
+    Peer, Protocol, Route, Routed, Routing, Shared,
     answer::{self, Telling},
     body::{BoxError, RequestBody, ResponseBody},
     budget::Reserved,
     cors::{Cors, Preflight},
     future::{Patch, ResponseFuture, Side, Work},
     operation::{Answer, HttpOperation},
-    reply,
+    reply::{self, Tail},
     request::{self, Judged, Keyed, Unread},
 };
 use crate::{
     engine::{Stored, Verdict},
+    grpc::{self, Code},
     key::mask,
     observe::{Answered, Notice, Outcome, Shadow},
     policy::{Mode, Policy},
@@ -33,6 +34,9 @@ use crate::{
     store::{Address, Finished},
     time::now_ms,
 };
+
+/// The status of what is told before there is an answer.
+const NO_ANSWER: u16 = 100;
 
 /// How long the run itself took, told by the operation.
 #[derive(Debug, Default)]
@@ -76,7 +80,8 @@ where
         }
         Routed::Refused(refusal) => {
             let policy = Policy::ietf();
-            let mut telling = telling(shared, &parts);
+            let protocol = if grpc::is_call(parts.version, &parts.headers) { Protocol::Grpc } else { Protocol::Http };
+            let mut telling = telling(shared, &parts, protocol);
             return ResponseFuture::ready(answer::refuse(&refusal, &policy, "", &mut telling));
         }
     };
@@ -85,18 +90,18 @@ where
     let mut seen = Seen::of(&route, &parts);
     match keyed {
         Judged::Keyless => {
-            seen.tell(shared, Outcome::Keyless, StatusCode::CONTINUE);
+            seen.tell(shared, Outcome::Keyless, NO_ANSWER);
             ResponseFuture::passed(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
         }
         Judged::Refused(refusal, _) if route.policy.mode == Mode::Shadow => {
-            seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), StatusCode::CONTINUE);
+            seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), NO_ANSWER);
             ResponseFuture::passed(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
         }
         Judged::Refused(refusal, masked) => {
             seen.key = masked;
-            let mut telling = telling(shared, &parts);
+            let mut telling = telling(shared, &parts, route.protocol);
             let answer = answer::refuse(&refusal, &route.policy, &seen.key, &mut telling);
-            seen.tell(shared, Outcome::Refused(refusal.reason), answer.status());
+            seen.tell(shared, Outcome::Refused(refusal.reason), seen.status(&answer));
             ResponseFuture::ready(answer)
         }
         Judged::Keyed(keyed) => {
@@ -125,7 +130,8 @@ where
         let route = seen.route.clone();
         let policy = &route.policy;
         let shadow = policy.mode == Mode::Shadow;
-        let mut telling = telling(&shared, &parts);
+        let mut telling = telling(&shared, &parts, route.protocol);
+        let deadline = if route.protocol == Protocol::Grpc { grpc::deadline(&parts.headers) } else { None };
         let Some(_slot) = shared.engine.running().enter(shared.settings.max_running) else {
             let body = RequestBody::untouched(body);
             return Some(refused(&shared, inner, parts, body, overloaded(), shadow, &seen, &mut telling).await);
@@ -133,8 +139,10 @@ where
         let (body, trailers, buffers) = match read_body(&shared, &route, &parts, body).await {
             Ok(read) => read,
             Err(Unread::Broken(status, detail)) => {
-                let mut answer = answer::plain(status, detail, telling.origin.as_ref());
-                answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
+                let mut answer = answer::plain(status, detail, &telling);
+                if route.protocol == Protocol::Http {
+                    answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
+                }
                 return Some(answer);
             }
             Err(Unread::Refused(refusal, begun, rest)) => {
@@ -145,9 +153,9 @@ where
         let (ask, key) = match keyed.ask(&shared, &route, &parts, &body, telling.requested_at_ms) {
             Ok(Some(ask)) => ask,
             Ok(None) => {
-                seen.tell(&shared, Outcome::Keyless, StatusCode::CONTINUE);
+                seen.tell(&shared, Outcome::Keyless, NO_ANSWER);
                 let request = Request::from_parts(parts, RequestBody::whole(body, trailers));
-                return Some(pass(inner.call(request).await));
+                return Some(pass(inner.call(request).await, &telling));
             }
             Err(refusal) => {
                 let body = RequestBody::whole(body, trailers);
@@ -171,6 +179,7 @@ where
             telling: telling.clone(),
             buffers,
             ran: seen.ran.clone(),
+            deadline,
             _body: std::marker::PhantomData::<fn(B)>,
         };
         let verdict = shared.engine.execute(policy, ask, operation).await;
@@ -188,7 +197,7 @@ async fn answered<RB>(
             (answer::first(answer, Some(whole), policy, Some(stored), telling), outcome(stored))
         }
         Verdict::Ran(Answer::Tail(tail), stored) => {
-            let status = tail.status;
+            let status = seen.tail_status(&tail);
             Box::pin(tail.send()).await;
             seen.tell(shared, outcome(stored), status);
             return None;
@@ -198,7 +207,7 @@ async fn answered<RB>(
         }
         Verdict::Ran(Answer::Panicked, stored) => {
             let detail = "the handler failed; whether the operation took place is not known";
-            (answer::plain(StatusCode::INTERNAL_SERVER_ERROR, detail, telling.origin.as_ref()), outcome(stored))
+            (answer::plain(StatusCode::INTERNAL_SERVER_ERROR, detail, telling), outcome(stored))
         }
         Verdict::Replay(finished) => match replayed(shared, finished, seen) {
             Ok(record) => (answer::replay(record, policy, telling), Outcome::Replayed),
@@ -208,7 +217,7 @@ async fn answered<RB>(
             (answer::refuse(&refusal, policy, &seen.key, telling), Outcome::Refused(refusal.reason))
         }
     };
-    seen.tell(shared, outcome, answer.status());
+    seen.tell(shared, outcome, seen.status(&answer));
     Some(answer)
 }
 
@@ -241,18 +250,18 @@ where
     S: Service<Request<RequestBody<B>>, Response = Response<RB>>,
 {
     if shadow {
-        seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), StatusCode::CONTINUE);
-        return pass(inner.call(Request::from_parts(parts, body)).await);
+        seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), NO_ANSWER);
+        return pass(inner.call(Request::from_parts(parts, body)).await, telling);
     }
     let answer = answer::refuse(&refusal, &seen.route.policy, &seen.key, telling);
-    seen.tell(shared, Outcome::Refused(refusal.reason), answer.status());
+    seen.tell(shared, Outcome::Refused(refusal.reason), seen.status(&answer));
     answer
 }
 
-fn pass<RB, E>(response: Result<Response<RB>, E>) -> Response<ResponseBody<RB>> {
+fn pass<RB, E>(response: Result<Response<RB>, E>, telling: &Telling) -> Response<ResponseBody<RB>> {
     match response {
         Ok(response) => response.map(ResponseBody::untouched),
-        Err(_) => answer::plain(StatusCode::BAD_GATEWAY, "the app could not answer", None),
+        Err(_) => answer::plain(StatusCode::BAD_GATEWAY, "the app could not answer", telling),
     }
 }
 
@@ -319,9 +328,9 @@ fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     own.iter().chain(policy.only_on_replays()).for_each(|name| drop(headers.remove(name)));
 }
 
-fn telling(shared: &Shared, parts: &Parts) -> Telling {
+fn telling(shared: &Shared, parts: &Parts, protocol: Protocol) -> Telling {
     let origin = shared.settings.cors.as_ref().and_then(|cors| cors.origin(&parts.headers));
-    Telling { requested_at_ms: now_ms(), request_id: None, origin }
+    Telling { requested_at_ms: now_ms(), request_id: None, origin, protocol }
 }
 
 fn preflight(shared: &Shared, routing: &dyn Routing, parts: &Parts) -> Option<Box<Patch>> {
@@ -347,7 +356,26 @@ impl Seen {
         }
     }
 
-    fn tell(&self, shared: &Shared, outcome: Outcome, status: StatusCode) {
+    /// The status of an answer, as it is told to operators: see [`Code::outline`].
+    fn status<B>(&self, answer: &Response<ResponseBody<B>>) -> u16 {
+        match self.route.protocol {
+            Protocol::Http => answer.status().as_u16(),
+            Protocol::Grpc => self.call_status(answer.headers(), answer.body().trailers()),
+        }
+    }
+
+    fn tail_status(&self, tail: &Tail) -> u16 {
+        match self.route.protocol {
+            Protocol::Http => tail.status.as_u16(),
+            Protocol::Grpc => self.call_status(&HeaderMap::new(), tail.trailers()),
+        }
+    }
+
+    fn call_status(&self, headers: &HeaderMap, trailers: Option<&HeaderMap>) -> u16 {
+        grpc::status_of(headers, trailers, false).unwrap_or(Code::Unknown).outline()
+    }
+
+    fn tell(&self, shared: &Shared, outcome: Outcome, status: u16) {
         let (ran_for, attempt) = self.ran.0.get().copied().unwrap_or_default();
         shared.engine.observer().answered(&Answered {
             route: &self.route.name,
@@ -356,7 +384,7 @@ impl Seen {
             key: &self.key,
             address: self.address,
             outcome,
-            status: status.as_u16(),
+            status,
             attempt,
             took: self.started.elapsed(),
             ran_for,

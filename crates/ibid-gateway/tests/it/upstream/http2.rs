@@ -473,6 +473,42 @@ async fn alpn_chooses_http2() {
     assert_eq!(server.count(), 1);
 }
 
+fn for_calls(server: &Server, trust: Arc<rustls::ClientConfig>) -> Arc<Up> {
+    let target = format!("https://localhost:{}", server.addr.port());
+    let settings = Settings { tls: Some(trust), for_calls: true, ..Settings::default() };
+    Upstream::new(target.parse().unwrap(), settings).unwrap()
+}
+
+#[tokio::test]
+async fn grpc_calls_take_http2_where_the_server_would_rather_have_http1() {
+    let Tls { acceptor, trust } = tls(&["http/1.1", "h2"]);
+    let server = serve(move |s, _| {
+        let acceptor = acceptor.clone();
+        async move { speak(acceptor.accept(s).await.unwrap(), echo).await }
+    })
+    .await;
+    let response = send(&for_calls(&server, trust), Care::Claimed).await.unwrap();
+    assert_eq!(read(response).await.unwrap(), "hello");
+}
+
+#[tokio::test]
+async fn grpc_calls_are_never_written_to_a_server_without_http2() {
+    for alpn in [&["http/1.1"][..], &[]] {
+        let Tls { acceptor, trust } = tls(alpn);
+        let server = serve(move |s, _| {
+            let acceptor = acceptor.clone();
+            async move {
+                if let Ok(mut s) = acceptor.accept(s).await {
+                    assert!(read_request(&mut s).await.is_none(), "nothing is written");
+                }
+            }
+        })
+        .await;
+        let error = never_written(send(&for_calls(&server, trust), Care::Claimed).await);
+        assert!(error.starts_with("TLS with localhost:"), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn a_bad_certificate_is_never_written() {
     let Tls { acceptor, .. } = tls(&["h2", "http/1.1"]);

@@ -1,0 +1,90 @@
+//! gRPC clients that nobody here wrote: Python's grpcio and Node's @grpc/grpc-js, against the shop in `examples/tonic`,
+//! once with the layer in it, once bare behind the gateway.
+//!
+//! The clients (`tests/grpc/client.py`, `tests/grpc/client.mjs`) play a scenario and say what they saw; what it should
+//! have been is said here, once for both clients and both servers. `scripts/grpc-clients` installs what they need.
+
+mod judge;
+mod kit;
+
+use std::{fs, path::Path};
+
+use ibid_example_tonic::DESCRIPTORS;
+use ibid_testkit::process::run;
+
+use self::kit::{Client, Scene};
+use crate::faults::kit::BIN;
+
+/// Each scenario, by each client, against each server.
+macro_rules! scenarios {
+    ($($name:ident)*) => {
+        scenarios!(@server layer, Scene::layer(), [$($name)*]);
+        scenarios!(@server gateway, Scene::gateway(), [$($name)*]);
+    };
+    (@server $server:ident, $scene:expr, [$($name:ident)*]) => {
+        mod $server {
+            use super::{Client, Scene, judge};
+            scenarios!(@client python, Client::Python, $scene, [$($name)*]);
+            scenarios!(@client node, Client::Node, $scene, [$($name)*]);
+        }
+    };
+    (@client $module:ident, $client:expr, $scene:expr, [$($name:ident)*]) => {
+        mod $module {
+            use super::{Client, Scene, judge};
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    judge::$name(&$scene.await, $client).await;
+                }
+            )*
+        }
+    };
+}
+
+scenarios! {
+    a_first_call_runs_once_and_arrives_as_it_was_sent
+    a_replay_has_the_message_metadata_trailers_and_details_of_the_first
+    a_key_for_another_message_or_method_is_refused
+    a_call_without_a_key_is_refused
+    a_client_tries_again_by_itself_while_the_first_runs
+    a_deadline_in_mid_run_leaves_one_effect_and_its_answer
+    a_cancelled_call_leaves_one_effect_and_its_answer
+    a_compressed_call_and_a_plain_one_are_the_same
+    binary_metadata_of_one_name_stay_several
+    messages_beyond_ascii_come_back_as_they_were
+    empty_messages_are_messages
+    large_answers_are_kept_up_to_the_limit
+    streams_with_a_key_pass_as_they_come
+    of_fifty_calls_at_once_one_runs
+    reflection_passes
+    health_passes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_client_was_answered_another_is_too() {
+    for scene in [Scene::layer().await, Scene::gateway().await] {
+        let python = scene.play(Client::Python, "first").await;
+        let node = scene.play(Client::Node, "first").await;
+        for part in ["code", "id", "body", "echo"] {
+            assert_eq!(node["answer"][part], python["answer"][part], "{part}");
+        }
+        assert_eq!(scene.shop.runs("first"), (1, 1));
+    }
+}
+
+/// The guide of the example shows what is tested here.
+#[tokio::test]
+async fn the_examples_guide_has_a_valid_configuration_and_the_clients_retry_policy() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let guide = fs::read_to_string(here.join("../../examples/tonic/README.md")).unwrap();
+    let block = |kind: &str| guide.split(&format!("```{kind}\n")).nth(1).unwrap().split("```").next().unwrap();
+    assert_eq!(block("json"), fs::read_to_string(here.join("tests/grpc/retry.json")).unwrap());
+
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("shop.bin"), DESCRIPTORS).unwrap();
+    let file = folder.path().join("ibid.toml");
+    fs::write(&file, block("toml")).unwrap();
+    let output = run(BIN, &["check", file.to_str().unwrap()], &[]).await;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("grpc shop.Orders/*"), "{said}");
+}

@@ -1,0 +1,216 @@
+//! A gRPC client that shows every frame: what came in the headers, what in the trailers, and whether the headers were
+//! the end.
+//!
+//! ```no_run
+//! # async fn example(addr: std::net::SocketAddr) {
+//! use ibid_testkit::grpc::{Client, message};
+//!
+//! let client = Client::connect(addr).await;
+//! let answer = client.call("/shop.Orders/Create", &[("idempotency-key", "k")], message("ten")).await;
+//! assert_eq!(answer.code(), 0);
+//! # }
+//! ```
+
+use std::net::SocketAddr;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, Request};
+use tokio::{net::TcpStream, time::timeout};
+
+use crate::http1::DEADLINE;
+
+/// A message in its frame: a flag, its length in four bytes, itself.
+pub fn framed(flag: u8, message: &[u8]) -> Bytes {
+    let mut frame = BytesMut::with_capacity(message.len() + 5);
+    frame.put_u8(flag);
+    frame.put_u32(u32::try_from(message.len()).expect("a message is shorter than 4 GiB"));
+    frame.put_slice(message);
+    frame.freeze()
+}
+
+/// A plain message in its frame.
+pub fn message(text: &str) -> Bytes {
+    framed(0, text.as_bytes())
+}
+
+/// What a call ended with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// Initial metadata, or all there is of an answer of trailers only.
+    pub headers: HeaderMap,
+    /// The headers were the end of it.
+    pub trailers_only: bool,
+    /// With its frames.
+    pub body: Bytes,
+    /// Trailing metadata.
+    pub trailers: HeaderMap,
+}
+
+impl Answer {
+    /// The first value of a name, in the trailers or else in the headers.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.trailers.get(name).or(self.headers.get(name)).and_then(|value| value.to_str().ok())
+    }
+
+    /// Its status.
+    ///
+    /// # Panics
+    ///
+    /// If it has none.
+    pub fn code(&self) -> u32 {
+        let status = self.value("grpc-status").and_then(|status| status.parse().ok());
+        status.unwrap_or_else(|| panic!("no status: {self:?}"))
+    }
+
+    /// Its message as text, without the frame.
+    ///
+    /// # Panics
+    ///
+    /// If it has no message, or one that is no text.
+    pub fn text(&self) -> String {
+        let message = self.body.get(5..).unwrap_or_else(|| panic!("no message: {self:?}"));
+        String::from_utf8(message.to_vec()).expect("a text")
+    }
+
+    /// Without what every answer has of its own, to be compared with another.
+    pub fn stripped(mut self) -> Self {
+        self.headers.remove("date");
+        self.headers.remove("idempotent-replayed");
+        self
+    }
+
+    /// Checks that this is a refusal: one block of headers with this code, and this name in its details.
+    ///
+    /// # Panics
+    ///
+    /// If it is not.
+    #[track_caller]
+    pub fn assert_refused(&self, code: u32, reason: &str) {
+        assert!(self.trailers_only, "{self:?}");
+        assert_eq!(self.value("content-type"), Some("application/grpc"), "{self:?}");
+        assert_eq!(self.code(), code, "{self:?}");
+        let details = self.value("grpc-status-details-bin").unwrap_or_else(|| panic!("no details: {self:?}"));
+        let details = decoded(details);
+        let text = String::from_utf8_lossy(&details);
+        assert!(text.contains("type.googleapis.com/google.rpc.ErrorInfo"), "{text}");
+        assert!(text.contains(reason), "{reason} is not in {text}");
+    }
+}
+
+/// Base64 without padding.
+fn decoded(text: &str) -> Vec<u8> {
+    let digit = |byte: u8| match byte {
+        b'A'..=b'Z' => byte - b'A',
+        b'a'..=b'z' => byte - b'a' + 26,
+        b'0'..=b'9' => byte - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => panic!("{text:?} is no base64"),
+    };
+    let (mut bits, mut have, mut out) = (0u32, 0, Vec::new());
+    for byte in text.bytes() {
+        bits = bits << 6 | u32::from(digit(byte));
+        have += 6;
+        if have >= 8 {
+            have -= 8;
+            out.push((bits >> have) as u8);
+        }
+    }
+    out
+}
+
+/// A connection.
+#[derive(Clone)]
+pub struct Client(h2::client::SendRequest<Bytes>);
+
+/// A call whose answer has not come yet.
+pub struct Call {
+    /// The answer's head.
+    pub answer: h2::client::ResponseFuture,
+    /// What is still to be sent.
+    pub send: h2::SendStream<Bytes>,
+}
+
+impl Client {
+    /// Connects without TLS, by prior knowledge.
+    ///
+    /// # Panics
+    ///
+    /// If nobody listens there who speaks HTTP/2.
+    pub async fn connect(addr: SocketAddr) -> Self {
+        let tcp = TcpStream::connect(addr).await.unwrap_or_else(|why| panic!("{addr}: {why}"));
+        let (send, connection) = h2::client::handshake(tcp).await.expect("it speaks HTTP/2");
+        tokio::spawn(async move { drop(connection.await) });
+        Self(send)
+    }
+
+    /// Sends the headers of a call, and nothing more.
+    ///
+    /// # Panics
+    ///
+    /// If the connection is closed, or a header is none.
+    pub async fn open(&self, path: &str, headers: &[(&str, &str)]) -> Call {
+        let mut request = Request::post(format!("http://shop{path}"))
+            .header("te", "trailers")
+            .header("authorization", "Bearer one")
+            .header("content-type", "application/grpc");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let mut ready = self.0.clone().ready().await.expect("an open connection");
+        let (answer, send) = ready.send_request(request.body(()).expect("valid headers"), false).expect("a stream");
+        Call { answer, send }
+    }
+
+    /// Sends all of a call, each piece in a frame of its own.
+    pub async fn start(&self, path: &str, headers: &[(&str, &str)], pieces: &[Bytes]) -> Call {
+        let mut call = self.open(path, headers).await;
+        for piece in pieces {
+            // A call may be refused before it was sent whole.
+            let _ = call.send.send_data(piece.clone(), false);
+            tokio::task::yield_now().await;
+        }
+        let _ = call.send.send_data(Bytes::new(), true);
+        call
+    }
+
+    /// Sends a call and waits for its end.
+    ///
+    /// # Panics
+    ///
+    /// If it does not come whole within ten seconds.
+    pub async fn call(&self, path: &str, headers: &[(&str, &str)], body: Bytes) -> Answer {
+        self.start(path, headers, &[body]).await.end().await
+    }
+}
+
+impl Call {
+    /// Waits for the end.
+    ///
+    /// # Panics
+    ///
+    /// If it does not come whole within ten seconds.
+    pub async fn end(self) -> Answer {
+        let ended = timeout(DEADLINE, self.try_end()).await;
+        ended.unwrap_or_else(|_| panic!("no answer within {DEADLINE:?}")).expect("a whole answer")
+    }
+
+    /// Waits for the end, for a test that expects it to break off.
+    ///
+    /// # Errors
+    /// If it does.
+    pub async fn try_end(self) -> Result<Answer, h2::Error> {
+        let response = self.answer.await?;
+        assert_eq!(response.status(), 200, "{response:?}");
+        let (parts, mut stream) = response.into_parts();
+        let trailers_only = stream.is_end_stream();
+        let mut body = BytesMut::new();
+        while let Some(data) = stream.data().await {
+            let data = data?;
+            let _ = stream.flow_control().release_capacity(data.len());
+            body.extend_from_slice(&data);
+        }
+        let trailers = stream.trailers().await?.unwrap_or_default();
+        Ok(Answer { headers: parts.headers, trailers_only, body: body.freeze(), trailers })
+    }
+}

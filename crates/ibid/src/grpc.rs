@@ -1,0 +1,208 @@
+//! gRPC: unary calls through the same layer, engine and stores as HTTP requests.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use ibid::{Ibid, Policy, grpc::Unary, store::Memory};
+//!
+//! let ibid = Ibid::new(Arc::new(Memory::default()));
+//! let layer = ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform());
+//! // tonic::transport::Server::builder().layer(layer).add_service(orders)…
+//! # let _ = layer;
+//! ```
+//!
+//! A call goes the same way as a request; a [`Route`](crate::http::Route) of [`Protocol::Grpc`] differs where the
+//! protocol does, and only there:
+//!
+//! | | HTTP | gRPC |
+//! |---|---|---|
+//! | what is covered | methods | [unary methods](Unary) |
+//! | body | canonical by its type | one message, compared after decompression (`framing`) |
+//! | what an answer means | its status | its `grpc-status` ([`Code`]) |
+//! | refusals | problem documents | trailers-only answers (`refuse`) |
+//! | how long a duplicate waits | `wait_timeout` | that, and never beyond its own `grpc-timeout` (`timeout`) |
+//!
+//! Invariant: a call that is not known to be unary is never buffered. Waiting for the end of a bidirectional call
+//! before its beginning is sent on would wait for ever.
+
+use http::{HeaderMap, HeaderValue, Method, Version, header, request::Parts};
+
+pub(crate) use self::{
+    code::meaning,
+    framing::fingerprint,
+    refuse::{plain, refuse},
+    reply::{complete, left_out, status_of},
+    timeout::deadline,
+};
+pub use self::{
+    code::{CallEnd, Code},
+    methods::{DescriptorError, Unary, UnaryError},
+    refuse::refusal_response,
+};
+use crate::{
+    http::{Protocol, Route, Routed, Routing},
+    key::KeySource,
+    policy::{Mode, Policy},
+};
+
+mod code;
+mod framing;
+mod methods;
+mod proto;
+mod refuse;
+mod reply;
+mod text;
+mod timeout;
+
+/// The headers under which clients send keys, in the order in which they are looked for.
+const KEY_HEADERS: [&str; 2] = ["idempotency-key", "x-idempotency-key"];
+
+/// Whether a message is gRPC by its Content-Type. gRPC-Web is not: its trailers are in the body.
+pub fn is_grpc(headers: &HeaderMap) -> bool {
+    const TYPE: &[u8] = b"application/grpc";
+    let Some(content_type) = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes) else { return false };
+    let (essence, rest) = content_type.split_at(content_type.len().min(TYPE.len()));
+    essence.eq_ignore_ascii_case(TYPE) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+}
+
+/// Whether a request is a gRPC call: by its type, and over HTTP/2, without which there is none.
+pub fn is_call(version: Version, headers: &HeaderMap) -> bool {
+    version == Version::HTTP_2 && is_grpc(headers)
+}
+
+impl Policy {
+    /// The same policy for gRPC calls, which are POST requests. A key under the one usual name is also taken from the
+    /// other: `idempotency-key`, `x-idempotency-key`.
+    pub fn for_grpc(mut self) -> Self {
+        self.methods = vec![Method::POST];
+        if let [KeySource::Header(name)] = &self.key.from[..]
+            && let Some(at) = KEY_HEADERS.iter().position(|usual| name == usual)
+        {
+            let other = http::HeaderName::from_static(KEY_HEADERS[1 - at]);
+            self.key.from.push(KeySource::Header(other));
+        }
+        self
+    }
+
+    /// What [`check`](Self::check) says, and what makes no sense for gRPC calls.
+    ///
+    /// # Errors
+    /// One sentence that names the dial, what was found and what is allowed.
+    pub fn check_grpc(&self) -> Result<(), String> {
+        self.check()?;
+        for source in &self.key.from {
+            if matches!(source, KeySource::Json(_) | KeySource::Query(_)) {
+                return Err(format!("key.from has \"{source}\", which a gRPC call does not have; use \"header:NAME\""));
+            }
+        }
+        if let Some(probe) = &self.resolve {
+            return Err(format!(
+                "resolve is \"{probe}\", an HTTP request; a gRPC route cannot ask by one, leave it out"
+            ));
+        }
+        let told = [("first_headers", &self.first_headers), ("replay_headers", &self.replay_headers)];
+        for (dial, headers) in told {
+            if let Some((name, _)) = headers.iter().find(|(name, _)| !is_metadata(name.as_str())) {
+                return Err(format!(
+                    "{dial} has \"{name}\", which is no gRPC metadata; allowed are names of a to z, 0 to 9, \"_\" \"-\" \
+                     \".\" that neither start with \"grpc-\" nor end with \"-bin\""
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_metadata(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-' | b'.');
+    name.bytes().all(plain)
+        && !name.starts_with("grpc-")
+        && !name.ends_with("-bin")
+        && !matches!(name, "content-type" | "te" | "user-agent")
+}
+
+/// One policy for the unary methods of a server.
+pub(crate) struct Calls {
+    pub(crate) unary: Unary,
+    pub(crate) route: std::sync::Arc<Route>,
+}
+
+impl Calls {
+    pub(crate) fn new(unary: Unary, name: String, policy: Policy) -> Self {
+        let route = Route { name, policy: policy.for_grpc(), protocol: Protocol::Grpc };
+        Self { unary, route: std::sync::Arc::new(route) }
+    }
+}
+
+impl Routing for Calls {
+    fn route(&self, request: &Parts) -> Routed {
+        let covered = self.route.policy.mode != Mode::Off
+            && request.method == Method::POST
+            && is_grpc(&request.headers)
+            && self.unary.has(request.uri.path());
+        if covered { Routed::Covered(self.route.clone()) } else { Routed::Pass }
+    }
+
+    fn key_headers(&self, _: &Method, _: &Parts) -> Option<Vec<http::HeaderName>> {
+        None
+    }
+}
+
+/// Makes the request one whose answer can be remembered: in a coding that every client reads, and with the time that
+/// the route gives it. A server that gave up at this client's deadline would drop an answer that a retry could have.
+pub(crate) fn prepare(headers: &mut HeaderMap, policy: &Policy) {
+    headers.insert("grpc-accept-encoding", HeaderValue::from_static("identity"));
+    if policy.mode != Mode::Shadow {
+        headers.insert("grpc-timeout", timeout::written(policy.timeout));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grpc_is_told_by_its_type() {
+        let is = |value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(value));
+            is_grpc(&headers)
+        };
+        for yes in ["application/grpc", "application/grpc+proto", "Application/gRPC;x=1", "application/grpc+json"] {
+            assert!(is(yes), "{yes}");
+        }
+        for no in ["application/grpc-web", "application/grpc-web+proto", "application/grp", "application/json", ""] {
+            assert!(!is(no), "{no}");
+        }
+        assert!(!is_grpc(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn a_usual_key_may_come_under_either_name_and_an_own_one_may_not() {
+        let from = |policy: Policy| policy.for_grpc().key.from.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(from(Policy::platform()), ["header:idempotency-key", "header:x-idempotency-key"]);
+        assert_eq!(from(Policy::leads()), ["header:x-idempotency-key", "header:idempotency-key"]);
+        let mut own = Policy::platform();
+        own.key.from = vec!["header:x-order".parse().unwrap()];
+        assert_eq!(from(own), ["header:x-order"]);
+    }
+
+    #[test]
+    fn dials_that_make_no_sense_are_named() {
+        for preset in crate::presets::NAMES {
+            assert_eq!(Policy::preset(preset).unwrap().for_grpc().check_grpc(), Ok(()), "{preset}");
+        }
+        let told = |turn: &dyn Fn(&mut Policy)| {
+            let mut policy = Policy::ietf();
+            turn(&mut policy);
+            policy.check_grpc().unwrap_err()
+        };
+        let key = told(&|policy| policy.key.from = vec!["json:/id".parse().unwrap()]);
+        assert!(key.starts_with("key.from has \"json:/id\""), "{key}");
+        let probe = told(&|policy| policy.resolve = Some("GET /a".parse().unwrap()));
+        assert!(probe.starts_with("resolve is \"GET /a\""), "{probe}");
+        for name in ["grpc-replayed", "replayed-bin", "te", "x-a!"] {
+            let header = told(&|policy| policy.replay_headers = vec![(name.parse().unwrap(), "1".parse().unwrap())]);
+            assert!(header.starts_with(&format!("replay_headers has \"{name}\"")), "{header}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! The one message of a unary call: its frame, and what makes two of them the same.
+//!
+//! A frame is a flag (compressed or not), a length in four bytes, and the message. A unary call is exactly one frame;
+//! whatever else a body holds is refused, because the server might read another call in it than we compare.
+
+use std::io::{self, Read};
+
+use flate2::bufread::{GzDecoder, ZlibDecoder};
+use http::{HeaderMap, HeaderValue, request::Parts};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    policy::{Part, Policy},
+    refusal::{Reason, Refusal},
+    store::Fingerprint,
+};
+
+/// Flag and length.
+const PREFIX: usize = 5;
+/// What is inflated at a time: nothing is kept of it but its hash.
+const STEP: usize = 8 << 10;
+
+/// What makes two calls the same: the policy's parts, with the message as it is without compression. A client that
+/// compresses and one that does not send the same call.
+///
+/// # Errors
+/// The body is not one message, or inflates to more than `max_request`.
+pub(crate) fn fingerprint(policy: &Policy, parts: &Parts, body: &[u8]) -> Result<Fingerprint, Refusal> {
+    let (compressed, message) = message(body)?;
+    if !policy.fingerprint.contains(&Part::Body) {
+        return Ok(Fingerprint::of_parts(policy, &parts.method, &parts.uri, &parts.headers, |_| {}));
+    }
+    let digest = digest(&parts.headers, compressed, message, policy.max_request)?;
+    Ok(Fingerprint::of_parts(policy, &parts.method, &parts.uri, &parts.headers, |hash| {
+        crate::fingerprint::framed(hash, b'g', &digest);
+    }))
+}
+
+/// The message of a body that has exactly one, and whether it is compressed.
+fn message(body: &[u8]) -> Result<(bool, &[u8]), Refusal> {
+    let ambiguous = |what: &str| {
+        let detail = format!("{what}; the body of a unary call is exactly one length-prefixed message");
+        Err(Refusal::new(Reason::RequestAmbiguous, detail))
+    };
+    let Some((prefix, rest)) = body.split_at_checked(PREFIX) else {
+        let what = if body.is_empty() { "the call has no message" } else { "the call's message breaks off" };
+        return ambiguous(what);
+    };
+    let length = u32::from_be_bytes(prefix[1..].try_into().expect("4 of 5")) as usize;
+    match prefix[0] {
+        0 | 1 => {}
+        flag => return ambiguous(&format!("the call's message has the flag {flag}, which means nothing")),
+    }
+    match rest.len().cmp(&length) {
+        std::cmp::Ordering::Less => ambiguous("the call's message breaks off"),
+        std::cmp::Ordering::Greater => ambiguous("the call has more than one message"),
+        std::cmp::Ordering::Equal => Ok((prefix[0] == 1, rest)),
+    }
+}
+
+/// The hash of a message as the server will read it. One in a coding that is not known here, or that does not decode
+/// cleanly to its last byte, is hashed as it came, together with the name of its coding.
+fn digest(headers: &HeaderMap, compressed: bool, message: &[u8], at_most: u64) -> Result<[u8; 32], Refusal> {
+    let mut hash = Sha256::new();
+    if !compressed {
+        hash.update(b"m");
+        hash.update(message);
+        return Ok(hash.finalize().into());
+    }
+    let coding = headers.get("grpc-encoding").map(HeaderValue::as_bytes).unwrap_or_default();
+    hash.update(b"m");
+    let inflated = match coding {
+        b"gzip" => inflate(&mut hash, GzDecoder::new(message), GzDecoder::into_inner, at_most),
+        b"deflate" => inflate(&mut hash, ZlibDecoder::new(message), ZlibDecoder::into_inner, at_most),
+        b"" | b"identity" => {
+            let detail = "the call's message is marked as compressed, and grpc-encoding does not say how";
+            return Err(Refusal::new(Reason::RequestAmbiguous, detail));
+        }
+        _ => Ok(false),
+    };
+    match inflated {
+        Ok(true) => Ok(hash.finalize().into()),
+        Ok(false) => {
+            let mut hash = Sha256::new();
+            hash.update(b"c");
+            crate::fingerprint::framed(&mut hash, b'n', coding);
+            hash.update(message);
+            Ok(hash.finalize().into())
+        }
+        Err(TooLarge) => {
+            let detail =
+                format!("the message inflates to more than {at_most} bytes, the most that this route protects");
+            Err(Refusal::new(Reason::BodyTooLarge, detail))
+        }
+    }
+}
+
+struct TooLarge;
+
+/// Hashes what a decoder gives. `false` if it fails, or leaves something of the message: some servers would read that,
+/// others not.
+fn inflate<'a, D: Read>(
+    hash: &mut Sha256, mut decoder: D, rest: fn(D) -> &'a [u8], at_most: u64,
+) -> Result<bool, TooLarge> {
+    let mut step = [0; STEP];
+    let mut length = 0;
+    loop {
+        match decoder.read(&mut step) {
+            Ok(0) => return Ok(rest(decoder).is_empty()),
+            Ok(read) => {
+                length += read as u64;
+                if length > at_most {
+                    return Err(TooLarge);
+                }
+                hash.update(&step[..read]);
+            }
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return Ok(false),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::{
+        Compression,
+        write::{GzEncoder, ZlibEncoder},
+    };
+    use http::Request;
+
+    use super::*;
+
+    fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
+        let mut body = vec![flag];
+        body.extend((message.len() as u32).to_be_bytes());
+        body.extend(message);
+        body
+    }
+
+    fn gzip(bytes: &[u8], level: u32) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::new(level));
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn of(encoding: &str, body: &[u8]) -> Result<Fingerprint, Reason> {
+        of_policy(&Policy::platform(), encoding, body)
+    }
+
+    fn of_policy(policy: &Policy, encoding: &str, body: &[u8]) -> Result<Fingerprint, Reason> {
+        let request = Request::post("/shop.Orders/Create").header("content-type", "application/grpc");
+        let request = if encoding.is_empty() { request } else { request.header("grpc-encoding", encoding) };
+        let parts = request.body(()).unwrap().into_parts().0;
+        fingerprint(policy, &parts, body).map_err(|refusal| refusal.reason)
+    }
+
+    #[test]
+    fn a_call_is_exactly_one_frame() {
+        let one = framed(0, b"hello");
+        assert_eq!(message(&one), Ok((false, &b"hello"[..])));
+        assert_eq!(message(&[0; 5]), Ok((false, &b""[..])));
+        assert_eq!(message(&framed(1, b"x")), Ok((true, &b"x"[..])));
+        let two = [one.clone(), one.clone()].concat();
+        let detail = |body: &[u8]| message(body).unwrap_err().detail;
+        assert!(detail(b"").starts_with("the call has no message;"));
+        assert!(detail(&two).starts_with("the call has more than one message;"));
+        assert!(detail(&[one.clone(), vec![0; 5]].concat()).starts_with("the call has more than one message;"));
+        assert!(detail(&framed(2, b"x")).starts_with("the call's message has the flag 2"));
+        for cut in 1..one.len() {
+            assert!(detail(&one[..cut]).starts_with("the call's message breaks off;"), "{cut}");
+        }
+        assert!(detail(&[0, 0xff, 0xff, 0xff, 0xff]).starts_with("the call's message breaks off;"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_it_panic_and_only_one_frame_passes(body: Vec<u8>, inflates: bool) {
+            let found = of(if inflates { "gzip" } else { "" }, &body);
+            let whole = body.len() >= 5 && body[1..5] == ((body.len() - 5) as u32).to_be_bytes();
+            proptest::prop_assert!(whole || found.is_err());
+        }
+
+        #[test]
+        fn what_a_client_packs_is_what_it_means(message: Vec<u8>, level in 0u32..=9) {
+            let plain = of("", &framed(0, &message));
+            proptest::prop_assert!(plain.is_ok());
+            proptest::prop_assert_eq!(of("gzip", &framed(1, &gzip(&message, level))), plain);
+        }
+    }
+
+    #[test]
+    fn the_same_message_is_the_same_call_however_it_is_compressed() {
+        let message = b"the same message, the same message, the same message";
+        let plain = of("", &framed(0, message)).unwrap();
+        assert_eq!(of("gzip", &framed(0, message)), Ok(plain), "the flag decides, not the header");
+        for level in [0, 1, 9] {
+            assert_eq!(of("gzip", &framed(1, &gzip(message, level))), Ok(plain), "{level}");
+        }
+        let mut zlib = ZlibEncoder::new(Vec::new(), Compression::fast());
+        zlib.write_all(message).unwrap();
+        assert_eq!(of("deflate", &framed(1, &zlib.finish().unwrap())), Ok(plain));
+        assert_ne!(of("gzip", &framed(1, &gzip(b"another", 6))), Ok(plain));
+        assert_ne!(of("", &framed(0, b"")), Ok(plain));
+    }
+
+    #[test]
+    fn what_does_not_decode_is_compared_as_it_came() {
+        let packed = gzip(b"message", 6);
+        let whole = of("gzip", &framed(1, &packed)).unwrap();
+        let trailing = of("gzip", &framed(1, &[packed.clone(), packed.clone()].concat())).unwrap();
+        assert_ne!(trailing, whole, "a second member is not ignored");
+        let broken = of("gzip", &framed(1, &packed[..packed.len() - 1])).unwrap();
+        assert_ne!(broken, whole);
+        assert_eq!(of("snappy", &framed(1, b"x")), of("snappy", &framed(1, b"x")));
+        assert_ne!(of("snappy", &framed(1, b"x")), of("zstd", &framed(1, b"x")));
+        assert_ne!(of("snappy", &framed(1, b"x")), of("", &framed(0, b"x")));
+        assert_eq!(of("", &framed(1, b"x")), Err(Reason::RequestAmbiguous));
+        assert_eq!(of("identity", &framed(1, b"x")), Err(Reason::RequestAmbiguous));
+    }
+
+    #[test]
+    fn a_bomb_is_refused_at_the_limit() {
+        let policy = Policy { max_request: 100 << 10, ..Policy::platform() };
+        let fits = gzip(&vec![0; 100 << 10], 9);
+        assert!(of_policy(&policy, "gzip", &framed(1, &fits)).is_ok());
+        let bomb = gzip(&vec![0; (100 << 10) + 1], 9);
+        assert!(bomb.len() < 1000);
+        assert_eq!(of_policy(&policy, "gzip", &framed(1, &bomb)), Err(Reason::BodyTooLarge));
+    }
+
+    #[test]
+    fn without_the_body_in_the_fingerprint_frames_are_still_checked() {
+        let policy = Policy::bookings();
+        assert_eq!(of_policy(&policy, "", &framed(0, b"a")), of_policy(&policy, "", &framed(0, b"b")));
+        assert_eq!(of_policy(&policy, "", b"junk!!"), Err(Reason::RequestAmbiguous));
+    }
+}

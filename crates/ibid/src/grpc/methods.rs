@@ -1,0 +1,323 @@
+//! Which methods of a server are unary, by name or from its descriptors.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use super::proto::{Fields, Value};
+
+/// Which methods are unary: one message there, one message back. Only these are covered.
+///
+/// ```
+/// use ibid::grpc::Unary;
+///
+/// let unary = Unary::methods(["shop.Orders/Create", "shop.Orders/Cancel"]);
+/// assert!(unary.has("/shop.Orders/Create"));
+/// assert!(!unary.has("/shop.Orders/Watch"));
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unary {
+    /// By path: `/shop.Orders/Create`.
+    methods: BTreeMap<String, Kind>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Covered,
+    /// Unary, and nothing to protect: it declares that it has no effect, or it is about the server's own health.
+    Harmless,
+    Streaming,
+}
+
+/// A name that is no unary method.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct UnaryError(String);
+
+/// Bytes that are no descriptor set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DescriptorError {
+    /// They are no `google.protobuf.FileDescriptorSet`.
+    #[error("it is no FileDescriptorSet; make one with protoc --descriptor_set_out, or buf build -o FILE.binpb")]
+    Malformed,
+    /// There is nothing to cover in it.
+    #[error("it has no service in it")]
+    NoService,
+}
+
+impl Unary {
+    /// These methods, each as `package.Service/Method`, with or without a slash before it.
+    ///
+    /// # Panics
+    /// If a name has another form: it would never match, and its calls would run unprotected.
+    pub fn methods<N: AsRef<str>>(names: impl IntoIterator<Item = N>) -> Self {
+        let path = |name: N| (path(name.as_ref()).unwrap_or_else(|why| panic!("{why}")), Kind::Covered);
+        Self { methods: names.into_iter().map(path).collect() }
+    }
+
+    /// The unary methods of all services in a `google.protobuf.FileDescriptorSet`, as protoc, buf, protox and tonic's
+    /// build write it.
+    ///
+    /// Left out, and passed through untouched, are methods with `option idempotency_level = NO_SIDE_EFFECTS` (as GET
+    /// requests are), and the services `grpc.health.*` and `grpc.reflection.*`.
+    ///
+    /// # Errors
+    /// If the bytes are no such set, or have no service in them.
+    pub fn from_descriptor_set(bytes: &[u8]) -> Result<Self, DescriptorError> {
+        let mut methods = BTreeMap::new();
+        for file in messages(bytes, 1)? {
+            let package = text(file, 2)?;
+            for service in messages(file, 6)? {
+                let name = text(service, 1)?;
+                let dot = if package.is_empty() { "" } else { "." };
+                for method in messages(service, 2)? {
+                    let path = format!("/{package}{dot}{name}/{}", text(method, 1)?);
+                    let kind = kind(method, package)?;
+                    methods.insert(path, kind);
+                }
+            }
+        }
+        if methods.is_empty() { Err(DescriptorError::NoService) } else { Ok(Self { methods }) }
+    }
+
+    /// Only these of them, each as `package.Service/Method` or, for a whole service, `package.Service/*`.
+    ///
+    /// # Errors
+    /// If one of them is not known to be unary.
+    pub fn only<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Result<Self, UnaryError> {
+        let mut kept = BTreeSet::new();
+        for name in names {
+            let name = name.as_ref();
+            match name.strip_suffix("/*") {
+                Some(service) => {
+                    let before = kept.len();
+                    kept.extend(self.of_service(service).map(str::to_owned));
+                    if kept.len() == before {
+                        return Err(UnaryError(format!("{service:?} has no unary method that is known")));
+                    }
+                }
+                None => {
+                    let path = path(name).map_err(UnaryError)?;
+                    match self.methods.get_mut(&path) {
+                        None => return Err(UnaryError(format!("{name:?} is not known"))),
+                        Some(Kind::Streaming) => {
+                            return Err(UnaryError(format!(
+                                "{name:?} is a streaming method; only unary ones are covered"
+                            )));
+                        }
+                        // Who names it wants it.
+                        Some(kind) => *kind = Kind::Covered,
+                    }
+                    kept.insert(path);
+                }
+            }
+        }
+        self.methods.retain(|path, _| kept.contains(path));
+        Ok(self)
+    }
+
+    /// Whether calls with this path, such as `/shop.Orders/Create`, are covered.
+    pub fn has(&self, path: &str) -> bool {
+        self.methods.get(path) == Some(&Kind::Covered)
+    }
+
+    /// Whether the method with this path is known to stream.
+    pub fn streams(&self, path: &str) -> bool {
+        self.methods.get(path) == Some(&Kind::Streaming)
+    }
+
+    /// The paths of all covered methods, sorted.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.methods.iter().filter(|(_, kind)| **kind == Kind::Covered).map(|(path, _)| path.as_str())
+    }
+
+    /// The paths of the covered methods of a service, such as `shop.Orders`.
+    pub fn of_service(&self, service: &str) -> impl Iterator<Item = &str> {
+        self.paths().filter(move |path| is_of(path, service))
+    }
+
+    /// The paths of all methods of a service that are known, streaming ones too.
+    pub fn known_of_service(&self, service: &str) -> impl Iterator<Item = &str> {
+        self.methods.keys().map(String::as_str).filter(move |path| is_of(path, service))
+    }
+}
+
+fn is_of(path: &str, service: &str) -> bool {
+    path[1..].split_once('/').is_some_and(|(own, _)| own == service)
+}
+
+impl fmt::Display for Unary {
+    /// `shop.Orders/Cancel, shop.Orders/Create`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, path) in self.paths().enumerate() {
+            write!(f, "{}{}", if at == 0 { "" } else { ", " }, &path[1..])?;
+        }
+        Ok(())
+    }
+}
+
+/// `/package.Service/Method`, of a name with or without that slash.
+fn path(name: &str) -> Result<String, String> {
+    let bare = name.strip_prefix('/').unwrap_or(name);
+    let word = |word: &str| {
+        word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+            && word.bytes().next().is_some_and(|first| !first.is_ascii_digit())
+    };
+    let fits = bare.split_once('/').is_some_and(|(service, method)| service.split('.').all(word) && word(method));
+    if fits {
+        Ok(format!("/{bare}"))
+    } else {
+        Err(format!("{name:?} is no gRPC method; write package.Service/Method, such as \"shop.Orders/Create\""))
+    }
+}
+
+/// Of a MethodDescriptorProto: `client_streaming = 5`, `server_streaming = 6`, `options = 4`, therein
+/// `idempotency_level = 34`.
+fn kind(method: &[u8], package: &str) -> Result<Kind, DescriptorError> {
+    const NO_SIDE_EFFECTS: u64 = 1;
+    if number(method, 5)? != 0 || number(method, 6)? != 0 {
+        return Ok(Kind::Streaming);
+    }
+    let about_itself =
+        ["grpc.health", "grpc.reflection"].iter().any(|own| package.strip_prefix(own).is_some_and(starts_a_part));
+    let mut harmless = about_itself;
+    for options in messages(method, 4)? {
+        harmless |= number(options, 34)? == NO_SIDE_EFFECTS;
+    }
+    Ok(if harmless { Kind::Harmless } else { Kind::Covered })
+}
+
+fn starts_a_part(rest: &str) -> bool {
+    rest.is_empty() || rest.starts_with('.')
+}
+
+/// The fields of one number that hold messages or texts.
+fn messages(bytes: &[u8], wanted: u32) -> Result<Vec<&[u8]>, DescriptorError> {
+    let mut found = Vec::new();
+    for field in Fields(bytes) {
+        match field.ok_or(DescriptorError::Malformed)? {
+            (field, Value::Bytes(bytes)) if field == wanted => found.push(bytes),
+            (field, _) if field == wanted => return Err(DescriptorError::Malformed),
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// The last one wins, as everywhere in protobuf.
+fn text(bytes: &[u8], wanted: u32) -> Result<&str, DescriptorError> {
+    let last = messages(bytes, wanted)?.pop().unwrap_or_default();
+    std::str::from_utf8(last).map_err(|_| DescriptorError::Malformed)
+}
+
+fn number(bytes: &[u8], wanted: u32) -> Result<u64, DescriptorError> {
+    let mut last = 0;
+    for field in Fields(bytes) {
+        match field.ok_or(DescriptorError::Malformed)? {
+            (field, Value::Number(number)) if field == wanted => last = number,
+            (field, _) if field == wanted => return Err(DescriptorError::Malformed),
+            _ => {}
+        }
+    }
+    Ok(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+
+    const SHOP: &str = r#"
+        syntax = "proto3";
+        package shop.v1;
+        message Order { string id = 1; }
+        service Orders {
+            rpc Create(Order) returns (Order);
+            rpc Cancel(Order) returns (Order) { option deprecated = true; }
+            rpc Get(Order) returns (Order) { option idempotency_level = NO_SIDE_EFFECTS; }
+            rpc Put(Order) returns (Order) { option idempotency_level = IDEMPOTENT; }
+            rpc Watch(Order) returns (stream Order);
+            rpc Upload(stream Order) returns (Order);
+            rpc Chat(stream Order) returns (stream Order);
+        }
+    "#;
+
+    fn compiled(files: &[(&str, &str)]) -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let set = protox::compile(files.iter().map(|(name, _)| name), [folder.path()]).unwrap();
+        set.encode_to_vec()
+    }
+
+    #[test]
+    fn a_compiled_descriptor_set_says_which_methods_are_unary() {
+        let bare = "syntax = \"proto3\"; message M {} service Bare { rpc Do(M) returns (M); }";
+        let health = "syntax = \"proto3\"; package grpc.health.v1; message H {}
+                      service Health { rpc Check(H) returns (H); }";
+        let bytes = compiled(&[("shop.proto", SHOP), ("bare.proto", bare), ("health.proto", health)]);
+        let unary = Unary::from_descriptor_set(&bytes).unwrap();
+        assert_eq!(unary.to_string(), "Bare/Do, shop.v1.Orders/Cancel, shop.v1.Orders/Create, shop.v1.Orders/Put");
+        assert!(unary.streams("/shop.v1.Orders/Chat"));
+        assert!(!unary.streams("/shop.v1.Orders/Get") && !unary.has("/shop.v1.Orders/Get"));
+        assert_eq!(unary.of_service("shop.v1.Orders").count(), 3);
+        assert_eq!(unary.known_of_service("shop.v1.Orders").count(), 7);
+    }
+
+    #[test]
+    fn some_of_them_can_be_chosen() {
+        let all = Unary::from_descriptor_set(&compiled(&[("shop.proto", SHOP)])).unwrap();
+        let some = all.clone().only(["shop.v1.Orders/Create", "shop.v1.Orders/Get"]).unwrap();
+        assert_eq!(some.to_string(), "shop.v1.Orders/Create, shop.v1.Orders/Get", "who names a harmless one wants it");
+        assert_eq!(all.clone().only(["shop.v1.Orders/*"]).unwrap().paths().count(), 3);
+        let wrong = |name: &str| all.clone().only([name]).unwrap_err().to_string();
+        assert_eq!(
+            wrong("shop.v1.Orders/Watch"),
+            "\"shop.v1.Orders/Watch\" is a streaming method; only unary ones are covered"
+        );
+        assert_eq!(wrong("shop.v1.Orders/Creat"), "\"shop.v1.Orders/Creat\" is not known");
+        assert_eq!(wrong("shop.Orders/*"), "\"shop.Orders\" has no unary method that is known");
+        assert!(wrong("Create").contains("is no gRPC method"));
+    }
+
+    #[test]
+    fn what_is_no_descriptor_set_is_told_so() {
+        let bytes = compiled(&[("shop.proto", SHOP)]);
+        for cut in 1..bytes.len() {
+            assert!(Unary::from_descriptor_set(&bytes[..cut]).is_err(), "{cut}");
+        }
+        assert_eq!(Unary::from_descriptor_set(b"").unwrap_err(), DescriptorError::NoService);
+        assert_eq!(Unary::from_descriptor_set(SHOP.as_bytes()).unwrap_err(), DescriptorError::Malformed);
+        let none = compiled(&[("m.proto", "syntax = \"proto3\"; message M {}")]);
+        assert_eq!(Unary::from_descriptor_set(&none).unwrap_err(), DescriptorError::NoService);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes: Vec<u8>, at: usize, byte: u8) {
+            let _ = Unary::from_descriptor_set(&bytes);
+            let mut near = compiled(&[("shop.proto", "syntax = \"proto3\"; message M {} service S { rpc D(M) returns (M); }")]);
+            let at = at % near.len();
+            near[at] = byte;
+            let _ = Unary::from_descriptor_set(&near);
+        }
+    }
+
+    #[test]
+    fn names_may_start_with_a_slash_and_nothing_else() {
+        assert!(Unary::methods(["/a.B/C", "d.E/F"]).has("/d.E/F"));
+        for wrong in ["", "a.B", "a.B/", "/C", "a.B/C/D", "a..B/C", "a.B/C ", "a.B/*", "//a.B/C", "1.B/C"] {
+            assert!(path(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "\"shop.Orders.Create\" is no gRPC method")]
+    fn a_name_that_could_never_match_is_a_panic() {
+        let _ = Unary::methods(["shop.Orders.Create"]);
+    }
+}
