@@ -19,6 +19,7 @@ DROP FUNCTION ibid._next_fence(bytea, bigint, timestamptz);
 DROP FUNCTION ibid._view(ibid.idempotency_keys, timestamptz);
 DROP FUNCTION ibid._delete_after(ibid.idempotency_keys);
 DROP FUNCTION ibid._hand_on_spent(ibid.idempotency_keys, timestamptz);
+DROP FUNCTION ibid._trim_spent(ibid.idempotency_keys, timestamptz);
 DROP FUNCTION ibid._is_spent(ibid.idempotency_keys, bytea, timestamptz);
 DROP FUNCTION ibid._spent_for(bigint);
 DROP FUNCTION ibid._after(timestamptz, bigint);

@@ -46,7 +46,18 @@ BEGIN
         SELECT FROM unnest(r.spent, r.spent_until) AS s(token, until) WHERE s.token = $2 AND at < s.until);
 END $$;
 
--- What is remembered as spent here once somebody else is the holder: at most 32, the oldest go first.
+-- Of the spent tokens those that must still be remembered: at most 32, the oldest go first.
+CREATE FUNCTION ibid._trim_spent(INOUT r ibid.idempotency_keys, at timestamptz)
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF r.spent IS NOT NULL THEN
+        SELECT array_agg(s.token ORDER BY s.nth), array_agg(s.until ORDER BY s.nth) INTO r.spent, r.spent_until
+        FROM (SELECT token, until, nth FROM unnest(r.spent, r.spent_until) WITH ORDINALITY AS u(token, until, nth)
+              WHERE at < until ORDER BY nth DESC LIMIT 32) s;
+    END IF;
+END $$;
+
+-- What is remembered as spent here once somebody else is the holder.
 CREATE FUNCTION ibid._hand_on_spent(INOUT r ibid.idempotency_keys, at timestamptz)
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -54,11 +65,7 @@ BEGIN
         r.spent := r.spent || r.token;
         r.spent_until := r.spent_until || r.expires_at;
     END IF;
-    IF r.spent IS NOT NULL THEN
-        SELECT array_agg(s.token ORDER BY s.nth), array_agg(s.until ORDER BY s.nth) INTO r.spent, r.spent_until
-        FROM (SELECT token, until, nth FROM unnest(r.spent, r.spent_until) WITH ORDINALITY AS u(token, until, nth)
-              WHERE at < until ORDER BY nth DESC LIMIT 32) s;
-    END IF;
+    r := ibid._trim_spent(r, at);
 END $$;
 
 CREATE FUNCTION ibid._delete_after(r ibid.idempotency_keys) RETURNS timestamptz
@@ -308,13 +315,16 @@ DECLARE
     at timestamptz;
     running boolean;
     is_there boolean;
+    was_spent boolean;
 BEGIN
     FOR round IN 1..8 LOOP
         a := NULL;
         SELECT * INTO r FROM ibid.idempotency_keys k WHERE k.address = ask.address FOR UPDATE;
         is_there := FOUND;
         at := clock_timestamp();
-        IF NOT is_there OR at >= r.expires_at THEN
+        -- Where somebody else was and has gone it is, for a holder of whom nothing is said, as if nothing were there.
+        IF NOT is_there OR at >= r.expires_at OR (r.state = 'free' AND ask.fence <> 0 AND r.token <> ask.token
+            AND NOT ibid._is_spent(r, ask.token, at)) THEN
             fresh := ask;
             fresh.took_over := over IS NOT NULL;
             fresh.claimed_at := at;
@@ -358,6 +368,17 @@ BEGIN
         running := r.state = 'processing' OR r.lapsed;
         a.held := 0;
         IF r.token <> ask.token OR (r.fence <> ask.fence AND ask.fence <> 0) THEN
+            was_spent := ibid._is_spent(r, ask.token, at)
+                OR (r.token = ask.token AND (r.state = 'free' OR r.released));
+            IF ask.fence = 0 AND how <> 3 AND NOT was_spent THEN
+                -- A late copy of that claim must find its token spent, also when whoever is here has gone.
+                r.spent := r.spent || ask.token;
+                r.spent_until := r.spent_until || ibid._after(at, ibid._spent_for(ask.hold_us));
+                r := ibid._trim_spent(r, at);
+                PERFORM ibid._put(r, true);
+            ELSIF ask.fence <> 0 AND how = 1 AND was_spent THEN
+                RETURN a;
+            END IF;
             RETURN ibid._view(r, at);
         ELSIF how = 3 THEN
             IF NOT running THEN

@@ -75,16 +75,20 @@ local function with_spent(s, token, till)
   return s .. token .. string.format('%016.0f', till)
 end
 
--- What is remembered as spent here once somebody else is the holder.
-local function into_spent(e)
-  if not e then return '' end
-  local s = e.s
-  if e.p == 'f' or (e.p == 'u' and e.x) then s = with_spent(s, e.t, e.e) end
+-- The latest of those that must still be remembered.
+local function trimmed(s)
   local kept = {}
   for at = 1, #s, 32 do
     if now < until_of(s, at) then kept[#kept + 1] = string.sub(s, at, at + 31) end
   end
   return table.concat(kept, '', math.max(1, #kept - SPENT + 1))
+end
+
+-- What is remembered as spent here once somebody else is the holder.
+local function into_spent(e)
+  if not e then return '' end
+  if e.p == 'f' or (e.p == 'u' and e.x) then return trimmed(with_spent(e.s, e.t, e.e)) end
+  return trimmed(e.s)
 end
 
 -- The key lives until nothing about it has to be remembered any more, rounded up: `e` alone decides expiry.

@@ -1,6 +1,6 @@
 local hold = tonumber(ARGV[14])
 local e = load()
-if not live(e) then
+if not live(e) or gives_way(e) then
   restore(e, 'r', now + hold, now + hold + lease.k, false)
   return {'R'}
 end

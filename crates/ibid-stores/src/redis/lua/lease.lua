@@ -8,6 +8,11 @@ local function held(e)
   return e.t == lease.t and (lease.f == '0' or e.f == lease.f)
 end
 
+-- Somebody else was here and has gone: for this holder, of whom nothing is said, it is as if nothing were here.
+local function gives_way(e)
+  return e.p == 'f' and lease.f ~= '0' and e.t ~= lease.t and not is_spent(e, lease.t)
+end
+
 -- Puts an entry back that is absent or has expired. `before` is what is left of it.
 local function restore(before, p, u, till, x, failed)
   local e = {

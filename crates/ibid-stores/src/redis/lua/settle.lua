@@ -1,8 +1,8 @@
 local kind, keep, retry_in, failed, record, outline =
   ARGV[14], tonumber(ARGV[15]), tonumber(ARGV[16]), ARGV[17], ARGV[18], ARGV[19]
 local e = load()
-if not live(e) then
-  local spent_until = now + math.max(FREE_FOR, lease.h)
+local spent_until = now + math.max(FREE_FOR, lease.h)
+if not live(e) or gives_way(e) then
   if lease.f == '0' then
     -- A lost claim never came: nothing to put back, but a late copy of it must find its token spent.
     restore(e, 'f', 0, spent_until, false)
@@ -21,7 +21,19 @@ if not live(e) then
   end
   return {'R'}
 end
-if not held(e) then return {'L', view(e)} end
+if not held(e) then
+  local own = e.t == lease.t and (e.p == 'f' or (e.p == 'u' and e.x))
+  local spent = own or is_spent(e, lease.t)
+  if lease.f == '0' and not spent then
+    -- A late copy of that claim must find its token spent, also when whoever is here has gone.
+    e.s = trimmed(with_spent(e.s, lease.t, spent_until))
+    redis.call('HSET', K, 's', e.s)
+    expire(e)
+  elseif spent and kind == 'r' and lease.f ~= '0' then
+    return {'H'}
+  end
+  return {'L', view(e)}
+end
 local unknown, released = e.p == 'u' and not e.x, e.p == 'u' and e.x
 if not (e.p == 'r' or (unknown and kind == 'c')) then
   local repeated = (e.p == 'd' and not e.x and kind == 'c') or (unknown and kind == 'p')
