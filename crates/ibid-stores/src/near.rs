@@ -1,4 +1,5 @@
-//! Finished answers in this process, around any store; and one waiter per key at that store, however many wait here.
+//! Finished answers in this process, around any store; one waiter per key at that store, and few who claim it at the same
+//! time, however many are here.
 //!
 //! What is finished does not change, so a replay need not ask the store again. Invariants:
 //!
@@ -32,9 +33,10 @@ use ibid::store::{
 use tokio::time::Instant;
 
 pub use self::copies::{CONFIRMED_FOR, Copies};
-use self::room::Rooms;
+use self::{gate::Gates, room::Rooms};
 
 mod copies;
+mod gate;
 mod room;
 
 /// A store with copies of its finished answers in this process.
@@ -42,16 +44,22 @@ mod room;
 pub struct Near {
     store: Arc<dyn Store>,
     copies: Copies,
+    gates: Gates,
     rooms: Rooms,
 }
 
 impl Near {
     /// Around `store`, whose channel of invalidations, if it has one, tells the same `copies`.
     pub fn new(store: Arc<dyn Store>, copies: Copies) -> Self {
-        Self { store, copies, rooms: Rooms::default() }
+        Self { store, copies, gates: Gates::default(), rooms: Rooms::default() }
     }
 
     async fn claim_there(&self, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
+        let visit = self.gates.visit(&ask.address);
+        let (_pass, stood_in_line) = visit.pass().await;
+        if stood_in_line && let Some(finished) = self.copies.find(&ask.address) {
+            return Ok(Claim::Done(finished));
+        }
         let (ticket, before) = (self.copies.ticket(&ask.address), Instant::now());
         let found = self.store.claim(ask).await?;
         match &found {
