@@ -54,6 +54,8 @@ impl Hasher for Folded {
 mod tests {
     use std::collections::HashSet;
 
+    use sha2::{Digest, Sha256};
+
     use super::{super::Address, *};
 
     #[test]
@@ -72,9 +74,8 @@ mod tests {
     fn addresses_spread_over_the_low_and_the_high_bits() {
         let seeded = Seeded::default();
         let hashes = (0..4096_u64).map(|n| {
-            let mut address = Address([0; 32]);
-            address.0[..8].copy_from_slice(&n.to_le_bytes());
-            seeded.hash_one(address)
+            // As addresses are: digests.
+            seeded.hash_one(Address(Sha256::digest(n.to_le_bytes()).into()))
         });
         let (low, high): (HashSet<_>, HashSet<_>) = hashes.map(|hash| (hash % 1024, hash >> 57)).unzip();
         assert!(low.len() > 900 && high.len() > 100, "{} {}", low.len(), high.len());
