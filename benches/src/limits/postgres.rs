@@ -1,0 +1,203 @@
+//! `pgbench` of the very statements that the store sends.
+//!
+//! They are not written down here: the store sends them, the server shows what its connections did last, and values take
+//! the place of the parameters. Clients prepare them, as the store does, and one statement is one transaction.
+
+use std::{fs, process::Command};
+
+use ibid::store::{Claim, Held, Lease, Store};
+use ibid_stores::{Remote, postgres::Postgres};
+
+use super::{RECORD, Reached, Watch, address, ask, completed, ran};
+use crate::{
+    args::Args,
+    stores::{Backing, Database, PATIENCE, postgres_program},
+};
+
+/// Every claim is of another address; a few of so many may be the same.
+const RANDOM: &str = "\\set a random(1, 4000000000000000000)\n\\set b random(1, 4000000000000000000)\n";
+
+pub(super) async fn claims(args: &Args, backing: &Backing<'_>, rows: u32) -> Result<Reached, String> {
+    let statements = Statements::recorded(backing.database()?).await?;
+    let script = format!("{RANDOM}{};\n", statements.claim(rows));
+    let clients = (args.connections / rows as usize).max(1);
+    run(args, backing, &Script { text: script, clients, operations: rows.into(), entries: rows.into() })
+}
+
+pub(super) async fn misses(args: &Args, backing: &Backing<'_>) -> Result<Reached, String> {
+    let statements = Statements::recorded(backing.database()?).await?;
+    let script = format!("{RANDOM}{} \\gset\n{};\n", statements.claim(1), statements.settle());
+    run(args, backing, &Script { text: script, clients: args.connections, operations: 1, entries: 1 })
+}
+
+pub(super) async fn replays(args: &Args, backing: &Backing<'_>) -> Result<Reached, String> {
+    let database = backing.database()?;
+    let statements = Statements::recorded(database).await?;
+    let store = open(database).await?;
+    for n in 1..=args.replay_keys {
+        finish(&store, n).await?;
+    }
+    let known = format!("\\set a random(1, {})\n\\set b random(1, 4000000000000000000)\n", args.replay_keys);
+    // Addresses are made of `a + 1`, because rows are counted from 1.
+    let script = format!("{known}\\set a :a - 1\n{};\n", statements.claim(1));
+    run(args, backing, &Script { text: script, clients: args.connections, operations: 1, entries: 0 })
+}
+
+async fn open(database: &Database) -> Result<Postgres, String> {
+    Postgres::open(&database.url(database.port()), Remote { timeout: PATIENCE, ..Remote::default() }).await
+}
+
+async fn finish(store: &Postgres, n: u64) -> Result<(), String> {
+    let lease = granted(store, n).await?;
+    complete(store, &lease).await
+}
+
+async fn granted(store: &Postgres, n: u64) -> Result<Lease, String> {
+    match store.claim(&ask(address(n))).await {
+        Ok(Claim::Granted(lease)) => Ok(lease),
+        other => Err(format!("a claim of a new address was not granted: {other:?}")),
+    }
+}
+
+async fn complete(store: &Postgres, lease: &Lease) -> Result<(), String> {
+    match store.settle(lease, &completed()).await {
+        Ok(Held::Held) => Ok(()),
+        other => Err(format!("a holder that completes was answered with {other:?}")),
+    }
+}
+
+/// What one client does again and again.
+struct Script {
+    text: String,
+    clients: usize,
+    /// How many operations that is,
+    operations: u64,
+    /// and how many entries it makes.
+    entries: u64,
+}
+
+fn run(args: &Args, backing: &Backing<'_>, script: &Script) -> Result<Reached, String> {
+    let database = backing.database()?;
+    let folder = tempfile::tempdir().map_err(|error| format!("no folder for a script: {error}"))?;
+    let file = folder.path().join("script.sql");
+    fs::write(&file, &script.text).map_err(|error| format!("{}: {error}", file.display()))?;
+    let before = database.entries()?;
+    let mut tool = Command::new(postgres_program("pgbench"));
+    tool.args(["-n", "-M", "prepared", "-h", "127.0.0.1", "-U", "gateway", "-j", "2"]);
+    // It counts in whole seconds.
+    let seconds = args.measure.as_secs_f64().round().max(1.0).to_string();
+    tool.args(["-p", &database.port().to_string(), "-c", &script.clients.to_string(), "-T", &seconds]);
+    tool.arg("-f").arg(&file).arg(database.name());
+    let watch = Watch::begin(backing)?;
+    let output = ran(&mut tool)?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let number = |name: &str| -> Result<f64, String> {
+        let after = said.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok());
+        after.ok_or_else(|| format!("pgbench said nothing of {name:?}:\n{said}"))
+    };
+    let transactions = number("number of transactions actually processed:")? as u64;
+    let per_second = number("tps =")? * script.operations as f64;
+    let reached = watch.end(per_second, transactions * script.operations, None)?;
+    let (made, due) = (database.entries()? - before, transactions * script.entries);
+    if made > due || made < due - due / 100 {
+        return Err(format!("{transactions} transactions made {made} entries instead of {due}"));
+    }
+    Ok(reached)
+}
+
+/// As the store sends them.
+struct Statements {
+    claim: String,
+    settle: String,
+}
+
+impl Statements {
+    async fn recorded(database: &Database) -> Result<Self, String> {
+        let store = open(database).await?;
+        let lease = granted(&store, 0).await?;
+        let shown = |function: &str| {
+            let statement = database.sql(&format!(
+                "SELECT query FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = 'gateway' AND query LIKE \
+                 '%ibid.{function}(%' LIMIT 1"
+            ));
+            match statement.ends_with(") a") {
+                true => Ok(statement),
+                false => Err(format!("the server does not show the whole call of {function}: {statement:?}")),
+            }
+        };
+        // A connection shows the last only, and the next may go over the same.
+        let claim = shown("_claim_many")?;
+        complete(&store, &lease).await?;
+        Ok(Self { claim, settle: shown("_settle_many")? })
+    }
+
+    fn claim(&self, rows: u32) -> String {
+        filled(&self.claim, &claim_values(), rows)
+    }
+
+    /// Of the claim whose fence is in the variable of that name.
+    fn settle(&self) -> String {
+        let record = format!("decode(repeat('72', {RECORD}), 'hex')");
+        let end = [
+            ":fence::bigint",
+            "1::integer",
+            "0::smallint",
+            "false",
+            &record,
+            "201::integer",
+            "1000::bigint",
+            "2000::bigint",
+            "1000000::bigint",
+            "86400000000::bigint",
+            "0::bigint",
+        ];
+        filled(&self.settle, &[&claim_values()[..], &end].concat(), 1)
+    }
+}
+
+/// The parameters of a claim as expressions in which `i` is the row, in the shape of [`ask`].
+fn claim_values() -> [&'static str; 13] {
+    [
+        "sha256(int8send(:a::bigint + i))",
+        "decode(md5((:b::bigint + i)::text), 'hex')",
+        "1::smallint",
+        "decode(repeat('07', 32), 'hex')",
+        "'acme'::text",
+        "'u1'::text",
+        "'POST /orders'::text",
+        "md5((:b::bigint - i)::text)",
+        "NULL::bytea",
+        "''::bytea",
+        "30000000::bigint",
+        "86400000000::bigint",
+        "NULL::bigint",
+    ]
+}
+
+/// A statement with arrays of these values in the place of its parameters.
+fn filled(statement: &str, values: &[&str], rows: u32) -> String {
+    let mut filled = statement.to_owned();
+    for (nth, value) in values.iter().enumerate().rev() {
+        let array = match rows {
+            1 => format!("ARRAY[{}]", value.replace("+ i)", "+ 1)").replace("- i)", "- 1)")),
+            rows => format!("(SELECT array_agg({value}) FROM generate_series(1, {rows}) i)"),
+        };
+        filled = filled.replace(&format!("${}", nth + 1), &array);
+    }
+    filled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_take_the_place_of_parameters_of_more_than_one_digit() {
+        let values: Vec<String> = (1..=12).map(|n| format!("v{n}")).collect();
+        let values: Vec<&str> = values.iter().map(String::as_str).collect();
+        assert_eq!(filled("f($1, $12, $2)", &values, 1), "f(ARRAY[v1], ARRAY[v12], ARRAY[v2])");
+        assert_eq!(filled("f($1)", &["g(:a + i)"], 1), "f(ARRAY[g(:a + 1)])");
+        let many = "f((SELECT array_agg(g(:a + i)) FROM generate_series(1, 16) i))";
+        assert_eq!(filled("f($1)", &["g(:a + i)"], 16), many);
+    }
+}
