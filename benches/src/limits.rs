@@ -8,7 +8,7 @@
 
 use std::{
     io,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -16,6 +16,7 @@ use std::{
 use bytes::Bytes;
 use ibid::store::{Address, Ask, End, Fingerprint, Outline, Tags, Token};
 use sha2::{Digest, Sha256};
+use tokio::time::{Instant, sleep};
 
 use crate::{
     args::Args,
@@ -29,6 +30,9 @@ mod redis;
 
 /// Size of the records with which entries end: about what is kept of an answer of 300 bytes with its headers.
 const RECORD: usize = 600;
+
+/// No tool runs for longer.
+const LONGEST: Duration = Duration::from_secs(300);
 
 /// A load on a store, or on its server directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,15 +149,50 @@ fn own() -> io::Result<Duration> {
     Ok(cpu::consumed(this)? + cpu::reaped(this)?)
 }
 
-/// Runs a tool to its end.
-fn ran(command: &mut Command) -> Result<Output, String> {
+/// A tool that runs; killed if nobody waits for its end.
+struct Tool {
+    name: String,
+    child: Option<Child>,
+}
+
+/// Starts a tool.
+fn started(command: &mut Command) -> Result<Tool, String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{name}: {error}"))?;
-    if output.status.success() {
-        return Ok(output);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.map_err(|error| format!("{name}: {error}"))?;
+    Ok(Tool { name, child: Some(child) })
+}
+
+impl Tool {
+    /// Waits for its end, and leaves this thread to others meanwhile. What it says fits a pipe.
+    async fn ended(mut self) -> Result<Output, String> {
+        let failed = |error: io::Error| error.to_string();
+        let until = Instant::now() + LONGEST;
+        while let Some(child) = &mut self.child
+            && child.try_wait().map_err(failed)?.is_none()
+        {
+            if Instant::now() > until {
+                return Err(format!("{} does not end; it was killed after {LONGEST:?}", self.name));
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        let Some(child) = self.child.take() else { return Err(format!("{} was waited for twice", self.name)) };
+        let output = child.wait_with_output().map_err(failed)?;
+        if output.status.success() {
+            return Ok(output);
+        }
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        Err(format!("{} failed ({}): {} {}", self.name, output.status, said(&output.stderr), said(&output.stdout)))
     }
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    Err(format!("{name} failed ({}): {} {}", output.status, said(&output.stderr), said(&output.stdout)))
+}
+
+impl Drop for Tool {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
 }
 
 /// An address for every number: they spread as real ones do.

@@ -14,7 +14,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Reached, Watch, address, ask, ran};
+use super::{Reached, Watch, address, ask, started};
 use crate::{
     args::Args,
     stores::{Backing, PATIENCE},
@@ -30,18 +30,18 @@ const PILOT: u64 = 5000;
 pub(super) async fn claims(args: &Args, backing: &Backing<'_>, deep: u32) -> Result<Reached, String> {
     let server = backing.redis()?;
     let command = recorded(&server.url(), server.port()).await?;
-    let run = |calls: u64| {
+    let run = async |calls: u64| {
         let mut tool = Command::new("redis-benchmark");
         tool.args(["-h", "127.0.0.1", "-p", &server.port().to_string(), "--csv", "-r", NUMBERS]);
         tool.args(["-c", &args.connections.to_string(), "-P", &deep.to_string(), "-n", &calls.to_string()]);
-        let output = ran(tool.args(&command))?;
+        let output = started(tool.args(&command))?.ended().await?;
         figures(&String::from_utf8_lossy(&output.stdout))
     };
-    let pilot = run(PILOT)?;
+    let pilot = run(PILOT).await?;
     let calls = ((pilot.per_second * args.measure.as_secs_f64()) as u64).max(PILOT);
     let before = keys(server)?;
     let watch = Watch::begin(backing)?;
-    let reached = run(calls)?;
+    let reached = run(calls).await?;
     let reached = watch.end(reached.per_second, calls, Some(reached.latency))?;
     // A few of two billion random addresses may be the same.
     let made = keys(server)?.saturating_sub(before);
