@@ -18,7 +18,7 @@ use crate::{
 /// Every claim is of another address; a few of so many may be the same.
 const RANDOM: &str = "\\set a random(1, 4000000000000000000)\n\\set b random(1, 4000000000000000000)\n";
 
-/// Seconds before those that count, if those are not fewer.
+/// Seconds before those that count.
 const WARMING: u64 = 2;
 /// How often it is tried for longer.
 const TRIES: u32 = 3;
@@ -87,28 +87,30 @@ async fn run(args: &Args, backing: &Backing<'_>, script: &Script) -> Result<Reac
     let folder = tempfile::tempdir().map_err(|error| format!("no folder for a script: {error}"))?;
     let file = folder.path().join("script.sql");
     fs::write(&file, &script.text).map_err(|error| format!("{}: {error}", file.display()))?;
-    // It counts in whole seconds. On a machine that is busy with others nothing may happen in one of them.
+    // It counts in whole seconds, and connecting is part of them. A smoke test, which judges nothing, does not warm up.
     let seconds = args.measure.as_secs_f64().ceil() as u64;
-    let mut warming = seconds.min(WARMING);
+    let warming = if args.measure < Duration::from_secs(1) { 0 } else { WARMING };
+    let mut total = warming + seconds + warming.min(1);
     for _ in 0..TRIES {
-        if let Some(reached) = attempt(backing, script, &file, warming, seconds).await? {
+        if let Some(reached) = attempt(backing, script, &file, warming, total).await? {
             return Ok(reached);
         }
-        warming *= 3;
+        // A machine that is busy with others may take all of it to connect.
+        total *= 2;
     }
-    Err(format!("pgbench finished no transaction after {} seconds", warming / 3))
+    Err(format!("pgbench came to nothing in {} seconds", total / 2))
 }
 
-/// None if no transaction ended in the time that counts.
+/// None if hardly any of the time counts, or no transaction ended in it.
 async fn attempt(
-    backing: &Backing<'_>, script: &Script, file: &Path, warming: u64, seconds: u64,
+    backing: &Backing<'_>, script: &Script, file: &Path, warming: u64, total: u64,
 ) -> Result<Option<Reached>, String> {
     let database = backing.database()?;
     let before = database.entries()?;
     let mut tool = Command::new(postgres_program("pgbench"));
     tool.args(["-n", "-M", "prepared", "-h", "127.0.0.1", "-U", "gateway", "-j", "2", "-P", "1"]);
     tool.args(["-p", &database.port().to_string(), "-c", &script.clients.to_string()]);
-    tool.args(["-T", &(warming + seconds).to_string(), "-f"]).arg(file).arg(database.name());
+    tool.args(["-T", &total.to_string(), "-f"]).arg(file).arg(database.name());
     let tool = started(&mut tool)?;
     sleep(Duration::from_secs(warming)).await;
     let watch = Watch::begin(backing)?;
@@ -119,7 +121,8 @@ async fn attempt(
     if made > due || made < due - due / 100 {
         return Err(format!("{} transactions made {made} entries instead of {due}", told.transactions));
     }
-    let Some((transactions, per_second)) = told.warm() else { return Ok(None) };
+    let least = (total - warming) as f64 / 4.0;
+    let Some((transactions, per_second)) = told.warm(least) else { return Ok(None) };
     let operations = script.operations as f64;
     watch.end(per_second * operations, (transactions * operations) as u64, None).map(Some)
 }
@@ -156,11 +159,11 @@ impl Told {
         Ok(Self { transactions: transactions as u64, per_second: number("tps ="), warming: [until, before] })
     }
 
-    /// How many there were in the time that counts, and how many per second.
-    fn warm(&self) -> Option<(f64, f64)> {
+    /// How many there were in the time that counts, and how many per second; none if that time was no more than `least`.
+    fn warm(&self, least: f64) -> Option<(f64, f64)> {
         let [until, before] = self.warming;
         let (count, all) = (self.transactions as f64 - before, self.transactions as f64 / self.per_second?);
-        (count >= 1.0 && all > until).then(|| (count, count / (all - until)))
+        (count >= 1.0 && all - until > least).then(|| (count, count / (all - until)))
     }
 }
 
@@ -259,9 +262,10 @@ mod tests {
                         progress: 3.0 s, 450.0 tps, lat 1 ms stddev 2, 0 failed\n";
         let told = Told::read(output, progress, 2).unwrap();
         assert_eq!(told, Told { transactions: 1000, per_second: Some(250.0), warming: [2.0, 100.0] });
-        assert_eq!(told.warm(), Some((900.0, 450.0)));
+        assert_eq!(told.warm(0.5), Some((900.0, 450.0)));
+        assert_eq!(told.warm(2.0), None, "two seconds are left, and no more");
         let nothing = Told::read("number of transactions actually processed: 0\n", "", 2).unwrap();
-        assert_eq!(nothing.warm(), None);
+        assert_eq!(nothing.warm(0.5), None);
         assert!(Told::read("", progress, 2).is_err());
     }
 
