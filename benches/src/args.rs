@@ -17,7 +17,7 @@ ibid-bench: side-by-side benchmark; only ratios within a round count
   --app-threads N        threads of bare-upstream and layer-app: 0 is a current-thread runtime (0)
   --redo-above PERCENT   play a round again if strangers used more of the machine in one of its runs; at most
                          as many times as there are rounds, and the report says how often (off)
-  --quick                2 rounds of 1 s: a smoke test that judges no speed
+  --quick                2 rounds of 0.4 s and 64 replay keys: a smoke test that judges no speed
   --strict               exit 2 if a target was missed
   --json FILE            also write every sample and verdict there
   --proxy-bin PATH       the bare proxy (IBID_BENCH_PROXY; else bare-proxy beside this program)
@@ -109,7 +109,10 @@ impl Args {
     /// Applies a flag without value; false if it is none.
     fn switch(&mut self, name: &str) -> bool {
         match name {
-            "--quick" => (self.rounds, self.measure) = (2, Duration::from_secs(1)),
+            "--quick" => {
+                (self.rounds, self.measure, self.settle) = (2, Duration::from_millis(400), Duration::from_millis(100));
+                self.replay_keys = 64;
+            }
             "--strict" => self.strict = true,
             "--list" => self.list = true,
             "--help" | "-h" => self.help = true,

@@ -10,17 +10,49 @@ const TICK: Duration = Duration::from_millis(10);
 /// # Errors
 /// If the process is gone, or `/proc` is not Linux's.
 pub fn consumed(pid: u32) -> io::Result<Duration> {
+    times(pid).map(|times| times.own)
+}
+
+/// The same of its children that have ended and were waited for, and of theirs.
+///
+/// # Errors
+/// As [`consumed`].
+pub fn reaped(pid: u32) -> io::Result<Duration> {
+    times(pid).map(|times| times.reaped)
+}
+
+/// The same of `pid`, of its children that live, and of those that have ended: of a server with a process per connection.
+///
+/// # Errors
+/// As [`consumed`].
+pub fn of_family(pid: u32) -> io::Result<Duration> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    // One that ends between the two looks is among the reaped.
+    let living = children.split_ascii_whitespace().filter_map(|child| consumed(child.parse().ok()?).ok());
+    let living: Duration = living.sum();
+    times(pid).map(|times| times.own + times.reaped + living)
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Times {
+    own: Duration,
+    reaped: Duration,
+}
+
+fn times(pid: u32) -> io::Result<Times> {
     parse(&fs::read_to_string(format!("/proc/{pid}/stat"))?)
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat: not understood")))
 }
 
 /// Fields are counted after the last `)`, because the command name in front of it may hold spaces and parentheses.
-fn parse(stat: &str) -> Option<Duration> {
+fn parse(stat: &str) -> Option<Times> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace().skip(11);
-    let user: u32 = fields.next()?.parse().ok()?;
-    let system: u32 = fields.next()?.parse().ok()?;
-    Some(TICK * user.checked_add(system)?)
+    let mut time = || {
+        let (user, system): (u32, u32) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        Some(TICK * user.checked_add(system)?)
+    };
+    Some(Times { own: time()?, reaped: time()? })
 }
 
 /// CPU time of all cores since the machine started.
@@ -65,13 +97,39 @@ mod tests {
 
     #[test]
     fn a_command_name_with_parentheses_does_not_shift_the_fields() {
-        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 100 0 0 0 12 30 0 0 20 0 1 0 100 1000 10";
-        assert_eq!(parse(stat), Some(Duration::from_millis(420)));
+        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 100 0 0 0 12 30 5 2 20 0 1 0 100 1000 10";
+        let times = Times { own: Duration::from_millis(420), reaped: Duration::from_millis(70) };
+        assert_eq!(parse(stat), Some(times));
     }
 
     #[test]
     fn this_process_can_be_read() {
         assert!(consumed(std::process::id()).is_ok());
         assert!(consumed(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn children_count_while_they_live_and_afterwards() {
+        let spin = "n=0; while [ $n -lt 200000 ]; do n=$((n + 1)); done; echo done; read -r _";
+        let mut parent = std::process::Command::new("sh")
+            .args(["-c", &format!("sh -c '{spin}'; echo reaped; read -r _")])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = std::io::BufReader::new(parent.stdout.take().unwrap());
+        let mut hears = |what: &str| {
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+            assert_eq!(line.trim(), what);
+        };
+        hears("done");
+        let living = of_family(parent.id()).unwrap();
+        assert!(living > consumed(parent.id()).unwrap() && reaped(parent.id()).unwrap().is_zero(), "{living:?}");
+        std::io::Write::write_all(parent.stdin.as_mut().unwrap(), b"\n").unwrap();
+        hears("reaped");
+        assert!(reaped(parent.id()).unwrap() > Duration::ZERO && of_family(parent.id()).unwrap() >= living);
+        drop(parent.stdin.take());
+        parent.wait().unwrap();
     }
 }

@@ -12,22 +12,29 @@
 //! | [`child`] | a process that is certain to be killed |
 //! | [`load`] | the closed-loop load generator, for HTTP/1.1 and gRPC |
 //! | [`wire`] | request bytes and response framing for it |
+//! | [`stores`] | the servers of shared stores, for one run |
+//! | [`limits`] | loads on a store or its server directly: what a gateway on it is compared with |
+//! | [`trips`] | how often a store is asked per operation, counted on the wire |
 //! | [`histogram`], [`cpu`] | latency buckets; CPU time of a process |
 //! | [`verdict`], [`report`] | comparison with the targets; the printed table and the JSON file |
 //! | [`server`], [`calls`] | what the benchmark's own servers share; the gRPC method of one of them |
 //!
 //! Invariant: a figure is reported only if every response of its run had the expected status *and* the app executed
-//! exactly as often as the run implies (once per request on a miss, never on a replay).
+//! exactly as often as the run implies (once per request on a miss, never on a replay). A load on a store counts only if
+//! its server made the entries that it implies.
 
 pub mod args;
 pub mod calls;
 pub mod child;
 pub mod cpu;
 pub mod histogram;
+pub mod limits;
 pub mod load;
 pub mod report;
 pub mod rows;
 pub mod runner;
 pub mod server;
+pub mod stores;
+pub mod trips;
 pub mod verdict;
 pub mod wire;

@@ -11,7 +11,7 @@ use std::{
 use ibid_bench::{
     args::{Args, HELP},
     report::Report,
-    rows, runner,
+    rows, runner, trips,
 };
 use tokio::{
     runtime::Builder,
@@ -63,11 +63,16 @@ fn run() -> Result<ExitCode, String> {
 async fn play(args: &Args) -> Result<Report, String> {
     let chosen = rows::select(&args.rows)?;
     runner::check_programs(args, &chosen)?;
+    let (stores, gateways) = runner::shared_stores(&chosen);
     let mut played = Vec::new();
     for (scene, rows) in chosen {
         played.push(runner::play(args, scene, rows).await?);
     }
-    Ok(Report::new(args, &played))
+    let mut trips = if stores { trips::of_stores().await? } else { Vec::new() };
+    if gateways {
+        trips.extend(trips::of_gateways(args).await?);
+    }
+    Ok(Report::new(args, &played, trips))
 }
 
 async fn terminated() {

@@ -6,6 +6,7 @@ use crate::{
     args::Args,
     rows::{Measure, Row},
     runner::{Measured, Played, Sample},
+    trips::{self, Trips},
     verdict::{Judged, Spread, Verdict, judge},
 };
 
@@ -35,12 +36,14 @@ pub struct Report {
     /// Rounds of all scenes that were played again because of noise.
     redone: usize,
     entries: Vec<Entry>,
+    /// If shared stores were played.
+    trips: Vec<Trips>,
 }
 
 impl Report {
     /// Judges everything that was played.
     #[must_use]
-    pub fn new(args: &Args, played: &[Played]) -> Self {
+    pub fn new(args: &Args, played: &[Played], trips: Vec<Trips>) -> Self {
         let settings = format!(
             "{} rounds of {} s, {} connections, answer {} B, {} replay keys, app threads {}, {} cores",
             args.rounds,
@@ -54,13 +57,13 @@ impl Report {
         let judging = args.rounds >= ROUNDS_TO_JUDGE;
         let entries = played.iter().flat_map(|played| entries(played, judging)).collect();
         let redone = played.iter().map(|played| played.redone).sum();
-        Self { settings, rounds: args.rounds, redone, entries }
+        Self { settings, rounds: args.rounds, redone, entries, trips }
     }
 
-    /// Whether some row's figures mean nothing.
+    /// Whether some row's figures mean nothing, or a store was asked more or less often than it should have been.
     #[must_use]
     pub fn any_invalid(&self) -> bool {
-        self.has(Verdict::Invalid)
+        self.has(Verdict::Invalid) || self.trips.iter().any(|trips| !trips.are_as_due())
     }
 
     /// Whether some target was missed.
@@ -93,6 +96,9 @@ impl Report {
                 let _ = writeln!(table, "|{}|", widths.map(|width| "-".repeat(width + 2)).join("|"));
             }
         }
+        if !self.trips.is_empty() {
+            let _ = write!(table, "\n{}", trips::table(&self.trips));
+        }
         let samples = || self.entries.iter().flat_map(|entry| &entry.samples);
         if let Some(others) = Spread::of(samples().map(|sample| sample.others * 100.0)) {
             let _ = writeln!(
@@ -119,12 +125,14 @@ impl Report {
     #[must_use]
     pub fn json(&self) -> String {
         let entries: Vec<_> = self.entries.iter().map(entry_json).collect();
+        let trips: Vec<_> = self.trips.iter().map(trips_json).collect();
         format!(
-            "{{\"settings\":{},\"rounds\":{},\"redone\":{},\"entries\":[\n{}\n]}}\n",
+            "{{\"settings\":{},\"rounds\":{},\"redone\":{},\"entries\":[\n{}\n],\"round_trips\":[{}]}}\n",
             quoted(&self.settings),
             self.rounds,
             self.redone,
-            entries.join(",\n")
+            entries.join(",\n"),
+            trips.join(",")
         )
     }
 }
@@ -159,16 +167,18 @@ fn row_entry(row: &'static Row, measured: &[Measured], judging: bool) -> Option<
 
 /// Figures on the first line; a further line for every further target.
 fn table_lines(entry: &Entry) -> Vec<[String; 8]> {
-    let figure =
-        |pick: fn(&Sample) -> f64, digits: usize| match (&entry.problem, Spread::of(entry.samples.iter().map(pick))) {
-            (None, Some(spread)) => format!("{:.digits$}", spread.median),
-            _ => "–".to_owned(),
-        };
+    let figure = |pick: fn(&Sample) -> Option<f64>, digits: usize| match (
+        &entry.problem,
+        Spread::of(entry.samples.iter().filter_map(pick)),
+    ) {
+        (None, Some(spread)) => format!("{:.digits$}", spread.median),
+        _ => "–".to_owned(),
+    };
     let figures = [
-        figure(|sample| sample.per_second, 0),
+        figure(|sample| Some(sample.per_second), 0),
         figure(|sample| sample.p50_us, 0),
         figure(|sample| sample.p99_us, 0),
-        figure(|sample| sample.cpu_us, 1),
+        figure(|sample| Some(sample.cpu_us), 1),
     ];
     if entry.judged.is_empty() {
         let [speed, p50, p99, cpu] = figures;
@@ -207,8 +217,10 @@ fn entry_json(entry: &Entry) -> String {
         .samples
         .iter()
         .map(|Sample { per_second, p50_us, p99_us, cpu_us, load_cpu_us, idle, others }| {
+            let time = |us: &Option<f64>| us.map_or("null".to_owned(), |us| format!("{us:.1}"));
+            let (p50, p99) = (time(p50_us), time(p99_us));
             format!(
-                "{{\"per_second\":{per_second:.1},\"p50_us\":{p50_us:.1},\"p99_us\":{p99_us:.1},\"cpu_us\":{cpu_us:.2},\
+                "{{\"per_second\":{per_second:.1},\"p50_us\":{p50},\"p99_us\":{p99},\"cpu_us\":{cpu_us:.2},\
                  \"load_cpu_us\":{load_cpu_us:.2},\"idle\":{idle:.3},\"others\":{others:.3}}}"
             )
         })
@@ -236,6 +248,15 @@ fn judged_json(judged: &Judged) -> String {
     let (base, verdict) = (quoted(judged.target.baseline), quoted(judged.verdict.name()));
     format!(
         "{{\"baseline\":{base},\"measure\":\"{measure}\",\"bound\":{bound},\"result\":{spread},\"verdict\":{verdict}}}"
+    )
+}
+
+fn trips_json(trips: &Trips) -> String {
+    let Trips { on, operation, counted: [redis, postgres], due: [redis_due, postgres_due] } = trips;
+    let name = quoted(&format!("{on}: {operation}"));
+    format!(
+        "{{\"name\":{name},\"redis\":{redis},\"redis_due\":{redis_due},\"postgres\":{postgres},\
+         \"postgres_due\":{postgres_due}}}"
     )
 }
 

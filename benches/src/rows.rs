@@ -3,7 +3,7 @@
 //! A *scene* is a set of contenders that are loaded in turn with the same request. A *row* judges one contender of a
 //! scene against others of the same round.
 
-use crate::load::Protocol;
+use crate::{limits::Limit, load::Protocol, stores::Stores};
 
 /// Contenders that run interleaved under the same load.
 #[derive(Debug)]
@@ -48,8 +48,12 @@ pub enum Program {
     IbidEmbedded,
     /// As `Ibid`, with one route, for the gRPC method `Guarded`, in front of `layer-app`.
     IbidCalls,
+    /// As `Ibid`, on shared stores, whose servers are started or emptied for the run.
+    IbidOn(Stores),
     /// `layer-app` of this package.
     LayerApp,
+    /// No server that is sent requests, but a load on a store or on its server.
+    Limit(Limit),
 }
 
 impl Program {
@@ -57,9 +61,19 @@ impl Program {
     #[must_use]
     pub fn upstream(self) -> Option<Self> {
         match self {
-            Self::Proxy | Self::Ibid | Self::IbidLogging | Self::IbidEmbedded => Some(Self::Upstream),
+            Self::Proxy | Self::Ibid | Self::IbidLogging | Self::IbidEmbedded | Self::IbidOn(_) => Some(Self::Upstream),
             Self::IbidCalls => Some(Self::LayerApp),
-            Self::Upstream | Self::LayerApp => None,
+            Self::Upstream | Self::LayerApp | Self::Limit(_) => None,
+        }
+    }
+
+    /// The shared stores that it needs.
+    #[must_use]
+    pub fn stores(self) -> Option<Stores> {
+        match self {
+            Self::IbidOn(stores) => Some(stores),
+            Self::Limit(limit) => Some(limit.stores()),
+            _ => None,
         }
     }
 }
@@ -138,6 +152,11 @@ const fn contender(name: &'static str, program: Program, path: &'static str, tra
     Contender { name, program, path, traffic }
 }
 
+/// A load on a store or its server. It has no path, and its keys are its own business.
+const fn limit(name: &'static str, limit: Limit) -> Contender {
+    contender(name, Program::Limit(limit), "", Traffic::Miss)
+}
+
 const fn row(name: &'static str, contender: &'static str, targets: &'static [Target]) -> Row {
     Row { name, contender, targets, by_default: true }
 }
@@ -168,6 +187,28 @@ const GATEWAY: &[Contender] = &[
 ];
 const GATEWAY_MISS: &[Target] = &[speed("proxy", 0.92), cpu_added("proxy", 8.0)];
 const GATEWAY_REPLAY: &[Target] = &[speed("proxy", 2.5), speed("upstream", 1.0)];
+
+const SHARED: &[Contender] = &[
+    contender("upstream", Program::Upstream, "/orders", Traffic::Miss),
+    contender("proxy", Program::Proxy, "/orders", Traffic::Miss),
+    contender("redis-miss", Program::IbidOn(Stores::Redis), "/orders", Traffic::Miss),
+    contender("redis-replay", Program::IbidOn(Stores::Redis), "/orders", Traffic::Replay),
+    contender("redis-near-replay", Program::IbidOn(Stores::RedisNear), "/orders", Traffic::Replay),
+    contender("redis-everysec-miss", Program::IbidOn(Stores::RedisEverySecond), "/orders", Traffic::Miss),
+    contender("redis-always-miss", Program::IbidOn(Stores::RedisAlways), "/orders", Traffic::Miss),
+    contender("postgres-miss", Program::IbidOn(Stores::Postgres), "/orders", Traffic::Miss),
+    contender("postgres-replay", Program::IbidOn(Stores::Postgres), "/orders", Traffic::Replay),
+    contender("tiered-miss", Program::IbidOn(Stores::Tiered), "/orders", Traffic::Miss),
+    contender("tiered-replay", Program::IbidOn(Stores::Tiered), "/orders", Traffic::Replay),
+    limit("redis-benchmark claim", Limit::RedisClaims { deep: 1 }),
+    limit("redis-benchmark claim -P 16", Limit::RedisClaims { deep: 16 }),
+    limit("redis-callers", Limit::Callers(Stores::Redis)),
+    limit("pgbench claim", Limit::PostgresClaims { rows: 1 }),
+    limit("pgbench claim of 16", Limit::PostgresClaims { rows: 16 }),
+    limit("pgbench claim, settle", Limit::PostgresMisses),
+    limit("pgbench replay", Limit::PostgresReplays),
+    limit("postgres-callers", Limit::Callers(Stores::Postgres)),
+];
 
 /// Everything there is to measure; the targets are those of the project's performance page.
 pub const SCENES: &[Scene] = &[
@@ -207,6 +248,39 @@ pub const SCENES: &[Scene] = &[
         rows: &[
             row("layer-memory-miss-300", "axum-ibid-miss", &[speed("axum-plain", 0.85)]),
             row("layer-memory-replay-300", "axum-ibid-replay", &[speed("axum-plain", 1.0)]),
+        ],
+    },
+    // Shared stores against the bare proxy, and against what their servers do if asked directly in the same round.
+    Scene {
+        name: "shared-300",
+        protocol: Protocol::Http1,
+        body_bytes: 300,
+        contenders: SHARED,
+        rows: &[
+            row(
+                "gateway-redis-miss-300",
+                "redis-miss",
+                &[speed("proxy", 0.65), shown("redis-benchmark claim"), shown("redis-benchmark claim -P 16")],
+            ),
+            row("gateway-redis-replay-300", "redis-replay", &[speed("proxy", 1.7), shown("redis-benchmark claim")]),
+            row("gateway-redis-near-replay-300", "redis-near-replay", &[speed("proxy", 2.4), shown("upstream")]),
+            row("gateway-redis-everysec-miss-300", "redis-everysec-miss", &[shown("proxy"), shown("redis-miss")]),
+            row("gateway-redis-always-miss-300", "redis-always-miss", &[shown("proxy"), shown("redis-miss")]),
+            row("gateway-postgres-miss-300", "postgres-miss", &[shown("proxy"), shown("pgbench claim, settle")]),
+            row("gateway-postgres-replay-300", "postgres-replay", &[shown("proxy"), shown("pgbench replay")]),
+            row("gateway-tiered-miss-300", "tiered-miss", &[shown("proxy"), shown("postgres-miss")]),
+            row("gateway-tiered-replay-300", "tiered-replay", &[speed("proxy", 1.5), shown("redis-replay")]),
+            row(
+                "store-redis-claims",
+                "redis-callers",
+                &[shown("redis-benchmark claim"), shown("redis-benchmark claim -P 16")],
+            ),
+            // Claims of many callers go together: that is to be worth three transactions of one row each.
+            row(
+                "store-postgres-claims",
+                "postgres-callers",
+                &[speed("pgbench claim", 3.0), shown("pgbench claim of 16")],
+            ),
         ],
     },
     // There are no targets for gRPC: what is shown is the ratio to the same way without idempotency.
@@ -288,7 +362,7 @@ mod tests {
         };
         assert_eq!(names(&["16k"]), ["gateway-memory-miss-16k", "gateway-memory-replay-16k"]);
         assert_eq!(names(&["layer-memory", "noise-300"]).len(), 3);
-        assert_eq!(names(&[]).len(), 13);
+        assert_eq!(names(&[]).len(), 24);
         assert!(select(&["nothing".into()]).unwrap_err().contains("gateway-memory-miss-300"));
     }
 }

@@ -102,8 +102,8 @@ mod tests {
     fn measured(name: &'static str, speeds: &[f64], problem: Option<&str>) -> Measured {
         let sample = |per_second| Sample {
             per_second,
-            p50_us: 1.0,
-            p99_us: 2.0,
+            p50_us: Some(1.0),
+            p99_us: Some(2.0),
             cpu_us: 20.0,
             load_cpu_us: 9.0,
             idle: 0.0,

@@ -76,6 +76,30 @@ fn a_gateway_that_executes_replays_makes_the_row_invalid() {
 }
 
 #[test]
+fn loads_on_stores_and_their_servers_run_and_count_round_trips() {
+    let (output, text) = run(&["--rounds", "1", "--rows", "store-redis-claims,store-postgres-claims"]);
+    assert!(output.status.success(), "{text}");
+    for line in
+        ["pgbench claim of 16", "redis-benchmark claim -P 16", "| store, PostgreSQL with Redis in front | replay |"]
+    {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(!text.contains("INVALID") && !text.contains("WRONG"), "{text}");
+}
+
+#[test]
+fn a_gateway_that_does_not_ask_its_store_has_the_wrong_round_trips() {
+    let stub = stub();
+    let rows = "gateway-redis-near-replay-300,gateway-postgres-replay-300";
+    let (output, text) = run(&["--rounds", "1", "--rows", rows, "--proxy-bin", &stub, "--ibid-bin", &stub]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    // The rows are valid: the stand-in replays. It is the wire that tells.
+    assert!(text.contains("| gateway, PostgreSQL | replay | 0 | 0 | 0 + 1 | WRONG |"), "{text}");
+    assert!(text.contains("| gateway, Redis with near copies | replay | 0 | 0 | 0 + 0 | met |"), "{text}");
+    assert!(!text.contains("INVALID"), "{text}");
+}
+
+#[test]
 fn a_missing_binary_is_named_with_its_flag_before_anything_runs() {
     let (output, text) = run(&["--rows", "gateway-memory-miss-300", "--proxy-bin", "/nowhere/proxy"]);
     assert_eq!(output.status.code(), Some(1));

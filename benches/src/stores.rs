@@ -1,0 +1,235 @@
+//! The servers behind the rows of shared stores: private ones, which are gone with the run.
+//!
+//! | | how it runs |
+//! |---|---|
+//! | Redis | a fresh server for every run, as it is shipped but without snapshots: nothing is written to disk. Those are the terms of the targets. Two rows show what its log costs, written every second and before every answer |
+//! | PostgreSQL | one server for all runs, as it is shipped (synchronous commit) but for 128 MiB of shared buffers and small WAL segments; emptied, with a checkpoint, before every run |
+//!
+//! Invariant: no server outlives this process, however that ends.
+
+use std::{io, path::Path, time::Duration};
+
+use ibid_stores::postgres::{Migrate, migrate};
+use ibid_testkit::servers::{postgres, redis};
+
+use crate::cpu;
+
+/// Every call may take so long: a machine that is slow for a moment is to be measured as that, not as a failure.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+const POSTGRES_BIN: &str = "/usr/lib/postgresql/15/bin";
+
+/// Which stores a gateway, or a caller of a store, works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stores {
+    /// A Redis that writes nothing to disk, as it is shipped.
+    Redis,
+    /// The same, with finished answers kept in the gateway.
+    RedisNear,
+    /// A Redis that syncs its log every second.
+    RedisEverySecond,
+    /// A Redis that syncs its log before it answers.
+    RedisAlways,
+    /// A PostgreSQL.
+    Postgres,
+    /// A PostgreSQL that decides, with a Redis as in [`Stores::Redis`] in front of it.
+    Tiered,
+}
+
+impl Stores {
+    /// What its Redis is told, if it has one.
+    fn redis(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::Redis | Self::RedisNear | Self::Tiered => Some(&["appendonly no"]),
+            Self::RedisEverySecond => Some(&["appendonly yes", "appendfsync everysec"]),
+            Self::RedisAlways => Some(&["appendonly yes", "appendfsync always"]),
+            Self::Postgres => None,
+        }
+    }
+
+    /// Whether it needs a PostgreSQL.
+    #[must_use]
+    pub fn has_postgres(self) -> bool {
+        matches!(self, Self::Postgres | Self::Tiered)
+    }
+
+    /// How many bytes of finished answers are kept in the gateway.
+    #[must_use]
+    pub fn near(self) -> u64 {
+        if self == Self::RedisNear { 64 << 20 } else { 0 }
+    }
+
+    /// What it takes, by path or name, with the Debian package that has it.
+    pub fn programs(self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let redis = self.redis().map(|_| [("redis-server", "redis-server"), ("redis-cli", "redis-tools")]);
+        let postgres = self.has_postgres().then_some([("postgres", "postgresql-15"), ("psql", "postgresql-15")]);
+        redis.into_iter().chain(postgres).flatten()
+    }
+}
+
+/// Whether a program of a store's server is installed.
+#[must_use]
+pub fn is_installed(program: &str) -> bool {
+    let folders = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", POSTGRES_BIN];
+    folders.iter().any(|folder| Path::new(folder).join(program).is_file())
+}
+
+/// Where a program of PostgreSQL is.
+#[must_use]
+pub fn postgres_program(name: &str) -> String {
+    format!("{POSTGRES_BIN}/{name}")
+}
+
+/// A PostgreSQL with the store's schema in it.
+#[derive(Debug)]
+pub struct Database {
+    server: postgres::Server,
+    name: String,
+    pid: u32,
+}
+
+impl Database {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// Why the schema cannot be made.
+    pub async fn start() -> Result<Self, String> {
+        let server = postgres::Server::start_with(&["shared_buffers=128MB"]);
+        let name = server.create_database();
+        migrate(&server.url("migrator", &name), Migrate::Up).await.map_err(|why| format!("the schema: {why}"))?;
+        let pid = server.sql("postgres", "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)");
+        let pid = pid.parse().map_err(|_| format!("postmaster.pid says {pid:?}"))?;
+        Ok(Self { server, name, pid })
+    }
+
+    /// Where it listens on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.server.port()
+    }
+
+    /// Its name on the server.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How the store reaches it, through this port.
+    #[must_use]
+    pub fn url(&self, port: u16) -> String {
+        format!("postgres://gateway@127.0.0.1:{port}/{}", self.name)
+    }
+
+    /// What superusers are told.
+    #[must_use]
+    pub fn sql(&self, sql: &str) -> String {
+        self.server.sql(&self.name, sql)
+    }
+
+    /// How many entries there are.
+    ///
+    /// # Errors
+    /// If that is no number.
+    pub fn entries(&self) -> Result<u64, String> {
+        let count = self.sql("SELECT count(*) FROM ibid.idempotency_keys");
+        count.parse().map_err(|_| format!("the number of entries is {count:?}"))
+    }
+
+    /// Forgets all entries, and writes what earlier runs left to write.
+    fn empty(&self) {
+        let _ = self.sql("TRUNCATE ibid.idempotency_keys");
+        let _ = self.sql("CHECKPOINT");
+    }
+}
+
+/// The servers of one run.
+#[derive(Debug)]
+pub struct Backing<'a> {
+    stores: Stores,
+    redis: Option<(redis::Server, u32)>,
+    database: Option<&'a Database>,
+}
+
+impl<'a> Backing<'a> {
+    /// Starts or empties what the stores need.
+    ///
+    /// # Errors
+    /// What is not there.
+    pub fn start(stores: Stores, database: Option<&'a Database>) -> Result<Self, String> {
+        let database = database.filter(|_| stores.has_postgres());
+        if stores.has_postgres() && database.is_none() {
+            return Err("no PostgreSQL was started for this scene".into());
+        }
+        database.iter().for_each(|database| database.empty());
+        let redis = match stores.redis() {
+            None => None,
+            Some(config) => {
+                let server = redis::Server::configured(config);
+                let pid = server.info("process_id");
+                let pid = pid.trim().parse().map_err(|_| format!("INFO says process_id:{pid}"))?;
+                Some((server, pid))
+            }
+        };
+        Ok(Self { stores, redis, database })
+    }
+
+    /// Its Redis.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub fn redis(&self) -> Result<&redis::Server, String> {
+        self.redis.as_ref().map(|(server, _)| server).ok_or_else(|| format!("{:?} has no Redis", self.stores))
+    }
+
+    /// Its PostgreSQL.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub fn database(&self) -> Result<&'a Database, String> {
+        self.database.ok_or_else(|| format!("{:?} has no PostgreSQL", self.stores))
+    }
+
+    /// The `[store]` table of a gateway on them.
+    ///
+    /// # Errors
+    /// If a server is missing.
+    pub fn config(&self) -> Result<String, String> {
+        let ports = (self.redis.as_ref().map(|(server, _)| server.port()), self.database.map(Database::port));
+        self.config_through(ports.0, ports.1)
+    }
+
+    /// The same, with its servers behind other ports.
+    ///
+    /// # Errors
+    /// If a server is missing.
+    pub fn config_through(&self, redis: Option<u16>, postgres: Option<u16>) -> Result<String, String> {
+        let (url, cache) = self.urls_through(redis, postgres)?;
+        let cache = cache.map(|cache| format!("cache = \"{cache}\"\n")).unwrap_or_default();
+        let (near, timeout) = (self.stores.near(), PATIENCE.as_secs());
+        Ok(format!("[store]\nurl = \"{url}\"\n{cache}near = {near}\ntimeout = \"{timeout}s\"\n"))
+    }
+
+    /// The URL of the store, and of the Redis in front of it if there are two.
+    ///
+    /// # Errors
+    /// If a server is missing.
+    pub fn urls_through(&self, redis: Option<u16>, postgres: Option<u16>) -> Result<(String, Option<String>), String> {
+        let redis = redis.map(|port| format!("redis://127.0.0.1:{port}/0"));
+        let postgres = self.database.zip(postgres).map(|(database, port)| database.url(port));
+        match (redis, postgres) {
+            (Some(redis), None) => Ok((redis, None)),
+            (cache, Some(postgres)) => Ok((postgres, cache)),
+            (None, None) => Err(format!("{:?} has no server", self.stores)),
+        }
+    }
+
+    /// CPU time that its servers have consumed so far.
+    ///
+    /// # Errors
+    /// If one of them is gone.
+    pub fn cpu(&self) -> io::Result<Duration> {
+        let redis = self.redis.as_ref().map_or(Ok(Duration::ZERO), |(_, pid)| cpu::consumed(*pid))?;
+        let postgres = self.database.map_or(Ok(Duration::ZERO), |database| cpu::of_family(database.pid))?;
+        Ok(redis + postgres)
+    }
+}
