@@ -115,7 +115,7 @@ async fn without_redis_postgres_decides_and_it_is_counted() {
 
 #[tokio::test]
 async fn without_postgres_redis_goes_on_alone_and_its_answers_are_drained() {
-    let stage = Stage::start().await;
+    let mut stage = Stage::start().await;
     assert_protected(&book(&stage.one, 1).send().await);
     let recorded: usize = stage.recorded().parse().expect("a number");
     assert_eq!(recorded, 1);
@@ -135,6 +135,11 @@ async fn without_postgres_redis_goes_on_alone_and_its_answers_are_drained() {
         assert_eq!((again.status, &again.body), (201, &first.body), "{again:?}");
         assert_eq!(stage.upstream.executions(), runs, "Redis has the answer");
     }
+    // Not even one that has never seen PostgreSQL runs it again.
+    stage.other.restart().await;
+    let again = book(&stage.other, nth).send().await;
+    assert_eq!((again.status, &again.body), (201, &first.body), "{again:?}");
+    assert_eq!(stage.upstream.executions(), runs);
     // What runs solo is seen by whoever sees Redis.
     let gate = Gate::new();
     stage.upstream.on_any(Reply::usual().gated(&gate));
