@@ -173,7 +173,9 @@ impl Layout {
                 let last = Postgres::open(last.expose(), with).await;
                 let last = Arc::new(last.map_err(|why| format!("the PostgreSQL store: {why}"))?);
                 let generations = Arc::new(Numbered::new(first.clone(), last.clone()));
-                Arc::new(Tiered::new(first, last, *mode, observer, Some(generations)))
+                let tiered = Tiered::new(first, last, *mode, observer, Some(generations));
+                tiered.follow().await;
+                Arc::new(tiered)
             }
         };
         Ok(match copies {

@@ -135,6 +135,13 @@ impl Tiered {
             forgets: Mutex::default(),
         }))
     }
+
+    /// Reads the generation now, if it can be read, and every few seconds from now on. For whoever opens the store: one
+    /// that does not know it is under another number in `first` than everybody else, and believes nothing there.
+    pub async fn follow(&self) {
+        self.0.trust.refresh(&self.0).await;
+        tokio::spawn(generation::follow(Arc::downgrade(&self.0)));
+    }
 }
 
 impl Parts {

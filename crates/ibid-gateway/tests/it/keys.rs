@@ -109,14 +109,14 @@ macro_rules! shared_cases {
 }
 
 /// One Redis for all tests: each has a prefix of its own.
-async fn redis() -> Place {
+pub(crate) async fn redis() -> Place {
     static PLACES: AtomicUsize = AtomicUsize::new(0);
     let table = format!("prefix = \"keys-{}\"", PLACES.fetch_add(1, SeqCst));
     Place { table, expires_by_itself: true, ..Place::new(redis::Server::shared().url(), ()) }
 }
 
 /// A database of its own, migrated by `ibid migrate`.
-async fn postgres() -> Place {
+pub(crate) async fn postgres() -> Place {
     let server = postgres::Server::shared();
     let database = server.create_database();
     let migrate = |how: &'static [&'static str]| {
@@ -132,7 +132,7 @@ async fn postgres() -> Place {
 }
 
 /// PostgreSQL behind Redis.
-async fn fallback() -> Place {
+pub(crate) async fn fallback() -> Place {
     let (redis, postgres) = (redis().await, postgres().await);
     Place { table: format!("{}\nfallback = {:?}", redis.table, postgres.url), ..redis }
 }

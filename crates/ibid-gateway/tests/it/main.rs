@@ -17,4 +17,5 @@ mod operations;
 mod passing;
 mod presets;
 mod store_command;
+mod stores;
 mod upstream;

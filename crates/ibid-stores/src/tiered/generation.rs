@@ -2,19 +2,24 @@
 //!
 //! A forget that could not reach `first` would leave an answer there that nobody is to get any more. So it raises a
 //! number in `last`, the generation, which is part of every key in `first`: all that was there is out of sight.
-//! Everybody reads the number every few seconds, and before `first` is believed again after it could not be reached.
+//! Everybody reads the number at the start and every few seconds ([`follow`]), whether or not anything is looked up: who
+//! does not know it when `last` goes away could not tell what runs on `first` alone. And it is read before `first` is
+//! believed again after it could not be reached.
 
 use std::{
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     time::Duration,
 };
 
 use futures_util::future::BoxFuture;
-use ibid::store::StoreError;
-use tokio::{sync::Mutex, time::Instant};
+use ibid::store::{Address, StoreError};
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    time::{Instant, sleep},
+};
 
 use super::Parts;
 
@@ -61,15 +66,34 @@ impl Trust {
         if is_fresh && !self.blind.load(SeqCst) {
             return true;
         }
+        self.look(parts, &**generations, &mut read).await
+    }
+
+    /// Reads the number, whether or not somebody needs it now.
+    pub(super) async fn refresh(&self, parts: &Parts) {
+        let Some(generations) = &self.generations else { return };
+        // A number that is read while `first` cannot be reached does not make it credible afterwards.
+        let is_out_of_sight = self.blind.load(SeqCst) && parts.first.get(&Address([0; 32])).await.is_err();
+        let mut read = self.read.lock().await;
+        self.look(parts, &**generations, &mut read).await;
+        if is_out_of_sight {
+            self.lost_sight();
+        }
+    }
+
+    /// Whether the number is what it was, or may be taken to be.
+    async fn look(
+        &self, parts: &Parts, generations: &dyn Generations, read: &mut MutexGuard<'_, Option<(Instant, u64)>>,
+    ) -> bool {
         let was_blind = self.blind.swap(false, SeqCst);
         let before = Instant::now();
         match generations.read().await {
             Ok(generation) => {
                 let is_same = read.is_some_and(|(_, known)| known == generation);
                 if !is_same {
-                    self.apply(&**generations, generation);
+                    self.apply(generations, generation);
                 }
-                *read = Some((before, generation));
+                **read = Some((before, generation));
                 is_same
             }
             Err(error) => {
@@ -103,5 +127,14 @@ impl Trust {
         // Before: what is under way finds it changed, or goes where nobody looks any more.
         self.epoch.fetch_add(1, SeqCst);
         generations.apply(generation);
+    }
+}
+
+/// Keeps the number known for as long as the store lives.
+pub(super) async fn follow(parts: Weak<Parts>) {
+    loop {
+        sleep(READ_EVERY).await;
+        let Some(parts) = parts.upgrade() else { return };
+        parts.trust.refresh(&parts).await;
     }
 }

@@ -67,7 +67,7 @@ impl Done {
 }
 
 impl Place {
-    fn settings(&self) -> String {
+    pub(crate) fn settings(&self) -> String {
         format!("[store]\nurl = {:?}\n{}\n", self.url, self.table)
     }
 }

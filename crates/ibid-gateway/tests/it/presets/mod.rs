@@ -109,7 +109,7 @@ fn file(preset: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "presets", &format!("{preset}.toml")].iter().collect()
 }
 
-fn shipped(preset: &str) -> String {
+pub(crate) fn shipped(preset: &str) -> String {
     fs::read_to_string(file(preset)).expect("the preset ships with a configuration")
 }
 

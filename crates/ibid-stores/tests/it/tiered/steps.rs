@@ -351,6 +351,74 @@ async fn first_is_believed_again_only_after_the_generation_was_read() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn without_last_loose_replays_what_first_has_even_to_who_never_read_the_generation() {
+    for mode in BOTH {
+        let (first, last) = (Arc::new(Swapped::default()), Arc::new(Memory::default()));
+        let counted = Arc::new(Counted::new(&first));
+        let gateway = || Gateway::with(mode, first.clone(), last.clone(), Some(counted.clone()));
+        let one = gateway();
+        let lease = granted(&one.store, &ask(1)).await;
+        assert_eq!(one.store.settle(&lease, &complete(b"answer", HOUR)).await.unwrap(), Held::Held);
+        settled().await;
+        let fresh = gateway();
+        *counted.is_down.lock() = true;
+        cut(&fresh.last);
+        fresh.store.follow().await;
+        match (mode, fresh.store.claim(&ask(1)).await) {
+            (Mode::Loose, Ok(Claim::Done(finished))) => assert_eq!(finished.record, &b"answer"[..]),
+            (Mode::Strict, Err(error)) => assert_eq!(error.kind, ErrorKind::NotApplied),
+            (_, found) => panic!("{mode:?}: {found:?}"),
+        }
+        // An answer that was lost is no proof that `last` is not there.
+        faults(&fresh.last).heal();
+        faults(&fresh.last).lose(Calls::All);
+        assert_eq!(fresh.store.claim(&ask(1)).await.unwrap_err().kind, ErrorKind::Ambiguous, "{mode:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_follows_the_generation_knows_it_without_having_needed_it() {
+    for mode in BOTH {
+        let (first, last) = (Arc::new(Swapped::default()), Arc::new(Memory::default()));
+        let counted = Arc::new(Counted::new(&first));
+        let gateway = || Gateway::with(mode, first.clone(), last.clone(), Some(counted.clone()));
+        let (one, other) = (gateway(), gateway());
+        *counted.number.lock() = 3;
+        other.store.follow().await;
+        let lease = granted(&one.store, &ask(1)).await;
+        assert_eq!(one.store.settle(&lease, &complete(b"answer", HOUR)).await.unwrap(), Held::Held);
+        settled().await;
+        // From here on nobody can read it, and `last` says nothing.
+        *counted.is_down.lock() = true;
+        cut(&other.last);
+        sleep(SECOND * 60).await;
+        assert_eq!(done(&other.store, &ask(1)).await.record, &b"answer"[..], "{mode:?}");
+        // Raised by somebody else, it is followed within seconds.
+        (*counted.is_down.lock(), *counted.number.lock()) = (false, 4);
+        sleep(SECOND * 6).await;
+        assert_eq!(first.get(&lease.ask.address).await.unwrap(), None, "{mode:?}: out of sight");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_generation_that_was_read_while_first_was_away_does_not_make_it_credible() {
+    let (first, last) = (Arc::new(Swapped::default()), Arc::new(Memory::default()));
+    let counted = Arc::new(Counted::new(&first));
+    let gateway = Gateway::with(Mode::Strict, first.clone(), last, Some(counted.clone()));
+    gateway.store.follow().await;
+    let lease = granted(&gateway.store, &ask(1)).await;
+    assert_eq!(gateway.store.settle(&lease, &complete(b"answer", HOUR)).await.unwrap(), Held::Held);
+    settled().await;
+    cut(&gateway.first);
+    done(&gateway.store, &ask(1)).await;
+    sleep(SECOND * 6).await;
+    *counted.is_down.lock() = true;
+    heal(&gateway.first);
+    cut(&gateway.last);
+    assert_eq!(gateway.store.claim(&ask(1)).await.unwrap_err().kind, ErrorKind::NotApplied);
+}
+
+#[tokio::test(start_paused = true)]
 async fn operators_changes_reach_first() {
     for mode in BOTH {
         let (gateway, first, _) = Gateway::alone(mode);

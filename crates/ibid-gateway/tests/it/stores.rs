@@ -1,0 +1,8 @@
+//! Gateways that share a store: the binary in several processes, real servers, real outages.
+
+mod kit;
+mod outages;
+mod pair;
+mod presets;
+mod round_trips;
+mod waiters;
