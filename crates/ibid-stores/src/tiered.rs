@@ -172,14 +172,14 @@ impl Parts {
         };
         match here {
             Some(Claim::Done(finished)) if self.trust.holds(self).await => {
-                Ok(Some(Claim::Done(copy::opened(finished))))
+                Ok(Some(Claim::Done(copy::opened(finished).finished)))
             }
             Some(Claim::Busy(holder)) => Ok(Some(Claim::Busy(holder))),
             // A claim would take over what never started.
             Some(Claim::Unknown(holder)) if there.is_err() => Ok(Some(Claim::Unknown(holder))),
-            Some(Claim::Unknown(holder)) => match self.is_marked(at, holder.fence).await {
-                Ok(false) => Ok(None),
-                Ok(true) => Ok(Some(Claim::Unknown(holder))),
+            Some(Claim::Unknown(holder)) => match self.marked(at).await {
+                Ok(None) => Ok(None),
+                Ok(Some(_)) => Ok(Some(Claim::Unknown(holder))),
                 Err(error) => {
                     self.fell_back("get", &error);
                     Ok(Some(Claim::Unknown(holder)))
@@ -276,7 +276,7 @@ impl Store for Tiered {
                 store: "tiered",
                 durable: first.durable && last.durable,
                 shared: first.shared && last.shared,
-                wanting: Vec::new(),
+                wanting: first.wanting.into_iter().chain(last.wanting).collect(),
             },
         }
     }

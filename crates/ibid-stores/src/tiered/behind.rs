@@ -36,8 +36,10 @@ pub(super) enum Errand {
     Own { lease: Lease, copied: Copied },
     /// Hold the claim of this lease, which is one of `first`'s own, until then: until now, to let it lapse.
     Hold(Lease, Instant),
-    /// Take the marker of a holder away.
+    /// Take the marker of a holder away, if it is still the latest.
     Unmark(Address, Fence),
+    /// A claim that is one of `first`'s own and may be marked: take the marker away, then release.
+    Abandon(Lease),
 }
 
 /// What operators have freed lately, so that nothing that is still on its way to `first` brings it back.
@@ -121,13 +123,15 @@ impl Parts {
                 self.first.extend(lease, until.saturating_duration_since(Instant::now())).await.map(drop)
             }
             Errand::Unmark(at, fence) => self.unmark(at, *fence).await,
+            Errand::Abandon(lease) => self.abandon_in_first(lease).await.map(drop),
         }
     }
 
-    /// Ends the claim of this lease, which runs solo, in `first`; puts it back if `first` has lost it.
-    pub(super) async fn end_in_first(&self, lease: &Lease, end: &End) -> Result<Held, StoreError> {
-        let held = self.first.settle(lease, end).await?;
-        if is_held_otherwise(&held) { self.first.settle(&unseen(lease), end).await } else { Ok(held) }
+    /// Releases a claim that is one of `first`'s own. Its marker goes before: else whoever comes next and falls silent
+    /// between its two claims would pass for one that ran solo.
+    pub(super) async fn abandon_in_first(&self, lease: &Lease) -> Result<Held, StoreError> {
+        self.unmark(&lease.ask.address, lease.fence).await?;
+        self.first.settle(lease, &End::Release).await
     }
 
     /// Keeps the claim of this lease alive in `first`. Where `first` has lost it, it is put back under the lease's own
@@ -157,15 +161,17 @@ impl Errand {
         match self {
             Self::Extend { .. } => true,
             Self::End { copied, .. } | Self::Own { copied, .. } => !matches!(copied.now(), End::Release),
-            Self::Hold(..) | Self::Unmark(..) => false,
+            Self::Hold(..) | Self::Unmark(..) | Self::Abandon(_) => false,
         }
     }
 
     fn address(&self) -> &Address {
         match self {
-            Self::End { lease, .. } | Self::Extend { lease, .. } | Self::Own { lease, .. } | Self::Hold(lease, _) => {
-                &lease.ask.address
-            }
+            Self::End { lease, .. }
+            | Self::Extend { lease, .. }
+            | Self::Own { lease, .. }
+            | Self::Hold(lease, _)
+            | Self::Abandon(lease) => &lease.ask.address,
             Self::Unmark(at, _) => at,
         }
     }

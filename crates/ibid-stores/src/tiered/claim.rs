@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ibid::store::{Ask, Claim, ErrorKind, Fence, Finished, Held, Holder, Lease, StoreError, Token};
+use ibid::store::{Ask, Claim, End, ErrorKind, Fence, Finished, Held, Holder, Lease, StoreError, Token};
 use tokio::time::Instant;
 
 use super::{
@@ -16,6 +16,15 @@ const ROUNDS: u32 = 4;
 
 /// Longer than any lease that a clock can count.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// How a claim came to stand in `first`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stands {
+    /// Nobody stood there.
+    Anew,
+    /// It took over. Whoever was there may be on its way to `last`, which would let it run: never solo after this.
+    InPlaceOfAnother,
+}
 
 /// What a step comes to.
 enum Step {
@@ -47,7 +56,10 @@ impl Parts {
         }
         match self.first.claim(&self.ask_in_first(ask)).await {
             Ok(Claim::Done(finished)) => self.done_in_first(ask, finished, round).await,
-            Ok(Claim::Granted(mine)) => self.granted_in_first(ask, mine).await,
+            Ok(Claim::Granted(mine)) if ask.over.is_some() && self.is_loose() => {
+                self.took_over_in_first(ask, mine).await
+            }
+            Ok(Claim::Granted(mine)) => self.granted_in_first(ask, mine, Stands::Anew).await,
             Ok(Claim::Busy(holder)) => self.occupied(ask, Claim::Busy(holder)).await,
             Ok(Claim::Unknown(holder)) => self.occupied(ask, Claim::Unknown(holder)).await,
             Ok(Claim::Spent) => self.spent_in_first(ask).await,
@@ -62,7 +74,11 @@ impl Parts {
         self: &Arc<Self>, ask: &Arc<Ask>, finished: Finished, round: u32,
     ) -> Result<Step, StoreError> {
         if self.trust.holds(self).await {
-            return Ok(Step::Answer(Claim::Done(copy::opened(finished))));
+            let (fence, opened) = (finished.fence, copy::opened(finished));
+            return match opened.solo {
+                None => Ok(Step::Answer(Claim::Done(opened.finished))),
+                Some(token) => self.confirm(ask, fence, token, opened.finished).await.map(Step::Answer),
+            };
         }
         // Under another generation it may not be there.
         if round == 0 {
@@ -79,18 +95,23 @@ impl Parts {
     }
 
     /// Step 2: `mine` is the claim in `first`; `last` decides.
-    async fn granted_in_first(self: &Arc<Self>, ask: &Arc<Ask>, mine: Lease) -> Result<Step, StoreError> {
+    async fn granted_in_first(
+        self: &Arc<Self>, ask: &Arc<Ask>, mine: Lease, stands: Stands,
+    ) -> Result<Step, StoreError> {
         let told = Instant::now();
         let was_unclear = self.is_unclear(ask);
         let found = match self.claim_in_last(ask, true).await {
             Ok(found) => found,
             Err(error) => {
                 return match error.kind {
-                    ErrorKind::NotApplied if self.is_loose() => self.run_solo(ask, mine, error).await.map(Step::Answer),
-                    // The claim may be there: whoever asked asks again, and finds `first` as it is.
-                    ErrorKind::Ambiguous => Err(error),
+                    ErrorKind::NotApplied if self.is_loose() && stands == Stands::Anew => {
+                        self.run_solo(ask, mine, error).await.map(Step::Answer)
+                    }
+                    // The claim may be there: whoever asked asks again, and finds `first` as it is; or releases it,
+                    // there before here.
+                    _ if was_unclear || error.kind == ErrorKind::Ambiguous => Err(error),
                     _ => {
-                        self.give_back(mine).await;
+                        self.give_back(mine, stands).await;
                         Err(error)
                     }
                 };
@@ -117,11 +138,12 @@ impl Parts {
                 self.soon(Errand::Own { lease: mine, copied: Copied::release() }).await;
             }
             Claim::Busy(_) | Claim::Unknown(_) => {
-                if self.is_loose() && matches!(self.is_marked(&ask.address, mine.fence).await, Ok(true)) {
+                let marked = if self.is_loose() { self.marked(&ask.address).await } else { Ok(None) };
+                if matches!(marked, Ok(Some(marker)) if marker.fence == mine.fence) {
                     // Asked again by a claim that was granted solo: same token, same answer.
                     return Ok(Step::Answer(Claim::Granted(super::solo::lease(ask, &mine))));
                 }
-                self.give_back(mine).await;
+                self.give_back(mine, stands).await;
             }
         }
         Ok(Step::Answer(found))
@@ -146,12 +168,12 @@ impl Parts {
     /// A holder that lapsed in `first` and never came to `last`: it never started, unless it ran solo.
     async fn start_over(self: &Arc<Self>, ask: &Arc<Ask>, holder: Holder) -> Result<Step, StoreError> {
         let at = &ask.address;
-        if self.is_loose() {
-            match self.is_marked(at, holder.fence).await {
-                Ok(true) => return Ok(Step::Answer(Claim::Unknown(holder))),
-                Ok(false) => {}
-                Err(error) => return Err(self.cannot_tell(error)),
-            }
+        // Another request must not stand in its place: should it have run solo after all, the entry would name the
+        // wrong one.
+        if holder.fingerprint != ask.fingerprint
+            || (self.is_loose() && self.marked(at).await.map_err(|error| self.cannot_tell(error))?.is_some())
+        {
+            return Ok(Step::Answer(Claim::Unknown(holder)));
         }
         let mine = match self.first.claim(&over(&self.ask_in_first(ask), Some(holder.fence))).await {
             Ok(Claim::Granted(mine)) => mine,
@@ -163,23 +185,58 @@ impl Parts {
         };
         if self.is_loose() {
             // After the takeover: from here on the holder that was taken over cannot begin to run solo any more.
-            match self.is_marked(at, holder.fence).await {
-                Ok(false) => {}
-                Ok(true) => return self.hand_back(ask, mine, holder).await.map(Step::Answer),
+            match self.marked(at).await {
+                Ok(None) => {}
+                Ok(Some(_)) => {
+                    let fence = mine.fence;
+                    self.give_back(mine, Stands::InPlaceOfAnother).await;
+                    return Ok(Step::Answer(Claim::Unknown(Holder { fence, ..holder })));
+                }
                 Err(error) => {
-                    self.fell_back("claim", &error);
-                    return self.hand_back(ask, mine, holder).await.map(Step::Answer);
+                    self.give_back(mine, Stands::InPlaceOfAnother).await;
+                    return Err(self.cannot_tell(error));
                 }
             }
         }
-        self.granted_in_first(ask, mine).await
+        self.granted_in_first(ask, mine, Stands::InPlaceOfAnother).await
+    }
+
+    /// `mine` has taken over, in `first`, a holder that the caller named and that `last` did not know. If that ran solo,
+    /// `last` is told of it before it is asked: it is unknown there, and taken over.
+    async fn took_over_in_first(self: &Arc<Self>, ask: &Arc<Ask>, mine: Lease) -> Result<Step, StoreError> {
+        let marked = match self.marked(&ask.address).await {
+            Ok(marked) => marked,
+            Err(error) => {
+                self.give_back(mine, Stands::InPlaceOfAnother).await;
+                return Err(self.cannot_tell(error));
+            }
+        };
+        let Some(marker) = marked else {
+            return self.granted_in_first(ask, mine, Stands::InPlaceOfAnother).await;
+        };
+        let ran = Lease {
+            ask: Arc::new(Ask { token: marker.token, over: None, ..Ask::clone(ask) }),
+            fence: marker.fence,
+            attempt: mine.attempt.saturating_sub(1).max(1),
+            solo: true,
+        };
+        let unknown = End::Park { keep: ask.hold.saturating_add(ask.keep), retry_in: Duration::ZERO };
+        if let Err(mut error) = self.last.settle(&ran, &unknown).await {
+            self.give_back(mine, Stands::InPlaceOfAnother).await;
+            error.kind = ErrorKind::NotApplied;
+            return Err(error);
+        }
+        let named = over(ask, Some(marker.fence));
+        let step = self.granted_in_first(&named, mine, Stands::InPlaceOfAnother).await?;
+        drop(self.behind(Errand::Unmark(ask.address, marker.fence)));
+        Ok(step)
     }
 
     /// A holder that is parked in `first` and that `last` has forgotten: so does `first`, unless it ran solo. What is
     /// parked cannot begin to.
     async fn left_behind(&self, ask: &Arc<Ask>, holder: Holder) -> Result<Step, StoreError> {
         let at = &ask.address;
-        if self.is_loose() && self.is_marked(at, holder.fence).await.map_err(|error| self.cannot_tell(error))? {
+        if self.is_loose() && self.marked(at).await.map_err(|error| self.cannot_tell(error))?.is_some() {
             return Ok(Step::Answer(Claim::Unknown(holder)));
         }
         let _: Held = self.first.operators().forget(at, holder.fence).await.map_err(|error| self.cannot_tell(error))?;
@@ -191,18 +248,6 @@ impl Parts {
         self.fell_back("claim", &error);
         error.kind = ErrorKind::NotApplied;
         error
-    }
-
-    /// Gives the takeover of a holder back that ran solo. The entry keeps the fence of the takeover: it is marked first.
-    async fn hand_back(&self, ask: &Arc<Ask>, mine: Lease, holder: Holder) -> Result<Claim, StoreError> {
-        self.mark(ask, mine.fence).await?;
-        let released = self.first.settle(&mine, &ibid::store::End::Release).await?;
-        drop(released);
-        match self.first.get(&ask.address).await? {
-            Some(Claim::Done(finished)) => Ok(Claim::Done(copy::opened(finished))),
-            Some(found) => Ok(found),
-            None => Ok(Claim::Unknown(Holder { fence: mine.fence, ..holder })),
-        }
     }
 
     /// The token was spent in `first`: by its owner, by an operator who forgot what it had copied there, or because
@@ -254,7 +299,7 @@ impl Parts {
                 Ok(Step::Answer(Claim::Granted(lease)))
             }
             Ok(Some(stands)) => {
-                let _: Held = self.last.settle(&lease, &ibid::store::End::Release).await?;
+                let _: Held = self.last.settle(&lease, &End::Release).await?;
                 self.is_clear(ask);
                 Ok(Step::Answer(stands))
             }
@@ -273,7 +318,7 @@ impl Parts {
             let (fence, is_ripe) = match self.first.claim(&over(&self.ask_in_first(ask), None)).await? {
                 Claim::Granted(_) | Claim::Spent => return Ok(None),
                 Claim::Done(finished) if self.is_loose() && self.trust.holds(self).await => {
-                    return Ok(Some(Claim::Done(copy::opened(finished))));
+                    return Ok(Some(Claim::Done(copy::opened(finished).finished)));
                 }
                 Claim::Done(finished) => (finished.fence, false),
                 Claim::Busy(holder) => {
@@ -299,7 +344,7 @@ impl Parts {
     }
 
     async fn is_others_solo(&self, ask: &Ask, fence: Fence) -> Result<bool, StoreError> {
-        Ok(self.is_loose() && ask.over != Some(fence) && self.is_marked(&ask.address, fence).await?)
+        Ok(self.is_loose() && ask.over != Some(fence) && self.marked(&ask.address).await?.is_some())
     }
 
     /// Asks `last`, and remembers the token while it may be there and `first` does not hold it for certain.
@@ -331,8 +376,9 @@ impl Parts {
     }
 
     /// `last` did not grant what `first` did.
-    async fn give_back(self: &Arc<Self>, mine: Lease) {
-        if self.is_loose() {
+    async fn give_back(self: &Arc<Self>, mine: Lease, stands: Stands) {
+        // A takeover that is released is unknown again, and its token spent: it cannot come back as if it stood there anew.
+        if self.is_loose() && stands == Stands::Anew {
             self.soon(Errand::Hold(mine, Instant::now())).await;
         } else {
             self.soon(Errand::Own { lease: mine, copied: Copied::release() }).await;
@@ -348,7 +394,7 @@ impl Parts {
         !unclear.insert(ask.token)
     }
 
-    fn is_unclear(&self, ask: &Ask) -> bool {
+    pub(super) fn is_unclear(&self, ask: &Ask) -> bool {
         self.unclear.lock().contains(&ask.token)
     }
 

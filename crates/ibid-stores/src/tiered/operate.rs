@@ -68,7 +68,7 @@ impl Parts {
     /// `last` has nothing: what is in `first` is what an earlier forget could not reach, or what ran solo.
     async fn forget_leftovers(&self, at: &Address, seen: Fence, otherwise: Held) -> Result<Held, StoreError> {
         let (fence, is_meant) = match self.first.get(at).await? {
-            Some(Claim::Done(finished)) => (finished.fence, copy::opened(finished).fence == seen),
+            Some(Claim::Done(finished)) => (finished.fence, copy::opened(finished).finished.fence == seen),
             Some(Claim::Busy(holder) | Claim::Unknown(holder)) => {
                 (holder.fence, holder.fence == seen && self.is_loose())
             }
@@ -99,7 +99,7 @@ impl Parts {
         self.forgets.lock().add(at);
         let Some(Claim::Done(here)) = self.first.get(at).await? else { return Ok(()) };
         let fence = here.fence;
-        let of = copy::opened(here);
+        let of = copy::opened(here).finished;
         let record = copy::wrapped(of.fence, of.attempt, of.fingerprint, record);
         match self.first.operators().replace(at, fence, record).await? {
             Held::Held | Held::Restored => Ok(()),

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ibid::store::{Ask, Claim, End, Fence, Held, Lease, StoreError};
+use ibid::{
+    Notice,
+    store::{Ask, Claim, End, ErrorKind, Fence, Finished, Held, Lease, Outline, StoreError, Token},
+};
 use tokio::time::Instant;
 
 use super::{
@@ -23,16 +26,22 @@ impl Parts {
         let told = Instant::now();
         let errand = || Errand::Extend { lease: self.in_first(lease), hold, told };
         if lease.solo {
-            match self.solo_to_last(lease, Says::Extend(hold)).await {
+            match self.tell_last(lease, Says::Extend(hold)).await {
                 Ok(held) => {
                     self.landed(lease, &held);
-                    self.restored(lease, &held);
+                    // From now on it can be taken over there, so that `first` alone must not end it.
+                    self.becomes_unclear(&lease.ask);
                     if !matches!(held, Held::Lost(_)) {
                         drop(self.behind(errand()));
                     }
                     return Ok(held);
                 }
-                Err(error) => return self.extend_solo(lease, hold, error).await,
+                Err(error) => {
+                    if error.kind == ErrorKind::Ambiguous {
+                        self.becomes_unclear(&lease.ask);
+                    }
+                    return self.extend_solo(lease, hold, error).await;
+                }
             }
         }
         let held = self.last.extend(lease, hold).await;
@@ -49,7 +58,7 @@ impl Parts {
     pub(super) async fn settle(self: &Arc<Self>, lease: &Lease, end: &End) -> Result<Held, StoreError> {
         let told = Instant::now();
         let held = if lease.solo {
-            match self.solo_to_last(lease, Says::Settle(end)).await {
+            match self.tell_last(lease, Says::Settle(end)).await {
                 Ok(held) => {
                     self.landed(lease, &held);
                     held
@@ -70,12 +79,18 @@ impl Parts {
             Held::Lost(found) => match &**found {
                 Claim::Done(finished) => Some(Copied::of_finished(finished, told)),
                 Claim::Spent => Some(Copied::release()),
-                // `first` keeps what it has: free, it would invite a second run while `last` is away.
-                Claim::Busy(_) | Claim::Unknown(_) | Claim::Granted(_) => None,
+                // A release that came too late where it counts still stands in `first`. Loose leaves that to lapse: free,
+                // it would invite a second run while `last` is away.
+                Claim::Busy(_) | Claim::Unknown(_) | Claim::Granted(_) => {
+                    (matches!(end, End::Release) && !self.is_loose()).then(Copied::release)
+                }
             },
         };
         if let Some(copied) = copied {
-            let errand = Errand::End { lease: in_first, copied };
+            let errand = match end {
+                End::Release if lease.solo && !matches!(held, Held::Lost(_)) => Errand::Abandon(in_first),
+                _ => Errand::End { lease: in_first, copied },
+            };
             if matches!(end, End::Release) {
                 self.soon(errand).await;
             } else {
@@ -99,10 +114,22 @@ impl Parts {
 
     /// `last` is away: `first` remembers the end, and the error goes up, so that it is journaled for `last`.
     async fn settle_solo(&self, lease: &Lease, end: &End, why: StoreError) -> Result<Held, StoreError> {
-        let end = Copied::of_end(lease, end, Instant::now()).now();
-        match self.end_in_first(&self.in_first(lease), &end).await {
+        // `last` may know the claim, and may have let somebody take it over: its word alone counts.
+        if self.is_unclear(&lease.ask) {
+            return Err(why);
+        }
+        let in_first = self.in_first(lease);
+        let ended = match end {
+            End::Release => self.abandon_in_first(&in_first).await,
+            _ => self.first.settle(&in_first, &Copied::of_solo_end(lease, end, Instant::now()).now()).await,
+        };
+        match ended {
             Ok(Held::Held | Held::Restored) => Err(why),
-            Ok(Held::Lost(found)) => lost_in_first(found, why),
+            Ok(Held::Lost(found)) => match *found {
+                Claim::Done(finished) => Ok(Held::Lost(Box::new(Claim::Done(copy::opened(finished).finished)))),
+                // Somebody took over there, and may have given up since: what happened is told to `last` all the same.
+                Claim::Busy(_) | Claim::Unknown(_) | Claim::Granted(_) | Claim::Spent => Err(why),
+            },
             Err(error) => {
                 self.fell_back("settle", &error);
                 Err(why)
@@ -110,29 +137,43 @@ impl Parts {
         }
     }
 
-    /// Tells `last` about a claim that it did not grant. What is absent there is put back, under `first`'s fence.
-    ///
-    /// Two cases are not that simple. Somebody else's release may have left a free entry: then the claim is made, under
-    /// a fence of `last`'s. And from then on, or if a claim reached `last` against all appearance, its token alone names it.
-    async fn solo_to_last(&self, lease: &Lease, says: Says<'_>) -> Result<Held, StoreError> {
-        let held = self.tell_last(lease, says).await?;
-        let Held::Lost(found) = &held else { return Ok(held) };
-        match (&**found, says) {
-            (Claim::Spent, Says::Settle(End::Release)) => Ok(held),
-            (Claim::Spent, _) => {
-                let ask = Arc::new(Ask { over: None, ..Ask::clone(&lease.ask) });
-                match self.last.claim(&ask).await? {
-                    Claim::Granted(own) => match self.tell_last(&own, says).await? {
-                        Held::Held | Held::Restored => Ok(Held::Restored),
-                        lost => Ok(lost),
-                    },
-                    found => Ok(Held::Lost(Box::new(found))),
-                }
-            }
-            _ => self.tell_last(&Lease { fence: Fence::UNSEEN, ..lease.clone() }, says).await,
+    /// An answer that ran solo and of which `last` has not said that it has it. Told to `last` now: what that says,
+    /// counts. `in_first` is the entry's fence there.
+    pub(super) async fn confirm(
+        &self, ask: &Arc<Ask>, in_first: Fence, token: Token, finished: Finished,
+    ) -> Result<Claim, StoreError> {
+        let ran = Ask { token, fingerprint: finished.fingerprint, over: None, ..Ask::clone(ask) };
+        let lease = Lease { ask: Arc::new(ran), fence: finished.fence, attempt: finished.attempt, solo: true };
+        let end = End::Complete {
+            failed: finished.failed,
+            record: finished.record.clone(),
+            outline: Outline::default(),
+            keep: finished.expires_in,
+        };
+        let answer = match self.last.settle(&lease, &end).await {
+            Ok(Held::Held | Held::Restored) => finished.clone(),
+            Ok(Held::Lost(found)) => match *found {
+                Claim::Done(theirs) => theirs,
+                Claim::Busy(_) | Claim::Unknown(_) => return Ok(*found),
+                // `last` has nothing, and does not take it: an operator is forgetting it right now.
+                Claim::Granted(_) | Claim::Spent => return Ok(Claim::Done(finished)),
+            },
+            // All that anybody knows.
+            Err(_) if self.is_loose() => return Ok(Claim::Done(finished)),
+            Err(error) => return Err(error),
+        };
+        if answer.fence != finished.fence {
+            self.observer.noticed(&Notice::LostClaim(&ask.address));
         }
+        // The entry keeps the life of the solo answer, which ended at about the same time.
+        let record = copy::wrapped(answer.fence, answer.attempt, answer.fingerprint, &answer.record);
+        if let Err(error) = self.first.operators().replace(&ask.address, in_first, record).await {
+            self.fell_back("replace", &error);
+        }
+        Ok(Claim::Done(answer))
     }
 
+    /// Tells `last` about a claim that it did not grant. What is absent there is put back, under `first`'s fence.
     async fn tell_last(&self, lease: &Lease, says: Says<'_>) -> Result<Held, StoreError> {
         match says {
             Says::Extend(hold) => self.last.extend(lease, hold).await,
@@ -158,7 +199,7 @@ impl Parts {
 /// While `last` is away, `first` says who lost. That it has forgotten the claim says nothing: `last` will decide.
 fn lost_in_first(found: Box<Claim>, why: StoreError) -> Result<Held, StoreError> {
     match *found {
-        Claim::Done(finished) => Ok(Held::Lost(Box::new(Claim::Done(copy::opened(finished))))),
+        Claim::Done(finished) => Ok(Held::Lost(Box::new(Claim::Done(copy::opened(finished).finished)))),
         Claim::Busy(_) | Claim::Unknown(_) => Ok(Held::Lost(found)),
         Claim::Granted(_) | Claim::Spent => Err(why),
     }

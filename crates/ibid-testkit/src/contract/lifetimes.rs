@@ -111,8 +111,9 @@ pub async fn a_holder_is_put_back_where_somebody_else_came_and_went(store: &dyn 
     let other = rival(&ask);
     held(store, &granted(store, &other).await, &End::Release).await;
     assert_eq!(settle(store, &lease, &complete(b"it ran")).await, Held::Restored, "its answer is remembered");
-    assert_eq!(expect_done(claim(store, &rival(&ask)).await).record, &b"it ran"[..]);
+    // Before anybody was given the answer: a copy of it may be told to a spent token too.
     expect_spent(claim(store, &other).await);
+    assert_eq!(expect_done(claim(store, &rival(&ask)).await).record, &b"it ran"[..]);
 }
 
 /// A restored entry does not reset the fences.

@@ -1,7 +1,7 @@
 //! Every row of the claim table, every end, and what happens when either store is away in the middle of it.
 
 use bytes::Bytes;
-use ibid::store::{Ask, End, ErrorKind, Fence, Held, Lease};
+use ibid::store::{Address, Ask, End, ErrorKind, Fence, Held, Lease, Operators, Promise, StoreFuture, Swept};
 use ibid_testkit::wrappers::Calls;
 use tokio::time::{advance, sleep};
 
@@ -502,4 +502,40 @@ async fn promises_are_honest() {
     assert_eq!((strict.store, loose.store), ("tiered", "tiered"));
     assert!(!loose.durable && !loose.shared && loose.wanting.is_empty());
     assert_eq!((strict.durable, strict.shared), (false, false), "as the last store");
+    // What either store lacks, loose lacks.
+    let wanting = |what: &str| Wanting(Memory::default(), what.to_owned());
+    let around = |mode| around(wanting("no persistence"), wanting("no replica"), mode).promise().wanting;
+    assert_eq!(around(Mode::Strict), ["no replica"]);
+    assert_eq!(around(Mode::Loose), ["no persistence", "no replica"]);
+}
+
+/// A store that start-up found wanting.
+#[derive(Debug)]
+struct Wanting(Memory, String);
+
+impl Store for Wanting {
+    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
+        self.0.claim(ask)
+    }
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
+        self.0.extend(lease, hold)
+    }
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held> {
+        self.0.settle(lease, end)
+    }
+    fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
+        self.0.wait(at, seen, limit)
+    }
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
+        self.0.get(at)
+    }
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
+        self.0.sweep(at_most)
+    }
+    fn operators(&self) -> &dyn Operators {
+        self.0.operators()
+    }
+    fn promise(&self) -> Promise {
+        Promise { wanting: vec![self.1.clone()], ..self.0.promise() }
+    }
 }
