@@ -228,7 +228,7 @@ impl Entry {
         let begin = out.len();
         let nothing = Bytes::new();
         let (flag, until, record, outline) = match &self.phase {
-            Phase::Running { until, .. } => (false, *until, &nothing, None),
+            Phase::Running { takeover, .. } => (false, *takeover, &nothing, None),
             Phase::Unknown { takeover, released } => (*released, *takeover, &nothing, None),
             Phase::Done { record, outline, resolved, .. } => (*resolved, 0, record, Some(outline)),
             Phase::Free => (false, 0, &nothing, None),

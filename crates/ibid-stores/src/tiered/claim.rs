@@ -88,7 +88,7 @@ impl Parts {
         // to go by: an answer that may have been forgotten is better than a second run.
         match self.without_first(ask, false).await {
             Err(error) if self.is_loose() && error.kind == ErrorKind::NotApplied => {
-                Ok(Step::Answer(Claim::Done(copy::opened(finished))))
+                Ok(Step::Answer(Claim::Done(copy::opened(finished).finished)))
             }
             answered => answered,
         }

@@ -1,4 +1,4 @@
-//! Seed 001: a multi-tenant API with optional keys, each tenant its own; every answer is remembered, errors too.
+//! A multi-tenant API with optional keys, each tenant its own; every answer is remembered, errors too.
 
 use ibid_testkit::upstream::filler;
 

@@ -1,4 +1,4 @@
-//! Seed 002: the key names user, operation, resource and time; only successes are remembered.
+//! The key names user, operation, resource and time; only successes are remembered.
 
 use ibid_testkit::upstream::filler;
 

@@ -1,4 +1,4 @@
-//! Seed 000: a UUID v4 and the body together name a submission for five minutes.
+//! A UUID v4 and the body together name a submission for five minutes.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Seed 004: keys per user and endpoint; duplicates wait; answers carry `metadata`.
+//! Keys per user and endpoint; duplicates wait; answers carry `metadata`.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! Seed 003: every mutation needs a key; a repeat gets the same answer, a failure too; another request is refused.
+//! Every mutation needs a key; a repeat gets the same answer, a failure too; another request is refused.
 
 use super::*;
 
