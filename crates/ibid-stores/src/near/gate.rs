@@ -17,7 +17,9 @@ const SHARDS: usize = 16;
 const AT_ONCE: usize = 32;
 
 #[derive(Debug)]
-pub(super) struct Gates(Box<[Mutex<HashMap<Address, Arc<Gate>>>]>);
+pub(super) struct Gates(Box<[Mutex<Listed>]>);
+
+type Listed = HashMap<Address, Arc<Gate>>;
 
 #[derive(Debug)]
 struct Gate {
@@ -41,7 +43,7 @@ impl Default for Gates {
 }
 
 impl Gates {
-    fn shard(&self, at: &Address) -> &Mutex<HashMap<Address, Arc<Gate>>> {
+    fn shard(&self, at: &Address) -> &Mutex<Listed> {
         &self.0[usize::from(at.0[29]) % SHARDS]
     }
 
