@@ -194,6 +194,8 @@ impl World {
                 self.found_done(state, who, answer, body);
             }
             Outcome::Answered(Ok(Answer::Busy(there) | Answer::Unknown(there))) => {
+                // Another body's claim makes room: it is not taken over.
+                let there = Holder { ripe: there.ripe && there.body == self.bodies[who], ..there };
                 state.requests[who].step = match loose {
                     true => Step::ReadMarkToShow { lease, took, there },
                     false => Step::MoveOver { lease, took, there: there.fence, ripe: there.ripe },
