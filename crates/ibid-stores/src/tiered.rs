@@ -11,27 +11,30 @@
 //!    `first` still shows that somebody is there, should `last` go away now; and the token, which may be asked with
 //!    again, is not spent.
 //! 3. Busy or unknown in `first` → `last.get`, whose answer counts. Nothing there: the holder in `first` stands between
-//!    its two claims. If it has lapsed, it never started: it is taken over in `first`, then step 2. (If it is parked,
-//!    `last` has known and forgotten it: `first` forgets it too.)
+//!    its two claims. If it has lapsed, it never started: it is taken over in `first`, then step 2; but not by another
+//!    request, whose name the entry would bear. (If it is parked, `last` has known and forgotten it: `first` forgets it
+//!    too.)
 //! 4. `first` cannot be reached → `last.claim` decides ([`Notice::Fallback`]).
-//! 5. A takeover that the caller asks for goes to the store that has the holder, `last` before `first`, and then
-//!    overwrites `first`.
+//! 5. A takeover that the caller asks for goes to `last`, if that has the holder, and then overwrites `first`. If only
+//!    `first` has it, it is taken over there; if it ran solo, `last` is told so, as unknown; then it is taken over in `last`.
 //!
 //! # Solo (loose only)
 //!
-//! `last.claim` provably not applied → the claim may run on `first` alone ([`Notice::Solo`]): write a marker for this
-//! holder's fence in `first`, **then** extend the claim there, which must say `Held`; only then is it granted. Whoever takes over
-//! a lapsed claim in `first` looks for the marker of the fence that it took over **after** the takeover; if it is there,
-//! it gives the takeover back. U is about to run solo, V wants to take over:
+//! `last.claim` provably not applied → the claim may run on `first` alone ([`Notice::Solo`]): write a marker in `first`,
+//! **then** extend the claim there, which must say `Held`; only then is it granted. Whoever takes over a lapsed claim in
+//! `first` looks for a marker **after** the takeover; if it is there, it gives the takeover back. U is about to run solo, V
+//! wants to take over:
 //!
 //! - U marks, U extends, V tries: V is refused, because U's lease is fresh.
 //! - U lapses, V takes over and finds no marker, U marks, U's extend is lost: V runs, U does not.
 //! - U marks, U lapses, V takes over and finds the marker, V gives back, U's extend is lost: nobody runs, the key is
-//!   unknown. Safe, if cautious.
+//!   unknown until U has taken its marker away. Safe, if cautious.
 //! - U marks, extends, runs, falls silent, lapses: V finds the marker and gives back. Unknown, as it is.
 //!
-//! Markers of different holders do not overwrite each other: the fence is part of a marker's address. A takeover that is
-//! given back leaves another fence behind, so the marker of that is written before.
+//! There is one marker per address. It names the latest holder to say so, and is believed whoever holds the entry: V may
+//! have died before it gave back. So U takes it away before it releases; U's late word does not touch a later one's.
+//!
+//! Who took over in `first` never runs solo: whoever was there may be on its way to `last`, which would let it run.
 //!
 //! An ambiguous answer of `last` is never followed by a run on `first` alone, not even if the next call to `last` is
 //! provably not applied: the first one may have been.
@@ -41,15 +44,18 @@
 //! `last` before the answer, `first` behind it, in the background; a release waits a moment for `first`, because who
 //! was refused will come back at once. A solo claim goes to `last` first too: what is absent there is put back, which is
 //! how a running solo claim claims there once `last` is back, and how the journal inserts its answer. While `last` is
-//! away, `first` is settled and the error goes up, so that the engine journals the answer. Lost in `last` is a double
-//! start, and counted as a lost claim by the engine.
+//! away, `first` is settled and the error goes up, so that the engine journals the answer; also if it is lost in `first`.
+//! Once `last` may have heard of the claim, it can be taken over there: then `first` is not settled before it. Lost in
+//! `last` is a double start, and counted as a lost claim by the engine.
+//!
+//! A solo answer in `first` is marked as such. Whoever finds it tells `last` before it answers, unless that is away; what
+//! `last` says counts, and takes its place.
 //!
 //! # What loose does not promise
 //!
-//! Two starts of one key are possible if one process sees only `first` while another sees only `last`, or if `first`
-//! loses a solo claim before `last` has it. Both leave traces: [`Notice::Solo`], [`Notice::Fallback`],
-//! [`Notice::LostClaim`]. Strict has neither window. (A third is out of sight: a process that stands still for a whole
-//! lease between looking for a marker and taking over, and is killed right after that, makes the marker's fence unseen.)
+//! Two starts of one key are possible if one claim sees only `first` and another, then or later, sees only `last`; if
+//! `first` loses a solo claim before `last` has it; or if `first` loses its copy of what `last` decided, and `last` is away
+//! then. They leave traces: [`Notice::Solo`], [`Notice::Fallback`], [`Notice::LostClaim`]. Strict has none of these windows.
 
 use std::{
     collections::{HashMap, HashSet},

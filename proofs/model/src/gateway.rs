@@ -8,7 +8,7 @@ use crate::{
     OnUnknown, State, World,
     properties::{Broken, Given},
     red::Rule,
-    store::{Answer, Call, End, Fence, Holder, Token, UNSEEN},
+    store::{Answer, Call, End, Fence, Holder, Marker, Token, UNSEEN},
 };
 
 /// One of the two stores. A store alone is the last one.
@@ -41,18 +41,65 @@ pub enum Step {
     Idle,
     // Tiered: see crate::tiered.
     ClaimFirst,
-    LookLast { first: Holder, unknown: bool },
-    ReadMarkBefore { first: Holder },
-    TakeFirst { over: Fence, solo: bool },
-    ReadMarkAfter { took: Fence, mine: Fence },
-    Mark { fence: Fence },
-    Prove { fence: Fence },
-    SettleFirst { lease: Lease, end: End },
+    LookLast {
+        first: Holder,
+        unknown: bool,
+    },
+    ReadMarkBefore {
+        first: Holder,
+    },
+    TakeFirst {
+        over: Fence,
+        by_name: bool,
+    },
+    /// Tells the last store of a solo claim that was taken over in the first.
+    PutInLast {
+        ran: Marker,
+        mine: Fence,
+    },
+    /// The last store let it take over: the first one is to show it before it runs.
+    ShowInFirst {
+        lease: Lease,
+        took: Fence,
+    },
+    ReadMarkToShow {
+        lease: Lease,
+        took: Fence,
+        there: Holder,
+    },
+    MoveOver {
+        lease: Lease,
+        took: Fence,
+        there: Fence,
+        ripe: bool,
+    },
+    ReadMarkAfter {
+        took: Fence,
+        mine: Fence,
+        by_name: bool,
+    },
+    Mark {
+        fence: Fence,
+    },
+    Prove {
+        fence: Fence,
+    },
+    SettleFirst {
+        lease: Lease,
+        end: End,
+    },
     // Every store.
-    ClaimLast { first: InFirst, over: Option<Fence>, doubt: bool },
+    ClaimLast {
+        first: InFirst,
+        over: Option<Fence>,
+        doubt: bool,
+    },
     Ready(Lease),
     Running(Lease),
-    SettleLast { lease: Lease, end: End },
+    SettleLast {
+        lease: Lease,
+        end: End,
+    },
     Ended(Verdict),
 }
 
@@ -118,8 +165,6 @@ pub struct Past {
     pub solo: Solo,
     /// The first store was not reached, and the last one asked alone.
     pub first_missed: bool,
-    /// It took over in the last store, and the first one does not show it.
-    pub unshown: bool,
     /// The last store was not reached, and the first one's answer stood.
     pub last_missed: bool,
     /// The first store was never told the end.
@@ -127,6 +172,8 @@ pub struct Past {
     /// It was told that it no longer is the holder.
     pub lost: bool,
     pub journaled: bool,
+    /// Whoever took over found its mark, and told the last store that it may have run.
+    pub told_of: bool,
     pub both_down: bool,
 }
 
@@ -164,7 +211,15 @@ impl World {
             Step::LookLast { .. } => (Which::Last, Call::Get),
             Step::ReadMarkBefore { .. } | Step::ReadMarkAfter { .. } => (Which::First, Call::ReadMark),
             Step::TakeFirst { over, .. } => (Which::First, Call::Claim { token, body, over: Some(over) }),
-            Step::Mark { fence } => (Which::First, Call::Mark(fence)),
+            Step::PutInLast { ran, .. } => {
+                let end = End::Park { ripe: true };
+                (Which::Last, Call::Settle { token: ran.token, body, fence: ran.fence, over: false, end })
+            }
+            Step::ShowInFirst { .. } => (Which::First, Call::Claim { token, body, over: None }),
+            Step::ReadMarkToShow { .. } => (Which::First, Call::ReadMark),
+            Step::MoveOver { there, ripe: true, .. } => (Which::First, Call::Claim { token, body, over: Some(there) }),
+            Step::MoveOver { there, ripe: false, .. } => (Which::First, Call::Forget(there)),
+            Step::Mark { fence } => (Which::First, Call::Mark(Marker { token, fence })),
             Step::Prove { fence } => (Which::First, Call::Extend { token, body, fence, over: false }),
             Step::SettleFirst { lease, end } => (Which::First, settle(lease, end)),
             Step::ClaimLast { over, .. } => (Which::Last, Call::Claim { token, body, over }),
@@ -214,12 +269,12 @@ impl World {
         match outcome {
             Outcome::Answered(Ok(Answer::Granted(fence))) => {
                 let in_first = first != InFirst::Nothing;
-                // Whoever goes solo after this cannot know; whoever ran solo before must have been looked for.
-                let nobody_solo = state.requests.iter().all(|request| request.past.solo == Solo::No);
-                let unshown = self.is_tiered() && !in_first && over.is_some() && nobody_solo;
-                state.requests[who].past.unshown = unshown;
-                state.requests[who].step =
-                    Step::Ready(Lease { fence, over: over.is_some(), solo: false, marked: false, in_first });
+                let lease = Lease { fence, over: over.is_some(), solo: false, marked: false, in_first };
+                let shown = !self.is_tiered() || in_first || self.rules.breaks(Rule::TakeoverIsShownInFirst);
+                state.requests[who].step = match over {
+                    Some(took) if !shown => Step::ShowInFirst { lease, took },
+                    _ => Step::Ready(lease),
+                };
             }
             Outcome::Answered(Ok(Answer::Done(answer, body))) => {
                 self.tell_first(state, who, first, End::Complete { answer }, body);
@@ -231,9 +286,11 @@ impl World {
                 self.release_first(state, who, first);
             }
             Outcome::Answered(Ok(Answer::Unknown(holder))) => {
-                self.found_unknown_in_last(state, who, holder, doubt);
+                self.found_unknown_in_last(state, who, holder, first, doubt);
                 self.refused_in_doubt(state, who, over, doubt);
-                self.release_first(state, who, first);
+                if matches!(state.requests[who].step, Step::Ended(_)) {
+                    self.release_first(state, who, first);
+                }
             }
             Outcome::Answered(_) => {
                 self.release_first(state, who, first);
@@ -244,6 +301,11 @@ impl World {
                     state.requests[who].token |= 1;
                 }
                 state.requests[who].step = Step::ClaimLast { first, over, doubt: true };
+            }
+            // Takeovers need the store that decides.
+            Outcome::NotApplied if !doubt && over.is_some() => {
+                self.release_first(state, who, first);
+                state.end(who, Verdict::Unavailable);
             }
             Outcome::NotApplied if !doubt => self.last_is_away(state, who, first),
             Outcome::GiveUp if self.may_go_solo(first) && self.rules.breaks(Rule::NoSoloInDoubt) => {
@@ -289,14 +351,16 @@ impl World {
     }
 
     /// The fingerprint first, then the policy; a takeover names its holder.
-    pub(crate) fn found_unknown_in_last(&self, state: &mut State, who: usize, holder: Holder, doubt: bool) {
+    pub(crate) fn found_unknown_in_last(
+        &self, state: &mut State, who: usize, holder: Holder, first: InFirst, doubt: bool,
+    ) {
         let same = holder.body == self.bodies[who] || self.rules.breaks(Rule::FingerprintBeforeTakeover);
         match self.on_unknown {
             _ if !same => state.end(who, Verdict::Reused),
             OnUnknown::Hold => state.refuse(self, who, Verdict::Unknown),
             OnUnknown::Retry if holder.ripe => {
                 let over = Some(holder.fence);
-                state.requests[who].step = Step::ClaimLast { first: InFirst::Nothing, over, doubt };
+                state.requests[who].step = Step::ClaimLast { first, over, doubt };
             }
             OnUnknown::Retry => state.refuse(self, who, Verdict::InProgress),
         }

@@ -132,9 +132,7 @@ impl State {
                 // The first store lost a claim that the last one had decided, and then the last one was away.
                 let copy_lost =
                     solo && self.failover.is_some() && !world.rules.breaks(crate::red::Rule::LostCopyIsAWindow);
-                // A takeover in the last store that the first one does not show, and then the last one was away.
-                let unshown = solo && self.requests.iter().any(|request| request.past.unshown);
-                split || solo_lost || copy_lost || unshown
+                split || solo_lost || copy_lost
             }
         }
     }
@@ -152,7 +150,7 @@ fn has_its_reason(state: &State, store: &Store, is_first: bool) -> bool {
         open_end || past.crashed || state.failover.is_some() || (is_first && (past.first_untold || past.lost));
     match phase {
         Phase::Running { .. } => at_it || !request.later.is_empty() || excused,
-        Phase::Unknown { released: false, .. } => open_end,
+        Phase::Unknown { released: false, .. } => open_end || past.told_of,
         Phase::Unknown { released: true, .. } | Phase::Done { .. } | Phase::Free => true,
     }
 }

@@ -45,6 +45,8 @@ pub enum Rule {
     LostIsNotToldToFirst,
     SoloEndsWhenLastMayKnow,
     LostInFirstIsToldToLast,
+    TakeoverIsShownInFirst,
+    SoloIsPutInLast,
     LostCopyIsAWindow,
 }
 
@@ -289,6 +291,18 @@ fn in_tiered_stores() -> Vec<Red> {
             Rule::CopyKeepsItsBody,
             properties::SAME_BODY_REPLAYS,
             world(Strict, Hold, &[0, 1, 1], &[Remembered], Faults { first_unreachable: 1, ..none }),
+        ),
+        red(
+            "a takeover runs without being shown in the first store",
+            Rule::TakeoverIsShownInFirst,
+            properties::ONE_START,
+            world(Loose, Retry, three, &[Remembered, NotSent], split),
+        ),
+        red(
+            "a solo claim that is taken over is not told to the last store",
+            Rule::SoloIsPutInLast,
+            properties::REAL_UNKNOWN,
+            world(Loose, Retry, same, &[Remembered, NotSent], Faults { beats: 1, losses: 1, ..split }),
         ),
         red(
             "only two windows: a copy that the first store lost is none",

@@ -42,10 +42,17 @@ pub struct Contents {
     pub entry: Option<Entry>,
     /// Tokens of earlier holders that can never be granted again, one bit each.
     pub spent: u16,
-    /// Tiered, first only: the holder with this fence may run without the store that decides.
-    pub marker: Option<Fence>,
+    /// Tiered, first only: this holder may run without the store that decides.
+    pub marker: Option<Marker>,
     /// How many grants it remembers.
     pub grants: u8,
+}
+
+/// Whom a mark names: a holder in the first store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Marker {
+    pub token: Token,
+    pub fence: Fence,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -77,13 +84,30 @@ pub enum Phase {
 /// What a gateway sends to a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Call {
-    Claim { token: Token, body: Body, over: Option<Fence> },
-    Extend { token: Token, body: Body, fence: Fence, over: bool },
-    Settle { token: Token, body: Body, fence: Fence, over: bool, end: End },
+    Claim {
+        token: Token,
+        body: Body,
+        over: Option<Fence>,
+    },
+    Extend {
+        token: Token,
+        body: Body,
+        fence: Fence,
+        over: bool,
+    },
+    Settle {
+        token: Token,
+        body: Body,
+        fence: Fence,
+        over: bool,
+        end: End,
+    },
     Get,
-    Mark(Fence),
+    Mark(Marker),
     Unmark(Fence),
     ReadMark,
+    /// An operator's: takes the entry from whoever has this fence.
+    Forget(Fence),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -109,7 +133,7 @@ pub enum Answer {
     Absent,
     Held,
     Restored,
-    Marker(Option<Fence>),
+    Marker(Option<Marker>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -138,12 +162,18 @@ impl Store {
                 held
             }
             Call::Get => Ok(self.now.view()),
-            Call::Mark(fence) => {
-                self.now.marker = Some(fence);
+            Call::Mark(marker) => {
+                self.now.marker = Some(marker);
+                Ok(Answer::Held)
+            }
+            Call::Forget(fence) => {
+                if self.now.entry.as_ref().is_some_and(|entry| entry.fence == fence) {
+                    self.now.free(rules);
+                }
                 Ok(Answer::Held)
             }
             Call::Unmark(fence) => {
-                if self.now.marker == Some(fence) {
+                if self.now.marker.is_some_and(|marker| marker.fence == fence) {
                     self.now.marker = None;
                 }
                 Ok(Answer::Held)

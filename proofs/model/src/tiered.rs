@@ -16,7 +16,7 @@ use crate::{
     gateway::{Errand, InFirst, Lease, Outcome, Solo, Step, Verdict, Which},
     properties::Given,
     red::Rule,
-    store::{Answer, Call, End, Fence, Holder, UNSEEN},
+    store::{Answer, Call, End, Fence, Holder, Marker, UNSEEN, owner},
 };
 
 impl World {
@@ -29,8 +29,16 @@ impl World {
             Step::ClaimFirst => self.claimed_first(state, who, outcome),
             Step::LookLast { first, unknown } => self.looked_last(state, who, first, unknown, outcome),
             Step::ReadMarkBefore { first } => self.read_mark_before(state, who, first, outcome),
-            Step::TakeFirst { over, solo } => self.took_first(state, who, over, solo, outcome),
-            Step::ReadMarkAfter { took, mine } => self.read_mark_after(state, who, took, mine, outcome),
+            Step::TakeFirst { over, by_name } => self.took_first(state, who, over, by_name, outcome),
+            Step::ReadMarkAfter { took, mine, by_name } => {
+                self.read_mark_after(state, who, took, mine, by_name, outcome);
+            }
+            Step::PutInLast { ran, mine } => self.put_in_last(state, who, ran, mine, outcome),
+            Step::ShowInFirst { lease, took } => self.show_in_first(state, who, lease, took, outcome),
+            Step::ReadMarkToShow { lease, took, there } => {
+                self.read_mark_to_show(state, who, lease, took, there, outcome);
+            }
+            Step::MoveOver { lease, took, ripe, .. } => self.moved_over(state, who, lease, took, ripe, outcome),
             Step::Mark { fence } => self.marked(state, who, fence, outcome),
             Step::Prove { fence } => self.proved(state, who, fence, outcome),
             Step::SettleFirst { lease, end } => self.settled_first(state, who, lease, end, outcome),
@@ -65,7 +73,9 @@ impl World {
         match outcome {
             Outcome::Answered(Ok(Answer::Done(answer, body))) => self.found_done(state, who, answer, body),
             Outcome::Answered(Ok(Answer::Busy(holder))) => self.found_busy(state, who, holder),
-            Outcome::Answered(Ok(Answer::Unknown(holder))) => self.found_unknown_in_last(state, who, holder, false),
+            Outcome::Answered(Ok(Answer::Unknown(holder))) => {
+                self.found_unknown_in_last(state, who, holder, InFirst::Nothing, false)
+            }
             Outcome::Answered(_) if !unknown || !first.ripe => self.found_busy(state, who, first),
             // It never started, but another body must not stand in its place: should it have run solo after all, the
             // entry would name the wrong request.
@@ -94,7 +104,7 @@ impl World {
     }
 
     fn read_mark_before(&self, state: &mut State, who: usize, first: Holder, outcome: Outcome) {
-        let take = |solo| Step::TakeFirst { over: first.fence, solo };
+        let take = |by_name| Step::TakeFirst { over: first.fence, by_name };
         match outcome {
             Outcome::Answered(Ok(Answer::Marker(Some(named)))) if self.believes(named, first.fence) => {
                 match self.on_unknown {
@@ -114,17 +124,19 @@ impl World {
 
     /// A mark speaks for whoever holds the entry now: the one that it names may have been taken over by somebody who
     /// then gave it back, or died.
-    fn believes(&self, named: Fence, current: Fence) -> bool {
-        named == current || !self.rules.breaks(Rule::AnyMarkIsBelieved)
+    fn believes(&self, named: Marker, current: Fence) -> bool {
+        named.fence == current || !self.rules.breaks(Rule::AnyMarkIsBelieved)
     }
 
-    fn took_first(&self, state: &mut State, who: usize, over: Fence, solo: bool, outcome: Outcome) {
+    fn took_first(&self, state: &mut State, who: usize, over: Fence, by_name: bool, outcome: Outcome) {
         let go_to_last = |mine| Step::ClaimLast { first: InFirst::Takeover(mine), over: None, doubt: false };
         match outcome {
             Outcome::Answered(Ok(Answer::Granted(mine))) => {
-                let unchecked = solo || self.rules.breaks(Rule::MarkIsReadAfterTakeover);
-                state.requests[who].step =
-                    if unchecked { go_to_last(mine) } else { Step::ReadMarkAfter { took: over, mine } };
+                let left_out = if by_name { Rule::SoloIsPutInLast } else { Rule::MarkIsReadAfterTakeover };
+                state.requests[who].step = match self.rules.breaks(left_out) {
+                    true => go_to_last(mine),
+                    false => Step::ReadMarkAfter { took: over, mine, by_name },
+                };
             }
             Outcome::Answered(Ok(Answer::Done(answer, body))) => self.found_done(state, who, answer, body),
             Outcome::Answered(_) => state.refuse(self, who, Verdict::InProgress),
@@ -135,8 +147,14 @@ impl World {
         }
     }
 
-    fn read_mark_after(&self, state: &mut State, who: usize, took: Fence, mine: Fence, outcome: Outcome) {
+    fn read_mark_after(
+        &self, state: &mut State, who: usize, took: Fence, mine: Fence, by_name: bool, outcome: Outcome,
+    ) {
         match outcome {
+            Outcome::Answered(Ok(Answer::Marker(Some(ran)))) if by_name => {
+                state.requests[owner(ran.token)].past.told_of = true;
+                state.requests[who].step = Step::PutInLast { ran, mine };
+            }
             Outcome::Answered(Ok(Answer::Marker(Some(named)))) if self.believes(named, took) => {
                 self.release_first(state, who, InFirst::Takeover(mine));
                 state.refuse(self, who, Verdict::Unknown);
@@ -151,6 +169,76 @@ impl World {
                 state.end(who, Verdict::Unavailable);
             }
         }
+    }
+
+    /// The solo claim that was taken over is unknown in the last store from now on, unless that knows better.
+    fn put_in_last(&self, state: &mut State, who: usize, ran: Marker, mine: Fence, outcome: Outcome) {
+        let first = InFirst::Takeover(mine);
+        match outcome {
+            Outcome::Answered(_) => {
+                state.requests[who].step = Step::ClaimLast { first, over: Some(ran.fence), doubt: false };
+            }
+            Outcome::AskAgain => {}
+            Outcome::NotApplied | Outcome::GiveUp => {
+                self.release_first(state, who, first);
+                state.end(who, Verdict::Unavailable);
+            }
+        }
+    }
+
+    fn show_in_first(&self, state: &mut State, who: usize, lease: Lease, took: Fence, outcome: Outcome) {
+        let loose = self.stores == Stores::Loose;
+        match outcome {
+            Outcome::Answered(Ok(Answer::Done(answer, body))) if loose => {
+                self.errand(state, who, Which::Last, lease.fence, lease.over, End::Release, false);
+                self.found_done(state, who, answer, body);
+            }
+            Outcome::Answered(Ok(Answer::Busy(there) | Answer::Unknown(there))) => {
+                // Another body's claim makes room: it is not taken over.
+                let there = Holder { ripe: there.ripe && there.body == self.bodies[who], ..there };
+                state.requests[who].step = match loose {
+                    true => Step::ReadMarkToShow { lease, took, there },
+                    false => Step::MoveOver { lease, took, there: there.fence, ripe: there.ripe },
+                };
+            }
+            Outcome::Answered(_) => {
+                state.requests[who].step = Step::Ready(Lease { in_first: true, ..lease });
+            }
+            Outcome::NotApplied | Outcome::AskAgain | Outcome::GiveUp => self.unshown(state, who, lease),
+        }
+    }
+
+    /// Somebody who ran solo, and whom the last store does not know, stands.
+    fn read_mark_to_show(
+        &self, state: &mut State, who: usize, lease: Lease, took: Fence, there: Holder, outcome: Outcome,
+    ) {
+        match outcome {
+            Outcome::Answered(Ok(Answer::Marker(Some(_)))) if there.fence != took => {
+                self.errand(state, who, Which::Last, lease.fence, lease.over, End::Release, false);
+                state.refuse(self, who, Verdict::Unknown);
+            }
+            Outcome::Answered(_) => {
+                let (there, ripe) = (there.fence, there.ripe);
+                state.requests[who].step = Step::MoveOver { lease, took, there, ripe };
+            }
+            Outcome::NotApplied | Outcome::AskAgain | Outcome::GiveUp => self.unshown(state, who, lease),
+        }
+    }
+
+    fn moved_over(&self, state: &mut State, who: usize, lease: Lease, took: Fence, ripe: bool, outcome: Outcome) {
+        match outcome {
+            Outcome::Answered(Ok(Answer::Granted(_))) if ripe => {
+                state.requests[who].step = Step::Ready(Lease { in_first: true, ..lease });
+            }
+            Outcome::Answered(_) => state.requests[who].step = Step::ShowInFirst { lease, took },
+            Outcome::NotApplied | Outcome::AskAgain | Outcome::GiveUp => self.unshown(state, who, lease),
+        }
+    }
+
+    /// The first store was not reached: the last one decides alone.
+    fn unshown(&self, state: &mut State, who: usize, lease: Lease) {
+        state.requests[who].past.first_missed = true;
+        state.requests[who].step = Step::Ready(Lease { in_first: true, ..lease });
     }
 
     /// The last store was certainly not reached.
@@ -223,15 +311,13 @@ impl World {
     fn settled_first(&self, state: &mut State, who: usize, lease: Lease, end: End, outcome: Outcome) {
         match outcome {
             // The first store's word is not the last: somebody may have taken over there and given up since. What
-            // happened is told to the store that decides; until it has heard it, nobody gets the answer.
+            // happened is told to the store that decides.
             Outcome::Answered(Err(now)) => {
                 state.requests[who].past.lost = true;
                 self.unmark(state, who, lease, end);
-                if self.rules.breaks(Rule::LostInFirstIsToldToLast) {
+                if matches!(now, Answer::Done(..)) || self.rules.breaks(Rule::LostInFirstIsToldToLast) {
                     return self.lost(state, who, now);
                 }
-                self.errand(state, who, Which::Last, lease.fence, lease.over, end, false);
-                return state.end(who, Verdict::Unavailable);
             }
             Outcome::AskAgain => return,
             Outcome::Answered(Ok(_)) => self.unmark(state, who, lease, end),

@@ -331,7 +331,7 @@ impl Parts {
                     if self.is_others_solo(ask, holder.fence).await? {
                         return Ok(Some(Claim::Unknown(holder)));
                     }
-                    (holder.fence, holder.takeover_in.is_zero())
+                    (holder.fence, holder.takeover_in.is_zero() && holder.fingerprint == ask.fingerprint)
                 }
             };
             if !is_ripe {
