@@ -64,6 +64,8 @@ pub struct Finding {
     pub what: String,
     /// Whether an answer of it said `degraded`.
     pub degraded: bool,
+    /// Of a loss: every gateway gives an answer again at the end.
+    pub for_a_while: bool,
     /// Everything that happened to it.
     pub timeline: Vec<String>,
 }
@@ -160,15 +162,16 @@ pub(crate) fn judge(plan: &Plan, seen: Seen) -> Outcome {
         let degraded = heard.iter().any(|heard| heard.degraded);
         let finding = |what: String| {
             let timeline = timeline(runs, heard, &seen.injected);
-            Finding { key: key.to_owned(), what, degraded, timeline }
+            Finding { key: key.to_owned(), what, degraded, for_a_while: false, timeline }
         };
         if runs.len() > 1 {
             outcome.duplicates.push(finding(format!("ran {} times", runs.len())));
         }
         let (divergence, loss) = (divergence(runs, heard), loss(heard));
         let explained = divergence.is_some() || loss.is_some();
+        let for_a_while = divergence.is_none() && answered_at_the_end(heard);
+        outcome.lost.extend(loss.map(|what| Finding { for_a_while, ..finding(what) }));
         outcome.divergent.extend(divergence.map(&finding));
-        outcome.lost.extend(loss.map(&finding));
         if unsettled.contains(key) && !explained {
             let said = heard.iter().filter(|heard| heard.verifying).map(|heard| say(&heard.told));
             let what = format!("at the end the gateways do not all answer alike: {:?}", said.collect::<Vec<_>>());
@@ -249,6 +252,12 @@ fn loss(heard: &[Heard]) -> Option<String> {
     None
 }
 
+/// Whether every gateway that was asked at the end gave an answer.
+fn answered_at_the_end(heard: &[Heard]) -> bool {
+    let mut at_the_end = heard.iter().filter(|heard| heard.verifying).peekable();
+    at_the_end.peek().is_some() && at_the_end.all(|heard| matches!(heard.told, Told::Done { .. }))
+}
+
 fn timeline(runs: &[Execution], heard: &[Heard], injected: &[Injected]) -> Vec<String> {
     let mut events: Vec<(Duration, String)> = Vec::new();
     for run in runs {
@@ -262,7 +271,8 @@ fn timeline(runs: &[Execution], heard: &[Heard], injected: &[Injected]) -> Vec<S
         events.push((heard.at, format!("{words} ({when} at {})", seconds(heard.begun))));
     }
     let from = events.iter().map(|(at, _)| *at).min().unwrap_or_default();
-    let to = runs.iter().map(|run| run.at).max().unwrap_or(from);
+    let asked = heard.iter().filter(|heard| !heard.verifying).map(|heard| heard.at);
+    let to = runs.iter().map(|run| run.at).chain(asked).max().unwrap_or(from);
     for fault in injected.iter().filter(|fault| fault.from <= to && fault.to + AFTERMATH >= from) {
         events.push((fault.from, format!("fault: {} until {}", fault.name, seconds(fault.to))));
     }

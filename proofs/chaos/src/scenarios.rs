@@ -135,7 +135,7 @@ pub const SCENARIOS: &[Scenario] = &[
         store: Kind::TieredLoose,
         gateways: 3,
         what: What::Faults { blows: BOTH, tears: &Tear::ALL },
-        allow: &[Allow::IfDegraded, Allow::IfAnnounced],
+        allow: &[Allow::IfDegraded, Allow::IfAnnounced, Allow::ForAWhile],
     },
     Scenario {
         name: "redis-sentinel",

@@ -97,7 +97,10 @@ impl Trust {
                 is_same
             }
             Err(error) => {
-                parts.observer.noticed(&ibid::Notice::StoreFailed { call: "generation", error: &error });
+                // At the start others say that it cannot be reached.
+                if read.is_some() {
+                    parts.observer.noticed(&ibid::Notice::StoreFailed { call: "generation", error: &error });
+                }
                 if was_blind {
                     self.blind.store(true, SeqCst);
                     return false;

@@ -20,6 +20,7 @@ mod crash;
 mod faults;
 mod fixtures;
 mod killed;
+mod layouts;
 mod near;
 mod postgres;
 mod redis;

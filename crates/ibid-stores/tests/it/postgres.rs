@@ -33,8 +33,13 @@ fn shared() -> &'static str {
     SHARED.get_or_init(|| database(Server::shared()))
 }
 
+/// Where a gateway finds it.
+pub(crate) fn url() -> String {
+    Server::shared().url("gateway", shared())
+}
+
 async fn store() -> Postgres {
-    open(&Server::shared().url("gateway", shared())).await
+    open(&url()).await
 }
 
 fn bouncer() -> &'static Bouncer {
@@ -54,6 +59,12 @@ ibid_testkit::contract_tests!(postgres_losing_answers, async {
     let seed = u64::from_le_bytes(Token::mint().0[..8].try_into().unwrap());
     println!("seed {seed}");
     Arc::new(Resending::new(LosesAnswers::new(store().await, seed, 3))) as Arc<dyn Store>
+});
+
+ibid_testkit::contract_tests!(postgres_pooled_losing_answers, async {
+    let seed = u64::from_le_bytes(Token::mint().0[..8].try_into().unwrap());
+    println!("seed {seed}");
+    Arc::new(Resending::new(LosesAnswers::new(pooled().await, seed, 3))) as Arc<dyn Store>
 });
 
 #[tokio::test]

@@ -37,12 +37,17 @@ ibid_testkit::contract_tests!(sentinels, async { Arc::new(open(&Sentinels::share
 
 ibid_testkit::contract_tests!(of_a_cluster, async { Arc::new(open(&Cluster::shared().url()).await) as Arc<dyn Store> });
 
-ibid_testkit::contract_tests!(single_losing_answers, async {
+async fn losing_answers(url: &str) -> Arc<dyn Store> {
     let seed = u64::from_le_bytes(Token::mint().0[..8].try_into().unwrap());
     println!("seed {seed}");
-    let store = open(&Server::shared().url()).await;
-    Arc::new(Resending::new(LosesAnswers::new(store, seed, 3))) as Arc<dyn Store>
-});
+    Arc::new(Resending::new(LosesAnswers::new(open(url).await, seed, 3)))
+}
+
+ibid_testkit::contract_tests!(single_losing_answers, losing_answers(&Server::shared().url()));
+
+ibid_testkit::contract_tests!(sentinels_losing_answers, losing_answers(&Sentinels::shared().url()));
+
+ibid_testkit::contract_tests!(of_a_cluster_losing_answers, losing_answers(&Cluster::shared().url()));
 
 ibid_testkit::contract_tests!(waiting_for_a_replica, async {
     let with = Remote { wait_replicas: 1, ..remote() };

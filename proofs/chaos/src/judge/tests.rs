@@ -123,6 +123,17 @@ fn an_answer_that_becomes_unknown_is_lost() {
 }
 
 #[test]
+fn an_answer_that_is_unknown_for_a_while_is_told_from_one_that_is_lost() {
+    let at_the_end = |told| Heard { verifying: true, ..heard(told, 99) };
+    let again = done(1, 10).told;
+    let for_a_while = vec![done(1, 10), heard(Told::Unknown, 30), at_the_end(again)];
+    let outcome = judged(vec![ran(1, 3)], for_a_while);
+    assert!(!kept(&outcome, &[]) && kept(&outcome, &[Allow::ForAWhile]));
+    let for_good = vec![done(1, 10), heard(Told::Unknown, 30), at_the_end(Told::Unknown)];
+    assert!(!kept(&judged(vec![ran(1, 3)], for_good), &[Allow::ForAWhile]));
+}
+
+#[test]
 fn a_pending_answer_may_be_unknown_for_a_while_but_not_at_the_end() {
     let pending = Heard { pending: true, ..done(1, 10) };
     let for_a_while = vec![pending.clone(), heard(Told::Unknown, 30), Heard { verifying: true, ..done(1, 99) }];
