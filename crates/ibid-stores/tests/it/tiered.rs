@@ -76,37 +76,33 @@ async fn one_store_serves_all_cases_at_the_same_time() {
     }
 }
 
-/// What ends in `last` but cannot be told to `first` costs the key its lease there: who comes at once finds it busy.
-const NEED_FIRST_AT_ONCE: [&str; 17] = [
-    "a_refused_token_is_granted_once_it_is_free",
-    "after_a_release_the_next_claim_is_granted",
-    "a_spent_token_stays_spent_when_others_come_and_go",
-    "after_a_release_only_a_release_is_held",
-    "a_release_after_expiry_spends_the_token",
-    "fences_strictly_grow_over_a_long_history",
-    "an_unseen_release_frees_a_claim_that_was_applied",
-    "an_unseen_release_spends_a_claim_that_never_came",
-    "an_unseen_release_spends_its_token_beside_another_holder",
-    "a_release_is_repeatable_when_others_have_come",
-    "get_after_a_release_is_none",
-    "waiters_of_the_next_holder_are_not_lost",
-    "resolve_as_release_frees_an_unknown_entry",
-    "resolve_as_release_frees_a_takeover",
-    "forget_takes_a_running_entry_from_its_holder",
-    "forget_works_in_every_state",
-    "wait_returns_soon_after_a_forget",
-];
+/// What is released, forgotten or resolved in `last` but cannot be told to `first` costs the key its lease there: who comes
+/// at once finds it busy, or unknown, and is not granted. So cases that end something in such a way need a `first` that hears it.
+fn needs_first_at_once(case: &str) -> bool {
+    const OTHERS: [&str; 6] = [
+        "a_refused_token_is_granted_once_it_is_free",
+        "fences_strictly_grow_over_a_long_history",
+        "a_holder_is_put_back_where_somebody_else_came_and_went",
+        "waiters_of_the_next_holder_are_not_lost",
+        "wait_returns_soon_after_the_holder_settles",
+        "resolve_need_not_wait_for_retry_in",
+    ];
+    ["release", "spent", "forget", "resolve_as"].iter().any(|word| case.contains(word)) || OTHERS.contains(&case)
+}
 
 #[tokio::test]
 async fn a_first_that_loses_answers_does_not_change_what_is_decided() {
+    let mut ran = 0;
     for mode in [Mode::Strict, Mode::Loose] {
         for (name, case) in contract::cases() {
-            if !NEED_FIRST_AT_ONCE.contains(&name) {
+            if !needs_first_at_once(name) {
                 println!("{mode:?} {name}");
                 case(Arc::new(Resending::new(on_a_shaky_first(mode)))).await;
+                ran += 1;
             }
         }
     }
+    assert!(ran > 100, "only {ran} cases ran");
 }
 
 #[tokio::test]
