@@ -228,6 +228,7 @@ impl Entry {
         let begin = out.len();
         let nothing = Bytes::new();
         let (flag, until, record, outline) = match &self.phase {
+            // Of a claim that a restart interrupted, the lease's end is past; when it may be taken over must not be lost.
             Phase::Running { takeover, .. } => (false, *takeover, &nothing, None),
             Phase::Unknown { takeover, released } => (*released, *takeover, &nothing, None),
             Phase::Done { record, outline, resolved, .. } => (*resolved, 0, record, Some(outline)),
