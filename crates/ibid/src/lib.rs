@@ -19,7 +19,7 @@
 //! ```
 //!
 //! Handlers without a layer use [`run`]. The [`Engine`] decides who runs, a [`Store`](store::Store) remembers, a
-//! [`Policy`] says how; [`http`] is the layer.
+//! [`Policy`] says how; [`http`] is the layer. [`webhook`] is about deliveries of others.
 
 pub use self::{
     engine::{Complete, Ended, Engine, Operation, ParkedBy, Probed, Stored, Verdict},
@@ -58,6 +58,7 @@ mod running;
 mod scope;
 pub mod store;
 mod time;
+pub mod webhook;
 mod wire;
 
 /// The README's code, tested with the rest.

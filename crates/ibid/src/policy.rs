@@ -19,6 +19,7 @@ use crate::{
     key::{KeyFormat, KeySource},
     refusal::Reason,
     scope::ScopePart,
+    webhook::{Scheme, Verifier},
 };
 
 mod parse;
@@ -35,6 +36,8 @@ pub struct Policy {
     pub key: KeyPolicy,
     /// Who and where a key is valid.
     pub scope: Vec<ScopePart>,
+    /// Who must have signed a request. `None`: nobody.
+    pub signature: Option<Verifier>,
     /// What operators see.
     pub label: Label,
     /// What makes two requests the same.
@@ -270,7 +273,29 @@ impl Policy {
         if body_is_key && !self.fingerprint.contains(&Part::Body) {
             return Err("key.from has \"body\", which takes the fingerprint as key; add \"body\" to fingerprint".into());
         }
-        Ok(())
+        self.signature.as_ref().map_or(Ok(()), |signature| self.check_signature(signature))
+    }
+
+    fn check_signature(&self, signature: &Verifier) -> Result<(), String> {
+        if signature.secrets.is_empty() {
+            let what = "secrets is missing; name what the sender signs with, such as [\"env:HOOK_SECRET\"], or say \
+                        unsigned = true to take deliveries from anybody";
+            return Err(what.into());
+        }
+        if !self.key.required {
+            return Err("key.required is false; where deliveries are signed it must be true, because what has no key \
+                        passes unchecked"
+                .into());
+        }
+        if signature.scheme.has_time() && signature.tolerance < Duration::from_secs(1) {
+            return Err(
+                "tolerance is under a second; timestamps are in seconds, so it must be longer, such as \"5m\"".into()
+            );
+        }
+        match &signature.scheme {
+            Scheme::Custom(custom) => custom.check(),
+            _ => Ok(()),
+        }
     }
 
     /// Whether this method is covered at all.

@@ -46,6 +46,9 @@ fn card(page: &mut String, route: &Route) {
         let form = format!("{}; at most {} characters", words::format(&policy.key.format), policy.key.max_length);
         row(page, "Form", &sentence(&form));
     }
+    if let Some(signature) = &policy.signature {
+        row(page, "Signed", &sentence(&words::signature(signature)));
+    }
     row(page, "Whose key", &sentence(&words::scope(&policy.scope)));
     row(page, "A retry has the same", &sentence(&words::fingerprint(policy)));
     row(page, "Remembered", &sentence(&words::remembered(policy)));
