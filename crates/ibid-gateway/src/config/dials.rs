@@ -20,7 +20,7 @@ pub(super) fn finish(policy: Option<&Dials>, routes: &[Dials], origin: &str) -> 
         let preset = dials.preset.as_ref().map_or(DEFAULT_PRESET, |preset| preset.0.0);
         let mut finished = start(preset);
         dials.turn(&mut finished);
-        webhooks::turn(dials, preset, &mut finished, "policy").map_err(|(key, what)| wrong(&key, what))?;
+        webhooks::turn(dials, preset, false, &mut finished, "policy").map_err(|(key, what)| wrong(&key, what))?;
         consistent(&finished, "policy").map_err(|(key, what)| wrong(&key, what))?;
         Ok((finished, preset, dials.upstream.as_ref().map(|upstream| upstream.0.0.clone())))
     });
@@ -52,7 +52,7 @@ pub(super) fn finish(policy: Option<&Dials>, routes: &[Dials], origin: &str) -> 
             (None, None) => (start(DEFAULT_PRESET), DEFAULT_PRESET, false, None),
         };
         dials.turn(&mut policy);
-        webhooks::turn(dials, preset, &mut policy, &place).map_err(in_route)?;
+        webhooks::turn(dials, preset, via_policy, &mut policy, &place).map_err(in_route)?;
         policy.methods = matches.methods().to_vec();
         consistent(&policy, &place).map_err(in_route)?;
         let upstream = dials.upstream.as_ref().map(|upstream| upstream.0.0.clone()).or(upstream);

@@ -119,6 +119,7 @@ impl Wrong {
 fn may_be_secret(path: &str) -> bool {
     let (table, name) = (path.split(['.', '[']).next(), path.rsplit('.').next());
     matches!(table, Some("admin" | "tls")) && !matches!(name, Some("listen" | "role" | "user"))
+        || path.ends_with(".signature")
         || path.split(['.', '[']).any(|step| step == "secrets")
 }
 

@@ -21,8 +21,9 @@ pub(crate) fn is_for_webhooks(preset: &str) -> bool {
     ibid::presets::WEBHOOKS.contains(&preset)
 }
 
-/// Turns what only routes for webhooks have. `place` is where the dials stand, such as `route[2]`.
-pub(super) fn turn(dials: &Dials, preset: &str, policy: &mut Policy, place: &str) -> Result<(), Wrong> {
+/// Turns what only routes for webhooks have. `inherits`: the policy is that of `[policy]`, finished. `place` is where the
+/// dials stand, such as `route[2]`.
+pub(super) fn turn(dials: &Dials, preset: &str, inherits: bool, policy: &mut Policy, place: &str) -> Result<(), Wrong> {
     let wrong = |name: &str, what: String| (format!("{place}.{name}"), what);
     let unsigned = dials.unsigned.as_ref().map(|unsigned| unsigned.0);
     let written = [
@@ -39,6 +40,9 @@ pub(super) fn turn(dials: &Dials, preset: &str, policy: &mut Policy, place: &str
             None => Ok(()),
             Some(name) => Err(wrong(name, format!("only presets for webhooks have it, and this one is {preset:?}"))),
         };
+    }
+    if inherits && written(&[]).is_none() {
+        return Ok(());
     }
     if unsigned == Some(true) {
         policy.signature = None;

@@ -15,3 +15,4 @@ mod passing;
 mod presets;
 mod store_command;
 mod upstream;
+mod webhooks;

@@ -122,7 +122,11 @@ impl Scheme {
             );
         }
         let encoded = shown.strip_prefix("whsec_").unwrap_or(shown);
-        let secret = Encoding::Base64.decode(encoded.as_bytes()).filter(|secret| !secret.is_empty());
+        // Some show it without its padding.
+        let encoded = encoded.trim_end_matches('=');
+        let padding = &"==="[..(4 - encoded.len() % 4) % 4];
+        let secret =
+            Encoding::Base64.decode(format!("{encoded}{padding}").as_bytes()).filter(|secret| !secret.is_empty());
         secret
             .map(SigningSecret)
             .ok_or_else(|| "it is no secret of this sender; allowed is \"whsec_\" and base64".into())

@@ -262,6 +262,9 @@ fn stripe_takes_one_time_and_any_number_of_signatures() {
 fn secrets_are_read_as_their_senders_show_them_and_never_shown() {
     assert_eq!(Scheme::Standard.secret("whsec_Zm9v").unwrap(), SigningSecret(b"foo".to_vec()));
     assert_eq!(Scheme::Svix.secret("Zm9v").unwrap(), SigningSecret(b"foo".to_vec()));
+    for shown in ["whsec_Zm8=", "whsec_Zm8", "Zm8"] {
+        assert_eq!(Scheme::Svix.secret(shown).unwrap(), SigningSecret(b"fo".to_vec()), "{shown}");
+    }
     assert_eq!(Scheme::Stripe.secret("whsec_Zm9v").unwrap(), SigningSecret(b"whsec_Zm9v".to_vec()));
     assert_ne!(Scheme::GitHub.secret("a").unwrap(), Scheme::GitHub.secret("b").unwrap());
     for wrong in ["whsec_", "whsec_s3cret!", "s3cret", "whpk_Zm9vs3cret", "whsk_s3cret"] {
