@@ -26,9 +26,13 @@ fn forgeries(delivery: &Delivery) -> Vec<(&'static str, Delivery, Vec<(&'static 
         ("an empty signature", delivery.clone(), signed(&|_| String::new())),
         ("a cut signature", delivery.clone(), signed(&|value| value[..value.len() - 5].to_owned())),
         ("a signature of nothing", delivery.clone(), signed(&|_| "v1,".into())),
-        ("another version", delivery.clone(), signed(&|value| value.replace("v1", "v0").replace("sha256", "sha1"))),
         ("something behind it", delivery.clone(), signed(&|value| format!("{value}A"))),
     ];
+    // Shopify's signatures have no version.
+    if delivery.sender != Sender::Shopify {
+        let version = |value: &str| value.replacen("v1", "v0", 1).replacen("sha256", "sha1", 1);
+        all.push(("another version", delivery.clone(), signed(&version)));
+    }
     if delivery.sender.has_time() {
         for at in [now() - 400, now() + 400, 0] {
             let stale = Delivery { at, ..delivery.clone() };
@@ -226,6 +230,5 @@ async fn in_shadow_mode_a_forged_delivery_is_told_and_passes() {
     let forged = Delivery { secret: OTHER_SECRET, ..Sender::GitHub.delivery("evt_1") };
     let answer = forged.request(&bench).send().await;
     assert_eq!(answer.status, 201, "{answer:?}");
-    let line = bench.gateway.wait_for_log("identity-invalid").await;
-    assert!(line.contains("shadow"), "{line}");
+    bench.gateway.wait_for_log("shadow-refusal").await;
 }
