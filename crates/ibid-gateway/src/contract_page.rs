@@ -58,7 +58,7 @@ fn route(route: &Route) -> Value {
             "scheme": signature.scheme.name(),
             "in_words": words::signature(signature),
             "headers": signature.scheme.headers().iter().map(words::header).collect::<Vec<_>>(),
-            "tolerance_seconds": signature.scheme.has_time().then(|| signature.tolerance.as_secs()),
+            "tolerance_seconds": signature.scheme.has_time().then_some(signature.tolerance.as_secs()),
         })),
         "scope": words::scope(&policy.scope),
         "same_request": words::fingerprint(policy),

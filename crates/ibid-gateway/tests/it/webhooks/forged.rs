@@ -1,8 +1,13 @@
 //! What is not the sender's is refused, and leaves no trace: the genuine delivery with the same id runs.
 
-use ibid_testkit::client::{self, Raw};
+use std::time::Duration;
 
-use super::kit::{Bench, Delivery, OTHER_SECRET, SENDERS, Sender, is_refusal, now, ran};
+use ibid_testkit::{
+    client::{self, Raw},
+    process::{self, Launch, Signal},
+};
+
+use super::kit::{BIN, Bench, Delivery, OTHER_SECRET, SENDERS, Sender, is_refusal, now, ran, routes};
 
 /// A forged delivery and what is forged about it.
 fn forgeries(delivery: &Delivery) -> Vec<(&'static str, Delivery, Vec<(&'static str, String)>)> {
@@ -61,6 +66,38 @@ async fn a_forged_delivery_leaves_no_trace() {
         ran(&delivery.request(&bench).send().await);
         bench.executed(count + 1);
     }
+}
+
+/// Not even for a moment: an entry that came and went would be in the log of this store.
+#[tokio::test]
+async fn a_forged_delivery_is_nowhere_in_the_store() {
+    let launch = |launch: Launch| launch.arg("--store").arg("embedded:data");
+    let mut bench = Bench::launch(&routes(""), launch).await;
+    for sender in SENDERS {
+        for (_, forged, headers) in forgeries(&sender.delivery("evt_1")) {
+            is_refusal(&forged.with(&bench, headers).send().await, 401, "identity-invalid");
+        }
+    }
+    let log = bench.gateway.dir().join("data");
+    let written = || -> u64 {
+        let files = std::fs::read_dir(&log).unwrap().map(|file| file.unwrap().path());
+        let bytes = files.map(|file| std::fs::read(file).unwrap());
+        bytes.flatten().filter(|byte| *byte != 0).count() as u64
+    };
+    let before = written();
+    for sender in SENDERS {
+        for (_, forged, headers) in forgeries(&sender.delivery("evt_2")) {
+            is_refusal(&forged.with(&bench, headers).send().await, 401, "identity-invalid");
+        }
+    }
+    assert_eq!(written(), before, "forged deliveries were written down");
+    ran(&Sender::GitHub.delivery("evt_1").request(&bench).send().await);
+    assert!(written() > before, "a genuine one is");
+    bench.gateway.signal(Signal::Term);
+    bench.gateway.wait_exit(Duration::from_secs(10)).await;
+    let dump = process::run(BIN, &["store", "dump", log.to_str().unwrap()], &[]).await;
+    let dump = String::from_utf8(dump.stdout).unwrap();
+    assert_eq!(dump.lines().filter(|line| line.contains("/hooks/")).count(), 1, "{dump}");
 }
 
 /// Whoever has not signed learns nothing about what is remembered.

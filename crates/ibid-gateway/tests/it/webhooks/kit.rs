@@ -143,12 +143,12 @@ impl Bench {
     }
 
     pub(super) async fn of(config: &str) -> Bench {
-        Bench::launch(config, |launch| launch).await
+        Bench::launch(config, |launch| launch.arg("--store").arg("memory:")).await
     }
 
     pub(super) async fn launch(config: &str, more: impl FnOnce(Launch) -> Launch) -> Bench {
         let upstream = Upstream::start().await;
-        let launch = Gateway::launch(BIN).config(config).upstream(&upstream.url()).arg("--store").arg("memory:");
+        let launch = Gateway::launch(BIN).config(config).upstream(&upstream.url());
         let gateway = more(launch.env("HOOK_SECRET", SECRET).env("OTHER_SECRET", OTHER_SECRET)).start().await;
         Bench { upstream, gateway }
     }

@@ -54,6 +54,16 @@ async fn the_app_gets_the_delivery_as_it_was_sent() {
     }
 }
 
+/// GitHub sends up to 25 MB, and nothing a second time by itself: what is refused is lost.
+#[tokio::test]
+async fn a_large_push_of_github_passes() {
+    let bench = Bench::start().await;
+    let mut delivery = Sender::GitHub.delivery("evt_1");
+    delivery.body = format!(r#"{{"commits":"{}"}}"#, "x".repeat(3 << 20));
+    ran(&delivery.request(&bench).send().await);
+    assert_eq!(bench.upstream.last().body.len(), delivery.body.len());
+}
+
 #[tokio::test]
 async fn only_a_2xx_is_remembered_and_everything_else_reaches_the_sender_as_it_is() {
     let bench = Bench::start().await;
