@@ -102,6 +102,26 @@ impl Verifier {
         Ok(Self { scheme, secrets, tolerance: TOLERANCE })
     }
 
+    /// Whether it can believe anybody at all.
+    ///
+    /// # Errors
+    /// One sentence that names the setting, what was found and what is allowed.
+    pub fn check(&self) -> Result<(), String> {
+        if self.secrets.is_empty() {
+            let what = "secrets is missing; name what the sender signs with, such as [\"env:HOOK_SECRET\"], or say \
+                        unsigned = true to take deliveries from anybody";
+            return Err(what.into());
+        }
+        if self.scheme.has_time() && self.tolerance < Duration::from_secs(1) {
+            let what = "tolerance is under a second; timestamps are in seconds, so it must be longer, such as \"5m\"";
+            return Err(what.into());
+        }
+        match &self.scheme {
+            Scheme::Custom(custom) => custom.check(),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether a delivery comes from somebody who has one of the secrets, and was signed about `now`.
     ///
     /// # Errors

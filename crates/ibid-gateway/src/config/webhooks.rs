@@ -53,24 +53,7 @@ pub(super) fn turn(dials: &Dials, preset: &str, inherits: bool, policy: &mut Pol
             }
         };
     }
-    let scheme = match (&dials.signature, Scheme::from_name(preset.trim_start_matches("webhook:"))) {
-        (Some(_), Some(_)) => {
-            let what = format!("{preset:?} has its own; leave it out, or take the preset \"webhook:custom\"");
-            return Err(wrong("signature", what));
-        }
-        (None, Some(scheme)) => scheme,
-        (Some(written), None) => {
-            Scheme::Custom(custom(written).map_err(|(name, what)| wrong(&format!("signature.{name}"), what))?)
-        }
-        (None, None) => match &policy.signature {
-            Some(above) => above.scheme.clone(),
-            None => {
-                let what =
-                    "missing; say how the sender signs, such as { header = \"X-Signature\" }, or say unsigned = true";
-                return Err(wrong("signature", what.into()));
-            }
-        },
-    };
+    let scheme = scheme(dials, preset, policy).map_err(|(name, what)| wrong(&name, what))?;
     // What [policy] says holds where a route says nothing else.
     let above = policy.signature.take();
     let secrets = match &dials.secrets {
@@ -92,6 +75,27 @@ pub(super) fn turn(dials: &Dials, preset: &str, inherits: bool, policy: &mut Pol
     };
     policy.signature = Some(Verifier { scheme, secrets, tolerance });
     Ok(())
+}
+
+/// How the sender signs: as its preset has it, or as is written here or in `[policy]`.
+fn scheme(dials: &Dials, preset: &str, policy: &Policy) -> Result<Scheme, Wrong> {
+    let known = Scheme::from_name(preset.trim_start_matches("webhook:"));
+    match (&dials.signature, known, &policy.signature) {
+        (Some(_), Some(_), _) => {
+            let what = format!("{preset:?} has its own; leave it out, or take the preset \"webhook:custom\"");
+            Err(("signature".into(), what))
+        }
+        (None, Some(scheme), _) => Ok(scheme),
+        (Some(written), None, _) => {
+            custom(written).map(Scheme::Custom).map_err(|(name, what)| (format!("signature.{name}"), what))
+        }
+        (None, None, Some(above)) => Ok(above.scheme.clone()),
+        (None, None, None) => {
+            let what =
+                "missing; say how the sender signs, such as { header = \"X-Signature\" }, or say unsigned = true";
+            Err(("signature".into(), what.into()))
+        }
+    }
 }
 
 fn custom(written: &Signature) -> Result<Custom, (&'static str, String)> {

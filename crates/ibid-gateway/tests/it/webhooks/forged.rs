@@ -9,8 +9,10 @@ use ibid_testkit::{
 
 use super::kit::{BIN, Bench, Delivery, OTHER_SECRET, SENDERS, Sender, is_refusal, now, ran, routes};
 
-/// A forged delivery and what is forged about it.
-fn forgeries(delivery: &Delivery) -> Vec<(&'static str, Delivery, Vec<(&'static str, String)>)> {
+/// What is forged, and the delivery with its headers.
+type Forgery = (&'static str, Delivery, Vec<(&'static str, String)>);
+
+fn forgeries(delivery: &Delivery) -> Vec<Forgery> {
     let header = delivery.sender.signature_header();
     let genuine = delivery.headers();
     let signed = |signature: &dyn Fn(&str) -> String| {
