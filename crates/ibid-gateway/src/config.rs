@@ -31,6 +31,7 @@ mod store;
 mod tree;
 mod values;
 mod warnings;
+mod webhooks;
 
 pub use args::ServeArgs;
 pub use env::Env;
@@ -39,6 +40,7 @@ pub use forgets::{forgets, shortened};
 pub use secret::{Secret, StoreUrl};
 pub use settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Role, Settings, Tls, Token};
 pub use store::{DEFAULT_STORE, Store, StoreChoice};
+pub(crate) use webhooks::is_for_webhooks;
 
 impl Settings {
     /// Reads the file, if one is named, lays variables and flags over it and finishes it.

@@ -81,6 +81,12 @@ fn route(route: &Route, calls: &[&str]) -> Value {
             "format_in_words": words::format(&policy.key.format),
             "max_length": policy.key.max_length,
         },
+        "signature": policy.signature.as_ref().map(|signature| json!({
+            "scheme": signature.scheme.name(),
+            "in_words": words::signature(signature),
+            "headers": signature.scheme.headers().iter().map(words::header).collect::<Vec<_>>(),
+            "tolerance_seconds": signature.scheme.has_time().then_some(signature.tolerance.as_secs()),
+        })),
         "scope": words::scope(&policy.scope),
         "same_request": words::fingerprint(policy),
         "ttl_seconds": policy.ttl.as_secs(),
@@ -113,10 +119,8 @@ fn possible(policy: &Policy, reason: Reason) -> bool {
     let scope = |wanted: fn(&ScopePart) -> bool| policy.scope.iter().any(wanted);
     match reason {
         Reason::KeyMissing => policy.key.required && !policy.key.from.contains(&KeySource::Body),
-        Reason::ScopeMissing => scope(|part| {
-            matches!(part, ScopePart::Credential | ScopePart::Cookie(_) | ScopePart::Header(_) | ScopePart::Jwt(_))
-        }),
-        Reason::IdentityInvalid => scope(|part| matches!(part, ScopePart::Jwt(_))),
+        Reason::ScopeMissing => scope(ScopePart::names_caller),
+        Reason::IdentityInvalid => policy.signature.is_some() || scope(|part| matches!(part, ScopePart::Jwt(_))),
         Reason::ScopeRefused => scope(|part| matches!(part, ScopePart::Header(_))),
         Reason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
         Reason::KeyReused => policy.on_mismatch == OnMismatch::Reject,

@@ -19,7 +19,8 @@
 //! ```
 //!
 //! Handlers without a layer use [`run`]. The [`Engine`] decides who runs, a [`Store`](store::Store) remembers, a
-//! [`Policy`] says how; [`http`] is the layer, for HTTP and for [`grpc`].
+//! [`Policy`] says how; [`http`] is the layer, for HTTP and for [`grpc`]. [`webhook`] is about
+//! deliveries of others.
 
 pub use self::{
     engine::{Complete, Ended, Engine, Operation, ParkedBy, Probed, Stored, Verdict},
@@ -59,6 +60,7 @@ mod running;
 mod scope;
 pub mod store;
 mod time;
+pub mod webhook;
 mod wire;
 
 /// The README's code, tested with the rest.

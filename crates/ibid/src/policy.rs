@@ -19,6 +19,7 @@ use crate::{
     key::{KeyFormat, KeySource},
     refusal::Reason,
     scope::ScopePart,
+    webhook::Verifier,
 };
 
 mod parse;
@@ -35,6 +36,8 @@ pub struct Policy {
     pub key: KeyPolicy,
     /// Who and where a key is valid.
     pub scope: Vec<ScopePart>,
+    /// Who must have signed a request. `None`: nobody.
+    pub signature: Option<Verifier>,
     /// What operators see.
     pub label: Label,
     /// What makes two requests the same.
@@ -270,7 +273,16 @@ impl Policy {
         if body_is_key && !self.fingerprint.contains(&Part::Body) {
             return Err("key.from has \"body\", which takes the fingerprint as key; add \"body\" to fingerprint".into());
         }
-        Ok(())
+        self.signature.as_ref().map_or(Ok(()), |signature| self.check_signature(signature))
+    }
+
+    fn check_signature(&self, signature: &Verifier) -> Result<(), String> {
+        if !self.key.required {
+            let what = "key.required is false; where deliveries are signed it must be true, because what has no key passes \
+                        unchecked";
+            return Err(what.into());
+        }
+        signature.check()
     }
 
     /// Whether this method is covered at all.

@@ -75,7 +75,7 @@ const TABLE: [Row; 16] = [
           help: "A header is repeated or has a twin, or the path could be understood differently by the app. Send it once, plainly." },
     Row { reason: Reason::IdentityInvalid, name: "identity-invalid", http: 401, grpc: UNAUTHENTICATED,
           title: "The caller's identity could not be verified",
-          help: "Get a new token and send the request again with the same key." },
+          help: "A token or a signature does not hold. Get a new token, or sign anew with the current secret, and send the request again with the same key." },
     Row { reason: Reason::ScopeRefused, name: "scope-refused", http: 403, grpc: PERMISSION_DENIED,
           title: "The caller may not name this scope",
           help: "The header that says whose key this is is believed only from trusted proxies." },

@@ -164,6 +164,11 @@ impl ScopePart {
         }
     }
 
+    /// Whether it says who is calling, rather than where.
+    pub fn names_caller(&self) -> bool {
+        matches!(self, Self::Credential | Self::Cookie(_) | Self::Header(_) | Self::Jwt(_))
+    }
+
     /// The header that it is read from, if it is one.
     pub fn header(&self) -> Option<&HeaderName> {
         match self {

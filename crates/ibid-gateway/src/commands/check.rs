@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 use ibid::{Policy, http::Protocol};
 
 use crate::{
-    config::{ConfigError, Env, ServeArgs, Settings, forgets, shortened, show},
+    config::{ConfigError, Env, ServeArgs, Settings, forgets, is_for_webhooks, shortened, show},
     routes::Route,
 };
 
@@ -144,6 +144,11 @@ fn print_route(number: usize, route: &Route, out: &mut dyn io::Write) -> io::Res
     for ((name, value), (_, usual)) in show::dials(&route.policy).into_iter().zip(show::dials(&preset)) {
         let mark = if value == usual { ' ' } else { '*' };
         writeln!(out, "{mark} {name:<14}  {value}")?;
+    }
+    if is_for_webhooks(route.preset) {
+        for (name, value, unusual) in show::signature(&route.policy) {
+            writeln!(out, "{} {name:<14}  {value}", if unusual { '*' } else { ' ' })?;
+        }
     }
     if let Some(upstream) = &route.upstream {
         writeln!(out, "* {:<14}  {upstream}", "upstream")?;

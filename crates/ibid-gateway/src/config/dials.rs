@@ -2,7 +2,7 @@
 
 use ibid::{Policy, Reason, grpc::Unary, http::Protocol};
 
-use super::{error::ConfigError, raw::Dials};
+use super::{error::ConfigError, raw::Dials, webhooks};
 use crate::routes::{Match, Route, RouteTable};
 
 /// The preset where nothing names one.
@@ -22,6 +22,7 @@ pub(super) fn finish(
         let preset = dials.preset.as_ref().map_or(DEFAULT_PRESET, |preset| preset.0.0);
         let mut finished = start(preset);
         dials.turn(&mut finished);
+        webhooks::turn(dials, preset, false, &mut finished, "policy").map_err(|(key, what)| wrong(&key, what))?;
         consistent(&finished, Protocol::Http, "policy").map_err(|(key, what)| wrong(&key, what))?;
         Ok((finished, preset, dials.upstream.as_ref().map(|upstream| upstream.0.0.clone())))
     });
@@ -60,7 +61,14 @@ pub(super) fn finish(
             (None, None) => (start(DEFAULT_PRESET), DEFAULT_PRESET, false, None),
         };
         dials.turn(&mut policy);
+        webhooks::turn(dials, preset, via_policy, &mut policy, &place).map_err(in_route)?;
         if matches.protocol() == Protocol::Grpc {
+            if webhooks::is_for_webhooks(preset) {
+                let what = format!(
+                    "{preset:?} is for deliveries over HTTP, not for gRPC; write a route such as \"POST /hooks\""
+                );
+                return Err(in_route((format!("{place}.preset"), what)));
+            }
             known(matches, unary).map_err(|what| in_route((format!("{place}.match"), what)))?;
             policy = for_calls(policy, dials.key.from.is_some() || via_policy && writes_key);
         }

@@ -7,6 +7,7 @@ use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
     Envelope, KeyFormat, KeySource, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Pointer,
     Probe, Reason, Remember, ScopePart, StatusRange, Template,
+    webhook::{Content, Encoding},
 };
 use serde::{
     Deserialize,
@@ -119,6 +120,11 @@ pub(super) struct Dials {
     pub(super) methods: Option<List<Method>>,
     pub(super) key: Key,
     pub(super) scope: Option<List<ScopePart>>,
+    /// Of webhooks only.
+    pub(super) secrets: Option<List<Secret>>,
+    pub(super) unsigned: Option<One<bool>>,
+    pub(super) tolerance: Option<One<Duration>>,
+    pub(super) signature: Option<Signature>,
     pub(super) label: Label,
     pub(super) fingerprint: Option<List<Part>>,
     pub(super) json_ignore: Option<List<Pointer>>,
@@ -162,6 +168,17 @@ pub(super) struct Label {
     pub(super) tenant: Option<One<ScopePart>>,
     pub(super) user: Option<One<ScopePart>>,
     pub(super) key: Option<One<LabelKey>>,
+}
+
+/// How the sender of custom webhooks signs.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Signature {
+    pub(super) header: Option<One<HeaderName>>,
+    pub(super) prefix: Option<One<String>>,
+    pub(super) encoding: Option<One<Encoding>>,
+    pub(super) content: Option<One<Content>>,
+    pub(super) timestamp: Option<One<HeaderName>>,
 }
 
 /// A word, or a list of statuses.

@@ -2,7 +2,10 @@
 
 use std::{fmt::Display, time::Duration};
 
-use ibid::{KeyPolicy, LabelKey, Policy, Probe, ScopePart};
+use ibid::{
+    KeyPolicy, LabelKey, Policy, Probe, ScopePart,
+    webhook::{TOLERANCE, Verifier},
+};
 
 use super::values::GrpcCode;
 
@@ -51,6 +54,18 @@ pub(crate) fn dials(policy: &Policy) -> Vec<(&'static str, String)> {
         ("envelope", policy.envelope.to_string()),
         ("mode", policy.mode.to_string()),
     ]
+}
+
+/// Whose deliveries are taken, for a route with a preset for webhooks: name, value, and whether it is not the usual one.
+pub(crate) fn signature(policy: &Policy) -> Vec<(&'static str, String, bool)> {
+    let Some(Verifier { scheme, secrets, tolerance }) = &policy.signature else {
+        return vec![("signature", "none: deliveries are taken from anybody".into(), true)];
+    };
+    let mut shown = vec![("signature", scheme.to_string(), false), ("secrets", secrets.len().to_string(), false)];
+    if scheme.has_time() {
+        shown.push(("tolerance", duration(*tolerance), *tolerance != TOLERANCE));
+    }
+    shown
 }
 
 fn key(key: &KeyPolicy) -> String {

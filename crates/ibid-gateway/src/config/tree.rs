@@ -16,8 +16,7 @@ use super::{
 };
 
 /// What later versions know: told apart from a slip of the pen. The table that it stands in, its name.
-const LATER: [(&str, &str); 6] =
-    [("", "seal"), ("", "jwt"), ("", "quota"), ("route", "secrets"), ("policy", "secrets"), ("", "secrets")];
+const LATER: [(&str, &str); 3] = [("", "seal"), ("", "jwt"), ("", "quota")];
 
 /// What is wrong, and at which key.
 #[derive(Debug)]
@@ -116,10 +115,12 @@ impl Wrong {
     }
 }
 
-/// Whether a token or a private key may stand at this path, if only by a slip of the pen.
+/// Whether a token, a private key or a secret may stand at this path, if only by a slip of the pen.
 fn may_be_secret(path: &str) -> bool {
     let (table, name) = (path.split(['.', '[']).next(), path.rsplit('.').next());
     matches!(table, Some("admin" | "tls")) && !matches!(name, Some("listen" | "role" | "user"))
+        || path.ends_with(".signature")
+        || path.split(['.', '[']).any(|step| step == "secrets")
 }
 
 impl serde::de::Error for Wrong {

@@ -5,7 +5,9 @@ use std::{net::SocketAddr, str::FromStr, time::Duration};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use ibid::{
     Envelope, KeyFormat, KeySource, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Pointer,
-    Probe, ScopePart, StatusRange, Template, grpc::Code,
+    Probe, ScopePart, StatusRange, Template,
+    grpc::Code,
+    webhook::{Content, Encoding},
 };
 
 use super::{
@@ -183,18 +185,14 @@ impl Scalar for Preset {
     const ALLOWED: &'static str = "the name of a preset";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        if text.starts_with("webhook:") {
-            return Err(format!("{text:?}: presets for webhooks are not in this version of ibid"));
-        }
-        let names = ibid::presets::NAMES;
-        let known = names.iter().find(|name| **name == text);
-        let wrong = || match close(text, names) {
+        let names = || ibid::presets::NAMES.into_iter().chain(ibid::presets::WEBHOOKS);
+        let wrong = || match close(text, names()) {
             Some(close) => {
-                format!("{text:?} is no preset, did you mean {close:?}? allowed are {}", listed(names))
+                format!("{text:?} is no preset, did you mean {close:?}? allowed are {}", listed(names()))
             }
-            None => format!("{text:?} is no preset; allowed are {}", listed(names)),
+            None => format!("{text:?} is no preset; allowed are {}", listed(names())),
         };
-        known.map(|name| Self(name)).ok_or_else(wrong)
+        names().find(|name| *name == text).map(Self).ok_or_else(wrong)
     }
 }
 
@@ -299,5 +297,7 @@ parsed! {
     Part: "a part of the fingerprint such as \"body\"",
     Probe: "a method and a path, such as \"GET /payments?key={key}\"",
     Template: "a header's value",
+    Content: "what is signed, such as \"{X-Timestamp}.{body}\"",
+    Encoding: "\"hex\" \"base64\"",
     Match: "METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"",
 }

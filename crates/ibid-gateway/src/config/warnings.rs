@@ -3,7 +3,7 @@
 use http::Method;
 use ibid::{Mode, OnConcurrent, ScopePart, http::Protocol};
 
-use super::{Settings, show};
+use super::{Settings, is_for_webhooks, show};
 use crate::routes::Route;
 
 /// What is probably not meant, one sentence each.
@@ -29,6 +29,11 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
             found.push(format!(
                 "{place}: scope needs the header {header}, and trusted_proxies is empty: nobody is believed, every keyed \
                  request is refused (403)"
+            ));
+        }
+        if is_for_webhooks(route.preset) && policy.signature.is_none() {
+            found.push(format!(
+                "{place}: unsigned: whoever knows the address can send deliveries, and use up the ids of genuine ones"
             ));
         }
         if policy.max_request > settings.buffer_memory {

@@ -48,6 +48,9 @@ fn card(page: &mut String, route: &Route, calls: &[&str]) {
         let form = format!("{}; at most {} characters", words::format(&policy.key.format), policy.key.max_length);
         row(page, "Form", &sentence(&form));
     }
+    if let Some(signature) = &policy.signature {
+        row(page, "Signed", &sentence(&words::signature(signature)));
+    }
     row(page, "Whose key", &sentence(&words::scope(&policy.scope)));
     row(page, "A retry has the same", &sentence(&words::fingerprint(policy)));
     if is_call && !route.pattern.names_one() {

@@ -7,6 +7,7 @@ use ibid::{
     KeyFormat, KeySource, OnConcurrent, OnMismatch, OnUnknown, Part, Policy, Reason, Remember, ScopePart, StatusRange,
     grpc::{CallEnd, Code},
     http::Protocol,
+    webhook::{Scheme, Verifier},
 };
 
 use crate::{config::show, routes::Route};
@@ -68,12 +69,29 @@ pub(super) fn scope(parts: &[ScopePart]) -> String {
             ScopePart::Global => String::new(),
         })
         .collect();
-    let of_caller = |part: &ScopePart| {
-        matches!(part, ScopePart::Credential | ScopePart::Cookie(_) | ScopePart::Header(_) | ScopePart::Jwt(_))
+    let whose = if parts.iter().any(ScopePart::names_caller) {
+        "a key is yours alone: it is"
+    } else {
+        "callers share their keys, which are"
     };
-    let whose =
-        if parts.iter().any(of_caller) { "a key is yours alone: it is" } else { "callers share their keys, which are" };
     format!("{whose} kept apart by {}", and(&words))
+}
+
+/// How a sender signs.
+pub(super) fn signature(verifier: &Verifier) -> String {
+    let Verifier { scheme, tolerance, .. } = verifier;
+    let mut words = match scheme {
+        Scheme::Standard => "as Standard Webhooks has it (webhook-signature, v1)".into(),
+        Scheme::Svix => "as Svix has it (svix-signature or webhook-signature, v1)".into(),
+        Scheme::GitHub => "as GitHub has it (X-Hub-Signature-256)".into(),
+        Scheme::Stripe => "as Stripe has it (Stripe-Signature, v1)".into(),
+        Scheme::Shopify => "as Shopify has it (X-Shopify-Hmac-Sha256)".into(),
+        other => format!("HMAC-SHA256, {other}"),
+    };
+    if scheme.has_time() {
+        words.push_str(&format!("; at most {} from now", duration(*tolerance)));
+    }
+    words
 }
 
 /// What makes two requests the same.

@@ -427,12 +427,14 @@ mod what_each_mistake_is_told {
 
     #[test]
     fn presets() {
-        let names = "allowed are \"leads\" \"appsportal\" \"bookings\" \"platform\" \"membership\" \"ietf\" \"stripe\"";
+        let names = "allowed are \"leads\" \"appsportal\" \"bookings\" \"platform\" \"membership\" \"ietf\" \"stripe\" \
+                     \"webhook:standard\" \"webhook:svix\" \"webhook:github\" \"webhook:stripe\" \"webhook:shopify\" \
+                     \"webhook:custom\"";
         route("preset = \"paypal\"", &format!("preset: \"paypal\" is no preset; {names}"));
         route("preset = \"strpie\"", &format!("preset: \"strpie\" is no preset, did you mean \"stripe\"? {names}"));
         route(
-            "preset = \"webhook:github\"",
-            "preset: \"webhook:github\": presets for webhooks are not in this version of ibid",
+            "preset = \"webhook:gitlab\"",
+            &format!("preset: \"webhook:gitlab\" is no preset, did you mean \"webhook:github\"? {names}"),
         );
     }
 
@@ -457,7 +459,6 @@ mod what_each_mistake_is_told {
             let name = key.split(['.', ' ']).next().unwrap();
             top(key, &format!("{name}: not in this version of ibid"));
         }
-        route("secrets = [\"x\"]", "secrets: not in this version of ibid");
         route(
             "scope = [\"host\", \"jwt:sub\"]",
             "scope[2]: \"jwt:sub\": scopes from a JWT are not in this version of ibid",

@@ -10,7 +10,7 @@ use std::{
 use ibid::{
     Policy, Reason,
     grpc::{CallEnd, Code},
-    presets::NAMES,
+    presets::{NAMES, WEBHOOKS},
 };
 use ibid_gateway::{
     config::{Env, ServeArgs, Settings},
@@ -85,6 +85,82 @@ fn every_preset_page_lists_the_routes_of_its_shipped_configuration() {
         let shipped = settings(&std::fs::read_to_string(shipped).unwrap());
         assert_eq!(settings(page.config().unwrap()).routes, shipped.routes, "{name}");
     }
+}
+
+const HOOK_SECRETS: [(&str, &str); 6] = [
+    ("BILLING_HOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+    ("SVIX_HOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+    ("GITHUB_HOOK_SECRET", "It's a Secret to Everybody"),
+    ("STRIPE_HOOK_SECRET", "whsec_stripe"),
+    ("SHOPIFY_HOOK_SECRET", "shopify"),
+    ("SLACK_HOOK_SECRET", "slack"),
+];
+
+#[tokio::test]
+async fn the_page_of_webhooks_shows_what_happens() {
+    let page = Page::read(preset_page("webhooks"));
+    let upstream = Upstream::start().await;
+    let config = page.config().expect("a configuration").to_owned();
+    let launch = Gateway::launch(BIN).config(config).upstream(&upstream.url());
+    let launch = HOOK_SECRETS.iter().fold(launch, |launch, (name, value)| launch.env(name, value));
+    let gateway = launch.start().await;
+    page.gateway(gateway.addr()).run().await;
+}
+
+#[tokio::test]
+async fn the_page_of_webhooks_has_the_dials_that_the_code_has() {
+    let page = std::fs::read_to_string(preset_page("webhooks")).unwrap();
+    let rows = |text: &str| -> BTreeMap<String, String> {
+        let rows = text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
+        rows.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    };
+    let section = page.split("\n## ").find(|section| section.starts_with("Dials")).expect("a section of dials");
+    let documented = rows(section.split("\nOnly these").next().unwrap());
+    let presets = rows(page.split("\n## ").next().unwrap());
+    for preset in WEBHOOKS {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let key = if preset == "webhook:custom" { "key.from = \"header:yours\"\n" } else { "" };
+        let config = format!("upstream = \"http://h\"\n[policy]\npreset = \"{preset}\"\nunsigned = true\n{key}");
+        std::fs::write(file.path(), config).unwrap();
+        let output = process::run(BIN, &["check", file.path().to_str().unwrap()], &[]).await;
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let dials = printed.split("[policy]").nth(1).expect("the policy's dials").lines().skip(1);
+        let code: BTreeMap<_, _> = dials
+            .map_while(|line| line.trim_start_matches('*').trim().split_once("  "))
+            .map(|(dial, value)| (dial.to_owned(), value.trim().to_owned()))
+            .collect();
+        assert!(code.len() > 20, "{printed}");
+        let shown = presets[&format!("`{preset}`")].split(" | ").next().unwrap();
+        let from = code["key"].split(';').next().unwrap();
+        assert_eq!(shown, if preset == "webhook:custom" { "yours: `key.from`" } else { from }, "{preset}");
+        for (dial, value) in code.iter().filter(|(dial, _)| !["methods", "key", "signature"].contains(&dial.as_str())) {
+            let expected = match (preset, dial.as_str()) {
+                ("webhook:github", "max_request") => "25MiB",
+                _ => documented.get(dial).unwrap_or_else(|| panic!("{dial} is not documented")),
+            };
+            assert_eq!(value, expected, "{dial} of {preset}");
+        }
+        assert!(
+            documented
+                .keys()
+                .filter(|dial| !["dial", "---"].contains(&dial.as_str()))
+                .all(|dial| code.contains_key(dial))
+        );
+    }
+}
+
+#[test]
+fn the_page_of_webhooks_lists_the_routes_of_the_shipped_configuration() {
+    let settings = |text: &str| {
+        let loaded = Settings::from_text(text, None, &ServeArgs::default(), &Env::of(&HOOK_SECRETS));
+        loaded.unwrap_or_else(|why| panic!("{why}"))
+    };
+    let page = Page::read(preset_page("webhooks"));
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("presets/webhooks.toml");
+    let shipped = settings(&std::fs::read_to_string(shipped).unwrap());
+    assert!(shipped.warnings.is_empty(), "{:?}", shipped.warnings);
+    assert_eq!(shipped.routes.iter().map(|route| route.preset).collect::<Vec<_>>(), WEBHOOKS);
+    assert_eq!(settings(page.config().unwrap()).routes, shipped.routes);
 }
 
 /// Every metric, in order, with its type and what the page itself says about it.

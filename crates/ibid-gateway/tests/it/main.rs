@@ -19,3 +19,4 @@ mod presets;
 mod store_command;
 mod stores;
 mod upstream;
+mod webhooks;

@@ -40,6 +40,31 @@ pub(super) fn check(policy: &Policy, headers: &HeaderMap) -> Result<(), Refusal>
     Ok(())
 }
 
+/// Refuses a path that has a second spelling. A signature does not cover the path, so that somebody who has got hold of a
+/// delivery could otherwise have it run again under another name of the same place.
+pub(super) fn check_path(path: &str) -> Result<(), Refusal> {
+    let mut bytes = path.bytes();
+    while let Some(byte) = bytes.next() {
+        let plain = match byte {
+            b'%' => {
+                let mut digit = || {
+                    let digit = bytes.next().filter(|digit| !digit.is_ascii_lowercase());
+                    digit.and_then(|digit| char::from(digit).to_digit(16))
+                };
+                // What can stand in a path as it is must.
+                matches!((digit(), digit()), (Some(high), Some(low))
+                    if matches!(high * 16 + low, 0..=0x20 | 0x23 | 0x25 | 0x3f | 0x7f..))
+            }
+            _ => byte.is_ascii(),
+        };
+        if !plain {
+            let detail = "the path has a character in it that is escaped without need, or not escaped; send it plainly";
+            return Err(refusal(detail.into()));
+        }
+    }
+    Ok(())
+}
+
 /// Whether a header decides about keys, callers or comparison. `name` is in lower case.
 fn decides(policy: &Policy, name: &str) -> bool {
     let is_scope = |part: &ScopePart| match part {
@@ -57,6 +82,7 @@ fn decides(policy: &Policy, name: &str) -> bool {
         || name.starts_with("ibid-")
         || policy.key.from.iter().any(|source| matches!(source, KeySource::Header(header) if header == name))
         || policy.scope.iter().any(is_scope)
+        || policy.signature.as_ref().is_some_and(|signature| signature.reads(name))
         || policy.fingerprint.iter().any(is_compared)
         || [&policy.label.tenant, &policy.label.user].into_iter().flatten().any(is_scope)
 }
@@ -93,6 +119,16 @@ mod tests {
             assert_eq!(reason(&ietf, bad), Some(Reason::RequestAmbiguous), "{bad:?}");
         }
         assert_eq!(reason(&Policy::membership(), &[("x_user_id", "1")]), Some(Reason::RequestAmbiguous));
+    }
+
+    #[test]
+    fn a_path_with_a_second_spelling_is_refused() {
+        for plain in ["/", "/hooks/a-b_c.d~e", "/a:b@c!d", "/a%20b", "/%C3%A9", "/100%25", "/a%23%3F"] {
+            assert!(check_path(plain).is_ok(), "{plain}");
+        }
+        for twin in ["/%61", "/%7E", "/%c3%A9", "/\u{e9}", "/%21", "/%7B", "/%", "/%2", "/%zz", "/%2F"] {
+            assert!(check_path(twin).is_err(), "{twin}");
+        }
     }
 
     #[test]

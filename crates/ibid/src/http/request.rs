@@ -1,6 +1,8 @@
 //! Judges a covered request before anything is read or claimed: its key, whose it is, and whether it can be read in
 //! only one way.
 
+use std::time::SystemTime;
+
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header, request::Parts};
 use sha2::{Digest, Sha256};
@@ -62,6 +64,9 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
     };
     let judged = Scope::of(&policy.scope, &caller).and_then(|scope| {
         ambiguity::check(policy, &parts.headers)?;
+        if policy.signature.is_some() && policy.scope.contains(&ScopePart::Path) {
+            ambiguity::check_path(parts.uri.path())?;
+        }
         if parts.headers.contains_key(header::UPGRADE) {
             let detail = "a request with an idempotency key cannot upgrade its connection; send it without Upgrade";
             return Err(Refusal::new(Reason::RequestAmbiguous, detail));
@@ -134,6 +139,13 @@ impl Keyed {
         };
         Ok(Some((ask, key)))
     }
+}
+
+/// Before anything is claimed: a forged delivery leaves nothing behind.
+pub(super) fn check_signature(policy: &Policy, parts: &Parts, body: &[u8]) -> Result<(), Refusal> {
+    let Some(verifier) = &policy.signature else { return Ok(()) };
+    let verified = verifier.verify(&parts.headers, body, SystemTime::now());
+    verified.map_err(|why| Refusal::new(Reason::IdentityInvalid, format!("the delivery is not believed: {why}")))
 }
 
 fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<String>, Refusal> {
@@ -256,9 +268,7 @@ fn checked(policy: &Policy, mut key: String) -> Result<String, Refusal> {
 }
 
 fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&str>) -> (String, String) {
-    let mut who = policy.scope.iter().filter(|part| {
-        matches!(part, ScopePart::Credential | ScopePart::Cookie(_) | ScopePart::Header(_) | ScopePart::Jwt(_))
-    });
+    let mut who = policy.scope.iter().filter(|part| part.names_caller());
     let tenant = policy.label.tenant.as_ref().or_else(|| who.next());
     let user = policy.label.user.as_ref().or_else(|| who.next());
     let tag = |part: Option<&ScopePart>| part.map(|part| tag(part, caller)).unwrap_or_default();

@@ -31,6 +31,7 @@ use crate::{
     policy::{Mode, Policy},
     record::Record,
     refusal::{Reason, Refusal},
+    scope::ScopePart,
     store::{Address, Finished},
     time::now_ms,
 };
@@ -150,6 +151,10 @@ where
                 return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
             }
         };
+        if let Err(refusal) = request::check_signature(policy, &parts, &body) {
+            let body = RequestBody::whole(body, trailers);
+            return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
+        }
         let (ask, key) = match keyed.ask(&shared, &route, &parts, &body, telling.requested_at_ms) {
             Ok(Some(ask)) => ask,
             Ok(None) => {
@@ -166,7 +171,9 @@ where
         if seen.key.is_empty() {
             seen.key = mask(&key);
         }
-        if shared.twins.seen_elsewhere(&key, &ask.fingerprint, &ask.address) {
+        if policy.scope.iter().any(ScopePart::names_caller)
+            && shared.twins.seen_elsewhere(&key, &ask.fingerprint, &ask.address)
+        {
             shared.engine.observer().noticed(&Notice::SharedKey(&ask.address));
         }
         side.claim();

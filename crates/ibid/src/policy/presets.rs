@@ -1,4 +1,4 @@
-//! The seven presets, one table. Everything that a row leaves out is as [`Policy::ietf`] has it.
+//! The presets, one table. Everything that a row leaves out is as [`Policy::ietf`] has it.
 
 use std::time::Duration;
 
@@ -12,16 +12,22 @@ use crate::{
     key::{KeyFormat, KeySource},
     refusal::Reason,
     scope::ScopePart,
+    webhook::{Scheme, TOLERANCE, Verifier},
 };
 
 /// The presets by name, in the order of the table in the guide.
 pub const NAMES: [&str; 7] = ["leads", "appsportal", "bookings", "platform", "membership", "ietf", "stripe"];
 
+/// The presets for deliveries of webhooks. All but the last have a sender's key and signature; the last needs both.
+pub const WEBHOOKS: [&str; 6] =
+    ["webhook:standard", "webhook:svix", "webhook:github", "webhook:stripe", "webhook:shopify", "webhook:custom"];
+
 const MINUTES: u64 = 60;
 const HOURS: u64 = 60 * MINUTES;
 
 impl Policy {
-    /// A preset by its name. `None` if there is none of that name; [`NAMES`] lists them.
+    /// A preset by its name. `None` if there is none of that name; [`NAMES`] and [`WEBHOOKS`] list them. Those for
+    /// webhooks are not complete without secrets.
     pub fn preset(name: &str) -> Option<Self> {
         Some(match name {
             "leads" => Self::leads(),
@@ -31,7 +37,8 @@ impl Policy {
             "membership" => Self::membership(),
             "ietf" => Self::ietf(),
             "stripe" => Self::stripe(),
-            _ => return None,
+            "webhook:custom" => Self::deliveries(None),
+            _ => Self::deliveries(Some(Scheme::from_name(name.strip_prefix("webhook:")?)?)),
         })
     }
 
@@ -46,6 +53,7 @@ impl Policy {
                 max_length: 255,
             },
             scope: vec![ScopePart::Host, ScopePart::Credential],
+            signature: None,
             label: Label { tenant: None, user: None, key: LabelKey::Masked },
             fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Body, Part::Preconditions],
             json_ignore: Vec::new(),
@@ -181,6 +189,57 @@ impl Policy {
             ..Self::ietf()
         }
     }
+
+    /// Deliveries of webhooks: the sender's id is the key, its signature is checked, and once a delivery was answered
+    /// with a 2xx every further attempt gets that answer.
+    ///
+    /// ```
+    /// use ibid::{Policy, webhook::Scheme};
+    ///
+    /// let policy = Policy::webhook(Scheme::Stripe, ["whsec_from_the_dashboard"]).unwrap();
+    /// assert!(policy.check().is_ok());
+    /// ```
+    ///
+    /// # Errors
+    /// One sentence about a secret that cannot be one, which it does not hold.
+    pub fn webhook<'a>(scheme: Scheme, secrets: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+        let verifier = Verifier::new(scheme, secrets)?;
+        Ok(Self { signature: Some(verifier.clone()), ..Self::deliveries(Some(verifier.scheme)) })
+    }
+
+    /// What all presets for webhooks have in common, and what each knows about its sender.
+    fn deliveries(scheme: Option<Scheme>) -> Self {
+        Self {
+            methods: vec![Method::POST],
+            key: KeyPolicy {
+                from: scheme.as_ref().map(Scheme::id).unwrap_or_default(),
+                required: true,
+                format: KeyFormat::Any,
+                max_length: 255,
+            },
+            // Senders deliver one event to several endpoints under one id.
+            scope: vec![ScopePart::Path],
+            // Bodies may differ between attempts, and a sender that is told 422 retries for days, then gives the
+            // endpoint up.
+            fingerprint: Vec::new(),
+            on_mismatch: OnMismatch::Ignore,
+            on_concurrent: OnConcurrent::Wait,
+            // Senders deliver at least once, so their receivers expect a second run after an unknown end.
+            on_unknown: OnUnknown::Retry,
+            remember: Remember::Success,
+            unknown_status: Vec::new(),
+            // GitHub sends up to 25 MB.
+            max_request: if scheme == Some(Scheme::GitHub) { 25 << 20 } else { 1 << 20 },
+            // Beyond the last retry of all of them.
+            ttl: Duration::from_secs(7 * 24 * HOURS),
+            // Some senders hang up after five seconds.
+            wait_timeout: Duration::from_secs(4),
+            // A 409 is final to some senders; a 503 is tried again by all.
+            status: vec![(Reason::InProgress, StatusCode::SERVICE_UNAVAILABLE)],
+            signature: scheme.map(|scheme| Verifier { scheme, secrets: Vec::new(), tolerance: TOLERANCE }),
+            ..Self::ietf()
+        }
+    }
 }
 
 fn key(header: &'static str, required: bool, format: KeyFormat, max_length: usize) -> KeyPolicy {
@@ -202,6 +261,31 @@ mod tests {
             let policy = Policy::preset(name).expect(name);
             assert_eq!(policy.check(), Ok(()), "{name}");
         }
-        assert_eq!(Policy::preset("nope"), None);
+        for name in ["nope", "webhook:nope", "webhook:", "webhook"] {
+            assert_eq!(Policy::preset(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_preset_for_webhooks_lacks_nothing_but_its_secrets() {
+        for name in WEBHOOKS {
+            let mut policy = Policy::preset(name).expect(name);
+            match &mut policy.signature {
+                None => assert_eq!(name, "webhook:custom"),
+                Some(signature) => {
+                    assert_eq!(name, format!("webhook:{}", signature.scheme));
+                    let secret = signature.scheme.secret("whsec_c2VjcmV0").unwrap();
+                    assert!(policy.check().unwrap_err().starts_with("secrets is missing"), "{name}");
+                    policy.signature.as_mut().unwrap().secrets.push(secret);
+                }
+            }
+            if name == "webhook:custom" {
+                assert!(policy.check().unwrap_err().starts_with("key.from is empty"));
+                continue;
+            }
+            assert_eq!(policy.check(), Ok(()), "{name}");
+            policy.key.required = false;
+            assert!(policy.check().unwrap_err().starts_with("key.required is false"), "{name}");
+        }
     }
 }

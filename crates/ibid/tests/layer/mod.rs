@@ -163,3 +163,39 @@ async fn a_large_answer_is_streamed_and_remembered_as_a_digest() {
     assert_eq!(body["sha256"].as_str().unwrap().len(), 64);
     assert_eq!(app.runs.load(SeqCst), 1);
 }
+
+/// GitHub's published example.
+fn hook(path: &str, id: &str, body: &str) -> Request<Body> {
+    let signature = "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17";
+    let request = Request::post(path).header("x-github-delivery", id).header("x-hub-signature-256", signature);
+    request.body(Body::from(body.to_owned())).unwrap()
+}
+
+#[tokio::test]
+async fn a_forged_webhook_does_not_use_up_the_id_of_a_genuine_one() {
+    let policy = Policy::webhook(ibid::webhook::Scheme::GitHub, ["It's a Secret to Everybody"]).unwrap();
+    let (router, app, _) = app(policy);
+    for forged in ["Hello, World?", "", "Hello, World! "] {
+        let answer = router.clone().oneshot(hook("/pay", "72d3162e", forged)).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(app.runs.load(SeqCst), 0);
+    for _ in 0..3 {
+        let answer = router.clone().oneshot(hook("/pay", "72d3162e", "Hello, World!")).await.unwrap();
+        assert_eq!((answer.status(), answer.headers()["x-run"].to_str().unwrap()), (StatusCode::CREATED, "1"));
+    }
+    // A failure is not remembered.
+    for _ in 0..2 {
+        let answer = router.clone().oneshot(hook("/fail", "72d3162e", "Hello, World!")).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+    assert_eq!(app.runs.load(SeqCst), 3);
+}
+
+/// A policy whose secrets were forgotten believes nobody.
+#[tokio::test]
+async fn without_a_secret_every_webhook_is_refused() {
+    let (router, app, _) = app(Policy::preset("webhook:github").unwrap());
+    let answer = router.oneshot(hook("/pay", "72d3162e", "Hello, World!")).await.unwrap();
+    assert_eq!((answer.status(), app.runs.load(SeqCst)), (StatusCode::UNAUTHORIZED, 0));
+}

@@ -1,0 +1,117 @@
+//! The settings of routes that take deliveries of webhooks: whose signature is asked for, and under which secrets.
+//!
+//! Invariant: a route with a preset for webhooks has a signature and its secrets, or says `unsigned = true`.
+
+use ibid::{
+    Policy,
+    webhook::{Content, Custom, Encoding, Scheme, TOLERANCE, Verifier},
+};
+
+use super::{
+    raw::{Dials, Signature},
+    scalar::{List, One},
+    secret::Secret,
+};
+
+/// A key and a sentence about it.
+type Wrong = (String, String);
+
+/// Whether a preset is for deliveries of webhooks.
+pub(crate) fn is_for_webhooks(preset: &str) -> bool {
+    ibid::presets::WEBHOOKS.contains(&preset)
+}
+
+/// Turns what only routes for webhooks have. `inherits`: the policy is that of `[policy]`, finished. `place` is where the
+/// dials stand, such as `route[2]`.
+pub(super) fn turn(dials: &Dials, preset: &str, inherits: bool, policy: &mut Policy, place: &str) -> Result<(), Wrong> {
+    let wrong = |name: &str, what: String| (format!("{place}.{name}"), what);
+    let unsigned = dials.unsigned.as_ref().map(|unsigned| unsigned.0);
+    let written = [
+        ("secrets", dials.secrets.is_some()),
+        ("unsigned", unsigned.is_some()),
+        ("tolerance", dials.tolerance.is_some()),
+        ("signature", dials.signature.is_some()),
+    ];
+    let written = |allowed: &[&str]| {
+        written.iter().find(|(name, there)| *there && !allowed.contains(name)).map(|(name, _)| *name)
+    };
+    if !is_for_webhooks(preset) {
+        return match written(&[]) {
+            None => Ok(()),
+            Some(name) => Err(wrong(name, format!("only presets for webhooks have it, and this one is {preset:?}"))),
+        };
+    }
+    if inherits && written(&[]).is_none() {
+        return Ok(());
+    }
+    if unsigned == Some(true) {
+        policy.signature = None;
+        return match written(&["unsigned"]) {
+            None => Ok(()),
+            Some(name) => {
+                Err(wrong(name, "there is nothing to check with it where unsigned is true; leave one out".into()))
+            }
+        };
+    }
+    let scheme = scheme(dials, preset, policy).map_err(|(name, what)| wrong(&name, what))?;
+    // What [policy] says holds where a route says nothing else.
+    let above = policy.signature.take();
+    let secrets = match &dials.secrets {
+        None => above.as_ref().map(|above| above.secrets.clone()).unwrap_or_default(),
+        Some(List(secrets)) => {
+            let read = |(at, secret): (usize, &Secret)| {
+                scheme.secret(secret.expose()).map_err(|what| wrong(&format!("secrets[{}]", at + 1), what))
+            };
+            secrets.iter().enumerate().map(read).collect::<Result<_, _>>()?
+        }
+    };
+    let tolerance = match &dials.tolerance {
+        Some(_) if !scheme.has_time() => {
+            let what = format!("{scheme} signs no time, so nothing can be too old; leave it out");
+            return Err(wrong("tolerance", what));
+        }
+        Some(One(tolerance)) => *tolerance,
+        None => above.map_or(TOLERANCE, |above| above.tolerance),
+    };
+    policy.signature = Some(Verifier { scheme, secrets, tolerance });
+    Ok(())
+}
+
+/// How the sender signs: as its preset has it, or as is written here or in `[policy]`.
+fn scheme(dials: &Dials, preset: &str, policy: &Policy) -> Result<Scheme, Wrong> {
+    let known = Scheme::from_name(preset.trim_start_matches("webhook:"));
+    match (&dials.signature, known, &policy.signature) {
+        (Some(_), Some(_), _) => {
+            let what = format!("{preset:?} has its own; leave it out, or take the preset \"webhook:custom\"");
+            Err(("signature".into(), what))
+        }
+        (None, Some(scheme), _) => Ok(scheme),
+        (Some(written), None, _) => {
+            custom(written).map(Scheme::Custom).map_err(|(name, what)| (format!("signature.{name}"), what))
+        }
+        (None, None, Some(above)) => Ok(above.scheme.clone()),
+        (None, None, None) => {
+            let what =
+                "missing; say how the sender signs, such as { header = \"X-Signature\" }, or say unsigned = true";
+            Err(("signature".into(), what.into()))
+        }
+    }
+}
+
+fn custom(written: &Signature) -> Result<Custom, (&'static str, String)> {
+    let Some(One(header)) = &written.header else {
+        return Err(("header", "missing; name the header that has the signature, such as \"X-Signature\"".into()));
+    };
+    let custom = Custom {
+        header: header.clone(),
+        prefix: written.prefix.as_ref().map(|prefix| prefix.0.clone()).unwrap_or_default(),
+        encoding: written.encoding.as_ref().map_or(Encoding::Hex, |encoding| encoding.0),
+        content: written.content.as_ref().map_or_else(Content::body, |content| content.0.clone()),
+        timestamp: written.timestamp.as_ref().map(|timestamp| timestamp.0.clone()),
+    };
+    match custom.check() {
+        Ok(()) => Ok(custom),
+        // The sentence starts with the setting.
+        Err(what) => Err(("timestamp", what.trim_start_matches("signature.timestamp ").to_owned())),
+    }
+}

@@ -1,0 +1,121 @@
+//! What is signed, as a line such as `v0:{X-Slack-Request-Timestamp}:{body}`.
+//!
+//! Invariant: what is signed can be taken apart in one way only. Otherwise who has one signed delivery could move bytes
+//! from a header into the body, or back, under the same signature. So the body comes last, text stands behind every
+//! header, and a header's value must not have the first character of that text in it.
+
+use std::{fmt, str::FromStr};
+
+use http::HeaderName;
+
+/// What is signed: text and headers, then the body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Content {
+    pieces: Vec<Piece>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Piece {
+    Text(String),
+    /// With the character that ends its value.
+    Header(HeaderName, u8),
+}
+
+impl Content {
+    /// The body alone.
+    pub fn body() -> Self {
+        Self { pieces: Vec::new() }
+    }
+
+    /// What stands before the body.
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// The headers that are signed.
+    pub fn headers(&self) -> impl Iterator<Item = &HeaderName> {
+        self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Header(name, _) => Some(name),
+            Piece::Text(_) => None,
+        })
+    }
+}
+
+impl FromStr for Content {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |why: &str| {
+            format!("{text:?} is not what can be signed: {why}; write it such as \"{{X-Timestamp}}.{{body}}\"")
+        };
+        let Some(mut rest) = text.strip_suffix("{body}") else { return Err(wrong("it must end with {body}")) };
+        let mut pieces = Vec::new();
+        while !rest.is_empty() {
+            let (plain, behind) = rest.split_once('{').map_or((rest, None), |(plain, behind)| (plain, Some(behind)));
+            if plain.contains('}') || !plain.bytes().all(|byte| (0x20..=0x7e).contains(&byte)) {
+                return Err(wrong("a brace is not paired, or it is not visible ASCII"));
+            }
+            if !plain.is_empty() {
+                pieces.push(Piece::Text(plain.into()));
+            }
+            let Some(behind) = behind else { break };
+            let (name, behind) = behind.split_once('}').ok_or_else(|| wrong("a brace is not paired"))?;
+            if name == "body" {
+                return Err(wrong("{body} is there twice"));
+            }
+            let name = HeaderName::from_str(name).map_err(|_| wrong(&format!("{{{name}}} is no header")))?;
+            let end = behind.bytes().next().filter(|end| *end != b'{');
+            let end = end.ok_or_else(|| wrong("text has to stand between a header and what follows"))?;
+            pieces.push(Piece::Header(name, end));
+            rest = behind;
+        }
+        Ok(Self { pieces })
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(text) => f.write_str(text)?,
+                Piece::Header(name, _) => write!(f, "{{{name}}}")?,
+            }
+        }
+        f.write_str("{body}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_taken_apart_in_one_way_is_read_and_written() {
+        for text in ["{body}", "v0:{x-slack-request-timestamp}:{body}", "{a}.{b}.{body}", "x{body}"] {
+            assert_eq!(text.parse::<Content>().unwrap().to_string(), text);
+        }
+        assert_eq!("{body}".parse::<Content>().unwrap(), Content::body());
+    }
+
+    #[test]
+    fn what_cannot_is_refused() {
+        for text in [
+            "",
+            "body",
+            "{a}",
+            "{body}{body}",
+            "{body}.{a}",
+            "{a}{body}",
+            "{a}{b}.{body}",
+            "{a.{body}",
+            "a}.{body}",
+            "{}.{body}",
+            "{a b}.{body}",
+            "é{body}",
+            "{body}.{body}",
+            "{{a}.{body}",
+        ] {
+            assert!(text.parse::<Content>().is_err(), "{text:?}");
+        }
+    }
+}
