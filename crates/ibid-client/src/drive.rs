@@ -144,10 +144,11 @@ impl Course<'_> {
                 Step::Done(Ok(Answer { response, replayed, degraded, key, attempts, not_forgotten }))
             }
             Verdict::Retry { why, after } => Step::Again { reason: why.into(), after, last: last(response) },
-            Verdict::Refused { refusal, let_in } => {
+            Verdict::Refused(refusal) => {
                 let mut stopped = self.stopped(refusal.into(), last(response));
-                // Nothing has ever run under this key, and nothing will: the next call had better take another.
-                if !let_in && self.fresh && self.attempts == 1 && self.forget().await.is_none() {
+                // Nothing has ever run under such a key, and nothing will: the next call had better take another.
+                let never = refusal == Some(ibid::Reason::KeyInvalid) && self.fresh && self.attempts == 1;
+                if never && self.forget().await.is_none() {
                     stopped.kept_for = None;
                 }
                 Step::Done(Err(stopped))
@@ -207,11 +208,11 @@ impl From<Why> for Reason {
     }
 }
 
-impl From<ibid::Reason> for Reason {
-    fn from(refusal: ibid::Reason) -> Self {
+impl From<Option<ibid::Reason>> for Reason {
+    fn from(refusal: Option<ibid::Reason>) -> Self {
         match refusal {
-            ibid::Reason::OutcomeUnknown => Reason::OutcomeUnknown,
-            ibid::Reason::KeyReused => Reason::KeyReused,
+            Some(ibid::Reason::OutcomeUnknown) => Reason::OutcomeUnknown,
+            Some(ibid::Reason::KeyReused) => Reason::KeyReused,
             _ => Reason::Refused,
         }
     }

@@ -28,12 +28,8 @@ pub(crate) enum Verdict {
         /// What the server asks for, where it is asked. None: as the schedule says.
         after: Option<Duration>,
     },
-    /// A refusal that another attempt would not change.
-    Refused {
-        refusal: Refused,
-        /// Whether the key was let in, by this attempt or by an earlier one.
-        let_in: bool,
-    },
+    /// A refusal that another attempt would not change; none is named if this client does not know it.
+    Refused(Option<Refused>),
 }
 
 /// Why another attempt makes sense.
@@ -75,10 +71,6 @@ impl Problem {
     /// The name of the refusal, if an ibid server gave it: `in-progress`, `outcome-unknown`, ….
     pub fn name(&self) -> Option<&str> {
         self.kind.rsplit_once(TYPES).map(|(_, name)| name)
-    }
-
-    fn refusal(&self) -> Option<Refused> {
-        Refused::from_name(self.name()?)
     }
 }
 
@@ -144,8 +136,8 @@ impl Seen<'_> {
 
 /// The table.
 pub(crate) fn judge(seen: &Seen<'_>, retry_5xx: bool, now: SystemTime) -> Verdict {
-    if let Some(refusal) = seen.problem().and_then(|problem| problem.refusal()) {
-        return judge_refusal(refusal, seen, now);
+    if let Some(name) = seen.problem().as_ref().and_then(Problem::name) {
+        return judge_refusal(Refused::from_name(name), seen, now);
     }
     if seen.replayed() {
         return Verdict::Answer { settled: true };
@@ -162,23 +154,27 @@ pub(crate) fn judge(seen: &Seen<'_>, retry_5xx: bool, now: SystemTime) -> Verdic
     }
 }
 
-fn judge_refusal(refusal: Refused, seen: &Seen<'_>, now: SystemTime) -> Verdict {
+fn judge_refusal(refusal: Option<Refused>, seen: &Seen<'_>, now: SystemTime) -> Verdict {
     match refusal {
-        Refused::InProgress => Verdict::Retry { why: Why::InProgress, after: None },
-        Refused::StoreUnavailable | Refused::Overloaded | Refused::QuotaExceeded => {
+        Some(Refused::InProgress) => Verdict::Retry { why: Why::InProgress, after: None },
+        Some(Refused::StoreUnavailable | Refused::Overloaded | Refused::QuotaExceeded) => {
             Verdict::Retry { why: Why::Unavailable, after: seen.retry_after(now) }
         }
-        Refused::UpstreamUnreachable | Refused::UpstreamLost | Refused::UpstreamTimeout => {
+        Some(Refused::UpstreamUnreachable | Refused::UpstreamLost | Refused::UpstreamTimeout) => {
             Verdict::Retry { why: Why::Upstream, after: None }
         }
-        Refused::KeyMissing
-        | Refused::KeyInvalid
-        | Refused::ScopeMissing
-        | Refused::RequestAmbiguous
-        | Refused::IdentityInvalid
-        | Refused::ScopeRefused
-        | Refused::BodyTooLarge => Verdict::Refused { refusal, let_in: false },
-        Refused::KeyReused | Refused::OutcomeUnknown => Verdict::Refused { refusal, let_in: true },
+        Some(
+            Refused::KeyMissing
+            | Refused::KeyInvalid
+            | Refused::ScopeMissing
+            | Refused::RequestAmbiguous
+            | Refused::IdentityInvalid
+            | Refused::ScopeRefused
+            | Refused::BodyTooLarge
+            | Refused::KeyReused
+            | Refused::OutcomeUnknown,
+        )
+        | None => Verdict::Refused(refusal),
     }
 }
 

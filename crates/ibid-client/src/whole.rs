@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use http::header;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt as _;
-use reqwest::{Body, Response};
+use reqwest::{Body, Response, ResponseBuilderExt as _};
 
 use crate::drive::Failure;
 
@@ -31,7 +31,11 @@ pub(crate) async fn read(response: Response, max: usize) -> Result<Whole, Failur
     if streams || large {
         return Ok(Whole { response, body: None });
     }
-    let (parts, mut rest) = http::Response::<Body>::from(response).into_parts();
+    let url = response.url().clone();
+    let (mut parts, mut rest) = http::Response::<Body>::from(response).into_parts();
+    // The conversion loses it.
+    let (addressed, ()) = http::Response::builder().url(url).body(()).expect("nothing but a URL").into_parts();
+    parts.extensions.extend(addressed.extensions);
     let mut read = BytesMut::new();
     while let Some(frame) = rest.frame().await {
         let frame = frame.map_err(|error| Failure { error: error.into(), for_good: false })?;

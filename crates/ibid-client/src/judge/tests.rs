@@ -83,8 +83,7 @@ fn every_refusal_has_its_verdict() {
             "store-unavailable" | "overloaded" | "quota-exceeded" => retry(Why::Unavailable),
             "upstream-unreachable" | "upstream-lost" | "upstream-timeout" => retry(Why::Upstream),
             "key-missing" | "key-invalid" | "scope-missing" | "request-ambiguous" | "identity-invalid"
-            | "scope-refused" | "body-too-large" => Verdict::Refused { refusal, let_in: false },
-            "key-reused" | "outcome-unknown" => Verdict::Refused { refusal, let_in: true },
+            | "scope-refused" | "body-too-large" | "key-reused" | "outcome-unknown" => Verdict::Refused(Some(refusal)),
             new => panic!("{new} has no verdict yet"),
         };
         assert_eq!(refused(refusal, refusal.status().into(), &[]), expected, "{refusal}");
@@ -96,14 +95,16 @@ fn every_refusal_has_its_verdict() {
 #[test]
 fn a_problem_of_somebody_else_is_judged_by_its_status() {
     let problem = [("content-type", "application/problem+json")];
-    for kind in ["https://example.com/#outcome-unknown", "about:blank", "/.well-known/idempotency#of-tomorrow"] {
+    for kind in ["https://example.com/#outcome-unknown", "about:blank"] {
         let body = format!(r#"{{"type":"{kind}","title":"t"}}"#);
         assert_eq!(judged(409, &problem, &body, false), retry(Why::InProgress), "{kind}");
         assert_eq!(judged(422, &problem, &body, false), FINAL, "{kind}");
     }
     let absolute = r#"{"type":"https://pay.example.com/.well-known/idempotency#outcome-unknown"}"#;
-    let expected = Verdict::Refused { refusal: Refused::OutcomeUnknown, let_in: true };
-    assert_eq!(judged(409, &problem, absolute, false), expected);
+    assert_eq!(judged(409, &problem, absolute, false), Verdict::Refused(Some(Refused::OutcomeUnknown)));
+    // A refusal is never an answer, whoever knows it.
+    let tomorrow = r#"{"type":"/.well-known/idempotency#of-tomorrow"}"#;
+    assert_eq!(judged(409, &problem, tomorrow, false), Verdict::Refused(None));
 }
 
 #[test]
