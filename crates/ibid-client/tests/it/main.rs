@@ -3,4 +3,9 @@
 
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
+mod endings;
+mod gateway;
+mod killed;
 mod kit;
+mod middleware;
+mod timing;
