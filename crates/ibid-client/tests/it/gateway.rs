@@ -21,10 +21,14 @@ async fn a_first_answer_and_its_replay_are_told_apart_whatever_the_preset() {
         data.replace("NAME", preset)
     });
     let gateway = gateway(&config.concat(), &upstream).await;
-    for (runs, (preset, header)) in
-        [("appsportal", "x-idempotency-key"), ("membership", "idempotency-key"), ("stripe", "idempotency-key")]
-            .into_iter()
-            .enumerate()
+    for (runs, (preset, header)) in [
+        ("appsportal", "x-idempotency-key"),
+        ("membership", "idempotency-key"),
+        ("stripe", "idempotency-key"),
+        ("ietf", "idempotency-key"),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let options = Options::in_memory().mint(Mint::derived([preset])).header(HeaderName::from_static(header));
         let mut seen = Vec::new();

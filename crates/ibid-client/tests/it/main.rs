@@ -3,9 +3,11 @@
 
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
+mod browser;
 mod endings;
 mod gateway;
 mod killed;
 mod kit;
 mod middleware;
+mod node;
 mod timing;
