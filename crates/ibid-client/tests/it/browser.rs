@@ -10,7 +10,7 @@ use ibid_testkit::{
     upstream::{Fault, Gate, Reply, Upstream},
 };
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use self::driver::Browser;
 use crate::kit::{gateway, root, the_key};
@@ -33,7 +33,7 @@ struct Shop {
     page: Upstream,
     app: Upstream,
     link: Link,
-    _gateway: Gateway,
+    gateway: Gateway,
     browser: Browser,
 }
 
@@ -47,7 +47,7 @@ impl Shop {
         app.on("OPTIONS *", Reply::status(404));
         let gateway = gateway(&format!("cors = {{ origins = [\"{}\"] }}\n", page.url()), &app).await;
         let link = Link::to(gateway.addr());
-        let shop = Shop { page, app, link, _gateway: gateway, browser: Browser::start().await };
+        let shop = Shop { page, app, link, gateway, browser: Browser::start().await };
         shop.visit().await;
         shop
     }
@@ -165,9 +165,14 @@ async fn two_tabs_agree_on_one_key() {
             let wait = format!("new Promise(done => setTimeout(done, {at} - Date.now()))");
             shop.browser.start_script(&format!("{take_locks} window.paid = {wait}.then(() => {pay})")).await;
         }
-        gate.arrived(1).await;
-        // The other has begun too, before the first has its answer and the name is free again.
-        sleep(Duration::from_millis(400)).await;
+        // Both have begun before the first has its answer, or the name would be free again.
+        let both = async {
+            let refused = |line: &String| line.contains(&format!("path=\"{path}\"")) && line.contains("in-progress");
+            while gate.count() < 2 && !shop.gateway.logs().iter().any(refused) {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(30), both).await.expect("both tabs send");
         gate.open();
         let mut answers = Vec::new();
         for tab in [&first, &second] {

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
 mod browser;
+mod docs;
 mod endings;
 mod gateway;
 mod killed;
