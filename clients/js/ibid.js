@@ -148,8 +148,10 @@ function retryAfter(headers) {
   return Math.max(0, Date.parse(value) - (Date.parse(headers.get('Date')) || Date.now())) || 0
 }
 
+const locks = () => globalThis.navigator?.locks
+
 /** One tab at a time, where the browser can. */
-const alone = async (name, work) => globalThis.navigator?.locks?.request(name, work) ?? work()
+const alone = async (name, work) => locks()?.request(name, work) ?? work()
 
 const read = async (storage, name) => JSON.parse((await storage.getItem(name)) ?? null)
 
@@ -164,8 +166,8 @@ const keep = (storage, name, mint) =>
     if (storage.addItem) await storage.addItem(name, mine)
     else {
       await storage.setItem(name, mine)
-      // Until the other tabs see it. Whoever was last is right, then.
-      await sleep(50)
+      // Until the other tabs see it, and without locks until they have written theirs. Whoever was last is right, then.
+      await sleep(locks() ? 50 : 200)
     }
     const kept = await read(storage, name)
     return { ...kept, fresh: kept.key === key }
