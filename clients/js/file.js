@@ -2,7 +2,7 @@
 
 import { createHash, randomUUID } from 'node:crypto'
 import { link, mkdir, open, readFile, rm } from 'node:fs/promises'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
 
 /** One folder, one file per operation. */
 export function fileStorage(folder) {
@@ -19,7 +19,8 @@ export function fileStorage(folder) {
 
     // Written beside its place and synced, then linked into it, which fails if there is one already.
     async addItem(name, value) {
-      await mkdir(folder, { recursive: true, mode: 0o700 })
+      const made = await mkdir(folder, { recursive: true, mode: 0o700 })
+      if (made) await synced(dirname(made), 'r')
       const next = join(folder, `${randomUUID()}.next`)
       try {
         await synced(next, 'wx', file => file.writeFile(value))

@@ -42,15 +42,20 @@ export async function idempotentFetch(url, init = {}, options = {}) {
   const stop = (reason, more) => new Stopped(reason, Object.assign(state, more))
   let forget = () => {}
   let fresh
-  if (headers.has(header)) state.key = unquoted(headers.get(header))
-  else if (operation === undefined || typeof given === 'string') state.key = typeof given === 'string' ? given : await given()
-  else {
+  const own = headers.has(header) ? unquoted(headers.get(header)) : typeof given === 'string' ? given : undefined
+  state.key = own ?? (await given())
+  headers.set(header, quoted(state.key))
+  // What cannot be sent at all is told at once, not tried five times.
+  new Request(url, { ...init, headers })
+  // A key of the caller's own is the same each time, and needs no storage.
+  if (operation !== undefined && own === undefined) {
     const name = `ibid:${operation}`
     try {
       const storage = options.storage ?? globalThis.localStorage ?? memory
-      const kept = await keep(storage, name, given)
+      const kept = await keep(storage, name, state.key)
       fresh = kept.fresh
       state.key = kept.key
+      headers.set(header, quoted(kept.key))
       // An answer is not withheld because the storage fails.
       forget = () => remove(storage, name, kept.key).catch(() => {})
       if (Date.now() - kept.since > lifetime) throw stop('key-too-old')
@@ -58,9 +63,6 @@ export async function idempotentFetch(url, init = {}, options = {}) {
       throw last instanceof Stopped ? last : stop('storage', { last })
     }
   }
-  headers.set(header, quoted(state.key))
-  // What cannot be sent at all is told at once, not tried five times.
-  new Request(url, { ...init, headers })
 
   for (;;) {
     signal?.throwIfAborted()
@@ -155,13 +157,11 @@ const alone = async (name, work) => locks()?.request(name, work) ?? work()
 
 const read = async (storage, name) => JSON.parse((await storage.getItem(name)) ?? null)
 
-/** The key under this name; a fresh one is stored if there is none. */
-const keep = (storage, name, mint) =>
+/** The key under this name; this one is stored if there is none. */
+const keep = (storage, name, key) =>
   alone(name, async () => {
     const found = await read(storage, name)
     if (found) return found
-    const key = await mint()
-    quoted(key)
     const mine = JSON.stringify({ key, since: Date.now() })
     if (storage.addItem) await storage.addItem(name, mine)
     else {

@@ -124,8 +124,11 @@ impl Course<'_> {
             }
             Ok(Err(failure)) => Step::Again { reason: Reason::Network, after: None, last: Last::Failed(failure.error) },
             Err(_) => {
-                let error = format!("no whole answer within {:?}", self.options.attempt_timeout).into();
-                Step::Again { reason: Reason::Network, after: None, last: Last::Failed(error) }
+                let error = match limit == self.until {
+                    true => "no whole answer before the deadline".to_owned(),
+                    false => format!("no whole answer within {:?}", self.options.attempt_timeout),
+                };
+                Step::Again { reason: Reason::Network, after: None, last: Last::Failed(error.into()) }
             }
         }
     }

@@ -126,7 +126,7 @@ pub(crate) fn assert_follows(upstream: &Upstream, waits: &[u64]) {
     assert_eq!(seen.len(), waits.len(), "{seen:?} for {waits:?}");
     for (gap, wait) in seen.iter().zip(waits) {
         let wait = Duration::from_millis(*wait);
-        assert!(*gap >= wait && *gap < wait * 5 / 4 + Duration::from_millis(2500), "{seen:?} for {waits:?}");
+        assert!(*gap >= wait && *gap < wait * 5 / 4 + Duration::from_secs(4), "{seen:?} for {waits:?}");
     }
 }
 

@@ -127,6 +127,7 @@ async fn one_attempt_and_all_of_them_have_their_time() {
     let short = Options::in_memory().deadline(Duration::from_millis(50));
     let stopped = send(&client(), payment(&upstream.url()), &short).await.unwrap_err();
     assert_eq!((reason(&stopped), stopped.attempts), ("deadline", 1));
+    assert!(stopped.to_string().ends_with("no whole answer before the deadline"), "{stopped}");
 }
 
 #[tokio::test]
