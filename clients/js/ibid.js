@@ -118,11 +118,12 @@ async function once(url, init, limit) {
 
 /** What an answer means. With a `reason` it is none; with `after`, in ms, there may be another attempt. */
 function judge({ status, headers }, text, retry5xx) {
+  const media = headers.get('content-type')
   let problem
   try {
-    problem = /json/.test(headers.get('content-type')) && JSON.parse(text)
+    problem = /json/.test(media) && JSON.parse(text)
   } catch {}
-  const name = /\/\.well-known\/idempotency#(.+)/.exec(problem?.type)?.[1]
+  const name = /problem\+json/.test(media) && /\/\.well-known\/idempotency#(.+)/.exec(problem?.type)?.[1]
   const asked = retryAfter(headers)
   if (name) {
     if (name === 'in-progress') return { reason: name, after: 0, problem }

@@ -119,6 +119,12 @@ test('a replay is told by any of its signs, and is final', async t => {
   assert.equal((await idempotentFetch(first.url, PAY)).idempotency.replayed, false)
 })
 
+test('an answer that only looks like a refusal is an answer', async t => {
+  const app = await upstream(t, () => ({ status: 200, body: problem('outcome-unknown', 409).body }))
+  const { answer } = await ends(idempotentFetch(app.url, PAY))
+  assert.deepEqual([answer.status, answer.idempotency.attempts], [200, 1])
+})
+
 test('an answer that breaks off is asked for again', async t => {
   const app = await upstream(t, (_, n) => ({ cut: { 1: 'before', 2: 'within' }[n] }))
   const kept = storage()
