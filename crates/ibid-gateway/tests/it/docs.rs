@@ -290,7 +290,7 @@ async fn the_readme_shows_what_the_demo_does() {
 #[test]
 fn no_link_is_dead() {
     let mut pages = vec![root().join("README.md"), root().join("ARCHITECTURE.md"), root().join("CONTRIBUTING.md")];
-    for folder in ["docs", "docs/presets", "examples", "examples/tonic"] {
+    for folder in ["docs", "docs/presets", "examples", "examples/tonic", "clients/js"] {
         let entries = std::fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
         pages.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
     }
