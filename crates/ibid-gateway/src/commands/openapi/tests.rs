@@ -220,7 +220,7 @@ fn routes_are_found_through_templates_and_servers() {
     let done = annotate_as(&format!("openapi: 3.0.0\n{paths}"), "a.yaml", Some("/v1"));
     assert_eq!(done.covered, 1);
     assert!(done.text.contains("X-Idempotency-Cached"), "{}", done.text);
-    assert!(done.notes.iter().any(|(line, note)| *line == 10 && note.contains("metadata")), "{:?}", done.notes);
+    assert!(done.notes.iter().any(|(line, note)| *line == 11 && note.contains("metadata")), "{:?}", done.notes);
     // Of the path, and of the operation itself.
     let nearer = "openapi: 3.0.0\nservers: [{url: /v1}]\npaths:\n  /payments:\n    servers: [{url: /}]\n    post: {responses: {}}\n  \
                   /leads:\n    post: {servers: [{url: /}], responses: {}}\n";

@@ -105,30 +105,74 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> Build<'a, I> {
 
     fn list(&mut self, span: Span, start: usize) -> Result<Node, Wrong> {
         self.deeper(span)?;
+        let start = self.bare(start);
         let flow = self.text[start..].starts_with('[');
         let (mut items, mut least) = (Vec::<Node>::new(), start + 1);
-        let end = loop {
+        loop {
             let (event, at) = self.next(span)?;
             if event == Event::SequenceEnd {
-                break self.place(at.end.index());
+                break;
             }
             let item = self.node(event, at, least)?;
             least = item.end;
             items.push(item);
-        };
+        }
         self.depth -= 1;
-        let end = if flow { end } else { items.last().map_or(start, |last| last.end) };
+        let end = if flow { self.closed(least) } else { items.last().map_or(start, |last| last.end) };
+        let start = if flow { start } else { items.first().map_or(start, |first| self.dash(start, first.start)) };
         Ok(Node { start, end, kind: Kind::List { flow, items } })
+    }
+
+    /// Behind an anchor and a tag.
+    fn bare(&self, mut start: usize) -> usize {
+        while self.text[start..].starts_with(['&', '!']) {
+            let rest = &self.text[start..];
+            let word = rest.find(char::is_whitespace).unwrap_or(rest.len());
+            start += rest.len() - rest[word..].trim_start().len();
+        }
+        start
+    }
+
+    /// The end of a flow collection whose last child ends at `from`: the parser's own is off behind a trailing comma.
+    fn closed(&self, from: usize) -> usize {
+        let mut rest = self.text[from..].char_indices();
+        while let Some((at, character)) = rest.next() {
+            match character {
+                '}' | ']' => return from + at + 1,
+                '#' => drop(rest.find(|(_, character)| *character == '\n')),
+                _ => {}
+            }
+        }
+        self.text.len()
+    }
+
+    /// The dash of a list's first item. The parser puts a list that is not indented behind it.
+    fn dash(&self, start: usize, first: usize) -> usize {
+        if self.text[start..].starts_with('-') {
+            return start;
+        }
+        let before = &self.text[..first.max(start)];
+        let mut end = before.len();
+        while let Some(at) = before[..end].rfind('-') {
+            let line = &before[before[..at].rfind('\n').map_or(0, |found| found + 1)..at];
+            // A dash of a comment, or of an anchor's name, has something before it.
+            if line.bytes().all(|byte| matches!(byte, b' ' | b'-' | b'?' | b':')) {
+                return at;
+            }
+            end = at;
+        }
+        start
     }
 
     fn map(&mut self, span: Span, start: usize) -> Result<Node, Wrong> {
         self.deeper(span)?;
+        let start = self.bare(start);
         let flow = self.text[start..].starts_with('{');
         let mut entries = Vec::<(Node, Node)>::new();
-        let end = loop {
+        loop {
             let (event, at) = self.next(span)?;
             if event == Event::MappingEnd {
-                break self.place(at.end.index());
+                break;
             }
             let least = entries.last().map_or(start, |(_, value)| value.end);
             let key = self.node(event, at, least)?;
@@ -137,11 +181,12 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> Build<'a, I> {
             let colon = self.text[key.end..].find(':').map_or(key.end, |found| key.end + found + 1);
             let value = self.node(event, at, colon)?;
             entries.push((key, value));
-        };
+        }
         self.depth -= 1;
         let (start, end) = match (flow, entries.first(), entries.last()) {
+            (true, _, last) => (start, self.closed(last.map_or(start + 1, |(_, value)| value.end))),
             (false, Some((first, _)), Some((_, last))) => (first.start, last.end),
-            _ => (start, end),
+            (false, ..) => (start, start),
         };
         Ok(Node { start, end, kind: Kind::Map { flow, entries } })
     }
