@@ -6,7 +6,7 @@
 
 use std::{fmt, str::FromStr};
 
-use ibid::{KeyFormat, KeySource, OnConcurrent, Policy, ScopePart, presets::NAMES};
+use ibid::{Envelope, KeyFormat, KeySource, OnConcurrent, Policy, ScopePart, presets::NAMES};
 
 use crate::config::show;
 
@@ -117,6 +117,7 @@ impl Profile {
         let policy = &self.policy;
         match id {
             "replay.marker" | "first.unmarked" => !policy.replay_headers.is_empty(),
+            "replay.envelope" => policy.envelope == Envelope::Metadata,
             "caller.isolated" => policy.scope.iter().any(ScopePart::names_caller),
             "key.format" => policy.key.format != KeyFormat::Any,
             // Another format has a length of its own.
@@ -155,6 +156,8 @@ const CASES: &[Case] = &[
     Case { id: "replay.marker", title: "A replay says that it is one",
         ietf: Some((Advised, "good practice: a client can tell a replay from a first answer")),
         stripe: Some((Required, "replays have Idempotent-Replayed: true")), dial: Some("replay_headers") },
+    Case { id: "replay.envelope", title: "The metadata of a replay says so, and since when",
+        ietf: None, stripe: None, dial: Some("envelope") },
     Case { id: "mismatch.body", title: "The key with another body",
         ietf: Some((Required, "§2.7 (422)")), stripe: Some((Required, "incoming parameters are compared, and it errors if they differ")), dial: Some("on_mismatch") },
     Case { id: "mismatch.keeps-first", title: "The key still gives the first answer afterwards",

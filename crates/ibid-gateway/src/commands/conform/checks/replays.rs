@@ -1,5 +1,7 @@
 //! First answers, retries of them, and failures.
 
+use serde_json::Value;
+
 use super::{
     super::session::{Request, Runs, Seen, Session},
     super::wire::Answer,
@@ -90,6 +92,9 @@ pub(super) async fn retry(session: &mut Session, first: First) -> Result<(), Sto
     session.found("replay.status", fine, format!("{}, as first", first.status), seen);
     let (fine, seen) = wrong(&|answer| session.essence(answer) == session.essence(&first));
     session.found("replay.body", fine, format!("the first body: {}", sent.came()), seen);
+    let (fine, seen) = wrong(&|answer| is_enveloped(&first, answer));
+    let expected = "metadata.cached true, and originalTimestamp the first timestamp";
+    session.found("replay.envelope", fine, expected, seen);
     let lost = |answer: &Answer| DESCRIBING.into_iter().find(|name| !answer.values(name).eq(first.values(name)));
     let (fine, seen) = wrong(&|answer| lost(answer).is_none());
     let expected = match seen.answer.as_ref().ok().and_then(lost) {
@@ -119,6 +124,16 @@ pub(super) async fn retry(session: &mut Session, first: First) -> Result<(), Sto
         },
     }
     Ok(())
+}
+
+/// Whether both say in their `metadata` which is the replay of which.
+fn is_enveloped(first: &Answer, replay: &Answer) -> bool {
+    let of = |answer: &Answer| serde_json::from_slice(&answer.body).unwrap_or(Value::Null)["metadata"].take();
+    let (first, replay) = (of(first), of(replay));
+    first["cached"] == false
+        && replay["cached"] == true
+        && first["timestamp"].is_string()
+        && replay["originalTimestamp"] == first["timestamp"]
 }
 
 /// An operation that fails: its answer is remembered, or a retry runs again.
