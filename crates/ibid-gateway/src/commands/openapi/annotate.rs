@@ -342,7 +342,7 @@ impl<'a> Work<'a> {
                 (Some(found), _) if made.is(found) => return name,
                 (None, Some((_, _, found))) if *found == made => return name,
                 (None, None) => break,
-                _ => name = format!("{wanted}{number}"),
+                _ => name = format!("{wanted}_{number}"),
             }
         }
         self.components.push((section, name.clone(), made));

@@ -201,10 +201,10 @@ fn a_component_with_the_name_gets_a_neighbour() {
     let text = "openapi: 3.0.0\npaths:\n  /payments:\n    post:\n      responses: {'200': {description: ok}}\n  /payments/{id}/refund:\n    \
                 post:\n      responses: {'200': {description: ok}}\ncomponents:\n  schemas:\n    IdempotencyProblem: {type: string}\n";
     let done = annotate(text).text;
-    assert!(done.contains("    IdempotencyProblem: {type: string}\n    IdempotencyProblem2:\n"), "{done}");
-    assert!(done.contains("$ref: '#/components/schemas/IdempotencyProblem2'"), "{done}");
+    assert!(done.contains("    IdempotencyProblem: {type: string}\n    IdempotencyProblem_2:\n"), "{done}");
+    assert!(done.contains("$ref: '#/components/schemas/IdempotencyProblem_2'"), "{done}");
     // Stripe's 400 also means another request under the key.
-    assert!(done.contains("    Idempotency400:\n") && done.contains("    Idempotency4002:\n"), "{done}");
+    assert!(done.contains("    Idempotency400:\n") && done.contains("    Idempotency400_2:\n"), "{done}");
     assert!(done.contains(r##"responses: {'200': {description: ok, "headers": {"Idempotent-Replayed": {"$ref": "#/components/headers/IdempotentReplayed"}}}, "400": {"##), "{done}");
 }
 
