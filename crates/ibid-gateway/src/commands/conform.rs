@@ -28,6 +28,7 @@ use crate::{config::parse_duration, tls};
 mod checks;
 mod profile;
 mod report;
+mod request;
 mod session;
 mod wire;
 

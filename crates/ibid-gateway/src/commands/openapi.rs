@@ -88,18 +88,13 @@ pub fn run(
     }
 }
 
-/// A file is whole, old or new, at every moment.
+/// Writes a file. One that is there is whole, old or new, at every moment; a link to it stays a link.
 fn put(path: &Path, text: &str) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(path) = fs::canonicalize(path) else { return fs::write(path, text) };
+    let folder = path.parent().unwrap_or(Path::new("/"));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     io::Write::write_all(&mut file, text.as_bytes())?;
-    if let Ok(old) = fs::metadata(path) {
-        file.as_file().set_permissions(old.permissions())?;
-    } else {
-        // As other new files here: a temporary one is for its owner alone.
-        drop(fs::File::create(path)?);
-        file.as_file().set_permissions(fs::metadata(path)?.permissions())?;
-    }
+    file.as_file().set_permissions(fs::metadata(&path)?.permissions())?;
     file.as_file().sync_all()?;
     file.persist(path)?;
     Ok(())

@@ -140,6 +140,17 @@ async fn a_check_fails_until_the_document_says_all() {
 }
 
 #[tokio::test]
+async fn a_link_to_a_document_stays_a_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let (spec, link) = (copy(&folder, YAML), folder.path().join("link.yaml"));
+    std::os::unix::fs::symlink(&spec, &link).unwrap();
+    let (_, told, code) = openapi(&[link.to_str().unwrap(), "--in-place"]).await;
+    assert_eq!(code, Some(0), "{told}");
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(text(&spec).contains("#/components/responses/Idempotency409"));
+}
+
+#[tokio::test]
 async fn what_is_wrong_is_named_with_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {

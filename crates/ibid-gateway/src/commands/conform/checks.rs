@@ -1,7 +1,8 @@
 //! The checks, in the order in which they are made: each file has those of one kind.
 
 use super::{
-    session::{Runs, Seen, Session},
+    request::Seen,
+    session::{Runs, Session},
     wire::{Answer, Broken},
 };
 

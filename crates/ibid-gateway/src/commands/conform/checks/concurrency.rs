@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use ibid::OnConcurrent;
 
 use super::{
-    super::session::{Request, Seen, Session},
+    super::request::{Request, Seen},
+    super::session::Session,
     super::wire::Answer,
     Stop, answered, count, ran_since, times,
 };

@@ -2,10 +2,7 @@
 
 use ibid::{OnMismatch, Part, Reason, ScopePart};
 
-use super::{
-    super::session::{Request, Session},
-    Expected, Stop, count, judge, ran_since,
-};
+use super::{super::request::Request, super::session::Session, Expected, Stop, count, judge, ran_since};
 
 pub(super) async fn all(session: &mut Session) -> Result<(), Stop> {
     body(session).await?;

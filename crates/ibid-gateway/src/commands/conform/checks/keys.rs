@@ -3,9 +3,8 @@
 use ibid::{KeyFormat, Reason};
 
 use super::{
-    super::session::{Request, Session},
-    super::wire::Broken,
-    Expected, Stop, count, judge, ran_since, times,
+    super::request::Request, super::session::Session, super::wire::Broken, Expected, Stop, count, judge, ran_since,
+    times,
 };
 
 pub(super) async fn all(session: &mut Session) -> Result<(), Stop> {
@@ -151,7 +150,7 @@ pub(super) async fn get(session: &mut Session) -> Result<(), Stop> {
         Some(status) => format!("{status}, as without a key, and no replay"),
         None => "what comes without a key".into(),
     };
-    let same = |seen: &&super::super::session::Seen| {
+    let same = |seen: &&super::super::request::Seen| {
         let marked = seen.answer.as_ref().is_ok_and(|answer| session.is_marked(answer));
         seen.status().is_none() || seen.status() != without.status() || marked
     };

@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::{
-    super::session::{Request, Runs, Seen, Session},
+    super::request::{Request, Seen},
+    super::session::{Runs, Session},
     super::wire::Answer,
     Expected, Stop, answered, count, judge, ran_since, times,
 };
