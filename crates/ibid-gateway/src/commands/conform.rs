@@ -310,11 +310,13 @@ fn parse_url(text: &str) -> Result<Uri, String> {
     let wrong = |why: &str| {
         format!("{text:?} is no URL that can be checked: {why}; write http://HOST[:PORT]/PATH or https://…")
     };
+    if !text.contains("://") {
+        return Err(wrong("it has no scheme"));
+    }
     let uri: Uri = text.parse().map_err(|why: http::uri::InvalidUri| wrong(&why.to_string()))?;
     match uri.scheme_str() {
         Some("http" | "https") => {}
-        Some(_) => return Err(wrong("its scheme is neither http nor https")),
-        None => return Err(wrong("it has no scheme")),
+        _ => return Err(wrong("its scheme is neither http nor https")),
     }
     match uri.authority() {
         Some(authority) if authority.as_str().contains('@') => Err(wrong("user and password go into a --header")),
