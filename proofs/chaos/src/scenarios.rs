@@ -258,8 +258,14 @@ pub enum Shown {
 ///
 /// If a process does not start, or does not come back.
 pub async fn play(scenario: &Scenario, how: &How<'_>) -> io::Result<(Shown, Vec<String>)> {
-    let backend = backend::start(scenario.store, how.bin).await.map_err(io::Error::other)?;
     let gateways = how.gateways.unwrap_or(scenario.gateways);
+    if gateways > 1 && matches!(scenario.store, Kind::Memory | Kind::Embedded) {
+        return Err(io::Error::other(format!(
+            "{}: its store belongs to one gateway, not to {gateways}",
+            scenario.name
+        )));
+    }
+    let backend = backend::start(scenario.store, how.bin).await.map_err(io::Error::other)?;
     let links: Vec<Vec<Wired>> = (0..gateways).map(|nth| wire(&*backend, nth)).collect();
     let stores: Vec<String> = links.iter().map(|wired| backend.store(&|name| address(wired, name))).collect();
     match scenario.what {
