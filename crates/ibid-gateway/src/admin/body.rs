@@ -141,7 +141,7 @@ pub fn checked_reason(reason: &str) -> Result<String, Problem> {
         return Err(Problem::bad("reason: it is empty; say why, for whoever reads the audit trail"));
     }
     let odd = |character: char| character.is_control() && !matches!(character, '\n' | '\r' | '\t');
-    if text.chars().count() > LONGEST_REASON || text.contains(odd) {
+    if reason.chars().count() > LONGEST_REASON || text.contains(odd) {
         let what =
             format!("reason: it cannot be kept; allowed are up to {LONGEST_REASON} characters that can be shown");
         return Err(Problem::bad(what));
