@@ -17,7 +17,7 @@ use super::{
     PlaceArgs,
 };
 use crate::{
-    config::{self, Env},
+    config::{self, Env, StoreChoice},
     records::{
         Change, Changed, NotFound, Outcome, Page, Query, View, Wanted, What, state_name,
         view::{hex, millis},
@@ -39,6 +39,11 @@ pub(super) enum Source {
 impl Place {
     /// Reads the flags; nothing is opened yet.
     pub(super) fn of(args: &PlaceArgs, env: &Env<'_>) -> Result<Self, Failed> {
+        let StoreChoice { store, config } = &args.store;
+        if args.admin.admin.is_some() && (store.is_some() || config.is_some()) {
+            let what = "--admin cannot be used with --store or --config: a gateway knows its own store";
+            return Err(Failed::Usage(what.into()));
+        }
         match Api::of(&args.admin, env)? {
             Some(api) => Ok(Self::Admin(api)),
             None => Ok(Self::Store(config::Store::load(&args.store, env)?)),

@@ -32,7 +32,12 @@ async fn it_is_told_what_is_wrong() {
         (&["keys", "list", "--admin", "http://h/path"], ADMIN, 64, "has a path"),
         (&["keys", "list", "--admin", "http://u:p@h"], ADMIN, 64, "names no host, or a password"),
         (&["keys", "list", "--admin", "http://127.0.0.1:1"], ADMIN, 69, "cannot be reached"),
-        (&["keys", "list", "--admin", &format!("http://{}", office.gateway.addr())], ADMIN, 1, ""),
+        (
+            &["keys", "list", "--admin", &format!("http://{}", office.gateway.addr())],
+            ADMIN,
+            69,
+            "does not answer like a gateway",
+        ),
         (&[&list[..], &["--store", "memory:"]].concat(), ADMIN, 64, "cannot be used with"),
         (&["keys", "list", "--token", "env:X", "--store", "memory:"], ADMIN, 64, "--admin"),
     ] {

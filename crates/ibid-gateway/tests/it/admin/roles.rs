@@ -112,6 +112,18 @@ async fn a_user_sees_its_own_records_and_those_only() {
     assert_eq!(users, ["u1"], "of two changes one is about its records");
 }
 
+/// Without a word about labels: a scope of users says whose a record is.
+#[tokio::test]
+async fn a_user_sees_its_records_under_a_preset_that_scopes_by_user() {
+    let office = Office::with(&format!("{WHO}[policy]\npreset = \"membership\"\n")).await;
+    for (user, key) in [("u1", "key-of-user-one-0001"), ("u2", "key-of-user-two-0002")] {
+        assert_eq!(office.pay("/pay/ok", key, user).send().await.status, 201);
+    }
+    let own = office.get(USER, "/api/records").await.json();
+    assert_eq!(keys(&own), ["key-****0001"]);
+    assert_eq!(keys(&office.json("/api/records").await).len(), 2);
+}
+
 #[tokio::test]
 async fn a_page_of_a_user_is_never_filled_with_records_of_others() {
     let office = Office::with(&format!(
