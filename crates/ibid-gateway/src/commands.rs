@@ -6,10 +6,12 @@ pub mod demo;
 pub mod keys;
 pub mod migrate;
 pub mod openapi;
+pub mod report;
 pub mod serve;
 pub mod store;
 pub mod sweep;
 
 mod outside;
+mod remote;
 
 pub use outside::Failed;
