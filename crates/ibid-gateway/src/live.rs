@@ -13,7 +13,7 @@ use ibid::{
 };
 
 use crate::{
-    config::{ConfigError, Env, ServeArgs, Settings},
+    config::{ConfigError, Env, Seal, ServeArgs, Settings},
     contract_page,
     proxy::Body,
     routes::Route,
@@ -179,7 +179,7 @@ impl Live {
 
     /// Reads the file again.
     pub fn reload(&self, env: &Env<'_>) -> Reload {
-        let settings = match Settings::load(&self.args, env) {
+        let mut settings = match Settings::load(&self.args, env) {
             Ok(settings) => settings,
             Err(why) => return Reload::Wrong(ConfigError::to_string(&why)),
         };
@@ -192,8 +192,13 @@ impl Live {
             return Reload::Forgets(forgotten);
         }
         let fixed = settings.needs_restart_from(&before.settings);
+        if let (Some(seal), Some(before)) = (&mut settings.seal, &before.settings.seal) {
+            seal.adopt(before);
+        }
         match Snapshot::new(settings, Some(&before)) {
             Ok(snapshot) => {
+                // Before the first request under the new settings.
+                snapshot.settings.seal.iter().for_each(Seal::apply);
                 self.now.store(Arc::new(snapshot));
                 Reload::Taken(fixed)
             }

@@ -1,4 +1,4 @@
-//! `ibid keys list|show|release|forget|resolve`: what a store remembers, for people.
+//! `ibid keys list|show|release|forget|resolve|reseal`: what a store remembers, for people.
 //!
 //! Invariant: every change is a compare-and-set on the fence of the entry that was seen, has a reason, and is written
 //! to standard error. What is printed has no control characters of others in it.
@@ -9,11 +9,12 @@ use clap::{Args, Subcommand, ValueEnum};
 use ibid::store::{Address, Fence, State};
 
 use self::find::Wanted;
-use super::outside::{self, Failed};
-use crate::config::{self, Env, StoreChoice, parse_duration};
+use super::outside::{self, Failed, Opened};
+use crate::config::{self, ConfigError, Env, Seal, StoreChoice, parse_duration};
 
 mod change;
 mod find;
+mod reseal;
 mod show;
 
 /// What to do to which entries.
@@ -35,6 +36,8 @@ enum What {
     Forget(ChangeArgs),
     /// Say how an unknown one ended
     Resolve(ResolveArgs),
+    /// Seal remembered answers with the first of the keys, so that the others can be dropped
+    Reseal(ResealArgs),
 }
 
 #[derive(Debug, Args)]
@@ -112,6 +115,21 @@ struct ResolveArgs {
     keep: Option<Duration>,
 }
 
+#[derive(Debug, Args)]
+struct ResealArgs {
+    #[command(flatten)]
+    store: StoreChoice,
+    /// How many entries to look at, at most; without it, all
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+    /// Where the run before this one ended
+    #[arg(long, value_name = "CURSOR", value_parser = parse_address)]
+    cursor: Option<Address>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// One entry, by its address or by what it is searched by.
 #[derive(Debug, Args)]
 struct WhichArgs {
@@ -172,14 +190,15 @@ impl From<StateName> for State {
 pub fn run(args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<(), Failed> {
     match &args.what {
         What::List(args) => {
-            let settings = config::Store::load(&args.store, env)?;
-            outside::block_on(list(args, &settings, out, aside))
+            let on = On::load(&args.store, env)?;
+            outside::block_on(list(args, &on, out, aside))
         }
         What::Show(args) => {
             let wanted = Wanted::one(&args.which)?;
-            let settings = config::Store::load(&args.store, env)?;
-            outside::block_on(show_one(args, &wanted, &settings, out))
+            let on = On::load(&args.store, env)?;
+            outside::block_on(show_one(args, &wanted, &on, out, aside))
         }
+        What::Reseal(args) => reseal::run(args, env, out, aside),
         What::Release(args) => change(args, change::What::Release, env, out, aside),
         What::Forget(args) => change(args, change::What::Forget, env, out, aside),
         What::Resolve(args) => {
@@ -189,12 +208,43 @@ pub fn run(args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut 
     }
 }
 
-async fn list(
-    args: &ListArgs, settings: &config::Store, out: &mut dyn io::Write, aside: &mut dyn io::Write,
-) -> Result<(), Failed> {
-    let store = outside::open(settings).await?;
+/// What a command works on.
+struct On {
+    settings: config::Store,
+    /// What is sealed can be looked at, released and forgotten without keys.
+    seal: Result<Option<Seal>, ConfigError>,
+}
+
+impl On {
+    fn load(choice: &StoreChoice, env: &Env<'_>) -> Result<Self, Failed> {
+        Ok(Self { settings: config::Store::load(choice, env)?, seal: Seal::load(choice, env) })
+    }
+
+    async fn open(&self) -> Result<Opened, Failed> {
+        let sealing = self.seal.as_ref().ok().and_then(Option::as_ref).and_then(Seal::sealing);
+        outside::open_sealed(&self.settings, sealing).await
+    }
+
+    /// Says that something is shown as it is sealed, and why.
+    fn say_sealed(&self, sealed: usize, aside: &mut dyn io::Write) -> io::Result<()> {
+        if sealed == 0 {
+            return Ok(());
+        }
+        let why = match &self.seal {
+            Err(why) => format!("the keys cannot be had: {why}"),
+            Ok(None) => "name the gateway's --config, with its [seal], to see what is in them".into(),
+            Ok(Some(_)) => "their keys are not in [seal], or they were altered".into(),
+        };
+        let entries = if sealed == 1 { "1 entry is" } else { &format!("{sealed} entries are") };
+        writeln!(aside, "ibid: {entries} shown sealed, with hashes for key, tenant, user and endpoint: {why}")
+    }
+}
+
+async fn list(args: &ListArgs, on: &On, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<(), Failed> {
+    let store = on.open().await?;
     let wanted = Wanted::many(&args.tags, args.state.map(State::from), args.older_than);
-    let page = wanted.list(&*store, args.cursor, args.limit as usize).await?;
+    let page = wanted.list(store.store(), args.cursor, args.limit as usize).await?;
+    on.say_sealed(show::sealed(&page.entries), aside)?;
     if args.json {
         writeln!(out, "{}", show::page_as_json(&page))?;
         return Ok(());
@@ -209,10 +259,11 @@ async fn list(
 }
 
 async fn show_one(
-    args: &ShowArgs, wanted: &Wanted, settings: &config::Store, out: &mut dyn io::Write,
+    args: &ShowArgs, wanted: &Wanted, on: &On, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), Failed> {
-    let store = outside::open(settings).await?;
-    let entry = wanted.find_one(&*store).await?;
+    let store = on.open().await?;
+    let entry = wanted.find_one(&store).await?;
+    on.say_sealed(show::sealed(std::slice::from_ref(&entry.listed)), aside)?;
     if args.body {
         out.write_all(&show::body_of(&entry)?)?;
         out.flush()?;
@@ -228,11 +279,11 @@ fn change(
     args: &ChangeArgs, what: change::What, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), Failed> {
     let wanted = Wanted::one(&args.which)?;
-    let settings = config::Store::load(&args.store, env)?;
+    let on = On::load(&args.store, env)?;
     outside::block_on(async {
-        let store = outside::open(&settings).await?;
+        let store = on.open().await?;
         let change = change::Change { what, reason: &args.reason, fence: args.fence };
-        let made = change.make(&*store, &wanted).await?;
+        let made = change.make(&store, &wanted).await?;
         made.print(&change, args.json, out, aside)
     })
 }

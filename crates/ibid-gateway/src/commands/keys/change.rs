@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use ibid::{
     Record, RecordBody, rfc3339,
-    store::{Claim, End, ErrorKind, Fence, Held, Outline, State, Store, StoreError},
+    store::{Claim, End, ErrorKind, Fence, Held, Outline, State, StoreError},
 };
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ use super::{
     find::{self, Entry, Wanted},
     show,
 };
-use crate::config::raw::FRAMING;
+use crate::{commands::outside::Opened, config::raw::FRAMING};
 
 /// A body beyond this is no answer of an app.
 const LARGEST_BODY: u64 = 64 << 20;
@@ -114,14 +114,14 @@ fn body(path: &Path) -> io::Result<Bytes> {
 
 impl Change<'_> {
     /// Makes it, if the entry still is what it was taken for.
-    pub(super) async fn make(&self, store: &dyn Store, wanted: &Wanted) -> Result<Made, Failed> {
+    pub(super) async fn make(&self, store: &Opened, wanted: &Wanted) -> Result<Made, Failed> {
         let before = wanted.find_one(store).await?;
         let (address, seen) = (before.listed.address, self.fence.unwrap_or(before.listed.fence));
-        if let Some(why) = self.refusal(&before, seen) {
+        if let Some(why) = self.refusal(&before, seen).or_else(|| self.lacks_keys(&before, store)) {
             let after = find::at(store, &address).await?;
             return Ok(Made { before, after, outcome: Outcome::Refused(why) });
         }
-        let operators = store.operators();
+        let operators = store.store().operators();
         let held = match &self.what {
             What::Forget => operators.forget(&address, seen).await,
             What::Release => operators.resolve(&address, seen, &End::Release).await,
@@ -155,6 +155,16 @@ impl Change<'_> {
                 show::state(listed.state)
             )),
         }
+    }
+
+    /// An answer in clear would be in the store, and never be given.
+    fn lacks_keys(&self, before: &Entry, store: &Opened) -> Option<String> {
+        let is_sealed = ibid_stores::seal::is_sealed(&before.listed.fingerprint);
+        (matches!(self.what, What::Resolve(_)) && is_sealed && store.sealed.is_none()).then(|| {
+            "it is sealed, and its gateway does not give an answer that is not; name the gateway's --config, with its \
+             [seal]"
+                .into()
+        })
     }
 
     fn verb(&self) -> &'static str {

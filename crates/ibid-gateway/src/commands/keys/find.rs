@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use ibid::{
     mask,
-    store::{Address, Claim, Cursor, Filter, Listed, State, Store},
+    store::{Address, Claim, Cursor, ErrorKind, Filter, Listed, State, Store},
 };
 
 use super::{Failed, TagArgs, WhichArgs};
+use crate::commands::outside::Opened;
 
 /// How many entries are asked for at once.
 const PAGE: usize = 1000;
@@ -68,9 +69,9 @@ impl Wanted {
     }
 
     /// The only one.
-    pub(super) async fn find_one(&self, store: &dyn Store) -> Result<Entry, Failed> {
+    pub(super) async fn find_one(&self, store: &Opened) -> Result<Entry, Failed> {
         for _ in 0..TRIES {
-            let found = self.list(store, None, 2).await?;
+            let found = self.list(store.store(), None, 2).await?;
             let listed = match &found.entries[..] {
                 [listed] => listed,
                 [] => {
@@ -91,12 +92,12 @@ impl Wanted {
 }
 
 /// What is at an address now. `None` if nothing is.
-pub(super) async fn at(store: &dyn Store, address: &Address) -> Result<Option<Entry>, Failed> {
+pub(super) async fn at(store: &Opened, address: &Address) -> Result<Option<Entry>, Failed> {
     for _ in 0..TRIES {
         if let Some(entry) = read(store, address).await? {
             return Ok(Some(entry));
         }
-        if store.get(address).await?.is_none() {
+        if store.beneath.get(address).await?.is_none() {
             return Ok(None);
         }
     }
@@ -104,10 +105,15 @@ pub(super) async fn at(store: &dyn Store, address: &Address) -> Result<Option<En
 }
 
 /// Both views of an entry. `None` if they are not of the same holder in the same state, or nothing is there.
-async fn read(store: &dyn Store, address: &Address) -> Result<Option<Entry>, Failed> {
-    let Some(claim) = store.get(address).await? else { return Ok(None) };
+async fn read(store: &Opened, address: &Address) -> Result<Option<Entry>, Failed> {
+    let found = match store.store().get(address).await {
+        // It is there, and somebody has to deal with it: as it is held, then.
+        Err(error) if error.kind == ErrorKind::Corrupt => store.beneath.get(address).await?,
+        found => found?,
+    };
+    let Some(claim) = found else { return Ok(None) };
     let filter = Filter { address: Some(*address), ..Filter::default() };
-    let page = store.operators().list(&filter, Cursor::default(), 1).await?;
+    let page = store.store().operators().list(&filter, Cursor::default(), 1).await?;
     let Some(listed) = page.entries.into_iter().next() else { return Ok(None) };
     let same = match (&claim, listed.state) {
         (Claim::Busy(holder), State::Processing) | (Claim::Unknown(holder), State::Unknown) => {

@@ -13,6 +13,8 @@ use ibid::{
 };
 use serde_json::{Map, Value, json};
 
+use ibid_stores::seal::sealed_with;
+
 use super::{
     Failed,
     find::{Entry, Found},
@@ -113,7 +115,12 @@ pub(super) fn listed_as_json(listed: &Listed) -> Map<String, Value> {
         "fingerprint": fingerprint(&listed.fingerprint),
     });
     match object {
-        Value::Object(members) => members,
+        Value::Object(mut members) => {
+            if let Some(key) = sealed_with(&listed.label) {
+                members.insert("sealed_with".into(), key.into());
+            }
+            members
+        }
         _ => unreachable!("it is written as an object"),
     }
 }
@@ -126,8 +133,8 @@ pub(super) fn entry_as_json(entry: &Entry) -> Value {
             members.insert("takeover_in_ms".into(), millis(holder.takeover_in).into());
         }
         Claim::Done(done) => {
-            let response = match Record::decode(done.record.clone()) {
-                Err(why) => json!({ "unreadable": why.to_string() }),
+            let response = match decoded(&done.record) {
+                Err(why) => json!({ "unreadable": why, "sealed_with": sealed_with(&done.record) }),
                 Ok(record) => json!({
                     "headers": pairs(&record.headers),
                     "body": body_as_json(&record.body),
@@ -167,6 +174,7 @@ pub(super) fn entry(entry: &Entry, out: &mut dyn io::Write) -> Result<(), Failed
         ("fence", listed.fence.to_string()),
         ("fingerprint", fingerprint(&listed.fingerprint)),
     ];
+    lines.extend(sealed_with(&listed.label).map(|key| ("sealed with", key)));
     if let Claim::Busy(holder) | Claim::Unknown(holder) = &entry.claim {
         let left =
             if holder.takeover_in.is_zero() { "now".into() } else { format!("in {}", rough(holder.takeover_in)) };
@@ -186,7 +194,7 @@ pub(super) fn body_of(entry: &Entry) -> Result<Bytes, Failed> {
     let Claim::Done(done) = &entry.claim else {
         return Err(Failed::NotSo(format!("it has no answer: it is {}", state(entry.listed.state))));
     };
-    match Record::decode(done.record.clone()).map(|record| record.body) {
+    match decoded(&done.record).map(|record| record.body) {
         Ok(RecordBody::Whole(body)) => Ok(body),
         Ok(RecordBody::Digest { length, .. }) => {
             Err(Failed::NotSo(format!("its body of {length} bytes was too large to keep; only its digest is there")))
@@ -196,8 +204,19 @@ pub(super) fn body_of(entry: &Entry) -> Result<Bytes, Failed> {
     }
 }
 
+/// The record, or why it cannot be read.
+fn decoded(record: &Bytes) -> Result<Record, String> {
+    let sealed = |key: String| format!("it is sealed with the key {key:?}, and does not open with what is at hand");
+    Record::decode(record.clone()).map_err(|why| sealed_with(record).map_or(why.to_string(), sealed))
+}
+
+/// How many entries are shown as they are sealed.
+pub(super) fn sealed(entries: &[Listed]) -> usize {
+    entries.iter().filter(|listed| sealed_with(&listed.label).is_some()).count()
+}
+
 fn answer(record: &Bytes, out: &mut dyn io::Write) -> io::Result<()> {
-    let record = match Record::decode(record.clone()) {
+    let record = match decoded(record) {
         Ok(record) => record,
         Err(why) => return writeln!(out, "\nthe answer cannot be read: {why}"),
     };
