@@ -197,3 +197,139 @@ impl Sealing {
         if opened.len() == length { Ok(opened) } else { Err(Unopened::Altered) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::seal::{Rules, SealKey};
+
+    const FINGERPRINT: Fingerprint = Fingerprint { version: 1, digest: [5; 32] };
+
+    fn key(id: &str) -> SealKey {
+        let mut bytes = [0x40; 32];
+        bytes[..id.len()].copy_from_slice(id.as_bytes());
+        SealKey::new(id, bytes).unwrap()
+    }
+
+    fn sealing(first: &str, others: &[&str], rules: Rules) -> Sealing {
+        Sealing::new(key(first), others.iter().map(|id| key(id)).collect(), &[9; 32], rules)
+    }
+
+    fn place(kind: Kind, at: &Address) -> Place<'_> {
+        Place { kind, at, fingerprint: &FINGERPRINT, attempt: 3, failed: false }
+    }
+
+    const AT: Address = Address([4; 32]);
+
+    #[test]
+    fn what_is_sealed_shows_nothing_and_is_never_the_same() {
+        let sealing = sealing("2026-11", &[], Rules::default());
+        let place = place(Kind::Record, &AT);
+        let (one, other) = (sealing.seal(&place, b"planted content"), sealing.seal(&place, b"planted content"));
+        assert_ne!(one, other);
+        assert!(!one.windows(7).any(|part| part == b"planted"));
+        assert_eq!(sealed_with(&one).as_deref(), Some("2026-11"));
+        assert_eq!(sealed_with(&Bytes::from_static(b"ibid-sl")), None);
+        assert_eq!(sealed_with(&Bytes::from_static(b"\x01 plain")), None);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed_and_every_cut() {
+        for rules in [Rules::default(), Rules { compress: false, ..Rules::default() }] {
+            let sealing = sealing("2026-11", &["2026-10"], rules);
+            let place = place(Kind::Record, &AT);
+            let sealed = sealing.seal(&place, &[b'x'; 200]);
+            for bit in 0..sealed.len() * 8 {
+                let mut flipped = sealed.to_vec();
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                assert!(sealing.open(&place, flipped.into()).is_err(), "bit {bit}");
+            }
+            for cut in 0..sealed.len() {
+                assert!(sealing.open(&place, sealed.slice(..cut)).is_err(), "cut at {cut}");
+            }
+            let longer = [&sealed[..], b"x"].concat();
+            assert_eq!(sealing.open(&place, longer.into()), Err(Unopened::Altered));
+        }
+    }
+
+    #[test]
+    fn it_opens_nowhere_else() {
+        let sealing = sealing("k", &[], Rules::default());
+        let here = place(Kind::Record, &AT);
+        let sealed = sealing.seal(&here, b"an answer");
+        assert_eq!(sealing.open(&here, sealed.clone()).unwrap(), &b"an answer"[..]);
+        let other = Fingerprint { version: 2, ..FINGERPRINT };
+        for (what, place) in [
+            ("address", Place { at: &Address([5; 32]), ..here }),
+            ("fingerprint", Place { fingerprint: &Fingerprint::NONE, ..here }),
+            ("fingerprint's version", Place { fingerprint: &other, ..here }),
+            ("attempt", Place { attempt: 4, ..here }),
+            ("no attempt", Place { attempt: 0, ..here }),
+            ("state", Place { failed: true, ..here }),
+            ("kind", Place { kind: Kind::Label, ..here }),
+        ] {
+            assert_eq!(sealing.open(&place, sealed.clone()), Err(Unopened::Altered), "{what}");
+        }
+        let unseen = sealing.seal(&Place { attempt: 0, ..here }, b"an answer");
+        assert!(sealing.open(&here, unseen).is_ok(), "of a claim whose attempt nobody saw");
+    }
+
+    #[test]
+    fn the_first_key_seals_and_all_open() {
+        let (old, both, new) = (
+            sealing("old", &[], Rules::default()),
+            sealing("new", &["old"], Rules::default()),
+            sealing("new", &[], Rules::default()),
+        );
+        let place = place(Kind::Record, &AT);
+        let (first, second) = (old.seal(&place, b"1"), both.seal(&place, b"2"));
+        assert_eq!(sealed_with(&second).as_deref(), Some("new"));
+        assert_eq!(both.open(&place, first.clone()).unwrap(), &b"1"[..]);
+        assert_eq!(new.open(&place, second).unwrap(), &b"2"[..]);
+        assert_eq!(new.open(&place, first.clone()), Err(Unopened::Key("old".into())));
+        new.rekey(key("new"), vec![key("old")], Rules::default());
+        assert_eq!(new.open(&place, first).unwrap(), &b"1"[..]);
+    }
+
+    #[test]
+    fn what_is_in_clear_is_believed_only_if_told_so() {
+        let place = place(Kind::Record, &AT);
+        let plain = Bytes::from_static(b"planted");
+        let strict = sealing("k", &[], Rules::default());
+        assert_eq!(strict.open(&place, plain.clone()), Err(Unopened::Plain));
+        let lenient = sealing("k", &[], Rules { accept_plain: true, ..Rules::default() });
+        assert_eq!(lenient.open(&place, plain.clone()).unwrap(), plain);
+        // What claims to be sealed is held to that.
+        let claims = Bytes::from_static(b"ibid-sl\x01planted");
+        assert_eq!(lenient.open(&place, claims), Err(Unopened::Altered));
+        assert_eq!(lenient.open(&place, Bytes::from_static(b"ibid-sl\x02")), Err(Unopened::Version(2)));
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_sealed_opens(
+            plain in prop::collection::vec(any::<u8>(), 0..5000), repeated in 1_usize..20, compress: bool, at: [u8; 32],
+        ) {
+            let plain = plain.repeat(repeated);
+            let sealing = sealing("k", &[], Rules { compress, accept_plain: false });
+            let at = Address(at);
+            for kind in [Kind::Record, Kind::Label, Kind::Journal] {
+                let place = place(kind, &at);
+                prop_assert_eq!(&sealing.open(&place, sealing.seal(&place, &plain)).unwrap(), &plain);
+            }
+        }
+
+        #[test]
+        fn noise_never_opens(noise in prop::collection::vec(any::<u8>(), 0..400), headed: bool) {
+            let sealing = sealing("k", &[], Rules::default());
+            let mut bytes = Vec::new();
+            if headed {
+                bytes.extend_from_slice(b"ibid-sl\x01\x01\x00\x03\0\0\0\x09\0\0\0\x01k");
+            }
+            bytes.extend(noise);
+            prop_assert!(sealing.open(&place(Kind::Record, &AT), bytes.into()).is_err());
+        }
+    }
+}
