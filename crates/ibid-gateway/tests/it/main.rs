@@ -16,6 +16,7 @@ mod killed;
 mod operations;
 mod passing;
 mod presets;
+mod sealing;
 mod store_command;
 mod stores;
 mod upstream;

@@ -254,6 +254,19 @@ mod tests {
         }
     }
 
+    /// Sealed by format version 1, compressed and not. It must open for ever.
+    #[test]
+    fn version_1_stays_openable() {
+        let sealing = sealing("2026-11", &[], Rules::default());
+        let place = place(Kind::Record, &AT);
+        for (sealed, plain) in [
+            (&include_bytes!("../../tests/fixtures/sealed-v1.bin")[..], &b"an answer"[..]),
+            (include_bytes!("../../tests/fixtures/sealed-v1-compressed.bin"), &[b'x'; 200]),
+        ] {
+            assert_eq!(sealing.open(&place, Bytes::from_static(sealed)).unwrap(), plain);
+        }
+    }
+
     #[test]
     fn it_opens_nowhere_else() {
         let sealing = sealing("k", &[], Rules::default());

@@ -60,7 +60,7 @@ pub(super) fn run(
         writeln!(aside, "ibid: there are more: --cursor {next}")?;
     }
     if counts.unopened > 0 {
-        return Err(Failed::NotSo(format!("{} did not open and are as they were", records(counts.unopened))));
+        return Err(Failed::NotSo(format!("{} did not open; nothing was changed there", records(counts.unopened))));
     }
     Ok(())
 }
