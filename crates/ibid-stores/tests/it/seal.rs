@@ -27,6 +27,7 @@ use crate::{near::seed, temporary};
 mod forged;
 mod keys;
 mod planted;
+mod tiers;
 
 pub(crate) fn key(id: &str) -> SealKey {
     let mut bytes = [0x5c; 32];

@@ -13,13 +13,13 @@ use ibid_testkit::{
     client::Response,
     process::{Gateway, Signal},
     servers::redis,
-    upstream::Upstream,
+    upstream::{Fault, Reply, Upstream},
 };
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use super::{end, ibid, pay, pay_at, table};
-use crate::faults::kit::{BIN, assert_ran, assert_replay};
+use crate::faults::kit::{BIN, assert_ran, assert_refused, assert_replay};
 
 const TAKEN: &str = "configuration taken up";
 
@@ -188,4 +188,49 @@ async fn another_secret_is_refused_by_a_gateway_that_runs() {
     let line = gateway.wait_for_log("would forget what is remembered").await;
     assert!(line.contains("seal.address_secret changed"), "{line}");
     assert_replay(&pay(&gateway, "k").send().await, &first);
+}
+
+/// As docs/sealing.md tells it.
+#[tokio::test]
+async fn sealing_is_switched_on_without_forgetting() {
+    let upstream = Upstream::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("[store]\nurl = \"embedded:{}\"\n", folder.path().join("data").display());
+    let path = folder.path().join("ibid.toml");
+    let start = async |config: String| Gateway::spawn(BIN, &config, &upstream.url()).await;
+    upstream.on_each("/pay", [Reply::usual(), Fault::CloseWithoutReply.into(), Reply::usual(), Reply::usual()]);
+
+    let gateway = start(store.clone()).await;
+    let first = pay(&gateway, "in-clear").send().await;
+    assert_ran(&first);
+    assert_eq!(pay(&gateway, "lost").send().await.status, 502);
+    end(gateway).await;
+
+    let switching = format!("{store}{}accept_plain = true\nplain_addresses = true\n", table(&["k"]));
+    let gateway = start(switching.clone()).await;
+    gateway.wait_for_log("seal.accept_plain: what is not sealed is believed").await;
+    assert_replay(&pay(&gateway, "in-clear").send().await, &first);
+    assert_refused(&pay(&gateway, "lost").send().await, 409, "outcome-unknown");
+    let second = pay(&gateway, "sealed").send().await;
+    assert_ran(&second);
+    end(gateway).await;
+    fs::write(&path, &switching).unwrap();
+    let (code, printed, said) = ibid(&["keys", "reseal", "--config", path.to_str().unwrap()]).await;
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    assert!(printed.starts_with("sealed 1 record with k that was in clear\n1 record had k already\n"), "{printed}");
+
+    let gateway = start(switching.replace("accept_plain = true\n", "")).await;
+    assert_replay(&pay(&gateway, "in-clear").send().await, &first);
+    assert_replay(&pay(&gateway, "sealed").send().await, &second);
+    assert_refused(&pay(&gateway, "lost").send().await, 503, "store-unavailable");
+    end(gateway).await;
+
+    // One without the keys refuses what one with them wrote, and runs none of it.
+    let ran = upstream.executions();
+    let gateway = start(store).await;
+    for key in ["in-clear", "sealed"] {
+        let refused = pay(&gateway, key).send().await;
+        assert!([422, 503].contains(&refused.status), "{refused:?}");
+    }
+    assert_eq!(upstream.executions(), ran);
 }
