@@ -4,7 +4,8 @@
 
 use std::{collections::BTreeMap, io};
 
-use ibid::store::{Address, Cursor, ErrorKind, Filter, State};
+use futures_util::future::join_all;
+use ibid::store::{Address, Cursor, ErrorKind, Filter, Listed, State};
 use ibid_stores::seal::{Resealed, Sealed, sealed_with};
 use serde_json::{Map, Value, json};
 
@@ -16,6 +17,9 @@ use crate::{
 
 /// How many entries are asked for at once.
 const PAGE: u32 = 500;
+/// How many are resealed at the same time: enough that a server is not waited for one by one, too few for gateways beside
+/// to notice.
+const AT_ONCE: usize = 16;
 /// How many addresses that do not open are said.
 const SHOWN: usize = 20;
 
@@ -72,13 +76,14 @@ async fn reseal(sealed: &Sealed, first: &str, args: &ResealArgs, aside: &mut dyn
     loop {
         let at_most = left.min(PAGE.into()) as u32;
         let page = sealed.beneath().operators().list(&Filter::default(), from.clone(), at_most).await?;
-        for listed in &page.entries {
-            left = left.saturating_sub(1);
-            let label = sealed_with(&listed.label);
-            counts.labels += u64::from(label.is_some_and(|key| key != first));
-            if matches!(listed.state, State::Done | State::Failed) {
-                counts.add(&listed.address, sealed.reseal(&listed.address).await, aside)?;
-            }
+        left -= (page.entries.len() as u64).min(left);
+        let other_key = |listed: &&Listed| sealed_with(&listed.label).is_some_and(|key| key != first);
+        counts.labels += page.entries.iter().filter(other_key).count() as u64;
+        let finished = page.entries.iter().filter(|listed| matches!(listed.state, State::Done | State::Failed));
+        let finished: Vec<Address> = finished.map(|listed| listed.address).collect();
+        for some in finished.chunks(AT_ONCE) {
+            let done = join_all(some.iter().map(|at| sealed.reseal(at))).await;
+            some.iter().zip(done).try_for_each(|(at, done)| counts.add(at, done, aside))?;
         }
         match page.next {
             // A cursor that stands still would never end.
