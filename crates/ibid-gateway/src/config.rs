@@ -14,6 +14,7 @@
 
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
 use serde::Deserialize;
 
 mod args;
@@ -50,12 +51,20 @@ impl Settings {
     /// # Errors
     /// One line about the first setting that cannot be.
     pub fn load(args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
+        Self::load_knowing(args, env, None)
+    }
+
+    /// The same, if the upstreams were asked which gRPC methods they have: with what they said.
+    ///
+    /// # Errors
+    /// One line about the first setting that cannot be.
+    pub fn load_knowing(args: &ServeArgs, env: &Env<'_>, reflected: Option<Bytes>) -> Result<Self, ConfigError> {
         let path = args.file(env)?;
         let text = match &path {
             None => String::new(),
             Some(path) => text_of(path)?,
         };
-        Self::from_text(&text, path, args, env)
+        Self::finished(&text, path, args, env, reflected)
     }
 
     /// The same, of a file whose text is at hand.
@@ -63,8 +72,14 @@ impl Settings {
     /// # Errors
     /// One line about the first setting that cannot be.
     pub fn from_text(text: &str, path: Option<PathBuf>, args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
+        Self::finished(text, path, args, env, None)
+    }
+
+    fn finished(
+        text: &str, path: Option<PathBuf>, args: &ServeArgs, env: &Env<'_>, reflected: Option<Bytes>,
+    ) -> Result<Self, ConfigError> {
         let folder = path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).to_owned();
-        let lookup = env::Lookup { env, folder };
+        let lookup = env::Lookup { env, folder, reflected };
         let mut file = read(text, path.as_deref(), &lookup)?;
         args.lay_over(&mut file, env)?;
         finish::finish(file, path, &lookup)

@@ -10,6 +10,7 @@ pub mod live;
 pub mod logs;
 pub mod metrics;
 pub mod proxy;
+mod reflection;
 pub mod routes;
 pub mod server;
 pub mod tls;

@@ -6,6 +6,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use bytes::Bytes;
 use http::{HeaderName, Method, request::Parts};
 use ibid::{
     Reason, Refusal,
@@ -106,7 +107,7 @@ impl Snapshot {
         Ok(Self { settings, upstreams, default, for_calls, page })
     }
 
-    fn upstreams(&self, protocol: Protocol) -> &HashMap<String, Arc<Upstream<Body>>> {
+    pub(crate) fn upstreams(&self, protocol: Protocol) -> &HashMap<String, Arc<Upstream<Body>>> {
         match protocol {
             Protocol::Http => &self.upstreams,
             Protocol::Grpc => &self.for_calls,
@@ -179,7 +180,15 @@ impl Live {
 
     /// Reads the file again.
     pub fn reload(&self, env: &Env<'_>) -> Reload {
-        let mut settings = match Settings::load(&self.args, env) {
+        self.reload_knowing(env, self.now().settings.reflected.clone())
+    }
+
+    /// The same, with what the upstreams say of themselves now.
+    pub fn reload_knowing(&self, env: &Env<'_>, reflected: Option<Bytes>) -> Reload {
+        let mut settings = match Settings::load_knowing(&self.args, env, reflected) {
+            Ok(settings) if settings.reflects() && settings.reflected.is_none() => {
+                return Reload::Wrong("descriptors: \"reflection\" is asked for at the start only; restart".into());
+            }
             Ok(settings) => settings,
             Err(why) => return Reload::Wrong(ConfigError::to_string(&why)),
         };
@@ -221,21 +230,27 @@ impl Live {
                 continue;
             }
             last = content;
-            let shown = path.display();
-            match self.reload(&Env::process()) {
-                Reload::Unchanged => {}
-                Reload::Taken(fixed) if fixed.is_empty() => tracing::info!(file = %shown, "configuration taken up"),
-                Reload::Taken(fixed) => {
-                    tracing::warn!(file = %shown, needs_restart = fixed.join(", "), "configuration taken up in part");
-                }
-                Reload::Wrong(why) => tracing::error!("{why}; the configuration in force stays"),
-                Reload::Forgets(what) => tracing::error!(
-                    file = %shown,
-                    "the changed configuration would forget what is remembered, so the one in force stays; \
-                     set accept_forgetting = true to take it all the same: {}",
-                    what.join("; ")
-                ),
+            self.say(self.reload(&Env::process()));
+        }
+    }
+
+    /// Says what became of a reload.
+    pub(crate) fn say(&self, reload: Reload) {
+        let file = self.now().settings.file.clone().unwrap_or_default();
+        let shown = file.display();
+        match reload {
+            Reload::Unchanged => {}
+            Reload::Taken(fixed) if fixed.is_empty() => tracing::info!(file = %shown, "configuration taken up"),
+            Reload::Taken(fixed) => {
+                tracing::warn!(file = %shown, needs_restart = fixed.join(", "), "configuration taken up in part");
             }
+            Reload::Wrong(why) => tracing::error!("{why}; the configuration in force stays"),
+            Reload::Forgets(what) => tracing::error!(
+                file = %shown,
+                "the changed configuration would forget what is remembered, so the one in force stays; \
+                 set accept_forgetting = true to take it all the same: {}",
+                what.join("; ")
+            ),
         }
     }
 }

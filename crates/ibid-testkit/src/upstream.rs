@@ -113,7 +113,8 @@ impl Upstream {
         format!("http://{}", self.addr)
     }
 
-    /// Answers requests with exactly this path (the query does not count) like this from now on.
+    /// Answers requests with exactly this path (the query does not count) like this from now on. `"OPTIONS /pay"` is for one
+    /// method only, `"OPTIONS *"` for it at every path; these come before a path alone.
     ///
     /// # Panics
     ///

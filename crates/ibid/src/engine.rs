@@ -103,8 +103,8 @@ pub enum Probed {
 pub enum Verdict<A> {
     /// The answer of this run.
     Ran(A, Stored),
-    /// The remembered answer.
-    Replay(Finished),
+    /// The remembered answer, and where it is remembered: in the store, or still in the journal.
+    Replay(Finished, Stored),
     /// A refusal.
     Refused(Refusal),
 }
@@ -169,11 +169,11 @@ impl Engine {
         let mut takeovers = 0;
         let mut probed = false;
 
-        if let Some(finished) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
-            return match finished {
-                finished if differs(finished.fingerprint) => refuse(shadow, operation, reused()).await,
-                finished => replay(shadow, operation, finished).await,
-            };
+        if let Some((finished, solo)) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
+            if differs(finished.fingerprint) {
+                return refuse(shadow, operation, reused()).await;
+            }
+            return replay(shadow, operation, finished, if solo { Stored::Solo } else { Stored::Pending }).await;
         }
         loop {
             let sent = Instant::now();
@@ -198,7 +198,7 @@ impl Engine {
             }
             match claim {
                 Claim::Granted(lease) => return Box::pin(self.run(policy, lease, sent, operation)).await,
-                Claim::Done(finished) => return replay(shadow, operation, finished).await,
+                Claim::Done(finished) => return replay(shadow, operation, finished, Stored::Yes).await,
                 Claim::Busy(holder) => {
                     let left = patience.saturating_duration_since(Instant::now());
                     if shadow || policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
@@ -331,7 +331,7 @@ impl Engine {
             return Verdict::Refused(reused());
         }
         match now {
-            Claim::Done(finished) => Verdict::Replay(finished),
+            Claim::Done(finished) => Verdict::Replay(finished, Stored::Yes),
             Claim::Busy(_) | Claim::Granted(_) | Claim::Spent => Verdict::Refused(in_progress(SOON)),
             Claim::Unknown(_) => Verdict::Refused(outcome_unknown()),
         }
@@ -507,9 +507,11 @@ async fn refuse<O: Operation>(shadow: bool, operation: &mut O, refusal: Refusal)
 }
 
 /// A replay; in shadow mode the operation runs all the same.
-async fn replay<O: Operation>(shadow: bool, operation: &mut O, finished: Finished) -> Verdict<O::Answer> {
+async fn replay<O: Operation>(
+    shadow: bool, operation: &mut O, finished: Finished, stored: Stored,
+) -> Verdict<O::Answer> {
     if !shadow {
-        return Verdict::Replay(finished);
+        return Verdict::Replay(finished, stored);
     }
     unprotected(operation, Stored::Shadowed(Shadow::Replay)).await
 }

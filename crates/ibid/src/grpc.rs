@@ -36,6 +36,7 @@ pub(crate) use self::{
 pub use self::{
     code::{CallEnd, Code},
     methods::{DescriptorError, Unary, UnaryError},
+    reflection::{ReflectionError, reflected},
     refuse::refusal_response,
 };
 use crate::{
@@ -48,6 +49,7 @@ mod code;
 mod framing;
 mod methods;
 mod proto;
+mod reflection;
 mod refuse;
 mod reply;
 mod text;

@@ -122,21 +122,22 @@ impl Journal {
         self.len() == 0
     }
 
-    pub(crate) fn find(&self, at: &Address) -> Option<Finished> {
+    pub(crate) fn find(&self, at: &Address) -> Option<(Finished, bool)> {
         if self.is_empty() {
             return None;
         }
         let entries = self.entries.lock();
         let entry = entries.get(at)?;
         let left = entry.answers_until_ms.saturating_sub(now_ms());
-        (left > 0).then(|| Finished {
+        let finished = Finished {
             fence: entry.lease.fence,
             attempt: entry.lease.attempt,
             fingerprint: entry.lease.ask.fingerprint,
             failed: entry.failed,
             record: entry.record.clone(),
             expires_in: Duration::from_millis(left),
-        })
+        };
+        (left > 0).then_some((finished, entry.lease.solo))
     }
 
     pub(crate) fn all(&self) -> Vec<(Lease, End)> {

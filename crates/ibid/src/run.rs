@@ -116,7 +116,7 @@ where
                 format!("the operation did not end in time; whether it took place is not known ({})", mask(&key));
             Err(RunError::Refused(Refusal::new(Reason::UpstreamTimeout, detail)))
         }
-        Verdict::Replay(finished) => Ok(Ran::Replayed(finished.record)),
+        Verdict::Replay(finished, _) => Ok(Ran::Replayed(finished.record)),
         Verdict::Refused(refusal) => Err(RunError::Refused(refusal)),
     }
 }

@@ -42,6 +42,10 @@ pub enum Kind {
     /// Redis first, PostgreSQL behind it; goes on with either alone.
     TieredLoose,
     Sentinel,
+    /// A primary that dies while its replica is in step with it.
+    Failover {
+        wait_replicas: u32,
+    },
     Cluster,
 }
 
@@ -143,6 +147,22 @@ pub const SCENARIOS: &[Scenario] = &[
         store: Kind::Sentinel,
         gateways: 3,
         what: What::Faults { blows: BOTH, tears: NO_TEARS },
+        allow: &[Allow::Loss],
+    },
+    Scenario {
+        name: "redis-failover",
+        about: "a Redis that dies while its replica is in step with it: what is lost is measured, not excluded",
+        store: Kind::Failover { wait_replicas: 0 },
+        gateways: 3,
+        what: What::Faults { blows: &[], tears: NO_TEARS },
+        allow: &[Allow::Loss],
+    },
+    Scenario {
+        name: "redis-failover-waiting",
+        about: "the same with wait_replicas = 1",
+        store: Kind::Failover { wait_replicas: 1 },
+        gateways: 3,
+        what: What::Faults { blows: &[], tears: NO_TEARS },
         allow: &[Allow::Loss],
     },
     Scenario {

@@ -118,7 +118,11 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
     if let Some(file) = &settings.descriptors {
         let known = settings.routes.unary().paths().count();
         let plural = if known == 1 { "" } else { "s" };
-        lines.push(("descriptors", format!("{file} ({known} unary method{plural} to protect)")));
+        let said = match settings.reflects() {
+            true => format!("{file}: upstreams are asked when the gateway starts"),
+            false => format!("{file} ({known} unary method{plural} to protect)"),
+        };
+        lines.push(("descriptors", said));
     }
     lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));
     for (name, value) in lines {

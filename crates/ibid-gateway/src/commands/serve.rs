@@ -19,6 +19,7 @@ use crate::{
     live::{Live, Snapshot},
     logs,
     metrics::Watched,
+    reflection,
     server::Server,
 };
 
@@ -48,6 +49,7 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|why| ServeError::Start(why.to_string()))?;
     runtime.block_on(async {
+        let settings = reflection::known(settings, &args, env).await?;
         let watched = Watched::new(logs::Logged);
         let url = &settings.store.url;
         let store = settings.store.layout().sealed(settings.sealing()).open(watched.clone()).await;
@@ -107,6 +109,7 @@ impl Gateway {
         // From here on, not from when the task is first polled: until then a hangup would end the process.
         let hangup = signal(SignalKind::hangup()).map_err(|why| format!("signals: {why}"))?;
         tokio::spawn(nudge_on(hangup, nudge));
+        tokio::spawn(reflection::keep_up(live.clone()));
         let secure = server.is_secure();
         let server = tokio::spawn(server.run(stopping));
         Ok(Self { address, admin: admin_address, secure, live, ibid, stop, server })

@@ -100,10 +100,14 @@ fn known(matches: &Match, unary: Option<&Unary>) -> Result<(), String> {
         } else {
             Err(format!(
                 "{text:?} does not say which methods are unary; name them one by one, or name a file of descriptors \
-                 at the top: descriptors = \"FILE\""
+                 at the top: descriptors = \"FILE\", or \"reflection\" to ask the upstream"
             ))
         };
     };
+    // Upstreams that are to be asked, and were not yet.
+    if unary.is_empty() {
+        return Ok(());
+    }
     let Some(service) = pattern.service() else { return Ok(()) };
     let mut methods = unary.known_of_service(service).peekable();
     match (methods.peek().is_some(), pattern.names_one()) {

@@ -2,6 +2,8 @@
 
 use std::{ffi::OsString, fmt, path::PathBuf};
 
+use bytes::Bytes;
+
 /// Where environment variables come from: the process, or a test.
 pub struct Env<'a>(Box<Variable<'a>>);
 
@@ -13,6 +15,8 @@ pub(super) struct Lookup<'a> {
     pub(super) env: &'a Env<'a>,
     /// Relative paths start here.
     pub(super) folder: PathBuf,
+    /// What the upstreams said about themselves, if they were asked.
+    pub(super) reflected: Option<Bytes>,
 }
 
 impl<'a> Env<'a> {

@@ -12,7 +12,7 @@ use super::{
     scalar::{One, Scalar},
     seal,
     secret::{Secret, Upstream},
-    settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Role, Settings, Tls, Token},
+    settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, REFLECTION, Role, Settings, Tls, Token},
     store,
     values::Size,
     warnings,
@@ -99,6 +99,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         accept_forgetting: or(file.accept_forgetting, false),
         journal,
         descriptors: file.descriptors.map(|One(path)| path),
+        reflected: lookup.reflected.clone(),
         limits: limits(file.limits, &wrong)?,
         log: Log { format: or(file.log.format, LogFormat::Text), level: or(file.log.level, LogLevel::Info) },
         admin,
@@ -188,8 +189,14 @@ fn admin(file: raw::Admin, wrong: Wrong<'_>) -> Result<Option<Admin>, ConfigErro
     Ok(listen.map(|listen| Admin { listen, tokens }))
 }
 
-/// The gRPC methods of a descriptor set.
+/// The gRPC methods of a descriptor set; none yet where upstreams have not been asked for theirs.
 fn descriptors(path: &str, lookup: &Lookup<'_>) -> Result<Unary, String> {
+    if path == REFLECTION {
+        let told = lookup.reflected.as_deref().map(Unary::from_descriptor_set).transpose();
+        return Ok(told
+            .map_err(|why| format!("what the upstream said of itself cannot be used: {why}"))?
+            .unwrap_or_default());
+    }
     let bytes = lookup.read_bytes(path).map_err(|why| format!("cannot read {path:?}: {why}"))?;
     Unary::from_descriptor_set(&bytes).map_err(|why| format!("{path:?} cannot be used: {why}"))
 }

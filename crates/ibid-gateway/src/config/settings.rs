@@ -2,12 +2,16 @@
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
+use bytes::Bytes;
 use http::HeaderValue;
 use ibid::TrustedProxies;
 use ibid_stores::seal::Sealing;
 
 use super::{scalar::Scalar, seal::Seal, secret::Secret, store::Store};
 use crate::routes::RouteTable;
+
+/// Instead of a file of descriptors: the upstreams are asked for theirs.
+pub(super) const REFLECTION: &str = "reflection";
 
 /// The finished configuration. Secrets in it are never shown by `Debug`.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,8 +40,10 @@ pub struct Settings {
     pub accept_forgetting: bool,
     /// The local journal's directory; `None` if there is none.
     pub journal: Option<PathBuf>,
-    /// The file of protobuf descriptors that says which gRPC methods are unary, as written.
+    /// What says which gRPC methods are unary, as written: a file of protobuf descriptors, or [`REFLECTION`].
     pub descriptors: Option<String>,
+    /// What the upstreams said about themselves, if they were asked: a descriptor set.
+    pub reflected: Option<Bytes>,
     /// What a connection may do.
     pub limits: Limits,
     /// How logs are written.
@@ -153,6 +159,11 @@ pub enum Role {
 }
 
 impl Settings {
+    /// Whether the upstreams are to be asked which gRPC methods they have.
+    pub fn reflects(&self) -> bool {
+        self.descriptors.as_deref() == Some(REFLECTION)
+    }
+
     /// What differs from `old` and is only read at start-up.
     pub fn needs_restart_from(&self, old: &Self) -> Vec<&'static str> {
         let all = [

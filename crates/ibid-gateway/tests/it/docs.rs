@@ -294,7 +294,7 @@ async fn the_readme_shows_what_the_demo_does() {
 fn no_link_is_dead() {
     let mut pages: Vec<PathBuf> =
         ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root().join(page)).into();
-    for folder in ["docs", "docs/presets", "examples", "examples/tonic"] {
+    for folder in ["docs", "docs/presets", "examples", "examples/tonic", "clients/js"] {
         let entries = std::fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
         pages.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
     }

@@ -2,6 +2,7 @@
 
 mod calls;
 mod config;
+mod reflected;
 mod streams;
 
 use ibid_testkit::{

@@ -23,14 +23,14 @@ macro_rules! scripts {
 }
 
 scripts! {
-    CLAIM = "entry.lua" "common.lua" "claim.lua";
-    EXTEND = "entry.lua" "common.lua" "lease.lua" "extend.lua";
-    SETTLE = "entry.lua" "common.lua" "lease.lua" "settle.lua";
-    WAIT = "entry.lua" "common.lua" "wait.lua";
-    GET = "entry.lua" "common.lua" "get.lua";
-    RESOLVE = "entry.lua" "common.lua" "resolve.lua";
-    FORGET = "entry.lua" "common.lua" "forget.lua";
-    REPLACE = "entry.lua" "common.lua" "replace.lua";
+    CLAIM = "entry.lua" "index.lua" "claim_new.lua" "common.lua" "claim.lua";
+    EXTEND = "entry.lua" "index.lua" "common.lua" "lease.lua" "extend.lua";
+    SETTLE = "entry.lua" "index.lua" "settle_done.lua" "common.lua" "lease.lua" "settle.lua";
+    WAIT = "entry.lua" "index.lua" "common.lua" "wait.lua";
+    GET = "entry.lua" "index.lua" "common.lua" "get.lua";
+    RESOLVE = "entry.lua" "index.lua" "common.lua" "resolve.lua";
+    FORGET = "entry.lua" "index.lua" "common.lua" "forget.lua";
+    REPLACE = "entry.lua" "index.lua" "common.lua" "replace.lua";
     SWEEP = "entry.lua" "sweep.lua";
     COUNTS = "entry.lua" "counts.lua";
     LOOK = "entry.lua" "look.lua";

@@ -14,6 +14,13 @@ use super::{
 /// How often one claim starts over because `first` changed under its hands.
 const ROUNDS: u32 = 4;
 
+/// A claim that is younger than this in `first` may still be on its way to `last`.
+const ON_ITS_WAY: Duration = Duration::from_millis(100);
+
+/// A copy with less than this to live may outlive what it is a copy of: there are two clocks, and an end may have been told
+/// twice.
+const AT_ITS_END: Duration = Duration::from_secs(1);
+
 /// Longer than any lease that a clock can count.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -76,6 +83,9 @@ impl Parts {
         if self.trust.holds(self).await {
             let (fence, opened) = (finished.fence, copy::opened(finished));
             return match opened.solo {
+                None if opened.finished.expires_in < AT_ITS_END && !self.has_it_still(ask, fence).await? => {
+                    Ok(Step::Again)
+                }
                 None => Ok(Step::Answer(Claim::Done(opened.finished))),
                 Some(token) => self.confirm(ask, fence, token, opened.finished).await.map(Step::Answer),
             };
@@ -91,6 +101,21 @@ impl Parts {
                 Ok(Step::Answer(Claim::Done(copy::opened(finished).finished)))
             }
             answered => answered,
+        }
+    }
+
+    /// Whether `last` has an answer of which `first` has a copy, with this fence. If not, the copy goes. Loose believes it as
+    /// long as `last` cannot be asked.
+    async fn has_it_still(&self, ask: &Ask, fence: Fence) -> Result<bool, StoreError> {
+        match self.last.get(&ask.address).await {
+            Ok(Some(Claim::Done(_))) => Ok(true),
+            Err(_) if self.is_loose() => Ok(true),
+            Err(error) => Err(error),
+            Ok(_) => {
+                let forgotten = self.first.operators().forget(&ask.address, fence).await;
+                let _: Held = forgotten.map_err(|error| self.cannot_tell(error))?;
+                Ok(false)
+            }
         }
     }
 
@@ -151,7 +176,7 @@ impl Parts {
 
     /// Step 3: somebody is in `first`.
     async fn occupied(self: &Arc<Self>, ask: &Arc<Ask>, found: Claim) -> Result<Step, StoreError> {
-        match self.last.get(&ask.address).await {
+        match self.after_it_came(ask, &found).await {
             // It may be this very claim, granted while `first` could not be reached.
             Ok(Some(_)) if self.is_unclear(ask) => self.claim_in_last(ask, false).await.map(Step::Answer),
             Ok(Some(there)) => Ok(Step::Answer(there)),
@@ -162,6 +187,22 @@ impl Parts {
             },
             Err(_) if self.is_loose() => Ok(Step::Answer(found)),
             Err(error) => Err(error),
+        }
+    }
+
+    /// What `last` has. A holder that has only just come to `first` is given the time to come there too: the fence under
+    /// which it runs is that of `last`.
+    async fn after_it_came(&self, ask: &Ask, found: &Claim) -> Result<Option<Claim>, StoreError> {
+        let began = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let there = self.last.get(&ask.address).await?;
+            let is_new = matches!(found, Claim::Busy(holder) if holder.age + began.elapsed() + pause < ON_ITS_WAY);
+            if there.is_some() || !is_new {
+                return Ok(there);
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
         }
     }
 

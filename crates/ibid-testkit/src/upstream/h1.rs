@@ -62,7 +62,7 @@ impl Connection {
             Ok(head) => head,
             Err(error) => return self.refuse(error).await,
         };
-        let reply = self.open.ledger.next_reply(&seen.target);
+        let reply = self.open.ledger.next_reply(&seen.method, &seen.target);
         if reply.early {
             return self.answer_early(&reply, seen).await;
         }

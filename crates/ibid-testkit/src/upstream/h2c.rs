@@ -63,7 +63,7 @@ pub(super) async fn serve(stream: TcpStream, open: Open) {
 async fn exchange(request: Request<Incoming>, open: Arc<Open>) -> Result<Response<Body>, Abort> {
     let (head, body) = request.into_parts();
     let target = head.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
-    let reply = open.ledger.next_reply(&target);
+    let reply = open.ledger.next_reply(head.method.as_str(), &target);
     let body = match body.collect().await {
         Ok(body) => body,
         Err(_) => {

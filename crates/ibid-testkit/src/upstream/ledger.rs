@@ -116,11 +116,12 @@ impl Ledger {
         self.book.lock().rules.clear();
     }
 
-    /// The reply for the next request at this target.
-    pub(super) fn next_reply(&self, target: &str) -> Reply {
+    /// The reply for the next request with this method at this target. A rule that names the method comes first.
+    pub(super) fn next_reply(&self, method: &str, target: &str) -> Reply {
         let mut book = self.book.lock();
-        let path = Some(path_of(target).to_owned());
-        let rule = if book.rules.contains_key(&path) { path } else { None };
+        let path = path_of(target);
+        let rules = [format!("{method} {path}"), format!("{method} *"), path.to_owned()];
+        let rule = rules.into_iter().map(Some).find(|rule| book.rules.contains_key(rule)).flatten();
         match book.rules.get_mut(&rule) {
             None => Reply::usual(),
             Some(replies) if replies.len() > 1 => replies.pop_front().unwrap_or_default(),

@@ -52,6 +52,10 @@ async fn rules_set_status_headers_body_and_order() {
 
     upstream.on_any(Reply::status(204));
     assert_eq!(post(addr, "/else").send().await.status, 204);
+    upstream.on("POST *", Reply::status(205));
+    upstream.on("POST /a", Reply::status(206));
+    assert_eq!([post(addr, "/a").send().await.status, post(addr, "/b").send().await.status], [206, 205]);
+    assert_eq!([get(addr, "/a").send().await.status, get(addr, "/else").send().await.status], [500, 204]);
     upstream.clear_rules();
     assert_eq!(post(addr, "/else").send().await.status, 201);
 }

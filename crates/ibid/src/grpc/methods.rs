@@ -58,7 +58,7 @@ impl Unary {
     }
 
     /// The unary methods of all services in a `google.protobuf.FileDescriptorSet`, as protoc, buf, protox and tonic's
-    /// build write it.
+    /// build write it, and as a server [tells it](super::reflected).
     ///
     /// Left out, and passed through untouched, are methods with `option idempotency_level = NO_SIDE_EFFECTS` (as GET
     /// requests are), and the services `grpc.health.*` and `grpc.reflection.*`.
@@ -116,6 +116,11 @@ impl Unary {
         }
         self.methods.retain(|path, _| kept.contains(path));
         Ok(self)
+    }
+
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.methods.is_empty()
     }
 
     /// Whether calls with this path, such as `/shop.Orders/Create`, are covered.

@@ -45,6 +45,19 @@ impl Telling {
     }
 }
 
+/// Says what a client cannot rely on.
+fn tell_stored(headers: &mut HeaderMap, stored: Stored) {
+    if matches!(stored, Stored::Pending | Stored::Solo) {
+        headers.insert(STORED, HeaderValue::from_static("pending"));
+    }
+    if matches!(stored, Stored::Degraded | Stored::Solo) {
+        headers.insert(GUARANTEE, HeaderValue::from_static("degraded"));
+    }
+    if stored == Stored::No {
+        headers.insert(STORED, HeaderValue::from_static("false"));
+    }
+}
+
 /// The answer of a run that just ended.
 pub(super) fn first<B>(
     mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, policy: &Policy, stored: Option<Stored>,
@@ -57,15 +70,8 @@ pub(super) fn first<B>(
     policy.only_on_replays().for_each(|name| drop(headers.remove(name)));
     let requested_at_ms = telling.requested_at_ms;
     tell(headers, &policy.first_headers, telling, requested_at_ms);
-    match stored {
-        Some(Stored::No) => drop(headers.insert(STORED, HeaderValue::from_static("false"))),
-        Some(Stored::Pending) => drop(headers.insert(STORED, HeaderValue::from_static("pending"))),
-        Some(Stored::Degraded) => drop(headers.insert(GUARANTEE, HeaderValue::from_static("degraded"))),
-        Some(Stored::Solo) => {
-            headers.insert(STORED, HeaderValue::from_static("pending"));
-            headers.insert(GUARANTEE, HeaderValue::from_static("degraded"));
-        }
-        _ => {}
+    if let Some(stored) = stored {
+        tell_stored(headers, stored);
     }
     if let Some(origin) = &telling.origin {
         cors::allow(headers, origin, exposed(policy));
@@ -94,7 +100,9 @@ fn tell(headers: &mut HeaderMap, told: &[(HeaderName, Template)], telling: &mut 
 }
 
 /// The remembered answer.
-pub(super) fn replay<B>(record: Record, policy: &Policy, telling: &mut Telling) -> Response<ResponseBody<B>> {
+pub(super) fn replay<B>(
+    record: Record, policy: &Policy, stored: Stored, telling: &mut Telling,
+) -> Response<ResponseBody<B>> {
     let is_call = telling.protocol == Protocol::Grpc;
     let mut headers = record.headers;
     let mut status = record.status;
@@ -103,6 +111,7 @@ pub(super) fn replay<B>(record: Record, policy: &Policy, telling: &mut Telling) 
         RecordBody::Digest { length, sha256 } if is_call => {
             let mut answer = grpc::left_out(headers, record.trailers, length, &sha256);
             tell(answer.headers_mut(), &policy.replay_headers, telling, record.requested_at_ms);
+            tell_stored(answer.headers_mut(), stored);
             return answer;
         }
         RecordBody::Digest { length, sha256 } => {
@@ -118,6 +127,7 @@ pub(super) fn replay<B>(record: Record, policy: &Policy, telling: &mut Telling) 
         RecordBody::None => Bytes::new(),
     };
     tell(&mut headers, &policy.replay_headers, telling, record.requested_at_ms);
+    tell_stored(&mut headers, stored);
     if let Some(origin) = &telling.origin {
         headers.remove(header::ACCESS_CONTROL_EXPOSE_HEADERS);
         cors::allow(&mut headers, origin, exposed(policy));

@@ -216,8 +216,8 @@ async fn answered<RB>(
             let detail = "the handler failed; whether the operation took place is not known";
             (answer::plain(StatusCode::INTERNAL_SERVER_ERROR, detail, telling), outcome(stored))
         }
-        Verdict::Replay(finished) => match replayed(shared, finished, seen) {
-            Ok(record) => (answer::replay(record, policy, telling), Outcome::Replayed),
+        Verdict::Replay(finished, stored) => match replayed(shared, finished, seen) {
+            Ok(record) => (answer::replay(record, policy, stored, telling), Outcome::Replayed),
             Err(refusal) => (answer::refuse(&refusal, policy, &seen.key, telling), Outcome::Refused(refusal.reason)),
         },
         Verdict::Refused(refusal) => {

@@ -186,7 +186,7 @@ pub(crate) fn ran(verdict: Verdict<()>) -> Stored {
 
 pub(crate) fn is_replay(verdict: Verdict<()>, record: &[u8]) {
     match verdict {
-        Verdict::Replay(finished) => assert_eq!(finished.record, record),
+        Verdict::Replay(finished, _) => assert_eq!(finished.record, record),
         other => panic!("expected a replay of {}, got {other:?}", String::from_utf8_lossy(record)),
     }
 }

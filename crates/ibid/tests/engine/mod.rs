@@ -214,7 +214,7 @@ async fn only_one_of_many_takes_over() {
     let all: Vec<_> = (0..50).map(|_| world.spawn(&policy, ask("k"), Op::lasting(Duration::from_millis(50)))).collect();
     for one in all {
         match one.await.unwrap() {
-            Verdict::Ran(..) | Verdict::Replay(_) => {}
+            Verdict::Ran(..) | Verdict::Replay(..) => {}
             Verdict::Refused(refusal) => panic!("{refusal}"),
         }
     }
@@ -233,7 +233,7 @@ async fn after_a_release_exactly_one_waiter_runs_and_the_others_get_its_answer()
     for waiter in waiters {
         match waiter.await.unwrap() {
             Verdict::Ran(_, stored) => assert_eq!(stored, Stored::Yes),
-            Verdict::Replay(_) => replays += 1,
+            Verdict::Replay(..) => replays += 1,
             Verdict::Refused(refusal) => panic!("{refusal}"),
         }
     }

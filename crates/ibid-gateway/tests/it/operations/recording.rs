@@ -50,6 +50,7 @@ async fn an_answer_goes_to_the_journal_is_replayed_from_it_and_drains() {
     let again = here.pay("k-1").send().await;
     assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")), "{again:?}");
     assert_eq!(again.body, first.body, "from the journal, the store is still down");
+    assert_eq!(again.header("idempotency-stored"), Some("pending"), "another gateway would not know it yet");
     let other = here.pay("k-1").body(r#"{"amount":2}"#).send().await;
     assert_eq!(refusal(&other), "key-reused", "{other:?}");
     assert_eq!(refusal(&here.pay("k-2").send().await), "store-unavailable");
@@ -60,6 +61,7 @@ async fn an_answer_goes_to_the_journal_is_replayed_from_it_and_drains() {
     assert!(matches!(here.entries().await[..], [Claim::Done(_)]));
     let again = here.pay("k-1").send().await;
     assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body));
+    assert_eq!(again.header("idempotency-stored"), None);
     assert_eq!(upstream.executions(), 1);
 }
 

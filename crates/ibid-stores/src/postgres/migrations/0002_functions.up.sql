@@ -448,16 +448,82 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Claims, most of them in two statements for all: what is finished is answered, what is not there is made. Whatever else
+-- there is goes one by one. Always by the primary key: a plan made while the table was small would read all of it.
 CREATE FUNCTION ibid._claim_many(
     addresses bytea[], tokens bytea[], versions smallint[], fingerprints bytea[], tenants text[], users text[],
     endpoints text[], keys text[], tags bytea[], labels bytea[], holds bigint[], keeps bigint[], overs bigint[],
     OUT nth integer, OUT answer ibid._answer) RETURNS SETOF record
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms'
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     asked record;
+    made record;
+    at timestamptz := clock_timestamp();
+    answered integer[] := '{}';
 BEGIN
+    FOR asked IN
+        SELECT u.nth, ROW(2, 4, k.fence, k.attempt, k.fingerprint_version, k.fingerprint, NULL, NULL,
+                          ibid._us(k.expires_at - at), k.state = 'failed', k.record,
+                          NULL, NULL, NULL, NULL, NULL, NULL)::ibid._answer AS answer
+        FROM unnest(addresses) WITH ORDINALITY AS u(address, nth)
+        JOIN ibid.idempotency_keys k ON k.address = u.address
+        WHERE k.state IN ('done', 'failed') AND at < k.expires_at AND k.record IS NOT NULL AND k.spent IS NULL
+    LOOP
+        nth := asked.nth;
+        answer := asked.answer;
+        answered := answered || nth;
+        RETURN NEXT;
+    END LOOP;
+    IF cardinality(answered) = cardinality(addresses) THEN
+        RETURN;
+    END IF;
+
+    WITH new AS (
+        INSERT INTO ibid.idempotency_keys (
+            address, state, tenant, user_id, endpoint, key, tags, label, attempt, fence, token, fingerprint_version,
+            fingerprint, claimed_at, lease_until, expires_at, delete_after, hold_us, keep_us)
+        SELECT u.address, 'processing', u.tenant, u.user_id, u.endpoint, u.key, u.tags, u.label, 1,
+               greatest(ibid._clock_us(at), f.high + 1), u.token, u.version, u.fingerprint, at, ibid._after(at, u.hold),
+               ibid._after(ibid._after(at, u.hold), u.keep), ibid._after(ibid._after(at, u.hold), u.keep), u.hold, u.keep
+        FROM unnest(addresses, tokens, versions, fingerprints, tenants, users, endpoints, keys, tags, labels, holds, keeps)
+             WITH ORDINALITY AS u(address, token, version, fingerprint, tenant, user_id, endpoint, key, tags, label, hold,
+                                  keep, nth)
+        JOIN ibid.fences f ON f.bucket = get_byte(u.address, 0)
+        WHERE u.nth <> ALL (answered)
+            AND NOT EXISTS (SELECT FROM ibid.idempotency_keys k WHERE k.address = u.address)
+        ORDER BY u.address, u.nth
+        ON CONFLICT DO NOTHING
+        RETURNING address, token, fence)
+    SELECT array_agg(u.nth) AS nths, array_agg(u.address) AS addresses, array_agg(new.fence) AS fences INTO made
+    FROM new JOIN unnest(addresses, tokens) WITH ORDINALITY AS u(address, token, nth)
+        ON u.address = new.address AND u.token = new.token;
+    IF made.nths IS NOT NULL THEN
+        -- Only now, when the rows are ours: what was there before may have been swept while we waited for it.
+        PERFORM FROM unnest(made.addresses, made.fences) AS m(address, fence)
+            JOIN ibid.fences f ON f.bucket = get_byte(m.address, 0) WHERE m.fence <= f.high;
+        IF FOUND THEN
+            WITH higher AS (
+                UPDATE ibid.idempotency_keys k SET fence = greatest(k.fence, f.high + 1) FROM ibid.fences f
+                WHERE k.address = ANY (made.addresses) AND f.bucket = get_byte(k.address, 0)
+                RETURNING k.address, k.fence)
+            SELECT made.nths, array_agg(m.address ORDER BY m.nth), array_agg(higher.fence ORDER BY m.nth) INTO made
+            FROM unnest(made.addresses) WITH ORDINALITY AS m(address, nth) JOIN higher ON higher.address = m.address;
+        END IF;
+        FOR i IN 1..cardinality(made.nths) LOOP
+            nth := made.nths[i];
+            answer := ROW(NULL, 1, made.fences[i], 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                          NULL, NULL)::ibid._answer;
+            RETURN NEXT;
+        END LOOP;
+        answered := answered || made.nths;
+        IF cardinality(answered) = cardinality(addresses) THEN
+            RETURN;
+        END IF;
+    END IF;
+
     FOR asked IN SELECT a.nth, a.ask FROM ibid._asks(addresses, tokens, versions, fingerprints, tenants, users,
-        endpoints, keys, tags, labels, holds, keeps, NULL, NULL) a
+        endpoints, keys, tags, labels, holds, keeps, NULL, NULL) a WHERE a.nth <> ALL (answered)
     LOOP
         nth := asked.nth;
         answer := ibid._claim(asked.ask, overs[nth]);
@@ -465,18 +531,45 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Ends, most of them in one statement for all: running claims of which nothing else is to be remembered, completed.
+-- Whatever else there is goes one by one.
 CREATE FUNCTION ibid._settle_many(
     addresses bytea[], tokens bytea[], versions smallint[], fingerprints bytea[], tenants text[], users text[],
     endpoints text[], keys text[], tags bytea[], labels bytea[], holds bigint[], keeps bigint[], overs bigint[],
     fences bigint[], attempts integer[], hows smallint[], faileds boolean[], records bytea[], statuses integer[],
     requested bigint[], completed bigint[], tooks bigint[], end_keeps bigint[], retries bigint[],
     OUT nth integer, OUT answer ibid._answer) RETURNS SETOF record
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms'
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     asked record;
+    answered integer[] := '{}';
 BEGIN
+    FOR nth IN
+        UPDATE ibid.idempotency_keys k SET
+            state = CASE WHEN u.failed THEN 'failed' ELSE 'done' END, record = u.record, status = u.status,
+            headers = NULL, body = NULL, takeover_at = NULL,
+            requested_at = ibid._after('epoch', u.requested_ms * 1000),
+            completed_at = ibid._after('epoch', u.completed_ms * 1000), took = u.took_us * interval '1 microsecond',
+            expires_at = ibid._after(clock_timestamp(), u.keep_us), delete_after = ibid._after(clock_timestamp(), u.keep_us)
+        FROM (SELECT * FROM unnest(addresses, tokens, fences, hows, faileds, records, statuses, requested, completed, tooks,
+                                   end_keeps) WITH ORDINALITY
+              AS u(address, token, fence, how, failed, record, status, requested_ms, completed_ms, took_us, keep_us, nth)
+              ORDER BY u.address) u
+        WHERE u.how = 0 AND k.address = u.address AND k.token = u.token AND k.fence = u.fence
+            AND k.state = 'processing' AND clock_timestamp() < k.expires_at AND k.spent IS NULL AND NOT k.waited
+        RETURNING u.nth
+    LOOP
+        answered := answered || nth;
+        answer := NULL;
+        answer.held := 0;
+        RETURN NEXT;
+    END LOOP;
+    IF cardinality(answered) = cardinality(addresses) THEN
+        RETURN;
+    END IF;
     FOR asked IN SELECT a.nth, a.ask FROM ibid._asks(addresses, tokens, versions, fingerprints, tenants, users,
-        endpoints, keys, tags, labels, holds, keeps, fences, attempts) a
+        endpoints, keys, tags, labels, holds, keeps, fences, attempts) a WHERE a.nth <> ALL (answered)
     LOOP
         nth := asked.nth;
         answer := ibid._settle(asked.ask, overs[nth], hows[nth], faileds[nth], records[nth], statuses[nth], requested[nth],

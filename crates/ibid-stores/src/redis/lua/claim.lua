@@ -12,21 +12,15 @@ if live(before) then
   if before.p ~= 'f' and not taken then return view(before) end
 end
 
-local highest = tonumber(redis.call('GET', FENCES) or 0)
-local fence = math.max(highest + 1, now, before and tonumber(before.f) + 1 or 0)
+local fence = next_fence(math.max(now, before and tonumber(before.f) + 1 or 0))
 local e = {
   p = 'r', t = token, f = int(fence), c = now, u = now + hold, e = now + hold + keep, h = hold, k = keep,
   a = live(before) and math.min(before.a + 1, 4294967295) or 1,
   o = live(before) and before.p ~= 'f' or false,
   x = false, failed = false, s = into_spent(before),
 }
-save(e, ARGV[9], ARGV[10], ARGV[11])
-if before then
-  redis.call('HDEL', K, 'r', 'ol', 'w')
-  if ARGV[10] == '' then redis.call('HDEL', K, 'g') end
-  if ARGV[11] == '' then redis.call('HDEL', K, 'l') end
-end
-redis.call('SET', FENCES, e.f)
+if before then redis.call('HDEL', K, 'r', 'ol', 'w', 's', 'g', 'l') end
+save(e, {'fp', ARGV[9], 'g', ARGV[10], 'l', ARGV[11]})
 expire(e)
 index(e)
 return {'G', e.f, e.a}

@@ -8,16 +8,18 @@
 -- there are any: g tags, l label, s spent tokens, w '1' if somebody waits.
 --
 -- A first write that needs memory is refused as a whole by a full server; one that does not lets all others pass.
--- So grants begin with HSET, and ends with HDEL: a full server refuses new claims and settles those that run.
+-- So grants begin with SET, and ends with PEXPIREAT or HDEL: a full server refuses new claims and settles those that run.
+--
+-- A command costs about as much as all else that a script does, so none is sent that changes nothing.
 local K, INDEX, FENCES = KEYS[1], KEYS[2], KEYS[3]
 local PUBLISH, CHANNEL, ADDRESS, REPLICATED = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local FREE_FOR = 60000000
 local SPENT = 32
 
 local function load()
-  local v = redis.call('HMGET', K, 'p', 't', 'n', 'v', 's', 'w')
+  local v = found or redis.call('HMGET', K, 'p', 't', 'n', 'v', 's', 'w')
   if not v[1] then
-    if redis.call('EXISTS', K) == 1 then error('CORRUPT no phase in ' .. K) end
+    if v[2] or v[3] or v[4] then error('CORRUPT no phase in ' .. K) end
     return nil
   end
   local e = with_numbers({ p = v[1], t = v[2], s = v[5] or '', w = v[6] == '1' }, v[3], v[4])
@@ -26,21 +28,18 @@ local function load()
   return e
 end
 
--- Writes what every entry has. `g` and `l` only where an entry is new.
-local function save(e, fp, g, l)
+-- Writes what every entry has, and of `also` (name, value, …) what is not empty.
+local function save(e, also)
   local fields = {'p', e.p, 't', e.t, 'n', numbers_of(e), 'v', times_of(e)}
-  local function field(name, value)
-    if value and value ~= '' then
-      fields[#fields + 1] = name
-      fields[#fields + 1] = value
+  local n = 8
+  for at = 1, also and #also or 0, 2 do
+    if also[at + 1] ~= '' then
+      fields[n + 1], fields[n + 2] = also[at], also[at + 1]
+      n = n + 2
     end
   end
-  field('fp', fp)
-  field('g', g)
-  field('l', l)
-  field('s', e.s)
+  if e.s ~= '' then fields[n + 1], fields[n + 2] = 's', e.s end
   redis.call('HSET', K, unpack(fields))
-  if e.s == '' then redis.call('HDEL', K, 's') end
 end
 
 local function live(e)
@@ -98,17 +97,11 @@ local function expire(e)
   redis.call('PEXPIREAT', K, int(math.floor(last / 1000) + 1))
 end
 
--- In flight and unknown entries are found by when to look at them again: lease end, or expiry. The index outlives the
--- last of them by a day at most, so that one that is never swept (of a former generation) goes as well.
 local function index(e)
-  if e.p ~= 'r' and e.p ~= 'u' then
+  if e.p == 'r' or e.p == 'u' then
+    into_index(e.p == 'r' and e.u or e.e, e.e)
+  else
     redis.call('ZREM', INDEX, ADDRESS)
-    return
-  end
-  redis.call('ZADD', INDEX, int(e.p == 'r' and e.u or e.e), ADDRESS)
-  local last = math.floor(e.e / 1000) + 1
-  if redis.call('PTTL', INDEX) < last - math.floor(now / 1000) then
-    redis.call('PEXPIREAT', INDEX, int(last + 86400000))
   end
 end
 
@@ -122,24 +115,29 @@ local function touch(e)
   if REPLICATED then expire(e) end
 end
 
--- Writes how a live entry ends. `x`: released, or resolved.
-local function apply(e, kind, keep, retry_in, failed, record, outline, x)
+-- Writes an entry that is at its end, and wakes those who wait for it.
+local function finish(e, also)
   local woken = { w = e.w, f = e.f }
-  if e.p == 'u' and e.x and not is_spent(e, e.t) then e.s = with_spent(e.s, e.t, e.e) end
-  if kind == 'c' then
-    redis.call('HDEL', K, 'w')
-    e.p, e.u, e.e, e.x = 'd', 0, now + keep, x
-    e.failed = failed == '1'
-    redis.call('HSET', K, 'r', record, 'ol', outline)
-  elseif kind == 'p' then
-    redis.call('HDEL', K, 'w')
-    e.p, e.u, e.e, e.x = 'u', now + retry_in, now + keep, x
-  else
-    redis.call('HDEL', K, 'w', 'r', 'ol', 'fp', 'g', 'l')
-    e.p, e.u, e.e, e.x = 'f', 0, now + math.max(FREE_FOR, e.h), false
-  end
-  save(e)
   expire(e)
+  if e.w then redis.call('HDEL', K, 'w') end
+  save(e, also)
   index(e)
   wake(woken)
+end
+
+-- How a live entry ends. `x`: released, or resolved.
+local function apply(e, kind, keep, retry_in, failed, record, outline, x)
+  if e.p == 'u' and e.x and not is_spent(e, e.t) then e.s = with_spent(e.s, e.t, e.e) end
+  if kind == 'c' then
+    e.p, e.u, e.e, e.x = 'd', 0, now + keep, x
+    e.failed = failed == '1'
+    finish(e, {'r', record, 'ol', outline})
+  elseif kind == 'p' then
+    e.p, e.u, e.e, e.x = 'u', now + retry_in, now + keep, x
+    finish(e)
+  else
+    redis.call('HDEL', K, 'r', 'ol', 'fp', 'g', 'l')
+    e.p, e.u, e.e, e.x = 'f', 0, now + math.max(FREE_FOR, e.h), false
+    finish(e)
+  end
 end

@@ -6,7 +6,7 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
 local function int(n)
-  return string.format('%.0f', n)
+  return string.format('%d', n)
 end
 
 local function flag(yes)
@@ -16,11 +16,11 @@ end
 -- n: f fence (as text), a attempt, o took over, x released (of an unknown entry) or resolved (of a finished one), failed,
 -- h hold, k keep. v: c claimed, e expires, u lease end or earliest takeover.
 local function numbers_of(e)
-  return table.concat({e.f, int(e.a), flag(e.o), flag(e.x), flag(e.failed), int(e.h), int(e.k)}, ' ')
+  return string.format('%s %d %s %s %s %d %d', e.f, e.a, flag(e.o), flag(e.x), flag(e.failed), e.h, e.k)
 end
 
 local function times_of(e)
-  return table.concat({int(e.c), int(e.e), int(e.u)}, ' ')
+  return string.format('%d %d %d', e.c, e.e, e.u)
 end
 
 local function with_numbers(e, n, v)

@@ -19,8 +19,8 @@ local function restore(before, p, u, till, x, failed)
     p = p, t = lease.t, f = lease.f, a = lease.a, o = lease.o, c = now, e = till, h = lease.h, k = lease.k, u = u, x = x,
     failed = failed or false, s = into_spent(before),
   }
-  redis.call('HDEL', K, 'r', 'ol', 'w', 'fp', 'g', 'l')
-  if p == 'f' then save(e) else save(e, lease.fp, lease.g, lease.l) end
+  redis.call('HDEL', K, 'r', 'ol', 'w', 's', 'fp', 'g', 'l')
+  if p == 'f' then save(e) else save(e, {'fp', lease.fp, 'g', lease.g, 'l', lease.l}) end
   if tonumber(redis.call('GET', FENCES) or 0) < tonumber(lease.f) then redis.call('SET', FENCES, lease.f) end
   expire(e)
   index(e)

@@ -44,13 +44,8 @@ if not (e.p == 'r' or (unknown and kind == 'c')) then
 end
 if e.o and kind == 'r' then
   -- That a takeover did not happen says nothing about the first: unknown again.
-  local woken = { w = e.w, f = e.f }
-  redis.call('HDEL', K, 'w')
   e.p, e.u, e.x, e.e = 'u', now, true, math.max(e.e, now + math.max(FREE_FOR, e.h))
-  save(e)
-  expire(e)
-  index(e)
-  wake(woken)
+  finish(e)
 else
   apply(e, kind, keep, retry_in, failed, record, outline, false)
 end

@@ -293,7 +293,7 @@ async fn client(key: u8, engines: Vec<Engine>, seen: Arc<Seen>, dice: Arc<Dice>)
         let ask = Ask { token: dice.token(), ..ask_for(key) };
         let operation = Counted { key, gateway, seen: seen.clone(), dice: dice.clone() };
         let answer = match engines[gateway].execute(&policy, ask, operation).await {
-            Verdict::Replay(finished) => Some(finished.record),
+            Verdict::Replay(finished, _) => Some(finished.record),
             Verdict::Ran(record, Stored::Yes | Stored::Degraded | Stored::Solo | Stored::Pending) => Some(record),
             _ => None,
         };

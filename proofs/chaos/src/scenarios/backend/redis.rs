@@ -67,12 +67,20 @@ fn server<T: Send + Sync + 'static>(name: &str, set: &Arc<T>, nth: usize, pick: 
 
 /// Killed for so long that the others choose another primary; comes back as that one's replica, having lost what only it
 /// had.
-fn failover<T: Send + Sync + 'static>(name: &str, set: &Arc<T>, nth: usize, pick: Pick<T>) -> Box<dyn Fault> {
+fn failover<T: Send + Sync + 'static>(
+    name: &str, set: &Arc<T>, nth: usize, pick: Pick<T>, calm: bool,
+) -> Box<dyn Fault> {
     let process = Arc::new(Member { name: name.to_owned(), set: Arc::clone(set), nth, pick });
     let again = Arc::clone(&process);
     let inject = move || {
         let process = Arc::clone(&process);
-        async move { process.kill().await }
+        async move {
+            let looked = Arc::clone(&process);
+            if calm {
+                let _ = tokio::task::spawn_blocking(move || in_step((looked.pick)(&looked.set, looked.nth))).await;
+            }
+            process.kill().await;
+        }
     };
     let heal = move || {
         let process = Arc::clone(&again);
@@ -107,11 +115,21 @@ impl Backend for Alone {
 }
 
 /// A primary and a replica, watched by three sentinels.
-pub(super) struct Watched(Arc<Sentinels>);
+pub(super) struct Watched {
+    set: Arc<Sentinels>,
+    /// Nothing is killed before its replica has all that it had when somebody looked.
+    calm: bool,
+    wait_replicas: u32,
+}
 
 impl Watched {
     pub(super) fn start() -> Watched {
-        Watched(Arc::new(Sentinels::start()))
+        Watched { set: Arc::new(Sentinels::start()), calm: false, wait_replicas: 0 }
+    }
+
+    /// Fails over in good order, with gateways that wait for so many replicas.
+    pub(super) fn calm(wait_replicas: u32) -> Watched {
+        Watched { calm: true, wait_replicas, ..Watched::start() }
     }
 
     fn pick(set: &Sentinels, nth: usize) -> &Redis {
@@ -123,16 +141,27 @@ impl Backend for Watched {
     fn servers(&self) -> Vec<Server> {
         let names = ["redis one", "redis two"];
         let servers = names.iter().enumerate();
-        servers.map(|(nth, name)| server(name, &self.0, nth, Watched::pick, false)).collect()
+        servers.map(|(nth, name)| server(name, &self.set, nth, Watched::pick, false)).collect()
     }
 
     fn store(&self, _: &dyn Fn(&str) -> SocketAddr) -> String {
-        format!("[store]\nurl = \"{}\"", self.0.url())
+        format!("[store]\nurl = \"{}\"\nwait_replicas = {}", self.set.url(), self.wait_replicas)
     }
 
     fn others(&self) -> Vec<Box<dyn Fault>> {
         let names = ["redis one", "redis two"];
-        names.iter().enumerate().map(|(nth, name)| failover(name, &self.0, nth, Watched::pick)).collect()
+        names.iter().enumerate().map(|(nth, name)| failover(name, &self.set, nth, Watched::pick, self.calm)).collect()
+    }
+}
+
+/// Returns once a server is a primary whose replica has caught up; gives up after a while.
+fn in_step(server: &Redis) {
+    for _ in 0..50 {
+        let info = server.try_cli(&["INFO", "replication"]).unwrap_or_default();
+        if info.contains("role:master") && info.contains("state=online") {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
@@ -160,7 +189,7 @@ impl Backend for Clustered {
     }
 
     fn others(&self) -> Vec<Box<dyn Fault>> {
-        let mut faults = vec![failover("redis 0", &self.0, 0, Clustered::pick)];
+        let mut faults = vec![failover("redis 0", &self.0, 0, Clustered::pick, false)];
         let (there, back) = (Arc::clone(&self.0), Arc::clone(&self.0));
         let moved = Duration::from_millis(500)..Duration::from_secs(2);
         let inject = move || reshard(Arc::clone(&there), 1, 2);

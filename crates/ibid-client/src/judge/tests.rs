@@ -1,0 +1,132 @@
+use std::time::UNIX_EPOCH;
+
+use super::*;
+
+const FINAL: Verdict = Verdict::Answer { settled: true };
+const OPEN: Verdict = Verdict::Answer { settled: false };
+
+fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
+    lines.iter().map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap())).collect()
+}
+
+fn judged(status: u16, lines: &[(&'static str, &str)], body: &str, retry_5xx: bool) -> Verdict {
+    let headers = headers(lines);
+    let seen = Seen { status: status.try_into().unwrap(), headers: &headers, body: Some(body.as_bytes()) };
+    judge(&seen, retry_5xx, UNIX_EPOCH)
+}
+
+fn plain(status: u16) -> Verdict {
+    judged(status, &[], "", false)
+}
+
+fn retry(why: Why) -> Verdict {
+    Verdict::Retry { why, after: None }
+}
+
+fn refused(refusal: Refused, status: u16, more: &[(&'static str, &str)]) -> Verdict {
+    let body = format!(r#"{{"type":"/.well-known/idempotency#{refusal}","title":"t","status":{status},"detail":"d"}}"#);
+    let mut lines = vec![("content-type", "application/problem+json")];
+    lines.extend_from_slice(more);
+    judged(status, &lines, &body, true)
+}
+
+#[test]
+fn final_answers_settle_and_others_keep_the_key() {
+    for status in [200, 201, 204, 302, 304, 400, 402, 404, 405, 410, 412, 413, 418, 422, 451] {
+        assert_eq!(plain(status), FINAL, "{status}");
+    }
+    for status in [401, 403, 408, 425, 500, 501, 502, 504, 599] {
+        assert_eq!(plain(status), OPEN, "{status}");
+    }
+}
+
+#[test]
+fn what_is_worth_another_attempt() {
+    assert_eq!(plain(409), retry(Why::InProgress));
+    assert_eq!(plain(429), retry(Why::Unavailable));
+    assert_eq!(plain(503), retry(Why::Unavailable));
+    for status in [500, 502, 504] {
+        assert_eq!(judged(status, &[], "", true), retry(Why::ServerError), "{status}");
+    }
+    for status in [400, 401, 403, 404, 408, 422, 425] {
+        assert!(!matches!(judged(status, &[], "", true), Verdict::Retry { .. }), "{status}");
+    }
+}
+
+#[test]
+fn a_replay_is_final_whatever_its_status() {
+    for header in ["idempotent-replayed", "x-idempotency-replay", "x-idempotency-cached"] {
+        for status in [200, 401, 409, 429, 500, 503] {
+            assert_eq!(judged(status, &[(header, "true")], "", true), FINAL, "{header} {status}");
+            assert_eq!(judged(status, &[(header, "false")], "", true), judged(status, &[], "", true), "{header}");
+        }
+    }
+    let json = [("content-type", "application/json; charset=utf-8")];
+    assert_eq!(judged(500, &json, r#"{"metadata":{"cached":true}}"#, true), FINAL);
+    for body in [r#"{"metadata":{"cached":false}}"#, r#"{"metadata":7}"#, "[", ""] {
+        assert_eq!(judged(500, &json, body, false), OPEN, "{body}");
+    }
+    assert_eq!(judged(500, &[("content-type", "text/plain")], r#"{"metadata":{"cached":true}}"#, false), OPEN);
+}
+
+#[test]
+fn a_conflict_of_the_apps_own_is_an_answer() {
+    assert_eq!(judged(409, &[("idempotency-stored", "false")], "", true), OPEN);
+}
+
+/// Every refusal that there is, so that a new one must find its place here.
+#[test]
+fn every_refusal_has_its_verdict() {
+    for refusal in Refused::all() {
+        let expected = match refusal.name() {
+            "in-progress" => retry(Why::InProgress),
+            "store-unavailable" | "overloaded" | "quota-exceeded" => retry(Why::Unavailable),
+            "upstream-unreachable" | "upstream-lost" | "upstream-timeout" => retry(Why::Upstream),
+            "key-missing" | "key-invalid" | "scope-missing" | "request-ambiguous" | "identity-invalid"
+            | "scope-refused" | "body-too-large" | "key-reused" | "outcome-unknown" => Verdict::Refused(Some(refusal)),
+            new => panic!("{new} has no verdict yet"),
+        };
+        assert_eq!(refused(refusal, refusal.status().into(), &[]), expected, "{refusal}");
+        // A route may give it another status: the name decides.
+        assert_eq!(refused(refusal, 418, &[]), expected, "{refusal}");
+    }
+}
+
+#[test]
+fn a_problem_of_somebody_else_is_judged_by_its_status() {
+    let problem = [("content-type", "application/problem+json")];
+    for kind in ["https://example.com/#outcome-unknown", "about:blank"] {
+        let body = format!(r#"{{"type":"{kind}","title":"t"}}"#);
+        assert_eq!(judged(409, &problem, &body, false), retry(Why::InProgress), "{kind}");
+        assert_eq!(judged(422, &problem, &body, false), FINAL, "{kind}");
+    }
+    let absolute = r#"{"type":"https://pay.example.com/.well-known/idempotency#outcome-unknown"}"#;
+    assert_eq!(judged(409, &problem, absolute, false), Verdict::Refused(Some(Refused::OutcomeUnknown)));
+    // A refusal is never an answer, whoever knows it.
+    let tomorrow = r#"{"type":"/.well-known/idempotency#of-tomorrow"}"#;
+    assert_eq!(judged(409, &problem, tomorrow, false), Verdict::Refused(None));
+}
+
+#[test]
+fn retry_after_is_read_as_seconds_and_as_a_date() {
+    let after = |lines: &[(&'static str, &str)]| match judged(503, lines, "", false) {
+        Verdict::Retry { after, .. } => after,
+        other => panic!("{other:?}"),
+    };
+    let secs = |secs| Some(Duration::from_secs(secs));
+    assert_eq!(after(&[("retry-after", "7")]), secs(7));
+    assert_eq!(after(&[("retry-after", "0")]), secs(0));
+    assert_eq!(after(&[("retry-after", "99999999999999999999999")]), secs(u64::MAX));
+    // The clock of this test stands at the epoch.
+    assert_eq!(after(&[("retry-after", "Thu, 01 Jan 1970 00:01:00 GMT")]), secs(60));
+    let dated = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
+    assert_eq!(after(&[dated, ("retry-after", "Sun, 06 Nov 1994 08:49:39 GMT")]), secs(2));
+    assert_eq!(after(&[dated, ("retry-after", "Sun, 06 Nov 1994 08:00:00 GMT")]), secs(0));
+    for bad in ["", "soon", "-1", "1.5"] {
+        assert_eq!(after(&[("retry-after", bad)]), None, "{bad}");
+    }
+    let overloaded = refused(Refused::Overloaded, 503, &[("retry-after", "3")]);
+    assert_eq!(overloaded, Verdict::Retry { why: Why::Unavailable, after: secs(3) });
+    // By the schedule, whatever it asks for.
+    assert_eq!(refused(Refused::InProgress, 409, &[("retry-after", "3")]), retry(Why::InProgress));
+}

@@ -1,0 +1,198 @@
+//! Keys, and how they are made.
+//!
+//! Invariant: a [`Key`] is 1 to 255 characters of visible ASCII, so it can be sent. Its `Debug` is masked; only
+//! [`as_str`](Key::as_str) shows it.
+
+use std::{fmt, time::SystemTime};
+
+use http::HeaderValue;
+
+/// The longest key that an ibid route can take.
+const LONGEST: usize = 255;
+
+/// What a client names one operation with.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Key(String);
+
+/// A key that cannot be sent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the idempotency key {why}; a key is 1 to 255 characters of visible ASCII")]
+pub struct BadKey {
+    why: &'static str,
+}
+
+/// How the key of a new operation is made.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Mint {
+    /// A random UUID. Right for nearly everything.
+    #[default]
+    V4,
+    /// A random UUID that begins with the time, so that keys sort by it. Not for routes that ask for `uuid4`.
+    V7,
+    /// `user:operation:resource:timestamp`, as the `bookings` preset asks for. The timestamp is the time of minting, in
+    /// milliseconds: the same three parts twice are two operations.
+    Operation {
+        /// Who.
+        user: String,
+        /// Does what.
+        operation: String,
+        /// To what.
+        resource: String,
+    },
+    /// Derived from parts, in the shape of a UUID. The same parts are the same operation, for ever and everywhere,
+    /// without any journal: only safe if no two operations have the same parts.
+    Derived(Vec<String>),
+    /// A key from elsewhere.
+    Given(Key),
+}
+
+impl Key {
+    /// A key from elsewhere.
+    ///
+    /// # Errors
+    /// If it cannot be sent.
+    pub fn new(text: impl Into<String>) -> Result<Key, BadKey> {
+        let text = text.into();
+        let why = match text.len() {
+            0 => "is empty",
+            length if length > LONGEST => "is too long",
+            _ if !text.bytes().all(|byte| byte.is_ascii_graphic()) => "has a character that is not allowed",
+            _ => return Ok(Key(text)),
+        };
+        Err(BadKey { why })
+    }
+
+    /// The key as it is.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The key for logs and for people: `550e****0000`.
+    pub fn masked(&self) -> String {
+        ibid::mask(&self.0)
+    }
+
+    /// Bare where that can be read in one way only, else as a quoted string.
+    pub(crate) fn header(&self) -> HeaderValue {
+        let bare = ibid::extract_key(self.0.as_bytes()).is_ok_and(|read| read == self.0);
+        let sent =
+            if bare { self.0.clone() } else { format!("\"{}\"", self.0.replace('\\', "\\\\").replace('"', "\\\"")) };
+        HeaderValue::try_from(sent).expect("visible ASCII")
+    }
+
+    /// Reads the header that the caller has set by hand.
+    pub(crate) fn from_header(value: &HeaderValue) -> Result<Key, BadKey> {
+        let read = ibid::extract_key(value.as_bytes()).map_err(|_| BadKey { why: "in the request cannot be read" })?;
+        Key::new(read)
+    }
+}
+
+impl Mint {
+    /// Parts as they come: `Mint::derived(["invoice", "17"])`.
+    pub fn derived<T: Into<String>>(parts: impl IntoIterator<Item = T>) -> Mint {
+        Mint::Derived(parts.into_iter().map(Into::into).collect())
+    }
+
+    /// Whether minting twice gives the same key.
+    pub(crate) fn repeats(&self) -> bool {
+        matches!(self, Mint::Derived(_) | Mint::Given(_))
+    }
+
+    pub(crate) fn mint(&self, now: SystemTime) -> Result<Key, BadKey> {
+        match self {
+            Mint::V4 => Ok(Key(ibid::generate_key())),
+            Mint::V7 => Ok(Key(uuid_v7(now))),
+            Mint::Operation { user, operation, resource } => {
+                let key = Key::new(format!("{user}:{operation}:{resource}:{}", millis(now)))?;
+                match ibid::KeyFormat::Operation.check(key.as_str()) {
+                    Ok(()) => Ok(key),
+                    Err(_) => Err(BadKey { why: "has an empty part, or a part with a colon in it" }),
+                }
+            }
+            Mint::Derived(parts) => {
+                let parts: Vec<_> = parts.iter().map(String::as_str).collect();
+                Ok(Key(ibid::derive_key(&parts)))
+            }
+            Mint::Given(key) => Ok(key.clone()),
+        }
+    }
+}
+
+/// RFC 9562: 48 bits of milliseconds, then random ones. The random UUID supplies those, and the variant.
+fn uuid_v7(now: SystemTime) -> String {
+    let time = format!("{:012x}", millis(now) & 0xffff_ffff_ffff);
+    let random = ibid::generate_key();
+    format!("{}-{}-7{}", &time[..8], &time[8..], &random[15..])
+}
+
+fn millis(time: SystemTime) -> u128 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis()
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Key").field(&format_args!("{}", self.masked())).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(ms: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn each_mint_makes_what_it_says() {
+        let mint = |mint: &Mint| mint.mint(at(1_704_067_200_000)).unwrap();
+        assert!(ibid::KeyFormat::Uuid4.check(mint(&Mint::V4).as_str()).is_ok());
+        let seven = mint(&Mint::V7);
+        assert!(seven.as_str().starts_with("018cc251-f400-7"), "{}", seven.as_str());
+        assert!(ibid::KeyFormat::Uuid.check(seven.as_str()).is_ok(), "{}", seven.as_str());
+        assert!(matches!(seven.as_str().as_bytes()[19], b'8' | b'9' | b'a' | b'b'));
+        assert_ne!(seven, mint(&Mint::V7));
+        let named = Mint::Operation { user: "u1".into(), operation: "booking.create".into(), resource: "r9".into() };
+        assert_eq!(mint(&named).as_str(), "u1:booking.create:r9:1704067200000");
+        assert_eq!(mint(&Mint::derived(["ab", "c"])).as_str(), ibid::derive_key(&["ab", "c"]));
+        // The JavaScript client makes the same.
+        assert_eq!(mint(&Mint::derived(["invoice", "17", "\u{fc}"])).as_str(), "0ee9896b-d819-4c46-9b73-128482f0ff3a");
+        assert_ne!(mint(&Mint::derived(["ab", "c"])), mint(&Mint::derived(["a", "bc"])));
+    }
+
+    #[test]
+    fn later_keys_of_version_7_sort_after_earlier_ones() {
+        let earlier = uuid_v7(at(1_704_067_200_000));
+        assert!(earlier < uuid_v7(at(1_704_067_200_001)));
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_sent_is_refused() {
+        for bad in ["", " ", "a b", "a\n", "schl\u{fc}ssel", &"k".repeat(256)] {
+            assert!(Key::new(bad).is_err(), "{bad:?}");
+        }
+        let colon = Mint::Operation { user: "u:1".into(), operation: "o".into(), resource: "r".into() };
+        let empty = Mint::Operation { user: String::new(), operation: "o".into(), resource: "r".into() };
+        for mint in [colon, empty] {
+            assert!(mint.mint(SystemTime::now()).is_err(), "{mint:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_sent_is_read_back_as_the_same_key() {
+        for text in ["abc", "a,b", "a;b", "\"", "a\"b", "\\", "a\\b,", "u1:o:r:1"] {
+            let key = Key::new(text).unwrap();
+            assert_eq!(Key::from_header(&key.header()).unwrap(), key, "{text}");
+        }
+        assert_eq!(Key::new("u1:o:r:1").unwrap().header(), "u1:o:r:1");
+    }
+
+    #[test]
+    fn debug_shows_no_key() {
+        let shown = format!("{:?}", Mint::Given(Key::new("550e8400-e29b-41d4-a716-446655440000").unwrap()));
+        assert_eq!(shown, "Given(Key(550e****0000))");
+    }
+}

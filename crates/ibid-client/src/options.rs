@@ -1,0 +1,146 @@
+//! What a caller may choose.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use http::HeaderName;
+
+use crate::{FileJournal, KeyJournal, MemoryJournal, Mint, Schedule};
+
+/// How requests are sent, retried and given up. Cheap to clone.
+///
+/// ```
+/// use ibid_client::{Mint, Options, Schedule};
+///
+/// let options = Options::in_folder("/var/lib/shop/keys")
+///     .schedule(Schedule::linear())
+///     .operation("order-17")
+///     .mint(Mint::V7);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub(crate) journal: Arc<dyn KeyJournal>,
+    pub(crate) header: HeaderName,
+    pub(crate) schedule: Schedule,
+    pub(crate) retry_5xx: bool,
+    pub(crate) attempt_timeout: Duration,
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) max_retry_after: Duration,
+    pub(crate) lifetime: Duration,
+    pub(crate) max_answer: usize,
+    pub(crate) operation: Operation,
+}
+
+/// Which operation a request belongs to.
+///
+/// A *named* one keeps its key in the journal until its final answer: the same name means the same operation, also after a
+/// restart. Without a name the key lives as long as the call.
+#[derive(Debug, Clone, Default)]
+pub struct Operation {
+    pub(crate) name: Option<String>,
+    pub(crate) mint: Option<Mint>,
+}
+
+impl Operation {
+    /// The operation of this name, such as `order-17`.
+    pub fn named(name: impl Into<String>) -> Operation {
+        Operation { name: Some(name.into()), mint: None }
+    }
+
+    /// An operation whose key is made like this.
+    pub fn minted(mint: Mint) -> Operation {
+        Operation { name: None, mint: Some(mint) }
+    }
+
+    /// Makes its key like this, if it has none yet.
+    pub fn mint(self, mint: Mint) -> Operation {
+        Operation { mint: Some(mint), ..self }
+    }
+}
+
+impl Options {
+    /// Keeps the keys of named operations in files of this folder: they survive a restart, and a loss of power.
+    pub fn in_folder(folder: impl Into<PathBuf>) -> Options {
+        Options::with_journal(Arc::new(FileJournal::at(folder)))
+    }
+
+    /// Keeps the keys of named operations in memory: a restart forgets them, and what was begun before it may happen twice.
+    pub fn in_memory() -> Options {
+        Options::with_journal(Arc::new(MemoryJournal::default()))
+    }
+
+    /// Keeps the keys of named operations in a journal of the caller's own.
+    pub fn with_journal(journal: Arc<dyn KeyJournal>) -> Options {
+        Options {
+            journal,
+            header: HeaderName::from_static("idempotency-key"),
+            schedule: Schedule::default(),
+            retry_5xx: false,
+            attempt_timeout: Duration::from_secs(90),
+            deadline: None,
+            max_retry_after: Duration::from_secs(60),
+            lifetime: Duration::from_secs(24 * 60 * 60),
+            max_answer: 1 << 20,
+            operation: Operation::default(),
+        }
+    }
+
+    /// The journal in use, to see what is pending after a restart.
+    pub fn journal(&self) -> &Arc<dyn KeyJournal> {
+        &self.journal
+    }
+
+    /// The name of the operation. See [`Operation`].
+    pub fn operation(mut self, name: impl Into<String>) -> Options {
+        self.operation.name = Some(name.into());
+        self
+    }
+
+    /// How the key of a new operation is made; a random UUID by default.
+    pub fn mint(mut self, mint: Mint) -> Options {
+        self.operation.mint = Some(mint);
+        self
+    }
+
+    /// The header that carries the key; `Idempotency-Key` by default, `X-Idempotency-Key` at some servers.
+    pub fn header(self, header: HeaderName) -> Options {
+        Options { header, ..self }
+    }
+
+    /// When to try again, and how often.
+    pub fn schedule(self, schedule: Schedule) -> Options {
+        Options { schedule, ..self }
+    }
+
+    /// Whether to retry answers such as 500 too. A server that does not remember them runs the operation again; off by default.
+    pub fn retry_5xx(self, retry_5xx: bool) -> Options {
+        Options { retry_5xx, ..self }
+    }
+
+    /// How long one attempt may take, its whole answer included; 90 s by default. Longer than the server's own time-out, or
+    /// its answer is only seen by the next attempt.
+    pub fn attempt_timeout(self, attempt_timeout: Duration) -> Options {
+        Options { attempt_timeout, ..self }
+    }
+
+    /// How long everything may take together. Without one, the schedule and the time of an attempt are the bounds.
+    pub fn deadline(self, deadline: Duration) -> Options {
+        Options { deadline: Some(deadline), ..self }
+    }
+
+    /// The longest `Retry-After` that is waited for; 60 s by default. A server that asks for more ends the call instead.
+    pub fn max_retry_after(self, max_retry_after: Duration) -> Options {
+        Options { max_retry_after, ..self }
+    }
+
+    /// How long the server remembers a key (its `ttl`); 24 h by default. An operation that was begun longer ago is not
+    /// sent again: the server may take it for a new one.
+    pub fn lifetime(self, lifetime: Duration) -> Options {
+        Options { lifetime, ..self }
+    }
+
+    /// Answers up to this size are read to their end before the key is forgotten, so that one that breaks off is asked
+    /// for again; 1 MiB by default. Larger ones, and event streams, are handed on as they come.
+    pub fn max_answer(self, max_answer: usize) -> Options {
+        Options { max_answer, ..self }
+    }
+}

@@ -1,0 +1,161 @@
+//! What the tests share: the gateway's binary, requests, options with a journal to look into.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use ibid_client::{KeyJournal, Options, Pending, Reason, Stopped};
+use ibid_testkit::{
+    process::Gateway,
+    upstream::{Reply, Upstream},
+};
+use reqwest::{Client, Request};
+use tempfile::TempDir;
+
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is there")
+}
+
+/// The gateway's binary.
+pub(crate) fn ibid() -> &'static Path {
+    static BIN: OnceLock<PathBuf> = OnceLock::new();
+    BIN.get_or_init(|| built(&["--package", "ibid-gateway", "--bin", "ibid"], "ibid"))
+}
+
+/// The example that is killed.
+pub(crate) fn pay() -> &'static Path {
+    static BIN: OnceLock<PathBuf> = OnceLock::new();
+    BIN.get_or_init(|| built(&["--package", "ibid-client", "--example", "pay"], "examples/pay"))
+}
+
+/// Binaries of other targets stand beside the tests, but only a run of the whole workspace has built them anew: such a
+/// run says so with `IBID_BUILT`.
+fn built(what: &[&str], name: &str) -> PathBuf {
+    let test = env::current_exe().expect("the test has a path");
+    let folder = test.ancestors().nth(2).expect("target/debug/deps/it");
+    if env::var_os("IBID_BUILT").is_none() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--locked"]).args(what).current_dir(root());
+        cargo.arg("--target-dir").arg(folder.parent().expect("target"));
+        if folder.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let status = cargo.status().expect("cargo runs");
+        assert!(status.success(), "cargo build {what:?}: {status}");
+    }
+    let path = folder.join(name);
+    assert!(path.exists(), "{} is missing", path.display());
+    path
+}
+
+pub(crate) async fn gateway(config: &str, upstream: &Upstream) -> Gateway {
+    let launch = Gateway::launch(ibid()).config(config).upstream(&upstream.url());
+    launch.arg("--store").arg("memory:").start().await
+}
+
+/// A client that goes nowhere but where it is told to.
+pub(crate) fn client() -> Client {
+    // Idle connections would hide what a new one meets.
+    Client::builder().no_proxy().pool_max_idle_per_host(0).build().expect("a client")
+}
+
+pub(crate) fn payment(url: &str) -> Request {
+    let request = client().post(url).header("content-type", "application/json");
+    request.body(r#"{"amount":1}"#).build().expect("a request")
+}
+
+/// Options whose keys are in a folder that lasts as long as this.
+pub(crate) struct Keys {
+    folder: TempDir,
+    pub(crate) options: Options,
+}
+
+impl Keys {
+    pub(crate) fn new() -> Keys {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = Options::in_folder(folder.path()).operation("order-17");
+        Keys { folder, options }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn options(&self) -> Options {
+        self.options.clone()
+    }
+
+    /// What has not had its final answer, as another process would see it.
+    pub(crate) async fn pending(&self) -> Vec<Pending> {
+        let journal: Arc<dyn KeyJournal> = Options::in_folder(self.path()).journal().clone();
+        journal.pending().await.expect("the journal can be read")
+    }
+
+    pub(crate) async fn kept(&self) -> Option<String> {
+        self.pending().await.pop().map(|entry| entry.key.as_str().to_owned())
+    }
+
+    /// Every file of the journal but its lock.
+    pub(crate) fn files(&self) -> usize {
+        let names = fs::read_dir(self.path()).expect("a folder").map(|entry| entry.expect("an entry").file_name());
+        names.filter(|name| name != "lock").count()
+    }
+}
+
+/// A refusal as ibid gives it.
+pub(crate) fn problem(name: &str, status: u16) -> Reply {
+    let body = format!(
+        r#"{{"type":"/.well-known/idempotency#{name}","title":"t","status":{status},"detail":"it is {name}"}}"#
+    );
+    Reply::status(status).header("content-type", "application/problem+json").body(body)
+}
+
+/// The times between the requests, as the server saw them.
+pub(crate) fn gaps(upstream: &Upstream) -> Vec<Duration> {
+    upstream.log().windows(2).map(|pair| pair[1].at - pair[0].at).collect()
+}
+
+/// Never early, and not so late that another schedule would explain it.
+#[track_caller]
+pub(crate) fn assert_follows(upstream: &Upstream, waits: &[u64]) {
+    let seen = gaps(upstream);
+    assert_eq!(seen.len(), waits.len(), "{seen:?} for {waits:?}");
+    for (gap, wait) in seen.iter().zip(waits) {
+        let wait = Duration::from_millis(*wait);
+        assert!(*gap >= wait && *gap < wait * 5 / 4 + Duration::from_secs(4), "{seen:?} for {waits:?}");
+    }
+}
+
+/// The key of everything that ran: one, or the test fails.
+#[track_caller]
+pub(crate) fn the_key(upstream: &Upstream) -> String {
+    let mut keys: Vec<_> = upstream.log().into_iter().filter(|seen| seen.execution.is_some()).collect();
+    keys.dedup_by_key(|seen| seen.key().map(str::to_owned));
+    assert_eq!(keys.len(), 1, "{keys:?}");
+    keys[0].key().expect("it has a key").to_owned()
+}
+
+/// The reason's name, to compare.
+pub(crate) fn reason(stopped: &Stopped) -> &'static str {
+    match stopped.reason {
+        Reason::OutcomeUnknown => "outcome-unknown",
+        Reason::KeyReused => "key-reused",
+        Reason::Refused => "refused",
+        Reason::StillInProgress => "in-progress",
+        Reason::Unavailable => "unavailable",
+        Reason::ServerError => "server-error",
+        Reason::Network => "network",
+        Reason::RetryAfter { .. } => "retry-after",
+        Reason::Deadline(_) => "deadline",
+        Reason::KeyTooOld { .. } => "key-too-old",
+        Reason::BodyNotReplayable => "body",
+        Reason::BadKey(_) => "bad-key",
+        Reason::Journal(_) => "journal",
+        Reason::Unsendable => "unsendable",
+        _ => "new",
+    }
+}

@@ -1,0 +1,265 @@
+//! A server's descriptors, as it tells them itself: `grpc.reflection.v1`, or `v1alpha` where that is all it has.
+
+use std::{collections::BTreeSet, fmt};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, Request, Response, Version, header};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use tower_service::Service;
+
+use super::{
+    code::Code,
+    proto::{Fields, Value, Writer},
+};
+
+const VERSIONS: [&str; 2] = ["v1", "v1alpha"];
+/// What one answer may hold.
+const MAX_ANSWER: usize = 32 << 20;
+/// Flag and length of a message.
+const PREFIX: usize = 5;
+
+/// Why a server did not tell its descriptors.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReflectionError {
+    /// It was not reached, or the answer broke off. It may be asked again.
+    #[error("it could not be asked: {0}")]
+    Unreachable(String),
+    /// It has no reflection service.
+    #[error("it has no reflection service (grpc.reflection.v1); add one, or name a file of descriptors")]
+    Unimplemented,
+    /// It answered with something else.
+    #[error("its reflection service answered {0}")]
+    Refused(String),
+}
+
+/// Asks a server which services it has, and for their descriptors: a `google.protobuf.FileDescriptorSet`, for
+/// [`Unary::from_descriptor_set`](super::Unary::from_descriptor_set).
+///
+/// `server` takes requests whose URI is a path only. A tonic service in this process will do, and a client of one elsewhere.
+///
+/// # Errors
+/// It cannot be asked, or does not tell.
+pub async fn reflected<S, B>(server: &mut S) -> Result<Bytes, ReflectionError>
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>, Error: fmt::Display>,
+    B: Body<Error: fmt::Display>,
+{
+    for version in VERSIONS {
+        let listed = match ask(server, version, [Writer::default().bytes(7, b"*").done()]).await {
+            Err(ReflectionError::Unimplemented) => continue,
+            listed => listed?,
+        };
+        let services = services(&listed)?;
+        if services.is_empty() {
+            return Err(ReflectionError::Refused("that there is no service".into()));
+        }
+        let files = ask(server, version, services.iter().map(|name| Writer::default().bytes(4, name).done())).await?;
+        return set(&files);
+    }
+    Err(ReflectionError::Unimplemented)
+}
+
+/// One call with all these requests, and the responses to them.
+async fn ask<S, B>(
+    server: &mut S, version: &str, requests: impl IntoIterator<Item = Vec<u8>>,
+) -> Result<Vec<Bytes>, ReflectionError>
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>, Error: fmt::Display>,
+    B: Body<Error: fmt::Display>,
+{
+    let unreachable = |why: &dyn fmt::Display| ReflectionError::Unreachable(why.to_string());
+    let request = Request::builder()
+        .method(Method::POST)
+        .version(Version::HTTP_2)
+        .uri(format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"))
+        .header(header::CONTENT_TYPE, "application/grpc")
+        .header(header::TE, "trailers")
+        .body(Full::new(framed(requests)))
+        .expect("all of it is valid");
+    std::future::poll_fn(|cx| server.poll_ready(cx)).await.map_err(|why| unreachable(&why))?;
+    let (head, body) = server.call(request).await.map_err(|why| unreachable(&why))?.into_parts();
+    if !head.status.is_success() {
+        return Err(ReflectionError::Refused(format!("HTTP status {}", head.status.as_u16())));
+    }
+    judge(&head.headers)?;
+    let body = Limited::new(std::pin::pin!(body).map_err(|why| why.to_string()), MAX_ANSWER).collect().await;
+    let body = body.map_err(|why| match why.is::<LengthLimitError>() {
+        true => ReflectionError::Refused(format!("more than {MAX_ANSWER} bytes")),
+        false => unreachable(&why),
+    })?;
+    match body.trailers() {
+        Some(trailers) => judge(trailers)?,
+        None if head.headers.contains_key("grpc-status") => {}
+        None => return Err(ReflectionError::Unreachable("the answer broke off".into())),
+    }
+    unframed(body.to_bytes())
+}
+
+fn framed(messages: impl IntoIterator<Item = Vec<u8>>) -> Bytes {
+    let mut frames = BytesMut::new();
+    for message in messages {
+        frames.extend_from_slice(&[0]);
+        frames.extend_from_slice(&u32::try_from(message.len()).expect("a name is short").to_be_bytes());
+        frames.extend_from_slice(&message);
+    }
+    frames.freeze()
+}
+
+fn unframed(mut frames: Bytes) -> Result<Vec<Bytes>, ReflectionError> {
+    let mut messages = Vec::new();
+    while !frames.is_empty() {
+        if frames.len() < PREFIX || frames[0] != 0 {
+            return Err(malformed());
+        }
+        let length = u32::from_be_bytes([frames[1], frames[2], frames[3], frames[4]]) as usize;
+        if frames.len() - PREFIX < length {
+            return Err(malformed());
+        }
+        let mut frame = frames.split_to(PREFIX + length);
+        messages.push(frame.split_off(PREFIX));
+    }
+    Ok(messages)
+}
+
+/// The status in a head or in trailers, where there is one.
+fn judge(fields: &HeaderMap) -> Result<(), ReflectionError> {
+    let Some(status) = fields.get("grpc-status") else { return Ok(()) };
+    match status.to_str().ok().and_then(|status| status.parse().ok()) {
+        Some(0) => Ok(()),
+        Some(code) if code == Code::Unimplemented as u64 => Err(ReflectionError::Unimplemented),
+        _ => Err(ReflectionError::Refused(format!("grpc-status {}", status.to_str().unwrap_or("?")))),
+    }
+}
+
+fn malformed() -> ReflectionError {
+    ReflectionError::Refused("what is no answer to that".into())
+}
+
+/// The fields of one number that hold messages or texts.
+fn all(message: &[u8], wanted: u32) -> Result<Vec<&[u8]>, ReflectionError> {
+    let mut found = Vec::new();
+    for field in Fields(message) {
+        match field.ok_or_else(malformed)? {
+            (number, Value::Bytes(bytes)) if number == wanted => found.push(bytes),
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Of `ListServiceResponse`: `service = 1`, therein `name = 1`. Reflection itself need not be asked about.
+fn services(answers: &[Bytes]) -> Result<BTreeSet<Vec<u8>>, ReflectionError> {
+    let mut names = BTreeSet::new();
+    for answer in answers {
+        no_error(answer)?;
+        for list in all(answer, 6)? {
+            for service in all(list, 1)? {
+                names.extend(all(service, 1)?.into_iter().map(<[u8]>::to_vec));
+            }
+        }
+    }
+    names.retain(|name| !name.starts_with(b"grpc.reflection."));
+    Ok(names)
+}
+
+/// Of `FileDescriptorResponse`: `file_descriptor_proto = 1`, each once, as the field `file = 1` of a set.
+fn set(answers: &[Bytes]) -> Result<Bytes, ReflectionError> {
+    let mut files = BTreeSet::new();
+    for answer in answers {
+        no_error(answer)?;
+        for response in all(answer, 4)? {
+            files.extend(all(response, 1)?);
+        }
+    }
+    Ok(files.into_iter().fold(Writer::default(), |set, file| set.bytes(1, file)).done().into())
+}
+
+/// `error_response = 7`, therein `error_message = 2`.
+fn no_error(answer: &[u8]) -> Result<(), ReflectionError> {
+    let Some(error) = all(answer, 7)?.pop() else { return Ok(()) };
+    let message = all(error, 2)?.pop().map(String::from_utf8_lossy).unwrap_or_default();
+    Err(ReflectionError::Refused(format!("an error: {message:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http_body_util::combinators::BoxBody;
+    use tower::service_fn;
+
+    use super::*;
+    use crate::grpc::Unary;
+
+    fn answer(status: &str, messages: Vec<Vec<u8>>) -> Response<BoxBody<Bytes, Infallible>> {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", status.parse().unwrap());
+        Response::new(Full::new(framed(messages)).with_trailers(async { Some(Ok(trailers)) }).boxed())
+    }
+
+    /// A file with one service, `a.B`, and one method, `Do`.
+    fn file() -> Vec<u8> {
+        let method = Writer::default().text(1, "Do").done();
+        let service = Writer::default().text(1, "B").bytes(2, &method).done();
+        Writer::default().text(1, "a.proto").text(2, "a").bytes(6, &service).done()
+    }
+
+    #[tokio::test]
+    async fn a_server_of_the_older_version_is_asked_in_that() {
+        let mut asked = Vec::new();
+        let mut server = service_fn(|request: Request<Full<Bytes>>| {
+            let path = request.uri().path().to_owned();
+            asked.push(path.clone());
+            async move {
+                if !path.contains("v1alpha") {
+                    return Ok::<_, Infallible>(answer("12", vec![]));
+                }
+                let Ok(body) = request.into_body().collect().await;
+                let requests = unframed(body.to_bytes()).unwrap();
+                let answers = requests.iter().map(|request| {
+                    if !all(request, 7).unwrap().is_empty() {
+                        let named = ["a.B", "grpc.reflection.v1alpha.ServerReflection"]
+                            .iter()
+                            .fold(Writer::default(), |list, name| {
+                                list.bytes(1, &Writer::default().text(1, name).done())
+                            });
+                        return Writer::default().bytes(6, &named.done()).done();
+                    }
+                    assert_eq!(all(request, 4).unwrap(), [b"a.B"]);
+                    Writer::default().bytes(4, &Writer::default().bytes(1, &file()).done()).done()
+                });
+                Ok(answer("0", answers.collect()))
+            }
+        });
+        let set = reflected(&mut server).await.unwrap();
+        assert_eq!(Unary::from_descriptor_set(&set).unwrap().paths().collect::<Vec<_>>(), ["/a.B/Do"]);
+        assert_eq!(asked.len(), 3, "{asked:?}");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_answer_is_told_apart() {
+        let refused = |what: &str| ReflectionError::Refused(what.into());
+        let error = Writer::default().number(1, 5).text(2, "nope").done();
+        for (status, messages, expected) in [
+            ("12", vec![], ReflectionError::Unimplemented),
+            ("7", vec![], refused("grpc-status 7")),
+            ("0", vec![], refused("that there is no service")),
+            ("0", vec![vec![0xff]], refused("what is no answer to that")),
+            ("0", vec![Writer::default().bytes(7, &error).done()], refused("an error: \"nope\"")),
+        ] {
+            let mut server = service_fn(|_| {
+                let answered = answer(status, messages.clone());
+                async move { Ok::<_, Infallible>(answered) }
+            });
+            assert_eq!(reflected(&mut server).await.unwrap_err(), expected);
+        }
+        let mut gone = service_fn(|_| async { Err::<Response<Full<Bytes>>, _>("no route to host") });
+        let told = reflected(&mut gone).await.unwrap_err();
+        assert_eq!(told.to_string(), "it could not be asked: no route to host");
+        // An answer without its end is no answer.
+        let mut cut = service_fn(|_| async { Ok::<_, Infallible>(Response::new(Full::new(Bytes::new()))) });
+        assert!(matches!(reflected(&mut cut).await, Err(ReflectionError::Unreachable(_))));
+    }
+}
