@@ -11,7 +11,10 @@ use ibid_testkit::{
 };
 
 use super::{SECRET, base64_of, bytes_of, files, holds, ibid, pay, table};
-use crate::faults::kit::{BIN, assert_replay};
+use crate::{
+    faults::kit::{BIN, assert_replay},
+    stores::kit::until,
+};
 
 const KEY: &str = "planted-idempotency-key";
 const TENANT: &str = "planted-tenant";
@@ -88,7 +91,9 @@ async fn nothing_is_in_the_journal() {
         assert_replay(&planting(&gateway).send().await, &first);
         server.restart();
         gateway.wait_for_log("the journal's answer has reached the store").await;
-        assert_eq!(fs::read_dir(&journal).unwrap().count(), 0);
+        // It is said before the file is removed.
+        until("the journal to be empty", || async { (fs::read_dir(&journal).unwrap().count() == 0).then_some(()) })
+            .await;
         assert_replay(&planting(&gateway).send().await, &first);
         assert_eq!(upstream.executions(), 1);
     }
