@@ -14,7 +14,7 @@ use ibid::{
 };
 
 use crate::{
-    config::{ConfigError, Env, ServeArgs, Settings},
+    config::{ConfigError, Env, Seal, ServeArgs, Settings},
     contract_page,
     proxy::Body,
     routes::Route,
@@ -185,7 +185,7 @@ impl Live {
 
     /// The same, with what the upstreams say of themselves now.
     pub fn reload_knowing(&self, env: &Env<'_>, reflected: Option<Bytes>) -> Reload {
-        let settings = match Settings::load_knowing(&self.args, env, reflected) {
+        let mut settings = match Settings::load_knowing(&self.args, env, reflected) {
             Ok(settings) if settings.reflects() && settings.reflected.is_none() => {
                 return Reload::Wrong("descriptors: \"reflection\" is asked for at the start only; restart".into());
             }
@@ -201,8 +201,13 @@ impl Live {
             return Reload::Forgets(forgotten);
         }
         let fixed = settings.needs_restart_from(&before.settings);
+        if let (Some(seal), Some(before)) = (&mut settings.seal, &before.settings.seal) {
+            seal.adopt(before);
+        }
         match Snapshot::new(settings, Some(&before)) {
             Ok(snapshot) => {
+                // Before the first request under the new settings.
+                snapshot.settings.seal.iter().for_each(Seal::apply);
                 self.now.store(Arc::new(snapshot));
                 Reload::Taken(fixed)
             }

@@ -18,6 +18,7 @@ use self::numbered::Numbered;
 use crate::{
     Kind, Named, Remote,
     near::{Copies, Near},
+    seal::{Sealed, Sealing},
 };
 #[cfg(all(feature = "redis", feature = "postgres"))]
 use crate::{
@@ -58,6 +59,7 @@ pub struct Layout {
     stores: Stores,
     remote: Remote,
     near: Around,
+    seal: Option<Sealing>,
 }
 
 #[derive(Debug, Clone)]
@@ -135,7 +137,14 @@ impl Layout {
             Some(0) | None if !kind.is_shared() => Around::Nothing,
             near => Around::Copies(near.unwrap_or(NEAR)),
         };
-        Ok(Self { stores, remote: Remote { prefix, timeout, wait_replicas, copies: None }, near })
+        Ok(Self { stores, remote: Remote { prefix, timeout, wait_replicas, copies: None }, near, seal: None })
+    }
+
+    /// The same, holding nothing in clear. Of two stores neither does; copies near, in this process, are in clear.
+    #[must_use]
+    pub fn sealed(mut self, sealing: Option<Sealing>) -> Self {
+        self.seal = sealing;
+        self
     }
 
     /// The same, for somebody who looks in from outside: nothing is kept near, and a call may take its time.
@@ -146,13 +155,11 @@ impl Layout {
         self
     }
 
-    /// Opens it. `observer` is told when one of two stores stands in for the other.
+    /// Opens it. `observer` is told when one of two stores stands in for the other, and what does not open.
     ///
     /// # Errors
     /// Why a store cannot be opened. A server that cannot be reached is no error; see [`Named::open`].
     pub async fn open(&self, observer: Arc<dyn Observer>) -> Result<Arc<dyn Store>, String> {
-        #[cfg(not(all(feature = "redis", feature = "postgres")))]
-        let _ = observer;
         let (copies, told) = match self.near {
             Around::Nothing => (None, None),
             // Copies of nothing need not be told what was forgotten.
@@ -173,10 +180,14 @@ impl Layout {
                 let last = Postgres::open(last.expose(), with).await;
                 let last = Arc::new(last.map_err(|why| format!("the PostgreSQL store: {why}"))?);
                 let generations = Arc::new(Numbered::new(first.clone(), last.clone()));
-                let tiered = Tiered::new(first, last, *mode, observer, Some(generations));
+                let tiered = Tiered::new(first, last, *mode, observer.clone(), Some(generations));
                 tiered.follow().await;
                 Arc::new(tiered)
             }
+        };
+        let store = match &self.seal {
+            None => store,
+            Some(sealing) => Arc::new(Sealed::new(store, sealing.clone(), observer)),
         };
         Ok(match copies {
             None => store,

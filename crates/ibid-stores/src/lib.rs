@@ -7,7 +7,8 @@
 //! # Ok::<_, ibid_stores::UrlError>(()) }).unwrap();
 //! ```
 //!
-//! A [`Layout`] is a whole configuration: one store, or two as one, with finished answers kept near.
+//! A [`Layout`] is a whole configuration: one store, or two as one, with finished answers kept near,
+//! sealed if there are keys.
 
 pub mod embedded;
 pub mod near;
@@ -15,6 +16,7 @@ pub mod near;
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+pub mod seal;
 pub mod tiered;
 
 pub use layout::{Contradiction, Layout, Parts};

@@ -3,6 +3,8 @@
 //! A file holds one answer: written beside its place, synced, renamed, the folder synced; only then is the answer
 //! given. Claims look here first, so that a retry at this process gets the answer even while the store is away. There
 //! are few of them: while the store is down no new claim is granted, so only what was running then can end here.
+//!
+//! Files are written in clear, unless the journal is opened with a [`JournalSeal`].
 
 use std::{
     collections::HashMap,
@@ -30,9 +32,19 @@ const VERSION: u8 = 1;
 const FAILED: u8 = 1;
 const SOLO: u8 = 2;
 
+/// Seals what the journal writes, and opens it again.
+pub trait JournalSeal: fmt::Debug + Send + Sync + 'static {
+    /// The bytes for the file of this address.
+    fn seal(&self, at: &Address, plain: &[u8]) -> Bytes;
+
+    /// What was sealed for this address. `None` if it does not open there; then it is never answered from.
+    fn open(&self, at: &Address, sealed: Bytes) -> Option<Bytes>;
+}
+
 /// A folder of answers that wait for the store.
 pub struct Journal {
     folder: PathBuf,
+    seal: Option<Arc<dyn JournalSeal>>,
     entries: Mutex<HashMap<Address, Entry>>,
     /// Of `entries`, so that the common case costs no lock.
     count: AtomicUsize,
@@ -56,6 +68,18 @@ impl Journal {
     /// # Errors
     /// If the folder cannot be made, read or written.
     pub fn open(folder: impl AsRef<Path>) -> io::Result<Self> {
+        Self::open_with(folder, None)
+    }
+
+    /// The same, with files that are sealed.
+    ///
+    /// # Errors
+    /// If the folder cannot be made, read or written.
+    pub fn open_sealed(folder: impl AsRef<Path>, seal: Arc<dyn JournalSeal>) -> io::Result<Self> {
+        Self::open_with(folder, Some(seal))
+    }
+
+    fn open_with(folder: impl AsRef<Path>, seal: Option<Arc<dyn JournalSeal>>) -> io::Result<Self> {
         let folder = folder.as_ref().to_owned();
         fs::create_dir_all(&folder)?;
         let mut entries = HashMap::new();
@@ -65,7 +89,7 @@ impl Journal {
             if path.extension().is_some_and(|extension| extension == "part") {
                 fs::remove_file(&path)?;
             } else if path.extension().is_some_and(|extension| extension == "answer") {
-                match decode(fs::read(&path)?.into()) {
+                match read(&path, seal.as_deref())? {
                     Some(entry) => {
                         entries.insert(entry.lease.ask.address, entry);
                     }
@@ -80,7 +104,7 @@ impl Journal {
         let probe = folder.join("writable.part");
         fs::write(&probe, b"")?;
         fs::remove_file(&probe)?;
-        Ok(Self { count: AtomicUsize::new(entries.len()), entries: Mutex::new(entries), folder, unreadable })
+        Ok(Self { count: AtomicUsize::new(entries.len()), entries: Mutex::new(entries), folder, seal, unreadable })
     }
 
     /// Files that could not be read; they were set aside under these names.
@@ -145,7 +169,8 @@ impl Journal {
             let path = journal.path(&address);
             let part = path.with_extension("part");
             let mut file = fs::File::create(&part)?;
-            file.write_all(&encode(&entry))?;
+            let plain = encode(&entry);
+            file.write_all(&journal.seal.as_ref().map_or(plain.clone(), |seal| seal.seal(&address, &plain)))?;
             file.sync_all()?;
             fs::rename(&part, &path)?;
             fs::File::open(&journal.folder)?.sync_all()?;
@@ -175,6 +200,15 @@ impl Journal {
     fn path(&self, at: &Address) -> PathBuf {
         self.folder.join(format!("{at}.answer"))
     }
+}
+
+/// `None` if it is no answer of ours. A sealed one opens under the name that it was written under only.
+fn read(path: &Path, seal: Option<&dyn JournalSeal>) -> io::Result<Option<Entry>> {
+    let bytes = Bytes::from(fs::read(path)?);
+    let Some(seal) = seal else { return Ok(decode(bytes)) };
+    let at = path.file_stem().and_then(|name| name.to_str()).and_then(Address::from_hex);
+    let opened = at.and_then(|at| seal.open(&at, bytes)).and_then(decode);
+    Ok(opened.filter(|entry| Some(entry.lease.ask.address) == at))
 }
 
 fn encode(entry: &Entry) -> Bytes {

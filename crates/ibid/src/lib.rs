@@ -26,7 +26,7 @@ pub use self::{
     engine::{Complete, Ended, Engine, Operation, ParkedBy, Probed, Stored, Verdict},
     fingerprint::{PartDigests, Pointer, PointerError},
     http::{Ibid, IbidLayer},
-    journal::Journal,
+    journal::{Journal, JournalSeal},
     key::{KeyFormat, KeySource, Pattern, derive_key, extract_key, generate_key, is_valid_key, mask},
     label::LabelText,
     later::Later,

@@ -114,6 +114,7 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
         lines.push(("near", format!("{} of finished answers in this process", show::size(layout.near()))));
     }
     lines.push(("promise", layout.promise()));
+    lines.extend(settings.seal.as_ref().map(|seal| ("seal", seal.summary())));
     if let Some(file) = &settings.descriptors {
         let known = settings.routes.unary().paths().count();
         let plural = if known == 1 { "" } else { "s" };

@@ -1,4 +1,4 @@
-//! `ibid keys list|show|release|forget|resolve`: what a store remembers, for people; straight on a store, or over the
+//! `ibid keys list|show|release|forget|resolve|reseal`: what a store remembers, for people; straight on a store, or over the
 //! admin API of a gateway that runs.
 //!
 //! Invariant: every change is a compare-and-set on the fence of the entry that was seen, has a reason, and is written
@@ -27,6 +27,7 @@ use crate::{
 
 pub(super) use self::show::{columns, plain};
 
+mod reseal;
 mod show;
 mod source;
 
@@ -49,6 +50,8 @@ enum What {
     Forget(ChangeArgs),
     /// Say how an unknown one ended
     Resolve(ResolveArgs),
+    /// Seal remembered answers with the first of the keys, so that the others can be dropped
+    Reseal(ResealArgs),
 }
 
 /// A store, or a gateway that has one.
@@ -135,6 +138,21 @@ struct ResolveArgs {
     keep: Option<Duration>,
 }
 
+#[derive(Debug, Args)]
+struct ResealArgs {
+    #[command(flatten)]
+    store: StoreChoice,
+    /// How many entries to look at, at most; without it, all
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+    /// Where the run before this one ended
+    #[arg(long, value_name = "CURSOR", value_parser = parse_address)]
+    cursor: Option<Address>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// One entry, by its address or by what it is searched by.
 #[derive(Debug, Args)]
 struct WhichArgs {
@@ -201,8 +219,9 @@ pub fn run(args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut 
         What::Show(args) => {
             let query = args.which.query()?;
             let place = Place::of(&args.place, env)?;
-            outside::block_on(show_one(args, query, place, out))
+            outside::block_on(show_one(args, query, place, out, aside))
         }
+        What::Reseal(args) => reseal::run(args, env, out, aside),
         What::Release(args) => change(args, Wish::Release, env, out, aside),
         What::Forget(args) => change(args, Wish::Forget, env, out, aside),
         What::Resolve(args) => {
@@ -216,6 +235,7 @@ async fn list(args: &ListArgs, place: Place, out: &mut dyn io::Write, aside: &mu
     let source = place.open().await?;
     let query = Query { state: args.state.map(State::from), older_than: args.older_than, ..args.tags.query() };
     let page = source.list(query, args.cursor, args.limit as usize).await?;
+    source.say_sealed(&page.records, aside)?;
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&page).expect("a page has a form"))?;
         return Ok(());
@@ -229,9 +249,12 @@ async fn list(args: &ListArgs, place: Place, out: &mut dyn io::Write, aside: &mu
     Ok(())
 }
 
-async fn show_one(args: &ShowArgs, query: Query, place: Place, out: &mut dyn io::Write) -> Result<(), Failed> {
+async fn show_one(
+    args: &ShowArgs, query: Query, place: Place, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+) -> Result<(), Failed> {
     let source = place.open().await?;
     let view = source.find_one(query).await?;
+    source.say_sealed(std::slice::from_ref(&view), aside)?;
     if args.body {
         out.write_all(&show::body_of(&view)?)?;
         out.flush()?;

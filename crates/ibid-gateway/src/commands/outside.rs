@@ -10,7 +10,10 @@ use ibid::{
     Notice, Observer,
     store::{Address, ErrorKind, Store, StoreError},
 };
-use ibid_stores::Named;
+use ibid_stores::{
+    Named,
+    seal::{Sealed, Sealing},
+};
 
 use crate::{
     config::{self, ConfigError},
@@ -74,6 +77,22 @@ impl From<NotFound> for Failed {
             why => Self::NotSo(why.to_string()),
         }
     }
+}
+
+/// A store, as it is and as who has its keys sees it.
+pub(super) struct Opened {
+    /// As it holds things.
+    pub(super) beneath: Arc<dyn Store>,
+    /// The same with its seal opened, if there are keys.
+    pub(super) sealed: Option<Sealed>,
+}
+
+/// Opens what the settings name, with these keys.
+pub(super) async fn open_sealed(settings: &config::Store, sealing: Option<Sealing>) -> Result<Opened, Failed> {
+    let beneath = open(settings).await?;
+    // What does not open is said by whoever looks at it.
+    let sealed = sealing.map(|sealing| Sealed::new(beneath.clone(), sealing, Arc::new(ibid::Silent)));
+    Ok(Opened { beneath, sealed })
 }
 
 /// Opens what the settings name, and makes sure that it answers.

@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::{
     admin::Admin,
-    config::{Env, ServeArgs, Settings},
+    config::{Env, Seal, ServeArgs, Settings},
     live::{Live, Snapshot},
     logs,
     metrics::Watched,
@@ -52,7 +52,7 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
         let settings = reflection::known(settings, &args, env).await?;
         let watched = Watched::new(logs::Logged);
         let url = &settings.store.url;
-        let store = settings.store.layout().open(watched.clone()).await;
+        let store = settings.store.layout().sealed(settings.sealing()).open(watched.clone()).await;
         let store = store.map_err(|why| ServeError::Start(format!("the store {url} cannot be opened: {why}")))?;
         let gateway = Gateway::start(settings, args, store, watched).await.map_err(ServeError::Start)?;
         let stopped = stop_signals().map_err(|why| ServeError::Start(format!("signals: {why}")))?;
@@ -148,12 +148,19 @@ fn build(settings: &Settings, store: Arc<dyn Store>, watched: Arc<Watched>) -> R
         .max_running(settings.max_running)
         .buffer_memory(settings.buffer_memory)
         .body_timeout(settings.limits.body_timeout);
+    if let Some(secret) = settings.seal.as_ref().and_then(Seal::address_secret) {
+        builder = builder.address_secret(secret);
+    }
     if !settings.cors_origins.is_empty() {
         let origins = settings.cors_origins.iter().filter_map(|origin| origin.to_str().ok());
         builder = builder.cors(Cors::parse(origins).map_err(|why| format!("cors.origins: {why}"))?);
     }
     if let Some(folder) = &settings.journal {
-        let journal = Journal::open(folder).map_err(|why| format!("journal: {}: {why}", folder.display()))?;
+        let journal = match settings.sealing() {
+            None => Journal::open(folder),
+            Some(sealing) => Journal::open_sealed(folder, Arc::new(sealing)),
+        };
+        let journal = journal.map_err(|why| format!("journal: {}: {why}", folder.display()))?;
         for file in journal.unreadable() {
             tracing::error!(file = %file.display(), "an answer in the journal cannot be read; it was set aside");
         }

@@ -14,6 +14,7 @@ use super::{
     error::ConfigError,
     raw,
     scalar::{One, Scalar},
+    seal,
     secret::{Secret, Upstream},
     settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, REFLECTION, Role, Settings, Tls, Token},
     store,
@@ -74,6 +75,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         pem("upstream_ca", &written)
     });
     let store = store::finish(file.store, &wrong)?;
+    let seal = file.seal.map(|written| seal::finish(written, store.compress, &wrong)).transpose()?;
     let journal = match file.journal {
         Some(One(path)) if path == "off" => None,
         Some(One(path)) if path.is_empty() => {
@@ -110,6 +112,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         log: Log { format: or(file.log.format, LogFormat::Text), level: or(file.log.level, LogLevel::Info) },
         admin,
         store,
+        seal,
         routes,
         warnings: Vec::new(),
         notes: Vec::new(),

@@ -6,7 +6,7 @@
 use http::Method;
 use ibid::{Mode, OnMismatch, Policy, ScopePart, http::Protocol};
 
-use super::{Settings, show};
+use super::{Seal, Settings, show};
 use crate::routes::Route;
 
 /// Who takes the requests of an old route now.
@@ -35,6 +35,7 @@ pub fn forgets(old: &Settings, new: &Settings) -> Vec<String> {
             "store.prefix changed from {from:?} to {to:?}: nothing that is remembered will be found again"
         ));
     }
+    found.extend(Seal::forgets(old.seal.as_ref(), new.seal.as_ref()));
     for_each_successor(old, new, |route, what, successor| match successor {
         Successor::Takes(successor) => {
             changes(route, successor).into_iter().for_each(|change| push(&mut found, change))

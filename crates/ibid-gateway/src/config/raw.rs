@@ -42,6 +42,7 @@ pub(super) struct File {
     pub(super) log: Log,
     pub(super) admin: Admin,
     pub(super) store: Store,
+    pub(super) seal: Option<Seal>,
     pub(super) policy: Option<Dials>,
     pub(super) route: Vec<Dials>,
 }
@@ -109,6 +110,22 @@ pub(super) struct Store {
     pub(super) compress: Option<One<bool>>,
     pub(super) sweep_every: Option<One<Duration>>,
     pub(super) strict: Option<One<bool>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Seal {
+    pub(super) keys: Vec<SealKey>,
+    pub(super) address_secret: Option<One<Secret>>,
+    pub(super) accept_plain: Option<One<bool>>,
+    pub(super) plain_addresses: Option<One<bool>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct SealKey {
+    pub(super) id: Option<One<String>>,
+    pub(super) key: Option<One<Secret>>,
 }
 
 /// The dials of `[policy]` or of one `[[route]]`.

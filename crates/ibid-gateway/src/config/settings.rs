@@ -5,8 +5,9 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 use bytes::Bytes;
 use http::HeaderValue;
 use ibid::TrustedProxies;
+use ibid_stores::seal::Sealing;
 
-use super::{scalar::Scalar, secret::Secret, store::Store};
+use super::{scalar::Scalar, seal::Seal, secret::Secret, store::Store};
 use crate::routes::RouteTable;
 
 /// Instead of a file of descriptors: the upstreams are asked for theirs.
@@ -51,6 +52,8 @@ pub struct Settings {
     pub admin: Option<Admin>,
     /// Where records live.
     pub store: Store,
+    /// How they are sealed, if they are.
+    pub seal: Option<Seal>,
     /// Which policy a request is under.
     pub routes: RouteTable,
     /// What is allowed, and probably not meant. Logged at start-up.
@@ -179,8 +182,14 @@ impl Settings {
             ("log", self.log != old.log),
             ("admin", self.admin != old.admin),
             ("store", self.store != old.store),
+            ("seal", Seal::needs_restart_from(old.seal.as_ref(), self.seal.as_ref())),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+    }
+
+    /// How the store and the journal are sealed, if they are.
+    pub fn sealing(&self) -> Option<Sealing> {
+        self.seal.as_ref().and_then(Seal::sealing)
     }
 
     /// Whether this configuration remembers nothing of what `old` remembered, sentence by sentence; see

@@ -41,7 +41,7 @@ pub struct Store {
     pub wait_replicas: u32,
     /// Bytes of finished answers that are kept in this process. None: what is usual for the store.
     pub near: Option<u64>,
-    /// Whether records are compressed.
+    /// Whether records are compressed before they are sealed.
     pub compress: bool,
     /// How often expired entries are removed.
     pub sweep_every: Duration,
@@ -55,9 +55,19 @@ pub struct StoreChoice {
     /// The store, such as redis://127.0.0.1:6379/0 [env: IBID_STORE]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// The gateway's configuration file, of which only [store] is read [env: IBID_CONFIG]
+    /// The gateway's configuration file, of which only [store] and [seal] are read [env: IBID_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+}
+
+impl StoreChoice {
+    /// The configuration file that is named, if one is.
+    pub(super) fn file(&self, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
+        match &self.config {
+            Some(path) => Ok(Some(path.clone())),
+            None => Ok(variable(env, "IBID_CONFIG")?.map(PathBuf::from)),
+        }
+    }
 }
 
 impl Store {
@@ -67,10 +77,7 @@ impl Store {
     /// # Errors
     /// One line about the first setting that cannot be, or that no store is named.
     pub fn load(choice: &StoreChoice, env: &Env<'_>) -> Result<Self, ConfigError> {
-        let path = match &choice.config {
-            Some(path) => Some(path.clone()),
-            None => variable(env, "IBID_CONFIG")?.map(PathBuf::from),
-        };
+        let path = choice.file(env)?;
         let mut file = match &path {
             None => raw::Store::default(),
             Some(path) => {

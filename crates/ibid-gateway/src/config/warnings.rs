@@ -3,7 +3,7 @@
 use http::Method;
 use ibid::{Mode, OnConcurrent, ScopePart, http::Protocol};
 
-use super::{Settings, is_for_webhooks, show};
+use super::{Seal, Settings, is_for_webhooks, show};
 use crate::routes::Route;
 
 /// A token with fewer characters is within reach of whoever tries.
@@ -64,6 +64,11 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
     if settings.descriptors.is_some() && !routes.iter().any(is_call) {
         found.push("descriptors: no route uses it; write one such as match = \"grpc *\"".into());
     }
+    if settings.seal.as_ref().is_some_and(Seal::accepts_plain) {
+        let what = "seal.accept_plain: what is not sealed is believed, so whoever can write to the store can have anything \
+                    answered; switch it off once what was remembered in clear is resealed or has expired";
+        found.push(what.into());
+    }
     if let Some(admin) =
         settings.admin.as_ref().filter(|admin| !admin.listen.ip().is_loopback() && admin.tokens.is_empty())
     {
@@ -88,6 +93,10 @@ pub(super) fn notes(settings: &Settings) -> Vec<String> {
                 place(at, route)
             ));
         }
+    }
+    if settings.seal.as_ref().is_some_and(Seal::has_plain_addresses) {
+        let what = "seal.plain_addresses: who reads the store can try out callers and keys, one guess at a time";
+        found.push(what.into());
     }
     found
 }

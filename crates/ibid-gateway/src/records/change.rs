@@ -8,6 +8,7 @@ use ibid::{
     Record, RecordBody,
     store::{Claim, End, ErrorKind, Fence, Held, Outline, Store, StoreError},
 };
+use ibid_stores::seal::is_sealed;
 use serde::{Deserialize, Serialize};
 
 use super::{Entry, View, find, state_name, view};
@@ -172,6 +173,12 @@ impl Change {
         let listed = &before.listed;
         if listed.fence != seen {
             return Some(format!("it has changed meanwhile: its fence is {}, not {seen}", listed.fence));
+        }
+        // An answer in clear would be in the store, and never be given.
+        if matches!(self.what, What::Resolve(_)) && is_sealed(&listed.fingerprint) {
+            let what = "it is sealed, and its gateway does not give an answer that is not; name the gateway's --config, \
+                        with its [seal]";
+            return Some(what.into());
         }
         match (&self.what, &before.claim) {
             (What::Forget, _) | (_, Claim::Unknown(_)) => None,

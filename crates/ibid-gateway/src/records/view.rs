@@ -7,6 +7,7 @@ use ibid::{
     LabelText, Record, RecordBody, mask, rfc3339,
     store::{Claim, Fingerprint, Listed, State},
 };
+use ibid_stores::seal::sealed_with;
 use serde::{Deserialize, Serialize};
 
 use super::{Entry, Found, state_name};
@@ -68,6 +69,9 @@ pub struct View {
     pub fence: u64,
     /// Of the request, masked.
     pub fingerprint: String,
+    /// With which key it is sealed, where it is shown as the store holds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed_with: Option<String>,
     /// Of a running or unknown one: when another run may be granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takeover_in_ms: Option<u64>,
@@ -93,6 +97,9 @@ pub enum Response {
     Unreadable {
         /// Why.
         unreadable: String,
+        /// With which key, if it is sealed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sealed_with: Option<String>,
     },
 }
 
@@ -160,6 +167,7 @@ impl From<&Listed> for View {
             attempt: listed.attempt,
             fence: listed.fence.0,
             fingerprint: fingerprint(&listed.fingerprint),
+            sealed_with: sealed_with(&listed.label),
             takeover_in_ms: None,
             response: None,
         }
@@ -183,7 +191,15 @@ impl Response {
     fn of(record: &Bytes) -> Self {
         let record = match Record::decode(record.clone()) {
             Ok(record) => record,
-            Err(why) => return Self::Unreadable { unreadable: why.to_string() },
+            Err(why) => {
+                let sealed_with = sealed_with(record);
+                let unreadable = match &sealed_with {
+                    Some(key) => format!("it is sealed with the key {key:?}, and does not open with what is at hand"),
+                    None if record.is_empty() => "it does not open with the keys at hand, or was altered".into(),
+                    None => why.to_string(),
+                };
+                return Self::Unreadable { unreadable, sealed_with };
+            }
         };
         let pairs = |headers: &http::HeaderMap| {
             let pair = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
@@ -296,7 +312,7 @@ mod tests {
             let written = serde_json::to_string(&response).unwrap();
             assert_eq!(serde_json::from_str::<Response>(&written).unwrap(), response, "{written}");
         }
-        let unreadable = Response::Unreadable { unreadable: "why".into() };
+        let unreadable = Response::Unreadable { unreadable: "why".into(), sealed_with: None };
         let written = serde_json::to_string(&unreadable).unwrap();
         assert_eq!(serde_json::from_str::<Response>(&written).unwrap(), unreadable);
     }

@@ -191,16 +191,19 @@ fn named_in_table<'a>(page: &'a str, heading: &str, table: &str) -> Vec<&'a str>
 }
 
 #[test]
-fn the_page_of_settings_has_every_key_of_the_store() {
+fn the_page_of_settings_has_every_key_of_the_store_and_of_its_seal() {
     let page = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
-    let mut documented = named_in_table(&page, "`[store]`", "| key | type | default | meaning |");
-    let text = "upstream = \"http://127.0.0.1:3000\"\n[store]\nno_such_key = 1";
-    let told = Settings::from_text(text, None, &ServeArgs::default(), &Env::of(&[])).unwrap_err().to_string();
-    let allowed = told.split("allowed are ").nth(1).expect("it says what is allowed");
-    let mut code: Vec<String> = allowed.split(' ').map(|key| format!("store.{}", key.trim_matches('"'))).collect();
-    code.sort();
-    documented.sort_unstable();
-    assert_eq!(documented, code);
+    for table in ["store", "seal"] {
+        let mut documented = named_in_table(&page, &format!("`[{table}]`"), "| key | type | default | meaning |");
+        let text = format!("upstream = \"http://127.0.0.1:3000\"\n[{table}]\nno_such_key = 1");
+        let told = Settings::from_text(&text, None, &ServeArgs::default(), &Env::of(&[])).unwrap_err().to_string();
+        let allowed = told.split("allowed are ").nth(1).expect("it says what is allowed");
+        let mut code: Vec<String> =
+            allowed.split(' ').map(|key| format!("{table}.{}", key.trim_matches('"'))).collect();
+        code.sort();
+        documented.sort_unstable();
+        assert_eq!(documented, code);
+    }
 }
 
 #[test]
@@ -314,7 +317,8 @@ async fn the_readme_shows_what_the_demo_does() {
 /// Links between the pages lead somewhere.
 #[test]
 fn no_link_is_dead() {
-    let mut pages = vec![root().join("README.md"), root().join("ARCHITECTURE.md"), root().join("CONTRIBUTING.md")];
+    let mut pages: Vec<PathBuf> =
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root().join(page)).into();
     for folder in ["docs", "docs/presets", "examples", "examples/tonic", "clients/js"] {
         let entries = std::fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
         pages.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));

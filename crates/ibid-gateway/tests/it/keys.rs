@@ -133,6 +133,11 @@ cases_over_the_api!(over_the_api_on_embedded, async {
 });
 cases_over_the_api!(over_the_api_on_redis, super::redis());
 cases_over_the_api!(over_the_api_on_postgres, super::postgres());
+all_cases!(on_sealed_embedded, async {
+    let folder = tempfile::tempdir().expect("a folder");
+    let url = format!("embedded:{}", folder.path().join("data").display());
+    super::sealed(super::Place { expires_by_itself: true, ..super::Place::new(url, folder) })
+});
 
 /// Those of a store that several processes share.
 macro_rules! shared_cases {
@@ -182,6 +187,11 @@ async fn cache() -> Place {
     Place { table: format!("{}\ncache = {:?}", redis.table, redis.url), ..postgres }
 }
 
+/// The same store, sealed; commands have the keys.
+fn sealed(place: Place) -> Place {
+    Place { table: format!("{}\n{}", place.table, crate::sealing::table(&["2026-11"])), ..place }
+}
+
 all_cases!(on_redis, super::redis());
 shared_cases!(beside_redis, super::redis());
 all_cases!(on_postgres, super::postgres());
@@ -190,3 +200,6 @@ all_cases!(on_redis_with_fallback, super::fallback());
 shared_cases!(beside_redis_with_fallback, super::fallback());
 all_cases!(on_postgres_with_cache, super::cache());
 shared_cases!(beside_postgres_with_cache, super::cache());
+all_cases!(on_sealed_redis, async { super::sealed(super::redis().await) });
+shared_cases!(beside_sealed_redis, async { super::sealed(super::redis().await) });
+all_cases!(on_sealed_postgres_with_cache, async { super::sealed(super::cache().await) });

@@ -19,6 +19,7 @@ mod openapi;
 mod operations;
 mod passing;
 mod presets;
+mod sealing;
 mod store_command;
 mod stores;
 mod upstream;

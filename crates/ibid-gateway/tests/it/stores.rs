@@ -1,6 +1,6 @@
 //! Gateways that share a store: the binary in several processes, real servers, real outages.
 
-mod kit;
+pub(crate) mod kit;
 mod outages;
 mod pair;
 mod presets;

@@ -24,6 +24,7 @@ mod layouts;
 mod near;
 mod postgres;
 mod redis;
+mod seal;
 mod sim;
 mod tiered;
 mod tools;

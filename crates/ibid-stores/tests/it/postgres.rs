@@ -25,7 +25,8 @@ mod migrations;
 mod own;
 mod waiting;
 
-use kit::{database, open, patient};
+pub(crate) use kit::database;
+use kit::{open, patient};
 
 /// One database for all cases: they use addresses of their own.
 fn shared() -> &'static str {

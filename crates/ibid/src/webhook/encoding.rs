@@ -13,7 +13,7 @@ pub enum Encoding {
 
 impl Encoding {
     /// The bytes, or `None` if the text is not exactly their one spelling.
-    pub(super) fn decode(self, text: &[u8]) -> Option<Vec<u8>> {
+    pub fn decode(self, text: &[u8]) -> Option<Vec<u8>> {
         match self {
             Self::Hex => hex(text),
             Self::Base64 => base64(text),

@@ -71,6 +71,7 @@ pub(super) fn entry(view: &View, out: &mut dyn io::Write) -> Result<(), Failed> 
         ("fence", view.fence.to_string()),
         ("fingerprint", plain(&view.fingerprint)),
     ];
+    lines.extend(view.sealed_with.as_deref().map(|key| ("sealed with", plain(key))));
     if let Some(left) = view.takeover_in_ms {
         lines.push(("takeover", if left == 0 { "now".into() } else { format!("in {}", rough_ms(left)) }));
     }
@@ -88,7 +89,7 @@ pub(super) fn body_of(view: &View) -> Result<Bytes, Failed> {
     let not_so = |why: String| Err(Failed::NotSo(why));
     match &view.response {
         None => not_so(format!("it has no answer: it is {}", plain(&view.state))),
-        Some(Response::Unreadable { unreadable }) => {
+        Some(Response::Unreadable { unreadable, .. }) => {
             not_so(format!("its answer cannot be read: {}", plain(unreadable)))
         }
         Some(Response::Whole { body, .. }) => match body {
@@ -108,7 +109,7 @@ pub(super) fn body_of(view: &View) -> Result<Bytes, Failed> {
 fn answer(response: &Response, out: &mut dyn io::Write) -> io::Result<()> {
     let (headers, body, trailers) = match response {
         Response::Whole { headers, body, trailers } => (headers, body, trailers),
-        Response::Unreadable { unreadable } => {
+        Response::Unreadable { unreadable, .. } => {
             return writeln!(out, "\nthe answer cannot be read: {}", plain(unreadable));
         }
     };

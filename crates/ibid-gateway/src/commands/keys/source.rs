@@ -1,6 +1,6 @@
 //! Where the entries are: in a store, or behind the admin API of a gateway that runs. Both say the same.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ibid::{
@@ -17,22 +17,23 @@ use super::{
     PlaceArgs,
 };
 use crate::{
-    config::{self, Env, StoreChoice},
+    config::{self, ConfigError, Env, Seal, StoreChoice},
     records::{
         Change, Changed, NotFound, Outcome, Page, Query, View, Wanted, What, state_name,
         view::{hex, millis},
     },
 };
 
-/// What `ibid keys` is to work on.
+/// What `ibid keys` is to work on. What is sealed can be looked at, released and forgotten without keys.
 pub(super) enum Place {
-    Store(config::Store),
+    Store(Box<config::Store>, Result<Option<Seal>, ConfigError>),
     Admin(Api),
 }
 
 /// What it works on.
 pub(super) enum Source {
-    Store(Arc<dyn Store>),
+    /// And why something may be shown as it is sealed.
+    Store(Arc<dyn Store>, String),
     Admin(Api),
 }
 
@@ -46,23 +47,47 @@ impl Place {
         }
         match Api::of(&args.admin, env)? {
             Some(api) => Ok(Self::Admin(api)),
-            None => Ok(Self::Store(config::Store::load(&args.store, env)?)),
+            None => Ok(Self::Store(Box::new(config::Store::load(&args.store, env)?), Seal::load(&args.store, env))),
         }
     }
 
     pub(super) async fn open(self) -> Result<Source, Failed> {
         match self {
-            Self::Store(settings) => Ok(Source::Store(outside::open(&settings).await?)),
+            Self::Store(settings, seal) => {
+                let why = match &seal {
+                    Err(why) => format!("the keys cannot be had: {why}"),
+                    Ok(None) => "name the gateway's --config, with its [seal], to see what is in them".into(),
+                    Ok(Some(_)) => "their keys are not in [seal], or they were altered".into(),
+                };
+                let sealing = seal.ok().flatten().and_then(|seal| seal.sealing());
+                let opened = outside::open_sealed(&settings, sealing).await?;
+                let store = match opened.sealed {
+                    Some(sealed) => Arc::new(sealed),
+                    None => opened.beneath,
+                };
+                Ok(Source::Store(store, why))
+            }
             Self::Admin(api) => Ok(Source::Admin(api)),
         }
     }
 }
 
 impl Source {
+    /// Says that something is shown as it is sealed, and why.
+    pub(super) fn say_sealed(&self, views: &[View], aside: &mut dyn io::Write) -> io::Result<()> {
+        let sealed = views.iter().filter(|view| view.sealed_with.is_some()).count();
+        let Self::Store(_, why) = self else { return Ok(()) };
+        if sealed == 0 {
+            return Ok(());
+        }
+        let entries = if sealed == 1 { "1 entry is" } else { &format!("{sealed} entries are") };
+        writeln!(aside, "ibid: {entries} shown sealed, with hashes for key, tenant, user and endpoint: {why}")
+    }
+
     /// Those that match, behind `from`.
     pub(super) async fn list(&self, query: Query, from: Option<Address>, limit: usize) -> Result<Page, Failed> {
         match self {
-            Self::Store(store) => Ok(Wanted::of(query).list(&**store, from, limit).await?.into()),
+            Self::Store(store, _) => Ok(Wanted::of(query).list(&**store, from, limit).await?.into()),
             Self::Admin(api) => api.get(&listing(&query, from, limit)).await,
         }
     }
@@ -70,7 +95,7 @@ impl Source {
     /// The only one that matches.
     pub(super) async fn find_one(&self, query: Query) -> Result<View, Failed> {
         match self {
-            Self::Store(store) => Ok(View::from(&Wanted::of(query).find_one(&**store).await?)),
+            Self::Store(store, _) => Ok(View::from(&Wanted::of(query).find_one(&**store).await?)),
             Self::Admin(api) => found(api, &query).await,
         }
     }
@@ -78,7 +103,7 @@ impl Source {
     /// What became of a change, and the line about it if it was not made.
     pub(super) async fn change(&self, query: Query, change: &Change) -> Result<(Changed, Option<Failed>), Failed> {
         match self {
-            Self::Store(store) => {
+            Self::Store(store, _) => {
                 let before = Wanted::of(query).find_one(&**store).await?;
                 let made = change.make(&**store, before).await;
                 let told = change.told(&made);

@@ -32,7 +32,7 @@ pub(super) fn pay(gateway: &Gateway, key: &str) -> Request {
 }
 
 /// Returns once this gives something.
-pub(super) async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
+pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
     let end = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = look().await {

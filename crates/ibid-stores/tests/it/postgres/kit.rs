@@ -20,7 +20,7 @@ pub(super) async fn open(url: &str) -> Postgres {
 }
 
 /// A fresh database with our schema in it.
-pub(super) fn database(server: &Server) -> String {
+pub(crate) fn database(server: &Server) -> String {
     let name = server.create_database();
     let url = server.url("migrator", &name);
     // Callers may be in a runtime already, or in none.

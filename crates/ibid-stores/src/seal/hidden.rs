@@ -1,0 +1,167 @@
+//! Tags and fingerprints as the store sees them: keyed, and still good for what the store and its operators do with them.
+//!
+//! - A **tag** becomes the first half of an HMAC of it. The same tag gives the same text, so who has the secret can still
+//!   look for it; who has not can see which entries share a tag, and nothing else.
+//! - A **fingerprint** is enciphered, not hashed: whoever claims is told the holder's, so it must come back. A Feistel
+//!   network of four rounds over HMAC-SHA-256 permutes its 256 bits (Luby and Rackoff), another permutation for every
+//!   address. So the same request looks different at each address, and nobody without the secret can try requests out.
+//!
+//! Both keys come from the address secret, and stay as they are when records get another key.
+
+use hmac::{Hmac, KeyInit as _, Mac};
+use ibid::store::{Address, Filter, Fingerprint, Tags};
+use sha2::Sha256;
+
+use super::keys::derived;
+
+const SALT: &[u8] = b"ibid seal v1";
+const ROUNDS: u8 = 4;
+/// Set in the version of a fingerprint that is enciphered.
+const ENCIPHERED: u8 = 0x80;
+
+/// The two keys, ready to use.
+pub(super) struct Hiding {
+    tags: Hmac<Sha256>,
+    fingerprints: Hmac<Sha256>,
+}
+
+impl Hiding {
+    pub(super) fn new(secret: &[u8; 32]) -> Self {
+        let keyed =
+            |info: &[u8]| <Hmac<Sha256>>::new_from_slice(&derived(secret, SALT, info)).expect("any length will do");
+        Self { tags: keyed(b"tags"), fingerprints: keyed(b"fingerprints") }
+    }
+
+    pub(super) fn tags(&self, tags: &Tags) -> Tags {
+        let [tenant, user, endpoint, key] =
+            [(0, tags.tenant()), (1, tags.user()), (2, tags.endpoint()), (3, tags.key())]
+                .map(|(which, tag)| self.tag(which, tag));
+        if [&tenant, &user, &endpoint, &key].iter().all(|tag| tag.is_empty()) {
+            return Tags::default();
+        }
+        Tags::new(&tenant, &user, &endpoint, &key)
+    }
+
+    pub(super) fn filter(&self, filter: &Filter) -> Filter {
+        let keyed = |which, tag: &Option<String>| tag.as_deref().map(|tag| self.tag(which, cut(tag)));
+        Filter {
+            tenant: keyed(0, &filter.tenant),
+            user: keyed(1, &filter.user),
+            endpoint: keyed(2, &filter.endpoint),
+            key: keyed(3, &filter.key),
+            ..filter.clone()
+        }
+    }
+
+    /// 32 hex digits. What is empty stays so: that there is no user is no secret.
+    fn tag(&self, which: u8, tag: &str) -> String {
+        if tag.is_empty() {
+            return String::new();
+        }
+        let mut mac = self.tags.clone();
+        mac.update(&[which]);
+        mac.update(tag.as_bytes());
+        let mac: [u8; 32] = mac.finalize().into_bytes().into();
+        mac[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    pub(super) fn encipher(&self, at: &Address, plain: &Fingerprint) -> Fingerprint {
+        let (mut left, mut right) = halves(&plain.digest);
+        for round in 0..ROUNDS {
+            let mask = self.round(round, plain.version, at, &right);
+            (left, right) = (right, xor(left, mask));
+        }
+        Fingerprint { version: plain.version | ENCIPHERED, digest: joined(left, right) }
+    }
+
+    /// `None` if it is not enciphered.
+    pub(super) fn decipher(&self, at: &Address, hidden: &Fingerprint) -> Option<Fingerprint> {
+        if !is_enciphered(hidden) {
+            return None;
+        }
+        let version = hidden.version & !ENCIPHERED;
+        let (mut left, mut right) = halves(&hidden.digest);
+        for round in (0..ROUNDS).rev() {
+            let mask = self.round(round, version, at, &left);
+            (left, right) = (xor(right, mask), left);
+        }
+        Some(Fingerprint { version, digest: joined(left, right) })
+    }
+
+    fn round(&self, round: u8, version: u8, at: &Address, half: &[u8; 16]) -> [u8; 16] {
+        let mut mac = self.fingerprints.clone();
+        mac.update(&[round, version]);
+        mac.update(&at.0);
+        mac.update(half);
+        let mac: [u8; 32] = mac.finalize().into_bytes().into();
+        halves(&mac).0
+    }
+}
+
+/// Whether a fingerprint, as a store holds it, is enciphered.
+pub(super) fn is_enciphered(fingerprint: &Fingerprint) -> bool {
+    fingerprint.version & ENCIPHERED != 0
+}
+
+/// As [`Tags::new`] does.
+fn cut(tag: &str) -> &str {
+    &tag[..tag.floor_char_boundary(1024)]
+}
+
+fn halves(digest: &[u8; 32]) -> ([u8; 16], [u8; 16]) {
+    let (left, right) = digest.split_at(16);
+    (left.try_into().expect("a half"), right.try_into().expect("a half"))
+}
+
+fn joined(left: [u8; 16], right: [u8; 16]) -> [u8; 32] {
+    let mut digest = [0; 32];
+    digest[..16].copy_from_slice(&left);
+    digest[16..].copy_from_slice(&right);
+    digest
+}
+
+fn xor(half: [u8; 16], mask: [u8; 16]) -> [u8; 16] {
+    std::array::from_fn(|at| half[at] ^ mask[at])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_same_tag_is_the_same_text_and_says_nothing() {
+        let hiding = Hiding::new(&[1; 32]);
+        let hidden = hiding.tags(&Tags::new("acme", "acme", "", "k-1"));
+        assert_eq!(hidden, hiding.tags(&Tags::new("acme", "acme", "", "k-1")));
+        assert_ne!(hidden.tenant(), hidden.user(), "a tenant is not found as a user");
+        assert_eq!((hidden.endpoint(), hidden.tenant().len()), ("", 32));
+        assert_ne!(hidden, Hiding::new(&[2; 32]).tags(&Tags::new("acme", "acme", "", "k-1")));
+        let long = "x".repeat(2000);
+        let filter = Filter { tenant: Some("acme".into()), key: Some(long.clone()), ..Filter::default() };
+        let asked = hiding.filter(&filter);
+        let found = hiding.tags(&Tags::new("acme", "", "", &long));
+        assert_eq!((asked.tenant.as_deref(), asked.user), (Some(found.tenant()), None));
+        assert_eq!(asked.key.as_deref(), Some(found.key()), "cut at the same place");
+    }
+
+    proptest! {
+        #[test]
+        fn a_fingerprint_comes_back_at_its_own_address_only(
+            digest: [u8; 32], version in 0_u8..0x80, at: [u8; 32], other: [u8; 32],
+        ) {
+            let hiding = Hiding::new(&[1; 32]);
+            let plain = Fingerprint { version, digest };
+            let hidden = hiding.encipher(&Address(at), &plain);
+            prop_assert_eq!(hidden, hiding.encipher(&Address(at), &plain));
+            prop_assert_ne!(hidden.digest, plain.digest);
+            prop_assert_eq!(hiding.decipher(&Address(at), &hidden), Some(plain));
+            prop_assert_eq!(hiding.decipher(&Address(at), &plain), None);
+            if at != other {
+                prop_assert_ne!(hiding.decipher(&Address(other), &hidden), Some(plain));
+            }
+            prop_assert_ne!(Hiding::new(&[2; 32]).decipher(&Address(at), &hidden), Some(plain));
+        }
+    }
+}

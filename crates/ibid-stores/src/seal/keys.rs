@@ -1,0 +1,187 @@
+//! What is sealed with: keys by name, and a secret from which everything is derived that must never change.
+
+use std::{fmt, sync::Arc};
+
+use chacha20poly1305::{KeyInit as _, XChaCha20Poly1305};
+use hmac::{Hmac, Mac};
+use parking_lot::RwLock;
+use sha2::Sha256;
+
+use super::hidden::Hiding;
+
+/// The longest name of a key.
+pub(super) const LONGEST_ID: usize = 64;
+
+/// A key that seals, and the name by which sealed bytes say that they need it. The key is shown by nothing.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SealKey {
+    id: String,
+    key: [u8; 32],
+}
+
+/// How records are sealed. Cheap to clone; all clones change their keys together.
+#[derive(Clone)]
+pub struct Sealing(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) hiding: Hiding,
+    with: RwLock<Arc<With>>,
+}
+
+/// What may change while a gateway runs.
+pub(super) struct With {
+    /// The first seals, all open.
+    keys: Vec<(String, XChaCha20Poly1305)>,
+    pub(super) rules: Rules,
+}
+
+/// How sealing is done, besides the keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// Whether what was written without a seal is believed. Then whoever can write to the store can have anything answered.
+    pub accept_plain: bool,
+    /// Whether records are compressed before they are sealed.
+    pub compress: bool,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self { accept_plain: false, compress: true }
+    }
+}
+
+impl SealKey {
+    /// A key of 32 random bytes, and its name: up to 64 letters, digits, `_`, `-`, `.`
+    ///
+    /// # Errors
+    /// What is wrong with the name.
+    pub fn new(id: &str, key: [u8; 32]) -> Result<Self, String> {
+        if !is_id(id.as_bytes()) {
+            return Err(format!(
+                "{id:?} is no key's id; allowed are 1 to {LONGEST_ID} letters, digits, \"_\" \"-\" \".\""
+            ));
+        }
+        Ok(Self { id: id.into(), key })
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Whether the bytes of the key are these.
+    pub fn is_made_of(&self, bytes: &[u8; 32]) -> bool {
+        self.key == *bytes
+    }
+}
+
+/// What a name is made of, so that it can be shown wherever it comes from.
+pub(super) fn is_id(id: &[u8]) -> bool {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    (1..=LONGEST_ID).contains(&id.len()) && id.iter().all(plain)
+}
+
+impl Sealing {
+    /// `first` seals; `first` and `others` open. From `secret`, which must never change while records live, the keys of
+    /// tags and fingerprints are derived.
+    pub fn new(first: SealKey, others: Vec<SealKey>, secret: &[u8; 32], rules: Rules) -> Self {
+        let with = RwLock::new(Arc::new(With::new(first, others, rules)));
+        Self(Arc::new(Inner { hiding: Hiding::new(secret), with }))
+    }
+
+    /// Seals with other keys from now on.
+    pub fn rekey(&self, first: SealKey, others: Vec<SealKey>, rules: Rules) {
+        *self.0.with.write() = Arc::new(With::new(first, others, rules));
+    }
+
+    /// The names of the keys; the first one's seals.
+    pub fn ids(&self) -> Vec<String> {
+        self.with().keys.iter().map(|(id, _)| id.clone()).collect()
+    }
+
+    pub(super) fn with(&self) -> Arc<With> {
+        self.0.with.read().clone()
+    }
+}
+
+impl With {
+    fn new(first: SealKey, others: Vec<SealKey>, rules: Rules) -> Self {
+        let cipher = |key: SealKey| (key.id, XChaCha20Poly1305::new(&key.key.into()));
+        Self { keys: [first].into_iter().chain(others).map(cipher).collect(), rules }
+    }
+
+    /// The one that seals.
+    pub(super) fn first(&self) -> (&str, &XChaCha20Poly1305) {
+        let (id, cipher) = &self.keys[0];
+        (id, cipher)
+    }
+
+    pub(super) fn named(&self, id: &str) -> Option<&XChaCha20Poly1305> {
+        self.keys.iter().find(|(known, _)| known == id).map(|(_, cipher)| cipher)
+    }
+}
+
+/// HKDF with SHA-256 (RFC 5869), to 32 bytes.
+pub(super) fn derived(secret: &[u8], salt: &[u8], info: &[u8]) -> [u8; 32] {
+    let pseudorandom = hmac(salt, &[secret]);
+    hmac(&pseudorandom, &[info, &[1]])
+}
+
+fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+    let mut mac = <Hmac<Sha256>>::new_from_slice(key).expect("any length will do");
+    parts.iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().into()
+}
+
+impl fmt::Debug for SealKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SealKey({}, ****)", self.id)
+    }
+}
+
+impl fmt::Debug for Sealing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sealing").field("keys", &self.ids()).field("rules", &self.with().rules).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        hex.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+    }
+
+    /// RFC 5869, A.1 and A.3: the first 32 bytes of what they give.
+    #[test]
+    fn published_vectors() {
+        let (secret, salt, info) = ([0x0b; 22], bytes("000102030405060708090a0b0c"), bytes("f0f1f2f3f4f5f6f7f8f9"));
+        let given = "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf";
+        assert_eq!(derived(&secret, &salt, &info)[..], bytes(given));
+        let given = "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d";
+        assert_eq!(derived(&secret, b"", b"")[..], bytes(given));
+    }
+
+    #[test]
+    fn names_are_plain() {
+        for id in ["2026-11", "a", "A_b.c-9", &"x".repeat(64)] {
+            assert!(SealKey::new(id, [1; 32]).is_ok(), "{id}");
+        }
+        for id in ["", "a b", "é", "a\n", "\"", &"x".repeat(65)] {
+            let why = SealKey::new(id, [1; 32]).unwrap_err();
+            assert!(why.ends_with("allowed are 1 to 64 letters, digits, \"_\" \"-\" \".\""), "{why}");
+        }
+    }
+
+    #[test]
+    fn keys_are_shown_by_nothing() {
+        let key = |id, byte| SealKey::new(id, [byte; 32]).unwrap();
+        let sealing = Sealing::new(key("new", 0xab), vec![key("old", 0xcd)], &[0xef; 32], Rules::default());
+        let shown = format!("{:?} {sealing:?} {sealing:#?}", key("new", 0xab));
+        assert!(shown.contains("new") && shown.contains("old"), "{shown}");
+        for secret in ["171", "205", "239", "ab", "cd", "ef"] {
+            assert!(!shown.contains(secret), "{secret}: {shown}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Compression before sealing: what is sealed cannot be compressed any more.
+
+use std::cell::RefCell;
+
+use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
+
+/// Not worth it below.
+const LEAST: usize = 128;
+
+thread_local! {
+    // Their tables are larger than most records: made once per thread.
+    static SQUEEZING: RefCell<Compress> = RefCell::new(Compress::new(Compression::fast(), false));
+    static SPREADING: RefCell<Decompress> = RefCell::new(Decompress::new(false));
+}
+
+/// The same in fewer bytes, if that can be.
+pub(super) fn squeezed(plain: &[u8]) -> Option<Vec<u8>> {
+    if plain.len() < LEAST {
+        return None;
+    }
+    // Where it would not become smaller there is no room for it.
+    let mut out = Vec::with_capacity(plain.len() - 1);
+    SQUEEZING.with_borrow_mut(|squeezing| {
+        squeezing.reset();
+        let ended = squeezing.compress_vec(plain, &mut out, FlushCompress::Finish);
+        (matches!(ended, Ok(Status::StreamEnd)) && out.len() < plain.len()).then_some(out)
+    })
+}
+
+/// What [`squeezed`] was given, which had this length.
+pub(super) fn spread(squeezed: &[u8], length: usize) -> Option<Vec<u8>> {
+    // One more, so that what is too long is noticed.
+    let mut out = Vec::with_capacity(length + 1);
+    SPREADING.with_borrow_mut(|spreading| {
+        spreading.reset(false);
+        let ended = spreading.decompress_vec(squeezed, &mut out, FlushDecompress::Finish);
+        (matches!(ended, Ok(Status::StreamEnd)) && out.len() == length && spreading.total_in() == squeezed.len() as u64)
+            .then_some(out)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_smaller_is_and_comes_back() {
+        for length in [128, 1000, 1 << 20] {
+            let plain: Vec<u8> = b"{\"id\":17,\"paid\":true}".iter().copied().cycle().take(length).collect();
+            let small = squeezed(&plain).unwrap();
+            assert!(small.len() < plain.len() / 2, "{length}: {}", small.len());
+            assert_eq!(spread(&small, length).unwrap(), plain);
+            assert_eq!(spread(&small, length - 1), None);
+            assert_eq!(spread(&small, length + 1), None);
+            assert_eq!(spread(&small[..small.len() - 1], length), None);
+        }
+    }
+
+    #[test]
+    fn what_cannot_is_left_alone() {
+        let mut noise = vec![0; 4096];
+        getrandom::fill(&mut noise).unwrap();
+        assert_eq!(squeezed(&noise), None);
+        assert_eq!(squeezed(&[0; 100]), None);
+        assert_eq!(spread(&noise, 4096).map(|_| ()), None);
+    }
+}
