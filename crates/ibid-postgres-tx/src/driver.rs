@@ -28,9 +28,7 @@ pub trait Connection: sealed::Begins + Send + 'static {
     type Tx<'c>: Transaction + sealed::Ends + Send;
 
     #[doc(hidden)]
-    fn begin(
-        &mut self, isolation: Option<Isolation>,
-    ) -> impl Future<Output = Result<Self::Tx<'_>, Fault>> + Send;
+    fn begin(&mut self, isolation: Option<Isolation>) -> impl Future<Output = Result<Self::Tx<'_>, Fault>> + Send;
 }
 
 /// How much of other transactions a transaction sees.
@@ -149,6 +147,12 @@ impl Fault {
 
     pub(crate) fn unreadable(said: impl Into<String>) -> Self {
         Self { kind: FaultKind::Unreadable, code: None, said: said.into(), source: None }
+    }
+
+    /// Of a transaction that the operation itself gave up, for a reason that passes.
+    pub(crate) fn of_operation(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        let code = sqlstate_in(&*error);
+        Self { kind: FaultKind::RolledBack, code, said: error.to_string(), source: Some(error) }
     }
 
     pub(crate) fn silent(what: &str) -> Self {
