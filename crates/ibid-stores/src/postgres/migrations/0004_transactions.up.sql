@@ -37,7 +37,8 @@ CREATE TYPE ibid.answer AS (
 -- Little-endian, in eight bytes; what is measured is shorter than 4 GiB.
 CREATE FUNCTION ibid._le8(n bigint) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
     SELECT set_byte(set_byte(set_byte(set_byte('\x0000000000000000'::bytea,
-        0, (n & 255)::integer), 1, (n >> 8 & 255)::integer), 2, (n >> 16 & 255)::integer), 3, (n >> 24 & 255)::integer)
+        0, (n & 255)::integer), 1, ((n >> 8) & 255)::integer), 2, ((n >> 16) & 255)::integer),
+        3, ((n >> 24) & 255)::integer)
 $$;
 
 CREATE FUNCTION ibid._frame(tag text, value bytea) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
@@ -222,10 +223,10 @@ BEGIN
 END $$;
 
 CREATE FUNCTION ibid._u16(b bytea, at integer) RETURNS integer LANGUAGE sql IMMUTABLE
-AS $$ SELECT get_byte(b, at) | get_byte(b, at + 1) << 8 $$;
+AS $$ SELECT get_byte(b, at) | (get_byte(b, at + 1) << 8) $$;
 
 CREATE FUNCTION ibid._u32(b bytea, at integer) RETURNS bigint LANGUAGE sql IMMUTABLE
-AS $$ SELECT ibid._u16(b, at)::bigint | ibid._u16(b, at + 2)::bigint << 16 $$;
+AS $$ SELECT ibid._u16(b, at)::bigint | (ibid._u16(b, at + 2)::bigint << 16) $$;
 
 -- Reads a record of version 1. Its checksum is not verified: that would take longer than all the rest.
 CREATE FUNCTION ibid._read(
@@ -265,7 +266,7 @@ BEGIN
         body := substr(b, at + 5, n);
         at := at + 4 + n;
     ELSIF kind = 1 THEN
-        body_length := ibid._u32(b, at) | ibid._u32(b, at + 4) << 32;
+        body_length := ibid._u32(b, at) | (ibid._u32(b, at + 4) << 32);
         body_sha256 := substr(b, at + 9, 32);
         at := at + 40;
     END IF;
