@@ -1,0 +1,11 @@
+//! The whole crate on private PostgreSQL servers. What is about transactions runs once per driver.
+
+#![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
+
+mod kit;
+mod layer;
+mod lost_commits;
+mod runs;
+mod sql;
+mod transactions;
+mod waiting;
