@@ -20,7 +20,7 @@
 //!
 //! Handlers without a layer use [`run`]. The [`Engine`] decides who runs, a [`Store`](store::Store) remembers, a
 //! [`Policy`] says how; [`http`] is the layer, for HTTP and for [`grpc`]. [`webhook`] is about
-//! deliveries of others.
+//! deliveries of others, [`inbox`] about events of message brokers.
 
 pub use self::{
     engine::{Complete, Ended, Engine, Operation, ParkedBy, Probed, Stored, Verdict},
@@ -47,6 +47,7 @@ mod engine;
 mod fingerprint;
 pub mod grpc;
 pub mod http;
+pub mod inbox;
 mod journal;
 mod key;
 mod label;
