@@ -64,6 +64,19 @@ pub enum Ended<A> {
     NotStarted(Refusal),
     /// Nobody knows; the caller gets this.
     Park(A, ParkedBy),
+    /// It wrote its answer to the store in a transaction of its own: the store knows whether that was committed.
+    Entrusted(A, Otherwise),
+}
+
+/// What becomes of a claim whose answer was entrusted to a transaction, if that was not committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Otherwise {
+    /// Its answer is the one that was to be recorded: it is released, and the caller must not get that answer.
+    Refuse,
+    /// It is released, and the caller gets its answer.
+    Release,
+    /// It is parked, and the caller gets its answer.
+    Park(ParkedBy),
 }
 
 /// What is remembered.
@@ -271,14 +284,47 @@ impl Engine {
             Ended::NotStarted(refusal) => {
                 self.end(policy, &lease, End::Release, now, || Verdict::Refused(refusal)).await
             }
+            Ended::Entrusted(answer, otherwise) => {
+                self.entrusted(policy, &lease, answer, otherwise, now, keep_unknown).await
+            }
             Ended::Park(answer, by) => {
-                let retry_in = if by == ParkedBy::Timeout { policy.lease } else { Duration::ZERO };
-                let end = End::Park { keep: keep_unknown, retry_in };
+                let end = End::Park { keep: keep_unknown, retry_in: retry_in(policy, by) };
                 self.end(policy, &lease, end, now, || Verdict::Ran(answer, Stored::Unknown)).await
             }
         };
         abandoned.disarm();
         verdict
+    }
+
+    /// Its own transaction was to record the answer. Whatever settles after that waits for the transaction's end, so that
+    /// one call tells both: what was committed is found done, and what was not did not happen.
+    async fn entrusted<A>(
+        &self, policy: &Policy, lease: &Lease, answer: A, otherwise: Otherwise, now: Instant, keep: Duration,
+    ) -> Verdict<A> {
+        let end = match otherwise {
+            Otherwise::Park(by) => End::Park { keep, retry_in: retry_in(policy, by) },
+            Otherwise::Refuse | Otherwise::Release => End::Release,
+        };
+        let settled = self.settle(lease, &end, now).await;
+        if policy.mode == Mode::Shadow {
+            return Verdict::Ran(answer, Stored::No);
+        }
+        match (settled, otherwise) {
+            (Ok(Held::Lost(there)), _) => match (*there, otherwise) {
+                (Claim::Done(finished), Otherwise::Refuse) if finished.fence == lease.fence => {
+                    Verdict::Ran(answer, Stored::Yes)
+                }
+                (Claim::Done(finished), _) if finished.fence == lease.fence => Verdict::Replay(finished),
+                (there, _) => self.lost(policy, lease, there),
+            },
+            (Ok(_), Otherwise::Refuse) => Verdict::Refused(rolled_back()),
+            (Ok(_), Otherwise::Release) => Verdict::Ran(answer, Stored::No),
+            (Ok(_), Otherwise::Park(_)) => Verdict::Ran(answer, Stored::Unknown),
+            (Err(_), _) => {
+                self.later.push(lease.clone(), end);
+                Verdict::Refused(not_known_yet())
+            }
+        }
     }
 
     /// Settles an end that carries no answer: if the store cannot take it now, it is told until it does.
@@ -516,7 +562,10 @@ async fn replay<O: Operation>(shadow: bool, operation: &mut O, finished: Finishe
 
 async fn unprotected<O: Operation>(operation: &mut O, stored: Stored) -> Verdict<O::Answer> {
     match Box::pin(operation.run(None)).await {
-        Ended::Complete(answer, _) | Ended::Release(answer) | Ended::Park(answer, _) => Verdict::Ran(answer, stored),
+        Ended::Complete(answer, _)
+        | Ended::Release(answer)
+        | Ended::Park(answer, _)
+        | Ended::Entrusted(answer, _) => Verdict::Ran(answer, stored),
         Ended::NotStarted(refusal) => Verdict::Refused(refusal),
     }
 }
@@ -526,6 +575,11 @@ enum Beat {
     Held,
     Lost,
     Missed,
+}
+
+/// When a parked claim may be taken over: what took too long may still be running.
+fn retry_in(policy: &Policy, by: ParkedBy) -> Duration {
+    if by == ParkedBy::Timeout { policy.lease } else { Duration::ZERO }
 }
 
 fn pause(asked: u32) -> Duration {
@@ -550,6 +604,24 @@ fn outcome_unknown() -> Refusal {
         "an earlier request with this key was started and its end was never seen; \
          it is not run again until somebody has looked what became of it",
     )
+}
+
+fn rolled_back() -> Refusal {
+    Refusal::new(
+        Reason::StoreUnavailable,
+        "the operation was rolled back together with the record of its answer, so nothing was executed; \
+         try again with the same key",
+    )
+    .retry_after(SOON)
+}
+
+fn not_known_yet() -> Refusal {
+    Refusal::new(
+        Reason::StoreUnavailable,
+        "whether the operation was committed could not be asked; a retry with the same key gets its answer, \
+         or runs it if it was not",
+    )
+    .retry_after(SOON)
 }
 
 fn store_unavailable() -> Refusal {

@@ -30,6 +30,7 @@ pub(crate) use self::reply::{Meaning, remembered};
 pub use self::{
     answer::{error_answer, refusal_response, success_answer},
     body::{BoxError, BrokenOff, RequestBody, ResponseBody},
+    claimed::{Claimed, NotRemembered},
     cors::Cors,
     future::ResponseFuture,
     layer::{IbidLayer, IbidService},
@@ -50,6 +51,7 @@ mod ambiguity;
 mod answer;
 mod body;
 mod budget;
+mod claimed;
 mod cors;
 mod future;
 mod layer;

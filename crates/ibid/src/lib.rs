@@ -23,7 +23,7 @@
 //! deliveries of others, [`inbox`] about events of message brokers.
 
 pub use self::{
-    engine::{Complete, Ended, Engine, Operation, ParkedBy, Probed, Stored, Verdict},
+    engine::{Complete, Ended, Engine, Operation, Otherwise, ParkedBy, Probed, Stored, Verdict},
     fingerprint::{Pointer, PointerError},
     http::{Ibid, IbidLayer},
     journal::Journal,

@@ -39,11 +39,15 @@ macro_rules! migration {
     };
 }
 
-static MIGRATIONS: [Migration; 3] =
-    [migration!(1, "0001_tables"), migration!(2, "0002_functions"), migration!(3, "0003_access")];
+static MIGRATIONS: [Migration; 4] = [
+    migration!(1, "0001_tables"),
+    migration!(2, "0002_functions"),
+    migration!(3, "0003_access"),
+    migration!(4, "0004_transactions"),
+];
 
 /// The version that the store needs.
-pub(super) const VERSION: i32 = 3;
+pub(super) const VERSION: i32 = 4;
 
 const SERVICE: &str = "ibid_service";
 const ADMIN: &str = "ibid_admin";

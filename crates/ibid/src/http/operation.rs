@@ -20,11 +20,12 @@ use super::{
     answer::{self, Telling},
     body::{BoxError, RequestBody, ResponseBody},
     budget::Reserved,
+    claimed::Claimed,
     future::Side,
     reply::{self, Meaning, Read, Stream, Tail},
 };
 use crate::{
-    engine::{Ended, Operation, ParkedBy, Probed},
+    engine::{Ended, Operation, Otherwise, ParkedBy, Probed},
     grpc,
     policy::Mode,
     record::RecordBody,
@@ -86,6 +87,7 @@ where
     async fn run(&mut self, lease: Option<&Lease>) -> Ended<Answer<RB>> {
         let started = Instant::now();
         let mut request = self.prepare(lease);
+        let claimed = request.extensions().get::<Claimed>().cloned();
         let unsent = Unsent::default();
         request.extensions_mut().insert(unsent.clone());
         let policy = &self.route.policy;
@@ -101,7 +103,10 @@ where
             Ok(Some(Ok(response))) => self.ended(response, started).await,
         };
         self.ran.set(started.elapsed(), lease.map(|lease| lease.attempt));
-        ended
+        match claimed {
+            Some(claimed) => entrusted(&claimed, ended),
+            None => ended,
+        }
     }
 
     fn patience(&self) -> Duration {
@@ -155,6 +160,9 @@ where
             parts.headers.insert(ATTEMPT, lease.attempt.into());
             parts.headers.insert(FENCE, lease.fence.0.into());
             parts.extensions.insert(Grant { attempt: lease.attempt, fence: lease.fence.0 });
+            if self.route.protocol == Protocol::Http {
+                parts.extensions.insert(Claimed::new(lease, &self.route, self.telling.requested_at_ms));
+            }
         }
         Request::from_parts(parts, RequestBody::whole(body, trailers))
     }
@@ -252,6 +260,22 @@ where
         tokio::task::yield_now().await;
         stream.pump(begun, body).await?;
         Ok(stream.end(parts.status))
+    }
+}
+
+/// If the handler wrote its answer in a transaction of its own, what it returns decides only what becomes of the claim if
+/// that transaction was rolled back.
+fn entrusted<B>(claimed: &Claimed, ended: Ended<Answer<B>>) -> Ended<Answer<B>> {
+    let complete = match &ended {
+        Ended::Complete(_, complete) => Some(&complete.record),
+        _ => None,
+    };
+    let Some(is_the_same) = claimed.is_entrusted(complete) else { return ended };
+    match ended {
+        Ended::Complete(answer, _) if is_the_same => Ended::Entrusted(answer, Otherwise::Refuse),
+        Ended::Complete(answer, _) | Ended::Release(answer) => Ended::Entrusted(answer, Otherwise::Release),
+        Ended::Park(answer, by) => Ended::Entrusted(answer, Otherwise::Park(by)),
+        ended @ (Ended::Entrusted(..) | Ended::NotStarted(_)) => ended,
     }
 }
 
