@@ -28,9 +28,7 @@ pub trait Connection: sealed::Begins + Send + 'static {
     type Tx<'c>: Transaction + sealed::Ends + Send;
 
     #[doc(hidden)]
-    fn begin(
-        &mut self, isolation: Option<Isolation>,
-    ) -> impl Future<Output = Result<Self::Tx<'_>, Fault>> + Send;
+    fn begin(&mut self, isolation: Option<Isolation>) -> impl Future<Output = Result<Self::Tx<'_>, Fault>> + Send;
 }
 
 /// How much of other transactions a transaction sees.

@@ -3,3 +3,4 @@
 pub use self::driver::{Connection, Isolation, Pool, Transaction};
 
 mod driver;
+pub mod inbox;

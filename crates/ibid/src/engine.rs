@@ -562,10 +562,9 @@ async fn replay<O: Operation>(shadow: bool, operation: &mut O, finished: Finishe
 
 async fn unprotected<O: Operation>(operation: &mut O, stored: Stored) -> Verdict<O::Answer> {
     match Box::pin(operation.run(None)).await {
-        Ended::Complete(answer, _)
-        | Ended::Release(answer)
-        | Ended::Park(answer, _)
-        | Ended::Entrusted(answer, _) => Verdict::Ran(answer, stored),
+        Ended::Complete(answer, _) | Ended::Release(answer) | Ended::Park(answer, _) | Ended::Entrusted(answer, _) => {
+            Verdict::Ran(answer, stored)
+        }
         Ended::NotStarted(refusal) => Verdict::Refused(refusal),
     }
 }
