@@ -149,6 +149,12 @@ impl Fault {
         Self { kind: FaultKind::Unreadable, code: None, said: said.into(), source: None }
     }
 
+    /// Of a transaction that the operation itself gave up, for a reason that passes.
+    pub(crate) fn of_operation(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        let code = sqlstate_in(&*error);
+        Self { kind: FaultKind::RolledBack, code, said: error.to_string(), source: Some(error) }
+    }
+
     pub(crate) fn silent(what: &str) -> Self {
         Self { kind: FaultKind::Lost, code: None, said: format!("no answer to {what} in time"), source: None }
     }

@@ -37,7 +37,7 @@ use crate::driver::{
     sealed::{Connections, Ends, Statements},
 };
 
-pub use self::handle::{Handled, TxOf, Why, Work};
+pub use self::handle::{Handled, Why};
 
 mod handle;
 

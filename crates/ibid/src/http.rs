@@ -34,6 +34,7 @@ pub use self::{
     cors::Cors,
     future::ResponseFuture,
     layer::{IbidLayer, IbidService},
+    reply::complete_of,
 };
 use crate::{
     engine::Engine,

@@ -2,6 +2,7 @@
 
 use sqlx::{
     Connection as _, Postgres, Row as _,
+    error::DatabaseError,
     pool::PoolConnection,
     postgres::{PgDatabaseError, PgPool, PgRow, PgSeverity},
 };
@@ -84,6 +85,10 @@ where
 pub(super) fn code(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     if let Some(error) = error.downcast_ref::<sqlx::Error>() {
         return Some(error.as_database_error()?.code()?.into_owned());
+    }
+    // What `sqlx::Error` has as its source.
+    if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
+        return Some(error.code()?.into_owned());
     }
     error.downcast_ref::<PgDatabaseError>().map(|error| error.code().to_owned())
 }

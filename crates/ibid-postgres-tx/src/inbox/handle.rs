@@ -1,14 +1,9 @@
-use std::{fmt, future::Future, pin::Pin, time::Duration};
+use std::{fmt, time::Duration};
 
 use ibid::inbox::{Event, Reply};
 
 use super::{Claimed, Connection, Ends, FaultKind, Inbox, InboxError, Pool, Statements};
-
-/// A transaction of a pool.
-pub type TxOf<'c, P> = <<P as Pool>::Of as Connection>::Tx<'c>;
-
-/// What a handler does, in the transaction that it was given.
-pub type Work<'t, E> = Pin<Box<dyn Future<Output = Result<(), E>> + Send + 't>>;
+use crate::run::{BoxFuture, Tx};
 
 /// When the database is in the way, rather than the event.
 const SOON: Duration = Duration::from_secs(1);
@@ -63,7 +58,7 @@ impl Inbox {
     where
         P: Pool,
         E: fmt::Display + Send,
-        H: for<'t> FnOnce(&'t mut TxOf<'_, P>) -> Work<'t, E> + Send,
+        H: for<'t, 'c> FnOnce(&'t mut Tx<'c, P>) -> BoxFuture<'t, Result<(), E>> + Send,
     {
         let why = {
             let mut connection = pool.connection().await?;
@@ -105,7 +100,7 @@ impl Inbox {
     where
         P: Pool,
         E: fmt::Display + Send,
-        H: for<'t> FnMut(&'t mut TxOf<'_, P>, usize) -> Work<'t, E> + Send,
+        H: for<'t, 'c> FnMut(&'t mut Tx<'c, P>, usize) -> BoxFuture<'t, Result<(), E>> + Send,
     {
         match self.together(pool, events, &mut handler).await? {
             Some(ends) => {
@@ -135,7 +130,7 @@ impl Inbox {
     where
         P: Pool,
         E: fmt::Display + Send,
-        H: for<'t> FnMut(&'t mut TxOf<'_, P>, usize) -> Work<'t, E> + Send,
+        H: for<'t, 'c> FnMut(&'t mut Tx<'c, P>, usize) -> BoxFuture<'t, Result<(), E>> + Send,
     {
         let mut connection = pool.connection().await?;
         let mut tx = connection.begin(None).await?;

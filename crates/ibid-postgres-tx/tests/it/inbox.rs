@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::join_all;
 use ibid::inbox::{Event, Reply};
 use ibid_postgres_tx::{
-    Pool,
-    inbox::{Claimed, Handled, Inbox, InboxError, TxOf, Why, Work},
+    BoxFuture, Pool, Tx,
+    inbox::{Claimed, Handled, Inbox, InboxError, Why},
 };
 use ibid_stores::postgres::{Migrate, migrate};
 use ibid_testkit::servers::postgres::Server;
@@ -15,17 +15,19 @@ use self::Claimed::{Duplicate, New, TooOld};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
+type Work<'t> = BoxFuture<'t, Result<(), String>>;
+
 /// What differs between the drivers.
 trait Driver: Sized + 'static {
     type Pool: Pool + Clone + 'static;
 
     fn pool(url: &str) -> Self::Pool;
     /// Writes an effect, or runs into an error that the caller does not see.
-    fn write<'t>(tx: &'t mut TxOf<'_, Self::Pool>, sql: String) -> Work<'t, String>;
+    fn write<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: String) -> Work<'t>;
     /// Claims, has the effects of what is new, and commits or not.
-    async fn claim(
+    fn claim(
         pool: &Self::Pool, inbox: &Inbox, events: &[Event], commit: bool,
-    ) -> Result<Vec<Claimed>, InboxError>;
+    ) -> impl Future<Output = Result<Vec<Claimed>, InboxError>> + Send;
     async fn forget(pool: &Self::Pool, inbox: &Inbox, event: &Event) -> bool;
 }
 
@@ -39,7 +41,7 @@ impl Driver for Sqlx {
         sqlx::postgres::PgPoolOptions::new().max_connections(12).connect_lazy(url).unwrap()
     }
 
-    fn write<'t>(tx: &'t mut TxOf<'_, Self::Pool>, sql: String) -> Work<'t, String> {
+    fn write<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: String) -> Work<'t> {
         Box::pin(async move {
             let done = sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut **tx).await;
             done.map(drop).map_err(|error| error.to_string())
@@ -78,7 +80,7 @@ impl Driver for Deadpool {
         deadpool_postgres::Pool::builder(manager).max_size(12).build().unwrap()
     }
 
-    fn write<'t>(tx: &'t mut TxOf<'_, Self::Pool>, sql: String) -> Work<'t, String> {
+    fn write<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: String) -> Work<'t> {
         Box::pin(async move { tx.batch_execute(&sql).await.map_err(|error| error.to_string()) })
     }
 
@@ -178,13 +180,14 @@ async fn handle<D: Driver>(pool: &D::Pool, inbox: &Inbox, event: &Event) -> Resu
 }
 
 async fn fail<D: Driver>(pool: &D::Pool, inbox: &Inbox, event: &Event) -> Result<Handled<String>, InboxError> {
-    let handler = |tx| -> Work<'_, String> {
+    let sql = effect(event);
+    let handled = inbox.handle(pool, event, |tx| {
         Box::pin(async move {
-            D::write(tx, effect(event)).await?;
+            D::write(tx, sql).await?;
             Err("no".to_owned())
         })
-    };
-    inbox.handle(pool, event, handler).await
+    });
+    handled.await
 }
 
 async fn an_event_has_its_effect_once<D: Driver>(world: &World) {
@@ -223,13 +226,13 @@ async fn a_claim_waits_for_another_that_has_not_ended<D: Driver>(world: &World) 
         let first = {
             let (pool, inbox, one) = (pool.clone(), inbox.clone(), one.clone());
             tokio::spawn(async move {
-                let handler = |_tx: &mut TxOf<'_, D::Pool>| -> Work<'_, String> {
+                let handled = inbox.handle(&pool, &one, |_tx| {
                     Box::pin(async move {
                         wait.await.unwrap();
                         if commits { Ok(()) } else { Err("no".to_owned()) }
                     })
-                };
-                inbox.handle(&pool, &one, handler).await
+                });
+                handled.await
             })
         };
         let waiting =
@@ -309,26 +312,24 @@ async fn overlapping_batches_in_opposite_order_do_not_deadlock<D: Driver>(world:
 async fn a_failed_item_does_not_take_its_batch_with_it<D: Driver>(world: &World) {
     let (pool, inbox, all) = (world.pool::<D>(), Inbox::default(), events(0..6));
     assert_eq!(D::claim(&pool, &inbox, &all[..1], true).await.unwrap(), [New]);
-    let batch = |fails: bool| {
-        let handler = {
-            let all = all.clone();
-            move |tx, nth: usize| -> Work<'_, String> {
-                let one = all[nth].clone();
-                Box::pin(async move {
-                    D::write(tx, effect(&one)).await?;
-                    match nth {
-                        2 if fails => Err("no".to_owned()),
-                        // A statement that fails, and a handler that does not care.
-                        4 if fails => {
-                            let _ = D::write(tx, "INSERT INTO public.nowhere VALUES (1)".to_owned()).await;
-                            Ok(())
-                        }
-                        _ => Ok(()),
+    let batch = async |fails: bool| {
+        let (all, six) = (all.clone(), all.clone());
+        let handled = inbox.handle_batch(&pool, &six, move |tx, nth| {
+            let sql = effect(&all[nth]);
+            Box::pin(async move {
+                D::write(&mut *tx, sql).await?;
+                match nth {
+                    2 if fails => Err("no".to_owned()),
+                    // A statement that fails, and a handler that does not care.
+                    4 if fails => {
+                        let _ = D::write(tx, "INSERT INTO public.nowhere VALUES (1)".to_owned()).await;
+                        Ok(())
                     }
-                })
-            }
-        };
-        inbox.handle_batch(&pool, &all, handler)
+                    _ => Ok(()),
+                }
+            })
+        });
+        handled.await
     };
     let handled = batch(true).await.unwrap();
     assert!(
@@ -357,8 +358,7 @@ async fn a_batch_that_cannot_be_committed_is_handled_one_by_one<D: Driver>(world
     let unique = "ALTER TABLE public.effects ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED; INSERT INTO public.effects VALUES ('x', '2')";
     world.server.sql(&world.name, unique);
     let (pool, inbox, all) = (world.pool::<D>(), Inbox::default(), events(0..4));
-    let handler = |tx, nth: usize| -> Work<'_, String> { D::write(tx, effect(&event(nth))) };
-    let handled = inbox.handle_batch(&pool, &all, handler).await.unwrap();
+    let handled = inbox.handle_batch(&pool, &all, |tx, nth| D::write(tx, effect(&event(nth)))).await.unwrap();
     assert!(
         matches!(
             &handled[..],
@@ -396,14 +396,14 @@ async fn an_event_that_fails_too_often_is_poisoned_until_it_is_forgotten<D: Driv
 
 async fn a_handler_that_ignores_a_failed_statement_is_not_believed<D: Driver>(world: &World) {
     let (pool, inbox, one) = (world.pool::<D>(), Inbox::default(), event(1));
-    let careless = |tx| -> Work<'_, String> {
+    let spoilt = inbox.handle(&pool, &one, |tx| {
         Box::pin(async move {
-            D::write(tx, effect(&event(1))).await?;
+            D::write(&mut *tx, effect(&event(1))).await?;
             let _ = D::write(tx, "SELECT 1/0".to_owned()).await;
             Ok(())
         })
-    };
-    let spoilt = inbox.handle(&pool, &one, careless).await;
+    });
+    let spoilt: Result<Handled<String>, _> = spoilt.await;
     assert!(matches!(spoilt, Ok(Handled::Failed { why: Why::Spoilt, attempts: 1, .. })), "{spoilt:?}");
     assert!(matches!(inbox.reply(&spoilt), Reply::Again { .. }));
     assert!(matches!(handle::<D>(&pool, &inbox, &one).await, Ok(Handled::Done)));

@@ -1,4 +1,12 @@
-//! The whole crate on a private PostgreSQL server, once per driver.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+//! The whole crate on private PostgreSQL servers. What is about transactions runs once per driver.
+
+#![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
 mod inbox;
+mod kit;
+mod layer;
+mod lost_commits;
+mod runs;
+mod sql;
+mod transactions;
+mod waiting;

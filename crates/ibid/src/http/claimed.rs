@@ -8,18 +8,13 @@ use std::{fmt, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use parking_lot::Mutex;
-use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::{
     Route,
     reply::{self, Meaning},
 };
-use crate::{
-    engine::Complete,
-    record::{Record, RecordBody},
-    store::Lease,
-};
+use crate::{engine::Complete, record::Record, store::Lease};
 
 /// The claim under which a handler runs, in the extensions of its request. Not of gRPC calls, whose answers are frames
 /// that their handlers do not see.
@@ -73,15 +68,7 @@ impl Claimed {
         if reply::meaning(policy, response.status()) != Meaning::Remember {
             return Err(NotRemembered(response.status()));
         }
-        let body = response.body();
-        let body = if body.len() as u64 > policy.max_response {
-            RecordBody::Digest { length: body.len() as u64, sha256: Sha256::digest(body).into() }
-        } else {
-            RecordBody::Whole(body.clone())
-        };
-        let (mut parts, ()) = Response::new(()).into_parts();
-        (parts.status, parts.headers) = (response.status(), response.headers().clone());
-        let complete = reply::complete(policy, &parts, body, None, self.0.requested_at_ms, self.0.started);
+        let complete = reply::complete_of(policy, response, self.0.requested_at_ms, self.0.started);
         *self.0.entrusted.lock() = Some(complete.record.clone());
         Ok(complete)
     }

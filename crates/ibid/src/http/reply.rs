@@ -3,7 +3,7 @@
 use std::{future::poll_fn, pin::Pin, time::Duration};
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, StatusCode, header, response::Parts};
+use http::{HeaderMap, HeaderName, Response, StatusCode, header, response::Parts};
 use http_body::{Body, Frame};
 use sha2::{Digest, Sha256};
 use tokio::{
@@ -213,6 +213,19 @@ pub(super) fn complete(
         record: record.encode(),
         outline: Outline { status: parts.status.as_u16(), requested_at_ms, completed_at_ms, took: started.elapsed() },
     }
+}
+
+/// What is remembered of an answer that is there as a whole, as the layer would. `started`: when it began to be made.
+pub fn complete_of(policy: &Policy, response: &Response<Bytes>, requested_at_ms: u64, started: Instant) -> Complete {
+    let body = response.body();
+    let body = if body.len() as u64 > policy.max_response {
+        RecordBody::Digest { length: body.len() as u64, sha256: Sha256::digest(body).into() }
+    } else {
+        RecordBody::Whole(body.clone())
+    };
+    let (mut parts, ()) = Response::new(()).into_parts();
+    (parts.status, parts.headers) = (response.status(), response.headers().clone());
+    complete(policy, &parts, body, None, requested_at_ms, started)
 }
 
 /// The headers that are stored.

@@ -191,11 +191,13 @@ CREATE FUNCTION ibid._run_claim(
     OUT answer ibid._answer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
+    claimed record;
     idle bigint;
 BEGIN
-    SELECT c.locked, c.answer INTO locked, answer
-    FROM ibid._tx_claim(ibid._ask(address, token, version, fingerprint, tenant, user_id, endpoint, key, hold_us, keep_us),
-                        over) c;
+    SELECT * INTO claimed FROM ibid._tx_claim(
+        ibid._ask(address, token, version, fingerprint, tenant, user_id, endpoint, key, hold_us, keep_us), over);
+    locked := claimed.locked;
+    answer := claimed.answer;
     IF answer.found = 1 THEN
         xid := txid_current();
         SELECT s.setting::bigint INTO idle FROM pg_settings s WHERE s.name = 'idle_in_transaction_session_timeout';
@@ -335,7 +337,7 @@ CREATE FUNCTION ibid.claim(
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
     ask ibid.idempotency_keys;
-    locked boolean;
+    claimed record;
     a ibid._answer;
     told ibid.answer;
 BEGIN
@@ -347,14 +349,16 @@ BEGIN
         CASE WHEN fingerprint IS NULL THEN 0::smallint ELSE 1::smallint END,
         coalesce(fingerprint, decode(repeat('00', 32), 'hex')), tenant, user_id, endpoint, key,
         ibid._span_us(coalesce(lease, '1 minute')), ibid._span_us(coalesce(ttl, '24 hours')));
-    SELECT c.locked, c.answer INTO locked, a FROM ibid._tx_claim(ask, NULL) c;
+    SELECT * INTO claimed FROM ibid._tx_claim(ask, NULL);
+    a := claimed.answer;
     told := ibid._told(a, fingerprint);
     -- Only after the requests were compared: another one must not take over.
     IF take_over AND told.outcome = 'unknown' AND a.takeover_in_us = 0 THEN
-        SELECT c.locked, c.answer INTO locked, a FROM ibid._tx_claim(ask, a.fence) c;
+        SELECT * INTO claimed FROM ibid._tx_claim(ask, a.fence);
+        a := claimed.answer;
         told := ibid._told(a, fingerprint);
     END IF;
-    IF locked THEN
+    IF claimed.locked THEN
         told := NULL;
         told.outcome := 'busy';
     ELSIF told.outcome = 'run' THEN

@@ -1,0 +1,103 @@
+//! What is to be done once.
+
+use ibid::{
+    AddressSecret, LabelKey, OnMismatch, Policy, Scope, mask,
+    store::{Address, Fingerprint},
+};
+
+use crate::{driver::Isolation, error::TxError};
+
+/// A key in its scope, and what makes two calls with it the same.
+///
+/// A gateway or a layer finds what was remembered under the same scope, key and, where its policy compares requests,
+/// fingerprint: make them with [`Scope::of`] and [`Fingerprint::of`] from the request, as those do.
+#[derive(Debug, Clone)]
+pub struct Call {
+    scope: Scope,
+    key: String,
+    secret: Option<AddressSecret>,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) tenant: String,
+    pub(crate) user: String,
+    pub(crate) endpoint: String,
+    pub(crate) isolation: Option<Isolation>,
+}
+
+impl Call {
+    /// A key in a scope. Calls are not compared unless something is given to compare.
+    pub fn new(scope: &Scope, key: impl Into<String>) -> Self {
+        Self {
+            scope: scope.clone(),
+            key: key.into(),
+            secret: None,
+            fingerprint: Fingerprint::NONE,
+            tenant: String::new(),
+            user: String::new(),
+            endpoint: String::new(),
+            isolation: None,
+        }
+    }
+
+    /// What is asked for: with other bytes the key is refused, or as the policy says.
+    pub fn request(self, request: &[u8]) -> Self {
+        self.fingerprint(Fingerprint::of_bytes(request))
+    }
+
+    /// The same, already digested.
+    pub fn fingerprint(mut self, fingerprint: Fingerprint) -> Self {
+        self.fingerprint = fingerprint;
+        self
+    }
+
+    /// The secret that addresses are made with, if the gateway has one.
+    pub fn address_secret(mut self, secret: AddressSecret) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// Whose data it is, for operators.
+    pub fn tenant(mut self, tenant: &str) -> Self {
+        self.tenant = text(tenant);
+        self
+    }
+
+    /// Who asks, for operators.
+    pub fn user(mut self, user: &str) -> Self {
+        self.user = text(user);
+        self
+    }
+
+    /// What it is about, for operators, such as `POST /payments`.
+    pub fn endpoint(mut self, endpoint: &str) -> Self {
+        self.endpoint = text(endpoint);
+        self
+    }
+
+    /// The isolation of the transaction; the database's default if it is not said.
+    pub fn isolation(mut self, isolation: Isolation) -> Self {
+        self.isolation = Some(isolation);
+        self
+    }
+
+    /// Where it is remembered.
+    pub(crate) fn address(&self, policy: &Policy) -> Result<Address, TxError> {
+        let (length, most) = (self.key.len(), policy.key.max_length);
+        if !(1..=most).contains(&length) {
+            return Err(TxError::KeyInvalid(format!("the key has {length} characters; allowed are 1 to {most}")));
+        }
+        policy.key.format.check(&self.key).map_err(TxError::KeyInvalid)?;
+        let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&self.fingerprint);
+        Ok(self.scope.address(&self.key, own_entry, self.secret.as_ref()))
+    }
+
+    /// The key as operators see it.
+    pub(crate) fn shown(&self, policy: &Policy) -> String {
+        if policy.label.key == LabelKey::Clear { text(&self.key) } else { mask(&self.key) }
+    }
+}
+
+/// Text in PostgreSQL cannot hold a zero byte: people see its symbol instead.
+fn text(value: &str) -> String {
+    let value = &value[..value.floor_char_boundary(1024)];
+    value.replace('\0', "\u{2400}")
+}

@@ -1,0 +1,163 @@
+//! An answer that is recorded in the transaction of the handler that gives it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use ibid::{
+    Complete,
+    http::{Claimed, NotRemembered},
+    store::{Address, Fence, Token},
+};
+
+use crate::driver::{Fault, Transaction, Value};
+
+const COMPLETE: &str = "SELECT FROM ibid._run_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+
+/// Why [`complete_in`] did not record the answer. The transaction can only be rolled back, except after
+/// [`NotRemembered`](Self::NotRemembered).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompleteError {
+    /// The policy would not remember such an answer, so nothing was written.
+    #[error(transparent)]
+    NotRemembered(#[from] NotRemembered),
+    /// The claim is in another database: the layer's store is not the one that this transaction writes to.
+    #[error(
+        "the claim of this request is not in the database of this transaction; \
+         the layer must have the PostgreSQL store of the same database"
+    )]
+    Elsewhere(#[source] Fault),
+    /// The claim was taken over, released or forgotten meanwhile: somebody else may have done the same.
+    #[error(
+        "this request has lost its claim meanwhile; roll back, so that its effect does not come on top of another's"
+    )]
+    Lost(#[source] Fault),
+    /// It was called before, and that was committed or is in this very transaction.
+    #[error("the answer of this request was recorded before; an answer is recorded once")]
+    Twice(#[source] Fault),
+    /// The database did not do it.
+    #[error("the answer could not be recorded: {0}")]
+    Database(#[source] Fault),
+}
+
+/// Records the answer of a handler under the layer in the handler's own transaction: it is remembered if, and only if,
+/// that transaction commits.
+///
+/// Take [`Claimed`] from the request's extensions, write, call this, commit, and return the same response. What the
+/// client gets is then decided by the database:
+///
+/// | the transaction | the handler returns | the client gets |
+/// |---|---|---|
+/// | was committed | the same response | it |
+/// | was committed (even if the handler could not know) | anything else, or it panicked | what was recorded |
+/// | was rolled back | the same response | 503: nothing was done, try again with the same key |
+/// | was rolled back | anything else | that; nothing is remembered (`Idempotency-Stored: false`) |
+///
+/// ```no_run
+/// # #[cfg(feature = "sqlx")] mod example {
+/// use axum::{Extension, body::Body, extract::State, response::Response};
+/// use bytes::Bytes;
+/// use ibid::http::Claimed;
+/// use ibid_postgres_tx::complete_in;
+/// use sqlx::PgPool;
+///
+/// async fn pay(
+///     State(pool): State<PgPool>, Extension(claimed): Extension<Claimed>,
+/// ) -> Result<Response, axum::http::StatusCode> {
+///     let answer = Response::new(Bytes::from("paid"));
+///     let paid = async {
+///         let mut tx = pool.begin().await?;
+///         sqlx::query("INSERT INTO payments (cents) VALUES (1250)").execute(&mut *tx).await?;
+///         complete_in(&mut tx, &claimed, &answer).await?;
+///         tx.commit().await?;
+///         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+///     };
+///     paid.await.map_err(|_| axum::http::StatusCode::INTERNAL_SERVER_ERROR)?;
+///     Ok(answer.map(Body::from))
+/// }
+/// # }
+/// ```
+///
+/// Only a transaction will do. A pool, a connection or a client would commit the record by itself:
+///
+/// ```compile_fail,E0277
+/// # async fn wrong(mut pool: sqlx::PgPool, claimed: ibid::http::Claimed, answer: http::Response<bytes::Bytes>) {
+/// ibid_postgres_tx::complete_in(&mut pool, &claimed, &answer).await;
+/// # }
+/// ```
+/// ```compile_fail,E0277
+/// # async fn wrong(mut one: sqlx::PgConnection, claimed: ibid::http::Claimed, answer: http::Response<bytes::Bytes>) {
+/// ibid_postgres_tx::complete_in(&mut one, &claimed, &answer).await;
+/// # }
+/// ```
+/// ```compile_fail,E0277
+/// # async fn wrong(mut one: tokio_postgres::Client, claimed: ibid::http::Claimed, answer: http::Response<bytes::Bytes>) {
+/// ibid_postgres_tx::complete_in(&mut one, &claimed, &answer).await;
+/// # }
+/// ```
+/// ```compile_fail,E0277
+/// # async fn wrong(mut one: deadpool_postgres::Client, claimed: ibid::http::Claimed, answer: http::Response<bytes::Bytes>) {
+/// ibid_postgres_tx::complete_in(&mut one, &claimed, &answer).await;
+/// # }
+/// ```
+///
+/// # Errors
+/// See [`CompleteError`]. Return the error from the handler: a transaction with a failed statement commits nothing.
+pub async fn complete_in<T: Transaction>(
+    tx: &mut T, claimed: &Claimed, response: &Response<Bytes>,
+) -> Result<(), CompleteError> {
+    let lease = claimed.lease();
+    let complete = claimed.entrust(response)?;
+    let written = Written {
+        address: &lease.ask.address,
+        token: &lease.ask.token,
+        fence: lease.fence,
+        xid: None,
+        complete: &complete,
+        keep: claimed.ttl(),
+    };
+    written.to(tx).await.map_err(|fault| match fault.code.as_deref() {
+        Some("IB001") => CompleteError::Elsewhere(fault),
+        Some("IB002") => CompleteError::Lost(fault),
+        Some("IB004") => CompleteError::Twice(fault),
+        _ => CompleteError::Database(fault),
+    })
+}
+
+/// An answer, and whose it is.
+pub(crate) struct Written<'a> {
+    pub(crate) address: &'a Address,
+    pub(crate) token: &'a Token,
+    pub(crate) fence: Fence,
+    /// The transaction that it must be written in.
+    pub(crate) xid: Option<i64>,
+    pub(crate) complete: &'a Complete,
+    pub(crate) keep: Duration,
+}
+
+impl Written<'_> {
+    pub(crate) async fn to<T: Transaction>(&self, tx: &mut T) -> Result<(), Fault> {
+        let Complete { failed, record, outline } = self.complete;
+        let ms = |ms: u64| Value::Bigint(Some(i64::try_from(ms).unwrap_or(i64::MAX / 1000)));
+        let values = [
+            Value::Bytea(Some(&self.address.0)),
+            Value::Bytea(Some(&self.token.0)),
+            Value::Bigint(Some(i64::try_from(self.fence.0).unwrap_or(i64::MAX))),
+            Value::Bigint(self.xid),
+            Value::Boolean(Some(*failed)),
+            Value::Bytea(Some(record)),
+            Value::Integer(Some(outline.status.into())),
+            ms(outline.requested_at_ms),
+            ms(outline.completed_at_ms),
+            Value::Bigint(Some(micros(outline.took))),
+            Value::Bigint(Some(micros(self.keep))),
+        ];
+        tx.rows(COMPLETE, &values).await.map(drop)
+    }
+}
+
+/// Clamped at ten thousand years, so that no sum of a few overflows a timestamp.
+pub(crate) fn micros(span: Duration) -> i64 {
+    span.as_micros().min(315_576_000_000_000_000) as i64
+}

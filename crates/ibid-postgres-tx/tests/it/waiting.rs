@@ -1,0 +1,79 @@
+//! Duplicates wait without holding the pool's connections.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use tokio::{sync::Notify, time::timeout};
+
+use crate::kit::{BoxError, Driver, Scene, call, paid, patient, run, with_both_drivers};
+
+with_both_drivers! {
+    a_hundred_duplicates_on_five_connections_have_one_effect_and_all_are_answered
+    many_different_keys_on_few_connections_all_run
+}
+
+async fn a_hundred_duplicates_on_five_connections_have_one_effect_and_all_are_answered<D: Driver>() {
+    let scene = Scene::new();
+    let pool = D::pool(&scene.url(), 5).await;
+    let (runs, began, may_end) = (AtomicU32::new(0), Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let pay = || {
+        run::<D, _, _>(&pool, patient(), call("k-1"), |tx| {
+            runs.fetch_add(1, SeqCst);
+            let (began, may_end) = (began.clone(), may_end.clone());
+            Box::pin(async move {
+                D::exec(tx, "INSERT INTO effects VALUES ('once')").await?;
+                began.notify_one();
+                may_end.notified().await;
+                Ok::<_, BoxError>(paid("paid"))
+            })
+        })
+    };
+    let all = join_all((0..100).map(|_| pay()));
+    let others = async {
+        began.notified().await;
+        // The other 99 are waiting by now, or soon. Who has nothing to do with them still gets a connection.
+        for _ in 0..50 {
+            let other = timeout(Duration::from_secs(60), D::alone(&pool, "SELECT 1")).await;
+            other.expect("the pool is not used up by those who wait").unwrap();
+        }
+        may_end.notify_one();
+    };
+    let (answers, ()) = tokio::join!(all, others);
+    let mut first = 0;
+    for answer in answers {
+        let answer = answer.unwrap();
+        first += usize::from(!answer.is_replay());
+        assert_eq!(answer.into_response().body(), "paid");
+    }
+    assert_eq!((first, runs.into_inner(), scene.effects()), (1, 1, 1));
+}
+
+async fn many_different_keys_on_few_connections_all_run<D: Driver>() {
+    let scene = Scene::new();
+    let pool = D::pool(&scene.url(), 3).await;
+    let all = (0..40).map(|nth| {
+        let pool = &pool;
+        async move {
+            // Each twice.
+            let insert = format!("INSERT INTO effects VALUES ('{}')", nth / 2);
+            let insert = &insert;
+            let call = call(&format!("k-{}", nth / 2));
+            let ran = run::<D, _, _>(pool, patient(), call, |tx| {
+                let insert = insert.clone();
+                Box::pin(async move {
+                    D::exec(tx, &insert).await?;
+                    Ok::<_, BoxError>(paid("paid"))
+                })
+            });
+            ran.await.unwrap().is_replay()
+        }
+    });
+    let replays = join_all(all).await.into_iter().filter(|is_replay| *is_replay).count();
+    assert_eq!((replays, scene.effects()), (20, 20));
+}
