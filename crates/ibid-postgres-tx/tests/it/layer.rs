@@ -86,8 +86,8 @@ async fn pay<D: Driver + Completes>(
         let lease = claimed.lease();
         let _ = app.store.operators().forget(&lease.ask.address, lease.fence).await.unwrap();
     }
-    let done = D::completes(&app.pool, &format!("INSERT INTO effects VALUES ('run {run}')"), &claimed, &answer, how);
-    if let Err(error) = done.await {
+    let insert = format!("INSERT INTO effects VALUES ('run {run}')");
+    if let Err(error) = D::completes(&app.pool, &insert, &claimed, &answer, how).await {
         let response = Response::builder().status(500).header("x-error", error.to_string().replace('\n', " "));
         return response.body(Body::from("failed")).unwrap();
     }
