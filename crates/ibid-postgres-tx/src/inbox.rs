@@ -34,7 +34,7 @@ use ibid::inbox::{Backoff, Event};
 
 use crate::driver::{
     Connection, Fault, FaultKind, Pool, Row, Transaction, Value,
-    sealed::{Connections, Ends, Statements},
+    sealed::{Ends, Statements},
 };
 
 pub use self::handle::{Handled, Why};

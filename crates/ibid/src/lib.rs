@@ -68,3 +68,8 @@ mod wire;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The code of the page on events.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/events.md")]
+struct Events;
