@@ -71,6 +71,16 @@ impl Server {
         format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.amqp)
     }
 
+    /// All ports that it and its port mapper listen on.
+    pub fn ports(&self) -> [u16; 3] {
+        [self.amqp, self.distribution, self.mapper_port]
+    }
+
+    /// Where it keeps everything.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// Starts it again after [`kill`](Self::kill), on the same ports, with what it has on disk.
     ///
     /// # Panics

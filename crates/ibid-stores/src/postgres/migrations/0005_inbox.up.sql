@@ -155,7 +155,8 @@ BEGIN
     RETURN was_there;
 END $$;
 
--- Removes at most so many marks that have had their time, and says how far it got. Of several sweepers one works.
+-- Removes at most so many marks and failures that have had their time, and notes how far it got. Of several sweepers one
+-- works.
 CREATE FUNCTION ibid._sweep_events(at_most integer, OUT removed integer, OUT more boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -183,7 +184,7 @@ BEGIN
     SELECT count(*)::integer INTO removed FROM gone;
     WITH old AS (
         SELECT f.consumer, f.source, f.event_id FROM ibid.failed_events f WHERE f.forget_after <= at
-        ORDER BY f.forget_after LIMIT at_most FOR UPDATE SKIP LOCKED
+        ORDER BY f.forget_after LIMIT at_most - removed FOR UPDATE SKIP LOCKED
     )
     DELETE FROM ibid.failed_events f USING old
     WHERE f.consumer = old.consumer AND f.source = old.source AND f.event_id = old.event_id;
@@ -193,7 +194,7 @@ BEGIN
         OR EXISTS (SELECT FROM ibid.failed_events f WHERE f.forget_after <= at);
 END $$;
 
--- What the store calls: keys and events.
+-- What the store calls: keys, then events, at most so many in all.
 CREATE FUNCTION ibid._sweep_all(at_most integer, OUT removed integer, OUT lapsed integer, OUT more boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -201,7 +202,7 @@ DECLARE
     events record;
 BEGIN
     SELECT * INTO keys FROM ibid._sweep(at_most);
-    SELECT * INTO events FROM ibid._sweep_events(at_most);
+    SELECT * INTO events FROM ibid._sweep_events(at_most - keys.removed);
     removed := keys.removed + events.removed;
     lapsed := keys.lapsed;
     more := keys.more OR events.more;
