@@ -42,6 +42,11 @@ async fn a_hundred_duplicates_on_five_connections_have_one_effect_and_all_are_an
             let other = timeout(Duration::from_secs(60), D::alone(&pool, "SELECT 1")).await;
             other.expect("the pool is not used up by those who wait").unwrap();
         }
+        for _ in 0..10 {
+            let blocked = "SELECT count(*) FROM pg_stat_activity \
+                WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            assert_eq!(scene.sql(blocked), "0", "nobody waits on a connection");
+        }
         may_end.notify_one();
     };
     let (answers, ()) = tokio::join!(all, others);

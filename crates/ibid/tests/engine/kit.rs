@@ -10,9 +10,9 @@ use std::{
 
 use bytes::Bytes;
 use ibid::{
-    Complete, Ended, Engine, Journal, Notice, Observer, Operation, ParkedBy, Policy, Probed, Reason, Refusal, Scope,
-    Stored, Verdict,
-    store::{Ask, Claim, Fingerprint, Lease, Outline, Store, Tags, Token},
+    Complete, Ended, Engine, Journal, Notice, Observer, Operation, Otherwise, ParkedBy, Policy, Probed, Reason,
+    Refusal, Scope, Stored, Verdict,
+    store::{Ask, Claim, End, Fingerprint, Held, Lease, Outline, Store, Tags, Token},
 };
 use parking_lot::Mutex;
 use tokio::{task::JoinHandle, time::sleep};
@@ -49,12 +49,14 @@ impl<S: Store> World<S> {
     }
 
     pub(crate) async fn execute(&self, policy: &Policy, ask: Ask, op: Op) -> Verdict<()> {
-        self.engine.execute(policy, ask, Counted { op, log: self.log.clone() }).await
+        let store = self.engine.store().clone();
+        self.engine.execute(policy, ask, Counted { op, log: self.log.clone(), store }).await
     }
 
     pub(crate) fn spawn(&self, policy: &Policy, ask: Ask, op: Op) -> JoinHandle<Verdict<()>> {
         let (engine, policy, log) = (self.engine.clone(), policy.clone(), self.log.clone());
-        tokio::spawn(async move { engine.execute(&policy, ask, Counted { op, log }).await })
+        let store = engine.store().clone();
+        tokio::spawn(async move { engine.execute(&policy, ask, Counted { op, log, store }).await })
     }
 
     /// A holder that claims and is never heard of again.
@@ -87,6 +89,8 @@ enum How {
     Release,
     NotStarted,
     Park(ParkedBy),
+    /// With whether its own transaction was committed.
+    Entrust(Otherwise, bool),
 }
 
 impl Op {
@@ -118,6 +122,11 @@ impl Op {
         Self::new(Duration::ZERO, How::Park(ParkedBy::Timeout))
     }
 
+    /// Writes its answer in a transaction of its own, which is committed or not.
+    pub(crate) fn entrusting(otherwise: Otherwise, committed: bool) -> Self {
+        Self::new(Duration::ZERO, How::Entrust(otherwise, committed))
+    }
+
     pub(crate) fn probing(mut self, probed: Probed) -> Self {
         self.probed = Some(probed);
         self
@@ -127,6 +136,7 @@ impl Op {
 struct Counted {
     op: Op,
     log: Arc<Log>,
+    store: Arc<dyn Store>,
 }
 
 impl Operation for Counted {
@@ -147,6 +157,15 @@ impl Operation for Counted {
             How::Release => Ended::Release(()),
             How::Park(by) => Ended::Park((), by),
             How::NotStarted => unreachable!("returned above"),
+            How::Entrust(otherwise, committed) => {
+                if committed {
+                    let Complete { failed, record, outline } = complete(format!("run {run}").as_bytes());
+                    let end = End::Complete { failed, record, outline, keep: Policy::ietf().ttl };
+                    let held = self.store.settle(lease.expect("it is protected"), &end).await;
+                    assert_eq!(held.expect("its own transaction reaches the store"), Held::Held);
+                }
+                Ended::Entrusted((), otherwise)
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ibid::{
-    Journal, Mode, OnConcurrent, OnStoreDown, OnUnknown, Policy, Probed, Reason, Stored, Verdict,
+    Journal, Mode, OnConcurrent, OnStoreDown, OnUnknown, Otherwise, ParkedBy, Policy, Probed, Reason, Stored, Verdict,
     store::{Claim, ErrorKind, Fence, Fingerprint, Memory, Store},
 };
 use ibid_testkit::wrappers::{Calls, Delays, FailsOnDemand};
@@ -408,4 +408,59 @@ async fn run_remembers_results_and_not_failures() {
         panic!("another request must be refused");
     };
     assert_eq!(refusal.reason, Reason::KeyReused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_its_own_transaction_recorded_is_answered_and_no_lost_claim() {
+    let world = World::new(Memory::default());
+    let policy = Policy::ietf();
+    let verdict = world.execute(&policy, ask("same"), Op::entrusting(Otherwise::Refuse, true)).await;
+    assert_eq!(ran(verdict), Stored::Yes);
+    is_replay(world.execute(&policy, ask("same"), Op::quick()).await, b"run 1");
+    // Whatever the operation says, what was committed counts.
+    let parks = Otherwise::Park(ParkedBy::Timeout);
+    for (key, otherwise, record) in [("a", Otherwise::Release, "run 2"), ("b", parks, "run 3")] {
+        is_replay(world.execute(&policy, ask(key), Op::entrusting(otherwise, true)).await, record.as_bytes());
+        is_replay(world.execute(&policy, ask(key), Op::quick()).await, record.as_bytes());
+    }
+    assert_eq!((world.runs(), world.lost_claims()), (3, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_was_rolled_back_with_its_transaction_is_not_given() {
+    let world = World::new(Memory::default());
+    let policy = Policy::ietf();
+    let verdict = world.execute(&policy, ask("same"), Op::entrusting(Otherwise::Refuse, false)).await;
+    is_refused(verdict, Reason::StoreUnavailable);
+    assert_eq!(ran(world.execute(&policy, ask("same"), Op::quick()).await), Stored::Yes, "nothing was remembered");
+    let verdict = world.execute(&policy, ask("other"), Op::entrusting(Otherwise::Release, false)).await;
+    assert_eq!(ran(verdict), Stored::No);
+    assert_eq!(ran(world.execute(&policy, ask("other"), Op::quick()).await), Stored::Yes);
+    let parks = Op::entrusting(Otherwise::Park(ParkedBy::Answer), false);
+    assert_eq!(ran(world.execute(&policy, ask("parked"), parks).await), Stored::Unknown);
+    is_refused(world.execute(&policy, ask("parked"), Op::quick()).await, Reason::OutcomeUnknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whether_a_transaction_was_committed_is_asked_until_the_store_says() {
+    let policy = Policy::ietf();
+    let world = World::new(FailsOnDemand::new(Memory::default()));
+    world.store.fail(Calls::Settle, ErrorKind::NotApplied);
+    let verdict = world.execute(&policy, ask("k"), Op::entrusting(Otherwise::Refuse, false)).await;
+    is_refused(verdict, Reason::StoreUnavailable);
+    is_refused(world.execute(&policy, ask("k"), Op::quick()).await, Reason::InProgress);
+    world.store.heal();
+    world.engine.later().flushed().await;
+    assert_eq!(ran(world.execute(&policy, ask("k"), Op::quick()).await), Stored::Yes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_shadow_mode_an_entrusted_answer_is_given_whatever_became_of_it() {
+    let world = World::new(Memory::default());
+    let mut policy = Policy::ietf();
+    policy.mode = Mode::Shadow;
+    for (key, committed) in [("a", true), ("b", false)] {
+        let verdict = world.execute(&policy, ask(key), Op::entrusting(Otherwise::Refuse, committed)).await;
+        assert_eq!(ran(verdict), Stored::No);
+    }
 }

@@ -37,7 +37,8 @@ CREATE TYPE ibid.answer AS (
 -- Little-endian, in eight bytes; what is measured is shorter than 4 GiB.
 CREATE FUNCTION ibid._le8(n bigint) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
     SELECT set_byte(set_byte(set_byte(set_byte('\x0000000000000000'::bytea,
-        0, (n & 255)::integer), 1, (n >> 8 & 255)::integer), 2, (n >> 16 & 255)::integer), 3, (n >> 24 & 255)::integer)
+        0, (n & 255)::integer), 1, ((n >> 8) & 255)::integer), 2, ((n >> 16) & 255)::integer),
+        3, ((n >> 24) & 255)::integer)
 $$;
 
 CREATE FUNCTION ibid._frame(tag text, value bytea) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
@@ -200,7 +201,8 @@ BEGIN
     answer := claimed.answer;
     IF answer.found = 1 THEN
         xid := txid_current();
-        SELECT s.setting::bigint INTO idle FROM pg_settings s WHERE s.name = 'idle_in_transaction_session_timeout';
+        -- As people write it: '0', '90s', '2min'. (The view of all settings takes as long as all the rest.)
+        idle := extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000;
         IF idle = 0 OR idle > idle_ms THEN
             PERFORM set_config('idle_in_transaction_session_timeout', least(idle_ms, 2147483647)::text, true);
         END IF;
@@ -222,10 +224,10 @@ BEGIN
 END $$;
 
 CREATE FUNCTION ibid._u16(b bytea, at integer) RETURNS integer LANGUAGE sql IMMUTABLE
-AS $$ SELECT get_byte(b, at) | get_byte(b, at + 1) << 8 $$;
+AS $$ SELECT get_byte(b, at) | (get_byte(b, at + 1) << 8) $$;
 
 CREATE FUNCTION ibid._u32(b bytea, at integer) RETURNS bigint LANGUAGE sql IMMUTABLE
-AS $$ SELECT ibid._u16(b, at)::bigint | ibid._u16(b, at + 2)::bigint << 16 $$;
+AS $$ SELECT ibid._u16(b, at)::bigint | (ibid._u16(b, at + 2)::bigint << 16) $$;
 
 -- Reads a record of version 1. Its checksum is not verified: that would take longer than all the rest.
 CREATE FUNCTION ibid._read(
@@ -265,7 +267,7 @@ BEGIN
         body := substr(b, at + 5, n);
         at := at + 4 + n;
     ELSIF kind = 1 THEN
-        body_length := ibid._u32(b, at) | ibid._u32(b, at + 4) << 32;
+        body_length := ibid._u32(b, at) | (ibid._u32(b, at + 4) << 32);
         body_sha256 := substr(b, at + 9, 32);
         at := at + 40;
     END IF;
