@@ -31,10 +31,11 @@ use std::{
 };
 
 use ibid::inbox::{Backoff, Event};
+use tokio::time::timeout;
 
 use crate::driver::{
     Connection, Fault, FaultKind, Pool, Row, Transaction, Value,
-    sealed::{Ends, Statements},
+    sealed::{Begins, Ends, Statements},
 };
 
 pub use self::handle::{Handled, Why};
@@ -49,6 +50,7 @@ const NEVER: i64 = i64::MIN;
 /// What a timestamp of PostgreSQL can hold with room to spare: the years 1 to 9999.
 const FIRST_US: i64 = -62_135_596_800_000_000;
 const LAST_US: i64 = 253_402_300_799_000_000;
+const LIMIT: Duration = Duration::from_secs(5 * 60);
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// How events are marked, and for how long. The table belongs to all inboxes of a database; consumers are told apart
@@ -58,6 +60,7 @@ pub struct Inbox {
     keep: Duration,
     poison_after: u32,
     backoff: Backoff,
+    limit: Duration,
 }
 
 /// What a claim found.
@@ -103,9 +106,9 @@ pub struct Swept {
 pub struct InboxError(Fault);
 
 impl Default for Inbox {
-    /// Marks are kept for seven days; an event that has failed five times is poisoned.
+    /// Marks are kept for seven days; an event that has failed five times is poisoned; a transaction has five minutes.
     fn default() -> Self {
-        Self { keep: Duration::from_secs(7 * 24 * 3600), poison_after: 5, backoff: Backoff::default() }
+        Self { keep: Duration::from_secs(7 * 24 * 3600), poison_after: 5, backoff: Backoff::default(), limit: LIMIT }
     }
 }
 
@@ -126,6 +129,13 @@ impl Inbox {
     #[must_use]
     pub fn backoff(self, backoff: Backoff) -> Self {
         Self { backoff, ..self }
+    }
+
+    /// How long a transaction of [`handle`](Self::handle) or [`handle_batch`](Self::handle_batch) may take, handlers included.
+    /// One that takes longer, because the server is silent for example, is given up with its connection.
+    #[must_use]
+    pub fn limit(self, limit: Duration) -> Self {
+        Self { limit, ..self }
     }
 
     /// Marks an event as handled in your transaction. The mark is there once you commit, and gone if you do not.
@@ -205,7 +215,7 @@ impl Inbox {
         let keep = Value::Bigint(Some(self.keep_us()));
         let [consumer, source, id] = named(event);
         let values = [consumer, source, id, Value::Text(Some(&error)), keep];
-        let rows = in_its_own(pool, "SELECT ibid._event_failed($1, $2, $3, $4, $5)", &values).await?;
+        let rows = self.in_its_own(pool, "SELECT ibid._event_failed($1, $2, $3, $4, $5)", &values).await?;
         let attempts = Row::known(only(&rows)?.integer(0)?, "the number of failures")?;
         let attempts = u32::try_from(attempts).unwrap_or_default();
         Ok(Failures { attempts, poisoned: attempts >= self.poison_after })
@@ -230,10 +240,28 @@ impl Inbox {
     /// If the database could not be asked.
     pub async fn sweep<P: Pool>(&self, pool: &P, at_most: u32) -> Result<Swept, InboxError> {
         let at_most = Value::Integer(Some(i32::try_from(at_most).unwrap_or(i32::MAX)));
-        let rows = in_its_own(pool, "SELECT s.removed, s.more FROM ibid._sweep_events($1) s", &[at_most]).await?;
+        let rows = self.in_its_own(pool, "SELECT s.removed, s.more FROM ibid._sweep_events($1) s", &[at_most]).await?;
         let row = only(&rows)?;
         let removed = u32::try_from(row.integer(0)?.unwrap_or_default()).unwrap_or_default();
         Ok(Swept { removed, more: row.boolean(1)?.unwrap_or(false) })
+    }
+
+    async fn in_its_own<P: Pool>(
+        &self, pool: &P, sql: &'static str, values: &[Value<'_>],
+    ) -> Result<Vec<Row>, InboxError> {
+        let mut connection = self.connection(pool).await?;
+        let done = timeout(self.limit, async {
+            let mut tx = connection.begin(None).await?;
+            let rows = tx.rows(sql, values).await?;
+            tx.commit().await?;
+            Ok(rows)
+        });
+        done.await.unwrap_or_else(|_| Err(given_up(connection)))
+    }
+
+    async fn connection<P: Pool>(&self, pool: &P) -> Result<P::Of, InboxError> {
+        let connected = timeout(self.limit, pool.connection()).await;
+        Ok(connected.unwrap_or_else(|_| Err(Fault::silent("a pool's call for a connection")))?)
     }
 
     fn keep_us(&self) -> i64 {
@@ -241,12 +269,10 @@ impl Inbox {
     }
 }
 
-async fn in_its_own<P: Pool>(pool: &P, sql: &'static str, values: &[Value<'_>]) -> Result<Vec<Row>, InboxError> {
-    let mut connection = pool.connection().await?;
-    let mut tx = connection.begin(None).await?;
-    let rows = tx.rows(sql, values).await?;
-    tx.commit().await?;
-    Ok(rows)
+/// What is given up may be silent, or busy with what nobody wants any more: nobody gets it again.
+fn given_up(connection: impl Connection) -> InboxError {
+    connection.discard();
+    Fault::silent("a transaction of the inbox").into()
 }
 
 fn named(event: &Event) -> [Value<'_>; 3] {

@@ -1,8 +1,9 @@
 use std::{fmt, time::Duration};
 
 use ibid::inbox::{Event, Reply};
+use tokio::time::timeout;
 
-use super::{Claimed, Connection, Ends, FaultKind, Inbox, InboxError, Pool, Statements};
+use super::{Claimed, Connection, Ends, FaultKind, Inbox, InboxError, Pool, Statements, given_up};
 use crate::run::{BoxFuture, Tx};
 
 /// When the database is in the way, rather than the event.
@@ -60,29 +61,37 @@ impl Inbox {
         E: fmt::Display + Send,
         H: for<'t, 'c> FnOnce(&'t mut Tx<'c, P>) -> BoxFuture<'t, Result<(), E>> + Send,
     {
-        let why = {
-            let mut connection = pool.connection().await?;
+        let mut connection = self.connection(pool).await?;
+        let alone = timeout(self.limit, async {
             let mut tx = connection.begin(None).await?;
             match self.claim(&mut tx, event).await? {
                 Claimed::New => {}
                 other => {
                     tx.rollback().await?;
-                    return Ok(not_new(other));
+                    return Ok(Ok(not_new(other)));
                 }
             }
             match handler(&mut tx).await {
                 Err(error) => {
                     tx.rollback().await?;
-                    Why::Handler(error)
+                    Ok(Err(Why::Handler(error)))
                 }
                 Ok(()) => match commit(tx).await {
-                    Ok(()) => return Ok(Handled::Done),
-                    Err(why) => why?,
+                    Ok(()) => Ok(Ok(Handled::Done)),
+                    Err(why) => why.map(Err),
                 },
             }
-            // The connection goes back to the pool before the failure is counted, which needs one too.
+        });
+        let ended = match alone.await {
+            Ok(ended) => ended?,
+            Err(_) => return Err(given_up(connection)),
         };
-        self.count(pool, event, why).await
+        // Back into its pool: counting a failure needs a connection too.
+        drop(connection);
+        match ended {
+            Ok(handled) => Ok(handled),
+            Err(why) => self.count(pool, event, why).await,
+        }
     }
 
     /// Claims many events in one statement, runs the handler for each that is new, and commits them together. One that
@@ -102,7 +111,13 @@ impl Inbox {
         E: fmt::Display + Send,
         H: for<'t, 'c> FnMut(&'t mut Tx<'c, P>, usize) -> BoxFuture<'t, Result<(), E>> + Send,
     {
-        match self.together(pool, events, &mut handler).await? {
+        let mut connection = self.connection(pool).await?;
+        let ended = match timeout(self.limit, self.together::<P, E, H>(&mut connection, events, &mut handler)).await {
+            Ok(ended) => ended?,
+            Err(_) => return Err(given_up(connection)),
+        };
+        drop(connection);
+        match ended {
             Some(ends) => {
                 let mut handled = Vec::with_capacity(ends.len());
                 for (event, end) in events.iter().zip(ends) {
@@ -125,14 +140,13 @@ impl Inbox {
 
     /// All in one transaction. `None` if it could not be committed, and one of the events must be at fault.
     async fn together<P, E, H>(
-        &self, pool: &P, events: &[Event], handler: &mut H,
+        &self, connection: &mut P::Of, events: &[Event], handler: &mut H,
     ) -> Result<Option<Vec<Result<Handled<E>, Why<E>>>>, InboxError>
     where
         P: Pool,
         E: fmt::Display + Send,
         H: for<'t, 'c> FnMut(&'t mut Tx<'c, P>, usize) -> BoxFuture<'t, Result<(), E>> + Send,
     {
-        let mut connection = pool.connection().await?;
         let mut tx = connection.begin(None).await?;
         let claims = self.claim_batch(&mut tx, events).await?;
         let mut ends = Vec::with_capacity(events.len());
