@@ -147,8 +147,8 @@ impl Delivery {
     /// How often it was delivered, this time included, if the queue counts (quorum queues do). A handler that takes its
     /// process down is never counted by an inbox in a transaction; this is.
     pub fn delivered(&self) -> Option<u64> {
-        let headers = self.message.properties.headers().as_ref()?;
-        let before = match headers.inner().get("x-delivery-count") {
+        let headers = self.message.properties.headers().as_ref();
+        let before = match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {
             None if self.message.redelivered => return None,
             None => 0,
             Some(AMQPValue::LongLongInt(before)) => u64::try_from(*before).ok()?,

@@ -66,16 +66,15 @@ async fn postgres_with_redis_before_it() {
     story([open(&layout).await, open(&layout).await]).await;
 }
 
-fn event(id: &str) -> Event {
-    Event::new("mailer", "/orders", id).unwrap()
-}
-
 fn inbox(store: Arc<dyn Store>) -> Inbox {
     Inbox::new(store).times(Duration::from_secs(60), LEASE).poison_after(3)
 }
 
 /// Two services with a store in common, where it can be.
 async fn story(stores: [Arc<dyn Store>; 2]) {
+    // Stories share servers, and may share a database.
+    let consumer = format!("mailer-{}", prefix());
+    let event = |id: &str| Event::new(&consumer, "/orders", id).unwrap();
     let doomed = inbox(stores[0].clone());
     let [one, two] = stores.map(inbox);
     let ran = Arc::new(AtomicU32::new(0));
