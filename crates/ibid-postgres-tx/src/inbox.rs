@@ -35,7 +35,7 @@ use tokio::time::timeout;
 
 use crate::driver::{
     Connection, Fault, FaultKind, Pool, Row, Transaction, Value,
-    sealed::{Begins, Ends, Statements},
+    sealed::{Ends, Statements},
 };
 
 pub use self::handle::{Handled, Why};

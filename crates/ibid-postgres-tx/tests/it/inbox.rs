@@ -552,13 +552,14 @@ async fn the_stores_own_sweep_removes_events_too() {
 async fn a_transaction_that_takes_too_long_is_given_up_with_its_connection() {
     let world = World::new().await;
     let (pool, inbox) = (world.pool::<Sqlx>(), Inbox::default().limit(Duration::from_millis(500)));
-    let endless = inbox.handle(&pool, &event(1), |tx| Sqlx::write(tx, "SELECT pg_sleep(600)".to_owned()));
+    let one = event(1);
+    let endless = inbox.handle(&pool, &one, |tx| Sqlx::write(tx, "SELECT pg_sleep(600)".to_owned()));
     let given_up = endless.await.unwrap_err();
     assert!(given_up.may_have_committed(), "{given_up}");
     assert_eq!(inbox.reply::<String>(&Err(given_up)), Reply::Again { after: Duration::from_secs(1) });
     // Nobody waits for it: what it had marked is undone once the server notices, and the next connection is another.
     world.server.sql(&world.name, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(600)%' AND pid <> pg_backend_pid()");
     let patient = Inbox::default();
-    assert!(matches!(handle::<Sqlx>(&pool, &patient, &event(1)).await, Ok(Handled::Done)));
+    assert!(matches!(handle::<Sqlx>(&pool, &patient, &one).await, Ok(Handled::Done)));
     assert_eq!(world.effects(), 1);
 }
