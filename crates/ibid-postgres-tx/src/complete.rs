@@ -79,26 +79,45 @@ pub enum CompleteError {
 /// # }
 /// ```
 ///
-/// Only a transaction will do. A pool, a connection or a client would commit the record by itself:
+/// Only a transaction will do, of either driver:
 ///
-/// ```compile_fail,E0277
-/// # async fn wrong(mut pool: sqlx::PgPool, claimed: ibid::http::Claimed, answer: http::Response<bytes::Bytes>) {
-/// ibid_postgres_tx::complete_in(&mut pool, &claimed, &answer).await;
+/// ```
+/// # use {bytes::Bytes, http::Response, ibid::http::Claimed};
+/// # async fn one(mut tx: sqlx::Transaction<'_, sqlx::Postgres>, claimed: Claimed, answer: Response<Bytes>) {
+/// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
+/// # }
+/// # async fn two(mut tx: tokio_postgres::Transaction<'_>, claimed: Claimed, answer: Response<Bytes>) {
+/// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
+/// # }
+/// # async fn three(mut tx: deadpool_postgres::Transaction<'_>, claimed: Claimed, answer: Response<Bytes>) {
+/// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
 /// # }
 /// ```
-/// ```compile_fail,E0277
-/// # async fn wrong(mut one: sqlx::PgConnection, claimed: ibid::http::Claimed, answer: http::Response<bytes::Bytes>) {
-/// ibid_postgres_tx::complete_in(&mut one, &claimed, &answer).await;
+///
+/// A pool, a connection or a client would commit the record by itself, and does not compile:
+///
+/// ```compile_fail
+/// # use {bytes::Bytes, http::Response, ibid::http::Claimed};
+/// # async fn one(mut tx: sqlx::PgPool, claimed: Claimed, answer: Response<Bytes>) {
+/// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
 /// # }
 /// ```
-/// ```compile_fail,E0277
-/// # async fn wrong(mut one: tokio_postgres::Client, claimed: ibid::http::Claimed, answer: http::Response<bytes::Bytes>) {
-/// ibid_postgres_tx::complete_in(&mut one, &claimed, &answer).await;
+/// ```compile_fail
+/// # use {bytes::Bytes, http::Response, ibid::http::Claimed};
+/// # async fn one(mut tx: sqlx::PgConnection, claimed: Claimed, answer: Response<Bytes>) {
+/// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
 /// # }
 /// ```
-/// ```compile_fail,E0277
-/// # async fn wrong(mut one: deadpool_postgres::Client, claimed: ibid::http::Claimed, answer: http::Response<bytes::Bytes>) {
-/// ibid_postgres_tx::complete_in(&mut one, &claimed, &answer).await;
+/// ```compile_fail
+/// # use {bytes::Bytes, http::Response, ibid::http::Claimed};
+/// # async fn one(mut tx: tokio_postgres::Client, claimed: Claimed, answer: Response<Bytes>) {
+/// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
+/// # }
+/// ```
+/// ```compile_fail
+/// # use {bytes::Bytes, http::Response, ibid::http::Claimed};
+/// # async fn one(mut tx: deadpool_postgres::Client, claimed: Claimed, answer: Response<Bytes>) {
+/// ibid_postgres_tx::complete_in(&mut tx, &claimed, &answer).await;
 /// # }
 /// ```
 ///

@@ -33,6 +33,9 @@
 //! # Ok(()) }
 //! ```
 
+#[cfg(not(any(feature = "sqlx", feature = "tokio-postgres")))]
+compile_error!("ibid-postgres-tx needs a driver: turn on its feature \"sqlx\" or \"tokio-postgres\"");
+
 pub use self::{
     call::Call,
     complete::{CompleteError, complete_in},

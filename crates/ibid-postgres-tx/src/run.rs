@@ -165,7 +165,7 @@ enum Next {
     Now,
     /// Another one after a pause.
     Pause,
-    Over(Ran),
+    Over(Box<Ran>),
 }
 
 /// A commit that was not answered.
@@ -185,7 +185,7 @@ impl<P: Pool> Run<'_, P> {
         loop {
             let step = self.attempt(operation).await?;
             match self.after(step)? {
-                Next::Over(ran) => return Ok(ran),
+                Next::Over(ran) => return Ok(*ran),
                 Next::Now => {}
                 Next::Pause => {
                     sleep(jittered(pause)).await;
@@ -198,7 +198,7 @@ impl<P: Pool> Run<'_, P> {
     /// All branching, top to bottom.
     fn after(&mut self, step: Step) -> Result<Next, TxError> {
         match step {
-            Step::Committed(response) => Ok(Next::Over(Ran::First(response))),
+            Step::Committed(response) => Ok(Next::Over(Box::new(Ran::First(response)))),
             Step::InDoubt(doubt) => {
                 self.patience = self.patience.max(Instant::now() + DOUBT);
                 self.doubt = Some(doubt);
@@ -214,10 +214,10 @@ impl<P: Pool> Run<'_, P> {
             Step::Unreached(fault) => self.once_more().map_err(|tries| given_up(tries, fault)),
             Step::Found(Found::Done { fence, fingerprint, answer }) => {
                 if let Some(doubt) = self.doubt.take_if(|doubt| doubt.fence == fence) {
-                    return Ok(Next::Over(Ran::First(doubt.response)));
+                    return Ok(Next::Over(Box::new(Ran::First(doubt.response))));
                 }
                 self.compare(fingerprint)?;
-                Ok(Next::Over(Ran::Replayed(answer.read()?)))
+                Ok(Next::Over(Box::new(Ran::Replayed(answer.read()?))))
             }
             Step::Found(Found::Locked) => self.wait(),
             Step::Found(Found::Busy(fingerprint)) => {

@@ -9,9 +9,10 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use ibid_testkit::servers::postgres::Bouncer;
 use tokio::{sync::Notify, time::timeout};
 
-use crate::kit::{BoxError, Driver, Scene, call, paid, patient, run, with_both_drivers};
+use crate::kit::{BoxError, Driver, Scene, TokioPostgres, call, paid, patient, run, with_both_drivers};
 
 with_both_drivers! {
     a_hundred_duplicates_on_five_connections_have_one_effect_and_all_are_answered
@@ -81,4 +82,26 @@ async fn many_different_keys_on_few_connections_all_run<D: Driver>() {
     });
     let replays = join_all(all).await.into_iter().filter(|is_replay| *is_replay).count();
     assert_eq!((replays, scene.effects()), (20, 20));
+}
+
+/// In transaction mode. sqlx gives its statements names, which this version of pgbouncer does not keep apart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_pgbouncer_duplicates_have_one_effect_too() {
+    type D = TokioPostgres;
+    let scene = Scene::new();
+    let bouncer = Bouncer::start(scene.server);
+    let url = bouncer.url("gateway", &scene.name);
+    let url = url.split('?').next().unwrap();
+    let pool = D::pool(url, 10).await;
+    let all = (0..20).map(|_| {
+        run::<D, _, _>(&pool, patient(), call("k-1"), |tx| {
+            Box::pin(async move {
+                D::exec(tx, "INSERT INTO effects VALUES ('once')").await?;
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                Ok::<_, BoxError>(paid("paid"))
+            })
+        })
+    });
+    let replays = join_all(all).await.into_iter().filter(|ran| ran.as_ref().unwrap().is_replay()).count();
+    assert_eq!((replays, scene.effects()), (19, 1));
 }
