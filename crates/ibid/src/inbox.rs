@@ -34,20 +34,17 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::{
-    task::JoinError,
-    time::{Instant, timeout},
-};
+use tokio::task::JoinError;
 
 use crate::{
-    engine::{Complete, Ended, Engine, Operation, ParkedBy, Verdict},
+    engine::{Engine, Verdict},
     observe::{Observer, Silent},
     policy::{OnConcurrent, OnMismatch, OnUnknown, Policy},
     refusal::{Reason, Refusal},
-    store::{Ask, Claim, End, Fingerprint, Finished, Held, Lease, Outline, Store, StoreError, Tags, Token},
-    time::now_ms,
+    store::{Ask, Claim, End, Fingerprint, Held, Outline, Store, StoreError, Tags, Token},
 };
 
+use self::run::{CRASHED, Did, Failed, Lent, Run};
 pub use self::{
     event::{BrokerId, Delivered, Event, MAX_CONSUMER, MAX_PART, Unidentified},
     reply::{Backoff, Reply},
@@ -56,6 +53,7 @@ pub use self::{
 mod event;
 mod identity;
 mod reply;
+mod run;
 #[cfg(test)]
 mod tests;
 
@@ -63,8 +61,6 @@ mod tests;
 const POISON_AFTER: u32 = 5;
 /// How long a handled event is remembered, unless said otherwise.
 const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
-/// What is kept of an error's text.
-const ERROR_BYTES: usize = 1024;
 /// How often one delivery tries to run a failed event again before it is told to come back.
 const TRIES: u32 = 8;
 const SOON: Duration = Duration::from_secs(1);
@@ -332,99 +328,6 @@ impl Inbox {
             keep: self.policy.ttl,
             over: None,
         }
-    }
-}
-
-const CRASHED: &str = "its handler was never heard of again";
-
-/// What the operation did. How it failed is in its slot, which no lost claim takes away.
-#[derive(Debug)]
-enum Did {
-    Handle,
-    Fail,
-    TimeOut,
-    /// It was run so often before.
-    Refuse(u32),
-}
-
-/// What a handler failed of, and which run it was.
-type Failure<E> = Arc<Mutex<Option<(E, u32)>>>;
-
-struct Run<F, E> {
-    handler: Option<F>,
-    timeout: Duration,
-    poison_after: u32,
-    /// So many runs do not count.
-    forgiven: u32,
-    failure: Failure<E>,
-}
-
-impl<F, R, E> Operation for Run<F, E>
-where
-    F: FnOnce(u32) -> R + Send,
-    R: Future<Output = Result<(), E>> + Send,
-    E: fmt::Display + Send,
-{
-    type Answer = Did;
-
-    async fn run(&mut self, lease: Option<&Lease>) -> Ended<Did> {
-        let (started, requested_at_ms) = (Instant::now(), now_ms());
-        let forgiven = self.forgiven;
-        let attempt = lease.map_or(1, |lease| lease.attempt.saturating_sub(forgiven));
-        let complete = |error: Option<&str>| {
-            let outline = Outline { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
-            let record = error.map(|text| Failed::record(forgiven, text)).unwrap_or_default();
-            Complete { failed: error.is_some(), record, outline }
-        };
-        if attempt > self.poison_after {
-            // All runs before this one ended without a word: a handler that takes its process down must not do so for ever.
-            return Ended::Complete(Did::Refuse(attempt - 1), complete(Some(CRASHED)));
-        }
-        let handler = self.handler.take().expect("an event is handled once per delivery");
-        match timeout(self.timeout, handler(attempt)).await {
-            Err(_) => Ended::Park(Did::TimeOut, ParkedBy::Timeout),
-            Ok(Ok(())) => Ended::Complete(Did::Handle, complete(None)),
-            Ok(Err(error)) => {
-                let text = error.to_string();
-                *self.failure.lock() = Some((error, attempt));
-                Ended::Complete(Did::Fail, complete(Some(&text)))
-            }
-        }
-    }
-}
-
-/// Lends a run to the engine, which takes it when it begins.
-struct Lent<'a, O>(&'a mut Option<O>);
-
-impl<O: Operation> Operation for Lent<'_, O> {
-    type Answer = O::Answer;
-
-    async fn run(&mut self, lease: Option<&Lease>) -> Ended<O::Answer> {
-        let mut run = self.0.take().expect("an event is handled once per delivery");
-        run.run(lease).await
-    }
-}
-
-/// What is remembered of a failure: how many runs do not count (four bytes, big-endian), and the error's text.
-struct Failed {
-    forgiven: u32,
-    attempts: u32,
-    error: String,
-}
-
-impl Failed {
-    fn record(forgiven: u32, error: &str) -> Bytes {
-        let mut record = forgiven.to_be_bytes().to_vec();
-        record.extend_from_slice(&error.as_bytes()[..error.floor_char_boundary(ERROR_BYTES)]);
-        record.into()
-    }
-
-    fn read(finished: &Finished) -> Self {
-        // Somebody who resolves an entry as failed writes what he likes.
-        let (forgiven, text) = finished.record.split_first_chunk().unwrap_or((&[0; 4], &[]));
-        let forgiven = u32::from_be_bytes(*forgiven).min(finished.attempt);
-        let error = String::from_utf8_lossy(text).into_owned();
-        Self { forgiven, attempts: finished.attempt - forgiven, error }
     }
 }
 
