@@ -6,6 +6,7 @@
 //!
 //! - [`run_tx`] for handlers without a layer: claims, calls you with a transaction, records your answer, commits.
 //! - [`complete_in`] for handlers under the `ibid` layer: records your answer in the transaction that you have.
+//! - [`inbox`] for events of a message broker: each has its effect once, however often it is delivered.
 //! - The same for every language: the SQL functions of the schema `ibid` (see `docs/same-transaction.md`).
 //!
 //! All of them write the rows of the PostgreSQL store: what one remembers, a gateway or a layer on that database
@@ -48,4 +49,5 @@ mod complete;
 mod driver;
 mod error;
 mod found;
+pub mod inbox;
 mod run;

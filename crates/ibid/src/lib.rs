@@ -20,7 +20,7 @@
 //!
 //! Handlers without a layer use [`run`]. The [`Engine`] decides who runs, a [`Store`](store::Store) remembers, a
 //! [`Policy`] says how; [`http`] is the layer, for HTTP and for [`grpc`]. [`webhook`] is about
-//! deliveries of others.
+//! deliveries of others, [`inbox`] about events of message brokers.
 
 pub use self::{
     engine::{Complete, Ended, Engine, Operation, Otherwise, ParkedBy, Probed, Stored, Verdict},
@@ -47,6 +47,7 @@ mod engine;
 mod fingerprint;
 pub mod grpc;
 pub mod http;
+pub mod inbox;
 mod journal;
 mod key;
 mod label;
@@ -67,3 +68,8 @@ mod wire;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The code of the page on events.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/events.md")]
+struct Events;

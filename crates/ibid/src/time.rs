@@ -1,6 +1,6 @@
 //! Wall-clock time for people: RFC 3339 in UTC with milliseconds.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Milliseconds since the Unix epoch.
 pub(crate) fn now_ms() -> u64 {
@@ -24,9 +24,99 @@ pub fn rfc3339(ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
 }
 
+/// Reads `2025-11-27T10:30:00Z`, with any fraction of a second and any offset.
+pub(crate) fn parse_rfc3339(text: &str) -> Option<SystemTime> {
+    let number = |from: usize, to: usize| -> Option<i64> {
+        let digits = text.get(from..to)?;
+        digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+    };
+    let marks = text.as_bytes();
+    let is = |at: usize, mark: &[u8]| marks.get(at).is_some_and(|byte| mark.contains(byte));
+    if !(is(4, b"-") && is(7, b"-") && is(10, b"Tt ") && is(13, b":") && is(16, b":")) {
+        return None;
+    }
+    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+    let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let length = match month {
+        2 => 28 + i64::from(leap),
+        4 | 6 | 9 | 11 => 30,
+        1..=12 => 31,
+        _ => return None,
+    };
+    // A leap second is the next one.
+    if !(1..=length).contains(&day) || hour > 23 || minute > 59 || second > 60 {
+        return None;
+    }
+    let rest = &text[19..];
+    let fraction =
+        rest.strip_prefix('.').map_or("", |rest| &rest[..rest.bytes().take_while(u8::is_ascii_digit).count()]);
+    if rest.starts_with('.') && fraction.is_empty() {
+        return None;
+    }
+    let nanos = fraction
+        .bytes()
+        .chain(std::iter::repeat(b'0'))
+        .take(9)
+        .fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0'));
+    let zone = &rest[if fraction.is_empty() { 0 } else { fraction.len() + 1 }..];
+    let offset = match zone.as_bytes() {
+        b"Z" | b"z" => 0,
+        [sign @ (b'+' | b'-'), _, _, b':', _, _] => {
+            let at = text.len() - 5;
+            let (hours, minutes) = (number(at, at + 2)?, number(at + 3, at + 5)?);
+            if hours > 23 || minutes > 59 {
+                return None;
+            }
+            (hours * 3600 + minutes * 60) * if *sign == b'-' { -1 } else { 1 }
+        }
+        _ => return None,
+    };
+    // Days since 0000-03-01, as above.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days =
+        365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + (153 * month + 2) / 5 + day - 1;
+    let seconds = (days - 719_468) * 86_400 + hour * 3600 + minute * 60 + second - offset;
+    let whole = Duration::from_secs(seconds.unsigned_abs());
+    let at =
+        if seconds < 0 { SystemTime::UNIX_EPOCH.checked_sub(whole) } else { SystemTime::UNIX_EPOCH.checked_add(whole) };
+    at?.checked_add(Duration::from_nanos(nanos.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let ms = |text: &str| {
+            let at = parse_rfc3339(text)?;
+            Some(at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64)
+        };
+        for at in [0, 1_764_239_400_000, 951_782_400_123, 4_107_542_399_999, 68_169_599_000] {
+            assert_eq!(ms(&rfc3339(at)), Some(at));
+        }
+        assert_eq!(ms("2025-11-27T12:30:00.5+02:00"), Some(1_764_239_400_500));
+        assert_eq!(ms("2025-11-27t05:00:00.123456789-05:30"), Some(1_764_239_400_123));
+        assert_eq!(ms("2016-12-31T23:59:60Z"), Some(1_483_228_800_000));
+        let before = parse_rfc3339("1969-12-31T23:59:59.25Z").unwrap();
+        assert_eq!(SystemTime::UNIX_EPOCH.duration_since(before).unwrap(), Duration::from_millis(750));
+        for wrong in [
+            "",
+            "2025-11-27",
+            "2025-11-27T10:30:00",
+            "2025-13-27T10:30:00Z",
+            "2025-02-29T10:30:00Z",
+            "2025-11-27T24:30:00Z",
+            "2025-11-27T10:30:00.Z",
+            "2025-11-27T10:30:00+2:00",
+            "2025-11-27T10:30:00Zé",
+            "+025-11-27T10:30:00Z",
+            "2025-11-27T10:30:0é",
+        ] {
+            assert_eq!(ms(wrong), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn known_instants() {

@@ -2,4 +2,5 @@
 
 mod engine;
 mod grpc;
+mod inbox;
 mod layer;

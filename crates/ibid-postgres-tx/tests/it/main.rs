@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
+mod inbox;
 mod kit;
 mod layer;
 mod lost_commits;

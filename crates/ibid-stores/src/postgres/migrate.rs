@@ -39,15 +39,16 @@ macro_rules! migration {
     };
 }
 
-static MIGRATIONS: [Migration; 4] = [
+static MIGRATIONS: [Migration; 5] = [
     migration!(1, "0001_tables"),
     migration!(2, "0002_functions"),
     migration!(3, "0003_access"),
     migration!(4, "0004_transactions"),
+    migration!(5, "0005_inbox"),
 ];
 
 /// The version that the store needs.
-pub(super) const VERSION: i32 = 4;
+pub(super) const VERSION: i32 = 5;
 
 const SERVICE: &str = "ibid_service";
 const ADMIN: &str = "ibid_admin";
@@ -212,6 +213,8 @@ async fn access(tx: &Transaction<'_>, [service, admin]: [bool; 2], report: &mut 
             &format!(
                 "GRANT USAGE ON SCHEMA ibid TO {SERVICE};
                  GRANT SELECT, INSERT, UPDATE, DELETE ON ibid.idempotency_keys TO {SERVICE};
+                 GRANT SELECT, INSERT, UPDATE, DELETE
+                     ON ibid.processed_events, ibid.failed_events, ibid.event_horizons TO {SERVICE};
                  GRANT SELECT, UPDATE ON ibid.fences, ibid.meta TO {SERVICE};
                  GRANT SELECT ON ibid.migrations TO {SERVICE};
                  GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ibid TO {SERVICE};"
@@ -220,8 +223,8 @@ async fn access(tx: &Transaction<'_>, [service, admin]: [bool; 2], report: &mut 
         .await?;
     }
     if admin {
-        exec(tx, &format!("GRANT USAGE ON SCHEMA ibid TO {ADMIN}; GRANT SELECT ON ibid.idempotency_keys TO {ADMIN};"))
-            .await?;
+        let tables = "ibid.idempotency_keys, ibid.processed_events, ibid.failed_events, ibid.event_horizons";
+        exec(tx, &format!("GRANT USAGE ON SCHEMA ibid TO {ADMIN}; GRANT SELECT ON {tables} TO {ADMIN};")).await?;
     }
     Ok(())
 }

@@ -82,7 +82,7 @@ impl Statement {
                 )
             }
             Self::Watch => "SELECT w.nth, w.runs_us FROM ibid._watch_many($1, $2, $3) w",
-            Self::Sweep => "SELECT s.removed, s.lapsed, s.more FROM ibid._sweep($1) s",
+            Self::Sweep => "SELECT s.removed, s.lapsed, s.more FROM ibid._sweep_all($1) s",
         }
     }
 

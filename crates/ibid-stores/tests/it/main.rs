@@ -19,6 +19,7 @@ use crate::sim::SimDisk;
 mod crash;
 mod faults;
 mod fixtures;
+mod inbox;
 mod killed;
 mod layouts;
 mod near;

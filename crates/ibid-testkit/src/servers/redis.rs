@@ -30,7 +30,7 @@ use self::place::{Folder, certificates, free_port, spawn};
 pub use self::{cluster::Cluster, sentinels::Sentinels};
 
 mod cluster;
-mod place;
+pub(super) mod place;
 mod sentinels;
 
 /// How long a server may take for anything: many tests run at once on few cores.

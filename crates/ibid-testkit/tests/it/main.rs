@@ -1,5 +1,6 @@
 //! The suite on the in-process store, and the harness on itself.
 
+mod brokers;
 mod client;
 mod contract;
 mod docs;

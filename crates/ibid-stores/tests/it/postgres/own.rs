@@ -210,8 +210,8 @@ async fn a_statement_whose_plan_has_become_stale_is_prepared_again() {
     // What was prepared before now fails with "cached plan must not change result type".
     server.sql(
         &name,
-        "CREATE DOMAIN ibid.yes AS boolean; DROP FUNCTION ibid._sweep(integer);
-         CREATE FUNCTION ibid._sweep(at_most integer, OUT removed integer, OUT lapsed integer, OUT more ibid.yes)
+        "CREATE DOMAIN ibid.yes AS boolean; DROP FUNCTION ibid._sweep_all(integer);
+         CREATE FUNCTION ibid._sweep_all(at_most integer, OUT removed integer, OUT lapsed integer, OUT more ibid.yes)
              LANGUAGE sql AS 'SELECT 7, 0, false::ibid.yes'",
     );
     assert_eq!(store.sweep(10).await.unwrap().removed, 7);

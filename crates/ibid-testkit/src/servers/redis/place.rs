@@ -19,15 +19,15 @@ use std::{
 use parking_lot::Mutex;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 
-const NAMED: &str = "ibid-redis-";
+const NAMED: &str = "ibid-server-";
 
 static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// A folder that goes with its owner. Those of processes that were killed are removed by the next that makes one.
-pub(super) struct Folder(PathBuf);
+pub(in crate::servers) struct Folder(PathBuf);
 
 impl Folder {
-    pub(super) fn new() -> Self {
+    pub(in crate::servers) fn new() -> Self {
         static CLEANED: OnceLock<()> = OnceLock::new();
         CLEANED.get_or_init(remove_those_of_the_dead);
         let path = std::env::temp_dir().join(format!("{NAMED}{}-{}", std::process::id(), MADE.fetch_add(1, Relaxed)));
@@ -35,7 +35,7 @@ impl Folder {
         Self(path)
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::servers) fn path(&self) -> &Path {
         &self.0
     }
 }
@@ -58,7 +58,7 @@ fn remove_those_of_the_dead() {
 }
 
 /// A port that nobody listens on, below those that the system gives to clients.
-pub(super) fn free_port() -> u16 {
+pub(in crate::servers) fn free_port() -> u16 {
     let random = RandomState::new();
     for n in 0..1000_u64 {
         let port = 10_000 + (random.hash_one((n, MADE.fetch_add(1, Relaxed))) % 22_000) as u16;
@@ -77,7 +77,7 @@ type Asked = (Command, Sender<Spawned>);
 ///
 /// The kernel sends that signal when the *thread* ends that started it, and a test's thread ends with the test. So one
 /// thread starts them all, and never ends.
-pub(super) fn spawn(command: Command, package: &str) -> Child {
+pub(in crate::servers) fn spawn(command: Command, package: &str) -> Child {
     static NURSERY: OnceLock<Mutex<Sender<Asked>>> = OnceLock::new();
     let nursery = NURSERY.get_or_init(|| {
         let (sender, asked) = channel::<Asked>();
@@ -90,6 +90,7 @@ pub(super) fn spawn(command: Command, package: &str) -> Child {
     });
     let mut guarded = Command::new("setpriv");
     guarded.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+    guarded.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     guarded.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
     let found = Command::new("which").arg(command.get_program()).output().is_ok_and(|found| found.status.success());
     assert!(found, "{:?} is not installed; install the Debian package {package}", command.get_program());
@@ -100,7 +101,7 @@ pub(super) fn spawn(command: Command, package: &str) -> Child {
 }
 
 /// Makes `ca.pem`, and `cert.pem` with `key.pem` for 127.0.0.1 and localhost.
-pub(super) fn certificates(folder: &Path) {
+pub(in crate::servers) fn certificates(folder: &Path) {
     let ca_key = KeyPair::generate().expect("a key");
     let mut ca = CertificateParams::new(Vec::new()).expect("no names");
     // Without names of their own both would be taken for one that signed itself.

@@ -1,0 +1,262 @@
+//! Deliveries of a RabbitMQ queue.
+//!
+//! Which event it is: its CloudEvents attributes, else its `message_id`, which its publisher makes unique in the queue. A
+//! dead letter is rejected, and goes where the queue's dead-letter exchange sends it: **without one RabbitMQ drops it**.
+//! [`declare`] makes a queue that has one.
+//!
+//! RabbitMQ cannot be told to deliver something later. A delivery that should come again is held back here, unanswered,
+//! and then returned to the queue; meanwhile it counts against the prefetch limit. If this process ends, it returns
+//! at once.
+//!
+//! ```no_run
+//! # async fn consume(channel: lapin::Channel) -> Result<(), Box<dyn std::error::Error>> {
+//! use ibid::inbox::Inbox;
+//! use ibid_brokers::rabbitmq::{Deliveries, declare};
+//!
+//! # let inbox: Inbox = unimplemented!();
+//! declare(&channel, "orders").await?;
+//! let mut deliveries = Deliveries::of(&channel, "orders", "mailer", 32).await?;
+//! while let Some(delivery) = deliveries.next().await {
+//!     let delivery = delivery?;
+//!     let handled = inbox.handle(delivery.event(), |_attempt| async { Ok::<_, std::io::Error>(()) }).await;
+//!     delivery.reply(inbox.reply(&handled)).await?;
+//! }
+//! # Ok(()) }
+//! ```
+
+use std::{
+    error::Error,
+    fmt,
+    time::{Duration, SystemTime},
+};
+
+use futures_util::StreamExt;
+use ibid::inbox::{BrokerId, Delivered, Event, Reply, Unidentified};
+use lapin::{
+    Acker, Channel, ExchangeKind,
+    message::Delivery as Message,
+    options::{
+        BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, BasicRejectOptions,
+        ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+    },
+    types::{AMQPValue, FieldTable},
+};
+use tokio::time::sleep;
+
+/// The longest that a delivery is held back: servers end channels that leave one unanswered for half an hour.
+pub const LONGEST_HOLD: Duration = Duration::from_secs(5 * 60);
+
+/// A fault of the broker, or of the way to it. What was not answered comes again.
+#[derive(Debug)]
+pub struct RabbitError {
+    what: &'static str,
+    /// `None`: the channel that it came on is gone.
+    source: Option<lapin::Error>,
+}
+
+/// What a queue delivers, one by one.
+pub struct Deliveries {
+    messages: lapin::Consumer,
+    consumer: String,
+    queue: String,
+}
+
+/// One delivery, known by its event. Without a reply it comes again once the channel is closed.
+pub struct Delivery {
+    message: Message,
+    event: Event,
+}
+
+/// A durable queue NAME with a place for dead letters: the exchange and the queue NAME.dead. A replicated (quorum) queue, so
+/// that deliveries are counted and no dead letter is lost on its way.
+///
+/// # Errors
+/// If the broker does not make them: a queue of that name with other settings is there already, for example.
+pub async fn declare(channel: &Channel, queue: &str) -> Result<(), RabbitError> {
+    let dead = format!("{queue}.dead");
+    let failed = RabbitError::of("the queue and its dead letters cannot be declared");
+    let exchange = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    let made = channel.exchange_declare(dead.as_str().into(), ExchangeKind::Fanout, exchange, FieldTable::default());
+    made.await.map_err(failed)?;
+    let text = |text: &str| AMQPValue::LongString(text.into());
+    let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    let mut kept = FieldTable::default();
+    kept.insert("x-queue-type".into(), text("quorum"));
+    channel.queue_declare(dead.as_str().into(), durable, kept.clone()).await.map_err(failed)?;
+    let bound = channel.queue_bind(
+        dead.as_str().into(),
+        dead.as_str().into(),
+        "".into(),
+        QueueBindOptions::default(),
+        FieldTable::default(),
+    );
+    bound.await.map_err(failed)?;
+    kept.insert("x-dead-letter-exchange".into(), text(&dead));
+    kept.insert("x-dead-letter-strategy".into(), text("at-least-once"));
+    kept.insert("x-overflow".into(), text("reject-publish"));
+    channel.queue_declare(queue.into(), durable, kept).await.map_err(failed)?;
+    Ok(())
+}
+
+impl Deliveries {
+    /// Those of a queue, at most `prefetch` of them unanswered at a time. `consumer` is the consumer in the events; two
+    /// names are two independent consumers.
+    ///
+    /// # Errors
+    /// If the queue is not there.
+    pub async fn of(channel: &Channel, queue: &str, consumer: &str, prefetch: u16) -> Result<Self, RabbitError> {
+        let failed = RabbitError::of("the queue cannot be consumed");
+        channel.basic_qos(prefetch, BasicQosOptions::default()).await.map_err(failed)?;
+        let messages =
+            channel.basic_consume(queue.into(), "".into(), BasicConsumeOptions::default(), FieldTable::default());
+        let messages = messages.await.map_err(failed)?;
+        Ok(Self { messages, consumer: consumer.into(), queue: queue.into() })
+    }
+
+    /// The next delivery. One whose event nobody can tell becomes a dead letter, and the next one is returned.
+    pub async fn next(&mut self) -> Option<Result<Delivery, RabbitError>> {
+        loop {
+            let message = match self.messages.next().await? {
+                Ok(message) => message,
+                Err(error) => return Some(Err(RabbitError::of("nothing is delivered")(error))),
+            };
+            match identify(&self.consumer, &self.queue, &message) {
+                Ok(event) => return Some(Ok(Delivery { message, event })),
+                Err(why) => {
+                    tracing::warn!(queue = self.queue, %why, "a message without an identity");
+                    if let Err(error) = reject(&message.acker).await {
+                        return Some(Err(error));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Delivery {
+    /// Which event it is.
+    pub fn event(&self) -> &Event {
+        &self.event
+    }
+
+    /// The message, to be read. The reply is given by [`reply`](Self::reply).
+    pub fn message(&self) -> &Message {
+        &self.message
+    }
+
+    /// How often it was delivered, this time included, if the queue counts (quorum queues do). A handler that takes its
+    /// process down is never counted by an inbox in a transaction; this is.
+    pub fn delivered(&self) -> Option<u64> {
+        let headers = self.message.properties.headers().as_ref();
+        let before = match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {
+            None if self.message.redelivered => return None,
+            None => 0,
+            Some(AMQPValue::LongLongInt(before)) => u64::try_from(*before).ok()?,
+            Some(AMQPValue::LongInt(before)) => u64::try_from(*before).ok()?,
+            Some(AMQPValue::LongUInt(before)) => u64::from(*before),
+            Some(AMQPValue::ShortInt(before)) => u64::try_from(*before).ok()?,
+            Some(AMQPValue::ShortShortInt(before)) => u64::try_from(*before).ok()?,
+            Some(_) => return None,
+        };
+        Some(before + 1)
+    }
+
+    /// Tells the broker what became of it.
+    ///
+    /// # Errors
+    /// If the channel is gone. Then it comes again, and will be a duplicate if it was handled.
+    pub async fn reply(self, reply: Reply) -> Result<(), RabbitError> {
+        let acker = self.message.acker;
+        match reply {
+            Reply::Acknowledge => told("it was not acknowledged", acker.ack(BasicAckOptions::default()).await),
+            Reply::Again { after } => {
+                tokio::spawn(async move {
+                    sleep(after.min(LONGEST_HOLD)).await;
+                    // If the channel is gone by now, so is the delivery: it has returned already.
+                    let requeue = BasicNackOptions { requeue: true, ..BasicNackOptions::default() };
+                    if let Err(error) = acker.nack(requeue).await {
+                        tracing::debug!(%error, "a delivery returned to its queue with its channel");
+                    }
+                });
+                Ok(())
+            }
+            Reply::DeadLetter { why } => {
+                tracing::warn!(event = %self.event, why, "a dead letter");
+                reject(&acker).await
+            }
+        }
+    }
+}
+
+/// Which event a message in this queue is.
+///
+/// # Errors
+/// If nobody can say.
+pub fn identify(consumer: &str, queue: &str, message: &Message) -> Result<Event, Unidentified> {
+    let properties = &message.properties;
+    let headers: Vec<(&str, &[u8])> = properties
+        .headers()
+        .iter()
+        .flat_map(|headers| headers.inner())
+        .filter_map(|(name, value)| match value {
+            AMQPValue::LongString(text) => Some((name.as_str(), text.as_bytes())),
+            AMQPValue::ShortString(text) => Some((name.as_str(), text.as_str().as_bytes())),
+            AMQPValue::ByteArray(bytes) => Some((name.as_str(), bytes.as_slice())),
+            _ => None,
+        })
+        .collect();
+    let source = format!("rabbitmq:{queue}");
+    let broker = properties.message_id().as_ref().map(|id| BrokerId { source: &source, id: id.as_str() });
+    let published = properties.timestamp().and_then(|at| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(at)));
+    let content_type = properties.content_type().as_ref().map(|content_type| content_type.as_str());
+    Event::of(consumer, &Delivered { headers: &headers, content_type, body: &message.data, broker, published })
+}
+
+async fn reject(acker: &Acker) -> Result<(), RabbitError> {
+    told("it was not rejected", acker.reject(BasicRejectOptions { requeue: false }).await)
+}
+
+/// `false` says that there is no channel to tell it on.
+fn told(what: &'static str, told: lapin::Result<bool>) -> Result<(), RabbitError> {
+    match told {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(RabbitError { what, source: None }),
+        Err(error) => Err(RabbitError::of(what)(error)),
+    }
+}
+
+impl RabbitError {
+    fn of(what: &'static str) -> impl Fn(lapin::Error) -> Self + Copy {
+        move |source| Self { what, source: Some(source) }
+    }
+}
+
+impl fmt::Display for RabbitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.source {
+            Some(source) => write!(f, "RabbitMQ: {}: {source}", self.what),
+            None => write!(f, "RabbitMQ: {}: the channel that it came on is gone", self.what),
+        }
+    }
+}
+
+impl Error for RabbitError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_ref().map(|source| source as _)
+    }
+}
+
+impl fmt::Debug for Deliveries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deliveries")
+            .field("consumer", &self.consumer)
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delivery").field("event", &self.event).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,106 @@
+use std::time::Duration;
+
+use async_nats::{
+    HeaderMap,
+    jetstream::{
+        self, Context,
+        consumer::{PullConsumer, pull},
+        stream,
+    },
+};
+use ibid::inbox::Reply;
+use ibid_brokers::nats::Deliveries;
+use ibid_testkit::servers::nats::Server;
+use tokio::time::{sleep, timeout};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn stream(jetstream: &Context, name: &str, subject: &str) {
+    let subjects = vec![subject.to_owned()];
+    jetstream.create_stream(stream::Config { name: name.into(), subjects, ..Default::default() }).await.unwrap();
+}
+
+async fn consumer(jetstream: &Context, ack_wait: Duration) -> PullConsumer {
+    let config = pull::Config { durable_name: Some("c".into()), ack_wait, ..Default::default() };
+    jetstream.get_stream("ORDERS").await.unwrap().create_consumer(config).await.unwrap()
+}
+
+async fn world() -> (Server, Context) {
+    let server = Server::start();
+    let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    stream(&jetstream, "ORDERS", "orders").await;
+    (server, jetstream)
+}
+
+async fn publish(jetstream: &Context, headers: &[(&str, &str)], body: &str) {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        map.insert(*name, *value);
+    }
+    jetstream.publish_with_headers("orders", map, body.to_owned().into()).await.unwrap().await.unwrap();
+}
+
+async fn left(jetstream: &Context) -> (usize, u64) {
+    let stream = jetstream.get_stream("ORDERS").await.unwrap();
+    let mut consumer: PullConsumer = stream.get_consumer("c").await.unwrap();
+    let info = consumer.info().await.unwrap();
+    (info.num_ack_pending, info.num_pending)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_stream_for_dead_letters_nothing_is_consumed() {
+    let (_server, jetstream) = world().await;
+    let consumer = consumer(&jetstream, Duration::from_secs(30)).await;
+    let refused = Deliveries::of(&jetstream, consumer, "mailer", "dead.orders").await.unwrap_err();
+    assert!(refused.to_string().contains("no stream keeps"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_are_known_by_what_their_publishers_say() {
+    let (_server, jetstream) = world().await;
+    stream(&jetstream, "DEAD", "dead.>").await;
+    publish(&jetstream, &[("Nats-Msg-Id", "m1")], "").await;
+    publish(&jetstream, &[("Nats-Msg-Id", "m2"), ("ce-id", "c1"), ("ce-source", "/a%20b")], "").await;
+    let structured = r#"{"specversion":"1.0","id":"s1","source":"/s"}"#;
+    publish(&jetstream, &[("Content-Type", "application/cloudevents+json")], structured).await;
+    publish(&jetstream, &[("x", "y")], "unknown").await;
+    publish(&jetstream, &[("ce-id", "c2"), ("ce-source", "/last")], "").await;
+    let consumer = consumer(&jetstream, Duration::from_secs(30)).await;
+    let mut deliveries = Deliveries::of(&jetstream, consumer, "mailer", "dead.orders").await.unwrap();
+    for (source, id) in [("nats:ORDERS", "m1"), ("/a b", "c1"), ("/s", "s1"), ("/last", "c2")] {
+        let delivery = timeout(PATIENCE, deliveries.next()).await.unwrap().unwrap().unwrap();
+        let event = delivery.event();
+        assert_eq!((event.consumer(), event.source(), event.id()), ("mailer", source, id));
+        assert!(event.at().is_some_and(|at| at.elapsed().unwrap_or_default() < PATIENCE), "when it was published");
+        assert_eq!(delivery.delivered(), 1);
+        delivery.reply(Reply::Acknowledge).await.unwrap();
+    }
+    assert_eq!(left(&jetstream).await, (0, 0));
+    let dead = jetstream.get_stream("DEAD").await.unwrap().get_raw_message(1).await.unwrap();
+    assert_eq!((&dead.subject[..], &dead.payload[..]), ("dead.orders", &b"unknown"[..]));
+    assert_eq!(dead.headers.get("x").map(|value| value.as_str()), Some("y"), "as it came");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_being_handled_is_not_delivered_again_and_what_is_dropped_is() {
+    let (_server, jetstream) = world().await;
+    stream(&jetstream, "DEAD", "dead.>").await;
+    publish(&jetstream, &[("Nats-Msg-Id", "1")], "").await;
+    let consumer = consumer(&jetstream, Duration::from_secs(2)).await;
+    let mut deliveries = Deliveries::of(&jetstream, consumer, "mailer", "dead.orders").await.unwrap();
+    let slow = timeout(PATIENCE, deliveries.next()).await.unwrap().unwrap().unwrap();
+    // Three times as long as the server waits for a sign of life.
+    let early = timeout(Duration::from_secs(6), deliveries.next()).await;
+    assert!(early.is_err(), "{early:?}");
+    drop(slow);
+    let again = timeout(PATIENCE, deliveries.next()).await.unwrap().unwrap().unwrap();
+    assert_eq!((again.event().id(), again.delivered()), ("1", 2));
+    again.reply(Reply::Again { after: Duration::from_millis(200) }).await.unwrap();
+    let third = timeout(PATIENCE, deliveries.next()).await.unwrap().unwrap().unwrap();
+    assert_eq!((third.event().id(), third.delivered()), ("1", 3));
+    third.reply(Reply::DeadLetter { why: "two\nlines".into() }).await.unwrap();
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(left(&jetstream).await, (0, 0));
+    let dead = jetstream.get_stream("DEAD").await.unwrap().get_raw_message(1).await.unwrap();
+    assert_eq!(dead.headers.get(ibid_brokers::nats::WHY).map(|value| value.as_str()), Some("two lines"));
+}

@@ -1,0 +1,13 @@
+DROP FUNCTION ibid.forget_event(text, text, text, interval);
+DROP FUNCTION ibid.event_failed(text, text, text, text, interval);
+DROP FUNCTION ibid.claim_event(text, text, text, timestamptz, interval, integer);
+DROP FUNCTION ibid._sweep_all(integer);
+DROP FUNCTION ibid._sweep_events(integer);
+DROP FUNCTION ibid._forget_event(text, text, text, bigint);
+DROP FUNCTION ibid._event_failed(text, text, text, text, bigint);
+DROP FUNCTION ibid._unclaim_event(text, text, text);
+DROP FUNCTION ibid._claim_events(text[], text[], text[], bigint[], bigint, integer);
+DROP TYPE ibid._claimed_event;
+DROP TABLE ibid.event_horizons;
+DROP TABLE ibid.failed_events;
+DROP TABLE ibid.processed_events;

@@ -1,0 +1,164 @@
+//! A RabbitMQ node of its own, started privately for a test and gone with it.
+//!
+//! Invariants: only on 127.0.0.1, on free ports, with its data, its logs and its home in a folder of its own; no plugins;
+//! as whatever user the test runs as. Its port mapper (`epmd`) is its own too, so that no node of this machine is
+//! seen or disturbed. Both are gone when their owner is, however that ends. A missing program fails the test and names
+//! its package.
+
+use std::{
+    fmt, fs,
+    io::{Read, Write},
+    net::TcpStream,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::OnceLock,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use super::redis::place::{Folder, free_port, spawn};
+
+/// Not the wrapper in /usr/sbin, which changes to the user of the system's own node.
+const PROGRAM: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
+/// It takes long to start, and longer where many tests run on few cores.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// A running node.
+pub struct Server {
+    folder: Folder,
+    amqp: u16,
+    distribution: u16,
+    mapper_port: u16,
+    mapper: Mutex<Option<Child>>,
+    node: Mutex<Option<Child>>,
+}
+
+impl Server {
+    /// A node.
+    ///
+    /// # Panics
+    /// If it cannot be started, saying why.
+    pub fn start() -> Self {
+        assert!(Path::new(PROGRAM).exists(), "{PROGRAM} is missing: install the Debian package rabbitmq-server");
+        let folder = Folder::new();
+        let (amqp, distribution, mapper_port) = (free_port(), free_port(), free_port());
+        let config = format!(
+            "listeners.tcp.1 = 127.0.0.1:{amqp}\nlog.console = false\nlog.file = node.log\n\
+             disk_free_limit.absolute = 1MB\nvm_memory_high_watermark.absolute = 1GB\n"
+        );
+        let write = |name: &str, content: &str| fs::write(folder.path().join(name), content).expect("it is written");
+        write("rabbitmq.conf", &config);
+        write("enabled_plugins", "[].\n");
+        write("env.conf", "");
+        let server = Self { folder, amqp, distribution, mapper_port, mapper: Mutex::new(None), node: Mutex::new(None) };
+        server.restart();
+        server
+    }
+
+    /// One for all tests of this process that do not disturb it: a node takes seconds to start.
+    ///
+    /// # Panics
+    /// If it cannot be started, saying why.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Server> = OnceLock::new();
+        SHARED.get_or_init(Self::start)
+    }
+
+    /// `amqp://…`, as the user guest.
+    pub fn url(&self) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.amqp)
+    }
+
+    /// All ports that it and its port mapper listen on.
+    pub fn ports(&self) -> [u16; 3] {
+        [self.amqp, self.distribution, self.mapper_port]
+    }
+
+    /// Where it keeps everything.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Starts it again after [`kill`](Self::kill), on the same ports, with what it has on disk.
+    ///
+    /// # Panics
+    /// If it is not ready in time, with its log.
+    pub fn restart(&self) {
+        self.kill();
+        let path = |name: &str| self.folder.path().join(name);
+        let mut mapper = Command::new("epmd");
+        mapper.args(["-port", &self.mapper_port.to_string(), "-address", "127.0.0.1"]);
+        *self.mapper.lock() = Some(spawn(mapper, "erlang-base"));
+        let mut node = Command::new(PROGRAM);
+        node.env("HOME", self.folder.path())
+            .env("ERL_EPMD_PORT", self.mapper_port.to_string())
+            .env("ERL_EPMD_ADDRESS", "127.0.0.1")
+            .env("RABBITMQ_NODENAME", format!("ibid{}@localhost", self.amqp))
+            .env("RABBITMQ_NODE_PORT", self.amqp.to_string())
+            .env("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1")
+            .env("RABBITMQ_DIST_PORT", self.distribution.to_string())
+            .env("RABBITMQ_MNESIA_BASE", path("data"))
+            .env("RABBITMQ_LOG_BASE", path("logs"))
+            .env("RABBITMQ_PID_FILE", path("pid"))
+            .env("RABBITMQ_CONFIG_FILE", path("rabbitmq.conf"))
+            .env("RABBITMQ_CONF_ENV_FILE", path("env.conf"))
+            .env("RABBITMQ_GENERATED_CONFIG_DIR", path("config"))
+            .env("RABBITMQ_ENABLED_PLUGINS_FILE", path("enabled_plugins"))
+            .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "+S 2:2 -kernel inet_dist_use_interface {127,0,0,1}")
+            // The script then becomes the node, instead of waiting for it: whoever ends the one ends the other.
+            .env("detached", "true");
+        node.stdin(Stdio::null());
+        *self.node.lock() = Some(spawn(node, "rabbitmq-server"));
+        let began = Instant::now();
+        while !self.is_ready() {
+            let ended = self.node.lock().as_mut().and_then(|child| child.try_wait().ok().flatten());
+            assert!(ended.is_none(), "rabbitmq-server ended at once ({ended:?}):\n{}", self.log());
+            assert!(began.elapsed() < PATIENCE, "rabbitmq-server is not ready after {PATIENCE:?}:\n{}", self.log());
+            sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(&self) {
+        for child in [&self.node, &self.mapper] {
+            if let Some(mut child) = child.lock().take() {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+
+    /// It answers the protocol's greeting once it serves.
+    fn is_ready(&self) -> bool {
+        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.amqp)) else { return false };
+        let mut kind = [0; 1];
+        stream.set_read_timeout(Some(Duration::from_secs(5))).is_ok()
+            && stream.write_all(b"AMQP\0\0\x09\x01").is_ok()
+            && stream.read_exact(&mut kind).is_ok()
+            // A method frame: connection.start.
+            && kind == [1]
+    }
+
+    fn log(&self) -> String {
+        let log = fs::read_to_string(self.folder.path().join("logs/node.log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(60)..].join("\n")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            eprintln!("--- the log of rabbitmq-server on port {} ---\n{}\n---", self.amqp, self.log());
+        }
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("amqp", &self.amqp).finish_non_exhaustive()
+    }
+}
