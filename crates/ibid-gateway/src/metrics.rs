@@ -20,8 +20,12 @@ use ibid::{Answered, Notice, Observer, Outcome, Reason, Shadow, StoreCall, store
 pub use self::gauges::Gauges;
 use self::{
     exposition::Exposition,
-    sharded::{Histogram, Sharded, Spread},
+    sharded::{Histogram, Sharded},
     tallies::Tallies,
+};
+pub(crate) use self::{
+    sharded::Spread,
+    totals::{Requests, Totals},
 };
 use crate::routes::RouteTable;
 
@@ -29,6 +33,7 @@ mod exposition;
 mod gauges;
 mod sharded;
 mod tallies;
+mod totals;
 
 /// What the page is, in the words of HTTP.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
