@@ -24,16 +24,16 @@ use self::{
     tallies::Tallies,
 };
 pub(crate) use self::{
+    reading::{Reading, Requests},
     sharded::Spread,
-    totals::{Requests, Totals},
 };
 use crate::routes::RouteTable;
 
 mod exposition;
 mod gauges;
+mod reading;
 mod sharded;
 mod tallies;
-mod totals;
 
 /// What the page is, in the words of HTTP.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
-use crate::metrics::{Metrics, Requests, Spread, Totals};
+use crate::metrics::{Metrics, Requests, Spread, Reading};
 
 /// How often the counters are read.
 const EVERY: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ pub(crate) struct History(Mutex<[Ring; RINGS.len()]>);
 struct Ring {
     step: Duration,
     most: usize,
-    last: Totals,
+    last: Reading,
     /// When `last` was read.
     since: Instant,
     points: VecDeque<Point>,
@@ -87,7 +87,7 @@ pub(crate) struct Lately {
 impl History {
     /// Begins now.
     pub(crate) fn new(metrics: &Metrics) -> Arc<Self> {
-        let (last, since) = (metrics.totals(), Instant::now());
+        let (last, since) = (metrics.reading(), Instant::now());
         Arc::new(Self(Mutex::new(RINGS.map(|(step, most)| Ring { step, most, last, since, points: VecDeque::new() }))))
     }
 
@@ -100,14 +100,14 @@ impl History {
                 _ = stop.wait_for(|stop| *stop) => return,
             }
             let now = Instant::now();
-            self.look(&metrics.totals(), now, now_ms());
+            self.look(&metrics.reading(), now, now_ms());
             // What was missed is not caught up with: the point is longer instead.
             next = (next + EVERY).max(now);
         }
     }
 
-    fn look(&self, totals: &Totals, now: Instant, at_ms: u64) {
-        self.0.lock().iter_mut().for_each(|ring| ring.look(totals, now, at_ms));
+    fn look(&self, reading: &Reading, now: Instant, at_ms: u64) {
+        self.0.lock().iter_mut().for_each(|ring| ring.look(reading, now, at_ms));
     }
 
     /// What happened in the last five minutes.
@@ -174,19 +174,19 @@ impl History {
 }
 
 impl Ring {
-    fn look(&mut self, totals: &Totals, now: Instant, at_ms: u64) {
+    fn look(&mut self, reading: &Reading, now: Instant, at_ms: u64) {
         let over = now - self.since;
         // A look that comes a little early still ends its point.
         if over + EVERY / 2 < self.step {
             return;
         }
-        let since = totals.since(&self.last);
-        let Totals { requests, hits, fallbacks, overhead, .. } = since;
+        let since = reading.since(&self.last);
+        let Reading { requests, hits, fallbacks, overhead, .. } = since;
         if self.points.len() == self.most {
             self.points.pop_front();
         }
         self.points.push_back(Point { at_ms, over, requests, hits, fallbacks, overhead });
-        (self.last, self.since) = (*totals, now);
+        (self.last, self.since) = (*reading, now);
     }
 }
 
@@ -315,8 +315,8 @@ mod tests {
         let start = Instant::now();
         for second in 1..=26 * 3600 {
             let requests = Requests { stored: second, ..Requests::default() };
-            let totals = Totals { requests, ..Totals::default() };
-            history.look(&totals, start + Duration::from_secs(second), second * 1000);
+            let reading = Reading { requests, ..Reading::default() };
+            history.look(&reading, start + Duration::from_secs(second), second * 1000);
         }
         for (window, points) in
             [(Window::Minutes, 600), (Window::Hour, 360), (Window::Hours, 2160), (Window::Day, 1440)]
@@ -337,7 +337,7 @@ mod tests {
         let metrics = Metrics::default();
         let history = History::new(&metrics);
         tell(&metrics, Outcome::Executed, 40);
-        history.look(&metrics.totals(), Instant::now() + Duration::from_secs(4), 4000);
+        history.look(&metrics.reading(), Instant::now() + Duration::from_secs(4), 4000);
         assert_eq!(history.series(Window::Minutes)["ran"], json!([10.0]));
     }
 

@@ -101,6 +101,11 @@ impl Spread {
         since
     }
 
+    /// `None` if there are none.
+    pub(crate) fn mean(&self) -> Option<Duration> {
+        Some(Duration::from_nanos(self.sum.checked_div(self.count())?))
+    }
+
     /// How long the given part of them took at most, evenly spread within a bucket. `None` if there are none.
     pub(crate) fn quantile(&self, part: f64) -> Option<Duration> {
         let count = self.count();

@@ -6,6 +6,7 @@ mod bad_input;
 mod chaos;
 mod check;
 mod config;
+mod console;
 mod disk;
 mod docs;
 mod faults;

@@ -9,7 +9,7 @@ use super::{Metrics, Rest, sharded::Spread};
 
 /// Everything that was counted up to one moment. Two of them say what happened in between.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Totals {
+pub(crate) struct Reading {
     /// Requests.
     pub(crate) requests: Requests,
     /// Requests that were answered from the record and ran nothing.
@@ -51,13 +51,13 @@ pub(crate) struct Requests {
 
 impl Metrics {
     /// What was counted up to now.
-    pub(crate) fn totals(&self) -> Totals {
+    pub(crate) fn reading(&self) -> Reading {
         let total = |of: fn(&Rest) -> &AtomicU64| self.rest.iter().map(|shard| of(shard).load(Relaxed)).sum();
         let spread = |of: &dyn Fn(&Rest) -> Spread| {
             self.rest.iter().fold(Spread::default(), |sum, shard| sum + of(shard))
         };
         let requests = self.by_route().iter().fold(Requests::default(), |sum, (_, more)| sum.plus(more));
-        Totals {
+        Reading {
             requests,
             hits: total(|rest| &rest.hits),
             fallbacks: total(|rest| &rest.fallbacks),
@@ -78,7 +78,7 @@ impl Metrics {
     }
 }
 
-impl Totals {
+impl Reading {
     /// What was counted since `before`, which was read earlier.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
@@ -198,13 +198,13 @@ mod tests {
         let metrics = Metrics::default();
         let all = outcomes();
         all.iter().for_each(|outcome| tell(&metrics, "POST /a", *outcome));
-        let before = metrics.totals();
+        let before = metrics.reading();
         assert_eq!(before.requests.all(), all.len() as u64);
         let requests = before.requests;
         let parts = requests.ran() + requests.all_refused() + requests.passed() + requests.open() + requests.replayed;
         assert_eq!(parts, requests.all(), "every part is drawn once");
         tell(&metrics, "POST /b", Outcome::Replayed);
-        let since = metrics.totals().since(&before);
+        let since = metrics.reading().since(&before);
         assert_eq!(since.requests, Requests { replayed: 1, ..Requests::default() });
         assert_eq!(since.overhead.count(), 1);
         let by_route = metrics.by_route();
