@@ -1,47 +1,117 @@
-//! The admin port: whether the gateway is alive, whether it can do its work, and what it has done.
+//! The admin port: whether the gateway is alive and can do its work, what it has done, and what operators see and
+//! change.
+//!
+//! [`Desk`] is everything that is known here; [`api`] gives it to programs, and the console to people. Health and metrics
+//! need no token, everything else does ([`auth`]). No answer may be cached, framed, or read by pages of other origins.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use ibid::{Ibid, StoreCall, store::Address};
+use ibid::Ibid;
 use serde_json::json;
 use tokio::{
     net::TcpListener,
-    sync::watch,
-    time::{Instant, timeout},
+    sync::{Semaphore, watch},
 };
 
+pub use self::problem::Problem;
+use self::{audit::Audit, auth::Auth, problem::Reply, stats::History};
 use crate::{
+    config,
+    console::Console,
     live::Live,
-    metrics::{self, Gauges, Metrics},
+    metrics::{self, Gauges, Metrics, Refusals, ShadowReport, Watched},
+    records::view::now_ms,
 };
 
-/// A store that takes longer to answer is not ready.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub mod api;
+pub mod audit;
+pub mod auth;
+pub mod body;
+mod problem;
+mod query;
+pub mod records;
+pub mod stats;
+
+/// Connections at a time; more wait in the system's queue.
+const CONNECTIONS: usize = 256;
 
 /// The admin port, bound.
 pub struct Admin {
     listener: TcpListener,
-    ibid: Ibid,
-    live: Arc<Live>,
-    metrics: Arc<Metrics>,
-    gauges: Gauges,
+    desk: Arc<Desk>,
+}
+
+/// Everything that operators may see, and what they change it through.
+pub struct Desk {
+    /// The engine and its store.
+    pub ibid: Ibid,
+    /// The configuration in force.
+    pub live: Arc<Live>,
+    /// Who may.
+    pub auth: Auth,
+    /// Who did.
+    pub audit: Audit,
+    /// What was counted.
+    pub metrics: Arc<Metrics>,
+    /// What the store holds.
+    pub gauges: Gauges,
+    /// What shadow mode saw.
+    pub shadow: Arc<ShadowReport>,
+    /// The last refusals.
+    pub refusals: Arc<Refusals>,
+    /// How it went over the last hour.
+    pub history: History,
+    /// When it began, in milliseconds since the Unix epoch.
+    pub started_ms: u64,
+}
+
+impl Desk {
+    /// For a gateway with these settings.
+    ///
+    /// # Errors
+    /// If the audit trail cannot be opened.
+    pub fn new(settings: &config::Admin, ibid: Ibid, live: Arc<Live>, watched: &Watched) -> Result<Self, String> {
+        let audit = Audit::open(settings.audit.as_deref()).map_err(|why| {
+            let path = settings.audit.as_deref().unwrap_or_else(|| "".as_ref()).display();
+            format!("admin.audit: {path}: {why}")
+        })?;
+        Ok(Self {
+            gauges: Gauges::new(ibid.engine().store().clone()),
+            ibid,
+            live,
+            auth: Auth::new(&settings.tokens),
+            audit,
+            metrics: watched.metrics().clone(),
+            shadow: watched.shadow().clone(),
+            refusals: watched.refusals().clone(),
+            history: History::default(),
+            started_ms: now_ms(),
+        })
+    }
 }
 
 impl Admin {
     /// Binds the address.
     ///
     /// # Errors
-    /// If it cannot be bound.
-    pub async fn bind(listen: SocketAddr, ibid: Ibid, live: Arc<Live>, metrics: Arc<Metrics>) -> Result<Self, String> {
+    /// If it cannot be bound, or the audit trail cannot be opened.
+    pub async fn bind(
+        settings: &config::Admin, ibid: Ibid, live: Arc<Live>, watched: &Watched,
+    ) -> Result<Self, String> {
+        let listen = settings.listen;
         let listener = TcpListener::bind(listen).await;
         let listener = listener.map_err(|why| format!("admin.listen: {listen} cannot be bound: {why}"))?;
-        let gauges = Gauges::new(ibid.engine().store().clone());
-        Ok(Self { listener, ibid, live, metrics, gauges })
+        Ok(Self { listener, desk: Arc::new(Desk::new(settings, ibid, live, watched)?) })
     }
 
     /// Where it listens.
@@ -54,85 +124,112 @@ impl Admin {
 
     /// Serves until the process ends; during a shutdown it says that the gateway is not ready.
     pub async fn run(self, stop: watch::Receiver<bool>) {
-        let this = Arc::new(self);
+        let Self { listener, desk } = self;
+        tokio::spawn(desk.history.clone().keep(desk.metrics.clone()));
+        let console = Arc::new(Console::start(&desk, stop.clone()));
+        let room = Arc::new(Semaphore::new(CONNECTIONS));
         loop {
-            let Ok((socket, _)) = this.listener.accept().await else {
+            let permit = room.clone().acquire_owned().await.expect("never closed");
+            let Ok((socket, peer)) = listener.accept().await else {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            let (this, stop) = (this.clone(), stop.clone());
+            let (desk, console, stop) = (desk.clone(), console.clone(), stop.clone());
             tokio::spawn(async move {
                 let service = service_fn(move |request| {
-                    let (this, stopping) = (this.clone(), *stop.borrow());
-                    async move { Ok::<_, Infallible>(this.answer(&request, stopping).await) }
+                    let (desk, console, stopping) = (desk.clone(), console.clone(), *stop.borrow());
+                    async move { Ok::<_, Infallible>(answer(&desk, &console, request, peer.ip(), stopping).await) }
                 });
                 let _ = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
                     .header_read_timeout(Duration::from_secs(10))
                     .serve_connection(TokioIo::new(socket), service)
                     .await;
+                drop(permit);
             });
         }
     }
+}
 
-    async fn answer(&self, request: &Request<Incoming>, stopping: bool) -> Response<Full<Bytes>> {
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is understood here\n");
-        }
-        match request.uri().path() {
-            "/healthz" => plain(StatusCode::OK, "ok\n"),
-            "/readyz" => self.ready(stopping).await,
-            "/metrics" => self.metrics().await,
-            _ => plain(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics here\n"),
-        }
+async fn answer(
+    desk: &Desk, console: &Console, request: Request<Incoming>, client: IpAddr, stopping: bool,
+) -> Reply {
+    let path = request.uri().path();
+    if path.starts_with("/api/") {
+        return api::answer(desk, request, client).await;
     }
-
-    async fn metrics(&self) -> Response<Full<Bytes>> {
-        let stored = self.gauges.read().await;
-        // Those of a configuration that was taken up since the last look, too.
-        self.metrics.show(&self.live.now().settings.routes);
-        let mut answer = plain(StatusCode::OK, &self.metrics.render(stored));
-        answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
-        answer
+    let known = matches!(path, "/healthz" | "/readyz" | "/metrics");
+    match *request.method() {
+        Method::GET | Method::HEAD => {}
+        Method::OPTIONS if known => {
+            let mut reply = plain(StatusCode::NO_CONTENT, "");
+            reply.headers_mut().insert(header::ALLOW, HeaderValue::from_static(READ));
+            return reply;
+        }
+        _ if known => return Problem::method(READ).into_reply(),
+        _ => {}
     }
-
-    async fn ready(&self, stopping: bool) -> Response<Full<Bytes>> {
-        let engine = self.ibid.engine();
-        let nowhere = Address([0; 32]);
-        let sent = Instant::now();
-        let found = timeout(PATIENCE, engine.store().get(&nowhere)).await;
-        engine.observer().asked(StoreCall::Get, sent.elapsed());
-        let trouble = match found {
-            Ok(Ok(_)) => None,
-            Ok(Err(why)) => Some(why.to_string()),
-            Err(_) => Some(format!("no answer within {PATIENCE:?}")),
-        };
-        let promise = engine.store().promise();
-        let ready = trouble.is_none() && !stopping;
-        let body = json!({
-            "ready": ready,
-            "stopping": stopping,
-            "running": engine.running().count(),
-            "store": {
-                "name": promise.store,
-                "durable": promise.durable,
-                "shared": promise.shared,
-                "wanting": promise.wanting,
-                "trouble": trouble,
-                "waiting": engine.later().waiting(),
-            },
-        });
-        let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        let mut answer = plain(status, &format!("{body}\n"));
-        answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        answer
+    match path {
+        "/healthz" => plain(StatusCode::OK, "ok\n"),
+        "/readyz" => ready(desk, stopping).await,
+        "/metrics" => exposition(desk).await,
+        _ => {
+            let page = console.answer(desk, request, client).await;
+            page.unwrap_or_else(|| plain(StatusCode::NOT_FOUND, NOTHING))
+        }
     }
 }
 
-fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
-    let mut answer = Response::new(Full::new(Bytes::copy_from_slice(text.as_bytes())));
+const READ: &str = "GET, HEAD, OPTIONS";
+const NOTHING: &str = "there are the console at /, /healthz, /readyz, /metrics and /api/openapi.json here\n";
+
+async fn exposition(desk: &Desk) -> Reply {
+    let stored = desk.gauges.read().await;
+    // Those of a configuration that was taken up since the last look, too.
+    desk.metrics.show(&desk.live.now().settings.routes);
+    reply(StatusCode::OK, metrics::CONTENT_TYPE, desk.metrics.render(stored))
+}
+
+async fn ready(desk: &Desk, stopping: bool) -> Reply {
+    let engine = desk.ibid.engine();
+    let trouble = stats::trouble(desk).await;
+    let promise = engine.store().promise();
+    let ready = trouble.is_none() && !stopping;
+    let body = json!({
+        "ready": ready,
+        "stopping": stopping,
+        "running": engine.running().count(),
+        "store": {
+            "name": promise.store,
+            "durable": promise.durable,
+            "shared": promise.shared,
+            "wanting": promise.wanting,
+            "trouble": trouble,
+            "waiting": engine.later().waiting(),
+        },
+    });
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    reply(status, "application/json", format!("{body}\n"))
+}
+
+fn plain(status: StatusCode, text: &str) -> Reply {
+    reply(status, "text/plain; charset=utf-8", text.to_owned())
+}
+
+/// An answer of this port, with what holds for all of them.
+pub(crate) fn reply(status: StatusCode, kind: &'static str, text: String) -> Reply {
+    let mut answer = Response::new(Full::new(Bytes::from(text)));
     *answer.status_mut() = status;
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    answer.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let headers = answer.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_TYPE, kind),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
     answer
 }

@@ -9,5 +9,6 @@ pub mod store;
 pub mod sweep;
 
 mod outside;
+mod remote;
 
 pub use outside::Failed;

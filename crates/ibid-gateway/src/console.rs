@@ -277,7 +277,7 @@ impl Visit<'_> {
     }
 
     async fn refusals_of(&self, address: Address) -> Vec<Refused> {
-        Refused::all(&crate::admin::stats::refusals_at(self.desk, address, BESIDE).await)
+        Refused::at(self.desk, address, BESIDE).await
     }
 
     async fn store(&self, caller: &Caller) -> Page {

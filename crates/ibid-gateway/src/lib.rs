@@ -5,11 +5,13 @@
 pub mod admin;
 pub mod commands;
 pub mod config;
+mod console;
 pub mod contract_page;
 pub mod live;
 pub mod logs;
 pub mod metrics;
 pub mod proxy;
+pub mod records;
 pub mod routes;
 pub mod server;
 pub mod tls;

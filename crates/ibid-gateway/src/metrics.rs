@@ -7,7 +7,9 @@
 //! A [`Metrics`] lives as long as its process: a reload changes which routes there are, never what was counted.
 
 use std::{
-    array, fmt,
+    array,
+    collections::BTreeMap,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -16,12 +18,17 @@ use std::{
 };
 
 use ibid::{Answered, Notice, Observer, Outcome, Reason, Shadow, StoreCall, store::Counts};
+use serde::Serialize;
 
-pub use self::gauges::Gauges;
 use self::{
     exposition::Exposition,
     sharded::{Histogram, Sharded},
     tallies::Tallies,
+};
+pub use self::{
+    gauges::Gauges,
+    refusals::{Refusals, Refused},
+    shadow::{ShadowReport, Unkeyed},
 };
 pub(crate) use self::{
     reading::{Reading, Requests},
@@ -32,6 +39,8 @@ use crate::routes::RouteTable;
 mod exposition;
 mod gauges;
 mod reading;
+mod refusals;
+mod shadow;
 mod sharded;
 mod tallies;
 
@@ -114,9 +123,50 @@ struct Rest {
     store: [Histogram; StoreCall::ALL.len()],
 }
 
+/// What was counted since the process began, under the names of the families.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// `idempotency_cache_hit_total`.
+    pub hits: u64,
+    /// `idempotency_cache_miss_total`.
+    pub misses: u64,
+    /// `idempotency_conflicts_total`.
+    pub conflicts: u64,
+    /// `idempotency_mismatches_total`.
+    pub mismatches: u64,
+    /// `idempotency_retries_total`.
+    pub retries: u64,
+    /// `idempotency_fallback_total`.
+    pub fallbacks: u64,
+    /// `idempotency_unknown_total`.
+    pub unknown: u64,
+    /// `idempotency_lost_claims_total`.
+    pub lost_claims: u64,
+    /// `idempotency_requests_total`.
+    pub routes: Vec<RouteTotals>,
+}
+
+/// The requests of one route.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RouteTotals {
+    /// Its name.
+    pub route: String,
+    /// By what they got; every outcome is there.
+    pub outcomes: BTreeMap<&'static str, u64>,
+}
+
+impl Totals {
+    /// Requests of all routes that ended so.
+    pub fn of(&self, outcome: &str) -> u64 {
+        self.routes.iter().filter_map(|route| route.outcomes.get(outcome)).sum()
+    }
+}
+
 /// Counts, then tells somebody else.
 pub struct Watched {
     metrics: Arc<Metrics>,
+    shadow: Arc<ShadowReport>,
+    refusals: Arc<Refusals>,
     then: Arc<dyn Observer>,
 }
 
@@ -134,6 +184,26 @@ impl Metrics {
             self.family(&mut page, family.name, stored);
         }
         page.into_text()
+    }
+
+    /// The same numbers for people and programs that are not Prometheus.
+    pub fn totals(&self) -> Totals {
+        let total = |of: fn(&Rest) -> &AtomicU64| self.rest.iter().map(|shard| of(shard).load(Relaxed)).sum();
+        let routes = self.requests.shown().map(|tally| RouteTotals {
+            route: tally.route().into(),
+            outcomes: tally.read().map(|(outcome, count)| (outcome.name(), count)).collect(),
+        });
+        Totals {
+            hits: total(|rest| &rest.hits),
+            misses: total(|rest| &rest.misses),
+            conflicts: self.requests.all_of(Outcome::Refused(Reason::InProgress)),
+            mismatches: self.requests.all_of(Outcome::Refused(Reason::KeyReused)),
+            retries: total(|rest| &rest.retries),
+            fallbacks: total(|rest| &rest.fallbacks),
+            unknown: self.requests.all_of(Outcome::Unknown),
+            lost_claims: total(|rest| &rest.lost_claims),
+            routes: routes.collect(),
+        }
     }
 
     fn family(&self, page: &mut Exposition<'_>, name: &str, stored: Counts) {
@@ -219,7 +289,17 @@ impl Watched {
 
     /// As [`new`](Self::new), for an observer that somebody else has, too.
     pub fn by(then: Arc<dyn Observer>) -> Arc<Self> {
-        Arc::new(Self { metrics: Arc::default(), then })
+        Arc::new(Self { metrics: Arc::default(), shadow: Arc::default(), refusals: Arc::default(), then })
+    }
+
+    /// What shadow mode saw, and who sent no key.
+    pub fn shadow(&self) -> &Arc<ShadowReport> {
+        &self.shadow
+    }
+
+    /// The last refusals.
+    pub fn refusals(&self) -> &Arc<Refusals> {
+        &self.refusals
     }
 
     /// What was counted.
@@ -231,6 +311,8 @@ impl Watched {
 impl Observer for Watched {
     fn answered(&self, request: &Answered<'_>) {
         self.metrics.answered(request);
+        self.shadow.answered(request);
+        self.refusals.answered(request);
         self.then.answered(request);
     }
 

@@ -23,31 +23,78 @@ const VERSION: u8 = 1;
 const PRECONDITIONS: [HeaderName; 4] =
     [header::IF_MATCH, header::IF_NONE_MATCH, header::IF_UNMODIFIED_SINCE, header::CONTENT_RANGE];
 
+/// Checksums of the parts of a request that its fingerprint was made of: they tell operators which part of a second
+/// request differed. Nothing is decided by them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PartDigests(pub(crate) [u32; 5]);
+
+impl PartDigests {
+    /// The parts, in their order.
+    pub const NAMES: [&str; 5] = ["method", "path", "query", "body", "headers"];
+
+    /// The names of the parts that are not the same.
+    pub fn differing(&self, other: &Self) -> Vec<&'static str> {
+        let pairs = self.0.iter().zip(&other.0).zip(Self::NAMES);
+        pairs.filter(|((own, others), _)| own != others).map(|(_, name)| name).collect()
+    }
+}
+
+/// A fingerprint that is being taken, part by part.
+#[derive(Default)]
+pub(crate) struct Printing {
+    hash: Sha256,
+    parts: PartDigests,
+    /// The part that is being added.
+    at: usize,
+}
+
+impl Printing {
+    pub(crate) fn framed(&mut self, tag: u8, bytes: &[u8]) {
+        framed(&mut self.hash, tag, bytes);
+        let sum = &mut self.parts.0[self.at];
+        *sum = crc32c::crc32c_append(crc32c::crc32c_append(*sum, &[tag]), bytes);
+    }
+}
+
 impl Fingerprint {
     /// Of a request, by the policy's parts.
     pub fn of(policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: &[u8]) -> Self {
-        Self::of_parts(policy, method, uri, headers, |hash| hash_body(hash, policy, headers, body))
+        Self::with_parts(policy, method, uri, headers, body).0
+    }
+
+    /// The same, and what tells its parts apart.
+    pub(crate) fn with_parts(
+        policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: &[u8],
+    ) -> (Self, PartDigests) {
+        Self::of_parts(policy, method, uri, headers, |printing| hash_body(printing, policy, headers, body))
     }
 
     /// The same, where the protocol has its own way of comparing bodies.
     pub(crate) fn of_parts(
-        policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: impl Fn(&mut Sha256),
-    ) -> Self {
+        policy: &Policy, method: &Method, uri: &Uri, headers: &HeaderMap, body: impl Fn(&mut Printing),
+    ) -> (Self, PartDigests) {
         if policy.fingerprint.is_empty() {
-            return Self::NONE;
+            return (Self::NONE, PartDigests::default());
         }
-        let mut hash = Sha256::new();
+        let mut printing = Printing::default();
         for part in &policy.fingerprint {
+            printing.at = match part {
+                Part::Method => 0,
+                Part::Path => 1,
+                Part::Query => 2,
+                Part::Body => 3,
+                Part::Header(_) | Part::Preconditions => 4,
+            };
             match part {
-                Part::Method => framed(&mut hash, b'm', method.as_str().as_bytes()),
-                Part::Path => framed(&mut hash, b'p', uri.path().as_bytes()),
-                Part::Query => framed(&mut hash, b'q', uri.query().unwrap_or_default().as_bytes()),
-                Part::Body => body(&mut hash),
-                Part::Header(name) => hash_header(&mut hash, headers, name),
-                Part::Preconditions => PRECONDITIONS.iter().for_each(|name| hash_header(&mut hash, headers, name)),
+                Part::Method => printing.framed(b'm', method.as_str().as_bytes()),
+                Part::Path => printing.framed(b'p', uri.path().as_bytes()),
+                Part::Query => printing.framed(b'q', uri.query().unwrap_or_default().as_bytes()),
+                Part::Body => body(&mut printing),
+                Part::Header(name) => hash_header(&mut printing, headers, name),
+                Part::Preconditions => PRECONDITIONS.iter().for_each(|name| hash_header(&mut printing, headers, name)),
             }
         }
-        Self { version: VERSION, digest: hash.finalize().into() }
+        (Self { version: VERSION, digest: printing.hash.finalize().into() }, printing.parts)
     }
 
     /// Of plain bytes, for handlers without a layer.
@@ -58,40 +105,40 @@ impl Fingerprint {
     }
 }
 
-fn hash_header(hash: &mut Sha256, headers: &HeaderMap, name: &HeaderName) {
+fn hash_header(printing: &mut Printing, headers: &HeaderMap, name: &HeaderName) {
     if headers.contains_key(name) {
-        framed(hash, b'n', name.as_str().as_bytes());
+        printing.framed(b'n', name.as_str().as_bytes());
         for value in headers.get_all(name) {
-            framed(hash, b'v', value.as_bytes());
+            printing.framed(b'v', value.as_bytes());
         }
     }
 }
 
 /// The kind is part of the hash: a form never equals the JSON that its bytes might also be.
-fn hash_body(hash: &mut Sha256, policy: &Policy, headers: &HeaderMap, body: &[u8]) {
+fn hash_body(printing: &mut Printing, policy: &Policy, headers: &HeaderMap, body: &[u8]) {
     let encoded = headers.get(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity");
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     match Kind::of(content_type) {
         _ if encoded => {}
         Kind::Json => {
             if let Some(canonical) = json::canonical(body, &policy.json_ignore) {
-                return framed(hash, b'j', &canonical);
+                return printing.framed(b'j', &canonical);
             }
         }
         Kind::Form => {
             let mut canonical = Vec::with_capacity(body.len() + 64);
             form::canonical(body, &mut canonical);
-            return framed(hash, b'f', &canonical);
+            return printing.framed(b'f', &canonical);
         }
         Kind::Multipart => {
             let mut canonical = Vec::with_capacity(body.len());
             if multipart::canonical(content_type, body, &mut canonical) {
-                return framed(hash, b'u', &canonical);
+                return printing.framed(b'u', &canonical);
             }
         }
         Kind::Other => {}
     }
-    framed(hash, b'r', body);
+    printing.framed(b'r', body);
 }
 
 pub(crate) fn framed(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
@@ -160,6 +207,31 @@ mod tests {
         assert_ne!(base, of(&policy, "/q?x=1", "application/json", "{}"));
         assert_ne!(base, of(&policy, "/p?x=1", "text/plain", "{}"));
         assert_eq!(of(&Policy::appsportal(), "/p", "text/plain", "a"), Fingerprint::NONE);
+    }
+
+    #[test]
+    fn the_parts_that_differ_are_named() {
+        let policy = Policy::ietf();
+        let of = |method: Method, target: &'static str, condition: &'static str, body: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_TYPE, "application/json".parse().unwrap());
+            headers.insert(header::IF_MATCH, condition.parse().unwrap());
+            Fingerprint::with_parts(&policy, &method, &Uri::from_static(target), &headers, body.as_bytes())
+        };
+        let (print, first) = of(Method::POST, "/p?x=1", "a", r#"{"a":1,"b":2}"#);
+        let again = of(Method::POST, "/p?x=1", "a", r#"{"b":2, "a":1}"#);
+        assert_eq!((print, first), again, "the same request in another order");
+        for (second, differing) in [
+            (of(Method::PUT, "/p?x=1", "a", r#"{"a":1,"b":2}"#), &["method"][..]),
+            (of(Method::POST, "/q?x=1", "a", r#"{"a":1,"b":2}"#), &["path"]),
+            (of(Method::POST, "/p?x=2", "a", r#"{"a":1,"b":2}"#), &["query"]),
+            (of(Method::POST, "/p?x=1", "a", r#"{"a":1,"b":3}"#), &["body"]),
+            (of(Method::POST, "/p?x=1", "b", r#"{"a":1,"b":2}"#), &["headers"]),
+            (of(Method::PUT, "/q?x=2", "b", "{}"), &PartDigests::NAMES),
+        ] {
+            assert_ne!(print, second.0);
+            assert_eq!(first.differing(&second.1), differing);
+        }
     }
 
     #[test]

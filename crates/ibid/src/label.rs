@@ -2,7 +2,10 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::wire::{self, Reader};
+use crate::{
+    fingerprint::PartDigests,
+    wire::{self, Reader},
+};
 
 const VERSION: u8 = 1;
 /// Longer ones are cut: a label must not become a way to fill the store.
@@ -21,15 +24,22 @@ pub struct LabelText {
     pub peer: String,
     /// As sent.
     pub user_agent: String,
+    /// What tells the parts of the request apart. `None` where nothing was compared, and in labels of old.
+    pub parts: Option<PartDigests>,
 }
 
-pub(crate) fn encode(requested_at_ms: u64, parts: [&[u8]; 4]) -> Bytes {
+pub(crate) fn encode(requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&PartDigests>) -> Bytes {
     let parts = parts.map(|part| &part[..part.len().min(LONGEST)]);
-    let mut out = BytesMut::with_capacity(9 + parts.iter().map(|part| part.len() + 4).sum::<usize>());
+    let mut out =
+        BytesMut::with_capacity(9 + size_of::<PartDigests>() + parts.iter().map(|part| part.len() + 4).sum::<usize>());
     out.put_u8(VERSION);
     out.put_u64_le(requested_at_ms);
     for part in parts {
         wire::put_framed(&mut out, part);
+    }
+    // At the end, where readers that do not know of them do not look.
+    for digest in digests.into_iter().flat_map(|digests| digests.0) {
+        out.put_u32_le(digest);
     }
     out.freeze()
 }
@@ -43,7 +53,16 @@ impl LabelText {
         }
         let requested_at_ms = reader.u64()?;
         let mut text = || Some(String::from_utf8_lossy(&reader.framed()?).into_owned());
-        Some(Self { requested_at_ms, method: text()?, path: text()?, peer: text()?, user_agent: text()? })
+        let [method, path, peer, user_agent] = [text()?, text()?, text()?, text()?];
+        let mut digests = || -> Option<PartDigests> {
+            let mut all = [0; PartDigests::NAMES.len()];
+            for digest in &mut all {
+                *digest = reader.u32()?;
+            }
+            Some(PartDigests(all))
+        };
+        let parts = digests();
+        Some(Self { requested_at_ms, method, path, peer, user_agent, parts })
     }
 }
 
@@ -53,10 +72,15 @@ mod tests {
 
     #[test]
     fn a_label_comes_back_and_is_bounded() {
-        let label = encode(7, [b"POST", b"/pay", b"127.0.0.1", &[b'x'; 2000]]);
+        let digests = PartDigests([1, 2, 3, 4, u32::MAX]);
+        let told: [&[u8]; 4] = [b"POST", b"/pay", b"127.0.0.1", &[b'x'; 2000]];
+        let label = encode(7, told, Some(&digests));
         let text = LabelText::decode(&label).unwrap();
         assert_eq!((text.requested_at_ms, text.method.as_str(), text.path.as_str()), (7, "POST", "/pay"));
         assert_eq!(text.user_agent.len(), LONGEST);
+        assert_eq!(text.parts, Some(digests));
+        let old = LabelText::decode(&encode(7, told, None)).unwrap();
+        assert_eq!(old, LabelText { parts: None, ..text });
         assert_eq!(LabelText::decode(&Bytes::from_static(b"\x09")), None);
     }
 }

@@ -24,7 +24,7 @@
 
 pub use self::{
     engine::{Complete, Ended, Engine, Operation, ParkedBy, Probed, Stored, Verdict},
-    fingerprint::{Pointer, PointerError},
+    fingerprint::{PartDigests, Pointer, PointerError},
     http::{Ibid, IbidLayer},
     journal::Journal,
     key::{KeyFormat, KeySource, Pattern, derive_key, extract_key, generate_key, is_valid_key, mask},

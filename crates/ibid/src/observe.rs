@@ -6,6 +6,7 @@
 use std::{fmt, net::IpAddr, time::Duration};
 
 use crate::{
+    fingerprint::PartDigests,
     refusal::Reason,
     store::{Address, StoreError},
 };
@@ -92,6 +93,8 @@ pub struct Answered<'a> {
     pub peer: Option<IpAddr>,
     /// As sent; may hold anything.
     pub user_agent: Option<&'a [u8]>,
+    /// What tells its parts apart, if it got that far and anything of it is compared.
+    pub parts: Option<PartDigests>,
 }
 
 /// What a covered request got.

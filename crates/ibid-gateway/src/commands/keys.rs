@@ -1,20 +1,32 @@
-//! `ibid keys list|show|release|forget|resolve`: what a store remembers, for people.
+//! `ibid keys list|show|release|forget|resolve`: what a store remembers, for people; straight on a store, or over the
+//! admin API of a gateway that runs.
 //!
 //! Invariant: every change is a compare-and-set on the fence of the entry that was seen, has a reason, and is written
 //! to standard error. What is printed has no control characters of others in it.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{
+    fs, io,
+    io::Read as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::{Args, Subcommand, ValueEnum};
+use http::{HeaderMap, StatusCode};
 use ibid::store::{Address, Fence, State};
 
-use self::find::Wanted;
-use super::outside::{self, Failed};
-use crate::config::{self, Env, StoreChoice, parse_duration};
+use self::source::Place;
+use super::{
+    outside::{self, Failed},
+    remote::AdminChoice,
+};
+use crate::{
+    config::{Env, StoreChoice, parse_duration},
+    records::{Answer, Change, LARGEST_BODY, Query, What as Wish},
+};
 
-mod change;
-mod find;
 mod show;
+mod source;
 
 /// What to do to which entries.
 #[derive(Debug, Args)]
@@ -37,10 +49,19 @@ enum What {
     Resolve(ResolveArgs),
 }
 
+/// A store, or a gateway that has one.
+#[derive(Debug, Args)]
+struct PlaceArgs {
+    #[command(flatten)]
+    store: StoreChoice,
+    #[command(flatten)]
+    admin: AdminChoice,
+}
+
 #[derive(Debug, Args)]
 struct ListArgs {
     #[command(flatten)]
-    store: StoreChoice,
+    place: PlaceArgs,
     /// Only those in this state
     #[arg(long, value_enum)]
     state: Option<StateName>,
@@ -63,7 +84,7 @@ struct ListArgs {
 #[derive(Debug, Args)]
 struct ShowArgs {
     #[command(flatten)]
-    store: StoreChoice,
+    place: PlaceArgs,
     #[command(flatten)]
     which: WhichArgs,
     /// Write nothing but the bytes of the answer's body
@@ -77,7 +98,7 @@ struct ShowArgs {
 #[derive(Debug, Args)]
 struct ChangeArgs {
     #[command(flatten)]
-    store: StoreChoice,
+    place: PlaceArgs,
     #[command(flatten)]
     which: WhichArgs,
     /// Why, for the log
@@ -172,69 +193,123 @@ impl From<StateName> for State {
 pub fn run(args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<(), Failed> {
     match &args.what {
         What::List(args) => {
-            let settings = config::Store::load(&args.store, env)?;
-            outside::block_on(list(args, &settings, out, aside))
+            let place = Place::of(&args.place, env)?;
+            outside::block_on(list(args, place, out, aside))
         }
         What::Show(args) => {
-            let wanted = Wanted::one(&args.which)?;
-            let settings = config::Store::load(&args.store, env)?;
-            outside::block_on(show_one(args, &wanted, &settings, out))
+            let query = args.which.query()?;
+            let place = Place::of(&args.place, env)?;
+            outside::block_on(show_one(args, query, place, out))
         }
-        What::Release(args) => change(args, change::What::Release, env, out, aside),
-        What::Forget(args) => change(args, change::What::Forget, env, out, aside),
+        What::Release(args) => change(args, Wish::Release, env, out, aside),
+        What::Forget(args) => change(args, Wish::Forget, env, out, aside),
         What::Resolve(args) => {
-            let what = change::resolution(args)?;
-            change(&args.change, what, env, out, aside)
+            let wish = resolution(args)?;
+            change(&args.change, wish, env, out, aside)
         }
     }
 }
 
-async fn list(
-    args: &ListArgs, settings: &config::Store, out: &mut dyn io::Write, aside: &mut dyn io::Write,
-) -> Result<(), Failed> {
-    let store = outside::open(settings).await?;
-    let wanted = Wanted::many(&args.tags, args.state.map(State::from), args.older_than);
-    let page = wanted.list(&*store, args.cursor, args.limit as usize).await?;
+async fn list(args: &ListArgs, place: Place, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<(), Failed> {
+    let source = place.open().await?;
+    let query = Query { state: args.state.map(State::from), older_than: args.older_than, ..args.tags.query() };
+    let page = source.list(query, args.cursor, args.limit as usize).await?;
     if args.json {
-        writeln!(out, "{}", show::page_as_json(&page))?;
+        writeln!(out, "{}", serde_json::to_string(&page).expect("a page has a form"))?;
         return Ok(());
     }
-    show::table(&page.entries, out)?;
-    match (&page.next, page.entries.is_empty()) {
-        (Some(next), _) => writeln!(aside, "ibid: there are more: --cursor {next}")?,
+    show::table(&page.records, out)?;
+    match (&page.next, page.records.is_empty()) {
+        (Some(next), _) => writeln!(aside, "ibid: there are more: --cursor {}", show::plain(next))?,
         (None, true) => writeln!(aside, "ibid: nothing matches")?,
         (None, false) => {}
     }
     Ok(())
 }
 
-async fn show_one(
-    args: &ShowArgs, wanted: &Wanted, settings: &config::Store, out: &mut dyn io::Write,
-) -> Result<(), Failed> {
-    let store = outside::open(settings).await?;
-    let entry = wanted.find_one(&*store).await?;
+async fn show_one(args: &ShowArgs, query: Query, place: Place, out: &mut dyn io::Write) -> Result<(), Failed> {
+    let source = place.open().await?;
+    let view = source.find_one(query).await?;
     if args.body {
-        out.write_all(&show::body_of(&entry)?)?;
+        out.write_all(&show::body_of(&view)?)?;
         out.flush()?;
     } else if args.json {
-        writeln!(out, "{:#}", show::entry_as_json(&entry))?;
+        writeln!(out, "{}", serde_json::to_string_pretty(&view).expect("a view has a form"))?;
     } else {
-        show::entry(&entry, out)?;
+        show::entry(&view, out)?;
     }
     Ok(())
 }
 
 fn change(
-    args: &ChangeArgs, what: change::What, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+    args: &ChangeArgs, what: Wish, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), Failed> {
-    let wanted = Wanted::one(&args.which)?;
-    let settings = config::Store::load(&args.store, env)?;
+    let query = args.which.query()?;
+    let place = Place::of(&args.place, env)?;
     outside::block_on(async {
-        let store = outside::open(&settings).await?;
-        let change = change::Change { what, reason: &args.reason, fence: args.fence };
-        let made = change.make(&*store, &wanted).await?;
-        made.print(&change, args.json, out, aside)
+        let source = place.open().await?;
+        let change = Change { what, reason: args.reason.clone(), fence: args.fence };
+        let (told, failed) = source.change(query, &change).await?;
+        show::changed(&told, failed, args.json, out, aside)
     })
+}
+
+/// Reads how it ended from the flags.
+fn resolution(args: &ResolveArgs) -> Result<Wish, Failed> {
+    let usage = |what: &str| Err(Failed::Usage(what.into()));
+    if args.outcome == OutcomeName::NotExecuted {
+        if args.status.is_some() || args.body.is_some() || !args.header.is_empty() || args.keep.is_some() {
+            return usage("--as not-executed has no answer; leave out --status, --body, --header and --keep");
+        }
+        return Ok(Wish::Release);
+    }
+    let Some(status) = args.status.and_then(|status| StatusCode::from_u16(status).ok()) else {
+        return usage("--as done needs the --status of its answer, such as --status 201");
+    };
+    let mut headers = HeaderMap::new();
+    for written in &args.header {
+        let (name, value) = written.split_once(':').ok_or_else(|| {
+            Failed::Usage(format!("--header: {written:?} is no header; write one such as 'Location: /payments/7'"))
+        })?;
+        let (name, value) = Answer::header(name, value).map_err(|why| Failed::Usage(format!("--header: {why}")))?;
+        headers.append(name, value);
+    }
+    let body = match &args.body {
+        None => Vec::new(),
+        Some(path) => read_body(path).map_err(|why| Failed::Usage(format!("--body: {}: {why}", path.display())))?,
+    };
+    if args.keep.is_some_and(|keep| keep.is_zero()) {
+        return usage("--keep: it is zero; it must be longer, such as 24h");
+    }
+    Ok(Wish::Resolve(Answer { status, headers, body: body.into(), keep: args.keep }))
+}
+
+fn read_body(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(LARGEST_BODY + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LARGEST_BODY {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is larger than 64 MiB"));
+    }
+    Ok(bytes)
+}
+
+impl WhichArgs {
+    /// One entry, whose name must have been given.
+    fn query(&self) -> Result<Query, Failed> {
+        let query = Query { address: self.address, ..self.tags.query() };
+        if query == Query::default() {
+            let what = "which one? name it by its ADDRESS, or by --key, --tenant, --user, --endpoint";
+            return Err(Failed::Usage(what.into()));
+        }
+        Ok(query)
+    }
+}
+
+impl TagArgs {
+    fn query(&self) -> Query {
+        let Self { tenant, user, endpoint, key } = self.clone();
+        Query { tenant, user, endpoint, key, ..Query::default() }
+    }
 }
 
 fn parse_address(text: &str) -> Result<Address, String> {

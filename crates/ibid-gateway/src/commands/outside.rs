@@ -12,7 +12,10 @@ use ibid::{
 };
 use ibid_stores::Named;
 
-use crate::config::{self, ConfigError};
+use crate::{
+    config::{self, ConfigError},
+    records::NotFound,
+};
 
 /// How long one call may take: people wait longer than requests do.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -63,6 +66,16 @@ impl From<StoreError> for Failed {
     }
 }
 
+/// What was looked for is not there.
+impl From<NotFound> for Failed {
+    fn from(why: NotFound) -> Self {
+        match why {
+            NotFound::Store(error) => error.into(),
+            why => Self::NotSo(why.to_string()),
+        }
+    }
+}
+
 /// Opens what the settings name, and makes sure that it answers.
 pub(super) async fn open(settings: &config::Store) -> Result<Arc<dyn Store>, Failed> {
     let layout = settings.layout().for_operators(PATIENCE);
@@ -71,7 +84,7 @@ pub(super) async fn open(settings: &config::Store) -> Result<Arc<dyn Store>, Fai
     match layout.decides() {
         Named::Memory(_) => {
             let why = "memory: lives in the process of its gateway, where no other command can reach it; \
-                       name a store that is on a disk or on a server";
+                       ask that gateway (keys --admin URL), or name a store that is on a disk or on a server";
             return Err(Failed::Usage(why.into()));
         }
         // A gateway makes a store that is not there. Whoever wants to look at one has mistyped its path.
@@ -79,7 +92,7 @@ pub(super) async fn open(settings: &config::Store) -> Result<Arc<dyn Store>, Fai
         _ => {}
     }
     let store = layout.open(Arc::new(Aside)).await.map_err(|why| {
-        let then = if why.contains("in use by") { "; stop that gateway first" } else { "" };
+        let then = if why.contains("in use by") { "; ask that gateway instead (--admin URL), or stop it" } else { "" };
         cannot(&format!("{why}{then}"))
     })?;
     let nowhere = Address([0; 32]);

@@ -83,14 +83,13 @@ impl Gateway {
     ) -> Result<Self, String> {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         check_promise(&settings, store.as_ref()).await?;
-        let metrics = watched.metrics().clone();
-        metrics.show(&settings.routes);
-        let ibid = build(&settings, store, watched)?;
+        watched.metrics().show(&settings.routes);
+        let ibid = build(&settings, store, watched.clone())?;
         let sweep_every = settings.store.sweep_every;
-        let admin = settings.admin.as_ref().map(|admin| admin.listen);
+        let admin = settings.admin.clone();
         let live = Live::new(Snapshot::new(settings, None)?, args);
         let admin = match admin {
-            Some(listen) => Some(Admin::bind(listen, ibid.clone(), live.clone(), metrics).await?),
+            Some(admin) => Some(Admin::bind(&admin, ibid.clone(), live.clone(), &watched).await?),
             None => None,
         };
         let server = Server::bind(live.clone(), ibid.clone()).await?;

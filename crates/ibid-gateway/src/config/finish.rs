@@ -1,6 +1,10 @@
 //! From the file to finished settings: defaults, and what contradicts what.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use ibid::{TrustedProxies, grpc::Unary};
 
@@ -20,6 +24,10 @@ use super::{
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
 const DEFAULT_JOURNAL: &str = "ibid-journal";
+/// Beside the answers in the journal's folder.
+const DEFAULT_AUDIT: &str = "audit.jsonl";
+/// The most characters of the name of a token's holder.
+const LONGEST_NAME: usize = 100;
 
 /// Finishes a file over which everything else was laid.
 pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>) -> Result<Settings, ConfigError> {
@@ -75,7 +83,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         // All but a store in this process can be away.
         None => (!store.url.is_memory()).then(|| DEFAULT_JOURNAL.into()),
     };
-    let admin = admin(file.admin, &wrong)?;
+    let admin = admin(file.admin, journal.as_deref(), &wrong)?;
     if admin.as_ref().is_some_and(|admin| admin.listen == listen && listen.port() != 0) {
         return Err(wrong("admin.listen", &format!("\"{listen}\" is where clients connect already (listen)")));
     }
@@ -154,9 +162,10 @@ fn limits(file: raw::Limits, wrong: Wrong<'_>) -> Result<Limits, ConfigError> {
     })
 }
 
-fn admin(file: raw::Admin, wrong: Wrong<'_>) -> Result<Option<Admin>, ConfigError> {
+fn admin(file: raw::Admin, journal: Option<&Path>, wrong: Wrong<'_>) -> Result<Option<Admin>, ConfigError> {
     let mut tokens: Vec<Token> = Vec::new();
-    tokens.extend(file.token.map(|One(token)| Token { role: Role::Admin, user: None, token }));
+    let first = |One(token)| Token { role: Role::Admin, user: None, name: "admin.token".into(), token };
+    tokens.extend(file.token.map(first));
     for (at, written) in file.tokens.into_iter().enumerate() {
         let key = |name: &str| format!("admin.tokens[{}].{name}", at + 1);
         let Some(One(role)) = written.role else {
@@ -170,6 +179,9 @@ fn admin(file: raw::Admin, wrong: Wrong<'_>) -> Result<Option<Admin>, ConfigErro
             (Role::User, None) => {
                 return Err(wrong(&key("user"), "missing; a token of role \"user\" names whose it is"));
             }
+            (Role::User, Some(user)) if user.trim().is_empty() => {
+                return Err(wrong(&key("user"), "it is empty; a token of role \"user\" names whose it is"));
+            }
             (Role::Admin | Role::Viewer, Some(_)) => {
                 let what = format!("a token of role \"{role}\" sees all users; leave user out, or use role = \"user\"");
                 return Err(wrong(&key("user"), &what));
@@ -179,10 +191,23 @@ fn admin(file: raw::Admin, wrong: Wrong<'_>) -> Result<Option<Admin>, ConfigErro
         if tokens.iter().any(|known| known.token == token) {
             return Err(wrong(&key("token"), "another token is the same; each needs its own"));
         }
-        tokens.push(Token { role, user, token });
+        let name = written.name.map_or_else(|| format!("admin.tokens[{}]", at + 1), |name| name.0);
+        if name.trim().is_empty() || name.chars().count() > LONGEST_NAME || name.contains(char::is_control) {
+            let what = format!("it is no name; allowed are 1 to {LONGEST_NAME} characters that can be shown");
+            return Err(wrong(&key("name"), &what));
+        }
+        tokens.push(Token { role, user, name, token });
     }
+    let audit = match file.audit {
+        Some(One(path)) if path == "off" => None,
+        Some(One(path)) if path.is_empty() => {
+            return Err(wrong("admin.audit", "it is empty; allowed is a file or \"off\""));
+        }
+        Some(One(path)) => Some(path.into()),
+        None => journal.map(|folder| folder.join(DEFAULT_AUDIT)),
+    };
     let listen = or(file.listen, default(DEFAULT_ADMIN)).0;
-    Ok(listen.map(|listen| Admin { listen, tokens }))
+    Ok(listen.map(|listen| Admin { listen, tokens, audit }))
 }
 
 /// The gRPC methods of a descriptor set.

@@ -84,6 +84,7 @@ pub(super) struct Admin {
     pub(super) listen: Option<One<Listen>>,
     pub(super) token: Option<One<Secret>>,
     pub(super) tokens: Vec<Token>,
+    pub(super) audit: Option<One<String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -91,6 +92,7 @@ pub(super) struct Admin {
 pub(super) struct Token {
     pub(super) role: Option<One<Role>>,
     pub(super) user: Option<One<String>>,
+    pub(super) name: Option<One<String>>,
     pub(super) token: Option<One<Secret>>,
 }
 

@@ -1,11 +1,14 @@
 //! Values with something in them that is never shown, and addresses of other servers.
 
-use std::fmt;
+use std::{fmt, path::PathBuf};
 
 use http::uri::{Authority, Scheme, Uri};
 use ibid_stores::{Kind, Named};
 
-use super::scalar::Scalar;
+use super::{
+    env::{Env, Lookup},
+    scalar::Scalar,
+};
 
 /// Text that is never shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -23,6 +26,22 @@ impl Secret {
     /// The text. Compare it in constant time, and never print it.
     pub fn expose(&self) -> &str {
         &self.0
+    }
+}
+
+impl Secret {
+    /// Reads `env:NAME` or `file:PATH`. The text itself is refused: whoever lists processes would see it.
+    ///
+    /// # Errors
+    /// What is wrong with it; never the secret.
+    pub fn from_source(source: &str, env: &Env<'_>) -> Result<Self, String> {
+        let lookup = Lookup { env, folder: PathBuf::new() };
+        match lookup.resolve(source)? {
+            Some(text) => Self::from_text(&text).map_err(|what| format!("{source:?}: {what}")),
+            None => {
+                Err("it is not taken as it is, because others could see it; write it as env:NAME or file:PATH".into())
+            }
+        }
     }
 }
 

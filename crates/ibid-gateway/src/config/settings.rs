@@ -125,6 +125,8 @@ pub struct Admin {
     pub listen: SocketAddr,
     /// Who may; nobody if empty.
     pub tokens: Vec<Token>,
+    /// The file of the audit trail; `None` if it is only logged, and remembered until the process ends.
+    pub audit: Option<PathBuf>,
 }
 
 /// Somebody who may use the admin API.
@@ -134,6 +136,8 @@ pub struct Token {
     pub role: Role,
     /// Whose records a [`Role::User`] sees. `None` for all others.
     pub user: Option<String>,
+    /// What the audit trail calls them: as configured, or where the token is configured.
+    pub name: String,
     /// What they send.
     pub token: Secret,
 }

@@ -6,6 +6,9 @@ use ibid::{Mode, OnConcurrent, ScopePart, http::Protocol};
 use super::{Settings, is_for_webhooks, show};
 use crate::routes::Route;
 
+/// A token with fewer characters is within reach of whoever tries.
+const SHORTEST_TOKEN: usize = 16;
+
 /// What is probably not meant, one sentence each.
 pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bool) -> Vec<String> {
     let mut found = Vec::new();
@@ -65,6 +68,12 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
         settings.admin.as_ref().filter(|admin| !admin.listen.ip().is_loopback() && admin.tokens.is_empty())
     {
         found.push(format!("admin.listen: {} is reachable from other machines, and no token is set", admin.listen));
+    }
+    for token in settings.admin.iter().flat_map(|admin| &admin.tokens) {
+        if token.token.expose().len() < SHORTEST_TOKEN {
+            let name = &token.name;
+            found.push(format!("{name}: its token is shorter than {SHORTEST_TOKEN} characters, and may be guessed"));
+        }
     }
     found
 }

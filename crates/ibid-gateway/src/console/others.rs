@@ -12,10 +12,10 @@ use super::{
     health::Health,
     page::Shell,
     row::{Deed, Field},
-    words::{count, size, took},
+    words::{count, plain, size, took, when},
 };
 use crate::{
-    admin::audit,
+    admin::{audit, stats},
     config::{is_for_webhooks, show},
     metrics::Metrics,
     routes::{Route, RouteTable},
@@ -153,6 +153,64 @@ impl AuditPage {
         let entries = page.entries.iter().map(Deed::of).collect();
         let next = page.next.map(|next| Form::link("/audit", &[("before", &next.to_string())]));
         Self { shell, entries, next }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/shadow.html")]
+pub(super) struct ShadowPage {
+    shell: Shell,
+    lead: String,
+    routes: Vec<Report>,
+    names: [&'static str; 5],
+}
+
+/// What enforcement makes, or would make, of one route's requests.
+struct Report {
+    name: String,
+    mode: String,
+    mode_kind: &'static str,
+    counts: [(&'static str, String); 5],
+    /// Why it refuses, or would, and how often.
+    reasons: Vec<(String, String)>,
+    /// Who sends no key.
+    agents: Vec<(String, String)>,
+}
+
+impl ShadowPage {
+    pub(super) fn new(shell: Shell, report: &stats::ShadowReport) -> Self {
+        let routes: Vec<Report> = report.routes.iter().map(Report::of).collect();
+        let lead = format!("What enforcing each route does, or would do, since {}", when(&report.since));
+        Self { shell, lead, routes, names: ["Requests", "Run", "Replay", "Refuse", "No key"] }
+    }
+}
+
+impl Report {
+    fn of(route: &stats::ShadowRoute) -> Self {
+        let refused = route.refuse.values().sum();
+        let counts = [
+            ("Requests", route.requests),
+            ("Run", route.run),
+            ("Replay", route.replay),
+            ("Refuse", refused),
+            ("No key", route.no_key),
+        ];
+        let agent = |agent: &stats::Agent| {
+            let name = agent.user_agent.as_deref().map_or("no user agent".into(), |name| plain(name).into_owned());
+            (name, count(agent.requests))
+        };
+        let mut agents: Vec<(String, String)> = route.no_key_by.iter().map(agent).collect();
+        if route.no_key_by_others > 0 {
+            agents.push(("others".into(), count(route.no_key_by_others)));
+        }
+        Self {
+            name: route.route.clone(),
+            mode: route.mode.clone(),
+            mode_kind: if route.mode == "shadow" { "warn" } else { "good" },
+            counts: counts.map(|(name, number)| (name, count(number))),
+            reasons: route.refuse.iter().map(|(reason, number)| (reason.clone(), count(*number))).collect(),
+            agents,
+        }
     }
 }
 

@@ -3,16 +3,24 @@
 use std::time::Duration;
 
 use askama::Template;
+use ibid::{LabelText, PartDigests, Reason, store::Address};
+use tokio::time::timeout;
 
 use super::{
     page::Shell,
     row::{Deed, Field, known_state, name, status},
     words::{count, plain, plain_lines, size, took, when},
 };
-use crate::records::{BodyView, Response, View, change::rough};
+use crate::{
+    admin::Desk,
+    metrics,
+    records::{self, BodyView, Response, View, change::rough, view},
+};
 
 /// Characters of a body that are shown.
 const SHOWN: usize = 64 << 10;
+/// How long the store may take to say what the first request was.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Template)]
 #[template(path = "console/record.html")]
@@ -65,6 +73,40 @@ pub(super) struct Refused {
     pub(super) what: String,
     /// Who sent it.
     pub(super) who: String,
+}
+
+impl Refused {
+    /// Those that met this record, latest first, and what was different from the first request.
+    pub(super) async fn at(desk: &Desk, address: Address, at_most: usize) -> Vec<Self> {
+        let mut met = desk.refusals.latest(None, usize::MAX);
+        met.retain(|refused| refused.address == Some(address));
+        met.truncate(at_most);
+        if met.is_empty() {
+            return Vec::new();
+        }
+        let entry = timeout(PATIENCE, records::at(&**desk.ibid.engine().store(), &address)).await;
+        let entry = entry.ok().and_then(Result::ok).flatten();
+        let first = entry.and_then(|entry| LabelText::decode(&entry.listed.label)).and_then(|label| label.parts);
+        met.iter().map(|refused| Self::of(refused, first)).collect()
+    }
+
+    fn of(refused: &metrics::Refused, first: Option<PartDigests>) -> Self {
+        let what = match (refused.reason, refused.parts, first) {
+            (Reason::KeyReused, Some(own), Some(first)) => {
+                let parts = first.differing(&own);
+                format!("{}: another {}", refused.reason.name(), parts.join(", another "))
+            }
+            (reason, ..) => reason.name().to_owned(),
+        };
+        let who = [
+            format!("{} {}", refused.method, plain(&refused.path)),
+            refused.peer.map_or(String::new(), |peer| format!("from {peer}")),
+            plain(&refused.user_agent).into_owned(),
+            if refused.shadow { "passed all the same: shadow mode".into() } else { String::new() },
+        ];
+        let who: Vec<String> = who.into_iter().filter(|part| !part.is_empty()).collect();
+        Self { when: when(&view::date(refused.at_ms)), what, who: who.join(", ") }
+    }
 }
 
 impl Record {

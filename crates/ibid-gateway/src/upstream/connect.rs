@@ -251,7 +251,8 @@ fn plain(e: &io::Error) -> String {
     }
 }
 
-fn native_roots() -> Result<ClientConfig, SetupError> {
+/// Trusts what the system trusts.
+pub(crate) fn native_roots() -> Result<ClientConfig, SetupError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
     let (added, _unparsable) = roots.add_parsable_certificates(found.certs);

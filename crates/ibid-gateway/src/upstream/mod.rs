@@ -30,6 +30,7 @@ use ibid::http::Unsent;
 use parking_lot::Mutex;
 
 pub use body::UpstreamBody;
+pub(crate) use connect::native_roots;
 pub use connect::{Scheme, Target};
 pub use error::{Error, Failure, SetupError};
 pub use slot::Affinity;

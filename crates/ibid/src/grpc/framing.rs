@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderValue, request::Parts};
 use sha2::{Digest, Sha256};
 
 use crate::{
+    fingerprint::PartDigests,
     policy::{Part, Policy},
     refusal::{Reason, Refusal},
     store::Fingerprint,
@@ -25,14 +26,14 @@ const STEP: usize = 8 << 10;
 ///
 /// # Errors
 /// The body is not one message, or inflates to more than `max_request`.
-pub(crate) fn fingerprint(policy: &Policy, parts: &Parts, body: &[u8]) -> Result<Fingerprint, Refusal> {
+pub(crate) fn fingerprint(policy: &Policy, parts: &Parts, body: &[u8]) -> Result<(Fingerprint, PartDigests), Refusal> {
     let (compressed, message) = message(body)?;
     if !policy.fingerprint.contains(&Part::Body) {
         return Ok(Fingerprint::of_parts(policy, &parts.method, &parts.uri, &parts.headers, |_| {}));
     }
     let digest = digest(&parts.headers, compressed, message, policy.max_request)?;
-    Ok(Fingerprint::of_parts(policy, &parts.method, &parts.uri, &parts.headers, |hash| {
-        crate::fingerprint::framed(hash, b'g', &digest);
+    Ok(Fingerprint::of_parts(policy, &parts.method, &parts.uri, &parts.headers, |printing| {
+        printing.framed(b'g', &digest);
     }))
 }
 
@@ -153,7 +154,7 @@ mod tests {
         let request = Request::post("/shop.Orders/Create").header("content-type", "application/grpc");
         let request = if encoding.is_empty() { request } else { request.header("grpc-encoding", encoding) };
         let parts = request.body(()).unwrap().into_parts().0;
-        fingerprint(policy, &parts, body).map_err(|refusal| refusal.reason)
+        fingerprint(policy, &parts, body).map(|(fingerprint, _)| fingerprint).map_err(|refusal| refusal.reason)
     }
 
     #[test]

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Peer, Protocol, Route, Shared, ambiguity};
 use crate::{
-    fingerprint::{Kind, json},
+    fingerprint::{Kind, PartDigests, json},
     grpc,
     key::{KeyFormat, KeySource, extract_key, hex, mask},
     label,
@@ -94,10 +94,10 @@ impl Keyed {
     /// With the body at hand: the claim to make. `None` if there is no key after all and none is required.
     pub(super) fn ask(
         mut self, shared: &Shared, route: &Route, parts: &Parts, body: &[u8], requested_at_ms: u64,
-    ) -> Result<Option<(Ask, String)>, Refusal> {
+    ) -> Result<Option<(Ask, String, Option<PartDigests>)>, Refusal> {
         let policy = &route.policy;
-        let fingerprint = match route.protocol {
-            Protocol::Http => Fingerprint::of(policy, &parts.method, &parts.uri, &parts.headers, body),
+        let (fingerprint, digests) = match route.protocol {
+            Protocol::Http => Fingerprint::with_parts(policy, &parts.method, &parts.uri, &parts.headers, body),
             Protocol::Grpc => grpc::fingerprint(policy, parts, body)?,
         };
         let key = match self.key.take() {
@@ -108,6 +108,7 @@ impl Keyed {
                 None => return Ok(None),
             },
         };
+        let digests = (fingerprint != Fingerprint::NONE).then_some(digests);
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
         let address = self.scope.address(&key, own_entry, shared.settings.secret.as_ref());
         let shown = match policy.label.key {
@@ -132,12 +133,12 @@ impl Keyed {
             token: Token::mint(),
             fingerprint,
             tags: Tags::new(&self.tenant, &self.user, endpoint, &shown),
-            label: label::encode(requested_at_ms, told),
+            label: label::encode(requested_at_ms, told, digests.as_ref()),
             hold: policy.lease,
             keep: policy.ttl,
             over: None,
         };
-        Ok(Some((ask, key)))
+        Ok(Some((ask, key, digests)))
     }
 }
 

@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     engine::{Stored, Verdict},
+    fingerprint::PartDigests,
     grpc::{self, Code},
     key::mask,
     observe::{Answered, Notice, Outcome, Shadow},
@@ -56,6 +57,7 @@ struct Seen {
     uri: http::Uri,
     key: String,
     address: Option<Address>,
+    parts: Option<PartDigests>,
     peer: Option<std::net::IpAddr>,
     user_agent: Option<http::HeaderValue>,
     started: Instant,
@@ -155,7 +157,7 @@ where
             let body = RequestBody::whole(body, trailers);
             return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
         }
-        let (ask, key) = match keyed.ask(&shared, &route, &parts, &body, telling.requested_at_ms) {
+        let (ask, key, digests) = match keyed.ask(&shared, &route, &parts, &body, telling.requested_at_ms) {
             Ok(Some(ask)) => ask,
             Ok(None) => {
                 seen.tell(&shared, Outcome::Keyless, NO_ANSWER);
@@ -168,6 +170,7 @@ where
             }
         };
         seen.address = Some(ask.address);
+        seen.parts = digests;
         if seen.key.is_empty() {
             seen.key = mask(&key);
         }
@@ -356,6 +359,7 @@ impl Seen {
             uri: parts.uri.clone(),
             key: String::new(),
             address: None,
+            parts: None,
             peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
             user_agent: parts.headers.get(header::USER_AGENT).cloned(),
             started: Instant::now(),
@@ -397,6 +401,7 @@ impl Seen {
             ran_for,
             peer: self.peer,
             user_agent: self.user_agent.as_ref().map(|agent| agent.as_bytes()),
+            parts: self.parts,
         });
     }
 }

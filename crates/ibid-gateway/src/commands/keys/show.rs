@@ -1,256 +1,213 @@
-//! Entries as people and programs read them.
+//! Entries and changes as people read them.
 
-use std::{
-    fmt::Write as _,
-    io,
-    time::{Duration, SystemTime},
-};
+use std::{io, time::Duration};
 
 use bytes::Bytes;
-use ibid::{
-    LabelText, Record, RecordBody, rfc3339,
-    store::{Claim, Fingerprint, Listed, State},
-};
-use serde_json::{Map, Value, json};
 
-use super::{
-    Failed,
-    find::{Entry, Found},
+use super::Failed;
+use crate::records::{
+    BodyView, Changed, Response, View,
+    change::rough,
+    view::{date, now_ms, unhex},
 };
 
 /// How many bytes of a body that is no text are shown to people.
 const SHOWN: usize = 512;
-/// The last millisecond that has a date with four digits of year.
-const LAST_DATE: u64 = 253_402_300_799_999;
-
-/// The state's name.
-pub(super) fn state(state: State) -> &'static str {
-    match state {
-        State::Processing => "processing",
-        State::Done => "done",
-        State::Failed => "failed",
-        State::Unknown => "unknown",
-    }
-}
-
-/// Milliseconds since the Unix epoch.
-pub(super) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    millis(since)
-}
-
-/// When it was asked for, by the clock of the gateway that was asked; else from its age.
-pub(super) fn requested_at(listed: &Listed) -> u64 {
-    match (&listed.outline, LabelText::decode(&listed.label)) {
-        (Some(outline), _) if outline.requested_at_ms > 0 => outline.requested_at_ms,
-        (_, Some(label)) if label.requested_at_ms > 0 => label.requested_at_ms,
-        _ => now_ms().saturating_sub(millis(listed.age)),
-    }
-}
 
 /// One line per entry, under a line of names.
-pub(super) fn table(entries: &[Listed], out: &mut dyn io::Write) -> io::Result<()> {
+pub(super) fn table(entries: &[View], out: &mut dyn io::Write) -> io::Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
     let names = ["STATE", "AGE", "EXPIRES IN", "ATTEMPT", "STATUS", "ENDPOINT", "TENANT", "USER", "KEY", "ADDRESS"];
-    let row = |listed: &Listed| {
-        let tags = &listed.tags;
+    let row = |view: &View| {
         [
-            state(listed.state).into(),
-            rough(listed.age),
-            rough(listed.expires_in),
-            listed.attempt.to_string(),
-            listed.outline.map_or("-".into(), |outline| outline.status.to_string()),
-            or_dash(tags.endpoint()),
-            or_dash(tags.tenant()),
-            or_dash(tags.user()),
-            or_dash(tags.key()),
-            listed.address.to_string(),
+            plain(&view.state),
+            rough_ms(view.age_ms),
+            rough_ms(view.expires_in_ms),
+            view.attempt.to_string(),
+            view.status.map_or("-".into(), |status| status.to_string()),
+            or_dash(&view.endpoint),
+            or_dash(&view.tenant),
+            or_dash(&view.user),
+            or_dash(&view.key),
+            plain(&view.address),
         ]
     };
     let rows: Vec<[String; 10]> = [names.map(String::from)].into_iter().chain(entries.iter().map(row)).collect();
+    columns(&rows, out)
+}
+
+/// Lines whose parts stand under each other.
+pub(in crate::commands) fn columns<const N: usize>(rows: &[[String; N]], out: &mut dyn io::Write) -> io::Result<()> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..names.len()).map(width).collect();
-    for row in &rows {
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    for row in rows {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
         writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
     }
     Ok(())
 }
 
-/// `{"records":[…],"next":…}`.
-pub(super) fn page_as_json(page: &Found) -> Value {
-    let records: Vec<Value> = page.entries.iter().map(|listed| Value::Object(listed_as_json(listed))).collect();
-    json!({ "records": records, "next": page.next.map(|next| next.to_string()) })
-}
-
-/// Everything that lists know of an entry.
-pub(super) fn listed_as_json(listed: &Listed) -> Map<String, Value> {
-    let label = LabelText::decode(&listed.label).unwrap_or_default();
-    let expires_at = now_ms().saturating_add(millis(listed.expires_in));
-    let object = json!({
-        "address": listed.address.to_string(),
-        "state": state(listed.state),
-        "key": listed.tags.key(),
-        "tenant": listed.tags.tenant(),
-        "user": listed.tags.user(),
-        "endpoint": listed.tags.endpoint(),
-        "method": label.method,
-        "path": label.path,
-        "client": label.peer,
-        "user_agent": label.user_agent,
-        "status": listed.outline.map(|outline| outline.status),
-        "requested_at": date(requested_at(listed)),
-        "completed_at": listed.outline.map(|outline| date(outline.completed_at_ms)),
-        "duration_ms": listed.outline.map(|outline| outline.took.as_secs_f64() * 1000.0),
-        "success": success(listed.state),
-        "age_ms": millis(listed.age),
-        "expires_at": date(expires_at),
-        "expires_in_ms": millis(listed.expires_in),
-        "attempt": listed.attempt,
-        "fence": listed.fence.0,
-        "fingerprint": fingerprint(&listed.fingerprint),
-    });
-    match object {
-        Value::Object(members) => members,
-        _ => unreachable!("it is written as an object"),
-    }
-}
-
-/// The same, with the answer, and with when another may take it over.
-pub(super) fn entry_as_json(entry: &Entry) -> Value {
-    let mut members = listed_as_json(&entry.listed);
-    match &entry.claim {
-        Claim::Busy(holder) | Claim::Unknown(holder) => {
-            members.insert("takeover_in_ms".into(), millis(holder.takeover_in).into());
-        }
-        Claim::Done(done) => {
-            let response = match Record::decode(done.record.clone()) {
-                Err(why) => json!({ "unreadable": why.to_string() }),
-                Ok(record) => json!({
-                    "headers": pairs(&record.headers),
-                    "body": body_as_json(&record.body),
-                    "trailers": pairs(&record.trailers),
-                }),
-            };
-            members.insert("response".into(), response);
-        }
-        Claim::Granted(_) | Claim::Spent => {}
-    }
-    Value::Object(members)
-}
-
 /// Every field on a line of its own, then the answer.
-pub(super) fn entry(entry: &Entry, out: &mut dyn io::Write) -> Result<(), Failed> {
-    let listed = &entry.listed;
-    let label = LabelText::decode(&listed.label).unwrap_or_default();
-    let outline = listed.outline;
-    let expires_at = date(now_ms().saturating_add(millis(listed.expires_in)));
+pub(super) fn entry(view: &View, out: &mut dyn io::Write) -> Result<(), Failed> {
     let mut lines = vec![
-        ("address", listed.address.to_string()),
-        ("state", state(listed.state).into()),
-        ("key", or_dash(listed.tags.key())),
-        ("tenant", or_dash(listed.tags.tenant())),
-        ("user", or_dash(listed.tags.user())),
-        ("endpoint", or_dash(listed.tags.endpoint())),
-        ("request", or_dash(format!("{} {}", label.method, label.path).trim())),
-        ("client", or_dash(&label.peer)),
-        ("user agent", or_dash(&label.user_agent)),
-        ("status code", outline.map_or("-".into(), |outline| outline.status.to_string())),
-        ("requested at", date(requested_at(listed))),
-        ("completed at", outline.map_or("-".into(), |outline| date(outline.completed_at_ms))),
-        ("duration", outline.map_or("-".into(), |outline| format!("{:.1} ms", outline.took.as_secs_f64() * 1000.0))),
-        ("success", success(listed.state).map_or("-".into(), |success| success.to_string())),
-        ("expires at", format!("{expires_at} (in {})", rough(listed.expires_in))),
-        ("attempt", listed.attempt.to_string()),
-        ("fence", listed.fence.to_string()),
-        ("fingerprint", fingerprint(&listed.fingerprint)),
+        ("address", plain(&view.address)),
+        ("state", plain(&view.state)),
+        ("key", or_dash(&view.key)),
+        ("tenant", or_dash(&view.tenant)),
+        ("user", or_dash(&view.user)),
+        ("endpoint", or_dash(&view.endpoint)),
+        ("request", or_dash(format!("{} {}", view.method, view.path).trim())),
+        ("client", or_dash(&view.client)),
+        ("user agent", or_dash(&view.user_agent)),
+        ("status code", view.status.map_or("-".into(), |status| status.to_string())),
+        ("requested at", plain(&view.requested_at)),
+        ("completed at", view.completed_at.as_deref().map_or("-".into(), plain)),
+        ("duration", view.duration_ms.map_or("-".into(), |took| format!("{took:.1} ms"))),
+        ("success", view.success.map_or("-".into(), |success| success.to_string())),
+        ("expires at", format!("{} (in {})", plain(&view.expires_at), rough_ms(view.expires_in_ms))),
+        ("attempt", view.attempt.to_string()),
+        ("fence", view.fence.to_string()),
+        ("fingerprint", plain(&view.fingerprint)),
     ];
-    if let Claim::Busy(holder) | Claim::Unknown(holder) = &entry.claim {
-        let left =
-            if holder.takeover_in.is_zero() { "now".into() } else { format!("in {}", rough(holder.takeover_in)) };
-        lines.push(("takeover", left));
+    if let Some(left) = view.takeover_in_ms {
+        lines.push(("takeover", if left == 0 { "now".into() } else { format!("in {}", rough_ms(left)) }));
     }
     for (name, value) in lines {
         writeln!(out, "{name:<13}  {value}")?;
     }
-    if let Claim::Done(done) = &entry.claim {
-        answer(&done.record, out)?;
+    if let Some(response) = &view.response {
+        answer(response, out)?;
     }
     Ok(())
 }
 
 /// The bytes of the answer's body.
-pub(super) fn body_of(entry: &Entry) -> Result<Bytes, Failed> {
-    let Claim::Done(done) = &entry.claim else {
-        return Err(Failed::NotSo(format!("it has no answer: it is {}", state(entry.listed.state))));
-    };
-    match Record::decode(done.record.clone()).map(|record| record.body) {
-        Ok(RecordBody::Whole(body)) => Ok(body),
-        Ok(RecordBody::Digest { length, .. }) => {
-            Err(Failed::NotSo(format!("its body of {length} bytes was too large to keep; only its digest is there")))
+pub(super) fn body_of(view: &View) -> Result<Bytes, Failed> {
+    let not_so = |why: String| Err(Failed::NotSo(why));
+    match &view.response {
+        None => not_so(format!("it has no answer: it is {}", plain(&view.state))),
+        Some(Response::Unreadable { unreadable }) => {
+            not_so(format!("its answer cannot be read: {}", plain(unreadable)))
         }
-        Ok(RecordBody::None) => Err(Failed::NotSo("its body was not kept: remember_body is off".into())),
-        Err(why) => Err(Failed::NotSo(format!("its answer cannot be read: {why}"))),
+        Some(Response::Whole { body, .. }) => match body {
+            None => not_so("its body was not kept: remember_body is off".into()),
+            Some(BodyView::Digest { length, .. }) => {
+                not_so(format!("its body of {length} bytes was too large to keep; only its digest is there"))
+            }
+            Some(BodyView::Text { text, .. }) => Ok(Bytes::copy_from_slice(text.as_bytes())),
+            Some(BodyView::Hex { hex, .. }) => match unhex(hex) {
+                Some(bytes) => Ok(bytes.into()),
+                None => not_so("its body did not arrive as hex".into()),
+            },
+        },
     }
 }
 
-fn answer(record: &Bytes, out: &mut dyn io::Write) -> io::Result<()> {
-    let record = match Record::decode(record.clone()) {
-        Ok(record) => record,
-        Err(why) => return writeln!(out, "\nthe answer cannot be read: {why}"),
+fn answer(response: &Response, out: &mut dyn io::Write) -> io::Result<()> {
+    let (headers, body, trailers) = match response {
+        Response::Whole { headers, body, trailers } => (headers, body, trailers),
+        Response::Unreadable { unreadable } => {
+            return writeln!(out, "\nthe answer cannot be read: {}", plain(unreadable));
+        }
     };
-    for (title, headers) in [("response headers", &record.headers), ("response trailers", &record.trailers)] {
+    for (title, headers) in [("response headers", headers), ("response trailers", trailers)] {
         if headers.is_empty() {
             continue;
         }
         writeln!(out, "\n{title}")?;
         for (name, value) in headers {
-            writeln!(out, "  {name}: {}", plain(&String::from_utf8_lossy(value.as_bytes())))?;
+            writeln!(out, "  {}: {}", plain(name), plain(value))?;
         }
     }
-    match &record.body {
-        RecordBody::None => writeln!(out, "\nresponse body: not kept"),
-        RecordBody::Digest { length, sha256 } => {
-            writeln!(out, "\nresponse body: {length} bytes, of which only the SHA-256 was kept\n{}", hex(sha256))
-        }
-        RecordBody::Whole(body) if body.is_empty() => writeln!(out, "\nresponse body: empty"),
-        RecordBody::Whole(body) => match text(body) {
-            Some(text) => writeln!(out, "\nresponse body: {} bytes of text\n{text}", body.len()),
-            None => {
-                let cut = if body.len() > SHOWN { "\n… (--body writes all of it)" } else { "" };
-                let shown = hex(&body[..body.len().min(SHOWN)]);
-                writeln!(out, "\nresponse body: {} bytes, in hex\n{shown}{cut}", body.len())
-            }
-        },
-    }
-}
-
-fn body_as_json(body: &RecordBody) -> Value {
     match body {
-        RecordBody::None => Value::Null,
-        RecordBody::Digest { length, sha256 } => json!({ "length": length, "sha256": hex(sha256) }),
-        RecordBody::Whole(body) => match text(body) {
-            Some(text) => json!({ "length": body.len(), "text": text }),
-            None => json!({ "length": body.len(), "hex": hex(body) }),
-        },
+        None => writeln!(out, "\nresponse body: not kept"),
+        Some(BodyView::Digest { length, sha256 }) => {
+            writeln!(out, "\nresponse body: {length} bytes, of which only the SHA-256 was kept\n{}", plain(sha256))
+        }
+        Some(BodyView::Text { length: 0, .. }) => writeln!(out, "\nresponse body: empty"),
+        Some(BodyView::Text { length, text }) => {
+            writeln!(out, "\nresponse body: {length} bytes of text\n{}", plain_lines(text))
+        }
+        Some(BodyView::Hex { length, hex }) => {
+            let cut = if hex.len() > 2 * SHOWN { "\n… (--body writes all of it)" } else { "" };
+            let shown = plain(hex.get(..2 * SHOWN).unwrap_or(hex));
+            writeln!(out, "\nresponse body: {length} bytes, in hex\n{shown}{cut}")
+        }
     }
 }
 
-/// In the order in which they are sent; a name may be there twice.
-fn pairs(headers: &http::HeaderMap) -> Value {
-    headers.iter().map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())])).collect()
+/// Says what was there, what is there, and why; and writes the line for the log.
+pub(super) fn changed(
+    told: &Changed, failed: Option<Failed>, json: bool, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+) -> Result<(), Failed> {
+    // Before anything else: whoever does not take what is printed must not hide what was changed.
+    log(told, aside)?;
+    let known = told.changed == Some(true) || told.refused.is_some();
+    if known && json {
+        writeln!(out, "{}", serde_json::to_string_pretty(told).expect("a change has a form"))?;
+    } else if known {
+        writeln!(out, "before  {}", line(&told.before))?;
+        writeln!(out, "after   {}", told.after.as_ref().map_or_else(|| absent(told), line))?;
+    }
+    failed.map_or(Ok(()), Err)
 }
 
-/// The bytes as text, if they can be shown as they are.
-fn text(bytes: &[u8]) -> Option<&str> {
-    let text = std::str::from_utf8(bytes).ok()?;
-    text.chars().all(|character| matches!(character, '\n' | '\r' | '\t') || !character.is_control()).then_some(text)
+fn log(told: &Changed, aside: &mut dyn io::Write) -> io::Result<()> {
+    let (level, changed) = match (told.changed, &told.refused) {
+        (Some(true), _) => ("INFO", "true"),
+        (Some(false), Some(_)) => ("WARN", "false"),
+        (Some(false), None) => ("ERROR", "false"),
+        (None, _) => ("ERROR", "unknown"),
+    };
+    let after = match (&told.after, level) {
+        (Some(after), _) => plain(&after.state),
+        (None, "ERROR") => "unknown".into(),
+        (None, _) => "absent".into(),
+    };
+    let before = &told.before;
+    writeln!(
+        aside,
+        "{} {level} keys {} changed={changed} address={} fence={} key={:?} endpoint={:?} before={} after={after} \
+         reason={:?}",
+        date(now_ms()),
+        plain(&told.action),
+        plain(&before.address),
+        before.fence,
+        before.key,
+        before.endpoint,
+        plain(&before.state),
+        told.reason,
+    )
+}
+
+fn absent(told: &Changed) -> String {
+    match told.action.as_str() {
+        "resolve" => "absent".into(),
+        _ => "absent: the next request with its key runs".into(),
+    }
+}
+
+fn line(view: &View) -> String {
+    let status = match (&view.success, view.status) {
+        (Some(_), Some(status)) => format!(" {status}"),
+        _ => String::new(),
+    };
+    format!(
+        "{}{status}, attempt {}, fence {}, {} old, expires in {}, key {}, {}",
+        plain(&view.state),
+        view.attempt,
+        view.fence,
+        rough_ms(view.age_ms),
+        rough_ms(view.expires_in_ms),
+        plain(&view.key),
+        plain(&view.address)
+    )
 }
 
 /// Text of somebody else, safe to show in a terminal.
-pub(super) fn plain(text: &str) -> String {
+pub(in crate::commands) fn plain(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
         if character.is_control() { shown.extend(character.escape_default()) } else { shown.push(character) }
@@ -258,50 +215,22 @@ pub(super) fn plain(text: &str) -> String {
     shown
 }
 
+/// The same, of more than one line.
+fn plain_lines(text: &str) -> String {
+    text.split_inclusive(['\n', '\r', '\t'])
+        .map(|part| {
+            let end = part.trim_end_matches(['\n', '\r', '\t']).len();
+            plain(&part[..end]) + &part[end..]
+        })
+        .collect()
+}
+
 fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".into() } else { plain(text) }
 }
 
-fn success(state: State) -> Option<bool> {
-    match state {
-        State::Done => Some(true),
-        State::Failed => Some(false),
-        State::Processing | State::Unknown => None,
-    }
-}
-
-/// Version and ends only: it is a digest of what the client sent.
-fn fingerprint(fingerprint: &Fingerprint) -> String {
-    if *fingerprint == Fingerprint::NONE {
-        return "none".into();
-    }
-    format!("v{} {}", fingerprint.version, ibid::mask(&hex(&fingerprint.digest)))
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-fn date(ms: u64) -> String {
-    rfc3339(ms.min(LAST_DATE))
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// The largest unit that says enough: `45s`, `12m`, `3h`, `5d`.
-pub(super) fn rough(duration: Duration) -> String {
-    match (duration.as_secs(), duration.subsec_millis()) {
-        (0, millis) => format!("{millis}ms"),
-        (seconds @ ..120, _) => format!("{seconds}s"),
-        (seconds @ ..7_200, _) => format!("{}m", seconds / 60),
-        (seconds @ ..172_800, _) => format!("{}h", seconds / 3_600),
-        (seconds, _) => format!("{}d", seconds / 86_400),
-    }
+fn rough_ms(ms: u64) -> String {
+    rough(Duration::from_millis(ms))
 }
 
 #[cfg(test)]
@@ -311,18 +240,6 @@ mod tests {
     #[test]
     fn a_terminal_gets_no_control_characters_of_others() {
         assert_eq!(plain("a\u{1b}[2Jb\nc\u{9b}é"), "a\\u{1b}[2Jb\\nc\\u{9b}é");
-        assert_eq!(text(b"a\x1b[2J"), None);
-        assert_eq!(text(b"\xff"), None);
-        assert_eq!(text("é\r\n\t".as_bytes()), Some("é\r\n\t"));
-    }
-
-    #[test]
-    fn durations_are_rough_and_dates_have_an_end() {
-        for (seconds, shown) in [(0, "0ms"), (119, "119s"), (120, "2m"), (7_200, "2h"), (172_800, "2d")] {
-            assert_eq!(rough(Duration::from_secs(seconds)), shown);
-        }
-        assert_eq!(rough(Duration::MAX), format!("{}d", u64::MAX / 86_400));
-        assert_eq!(date(u64::MAX), "9999-12-31T23:59:59.999Z");
-        assert_eq!(millis(Duration::MAX), u64::MAX);
+        assert_eq!(plain_lines("a\r\n\tb\u{1b}[2J\n"), "a\r\n\tb\\u{1b}[2J\n");
     }
 }

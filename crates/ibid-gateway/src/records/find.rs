@@ -1,13 +1,11 @@
 //! Which entries are meant, and what the store holds of them.
 
-use std::time::Duration;
-
 use ibid::{
     mask,
-    store::{Address, Claim, Cursor, Filter, Listed, State, Store},
+    store::{Address, Claim, Cursor, Filter, Listed, State, Store, StoreError},
 };
 
-use super::{Failed, TagArgs, WhichArgs};
+use super::{NotFound, Query};
 
 /// How many entries are asked for at once.
 const PAGE: usize = 1000;
@@ -15,46 +13,42 @@ const PAGE: usize = 1000;
 const TRIES: u32 = 5;
 
 /// What is looked for. Usually one filter; two if a key was given in clear, because it may be stored masked.
-pub(super) struct Wanted(Vec<Filter>);
+#[derive(Debug, Clone)]
+pub struct Wanted(Vec<Filter>);
 
 /// A part of a list.
-pub(super) struct Found {
-    pub(super) entries: Vec<Listed>,
-    pub(super) next: Option<Address>,
+#[derive(Debug)]
+pub struct Found {
+    /// In the order of their addresses.
+    pub entries: Vec<Listed>,
+    /// Where to go on.
+    pub next: Option<Address>,
 }
 
 /// One entry: what lists show of it, and what a claim would find, of the same moment.
-pub(super) struct Entry {
-    pub(super) listed: Listed,
-    pub(super) claim: Claim,
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// What lists show.
+    pub listed: Listed,
+    /// What a claim would find.
+    pub claim: Claim,
 }
 
 impl Wanted {
-    /// Any number of entries.
-    pub(super) fn many(tags: &TagArgs, state: Option<State>, older_than: Option<Duration>) -> Self {
-        Self::of(tags, Filter { state, older_than, ..Filter::default() })
-    }
-
-    /// One entry, whose name must have been given.
-    pub(super) fn one(which: &WhichArgs) -> Result<Self, Failed> {
-        let TagArgs { tenant, user, endpoint, key } = &which.tags;
-        if which.address.is_none() && [tenant, user, endpoint, key].iter().all(|tag| tag.is_none()) {
-            let what = "which one? name it by its ADDRESS, or by --key, --tenant, --user, --endpoint";
-            return Err(Failed::Usage(what.into()));
-        }
-        Ok(Self::of(&which.tags, Filter { address: which.address, ..Filter::default() }))
-    }
-
-    fn of(tags: &TagArgs, filter: Filter) -> Self {
-        let TagArgs { tenant, user, endpoint, key } = tags.clone();
+    /// What a query asks for.
+    pub fn of(query: Query) -> Self {
+        let Query { address, state, tenant, user, endpoint, key, older_than } = query;
         let masked = key.as_deref().map(mask).filter(|masked| key.as_ref() != Some(masked));
-        let filter = Filter { tenant, user, endpoint, key, ..filter };
+        let filter = Filter { state, address, tenant, user, endpoint, key, older_than };
         let second = masked.map(|masked| Filter { key: Some(masked), ..filter.clone() });
         Self([filter].into_iter().chain(second).collect())
     }
 
     /// Those behind `from`, in the order of their addresses.
-    pub(super) async fn list(&self, store: &dyn Store, from: Option<Address>, limit: usize) -> Result<Found, Failed> {
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn list(&self, store: &dyn Store, from: Option<Address>, limit: usize) -> Result<Found, StoreError> {
         let mut entries = Vec::new();
         for filter in &self.0 {
             // One more than is shown says whether there are more.
@@ -68,30 +62,30 @@ impl Wanted {
     }
 
     /// The only one.
-    pub(super) async fn find_one(&self, store: &dyn Store) -> Result<Entry, Failed> {
+    ///
+    /// # Errors
+    /// If there is none, or more than one, or the store fails.
+    pub async fn find_one(&self, store: &dyn Store) -> Result<Entry, NotFound> {
         for _ in 0..TRIES {
             let found = self.list(store, None, 2).await?;
             let listed = match &found.entries[..] {
                 [listed] => listed,
-                [] => {
-                    let what = "nothing matches: it was never there, was released or forgotten, or has expired";
-                    return Err(Failed::NotSo(what.into()));
-                }
-                [one, other, ..] => {
-                    let what = "more than one entry matches; name one by its address, such as";
-                    return Err(Failed::NotSo(format!("{what} {} or {}", one.address, other.address)));
-                }
+                [] => return Err(NotFound::Absent),
+                [one, other, ..] => return Err(NotFound::Many(one.address, other.address)),
             };
             if let Some(entry) = read(store, &listed.address).await? {
                 return Ok(entry);
             }
         }
-        Err(Failed::NotSo("it changes faster than it can be read; try again".into()))
+        Err(NotFound::Restless)
     }
 }
 
 /// What is at an address now. `None` if nothing is.
-pub(super) async fn at(store: &dyn Store, address: &Address) -> Result<Option<Entry>, Failed> {
+///
+/// # Errors
+/// If it never stands still, or the store fails.
+pub async fn at(store: &dyn Store, address: &Address) -> Result<Option<Entry>, NotFound> {
     for _ in 0..TRIES {
         if let Some(entry) = read(store, address).await? {
             return Ok(Some(entry));
@@ -100,11 +94,11 @@ pub(super) async fn at(store: &dyn Store, address: &Address) -> Result<Option<En
             return Ok(None);
         }
     }
-    Err(Failed::NotSo("it changes faster than it can be read; look again".into()))
+    Err(NotFound::Restless)
 }
 
 /// Both views of an entry. `None` if they are not of the same holder in the same state, or nothing is there.
-async fn read(store: &dyn Store, address: &Address) -> Result<Option<Entry>, Failed> {
+async fn read(store: &dyn Store, address: &Address) -> Result<Option<Entry>, StoreError> {
     let Some(claim) = store.get(address).await? else { return Ok(None) };
     let filter = Filter { address: Some(*address), ..Filter::default() };
     let page = store.operators().list(&filter, Cursor::default(), 1).await?;
@@ -122,7 +116,7 @@ async fn read(store: &dyn Store, address: &Address) -> Result<Option<Entry>, Fai
 /// Up to so many entries behind `from`. A page may come short before the end.
 async fn collect(
     store: &dyn Store, filter: &Filter, from: Option<Address>, at_most: usize,
-) -> Result<Vec<Listed>, Failed> {
+) -> Result<Vec<Listed>, StoreError> {
     let mut entries: Vec<Listed> = Vec::new();
     let mut from = Cursor(from);
     loop {

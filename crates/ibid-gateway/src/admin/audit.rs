@@ -1,0 +1,482 @@
+//! The audit trail: who changed what, when and why.
+//!
+//! A change is written down and synced **before** it is made, and what became of it afterwards: a process that dies in
+//! between leaves an entry whose outcome nobody knows, never a change that nobody knows of. If it cannot be written
+//! down, nothing is changed.
+//!
+//! Only ever appended to, in lines of JSON; the later line of a number holds. Bound: two files of [`FILE`] bytes. When
+//! the newer one is full it becomes the older, whose entries are then forgotten. Everything in the files is in memory.
+
+use std::{
+    collections::VecDeque,
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
+
+use super::auth::Caller;
+use crate::records::{
+    Changed, View,
+    view::{date, now_ms},
+};
+
+/// One file holds no more; there are two.
+const FILE: u64 = 4 << 20;
+/// Without a file, so many entries are remembered.
+const IN_MEMORY: usize = 1000;
+/// What is read of a file that somebody else has made longer.
+const LONGEST: u64 = 2 * FILE;
+
+/// One change, as it was asked for and as it ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Grows by one; beyond a restart, too.
+    pub id: u64,
+    /// When it was asked for.
+    pub at: String,
+    /// Who asked: the name of their token.
+    pub by: String,
+    /// In which role.
+    pub role: String,
+    /// From which address.
+    pub client: String,
+    /// `release`, `forget` or `resolve`.
+    pub action: String,
+    /// Of the entry.
+    pub address: String,
+    /// Of the entry, masked.
+    pub key: String,
+    /// Of the entry.
+    pub tenant: String,
+    /// Of the entry.
+    pub user: String,
+    /// Of the entry.
+    pub endpoint: String,
+    /// As given.
+    pub reason: String,
+    /// What was there.
+    pub before: State,
+    /// What was there afterwards; `None` if nothing, or not known.
+    pub after: Option<State>,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why it was refused, or failed.
+    pub why: Option<String>,
+}
+
+/// An entry of the store, in short.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// Its name.
+    pub state: String,
+    /// Of its holder.
+    pub fence: u64,
+    /// Of its holder.
+    pub attempt: u32,
+    /// Of its answer.
+    pub status: Option<u16>,
+}
+
+/// How a change ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// It was made.
+    Changed,
+    /// It was not, because the entry was not as it must be.
+    Refused,
+    /// The store failed, and did not make it.
+    Failed,
+    /// Nobody knows: the store may have made it, or the gateway ended meanwhile.
+    Unknown,
+}
+
+/// A part of the trail.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Page {
+    /// Newest first.
+    pub entries: Vec<Entry>,
+    /// Where to go on: entries with a lower id.
+    pub next: Option<u64>,
+}
+
+/// The trail.
+#[derive(Debug, Clone)]
+pub struct Audit(Arc<Mutex<Trail>>);
+
+#[derive(Debug)]
+struct Trail {
+    /// `None` if it is only kept in memory.
+    files: Option<Files>,
+    /// Oldest first. The first `older` of them are in the older file.
+    entries: VecDeque<Entry>,
+    older: usize,
+    next_id: u64,
+}
+
+#[derive(Debug)]
+struct Files {
+    path: PathBuf,
+    file: File,
+    length: u64,
+}
+
+impl Audit {
+    /// Opens the trail, which is made if it is missing. Without a path it is kept in memory.
+    ///
+    /// # Errors
+    /// If the file cannot be made, read or written.
+    pub fn open(path: Option<&Path>) -> io::Result<Self> {
+        let mut trail = Trail { files: None, entries: VecDeque::new(), older: 0, next_id: 1 };
+        if let Some(path) = path {
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            trail.read(&older(path))?;
+            trail.older = trail.entries.len();
+            trail.read(path)?;
+            trail.files = Some(Files::open(path)?);
+        }
+        Ok(Self(Arc::new(Mutex::new(trail))))
+    }
+
+    /// Writes down that a change is about to be made. Its outcome is unknown until [`ended`](Self::ended).
+    ///
+    /// # Errors
+    /// If it cannot be written down: then it must not be made.
+    pub async fn begin(&self, by: &Caller, action: &str, reason: &str, before: &View) -> io::Result<Entry> {
+        let entry = Entry {
+            id: 0,
+            at: date(now_ms()),
+            by: by.name.clone(),
+            role: by.role.to_string(),
+            client: by.client.to_string(),
+            action: action.into(),
+            address: before.address.clone(),
+            // It may be stored in clear, for those who may see the record.
+            key: masked(&before.key),
+            tenant: before.tenant.clone(),
+            user: before.user.clone(),
+            endpoint: before.endpoint.clone(),
+            reason: reason.into(),
+            before: State::of(before),
+            after: None,
+            outcome: Outcome::Unknown,
+            why: None,
+        };
+        self.blocking(move |trail| trail.append(entry)).await
+    }
+
+    /// Writes down what became of a change.
+    pub async fn ended(&self, mut entry: Entry, changed: &Changed, why: Option<String>) -> Entry {
+        entry.after = changed.after.as_ref().map(State::of);
+        entry.outcome = match (changed.changed, &changed.refused) {
+            (Some(true), _) => Outcome::Changed,
+            (Some(false), Some(_)) => Outcome::Refused,
+            (Some(false), None) => Outcome::Failed,
+            (None, _) => Outcome::Unknown,
+        };
+        entry.why = changed.refused.clone().or(why);
+        tell(&entry);
+        let known = entry.clone();
+        // The change is made, whatever becomes of this line; the one before it stays.
+        if let Err(why) = self.blocking(move |trail| trail.amend(known)).await {
+            tracing::error!(id = entry.id, %why, "the outcome of a change could not be written to the audit trail");
+        }
+        entry
+    }
+
+    /// Entries with an id below `before`, newest first; of one user's records only, if one is given.
+    pub fn page(&self, before: Option<u64>, limit: usize, user: Option<&str>) -> Page {
+        let trail = self.0.lock();
+        let wanted = |entry: &&Entry| {
+            before.is_none_or(|before| entry.id < before) && user.is_none_or(|user| entry.user == user)
+        };
+        let mut entries: Vec<Entry> = trail.entries.iter().rev().filter(wanted).take(limit + 1).cloned().collect();
+        let more = entries.len() > limit;
+        entries.truncate(limit);
+        let next = entries.last().filter(|_| more).map(|last| last.id);
+        Page { entries, next }
+    }
+
+    /// The latest changes of one record, newest first.
+    pub fn of(&self, address: &str, at_most: usize) -> Vec<Entry> {
+        let trail = self.0.lock();
+        trail.entries.iter().rev().filter(|entry| entry.address == address).take(at_most).cloned().collect()
+    }
+
+    /// A sync takes milliseconds, in which no other task of the thread should have to wait.
+    async fn blocking<T: Send + 'static>(
+        &self, work: impl FnOnce(&mut Trail) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let trail = self.0.clone();
+        let done = spawn_blocking(move || work(&mut trail.lock())).await;
+        done.unwrap_or_else(|why| Err(io::Error::other(why)))
+    }
+}
+
+impl Trail {
+    fn read(&mut self, path: &Path) -> io::Result<()> {
+        let mut text = Vec::new();
+        match File::open(path) {
+            Ok(file) => file.take(LONGEST).read_to_end(&mut text)?,
+            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(why) => return Err(why),
+        };
+        for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            match serde_json::from_slice::<Entry>(line) {
+                Ok(entry) => self.put(entry),
+                // The last line of a process that was killed, mostly.
+                Err(why) => tracing::warn!(file = %path.display(), %why, "a line of the audit trail cannot be read"),
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, entry: Entry) {
+        self.next_id = self.next_id.max(entry.id.saturating_add(1));
+        match self.entries.iter_mut().rev().find(|known| known.id <= entry.id) {
+            Some(known) if known.id == entry.id => *known = entry,
+            _ => self.entries.push_back(entry),
+        }
+    }
+
+    fn append(&mut self, mut entry: Entry) -> io::Result<Entry> {
+        entry.id = self.next_id;
+        self.write(&entry)?;
+        self.put(entry.clone());
+        if self.files.is_none() && self.entries.len() > IN_MEMORY {
+            self.entries.pop_front();
+        }
+        Ok(entry)
+    }
+
+    fn amend(&mut self, entry: Entry) -> io::Result<()> {
+        let written = self.write(&entry);
+        if let Some(known) = self.entries.iter_mut().rev().find(|known| known.id == entry.id) {
+            *known = entry;
+        }
+        written
+    }
+
+    fn write(&mut self, entry: &Entry) -> io::Result<()> {
+        let Some(files) = &mut self.files else { return Ok(()) };
+        let mut line = serde_json::to_vec(entry)?;
+        line.push(b'\n');
+        if files.length + line.len() as u64 > FILE && files.length > 0 {
+            files.turn()?;
+            self.entries.drain(..self.older);
+            // Of the entry that is written the last word stands in the newer file.
+            self.older = self.entries.partition_point(|known| known.id < entry.id);
+        }
+        files.write(&line)
+    }
+}
+
+impl Files {
+    fn open(path: &Path) -> io::Result<Self> {
+        let mut file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
+        let mut length = file.metadata()?.len();
+        if length > 0 && !ends_a_line(path)? {
+            // What a killed process left is a line of its own.
+            file.write_all(b"\n")?;
+            length += 1;
+        }
+        file.sync_all()?;
+        sync_folder(path)?;
+        Ok(Self { path: path.into(), file, length })
+    }
+
+    /// The newer file becomes the older one.
+    fn turn(&mut self) -> io::Result<()> {
+        fs::rename(&self.path, older(&self.path))?;
+        *self = Self::open(&self.path)?;
+        Ok(())
+    }
+
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        let written = self.file.write_all(line).and_then(|()| self.file.sync_data());
+        match written {
+            Ok(()) => self.length += line.len() as u64,
+            // Half a line would swallow the next one.
+            Err(_) => self.file.set_len(self.length)?,
+        }
+        written
+    }
+}
+
+impl State {
+    fn of(view: &View) -> Self {
+        Self { state: view.state.clone(), fence: view.fence, attempt: view.attempt, status: view.status }
+    }
+}
+
+fn masked(key: &str) -> String {
+    if key.contains("****") { key.into() } else { ibid::mask(key) }
+}
+
+fn older(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".1");
+    name.into()
+}
+
+fn ends_a_line(path: &Path) -> io::Result<bool> {
+    Ok(fs::read(path)?.ends_with(b"\n"))
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
+}
+
+/// The same in the log.
+fn tell(entry: &Entry) {
+    let before = entry.before.state.as_str();
+    let after = entry.after.as_ref().map_or("absent", |after| &after.state);
+    macro_rules! line {
+        ($level:ident) => {
+            tracing::$level!(
+                id = entry.id,
+                by = entry.by,
+                client = entry.client,
+                action = entry.action,
+                outcome = ?entry.outcome,
+                address = ibid::mask(&entry.address),
+                key = entry.key,
+                endpoint = entry.endpoint,
+                before,
+                after,
+                reason = entry.reason,
+                why = entry.why,
+                "an operator's change"
+            )
+        };
+    }
+    match entry.outcome {
+        Outcome::Changed => line!(info),
+        Outcome::Refused => line!(warn),
+        Outcome::Failed | Outcome::Unknown => line!(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{admin::auth::Via, config::Role};
+
+    fn caller() -> Caller {
+        Caller {
+            role: Role::Admin,
+            user: None,
+            name: "Ada".into(),
+            client: std::net::Ipv4Addr::LOCALHOST.into(),
+            via: Via::Bearer,
+        }
+    }
+
+    fn view(user: &str) -> View {
+        let view = serde_json::json!({
+            "address": "5a".repeat(32), "state": "unknown", "key": "key-of-the-lost-one", "tenant": "acme", "user": user,
+            "endpoint": "POST /pay", "method": "POST", "path": "/pay", "client": "127.0.0.1", "user_agent": "",
+            "status": null, "requested_at": "", "completed_at": null, "duration_ms": null, "success": null,
+            "age_ms": 1, "expires_at": "", "expires_in_ms": 1, "attempt": 1, "fence": 7, "fingerprint": "none",
+        });
+        serde_json::from_value(view).unwrap()
+    }
+
+    fn changed(before: &View) -> Changed {
+        Changed {
+            action: "forget".into(),
+            changed: Some(true),
+            reason: "r".into(),
+            refused: None,
+            before: before.clone(),
+            after: None,
+        }
+    }
+
+    async fn one(audit: &Audit, user: &str, reason: &str) -> Entry {
+        let view = view(user);
+        let begun = audit.begin(&caller(), "forget", reason, &view).await.unwrap();
+        audit.ended(begun, &changed(&view), None).await
+    }
+
+    #[tokio::test]
+    async fn entries_come_back_after_a_restart_newest_first_and_page_by_page() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/audit.jsonl");
+        let audit = Audit::open(Some(&path)).unwrap();
+        for nth in 0..5 {
+            one(&audit, ["u1", "u2"][nth % 2], &format!("reason {nth}")).await;
+        }
+        // One that was begun when the process died, in the middle of a line.
+        audit.begin(&caller(), "release", "cut off", &view("u1")).await.unwrap();
+        drop(audit);
+        let half = OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"id\":99,");
+        half.unwrap();
+
+        let audit = Audit::open(Some(&path)).unwrap();
+        let all = audit.page(None, 100, None);
+        assert_eq!(all.entries.iter().map(|entry| entry.id).collect::<Vec<_>>(), [6, 5, 4, 3, 2, 1]);
+        assert_eq!((all.entries[0].outcome, all.entries[1].outcome), (Outcome::Unknown, Outcome::Changed));
+        assert_eq!((all.entries[5].reason.as_str(), all.entries[5].key.as_str()), ("reason 0", "key-****-one"));
+        assert_eq!(all.next, None);
+        let first = audit.page(None, 4, None);
+        assert_eq!((first.entries.len(), first.next), (4, Some(3)));
+        let second = audit.page(first.next, 4, None);
+        assert_eq!((second.entries.len(), second.next), (2, None));
+        let own = audit.page(None, 100, Some("u2"));
+        assert_eq!(own.entries.iter().map(|entry| entry.id).collect::<Vec<_>>(), [4, 2]);
+        assert_eq!(one(&audit, "u1", "after").await.id, 7, "numbers go on");
+        assert_eq!(
+            Audit::open(Some(&path)).unwrap().page(None, 100, None).entries.len(),
+            7,
+            "and nothing is swallowed"
+        );
+    }
+
+    #[tokio::test]
+    async fn files_are_bounded_and_memory_holds_what_they_hold() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let audit = Audit::open(Some(&path)).unwrap();
+        let reason = "r".repeat(200_000);
+        for _ in 0..40 {
+            one(&audit, "u1", &reason).await;
+        }
+        let length = |path: &Path| fs::metadata(path).unwrap().len();
+        assert!(length(&path) <= FILE && length(&older(&path)) <= FILE);
+        let ids = |audit: &Audit| audit.page(None, 100, None).entries.iter().map(|entry| entry.id).collect::<Vec<_>>();
+        let here = ids(&audit);
+        assert!(here.len() < 40 && here[0] == 40, "{here:?}");
+        assert_eq!(ids(&Audit::open(Some(&path)).unwrap()), here);
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_written_down_is_not_begun() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let audit = Audit::open(Some(&path)).unwrap();
+        one(&audit, "u1", "r").await;
+        audit.0.lock().files.as_mut().unwrap().file = File::open(&path).unwrap();
+        assert!(audit.begin(&caller(), "forget", "r", &view("u1")).await.is_err(), "opened for reading only");
+        assert_eq!(audit.page(None, 10, None).entries.len(), 1);
+        assert!(Audit::open(Some(Path::new("/proc/nowhere/audit.jsonl"))).is_err());
+    }
+
+    #[tokio::test]
+    async fn without_a_file_the_last_thousand_are_remembered() {
+        let audit = Audit::open(None).unwrap();
+        for _ in 0..IN_MEMORY + 5 {
+            one(&audit, "u1", "r").await;
+        }
+        let page = audit.page(None, 2 * IN_MEMORY, None);
+        assert_eq!((page.entries.len(), page.entries[0].id), (IN_MEMORY, IN_MEMORY as u64 + 5));
+    }
+}

@@ -1,0 +1,517 @@
+//! Who is asking: a token in `Authorization`, or the cookie of a session that began with one.
+//!
+//! Invariants: a token is compared with all that there are, in constant time. Sessions are bounded and live in this
+//! process only. A client that fails to log in more than [`FAILURES`] times a minute is told to come back later, except
+//! with a token that it has shown to have: whoever shares its address cannot lock it out.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    net::{IpAddr, Ipv6Addr},
+    time::Duration,
+};
+
+use http::{HeaderMap, HeaderValue, header};
+use ibid::store::Token as Random;
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+use tokio::time::Instant;
+
+use crate::config::{Role, Token};
+
+/// Failed log-ins of one client in a minute, beyond which it is limited.
+pub const FAILURES: u32 = 30;
+/// The cookie that names a session.
+pub const COOKIE: &str = "ibid_session";
+/// The header in which a page that has a session repeats its secret when it changes something.
+pub const CSRF_HEADER: &str = "ibid-csrf";
+
+/// The time in which so many may fail.
+const MINUTE: Duration = Duration::from_secs(60);
+/// Clients that are told apart; beyond it those that have been quiet for longest are forgotten.
+const CLIENTS: usize = 4096;
+/// Sessions at a time; beyond it the oldest ends.
+const SESSIONS: usize = 256;
+/// How long a session lasts.
+pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 60 * 60);
+
+type Hash = [u8; 32];
+
+/// Somebody whose token was believed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// What they may do.
+    pub role: Role,
+    /// Whose records a [`Role::User`] sees. `None` for all others.
+    pub user: Option<String>,
+    /// What the audit trail calls them.
+    pub name: String,
+    /// Where they ask from.
+    pub client: IpAddr,
+    /// How they were known.
+    pub via: Via,
+}
+
+/// How a caller was known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Via {
+    /// By a token with the request: no page of another origin can send one.
+    Bearer,
+    /// By a cookie, which browsers send by themselves: a change needs the session's secret besides.
+    Session {
+        /// To be repeated by whoever changes something.
+        csrf: String,
+    },
+}
+
+/// Why somebody is not believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Denied {
+    /// No token is configured, so that nobody can be.
+    NoTokens,
+    /// Nothing was shown.
+    Missing,
+    /// What was shown is no token of ours, or a session that has ended.
+    Wrong,
+    /// Too many failed from there.
+    Limited {
+        /// When to try again.
+        retry_after: Duration,
+    },
+}
+
+/// What a page keeps of a session that has begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Session {
+    /// The value of [`COOKIE`].
+    pub cookie: String,
+    /// See [`Via::Session`].
+    pub csrf: String,
+}
+
+/// Knows the tokens, and who was seen with them.
+pub struct Auth {
+    tokens: Vec<Known>,
+    sessions: Mutex<HashMap<Hash, Open>>,
+    clients: Mutex<HashMap<IpAddr, Client>>,
+}
+
+struct Known {
+    hash: Hash,
+    role: Role,
+    user: Option<String>,
+    name: String,
+}
+
+struct Open {
+    token: usize,
+    csrf: String,
+    began: Instant,
+}
+
+/// One that asks, by its address.
+struct Client {
+    /// How many may still fail, as of `at`.
+    left: f64,
+    at: Instant,
+    /// Tokens that it has shown to have, by their place.
+    shown: Vec<usize>,
+}
+
+impl Auth {
+    /// Believes these tokens.
+    pub fn new(tokens: &[Token]) -> Self {
+        let known = |token: &Token| Known {
+            hash: Sha256::digest(token.token.expose()).into(),
+            role: token.role,
+            user: token.user.clone(),
+            name: token.name.clone(),
+        };
+        Self { tokens: tokens.iter().map(known).collect(), sessions: Mutex::default(), clients: Mutex::default() }
+    }
+
+    /// Whether anybody can be believed.
+    pub fn has_tokens(&self) -> bool {
+        !self.tokens.is_empty()
+    }
+
+    /// Who sent a request with these headers.
+    ///
+    /// # Errors
+    /// Why nobody is believed to have.
+    pub fn caller(&self, headers: &HeaderMap, client: IpAddr) -> Result<Caller, Denied> {
+        if self.tokens.is_empty() {
+            return Err(Denied::NoTokens);
+        }
+        let mut written = headers.get_all(header::AUTHORIZATION).iter();
+        match (written.next(), written.next()) {
+            (Some(only), None) => {
+                let token = bearer(only).ok_or(Denied::Wrong).or_else(|wrong| self.failed(client, wrong))?;
+                let at = self.check(token, client)?;
+                Ok(self.called(at, client, Via::Bearer))
+            }
+            (Some(_), Some(_)) => self.failed(client, Denied::Wrong),
+            (None, _) => match cookie(headers) {
+                Some(cookie) => self.in_session(cookie, client).ok_or(Denied::Wrong),
+                None => Err(Denied::Missing),
+            },
+        }
+    }
+
+    /// Begins a session with a token.
+    ///
+    /// # Errors
+    /// Why it is not believed.
+    pub fn log_in(&self, token: &str, client: IpAddr) -> Result<Session, Denied> {
+        if self.tokens.is_empty() {
+            return Err(Denied::NoTokens);
+        }
+        let at = self.check(token, client)?;
+        let session = Session { cookie: secret(), csrf: secret() };
+        let mut sessions = self.sessions.lock();
+        sessions.retain(|_, open| open.began.elapsed() < SESSION_LASTS);
+        if sessions.len() >= SESSIONS
+            && let Some(oldest) = sessions.iter().min_by_key(|(_, open)| open.began).map(|(hash, _)| *hash)
+        {
+            sessions.remove(&oldest);
+        }
+        let open = Open { token: at, csrf: session.csrf.clone(), began: Instant::now() };
+        sessions.insert(Sha256::digest(&session.cookie).into(), open);
+        Ok(session)
+    }
+
+    /// Ends the session of a request with these headers, if it has one.
+    pub fn log_out(&self, headers: &HeaderMap) {
+        if let Some(cookie) = cookie(headers) {
+            self.sessions.lock().remove(&Hash::from(Sha256::digest(cookie)));
+        }
+    }
+
+    fn in_session(&self, cookie: &str, client: IpAddr) -> Option<Caller> {
+        // By its hash: how long the search takes says nothing about the cookie.
+        let hash = Hash::from(Sha256::digest(cookie));
+        let mut sessions = self.sessions.lock();
+        let open = sessions.get(&hash)?;
+        if open.began.elapsed() >= SESSION_LASTS {
+            sessions.remove(&hash);
+            return None;
+        }
+        Some(self.called(open.token, client, Via::Session { csrf: open.csrf.clone() }))
+    }
+
+    fn called(&self, at: usize, client: IpAddr, via: Via) -> Caller {
+        let Known { role, user, name, .. } = &self.tokens[at];
+        Caller { role: *role, user: user.clone(), name: name.clone(), client, via }
+    }
+
+    /// The place of a token, if this client may try.
+    fn check(&self, token: &str, client: IpAddr) -> Result<usize, Denied> {
+        let hash = Hash::from(Sha256::digest(token));
+        // All of them, whichever it is.
+        let same = |known: &Known| bool::from(known.hash.ct_eq(&hash));
+        let found = self.tokens.iter().enumerate().fold(None, |found, (at, known)| same(known).then_some(at).or(found));
+        let mut clients = self.clients.lock();
+        let seen = entry(&mut clients, client);
+        match found {
+            None => seen.fail(Denied::Wrong),
+            Some(at) if seen.shown.contains(&at) => Ok(at),
+            Some(at) => {
+                if seen.refilled() < 1.0 {
+                    return Err(seen.limited());
+                }
+                seen.shown.push(at);
+                Ok(at)
+            }
+        }
+    }
+
+    fn failed<T>(&self, client: IpAddr, why: Denied) -> Result<T, Denied> {
+        entry(&mut self.clients.lock(), client).fail(why)
+    }
+}
+
+fn entry(clients: &mut HashMap<IpAddr, Client>, client: IpAddr) -> &mut Client {
+    let client = one_client(client);
+    if clients.len() >= CLIENTS && !clients.contains_key(&client) {
+        let mut ages: Vec<Instant> = clients.values().map(|client| client.at).collect();
+        let half = *ages.select_nth_unstable(CLIENTS / 2).1;
+        clients.retain(|_, client| client.at > half);
+    }
+    let fresh = || Client { left: f64::from(FAILURES), at: Instant::now(), shown: Vec::new() };
+    clients.entry(client).or_insert_with(fresh)
+}
+
+impl Client {
+    /// How many may fail now.
+    fn refilled(&mut self) -> f64 {
+        let now = Instant::now();
+        let more = (now - self.at).as_secs_f64() * f64::from(FAILURES) / MINUTE.as_secs_f64();
+        self.left = (self.left + more).min(f64::from(FAILURES));
+        self.at = now;
+        self.left
+    }
+
+    fn fail<T>(&mut self, why: Denied) -> Result<T, Denied> {
+        if self.refilled() < 1.0 {
+            return Err(self.limited());
+        }
+        self.left -= 1.0;
+        Err(why)
+    }
+
+    fn limited(&self) -> Denied {
+        let missing = (1.0 - self.left).max(0.0) * MINUTE.as_secs_f64() / f64::from(FAILURES);
+        Denied::Limited { retry_after: Duration::from_secs(missing.ceil().max(1.0) as u64) }
+    }
+}
+
+/// Why a change is not taken from somebody who is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forbidden {
+    /// Their role only sees.
+    Role,
+    /// A page of another origin sent it.
+    Elsewhere,
+    /// Nothing shows that the page meant it: the session's secret is not there.
+    NotMeant,
+}
+
+impl Caller {
+    /// Whether a change is taken from them. `csrf` is what their page repeated, in [`CSRF_HEADER`] or in a field of a form.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub fn check_change(&self, headers: &HeaderMap, csrf: Option<&str>) -> Result<(), Forbidden> {
+        if from_elsewhere(headers) {
+            return Err(Forbidden::Elsewhere);
+        }
+        if !self.may_change() {
+            return Err(Forbidden::Role);
+        }
+        // Browsers say where a change comes from; one that does not is not to be trusted with a cookie.
+        let from_page = headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site");
+        let meant = self.via == Via::Bearer || from_page && self.meant(csrf);
+        if meant { Ok(()) } else { Err(Forbidden::NotMeant) }
+    }
+
+    /// Whether they may change anything.
+    pub fn may_change(&self) -> bool {
+        self.role == Role::Admin
+    }
+
+    /// Whether they may see what is not about one user.
+    pub fn sees_all(&self) -> bool {
+        self.role != Role::User
+    }
+
+    /// Whether a page asks for something that its reader meant: with a token always, in a session only with its secret.
+    pub fn meant(&self, csrf: Option<&str>) -> bool {
+        match &self.via {
+            Via::Bearer => true,
+            Via::Session { csrf: own } => {
+                csrf.is_some_and(|csrf| bool::from(Sha256::digest(csrf).ct_eq(&Sha256::digest(own))))
+            }
+        }
+    }
+}
+
+/// Whether a browser sent it for a page of another origin. Programs say nothing of origins.
+pub fn from_elsewhere(headers: &HeaderMap) -> bool {
+    if let Some(site) = headers.get("sec-fetch-site")
+        && site != "same-origin"
+        && site != "none"
+    {
+        return true;
+    }
+    let mut origins = headers.get_all(header::ORIGIN).iter();
+    let Some(origin) = origins.next() else { return false };
+    let own = |origin: &HeaderValue| {
+        let (origin, host) = (origin.to_str().ok()?, headers.get(header::HOST)?.to_str().ok()?);
+        let place = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))?;
+        place.eq_ignore_ascii_case(host).then_some(())
+    };
+    origins.next().is_some() || own(origin).is_none()
+}
+
+/// What stands behind `Bearer`.
+fn bearer(value: &HeaderValue) -> Option<&str> {
+    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// The session's cookie. Two are none.
+fn cookie(headers: &HeaderMap) -> Option<&str> {
+    let lines = headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
+    let pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    let mut values = pairs.filter(|(name, _)| *name == COOKIE).map(|(_, value)| value);
+    let first = values.next()?;
+    values.next().is_none().then_some(first)
+}
+
+/// 256 random bits as text.
+pub(crate) fn secret() -> String {
+    crate::records::view::hex(&[Random::mint().0, Random::mint().0].concat())
+}
+
+/// Of an IPv6 network one machine may have any address.
+fn one_client(client: IpAddr) -> IpAddr {
+    match client {
+        IpAddr::V6(address) => match address.to_ipv4_mapped() {
+            Some(address) => address.into(),
+            None => Ipv6Addr::from_bits(address.to_bits() & !(u128::MAX >> 64)).into(),
+        },
+        address => address,
+    }
+}
+
+impl fmt::Debug for Auth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Auth").field("tokens", &self.tokens.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Env, ServeArgs, Settings};
+
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+
+    fn auth() -> Auth {
+        let text = "upstream = \"http://127.0.0.1:1\"\n[admin]\ntoken = \"root-token\"\n\
+                    tokens = [{ role = \"user\", user = \"u1\", token = \"u1-token\" }]";
+        let settings = Settings::from_text(text, None, &ServeArgs::default(), &Env::of(&[])).unwrap();
+        Auth::new(&settings.admin.unwrap().tokens)
+    }
+
+    fn with(name: &'static str, value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().unwrap())])
+    }
+
+    fn bearing(token: &str) -> HeaderMap {
+        with("authorization", &format!("Bearer {token}"))
+    }
+
+    #[tokio::test]
+    async fn tokens_say_who_it_is() {
+        let auth = auth();
+        let admin = auth.caller(&bearing("root-token"), HERE).unwrap();
+        assert_eq!(
+            (admin.role, admin.user.as_deref(), admin.may_change(), admin.sees_all()),
+            (Role::Admin, None, true, true)
+        );
+        let user = auth.caller(&bearing("u1-token"), HERE).unwrap();
+        assert_eq!(
+            (user.role, user.user.as_deref(), user.may_change(), user.sees_all()),
+            (Role::User, Some("u1"), false, false)
+        );
+        assert_eq!(auth.caller(&HeaderMap::new(), HERE), Err(Denied::Missing));
+        for wrong in ["", "root-toke", "root-token2", "ROOT-TOKEN"] {
+            assert_eq!(auth.caller(&bearing(wrong), HERE), Err(Denied::Wrong), "{wrong}");
+        }
+        let mut twice = bearing("root-token");
+        twice.append("authorization", "Bearer root-token".parse().unwrap());
+        assert_eq!(auth.caller(&twice, HERE), Err(Denied::Wrong));
+        assert_eq!(auth.caller(&with("authorization", "Basic root-token"), HERE), Err(Denied::Wrong));
+        assert_eq!(Auth::new(&[]).caller(&bearing("root-token"), HERE), Err(Denied::NoTokens));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_are_limited_per_client_and_never_below_thirty_a_minute() {
+        let auth = auth();
+        for nth in 0..FAILURES {
+            assert_eq!(auth.caller(&bearing("guess"), HERE), Err(Denied::Wrong), "{nth}");
+        }
+        assert_eq!(auth.caller(&bearing("guess"), HERE), Err(Denied::Limited { retry_after: Duration::from_secs(2) }));
+        // A right guess is not told from a wrong one.
+        assert!(matches!(auth.caller(&bearing("root-token"), HERE), Err(Denied::Limited { .. })));
+        assert!(matches!(auth.log_in("root-token", HERE), Err(Denied::Limited { .. })));
+        assert!(auth.caller(&bearing("root-token"), THERE).is_ok(), "another client is not concerned");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(auth.caller(&bearing("root-token"), HERE).is_ok());
+        for _ in 0..2 * FAILURES {
+            let _ = auth.caller(&bearing("guess"), HERE);
+        }
+        assert!(auth.caller(&bearing("root-token"), HERE).is_ok(), "whoever has shown a token goes on with it");
+        assert!(matches!(auth.caller(&bearing("u1-token"), HERE), Err(Denied::Limited { .. })));
+        tokio::time::advance(MINUTE).await;
+        let failed = (0..100).filter(|_| auth.caller(&bearing("guess"), HERE) == Err(Denied::Wrong)).count();
+        assert_eq!(failed, FAILURES as usize, "as many again in the next minute");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clients_are_bounded() {
+        let auth = auth();
+        for nth in 0..2 * CLIENTS as u32 {
+            let client = IpAddr::from((0x0a00_0000 + nth).to_be_bytes());
+            assert_eq!(auth.caller(&bearing("guess"), client), Err(Denied::Wrong));
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        assert!(auth.clients.lock().len() <= CLIENTS);
+        let network = |last: u128| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8 << 96 | last));
+        for last in 0..u128::from(FAILURES) {
+            assert_eq!(auth.caller(&bearing("guess"), network(last)), Err(Denied::Wrong));
+        }
+        assert!(matches!(auth.caller(&bearing("guess"), network(77)), Err(Denied::Limited { .. })), "one network");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_is_its_token_until_it_ends() {
+        let auth = auth();
+        let session = auth.log_in("u1-token", HERE).unwrap();
+        let cookies = with("cookie", &format!("other=1; {COOKIE}={}", session.cookie));
+        let caller = auth.caller(&cookies, THERE).unwrap();
+        assert_eq!((caller.role, caller.user.as_deref()), (Role::User, Some("u1")));
+        assert!(caller.meant(Some(&session.csrf)));
+        assert!(!caller.meant(None) && !caller.meant(Some("")) && !caller.meant(Some(&session.cookie)));
+        assert_eq!(caller.check_change(&cookies, Some(&session.csrf)), Err(Forbidden::Role));
+        assert_eq!(auth.caller(&with("cookie", &format!("{COOKIE}=x")), HERE), Err(Denied::Wrong));
+        auth.log_out(&cookies);
+        assert_eq!(auth.caller(&cookies, HERE), Err(Denied::Wrong));
+
+        let old = auth.log_in("root-token", HERE).unwrap();
+        let mut page = with("cookie", &format!("{COOKIE}={}", old.cookie));
+        let admin = auth.caller(&page, HERE).unwrap();
+        assert_eq!(admin.check_change(&page, Some(&old.csrf)), Err(Forbidden::NotMeant), "no browser");
+        page.insert("host", "h".parse().unwrap());
+        page.insert("origin", "http://h".parse().unwrap());
+        assert_eq!(admin.check_change(&page, Some(&old.csrf)), Ok(()));
+        assert_eq!(admin.check_change(&page, Some("x")), Err(Forbidden::NotMeant));
+        page.insert("origin", "http://evil.example".parse().unwrap());
+        assert_eq!(admin.check_change(&page, Some(&old.csrf)), Err(Forbidden::Elsewhere));
+        tokio::time::advance(SESSION_LASTS).await;
+        assert_eq!(auth.caller(&with("cookie", &format!("{COOKIE}={}", old.cookie)), HERE), Err(Denied::Wrong));
+        for _ in 0..2 * SESSIONS {
+            auth.log_in("root-token", HERE).unwrap();
+        }
+        assert_eq!(auth.sessions.lock().len(), SESSIONS);
+    }
+
+    #[test]
+    fn pages_of_other_origins_are_told_by_what_browsers_send() {
+        let headers = |pairs: &[(&'static str, &str)]| {
+            let mut headers = with("host", "127.0.0.1:8081");
+            for (name, value) in pairs {
+                headers.append(*name, value.parse().unwrap());
+            }
+            headers
+        };
+        for (own, pairs) in [
+            (true, &[][..]),
+            (true, &[("origin", "http://127.0.0.1:8081")]),
+            (true, &[("origin", "https://127.0.0.1:8081")]),
+            (true, &[("sec-fetch-site", "same-origin"), ("origin", "http://127.0.0.1:8081")]),
+            (true, &[("sec-fetch-site", "none")]),
+            (false, &[("origin", "http://127.0.0.1:8080")]),
+            (false, &[("origin", "http://evil.example")]),
+            (false, &[("origin", "null")]),
+            (false, &[("origin", "http://127.0.0.1:8081"), ("origin", "http://evil.example")]),
+            (false, &[("sec-fetch-site", "cross-site")]),
+            (false, &[("sec-fetch-site", "same-site")]),
+        ] {
+            assert_eq!(from_elsewhere(&headers(pairs)), !own, "{pairs:?}");
+        }
+    }
+}

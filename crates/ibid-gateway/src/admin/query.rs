@@ -1,0 +1,214 @@
+//! What a request asks for, read strictly: what is not understood is refused and named, never ignored.
+
+use std::time::Duration;
+
+use ibid::{Reason, store::Address};
+
+use super::Problem;
+use crate::records::{Query, state_named};
+
+/// Entries of a page, unless asked otherwise.
+pub(super) const USUAL: usize = 100;
+/// Entries of a page at most.
+pub(super) const MOST: usize = 1000;
+/// Characters of a filter at most: tags are not longer.
+const LONGEST: usize = 1024;
+/// What durations are cut at: nothing is older.
+const AGES: Duration = Duration::from_secs(100 * 366 * 86_400);
+
+/// The parameters of a request.
+pub(super) struct Params(Vec<(String, String)>);
+
+/// A page of records.
+#[derive(Debug)]
+pub(super) struct ListAsked {
+    pub(super) query: Query,
+    pub(super) from: Option<Address>,
+    pub(super) limit: usize,
+}
+
+impl Params {
+    /// Reads what stands behind `?`. All names must be `known`, and none may be there twice.
+    pub(super) fn read(query: Option<&str>, known: &[&str]) -> Result<Self, Problem> {
+        let mut all: Vec<(String, String)> = Vec::new();
+        for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let decoded =
+                |text| decoded(text).ok_or_else(|| Problem::bad("the query has a broken % escape, or is no UTF-8"));
+            let (name, value) = (decoded(name)?, decoded(value)?);
+            if !known.contains(&name.as_str()) {
+                let allowed = if known.is_empty() {
+                    "none is allowed here".into()
+                } else {
+                    format!("allowed are {}", known.join(", "))
+                };
+                return Err(Problem::bad(format!("{name:?} is no parameter; {allowed}")));
+            }
+            if all.iter().any(|(earlier, _)| *earlier == name) {
+                return Err(Problem::bad(format!("the parameter {name} is there twice; send one")));
+            }
+            all.push((name, value));
+        }
+        Ok(Self(all))
+    }
+
+    fn take(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// As if it were not there if it is empty, as forms send what was not filled in.
+    fn filled(&self, name: &str) -> Option<&str> {
+        self.take(name).filter(|value| !value.is_empty())
+    }
+
+    fn text(&self, name: &str) -> Result<Option<String>, Problem> {
+        let Some(value) = self.filled(name) else { return Ok(None) };
+        if value.chars().count() > LONGEST || value.contains(char::is_control) {
+            let what =
+                format!("{name}: it is no text to search by; allowed are up to {LONGEST} characters that can be shown");
+            return Err(Problem::bad(what));
+        }
+        Ok(Some(value.into()))
+    }
+
+    /// How many at most.
+    pub(super) fn limit(&self, usual: usize, most: usize) -> Result<usize, Problem> {
+        let Some(value) = self.take("limit") else { return Ok(usual) };
+        let digits = (1..=6).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_digit());
+        let number = value.parse().ok().filter(|number| digits && (1..=most).contains(number));
+        number.ok_or_else(|| Problem::bad(format!("limit: {value:?} is no limit; allowed is 1 to {most}")))
+    }
+
+    /// Where the page before this one ended, by number.
+    pub(super) fn cursor_number(&self) -> Result<Option<u64>, Problem> {
+        let Some(value) = self.filled("cursor") else { return Ok(None) };
+        let digits = (1..=18).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_digit());
+        let number = value.parse().ok().filter(|_| digits);
+        number.map(Some).ok_or_else(|| Problem::bad(format!("cursor: {value:?} is none; send what \"next\" said")))
+    }
+
+    /// The name of a refusal.
+    pub(super) fn reason(&self) -> Result<Option<Reason>, Problem> {
+        let Some(value) = self.filled("reason") else { return Ok(None) };
+        let found = Reason::all().find(|reason| reason.name() == value);
+        found.map(Some).ok_or_else(|| {
+            let names: Vec<&str> = Reason::all().map(Reason::name).collect();
+            Problem::bad(format!("reason: {value:?} is no refusal; allowed are {}", names.join(", ")))
+        })
+    }
+}
+
+impl ListAsked {
+    const KNOWN: [&str; 8] = ["state", "tenant", "user", "endpoint", "key", "older_than", "limit", "cursor"];
+
+    pub(super) fn read(query: Option<&str>) -> Result<Self, Problem> {
+        let params = Params::read(query, &Self::KNOWN)?;
+        let state = match params.filled("state") {
+            None => None,
+            Some(name) => Some(state_named(name).ok_or_else(|| {
+                Problem::bad(format!("state: {name:?} is no state; allowed are processing, done, failed, unknown"))
+            })?),
+        };
+        let older_than = match params.filled("older_than") {
+            None => None,
+            Some(text) => Some(duration(text).ok_or_else(|| {
+                Problem::bad(format!(
+                    "older_than: {text:?} is no duration; allowed is one such as 500ms, 30s, 5m, 24h, 7d"
+                ))
+            })?),
+        };
+        let from = match params.filled("cursor") {
+            None => None,
+            Some(text) => Some(Address::from_hex(text).ok_or_else(|| {
+                Problem::bad(format!("cursor: {text:?} is none; send what \"next\" said, 64 hex digits"))
+            })?),
+        };
+        let query = Query {
+            address: None,
+            state,
+            tenant: params.text("tenant")?,
+            user: params.text("user")?,
+            endpoint: params.text("endpoint")?,
+            key: params.text("key")?,
+            older_than,
+        };
+        Ok(Self { query, from, limit: params.limit(USUAL, MOST)? })
+    }
+}
+
+/// `5m`, cut at a hundred years.
+pub(super) fn duration(text: &str) -> Option<Duration> {
+    let end = text.find(|character: char| !character.is_ascii_digit())?;
+    let (number, unit) = text.split_at(end);
+    if !(1..=9).contains(&number.len()) {
+        return None;
+    }
+    let millis: u64 = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return None,
+    };
+    let millis = number.parse::<u64>().ok()?.saturating_mul(millis);
+    Some(Duration::from_millis(millis).min(AGES))
+}
+
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = text.bytes();
+    let mut out = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'%' => {
+                let digits = [bytes.next()?, bytes.next()?];
+                crate::records::view::unhex(std::str::from_utf8(&digits).ok()?)?[0]
+            }
+            b'+' => b' ',
+            byte => byte,
+        });
+    }
+    String::from_utf8(out).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_asked_for_by_filters() {
+        let asked = ListAsked::read(Some("state=unknown&tenant=a%20b&key=k%2B1&older_than=5m&limit=7&user=")).unwrap();
+        assert_eq!((asked.query.tenant.as_deref(), asked.query.key.as_deref()), (Some("a b"), Some("k+1")));
+        assert_eq!((asked.query.user, asked.query.older_than), (None, Some(Duration::from_secs(300))));
+        assert_eq!((asked.limit, asked.from), (7, None));
+        assert_eq!(ListAsked::read(None).unwrap().limit, USUAL);
+        assert_eq!(ListAsked::read(Some("older_than=999999999d")).unwrap().query.older_than, Some(AGES));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for (query, part) in [
+            ("limit=0", "allowed is 1 to 1000"),
+            ("limit=1001", "allowed is 1 to 1000"),
+            ("limit=", "allowed is 1 to 1000"),
+            ("limit=-1", "allowed is 1 to 1000"),
+            ("limit=%2B5", "allowed is 1 to 1000"),
+            ("limit=99999999999999999999", "allowed is 1 to 1000"),
+            ("state=lost", "processing, done, failed, unknown"),
+            ("older_than=soon", "such as 500ms"),
+            ("older_than=5", "such as 500ms"),
+            ("older_than=-5m", "such as 500ms"),
+            ("cursor=5", "64 hex digits"),
+            ("tennant=a", "allowed are state, tenant"),
+            ("tenant=a&tenant=b", "there twice"),
+            ("tenant=%zz", "broken % escape"),
+            ("tenant=%ff", "no UTF-8"),
+            ("key=%00", "can be shown"),
+        ] {
+            let problem = ListAsked::read(Some(query)).unwrap_err();
+            assert!(problem.detail.contains(part), "{query}: {}", problem.detail);
+        }
+        let long = format!("tenant={}", "x".repeat(LONGEST + 1));
+        assert!(ListAsked::read(Some(&long)).is_err());
+    }
+}

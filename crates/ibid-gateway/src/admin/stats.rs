@@ -1,0 +1,338 @@
+//! Numbers and settings for people: what was counted, how it went over time, what holds, and on what store.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use ibid::{
+    LabelText, Mode, Policy, Reason,
+    http::Protocol,
+    store::{Address, Counts, Cursor, Filter, Store},
+};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::Desk;
+use crate::{
+    config::{is_for_webhooks, show},
+    metrics::{Metrics, Refused, Totals},
+    records::view::{date, now_ms},
+    routes::Route,
+};
+
+/// How often the counters are looked at.
+pub const EVERY: Duration = Duration::from_secs(10);
+/// How many looks are remembered: an hour.
+const POINTS: usize = 360;
+/// A store that takes longer to answer is in trouble.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What requests got in one span of time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Point {
+    /// When the span ended, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// Ran, and their answer was stored, waits to be, or is not remembered.
+    pub executed: u64,
+    /// Answered from the record.
+    pub replayed: u64,
+    /// Refused.
+    pub refused: u64,
+    /// Of those: the first was still running.
+    pub conflicts: u64,
+    /// Parked.
+    pub unknown: u64,
+    /// Ran without protection because the store was down.
+    pub degraded: u64,
+    /// Had no key and passed.
+    pub keyless: u64,
+    /// Passed in shadow mode; enforced they would have been replayed or refused.
+    pub shadowed: u64,
+}
+
+/// The last hour, in spans of [`EVERY`].
+#[derive(Debug, Clone, Default)]
+pub struct History(Arc<Mutex<Past>>);
+
+#[derive(Debug, Default)]
+struct Past {
+    last: Point,
+    points: VecDeque<Point>,
+}
+
+/// What shadow mode, or enforcement, makes of one route's requests.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShadowRoute {
+    /// Its name.
+    pub route: String,
+    /// `shadow` or `enforce`; `gone` if the configuration in force does not have it.
+    pub mode: String,
+    /// All of them.
+    pub requests: u64,
+    /// Found no answer, and ran as they would have.
+    pub run: u64,
+    /// Would have been (under `enforce`: were) answered from the record.
+    pub replay: u64,
+    /// Would have been (were) refused, by reason.
+    pub refuse: BTreeMap<String, u64>,
+    /// Had no key.
+    pub no_key: u64,
+    /// Who sent no key, most first.
+    pub no_key_by: Vec<Agent>,
+    /// Had no key and came from agents that are not in the list.
+    pub no_key_by_others: u64,
+}
+
+/// Requests of one kind of client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Agent {
+    /// The first word of its user agent; `None`: it sent none.
+    pub user_agent: Option<String>,
+    /// How many.
+    pub requests: u64,
+}
+
+/// The shadow report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShadowReport {
+    /// Since when it was counted.
+    pub since: String,
+    /// In the order of the configuration.
+    pub routes: Vec<ShadowRoute>,
+}
+
+impl History {
+    /// Looks at the counters every [`EVERY`], for ever.
+    pub async fn keep(self, metrics: Arc<Metrics>) {
+        loop {
+            tokio::time::sleep(EVERY).await;
+            self.look(&metrics.totals());
+        }
+    }
+
+    fn look(&self, totals: &Totals) {
+        let now = Point::of(totals);
+        let mut past = self.0.lock();
+        let span = now.since(&past.last);
+        past.last = now;
+        if past.points.len() == POINTS {
+            past.points.pop_front();
+        }
+        past.points.push_back(span);
+    }
+
+    /// Oldest first.
+    pub fn points(&self) -> Vec<Point> {
+        self.0.lock().points.iter().copied().collect()
+    }
+}
+
+impl Point {
+    fn of(totals: &Totals) -> Self {
+        let sum = |names: &[&str]| names.iter().map(|name| totals.of(name)).sum();
+        Self {
+            at_ms: now_ms(),
+            executed: sum(&["executed", "released", "pending"]),
+            replayed: sum(&["replayed"]),
+            refused: Reason::all().map(|reason| totals.of(reason.name())).sum(),
+            conflicts: totals.conflicts,
+            unknown: totals.unknown,
+            degraded: sum(&["degraded"]),
+            keyless: sum(&["keyless"]),
+            shadowed: sum(&["shadow-replay", "shadow-refusal"]),
+        }
+    }
+
+    fn since(&self, last: &Self) -> Self {
+        Self {
+            at_ms: self.at_ms,
+            executed: self.executed.saturating_sub(last.executed),
+            replayed: self.replayed.saturating_sub(last.replayed),
+            refused: self.refused.saturating_sub(last.refused),
+            conflicts: self.conflicts.saturating_sub(last.conflicts),
+            unknown: self.unknown.saturating_sub(last.unknown),
+            degraded: self.degraded.saturating_sub(last.degraded),
+            keyless: self.keyless.saturating_sub(last.keyless),
+            shadowed: self.shadowed.saturating_sub(last.shadowed),
+        }
+    }
+}
+
+/// `GET /api/stats`.
+pub async fn stats(desk: &Desk) -> Value {
+    let stored = desk.gauges.read().await;
+    desk.metrics.show(&desk.live.now().settings.routes);
+    let engine = desk.ibid.engine();
+    json!({
+        "since": date(desk.started_ms),
+        "now": date(now_ms()),
+        "running": engine.running().count(),
+        "waiting": engine.later().waiting(),
+        "stored": counts(stored),
+        "totals": desk.metrics.totals(),
+        "history": { "every_ms": EVERY.as_millis() as u64, "points": desk.history.points() },
+    })
+}
+
+/// `GET /api/policies`: what holds for every route, in the words of `ibid check`.
+pub fn policies(desk: &Desk) -> Value {
+    let now = desk.live.now();
+    let routes: Vec<Value> = now.settings.routes.iter().map(policy).collect();
+    json!({ "routes": routes })
+}
+
+fn policy(route: &Route) -> Value {
+    let mut preset = Policy::preset(route.preset).expect("routes start from presets");
+    if route.protocol == Protocol::Grpc {
+        preset = preset.for_grpc();
+    } else if !route.is_policy {
+        preset.methods.clone_from(&route.policy.methods);
+    }
+    let dials = show::dials(&route.policy);
+    let unusual: Vec<&str> =
+        dials.iter().zip(show::dials(&preset)).filter(|(own, usual)| own.1 != usual.1).map(|(own, _)| own.0).collect();
+    let mut shown: BTreeMap<&str, String> = dials.iter().cloned().collect();
+    if is_for_webhooks(route.preset) {
+        shown.extend(show::signature(&route.policy).into_iter().map(|(name, value, _)| (name, value)));
+    }
+    json!({
+        "match": route.name,
+        "preset": route.preset,
+        "mode": route.policy.mode.to_string(),
+        "upstream": route.upstream,
+        "dials": shown,
+        "unusual": unusual,
+    })
+}
+
+/// `GET /api/store`: the store's promise, and how it is.
+pub async fn store(desk: &Desk) -> Value {
+    let engine = desk.ibid.engine();
+    let trouble = trouble(desk).await;
+    let stored = desk.gauges.read().await;
+    let promise = engine.store().promise();
+    let now = desk.live.now();
+    let settings = &now.settings.store;
+    json!({
+        "name": promise.store,
+        "url": settings.url.to_string(),
+        "fallback": settings.fallback.as_ref().map(ToString::to_string),
+        "cache": settings.cache.as_ref().map(ToString::to_string),
+        "durable": promise.durable,
+        "shared": promise.shared,
+        "wanting": promise.wanting,
+        "trouble": trouble,
+        "waiting": engine.later().waiting(),
+        "stored": counts(stored),
+    })
+}
+
+/// Why the store does not answer, if it does not.
+pub(super) async fn trouble(desk: &Desk) -> Option<String> {
+    let engine = desk.ibid.engine();
+    let sent = Instant::now();
+    let found = timeout(PATIENCE, engine.store().get(&Address([0; 32]))).await;
+    engine.observer().asked(ibid::StoreCall::Get, sent.elapsed());
+    match found {
+        Ok(Ok(_)) => None,
+        Ok(Err(why)) => Some(why.to_string()),
+        Err(_) => Some(format!("no answer within {PATIENCE:?}")),
+    }
+}
+
+fn counts(stored: Counts) -> Value {
+    let Counts { processing, unknown, finished, bytes } = stored;
+    json!({ "processing": processing, "unknown": unknown, "finished": finished, "bytes": bytes })
+}
+
+/// `GET /api/shadow`: what enforcement makes, or would make, of every route's requests, and who sends no key.
+pub fn shadow(desk: &Desk) -> ShadowReport {
+    let now = desk.live.now();
+    desk.metrics.show(&now.settings.routes);
+    let totals = desk.metrics.totals();
+    let mode = |name: &str| now.settings.routes.iter().find(|route| route.name == name).map(|route| route.policy.mode);
+    let routes = totals.routes.iter().filter_map(|counted| {
+        let mode = mode(&counted.route);
+        let of = |names: &[&str]| names.iter().filter_map(|name| counted.outcomes.get(name)).sum::<u64>();
+        let requests = counted.outcomes.values().sum();
+        if mode == Some(Mode::Off) || mode.is_none() && requests == 0 {
+            return None;
+        }
+        let enforced = Reason::all().map(|reason| (reason.name(), of(&[reason.name()])));
+        let mut refuse = BTreeMap::new();
+        for (name, count) in enforced.chain(desk.shadow.refusals(&counted.route)).filter(|(_, count)| *count > 0) {
+            *refuse.entry(name.to_owned()).or_default() += count;
+        }
+        let (agents, others) = desk.shadow.unkeyed(&counted.route);
+        let agents: Vec<Agent> = agents
+            .into_iter()
+            .map(|unkeyed| Agent { user_agent: unkeyed.user_agent, requests: unkeyed.requests })
+            .collect();
+        Some(ShadowRoute {
+            route: counted.route.clone(),
+            mode: mode.map_or("gone".into(), |mode| mode.to_string()),
+            requests,
+            run: of(&["executed", "released", "pending", "unknown", "degraded"]),
+            replay: of(&["replayed", "shadow-replay"]),
+            refuse,
+            no_key: agents.iter().map(|agent| agent.requests).sum::<u64>() + others,
+            no_key_by: agents,
+            no_key_by_others: others,
+        })
+    });
+    ShadowReport { since: date(desk.started_ms), routes: routes.collect() }
+}
+
+/// `GET /api/refusals`: the latest, with what was different from the first request where a key was used again.
+pub async fn refusals(desk: &Desk, reason: Option<Reason>, limit: usize) -> Value {
+    let mut shown = Vec::new();
+    // For all of them together: a store that hangs must not make people wait for each.
+    let until = Instant::now() + PATIENCE;
+    for refused in desk.refusals.latest(reason, limit) {
+        let first = match (refused.reason, refused.address) {
+            (Reason::KeyReused, Some(at)) => first(&**desk.ibid.engine().store(), &at, until).await,
+            _ => None,
+        };
+        shown.push(refusal(&refused, first.as_ref()));
+    }
+    json!({ "refusals": shown })
+}
+
+fn refusal(refused: &Refused, first: Option<&LabelText>) -> Value {
+    let differs = match (refused.parts, first.and_then(|first| first.parts)) {
+        (Some(own), Some(first)) => Some(first.differing(&own)),
+        _ => None,
+    };
+    json!({
+        "at": date(refused.at_ms),
+        "reason": refused.reason.name(),
+        "shadow": refused.shadow,
+        "route": refused.route,
+        "method": refused.method,
+        "path": refused.path,
+        "key": refused.key,
+        "address": refused.address.map(|at| at.to_string()),
+        "status": refused.status,
+        "client": refused.peer.map(|peer| peer.to_string()),
+        "user_agent": refused.user_agent,
+        "differs": differs,
+        "first": first.map(|first| json!({
+            "requested_at": date(first.requested_at_ms),
+            "method": first.method,
+            "path": first.path,
+            "client": first.peer,
+            "user_agent": first.user_agent,
+        })),
+    })
+}
+
+/// What is known of the request that used a key first. `None` if its entry is gone.
+async fn first(store: &dyn Store, at: &Address, until: Instant) -> Option<LabelText> {
+    let filter = Filter { address: Some(*at), ..Filter::default() };
+    let page = timeout_at(until, store.operators().list(&filter, Cursor::default(), 1)).await.ok()?.ok()?;
+    LabelText::decode(&page.entries.first()?.label)
+}

@@ -1,0 +1,200 @@
+//! The admin API of a gateway that runs, called by somebody who is not a browser.
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use clap::Args;
+use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, de::DeserializeOwned};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
+
+use super::Failed;
+use crate::{
+    config::{Env, Secret},
+    upstream::native_roots,
+};
+
+/// How long one call may take: the gateway itself waits ten seconds for its store.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// An answer beyond this is none of ours: a thousand records, or one with a large body in hex.
+const LARGEST: usize = 512 << 20;
+
+/// Which gateway's admin API a command calls.
+#[derive(Debug, Clone, Default, Args)]
+pub(super) struct AdminChoice {
+    /// The admin address of a gateway that runs, such as http://127.0.0.1:8081
+    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "config"])]
+    pub admin: Option<String>,
+    /// Its token, as env:NAME or file:PATH [default: env:IBID_ADMIN_TOKEN]
+    #[arg(long, value_name = "SOURCE", requires = "admin")]
+    pub token: Option<String>,
+}
+
+/// A gateway's admin API.
+pub(super) struct Api {
+    /// Shown to people.
+    url: String,
+    secure: bool,
+    host: String,
+    port: u16,
+    token: Secret,
+}
+
+/// What went wrong, as the API says it.
+#[derive(Debug, Deserialize)]
+struct Problem {
+    #[serde(default)]
+    detail: String,
+}
+
+impl Api {
+    /// What the flags name; `None` if they name none.
+    pub(super) fn of(choice: &AdminChoice, env: &Env<'_>) -> Result<Option<Self>, Failed> {
+        let Some(url) = &choice.admin else { return Ok(None) };
+        let usage =
+            |what: String| Failed::Usage(format!("--admin: {what}; allowed is one such as http://127.0.0.1:8081"));
+        let uri: Uri = url.parse().map_err(|_| usage(format!("{url:?} is no URL")))?;
+        let secure = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(usage(format!("{url:?} is no URL of a gateway"))),
+        };
+        let Some(authority) = uri.authority().filter(|authority| !authority.as_str().contains('@')) else {
+            return Err(usage("it names no host, or a password besides".into()));
+        };
+        if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+            return Err(usage(format!("{url:?} has a path")));
+        }
+        let (host, port) = (authority.host(), authority.port_u16().unwrap_or(if secure { 443 } else { 80 }));
+        let source = choice.token.as_deref().unwrap_or("env:IBID_ADMIN_TOKEN");
+        let token = Secret::from_source(source, env).map_err(|why| Failed::Usage(format!("--token: {why}")))?;
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        Ok(Some(Self { url: url.clone(), secure, host, port, token }))
+    }
+
+    /// What a path holds.
+    pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failed> {
+        let (status, body) = self.call(Method::GET, path, Bytes::new()).await?;
+        if status != StatusCode::OK {
+            return Err(self.failed(status, &body));
+        }
+        self.read(&body)
+    }
+
+    /// What became of a change, and the line about it if it was not made.
+    pub(super) async fn post<T: DeserializeOwned>(
+        &self, path: &str, body: Bytes,
+    ) -> Result<(T, Option<Failed>), Failed> {
+        let (status, body) = self.call(Method::POST, path, body).await?;
+        if status == StatusCode::OK {
+            return Ok((self.read(&body)?, None));
+        }
+        let failed = self.failed(status, &body);
+        // A refusal that came as far as the record says what is there.
+        match serde_json::from_slice(&body) {
+            Ok(told) => Ok((told, Some(failed))),
+            Err(_) => Err(failed),
+        }
+    }
+
+    fn read<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, Failed> {
+        let wrong =
+            |why: serde_json::Error| Failed::Store(format!("{} does not answer like a gateway: {why}", self.url));
+        serde_json::from_slice(body).map_err(wrong)
+    }
+
+    fn failed(&self, status: StatusCode, body: &[u8]) -> Failed {
+        let detail = serde_json::from_slice::<Problem>(body).map(|problem| problem.detail).unwrap_or_default();
+        let detail = if detail.is_empty() { format!("it answers with {status}") } else { detail };
+        match status {
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT => Failed::NotSo(detail),
+            StatusCode::BAD_REQUEST
+            | StatusCode::UNAUTHORIZED
+            | StatusCode::FORBIDDEN
+            | StatusCode::PAYLOAD_TOO_LARGE => Failed::Usage(format!("{}: {detail}", self.url)),
+            _ => Failed::Store(format!("{}: {detail}", self.url)),
+        }
+    }
+
+    async fn call(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), Failed> {
+        let lost = match method {
+            Method::GET => "",
+            _ => "; look before you try again",
+        };
+        match timeout(PATIENCE, self.exchange(method, path, body)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(Broken::Unsent(why))) => Err(Failed::Store(format!("{} cannot be reached: {why}", self.url))),
+            Ok(Err(Broken::Lost(why))) => {
+                Err(Failed::Store(format!("the answer of {} was lost: {why}{lost}", self.url)))
+            }
+            Err(_) => Err(Failed::Store(format!("{} did not answer within {PATIENCE:?}{lost}", self.url))),
+        }
+    }
+
+    async fn exchange(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), Broken> {
+        let unsent = |why: io::Error| Broken::Unsent(why.to_string());
+        let socket = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(unsent)?;
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        *request.uri_mut() = path.parse().map_err(|why| Broken::Unsent(format!("{path}: {why}")))?;
+        let host = if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        };
+        let value = |text: &str| HeaderValue::from_str(text).map_err(|why| Broken::Unsent(why.to_string()));
+        let mut bearer = value(&format!("Bearer {}", self.token.expose())).map_err(|_| {
+            Broken::Unsent("the token cannot be sent: it has characters that a header cannot have".into())
+        })?;
+        bearer.set_sensitive(true);
+        for (name, value) in [
+            (header::HOST, value(&host)?),
+            (header::AUTHORIZATION, bearer),
+            (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
+            (header::USER_AGENT, HeaderValue::from_static(concat!("ibid/", env!("CARGO_PKG_VERSION")))),
+        ] {
+            request.headers_mut().insert(name, value);
+        }
+        if !self.secure {
+            return send(socket, request).await;
+        }
+        let name = ServerName::try_from(self.host.clone()).map_err(|why| Broken::Unsent(why.to_string()))?;
+        let tls = TlsConnector::from(Arc::new(native_roots().map_err(|why| Broken::Unsent(why.to_string()))?));
+        send(tls.connect(name, socket).await.map_err(unsent)?, request).await
+    }
+}
+
+/// Why there is no answer.
+enum Broken {
+    /// Nothing was asked.
+    Unsent(String),
+    /// It may have been.
+    Lost(String),
+}
+
+async fn send<S>(socket: S, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), Broken>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let lost = |why: hyper::Error| Broken::Lost(why.to_string());
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await;
+    let (mut sender, connection) = handshake.map_err(|why| Broken::Unsent(why.to_string()))?;
+    tokio::spawn(connection);
+    let answer = sender.send_request(request).await.map_err(lost)?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), LARGEST).collect().await;
+    Ok((status, body.map_err(|why| Broken::Lost(why.to_string()))?.to_bytes()))
+}
+
+/// Text as it stands in a query or a path.
+pub(super) fn escaped(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+}
