@@ -151,9 +151,7 @@ impl Admin {
     }
 }
 
-async fn answer(
-    desk: &Desk, console: &Console, request: Request<Incoming>, client: IpAddr, stopping: bool,
-) -> Reply {
+async fn answer(desk: &Desk, console: &Console, request: Request<Incoming>, client: IpAddr, stopping: bool) -> Reply {
     let path = request.uri().path();
     if path.starts_with("/api/") {
         return api::answer(desk, request, client).await;

@@ -81,7 +81,7 @@ impl Console {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         if let Some(name) = path.strip_prefix("/assets/") {
-            return Some(only(&parts.method, &[Method::GET]).or_else(|| assets::answer(name, &parts.headers))?);
+            return only(&parts.method, &[Method::GET]).or_else(|| assets::answer(name, &parts.headers));
         }
         let place = Place::of(path)?;
         if let Some(refused) = only(&parts.method, place.methods()) {
@@ -248,9 +248,7 @@ impl Visit<'_> {
         let store = self.desk.ibid.engine().store();
         let (lists, counts) = tokio::join!(self.console.needs.read(&**store), self.desk.gauges.read());
         match &lists.trouble {
-            Some(why) => {
-                html(StatusCode::SERVICE_UNAVAILABLE, &TroublePage::store_gone(shell, "/stuck", why.clone()))
-            }
+            Some(why) => html(StatusCode::SERVICE_UNAVAILABLE, &TroublePage::store_gone(shell, "/stuck", why.clone())),
             None => html(StatusCode::OK, &Stuck::new(shell, &lists, counts.unknown)),
         }
     }
@@ -285,8 +283,7 @@ impl Visit<'_> {
         let now = self.desk.live.now();
         let settings = &now.settings.store;
         let (promise, url) = (settings.layout().promise(), settings.url.to_string());
-        let page =
-            StorePage::new(Shell::new("/store", caller), health, counts, &self.desk.metrics, promise, url);
+        let page = StorePage::new(Shell::new("/store", caller), health, counts, &self.desk.metrics, promise, url);
         html(StatusCode::OK, &page)
     }
 

@@ -165,7 +165,9 @@ impl Given {
 
 impl Act {
     /// The form, as it is or with what is wrong with it.
-    pub(super) fn new(shell: Shell, action: Action, view: &View, seen: u64, given: Given, wrong: Option<String>) -> Self {
+    pub(super) fn new(
+        shell: Shell, action: Action, view: &View, seen: u64, given: Given, wrong: Option<String>,
+    ) -> Self {
         let (question, meaning) = action.question();
         Self {
             shell,
@@ -189,15 +191,23 @@ impl Confirm {
     pub(super) fn new(shell: Shell, action: Action, view: &View, seen: u64, given: &Given, what: &What) -> Self {
         let mut fields = vec![Field::new("Reason", plain_lines(&given.reason))];
         let (verb, consequence, button) = match what {
-            What::Release => ("Release", "The next request with this key will run the operation.", "It never happened: release"),
-            What::Forget => ("Forget", "The record will be removed. A retry of its request will run again.", "Forget it"),
+            What::Release => {
+                ("Release", "The next request with this key will run the operation.", "It never happened: release")
+            }
+            What::Forget => {
+                ("Forget", "The record will be removed. A retry of its request will run again.", "Forget it")
+            }
             What::Resolve(answer) => {
                 fields.push(Field::new("Status", answer.status.to_string()));
                 for (name, value) in &answer.headers {
                     let line = format!("{name}: {}", plain(&String::from_utf8_lossy(value.as_bytes())));
                     fields.push(Field::code("Header", line));
                 }
-                ("Resolve", "Every retry with this key will get this answer, and nothing will run.", "It happened: resolve")
+                (
+                    "Resolve",
+                    "Every retry with this key will get this answer, and nothing will run.",
+                    "It happened: resolve",
+                )
             }
         };
         let body = match what {
@@ -223,7 +233,11 @@ impl Confirm {
             consequence,
             fields,
             body,
-            hidden: hidden.into_iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| (name, value.clone())).collect(),
+            hidden: hidden
+                .into_iter()
+                .filter(|(_, value)| !value.is_empty())
+                .map(|(name, value)| (name, value.clone()))
+                .collect(),
             button,
             danger: matches!(what, What::Forget),
         }
@@ -257,6 +271,9 @@ mod tests {
         let form = "reason=r&as=done&status=201&headers=Location:+/p/7%0D%0AX-A:+b&body=%7B%0D%0A%7D";
         let Ok(What::Resolve(answer)) = what(Action::Resolve, form) else { panic!("an answer") };
         assert_eq!((answer.status.as_u16(), &answer.body[..]), (201, &b"{\n}"[..]));
-        assert_eq!((&answer.headers["location"], &answer.headers["x-a"]), (&"/p/7".parse().unwrap(), &"b".parse().unwrap()));
+        assert_eq!(
+            (&answer.headers["location"], &answer.headers["x-a"]),
+            (&"/p/7".parse().unwrap(), &"b".parse().unwrap())
+        );
     }
 }

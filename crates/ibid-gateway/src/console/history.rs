@@ -13,13 +13,12 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
-use crate::metrics::{Metrics, Requests, Spread, Reading};
+use crate::metrics::{Metrics, Reading, Requests, Spread};
 
 /// How often the counters are read.
 const EVERY: Duration = Duration::from_secs(1);
 /// Length of a point in each ring, and how many of them are kept: ten minutes, six hours, a day.
-const RINGS: [(Duration, usize); 3] =
-    [(EVERY, 600), (Duration::from_secs(10), 2160), (Duration::from_secs(60), 1440)];
+const RINGS: [(Duration, usize); 3] = [(EVERY, 600), (Duration::from_secs(10), 2160), (Duration::from_secs(60), 1440)];
 /// The alarms in the documentation look back for so long; so do the numbers at the top of the overview.
 const LATELY: Duration = Duration::from_secs(300);
 
@@ -277,6 +276,7 @@ mod tests {
                 ran_for: Duration::from_millis(1),
                 peer: None,
                 user_agent: None,
+                parts: None,
             });
         }
     }

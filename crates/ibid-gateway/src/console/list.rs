@@ -56,7 +56,8 @@ pub(super) struct Asked {
 impl Asked {
     pub(super) fn of(form: &Form) -> Self {
         let [key, state, endpoint, tenant, user, older_than, cursor] =
-            ["key", "state", "endpoint", "tenant", "user", "older_than", "cursor"].map(|name| form.value(name).to_owned());
+            ["key", "state", "endpoint", "tenant", "user", "older_than", "cursor"]
+                .map(|name| form.value(name).to_owned());
         Self { key, state, endpoint, tenant, user, older_than, cursor }
     }
 
@@ -112,11 +113,16 @@ impl Asked {
 
 impl Records {
     /// What was found.
-    pub(super) fn found(shell: Shell, asked: Asked, page: &records::Page, endpoints: Vec<String>, caller: &Caller) -> Self {
+    pub(super) fn found(
+        shell: Shell, asked: Asked, page: &records::Page, endpoints: Vec<String>, caller: &Caller,
+    ) -> Self {
         let rows: Vec<Row> = page.records.iter().map(Row::of).collect();
         let filtered = asked.is_filtered();
         let (empty, empty_more) = match filtered {
-            true => ("Nothing matches.", "It was never there, was released or forgotten, or has expired. Every field must match in full."),
+            true => (
+                "Nothing matches.",
+                "It was never there, was released or forgotten, or has expired. Every field must match in full.",
+            ),
             false => ("Nothing is remembered yet.", "Records appear with the first request that has a key."),
         };
         let shown = match (rows.len(), &page.next) {
@@ -127,7 +133,17 @@ impl Records {
         let first = (!asked.cursor.is_empty()).then(|| asked.link(""));
         let next = page.next.as_ref().map(|next| asked.link(next));
         let paged = !rows.is_empty() || first.is_some();
-        Self { filtered, rows, empty, empty_more, paged, shown, first, next, ..Self::bare(shell, asked, endpoints, caller) }
+        Self {
+            filtered,
+            rows,
+            empty,
+            empty_more,
+            paged,
+            shown,
+            first,
+            next,
+            ..Self::bare(shell, asked, endpoints, caller)
+        }
     }
 
     /// The form alone, and what is wrong with it.

@@ -47,7 +47,8 @@ pub(super) fn refused(denied: Denied, next: &str) -> Page {
         Denied::Missing => (StatusCode::UNAUTHORIZED, "Type a token.".into()),
         Denied::Wrong => (
             StatusCode::UNAUTHORIZED,
-            "That is none of this gateway's tokens. Check that it was copied whole, and that it is for this gateway.".into(),
+            "That is none of this gateway's tokens. Check that it was copied whole, and that it is for this gateway."
+                .into(),
         ),
         Denied::Limited { retry_after } => (
             StatusCode::TOO_MANY_REQUESTS,

@@ -1,11 +1,7 @@
 //! Pages that only show: policies, the store, the audit trail, and what went wrong.
 
 use askama::Template;
-use ibid::{
-    Mode, Policy, StoreCall,
-    http::Protocol,
-    store::{Counts, StoreError},
-};
+use ibid::{Mode, Policy, StoreCall, http::Protocol, store::Counts};
 
 use super::{
     form::Form,
@@ -58,7 +54,8 @@ impl Dials {
             preset.methods.clone_from(&route.policy.methods);
         }
         let both = show::dials(&route.policy).into_iter().zip(show::dials(&preset));
-        let dial = |((name, value), (_, usual)): ((_, String), (_, String))| Dial { name, changed: value != usual, value };
+        let dial =
+            |((name, value), (_, usual)): ((_, String), (_, String))| Dial { name, changed: value != usual, value };
         let mut dials: Vec<Dial> = both.map(dial).collect();
         if is_for_webhooks(route.preset) {
             let signature = show::signature(&route.policy).into_iter();
@@ -101,7 +98,9 @@ struct Call {
 }
 
 impl StorePage {
-    pub(super) fn new(shell: Shell, health: Health, counts: Counts, metrics: &Metrics, promise: String, url: String) -> Self {
+    pub(super) fn new(
+        shell: Shell, health: Health, counts: Counts, metrics: &Metrics, promise: String, url: String,
+    ) -> Self {
         let yes_no = |yes: bool, no: &'static str, so: &'static str| if yes { so } else { no };
         let promise = vec![
             Field::code("Named", url),
@@ -253,11 +252,6 @@ impl TroublePage {
     }
 
     /// The store cannot be asked.
-    pub(super) fn store_lost(shell: Shell, here: &str, why: &StoreError) -> Self {
-        Self::store_gone(shell, here, why.to_string())
-    }
-
-    /// The same, in other words.
     pub(super) fn store_gone(shell: Shell, here: &str, why: String) -> Self {
         Self {
             kind: "bad",

@@ -134,7 +134,8 @@ fn troubles(health: &Health, metrics: &Metrics) -> Vec<Trouble> {
         troubles.push(Trouble { what: "The store does not answer.", advice });
     }
     if health.waiting > 0 {
-        let advice = format!("{} wait to be recorded, and are told to the store again and again.", count(health.waiting));
+        let advice =
+            format!("{} wait to be recorded, and are told to the store again and again.", count(health.waiting));
         troubles.push(Trouble { what: "The store has not taken every end.", advice });
     }
     let lost = metrics.reading().lost_claims;
@@ -172,13 +173,13 @@ fn tiles(lately: &Lately, counts: Counts, running: usize, counted: bool) -> Vec<
         },
         Tile {
             alert: lately.fallbacks > 0,
-            ..tile("Fallbacks", count(lately.fallbacks), if lately.fallbacks > 0 { "a store is away".into() } else { "alarm at any".into() })
+            ..tile(
+                "Fallbacks",
+                count(lately.fallbacks),
+                if lately.fallbacks > 0 { "a store is away".into() } else { "alarm at any".into() },
+            )
         },
-        Tile {
-            alert: counts.unknown > 0,
-            link: Some("/stuck"),
-            ..tile("Unknown ends", count(counts.unknown), stuck)
-        },
+        Tile { alert: counts.unknown > 0, link: Some("/stuck"), ..tile("Unknown ends", count(counts.unknown), stuck) },
         tile(
             "Overhead",
             took(lately.overhead.quantile(0.5)),

@@ -169,8 +169,13 @@ fn fields(view: &View) -> Vec<Field> {
 impl Answer {
     fn of(view: &View) -> Self {
         let code = view.status.map(status);
-        let mut answer =
-            Self { summary: code.unwrap_or_default(), none: None, headers: Vec::new(), body: None, trailers: Vec::new() };
+        let mut answer = Self {
+            summary: code.unwrap_or_default(),
+            none: None,
+            headers: Vec::new(),
+            body: None,
+            trailers: Vec::new(),
+        };
         match &view.response {
             Some(Response::Whole { headers, body, trailers }) => {
                 let shown = |pairs: &[(String, String)]| {
@@ -181,7 +186,8 @@ impl Answer {
             }
             Some(Response::Unreadable { unreadable }) => {
                 answer.summary = unreadable.clone();
-                answer.none = Some("It is damaged and is never answered from. Forget it if the operation may run again.");
+                answer.none =
+                    Some("It is damaged and is never answered from. Forget it if the operation may run again.");
             }
             None if view.state == "processing" => answer.none = Some("There is none yet: it is running."),
             None => answer.none = Some("There is none: nobody has seen how it ended."),
@@ -230,7 +236,10 @@ impl Actions {
                 advice: "It is running: its gateway was heard of within its lease. Forgetting it lets a retry run beside it.",
                 links: vec![forget],
             },
-            _ => Self { advice: "It is finished. Forgotten, its request runs again when it is retried.", links: vec![forget] },
+            _ => Self {
+                advice: "It is finished. Forgotten, its request runs again when it is retried.",
+                links: vec![forget],
+            },
         }
     }
 }

@@ -53,9 +53,8 @@ impl Metrics {
     /// What was counted up to now.
     pub(crate) fn reading(&self) -> Reading {
         let total = |of: fn(&Rest) -> &AtomicU64| self.rest.iter().map(|shard| of(shard).load(Relaxed)).sum();
-        let spread = |of: &dyn Fn(&Rest) -> Spread| {
-            self.rest.iter().fold(Spread::default(), |sum, shard| sum + of(shard))
-        };
+        let spread =
+            |of: &dyn Fn(&Rest) -> Spread| self.rest.iter().fold(Spread::default(), |sum, shard| sum + of(shard));
         let requests = self.by_route().iter().fold(Requests::default(), |sum, (_, more)| sum.plus(more));
         Reading {
             requests,
@@ -190,6 +189,7 @@ mod tests {
             ran_for: Duration::from_millis(1),
             peer: None,
             user_agent: None,
+            parts: None,
         });
     }
 

@@ -82,9 +82,14 @@ impl Scene {
     }
 
     pub(super) fn pay(&self, path: &str, key: &str, user: usize) -> Request {
-        let request = post(self.gateway.address(), format!("/payments/{path}")).key(key).json(r#"{"amount":1}"#);
+        self.pay_amount(1, path, key, user)
+    }
+
+    pub(super) fn pay_amount(&self, amount: u32, path: &str, key: &str, user: usize) -> Request {
+        let request = post(self.gateway.address(), format!("/payments/{path}")).key(key);
+        let request = request.json(format!(r#"{{"amount":{amount}}}"#));
         let request = request.header("Authorization", "Bearer app").header("X-Tenant-Id", "acme");
-        request.header("X-User-Id", &format!("user-{user}")).header("User-Agent", "shop/1.4")
+        request.header("X-User-Id", format!("user-{user}")).header("User-Agent", "shop/1.4")
     }
 
     pub(super) fn admin(&self) -> SocketAddr {
@@ -144,7 +149,7 @@ impl Reader {
 
     /// Sends a form as a browser would.
     pub(super) async fn send(&mut self, path: &str, fields: &[(&str, &str)]) -> Response {
-        let request = self.form(path, fields).header("Origin", &format!("http://{}", self.at));
+        let request = self.form(path, fields).header("Origin", format!("http://{}", self.at));
         let answer = request.header("Sec-Fetch-Site", "same-origin").send().await;
         if let Some(cookie) = answer.header("set-cookie") {
             self.cookie = Some(cookie.split(';').next().unwrap_or_default().to_owned());

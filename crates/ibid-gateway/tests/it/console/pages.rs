@@ -12,12 +12,19 @@ async fn every_page_may_do_little_and_is_kept_by_nobody() {
     let reader = scene.reader(ADMIN).await;
     let lost = scene.address(LOST).await;
     let (record, forget) = (format!("/records/{lost}"), format!("/records/{lost}/forget"));
-    let pages = ["/", "/records", &record, &forget, "/stuck", "/policies", "/shadow", "/store", "/audit", "/login", "/series"];
+    let pages =
+        ["/", "/records", &record, &forget, "/stuck", "/policies", "/shadow", "/store", "/audit", "/login", "/series"];
     for path in pages {
         let answer = reader.open(path).await;
         assert_eq!(answer.status, 200, "{path}");
         let policy = answer.header("content-security-policy").expect("a policy");
-        for part in ["default-src 'none'", "script-src 'self'", "style-src 'self'", "form-action 'self'", "frame-ancestors 'none'"] {
+        for part in [
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "form-action 'self'",
+            "frame-ancestors 'none'",
+        ] {
             assert!(policy.contains(part), "{path}: {policy}");
         }
         assert!(!policy.contains("unsafe"), "{path}: {policy}");
@@ -78,7 +85,9 @@ async fn a_search_finds_by_every_field_and_pages_through_what_it_found() {
     let address = scene.address(LOST).await;
     let answer = reader.open(&format!("/records?key={address}")).await;
     assert_eq!((answer.status, answer.header("location")), (303, Some(format!("/records/{address}").as_str())));
-    for (query, said) in [("state=gone", "is no state"), ("older_than=soon", "is no duration"), ("cursor=1", "search again")] {
+    for (query, said) in
+        [("state=gone", "is no state"), ("older_than=soon", "is no duration"), ("cursor=1", "search again")]
+    {
         let answer = reader.open(&format!("/records?{query}")).await;
         assert_eq!(answer.status, 400, "{query}");
         assert!(answer.text().contains(said), "{query}");
@@ -109,8 +118,25 @@ async fn a_record_is_shown_with_every_field_and_the_answer_as_text() {
     let reader = scene.reader(ADMIN).await;
     let page = reader.read(&format!("/records/{}", scene.address("order-0-pay").await)).await;
     for part in [
-        "order-0-pay", "POST /payments/0", "acme", "user-1", "Requested", "Completed", "Duration", "Expires", "Attempt", "Fence",
-        "Fingerprint", "127.0.0.1", "shop/1.4", "201", "pay_0", "content-type", "Its life", "Answered", "Forgotten",
+        "order-0-pay",
+        "POST /payments/0",
+        "acme",
+        "user-1",
+        "Requested",
+        "Completed",
+        "Duration",
+        "Expires",
+        "Attempt",
+        "Fence",
+        "Fingerprint",
+        "127.0.0.1",
+        "shop/1.4",
+        "201",
+        "pay_0",
+        "content-type",
+        "Its life",
+        "Answered",
+        "Forgotten",
     ] {
         assert!(page.contains(part), "{part}:\n{page}");
     }
@@ -123,7 +149,7 @@ async fn a_record_is_shown_with_every_field_and_the_answer_as_text() {
 async fn a_reuse_that_was_refused_is_shown_with_what_was_different() {
     let scene = Scene::filled().await;
     let address = scene.address("order-0-pay").await;
-    let refused = scene.pay("0", "order-0-pay", 1).json(r#"{"amount":2}"#).send().await;
+    let refused = scene.pay_amount(2, "0", "order-0-pay", 1).send().await;
     assert_eq!(refused.status, 422, "{refused:?}");
     let reader = scene.reader(ADMIN).await;
     let page = reader.read(&format!("/records/{address}")).await;
@@ -177,7 +203,11 @@ async fn a_record_that_changed_since_it_was_looked_at_is_left_alone() {
     assert_eq!(scene.pay("3", "order-3-pay", 2).send().await.status, 201, "it runs again, under another fence");
     let late = reader.submit(&look, &[]).await;
     assert_eq!(late.status, 409);
-    assert!(late.text().contains("Nothing was changed") && late.text().contains("it has changed meanwhile"), "{}", late.text());
+    assert!(
+        late.text().contains("Nothing was changed") && late.text().contains("it has changed meanwhile"),
+        "{}",
+        late.text()
+    );
     assert_eq!(reader.open(&format!("/records/{paid}")).await.status, 200, "the other's is still there");
     // A running or finished one is not released, whoever says so.
     let form = reader.read(&format!("/records/{paid}/release")).await;
@@ -203,7 +233,9 @@ async fn the_overview_counts_what_happens() {
     })
     .await;
     let page = reader.read("/").await;
-    for part in ["Unknown ends", "POST /payments/*", "Needs somebody", LOST, "alarm above 5 %", "above the alarm at 10 %"] {
+    for part in
+        ["Unknown ends", "POST /payments/*", "Needs somebody", LOST, "alarm above 5 %", "above the alarm at 10 %"]
+    {
         assert!(page.contains(part), "{part}:\n{page}");
     }
     for window in ["10m", "1h", "6h", "24h"] {

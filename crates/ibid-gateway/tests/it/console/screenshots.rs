@@ -27,20 +27,20 @@ async fn bustle(scene: &Scene) {
         scene.pay(&format!("{nth}"), &key, users).send().await;
         // Waves, so that a chart has a shape.
         let calm = 12.0 + 10.0 * (nth as f64 / 90.0).sin();
-        if nth % 9 == 0 {
+        if nth.is_multiple_of(9) {
             scene.pay(&format!("{nth}"), &key, users).send().await;
         }
-        if nth % 40 == 0 {
+        if nth.is_multiple_of(40) {
             let (first, second) = (scene.pay("slow", &key, 9), scene.pay("slow", &key, 9));
             tokio::join!(first.send(), async {
                 sleep(Duration::from_millis(60)).await;
                 second.send().await
             });
         }
-        if nth % 150 == 0 {
-            scene.pay(&format!("{nth}"), &key, users).json(r#"{"amount":2}"#).send().await;
+        if nth.is_multiple_of(150) {
+            scene.pay_amount(2, &format!("{nth}"), &key, users).send().await;
         }
-        if nth % 600 == 0 {
+        if nth.is_multiple_of(600) {
             scene.pay("gone", &format!("order-{}-refund", 1000 + nth), users).send().await;
         }
         sleep(Duration::from_millis(calm as u64)).await;
@@ -91,6 +91,7 @@ async fn pictures_of_a_gateway_at_work() {
             }
             sleep(Duration::from_millis(400)).await;
             picture(&browser, &folder.join(format!("{name}-{look}.png"))).await;
+            std::fs::write(folder.join(format!("{name}.html")), browser.source().await.unwrap()).unwrap();
         }
     }
 }

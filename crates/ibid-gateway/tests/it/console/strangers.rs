@@ -10,7 +10,9 @@ async fn a_stranger_sees_the_log_in_and_nothing_else() {
     let stranger = Reader::stranger(scene.admin());
     let lost = scene.address(LOST).await;
     let record = format!("/records/{lost}");
-    for path in ["/", "/series", "/records?state=unknown", &record, "/stuck", "/policies", "/shadow", "/store", "/audit"] {
+    for path in
+        ["/", "/series", "/records?state=unknown", &record, "/stuck", "/policies", "/shadow", "/store", "/audit"]
+    {
         let answer = stranger.open(path).await;
         assert_eq!(answer.status, 303, "{path}");
         assert!(answer.header("location").is_some_and(|place| place.starts_with("/login")), "{path}: {answer:?}");
@@ -76,8 +78,10 @@ async fn a_viewer_sees_everything_and_changes_nothing() {
         assert_eq!(answer.status, 403, "{action}");
         assert!(answer.text().contains("You may look, and not change"));
         let page = viewer.read("/audit").await;
-        let csrf = page.split("name=\"csrf\" value=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap().to_owned();
-        let fields = [("csrf", csrf.as_str()), ("reason", "r"), ("step", "commit"), ("seen", "1"), ("as", "not-executed")];
+        let csrf =
+            page.split("name=\"csrf\" value=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap().to_owned();
+        let fields =
+            [("csrf", csrf.as_str()), ("reason", "r"), ("step", "commit"), ("seen", "1"), ("as", "not-executed")];
         assert_eq!(viewer.send(&format!("/records/{lost}/{action}"), &fields).await.status, 403, "{action}");
     }
     assert_eq!(scene.pay("lost", LOST, 1).send().await.status, 409, "still unknown");
@@ -149,9 +153,12 @@ async fn what_is_not_a_form_or_not_understood_is_refused_plainly() {
     assert_eq!(answer.status, 415);
     let long = post(at, "/login").header("Content-Type", "application/x-www-form-urlencoded").body(vec![b'a'; 2 << 20]);
     assert_eq!(long.send().await.status, 413);
-    for (method, path, allow) in
-        [("DELETE", "/records", "GET"), ("POST", "/", "GET"), ("PUT", "/login", "GET, POST"), ("GET", "/logout", "POST")]
-    {
+    for (method, path, allow) in [
+        ("DELETE", "/records", "GET"),
+        ("POST", "/", "GET"),
+        ("PUT", "/login", "GET, POST"),
+        ("GET", "/logout", "POST"),
+    ] {
         let answer = request(method, at, path).send().await;
         assert_eq!((answer.status, answer.header("allow")), (405, Some(allow)), "{method} {path}");
     }
