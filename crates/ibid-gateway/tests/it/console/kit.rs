@@ -87,7 +87,7 @@ impl Scene {
 
     pub(super) fn pay_amount(&self, amount: u32, path: &str, key: &str, user: usize) -> Request {
         let request = post(self.gateway.address(), format!("/payments/{path}")).key(key);
-        let request = request.json(format!(r#"{{"amount":{amount}}}"#));
+        let request = request.json(&format!(r#"{{"amount":{amount}}}"#));
         let request = request.header("Authorization", "Bearer app").header("X-Tenant-Id", "acme");
         request.header("X-User-Id", format!("user-{user}")).header("User-Agent", "shop/1.4")
     }
