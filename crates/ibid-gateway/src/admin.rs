@@ -43,7 +43,7 @@ pub mod records;
 pub mod stats;
 
 /// Connections at a time; more wait in the system's queue.
-const CONNECTIONS: usize = 256;
+const CONNECTIONS: usize = 1024;
 
 /// The admin port, bound.
 pub struct Admin {

@@ -4,6 +4,7 @@ pub mod check;
 pub mod demo;
 pub mod keys;
 pub mod migrate;
+pub mod report;
 pub mod serve;
 pub mod store;
 pub mod sweep;

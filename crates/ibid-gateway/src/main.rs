@@ -4,7 +4,7 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use ibid_gateway::{
-    commands::{Failed, check, demo, keys, migrate, serve, store, sweep},
+    commands::{Failed, check, demo, keys, migrate, report, serve, store, sweep},
     config::{Env, ServeArgs},
 };
 
@@ -26,6 +26,8 @@ enum Command {
     Check(check::CheckArgs),
     /// What a store remembers: look at it, and say how it ended where nobody knows
     Keys(keys::KeysArgs),
+    /// What shadow mode saw: what would be replayed and refused, and who sends no key
+    Report(report::ReportArgs),
     /// Remove what has expired from a store, and mark what has lapsed
     Sweep(sweep::SweepArgs),
     /// Make, update or remove the tables of a PostgreSQL store
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
             Err(why) => Some((why, 1)),
         },
         Command::Keys(args) => return ended(keys::run(&args, &env, &mut io::stdout().lock(), &mut io::stderr())),
+        Command::Report(args) => return ended(report::run(&args, &env, &mut io::stdout().lock())),
         Command::Sweep(args) => return ended(sweep::run(&args, &env, &mut io::stdout().lock())),
         Command::Migrate(args) => return ended(migrate::run(&args, &env, &mut io::stdout().lock())),
         Command::Check(args) => match check::run(&args, &env, &mut io::stdout()) {

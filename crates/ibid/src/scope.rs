@@ -169,6 +169,15 @@ impl ScopePart {
         matches!(self, Self::Credential | Self::Cookie(_) | Self::Header(_) | Self::Jwt(_))
     }
 
+    /// Whether its name says that it is a user: a header with `user` in its name, or the subject of a JWT.
+    pub fn names_user(&self) -> bool {
+        match self {
+            Self::Header(name) => name.as_str().contains("user") && *name != http::header::USER_AGENT,
+            Self::Jwt(claim) => claim == "sub",
+            _ => false,
+        }
+    }
+
     /// The header that it is read from, if it is one.
     pub fn header(&self) -> Option<&HeaderName> {
         match self {

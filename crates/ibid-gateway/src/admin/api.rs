@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::{
     Desk, Problem,
-    auth::{CSRF_HEADER, Caller, Via},
+    auth::{CSRF_HEADER, Caller, Denied, Via},
     body::{self, Verb},
     problem::Reply,
     query::{ListAsked, MOST, Params, USUAL},
@@ -105,8 +105,10 @@ async fn handle(desk: &Desk, request: Request<Incoming>, client: IpAddr) -> Resu
         Params::read(parts.uri.query(), &[])?;
         return Ok(super::reply(StatusCode::OK, "application/json", DOCUMENT.into()));
     }
-    let caller = desk.auth.caller(&parts.headers, client).inspect_err(|denied| {
-        tracing::debug!(%client, ?denied, "nobody who is known asked the admin API");
+    let caller = desk.auth.caller(&parts.headers, client).inspect_err(|denied| match denied {
+        // As often as the limit allows, no more.
+        Denied::Wrong => tracing::warn!(%client, "the admin API was asked with a wrong token"),
+        denied => tracing::debug!(%client, ?denied, "the admin API was asked by nobody who is known"),
     })?;
     if endpoint.is_about_all() && !caller.sees_all() {
         let detail =

@@ -1,13 +1,16 @@
 //! What a change is asked for with.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use ibid::store::Fence;
-use serde::Deserialize;
+use serde::{
+    Deserialize,
+    de::{self, Deserializer, Unexpected, Visitor},
+};
 use tokio::time::timeout;
 
 use super::{Problem, query::duration};
@@ -32,6 +35,7 @@ pub(super) enum Verb {
 #[serde(deny_unknown_fields)]
 struct Plain {
     reason: String,
+    #[serde(default, deserialize_with = "some_whole")]
     fence: Option<u64>,
 }
 
@@ -39,6 +43,7 @@ struct Plain {
 #[serde(deny_unknown_fields)]
 struct Resolve {
     reason: String,
+    #[serde(default, deserialize_with = "some_whole")]
     fence: Option<u64>,
     r#as: Ended,
     answer: Option<Answered>,
@@ -55,7 +60,8 @@ enum Ended {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Answered {
-    status: u16,
+    #[serde(deserialize_with = "whole")]
+    status: u64,
     #[serde(default)]
     headers: Vec<(String, String)>,
     #[serde(default)]
@@ -73,6 +79,35 @@ enum Body {
 #[serde(deny_unknown_fields)]
 struct Hex {
     hex: String,
+}
+
+/// A whole number, also one that is written as `201.0`: to JSON they are the same.
+fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    struct Whole;
+
+    impl Visitor<'_> for Whole {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a whole number")
+        }
+
+        fn visit_u64<E>(self, number: u64) -> Result<u64, E> {
+            Ok(number)
+        }
+
+        fn visit_f64<E: de::Error>(self, number: f64) -> Result<u64, E> {
+            // Beyond that not every whole number has a form of its own.
+            let exact = (0.0..=9_007_199_254_740_992.0).contains(&number) && number.fract() == 0.0;
+            if exact { Ok(number as u64) } else { Err(E::invalid_value(Unexpected::Float(number), &self)) }
+        }
+    }
+
+    deserializer.deserialize_any(Whole)
+}
+
+fn some_whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    whole(deserializer).map(Some)
 }
 
 impl Default for Body {
@@ -141,7 +176,7 @@ pub fn checked_reason(reason: &str) -> Result<String, Problem> {
         return Err(Problem::bad("reason: it is empty; say why, for whoever reads the audit trail"));
     }
     let odd = |character: char| character.is_control() && !matches!(character, '\n' | '\r' | '\t');
-    if text.chars().count() > LONGEST_REASON || text.contains(odd) {
+    if reason.chars().count() > LONGEST_REASON || text.contains(odd) {
         let what =
             format!("reason: it cannot be kept; allowed are up to {LONGEST_REASON} characters that can be shown");
         return Err(Problem::bad(what));
@@ -171,7 +206,8 @@ impl Resolve {
             }
             (Ended::Done, Some(answer)) => answer,
         };
-        let status = StatusCode::from_u16(answer.status).ok().filter(|_| (200..=599).contains(&answer.status));
+        let status = u16::try_from(answer.status).ok().filter(|status| (200..=599).contains(status));
+        let status = status.and_then(|status| StatusCode::from_u16(status).ok());
         let Some(status) = status else {
             return Err(Problem::bad(format!("answer.status: {} is none; allowed is 200 to 599", answer.status)));
         };
@@ -205,7 +241,7 @@ mod tests {
 
     #[test]
     fn changes_are_read() {
-        let plain = change(Verb::Forget, br#"{"reason":" ticket 7 ","fence":5}"#).unwrap();
+        let plain = change(Verb::Forget, br#"{"reason":" ticket 7 ","fence":5.0}"#).unwrap();
         assert_eq!((plain.what.verb(), plain.reason.as_str(), plain.fence), ("forget", "ticket 7", Some(Fence(5))));
         let never = change(Verb::Resolve, br#"{"reason":"r","as":"not-executed"}"#).unwrap();
         assert_eq!(never.what.verb(), "release");
@@ -230,7 +266,10 @@ mod tests {
             (Verb::Release, r#"{"reason":"r","fense":1}"#, "unknown field `fense`"),
             (Verb::Release, r#"{"reason":"r","reason":"s"}"#, "duplicate field"),
             (Verb::Release, r#"{"reason":"r","fence":0}"#, "fence: 0 is none"),
-            (Verb::Release, r#"{"reason":"r","fence":-1}"#, "invalid value"),
+            (Verb::Release, r#"{"reason":"r","fence":-1}"#, "a whole number"),
+            (Verb::Release, r#"{"reason":"r","fence":1.5}"#, "a whole number"),
+            (Verb::Release, r#"{"reason":"r","fence":null}"#, "a whole number"),
+            (Verb::Release, r#"{"reason":"r","fence":1e300}"#, "a whole number"),
             (Verb::Resolve, r#"{"reason":"r"}"#, "missing field `as`"),
             (Verb::Resolve, r#"{"reason":"r","as":"maybe"}"#, "unknown variant"),
             (Verb::Resolve, r#"{"reason":"r","as":"done"}"#, "needs the answer"),

@@ -140,7 +140,7 @@ impl ListAsked {
 pub(super) fn duration(text: &str) -> Option<Duration> {
     let end = text.find(|character: char| !character.is_ascii_digit())?;
     let (number, unit) = text.split_at(end);
-    if !(1..=9).contains(&number.len()) {
+    if !(1..=18).contains(&number.len()) {
         return None;
     }
     let millis: u64 = match unit {

@@ -23,6 +23,7 @@ use tokio::net::TcpListener;
 
 use super::serve::{Gateway, stop_signals};
 use crate::{
+    admin::auth::secret,
     config::{Env, ServeArgs, Settings},
     metrics::Watched,
 };
@@ -33,7 +34,7 @@ pub struct DemoArgs {
     /// Where the gateway listens
     #[arg(long, default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
-    /// Where its health can be asked for
+    /// Where operators connect
     #[arg(long, default_value = "127.0.0.1:8081")]
     pub admin: SocketAddr,
 }
@@ -55,13 +56,17 @@ pub fn run(args: &DemoArgs) -> Result<(), String> {
             journal: Some("off".into()),
             ..ServeArgs::default()
         };
-        let settings = Settings::from_text("", None, &serve, &Env::of(&[])).map_err(|why| why.to_string())?;
+        // Another one each time: whatever was left open in a browser ends with its demo.
+        let token = secret();
+        let config = "[admin]\ntoken = \"env:IBID_ADMIN_TOKEN\"";
+        let env = [("IBID_ADMIN_TOKEN", token.as_str())];
+        let settings = Settings::from_text(config, None, &serve, &Env::of(&env)).map_err(|why| why.to_string())?;
         let store = ibid_stores::open(settings.store.url.expose()).await.map_err(|why| why.to_string())?;
         let colour = std::io::stdout().is_terminal();
         let show = Watched::new(Show { app: app.clone(), colour });
         let gateway = Gateway::start(settings, serve, store, show).await?;
         let stopped = stop_signals().map_err(|why| format!("signals: {why}"))?;
-        explain(gateway.address(), &app, colour);
+        explain(gateway.address(), gateway.admin().unwrap_or(args.admin), &token, &app, colour);
         stopped.await;
         gateway.stop().await;
         println!("\n{} payments were charged. Bye.", app.charged.load(SeqCst));
@@ -69,7 +74,7 @@ pub fn run(args: &DemoArgs) -> Result<(), String> {
     })
 }
 
-fn explain(address: SocketAddr, app: &Payments, colour: bool) {
+fn explain(address: SocketAddr, admin: SocketAddr, token: &str, app: &Payments, colour: bool) {
     let bold = |text: &str| if colour { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() };
     let key = generate_key();
     println!(
@@ -79,14 +84,17 @@ fn explain(address: SocketAddr, app: &Payments, colour: bool) {
          seq 10 | xargs -P 10 -I{{}} curl -s -o /dev/null -w '%{{http_code}}\\n' http://{address}/payments \\\n         \
          -H 'Idempotency-Key: {}' -d '{{\"amount\": 700}}'\n\n\
          Charged in all:                  curl http://{address}/payments\n\
-         The published contract:          http://{address}/.well-known/idempotency\n\n{}",
+         The published contract:          http://{address}/.well-known/idempotency\n\n\
+         For operators:                   http://{admin}/ with the token {token}\n\
+         What is remembered:              curl -H 'Authorization: Bearer {token}' http://{admin}/api/records\n\
+         The same as a table:             IBID_ADMIN_TOKEN={token} ibid keys list --admin http://{admin}\n\n{}",
         bold("A payment that is retried, and charged once."),
         app.address,
         generate_key(),
         bold("What happens (Ctrl-C ends it):"),
     );
+    println!("ibid: admin on http://{admin}\nibid: listening on http://{address}");
     let _ = std::io::stdout().flush();
-    println!("ibid: listening on http://{address}");
 }
 
 /// Shows each request in the terminal.

@@ -25,6 +25,8 @@ use crate::{
     records::{Answer, Change, LARGEST_BODY, Query, What as Wish},
 };
 
+pub(super) use self::show::{columns, plain};
+
 mod show;
 mod source;
 

@@ -30,7 +30,7 @@ const LARGEST: usize = 512 << 20;
 #[derive(Debug, Clone, Default, Args)]
 pub(super) struct AdminChoice {
     /// The admin address of a gateway that runs, such as http://127.0.0.1:8081
-    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "config"])]
+    #[arg(long, value_name = "URL")]
     pub admin: Option<String>,
     /// Its token, as env:NAME or file:PATH [default: env:IBID_ADMIN_TOKEN]
     #[arg(long, value_name = "SOURCE", requires = "admin")]

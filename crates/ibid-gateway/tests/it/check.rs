@@ -14,7 +14,7 @@ fn check(file: &str, against: Option<&str>) -> (Verdict, String) {
     };
     let args = CheckArgs { file: path("new.toml", file), against: against.map(|text| path("old.toml", text)) };
     let mut out = Vec::new();
-    let verdict = run(&args, &Env::of(&[("TOKEN", "s3cret")]), &mut out).unwrap();
+    let verdict = run(&args, &Env::of(&[("TOKEN", "a-s3cret-of-some-length")]), &mut out).unwrap();
     let out = String::from_utf8(out).unwrap().replace(&format!("{}/", folder.path().display()), "");
     (verdict, out)
 }

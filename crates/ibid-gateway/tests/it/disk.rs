@@ -36,13 +36,13 @@ const CLIENTS: usize = 8;
 const ANSWER: usize = 16 << 10;
 
 /// A file system of its own, gone with the test.
-struct Mount {
+pub(crate) struct Mount {
     folder: TempDir,
     image: Option<PathBuf>,
 }
 
 impl Mount {
-    fn tmpfs(size: &str) -> Mount {
+    pub(crate) fn tmpfs(size: &str) -> Mount {
         let mount = Mount { folder: tempfile::tempdir().expect("a folder"), image: None };
         command("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"], mount.path());
         mount
@@ -67,7 +67,7 @@ impl Mount {
         command("mount", &["-o", &format!("remount,{how}")], self.path());
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
 
@@ -77,7 +77,7 @@ impl Mount {
     }
 
     /// Takes up whatever room there is left.
-    fn fill(&self) -> PathBuf {
+    pub(crate) fn fill(&self) -> PathBuf {
         let path = self.path().join("ballast");
         let mut file = File::create(&path).expect("a file");
         for piece in [vec![1; 64 << 10], vec![1; 512]] {

@@ -26,13 +26,15 @@ pub(crate) struct Place {
     /// Whether what has expired is gone without a sweep: its server sees to it, or the store leaves it out when it is
     /// opened.
     pub(crate) expires_by_itself: bool,
+    /// Whether commands ask a gateway that has it, over its admin API.
+    pub(crate) by_admin: bool,
     _kept: Box<dyn Any + Send + Sync>,
 }
 
 impl Place {
     /// A place that lives as long as `kept`.
     pub(crate) fn new(url: String, kept: impl Any + Send + Sync) -> Place {
-        Place { url, table: String::new(), expires_by_itself: false, _kept: Box::new(kept) }
+        Place { url, table: String::new(), expires_by_itself: false, by_admin: false, _kept: Box::new(kept) }
     }
 }
 
@@ -94,6 +96,39 @@ all_cases!(embedded, async {
     let url = format!("embedded:{}", folder.path().join("data").display());
     super::Place { expires_by_itself: true, ..super::Place::new(url, folder) }
 });
+
+// The same over the admin API: the embedded store is open in its gateway meanwhile.
+on_a_store!(
+    over_the_admin_api,
+    async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let url = format!("embedded:{}", folder.path().join("data").display());
+        super::Place { by_admin: true, ..super::Place::new(url, folder) }
+    },
+    {
+        listing::{
+            a_list_has_what_the_gateway_remembers,
+            filters_are_all_applied,
+            a_list_goes_on_where_it_ended,
+            a_key_is_found_as_sent_though_it_is_stored_masked,
+        },
+        showing::{
+            every_field_of_a_finished_one_is_shown,
+            a_body_that_is_no_text_is_shown_as_hex_and_written_raw,
+            an_unknown_one_has_no_answer,
+            what_is_not_there_or_not_alone_is_not_shown,
+        },
+        changing::{
+            a_forgotten_one_runs_again,
+            a_released_one_runs_again,
+            a_resolved_one_is_answered_as_told,
+            one_that_never_happened_runs_again,
+            a_finished_one_is_not_resolved,
+            another_fence_changes_nothing,
+            a_change_is_written_to_the_log_with_its_reason,
+        },
+    }
+);
 
 /// Those of a store that several processes share.
 macro_rules! shared_cases {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
+mod admin;
 mod bad_input;
 mod chaos;
 mod check;

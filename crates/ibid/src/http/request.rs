@@ -271,7 +271,9 @@ fn checked(policy: &Policy, mut key: String) -> Result<String, Refusal> {
 fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&str>) -> (String, String) {
     let mut who = policy.scope.iter().filter(|part| part.names_caller());
     let tenant = policy.label.tenant.as_ref().or_else(|| who.next());
-    let user = policy.label.user.as_ref().or_else(|| who.next());
+    // A scope of users only has no tenants beside them: then both are the same.
+    let named = policy.scope.iter().find(|part| part.names_user());
+    let user = policy.label.user.as_ref().or(named).or_else(|| who.next());
     let tag = |part: Option<&ScopePart>| part.map(|part| tag(part, caller)).unwrap_or_default();
     let mut user = tag(user);
     if user.is_empty()

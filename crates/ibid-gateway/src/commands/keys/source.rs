@@ -1,6 +1,6 @@
 //! Where the entries are: in a store, or behind the admin API of a gateway that runs. Both say the same.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ibid::{
@@ -17,7 +17,7 @@ use super::{
     PlaceArgs,
 };
 use crate::{
-    config::{self, Env},
+    config::{self, Env, StoreChoice},
     records::{
         Change, Changed, NotFound, Outcome, Page, Query, View, Wanted, What, state_name,
         view::{hex, millis},
@@ -39,6 +39,11 @@ pub(super) enum Source {
 impl Place {
     /// Reads the flags; nothing is opened yet.
     pub(super) fn of(args: &PlaceArgs, env: &Env<'_>) -> Result<Self, Failed> {
+        let StoreChoice { store, config } = &args.store;
+        if args.admin.admin.is_some() && (store.is_some() || config.is_some()) {
+            let what = "--admin cannot be used with --store or --config: a gateway knows its own store";
+            return Err(Failed::Usage(what.into()));
+        }
         match Api::of(&args.admin, env)? {
             Some(api) => Ok(Self::Admin(api)),
             None => Ok(Self::Store(config::Store::load(&args.store, env)?)),
@@ -108,7 +113,7 @@ fn listing(query: &Query, from: Option<Address>, limit: usize) -> String {
         ("user", query.user.clone()),
         ("endpoint", query.endpoint.clone()),
         ("key", query.key.clone()),
-        ("older_than", query.older_than.map(|age| duration(millis(age)))),
+        ("older_than", query.older_than.map(duration)),
         ("cursor", from.map(|from| from.to_string())),
     ];
     for (name, value) in pairs {
@@ -160,15 +165,13 @@ fn asked(change: &Change, fence: u64) -> (&'static str, Value) {
         body["as"] = "done".into();
         body["answer"] = json!({ "status": answer.status.as_u16(), "headers": headers, "body": content });
         if let Some(keep) = answer.keep {
-            body["keep"] = duration(millis(keep)).into();
+            body["keep"] = duration(keep).into();
         }
     }
     (change.what.verb(), body)
 }
 
-/// In the finest unit that has room for it: the API takes nine digits.
-fn duration(millis: u64) -> String {
-    let units = [(1, "ms"), (1_000, "s"), (60_000, "m"), (3_600_000, "h"), (86_400_000, "d")];
-    let fits = units.iter().find(|(unit, _)| millis.div_ceil(*unit) <= 999_999_999);
-    fits.map_or_else(|| "999999999d".into(), |(unit, name)| format!("{}{name}", millis.div_ceil(*unit).max(1)))
+/// The API takes eighteen digits, which are more years than anything is kept.
+fn duration(duration: Duration) -> String {
+    format!("{}ms", millis(duration).min(999_999_999_999_999_999))
 }

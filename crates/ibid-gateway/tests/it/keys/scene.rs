@@ -18,6 +18,8 @@ pub(super) const PAYMENTS: usize = 5;
 /// All entries of a filled store.
 pub(super) const ALL: usize = PAYMENTS + 3;
 
+pub(super) const TOKEN: &str = "token-of-the-operator";
+
 pub(super) const LOST: &str = "key-of-the-lost-one";
 pub(super) const FAILED: &str = "key-of-the-failed-one";
 pub(super) const BINARY: &str = "key-of-the-binary-one";
@@ -105,7 +107,7 @@ impl<'a> Scene<'a> {
     /// A gateway on the store.
     pub(super) async fn gateway(&self) -> Gateway {
         let config = format!(
-            "{}[[route]]\nmatch = \"POST /pay/*\"\n{}\n[[route]]\nmatch = \"POST /short/*\"\nttl = \"100ms\"\nlease = \"100ms\"\n",
+            "[admin]\ntoken = {TOKEN:?}\n{}[[route]]\nmatch = \"POST /pay/*\"\n{}\n[[route]]\nmatch = \"POST /short/*\"\nttl = \"100ms\"\nlease = \"100ms\"\n",
             self.place.settings(),
             self.dials
         );
@@ -131,6 +133,13 @@ impl<'a> Scene<'a> {
 
     /// A command on the store, which is named by its URL if that is all there is to it.
     pub(super) async fn on_store(&self, args: &[&str]) -> Done {
+        if self.place.by_admin {
+            let gateway = self.gateway().await;
+            let admin = format!("http://{}", gateway.admin_addr());
+            let done = ibid_with(&[args, &["--admin", &admin]].concat(), &[("IBID_ADMIN_TOKEN", TOKEN)]).await;
+            self.end(gateway).await;
+            return done;
+        }
         let file = self.file.path().to_str().expect("a plain path");
         let store = if self.place.table.is_empty() { ["--store", &self.place.url] } else { ["--config", file] };
         ibid(&[args, &store].concat()).await
@@ -155,7 +164,11 @@ impl<'a> Scene<'a> {
 
 /// Runs the binary.
 pub(super) async fn ibid(args: &[&str]) -> Done {
-    let output = run(BIN, args, &[]).await;
+    ibid_with(args, &[]).await
+}
+
+pub(super) async fn ibid_with(args: &[&str], env: &[(&str, &str)]) -> Done {
+    let output = run(BIN, args, env).await;
     let said = String::from_utf8(output.stderr).expect("text");
     Done { code: output.status.code(), out: output.stdout, said }
 }

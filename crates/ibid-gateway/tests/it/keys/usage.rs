@@ -116,7 +116,7 @@ async fn an_embedded_store_that_a_gateway_has_is_left_alone() {
         let (code, said) = told(&[command, &["--store", &place.url]].concat()).await;
         assert_eq!(code, Some(69), "{said}");
         assert!(said.contains(&format!("in use by process {} on ", gateway.id())), "{said}");
-        assert!(said.ends_with("; stop that gateway first\n"), "{said}");
+        assert!(said.ends_with("; ask that gateway instead (--admin URL), or stop it\n"), "{said}");
     }
 }
 

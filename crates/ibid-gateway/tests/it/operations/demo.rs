@@ -47,6 +47,16 @@ async fn what_it_says_to_try_works_as_it_says() {
     assert!(executed < replayed, "{shown}");
     assert!(!shown.contains('\x1b'), "no colours in a file");
 
+    let records =
+        printed.lines().find_map(|line| line.strip_prefix("What is remembered:")).expect("it says how to look");
+    let records = bash(format!("{} -s", records.trim())).await;
+    let records: serde_json::Value = serde_json::from_str(&records).expect("JSON");
+    assert_eq!((&records["records"][0]["state"], &records["records"][0]["status"]), (&"done".into(), &201.into()));
+    let table =
+        printed.lines().find_map(|line| line.strip_prefix("The same as a table:")).expect("it says how to list");
+    let table = bash(table.trim().replace(" ibid ", &format!(" {} ", super::common::BIN))).await;
+    assert!(table.starts_with("STATE ") && table.lines().count() == 2, "{table}");
+
     demo.interrupt();
     assert_eq!(demo.exit_code().await, Some(0));
     assert!(demo.printed().contains("1 payments were charged"), "{}", demo.printed());

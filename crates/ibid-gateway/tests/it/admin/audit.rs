@@ -1,0 +1,139 @@
+//! The trail of changes.
+
+use ibid_testkit::process::Signal;
+use serde_json::Value;
+
+use super::kit::{ADMIN, Office, WHO, assert_problem};
+use crate::disk::Mount;
+
+async fn trail(office: &Office, query: &str) -> Vec<Value> {
+    office.json(&format!("/api/audit{query}")).await["entries"].as_array().expect("a list").clone()
+}
+
+#[tokio::test]
+async fn every_change_is_written_down_and_survives_a_restart() {
+    let mut office = Office::filled().await;
+    let (lost, done) = (office.address("key-two-of-u1-lost").await, office.address("key-one-of-u1-done").await);
+    let refused = office.post(ADMIN, &format!("/api/records/{done}/release"), r#"{"reason":"by mistake"}"#).await;
+    assert_eq!(refused.status, 409, "{refused:?}");
+    let ada = "token-of-ada-lovelace";
+    let body = "{\"reason\":\" ticket 7:\\n\\\"nothing\\\" there \"}";
+    let forgotten = office.post(ada, &format!("/api/records/{lost}/forget"), body).await;
+    assert_eq!(forgotten.status, 200, "{forgotten:?}");
+
+    let entries = trail(&office, "").await;
+    assert_eq!(entries.len(), 2, "{entries:#?}");
+    let newest = &entries[0];
+    for (name, value) in [
+        ("id", 2.into()),
+        ("by", "Ada".into()),
+        ("role", "admin".into()),
+        ("client", "127.0.0.1".into()),
+        ("action", "forget".into()),
+        ("address", lost.as_str().into()),
+        ("key", "key-****lost".into()),
+        ("tenant", "acme".into()),
+        ("user", "u1".into()),
+        ("endpoint", "POST /pay/*".into()),
+        ("reason", "ticket 7:\n\"nothing\" there".into()),
+        ("outcome", Value::from("changed")),
+        ("after", Value::Null),
+        ("why", Value::Null),
+    ] {
+        assert_eq!(newest[name], value, "{name} in {newest:#}");
+    }
+    assert_eq!((&newest["before"]["state"], &newest["before"]["attempt"]), (&"unknown".into(), &1.into()));
+    assert_eq!((&entries[1]["outcome"], &entries[1]["by"]), (&"refused".into(), &"admin.token".into()));
+    assert!(entries[1]["why"].as_str().is_some_and(|why| why.contains("nothing left to resolve")));
+    let line = office.gateway.wait_for_log("outcome=Changed").await;
+    for part in ["an operator's change", "by=\"Ada\"", "action=\"forget\"", "before=\"unknown\"", "ticket 7"] {
+        assert!(line.contains(part), "{part} in {line}");
+    }
+    assert!(!line.contains(&lost) && !line.contains("key-two-of-u1-lost"), "masked: {line}");
+
+    for signal in [Signal::Term, Signal::Kill] {
+        office.gateway.signal(signal);
+        office.gateway.restart().await;
+        assert_eq!(trail(&office, "").await, entries, "after {signal:?}");
+    }
+    let again = office.post(ADMIN, &format!("/api/records/{done}/forget"), r#"{"reason":"r"}"#).await;
+    assert_eq!(again.status, 200, "{again:?}");
+    assert_eq!(trail(&office, "?limit=1").await[0]["id"], 3, "numbers go on");
+    let page = office.json("/api/audit?limit=2").await;
+    assert_eq!((page["entries"].as_array().unwrap().len(), &page["next"]), (2, &2.into()));
+    let rest = trail(&office, "?limit=2&cursor=2").await;
+    assert_eq!((rest.len(), &rest[0]["id"]), (1, &1.into()));
+}
+
+#[tokio::test]
+async fn what_cannot_be_written_down_is_not_done() {
+    let disk = Mount::tmpfs("256k");
+    let setting = format!("[admin]\naudit = {:?}", disk.path().join("audit.jsonl"));
+    let routes = "[[route]]\nmatch = \"POST /pay/*\"\nlabel = { key = \"clear\" }\n";
+    let office = Office::with(&format!("{}{routes}", WHO.replacen("[admin]", &setting, 1))).await;
+    assert_eq!(office.pay("/pay/ok", "key-of-a-payment", "u1").send().await.status, 201);
+    let forget = format!("/api/records/{}/forget", office.address("key-of-a-payment").await);
+    let ballast = disk.fill();
+    let refused = office.post(ADMIN, &forget, r#"{"reason":"r"}"#).await;
+    assert_problem(&refused, 503, "the audit trail cannot be written, so nothing was changed");
+    assert_eq!(office.record("key-of-a-payment").await["state"], "done", "nothing was changed");
+    assert_eq!(trail(&office, "").await.len(), 0);
+    std::fs::remove_file(ballast).expect("room again");
+    assert_eq!(office.post(ADMIN, &forget, r#"{"reason":"r"}"#).await.status, 200);
+    assert_eq!(trail(&office, "").await.len(), 1);
+}
+
+#[tokio::test]
+async fn the_trail_is_where_the_configuration_says_or_only_in_the_log() {
+    let routes = "[[route]]\nmatch = \"POST /pay/*\"\nlabel = { key = \"clear\" }\n";
+    for (setting, file) in [("audit = \"trail/audit.jsonl\"", Some("trail/audit.jsonl")), ("audit = \"off\"", None)] {
+        let who = WHO.replacen("[admin]", &format!("[admin]\n{setting}"), 1);
+        let mut office = Office::with(&format!("{who}{routes}")).await;
+        assert_eq!(office.pay("/pay/ok", "key-of-a-payment", "u1").send().await.status, 201);
+        let address = office.address("key-of-a-payment").await;
+        let done = office.post(ADMIN, &format!("/api/records/{address}/forget"), r#"{"reason":"r"}"#).await;
+        assert_eq!(done.status, 200, "{done:?}");
+        assert_eq!(trail(&office, "").await.len(), 1, "{setting}");
+        office.gateway.wait_for_log("an operator's change").await;
+        office.gateway.restart().await;
+        assert_eq!(trail(&office, "").await.len(), usize::from(file.is_some()), "{setting}");
+        if let Some(file) = file {
+            assert!(office.gateway.dir().join(file).exists());
+        }
+        assert!(!office.gateway.dir().join("ibid-journal/audit.jsonl").exists(), "{setting}");
+    }
+}
+
+#[tokio::test]
+async fn a_trail_that_cannot_be_opened_stops_the_start() {
+    let (_folder, file) = {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ibid.toml");
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        let trail = folder.path().join("file/audit.jsonl");
+        let text = format!(
+            "upstream = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n[admin]\nlisten = \"127.0.0.1:0\"\naudit = {trail:?}\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        (folder, file)
+    };
+    let output =
+        ibid_testkit::process::run(crate::faults::kit::BIN, &["serve", "--config", file.to_str().unwrap()], &[]).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("admin.audit: ") && said.contains("file/audit.jsonl"), "{said}");
+}
+
+#[tokio::test]
+async fn pages_are_asked_for_well_or_refused() {
+    let office = Office::open().await;
+    for (query, part) in [
+        ("limit=0", "allowed is 1 to 1000"),
+        ("limit=1001", "allowed is 1 to 1000"),
+        ("cursor=x", "send what \"next\" said"),
+        ("cursor=-1", "send what \"next\" said"),
+        ("user=u1", "allowed are limit, cursor"),
+    ] {
+        assert_problem(&office.get(ADMIN, &format!("/api/audit?{query}")).await, 400, part);
+    }
+}

@@ -1,0 +1,142 @@
+//! The description of the API holds: Schemathesis, which nobody here wrote, asks everything that it allows and much that it
+//! does not, and compares each answer with it. `scripts/test` installs it.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use ibid::Reason;
+use ibid_testkit::client::get;
+use serde_json::Value;
+use tokio::{process::Command, time::timeout};
+
+use super::kit::{ADMIN, Office, USER, VIEWER};
+
+/// How long one run may take, on a machine that does much else.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn document() -> Value {
+    serde_json::from_str(ibid_gateway::admin::api::DOCUMENT).expect("JSON")
+}
+
+#[tokio::test]
+async fn the_document_that_is_served_is_the_one_in_the_docs() {
+    let office = Office::open().await;
+    let served = get(office.gateway.admin_addr(), "/api/openapi.json").send().await;
+    assert_eq!((served.status, served.header("content-type")), (200, Some("application/json")));
+    let docs = fs::read_to_string(root().join("docs/admin-api.json")).expect("the docs have it");
+    assert!(served.text() == docs, "copy crates/ibid-gateway/src/admin/openapi.json to docs/admin-api.json");
+}
+
+#[test]
+fn names_in_the_document_are_those_of_the_code() {
+    let document = document();
+    let reasons =
+        &document["components"]["schemas"]["Refusals"]["properties"]["refusals"]["items"]["properties"]["reason"];
+    let reasons: BTreeSet<_> = reasons["enum"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    assert_eq!(reasons, Reason::all().map(Reason::name).collect());
+    let members = |schema: &str| -> BTreeSet<String> {
+        let schema = &document["components"]["schemas"][schema];
+        schema["properties"].as_object().unwrap().keys().cloned().collect()
+    };
+    // What docs/operating.md lists; a test there compares that list with what is printed.
+    for name in ["address", "state", "takeover_in_ms", "response", "fence", "fingerprint"] {
+        assert!(members("Record").contains(name), "{name}");
+    }
+}
+
+/// Every endpoint that the document has is there, and every operation is allowed.
+#[tokio::test]
+async fn every_endpoint_of_the_document_is_there() {
+    let office = Office::open().await;
+    for (path, operations) in document()["paths"].as_object().unwrap() {
+        let path = path.replace("{address}", super::kit::NOWHERE);
+        let options = office.ask("OPTIONS", "", &path).send().await;
+        assert_eq!(options.status, 204, "{path}");
+        let allow = options.header("allow").expect("it says what is allowed").to_owned();
+        for method in operations.as_object().unwrap().keys() {
+            assert!(allow.contains(&method.to_uppercase()), "{method} {path}: {allow}");
+        }
+    }
+}
+
+/// Runs it with a token; `fixed` are values of parameters that it could not guess.
+async fn schemathesis(office: &Office, token: &str, fixed: &str, flags: &[&str]) {
+    let program = root().join("target/schemathesis/bin/schemathesis");
+    assert!(program.exists(), "{} is missing: scripts/schemathesis installs it", program.display());
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("schemathesis.toml");
+    fs::write(&config, format!("color = false\n{fixed}")).unwrap();
+    let admin = format!("http://{}", office.gateway.admin_addr());
+    let mut command = Command::new(&program);
+    command.arg("--config-file").arg(&config).arg("run").arg(format!("{admin}/api/openapi.json"));
+    command.args([
+        "--url",
+        &admin,
+        "--checks",
+        "all",
+        "--max-examples",
+        "15",
+        "--seed",
+        "7",
+        "--request-timeout",
+        "20",
+    ]);
+    command.args(["--continue-on-failure", "--header", &format!("Authorization: Bearer {token}")]).args(flags);
+    command.current_dir(folder.path()).stdin(Stdio::null()).kill_on_drop(true);
+    let output = timeout(PATIENCE, command.output()).await.expect("it ends").expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("Test cases:") && !said.contains("0 generated"), "{said}");
+}
+
+#[tokio::test]
+async fn everything_is_answered_as_the_document_says() {
+    let office = Office::filled().await;
+    schemathesis(&office, ADMIN, "", &[]).await;
+    assert_eq!(
+        office.json("/api/records").await["records"].as_array().map(Vec::len),
+        Some(4),
+        "no address was guessed"
+    );
+}
+
+/// On records that are there: shown, resolved, refused, forgotten.
+#[tokio::test]
+async fn records_that_are_there_are_answered_as_the_document_says() {
+    let office = Office::filled().await;
+    for (key, path) in [
+        ("key-one-of-u1-done", "/api/records/{address}"),
+        ("key-one-of-u1-done", "/api/records/{address}/release"),
+        ("key-two-of-u1-lost", "/api/records/{address}/resolve"),
+        ("key-two-of-u2-failed", "/api/records/{address}/forget"),
+    ] {
+        let fixed = format!("[parameters]\n\"path.address\" = \"{}\"\n", office.address(key).await);
+        schemathesis(&office, ADMIN, &fixed, &["--include-path", path, "--phases", "coverage,fuzzing"]).await;
+    }
+    let outcomes: BTreeSet<_> = office.json("/api/audit").await["entries"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["outcome"].as_str().unwrap().to_owned())
+        .collect();
+    assert!(outcomes.contains("changed") && outcomes.contains("refused"), "{outcomes:?}");
+}
+
+/// Those who may not change anything, and those who see little, get what is documented, too.
+#[tokio::test]
+async fn other_roles_are_answered_as_the_document_says() {
+    let office = Office::filled().await;
+    for token in [VIEWER, USER] {
+        schemathesis(&office, token, "", &["--phases", "coverage"]).await;
+    }
+    assert_eq!(office.json("/api/records").await["records"].as_array().map(Vec::len), Some(4));
+}
