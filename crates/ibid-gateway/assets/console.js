@@ -74,7 +74,7 @@
       label: name,
       stroke: colour(token),
       width: kind.stacked ? 1 : 1.5,
-      fill: kind.stacked || kind.bars ? clear(colour(token), kind.stacked ? 0.85 : 0.6) : undefined,
+      fill: kind.stacked ? colour(token) : kind.bars ? clear(colour(token), 0.6) : undefined,
       points: { show: false },
       spanGaps: false,
       ...(kind.bars ? { paths: uPlot.paths.bars({ size: [0.9, 24] }) } : {}),
@@ -88,7 +88,7 @@
       cursor: { show: false },
       scales: { y: { range: (_, low, high) => [0, Math.max(kind.least, (high || 0) * 1.1)] } },
       axes: [
-        { ...axis, grid: { show: false }, space: 70, values: (_, ticks) => ticks.map(clock(ticks)) },
+        { ...axis, grid: { show: false }, size: 26, space: 70, values: (_, ticks) => ticks.map(clock(ticks)) },
         { ...axis, grid: { stroke: colour("--line"), width: 1 }, size: 52, space: 34,
           values: (_, ticks) => ticks.map(kind.say) },
       ],
@@ -161,12 +161,10 @@
   };
   document.addEventListener("htmx:sendError", () => reached(false));
   document.addEventListener("htmx:afterOnLoad", () => reached(true));
-  // A person who is typing, or has opened something, is not disturbed.
+  // A part in which somebody moves by keyboard, or has selected something, is not taken from under their hands.
+  const inUse = (part) => part.contains(document.activeElement) || getSelection().containsNode(part, true) && !getSelection().isCollapsed;
   document.addEventListener("htmx:beforeRequest", (event) => {
-    const part = event.target;
-    if (document.hidden || part.contains(document.activeElement) && document.activeElement !== document.body) {
-      event.preventDefault();
-    }
+    if (document.hidden || [...document.querySelectorAll("[data-live]")].some(inUse)) event.preventDefault();
   });
 
   document.addEventListener("click", async (event) => {

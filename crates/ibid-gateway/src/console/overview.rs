@@ -74,7 +74,8 @@ struct Numbers {
 
 /// Records that need somebody.
 struct Open {
-    summary: String,
+    unknown: String,
+    running: String,
     rows: Vec<Row>,
     empty: &'static str,
     empty_more: &'static str,
@@ -183,7 +184,7 @@ fn tiles(lately: &Lately, counts: Counts, running: usize, counted: bool) -> Vec<
         tile(
             "Overhead",
             took(lately.overhead.quantile(0.5)),
-            format!("half within; 99 % within {}", took(lately.overhead.quantile(0.99))),
+            format!("median; 99 % within {}", took(lately.overhead.quantile(0.99))),
         ),
     ]
 }
@@ -215,8 +216,7 @@ impl Open {
             Some(_) => ("The store could not list them.", "It is asked again every few seconds."),
             None => ("Nothing.", "No end is unknown, and nothing has been running for over a minute."),
         };
-        let summary = format!("{} unknown, {} running", count(counts.unknown), count(counts.processing));
-        Self { summary, rows, empty, empty_more }
+        Self { unknown: count(counts.unknown), running: count(counts.processing), rows, empty, empty_more }
     }
 }
 

@@ -30,6 +30,7 @@ async fn bustle(scene: &Scene) {
             scene.pay(&format!("{nth}"), &key, users).send().await;
         }
         if nth.is_multiple_of(40) {
+            let key = format!("{key}-slow");
             let (first, second) = (scene.pay("slow", &key, 9), scene.pay("slow", &key, 9));
             tokio::join!(first.send(), async {
                 sleep(Duration::from_millis(60)).await;
@@ -87,7 +88,6 @@ async fn pictures_of_a_gateway_at_work() {
             }
             sleep(Duration::from_millis(400)).await;
             picture(&browser, &folder.join(format!("{name}-{look}.png"))).await;
-            std::fs::write(folder.join(format!("{name}.html")), browser.source().await.unwrap()).unwrap();
         }
     }
 }
