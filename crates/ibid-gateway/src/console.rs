@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
-use http_body_util::{BodyExt, Full, Limited};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use ibid::store::{Address, Fence};
 use tokio::sync::watch;
@@ -23,6 +23,7 @@ use self::{
     others::{AuditPage, Policies, ShadowPage, StorePage, TroublePage},
     overview::{Overview, Sources},
     page::{Notice, Shell, html, see_other},
+    place::{Place, only, read},
     record::{Record, Refused},
     row::Deed,
 };
@@ -47,12 +48,11 @@ mod needs;
 mod others;
 mod overview;
 mod page;
+mod place;
 mod record;
 mod row;
 mod words;
 
-/// A form that is longer is not read. An answer that is typed in fits; larger ones are for `ibid keys resolve`.
-const LARGEST_FORM: usize = 1 << 20;
 /// Entries of the audit trail on a page.
 const DEEDS: usize = 50;
 /// Deeds and refusals beside one record.
@@ -99,59 +99,6 @@ impl Console {
                 Err(denied) => visit.stranger(denied),
             },
         })
-    }
-}
-
-/// Where somebody wants to go.
-enum Place {
-    Overview,
-    Series,
-    Records,
-    Record(Address),
-    Act(Address, Action),
-    Stuck,
-    Policies,
-    Shadow,
-    Store,
-    Audit,
-    LogIn,
-    LogOut,
-}
-
-impl Place {
-    fn of(path: &str) -> Option<Self> {
-        Some(match path {
-            "/" => Self::Overview,
-            "/series" => Self::Series,
-            "/records" => Self::Records,
-            "/stuck" => Self::Stuck,
-            "/policies" => Self::Policies,
-            "/shadow" => Self::Shadow,
-            "/store" => Self::Store,
-            "/audit" => Self::Audit,
-            "/login" => Self::LogIn,
-            "/logout" => Self::LogOut,
-            _ => {
-                let rest = path.strip_prefix("/records/")?;
-                match rest.split_once('/') {
-                    None => Self::Record(Address::from_hex(rest)?),
-                    Some((address, action)) => Self::Act(Address::from_hex(address)?, Action::of(action)?),
-                }
-            }
-        })
-    }
-
-    fn methods(&self) -> &'static [Method] {
-        match self {
-            Self::Act(..) | Self::LogIn => &[Method::GET, Method::POST],
-            Self::LogOut => &[Method::POST],
-            _ => &[Method::GET],
-        }
-    }
-
-    /// Whether one user's token leads there.
-    fn is_for_users(&self) -> bool {
-        matches!(self, Self::Records | Self::Record(_) | Self::LogOut)
     }
 }
 
@@ -464,48 +411,4 @@ fn sentence(text: &str) -> String {
     let mut letters = text.trim_end_matches('.').chars();
     let first = letters.next().map(|first| first.to_ascii_uppercase());
     first.into_iter().chain(letters).chain(['.']).collect()
-}
-
-/// The refusal of a method that is not understood there.
-fn only(method: &Method, allowed: &[Method]) -> Option<Page> {
-    if allowed.contains(method) || *method == Method::HEAD && allowed.contains(&Method::GET) {
-        return None;
-    }
-    let names: Vec<&str> = allowed.iter().map(Method::as_str).collect();
-    let mut answer = Response::new(Full::new(format!("only {} is understood here\n", names.join(" or ")).into()));
-    *answer.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-    page::guard(answer.headers_mut());
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    answer.headers_mut().insert(header::ALLOW, HeaderValue::from_str(&names.join(", ")).expect("names of methods"));
-    Some(answer)
-}
-
-/// The query of a GET, the form of a POST.
-async fn read(parts: &Parts, body: Incoming) -> Result<Form, Page> {
-    if parts.method != Method::POST {
-        return Ok(Form::of(parts.uri.query().unwrap_or_default().as_bytes()));
-    }
-    if !is_form(&parts.headers) {
-        return Err(plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, "this page takes forms; programs use /api\n"));
-    }
-    match Limited::new(body, LARGEST_FORM).collect().await {
-        Ok(body) => Ok(Form::of(&body.to_bytes())),
-        Err(_) => {
-            let why = "this form is longer than 1 MiB; use ibid keys resolve --body FILE for large answers\n";
-            Err(plain(StatusCode::PAYLOAD_TOO_LARGE, why))
-        }
-    }
-}
-
-fn is_form(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/x-www-form-urlencoded")
-}
-
-fn plain(status: StatusCode, text: &'static str) -> Page {
-    let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
-    *answer.status_mut() = status;
-    page::guard(answer.headers_mut());
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    answer
 }

@@ -9,6 +9,7 @@ use http::{HeaderMap, StatusCode};
 use super::{
     form::{Form, lines},
     page::Shell,
+    record::fields,
     row::{Field, known_state, name},
     words::{plain, plain_lines},
 };
@@ -50,6 +51,8 @@ pub(super) struct Act {
     question: &'static str,
     meaning: &'static str,
     given: Given,
+    /// To ask the app with.
+    known: Vec<Field>,
     wrong: Option<String>,
 }
 
@@ -181,6 +184,7 @@ impl Act {
             question,
             meaning,
             given,
+            known: fields(view),
             wrong,
         }
     }

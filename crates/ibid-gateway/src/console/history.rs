@@ -124,15 +124,10 @@ impl History {
 
     /// The columns of the charts, oldest first.
     pub(crate) fn series(&self, window: Window) -> Value {
-        let points = self.points(window);
+        let (all, count) = self.points(window);
+        let points = &all[all.len() - count..];
         let column = |of: &dyn Fn(&Point) -> Value| points.iter().map(of).collect::<Value>();
         let rate = |of: fn(&Requests) -> u64| column(&|point| rounded(point.per_second(of(&point.requests))));
-        let part = |of: fn(&Point) -> u64| {
-            column(&|point| match point.requests.all() {
-                0 => Value::Null,
-                all => rounded(of(point) as f64 * 100.0 / all as f64),
-            })
-        };
         let slow = |part: f64| {
             column(&|point| point.overhead.quantile(part).map_or(Value::Null, |took| rounded(took.as_secs_f64() * 1e3)))
         };
@@ -143,8 +138,8 @@ impl History {
             "refused": rate(Requests::all_refused),
             "open": rate(Requests::open),
             "passed": rate(Requests::passed),
-            "hit_percent": part(|point| point.hits),
-            "conflict_percent": part(|point| point.requests.conflicts),
+            "hit_percent": trailing(&all, count, |point| point.hits),
+            "conflict_percent": trailing(&all, count, |point| point.requests.conflicts),
             "fallbacks": column(&|point| point.fallbacks.into()),
             "unknown": column(&|point| point.requests.open().into()),
             "overhead_p50_ms": slow(0.5),
@@ -154,7 +149,8 @@ impl History {
 
     /// The same in a few rows, latest first, for those who read numbers.
     pub(crate) fn rows(&self, window: Window, at_most: usize) -> Vec<(u64, Lately)> {
-        let points = self.points(window);
+        let (all, count) = self.points(window);
+        let points = &all[all.len() - count..];
         let each = points.len().div_ceil(at_most.max(1)).max(1);
         let rows = points.rchunks(each).map(|points| {
             let mut row = Lately::default();
@@ -164,12 +160,32 @@ impl History {
         rows.collect()
     }
 
-    fn points(&self, window: Window) -> Vec<Point> {
+    /// All that its ring has, and how many of the last ones are in the window.
+    fn points(&self, window: Window) -> (Vec<Point>, usize) {
         let (ring, count) = window.place();
-        let rings = self.0.lock();
-        let points = &rings[ring].points;
-        points.iter().skip(points.len().saturating_sub(count)).copied().collect()
+        let all: Vec<Point> = self.0.lock()[ring].points.iter().copied().collect();
+        let count = count.min(all.len());
+        (all, count)
     }
+}
+
+/// Percent of all requests in the time that alarms look back, up to each of the last `count` points.
+fn trailing(points: &[Point], count: usize, of: fn(&Point) -> u64) -> Value {
+    let (mut from, mut over, mut some, mut all) = (0, Duration::ZERO, 0, 0);
+    let percents = points.iter().map(|point| {
+        over += point.over;
+        some += of(point);
+        all += point.requests.all();
+        while over.saturating_sub(points[from].over) >= LATELY {
+            over -= points[from].over;
+            some -= of(&points[from]);
+            all -= points[from].requests.all();
+            from += 1;
+        }
+        if all == 0 { Value::Null } else { rounded(some as f64 * 100.0 / all as f64) }
+    });
+    let percents: Vec<Value> = percents.collect();
+    percents[points.len() - count..].into()
 }
 
 impl Ring {
@@ -330,6 +346,21 @@ mod tests {
         assert_eq!(rows.len(), 12);
         assert!(rows.iter().all(|(_, row)| row.requests.all() == 300), "{rows:?}");
         assert!(rows.is_sorted_by(|a, b| a.0 > b.0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hits_are_a_part_of_what_came_in_the_five_minutes_before() {
+        let history = History::new(&Metrics::default());
+        let start = Instant::now();
+        for second in 1..=400_u64 {
+            // All of the first ten seconds are hits, nothing later is.
+            let requests = Requests { stored: second, ..Requests::default() };
+            let reading = Reading { requests, hits: second.min(10), ..Reading::default() };
+            history.look(&reading, start + Duration::from_secs(second), second * 1000);
+        }
+        let percent = history.series(Window::Minutes)["hit_percent"].as_array().unwrap().clone();
+        assert_eq!((percent.len(), &percent[9], &percent[19]), (400, &json!(100.0), &json!(50.0)));
+        assert_eq!((&percent[299], &percent[304], &percent[310]), (&json!(3.333), &json!(1.667), &json!(0.0)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -106,9 +106,9 @@ impl StorePage {
             Field::code("Named", url),
             Field::new("Promise", promise),
             Field::new("Survives a crash", yes_no(health.durable, "no", "yes")),
-            Field::new("Shared by gateways", yes_no(health.shared, "no", "yes")),
+            Field::new("Shared", yes_no(health.shared, "no", "yes")),
             Field::new("Answered in", took(health.took)),
-            Field::new("Ends not taken yet", count(health.waiting)).under("told again and again until they are"),
+            Field::new("Not taken yet", count(health.waiting)).under("told again and again until they are"),
         ];
         let holds = vec![
             Field::new("Finished", count(counts.finished)),

@@ -130,7 +130,8 @@ impl Record {
     }
 }
 
-fn fields(view: &View) -> Vec<Field> {
+/// Everything that is known besides the answer.
+pub(super) fn fields(view: &View) -> Vec<Field> {
     let or_dash = |text: &str| if text.is_empty() { "–".into() } else { plain(text).into_owned() };
     let age = rough(Duration::from_millis(view.age_ms));
     let request = format!("{} {}", view.method, view.path);

@@ -138,13 +138,14 @@ impl Browser {
         bad.map(|line| line["message"].to_string()).collect()
     }
 
-    /// Every address that the browser asked for since it was last asked.
+    /// Every address that pages asked for since the last look. The browser's own pages are not counted.
     pub(super) async fn asked_for(&self) -> Vec<String> {
         let lines: Value = self.client.issue_cmd(Log("performance")).await.expect("the browser's log");
         let lines = lines.as_array().cloned().unwrap_or_default();
         let events = lines.iter().filter_map(|line| serde_json::from_str::<Value>(line["message"].as_str()?).ok());
         let sent = events.filter(|event| event["message"]["method"] == "Network.requestWillBeSent");
-        sent.filter_map(|event| Some(event["message"]["params"]["request"]["url"].as_str()?.to_owned())).collect()
+        let urls = sent.filter_map(|event| Some(event["message"]["params"]["request"]["url"].as_str()?.to_owned()));
+        urls.filter(|url| !url.starts_with("chrome")).collect()
     }
 
     /// As wide and as high as a screen.
