@@ -21,6 +21,7 @@ use serde_json::json;
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, watch},
+    time::timeout,
 };
 
 pub use self::problem::Problem;
@@ -44,6 +45,8 @@ pub mod stats;
 
 /// Connections at a time; more wait in the system's queue.
 const CONNECTIONS: usize = 1024;
+/// How long a connection lasts at most: one that reads no answer would keep its place for ever.
+const LASTS: Duration = Duration::from_secs(600);
 
 /// The admin port, bound.
 pub struct Admin {
@@ -140,11 +143,11 @@ impl Admin {
                     let (desk, console, stopping) = (desk.clone(), console.clone(), *stop.borrow());
                     async move { Ok::<_, Infallible>(answer(&desk, &console, request, peer.ip(), stopping).await) }
                 });
-                let _ = hyper::server::conn::http1::Builder::new()
+                let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
                     .header_read_timeout(Duration::from_secs(10))
-                    .serve_connection(TokioIo::new(socket), service)
-                    .await;
+                    .serve_connection(TokioIo::new(socket), service);
+                let _ = timeout(LASTS, connection).await;
                 drop(permit);
             });
         }

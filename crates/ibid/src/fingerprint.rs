@@ -52,7 +52,7 @@ impl Printing {
     pub(crate) fn framed(&mut self, tag: u8, bytes: &[u8]) {
         framed(&mut self.hash, tag, bytes);
         let sum = &mut self.parts.0[self.at];
-        *sum = crc32c::crc32c_append(crc32c::crc32c_append(*sum, &[tag]), bytes);
+        *sum = crc32c::crc32c_append(*sum ^ u32::from(tag), bytes);
     }
 }
 

@@ -22,7 +22,7 @@ pub struct Problem {
     /// What happened, what is allowed, what to do.
     pub detail: String,
     /// Members besides those of every problem.
-    pub more: Map<String, Value>,
+    pub more: Option<Box<Map<String, Value>>>,
     /// Of the answer.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
@@ -30,7 +30,7 @@ pub struct Problem {
 impl Problem {
     /// Without anything besides.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), more: Map::new(), headers: Vec::new() }
+        Self { status, detail: detail.into(), more: None, headers: Vec::new() }
     }
 
     /// It cannot be asked for like this.
@@ -41,7 +41,7 @@ impl Problem {
     /// With the members of an object.
     pub fn with(mut self, more: &impl Serialize) -> Self {
         if let Ok(Value::Object(members)) = serde_json::to_value(more) {
-            self.more.extend(members);
+            self.more.get_or_insert_default().extend(members);
         }
         self
     }
@@ -66,7 +66,7 @@ impl Problem {
             "detail": self.detail,
         });
         if let Value::Object(members) = &mut body {
-            members.extend(self.more);
+            members.extend(self.more.into_iter().flat_map(|more| *more));
         }
         let mut reply = super::reply(self.status, "application/problem+json", format!("{body}\n"));
         for (name, value) in self.headers {

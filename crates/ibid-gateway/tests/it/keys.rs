@@ -97,38 +97,42 @@ all_cases!(embedded, async {
     super::Place { expires_by_itself: true, ..super::Place::new(url, folder) }
 });
 
-// The same over the admin API: the embedded store is open in its gateway meanwhile.
-on_a_store!(
-    over_the_admin_api,
-    async {
-        let folder = tempfile::tempdir().expect("a folder");
-        let url = format!("embedded:{}", folder.path().join("data").display());
-        super::Place { by_admin: true, ..super::Place::new(url, folder) }
-    },
-    {
-        listing::{
-            a_list_has_what_the_gateway_remembers,
-            filters_are_all_applied,
-            a_list_goes_on_where_it_ended,
-            a_key_is_found_as_sent_though_it_is_stored_masked,
-        },
-        showing::{
-            every_field_of_a_finished_one_is_shown,
-            a_body_that_is_no_text_is_shown_as_hex_and_written_raw,
-            an_unknown_one_has_no_answer,
-            what_is_not_there_or_not_alone_is_not_shown,
-        },
-        changing::{
-            a_forgotten_one_runs_again,
-            a_released_one_runs_again,
-            a_resolved_one_is_answered_as_told,
-            one_that_never_happened_runs_again,
-            a_finished_one_is_not_resolved,
-            another_fence_changes_nothing,
-            a_change_is_written_to_the_log_with_its_reason,
-        },
-    }
-);
+/// The same over the admin API of a gateway that has the store open meanwhile.
+macro_rules! cases_over_the_api {
+    ($name:ident, $place:expr) => {
+        on_a_store!($name, async { super::Place { by_admin: true, ..$place.await } }, {
+            listing::{
+                a_list_has_what_the_gateway_remembers,
+                filters_are_all_applied,
+                a_list_goes_on_where_it_ended,
+                a_key_is_found_as_sent_though_it_is_stored_masked,
+            },
+            showing::{
+                every_field_of_a_finished_one_is_shown,
+                a_body_that_is_no_text_is_shown_as_hex_and_written_raw,
+                an_unknown_one_has_no_answer,
+                what_is_not_there_or_not_alone_is_not_shown,
+            },
+            changing::{
+                a_forgotten_one_runs_again,
+                a_released_one_runs_again,
+                a_resolved_one_is_answered_as_told,
+                one_that_never_happened_runs_again,
+                a_finished_one_is_not_resolved,
+                another_fence_changes_nothing,
+                a_change_is_written_to_the_log_with_its_reason,
+            },
+        });
+    };
+}
+
+cases_over_the_api!(over_the_api_on_embedded, async {
+    let folder = tempfile::tempdir().expect("a folder");
+    let url = format!("embedded:{}", folder.path().join("data").display());
+    super::Place::new(url, folder)
+});
+cases_over_the_api!(over_the_api_on_redis, super::redis());
+cases_over_the_api!(over_the_api_on_postgres, super::postgres());
 
 /// Those of a store that several processes share.
 macro_rules! shared_cases {

@@ -1,5 +1,6 @@
 //! Stores that fail, configuration, reload, shutdown, logs, metrics.
 
+mod admin_store;
 mod common;
 mod cors;
 mod crowd;

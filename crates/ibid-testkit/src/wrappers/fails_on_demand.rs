@@ -19,6 +19,8 @@ pub enum Calls {
     Extend,
     /// Ends.
     Settle,
+    /// What operators change.
+    Change,
     /// Every call, operators' ones included.
     All,
 }
@@ -52,6 +54,7 @@ impl Calls {
             Self::Claim => call == Call::Claim,
             Self::Extend => call == Call::Extend,
             Self::Settle => call == Call::Settle,
+            Self::Change => call == Call::Change,
             Self::All => true,
         }
     }

@@ -98,36 +98,23 @@ async fn schemathesis(office: &Office, token: &str, fixed: &str, flags: &[&str])
     assert!(said.contains("Test cases:") && !said.contains("0 generated"), "{said}");
 }
 
+/// In its stateful phase it takes addresses from lists and changes what is there.
 #[tokio::test]
 async fn everything_is_answered_as_the_document_says() {
     let office = Office::filled().await;
     schemathesis(&office, ADMIN, "", &[]).await;
-    assert_eq!(
-        office.json("/api/records").await["records"].as_array().map(Vec::len),
-        Some(4),
-        "no address was guessed"
-    );
 }
 
-/// On records that are there: shown, resolved, refused, forgotten.
+/// On a record that is there: shown, resolved, and then refused.
 #[tokio::test]
-async fn records_that_are_there_are_answered_as_the_document_says() {
+async fn a_record_that_is_there_is_answered_as_the_document_says() {
     let office = Office::filled().await;
-    for (key, path) in [
-        ("key-one-of-u1-done", "/api/records/{address}"),
-        ("key-one-of-u1-done", "/api/records/{address}/release"),
-        ("key-two-of-u1-lost", "/api/records/{address}/resolve"),
-        ("key-two-of-u2-failed", "/api/records/{address}/forget"),
-    ] {
-        let fixed = format!("[parameters]\n\"path.address\" = \"{}\"\n", office.address(key).await);
-        schemathesis(&office, ADMIN, &fixed, &["--include-path", path, "--phases", "coverage,fuzzing"]).await;
-    }
-    let outcomes: BTreeSet<_> = office.json("/api/audit").await["entries"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|entry| entry["outcome"].as_str().unwrap().to_owned())
-        .collect();
+    let fixed = format!("[parameters]\n\"path.address\" = \"{}\"\n", office.address("key-two-of-u1-lost").await);
+    let flags = ["--include-path-regex", "records/.address", "--exclude-path", "/api/records/{address}/forget"];
+    schemathesis(&office, ADMIN, &fixed, &[&flags[..], &["--phases", "coverage,fuzzing"]].concat()).await;
+    let audit = office.json("/api/audit?limit=1000").await;
+    let entries = audit["entries"].as_array().unwrap().iter();
+    let outcomes: BTreeSet<_> = entries.map(|entry| entry["outcome"].as_str().unwrap()).collect();
     assert!(outcomes.contains("changed") && outcomes.contains("refused"), "{outcomes:?}");
 }
 
