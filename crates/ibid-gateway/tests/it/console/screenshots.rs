@@ -55,7 +55,18 @@ async fn pictures_of_a_gateway_at_work() {
     std::fs::create_dir_all(folder).unwrap();
     let scene = Arc::new(Scene::filled().await);
     bustle(&scene).await;
-    let (lost, done) = (scene.address(LOST).await, scene.address("order-1018-pay").await);
+    // One whose key was used for another payment, too.
+    let (lost, done) = (scene.address(LOST).await, scene.address("order-1150-pay").await);
+    for (key, action, reason) in [
+        ("order-1600-refund", "release", "OPS-311: the bank has no such refund"),
+        ("order-1009-pay", "forget", "OPS-312: paid by card instead, to be run again"),
+    ] {
+        let path = format!("/records/{}/{action}", scene.address(key).await);
+        let mut reader = scene.reader(ADMIN).await;
+        let form = reader.read(&path).await;
+        let look = reader.submit(&form, &[("reason", reason)]).await.text();
+        assert_eq!(reader.submit(&look, &[]).await.status, 303, "{key}");
+    }
     let browser = Browser::start(Scripts::On).await;
     let pages = [
         ("overview", "/".to_owned()),
