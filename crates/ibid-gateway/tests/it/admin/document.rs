@@ -53,6 +53,18 @@ fn names_in_the_document_are_those_of_the_code() {
     }
 }
 
+#[test]
+fn the_guide_for_operators_names_every_endpoint() {
+    let guide = fs::read_to_string(root().join("docs/operating.md")).expect("the docs have it");
+    let section =
+        guide.split("\n## Admin API\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("a section");
+    for path in document()["paths"].as_object().unwrap().keys() {
+        let name = path.replace("{address}", "ADDRESS");
+        let last = format!("`/{}`", name.rsplit('/').next().unwrap());
+        assert!(section.contains(&name) || name.contains("ADDRESS/") && section.contains(&last), "{name}");
+    }
+}
+
 /// Every endpoint that the document has is there, and every operation is allowed.
 #[tokio::test]
 async fn every_endpoint_of_the_document_is_there() {
