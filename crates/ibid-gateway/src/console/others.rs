@@ -179,7 +179,7 @@ struct Report {
 impl ShadowPage {
     pub(super) fn new(shell: Shell, report: &stats::ShadowReport) -> Self {
         let routes: Vec<Report> = report.routes.iter().map(Report::of).collect();
-        let lead = format!("What enforcing each route does, or would do, since {}", when(&report.since));
+        let lead = format!("What enforcing each route does, or would do, since {} UTC", when(&report.since));
         Self { shell, lead, routes, names: ["Requests", "Run", "Replay", "Refuse", "No key"] }
     }
 }

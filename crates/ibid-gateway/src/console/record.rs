@@ -273,7 +273,7 @@ fn life(view: &View, state: &str) -> Vec<Event> {
         }
     }
     let left = rough(Duration::from_millis(view.expires_in_ms));
-    life.push(event("", "Forgotten", utc(&view.expires_at), format!("in {left}")));
+    life.push(event("", "Expires", utc(&view.expires_at), format!("in {left}")));
     life
 }
 
