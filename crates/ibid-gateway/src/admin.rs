@@ -1,8 +1,8 @@
 //! The admin port: whether the gateway is alive and can do its work, what it has done, and what operators see and
 //! change.
 //!
-//! [`Desk`] is everything that is known here; [`api`] gives it to programs. Health and metrics need no token, everything
-//! else does ([`auth`]). No answer may be cached, framed, or read by pages of other origins.
+//! [`Desk`] is everything that is known here; [`api`] gives it to programs, and the console to people. Health and metrics
+//! need no token, everything else does ([`auth`]). No answer may be cached, framed, or read by pages of other origins.
 
 use std::{
     convert::Infallible,
@@ -28,6 +28,7 @@ pub use self::problem::Problem;
 use self::{audit::Audit, auth::Auth, problem::Reply, stats::History};
 use crate::{
     config,
+    console::Console,
     live::Live,
     metrics::{self, Gauges, Metrics, Refusals, ShadowReport, Watched},
     records::view::now_ms,
@@ -128,6 +129,7 @@ impl Admin {
     pub async fn run(self, stop: watch::Receiver<bool>) {
         let Self { listener, desk } = self;
         tokio::spawn(desk.history.clone().keep(desk.metrics.clone()));
+        let console = Arc::new(Console::start(&desk, stop.clone()));
         let room = Arc::new(Semaphore::new(CONNECTIONS));
         loop {
             let permit = room.clone().acquire_owned().await.expect("never closed");
@@ -135,11 +137,11 @@ impl Admin {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            let (desk, stop) = (desk.clone(), stop.clone());
+            let (desk, console, stop) = (desk.clone(), console.clone(), stop.clone());
             tokio::spawn(async move {
                 let service = service_fn(move |request| {
-                    let (desk, stopping) = (desk.clone(), *stop.borrow());
-                    async move { Ok::<_, Infallible>(answer(&desk, request, peer.ip(), stopping).await) }
+                    let (desk, console, stopping) = (desk.clone(), console.clone(), *stop.borrow());
+                    async move { Ok::<_, Infallible>(answer(&desk, &console, request, peer.ip(), stopping).await) }
                 });
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
@@ -152,7 +154,7 @@ impl Admin {
     }
 }
 
-async fn answer(desk: &Desk, request: Request<Incoming>, client: IpAddr, stopping: bool) -> Reply {
+async fn answer(desk: &Desk, console: &Console, request: Request<Incoming>, client: IpAddr, stopping: bool) -> Reply {
     let path = request.uri().path();
     if path.starts_with("/api/") {
         return api::answer(desk, request, client).await;
@@ -172,11 +174,15 @@ async fn answer(desk: &Desk, request: Request<Incoming>, client: IpAddr, stoppin
         "/healthz" => plain(StatusCode::OK, "ok\n"),
         "/readyz" => ready(desk, stopping).await,
         "/metrics" => exposition(desk).await,
-        _ => plain(StatusCode::NOT_FOUND, "there are /healthz, /readyz, /metrics and /api/openapi.json here\n"),
+        _ => {
+            let page = console.answer(desk, request, client).await;
+            page.unwrap_or_else(|| plain(StatusCode::NOT_FOUND, NOTHING))
+        }
     }
 }
 
 const READ: &str = "GET, HEAD, OPTIONS";
+const NOTHING: &str = "there are the console at /, /healthz, /readyz, /metrics and /api/openapi.json here\n";
 
 async fn exposition(desk: &Desk) -> Reply {
     let stored = desk.gauges.read().await;

@@ -5,6 +5,7 @@
 pub mod admin;
 pub mod commands;
 pub mod config;
+mod console;
 pub mod contract_page;
 pub mod live;
 pub mod logs;

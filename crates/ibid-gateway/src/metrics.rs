@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use self::{
     exposition::Exposition,
-    sharded::{Histogram, Sharded, Spread},
+    sharded::{Histogram, Sharded},
     tallies::Tallies,
 };
 pub use self::{
@@ -30,10 +30,15 @@ pub use self::{
     refusals::{Refusals, Refused},
     shadow::{ShadowReport, Unkeyed},
 };
+pub(crate) use self::{
+    reading::{Reading, Requests},
+    sharded::Spread,
+};
 use crate::routes::RouteTable;
 
 mod exposition;
 mod gauges;
+mod reading;
 mod refusals;
 mod shadow;
 mod sharded;

@@ -200,11 +200,11 @@ impl Inbox {
         let verdict = tokio::spawn(async move { inbox.execute(&event, run).await }).await;
         let failure = failure.lock().take();
         match (verdict.map_err(HandleError::Aborted)?, failure) {
-            (Verdict::Replay(finished), _) if !finished.failed => Ok(Handled::Duplicate),
+            (Verdict::Replay(finished, _), _) if !finished.failed => Ok(Handled::Duplicate),
             (_, Some((error, attempt))) => {
                 Err(HandleError::Failed { error, attempt, poisoned: attempt >= self.poison_after })
             }
-            (Verdict::Replay(finished), None) => {
+            (Verdict::Replay(finished, _), None) => {
                 let failed = Failed::read(&finished);
                 Ok(Handled::Poisoned { attempts: failed.attempts, error: failed.error })
             }
@@ -298,7 +298,7 @@ impl Inbox {
             let ask = self.ask(event);
             let address = ask.address;
             let verdict = self.engine.execute(&self.policy, ask, Lent(&mut run)).await;
-            let Verdict::Replay(finished) = &verdict else { return verdict };
+            let Verdict::Replay(finished, _) = &verdict else { return verdict };
             // If it ran here and lost its claim, what the record says counts.
             let Some(run) = &mut run else { return verdict };
             let failed = Failed::read(finished);

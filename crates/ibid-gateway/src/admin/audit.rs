@@ -204,6 +204,12 @@ impl Audit {
         Page { entries, next }
     }
 
+    /// The latest changes of one record, newest first.
+    pub fn of(&self, address: &str, at_most: usize) -> Vec<Entry> {
+        let trail = self.0.lock();
+        trail.entries.iter().rev().filter(|entry| entry.address == address).take(at_most).cloned().collect()
+    }
+
     /// A sync takes milliseconds, in which no other task of the thread should have to wait.
     async fn blocking<T: Send + 'static>(
         &self, work: impl FnOnce(&mut Trail) -> io::Result<T> + Send + 'static,

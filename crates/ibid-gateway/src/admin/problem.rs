@@ -12,7 +12,7 @@ use super::auth::{Denied, Forbidden};
 use crate::records::NotFound;
 
 /// What clients of the admin port get.
-pub(super) type Reply = Response<Full<Bytes>>;
+pub(crate) type Reply = Response<Full<Bytes>>;
 
 /// A request that is not answered as asked.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,7 +58,7 @@ impl Problem {
     }
 
     /// Its bytes.
-    pub(super) fn into_reply(self) -> Reply {
+    pub(crate) fn into_reply(self) -> Reply {
         let mut body = json!({
             "type": "about:blank",
             "title": self.status.canonical_reason().unwrap_or("Error"),

@@ -85,7 +85,8 @@ fn explain(address: SocketAddr, admin: SocketAddr, token: &str, app: &Payments, 
          -H 'Idempotency-Key: {}' -d '{{\"amount\": 700}}'\n\n\
          Charged in all:                  curl http://{address}/payments\n\
          The published contract:          http://{address}/.well-known/idempotency\n\n\
-         For operators:                   http://{admin}/ with the token {token}\n\
+         The console, in a browser:       http://{admin}/\n\
+         Its token:                       {token}\n\
          What is remembered:              curl -H 'Authorization: Bearer {token}' http://{admin}/api/records\n\
          The same as a table:             IBID_ADMIN_TOKEN={token} ibid keys list --admin http://{admin}\n\n{}",
         bold("A payment that is retried, and charged once."),

@@ -59,7 +59,7 @@ pub(super) struct Histogram {
 
 /// What a [`Histogram`] held when it was read.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Spread {
+pub(crate) struct Spread {
     buckets: [u64; BOUNDS.len() + 1],
     sum: u64,
 }
@@ -89,8 +89,39 @@ impl Spread {
         bounds.zip(counts)
     }
 
-    pub(super) fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.buckets.iter().sum()
+    }
+
+    /// What came in after `before` was read.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        let mut since = *self;
+        since.buckets.iter_mut().zip(before.buckets).for_each(|(now, then)| *now = now.saturating_sub(then));
+        since.sum = self.sum.wrapping_sub(before.sum);
+        since
+    }
+
+    /// `None` if there are none.
+    pub(crate) fn mean(&self) -> Option<Duration> {
+        Some(Duration::from_nanos(self.sum.checked_div(self.count())?))
+    }
+
+    /// How long the given part of them took at most, evenly spread within a bucket. `None` if there are none.
+    pub(crate) fn quantile(&self, part: f64) -> Option<Duration> {
+        let count = self.count();
+        let rank = part.clamp(0.0, 1.0) * count as f64;
+        let mut below = 0;
+        for (at, held) in self.buckets.iter().copied().enumerate().filter(|(_, held)| *held > 0) {
+            if rank <= (below + held) as f64 {
+                let from = at.checked_sub(1).map_or(0, |lower| BOUNDS[lower].0);
+                // What is above all bounds is said to be at the last one, as Prometheus does.
+                let to = BOUNDS.get(at).map_or(from, |(bound, _)| *bound);
+                let within = (rank - below as f64) / held as f64;
+                return Some(Duration::from_nanos(from + ((to - from) as f64 * within) as u64));
+            }
+            below += held;
+        }
+        None
     }
 
     pub(super) fn sum(&self) -> Duration {
@@ -124,6 +155,20 @@ mod tests {
         let read: Vec<_> = histogram.read().cumulative().collect();
         assert_eq!(read[..2], [("0.00001", 2), ("0.000025", 3)]);
         assert_eq!(read[19..], [("30", 4), ("+Inf", 6)]);
+    }
+
+    #[test]
+    fn a_part_of_them_took_at_most_so_long() {
+        let histogram = Histogram::default();
+        assert_eq!(histogram.read().quantile(0.5), None);
+        (0..100).for_each(|_| histogram.observe(Duration::from_micros(700)));
+        let first = histogram.read();
+        assert_eq!(first.quantile(0.5), Some(Duration::from_micros(750)), "half way from 500 to 1000");
+        histogram.observe(Duration::from_secs(100));
+        assert_eq!(histogram.read().quantile(1.0), Some(Duration::from_secs(30)));
+        let since = histogram.read().since(&first);
+        assert_eq!((since.count(), since.sum()), (1, Duration::from_secs(100)));
+        assert_eq!(since.quantile(0.01), Some(Duration::from_secs(30)));
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod chaos;
 mod check;
 mod config;
 mod conform;
+mod console;
 mod disk;
 mod docs;
 mod faults;

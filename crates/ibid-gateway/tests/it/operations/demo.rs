@@ -52,6 +52,13 @@ async fn what_it_says_to_try_works_as_it_says() {
     let records = bash(format!("{} -s", records.trim())).await;
     let records: serde_json::Value = serde_json::from_str(&records).expect("JSON");
     assert_eq!((&records["records"][0]["state"], &records["records"][0]["status"]), (&"done".into(), &201.into()));
+    let told = |what: &str| {
+        let value = printed.lines().find_map(|line| line.strip_prefix(what)).map(str::trim);
+        value.unwrap_or_else(|| panic!("no {what} in:\n{printed}")).to_owned()
+    };
+    let (console, token) = (told("The console, in a browser:"), told("Its token:"));
+    let logged_in = bash(format!("curl -si {console}login --data-urlencode token={token}")).await;
+    assert!(logged_in.starts_with("HTTP/1.1 303 ") && logged_in.contains("ibid_session="), "{logged_in}");
     let table =
         printed.lines().find_map(|line| line.strip_prefix("The same as a table:")).expect("it says how to list");
     let table = bash(table.trim().replace(" ibid ", &format!(" {} ", super::common::BIN))).await;

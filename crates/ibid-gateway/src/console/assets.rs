@@ -1,0 +1,68 @@
+//! What pages are made of besides their text. All of it is in the binary; nothing is fetched from anywhere else.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http_body_util::Full;
+
+/// Name, type and bytes.
+type Asset = (&'static str, &'static str, &'static [u8]);
+
+#[rustfmt::skip]
+const ASSETS: [Asset; 6] = [
+    ("console.css", "text/css; charset=utf-8", include_bytes!("../../assets/console.css")),
+    ("console.js", "text/javascript; charset=utf-8", include_bytes!("../../assets/console.js")),
+    ("htmx.js", "text/javascript; charset=utf-8", include_bytes!("../../assets/vendor/htmx-2.0.11.min.js")),
+    ("uplot.js", "text/javascript; charset=utf-8", include_bytes!("../../assets/vendor/uplot-1.6.32.min.js")),
+    ("uplot.css", "text/css; charset=utf-8", include_bytes!("../../assets/vendor/uplot-1.6.32.min.css")),
+    ("icon.svg", "image/svg+xml", include_bytes!("../../assets/icon.svg")),
+];
+
+/// The file of that name. Browsers keep it, and ask whether it is still the same.
+pub(super) fn answer(name: &str, asked: &HeaderMap) -> Option<Response<Full<Bytes>>> {
+    let (_, kind, bytes) = ASSETS.iter().find(|(known, ..)| *known == name)?;
+    let tag = tag(bytes);
+    let known = asked.get(header::IF_NONE_MATCH).is_some_and(|known| *known == tag);
+    let mut answer = Response::new(Full::new(if known { Bytes::new() } else { Bytes::from_static(bytes) }));
+    if known {
+        *answer.status_mut() = StatusCode::NOT_MODIFIED;
+    }
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::ETAG, tag);
+    Some(answer)
+}
+
+fn tag(bytes: &[u8]) -> HeaderValue {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    HeaderValue::from_str(&format!("\"{:016x}\"", hasher.finish())).expect("hex in quotes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_the_browser_has_is_not_sent_again() {
+        let first = answer("console.css", &HeaderMap::new()).unwrap();
+        assert_eq!(first.status(), StatusCode::OK);
+        let asked = HeaderMap::from_iter([(header::IF_NONE_MATCH, first.headers()[header::ETAG].clone())]);
+        assert_eq!(answer("console.css", &asked).unwrap().status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(answer("console.js", &asked).unwrap().status(), StatusCode::OK, "another file");
+        assert!(answer("../console.css", &asked).is_none());
+    }
+
+    /// No file of ours names another place, so that nothing is fetched from there.
+    #[test]
+    fn our_own_files_name_no_other_place() {
+        for (name, _, bytes) in ASSETS.iter().filter(|(name, ..)| name.starts_with("console.")) {
+            let text = std::str::from_utf8(bytes).unwrap();
+            assert!(!text.contains("//") || !text.contains("http"), "{name}");
+            assert!(!text.contains("url(") && !text.contains("@import"), "{name}");
+        }
+    }
+}

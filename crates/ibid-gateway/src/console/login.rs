@@ -1,0 +1,131 @@
+//! The way in: a token for a session.
+
+use askama::Template;
+use http::{HeaderValue, Response, StatusCode, header};
+
+use super::{
+    form::Form,
+    page::{Notice, guard, html, see_other},
+};
+use crate::admin::auth::{COOKIE, Denied, SESSION_LASTS, Session};
+
+#[derive(Template)]
+#[template(path = "console/login.html")]
+pub(super) struct Login {
+    pub(super) message: Option<Notice>,
+    /// Whether anybody can log in.
+    pub(super) possible: bool,
+    pub(super) how: &'static str,
+    pub(super) next: String,
+}
+
+/// What to do about a gateway without tokens.
+const HOW: &str = "Set [admin] token = \"env:IBID_ADMIN_TOKEN\" in its configuration, with a long random value in that variable, \
+                   and start it again.";
+
+type Page = Response<http_body_util::Full<bytes::Bytes>>;
+
+/// The form.
+pub(super) fn form(query: &Form, possible: bool) -> Page {
+    let message = match query.value("because") {
+        "expired" => Some(Notice {
+            kind: "warn",
+            text: "Your session has ended: sessions last 12 hours, and no longer than the gateway runs. Log in again; \
+                   what you had not confirmed was not done."
+                .into(),
+        }),
+        "out" => Some(Notice { kind: "good", text: "You are logged out.".into() }),
+        _ => None,
+    };
+    page(StatusCode::OK, message, possible, query.value("next"))
+}
+
+/// The form again, after a token that was not believed.
+pub(super) fn refused(denied: Denied, next: &str) -> Page {
+    let (status, text) = match denied {
+        Denied::NoTokens => return page(StatusCode::UNAUTHORIZED, None, false, next),
+        Denied::Missing => (StatusCode::UNAUTHORIZED, "Type a token.".into()),
+        Denied::Wrong => (
+            StatusCode::UNAUTHORIZED,
+            "That is none of this gateway's tokens. Check that it was copied whole, and that it is for this gateway."
+                .into(),
+        ),
+        Denied::Limited { retry_after } => (
+            StatusCode::TOO_MANY_REQUESTS,
+            format!("Too many log-ins from your address have failed. Try again in {} s.", retry_after.as_secs()),
+        ),
+    };
+    let mut answer = page(status, Some(Notice { kind: "bad", text }), true, next);
+    if let Denied::Limited { retry_after } = denied {
+        answer.headers_mut().insert(header::RETRY_AFTER, retry_after.as_secs().into());
+    }
+    answer
+}
+
+/// The form after one that came from another page than ours.
+pub(super) fn elsewhere(next: &str) -> Page {
+    let text = "This log-in came from a page of another site, and was not taken. Log in here.".into();
+    page(StatusCode::FORBIDDEN, Some(Notice { kind: "bad", text }), true, next)
+}
+
+fn page(status: StatusCode, message: Option<Notice>, possible: bool, next: &str) -> Page {
+    html(status, &Login { message, possible, how: HOW, next: inside(next).to_owned() })
+}
+
+/// On to the page that was wanted, with the session's cookie.
+pub(super) fn welcome(session: &Session, next: &str) -> Page {
+    let mut answer = see_other(inside(next));
+    set_cookie(&mut answer, &session.cookie, SESSION_LASTS.as_secs());
+    answer
+}
+
+/// Back to the form, without a cookie.
+pub(super) fn goodbye() -> Page {
+    let mut answer = see_other("/login?because=out");
+    set_cookie(&mut answer, "", 0);
+    answer
+}
+
+/// To the form, from a page that needs somebody. A part of a page is told to lead its page there.
+pub(super) fn wanted(here: &str, expired: bool, is_part: bool) -> Page {
+    let because = if expired { "expired" } else { "" };
+    let place = Form::link("/login", &[("because", because), ("next", if here == "/" { "" } else { here })]);
+    if !is_part {
+        return see_other(&place);
+    }
+    let mut answer = Response::new(http_body_util::Full::default());
+    *answer.status_mut() = StatusCode::UNAUTHORIZED;
+    guard(answer.headers_mut());
+    if let Ok(place) = HeaderValue::from_str(&place) {
+        answer.headers_mut().insert("hx-redirect", place);
+    }
+    answer
+}
+
+fn set_cookie(answer: &mut Page, value: &str, seconds: u64) {
+    // Not `Secure`: the admin port speaks plain HTTP, on loopback or behind something that speaks TLS.
+    let cookie = format!("{COOKIE}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds}");
+    let cookie = HeaderValue::from_str(&cookie).expect("hex digits");
+    answer.headers_mut().insert(header::SET_COOKIE, cookie);
+}
+
+/// A path of ours, or the first page: nobody is sent elsewhere after logging in.
+fn inside(next: &str) -> &str {
+    let fits = next.starts_with('/') && !next.starts_with("//") && !next.contains(['\\', '\r', '\n']);
+    if fits && next.is_ascii() && !next.contains(char::is_control) { next } else { "/" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_sent_elsewhere_after_logging_in() {
+        for own in ["/", "/records?state=unknown", "/records/ab"] {
+            assert_eq!(inside(own), own);
+        }
+        for foreign in ["", "//evil.example", "/\\evil.example", "https://evil.example", "evil", "/a\r\nb: c", "/é"] {
+            assert_eq!(inside(foreign), "/", "{foreign}");
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Pages that only show: policies, the store, the audit trail, and what went wrong.
+
+use askama::Template;
+use ibid::{Mode, Policy, StoreCall, http::Protocol, store::Counts};
+
+use super::{
+    form::Form,
+    health::Health,
+    page::Shell,
+    row::{Deed, Field},
+    words::{count, plain, size, took, when},
+};
+use crate::{
+    admin::{audit, stats},
+    config::{is_for_webhooks, show},
+    metrics::Metrics,
+    routes::{Route, RouteTable},
+};
+
+#[derive(Template)]
+#[template(path = "console/policies.html")]
+pub(super) struct Policies {
+    shell: Shell,
+    routes: Vec<Dials>,
+}
+
+struct Dials {
+    name: String,
+    preset: &'static str,
+    mode: String,
+    mode_kind: &'static str,
+    dials: Vec<Dial>,
+}
+
+struct Dial {
+    name: &'static str,
+    value: String,
+    changed: bool,
+}
+
+impl Policies {
+    pub(super) fn new(shell: Shell, routes: &RouteTable) -> Self {
+        Self { shell, routes: routes.iter().map(Dials::of).collect() }
+    }
+}
+
+impl Dials {
+    fn of(route: &Route) -> Self {
+        let mut preset = Policy::preset(route.preset).expect("routes start from presets");
+        if route.protocol == Protocol::Grpc {
+            preset = preset.for_grpc();
+        } else if !route.is_policy {
+            // Always those of the match.
+            preset.methods.clone_from(&route.policy.methods);
+        }
+        let both = show::dials(&route.policy).into_iter().zip(show::dials(&preset));
+        let dial =
+            |((name, value), (_, usual)): ((_, String), (_, String))| Dial { name, changed: value != usual, value };
+        let mut dials: Vec<Dial> = both.map(dial).collect();
+        if is_for_webhooks(route.preset) {
+            let signature = show::signature(&route.policy).into_iter();
+            dials.extend(signature.map(|(name, value, changed)| Dial { name, value, changed }));
+        }
+        let upstream = route.upstream.iter();
+        dials.extend(upstream.map(|upstream| Dial { name: "upstream", value: upstream.clone(), changed: true }));
+        let mode = route.policy.mode;
+        let name = if route.is_policy && route.protocol == Protocol::Http { "every path" } else { &route.name };
+        let mode_kind = match mode {
+            Mode::Enforce => "good",
+            Mode::Shadow => "warn",
+            Mode::Off => "",
+        };
+        Self { name: name.to_owned(), preset: route.preset, mode: mode.to_string(), mode_kind, dials }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/store.html")]
+pub(super) struct StorePage {
+    shell: Shell,
+    name: &'static str,
+    health: Health,
+    trouble: Option<String>,
+    advice: Vec<&'static str>,
+    wanting: Vec<String>,
+    promise: Vec<Field>,
+    counted: &'static str,
+    holds: Vec<Field>,
+    calls: Vec<Call>,
+}
+
+struct Call {
+    name: &'static str,
+    count: String,
+    mean: String,
+    p50: String,
+    p99: String,
+}
+
+impl StorePage {
+    pub(super) fn new(
+        shell: Shell, health: Health, counts: Counts, metrics: &Metrics, promise: String, url: String,
+    ) -> Self {
+        let yes_no = |yes: bool, no: &'static str, so: &'static str| if yes { so } else { no };
+        let promise = vec![
+            Field::code("Named", url),
+            Field::new("Promise", promise),
+            Field::new("Survives a crash", yes_no(health.durable, "no", "yes")),
+            Field::new("Shared", yes_no(health.shared, "no", "yes")),
+            Field::new("Answered in", took(health.took)),
+            Field::new("Not taken yet", count(health.waiting)).under("told again and again until they are"),
+        ];
+        let holds = vec![
+            Field::new("Finished", count(counts.finished)),
+            Field::new("Running", count(counts.processing)),
+            Field::new("Unknown", count(counts.unknown)),
+            Field::new("Takes up", size(counts.bytes)).under("roughly"),
+        ];
+        let spreads = metrics.reading().store;
+        let calls = StoreCall::ALL.into_iter().zip(spreads).map(|(call, spread)| Call {
+            name: call.name(),
+            count: count(spread.count()),
+            mean: took(spread.mean()),
+            p50: took(spread.quantile(0.5)),
+            p99: took(spread.quantile(0.99)),
+        });
+        Self {
+            shell,
+            name: health.name,
+            trouble: health.trouble.clone(),
+            advice: STORE_LOST.to_vec(),
+            wanting: health.wanting.clone(),
+            promise,
+            counted: if health.is_well() { "counted now" } else { "as last counted" },
+            holds,
+            calls: calls.collect(),
+            health,
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/audit.html")]
+pub(super) struct AuditPage {
+    shell: Shell,
+    entries: Vec<Deed>,
+    next: Option<String>,
+}
+
+impl AuditPage {
+    pub(super) fn new(shell: Shell, page: &audit::Page) -> Self {
+        let entries = page.entries.iter().map(Deed::of).collect();
+        let next = page.next.map(|next| Form::link("/audit", &[("before", &next.to_string())]));
+        Self { shell, entries, next }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/shadow.html")]
+pub(super) struct ShadowPage {
+    shell: Shell,
+    lead: String,
+    routes: Vec<Report>,
+    names: [&'static str; 5],
+}
+
+/// What enforcement makes, or would make, of one route's requests.
+struct Report {
+    name: String,
+    mode: String,
+    mode_kind: &'static str,
+    counts: [(&'static str, String); 5],
+    /// Why it refuses, or would, and how often.
+    reasons: Vec<(String, String)>,
+    /// Who sends no key.
+    agents: Vec<(String, String)>,
+}
+
+impl ShadowPage {
+    pub(super) fn new(shell: Shell, report: &stats::ShadowReport) -> Self {
+        let routes: Vec<Report> = report.routes.iter().map(Report::of).collect();
+        let lead = format!("What enforcing each route does, or would do, since {} UTC", when(&report.since));
+        Self { shell, lead, routes, names: ["Requests", "Run", "Replay", "Refuse", "No key"] }
+    }
+}
+
+impl Report {
+    fn of(route: &stats::ShadowRoute) -> Self {
+        let refused = route.refuse.values().sum();
+        let counts = [
+            ("Requests", route.requests),
+            ("Run", route.run),
+            ("Replay", route.replay),
+            ("Refuse", refused),
+            ("No key", route.no_key),
+        ];
+        let agent = |agent: &stats::Agent| {
+            let name = agent.user_agent.as_deref().map_or("no user agent".into(), |name| plain(name).into_owned());
+            (name, count(agent.requests))
+        };
+        let mut agents: Vec<(String, String)> = route.no_key_by.iter().map(agent).collect();
+        if route.no_key_by_others > 0 {
+            agents.push(("others".into(), count(route.no_key_by_others)));
+        }
+        Self {
+            name: route.route.clone(),
+            mode: route.mode.clone(),
+            mode_kind: if route.mode == "shadow" { "warn" } else { "good" },
+            counts: counts.map(|(name, number)| (name, count(number))),
+            reasons: route.refuse.iter().map(|(reason, number)| (reason.clone(), count(*number))).collect(),
+            agents,
+        }
+    }
+}
+
+/// What a person can do about a store that is away.
+const STORE_LOST: [&str; 2] = [
+    "Check that it runs and can be reached from the gateway; the gateway's log has every failed call, and /readyz says the same as this page.",
+    "Nothing is lost on this side: the gateway goes on asking, and this page comes back by itself.",
+];
+
+/// A page that says what is wrong and what to do.
+#[derive(Template)]
+#[template(path = "console/trouble.html")]
+pub(super) struct TroublePage {
+    pub(super) shell: Shell,
+    pub(super) what: &'static str,
+    pub(super) kind: &'static str,
+    pub(super) why: String,
+    pub(super) advice: Vec<&'static str>,
+    /// Whether it may go away by itself.
+    pub(super) retry: bool,
+    pub(super) here: String,
+    pub(super) back: &'static str,
+    pub(super) back_name: &'static str,
+}
+
+impl TroublePage {
+    /// About something that does not go away by itself.
+    pub(super) fn new(shell: Shell, what: &'static str, why: impl Into<String>, advice: Vec<&'static str>) -> Self {
+        Self {
+            shell,
+            what,
+            kind: "warn",
+            why: why.into(),
+            advice,
+            retry: false,
+            here: String::new(),
+            back: "/records",
+            back_name: "To the records",
+        }
+    }
+
+    /// The store cannot be asked.
+    pub(super) fn store_gone(shell: Shell, here: &str, why: String) -> Self {
+        Self {
+            kind: "bad",
+            retry: true,
+            here: here.to_owned(),
+            back: "/",
+            back_name: "To the overview",
+            ..Self::new(shell, "The store does not answer", why, STORE_LOST.to_vec())
+        }
+    }
+}

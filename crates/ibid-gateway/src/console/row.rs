@@ -1,0 +1,126 @@
+//! Records, fields and entries of the audit trail, as rows of pages.
+
+use std::time::Duration;
+
+use super::words::{plain, when};
+use crate::{
+    admin::audit,
+    records::{View, change::rough},
+};
+
+/// A record in a list.
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    pub(super) address: String,
+    pub(super) state: &'static str,
+    pub(super) name: String,
+    pub(super) endpoint: String,
+    pub(super) tenant: String,
+    pub(super) user: String,
+    pub(super) status: String,
+    pub(super) attempt: u32,
+    pub(super) requested_at: String,
+    pub(super) age: String,
+    pub(super) expires_in: String,
+}
+
+/// A name and what stands beside it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Field {
+    pub(super) name: &'static str,
+    pub(super) value: String,
+    /// In smaller letters behind it.
+    pub(super) under: String,
+    /// Whether letters are to be of one width.
+    pub(super) code: bool,
+}
+
+/// A change that somebody made.
+#[derive(Debug, Clone)]
+pub(super) struct Deed {
+    pub(super) at: String,
+    pub(super) when: String,
+    pub(super) who: String,
+    pub(super) action: String,
+    /// Empty if it was made.
+    pub(super) outcome: String,
+    pub(super) address: String,
+    pub(super) name: String,
+    pub(super) before: String,
+    pub(super) after: String,
+    pub(super) reason: String,
+}
+
+impl Row {
+    pub(super) fn of(view: &View) -> Self {
+        Self {
+            address: view.address.clone(),
+            state: known_state(&view.state),
+            name: name(&view.key, &view.address),
+            endpoint: plain(&view.endpoint).into_owned(),
+            tenant: plain(&view.tenant).into_owned(),
+            user: plain(&view.user).into_owned(),
+            status: view.status.map(status).unwrap_or_default(),
+            attempt: view.attempt,
+            requested_at: view.requested_at.clone(),
+            age: rough(Duration::from_millis(view.age_ms)),
+            expires_in: rough(Duration::from_millis(view.expires_in_ms)),
+        }
+    }
+}
+
+impl Field {
+    pub(super) fn new(name: &'static str, value: impl Into<String>) -> Self {
+        Self { name, value: value.into(), ..Self::default() }
+    }
+
+    pub(super) fn code(name: &'static str, value: impl Into<String>) -> Self {
+        Self { code: true, ..Self::new(name, value) }
+    }
+
+    pub(super) fn under(self, under: impl Into<String>) -> Self {
+        Self { under: under.into(), ..self }
+    }
+}
+
+impl Deed {
+    pub(super) fn of(entry: &audit::Entry) -> Self {
+        let state = |state: &audit::State| match state.status {
+            Some(code) => format!("{} {}", state.state, status(code)),
+            None => state.state.clone(),
+        };
+        let outcome = match entry.outcome {
+            audit::Outcome::Changed => String::new(),
+            audit::Outcome::Refused => format!("refused: {}", plain(entry.why.as_deref().unwrap_or("it had changed"))),
+            audit::Outcome::Failed => format!("failed: {}", plain(entry.why.as_deref().unwrap_or("the store failed"))),
+            audit::Outcome::Unknown => "nobody knows whether it was made".into(),
+        };
+        Self {
+            at: entry.at.clone(),
+            when: when(&entry.at),
+            who: plain(&entry.by).into_owned(),
+            action: entry.action.clone(),
+            outcome,
+            address: entry.address.clone(),
+            name: name(&entry.key, &entry.address),
+            before: state(&entry.before),
+            after: entry.after.as_ref().map_or("nothing".into(), state),
+            reason: plain(&entry.reason).into_owned(),
+        }
+    }
+}
+
+/// What a record is called: its key, or the ends of its address if it has none to show.
+pub(super) fn name(key: &str, address: &str) -> String {
+    if key.is_empty() { ibid::mask(address) } else { plain(key).into_owned() }
+}
+
+/// `201`, or the code of a gRPC call.
+pub(super) fn status(outline: u16) -> String {
+    ibid::grpc::Code::of_outline(outline).map_or_else(|| outline.to_string(), |code| code.name().into())
+}
+
+/// As a class of its own: only what is known is put into markup.
+pub(super) fn known_state(name: &str) -> &'static str {
+    ["processing", "done", "failed"].into_iter().find(|known| *known == name).unwrap_or("unknown")
+}

@@ -1,0 +1,244 @@
+//! A browser of its own: Debian's chromium, driven by its chromedriver. Both end with the test, also when it panics.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    ops::Deref,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use fantoccini::{
+    Client, ClientBuilder, Locator,
+    elements::Element,
+    error::CmdError,
+    wd::{Capabilities, WebDriverCompatibleCommand},
+};
+use hyper_util::client::legacy::connect::HttpConnector;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
+use url::{ParseError, Url};
+
+/// How long anything may take to appear.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A browser with one tab.
+pub(super) struct Browser {
+    client: Client,
+    driver: Driver,
+    _profile: TempDir,
+}
+
+struct Driver {
+    child: Child,
+    address: SocketAddr,
+    session: Option<String>,
+}
+
+/// What a browser is told besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scripts {
+    On,
+    Off,
+}
+
+impl Browser {
+    pub(super) async fn start(scripts: Scripts) -> Browser {
+        let mut driver = Driver::start();
+        let profile = tempfile::tempdir().expect("a folder for its profile");
+        let mut args: Vec<String> = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--hide-scrollbars",
+            "--window-size=1360,900",
+        ]
+        .map(String::from)
+        .into();
+        args.push(format!("--user-data-dir={}", profile.path().display()));
+        if scripts == Scripts::Off {
+            args.push("--blink-settings=scriptEnabled=false".into());
+        }
+        let mut capabilities = Capabilities::new();
+        // What a page asks for in vain, or throws, is in the browser's log.
+        capabilities.insert("goog:chromeOptions".into(), json!({ "args": args }));
+        capabilities.insert("goog:loggingPrefs".into(), json!({ "browser": "ALL", "performance": "ALL" }));
+        let mut builder = ClientBuilder::new(HttpConnector::new());
+        let client = builder.capabilities(capabilities).connect(&format!("http://{}", driver.address)).await;
+        let client = client.unwrap_or_else(|why| panic!("chromium does not start: {why}"));
+        driver.session = client.session_id().await.expect("a session");
+        Browser { client, driver, _profile: profile }
+    }
+
+    /// Waits for an element.
+    pub(super) async fn see(&self, css: &str) -> Element {
+        let found = self.client.wait().at_most(PATIENCE).for_element(Locator::Css(css)).await;
+        match found {
+            Ok(element) => element,
+            Err(why) => panic!("no {css}: {why}\n{}", self.text().await),
+        }
+    }
+
+    /// Waits until the page says so.
+    pub(super) async fn reads(&self, text: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !self.text().await.contains(text) {
+            assert!(Instant::now() < until, "the page does not say {text:?}:\n{}", self.text().await);
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// What a person reads on the page.
+    pub(super) async fn text(&self) -> String {
+        match self.client.find(Locator::Css("body")).await {
+            Ok(body) => body.text().await.unwrap_or_default(),
+            Err(_) => String::new(),
+        }
+    }
+
+    pub(super) async fn click(&self, css: &str) {
+        self.see(css).await.click().await.unwrap_or_else(|why| panic!("{css} cannot be clicked: {why}"));
+    }
+
+    /// Clicks what has this text.
+    pub(super) async fn press(&self, text: &str) {
+        let path = format!("//*[self::a or self::button or self::summary][normalize-space()={text:?}]");
+        let found = self.client.wait().at_most(PATIENCE).for_element(Locator::XPath(&path)).await;
+        let found = match found {
+            Ok(found) => found,
+            Err(why) => panic!("nothing to press that says {text:?}: {why}\n{}", self.text().await),
+        };
+        found.click().await.unwrap_or_else(|why| panic!("{text:?} cannot be pressed: {why}"));
+    }
+
+    pub(super) async fn type_into(&self, css: &str, text: &str) {
+        let field = self.see(css).await;
+        field.clear().await.expect("it can be emptied");
+        field.send_keys(text).await.unwrap_or_else(|why| panic!("{css} takes no text: {why}"));
+    }
+
+    /// A command of the browser's own protocol.
+    pub(super) async fn tell(&self, command: &'static str, params: Value) -> Value {
+        let told: Result<Value, CmdError> = self.client.issue_cmd(DevTools { command, params }).await;
+        told.unwrap_or_else(|why| panic!("{command}: {why}"))
+    }
+
+    /// What scripts complained about, and what the policy of the page stopped.
+    pub(super) async fn complaints(&self) -> Vec<String> {
+        let lines: Value = self.client.issue_cmd(Log("browser")).await.expect("the browser's log");
+        let lines = lines.as_array().cloned().unwrap_or_default();
+        let bad = lines.iter().filter(|line| line["level"] == "SEVERE" || line["level"] == "WARNING");
+        bad.map(|line| line["message"].to_string()).collect()
+    }
+
+    /// Every address that pages asked for since the last look. The browser's own pages are not counted.
+    pub(super) async fn asked_for(&self) -> Vec<String> {
+        let lines: Value = self.client.issue_cmd(Log("performance")).await.expect("the browser's log");
+        let lines = lines.as_array().cloned().unwrap_or_default();
+        let events = lines.iter().filter_map(|line| serde_json::from_str::<Value>(line["message"].as_str()?).ok());
+        let sent = events.filter(|event| event["message"]["method"] == "Network.requestWillBeSent");
+        let urls = sent.filter_map(|event| Some(event["message"]["params"]["request"]["url"].as_str()?.to_owned()));
+        urls.filter(|url| !url.starts_with("chrome")).collect()
+    }
+
+    /// As wide and as high as a screen.
+    pub(super) async fn screen(&self, width: u32, height: u32, phone: bool) {
+        let params = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone });
+        self.tell("Emulation.setDeviceMetricsOverride", params).await;
+    }
+
+    pub(super) async fn prefers(&self, scheme: &str) {
+        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        self.tell("Emulation.setEmulatedMedia", json!({ "features": features })).await;
+    }
+}
+
+impl Deref for Browser {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Driver {
+    fn start() -> Driver {
+        let mut command = Command::new("chromedriver");
+        command.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap_or_else(|why| {
+            panic!("chromedriver cannot be started: {why}; install Debian's packages chromium and chromium-driver")
+        });
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let port = lines.find_map(|line| {
+            let line = line.ok()?;
+            line.strip_prefix("ChromeDriver was started successfully on port ")?.trim_end_matches('.').parse().ok()
+        });
+        let Some(port) = port else {
+            let _ = child.kill();
+            panic!("chromedriver ended without saying where it listens");
+        };
+        Driver { child, address: SocketAddr::from(([127, 0, 0, 1], port)), session: None }
+    }
+
+    /// Ends the browser: a driver that is killed leaves it behind.
+    fn quit(&self) -> std::io::Result<()> {
+        let Some(session) = &self.session else { return Ok(()) };
+        let mut socket = TcpStream::connect_timeout(&self.address, Duration::from_secs(1))?;
+        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let host = self.address;
+        write!(socket, "DELETE /session/{session} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
+        socket.read(&mut [0; 64]).map(drop)
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = self.quit();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // Before its profile is removed.
+        let _ = self.driver.quit();
+    }
+}
+
+#[derive(Debug)]
+struct DevTools {
+    command: &'static str,
+    params: Value,
+}
+
+impl WebDriverCompatibleCommand for DevTools {
+    fn endpoint(&self, base: &Url, session: Option<&str>) -> Result<Url, ParseError> {
+        base.join(&format!("session/{}/goog/cdp/execute", session.unwrap_or_default()))
+    }
+
+    fn method_and_body(&self, _: &Url) -> (http::Method, Option<String>) {
+        (http::Method::POST, Some(json!({ "cmd": self.command, "params": self.params }).to_string()))
+    }
+}
+
+/// What the browser wrote down, by kind.
+#[derive(Debug)]
+struct Log(&'static str);
+
+impl WebDriverCompatibleCommand for Log {
+    fn endpoint(&self, base: &Url, session: Option<&str>) -> Result<Url, ParseError> {
+        base.join(&format!("session/{}/se/log", session.unwrap_or_default()))
+    }
+
+    fn method_and_body(&self, _: &Url) -> (http::Method, Option<String>) {
+        (http::Method::POST, Some(json!({ "type": self.0 }).to_string()))
+    }
+}

@@ -1,0 +1,276 @@
+//! What pages hold, as a plain HTTP client sees them.
+
+use ibid_testkit::{client::get, process::Gateway, upstream::Upstream};
+
+use super::kit::{ADMIN, LOST, MARKUP, Reader, Scene, eventually};
+
+const BIN: &str = env!("CARGO_BIN_EXE_ibid");
+
+#[tokio::test]
+async fn every_page_may_do_little_and_is_kept_by_nobody() {
+    let scene = Scene::filled().await;
+    let reader = scene.reader(ADMIN).await;
+    let lost = scene.address(LOST).await;
+    let (record, forget) = (format!("/records/{lost}"), format!("/records/{lost}/forget"));
+    let pages =
+        ["/", "/records", &record, &forget, "/stuck", "/policies", "/shadow", "/store", "/audit", "/login", "/series"];
+    for path in pages {
+        let answer = reader.open(path).await;
+        assert_eq!(answer.status, 200, "{path}");
+        let policy = answer.header("content-security-policy").expect("a policy");
+        for part in [
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "form-action 'self'",
+            "frame-ancestors 'none'",
+        ] {
+            assert!(policy.contains(part), "{path}: {policy}");
+        }
+        assert!(!policy.contains("unsafe"), "{path}: {policy}");
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{path}");
+        assert_eq!(answer.header("referrer-policy"), Some("same-origin"), "{path}");
+        assert_eq!(answer.header("cache-control"), Some("no-store"), "{path}");
+        let page = answer.text();
+        assert!(!page.contains(" style=") && !page.contains("<style") && !page.contains("javascript:"), "{path}");
+        assert!(!page.contains(" on") || !page.contains(" onclick="), "{path}");
+        for quoted in page.split(['"', '\'']) {
+            assert!(!quoted.starts_with("//") && !quoted.contains("://"), "{path} names another place: {quoted}");
+        }
+        for script in page.split("<script").skip(1) {
+            assert!(script.starts_with(" src=\"/assets/"), "{path}: a script in the page");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_files_of_the_pages_are_there() {
+    let scene = Scene::empty().await;
+    let page = Reader::stranger(scene.admin()).read("/login").await;
+    let overview = scene.reader(ADMIN).await.read("/").await;
+    let mut seen = 0;
+    for place in [page, overview].iter().flat_map(|page| page.split('"')).filter(|text| text.starts_with("/assets/")) {
+        let answer = get(scene.admin(), place).send().await;
+        assert_eq!(answer.status, 200, "{place}");
+        assert!(answer.header("content-type").is_some_and(|kind| !kind.contains("plain")), "{place}");
+        let known = get(scene.admin(), place).header("If-None-Match", answer.header("etag").unwrap()).send().await;
+        assert_eq!((known.status, known.text().len()), (304, 0), "{place}");
+        seen += 1;
+    }
+    assert!(seen >= 8, "{seen}");
+}
+
+#[tokio::test]
+async fn a_search_finds_by_every_field_and_pages_through_what_it_found() {
+    let scene = Scene::filled().await;
+    let reader = scene.reader(ADMIN).await;
+    for (query, found) in [
+        ("key=order-0-pay", 1),
+        ("state=unknown", 1),
+        ("state=failed", 1),
+        ("tenant=acme", 7),
+        ("tenant=globex", 0),
+        ("user=user-2", 3),
+        ("user=user-2&state=failed", 0),
+        ("endpoint=POST+%2Fpayments%2F*", 7),
+        ("older_than=1h", 0),
+        ("older_than=0s", 7),
+    ] {
+        let page = reader.read(&format!("/records?{query}")).await;
+        assert_eq!(page.matches("href=\"/records/").count(), found, "{query}");
+        if found == 0 {
+            assert!(page.contains("Nothing matches."), "{query}");
+        }
+    }
+    let address = scene.address(LOST).await;
+    let answer = reader.open(&format!("/records?key={address}")).await;
+    assert_eq!((answer.status, answer.header("location")), (303, Some(format!("/records/{address}").as_str())));
+    for (query, said) in
+        [("state=gone", "is no state"), ("older_than=soon", "is no duration"), ("cursor=1", "search again")]
+    {
+        let answer = reader.open(&format!("/records?{query}")).await;
+        assert_eq!(answer.status, 400, "{query}");
+        assert!(answer.text().contains(said), "{query}");
+    }
+
+    for nth in 0..60 {
+        assert_eq!(scene.pay("many", &format!("many-{nth:02}"), 5).send().await.status, 201);
+    }
+    let (mut keys, mut place, mut pages) = (Vec::new(), "/records?user=user-5".to_owned(), 0);
+    loop {
+        let page = reader.read(&place).await;
+        pages += 1;
+        keys.extend(page.split('>').filter(|text| text.starts_with("many-")).map(|text| text[..7].to_owned()));
+        let next = page.split("rel=\"next\" href=\"").nth(1).and_then(|rest| rest.split('"').next());
+        match next {
+            Some(next) => place = next.replace("&#38;", "&"),
+            None => break,
+        }
+        assert!(pages < 10, "paging never ends");
+    }
+    keys.sort();
+    assert_eq!((pages, keys), (2, (0..60).map(|nth| format!("many-{nth:02}")).collect()));
+}
+
+#[tokio::test]
+async fn a_record_is_shown_with_every_field_and_the_answer_as_text() {
+    let scene = Scene::filled().await;
+    let reader = scene.reader(ADMIN).await;
+    let page = reader.read(&format!("/records/{}", scene.address("order-0-pay").await)).await;
+    for part in [
+        "order-0-pay",
+        "POST /payments/0",
+        "acme",
+        "user-1",
+        "Requested",
+        "Completed",
+        "Duration",
+        "Expires",
+        "Attempt",
+        "Fence",
+        "Fingerprint",
+        "127.0.0.1",
+        "shop/1.4",
+        "201",
+        "pay_0",
+        "content-type",
+        "Its life",
+        "Answered",
+    ] {
+        assert!(page.contains(part), "{part}:\n{page}");
+    }
+    let page = reader.read(&format!("/records/{}", scene.address(MARKUP).await)).await;
+    assert!(!page.contains("<script>alert") && !page.contains("<img") && !page.contains("<b onclick"), "{page}");
+    assert!(page.contains("&#60;script&#62;alert(1)"), "{page}");
+}
+
+#[tokio::test]
+async fn a_reuse_that_was_refused_is_shown_with_what_was_different() {
+    let scene = Scene::filled().await;
+    let address = scene.address("order-0-pay").await;
+    let refused = scene.pay_amount(2, "0", "order-0-pay", 1).send().await;
+    assert_eq!(refused.status, 422, "{refused:?}");
+    let reader = scene.reader(ADMIN).await;
+    let page = reader.read(&format!("/records/{address}")).await;
+    assert!(page.contains("Reuses that were refused") && page.contains("another body"), "{page}");
+}
+
+#[tokio::test]
+async fn a_release_and_a_removal_take_a_reason_a_look_and_a_confirmation() {
+    let scene = Scene::filled().await;
+    let mut reader = scene.reader(ADMIN).await;
+    let lost = scene.address(LOST).await;
+    let form = reader.read(&format!("/records/{lost}/release")).await;
+    let answer = reader.submit(&form, &[("reason", "  ")]).await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("Give a reason"), "{}", answer.text());
+    let look = reader.submit(&form, &[("reason", "ticket <9>")]).await;
+    assert_eq!(look.status, 200);
+    assert!(look.text().contains("Nothing has been changed yet") && look.text().contains("ticket &#60;9&#62;"));
+    let back = reader.submit(&look.text(), &[("step", "edit")]).await;
+    assert!(back.status == 200 && back.text().contains(">ticket &#60;9&#62;</textarea>"), "what was typed is kept");
+    assert_eq!(scene.pay("lost", LOST, 1).send().await.status, 409, "nothing was changed");
+    let done = reader.submit(&look.text(), &[]).await;
+    assert_eq!((done.status, done.header("location")), (303, Some("/audit?done=release")));
+    let audit = reader.read("/audit?done=release").await;
+    assert!(audit.contains("Released: the next request with this key runs.") && audit.contains("ticket &#60;9&#62;"));
+    assert_eq!(reader.open(&format!("/records/{lost}")).await.status, 404);
+
+    // Confirmed a second time: there is nothing left to change, and it says so.
+    let again = reader.submit(&look.text(), &[]).await;
+    assert_eq!(again.status, 404);
+    let paid = scene.address("order-2-pay").await;
+    let form = reader.read(&format!("/records/{paid}/forget")).await;
+    let look = reader.submit(&form, &[("reason", "to be run again")]).await;
+    assert_eq!(reader.submit(&look.text(), &[]).await.header("location"), Some("/audit?done=forget"));
+    let before = scene.upstream.executions_at("/payments/2");
+    assert_eq!(scene.pay("2", "order-2-pay", 1).send().await.status, 201);
+    assert_eq!(scene.upstream.executions_at("/payments/2"), before + 1, "it ran again");
+}
+
+#[tokio::test]
+async fn a_record_that_changed_since_it_was_looked_at_is_left_alone() {
+    let scene = Scene::filled().await;
+    let mut reader = scene.reader(ADMIN).await;
+    let paid = scene.address("order-3-pay").await;
+    let form = reader.read(&format!("/records/{paid}/forget")).await;
+    let look = reader.submit(&form, &[("reason", "mine")]).await.text();
+    let mut other = scene.reader(ADMIN).await;
+    let theirs = other.read(&format!("/records/{paid}/forget")).await;
+    let theirs = other.submit(&theirs, &[("reason", "theirs")]).await.text();
+    assert_eq!(other.submit(&theirs, &[]).await.status, 303);
+    assert_eq!(scene.pay("3", "order-3-pay", 2).send().await.status, 201, "it runs again, under another fence");
+    let late = reader.submit(&look, &[]).await;
+    assert_eq!(late.status, 409);
+    assert!(
+        late.text().contains("Nothing was changed") && late.text().contains("it has changed meanwhile"),
+        "{}",
+        late.text()
+    );
+    assert_eq!(reader.open(&format!("/records/{paid}")).await.status, 200, "the other's is still there");
+    // A running or finished one is not released, whoever says so.
+    let form = reader.read(&format!("/records/{paid}/release")).await;
+    let look = reader.submit(&form, &[("reason", "r")]).await.text();
+    assert_eq!(reader.submit(&look, &[]).await.status, 409);
+}
+
+#[tokio::test]
+async fn the_overview_counts_what_happens() {
+    let scene = Scene::filled().await;
+    let reader = scene.reader(ADMIN).await;
+    for _ in 0..3 {
+        assert_eq!(scene.pay("0", "order-0-pay", 1).send().await.status, 201);
+    }
+    let sum = |series: &serde_json::Value, name: &str| {
+        let column = series[name].as_array().expect("a column");
+        column.iter().map(|value| value.as_f64().unwrap_or(0.0)).sum::<f64>()
+    };
+    // Points are rates over about a second each; the counts behind them are whole, so their sum is near.
+    eventually("the charts show three replays", || async {
+        let series = reader.open("/series?window=10m").await.json();
+        sum(&series, "replayed") > 2.0 && sum(&series, "open") > 0.5 && sum(&series, "ran") > 4.0
+    })
+    .await;
+    let page = reader.read("/").await;
+    for part in
+        ["Unknown ends", "POST /payments/*", "Needs somebody", LOST, "alarm above 5 %", "above the alarm at 10 %"]
+    {
+        assert!(page.contains(part), "{part}:\n{page}");
+    }
+    for window in ["10m", "1h", "6h", "24h"] {
+        assert!(reader.read(&format!("/?window={window}")).await.contains(&format!("The last {window} in numbers")));
+    }
+    let page = reader.read("/policies").await;
+    for part in ["POST /payments/*", "on_unknown", "hold", "<strong>shadow</strong>"] {
+        assert!(page.contains(part), "{part}");
+    }
+    let page = reader.read("/store").await;
+    for part in ["Survives a crash", "memory", "claim", "settle"] {
+        assert!(page.contains(part), "{part}");
+    }
+}
+
+#[tokio::test]
+async fn an_empty_gateway_says_what_will_be_there() {
+    let scene = Scene::empty().await;
+    let reader = scene.reader(ADMIN).await;
+    for (path, said) in [
+        ("/", "No end is unknown"),
+        ("/records", "Nothing is remembered yet."),
+        ("/stuck", "Every operation that was started has a known end"),
+        ("/audit", "Nothing was changed."),
+    ] {
+        assert!(reader.read(path).await.contains(said), "{path}");
+    }
+}
+
+/// Without a token nobody gets in, and the page says how to set one.
+#[tokio::test]
+async fn a_gateway_without_tokens_says_how_to_set_one() {
+    let upstream = Upstream::start().await;
+    let gateway = Gateway::spawn(BIN, "", &upstream.url()).await;
+    let at = gateway.admin_addr();
+    let page = get(at, "/login").send().await.text();
+    assert!(page.contains("No token is configured") && page.contains("env:IBID_ADMIN_TOKEN"), "{page}");
+    assert_eq!(get(at, "/").send().await.status, 303);
+}

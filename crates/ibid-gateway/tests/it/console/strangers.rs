@@ -1,0 +1,168 @@
+//! Who gets in, and what a page does in whose name.
+
+use ibid_testkit::client::{get, post, request};
+
+use super::kit::{ADMIN, LOST, Reader, Scene, USER, VIEWER};
+
+#[tokio::test]
+async fn a_stranger_sees_the_log_in_and_nothing_else() {
+    let scene = Scene::filled().await;
+    let stranger = Reader::stranger(scene.admin());
+    let lost = scene.address(LOST).await;
+    let record = format!("/records/{lost}");
+    for path in
+        ["/", "/series", "/records?state=unknown", &record, "/stuck", "/policies", "/shadow", "/store", "/audit"]
+    {
+        let answer = stranger.open(path).await;
+        assert_eq!(answer.status, 303, "{path}");
+        assert!(answer.header("location").is_some_and(|place| place.starts_with("/login")), "{path}: {answer:?}");
+        assert!(answer.text().is_empty(), "{path}");
+    }
+    let answer = stranger.open("/records?state=unknown").await;
+    assert_eq!(answer.header("location"), Some("/login?next=%2Frecords%3Fstate%3Dunknown"));
+    let part = get(scene.admin(), "/").header("HX-Request", "true").send().await;
+    assert_eq!((part.status, part.header("hx-redirect")), (401, Some("/login")));
+    let mut stranger = stranger;
+    let answer = stranger.send(&format!("{record}/forget"), &[("reason", "r"), ("step", "commit")]).await;
+    assert_eq!(answer.status, 303);
+    assert_eq!(scene.reader(ADMIN).await.open(&record).await.status, 200, "it is still there");
+}
+
+#[tokio::test]
+async fn a_log_in_goes_on_to_the_page_that_was_wanted_and_never_elsewhere() {
+    let scene = Scene::empty().await;
+    for (next, place) in [("/records?state=unknown", "/records?state=unknown"), ("//evil.example/", "/"), ("", "/")] {
+        let mut reader = Reader::stranger(scene.admin());
+        let answer = reader.send("/login", &[("token", ADMIN), ("next", next)]).await;
+        assert_eq!((answer.status, answer.header("location")), (303, Some(place)), "{next}");
+        let cookie = answer.header("set-cookie").expect("a cookie");
+        for word in ["HttpOnly", "SameSite=Strict", "Path=/", "Max-Age="] {
+            assert!(cookie.contains(word), "{cookie}");
+        }
+        assert!(!cookie.contains(ADMIN), "the token is not in the cookie");
+    }
+}
+
+#[tokio::test]
+async fn wrong_tokens_are_told_so_and_limited() {
+    let scene = Scene::empty().await;
+    let mut reader = Reader::stranger(scene.admin());
+    let answer = reader.send("/login", &[("token", "nonsense")]).await;
+    assert_eq!(answer.status, 401);
+    assert!(answer.text().contains("That is none of this gateway&#39;s tokens."), "{}", answer.text());
+    assert!(answer.header("set-cookie").is_none());
+    assert_eq!(reader.send("/login", &[("token", " ")]).await.status, 401);
+    let mut limited = None;
+    for nth in 0..100 {
+        let answer = reader.send("/login", &[("token", "nonsense")]).await;
+        if answer.status == 429 {
+            limited = Some((nth, answer));
+            break;
+        }
+    }
+    let (nth, answer) = limited.expect("a hundred are too many");
+    assert!(nth >= 28, "30 a minute are allowed, not {nth}");
+    assert!(answer.header("retry-after").is_some() && answer.text().contains("Too many log-ins"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_viewer_sees_everything_and_changes_nothing() {
+    let scene = Scene::filled().await;
+    let lost = scene.address(LOST).await;
+    let mut viewer = scene.reader(VIEWER).await;
+    let page = viewer.read(&format!("/records/{lost}")).await;
+    assert!(page.contains(LOST) && page.contains("What people did to it"));
+    assert!(!page.contains("Say how it ended") && !page.contains(&format!("{lost}/resolve")), "no buttons");
+    for action in ["resolve", "release", "forget"] {
+        let answer = viewer.open(&format!("/records/{lost}/{action}")).await;
+        assert_eq!(answer.status, 403, "{action}");
+        assert!(answer.text().contains("You may look, and not change"));
+        let page = viewer.read("/audit").await;
+        let csrf =
+            page.split("name=\"csrf\" value=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap().to_owned();
+        let fields =
+            [("csrf", csrf.as_str()), ("reason", "r"), ("step", "commit"), ("seen", "1"), ("as", "not-executed")];
+        assert_eq!(viewer.send(&format!("/records/{lost}/{action}"), &fields).await.status, 403, "{action}");
+    }
+    assert_eq!(scene.pay("lost", LOST, 1).send().await.status, 409, "still unknown");
+}
+
+#[tokio::test]
+async fn a_user_sees_its_own_records_and_nothing_else() {
+    let scene = Scene::filled().await;
+    let (own, other) = (scene.address("order-0-pay").await, scene.address("order-1-pay").await);
+    let user = scene.reader(USER).await;
+    assert_eq!(user.open("/").await.header("location"), Some("/records"));
+    let page = user.read("/records").await;
+    assert!(page.contains("order-0-pay") && !page.contains("order-1-pay"), "{page}");
+    assert!(!page.contains("href=\"/audit\"") && !page.contains("href=\"/store\""), "no way to where it may not go");
+    let page = user.read("/records?user=user-2").await;
+    assert!(!page.contains("order-1-pay"), "asking for another user's changes nothing");
+    let page = user.read(&format!("/records/{own}")).await;
+    assert!(page.contains("pay_0") && !page.contains("What people did to it") && !page.contains("Forget"), "{page}");
+    let hidden = user.open(&format!("/records/{other}")).await;
+    assert_eq!(hidden.status, 404);
+    let absent = user.open(&format!("/records/{}", "0".repeat(64))).await;
+    assert_eq!(hidden.text(), absent.text(), "whether it exists is not said");
+    for path in ["/stuck", "/policies", "/shadow", "/store", "/audit", "/series", &format!("/records/{own}/forget")] {
+        assert_eq!(user.open(path).await.status, 403, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_form_of_another_page_changes_nothing() {
+    let scene = Scene::filled().await;
+    let lost = scene.address(LOST).await;
+    let path = format!("/records/{lost}/forget");
+    let admin = scene.reader(ADMIN).await;
+    let page = admin.read(&path).await;
+    let value = |name: &str| {
+        let rest = page.split(&format!("name=\"{name}\" value=\"")).nth(1).expect("it is in the form");
+        rest.split('"').next().unwrap().to_owned()
+    };
+    let (csrf, seen) = (value("csrf"), value("seen"));
+    let own = format!("http://{}", scene.admin());
+    let fields = |csrf: &str| {
+        let fields = [("csrf", csrf), ("seen", seen.as_str()), ("reason", "r"), ("step", "commit")];
+        fields.map(|(name, value)| (name.to_owned(), value.to_owned()))
+    };
+    for (what, csrf, origin, site) in [
+        ("another site", csrf.as_str(), "http://evil.example", "cross-site"),
+        ("another port", csrf.as_str(), "http://127.0.0.1:1", "same-site"),
+        ("no secret", "", own.as_str(), "same-origin"),
+        ("another secret", "0000", own.as_str(), "same-origin"),
+    ] {
+        let fields = fields(csrf);
+        let fields: Vec<(&str, &str)> = fields.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let request = admin.form(&path, &fields).header("Origin", origin).header("Sec-Fetch-Site", site);
+        let answer = request.send().await;
+        assert_eq!(answer.status, 403, "{what}: {answer:?}");
+        assert!(answer.text().contains("Nothing was changed."), "{what}");
+    }
+    assert_eq!(admin.open(&format!("/records/{lost}")).await.status, 200, "it is still there");
+    let login = Reader::stranger(scene.admin()).form("/login", &[("token", ADMIN)]);
+    let login = login.header("Origin", "http://evil.example").send().await;
+    assert_eq!((login.status, login.header("set-cookie")), (403, None), "nobody is logged in by another page");
+}
+
+#[tokio::test]
+async fn what_is_not_a_form_or_not_understood_is_refused_plainly() {
+    let scene = Scene::empty().await;
+    let at = scene.admin();
+    let answer = post(at, "/login").json(r#"{"token":"x"}"#).send().await;
+    assert_eq!(answer.status, 415);
+    let long = post(at, "/login").header("Content-Type", "application/x-www-form-urlencoded").body(vec![b'a'; 2 << 20]);
+    assert_eq!(long.send().await.status, 413);
+    for (method, path, allow) in [
+        ("DELETE", "/records", "GET"),
+        ("POST", "/", "GET"),
+        ("PUT", "/login", "GET, POST"),
+        ("GET", "/logout", "POST"),
+    ] {
+        let answer = request(method, at, path).send().await;
+        assert_eq!((answer.status, answer.header("allow")), (405, Some(allow)), "{method} {path}");
+    }
+    for path in ["/records/xyz", "/records/../api", "/assets/../Cargo.toml", "/assets/none.js", "/nowhere"] {
+        assert_eq!(get(at, path).send().await.status, 404, "{path}");
+    }
+}
