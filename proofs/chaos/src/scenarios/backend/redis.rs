@@ -7,6 +7,7 @@ use std::{
 };
 
 use ibid_testkit::servers::redis::{Cluster, Sentinels, Server as Redis};
+use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
 use super::{Backend, Server};
@@ -67,26 +68,60 @@ fn server<T: Send + Sync + 'static>(name: &str, set: &Arc<T>, nth: usize, pick: 
 
 /// Killed for so long that the others choose another primary; comes back as that one's replica, having lost what only it
 /// had.
-fn failover<T: Send + Sync + 'static>(
-    name: &str, set: &Arc<T>, nth: usize, pick: Pick<T>, calm: bool,
-) -> Box<dyn Fault> {
+fn failover<T: Send + Sync + 'static>(name: &str, set: &Arc<T>, nth: usize, pick: Pick<T>) -> Box<dyn Fault> {
     let process = Arc::new(Member { name: name.to_owned(), set: Arc::clone(set), nth, pick });
     let again = Arc::clone(&process);
     let inject = move || {
         let process = Arc::clone(&process);
-        async move {
-            let looked = Arc::clone(&process);
-            if calm {
-                let _ = tokio::task::spawn_blocking(move || in_step((looked.pick)(&looked.set, looked.nth))).await;
-            }
-            process.kill().await;
-        }
+        async move { process.kill().await }
     };
     let heal = move || {
         let process = Arc::clone(&again);
         async move { process.restart().await }
     };
     Other::from(name, "away until another takes its place", FAILOVER, inject, heal)
+}
+
+/// The same of whichever is the primary, and only once its replica is in step with it. Nothing happens if it never is.
+fn calm_failover(set: &Arc<Sentinels>) -> Box<dyn Fault> {
+    let members =
+        [0, 1].map(|nth| Arc::new(Member { name: "redis".to_owned(), set: Arc::clone(set), nth, pick: Watched::pick }));
+    let killed: Arc<Mutex<Option<Arc<Member<Sentinels>>>>> = Arc::default();
+    let again = Arc::clone(&killed);
+    let inject = move || {
+        let (members, killed) = (members.clone(), Arc::clone(&killed));
+        async move {
+            let looked = members.clone();
+            let found = spawn_blocking(move || in_step(&looked)).await.ok().flatten();
+            if let Some(primary) = &found {
+                primary.kill().await;
+            }
+            *killed.lock() = found;
+        }
+    };
+    let heal = move || {
+        let killed = again.lock().take();
+        async move {
+            if let Some(primary) = killed {
+                primary.restart().await;
+            }
+        }
+    };
+    Other::from("the primary", "away until another takes its place", FAILOVER, inject, heal)
+}
+
+/// The primary, once its replica has all that it has.
+fn in_step(members: &[Arc<Member<Sentinels>>]) -> Option<Arc<Member<Sentinels>>> {
+    for _ in 0..80 {
+        for member in members {
+            let info = (member.pick)(&member.set, member.nth).try_cli(&["INFO", "replication"]).unwrap_or_default();
+            if info.contains("role:master") && info.contains("state=online") && info.contains("lag=0") {
+                return Some(Arc::clone(member));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    None
 }
 
 /// A server that is reached over links.
@@ -149,19 +184,11 @@ impl Backend for Watched {
     }
 
     fn others(&self) -> Vec<Box<dyn Fault>> {
-        let names = ["redis one", "redis two"];
-        names.iter().enumerate().map(|(nth, name)| failover(name, &self.set, nth, Watched::pick, self.calm)).collect()
-    }
-}
-
-/// Returns once a server is a primary whose replica has caught up; gives up after a while.
-fn in_step(server: &Redis) {
-    for _ in 0..50 {
-        let info = server.try_cli(&["INFO", "replication"]).unwrap_or_default();
-        if info.contains("role:master") && info.contains("state=online") {
-            return;
+        if self.calm {
+            return vec![calm_failover(&self.set)];
         }
-        std::thread::sleep(Duration::from_millis(100));
+        let names = ["redis one", "redis two"];
+        names.iter().enumerate().map(|(nth, name)| failover(name, &self.set, nth, Watched::pick)).collect()
     }
 }
 
@@ -189,7 +216,7 @@ impl Backend for Clustered {
     }
 
     fn others(&self) -> Vec<Box<dyn Fault>> {
-        let mut faults = vec![failover("redis 0", &self.0, 0, Clustered::pick, false)];
+        let mut faults = vec![failover("redis 0", &self.0, 0, Clustered::pick)];
         let (there, back) = (Arc::clone(&self.0), Arc::clone(&self.0));
         let moved = Duration::from_millis(500)..Duration::from_secs(2);
         let inject = move || reshard(Arc::clone(&there), 1, 2);
