@@ -42,7 +42,8 @@ pub enum Kind {
     /// Redis first, PostgreSQL behind it; goes on with either alone.
     TieredLoose,
     Sentinel,
-    /// A primary that dies while its replica is in step with it.
+    /// Servers die and nothing else happens to them: the primary while its replica is in step with it, unless replicas are
+    /// waited for.
     Failover {
         wait_replicas: u32,
     },
@@ -159,7 +160,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "redis-failover-waiting",
-        about: "the same with wait_replicas = 1",
+        about: "either server dies, in step or not, and gateways wait for one replica",
         store: Kind::Failover { wait_replicas: 1 },
         gateways: 3,
         what: What::Faults { blows: &[], tears: NO_TEARS },

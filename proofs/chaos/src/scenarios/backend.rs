@@ -48,7 +48,9 @@ pub async fn start(kind: Kind, bin: &Path) -> Result<Box<dyn Backend>, String> {
         Kind::Redis => Box::new(blocking(|| redis::Alone::start(&[])).await),
         Kind::RedisWithoutLog => Box::new(blocking(|| redis::Alone::start(&["appendonly no"])).await),
         Kind::Sentinel => Box::new(blocking(redis::Watched::start).await),
-        Kind::Failover { wait_replicas } => Box::new(blocking(move || redis::Watched::calm(wait_replicas)).await),
+        Kind::Failover { wait_replicas } => {
+            Box::new(blocking(move || redis::Watched::failing_over(wait_replicas)).await)
+        }
         Kind::Cluster => Box::new(blocking(redis::Clustered::start).await),
         Kind::Postgres => Box::new(postgres::Alone::start(bin).await?),
         Kind::TieredStrict => Box::new(postgres::Tiered::start(bin, postgres::Mode::Strict).await?),

@@ -162,9 +162,9 @@ impl Watched {
         Watched { set: Arc::new(Sentinels::start()), calm: false, wait_replicas: 0 }
     }
 
-    /// Fails over in good order, with gateways that wait for so many replicas.
-    pub(super) fn calm(wait_replicas: u32) -> Watched {
-        Watched { calm: true, wait_replicas, ..Watched::start() }
+    /// Fails over in good order; with gateways that wait for replicas, in any order.
+    pub(super) fn failing_over(wait_replicas: u32) -> Watched {
+        Watched { calm: wait_replicas == 0, wait_replicas, ..Watched::start() }
     }
 
     fn pick(set: &Sentinels, nth: usize) -> &Redis {
