@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use ibid::store::Fence;
 use serde::{
     Deserialize,
-    de::{self, Deserializer, Unexpected, Visitor},
+    de::{self, Deserializer},
 };
 use tokio::time::timeout;
 
@@ -81,29 +81,20 @@ struct Hex {
     hex: String,
 }
 
-/// A whole number, also one that is written as `201.0`: to JSON they are the same.
+/// A whole number, also one that is written as `201.0`: to JSON they are the same. Read as a [`serde_json::Number`], which can
+/// be had whether or not numbers are kept as written.
 fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    struct Whole;
-
-    impl Visitor<'_> for Whole {
-        type Value = u64;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a whole number")
-        }
-
-        fn visit_u64<E>(self, number: u64) -> Result<u64, E> {
-            Ok(number)
-        }
-
-        fn visit_f64<E: de::Error>(self, number: f64) -> Result<u64, E> {
-            // Beyond that not every whole number has a form of its own.
-            let exact = (0.0..=9_007_199_254_740_992.0).contains(&number) && number.fract() == 0.0;
-            if exact { Ok(number as u64) } else { Err(E::invalid_value(Unexpected::Float(number), &self)) }
-        }
+    let wrong =
+        |found: &dyn fmt::Display| de::Error::custom(format!("invalid value: {found}, expected a whole number"));
+    let value = serde_json::Value::deserialize(deserializer)?;
+    let Some(number) = value.as_number() else { return Err(wrong(&value)) };
+    // Beyond that not every whole number has a form of its own.
+    let exact = |number: f64| (0.0..=9_007_199_254_740_992.0).contains(&number) && number.fract() == 0.0;
+    match (number.as_u64(), number.as_f64()) {
+        (Some(whole), _) => Ok(whole),
+        (None, Some(float)) if exact(float) => Ok(float as u64),
+        _ => Err(wrong(&number)),
     }
-
-    deserializer.deserialize_any(Whole)
 }
 
 fn some_whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
