@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod demo;
+pub mod health;
 pub mod keys;
 pub mod migrate;
 pub mod serve;

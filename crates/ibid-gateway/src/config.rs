@@ -18,6 +18,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 mod args;
+mod collector;
 mod dials;
 mod env;
 mod error;
@@ -35,6 +36,7 @@ mod warnings;
 mod webhooks;
 
 pub use args::ServeArgs;
+pub use collector::Collector;
 pub use env::Env;
 pub use error::ConfigError;
 pub use forgets::{forgets, shortened};

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::HeaderValue;
 use ibid::TrustedProxies;
 
-use super::{scalar::Scalar, secret::Secret, store::Store};
+use super::{collector::Collector, scalar::Scalar, secret::Secret, store::Store};
 use crate::routes::RouteTable;
 
 /// Instead of a file of descriptors: the upstreams are asked for theirs.
@@ -47,6 +47,8 @@ pub struct Settings {
     pub limits: Limits,
     /// How logs are written.
     pub log: Log,
+    /// Where traces go, if anywhere.
+    pub trace: Option<Collector>,
     /// The admin port, unless it is off.
     pub admin: Option<Admin>,
     /// Where records live.
@@ -173,6 +175,7 @@ impl Settings {
             ("journal", self.journal != old.journal),
             ("limits", self.limits != old.limits),
             ("log", self.log != old.log),
+            ("trace", self.trace != old.trace),
             ("admin", self.admin != old.admin),
             ("store", self.store != old.store),
         ];
