@@ -95,7 +95,7 @@ impl Tracer {
 }
 
 async fn send_all(to: Collector, mut waiting: mpsc::Receiver<Item>, dropped: Arc<AtomicU64>) {
-    let mut said: Option<Instant> = None;
+    let (mut said, mut told_of): (Option<Instant>, u64) = (None, 0);
     while let Some(first) = waiting.recv().await {
         let (mut spans, mut flushed) = (Vec::new(), None);
         let until = Instant::now() + GATHER;
@@ -114,14 +114,19 @@ async fn send_all(to: Collector, mut waiting: mpsc::Receiver<Item>, dropped: Arc
                 Ok(None) | Err(_) => break,
             }
         }
+        let mut why = None;
         if !spans.is_empty()
-            && let Err(why) = timeout(PATIENCE, send(&to, &spans)).await.unwrap_or_else(|_| Err(slow()))
+            && let Err(failed) = timeout(PATIENCE, send(&to, &spans)).await.unwrap_or_else(|_| Err(slow()))
         {
-            let lost = dropped.fetch_add(spans.len() as u64, Relaxed) + spans.len() as u64;
-            if said.is_none_or(|said| said.elapsed() > SAY_AGAIN) {
-                said = Some(Instant::now());
-                tracing::warn!(collector = %to, %why, dropped = lost, "traces cannot be sent; spans are dropped");
-            }
+            dropped.fetch_add(spans.len() as u64, Relaxed);
+            why = Some(failed);
+        }
+        let lost = dropped.load(Relaxed);
+        if lost > told_of && said.is_none_or(|said| said.elapsed() > SAY_AGAIN) {
+            (said, told_of) = (Some(Instant::now()), lost);
+            let why =
+                why.map_or_else(|| "it does not take them as fast as they come".to_owned(), |why| why.to_string());
+            tracing::warn!(collector = %to, %why, dropped = lost, "traces cannot be sent; spans are dropped");
         }
         if let Some(done) = flushed {
             let _ = done.send(());

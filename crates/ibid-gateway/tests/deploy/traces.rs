@@ -7,7 +7,7 @@ use std::{
 
 use ibid_testkit::{
     client::{get, post},
-    process::{Gateway, Signal},
+    process::{self, Gateway, Signal},
     upstream::{Gate, Reply, Upstream},
 };
 use serde_json::Value;
@@ -208,6 +208,23 @@ async fn what_is_not_covered_is_traced_too_and_what_its_caller_does_not_trace_is
     get(gateway.addr(), "/orders").send().await;
     let own = upstream.last().header("traceparent").expect("a trace of its own").to_owned();
     assert!(own.starts_with("00-") && own.ends_with("-01") && own[3..35] != CALLER[3..35], "{own}");
+}
+
+#[tokio::test]
+async fn a_collector_that_cannot_be_is_refused_at_the_start() {
+    let check = async |otlp: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ibid.toml");
+        fs::write(&file, format!("upstream = \"http://127.0.0.1:3000\"\ntrace.otlp = \"{otlp}\"\n")).unwrap();
+        let output = process::run(BIN, &["check", file.to_str().unwrap()], &[]).await;
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    let (code, told) = check("http://collector").await;
+    assert!(code == Some(0) && told.contains("  trace           http://collector:4318/v1/traces\n"), "{told}");
+    let (code, told) = check("https://collector:4318").await;
+    assert!(code == Some(64) && told.contains("trace.otlp: found \"https://collector:4318\"; "), "{told}");
+    assert!(told.contains("run a collector beside the gateway"), "{told}");
 }
 
 #[tokio::test]
