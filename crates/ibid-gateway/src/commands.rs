@@ -1,10 +1,12 @@
 //! What `ibid` can be told to do. Commands print and return; only `main` exits.
 
 pub mod check;
+pub mod conform;
 pub mod demo;
 pub mod health;
 pub mod keys;
 pub mod migrate;
+pub mod openapi;
 pub mod serve;
 pub mod store;
 pub mod sweep;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::routes::{Route, RouteTable};
 
 mod html;
-mod words;
+pub(crate) mod words;
 
 pub use html::html;
 
@@ -112,7 +112,7 @@ fn route(route: &Route, calls: &[&str]) -> Value {
 }
 
 /// Whether a client of this route can meet this refusal. A policy that is only observed refuses nothing.
-fn possible(policy: &Policy, reason: Reason) -> bool {
+pub(crate) fn possible(policy: &Policy, reason: Reason) -> bool {
     if policy.mode != Mode::Enforce {
         return false;
     }

@@ -4,7 +4,7 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use ibid_gateway::{
-    commands::{Failed, check, demo, health, keys, migrate, serve, store, sweep},
+    commands::{Failed, check, conform, demo, health, keys, migrate, openapi, serve, store, sweep},
     config::{Env, ServeArgs},
 };
 
@@ -34,6 +34,10 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     /// The embedded store, while no gateway has it open
     Store(store::StoreArgs),
+    /// Add the key header, the refusals and the replay headers to an OpenAPI document
+    Openapi(openapi::OpenapiArgs),
+    /// Check any server that claims to support idempotency keys, from outside
+    Conform(Box<conform::ConformArgs>),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +65,13 @@ fn main() -> ExitCode {
         Command::Keys(args) => return ended(keys::run(&args, &env, &mut io::stdout().lock(), &mut io::stderr())),
         Command::Sweep(args) => return ended(sweep::run(&args, &env, &mut io::stdout().lock())),
         Command::Migrate(args) => return ended(migrate::run(&args, &env, &mut io::stdout().lock())),
+        Command::Openapi(args) => return ended(openapi::run(&args, &env, &mut io::stdout().lock(), &mut io::stderr())),
+        Command::Conform(args) => match conform::run(&args, &mut io::stdout().lock()) {
+            Ok(conforms) => return conforms.code().into(),
+            // Whoever reads it has read enough.
+            Err(conform::ConformError::Print(why)) if why.kind() == io::ErrorKind::BrokenPipe => None,
+            Err(why) => Some((why.to_string(), why.code())),
+        },
         Command::Check(args) => match check::run(&args, &env, &mut io::stdout()) {
             Ok(verdict) => return verdict.code().into(),
             // Whoever reads it has read enough.

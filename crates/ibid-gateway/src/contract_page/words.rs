@@ -13,7 +13,7 @@ use ibid::{
 use crate::{config::show, routes::Route};
 
 /// `Idempotency-Key`: names have no case, and people know them so.
-pub(super) fn header(name: &HeaderName) -> String {
+pub(crate) fn header(name: &HeaderName) -> String {
     let mut upper = true;
     let letters = name.as_str().chars().map(|letter| {
         let shown = if upper { letter.to_ascii_uppercase() } else { letter };
@@ -40,7 +40,7 @@ pub(super) fn source(source: &KeySource) -> String {
     }
 }
 
-pub(super) fn format(format: &KeyFormat) -> String {
+pub(crate) fn format(format: &KeyFormat) -> String {
     match format {
         KeyFormat::Any => "any visible ASCII characters".into(),
         KeyFormat::Uuid => "a UUID with hyphens".into(),
@@ -193,7 +193,7 @@ pub(super) fn value(value: &ibid::Template) -> String {
 }
 
 /// `24 hours`.
-pub(super) fn duration(duration: Duration) -> String {
+pub(crate) fn duration(duration: Duration) -> String {
     let written = show::duration(duration);
     let digits = written.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = match &written[digits.len()..] {

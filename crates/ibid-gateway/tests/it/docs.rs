@@ -264,6 +264,31 @@ fn the_grpc_page_says_what_each_status_means() {
     }
 }
 
+#[tokio::test]
+async fn the_page_of_openapi_shows_what_happens() {
+    Page::read(root().join("docs/openapi.md")).binary(BIN).run().await;
+}
+
+#[tokio::test]
+async fn the_page_of_conform_shows_what_happens_and_has_every_check() {
+    let path = root().join("docs/conform.md");
+    let upstream = Upstream::start().await;
+    let launch = Gateway::launch(BIN).upstream(&upstream.url()).arg("--store").arg("memory:");
+    let gateway = launch.start().await;
+    Page::read(&path).gateway(gateway.addr()).binary(BIN).run().await;
+    let page = std::fs::read_to_string(path).unwrap();
+    let mut documented = named_in_table(&page, "Checks", "| check | what is checked |");
+    let mut code = std::collections::BTreeSet::new();
+    for name in NAMES {
+        let list = process::run(BIN, &["conform", "--list", "--profile", name], &[]).await.stdout;
+        let list = String::from_utf8(list).unwrap();
+        let ids = list.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.split(' ').next());
+        code.extend(ids.map(str::to_owned));
+    }
+    documented.sort_unstable();
+    assert_eq!(documented, code.into_iter().collect::<Vec<_>>());
+}
+
 /// The first screen of the README, against the demo that it tells people to start.
 #[tokio::test]
 async fn the_readme_shows_what_the_demo_does() {

@@ -1,0 +1,388 @@
+//! `ibid conform URL`: does a server that claims to support idempotency keys keep what it promises?
+//!
+//! Black box, over HTTP/1.1: the operation at the URL is sent, sent again, changed, sent many times at once and
+//! abandoned, and every answer is held against a profile. It *executes* the operation some dozens
+//! of times: it is meant for test systems.
+//!
+//! Invariants: nothing is sent to hosts other than those named on the command line; the number of requests and the time are
+//! bounded; a check that could not be made is reported as *not performed*, never as passed.
+
+use std::{
+    io,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use http::Uri;
+
+use self::{
+    checks::Stop,
+    profile::Profile,
+    session::{Counter, Plan, Session, Variant, Verdict},
+    wire::{Broken, Server},
+};
+use crate::{config::parse_duration, tls};
+
+mod checks;
+mod profile;
+mod report;
+mod request;
+mod session;
+mod wire;
+
+/// What the operation is sent unless told otherwise.
+const BODY: &str = r#"{"amount":1200,"currency":"EUR","reference":"conform-{nonce}"}"#;
+
+/// `ibid conform`.
+#[derive(Debug, Args)]
+pub struct ConformArgs {
+    /// The operation, such as http://127.0.0.1:8080/payments. It is executed some dozens of times
+    #[arg(value_name = "URL", required_unless_present = "list")]
+    url: Option<String>,
+    /// Whose promises are checked: ietf, stripe, leads, appsportal, bookings, platform or membership
+    #[arg(long, value_name = "NAME", default_value = "ietf")]
+    profile: Profile,
+    /// Print what the profile checks and why, and send nothing
+    #[arg(long)]
+    list: bool,
+    /// The method of the operation
+    #[arg(long, value_name = "METHOD", default_value = "POST", value_parser = parse_method)]
+    method: String,
+    /// Its body: JSON, or a file. {nonce} in it is another number for every operation
+    #[arg(long, value_name = "JSON|FILE")]
+    body: Option<String>,
+    /// A header of every request, such as 'Authorization: Bearer …'; may be repeated
+    #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
+    header: Vec<(String, String)>,
+    /// Headers of a second caller, in place of the first's; may be repeated
+    #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
+    other_header: Vec<(String, String)>,
+    /// Another valid body [default: the body with one member more]
+    #[arg(long, value_name = "JSON|FILE")]
+    other_body: Option<String>,
+    /// Another operation on the same server
+    #[arg(long, value_name = "URL")]
+    other_url: Option<String>,
+    /// Another method of the operation
+    #[arg(long, value_name = "METHOD", value_parser = parse_method)]
+    other_method: Option<String>,
+    /// A body with which the operation takes a second or more
+    #[arg(long, value_name = "JSON|FILE")]
+    slow_body: Option<String>,
+    /// A header with which it does
+    #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
+    slow_header: Vec<(String, String)>,
+    /// A body with which the operation fails
+    #[arg(long, value_name = "JSON|FILE")]
+    error_body: Option<String>,
+    /// A header with which it does
+    #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
+    error_header: Vec<(String, String)>,
+    /// Where the number of executions is to be read, as JSON
+    #[arg(long, value_name = "URL")]
+    count_url: Option<String>,
+    /// Where in that JSON: a number, or a list whose length counts
+    #[arg(long, value_name = "POINTER", default_value = "", requires = "count_url", value_parser = parse_pointer)]
+    count_pointer: String,
+    /// Whether the operation requires a key [default: as the profile says; either for ietf]
+    #[arg(long, value_name = "BOOL")]
+    key_required: Option<bool>,
+    /// How many requests are sent at once
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(2..=100))]
+    parallel: u16,
+    /// How often
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=20))]
+    rounds: u16,
+    /// How long one answer may take
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive)]
+    timeout: Duration,
+    /// How long the whole run may take; what is left then is not performed
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_positive)]
+    limit: Duration,
+    /// Certificates that https is checked against, instead of the system's
+    #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
+    ca: Option<PathBuf>,
+    /// Take any certificate
+    #[arg(long)]
+    insecure: bool,
+    /// Advice that is not followed fails the run, too
+    #[arg(long)]
+    strict: bool,
+    /// What was not performed fails the run, too
+    #[arg(long)]
+    complete: bool,
+    /// Also write the results as JUnit XML
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Print the results as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Whether the server does what the profile promises.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Conforms {
+    /// As far as could be seen.
+    Yes,
+    /// A check failed.
+    No,
+}
+
+/// Why there was no run. `Display` is the line for whoever asked for it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConformError {
+    /// It cannot be asked for like this.
+    #[error("ibid: {0}")]
+    Usage(String),
+    /// Nobody is there.
+    #[error("ibid: {0}")]
+    Unreachable(String),
+    /// Nobody takes what is printed.
+    #[error("ibid: cannot print: {0}")]
+    Print(#[from] io::Error),
+}
+
+impl Conforms {
+    /// The exit code of the command.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Yes => 0,
+            Self::No => 1,
+        }
+    }
+}
+
+impl ConformError {
+    /// The exit code, after sysexits where it has one.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 64,
+            Self::Unreachable(_) => 69,
+            Self::Print(_) => 1,
+        }
+    }
+}
+
+/// Runs every check of the profile and prints what was found.
+///
+/// # Errors
+/// There was no run.
+pub fn run(args: &ConformArgs, out: &mut dyn io::Write) -> Result<Conforms, ConformError> {
+    if args.list {
+        report::list(&args.profile, out)?;
+        return Ok(Conforms::Yes);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let since = Instant::now();
+    let (findings, requests) = runtime.block_on(async {
+        let mut session = Session::new(plan(args).await?);
+        checks::all(&mut session).await.map_err(|stop| match stop {
+            Stop::Usage(why) => ConformError::Usage(why),
+            Stop::Unreachable(why) => ConformError::Unreachable(format!("no connection to {why}")),
+        })?;
+        let requests = session.requests;
+        Ok::<_, ConformError>((session.into_findings(), requests))
+    })?;
+    let run = report::Run {
+        url: args.url.as_deref().unwrap_or_default(),
+        profile: &args.profile,
+        findings: &findings,
+        requests,
+        took: since.elapsed(),
+    };
+    match args.json {
+        true => run.json(out)?,
+        false => run.text(out)?,
+    }
+    if let Some(path) = &args.junit {
+        std::fs::write(path, run.junit(args.strict, args.complete))
+            .map_err(|why| io::Error::new(why.kind(), format!("{}: {why}", path.display())))?;
+    }
+    let fails = |verdict: Verdict| match verdict {
+        Verdict::Passed => false,
+        Verdict::Failed => true,
+        Verdict::Advice => args.strict,
+        Verdict::NotPerformed => args.complete,
+    };
+    Ok(if findings.iter().any(|finding| fails(finding.verdict)) { Conforms::No } else { Conforms::Yes })
+}
+
+/// From what was asked to what is done.
+async fn plan(args: &ConformArgs) -> Result<Plan, ConformError> {
+    let usage = ConformError::Usage;
+    let url = args.url.as_deref().expect("clap asks for it");
+    let uri = parse_url(url).map_err(usage)?;
+    let ca = match &args.ca {
+        None => None,
+        Some(path) => Some(read(path)?),
+    };
+    let tls = tls::for_checks(ca.as_deref(), args.insecure).map_err(usage)?;
+    let find = async |uri: &Uri, tls: &Arc<rustls::ClientConfig>| {
+        Server::find(uri, tls, args.timeout).await.map_err(|why| ConformError::Unreachable(why.to_string()))
+    };
+    let server = find(&uri, &tls).await?;
+    // Said before anything else: a wrong address is the usual mistake.
+    if let Err(Broken::Unreachable(why)) = server.connect().await {
+        return Err(ConformError::Unreachable(format!("no connection to {why}")));
+    }
+    let other_target = match args.other_url.as_deref().map(parse_url).transpose().map_err(usage)? {
+        None => None,
+        Some(other) if other.authority() == uri.authority() && other.scheme() == uri.scheme() => Some(target(&other)),
+        Some(_) => return Err(usage(format!("--other-url must be on the same server as {url}"))),
+    };
+    let counter = match args.count_url.as_deref().map(parse_url).transpose().map_err(usage)? {
+        None => None,
+        Some(uri) => {
+            let server = find(&uri, &tls).await?;
+            Some(Counter { server, target: target(&uri), pointer: args.count_pointer.clone() })
+        }
+    };
+    let body = match &args.body {
+        Some(body) => text_of(body)?,
+        None => BODY.to_owned(),
+    };
+    let other_body = match &args.other_body {
+        Some(body) => Some(text_of(body)?),
+        None => one_more(&body),
+    };
+    Ok(Plan {
+        profile: args.profile.clone(),
+        server,
+        method: args.method.clone(),
+        target: target(&uri),
+        other_target,
+        other_method: args.other_method.clone(),
+        headers: args.header.clone(),
+        other_headers: args.other_header.clone(),
+        body,
+        other_body,
+        slow: variant(args.slow_body.as_deref(), &args.slow_header)?,
+        error: variant(args.error_body.as_deref(), &args.error_header)?,
+        key_required: args.key_required,
+        parallel: args.parallel.into(),
+        rounds: args.rounds.into(),
+        patience: args.timeout,
+        grace: Duration::from_millis(300),
+        until: Instant::now() + args.limit,
+        counter,
+    })
+}
+
+fn variant(body: Option<&str>, headers: &[(String, String)]) -> Result<Option<Variant>, ConformError> {
+    if body.is_none() && headers.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Variant { body: body.map(text_of).transpose()?, headers: headers.to_vec() }))
+}
+
+/// JSON as it is written, or the text of a file.
+fn text_of(given: &str) -> Result<String, ConformError> {
+    // With {nonce} filled in, as it will be sent.
+    if given.is_empty() || serde_json::from_str::<serde::de::IgnoredAny>(&given.replace("{nonce}", "1")).is_ok() {
+        return Ok(given.to_owned());
+    }
+    read(given.as_ref())
+}
+
+fn read(path: &std::path::Path) -> Result<String, ConformError> {
+    std::fs::read_to_string(path).map_err(|why| {
+        ConformError::Usage(format!("{} is neither JSON nor a file that can be read: {why}", path.display()))
+    })
+}
+
+/// The same JSON object with one member more.
+fn one_more(body: &str) -> Option<String> {
+    let inner = body.trim_end().strip_suffix('}')?;
+    let rest = inner.trim_start().strip_prefix('{')?;
+    let comma = if rest.trim().is_empty() { "" } else { "," };
+    Some(format!("{inner}{comma}\"conform_other\":true}}"))
+}
+
+fn target(uri: &Uri) -> String {
+    uri.path_and_query().map_or("/", |found| found.as_str()).to_owned()
+}
+
+fn parse_url(text: &str) -> Result<Uri, String> {
+    let wrong = |why: &str| {
+        format!("{text:?} is no URL that can be checked: {why}; write http://HOST[:PORT]/PATH or https://…")
+    };
+    if !text.contains("://") {
+        return Err(wrong("it has no scheme"));
+    }
+    let uri: Uri = text.parse().map_err(|why: http::uri::InvalidUri| wrong(&why.to_string()))?;
+    match uri.scheme_str() {
+        Some("http" | "https") => {}
+        _ => return Err(wrong("its scheme is neither http nor https")),
+    }
+    match uri.authority() {
+        Some(authority) if authority.as_str().contains('@') => Err(wrong("user and password go into a --header")),
+        Some(authority) if authority.host().is_empty() => Err(wrong("it has no host")),
+        Some(_) => Ok(uri),
+        None => Err(wrong("it has no host")),
+    }
+}
+
+fn parse_header(text: &str) -> Result<(String, String), String> {
+    let wrong = || format!("{text:?} is no header; write 'NAME: VALUE'");
+    let (name, value) = text.split_once(':').ok_or_else(wrong)?;
+    let valid = http::HeaderName::try_from(name.trim()).is_ok() && http::HeaderValue::from_str(value.trim()).is_ok();
+    if !valid {
+        return Err(wrong());
+    }
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
+}
+
+fn parse_method(text: &str) -> Result<String, String> {
+    match http::Method::from_bytes(text.as_bytes()) {
+        Ok(method) if text == text.to_uppercase() => Ok(method.to_string()),
+        _ => Err(format!("{text:?} is no method; they are upper case, such as POST")),
+    }
+}
+
+fn parse_pointer(text: &str) -> Result<String, String> {
+    match text.is_empty() || text.starts_with('/') {
+        true => Ok(text.to_owned()),
+        false => Err(format!("{text:?} is no JSON pointer; write /member/0, or nothing for the whole")),
+    }
+}
+
+fn parse_positive(text: &str) -> Result<Duration, String> {
+    let duration = parse_duration(text)?;
+    match duration.is_zero() {
+        false => Ok(duration.min(Duration::from_secs(24 * 3600))),
+        true => Err("it must be longer than nothing, such as 10s".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_body_has_one_member_more() {
+        assert_eq!(one_more("{}").unwrap(), r#"{"conform_other":true}"#);
+        assert_eq!(one_more("{\"a\": 1 }\n").unwrap(), r#"{"a": 1 ,"conform_other":true}"#);
+        assert_eq!(one_more("[1]"), None);
+        assert_eq!(one_more(""), None);
+    }
+
+    #[test]
+    fn what_cannot_be_checked_is_told_why() {
+        for (url, why) in [
+            ("127.0.0.1:80/pay", "no scheme"),
+            ("/pay", "no scheme"),
+            ("ftp://h/pay", "neither http nor https"),
+            ("http://u:p@h/pay", "go into a --header"),
+        ] {
+            let told = parse_url(url).unwrap_err();
+            assert!(told.contains(why), "{told}");
+        }
+        assert!(parse_url("https://h:8443/a?b=c").is_ok());
+        assert!(parse_header("Authorization Bearer x").is_err());
+        assert_eq!(parse_header("A: b: c").unwrap(), ("A".into(), "b: c".into()));
+    }
+}

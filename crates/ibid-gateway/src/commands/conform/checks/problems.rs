@@ -1,0 +1,52 @@
+//! How refusals look: those that the other checks have met.
+
+use serde_json::Value;
+
+use super::super::{session::Session, wire::Answer};
+
+pub(super) fn all(session: &mut Session) {
+    let refusals = std::mem::take(&mut session.refusals);
+    let answers =
+        || refusals.iter().filter_map(|(id, of_key, seen)| Some((id, *of_key, seen, seen.answer.as_ref().ok()?)));
+    match answers().next() {
+        None => session.not_performed("problem.shape", "no refusal was seen"),
+        Some((_, _, any, _)) => match answers().find_map(|(id, _, seen, answer)| Some((id, seen, wrong(answer)?))) {
+            None => session.found("problem.shape", true, "application/problem+json", any),
+            Some((id, seen, why)) => session.found("problem.shape", false, format!("{why} (seen in {id})"), seen),
+        },
+    }
+    match answers().find(|(_, of_key, ..)| *of_key) {
+        None => session.not_performed("problem.link", "no key was refused"),
+        Some((_, _, any, _)) => match answers().find(|(_, of_key, _, answer)| *of_key && !leads_on(answer)) {
+            None => session.found("problem.link", true, "a link", any),
+            Some((id, _, seen, _)) => {
+                let expected = format!("a Link header, or a problem whose type is an address (seen in {id})");
+                session.found("problem.link", false, expected, seen);
+            }
+        },
+    }
+}
+
+/// What is wrong with a problem, in the words of what was expected.
+fn wrong(answer: &Answer) -> Option<String> {
+    let kind = answer.header("content-type").unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    if !kind.eq_ignore_ascii_case("application/problem+json") {
+        return Some("content-type: application/problem+json".into());
+    }
+    let Ok(Value::Object(problem)) = serde_json::from_slice(&answer.body) else {
+        return Some("a JSON object".into());
+    };
+    if problem.get("status").is_some_and(|status| *status != answer.status) {
+        return Some(format!("the status of the answer, {}, in the problem's status", answer.status));
+    }
+    let text = |name: &str| problem.get(name).and_then(Value::as_str).is_some_and(|text| !text.is_empty());
+    ["type", "title", "detail"].into_iter().find(|name| !text(name)).map(|name| format!("a {name} in the problem"))
+}
+
+/// Whether it says where to read more.
+fn leads_on(answer: &Answer) -> bool {
+    let linked = answer.values("link").any(|link| link.contains("describedby") || link.contains("help"));
+    let problem: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    let kind = problem["type"].as_str().unwrap_or_default();
+    linked || kind.contains('/') && kind != "about:blank"
+}

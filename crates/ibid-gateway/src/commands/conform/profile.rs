@@ -1,0 +1,253 @@
+//! What is checked for whom, and why: one table.
+//!
+//! A profile is a preset's policy. What a check expects is read from that policy, so that the presets cannot drift from
+//! their checks. `ietf` and `stripe` speak about servers of others: there a check is required only where the draft, or
+//! Stripe's documentation, says so; the rest is advice.
+
+use std::{fmt, str::FromStr};
+
+use ibid::{Envelope, KeyFormat, KeySource, OnConcurrent, Policy, ScopePart, presets::NAMES};
+
+use crate::config::show;
+
+const DRAFT: &str = "draft-ietf-httpapi-idempotency-key-header-07";
+const STRIPE: &str = "Stripe API reference, \"Idempotent requests\"";
+
+/// Whose promises are checked.
+#[derive(Debug, Clone)]
+pub(super) struct Profile {
+    /// The preset's name.
+    pub(super) name: &'static str,
+    pub(super) policy: Policy,
+}
+
+/// How much a check weighs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    /// Failing it fails the run.
+    Required,
+    /// Failing it is said, and fails the run only with `--strict`.
+    Advised,
+}
+
+/// One thing that is checked.
+pub(super) struct Case {
+    pub(super) id: &'static str,
+    pub(super) title: &'static str,
+    /// A place in the draft.
+    ietf: Option<(Level, &'static str)>,
+    /// A sentence of the documentation, or none.
+    stripe: Option<(Level, &'static str)>,
+    /// The dial that promises it in every other preset.
+    dial: Option<&'static str>,
+}
+
+/// A case under a profile.
+#[derive(Debug, Clone)]
+pub(super) struct Rule {
+    pub(super) id: &'static str,
+    pub(super) title: &'static str,
+    pub(super) level: Level,
+    pub(super) cites: String,
+}
+
+impl FromStr for Profile {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let name = NAMES.into_iter().find(|name| *name == text);
+        let name = name.ok_or_else(|| format!("{text:?} is no profile; allowed are {}", NAMES.join(", ")))?;
+        Ok(Self { name, policy: Policy::preset(name).expect("it has a name") })
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl Profile {
+    /// Whether it speaks about servers of others.
+    pub(super) fn is_foreign(&self) -> bool {
+        matches!(self.name, "ietf" | "stripe")
+    }
+
+    /// The name of the key's header, as people write it.
+    pub(super) fn key_header(&self) -> String {
+        let KeySource::Header(name) = &self.policy.key.from[0] else { unreachable!("all these presets name a header") };
+        name.as_str().split('-').map(|word| word[..1].to_uppercase() + &word[1..]).collect::<Vec<_>>().join("-")
+    }
+
+    /// The header by which a proxy names the caller.
+    pub(super) fn scope_header(&self) -> Option<&str> {
+        self.policy.scope.iter().find_map(|part| match part {
+            ScopePart::Header(name) => Some(name.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Everything that is checked, in order.
+    pub(super) fn rules(&self) -> Vec<Rule> {
+        CASES.iter().filter(|case| self.concerns(case.id)).filter_map(|case| self.rule(case)).collect()
+    }
+
+    fn rule(&self, case: &Case) -> Option<Rule> {
+        let (level, cites) = match self.name {
+            "ietf" => case.ietf.map(|(level, place)| {
+                let in_draft = place.starts_with('§') || place.starts_with("Security");
+                (level, if in_draft { format!("{DRAFT} {place}") } else { place.to_owned() })
+            })?,
+            "stripe" => case.stripe.map(|(level, said)| match level {
+                Level::Required => (level, format!("{STRIPE}: {said}")),
+                Level::Advised => (level, said.to_owned()),
+            })?,
+            preset => {
+                let dial = case.dial?;
+                let value = show::dials(&self.policy).into_iter().find(|(name, _)| *name == dial);
+                let promise = value.map_or_else(|| dial.to_owned(), |(name, value)| format!("{name} = {value}"));
+                (Level::Required, format!("ibid preset {preset} (docs/presets/{preset}.md): {promise}"))
+            }
+        };
+        Some(Rule { id: case.id, title: case.title, level, cites })
+    }
+
+    /// Whether there is anything to be seen about a case under this policy.
+    fn concerns(&self, id: &str) -> bool {
+        let policy = &self.policy;
+        match id {
+            "replay.marker" | "first.unmarked" => !policy.replay_headers.is_empty(),
+            "replay.envelope" => policy.envelope == Envelope::Metadata,
+            "caller.isolated" => policy.scope.iter().any(ScopePart::names_caller),
+            "key.format" => policy.key.format != KeyFormat::Any,
+            // Another format has a length of its own.
+            "key.longest" => policy.key.format == KeyFormat::Any,
+            "concurrent.refused" | "concurrent.retry-after" => policy.on_concurrent == OnConcurrent::Reject,
+            "concurrent.waits" => policy.on_concurrent == OnConcurrent::Wait,
+            _ => true,
+        }
+    }
+}
+
+use Level::{Advised, Required};
+
+const VALIDATE: &str = "§2.1; Security Considerations (always validate the key before processing)";
+const OPAQUE: &str = "good practice: a key that can be read in two ways is refused";
+
+#[rustfmt::skip]
+const CASES: &[Case] = &[
+    Case { id: "first.processed", title: "A first request is processed",
+        ietf: Some((Required, "§2.6 (first time request)")), stripe: Some((Required, "a new key is a new request")), dial: Some("key") },
+    Case { id: "first.independent", title: "Another key is another operation",
+        ietf: Some((Required, "§2.2")), stripe: Some((Required, "the key recognises retries of the same request")), dial: Some("key") },
+    Case { id: "first.unmarked", title: "A first answer does not say that it is a replay",
+        ietf: Some((Advised, "good practice: a client can tell a replay from a first answer")),
+        stripe: Some((Required, "Idempotent-Replayed is only on replays")), dial: Some("replay_headers") },
+    Case { id: "replay.once", title: "A retry does not run the operation again",
+        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Required, "retry without performing the operation twice")), dial: Some("remember") },
+    Case { id: "replay.status", title: "A retry gets the first answer's status",
+        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Required, "the resulting status code is saved")), dial: Some("remember") },
+    Case { id: "replay.body", title: "A retry gets the first answer's body",
+        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Required, "the body of the first request is saved")), dial: Some("remember") },
+    Case { id: "replay.headers", title: "A retry gets the headers that describe the first answer",
+        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Advised, "good practice: a body without its Content-Type is not the same answer")), dial: Some("remember") },
+    Case { id: "replay.cookies", title: "A retry gets no cookies of the first answer",
+        ietf: Some((Advised, "good practice: a cookie belongs to one answer")), stripe: None, dial: Some("drop_headers") },
+    Case { id: "replay.marker", title: "A replay says that it is one",
+        ietf: Some((Advised, "good practice: a client can tell a replay from a first answer")),
+        stripe: Some((Required, "replays have Idempotent-Replayed: true")), dial: Some("replay_headers") },
+    Case { id: "replay.envelope", title: "The metadata of a replay says so, and since when",
+        ietf: None, stripe: None, dial: Some("envelope") },
+    Case { id: "mismatch.body", title: "The key with another body",
+        ietf: Some((Required, "§2.7 (422)")), stripe: Some((Required, "incoming parameters are compared, and it errors if they differ")), dial: Some("on_mismatch") },
+    Case { id: "mismatch.keeps-first", title: "The key still gives the first answer afterwards",
+        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Required, "subsequent requests with the same key return the same result")), dial: Some("on_mismatch") },
+    Case { id: "mismatch.query", title: "The key with another query",
+        ietf: Some((Advised, "§2.2, §2.4 (good practice: what is asked for is part of the request)")), stripe: Some((Advised, "good practice: a query is a parameter, too")), dial: Some("fingerprint") },
+    Case { id: "mismatch.path", title: "The key on another path",
+        ietf: Some((Advised, "§2.2, §2.4 (good practice: what is asked for is part of the request)")), stripe: Some((Advised, "good practice: what is asked for is part of the request")), dial: Some("fingerprint") },
+    Case { id: "mismatch.method", title: "The key with another method",
+        ietf: Some((Advised, "§2.2, §2.4 (good practice: what is asked for is part of the request)")), stripe: None, dial: Some("fingerprint") },
+    Case { id: "concurrent.one-run", title: "Of many at the same moment, one runs",
+        ietf: Some((Required, "§2.6 (concurrent request)")), stripe: Some((Required, "a request that conflicts with one that is executing is not executed")), dial: Some("on_concurrent") },
+    Case { id: "concurrent.refused", title: "A duplicate of a running request is refused as a conflict",
+        ietf: Some((Required, "§2.6, §2.7 (409)")), stripe: Some((Required, "409: the request conflicts with another one")), dial: Some("on_concurrent") },
+    Case { id: "concurrent.waits", title: "A duplicate of a running request gets its answer",
+        ietf: None, stripe: None, dial: Some("on_concurrent") },
+    Case { id: "concurrent.retry-after", title: "The conflict says when to try again",
+        ietf: Some((Advised, "RFC 9110 §10.2.3 (Retry-After)")), stripe: Some((Advised, "RFC 9110 §10.2.3 (Retry-After)")), dial: Some("on_concurrent") },
+    Case { id: "concurrent.settles", title: "Afterwards the key gives that one run's answer",
+        ietf: Some((Required, "§2.6 (retry)")), stripe: Some((Required, "such requests can be retried")), dial: Some("on_concurrent") },
+    Case { id: "disconnect.answer", title: "Who hangs up and retries gets the answer, and nothing runs twice",
+        ietf: Some((Required, "§1, §2.6 (a client that timed out retries)")), stripe: Some((Required, "after a connection error the request can be repeated")), dial: Some("on_concurrent") },
+    Case { id: "error.answer", title: "A failure is remembered or run again, as promised",
+        ietf: Some((Advised, "good practice: a failure of the server that is replayed wedges the key")),
+        stripe: Some((Required, "results are saved whether it succeeds or fails, 500 errors included")), dial: Some("remember") },
+    Case { id: "caller.isolated", title: "Another caller's key is another key",
+        ietf: Some((Required, "Security Considerations (data leaks; a composite key per client)")), stripe: Some((Required, "keys belong to an account")), dial: Some("scope") },
+    Case { id: "key.missing", title: "A request without a key",
+        ietf: Some((Required, "§2.7 (400 where it is required)")), stripe: Some((Required, "keys are optional")), dial: Some("key") },
+    Case { id: "key.empty", title: "An empty key is refused",
+        ietf: Some((Required, VALIDATE)), stripe: Some((Advised, OPAQUE)), dial: Some("key") },
+    Case { id: "key.blank", title: "A key that is empty inside its quotes is refused",
+        ietf: Some((Required, VALIDATE)), stripe: None, dial: Some("key") },
+    Case { id: "key.longest", title: "A key of the greatest length is taken",
+        ietf: Some((Advised, "good practice: 255 characters are a common limit")), stripe: Some((Required, "keys are up to 255 characters long")), dial: Some("key") },
+    Case { id: "key.too-long", title: "A longer key is refused",
+        ietf: Some((Advised, "good practice: 255 characters are a common limit")), stripe: Some((Required, "keys are up to 255 characters long")), dial: Some("key") },
+    Case { id: "key.format", title: "A key of another form is refused",
+        ietf: None, stripe: None, dial: Some("key") },
+    Case { id: "key.quoted", title: "A key in quotes is the same key without them",
+        ietf: Some((Required, "§2.1 (the key is a String, in quotes)")), stripe: None, dial: Some("a header may carry the key bare or as a string") },
+    Case { id: "key.two-headers", title: "Two key headers are refused",
+        ietf: Some((Required, "§2.1 (not more than one)")), stripe: Some((Advised, OPAQUE)), dial: Some("two key headers are refused") },
+    Case { id: "key.list", title: "A list of keys is refused",
+        ietf: Some((Required, "§2.1 (an Item, not a List)")), stripe: None, dial: Some("a list of keys is refused") },
+    Case { id: "key.parameters", title: "A key with parameters is refused",
+        ietf: Some((Advised, OPAQUE)), stripe: None, dial: Some("a key with parameters is refused") },
+    Case { id: "key.bad-escape", title: "A key with a bad escape is refused",
+        ietf: Some((Required, VALIDATE)), stripe: None, dial: Some("a key with a bad escape is refused") },
+    Case { id: "key.open-quote", title: "A key whose quote is not closed is refused",
+        ietf: Some((Required, VALIDATE)), stripe: None, dial: Some("a key with an open quote is refused") },
+    Case { id: "key.control-byte", title: "A key with a control byte is refused",
+        ietf: Some((Required, VALIDATE)), stripe: Some((Advised, OPAQUE)), dial: Some("only visible ASCII is allowed in keys") },
+    Case { id: "key.non-ascii", title: "A key outside ASCII is refused",
+        ietf: Some((Required, VALIDATE)), stripe: Some((Advised, OPAQUE)), dial: Some("only visible ASCII is allowed in keys") },
+    Case { id: "key.nominated", title: "A key that Connection would remove on the way is refused",
+        ietf: None, stripe: None, dial: Some("what can be read in two ways is refused") },
+    Case { id: "key.twin", title: "A second key under a header with underscores is refused",
+        ietf: None, stripe: None, dial: Some("what can be read in two ways is refused") },
+    Case { id: "get.passes", title: "A key on a GET changes nothing",
+        ietf: Some((Advised, "§1 (GET is idempotent already)")), stripe: Some((Required, "a key has no effect in GET requests")), dial: Some("methods") },
+    Case { id: "problem.shape", title: "Refusals are problems that a program can read",
+        ietf: Some((Advised, "§2.7 (examples), RFC 9457")), stripe: None, dial: Some("refusals are RFC 9457 problems") },
+    Case { id: "problem.link", title: "A refused key leads to the documentation",
+        ietf: Some((Advised, "§2.7 (a link to relevant documentation)")), stripe: None, dial: Some("refusals link to the published contract") },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_profile_cites_a_rule_for_every_check() {
+        for name in NAMES {
+            let profile: Profile = name.parse().unwrap();
+            let rules = profile.rules();
+            assert!(rules.len() > 20, "{name}: {}", rules.len());
+            assert!(rules.iter().all(|rule| rule.cites.len() > 10), "{rules:#?}");
+            assert!(rules.iter().any(|rule| rule.level == Required));
+            if !profile.is_foreign() {
+                assert!(rules.iter().all(|rule| rule.level == Required && rule.cites.contains(name)), "{rules:#?}");
+            }
+        }
+        assert!("nope".parse::<Profile>().unwrap_err().ends_with("ietf, stripe"));
+    }
+
+    #[test]
+    fn ids_are_unique() {
+        let mut ids: Vec<_> = CASES.iter().map(|case| case.id).collect();
+        ids.sort_unstable();
+        assert!(ids.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+}

@@ -1,0 +1,165 @@
+//! One request and what came of it, as it is sent and as it is shown.
+//!
+//! Invariant: what is shown has no control characters of others in it, and no value of a header that was given.
+
+use bytes::Bytes;
+
+use super::wire::{Answer, Broken};
+
+/// How much of a body is shown.
+const SHOWN: usize = 300;
+
+/// One request, as it is written.
+#[derive(Debug, Clone)]
+pub(super) struct Request {
+    pub(super) method: String,
+    pub(super) target: String,
+    /// Key headers, in any number and with any bytes.
+    pub(super) keys: Vec<(String, Vec<u8>)>,
+    pub(super) headers: Vec<(String, String)>,
+    pub(super) connection: String,
+    pub(super) body: Option<Bytes>,
+}
+
+/// What was sent and what came.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    pub(super) sent: String,
+    pub(super) answer: Result<Answer, Broken>,
+}
+
+impl Request {
+    pub(super) fn with_headers(mut self, headers: &[(String, String)]) -> Self {
+        self.headers.retain(|(name, _)| !headers.iter().any(|(other, _)| other.eq_ignore_ascii_case(name)));
+        self.headers.extend_from_slice(headers);
+        self
+    }
+
+    pub(super) fn bytes(&self, host: &str) -> Vec<u8> {
+        let mut bytes = format!(
+            "{} {} HTTP/1.1\r\nhost: {host}\r\nuser-agent: ibid-conform/{}\r\nconnection: {}\r\n",
+            self.method,
+            self.target,
+            env!("CARGO_PKG_VERSION"),
+            self.connection
+        )
+        .into_bytes();
+        let has = |name: &str| self.headers.iter().any(|(found, _)| found.eq_ignore_ascii_case(name));
+        if !has("accept") {
+            bytes.extend(b"accept: */*\r\n");
+        }
+        for (name, value) in &self.headers {
+            bytes.extend(format!("{name}: {value}\r\n").into_bytes());
+        }
+        for (name, value) in &self.keys {
+            bytes.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
+        }
+        if let Some(body) = &self.body {
+            if !has("content-type") {
+                bytes.extend(b"content-type: application/json\r\n");
+            }
+            bytes.extend(format!("content-length: {}\r\n\r\n", body.len()).into_bytes());
+            bytes.extend(body);
+        } else {
+            let length = if self.method == "GET" { "" } else { "content-length: 0\r\n" };
+            bytes.extend(format!("{length}\r\n").into_bytes());
+        }
+        bytes
+    }
+
+    /// For people: without the values of headers that may be secret.
+    pub(super) fn shown(&self) -> String {
+        let mut shown = format!("{} {}", self.method, self.target);
+        for (name, _) in self.headers.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("content-type")) {
+            shown.push_str(&format!(", {name}: ****"));
+        }
+        for (name, value) in &self.keys {
+            shown.push_str(&format!(", {name}: {}", visible(value)));
+        }
+        if self.connection != "close" {
+            shown.push_str(&format!(", connection: {}", self.connection));
+        }
+        if let Some(body) = &self.body {
+            shown.push_str(&format!(", body {}", visible(body)));
+        }
+        shown
+    }
+}
+
+impl Seen {
+    pub(super) fn status(&self) -> Option<u16> {
+        self.answer.as_ref().ok().map(|answer| answer.status)
+    }
+
+    pub(super) fn is_success(&self) -> bool {
+        self.answer.as_ref().is_ok_and(Answer::is_success)
+    }
+
+    /// What came, in a line.
+    pub(super) fn came(&self) -> String {
+        let answer = match &self.answer {
+            Ok(answer) => answer,
+            Err(broken) => return broken.to_string(),
+        };
+        let told = |name: &str| {
+            ["content-type", "location", "etag", "retry-after", "link", "set-cookie"].contains(&name)
+                || name.contains("idempoten")
+        };
+        let mut came = answer.status.to_string();
+        for (name, value) in answer.headers.iter().filter(|(name, _)| told(&name.to_lowercase())) {
+            came.push_str(&format!(", {}: {}", name.to_lowercase(), visible(value.as_bytes())));
+        }
+        if !answer.body.is_empty() {
+            came.push_str(&format!(", body {}", visible(&answer.body)));
+        }
+        came
+    }
+}
+
+/// Bytes of others, for a terminal: no control characters, not too many.
+fn visible(bytes: &[u8]) -> String {
+    let cut = &bytes[..bytes.len().min(SHOWN)];
+    let text: String = cut
+        .utf8_chunks()
+        .flat_map(|chunk| {
+            let invalid = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}"));
+            let valid = chunk.valid().chars().map(|character| match character {
+                control if control.is_control() => control.escape_default().to_string(),
+                other => other.to_string(),
+            });
+            valid.chain(invalid).collect::<Vec<_>>()
+        })
+        .collect();
+    match bytes.len() - cut.len() {
+        0 => text,
+        more => format!("{text}… and {more} bytes more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_send_cannot_move_a_terminals_cursor() {
+        assert_eq!(visible(b"a\x1b[2J\xff\n\xc3\xa9"), "a\\u{1b}[2J\\xff\\n\u{e9}");
+        assert!(visible(&[b'x'; 1000]).ends_with("… and 700 bytes more"));
+    }
+
+    #[test]
+    fn secrets_are_not_shown_and_keys_are_sent_as_they_are() {
+        let request = Request {
+            method: "POST".into(),
+            target: "/pay".into(),
+            keys: vec![("Idempotency-Key".into(), b"a\x01".to_vec())],
+            headers: vec![("Authorization".into(), "Bearer s3cret".into())],
+            connection: "close".into(),
+            body: Some("{}".into()),
+        };
+        assert_eq!(request.shown(), "POST /pay, Authorization: ****, Idempotency-Key: a\\u{1}, body {}");
+        let bytes = request.bytes("h");
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(text.contains("Authorization: Bearer s3cret\r\nIdempotency-Key: a\u{1}\r\n"), "{text}");
+        assert!(text.ends_with("content-type: application/json\r\ncontent-length: 2\r\n\r\n{}"), "{text}");
+    }
+}

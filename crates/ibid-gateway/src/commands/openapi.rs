@@ -1,0 +1,148 @@
+//! `ibid openapi SPEC --config FILE`: an OpenAPI document that says what the gateway adds.
+//!
+//! The document is not rewritten. It is parsed for the places of things, and text is inserted: the key's parameter, the
+//! refusals, the headers of replays. What is there already is kept, so that a second run changes nothing.
+//!
+//! Invariant, checked before anything is written: the new document without what was added is the old one, and another run
+//! would add nothing.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use self::tree::{Document, Wrong};
+use super::Failed;
+use crate::{
+    config::{Env, ServeArgs, Settings},
+    routes::RouteTable,
+};
+
+mod annotate;
+mod edit;
+mod json;
+mod made;
+mod parts;
+mod tree;
+mod yaml;
+
+/// `ibid openapi`.
+#[derive(Debug, clap::Args)]
+pub struct OpenapiArgs {
+    /// The OpenAPI document, 3.0 or 3.1, JSON or YAML
+    #[arg(value_name = "SPEC")]
+    pub spec: PathBuf,
+    /// The gateway's configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// What stands before every path, such as /v1 [default: the path of the document's servers]
+    #[arg(long, value_name = "PATH", value_parser = parse_base)]
+    pub base_path: Option<String>,
+    /// Write to this file instead of standard output
+    #[arg(long, value_name = "FILE", conflicts_with = "in_place")]
+    pub output: Option<PathBuf>,
+    /// Write over SPEC
+    #[arg(long)]
+    pub in_place: bool,
+    /// Write nothing; fail if anything is missing in SPEC
+    #[arg(long, conflicts_with_all = ["output", "in_place"])]
+    pub check: bool,
+}
+
+/// Annotates and writes. What should be known goes to `aside`.
+///
+/// # Errors
+/// The document or the configuration cannot be understood, or nothing can be written.
+pub fn run(
+    args: &OpenapiArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+) -> Result<(), Failed> {
+    let settings = Settings::load(&ServeArgs::of_file(&args.config), env)?;
+    let name = args.spec.display();
+    let given = fs::read_to_string(&args.spec).map_err(|why| Failed::NotSo(format!("{name} cannot be read: {why}")))?;
+    let done = annotated(&given, &args.spec, &settings.routes, args.base_path.as_deref())
+        .map_err(|Wrong { line, why }| Failed::NotSo(format!("{name}: line {line}: {why}")))?;
+    for (line, note) in &done.notes {
+        writeln!(aside, "ibid: {name}: line {line}: {note}")?;
+    }
+    let same = done.text == given;
+    if done.covered == 0 {
+        let then = "do the paths of its servers and the routes agree? See --base-path";
+        writeln!(aside, "ibid: {name}: none of {} operations is covered; {then}", done.operations)?;
+    } else {
+        let what = if same { "nothing was missing" } else { "annotated" };
+        writeln!(aside, "ibid: {name}: {} of {} operations covered; {what}", done.covered, done.operations)?;
+    }
+    if args.check {
+        return match same {
+            true => Ok(()),
+            false => Err(Failed::NotSo(format!("{name} does not say all that {} promises", args.config.display()))),
+        };
+    }
+    let file = args.output.as_ref().or_else(|| args.in_place.then_some(&args.spec));
+    match file {
+        None => Ok(out.write_all(done.text.as_bytes())?),
+        Some(_) if args.in_place && same => Ok(()),
+        Some(path) => {
+            put(path, &done.text).map_err(|why| Failed::NotSo(format!("{} cannot be written: {why}", path.display())))
+        }
+    }
+}
+
+/// Writes a file. One that is there is whole, old or new, at every moment; a link to it stays a link.
+fn put(path: &Path, text: &str) -> io::Result<()> {
+    let Ok(path) = fs::canonicalize(path) else { return fs::write(path, text) };
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    io::Write::write_all(&mut file, text.as_bytes())?;
+    file.as_file().set_permissions(fs::metadata(&path)?.permissions())?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
+}
+
+fn annotated(given: &str, path: &Path, routes: &RouteTable, base: Option<&str>) -> Result<annotate::Outcome, Wrong> {
+    // Kept out of the way of parsers that do not know it.
+    let (mark, given) = given.strip_prefix('\u{feff}').map_or(("", given), |rest| ("\u{feff}", rest));
+    let old = read(given, path)?;
+    let mut done = annotate::annotate(&old, routes, base)?;
+    let broken = |why: &str| Wrong {
+        line: 1,
+        why: format!("{why}; nothing was written. This is a fault of ibid: please report it with the document"),
+    };
+    let new = read(&done.text, path)
+        .map_err(|wrong| broken(&format!("with the additions, line {} is wrong: {}", wrong.line, wrong.why)))?;
+    if !tree::only_added((&old, &old.root), (&new, &new.root)) {
+        return Err(broken("the additions would change what is there"));
+    }
+    if annotate::annotate(&new, routes, base).map_err(|_| broken("the additions cannot be read back"))?.text
+        != done.text
+    {
+        return Err(broken("a second run would add more"));
+    }
+    done.text.insert_str(0, mark);
+    Ok(done)
+}
+
+/// JSON if it looks like it, else YAML. YAML may look like JSON, where its name says so.
+fn read(text: &str, path: &Path) -> Result<Document, Wrong> {
+    let is_yaml =
+        path.extension().is_some_and(|name| name.eq_ignore_ascii_case("yaml") || name.eq_ignore_ascii_case("yml"));
+    if !text.trim_start().starts_with('{') {
+        return yaml::read(text.to_owned());
+    }
+    match json::read(text.to_owned()) {
+        Err(_) if is_yaml => yaml::read(text.to_owned()),
+        read => read,
+    }
+}
+
+fn parse_base(text: &str) -> Result<String, String> {
+    match text.trim_end_matches('/') {
+        "" => Ok(String::new()),
+        base if base.starts_with('/') => Ok(base.to_owned()),
+        _ => Err(format!("{text:?} is no path; write /v1, or / for none")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,317 @@
+//! Insertions into a document's text. Nothing is ever replaced or removed.
+
+use std::collections::BTreeMap;
+
+use super::{
+    made::{Made, quoted},
+    tree::{Document, Kind, Node, Style, Syntax, Wrong},
+};
+
+/// What is to be added, and to which collections of the document.
+pub(super) struct Additions<'a> {
+    document: &'a Document,
+    /// By place and depth of the collection: those that end at the same place are written from the inside out.
+    to: BTreeMap<usize, Addition<'a>>,
+}
+
+struct Addition<'a> {
+    node: &'a Node,
+    /// Members that go before a member that is there.
+    before: Vec<(&'a Node, String, Made)>,
+    /// Members that go to the end; items have no name.
+    last: Vec<(Option<String>, Made)>,
+}
+
+impl<'a> Additions<'a> {
+    pub(super) fn new(document: &'a Document) -> Self {
+        Self { document, to: BTreeMap::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.to.is_empty()
+    }
+
+    fn at(&mut self, node: &'a Node) -> &mut Addition<'a> {
+        // A block collection may start where its parent does; its address in the tree is its own.
+        let address = std::ptr::from_ref(node).addr();
+        self.to.entry(address).or_insert_with(|| Addition { node, before: Vec::new(), last: Vec::new() })
+    }
+
+    /// Adds a member to a member that is new itself. What has the name already is kept.
+    pub(super) fn nested(&mut self, to: &'a Node, next: Option<&'a Node>, outer: &str, name: &str, made: Made) {
+        let at = self.at(to);
+        let before = at.before.iter_mut().filter(|(_, found, _)| found == outer).map(|(_, _, made)| made);
+        let last = at.last.iter_mut().filter(|(found, _)| found.as_deref() == Some(outer)).map(|(_, made)| made);
+        match before.chain(last).next() {
+            Some(Made::Map(entries)) if entries.iter().any(|(found, _)| found == name) => {}
+            Some(Made::Map(entries)) => entries.push((name.to_owned(), made)),
+            _ => self.member_before(to, next, outer, Made::Map(vec![(name.to_owned(), made)])),
+        }
+    }
+
+    /// Adds a member at the end. What has the name already is kept.
+    pub(super) fn member(&mut self, to: &'a Node, name: &str, made: Made) {
+        let last = &mut self.at(to).last;
+        if !last.iter().any(|(found, _)| found.as_deref() == Some(name)) {
+            last.push((Some(name.to_owned()), made));
+        }
+    }
+
+    /// Adds a member before another, or at the end.
+    pub(super) fn member_before(&mut self, to: &'a Node, next: Option<&'a Node>, name: &str, made: Made) {
+        match next {
+            Some(next) => self.at(to).before.push((next, name.to_owned(), made)),
+            None => self.member(to, name, made),
+        }
+    }
+
+    /// Adds an item at the end.
+    pub(super) fn item(&mut self, to: &'a Node, made: Made) {
+        self.at(to).last.push((None, made));
+    }
+
+    /// The text with everything in it.
+    ///
+    /// # Errors
+    /// Where nothing can be inserted.
+    pub(super) fn applied(&self) -> Result<String, Wrong> {
+        let mut inserted: Vec<(usize, usize, String)> = Vec::new();
+        for addition in self.to.values() {
+            let depth = depth(&self.document.root, addition.node, 0).unwrap_or(0);
+            for (next, name, made) in &addition.before {
+                let (place, text) = self.before(addition.node, next, name, made);
+                inserted.push((place, depth, text));
+            }
+            if !addition.last.is_empty() {
+                let (place, text) = self.last(addition)?;
+                inserted.push((place, depth, text));
+            }
+        }
+        inserted.sort_by(|(a, inner, _), (b, outer, _)| a.cmp(b).then(outer.cmp(inner)));
+        let mut text = String::with_capacity(self.document.text.len() * 2);
+        let mut from = 0;
+        for (place, _, insertion) in &inserted {
+            text.push_str(&self.document.text[from..*place]);
+            text.push_str(insertion);
+            from = *place;
+        }
+        text.push_str(&self.document.text[from..]);
+        Ok(text)
+    }
+
+    fn newline(&self) -> &'static str {
+        if self.document.text.contains("\r\n") { "\r\n" } else { "\n" }
+    }
+
+    /// What a level of the document is indented by.
+    fn unit(&self) -> String {
+        let root = &self.document.root;
+        let inner = root.entries().iter().find_map(|(_, value)| value.entries().first().map(|(key, _)| key));
+        let first = match self.document.syntax {
+            Syntax::Json => root.entries().first().map(|(key, _)| key),
+            Syntax::Yaml => inner.filter(|key| self.document.line(key.start) > 1),
+        };
+        let found = first.and_then(|key| self.indent_before(key.start));
+        found.filter(|unit| !unit.is_empty() && unit.len() <= 8).unwrap_or_else(|| "  ".into())
+    }
+
+    /// What stands before a place in its line, if it is only space.
+    fn indent_before(&self, at: usize) -> Option<String> {
+        let before = &self.document.text[..at];
+        let line = &before[before.rfind('\n').map_or(0, |found| found + 1)..];
+        line.bytes().all(|byte| byte == b' ' || byte == b'\t').then(|| line.to_owned())
+    }
+
+    /// The indent of the line of a place.
+    fn indent_of_line(&self, at: usize) -> String {
+        let start = self.document.text[..at].rfind('\n').map_or(0, |found| found + 1);
+        self.document.text[start..].chars().take_while(|space| matches!(space, ' ' | '\t')).collect()
+    }
+
+    fn column(&self, at: usize) -> usize {
+        let before = &self.document.text[..at];
+        before[before.rfind('\n').map_or(0, |found| found + 1)..].chars().count()
+    }
+
+    /// A member before another.
+    fn before(&self, to: &Node, next: &Node, name: &str, made: &Made) -> (usize, String) {
+        let (newline, unit) = (self.newline(), self.unit());
+        if let Kind::Map { flow: true, .. } = to.kind {
+            return match self.indent_before(next.start) {
+                Some(indent) => {
+                    let value = made.json(Some((&indent, &unit)), newline);
+                    (next.start, format!("{}: {value},{newline}{indent}", quoted(name)))
+                }
+                None => (next.start, format!("{}: {}, ", quoted(name), made.json(None, newline))),
+            };
+        }
+        let column = self.column(next.start);
+        let member = made.member(name, column, unit.len(), newline);
+        match self.indent_before(next.start) {
+            // Comments right above the next member stay with it.
+            Some(indent) => (self.above_comments(next.start, &indent), format!("{indent}{member}{newline}")),
+            None => (next.start, format!("{member}{newline}{}", " ".repeat(column))),
+        }
+    }
+
+    /// The start of the line of a place, or of the comments right above it.
+    fn above_comments(&self, at: usize, indent: &str) -> usize {
+        let text = &self.document.text;
+        let mut start = text[..at].rfind('\n').map_or(0, |found| found + 1);
+        while start > 0 {
+            let above = text[..start - 1].rfind('\n').map_or(0, |found| found + 1);
+            let line = &text[above..start - 1];
+            if !line.strip_prefix(indent).is_some_and(|line| line.starts_with('#')) {
+                break;
+            }
+            start = above;
+        }
+        start
+    }
+
+    /// Members or items at the end.
+    fn last(&self, addition: &Addition<'_>) -> Result<(usize, String), Wrong> {
+        match &addition.node.kind {
+            Kind::Map { flow: true, entries } => {
+                let last = entries.last().map(|(_, value)| value.end);
+                Ok(self.last_in_flow(addition, entries.first().map(|(key, _)| key.start), last))
+            }
+            Kind::List { flow: true, items } => {
+                Ok(self.last_in_flow(addition, items.first().map(|item| item.start), items.last().map(|item| item.end)))
+            }
+            Kind::Map { entries, .. } => {
+                let (first, _) = entries.first().ok_or_else(|| self.cannot(addition.node))?;
+                Ok(self.last_in_block(addition, self.column(first.start)))
+            }
+            Kind::List { .. } => {
+                if !self.document.text[addition.node.start..].starts_with('-') {
+                    return Err(self.cannot(addition.node));
+                }
+                Ok(self.last_in_block(addition, self.column(addition.node.start)))
+            }
+            _ => Err(self.cannot(addition.node)),
+        }
+    }
+
+    fn cannot(&self, node: &Node) -> Wrong {
+        self.document.wrong(node, "nothing can be added to what is written here; write it as a mapping or a list")
+    }
+
+    fn last_in_flow(&self, addition: &Addition<'_>, first: Option<usize>, last: Option<usize>) -> (usize, String) {
+        let (newline, unit) = (self.newline(), self.unit());
+        let close = addition.node.end - 1;
+        let write = |lines: Option<(&str, &str)>| -> Vec<String> {
+            let one = |(name, made): &(Option<String>, Made)| match name {
+                Some(name) => format!("{}: {}", quoted(name), made.json(lines, newline)),
+                None => made.json(lines, newline),
+            };
+            addition.last.iter().map(one).collect()
+        };
+        let (Some(first), Some(last)) = (first, last) else {
+            // Empty: lines of its own only where the rest has them.
+            let root = &self.document.root;
+            let lines = self.document.syntax == Syntax::Json
+                && root.entries().first().is_some_and(|(key, _)| self.indent_before(key.start).is_some());
+            if !lines {
+                return (addition.node.start + 1, write(None).join(", "));
+            }
+            let outer = self.indent_of_line(addition.node.start);
+            let indent = format!("{outer}{unit}");
+            let inside = write(Some((&indent, &unit))).join(&format!(",{newline}{indent}"));
+            return (addition.node.start + 1, format!("{newline}{indent}{inside}{newline}{outer}"));
+        };
+        // YAML allows a comma behind the last one.
+        let comma = if has_comma(&self.document.text[last..close]) { "" } else { "," };
+        match self.indent_before(first) {
+            Some(indent) => {
+                let inside = write(Some((&indent, &unit))).join(&format!(",{newline}{indent}"));
+                let place = if comma.is_empty() { after_comma(&self.document.text, last) } else { last };
+                (place, format!("{comma}{newline}{indent}{inside}"))
+            }
+            None => {
+                let place = if comma.is_empty() { after_comma(&self.document.text, last) } else { last };
+                (place, format!("{comma} {}", write(None).join(", ")))
+            }
+        }
+    }
+
+    fn last_in_block(&self, addition: &Addition<'_>, column: usize) -> (usize, String) {
+        let (newline, unit) = (self.newline(), self.unit().len());
+        let write = |(name, made): &(Option<String>, Made)| match name {
+            Some(name) => made.member(name, column, unit, newline),
+            None => made.item(column, unit, newline),
+        };
+        let text: String =
+            addition.last.iter().map(|one| format!("{newline}{}{}", " ".repeat(column), write(one))).collect();
+        (self.end_of_lines(addition.node, column), text)
+    }
+
+    /// The end of the last line that belongs to a block collection, before its line break.
+    fn end_of_lines(&self, node: &Node, column: usize) -> usize {
+        let text = &self.document.text;
+        let last = match &node.kind {
+            Kind::Map { entries, .. } => entries.last().map(|(_, value)| value),
+            Kind::List { items, .. } => items.last(),
+            _ => None,
+        };
+        match last.map(|last| (last, &last.kind)) {
+            Some((last, Kind::Map { flow: false, entries })) if !entries.is_empty() => {
+                self.end_of_lines(last, self.column(last.start))
+            }
+            Some((last, Kind::List { flow: false, items })) if !items.is_empty() => {
+                self.end_of_lines(last, self.column(last.start))
+            }
+            Some((last, Kind::Scalar { style: Style::Block, .. })) => self.end_of_block_text(last.start, column),
+            _ => end_of_line(text, node.end),
+        }
+    }
+
+    /// The end of a `|` or `>` text, whose lines are indented deeper than `column`.
+    fn end_of_block_text(&self, header: usize, column: usize) -> usize {
+        let text = &self.document.text;
+        let mut end = end_of_line(text, header);
+        // The parser puts the start of the text at its header or at its first line.
+        let keeps = text[header..end].split('#').next().is_some_and(|header| header.contains('+'));
+        let mut at = end;
+        while let Some(start) = next_line(text, at) {
+            let line_end = end_of_line(text, start);
+            let line = &text[start..line_end];
+            let indent = line.bytes().take_while(|byte| *byte == b' ').count();
+            let blank = line.trim().is_empty();
+            if !blank && indent <= column {
+                break;
+            }
+            if !blank || keeps {
+                end = line_end;
+            }
+            at = line_end;
+        }
+        end
+    }
+}
+
+fn depth(from: &Node, to: &Node, level: usize) -> Option<usize> {
+    if std::ptr::eq(from, to) {
+        return Some(level);
+    }
+    let members = from.entries().iter().map(|(_, value)| value);
+    members.chain(from.items()).find_map(|child| depth(child, to, level + 1))
+}
+
+fn end_of_line(text: &str, at: usize) -> usize {
+    let end = text[at..].find('\n').map_or(text.len(), |found| at + found);
+    if text[at..end].ends_with('\r') { end - 1 } else { end }
+}
+
+fn next_line(text: &str, at: usize) -> Option<usize> {
+    text[at..].find('\n').map(|found| at + found + 1).filter(|start| *start < text.len())
+}
+
+/// Whether there is a comma outside of comments.
+fn has_comma(between: &str) -> bool {
+    between.lines().any(|line| line.split('#').next().is_some_and(|line| line.contains(',')))
+}
+
+fn after_comma(text: &str, at: usize) -> usize {
+    text[at..].find(',').map_or(at, |found| at + found + 1)
+}

@@ -1,0 +1,188 @@
+//! What a policy says to a client, in the words of OpenAPI.
+
+use ibid::{Envelope, KeyFormat, KeySource, Policy, Reason};
+
+use super::made::{Made, map, reference, text};
+use crate::contract_page::{possible, words};
+
+/// Where problems are described.
+const PROBLEM: &str = "IdempotencyProblem";
+
+/// A parameter that carries a key.
+pub(super) struct Parameter {
+    pub(super) name: String,
+    /// `header` or `query`.
+    pub(super) place: &'static str,
+    pub(super) made: Made,
+}
+
+/// The parameters of a policy. Keys in the body, and bodies as keys, have none.
+pub(super) fn parameters(policy: &Policy) -> Vec<Parameter> {
+    let sources = policy.key.from.iter().filter_map(|source| match source {
+        KeySource::Header(name) => Some((words::header(name), "header")),
+        KeySource::Query(name) => Some((name.clone(), "query")),
+        _ => None,
+    });
+    // One of several is required, which cannot be said of any of them.
+    let required = policy.key.required && policy.key.from.len() == 1;
+    let parameter = |(name, place): (String, &'static str)| {
+        let made = map([
+            ("name", text(&name)),
+            ("in", text(place)),
+            ("required", Made::Bool(required)),
+            ("description", text(description(policy))),
+            ("schema", schema(policy)),
+        ]);
+        Parameter { name, place, made }
+    };
+    sources.map(parameter).collect()
+}
+
+fn description(policy: &Policy) -> String {
+    let form = words::format(&policy.key.format);
+    let without = if policy.key.required { "" } else { " Without a key nothing protects a retry." };
+    format!(
+        "Names one operation: make it once, send the same one with every retry. A retry gets the first answer and has no \
+         second effect, for {}. The key is {form}.{without}",
+        words::duration(policy.ttl)
+    )
+}
+
+fn schema(policy: &Policy) -> Made {
+    let pattern = match &policy.key.format {
+        KeyFormat::Any => "^[!-~]+$".into(),
+        KeyFormat::Uuid => "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$".into(),
+        KeyFormat::Uuid4 => {
+            "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$".into()
+        }
+        KeyFormat::Token => "^[A-Za-z0-9_-]{16,255}$".into(),
+        KeyFormat::Operation => "^[^:]+:[^:]+:[^:]+:[0-9]{1,20}$".into(),
+        KeyFormat::Regex(_) => format!("^(?:{})$", policy.key.format.to_string().trim_start_matches("regex:")),
+    };
+    let is_uuid = matches!(policy.key.format, KeyFormat::Uuid | KeyFormat::Uuid4);
+    let mut schema = vec![("type".to_owned(), text("string"))];
+    if is_uuid {
+        schema.push(("format".into(), text("uuid")));
+    }
+    let longest = if is_uuid { policy.key.max_length.min(36) } else { policy.key.max_length };
+    schema.push(("minLength".into(), Made::Number(1)));
+    schema.push(("maxLength".into(), Made::Number(longest as u64)));
+    schema.push(("pattern".into(), text(pattern)));
+    Made::Map(schema)
+}
+
+/// The refusals of a policy by status, in order.
+pub(super) fn refusals(policy: &Policy) -> Vec<(u16, Made)> {
+    let mut by_status: Vec<(u16, Vec<Reason>)> = Vec::new();
+    for reason in Reason::all().filter(|reason| possible(policy, *reason)) {
+        let status = policy.status_of(reason).as_u16();
+        match by_status.iter_mut().find(|(found, _)| *found == status) {
+            Some((_, reasons)) => reasons.push(reason),
+            None => by_status.push((status, vec![reason])),
+        }
+    }
+    by_status.sort_by_key(|(status, _)| *status);
+    by_status.into_iter().map(|(status, reasons)| (status, response(&reasons))).collect()
+}
+
+fn response(reasons: &[Reason]) -> Made {
+    let told: Vec<_> = reasons.iter().map(|reason| format!("{}: {}.", reason.name(), reason.title())).collect();
+    let mut headers = Vec::new();
+    let later = |reason: &Reason| {
+        matches!(reason, Reason::StoreUnavailable | Reason::Overloaded | Reason::InProgress | Reason::QuotaExceeded)
+    };
+    if reasons.iter().any(later) {
+        headers.push((
+            "Retry-After".to_owned(),
+            map([
+                ("description", text("Seconds after which the same request, with the same key, may be sent again.")),
+                ("schema", map([("type", text("integer")), ("minimum", Made::Number(1))])),
+            ]),
+        ));
+    }
+    if reasons.iter().any(|reason| reason.links_to_contract()) {
+        headers.push((
+            "Link".to_owned(),
+            map([
+                ("description", text("Where the rules for keys are published.")),
+                ("schema", map([("type", text("string"))])),
+            ]),
+        ));
+    }
+    let schema = reference(format!("#/components/schemas/{PROBLEM}"));
+    let mut response = vec![("description".to_owned(), text(told.join(" ")))];
+    if !headers.is_empty() {
+        response.push(("headers".into(), Made::Map(headers)));
+    }
+    response.push(("content".into(), map([("application/problem+json", map([("schema", schema)]))])));
+    Made::Map(response)
+}
+
+/// The component that all refusals refer to.
+pub(super) fn problem() -> (&'static str, Made) {
+    let string = || map([("type", text("string"))]);
+    let required = ["type", "title", "status", "detail"].map(text).to_vec();
+    let made = map([
+        ("type", text("object")),
+        ("description", text("Why a request was refused, as RFC 9457 has it.")),
+        ("required", Made::List(required)),
+        (
+            "properties",
+            map([
+                ("type", map([("type", text("string")), ("format", text("uri-reference"))])),
+                ("title", string()),
+                ("status", map([("type", text("integer"))])),
+                ("detail", string()),
+                ("key", map([("type", text("string")), ("description", text("The key, masked."))])),
+            ]),
+        ),
+    ]);
+    (PROBLEM, made)
+}
+
+/// The headers by which answers say whether they are replays.
+pub(super) fn headers(policy: &Policy) -> Vec<(String, Made)> {
+    let mut all: Vec<(String, Made)> = Vec::new();
+    for (name, replayed) in &policy.replay_headers {
+        let first = policy.first_headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.to_string());
+        all.push((words::header(name), header(first.as_deref(), Some(&replayed.to_string()))));
+    }
+    for (name, first) in &policy.first_headers {
+        if !policy.replay_headers.iter().any(|(found, _)| found == name) {
+            all.push((words::header(name), header(Some(&first.to_string()), None)));
+        }
+    }
+    all
+}
+
+fn header(first: Option<&str>, replayed: Option<&str>) -> Made {
+    let when = match (first, replayed) {
+        (None, _) => "Only on replays: this answer was given before, and nothing ran again.",
+        (Some(_), None) => "Only on first answers.",
+        (Some(first), Some(replayed)) if first == replayed => "On first answers and on replays.",
+        _ => "Whether this answer is a replay.",
+    };
+    let values: Vec<&str> = [first, replayed].into_iter().flatten().collect();
+    let schema = if values.iter().any(|value| value.contains("{original_time}")) {
+        map([("type", text("string")), ("format", text("date-time"))])
+    } else if values.iter().any(|value| value.contains('{')) {
+        map([("type", text("string"))])
+    } else {
+        let mut values: Vec<Made> = values.into_iter().map(text).collect();
+        values.dedup();
+        map([("type", text("string")), ("enum", Made::List(values))])
+    };
+    map([("description", text(when)), ("schema", schema)])
+}
+
+/// What a reader of the document should know besides.
+pub(super) fn remarks(policy: &Policy) -> Vec<&'static str> {
+    let mut remarks = Vec::new();
+    if policy.envelope == Envelope::Metadata {
+        remarks.push("JSON answers get a member \"metadata\", which is not described");
+    }
+    if policy.key.from.iter().any(|source| matches!(source, KeySource::Json(_))) {
+        remarks.push("the key is in the body, whose schema is left as it is");
+    }
+    remarks
+}
