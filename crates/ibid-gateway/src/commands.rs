@@ -3,6 +3,7 @@
 pub mod check;
 pub mod conform;
 pub mod demo;
+pub mod health;
 pub mod keys;
 pub mod migrate;
 pub mod openapi;

@@ -18,6 +18,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 mod args;
+mod collector;
 mod dials;
 mod env;
 mod error;
@@ -36,6 +37,7 @@ mod warnings;
 mod webhooks;
 
 pub use args::ServeArgs;
+pub use collector::Collector;
 pub use env::Env;
 pub use error::ConfigError;
 pub use forgets::{forgets, shortened};

@@ -16,4 +16,5 @@ mod reflection;
 pub mod routes;
 pub mod server;
 pub mod tls;
+pub mod trace;
 pub mod upstream;

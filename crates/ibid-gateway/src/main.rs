@@ -4,7 +4,7 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use ibid_gateway::{
-    commands::{Failed, check, conform, demo, keys, migrate, openapi, report, serve, store, sweep},
+    commands::{Failed, check, conform, demo, health, keys, migrate, openapi, report, serve, store, sweep},
     config::{Env, ServeArgs},
 };
 
@@ -24,6 +24,8 @@ enum Command {
     Serve(ServeArgs),
     /// Validate a configuration; print each route's effective dials; say what a change would forget
     Check(check::CheckArgs),
+    /// Ask the gateway that has the same settings how it is
+    Health(health::HealthArgs),
     /// What a store remembers: look at it, and say how it ended where nobody knows
     Keys(keys::KeysArgs),
     /// What shadow mode saw: what would be replayed and refused, and who sends no key
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(why) => Some((why, 1)),
         },
+        Command::Health(args) => return ended(health::run(&args, &env, &mut io::stdout().lock())),
         Command::Keys(args) => return ended(keys::run(&args, &env, &mut io::stdout().lock(), &mut io::stderr())),
         Command::Report(args) => return ended(report::run(&args, &env, &mut io::stdout().lock())),
         Command::Sweep(args) => return ended(sweep::run(&args, &env, &mut io::stdout().lock())),

@@ -17,12 +17,13 @@ use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use ibid::{
     Policy, Reason, Refusal, TrustedProxies, grpc,
-    http::{Fate, Grant, RequestBody, ResponseBody, refusal_response},
+    http::{Around, Fate, Grant, RequestBody, ResponseBody, refusal_response},
 };
 use tower_service::Service;
 
 use crate::{
     live::Chosen,
+    trace::{self, Trace},
     upstream::{Affinity, Care, Failure, UpstreamBody},
 };
 
@@ -94,13 +95,22 @@ async fn forward(client: &Client, mut request: Request<Body>) -> Response<Reply>
     }
     let care = if request.extensions().get::<Grant>().is_some() { Care::Claimed } else { Care::Plain };
     let chosen = request.extensions_mut().remove::<Chosen>().expect("the server chose an upstream");
-    match chosen.upstream.send(request, care, &client.affinity).await {
+    request.extensions_mut().remove::<Around>();
+    let traced = request.extensions_mut().remove::<Trace>();
+    let sent = traced.map(|trace| trace.send(request.headers_mut(), care == Care::Claimed));
+    let mut answer = match chosen.upstream.send(request, care, &client.affinity).await {
         Ok(reply) => answer(reply, upgrade),
         Err(Failure::NeverWritten(why)) => {
             failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted, is_call)
         }
         Err(Failure::Lost(why)) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call),
+    };
+    // Whatever the app means by it: here it means what the gateway says.
+    trace::take_kept(&mut answer);
+    if let Some(sent) = sent {
+        sent.answered(&mut answer);
     }
+    answer
 }
 
 fn answer(mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>) -> Response<Reply> {

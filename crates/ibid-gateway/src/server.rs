@@ -40,6 +40,7 @@ use crate::{
     contract_page,
     live::{ByChoice, Live},
     proxy::{Client, Proxy, Reply},
+    trace::{self, Trace, Tracer},
 };
 
 /// How long the ends of given-up operations may take to reach the store.
@@ -64,6 +65,7 @@ struct Front {
     layer: IbidLayer,
     limits: Limits,
     trusted: ibid::TrustedProxies,
+    tracer: Option<Tracer>,
 }
 
 impl Server {
@@ -71,7 +73,7 @@ impl Server {
     ///
     /// # Errors
     /// If the address cannot be bound, or the certificate makes no sense.
-    pub async fn bind(live: Arc<Live>, ibid: Ibid) -> Result<Self, String> {
+    pub async fn bind(live: Arc<Live>, ibid: Ibid, tracer: Option<Tracer>) -> Result<Self, String> {
         let (listen, tls, limits, trusted) = {
             let now = live.now();
             let settings = &now.settings;
@@ -81,7 +83,7 @@ impl Server {
         let listener =
             TcpListener::bind(listen).await.map_err(|why| format!("listen: {listen} cannot be bound: {why}"))?;
         let layer = ibid.layer_by(Arc::new(ByChoice(live.clone())));
-        let front = Arc::new(Front { live, ibid, layer, limits, trusted });
+        let front = Arc::new(Front { live, ibid, layer, limits, trusted, tracer });
         Ok(Self { listener, tls: tls.map(TlsAcceptor::from), front })
     }
 
@@ -212,11 +214,27 @@ impl Front {
     fn answer(
         &self, mut service: IbidService<Proxy>, mut request: Request<Incoming>, peer: SocketAddr,
     ) -> impl Future<Output = Answer> + Send + use<> {
+        let trace = self.tracer.as_ref().and_then(|tracer| Trace::begin(tracer, &mut request));
         let early = self.before_policies(&mut request, peer);
         async move {
-            match early {
-                Some(answer) => answer,
-                None => service.call(request).await.unwrap_or_else(|never| match never {}),
+            let answer = async {
+                match early {
+                    Some(answer) => answer,
+                    None => service.call(request).await.unwrap_or_else(|never| match never {}),
+                }
+            };
+            match trace {
+                Some(trace) => {
+                    let mut answer = trace.around(answer).await;
+                    trace.answered(&mut answer);
+                    answer
+                }
+                None => {
+                    let mut answer = answer.await;
+                    // Of an answer that was remembered while there was tracing.
+                    trace::take_kept(&mut answer);
+                    answer
+                }
             }
         }
     }

@@ -29,6 +29,7 @@ use http::{HeaderName, Method, request::Parts};
 pub(crate) use self::reply::{Meaning, remembered};
 pub use self::{
     answer::{error_answer, refusal_response, success_answer},
+    around::Around,
     body::{BoxError, BrokenOff, RequestBody, ResponseBody},
     claimed::{Claimed, NotRemembered},
     cors::Cors,
@@ -50,6 +51,7 @@ use crate::{
 
 mod ambiguity;
 mod answer;
+mod around;
 mod body;
 mod budget;
 mod claimed;

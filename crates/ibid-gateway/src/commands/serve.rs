@@ -3,7 +3,7 @@
 use std::{io::Write, sync::Arc, time::Duration};
 
 use ibid::{
-    Ibid, Journal,
+    Ibid, Journal, Observer,
     http::Cors,
     store::{Address, Store, Swept},
 };
@@ -21,6 +21,7 @@ use crate::{
     metrics::Watched,
     reflection,
     server::Server,
+    trace::{Tracer, Watching},
 };
 
 /// How long at least the store may take to answer at the start.
@@ -73,6 +74,7 @@ pub struct Gateway {
     ibid: Ibid,
     stop: watch::Sender<bool>,
     server: tokio::task::JoinHandle<()>,
+    tracer: Option<Tracer>,
 }
 
 impl Gateway {
@@ -86,7 +88,10 @@ impl Gateway {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         check_promise(&settings, store.as_ref()).await?;
         watched.metrics().show(&settings.routes);
-        let ibid = build(&settings, store, watched.clone())?;
+        let tracer = settings.trace.clone().map(Tracer::start);
+        let observer: Arc<dyn Observer> =
+            if tracer.is_some() { Arc::new(Watching(watched.clone())) } else { watched.clone() };
+        let ibid = build(&settings, store, observer)?;
         let sweep_every = settings.store.sweep_every;
         let admin = settings.admin.clone();
         let live = Live::new(Snapshot::new(settings, None)?, args);
@@ -94,7 +99,7 @@ impl Gateway {
             Some(admin) => Some(Admin::bind(&admin, ibid.clone(), live.clone(), &watched).await?),
             None => None,
         };
-        let server = Server::bind(live.clone(), ibid.clone()).await?;
+        let server = Server::bind(live.clone(), ibid.clone(), tracer.clone()).await?;
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;
         let admin_address = admin.as_ref().map(Admin::address).transpose().map_err(unnamed)?;
@@ -111,7 +116,7 @@ impl Gateway {
         tokio::spawn(reflection::keep_up(live.clone()));
         let secure = server.is_secure();
         let server = tokio::spawn(server.run(stopping));
-        Ok(Self { address, admin: admin_address, secure, live, ibid, stop, server })
+        Ok(Self { address, admin: admin_address, secure, live, ibid, stop, server, tracer })
     }
 
     /// Where clients connect.
@@ -138,12 +143,15 @@ impl Gateway {
     pub async fn stop(self) {
         let _ = self.stop.send(true);
         let _ = self.server.await;
+        if let Some(tracer) = &self.tracer {
+            tracer.flushed().await;
+        }
     }
 }
 
-fn build(settings: &Settings, store: Arc<dyn Store>, watched: Arc<Watched>) -> Result<Ibid, String> {
+fn build(settings: &Settings, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Result<Ibid, String> {
     let mut builder = Ibid::builder(store)
-        .observer(watched)
+        .observer(observer)
         .trusted_proxies(settings.trusted_proxies.clone())
         .max_running(settings.max_running)
         .buffer_memory(settings.buffer_memory)

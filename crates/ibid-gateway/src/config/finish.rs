@@ -110,6 +110,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         reflected: lookup.reflected.clone(),
         limits: limits(file.limits, &wrong)?,
         log: Log { format: or(file.log.format, LogFormat::Text), level: or(file.log.level, LogLevel::Info) },
+        trace: file.trace.otlp.map(|One(collector)| collector),
         admin,
         store,
         seal,

@@ -15,6 +15,7 @@ use serde::{
 };
 
 use super::{
+    collector::Collector,
     scalar::{List, One, Scalar},
     secret::{Secret, StoreUrl, Upstream},
     settings::{LogFormat, LogLevel, Role},
@@ -40,6 +41,7 @@ pub(super) struct File {
     pub(super) tls: Option<Tls>,
     pub(super) limits: Limits,
     pub(super) log: Log,
+    pub(super) trace: Trace,
     pub(super) admin: Admin,
     pub(super) store: Store,
     pub(super) seal: Option<Seal>,
@@ -70,6 +72,12 @@ pub(super) struct Limits {
     pub(super) max_header_bytes: Option<One<Size>>,
     pub(super) max_connections: Option<One<usize>>,
     pub(super) shutdown: Option<One<Duration>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Trace {
+    pub(super) otlp: Option<One<Collector>>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -7,7 +7,7 @@ use http::HeaderValue;
 use ibid::TrustedProxies;
 use ibid_stores::seal::Sealing;
 
-use super::{scalar::Scalar, seal::Seal, secret::Secret, store::Store};
+use super::{collector::Collector, scalar::Scalar, seal::Seal, secret::Secret, store::Store};
 use crate::routes::RouteTable;
 
 /// Instead of a file of descriptors: the upstreams are asked for theirs.
@@ -48,6 +48,8 @@ pub struct Settings {
     pub limits: Limits,
     /// How logs are written.
     pub log: Log,
+    /// Where traces go, if anywhere.
+    pub trace: Option<Collector>,
     /// The admin port, unless it is off.
     pub admin: Option<Admin>,
     /// Where records live.
@@ -180,6 +182,7 @@ impl Settings {
             ("journal", self.journal != old.journal),
             ("limits", self.limits != old.limits),
             ("log", self.log != old.log),
+            ("trace", self.trace != old.trace),
             ("admin", self.admin != old.admin),
             ("store", self.store != old.store),
             ("seal", Seal::needs_restart_from(old.seal.as_ref(), self.seal.as_ref())),

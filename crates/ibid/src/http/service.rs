@@ -15,6 +15,7 @@ use tower_service::Service;
 use super::{
     Peer, Protocol, Route, Routed, Routing, Shared,
     answer::{self, Telling},
+    around::{Around, Inside},
     body::{BoxError, RequestBody, ResponseBody},
     budget::Reserved,
     cors::{Cors, Preflight},
@@ -110,8 +111,12 @@ where
         Judged::Keyed(keyed) => {
             seen.key = keyed.masked();
             let side = Side::new();
+            let around = parts.extensions.get::<Around>().cloned();
             let work = work(shared.clone(), inner, parts, body, keyed, seen, side.clone());
-            let work: Work<RB> = Box::pin(work);
+            let mut work: Work<RB> = Box::pin(work);
+            if let Some(around) = around {
+                work = Box::pin(Inside { work, around });
+            }
             ResponseFuture::covered(work, side, shared.engine.running().clone())
         }
     }

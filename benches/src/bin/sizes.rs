@@ -1,0 +1,244 @@
+//! What stores take per key: `sizes [RECORDS]`, or `scripts/bench --sizes`. The figures of `docs/sizing.md`.
+//!
+//! Requests go through the layer, so that entries are what a service would have: its key, its labels, its headers. Bodies are
+//! random letters, which nobody can compress. First some requests are held in the app, to see what a claim takes; then all of
+//! them end, and more follow.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
+use ibid::{Ibid, Policy, http::Peer, store::Store};
+use ibid_bench::stores::{Backing, Database, PATIENCE, Stores};
+use ibid_stores::{Named, Remote};
+use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
+use tower_layer::Layer;
+use tower_service::Service;
+
+/// Answers as they are measured.
+const ANSWERS: [usize; 2] = [300, 2048];
+/// Held in the app at a time.
+const HELD: u64 = 2000;
+/// In flight while records are made.
+const IN_FLIGHT: u64 = 64;
+
+fn main() -> ExitCode {
+    let records = std::env::args().nth(1).map_or(Ok(100_000), |count| count.parse());
+    let Ok(records @ HELD..) = records else {
+        eprintln!("sizes [RECORDS], at least {HELD}");
+        return ExitCode::FAILURE;
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    match runtime.block_on(measure(records)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("sizes: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn measure(records: u64) -> Result<(), String> {
+    println!("{records} records; bytes per key\n");
+    println!("| store | answer | what | bytes |");
+    println!("|---|---|---|---|");
+    for answer in ANSWERS {
+        redis(records, answer).await?;
+    }
+    let database = Database::start().await?;
+    for answer in ANSWERS {
+        postgres(&database, records, answer).await?;
+    }
+    Ok(())
+}
+
+async fn redis(records: u64, answer: usize) -> Result<(), String> {
+    let backing = Backing::start(Stores::RedisEverySecond, None)?;
+    let server = backing.redis()?;
+    let number = |name: &str| server.info(name).trim().parse::<u64>().map_err(|_| format!("INFO says no {name}"));
+    let row = |what: &str, bytes: u64| println!("| Redis | {answer} B | {what} | {bytes} |");
+    // Else the log shrinks meanwhile.
+    server.cli(&["CONFIG", "SET", "auto-aof-rewrite-percentage", "0"]);
+    let load = Load::new(&server.url(), answer).await?;
+    load.hold(0..1).await?;
+    let (memory, log) = (number("used_memory")?, number("aof_current_size")?);
+    let held = load.hold(1..HELD + 1).await?;
+    row("memory, a claim in flight", (number("used_memory")? - memory) / HELD);
+    row("log (AOF) written, a claim", (number("aof_current_size")? - log) / HELD);
+    load.finish(held).await;
+    load.run(HELD + 1..records + 1).await;
+    row("memory, a finished entry", (number("used_memory")? - memory) / records);
+    row("log (AOF) written, claim and end", (number("aof_current_size")? - log) / records);
+    let names = server.cli(&["--scan", "--pattern", "idempotency:{7f}:*"]);
+    let entries: Vec<_> = names.lines().filter(|name| name.len() > 64).collect();
+    let mut usage = 0;
+    for name in &entries {
+        let bytes = server.cli(&["MEMORY", "USAGE", name, "SAMPLES", "0"]);
+        usage += bytes.trim().parse::<u64>().map_err(|_| format!("MEMORY USAGE says {bytes}"))?;
+    }
+    row("MEMORY USAGE of its key alone", usage / entries.len().max(1) as u64);
+    Ok(())
+}
+
+async fn postgres(database: &Database, records: u64, answer: usize) -> Result<(), String> {
+    let _backing = Backing::start(Stores::Postgres, Some(database))?;
+    let number = |sql: &str| {
+        let said = database.sql(sql);
+        said.trim().parse::<u64>().map_err(|_| format!("{sql} says {said}"))
+    };
+    const TABLE: &str = "'ibid.idempotency_keys'";
+    let wal = || number("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint");
+    let row = |what: &str, bytes: u64| println!("| PostgreSQL | {answer} B | {what} | {bytes} |");
+    // What vacuum writes is measured by itself.
+    let quiet = "SET (autovacuum_enabled = off, toast.autovacuum_enabled = off)";
+    let _ = database.sql(&format!("ALTER TABLE ibid.idempotency_keys {quiet}"));
+    let load = Load::new(&database.url(database.port()), answer).await?;
+    load.hold(0..1).await?;
+    let before = wal()?;
+    let held = load.hold(1..HELD + 1).await?;
+    row("write-ahead log, a claim", (wal()? - before) / HELD);
+    load.finish(held).await;
+    load.run(HELD + 1..records + 1).await;
+    row("write-ahead log, claim and end", (wal()? - before) / records);
+    row("table, TOAST included", number(&format!("SELECT pg_table_size({TABLE})"))? / records);
+    row("its indexes", number(&format!("SELECT pg_indexes_size({TABLE})"))? / records);
+    let written = wal()?;
+    let _ = database.sql("VACUUM ibid.idempotency_keys");
+    row("write-ahead log, vacuum", (wal()? - written) / records);
+    let (seen, replays) = (wal()?, records / 10);
+    load.run(1..replays + 1).await;
+    row("write-ahead log, a replay", (wal()? - seen) / replays);
+    let _ = database.sql("VACUUM FULL ibid.idempotency_keys");
+    row("all of it, packed", number(&format!("SELECT pg_total_relation_size({TABLE})"))? / records);
+    Ok(())
+}
+
+/// Requests through the layer, on one store.
+struct Load {
+    ibid: Ibid,
+    app: App,
+}
+
+impl Load {
+    async fn new(url: &str, answer: usize) -> Result<Self, String> {
+        let named: Named = url.parse().map_err(|why| format!("{why}"))?;
+        let remote = Remote { timeout: PATIENCE, ..Remote::default() };
+        let store: Arc<dyn Store> = named.open(&remote).await?;
+        let app = App { answer, arrived: Arc::default(), gate: Arc::new(Semaphore::new(0)) };
+        Ok(Self { ibid: Ibid::new(store), app })
+    }
+
+    /// Sends requests whose app does not answer, and returns once all of them have been claimed.
+    async fn hold(&self, serials: std::ops::Range<u64>) -> Result<JoinSet<()>, String> {
+        let expected = self.app.arrived.load(SeqCst) + (serials.end - serials.start);
+        let mut held = JoinSet::new();
+        serials.for_each(|serial| drop(held.spawn(self.send(serial))));
+        for _ in 0..600 {
+            if self.app.arrived.load(SeqCst) == expected {
+                // What was published or logged behind the answer is in, too.
+                sleep(Duration::from_millis(500)).await;
+                return Ok(held);
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        Err(format!("after a minute only {} of {expected} are claimed", self.app.arrived.load(SeqCst)))
+    }
+
+    /// From now on the app answers at once.
+    async fn finish(&self, mut held: JoinSet<()>) {
+        self.app.gate.add_permits(Semaphore::MAX_PERMITS);
+        while held.join_next().await.is_some() {}
+    }
+
+    async fn run(&self, serials: std::ops::Range<u64>) {
+        let mut running = JoinSet::new();
+        for serial in serials {
+            if running.len() as u64 >= IN_FLIGHT {
+                running.join_next().await.expect("some run").expect("no request panics");
+            }
+            running.spawn(self.send(serial));
+        }
+        while let Some(sent) = running.join_next().await {
+            sent.expect("no request panics");
+        }
+        sleep(Duration::from_secs(1)).await;
+    }
+
+    fn send(&self, serial: u64) -> impl Future<Output = ()> + Send + 'static {
+        let mut service = self.ibid.layer(Policy::ietf()).layer(self.app.clone());
+        let body = format!("{{\"order\":{serial},\"amount\":1200,\"currency\":\"EUR\"}}");
+        let mut request = Request::post("/orders").body(Full::new(Bytes::from(body))).expect("a request");
+        let headers = request.headers_mut();
+        headers.insert(header::HOST, HeaderValue::from_static("shop.example.com"));
+        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer bench"));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::USER_AGENT, HeaderValue::from_static("python-requests/2.32.3"));
+        // As long as a UUID.
+        let key = format!("{:08x}-0000-4000-8000-{serial:012x}", serial.wrapping_mul(0x9e37_79b9) as u32);
+        headers.insert("idempotency-key", HeaderValue::from_str(&key).expect("hex digits"));
+        request.extensions_mut().insert(Peer([192, 0, 2, 7].into()));
+        async move {
+            let answer = service.call(request).await.unwrap_or_else(|never| match never {});
+            let (head, body) = answer.into_parts();
+            let body = body.collect().await.expect("a whole body").to_bytes();
+            assert_eq!(head.status, StatusCode::CREATED, "{}", String::from_utf8_lossy(&body));
+        }
+    }
+}
+
+/// Answers with random letters, once the gate is open.
+#[derive(Clone)]
+struct App {
+    answer: usize,
+    arrived: Arc<AtomicU64>,
+    gate: Arc<Semaphore>,
+}
+
+impl<B> Service<Request<B>> for App {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<B>) -> Self::Future {
+        let this = self.clone();
+        let serial = this.arrived.fetch_add(1, SeqCst);
+        Box::pin(async move {
+            let _open = this.gate.acquire().await;
+            let mut answer = Response::new(Full::new(letters(serial, this.answer)));
+            *answer.status_mut() = StatusCode::CREATED;
+            let headers = answer.headers_mut();
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            headers.insert(header::LOCATION, HeaderValue::from_static("/orders/0123456789abcdef"));
+            headers.insert(header::DATE, HeaderValue::from_static("Sun, 15 Nov 2026 12:00:00 GMT"));
+            Ok(answer)
+        })
+    }
+}
+
+/// Letters that look random: a xorshift of the serial number.
+fn letters(serial: u64, length: usize) -> Bytes {
+    let mut state = serial.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        33 + (state >> 32) as u8 % 94
+    };
+    std::iter::repeat_with(next).take(length).collect::<Vec<_>>().into()
+}

@@ -1,0 +1,100 @@
+//! `ibid health`: asks the gateway that has the same settings how it is. For supervisors in whose images there is no curl.
+
+use std::{
+    io::{self, Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    path::PathBuf,
+    time::Duration,
+};
+
+use clap::Args;
+
+use super::outside::Failed;
+use crate::config::{Env, ServeArgs, Settings};
+
+/// How long each step may take. Readiness asks the store, which has a second.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// More than any answer of the admin port to this.
+const MOST: u64 = 64 << 10;
+
+/// `ibid health`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct HealthArgs {
+    /// The gateway's configuration file [env: IBID_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where its operators connect [env: IBID_ADMIN] [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "ADDRESS")]
+    pub admin: Option<String>,
+    /// Ask whether it can do its work (/readyz), not only whether it lives (/healthz)
+    #[arg(long)]
+    pub ready: bool,
+}
+
+/// Asks, and prints what the gateway says if all is well.
+///
+/// # Errors
+/// If it is not, or nobody answers.
+pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn Write) -> Result<(), Failed> {
+    let serve = ServeArgs {
+        config: args.config.clone(),
+        admin: args.admin.clone(),
+        // It may have been a flag of the gateway, and does not matter here.
+        upstream: Some("http://127.0.0.1".into()),
+        ..ServeArgs::default()
+    };
+    let Some(admin) = Settings::load(&serve, env)?.admin else {
+        return Err(Failed::Usage("admin.listen is off: there is nobody to ask; give it an address".into()));
+    };
+    let addr = from_here(admin.listen);
+    let path = if args.ready { "/readyz" } else { "/healthz" };
+    let (status, said) =
+        ask(addr, path).map_err(|why| Failed::NotSo(format!("no answer from http://{addr}{path}: {why}")))?;
+    let said = said.trim();
+    if status != 200 {
+        return Err(Failed::NotSo(format!("http://{addr}{path} says {status}: {said}")));
+    }
+    writeln!(out, "{said}")?;
+    Ok(())
+}
+
+/// Who listens on all addresses is asked on this machine's own.
+fn from_here(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+/// Status and body.
+fn ask(addr: SocketAddr, path: &str) -> io::Result<(u16, String)> {
+    let mut socket = TcpStream::connect_timeout(&addr, PATIENCE)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    write!(socket, "GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n")?;
+    let mut answer = Vec::new();
+    socket.take(MOST).read_to_end(&mut answer)?;
+    let answer = String::from_utf8_lossy(&answer);
+    let status = answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
+    let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
+    status.zip(body).ok_or_else(|| io::Error::other("what listens there does not speak HTTP"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_listens_everywhere_is_asked_here() {
+        for (listen, asked) in [
+            ("0.0.0.0:81", "127.0.0.1:81"),
+            ("[::]:81", "[::1]:81"),
+            ("127.0.0.1:82", "127.0.0.1:82"),
+            ("10.0.0.7:82", "10.0.0.7:82"),
+        ] {
+            assert_eq!(from_here(listen.parse().unwrap()).to_string(), asked);
+        }
+    }
+}

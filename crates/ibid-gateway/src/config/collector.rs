@@ -1,0 +1,77 @@
+//! Where traces go.
+
+use std::fmt;
+
+use http::Uri;
+
+use super::scalar::Scalar;
+
+/// The port that collectors have for OTLP over HTTP.
+const USUAL_PORT: u16 = 4318;
+
+/// A collector of traces that takes OTLP over HTTP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collector {
+    address: String,
+    path: String,
+}
+
+impl Collector {
+    /// Host and port.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Where traces are sent.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+}
+
+impl Scalar for Collector {
+    const ALLOWED: &'static str = "a URL such as \"http://127.0.0.1:4318\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let wrong = |why: &str| format!("found {text:?}; {why}; allowed is {}", Self::ALLOWED);
+        let uri: Uri = text.parse().map_err(|_| wrong("it is no URL"))?;
+        if uri.scheme_str() == Some("https") {
+            return Err(wrong("traces are sent without TLS: run a collector beside the gateway, and let it send on"));
+        }
+        let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
+        let authority = authority.filter(|authority| !authority.as_str().contains('@') && !authority.host().is_empty());
+        let Some(authority) = authority else { return Err(wrong("it names no host")) };
+        if uri.query().is_some() {
+            return Err(wrong("it has a query"));
+        }
+        let address = format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(USUAL_PORT));
+        Ok(Self { address, path: format!("{}/v1/traces", uri.path().trim_end_matches('/')) })
+    }
+}
+
+impl fmt::Display for Collector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}{}", self.address, self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collector_has_an_address_and_a_path() {
+        for (text, shown) in [
+            ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
+            ("http://collector", "http://collector:4318/v1/traces"),
+            ("http://[::1]:80/otlp/", "http://[::1]:80/otlp/v1/traces"),
+        ] {
+            assert_eq!(Collector::from_text(text).unwrap().to_string(), shown);
+        }
+        for wrong in
+            ["collector:4318", "https://collector:4318", "http://u:p@collector", "http://h?a=1", "", "grpc://h"]
+        {
+            let why = Collector::from_text(wrong).unwrap_err();
+            assert!(why.contains("allowed is a URL"), "{why}");
+        }
+    }
+}

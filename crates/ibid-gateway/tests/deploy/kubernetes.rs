@@ -1,0 +1,140 @@
+//! The manifests: valid by Kubernetes' own schemas, and the gateway in them starts, is probed where it listens, and is given
+//! the time that it takes to stop.
+
+use std::{fs, time::Duration};
+
+use ibid_gateway::config::{Env, ServeArgs, Settings};
+use ibid_testkit::process;
+use serde_json::Value;
+
+use super::kit::{BIN, at, installed, root, run, yaml};
+
+const MANIFESTS: [&str; 2] = ["deploy/kubernetes/shared-gateway.yaml", "deploy/kubernetes/sidecar.yaml"];
+/// The oldest that they are for, and one of the newest.
+const VERSIONS: [&str; 2] = ["1.31", "1.37"];
+/// What the Secret holds.
+const STORES: [&str; 2] = ["postgres://gateway:s3cret@postgres:5432/ibid", "redis://:s3cret@redis:6379/0"];
+
+fn of_kind<'a>(manifests: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    manifests.iter().filter(|manifest| manifest["kind"] == kind).collect()
+}
+
+fn config(manifests: &[Value]) -> &str {
+    let [config] = of_kind(manifests, "ConfigMap")[..] else { panic!("one ConfigMap") };
+    at(config, "/data/ibid.toml")
+}
+
+/// The gateway's container, and the pod that it is in.
+fn gateway(manifests: &[Value]) -> (&Value, &Value) {
+    let [deployment] = of_kind(manifests, "Deployment")[..] else { panic!("one Deployment") };
+    let pod = &deployment["spec"]["template"]["spec"];
+    let containers = pod["containers"].as_array().expect("containers");
+    (containers.iter().find(|container| container["name"] == "ibid").expect("a gateway"), pod)
+}
+
+#[test]
+fn the_manifests_fit_the_schemas() {
+    for version in VERSIONS {
+        for path in MANIFESTS {
+            let mut validate = installed("kubernetes-validate");
+            let (fine, told) = run(validate.args(["--strict", "-k", version]).arg(root().join(path)));
+            assert!(fine, "{path}, {version}: {told}");
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let wrong = folder.path().join("wrong.yaml");
+    fs::write(&wrong, fs::read_to_string(root().join(MANIFESTS[0])).unwrap().replace("readinessProbe", "readyProbe"))
+        .unwrap();
+    let (fine, _) = run(installed("kubernetes-validate").args(["--strict", "-k", VERSIONS[0]]).arg(&wrong));
+    assert!(!fine, "the schemas find what is wrong");
+}
+
+/// With exactly the variables that the container is given.
+#[tokio::test]
+async fn the_configuration_in_them_loads() {
+    for (path, store) in MANIFESTS.into_iter().zip(STORES) {
+        let manifests = yaml(path);
+        let (container, _) = gateway(&manifests);
+        let env: Vec<_> = container["env"].as_array().expect("variables").iter().map(|env| at(env, "/name")).collect();
+        let values: Vec<_> =
+            env.iter().map(|name| (*name, if *name == "IBID_STORE_URL" { store } else { "s3cret" })).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ibid.toml");
+        fs::write(&file, config(&manifests)).unwrap();
+        let output = process::run(BIN, &["check", file.to_str().unwrap()], &values).await;
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{path}: {printed}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(printed.contains("valid") && !printed.contains("s3cret"), "{path}: {printed}");
+        assert!(printed.contains(if store.starts_with("redis") { "redis://" } else { "postgres://" }), "{printed}");
+    }
+}
+
+#[test]
+fn the_gateway_is_probed_where_it_listens_and_has_time_to_stop() {
+    for (path, store) in MANIFESTS.into_iter().zip(STORES) {
+        let manifests = yaml(path);
+        let variables = [("IBID_STORE_URL", store), ("IBID_ADMIN_TOKEN", "s3cret")];
+        let settings = Settings::from_text(config(&manifests), None, &ServeArgs::default(), &Env::of(&variables));
+        let settings = settings.unwrap_or_else(|why| panic!("{path}: {why}"));
+        let (container, pod) = gateway(&manifests);
+
+        let port = |name: &str| {
+            let ports = container["ports"].as_array().expect("ports");
+            ports.iter().find(|port| port["name"] == name).expect(name)["containerPort"].as_u64().expect("a number")
+        };
+        let admin = settings.admin.expect("an admin port").listen;
+        for (name, listen) in [("http", settings.listen), ("admin", admin)] {
+            assert_eq!(port(name), u64::from(listen.port()), "{path}: {name}");
+            assert!(listen.ip().is_unspecified(), "{path}: who comes from another address reaches {name}");
+        }
+        for (probe, asked) in
+            [("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")]
+        {
+            assert_eq!(at(container, &format!("/{probe}/httpGet/path")), asked, "{path}");
+            assert_eq!(at(container, &format!("/{probe}/httpGet/port")), "admin", "{path}");
+        }
+
+        let seconds = |value: &Value, pointer: &str| {
+            Duration::from_secs(
+                value.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{path}: {pointer}")),
+            )
+        };
+        let pause = seconds(container, "/lifecycle/preStop/sleep/seconds");
+        let grace = seconds(pod, "/terminationGracePeriodSeconds");
+        assert!(grace > pause + settings.limits.shutdown, "{path}");
+        for other in pod["containers"].as_array().unwrap().iter().filter(|other| other["name"] != "ibid") {
+            let stays = seconds(other, "/lifecycle/preStop/sleep/seconds");
+            assert!(stays > pause + settings.limits.shutdown && stays < grace, "{path}: the app outlives the gateway");
+        }
+        let journal = settings.journal.expect("a journal");
+        let mounts = container["volumeMounts"].as_array().expect("volumes");
+        let writable = mounts.iter().filter(|mount| mount["readOnly"] != true).map(|mount| at(mount, "/mountPath"));
+        assert!(writable.into_iter().any(|mount| journal.starts_with(mount)), "{path}: the journal can be written");
+    }
+}
+
+#[test]
+fn nobody_is_root_and_secrets_are_not_in_them() {
+    for path in MANIFESTS {
+        let manifests = yaml(path);
+        let (container, pod) = gateway(&manifests);
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{path}");
+        assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true, "{path}");
+        assert_eq!(container["securityContext"]["capabilities"]["drop"][0], "ALL", "{path}");
+        assert!(container["resources"]["limits"]["memory"].is_string(), "{path}");
+        for env in container["env"].as_array().expect("variables") {
+            assert!(env["valueFrom"]["secretKeyRef"]["name"].is_string(), "{path}: {env}");
+        }
+        assert_eq!(at(container, "/image"), format!("ibid:{}", env!("CARGO_PKG_VERSION")), "{path}");
+        let replicas = of_kind(&manifests, "Deployment")[0]["spec"]["replicas"].as_u64().expect("replicas");
+        let [budget] = of_kind(&manifests, "PodDisruptionBudget")[..] else { panic!("{path}: one budget") };
+        assert!(budget["spec"]["minAvailable"].as_u64().expect("a number") < replicas, "{path}: a node can be drained");
+        assert!(!of_kind(&manifests, "NetworkPolicy").is_empty(), "{path}");
+        let labels = &of_kind(&manifests, "Deployment")[0]["spec"]["template"]["metadata"]["labels"];
+        for kind in ["PodDisruptionBudget", "Deployment"] {
+            assert_eq!(&of_kind(&manifests, kind)[0]["spec"]["selector"]["matchLabels"], labels, "{path}: {kind}");
+        }
+        assert_eq!(&of_kind(&manifests, "Service")[0]["spec"]["selector"], labels, "{path}");
+        assert_eq!(&of_kind(&manifests, "NetworkPolicy")[0]["spec"]["podSelector"]["matchLabels"], labels, "{path}");
+    }
+}
