@@ -44,7 +44,7 @@ export async function upstream(t, reply = () => ({})) {
 export async function gateway(t, behind, config = '') {
   if (!existsSync(BIN)) throw Error(`${BIN} is missing: cargo build -p ibid-gateway, or set IBID_BIN`)
   const folder = await mkdtemp(join(tmpdir(), 'ibid-js-'))
-  await writeFile(join(folder, 'ibid.toml'), config)
+  await writeFile(join(folder, 'ibid.toml'), `admin.listen = "off"\n${config}`)
   const args = ['serve', '--config', 'ibid.toml', '--listen', '127.0.0.1:0', '--upstream', behind.url, '--store', 'memory:']
   const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith('IBID_')))
   const child = spawn(BIN, args, { cwd: folder, env, stdio: ['ignore', 'pipe', 'pipe'] })

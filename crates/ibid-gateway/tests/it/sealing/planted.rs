@@ -13,7 +13,7 @@ use ibid_testkit::{
 use super::{SECRET, base64_of, bytes_of, files, holds, ibid, pay, table};
 use crate::{
     faults::kit::{BIN, assert_replay},
-    stores::kit::until,
+    stores::kit::{journaled, until},
 };
 
 const KEY: &str = "planted-idempotency-key";
@@ -92,8 +92,7 @@ async fn nothing_is_in_the_journal() {
         server.restart();
         gateway.wait_for_log("the journal's answer has reached the store").await;
         // It is said before the file is removed.
-        until("the journal to be empty", || async { (fs::read_dir(&journal).unwrap().count() == 0).then_some(()) })
-            .await;
+        until("the journal to be empty", || async { journaled(&journal).is_empty().then_some(()) }).await;
         assert_replay(&planting(&gateway).send().await, &first);
         assert_eq!(upstream.executions(), 1);
     }
@@ -116,8 +115,8 @@ async fn a_journal_in_clear_is_set_aside_and_said() {
     gateway.restart().await;
     gateway.wait_for_log("an answer in the journal cannot be read; it was set aside").await;
     let journal = gateway.dir().join("ibid-journal");
-    let names = fs::read_dir(&journal).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
-    assert!(names.into_iter().all(|name| name.ends_with(".unreadable")));
+    let names = journaled(&journal);
+    assert!(!names.is_empty() && names.iter().all(|name| name.ends_with(".unreadable")), "{names:?}");
 }
 
 #[tokio::test]

@@ -140,7 +140,7 @@ async fn on_an_embedded_store_with_a_stop_in_between() {
     let reseal = ["keys", "reseal", "--config", path.to_str().unwrap()];
     let (code, _, said) = ibid(&reseal).await;
     assert_eq!(code, Some(69), "{said}");
-    assert!(said.contains("in use by process") && said.contains("stop that gateway first"), "{said}");
+    assert!(said.contains("in use by process") && said.contains("or stop it"), "{said}");
     end(gateway).await;
 
     // Bit by bit, as it may be broken off.
