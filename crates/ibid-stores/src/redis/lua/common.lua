@@ -28,12 +28,12 @@ local function load()
   return e
 end
 
--- Writes what every entry has, and of `also` (name, value, …) what is not empty.
+-- Writes what every entry has, and `also` (name, value, …), but no empty tags or label. (A record may be empty.)
 local function save(e, also)
   local fields = {'p', e.p, 't', e.t, 'n', numbers_of(e), 'v', times_of(e)}
   local n = 8
   for at = 1, also and #also or 0, 2 do
-    if also[at + 1] ~= '' then
+    if also[at + 1] ~= '' or (also[at] ~= 'g' and also[at] ~= 'l') then
       fields[n + 1], fields[n + 2] = also[at], also[at + 1]
       n = n + 2
     end
