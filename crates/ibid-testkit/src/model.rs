@@ -283,10 +283,11 @@ impl Model {
         self.spent.get(&wish.token).is_some_and(|until| *until <= self.now)
     }
 
-    /// Whether this token was spent and others have been here since. It may then find them, but is never granted.
+    /// Whether this token was spent and others have been here since. It may then find them, or its own end if that was put
+    /// back after they had gone, but is never granted.
     pub fn was_spent_before(&self, wish: Wish) -> bool {
-        self.spent.contains_key(&wish.token)
-            && self.entries.get(&wish.at).is_none_or(|entry| entry.wish.token != wish.token)
+        let is_other = |entry: &Entry| entry.wish.token != wish.token || matches!(entry.phase, Phase::Done { .. });
+        self.spent.contains_key(&wish.token) && self.entries.get(&wish.at).is_none_or(is_other)
     }
 
     fn restore(&mut self, grip: Grip, phase: Phase, expires: Micros) -> Answer {
