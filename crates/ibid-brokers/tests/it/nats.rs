@@ -99,6 +99,7 @@ async fn what_is_being_handled_is_not_delivered_again_and_what_is_dropped_is() {
     let third = timeout(PATIENCE, deliveries.next()).await.unwrap().unwrap().unwrap();
     assert_eq!((third.event().id(), third.delivered()), ("1", 3));
     third.reply(Reply::DeadLetter { why: "two\nlines".into() }).await.unwrap();
+    // Longer than the server waits: it does not come again.
     sleep(Duration::from_secs(3)).await;
     assert_eq!(left(&jetstream).await, (0, 0));
     let dead = jetstream.get_stream("DEAD").await.unwrap().get_raw_message(1).await.unwrap();
