@@ -224,8 +224,9 @@ impl Layout {
                 format!("{}; losing Redis changes speed only", self.decides().promise())
             }
             #[cfg(all(feature = "redis", feature = "postgres"))]
-            Stores::Two { mode: Mode::Loose, .. } => "at most one run per key, except in two windows, which are counted: one \
-                 gateway sees only Redis while another sees only PostgreSQL; Redis loses a claim that PostgreSQL has not seen"
+            Stores::Two { mode: Mode::Loose, .. } => "at most one run per key, except in windows, which are counted: one \
+                 gateway sees only Redis and another only PostgreSQL; Redis loses what PostgreSQL has not seen, or is left \
+                 alone without it"
                 .into(),
         }
     }

@@ -145,8 +145,8 @@ fn it_says_what_each_store_promises() {
                 near,
                 (
                     "promise",
-                    "at most one run per key, except in two windows, which are counted: one gateway sees only Redis while \
-                     another sees only PostgreSQL; Redis loses a claim that PostgreSQL has not seen",
+                    "at most one run per key, except in windows, which are counted: one gateway sees only Redis and another \
+                     only PostgreSQL; Redis loses what PostgreSQL has not seen, or is left alone without it",
                 ),
                 ("journal", "ibid-journal"),
             ],

@@ -219,8 +219,8 @@ fn the_promises_in_the_docs_are_those_that_check_prints() {
         (
             "url = \"redis://h/0\"\nfallback = \"postgres://h/d\"",
             &[
-                "except in two windows, which are counted: one gateway sees only Redis while another sees only PostgreSQL; \
-                 Redis loses a claim that PostgreSQL has not seen",
+                "which are counted: one gateway sees only Redis and another only PostgreSQL; Redis loses what PostgreSQL has \
+                 not seen, or is left alone without it",
             ],
         ),
     ] {
