@@ -120,8 +120,8 @@ fn possible(policy: &Policy, reason: Reason) -> bool {
     match reason {
         Reason::KeyMissing => policy.key.required && !policy.key.from.contains(&KeySource::Body),
         Reason::ScopeMissing => scope(ScopePart::names_caller),
-        Reason::IdentityInvalid => policy.signature.is_some() || scope(|part| matches!(part, ScopePart::Jwt(_))),
-        Reason::ScopeRefused => scope(|part| matches!(part, ScopePart::Header(_))),
+        Reason::IdentityInvalid => policy.signature.is_some() || policy.claims().next().is_some(),
+        Reason::ScopeRefused => scope(|part| matches!(part, ScopePart::Header(_))) || policy.checks_owners(),
         Reason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
         Reason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
         Reason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,

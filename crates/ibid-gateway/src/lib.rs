@@ -6,6 +6,7 @@ pub mod admin;
 pub mod commands;
 pub mod config;
 pub mod contract_page;
+pub mod jwt;
 pub mod live;
 pub mod logs;
 pub mod metrics;

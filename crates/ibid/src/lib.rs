@@ -39,7 +39,7 @@ pub use self::{
     refusal::{Reason, Refusal},
     run::{Ran, RunError, RunKey, run},
     running::{Running, Slot},
-    scope::{AddressSecret, Caller, Claims, Scope, ScopePart, TrustedProxies},
+    scope::{AddressSecret, Caller, Claims, Identity, Scope, ScopePart, TrustedProxies},
     time::rfc3339,
 };
 

@@ -29,6 +29,8 @@ pub(super) struct File {
     pub(super) listen: Option<One<SocketAddr>>,
     pub(super) upstream: Option<One<Upstream>>,
     pub(super) upstream_ca: Option<One<String>>,
+    pub(super) upstream_cert: Option<One<Secret>>,
+    pub(super) upstream_key: Option<One<Secret>>,
     pub(super) max_upstream: Option<One<usize>>,
     pub(super) trusted_proxies: Option<List<String>>,
     pub(super) max_running: Option<One<usize>>,
@@ -38,6 +40,7 @@ pub(super) struct File {
     pub(super) descriptors: Option<One<String>>,
     pub(super) cors: Cors,
     pub(super) tls: Option<Tls>,
+    pub(super) jwt: Option<Jwt>,
     pub(super) limits: Limits,
     pub(super) log: Log,
     pub(super) admin: Admin,
@@ -57,6 +60,20 @@ pub(super) struct Cors {
 pub(super) struct Tls {
     pub(super) cert: Option<One<Secret>>,
     pub(super) key: Option<One<Secret>>,
+    pub(super) client_ca: Option<One<Secret>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Jwt {
+    pub(super) secret: Option<One<Secret>>,
+    pub(super) pem: Option<One<Secret>>,
+    pub(super) jwks: Option<One<Secret>>,
+    pub(super) ca: Option<One<Secret>>,
+    pub(super) issuer: Option<One<String>>,
+    pub(super) audience: Option<List<String>>,
+    pub(super) leeway: Option<One<Duration>>,
+    pub(super) refresh: Option<One<Duration>>,
 }
 
 #[derive(Debug, Default, Deserialize)]

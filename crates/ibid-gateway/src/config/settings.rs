@@ -17,6 +17,8 @@ pub(super) const REFLECTION: &str = "reflection";
 pub struct Settings {
     /// The file that it was read from, if there was one. Watched for changes.
     pub file: Option<PathBuf>,
+    /// Files that values were read from. Watched as well.
+    pub files: Vec<PathBuf>,
     /// Where clients connect.
     pub listen: SocketAddr,
     /// Present if clients connect with TLS.
@@ -25,8 +27,12 @@ pub struct Settings {
     pub upstream: String,
     /// Certificates that `https` upstreams are checked against, instead of the system's.
     pub upstream_ca: Option<Pem>,
+    /// What the gateway shows to `https` upstreams that ask who it is.
+    pub upstream_identity: Option<Shown>,
     /// Connections per upstream.
     pub max_upstream: usize,
+    /// How callers' tokens are verified, if some are.
+    pub jwt: Option<Jwt>,
     /// Whose scope headers are believed.
     pub trusted_proxies: TrustedProxies,
     /// More running requests are refused before claiming.
@@ -66,6 +72,47 @@ pub struct Tls {
     pub cert: Pem,
     /// Its private key.
     pub key: Pem,
+    /// Clients must show a certificate that one of these vouches for.
+    pub client_ca: Option<Pem>,
+}
+
+/// A certificate to show, and its private key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// The certificate and those that vouch for it.
+    pub cert: Pem,
+    /// Its private key.
+    pub key: Pem,
+}
+
+/// How callers' tokens are verified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Jwt {
+    /// By which keys.
+    pub keys: JwtKeys,
+    /// Certificates that the server of the keys is checked against, instead of the system's.
+    pub ca: Option<Pem>,
+    /// Whose tokens are believed; anybody's who has the key if `None`.
+    pub issuer: Option<String>,
+    /// For whom they must be; for anybody if empty.
+    pub audience: Vec<String>,
+    /// By how much clocks may differ.
+    pub leeway: Duration,
+    /// How often keys are fetched.
+    pub refresh: Duration,
+}
+
+/// The keys that tokens are verified with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum JwtKeys {
+    /// Shared with the issuer.
+    Secret(Secret),
+    /// Public ones.
+    Pem(Pem),
+    /// A JWK set.
+    Set(String),
+    /// Where the issuer publishes a JWK set.
+    Url(String),
 }
 
 /// The text of a PEM file, read at start-up. Never shown.
@@ -165,7 +212,8 @@ impl Settings {
     pub fn needs_restart_from(&self, old: &Self) -> Vec<&'static str> {
         let all = [
             ("listen", self.listen != old.listen),
-            ("tls", self.tls != old.tls),
+            // Certificates are taken up; whether there are any is not.
+            ("tls", self.tls.is_some() != old.tls.is_some()),
             ("trusted_proxies", self.trusted_proxies != old.trusted_proxies),
             ("max_running", self.max_running != old.max_running),
             ("buffer_memory", self.buffer_memory != old.buffer_memory),

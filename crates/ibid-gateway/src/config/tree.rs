@@ -16,7 +16,7 @@ use super::{
 };
 
 /// What later versions know: told apart from a slip of the pen. The table that it stands in, its name.
-const LATER: [(&str, &str); 3] = [("", "seal"), ("", "jwt"), ("", "quota")];
+const LATER: [(&str, &str); 2] = [("", "seal"), ("", "quota")];
 
 /// What is wrong, and at which key.
 #[derive(Debug)]
@@ -119,6 +119,7 @@ impl Wrong {
 fn may_be_secret(path: &str) -> bool {
     let (table, name) = (path.split(['.', '[']).next(), path.rsplit('.').next());
     matches!(table, Some("admin" | "tls")) && !matches!(name, Some("listen" | "role" | "user"))
+        || matches!(path, "jwt" | "jwt.secret" | "jwt.pem" | "upstream_key")
         || path.ends_with(".signature")
         || path.split(['.', '[']).any(|step| step == "secrets")
 }

@@ -3,7 +3,7 @@
 use http::Method;
 use ibid::{Mode, OnConcurrent, ScopePart, http::Protocol};
 
-use super::{Settings, is_for_webhooks, show};
+use super::{JwtKeys, Settings, is_for_webhooks, show};
 use crate::routes::Route;
 
 /// What is probably not meant, one sentence each.
@@ -60,6 +60,14 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
     let is_call = |route: &&Route| route.protocol == Protocol::Grpc;
     if settings.descriptors.is_some() && !routes.iter().any(is_call) {
         found.push("descriptors: no route uses it; write one such as match = \"grpc *\"".into());
+    }
+    let asks = |route: &&Route| route.policy.mode != Mode::Off && route.policy.claims().next().is_some();
+    if let Some(jwt) = &settings.jwt {
+        if !routes.iter().any(asks) {
+            found.push("jwt: no route uses it; write one with scope = [\"jwt:sub\"]".into());
+        } else if jwt.issuer.is_none() && !matches!(jwt.keys, JwtKeys::Secret(_)) {
+            found.push("jwt: issuer is not set, so every token is believed that one of the keys has signed".into());
+        }
     }
     if let Some(admin) =
         settings.admin.as_ref().filter(|admin| !admin.listen.ip().is_loopback() && admin.tokens.is_empty())
