@@ -41,7 +41,7 @@ pub use error::ConfigError;
 pub use forgets::{forgets, shortened};
 pub use secret::{Secret, StoreUrl};
 pub use settings::{
-    Admin, Jwt, JwtKeys, Limits, Log, LogFormat, LogLevel, Pem, Role, Settings, Shown, Tls, Token,
+    Admin, Jwt, JwtKeys, Limits, Log, LogFormat, LogLevel, Pem, Quota, Role, Settings, Shown, Tls, Token,
 };
 pub use store::{DEFAULT_STORE, Store, StoreChoice};
 pub(crate) use webhooks::is_for_webhooks;

@@ -3,9 +3,7 @@
 //! Every refusal's `type` points to its place on this page. What is published is what a client needs; nothing about
 //! the upstream, the store or the operators' labels is.
 
-use ibid::{
-    KeySource, Mode, OnMismatch, OnStoreDown, OnUnknown, Policy, Reason, ScopePart, grpc::Code, http::Protocol,
-};
+use ibid::{KeySource, Mode, OnMismatch, OnStoreDown, OnUnknown, Reason, ScopePart, grpc::Code, http::Protocol};
 use serde_json::{Value, json};
 
 use crate::routes::{Route, RouteTable};
@@ -103,7 +101,7 @@ fn route(route: &Route, calls: &[&str]) -> Value {
         "on_store_down": policy.on_store_down.to_string(),
         "first_headers": headers(&policy.first_headers),
         "replay_headers": headers(&policy.replay_headers),
-        "refusals": Reason::all().filter(|reason| possible(policy, *reason)).map(refusal).collect::<Vec<_>>(),
+        "refusals": Reason::all().filter(|reason| possible(route, *reason)).map(refusal).collect::<Vec<_>>(),
     });
     if is_call {
         contract["calls"] = calls.iter().map(|path| path.trim_start_matches('/')).collect();
@@ -112,7 +110,8 @@ fn route(route: &Route, calls: &[&str]) -> Value {
 }
 
 /// Whether a client of this route can meet this refusal. A policy that is only observed refuses nothing.
-fn possible(policy: &Policy, reason: Reason) -> bool {
+fn possible(route: &Route, reason: Reason) -> bool {
+    let policy = &route.policy;
     if policy.mode != Mode::Enforce {
         return false;
     }
@@ -125,7 +124,7 @@ fn possible(policy: &Policy, reason: Reason) -> bool {
         Reason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
         Reason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
         Reason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,
-        Reason::QuotaExceeded => false,
+        Reason::QuotaExceeded => route.is_limited,
         _ => true,
     }
 }
@@ -163,6 +162,9 @@ mod tests {
         assert_eq!(status("key-reused"), Some(400.into()));
         assert_eq!(status("key-missing"), Some(400.into()));
         assert_eq!(status("quota-exceeded"), None);
+        let limited = json(&self::routes("[quota]\nrate = \"1/s\""));
+        let names = limited["routes"][0]["refusals"].as_array().unwrap().iter().map(|refusal| &refusal["name"]);
+        assert!(names.into_iter().any(|name| name == "quota-exceeded"));
         assert_eq!(status("scope-refused"), None);
         assert_eq!(page["refusals"].as_array().unwrap().len(), Reason::all().count());
     }

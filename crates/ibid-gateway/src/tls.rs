@@ -32,7 +32,9 @@ pub fn for_listener(tls: &Tls) -> Result<Arc<ServerConfig>, String> {
 fn clients(ca: Option<&Pem>) -> Result<Arc<dyn ClientCertVerifier>, String> {
     let Some(ca) = ca else { return Ok(WebPkiClientVerifier::no_client_auth()) };
     let roots = Arc::new(roots("tls.client_ca", ca)?);
-    WebPkiClientVerifier::builder_with_provider(roots, provider()).build().map_err(|why| format!("tls.client_ca: {why}"))
+    WebPkiClientVerifier::builder_with_provider(roots, provider())
+        .build()
+        .map_err(|why| format!("tls.client_ca: {why}"))
 }
 
 /// How another server is checked, and what it is shown if it asks; `None` trusts what the system trusts and shows nothing.

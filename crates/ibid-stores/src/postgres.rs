@@ -15,7 +15,8 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::store::{
-    Address, Ask, Claim, End, ErrorKind, Fence, Held, Lease, Operators, Promise, Store, StoreError, StoreFuture, Swept,
+    Address, Ask, Claim, Counters, End, ErrorKind, Fence, Held, Lease, Operators, Promise, Store, StoreError,
+    StoreFuture, Swept,
 };
 use tokio::task::AbortHandle;
 use tokio_postgres::Row;
@@ -160,6 +161,11 @@ impl Store for Postgres {
 
     fn operators(&self) -> &dyn Operators {
         self
+    }
+
+    /// None yet: every process counts on its own.
+    fn counters(&self) -> Option<&dyn Counters> {
+        None
     }
 
     fn promise(&self) -> Promise {

@@ -35,6 +35,7 @@ pub use self::{
         Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
         Probe, Remember, StatusRange, Template, presets,
     },
+    quota::{Limit, Quota},
     record::{Record, RecordBody, Unreadable},
     refusal::{Reason, Refusal},
     run::{Ran, RunError, RunKey, run},
@@ -53,6 +54,7 @@ mod label;
 mod later;
 mod observe;
 mod policy;
+mod quota;
 mod record;
 mod refusal;
 mod run;

@@ -3,3 +3,4 @@
 mod engine;
 mod grpc;
 mod layer;
+mod quota;

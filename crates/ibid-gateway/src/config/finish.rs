@@ -11,7 +11,7 @@ use super::{
     jwt, raw,
     scalar::{One, Scalar},
     secret::{Secret, Upstream},
-    settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, REFLECTION, Role, Settings, Shown, Tls, Token},
+    settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Quota, REFLECTION, Role, Settings, Shown, Tls, Token},
     store,
     values::Size,
     warnings,
@@ -72,6 +72,9 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
     };
     let jwt = file.jwt.map(|jwt| jwt::finish(jwt, &pem, &wrong)).transpose()?;
     jwt::check_routes(jwt.as_ref(), &routes, &wrong)?;
+    let quota =
+        Quota { new_keys: file.quota.new_keys.map(|One(limit)| limit), rate: file.quota.rate.map(|One(limit)| limit) };
+    let routes = routes.limited(quota.is_set());
     let upstream_ca = file.upstream_ca.as_ref().map(|One(path)| {
         let written = Secret::from_text(path).map_err(|what| wrong("upstream_ca", &what))?;
         pem("upstream_ca", &written)
@@ -99,6 +102,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         upstream_ca: upstream_ca.transpose()?,
         upstream_identity,
         jwt,
+        quota,
         max_upstream: at_least_one("max_upstream", file.max_upstream, 1024, &wrong)?,
         trusted_proxies,
         max_running: at_least_one("max_running", file.max_running, 10_000, &wrong)?,
@@ -220,7 +224,11 @@ fn pem(key: &str, written: &Secret, lookup: &Lookup<'_>) -> Result<Pem, String> 
         return Ok(Pem(written.clone()));
     }
     // What should be the path of a private key may be the key itself, in another form.
-    let shown = if matches!(key, "tls.key" | "upstream_key") { "what it names".into() } else { format!("{:?}", written.expose()) };
+    let shown = if matches!(key, "tls.key" | "upstream_key") {
+        "what it names".into()
+    } else {
+        format!("{:?}", written.expose())
+    };
     let text = lookup.read(written.expose()).map_err(|why| format!("cannot read {shown}: {why}"))?;
     if !text.contains(BEGIN) {
         return Err(format!("{shown} is no PEM file; it has no line \"-----BEGIN ...\""));

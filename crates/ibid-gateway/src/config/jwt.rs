@@ -55,7 +55,8 @@ pub(super) fn check_routes(jwt: Option<&Jwt>, routes: &RouteTable, wrong: Wrong<
     for (at, route) in routes.iter().enumerate() {
         if let Some(claim) = route.policy.claims().next() {
             let place = if route.is_policy { "policy".into() } else { format!("route[{}]", at + 1) };
-            let what = format!("\"jwt:{claim}\" needs keys to verify tokens with; add [jwt] with a secret, pem or jwks");
+            let what =
+                format!("\"jwt:{claim}\" needs keys to verify tokens with; add [jwt] with a secret, pem or jwks");
             return Err(wrong(&place, &what));
         }
     }
@@ -69,7 +70,7 @@ fn jwk_set(text: &str) -> Result<JwtKeys, String> {
         return Ok(JwtKeys::Set(text.into()));
     }
     let allowed = "allowed is \"file:PATH\" or a URL such as \"https://id.example.com/.well-known/jwks.json\"";
-    let Some(uri) = text.parse::<Uri>().ok().filter(|uri| uri.authority().is_some()) else {
+    let Some(uri) = text.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some() && uri.authority().is_some()) else {
         return Err(format!("it is no JWK set; {allowed}"));
     };
     let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');

@@ -5,8 +5,8 @@ use std::{fmt, marker::PhantomData, net::SocketAddr, sync::LazyLock, time::Durat
 
 use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
-    Envelope, KeyFormat, KeySource, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Pointer,
-    Probe, Reason, Remember, ScopePart, StatusRange, Template,
+    Envelope, KeyFormat, KeySource, LabelKey, Limit, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part,
+    Pointer, Probe, Reason, Remember, ScopePart, StatusRange, Template,
     webhook::{Content, Encoding},
 };
 use serde::{
@@ -41,6 +41,7 @@ pub(super) struct File {
     pub(super) cors: Cors,
     pub(super) tls: Option<Tls>,
     pub(super) jwt: Option<Jwt>,
+    pub(super) quota: Quota,
     pub(super) limits: Limits,
     pub(super) log: Log,
     pub(super) admin: Admin,
@@ -74,6 +75,13 @@ pub(super) struct Jwt {
     pub(super) audience: Option<List<String>>,
     pub(super) leeway: Option<One<Duration>>,
     pub(super) refresh: Option<One<Duration>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Quota {
+    pub(super) new_keys: Option<One<Limit>>,
+    pub(super) rate: Option<One<Limit>>,
 }
 
 #[derive(Debug, Default, Deserialize)]

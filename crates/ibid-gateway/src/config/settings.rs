@@ -4,7 +4,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 use http::HeaderValue;
-use ibid::TrustedProxies;
+use ibid::{Limit, TrustedProxies};
 
 use super::{scalar::Scalar, secret::Secret, store::Store};
 use crate::routes::RouteTable;
@@ -33,6 +33,8 @@ pub struct Settings {
     pub max_upstream: usize,
     /// How callers' tokens are verified, if some are.
     pub jwt: Option<Jwt>,
+    /// How much tenants may begin.
+    pub quota: Quota,
     /// Whose scope headers are believed.
     pub trusted_proxies: TrustedProxies,
     /// More running requests are refused before claiming.
@@ -83,6 +85,22 @@ pub struct Shown {
     pub cert: Pem,
     /// Its private key.
     pub key: Pem,
+}
+
+/// How much a tenant may begin; as much as they like where nothing is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Quota {
+    /// Per tenant, counted in the store.
+    pub new_keys: Option<Limit>,
+    /// Per tenant and user, counted by each gateway.
+    pub rate: Option<Limit>,
+}
+
+impl Quota {
+    /// Whether anybody is limited.
+    pub fn is_set(&self) -> bool {
+        self.new_keys.is_some() || self.rate.is_some()
+    }
 }
 
 /// How callers' tokens are verified.
@@ -219,6 +237,7 @@ impl Settings {
             ("buffer_memory", self.buffer_memory != old.buffer_memory),
             ("cors", self.cors_origins != old.cors_origins),
             ("journal", self.journal != old.journal),
+            ("quota", self.quota != old.quota),
             ("limits", self.limits != old.limits),
             ("log", self.log != old.log),
             ("admin", self.admin != old.admin),

@@ -16,7 +16,7 @@ use super::{
 };
 
 /// What later versions know: told apart from a slip of the pen. The table that it stands in, its name.
-const LATER: [(&str, &str); 2] = [("", "seal"), ("", "quota")];
+const LATER: [(&str, &str); 1] = [("", "seal")];
 
 /// What is wrong, and at which key.
 #[derive(Debug)]

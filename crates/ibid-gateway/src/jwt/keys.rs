@@ -8,14 +8,8 @@ use rustls::pki_types::{SubjectPublicKeyInfoDer, pem::PemObject as _};
 use serde_json::Value;
 
 const HMAC: [Algorithm; 3] = [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512];
-const RSA: [Algorithm; 6] = [
-    Algorithm::RS256,
-    Algorithm::RS384,
-    Algorithm::RS512,
-    Algorithm::PS256,
-    Algorithm::PS384,
-    Algorithm::PS512,
-];
+const RSA: [Algorithm; 6] =
+    [Algorithm::RS256, Algorithm::RS384, Algorithm::RS512, Algorithm::PS256, Algorithm::PS384, Algorithm::PS512];
 
 /// A shorter secret can be guessed from any token (RFC 7518, 3.2).
 const SHORTEST_SECRET: usize = 32;
@@ -60,7 +54,9 @@ impl KeySet {
     /// Public keys, one `-----BEGIN PUBLIC KEY-----` each.
     pub(crate) fn from_pem(text: &str) -> Result<Self, String> {
         if text.contains("PRIVATE KEY-----") {
-            return Err("there is a private key in it; tokens are verified with the public one, keep the other away".into());
+            return Err(
+                "there is a private key in it; tokens are verified with the public one, keep the other away".into()
+            );
         }
         let all: Result<Vec<_>, _> = SubjectPublicKeyInfoDer::pem_slice_iter(text.as_bytes()).collect();
         let all = all.map_err(|why| format!("it cannot be read: {why}"))?;
@@ -202,7 +198,9 @@ mod tests {
     #[test]
     fn only_keys_for_signatures_are_taken_from_a_set() {
         let point = |crv: &str, more: &str| {
-            format!(r#"{{"kty":"EC","crv":"{crv}","x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"{more}}}"#)
+            format!(
+                r#"{{"kty":"EC","crv":"{crv}","x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"{more}}}"#
+            )
         };
         let set = |key: &str| KeySet::from_jwks(format!(r#"{{"keys":[{key}]}}"#).as_bytes());
         assert_eq!(set(&point("P-256", "")).unwrap().len(), 1);

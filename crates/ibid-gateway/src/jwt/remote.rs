@@ -74,7 +74,9 @@ impl Remote {
             Err(why) if keys.load().is_empty() => {
                 tracing::error!(url = self.url, "the keys of tokens cannot be fetched, and none are known yet: {why}");
             }
-            Err(why) => tracing::warn!(url = self.url, "the keys of tokens cannot be fetched; the known ones stay: {why}"),
+            Err(why) => {
+                tracing::warn!(url = self.url, "the keys of tokens cannot be fetched; the known ones stay: {why}")
+            }
         }
     }
 

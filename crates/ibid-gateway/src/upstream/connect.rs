@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use http::uri::{Authority, Scheme as UriScheme};
 use parking_lot::Mutex;
-use rustls::pki_types::ServerName;
 use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
