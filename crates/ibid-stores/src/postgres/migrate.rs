@@ -39,11 +39,15 @@ macro_rules! migration {
     };
 }
 
-static MIGRATIONS: [Migration; 3] =
-    [migration!(1, "0001_tables"), migration!(2, "0002_functions"), migration!(3, "0003_access")];
+static MIGRATIONS: [Migration; 4] = [
+    migration!(1, "0001_tables"),
+    migration!(2, "0002_functions"),
+    migration!(3, "0003_access"),
+    migration!(4, "0004_quota"),
+];
 
 /// The version that the store needs.
-pub(super) const VERSION: i32 = 3;
+pub(super) const VERSION: i32 = 4;
 
 const SERVICE: &str = "ibid_service";
 const ADMIN: &str = "ibid_admin";
@@ -208,6 +212,7 @@ async fn access(tx: &Transaction<'_>, [service, admin]: [bool; 2], report: &mut 
             &format!(
                 "GRANT USAGE ON SCHEMA ibid TO {SERVICE};
                  GRANT SELECT, INSERT, UPDATE, DELETE ON ibid.idempotency_keys TO {SERVICE};
+                 GRANT SELECT, INSERT, UPDATE, DELETE ON ibid.quota TO {SERVICE};
                  GRANT SELECT, UPDATE ON ibid.fences, ibid.meta TO {SERVICE};
                  GRANT SELECT ON ibid.migrations TO {SERVICE};
                  GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ibid TO {SERVICE};"
