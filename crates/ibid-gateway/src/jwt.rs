@@ -50,7 +50,7 @@ impl Verifier {
         let (keys, remote) = match &settings.keys {
             JwtKeys::Secret(secret) => (KeySet::from_secret(secret.expose())?, None),
             JwtKeys::Pem(pem) => (KeySet::from_pem(pem.text())?, None),
-            JwtKeys::Set(text) => (KeySet::from_jwks(text.as_bytes())?, None),
+            JwtKeys::Set(text) => (KeySet::from_jwks(text.expose().as_bytes())?, None),
             JwtKeys::Url(url) => (KeySet::default(), Some(Remote::new(url, settings)?)),
         };
         let rules = rules(settings);
@@ -127,9 +127,7 @@ impl Verifier {
 }
 
 fn rules(settings: &Jwt) -> Validation {
-    let mut rules = Validation::default();
-    rules.leeway = settings.leeway.as_secs();
-    rules.validate_nbf = true;
+    let mut rules = Validation { leeway: settings.leeway.as_secs(), validate_nbf: true, ..Validation::default() };
     if let Some(issuer) = &settings.issuer {
         rules.set_issuer(&[issuer]);
         rules.required_spec_claims.insert("iss".into());

@@ -68,19 +68,19 @@ impl Quota {
 
     /// One has begun. `Err` if others were faster: it must not.
     pub(crate) async fn spend(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
-        if let Some(limit) = self.new_keys {
-            let who = named(&[tags.tenant()]);
-            for tries in 0.. {
-                if self.spend_one(&who) {
-                    break;
-                }
-                if tries == TRIES {
-                    return Err(SOON);
-                }
-                self.ask(store, limit, &who).await?;
-            }
+        // The rate first: what is taken of it in vain is back in a moment.
+        if let Some(rate) = self.rate {
+            self.take(rate, tags, true)?;
         }
-        self.rate.map_or(Ok(()), |rate| self.take(rate, tags, true))
+        let Some(limit) = self.new_keys else { return Ok(()) };
+        let who = named(&[tags.tenant()]);
+        for _ in 0..TRIES {
+            if self.spend_one(&who) {
+                return Ok(());
+            }
+            self.ask(store, limit, &who).await?;
+        }
+        if self.spend_one(&who) { Ok(()) } else { Err(SOON) }
     }
 
     /// What is known of a tenant in the present window.

@@ -28,7 +28,7 @@ pub(super) fn finish(file: raw::Jwt, pem: ReadPem<'_>, wrong: Wrong<'_>) -> Resu
             KeySet::from_pem(pem.text()).map_err(|what| wrong("jwt.pem", &what))?;
             JwtKeys::Pem(pem)
         }
-        (None, None, Some(One(jwks))) => jwk_set(jwks.expose()).map_err(|what| wrong("jwt.jwks", &what))?,
+        (None, None, Some(One(jwks))) => jwk_set(jwks).map_err(|what| wrong("jwt.jwks", &what))?,
         (None, None, None) => {
             return Err(wrong("jwt", "found no keys; allowed is one of \"secret\" \"pem\" \"jwks\""));
         }
@@ -64,10 +64,11 @@ pub(super) fn check_routes(jwt: Option<&Jwt>, routes: &RouteTable, wrong: Wrong<
 }
 
 /// The text of a set, from `file:` or `env:`, or a URL.
-fn jwk_set(text: &str) -> Result<JwtKeys, String> {
+fn jwk_set(written: Secret) -> Result<JwtKeys, String> {
+    let text = written.expose();
     if text.trim_start().starts_with('{') {
         KeySet::from_jwks(text.as_bytes())?;
-        return Ok(JwtKeys::Set(text.into()));
+        return Ok(JwtKeys::Set(written));
     }
     let allowed = "allowed is \"file:PATH\" or a URL such as \"https://id.example.com/.well-known/jwks.json\"";
     let Some(uri) = text.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some() && uri.authority().is_some()) else {

@@ -127,8 +127,8 @@ pub enum JwtKeys {
     Secret(Secret),
     /// Public ones.
     Pem(Pem),
-    /// A JWK set.
-    Set(String),
+    /// A JWK set. Never shown: somebody may have put a private key into it.
+    Set(Secret),
     /// Where the issuer publishes a JWK set.
     Url(String),
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use ibid_testkit::{
     client::{Request, post},
     grpc::{Client, message},
-    process::Gateway,
-    servers::redis::Server,
+    process::{Gateway, run},
+    servers::{postgres, redis},
     upstream::{Gate, Reply, Upstream},
 };
 use tokio::time::sleep;
@@ -80,21 +80,28 @@ async fn a_window_ends_and_the_next_begins() {
 }
 
 #[tokio::test]
-async fn gateways_on_one_redis_share_the_count() {
-    let (redis, upstream) = (Server::start(), Upstream::start().await);
-    let one = gateway(&upstream, "new_keys = \"4/1h\"", "", &redis.url()).await;
-    let other = gateway(&upstream, "new_keys = \"4/1h\"", "", &redis.url()).await;
-    for n in 0..2 {
-        assert_ran(&pay(&one, "a", &format!("one-{n}")).send().await);
-        assert_ran(&pay(&other, "a", &format!("other-{n}")).send().await);
+async fn gateways_on_one_store_share_the_count() {
+    let redis = redis::Server::start();
+    let postgres = postgres::Server::shared();
+    let database = postgres.create_database();
+    let migrated = run(BIN, &["migrate", "--store", &postgres.url("migrator", &database)], &[]).await;
+    assert!(migrated.status.success(), "{migrated:?}");
+    for store in [redis.url(), postgres.url("gateway", &database)] {
+        let upstream = Upstream::start().await;
+        let one = gateway(&upstream, "new_keys = \"4/1h\"", "", &store).await;
+        let other = gateway(&upstream, "new_keys = \"4/1h\"", "", &store).await;
+        for n in 0..2 {
+            assert_ran(&pay(&one, "a", &format!("one-{n}")).send().await);
+            assert_ran(&pay(&other, "a", &format!("other-{n}")).send().await);
+        }
+        for gateway in [&one, &other] {
+            let after = over(pay(gateway, "a", "k-5")).await;
+            assert!((3500..=3600).contains(&after), "{after}");
+            assert_eq!(pay(gateway, "a", "one-0").send().await.header("idempotent-replayed"), Some("true"));
+        }
+        assert_ran(&pay(&one, "b", "k-1").send().await);
+        assert_eq!(upstream.executions(), 5, "{store}");
     }
-    for gateway in [&one, &other] {
-        let after = over(pay(gateway, "a", "k-5")).await;
-        assert!((3500..=3600).contains(&after), "{after}");
-        assert_eq!(pay(gateway, "a", "one-0").send().await.header("idempotent-replayed"), Some("true"));
-    }
-    assert_ran(&pay(&one, "b", "k-1").send().await);
-    assert_eq!(upstream.executions(), 5);
 }
 
 #[tokio::test]
