@@ -1,13 +1,22 @@
 //! Where the keys come from, and what happens when they change or cannot be had.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use ibid_testkit::{
     process::{Gateway, run},
     upstream::{Reply, Upstream},
 };
+use rustls::{
+    ServerConfig,
+    pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
+};
 use serde_json::json;
-use tokio::time::sleep;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+    time::sleep,
+};
+use tokio_rustls::TlsAcceptor;
 
 use super::{
     BY_SUB, disbelieved, gateway, pay,
@@ -108,6 +117,44 @@ async fn while_no_key_could_be_fetched_nothing_runs_and_nobody_is_called_a_forge
     assert_refused(&pay(&gateway, &token, "k-1").send().await, 503, "store-unavailable");
     assert_eq!(upstream.requests(), 0);
     publishes(&issuer, &[("a", &a)]);
+    assert_ran(&eventually(&gateway, &token, "k-1", 201).await);
+}
+
+#[tokio::test]
+async fn keys_come_over_tls_only_from_a_server_that_somebody_vouches_for() {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let strangers = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let tls = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
+    let (tls, listener) = (TlsAcceptor::from(Arc::new(tls)), TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let a = Signer::p256();
+    let body = set(&[("a", &a)]);
+    let url = format!("https://localhost:{}/jwks", listener.local_addr().unwrap().port());
+    tokio::spawn(async move {
+        while let Ok((tcp, _)) = listener.accept().await {
+            let (tls, body) = (tls.clone(), body.clone());
+            tokio::spawn(async move {
+                let Ok(mut stream) = tls.accept(tcp).await else { return };
+                let _ = stream.read(&mut [0; 4096]).await;
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+                let _ = stream.write_all((head + &body).as_bytes()).await;
+                let _ = stream.shutdown().await;
+            });
+        }
+    });
+    let upstream = Upstream::start().await;
+    let by = |ca: String| format!("jwks = \"{url}\"\nca = '''{ca}'''\nrefresh = \"200ms\"");
+    let token = a.named("a", &claims("u1"));
+    let deceived = gateway(&upstream, &by(strangers.cert.pem()), BY_SUB).await;
+    assert_refused(&pay(&deceived, &token, "k-1").send().await, 503, "store-unavailable");
+    assert_eq!(upstream.requests(), 0);
+    let gateway = gateway(&upstream, &by(made.cert.pem()), BY_SUB).await;
     assert_ran(&eventually(&gateway, &token, "k-1", 201).await);
 }
 
