@@ -24,6 +24,7 @@ mod env;
 mod error;
 mod finish;
 mod forgets;
+mod jwt;
 pub(crate) mod raw;
 mod scalar;
 mod seal;
@@ -43,7 +44,9 @@ pub use error::ConfigError;
 pub use forgets::{forgets, shortened};
 pub use seal::Seal;
 pub use secret::{Secret, StoreUrl};
-pub use settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Role, Settings, Tls, Token};
+pub use settings::{
+    Admin, Jwt, JwtKeys, Limits, Log, LogFormat, LogLevel, Pem, Quota, Role, Settings, Shown, Tls, Token,
+};
 pub use store::{DEFAULT_STORE, Store, StoreChoice};
 pub(crate) use webhooks::is_for_webhooks;
 
@@ -81,7 +84,7 @@ impl Settings {
         text: &str, path: Option<PathBuf>, args: &ServeArgs, env: &Env<'_>, reflected: Option<Bytes>,
     ) -> Result<Self, ConfigError> {
         let folder = path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).to_owned();
-        let lookup = env::Lookup { env, folder, reflected };
+        let lookup = env::Lookup::new(env, folder, reflected);
         let mut file = read(text, path.as_deref(), &lookup)?;
         args.lay_over(&mut file, env)?;
         finish::finish(file, path, &lookup)

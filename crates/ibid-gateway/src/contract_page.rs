@@ -103,7 +103,7 @@ fn route(route: &Route, calls: &[&str]) -> Value {
         "on_store_down": policy.on_store_down.to_string(),
         "first_headers": headers(&policy.first_headers),
         "replay_headers": headers(&policy.replay_headers),
-        "refusals": Reason::all().filter(|reason| possible(policy, *reason)).map(refusal).collect::<Vec<_>>(),
+        "refusals": Reason::all().filter(|reason| possible(policy, route.is_limited, *reason)).map(refusal).collect::<Vec<_>>(),
     });
     if is_call {
         contract["calls"] = calls.iter().map(|path| path.trim_start_matches('/')).collect();
@@ -112,7 +112,7 @@ fn route(route: &Route, calls: &[&str]) -> Value {
 }
 
 /// Whether a client of this route can meet this refusal. A policy that is only observed refuses nothing.
-pub(crate) fn possible(policy: &Policy, reason: Reason) -> bool {
+pub(crate) fn possible(policy: &Policy, is_limited: bool, reason: Reason) -> bool {
     if policy.mode != Mode::Enforce {
         return false;
     }
@@ -120,12 +120,12 @@ pub(crate) fn possible(policy: &Policy, reason: Reason) -> bool {
     match reason {
         Reason::KeyMissing => policy.key.required && !policy.key.from.contains(&KeySource::Body),
         Reason::ScopeMissing => scope(ScopePart::names_caller),
-        Reason::IdentityInvalid => policy.signature.is_some() || scope(|part| matches!(part, ScopePart::Jwt(_))),
-        Reason::ScopeRefused => scope(|part| matches!(part, ScopePart::Header(_))),
+        Reason::IdentityInvalid => policy.signature.is_some() || policy.claims().next().is_some(),
+        Reason::ScopeRefused => scope(|part| matches!(part, ScopePart::Header(_))) || policy.checks_owners(),
         Reason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
         Reason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
         Reason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,
-        Reason::QuotaExceeded => false,
+        Reason::QuotaExceeded => is_limited,
         _ => true,
     }
 }
@@ -163,6 +163,9 @@ mod tests {
         assert_eq!(status("key-reused"), Some(400.into()));
         assert_eq!(status("key-missing"), Some(400.into()));
         assert_eq!(status("quota-exceeded"), None);
+        let limited = json(&self::routes("[quota]\nrate = \"1/s\""));
+        let names = limited["routes"][0]["refusals"].as_array().unwrap().iter().map(|refusal| &refusal["name"]);
+        assert!(names.into_iter().any(|name| name == "quota-exceeded"));
         assert_eq!(status("scope-refused"), None);
         assert_eq!(page["refusals"].as_array().unwrap().len(), Reason::all().count());
     }

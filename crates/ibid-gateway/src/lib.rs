@@ -7,6 +7,7 @@ pub mod commands;
 pub mod config;
 mod console;
 pub mod contract_page;
+pub mod jwt;
 pub mod live;
 pub mod logs;
 pub mod metrics;

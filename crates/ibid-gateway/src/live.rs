@@ -3,7 +3,12 @@
 //! A request takes one [`Snapshot`] and keeps it to its end. A changed file is read again, checked, and swapped in;
 //! one that is wrong, or that would forget what is remembered, is refused and said so.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -16,6 +21,7 @@ use ibid::{
 use crate::{
     config::{ConfigError, Env, Seal, ServeArgs, Settings},
     contract_page,
+    jwt::Verifier,
     proxy::Body,
     routes::Route,
     tls,
@@ -34,6 +40,10 @@ pub struct Snapshot {
     default: Arc<Upstream<Body>>,
     /// The same upstreams for gRPC calls, by the same URLs: over HTTP/2 in any case.
     for_calls: HashMap<String, Arc<Upstream<Body>>>,
+    /// How the listener speaks TLS, if it does.
+    pub tls: Option<Arc<rustls::ServerConfig>>,
+    /// Verifies callers' tokens.
+    jwt: Option<Arc<Verifier>>,
     /// The published contract.
     pub page: Page,
 }
@@ -104,7 +114,22 @@ impl Snapshot {
             html: contract_page::html(&settings.routes),
             json: format!("{:#}\n", contract_page::json(&settings.routes)),
         };
-        Ok(Self { settings, upstreams, default, for_calls, page })
+        let tls = settings.tls.as_ref().map(tls::for_listener).transpose()?;
+        let jwt = match &settings.jwt {
+            None => None,
+            Some(jwt) => Some(match before.and_then(|before| before.jwt.as_ref()).filter(|known| known.is_for(jwt)) {
+                Some(known) => known.clone(),
+                None => Arc::new(Verifier::new(jwt)?),
+            }),
+        };
+        Ok(Self { settings, upstreams, default, for_calls, tls, jwt, page })
+    }
+
+    /// Who verifies the token of a request, and the claims that its route asks for. `None` if it asks for none.
+    pub(crate) fn verifier(&self, chosen: &Chosen) -> Option<(Arc<Verifier>, HashSet<String>)> {
+        let Routed::Covered(route) = &chosen.routed else { return None };
+        let wanted: HashSet<_> = route.policy.claims().map(str::to_owned).collect();
+        self.jwt.clone().filter(|_| !wanted.is_empty()).map(|verifier| (verifier, wanted))
     }
 
     pub(crate) fn upstreams(&self, protocol: Protocol) -> &HashMap<String, Arc<Upstream<Body>>> {
@@ -125,7 +150,9 @@ impl Snapshot {
     }
 
     fn reuses_upstreams_for(&self, settings: &Settings) -> bool {
-        self.settings.max_upstream == settings.max_upstream && self.settings.upstream_ca == settings.upstream_ca
+        self.settings.max_upstream == settings.max_upstream
+            && self.settings.upstream_ca == settings.upstream_ca
+            && self.settings.upstream_identity == settings.upstream_identity
     }
 
     /// Finds the route of a request.
@@ -160,7 +187,7 @@ fn connectable(url: &str, protocol: Protocol, settings: &Settings) -> Result<Arc
     let target: Target = url.parse().map_err(|why| format!("upstream {url:?}: {why}"))?;
     let settings = upstream::Settings {
         max_connections: settings.max_upstream,
-        tls: tls::towards_upstream(settings.upstream_ca.as_ref())?,
+        tls: tls::towards("upstream_", settings.upstream_ca.as_ref(), settings.upstream_identity.as_ref())?,
         for_calls: is_call,
         ..upstream::Settings::default()
     };
@@ -170,6 +197,7 @@ fn connectable(url: &str, protocol: Protocol, settings: &Settings) -> Result<Arc
 impl Live {
     /// Puts a snapshot in force.
     pub fn new(snapshot: Snapshot, args: ServeArgs) -> Arc<Self> {
+        snapshot.jwt.iter().for_each(Verifier::keep_fresh);
         Arc::new(Self { now: ArcSwap::from_pointee(snapshot), args })
     }
 
@@ -208,6 +236,9 @@ impl Live {
             Ok(snapshot) => {
                 // Before the first request under the new settings.
                 snapshot.settings.seal.iter().for_each(Seal::apply);
+                let known = before.jwt.as_ref();
+                let new = snapshot.jwt.iter().filter(|jwt| known.is_none_or(|known| !Arc::ptr_eq(known, jwt)));
+                new.for_each(Verifier::keep_fresh);
                 self.now.store(Arc::new(snapshot));
                 Reload::Taken(fixed)
             }
@@ -215,7 +246,7 @@ impl Live {
         }
     }
 
-    /// Looks at the file every second, and at once when `nudged`.
+    /// Looks at the file, and at those that its values are read from, every second, and at once when `nudged`.
     pub async fn watch(self: Arc<Self>, mut nudged: tokio::sync::mpsc::Receiver<()>) {
         let Some(path) = self.now().settings.file.clone() else { return };
         // Nothing at first, because the file may have changed since it was loaded.
@@ -225,7 +256,7 @@ impl Live {
                 () = tokio::time::sleep(LOOK_EVERY) => false,
                 Some(()) = nudged.recv() => true,
             };
-            let content = Some(tokio::fs::read(&path).await.ok());
+            let content = Some(contents(&path, &self.now().settings.files.clone()).await);
             if content == last && !told_to {
                 continue;
             }
@@ -253,6 +284,14 @@ impl Live {
             ),
         }
     }
+}
+
+async fn contents(file: &Path, files: &[std::path::PathBuf]) -> Vec<Option<Vec<u8>>> {
+    let mut found = Vec::with_capacity(1 + files.len());
+    for path in files.iter().map(std::path::PathBuf::as_path).chain([file]) {
+        found.push(tokio::fs::read(path).await.ok());
+    }
+    found
 }
 
 /// Reads what [`Snapshot::choose`] found from the request's extensions.

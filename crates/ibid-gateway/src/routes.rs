@@ -34,6 +34,8 @@ pub struct Route {
     pub via_policy: bool,
     /// Whether it is `[policy]` itself, in a configuration without routes.
     pub is_policy: bool,
+    /// Whether there is a quota on what callers may begin.
+    pub is_limited: bool,
 }
 
 /// All routes, in the order of the file.
@@ -54,6 +56,7 @@ impl Route {
             preset,
             via_policy: false,
             is_policy: false,
+            is_limited: false,
         }
     }
 
@@ -66,6 +69,7 @@ impl Route {
             preset,
             via_policy: true,
             is_policy: true,
+            is_limited: false,
         }
     }
 
@@ -93,6 +97,12 @@ impl RouteTable {
     /// With the gRPC methods that are known to be unary.
     pub fn knowing(self, unary: Unary) -> Self {
         Self { unary, ..self }
+    }
+
+    /// With a quota on what callers may begin, or without one.
+    pub(crate) fn limited(mut self, is_limited: bool) -> Self {
+        self.routes.iter_mut().for_each(|route| route.is_limited = is_limited);
+        self
     }
 
     /// The gRPC methods that are known to be unary.

@@ -4,6 +4,7 @@
 //! them. What still runs at the deadline is given up: its claim is parked with the lease kept.
 
 use std::{
+    collections::HashSet,
     convert::Infallible,
     io,
     net::SocketAddr,
@@ -38,6 +39,7 @@ use tower_service::Service;
 use crate::{
     config::Limits,
     contract_page,
+    jwt::Verifier,
     live::{ByChoice, Live},
     proxy::{Client, Proxy, Reply},
     trace::{self, Trace, Tracer},
@@ -54,8 +56,15 @@ type Answer = Response<ResponseBody<Reply>>;
 /// A gateway that listens.
 pub struct Server {
     listener: TcpListener,
-    tls: Option<TlsAcceptor>,
+    secure: bool,
     front: Arc<Front>,
+}
+
+/// What is known about a request before any policy.
+enum Early {
+    Answer(Answer),
+    /// It goes on, once this has looked at its token.
+    Goes(Option<(Arc<Verifier>, HashSet<String>)>),
 }
 
 /// What all connections share.
@@ -74,17 +83,16 @@ impl Server {
     /// # Errors
     /// If the address cannot be bound, or the certificate makes no sense.
     pub async fn bind(live: Arc<Live>, ibid: Ibid, tracer: Option<Tracer>) -> Result<Self, String> {
-        let (listen, tls, limits, trusted) = {
+        let (listen, secure, limits, trusted) = {
             let now = live.now();
             let settings = &now.settings;
-            let tls = settings.tls.as_ref().map(crate::tls::for_listener).transpose()?;
-            (settings.listen, tls, settings.limits.clone(), settings.trusted_proxies.clone())
+            (settings.listen, now.tls.is_some(), settings.limits.clone(), settings.trusted_proxies.clone())
         };
         let listener =
             TcpListener::bind(listen).await.map_err(|why| format!("listen: {listen} cannot be bound: {why}"))?;
         let layer = ibid.layer_by(Arc::new(ByChoice(live.clone())));
         let front = Arc::new(Front { live, ibid, layer, limits, trusted, tracer });
-        Ok(Self { listener, tls: tls.map(TlsAcceptor::from), front })
+        Ok(Self { listener, secure, front })
     }
 
     /// Where it listens.
@@ -97,7 +105,7 @@ impl Server {
 
     /// Whether clients connect with TLS.
     pub fn is_secure(&self) -> bool {
-        self.tls.is_some()
+        self.secure
     }
 
     /// Serves until `stop` says so, then ends in good order.
@@ -117,7 +125,9 @@ impl Server {
             while connections.try_join_next().is_some() {}
             match accepted {
                 Ok((socket, peer)) => {
-                    let (front, tls, stop) = (self.front.clone(), self.tls.clone(), stop.clone());
+                    // The certificates in force now: each connection has its own.
+                    let tls = if self.secure { self.front.live.now().tls.clone() } else { None };
+                    let (front, tls, stop) = (self.front.clone(), tls.map(TlsAcceptor::from), stop.clone());
                     connections.spawn(async move {
                         front.connection(socket, peer, tls, stop).await;
                         drop(permit);
@@ -218,10 +228,15 @@ impl Front {
         let early = self.before_policies(&mut request, peer);
         async move {
             let answer = async {
-                match early {
-                    Some(answer) => answer,
-                    None => service.call(request).await.unwrap_or_else(|never| match never {}),
+                let verifier = match early {
+                    Early::Answer(answer) => return answer,
+                    Early::Goes(verifier) => verifier,
+                };
+                if let Some((verifier, wanted)) = verifier {
+                    let identity = Box::pin(verifier.identify(request.headers(), &wanted)).await;
+                    request.extensions_mut().insert(identity);
                 }
+                service.call(request).await.unwrap_or_else(|never| match never {})
             };
             match trace {
                 Some(trace) => {
@@ -239,7 +254,7 @@ impl Front {
         }
     }
 
-    fn before_policies(&self, request: &mut Request<Incoming>, peer: SocketAddr) -> Option<Answer> {
+    fn before_policies(&self, request: &mut Request<Incoming>, peer: SocketAddr) -> Early {
         let is_call = grpc::is_call(request.version(), request.headers());
         let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
         if let Some(detail) = unclear(request) {
@@ -252,18 +267,19 @@ impl Front {
                 // What follows on this connection may be the rest of what was not understood.
                 answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
-            return Some(answer);
+            return Early::Answer(answer);
         }
         let now = self.live.now();
         if request.uri().path() == contract_page::PATH && matches!(*request.method(), Method::GET | Method::HEAD) {
-            return Some(contract(&now.page, request));
+            return Early::Answer(contract(&now.page, request));
         }
         let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
         own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
         let chosen = now.choose(protocol, request.method(), request.uri().path());
+        let verifier = now.verifier(&chosen);
         request.extensions_mut().insert(chosen);
         request.extensions_mut().insert(Peer(peer.ip()));
-        None
+        Early::Goes(verifier)
     }
 }
 

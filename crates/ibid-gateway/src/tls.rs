@@ -1,4 +1,5 @@
-//! Certificates: the listener's own, and those that upstreams are checked against.
+//! Certificates: the listener's own, those that clients and other servers are checked against, and those that the gateway
+//! shows to them.
 
 use std::sync::Arc;
 
@@ -6,9 +7,10 @@ use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 
-use crate::config::{Pem, Tls};
+use crate::config::{Pem, Shown, Tls};
 
 /// How the listener speaks TLS: HTTP/2 where the client can, else HTTP/1.1.
 ///
@@ -20,28 +22,48 @@ pub fn for_listener(tls: &Tls) -> Result<Arc<ServerConfig>, String> {
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .expect("the provider knows them")
-        .with_no_client_auth()
+        .with_client_cert_verifier(clients(tls.client_ca.as_ref())?)
         .with_single_cert(chain, key)
         .map_err(|why| format!("tls: {why}"))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
 
-/// How upstreams are checked; `None` trusts what the system trusts.
+/// Who may connect: anybody, or who shows a certificate that one of these vouches for.
+fn clients(ca: Option<&Pem>) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let Some(ca) = ca else { return Ok(WebPkiClientVerifier::no_client_auth()) };
+    let roots = Arc::new(roots("tls.client_ca", ca)?);
+    WebPkiClientVerifier::builder_with_provider(roots, provider())
+        .build()
+        .map_err(|why| format!("tls.client_ca: {why}"))
+}
+
+/// How another server is checked, and what it is shown if it asks; `None` trusts what the system trusts and shows nothing.
+/// `whose` is the beginning of the settings' names.
 ///
 /// # Errors
 /// What is wrong with the certificates.
-pub fn towards_upstream(ca: Option<&Pem>) -> Result<Option<Arc<ClientConfig>>, String> {
-    let Some(ca) = ca else { return Ok(None) };
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(ca).map_err(|why| format!("upstream_ca: {why}"))? {
-        roots.add(certificate).map_err(|why| format!("upstream_ca: {why}"))?;
+pub fn towards(whose: &str, ca: Option<&Pem>, shown: Option<&Shown>) -> Result<Option<Arc<ClientConfig>>, String> {
+    if ca.is_none() && shown.is_none() {
+        return Ok(None);
     }
+    let roots = match ca {
+        Some(ca) => roots(&format!("{whose}ca"), ca)?,
+        None => native_roots().map_err(|why| format!("no usable root certificates on this system: {why}"))?,
+    };
     let config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .expect("the provider knows them")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .with_root_certificates(roots);
+    let config = match shown {
+        None => config.with_no_client_auth(),
+        Some(Shown { cert, key }) => {
+            let chain = certificates(cert).map_err(|why| format!("{whose}cert: {why}"))?;
+            let key = PrivateKeyDer::from_pem_slice(key.text().as_bytes());
+            let key = key.map_err(|why| format!("{whose}key: {why}"))?;
+            config.with_client_auth_cert(chain, key).map_err(|why| format!("{whose}cert: {why}"))?
+        }
+    };
     Ok(Some(Arc::new(config)))
 }
 
@@ -107,6 +129,26 @@ impl ServerCertVerifier for Anybody {
     fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
     }
+}
+
+fn roots(key: &str, ca: &Pem) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(ca).map_err(|why| format!("{key}: {why}"))? {
+        roots.add(certificate).map_err(|why| format!("{key}: {why}"))?;
+    }
+    Ok(roots)
+}
+
+/// What the system trusts; or why that is nothing.
+pub(crate) fn native_roots() -> Result<RootCertStore, String> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let (added, _unparsable) = roots.add_parsable_certificates(found.certs);
+    if added == 0 {
+        let why = found.errors.first().map_or_else(|| "none installed".to_owned(), ToString::to_string);
+        return Err(why);
+    }
+    Ok(roots)
 }
 
 fn certificates(pem: &Pem) -> Result<Vec<CertificateDer<'static>>, String> {

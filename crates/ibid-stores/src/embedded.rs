@@ -37,7 +37,8 @@ use std::{
 };
 
 use ibid::store::{
-    Address, Ask, Claim, End, ErrorKind, Fence, Held, Lease, Operators, Promise, Store, StoreError, StoreFuture, Swept,
+    Address, Ask, Claim, Counters, End, ErrorKind, Fence, Held, Lease, Operators, Promise, Store, StoreError,
+    StoreFuture, Swept, Windows,
 };
 use tokio::{sync::oneshot, time::timeout};
 
@@ -147,6 +148,7 @@ pub struct Embedded {
     queue: Option<Sender<Call>>,
     threads: Vec<JoinHandle<()>>,
     report: Report,
+    windows: Windows,
     /// Held until everything above has ended.
     _lock: Box<dyn fmt::Debug + Send + Sync>,
 }
@@ -186,7 +188,14 @@ impl Embedded {
     ) -> Result<Self, OpenError> {
         let keeper = thread::Builder::new().name("ibid-keeper".into()).spawn(move || keeper.run())?;
         let (queue, calls) = mpsc::channel();
-        let mut store = Self { log: log.clone(), queue: Some(queue), threads: vec![keeper], report, _lock: lock };
+        let mut store = Self {
+            log: log.clone(),
+            queue: Some(queue),
+            threads: vec![keeper],
+            report,
+            windows: Windows::default(),
+            _lock: lock,
+        };
         let writer = Writer::new(log, calls, tail, version, last)?;
         let writer = thread::Builder::new().name("ibid-writer".into()).spawn(move || writer.run())?;
         store.threads.insert(0, writer);
@@ -295,6 +304,11 @@ impl Store for Embedded {
 
     fn operators(&self) -> &dyn Operators {
         self
+    }
+
+    /// Of this process, from its start on: the log holds entries only.
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(&self.windows)
     }
 
     fn promise(&self) -> Promise {

@@ -27,8 +27,8 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, Ask, Claim, Counts, Cursor, End, Fence, Filter, Finished, Held, Lease, Operators, Page, Promise, Store,
-    StoreError, StoreFuture, Swept,
+    Address, Ask, Claim, Counters, Counts, Cursor, End, Fence, Filter, Finished, Held, Lease, Operators, Page, Promise,
+    Store, StoreError, StoreFuture, Swept,
 };
 use tokio::time::Instant;
 
@@ -143,6 +143,10 @@ impl Store for Near {
 
     fn operators(&self) -> &dyn Operators {
         self
+    }
+
+    fn counters(&self) -> Option<&dyn Counters> {
+        self.store.counters()
     }
 
     fn promise(&self) -> Promise {

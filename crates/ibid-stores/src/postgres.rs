@@ -15,7 +15,8 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::store::{
-    Address, Ask, Claim, End, ErrorKind, Fence, Held, Lease, Operators, Promise, Store, StoreError, StoreFuture, Swept,
+    Address, Ask, Claim, Counters, End, ErrorKind, Fence, Held, Lease, Operators, Promise, Store, StoreError,
+    StoreFuture, Swept,
 };
 use tokio::task::AbortHandle;
 use tokio_postgres::Row;
@@ -162,6 +163,10 @@ impl Store for Postgres {
         self
     }
 
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(self)
+    }
+
     fn promise(&self) -> Promise {
         let findings = self.pool.findings();
         let mut wanting = findings.as_ref().map(|found| found.wanting.clone()).unwrap_or_default();
@@ -174,6 +179,29 @@ impl Store for Postgres {
         }
         let durable = !findings.is_some_and(|found| found.loses);
         Promise { store: STORE, durable, shared: true, wanting }
+    }
+}
+
+impl Counters for Postgres {
+    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, ibid::store::Used> {
+        let (n, window) = (n.min(1 << 48), rows::micros(window));
+        // A window that is over begins anew. What others have left behind goes with it, some at a time.
+        let sql = format!(
+            "WITH gone AS (DELETE FROM ibid.quota WHERE tenant IN (SELECT q.tenant FROM ibid.quota q \
+                 WHERE q.resets_at <= statement_timestamp() AND q.tenant <> decode('{who}', 'hex') \
+                 ORDER BY q.resets_at LIMIT 16 FOR UPDATE SKIP LOCKED)) \
+             INSERT INTO ibid.quota AS q (tenant, used, resets_at) \
+             VALUES (decode('{who}', 'hex'), {n}, statement_timestamp() + {window} * interval '1 microsecond') \
+             ON CONFLICT (tenant) DO UPDATE SET \
+                 used = CASE WHEN q.resets_at <= statement_timestamp() THEN 0 ELSE q.used END + excluded.used, \
+                 resets_at = CASE WHEN q.resets_at <= statement_timestamp() THEN excluded.resets_at ELSE q.resets_at END \
+             RETURNING q.used, (extract(epoch FROM q.resets_at - statement_timestamp()) * 1000000)::bigint"
+        );
+        StoreFuture::boxed(async move {
+            let found = self.pool.write(&sql).await?;
+            let number = |at| column::<i64>(self.first(&found)?, at).map(|number| number.max(0).unsigned_abs());
+            Ok(ibid::store::Used { total: number(0)?, resets_in: Duration::from_micros(number(1)?.max(1)) })
+        })
     }
 }
 

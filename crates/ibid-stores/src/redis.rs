@@ -15,8 +15,8 @@ use std::{
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, Ask, Claim, Counts, Cursor, End, ErrorKind, Fence, Filter, Held, Lease, Operators, Page, Promise, Store,
-    StoreError, StoreFuture, Swept,
+    Address, Ask, Claim, Counters, Counts, Cursor, End, ErrorKind, Fence, Filter, Held, Lease, Operators, Page,
+    Promise, Store, StoreError, StoreFuture, Swept, Used,
 };
 use parking_lot::Mutex;
 use redis::Value;
@@ -301,6 +301,24 @@ impl Inner {
         }
     }
 
+    async fn reserve(&self, who: &Address, n: u64, window: Duration) -> Result<Used, StoreError> {
+        let millis = window.as_millis().clamp(1, u128::from(FOR_EVER / 1000)) as u64;
+        let call = Call {
+            script: &scripts::RESERVE,
+            bucket: who.0[0],
+            keys: vec![self.names.quota(who)],
+            args: vec![number(n.min(HIGHEST_FENCE)), number(millis)],
+        };
+        let Value::Array(parts) = self.run(&call).await? else { return Err(corrupt("no list")) };
+        match parts[..] {
+            [Value::Int(total), Value::Int(left)] => Ok(Used {
+                total: total.max(0).unsigned_abs(),
+                resets_in: Duration::from_millis(left.max(1).unsigned_abs()),
+            }),
+            _ => Err(corrupt("no two numbers")),
+        }
+    }
+
     /// For how long `seen` still runs, if it does. From then on its end is published.
     async fn runs_for(&self, at: &Address, seen: Fence) -> Result<Option<Duration>, StoreError> {
         let mut call = self.call(&scripts::WAIT, at, false);
@@ -362,6 +380,10 @@ impl Store for Redis {
         self
     }
 
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(self)
+    }
+
     fn promise(&self) -> Promise {
         let Found { durable, wanting } = self.inner.found.lock().clone();
         Promise { store: STORE, durable, shared: true, wanting }
@@ -387,6 +409,12 @@ impl Operators for Redis {
 
     fn counts(&self) -> StoreFuture<'_, Counts> {
         StoreFuture::boxed(self.inner.counts())
+    }
+}
+
+impl Counters for Redis {
+    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, Used> {
+        StoreFuture::boxed(self.inner.reserve(who, n, window))
     }
 }
 

@@ -316,6 +316,11 @@ impl Store for Sealed {
         self
     }
 
+    /// It is told hashes of tenants only.
+    fn counters(&self) -> Option<&dyn ibid::store::Counters> {
+        self.store.counters()
+    }
+
     fn promise(&self) -> Promise {
         self.store.promise()
     }

@@ -22,6 +22,7 @@ pub use futures_util::future::BoxFuture;
 use ibid::store::Store;
 
 pub mod claims;
+pub mod counting;
 pub mod ends;
 mod kit;
 pub mod lifetimes;
@@ -147,6 +148,9 @@ macro_rules! __each_case {
             operating::replace_swaps_bytes_and_keeps_life;
             operating::replace_of_anything_else_is_lost;
             operating::sweep_removes_only_what_has_expired;
+            counting::what_is_reserved_adds_up;
+            counting::a_window_ends_by_itself;
+            counting::endless_windows_do_not_overflow;
         }
     };
 }

@@ -90,6 +90,9 @@ macro_rules! store_around {
             fn operators(&self) -> &dyn Operators {
                 self
             }
+            fn counters(&self) -> Option<&dyn ibid::store::Counters> {
+                self.inner.counters()
+            }
             fn promise(&self) -> Promise {
                 self.inner.promise()
             }

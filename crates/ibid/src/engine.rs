@@ -21,6 +21,7 @@ use crate::{
     later::Later,
     observe::{Notice, Observer, Shadow, Silent, StoreCall},
     policy::{Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy},
+    quota::Quota,
     refusal::{Reason, Refusal},
     running::Running,
     store::{Ask, Claim, End, ErrorKind, Finished, Held, Holder, Lease, Outline, Store, StoreError, Token},
@@ -149,6 +150,7 @@ pub struct Engine {
     journal: Option<Arc<Journal>>,
     later: Later,
     running: Running,
+    quota: Option<Arc<Quota>>,
 }
 
 impl Engine {
@@ -160,7 +162,13 @@ impl Engine {
     /// An engine that is watched and, if it has one, keeps unrecorded answers in a journal.
     pub fn with(store: Arc<dyn Store>, observer: Arc<dyn Observer>, journal: Option<Arc<Journal>>) -> Self {
         let later = Later::new(store.clone(), observer.clone(), journal.clone());
-        Self { store, observer, journal, later, running: Running::default() }
+        Self { store, observer, journal, later, running: Running::default(), quota: None }
+    }
+
+    /// The same, for tenants who may begin only so much.
+    #[must_use]
+    pub fn limited(self, quota: Arc<Quota>) -> Self {
+        Self { quota: Some(quota), ..self }
     }
 
     /// Decides about one request, top to bottom.
@@ -188,6 +196,9 @@ impl Engine {
             }
             return replay(shadow, operation, finished, if solo { Stored::Solo } else { Stored::Pending }).await;
         }
+        if let Some(refusal) = self.before_claiming(&ask).await {
+            return refuse(shadow, operation, refusal).await;
+        }
         loop {
             let sent = Instant::now();
             let (claim, doubtful) = self.claim(&ask, sent).await;
@@ -210,7 +221,13 @@ impl Engine {
                 return refuse(shadow, operation, reused()).await;
             }
             match claim {
-                Claim::Granted(lease) => return Box::pin(self.run(policy, lease, sent, operation)).await,
+                Claim::Granted(lease) => {
+                    if let Some(refusal) = self.after_grant(&lease).await.filter(|_| !shadow) {
+                        let refused = || Verdict::Refused(refusal);
+                        return Box::pin(self.end(policy, &lease, End::Release, Instant::now(), refused)).await;
+                    }
+                    return Box::pin(self.run(policy, lease, sent, operation)).await;
+                }
                 Claim::Done(finished) => return replay(shadow, operation, finished, Stored::Yes).await,
                 Claim::Busy(holder) => {
                     let left = patience.saturating_duration_since(Instant::now());
@@ -251,6 +268,21 @@ impl Engine {
                 Claim::Spent => return refuse(shadow, operation, in_progress(SOON)).await,
             }
         }
+    }
+
+    /// A tenant who has used up their quota claims nothing new. What is known already is answered all the same.
+    async fn before_claiming(&self, ask: &Ask) -> Option<Refusal> {
+        let quota = self.quota.as_ref()?;
+        let after = Box::pin(quota.has_room(self.store.as_ref(), &ask.tags)).await.err()?;
+        // A store that does not say is asked again, by the claim.
+        let is_new = matches!(self.store.get(&ask.address).await, Ok(None));
+        is_new.then(|| quota_exceeded(after))
+    }
+
+    /// Only a grant spends, and only the first at its address: to run again is not to begin.
+    async fn after_grant(&self, lease: &Lease) -> Option<Refusal> {
+        let quota = self.quota.as_ref().filter(|_| lease.attempt <= 1)?;
+        Box::pin(quota.spend(self.store.as_ref(), &lease.ask.tags)).await.err().map(quota_exceeded)
     }
 
     /// Runs a granted operation under its lease and settles it.
@@ -623,6 +655,12 @@ fn not_known_yet() -> Refusal {
          or runs it if it was not",
     )
     .retry_after(SOON)
+}
+
+fn quota_exceeded(after: Duration) -> Refusal {
+    let detail = "nothing was executed, because this caller has begun as many operations as they may for now; \
+                  retries of earlier ones are still answered";
+    Refusal::new(Reason::QuotaExceeded, detail).retry_after(after)
 }
 
 fn store_unavailable() -> Refusal {

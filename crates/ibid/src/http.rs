@@ -44,6 +44,7 @@ use crate::{
     key::KeySource,
     observe::{Observer, Silent},
     policy::Policy,
+    quota::Quota,
     refusal::Refusal,
     scope::{AddressSecret, TrustedProxies},
     store::Store,
@@ -75,6 +76,7 @@ pub struct Builder {
     store: Arc<dyn Store>,
     observer: Arc<dyn Observer>,
     journal: Option<Arc<Journal>>,
+    quota: Option<Arc<Quota>>,
     settings: Settings,
 }
 
@@ -192,6 +194,7 @@ impl Ibid {
             store,
             observer: Arc::new(Silent),
             journal: None,
+            quota: None,
             settings: Settings {
                 trusted: TrustedProxies::loopback(),
                 secret: None,
@@ -248,6 +251,12 @@ impl Builder {
         self
     }
 
+    /// How much tenants may begin; as much as they like by default. The tenant is what operators see as such.
+    pub fn quota(mut self, quota: Quota) -> Self {
+        self.quota = Some(Arc::new(quota));
+        self
+    }
+
     /// Whose scope headers are believed; loopback by default. Needs the [`Peer`] in each request's extensions.
     pub fn trusted_proxies(mut self, trusted: TrustedProxies) -> Self {
         self.settings.trusted = trusted;
@@ -286,7 +295,10 @@ impl Builder {
 
     /// Done.
     pub fn build(self) -> Ibid {
-        let engine = Engine::with(self.store, self.observer, self.journal);
+        let mut engine = Engine::with(self.store, self.observer, self.journal);
+        if let Some(quota) = self.quota {
+            engine = engine.limited(quota);
+        }
         let budget = budget::Budget::new(self.settings.buffer_memory);
         let twins = twins::Twins::default();
         Ibid { shared: Arc::new(Shared { engine, settings: self.settings, budget, twins }) }

@@ -35,11 +35,12 @@ pub use self::{
         Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
         Probe, Remember, StatusRange, Template, presets,
     },
+    quota::{Limit, Quota},
     record::{Record, RecordBody, Unreadable},
     refusal::{Reason, Refusal},
     run::{Ran, RunError, RunKey, run},
     running::{Running, Slot},
-    scope::{AddressSecret, Caller, Claims, Scope, ScopePart, TrustedProxies},
+    scope::{AddressSecret, Caller, Claims, Identity, Scope, ScopePart, TrustedProxies},
     time::rfc3339,
 };
 
@@ -54,6 +55,7 @@ mod label;
 mod later;
 mod observe;
 mod policy;
+mod quota;
 mod record;
 mod refusal;
 mod run;

@@ -290,6 +290,35 @@ impl Policy {
         self.mode != Mode::Off && self.methods.contains(method)
     }
 
+    /// The claims of the caller's token that are asked for, in the scope or for operators. Where there are any, a token
+    /// is needed.
+    pub fn claims(&self) -> impl Iterator<Item = &str> {
+        let label = [&self.label.tenant, &self.label.user].into_iter().flatten();
+        self.scope.iter().chain(label).filter_map(|part| match part {
+            ScopePart::Jwt(claim) => Some(claim.as_str()),
+            _ => None,
+        })
+    }
+
+    /// What says who the user is, where that is said plainly: what is set for operators, else `jwt:sub` or a header such as
+    /// X-User-Id in the scope.
+    pub(crate) fn user(&self) -> Option<&ScopePart> {
+        let plain = |part: &&ScopePart| match part {
+            ScopePart::Jwt(claim) => claim == "sub",
+            ScopePart::Header(name) => name.as_str().contains("user"),
+            _ => false,
+        };
+        match &self.label.user {
+            Some(part @ (ScopePart::Jwt(_) | ScopePart::Header(_))) => Some(part),
+            _ => self.scope.iter().find(plain),
+        }
+    }
+
+    /// Whether a key that names its user is good for that user only.
+    pub fn checks_owners(&self) -> bool {
+        self.key.format == KeyFormat::Operation && self.user().is_some()
+    }
+
     /// How long the operation may take: shadow mode must not fail what would have passed without it.
     pub(crate) fn patience(&self) -> Duration {
         const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -52,9 +52,14 @@ pub struct TrustedProxies {
 #[derive(Clone)]
 pub struct AddressSecret([u8; 32]);
 
-/// Verified claims of a caller's token, put into a request's extensions by whoever verified it.
-#[derive(Debug, Clone, Default)]
+/// Verified claims of a caller's token.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Claims(pub std::collections::BTreeMap<String, String>);
+
+/// What became of a caller's token, put into a request's extensions by whoever verified it: its claims, or why it is not
+/// believed. Only routes that [ask for claims](crate::Policy::claims) look at it.
+#[derive(Debug, Clone)]
+pub struct Identity(pub Result<Claims, Refusal>);
 
 /// What a scope is read from.
 #[derive(Debug, Clone, Copy)]
@@ -67,8 +72,8 @@ pub struct Caller<'a> {
     pub headers: &'a HeaderMap,
     /// Who sent it, if that is known.
     pub peer: Option<IpAddr>,
-    /// Of a verified token.
-    pub claims: Option<&'a Claims>,
+    /// What became of its token, if somebody looked at it.
+    pub identity: Option<&'a Identity>,
     /// The route's pattern.
     pub route: &'a str,
     /// Whose headers are believed.
@@ -83,13 +88,20 @@ impl Scope {
     /// Reads the scope of a request.
     ///
     /// # Errors
-    /// A refusal if a part is missing, repeated or not believed.
+    /// A refusal if a part is missing, repeated or not believed; of several the first in the table of refusals.
     pub fn of(parts: &[ScopePart], caller: &Caller<'_>) -> Result<Self, Refusal> {
         let mut framed = Vec::with_capacity(96);
+        let mut refused: Option<Refusal> = None;
         for part in parts {
-            frame(&mut framed, part.tag(), part.value(caller)?.as_ref());
+            match part.value(caller) {
+                Ok(value) => frame(&mut framed, part.tag(), value.as_ref()),
+                Err(refusal) if refused.as_ref().is_none_or(|first| refusal.reason < first.reason) => {
+                    refused = Some(refusal);
+                }
+                Err(_) => {}
+            }
         }
-        Ok(Self(framed))
+        refused.map_or(Ok(Self(framed)), Err)
     }
 
     /// A scope of plain values, for handlers without a layer.
@@ -137,9 +149,13 @@ impl ScopePart {
             Self::Credential => credential(caller.headers)?,
             Self::Cookie(name) => cookie(caller.headers, name)?.into(),
             Self::Header(name) => believed(caller, name)?.into(),
-            Self::Jwt(claim) => match caller.claims.and_then(|claims| claims.0.get(claim)) {
-                Some(value) => value.as_bytes().into(),
-                None => return Err(missing(format!("the caller's token has no verified claim {claim:?}"))),
+            Self::Jwt(claim) => match caller.identity.map(|identity| &identity.0) {
+                Some(Err(refusal)) => return Err(refusal.clone()),
+                Some(Ok(claims)) => match claims.0.get(claim).filter(|value| !value.is_empty()) {
+                    Some(value) => value.as_bytes().into(),
+                    None => return Err(missing(format!("the caller's token has no claim {claim:?} to go by"))),
+                },
+                None => return Err(missing(format!("nobody has verified the caller's claim {claim:?}"))),
             },
             Self::Host => host(caller)?.to_ascii_lowercase().into_bytes().into(),
             Self::Method => caller.method.as_str().as_bytes().into(),
@@ -374,7 +390,7 @@ mod tests {
             uri: &Uri::from_static("/pay"),
             headers: &map,
             peer: Some(peer.parse().unwrap()),
-            claims: None,
+            identity: None,
             route: "POST /pay",
             trusted: &TrustedProxies::loopback(),
         };

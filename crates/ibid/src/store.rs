@@ -29,12 +29,14 @@ use std::{
 use bytes::Bytes;
 
 pub use self::{
+    counters::{Counters, Used, Windows},
     error::{ErrorKind, StoreError},
     memory::{Memory, MemoryLimits},
     operators::{Counts, Cursor, Filter, Listed, Operators, Page, State},
     words::{Address, Fence, Fingerprint, Tags, Token},
 };
 
+pub(crate) mod counters;
 mod error;
 mod memory;
 mod operators;
@@ -67,6 +69,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// What operators may see and change.
     fn operators(&self) -> &dyn Operators;
+
+    /// Counts that all who use this store share; `None` if it keeps none.
+    fn counters(&self) -> Option<&dyn Counters>;
 
     /// What this store promises, and what start-up found wanting.
     fn promise(&self) -> Promise;
@@ -307,6 +312,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
     fn operators(&self) -> &dyn Operators {
         (**self).operators()
+    }
+    fn counters(&self) -> Option<&dyn Counters> {
+        (**self).counters()
     }
     fn promise(&self) -> Promise {
         (**self).promise()

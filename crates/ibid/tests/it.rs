@@ -4,3 +4,4 @@ mod engine;
 mod grpc;
 mod inbox;
 mod layer;
+mod quota;

@@ -3,7 +3,7 @@
 use std::{io::Write, sync::Arc, time::Duration};
 
 use ibid::{
-    Ibid, Journal, Observer,
+    Ibid, Journal, Observer, Quota,
     http::Cors,
     store::{Address, Store, Swept},
 };
@@ -159,6 +159,9 @@ fn build(settings: &Settings, store: Arc<dyn Store>, observer: Arc<dyn Observer>
     if let Some(secret) = settings.seal.as_ref().and_then(Seal::address_secret) {
         builder = builder.address_secret(secret);
     }
+    if settings.quota.is_set() {
+        builder = builder.quota(Quota::new(settings.quota.new_keys, settings.quota.rate));
+    }
     if !settings.cors_origins.is_empty() {
         let origins = settings.cors_origins.iter().filter_map(|origin| origin.to_str().ok());
         builder = builder.cors(Cors::parse(origins).map_err(|why| format!("cors.origins: {why}"))?);
@@ -190,6 +193,12 @@ async fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), Str
             promise.store,
             promise.wanting.join("; ")
         ));
+    }
+    if settings.quota.new_keys.is_some() && store.counters().is_none() {
+        tracing::warn!(
+            store = promise.store,
+            "quota.new_keys: this store keeps no counts, so every gateway counts on its own"
+        );
     }
     let patience = settings.store.timeout.max(PATIENCE);
     let trouble = match timeout(patience, store.get(&Address([0; 32]))).await {

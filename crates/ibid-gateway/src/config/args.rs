@@ -86,7 +86,7 @@ pub(super) fn lay<T: Scalar>(
             None => return Ok(()),
         },
     };
-    let lookup = Lookup { env, folder: PathBuf::new(), reflected: None };
+    let lookup = Lookup::new(env, PathBuf::new(), None);
     let value = lookup.resolve(&text).and_then(|resolved| T::from_text(resolved.as_deref().unwrap_or(&text)));
     *slot = Some(One(value.map_err(|what| ConfigError::new(origin, "", what))?));
     Ok(())

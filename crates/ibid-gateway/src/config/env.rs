@@ -1,6 +1,6 @@
 //! The only place that reads the environment, and the files that values point to.
 
-use std::{ffi::OsString, fmt, path::PathBuf};
+use std::{cell::RefCell, collections::BTreeSet, ffi::OsString, fmt, path::PathBuf};
 
 use bytes::Bytes;
 
@@ -17,6 +17,8 @@ pub(super) struct Lookup<'a> {
     pub(super) folder: PathBuf,
     /// What the upstreams said about themselves, if they were asked.
     pub(super) reflected: Option<Bytes>,
+    /// The files that were read so far.
+    read: RefCell<BTreeSet<PathBuf>>,
 }
 
 impl<'a> Env<'a> {
@@ -48,7 +50,11 @@ impl fmt::Debug for Env<'_> {
     }
 }
 
-impl Lookup<'_> {
+impl<'a> Lookup<'a> {
+    pub(super) fn new(env: &'a Env<'a>, folder: PathBuf, reflected: Option<Bytes>) -> Self {
+        Self { env, folder, reflected, read: RefCell::default() }
+    }
+
     /// What a text stands for, if it is `env:NAME` or `file:PATH`. A newline at the end is not part of it.
     ///
     /// # Errors
@@ -70,11 +76,22 @@ impl Lookup<'_> {
 
     /// The text of a file, from the folder of the configuration on.
     pub(super) fn read(&self, path: &str) -> std::io::Result<String> {
-        std::fs::read_to_string(self.folder.join(path))
+        std::fs::read_to_string(self.remembered(path))
     }
 
     /// The same of a file that is no text.
     pub(super) fn read_bytes(&self, path: &str) -> std::io::Result<Vec<u8>> {
-        std::fs::read(self.folder.join(path))
+        std::fs::read(self.remembered(path))
+    }
+
+    /// The files that were read so far.
+    pub(super) fn files(&self) -> Vec<PathBuf> {
+        self.read.borrow().iter().cloned().collect()
+    }
+
+    fn remembered(&self, path: &str) -> PathBuf {
+        let path = self.folder.join(path);
+        self.read.borrow_mut().insert(path.clone());
+        path
     }
 }

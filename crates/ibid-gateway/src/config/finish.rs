@@ -12,11 +12,11 @@ use super::{
     dials,
     env::Lookup,
     error::ConfigError,
-    raw,
+    jwt, raw,
     scalar::{One, Scalar},
     seal,
     secret::{Secret, Upstream},
-    settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, REFLECTION, Role, Settings, Tls, Token},
+    settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Quota, REFLECTION, Role, Settings, Shown, Tls, Token},
     store,
     values::Size,
     warnings,
@@ -64,12 +64,26 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
     let pem = |key: &str, written: &Secret| pem(key, written, lookup).map_err(|what| wrong(key, &what));
     let tls = match file.tls {
         None => None,
-        Some(raw::Tls { cert: Some(One(cert)), key: Some(One(key)) }) => {
-            Some(Tls { cert: pem("tls.cert", &cert)?, key: pem("tls.key", &key)? })
+        Some(raw::Tls { cert: Some(One(cert)), key: Some(One(key)), client_ca }) => {
+            let client_ca = client_ca.map(|One(ca)| pem("tls.client_ca", &ca)).transpose()?;
+            Some(Tls { cert: pem("tls.cert", &cert)?, key: pem("tls.key", &key)?, client_ca })
         }
         Some(raw::Tls { cert: None, .. }) => return Err(wrong("tls.cert", "missing; [tls] needs a cert and a key")),
         Some(_) => return Err(wrong("tls.key", "missing; [tls] needs a cert and a key")),
     };
+    let upstream_identity = match (file.upstream_cert, file.upstream_key) {
+        (None, None) => None,
+        (Some(One(cert)), Some(One(key))) => {
+            Some(Shown { cert: pem("upstream_cert", &cert)?, key: pem("upstream_key", &key)? })
+        }
+        (None, _) => return Err(wrong("upstream_cert", "missing; a certificate and its key belong together")),
+        (_, None) => return Err(wrong("upstream_key", "missing; a certificate and its key belong together")),
+    };
+    let jwt = file.jwt.map(|jwt| jwt::finish(jwt, &pem, &wrong)).transpose()?;
+    jwt::check_routes(jwt.as_ref(), &routes, &wrong)?;
+    let quota =
+        Quota { new_keys: file.quota.new_keys.map(|One(limit)| limit), rate: file.quota.rate.map(|One(limit)| limit) };
+    let routes = routes.limited(quota.is_set());
     let upstream_ca = file.upstream_ca.as_ref().map(|One(path)| {
         let written = Secret::from_text(path).map_err(|what| wrong("upstream_ca", &what))?;
         pem("upstream_ca", &written)
@@ -91,10 +105,14 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
     }
     let mut settings = Settings {
         file: path,
+        files: Vec::new(),
         listen,
         tls,
         upstream: upstream.0,
         upstream_ca: upstream_ca.transpose()?,
+        upstream_identity,
+        jwt,
+        quota,
         max_upstream: at_least_one("max_upstream", file.max_upstream, 1024, &wrong)?,
         trusted_proxies,
         max_running: at_least_one("max_running", file.max_running, 10_000, &wrong)?,
@@ -121,6 +139,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
     let nobody_trusted = file.trusted_proxies.is_some_and(|list| list.0.is_empty());
     settings.warnings = warnings::warnings(&settings, nobody_trusted, file.policy.is_some());
     settings.notes = warnings::notes(&settings);
+    settings.files = lookup.files();
     Ok(settings)
 }
 
@@ -234,7 +253,11 @@ fn pem(key: &str, written: &Secret, lookup: &Lookup<'_>) -> Result<Pem, String> 
         return Ok(Pem(written.clone()));
     }
     // What should be the path of a private key may be the key itself, in another form.
-    let shown = if key == "tls.key" { "what it names".into() } else { format!("{:?}", written.expose()) };
+    let shown = if matches!(key, "tls.key" | "upstream_key") {
+        "what it names".into()
+    } else {
+        format!("{:?}", written.expose())
+    };
     let text = lookup.read(written.expose()).map_err(|why| format!("cannot read {shown}: {why}"))?;
     if !text.contains(BEGIN) {
         return Err(format!("{shown} is no PEM file; it has no line \"-----BEGIN ...\""));

@@ -5,8 +5,8 @@ use std::{fmt, marker::PhantomData, net::SocketAddr, sync::LazyLock, time::Durat
 
 use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
-    Envelope, KeyFormat, KeySource, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Pointer,
-    Probe, Reason, Remember, ScopePart, StatusRange, Template,
+    Envelope, KeyFormat, KeySource, LabelKey, Limit, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part,
+    Pointer, Probe, Reason, Remember, ScopePart, StatusRange, Template,
     webhook::{Content, Encoding},
 };
 use serde::{
@@ -30,6 +30,8 @@ pub(super) struct File {
     pub(super) listen: Option<One<SocketAddr>>,
     pub(super) upstream: Option<One<Upstream>>,
     pub(super) upstream_ca: Option<One<String>>,
+    pub(super) upstream_cert: Option<One<Secret>>,
+    pub(super) upstream_key: Option<One<Secret>>,
     pub(super) max_upstream: Option<One<usize>>,
     pub(super) trusted_proxies: Option<List<String>>,
     pub(super) max_running: Option<One<usize>>,
@@ -39,6 +41,8 @@ pub(super) struct File {
     pub(super) descriptors: Option<One<String>>,
     pub(super) cors: Cors,
     pub(super) tls: Option<Tls>,
+    pub(super) jwt: Option<Jwt>,
+    pub(super) quota: Quota,
     pub(super) limits: Limits,
     pub(super) log: Log,
     pub(super) trace: Trace,
@@ -60,6 +64,27 @@ pub(super) struct Cors {
 pub(super) struct Tls {
     pub(super) cert: Option<One<Secret>>,
     pub(super) key: Option<One<Secret>>,
+    pub(super) client_ca: Option<One<Secret>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Jwt {
+    pub(super) secret: Option<One<Secret>>,
+    pub(super) pem: Option<One<Secret>>,
+    pub(super) jwks: Option<One<Secret>>,
+    pub(super) ca: Option<One<Secret>>,
+    pub(super) issuer: Option<One<String>>,
+    pub(super) audience: Option<List<String>>,
+    pub(super) leeway: Option<One<Duration>>,
+    pub(super) refresh: Option<One<Duration>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Quota {
+    pub(super) new_keys: Option<One<Limit>>,
+    pub(super) rate: Option<One<Limit>>,
 }
 
 #[derive(Debug, Default, Deserialize)]

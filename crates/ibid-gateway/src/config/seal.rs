@@ -43,7 +43,7 @@ impl Seal {
     pub fn load(choice: &StoreChoice, env: &Env<'_>) -> Result<Option<Self>, ConfigError> {
         let Some(path) = choice.file(env)? else { return Ok(None) };
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        read(&super::text_of(&path)?, &path, &Lookup { env, folder, reflected: None })
+        read(&super::text_of(&path)?, &path, &Lookup::new(env, folder, None))
     }
 
     /// How stores and the journal are sealed; `None` if only addresses are keyed. Always the same one, whose keys change

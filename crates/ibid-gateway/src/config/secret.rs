@@ -35,7 +35,7 @@ impl Secret {
     /// # Errors
     /// What is wrong with it; never the secret.
     pub fn from_source(source: &str, env: &Env<'_>) -> Result<Self, String> {
-        let lookup = Lookup { env, folder: PathBuf::new(), reflected: None };
+        let lookup = Lookup::new(env, PathBuf::new(), None);
         match lookup.resolve(source)? {
             Some(text) => Self::from_text(&text).map_err(|what| format!("{source:?}: {what}")),
             None => {

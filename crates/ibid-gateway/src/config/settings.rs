@@ -4,7 +4,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 use http::HeaderValue;
-use ibid::TrustedProxies;
+use ibid::{Limit, TrustedProxies};
 use ibid_stores::seal::Sealing;
 
 use super::{collector::Collector, scalar::Scalar, seal::Seal, secret::Secret, store::Store};
@@ -18,6 +18,8 @@ pub(super) const REFLECTION: &str = "reflection";
 pub struct Settings {
     /// The file that it was read from, if there was one. Watched for changes.
     pub file: Option<PathBuf>,
+    /// Files that values were read from. Watched as well.
+    pub files: Vec<PathBuf>,
     /// Where clients connect.
     pub listen: SocketAddr,
     /// Present if clients connect with TLS.
@@ -26,8 +28,14 @@ pub struct Settings {
     pub upstream: String,
     /// Certificates that `https` upstreams are checked against, instead of the system's.
     pub upstream_ca: Option<Pem>,
+    /// What the gateway shows to `https` upstreams that ask who it is.
+    pub upstream_identity: Option<Shown>,
     /// Connections per upstream.
     pub max_upstream: usize,
+    /// How callers' tokens are verified, if some are.
+    pub jwt: Option<Jwt>,
+    /// How much tenants may begin.
+    pub quota: Quota,
     /// Whose scope headers are believed.
     pub trusted_proxies: TrustedProxies,
     /// More running requests are refused before claiming.
@@ -71,6 +79,63 @@ pub struct Tls {
     pub cert: Pem,
     /// Its private key.
     pub key: Pem,
+    /// Clients must show a certificate that one of these vouches for.
+    pub client_ca: Option<Pem>,
+}
+
+/// A certificate to show, and its private key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// The certificate and those that vouch for it.
+    pub cert: Pem,
+    /// Its private key.
+    pub key: Pem,
+}
+
+/// How much a tenant may begin; as much as they like where nothing is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Quota {
+    /// Per tenant, counted in the store.
+    pub new_keys: Option<Limit>,
+    /// Per tenant and user, counted by each gateway.
+    pub rate: Option<Limit>,
+}
+
+impl Quota {
+    /// Whether anybody is limited.
+    pub fn is_set(&self) -> bool {
+        self.new_keys.is_some() || self.rate.is_some()
+    }
+}
+
+/// How callers' tokens are verified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Jwt {
+    /// By which keys.
+    pub keys: JwtKeys,
+    /// Certificates that the server of the keys is checked against, instead of the system's.
+    pub ca: Option<Pem>,
+    /// Whose tokens are believed; anybody's who has the key if `None`.
+    pub issuer: Option<String>,
+    /// For whom they must be; for anybody if empty.
+    pub audience: Vec<String>,
+    /// By how much clocks may differ.
+    pub leeway: Duration,
+    /// How often keys are fetched.
+    pub refresh: Duration,
+}
+
+/// The keys that tokens are verified with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum JwtKeys {
+    /// Shared with the issuer.
+    Secret(Secret),
+    /// Public ones.
+    Pem(Pem),
+    /// A JWK set. Never shown: somebody may have put a private key into it.
+    Set(Secret),
+    /// Where the issuer publishes a JWK set.
+    Url(String),
 }
 
 /// The text of a PEM file, read at start-up. Never shown.
@@ -174,12 +239,14 @@ impl Settings {
     pub fn needs_restart_from(&self, old: &Self) -> Vec<&'static str> {
         let all = [
             ("listen", self.listen != old.listen),
-            ("tls", self.tls != old.tls),
+            // Certificates are taken up; whether there are any is not.
+            ("tls", self.tls.is_some() != old.tls.is_some()),
             ("trusted_proxies", self.trusted_proxies != old.trusted_proxies),
             ("max_running", self.max_running != old.max_running),
             ("buffer_memory", self.buffer_memory != old.buffer_memory),
             ("cors", self.cors_origins != old.cors_origins),
             ("journal", self.journal != old.journal),
+            ("quota", self.quota != old.quota),
             ("limits", self.limits != old.limits),
             ("log", self.log != old.log),
             ("trace", self.trace != old.trace),

@@ -82,7 +82,7 @@ impl Store {
             None => raw::Store::default(),
             Some(path) => {
                 let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-                read(&super::text_of(path)?, path, &Lookup { env, folder, reflected: None })?
+                read(&super::text_of(path)?, path, &Lookup::new(env, folder, None))?
             }
         };
         lay(&mut file.url, &choice.store, "store", env)?;

@@ -15,9 +15,6 @@ use super::{
     error::{close, listed},
 };
 
-/// What later versions know: told apart from a slip of the pen. The table that it stands in, its name.
-const LATER: [(&str, &str); 2] = [("", "jwt"), ("", "quota")];
-
 /// What is wrong, and at which key.
 #[derive(Debug)]
 pub(super) struct Wrong {
@@ -85,7 +82,6 @@ impl Wrong {
             What::Said(what) => what,
             What::Type { kind, allowed, .. } if may_be_secret(&path) => format!("found {kind}; allowed is {allowed}"),
             What::Type { found, allowed, .. } => format!("found {found}; allowed is {allowed}"),
-            What::Unknown { key, .. } if LATER.contains(&(table, key.as_str())) => "not in this version of ibid".into(),
             What::Unknown { key, allowed } => {
                 let allowed = allowed.iter().copied().filter(|word| table != "policy" || *word != "match");
                 match close(&key, allowed.clone()) {
@@ -120,6 +116,7 @@ fn may_be_secret(path: &str) -> bool {
     let (table, name) = (path.split(['.', '[']).next(), path.rsplit('.').next());
     matches!(table, Some("admin" | "tls")) && !matches!(name, Some("listen" | "role" | "user"))
         || table == Some("seal") && !matches!(name, Some("id" | "accept_plain" | "plain_addresses"))
+        || matches!(path, "jwt" | "jwt.secret" | "jwt.pem" | "upstream_key")
         || path.ends_with(".signature")
         || path.split(['.', '[']).any(|step| step == "secrets")
 }

@@ -4,8 +4,8 @@ use std::{net::SocketAddr, str::FromStr, time::Duration};
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use ibid::{
-    Envelope, KeyFormat, KeySource, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Pointer,
-    Probe, ScopePart, StatusRange, Template,
+    Envelope, KeyFormat, KeySource, LabelKey, Limit, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part,
+    Pointer, Probe, ScopePart, StatusRange, Template,
     grpc::Code,
     webhook::{Content, Encoding},
 };
@@ -200,10 +200,21 @@ impl Scalar for ScopePart {
     const ALLOWED: &'static str = "part of a scope such as \"credential\"";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        match text.parse()? {
-            Self::Jwt(_) => Err(format!("{text:?}: scopes from a JWT are not in this version of ibid")),
-            part => Ok(part),
-        }
+        text.parse()
+    }
+}
+
+impl Scalar for Limit {
+    const ALLOWED: &'static str = "so many in so long, such as \"100000/24h\" or \"200/s\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no limit; allowed is {}", Self::ALLOWED);
+        let (most, per) = text.split_once('/').ok_or_else(wrong)?;
+        let most = most.trim().parse().ok().filter(|most| (1..=1 << 40).contains(most)).ok_or_else(wrong)?;
+        let per = per.trim();
+        let per = if per.starts_with(|c: char| c.is_ascii_digit()) { per.to_owned() } else { format!("1{per}") };
+        let per = Duration::from_text(&per).ok().filter(|per| !per.is_zero()).ok_or_else(wrong)?;
+        Ok(Self { most, per })
     }
 }
 

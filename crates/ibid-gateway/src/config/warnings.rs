@@ -3,7 +3,7 @@
 use http::Method;
 use ibid::{Mode, OnConcurrent, ScopePart, http::Protocol};
 
-use super::{Seal, Settings, is_for_webhooks, show};
+use super::{JwtKeys, Seal, Settings, is_for_webhooks, show};
 use crate::routes::Route;
 
 /// A token with fewer characters is within reach of whoever tries.
@@ -68,6 +68,14 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
         let what = "seal.accept_plain: what is not sealed is believed, so whoever can write to the store can have anything \
                     answered; switch it off once what was remembered in clear is resealed or has expired";
         found.push(what.into());
+    }
+    let asks = |route: &&Route| route.policy.mode != Mode::Off && route.policy.claims().next().is_some();
+    if let Some(jwt) = &settings.jwt {
+        if !routes.iter().any(asks) {
+            found.push("jwt: no route uses it; write one with scope = [\"jwt:sub\"]".into());
+        } else if jwt.issuer.is_none() && !matches!(jwt.keys, JwtKeys::Secret(_)) {
+            found.push("jwt: issuer is not set, so every token is believed that one of the keys has signed".into());
+        }
     }
     if let Some(admin) =
         settings.admin.as_ref().filter(|admin| !admin.listen.ip().is_loopback() && admin.tokens.is_empty())

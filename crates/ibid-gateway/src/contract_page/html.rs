@@ -76,7 +76,8 @@ fn card(page: &mut String, route: &Route, calls: &[&str]) {
     if !replay.is_empty() {
         row(page, "A replay says", &replay.join(", "));
     }
-    let refusals: Vec<Reason> = Reason::all().filter(|reason| possible(policy, *reason)).collect();
+    let refusals: Vec<Reason> =
+        Reason::all().filter(|reason| possible(&route.policy, route.is_limited, *reason)).collect();
     if refusals.is_empty() {
         row(page, "Refusals", "None, as long as this route is only observed");
     } else {
@@ -92,7 +93,7 @@ fn card(page: &mut String, route: &Route, calls: &[&str]) {
 
 fn refusal(page: &mut String, reason: Reason, routes: &[&Route]) {
     let mut codes: Vec<String> = Vec::new();
-    for route in routes.iter().filter(|route| possible(&route.policy, reason)) {
+    for route in routes.iter().filter(|route| possible(&route.policy, route.is_limited, reason)) {
         let code = words::status(route, reason);
         if !codes.contains(&code) {
             codes.push(code);

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use http::uri::{Authority, Scheme as UriScheme};
 use parking_lot::Mutex;
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -251,15 +251,8 @@ fn plain(e: &io::Error) -> String {
     }
 }
 
-/// Trusts what the system trusts.
 pub(crate) fn native_roots() -> Result<ClientConfig, SetupError> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    let (added, _unparsable) = roots.add_parsable_certificates(found.certs);
-    if added == 0 {
-        let why = found.errors.first().map_or_else(|| "none installed".to_owned(), ToString::to_string);
-        return Err(SetupError::Roots { why });
-    }
+    let roots = crate::tls::native_roots().map_err(|why| SetupError::Roots { why })?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     Ok(ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

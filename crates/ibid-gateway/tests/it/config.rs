@@ -454,18 +454,6 @@ mod what_each_mistake_is_told {
     }
 
     #[test]
-    fn what_later_versions_know() {
-        for key in ["jwt.issuer = \"x\"", "quota.rate = \"1/s\""] {
-            let name = key.split(['.', ' ']).next().unwrap();
-            top(key, &format!("{name}: not in this version of ibid"));
-        }
-        route(
-            "scope = [\"host\", \"jwt:sub\"]",
-            "scope[2]: \"jwt:sub\": scopes from a JWT are not in this version of ibid",
-        );
-    }
-
-    #[test]
     fn matches() {
         top(
             "[[route]]\nmatch = \"/payments\"",

@@ -1,6 +1,7 @@
 //! What no policy covers passes through untouched.
 
 mod http2;
+mod mutual;
 mod plain;
 mod streams;
 mod tls;

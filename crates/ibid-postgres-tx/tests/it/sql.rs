@@ -115,13 +115,13 @@ async fn the_scopes_of_a_gateway_can_be_made_part_by_part() {
     {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    let claims = ibid::Claims([("sub".to_owned(), "s-7".to_owned())].into());
+    let identity = ibid::Identity(Ok(ibid::Claims([("sub".to_owned(), "s-7".to_owned())].into())));
     let caller = Caller {
         method: &Method::POST,
         uri: &Uri::from_static("/pay"),
         headers: &headers,
         peer: None,
-        claims: Some(&claims),
+        identity: Some(&identity),
         route: "POST /pay",
         trusted: &TrustedProxies::everyone(),
     };

@@ -39,16 +39,17 @@ macro_rules! migration {
     };
 }
 
-static MIGRATIONS: [Migration; 5] = [
+static MIGRATIONS: [Migration; 6] = [
     migration!(1, "0001_tables"),
     migration!(2, "0002_functions"),
     migration!(3, "0003_access"),
     migration!(4, "0004_transactions"),
     migration!(5, "0005_inbox"),
+    migration!(6, "0006_quota"),
 ];
 
 /// The version that the store needs.
-pub(super) const VERSION: i32 = 5;
+pub(super) const VERSION: i32 = 6;
 
 const SERVICE: &str = "ibid_service";
 const ADMIN: &str = "ibid_admin";
@@ -215,6 +216,7 @@ async fn access(tx: &Transaction<'_>, [service, admin]: [bool; 2], report: &mut 
                  GRANT SELECT, INSERT, UPDATE, DELETE ON ibid.idempotency_keys TO {SERVICE};
                  GRANT SELECT, INSERT, UPDATE, DELETE
                      ON ibid.processed_events, ibid.failed_events, ibid.event_horizons TO {SERVICE};
+                 GRANT SELECT, INSERT, UPDATE, DELETE ON ibid.quota TO {SERVICE};
                  GRANT SELECT, UPDATE ON ibid.fences, ibid.meta TO {SERVICE};
                  GRANT SELECT ON ibid.migrations TO {SERVICE};
                  GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ibid TO {SERVICE};"

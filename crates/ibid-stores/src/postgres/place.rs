@@ -34,6 +34,7 @@ impl FromStr for Place {
         let Some(rest) = rest else { return Err("a PostgreSQL URL begins with postgres:// or postgresql://".into()) };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (mut unnamed, mut pool, mut root, mut verify) = (false, POOL, None, Verify::Nothing);
+        let (mut cert, mut key) = (None, None);
         let mut theirs = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -46,7 +47,9 @@ impl FromStr for Place {
                     let number = value.parse().ok().filter(|number| (1..=MOST).contains(number));
                     pool = number.ok_or_else(|| format!("pool is {value:?}; write a number from 1 to {MOST}"))?;
                 }
-                ("sslrootcert", _) => root = Some(decoded(value)?),
+                ("sslrootcert", _) => root = Some(decoded(name, value)?),
+                ("sslcert", _) => cert = Some(decoded(name, value)?),
+                ("sslkey", _) => key = Some(decoded(name, value)?),
                 ("sslmode", "verify-full") => {
                     verify = Verify::Full;
                     theirs.push("sslmode=require");
@@ -71,8 +74,17 @@ impl FromStr for Place {
         if config.get_hosts().is_empty() {
             return Err("it names no host; write postgres://USER@HOST/DATABASE".into());
         }
-        if config.get_ssl_mode() == SslMode::Disable && root.is_some() {
-            return Err("sslrootcert is given, and sslmode=disable says that there is no TLS; drop one of them".into());
+        let own = match (cert, key) {
+            (None, None) => None,
+            (Some(cert), Some(key)) => Some((cert, key)),
+            _ => return Err("sslcert and sslkey go together: a client certificate needs both".into()),
+        };
+        for (name, given) in [("sslrootcert", root.is_some()), ("sslcert", own.is_some())] {
+            if config.get_ssl_mode() == SslMode::Disable && given {
+                return Err(format!(
+                    "{name} is given, and sslmode=disable says that there is no TLS; drop one of them"
+                ));
+            }
         }
         if config.get_application_name().is_none() {
             config.application_name("ibid");
@@ -83,7 +95,7 @@ impl FromStr for Place {
         if config.get_tcp_user_timeout().is_none() {
             config.tcp_user_timeout(SILENCE);
         }
-        Ok(Self { config, tls: Tls { verify, root }, unnamed, pool, shown: shown(rest) })
+        Ok(Self { config, tls: Tls { verify, root, own }, unnamed, pool, shown: shown(rest) })
     }
 }
 
@@ -116,7 +128,7 @@ fn reason(error: &tokio_postgres::Error) -> String {
     why
 }
 
-fn decoded(value: &str) -> Result<String, String> {
+fn decoded(name: &str, value: &str) -> Result<String, String> {
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.as_bytes();
     while let [first, tail @ ..] = rest {
@@ -124,14 +136,14 @@ fn decoded(value: &str) -> Result<String, String> {
             (b'%', [a, b, tail @ ..]) => {
                 let pair = [*a, *b];
                 let hex = std::str::from_utf8(&pair).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok());
-                (hex.ok_or("sslrootcert has a % that begins no pair of hex digits")?, tail)
+                (hex.ok_or_else(|| format!("{name} has a % that begins no pair of hex digits"))?, tail)
             }
             _ => (*first, tail),
         };
         bytes.push(byte);
         rest = tail;
     }
-    String::from_utf8(bytes).map_err(|_| "sslrootcert is not UTF-8".into())
+    String::from_utf8(bytes).map_err(|_| format!("{name} is not UTF-8"))
 }
 
 #[cfg(test)]
@@ -165,6 +177,8 @@ mod tests {
         assert!(why("postgres:///db").contains("no host"));
         assert!(why("mysql://h").contains("begins with"));
         assert!(why("postgres://h/db?sslmode=disable&sslrootcert=x").contains("drop one"));
+        assert!(why("postgres://h/db?sslmode=disable&sslcert=x&sslkey=y").contains("drop one"));
+        assert!(why("postgres://h/db?sslcert=x").contains("go together"));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use rustls::{
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
     crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
-    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
@@ -40,6 +40,8 @@ pub(super) struct Tls {
     pub(super) verify: Verify,
     /// A file of trusted certificates; else the system's.
     pub(super) root: Option<String>,
+    /// Files of the certificate that is shown to the server, and of its private key.
+    pub(super) own: Option<(String, String)>,
 }
 
 impl Tls {
@@ -55,7 +57,18 @@ impl Tls {
         };
         let algorithms = provider.signature_verification_algorithms;
         let verifier = Verifier { chain, verify: self.verify, algorithms };
-        let config = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth();
+        let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
+        let config = match &self.own {
+            None => builder.with_no_client_auth(),
+            Some((cert, key)) => {
+                let chain = certificates("sslcert", cert)?;
+                let secret = PrivateKeyDer::from_pem_file(key)
+                    .map_err(|error| format!("sslkey: {key:?} cannot be read: {error}"))?;
+                builder
+                    .with_client_auth_cert(chain, secret)
+                    .map_err(|error| format!("sslcert: {cert:?} and sslkey cannot be used: {error}"))?
+            }
+        };
         Ok(Connector(Arc::new(config)))
     }
 
@@ -63,10 +76,7 @@ impl Tls {
         let mut roots = RootCertStore::empty();
         match &self.root {
             Some(file) => {
-                let certificates = CertificateDer::pem_file_iter(file)
-                    .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-                    .map_err(|error| format!("sslrootcert: {file:?} cannot be read: {error}"))?;
-                for certificate in certificates {
+                for certificate in certificates("sslrootcert", file)? {
                     let added = roots.add(certificate);
                     added.map_err(|error| format!("sslrootcert: {file:?} holds what is no certificate: {error}"))?;
                 }
@@ -79,6 +89,11 @@ impl Tls {
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
         verifier.map_err(|error| format!("TLS cannot be set up: {error}"))
     }
+}
+
+fn certificates(option: &str, file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    read.map_err(|error| format!("{option}: {file:?} cannot be read: {error}"))
 }
 
 #[derive(Debug)]

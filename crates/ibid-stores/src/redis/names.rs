@@ -52,6 +52,11 @@ impl Names {
         format!("{}fence", self.channels(bucket))
     }
 
+    /// What somebody has used. Not the name of an entry, and older than any generation.
+    pub(super) fn quota(&self, who: &Address) -> String {
+        format!("{}quota:{who}", self.channels(who.0[0]))
+    }
+
     /// Who sweeps.
     pub(super) fn sweeper(&self) -> String {
         format!("{}sweeper", self.channels(0))

@@ -35,6 +35,7 @@ scripts! {
     COUNTS = "entry.lua" "counts.lua";
     LOOK = "entry.lua" "look.lua";
     UNLOCK = "unlock.lua";
+    RESERVE = "reserve.lua";
 }
 
 /// A script with all that it is to be run with.

@@ -110,6 +110,9 @@ impl<S: Store> Store for Counting<S> {
     fn operators(&self) -> &dyn Operators {
         self
     }
+    fn counters(&self) -> Option<&dyn ibid::store::Counters> {
+        self.inner.counters()
+    }
     fn promise(&self) -> Promise {
         self.inner.promise()
     }

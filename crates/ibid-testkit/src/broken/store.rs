@@ -258,6 +258,10 @@ impl Store for Broken {
         self
     }
 
+    fn counters(&self) -> Option<&dyn ibid::store::Counters> {
+        self.inner.counters()
+    }
+
     fn promise(&self) -> Promise {
         Promise { store: "broken", ..self.inner.promise() }
     }

@@ -89,7 +89,8 @@ impl Server {
         server
     }
 
-    /// One that offers TLS, with a certificate for `localhost`. The second is the file of the certificate that signed it.
+    /// One that offers TLS, with a certificate for `localhost`. The second is the file of the certificate that signed it;
+    /// its key is beside it, in `server.key`.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -112,6 +113,8 @@ impl Server {
             "ssl=on".into(),
             format!("ssl_cert_file={}", certificate.display()),
             format!("ssl_key_file={}", key.display()),
+            // Clients may show the same certificate, and are known by it.
+            format!("ssl_ca_file={}", certificate.display()),
         ]);
         server.run();
         let readable = fs::set_permissions(&certificate, fs::Permissions::from_mode(0o644));

@@ -70,6 +70,7 @@ fn decides(policy: &Policy, name: &str) -> bool {
     let is_scope = |part: &ScopePart| match part {
         ScopePart::Header(header) => header == name,
         ScopePart::Credential => name == header::AUTHORIZATION || name == X_API_KEY,
+        ScopePart::Jwt(_) => name == header::AUTHORIZATION,
         _ => false,
     };
     let is_compared = |part: &Part| match part {

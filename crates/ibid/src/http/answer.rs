@@ -11,7 +11,7 @@ use crate::{
     key::{hex, mask},
     policy::{Envelope, Mode, Policy, Template},
     record::{Record, RecordBody},
-    refusal::Refusal,
+    refusal::{Reason, Refusal},
     time::rfc3339,
 };
 
@@ -192,6 +192,9 @@ pub(super) fn refuse<B>(
     if let Some(after) = refusal.retry_after {
         headers
             .insert(header::RETRY_AFTER, after.as_millis().div_ceil(1000).max(1).to_string().parse().expect("digits"));
+    }
+    if reason == Reason::IdentityInvalid && policy.claims().next().is_some() {
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer error=\"invalid_token\""));
     }
     if reason.links_to_contract() {
         headers.insert(

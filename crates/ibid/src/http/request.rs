@@ -15,7 +15,7 @@ use crate::{
     label,
     policy::{LabelKey, OnMismatch, Policy},
     refusal::{Reason, Refusal},
-    scope::{Caller, Claims, Scope, ScopePart},
+    scope::{Caller, Identity, Scope, ScopePart},
     store::{Ask, Fingerprint, Tags, Token},
 };
 
@@ -32,6 +32,8 @@ pub(super) struct Keyed {
     /// `None` while it has to come from the body.
     key: Option<String>,
     scope: Scope,
+    /// Who may name themselves in a key of the form `user:operation:resource:timestamp`.
+    owner: Option<String>,
     tenant: String,
     user: String,
 }
@@ -58,11 +60,21 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
         uri: &parts.uri,
         headers: &parts.headers,
         peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
-        claims: parts.extensions.get::<Claims>(),
+        identity: parts.extensions.get::<Identity>(),
         route: &route.name,
         trusted: &shared.settings.trusted,
     };
-    let judged = Scope::of(&policy.scope, &caller).and_then(|scope| {
+    let scope = Scope::of(&policy.scope, &caller).and_then(|scope| identified(policy, &caller).map(|()| scope));
+    let judged = match scope {
+        // In the order of the table.
+        Err(refusal) if refusal.reason > Reason::RequestAmbiguous => {
+            ambiguity::check(policy, &parts.headers).and(Err(refusal))
+        }
+        scope => scope,
+    };
+    let owner = policy.user().filter(|_| policy.checks_owners());
+    let owner = owner.and_then(|part| part.value(&caller).ok()).map(|user| String::from_utf8_lossy(&user).into_owned());
+    let judged = judged.and_then(|scope| {
         ambiguity::check(policy, &parts.headers)?;
         if policy.signature.is_some() && policy.scope.contains(&ScopePart::Path) {
             ambiguity::check_path(parts.uri.path())?;
@@ -70,6 +82,9 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
         if parts.headers.contains_key(header::UPGRADE) {
             let detail = "a request with an idempotency key cannot upgrade its connection; send it without Upgrade";
             return Err(Refusal::new(Reason::RequestAmbiguous, detail));
+        }
+        if let Some(key) = &key {
+            check_owner(owner.as_deref(), key)?;
         }
         if let Some(length) = content_length(&parts.headers) {
             check_length(policy, length)?;
@@ -80,7 +95,7 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
         Err(refusal) => Judged::Refused(refusal, masked()),
         Ok(scope) => {
             let (tenant, user) = tags(policy, &caller, key.as_deref());
-            Judged::Keyed(Keyed { key, scope, tenant, user })
+            Judged::Keyed(Keyed { key, scope, owner, tenant, user })
         }
     }
 }
@@ -103,7 +118,7 @@ impl Keyed {
         let key = match self.key.take() {
             Some(key) => key,
             None => match key_from_body(policy, parts, body, &fingerprint)? {
-                Some(key) => key,
+                Some(key) => check_owner(self.owner.as_deref(), &key).map(|()| key)?,
                 None if policy.key.required => return Err(key_missing(policy)),
                 None => return Ok(None),
             },
@@ -139,6 +154,25 @@ impl Keyed {
             over: None,
         };
         Ok(Some((ask, key, digests)))
+    }
+}
+
+/// A label needs its token, too: otherwise whoever leaves it away is somebody whom operators cannot name.
+fn identified(policy: &Policy, caller: &Caller<'_>) -> Result<(), Refusal> {
+    match caller.identity {
+        Some(Identity(Err(refusal))) if policy.claims().next().is_some() => Err(refusal.clone()),
+        _ => Ok(()),
+    }
+}
+
+/// A key that names its user is good for that user only.
+fn check_owner(owner: Option<&str>, key: &str) -> Result<(), Refusal> {
+    match (owner, key.split_once(':')) {
+        (Some(owner), Some((user, _))) if user != owner => {
+            let detail = "the key names a user who is not the caller; a key of this form begins with your own name";
+            Err(Refusal::new(Reason::ScopeRefused, detail))
+        }
+        _ => Ok(()),
     }
 }
 

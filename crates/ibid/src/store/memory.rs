@@ -24,8 +24,8 @@ use self::{
     seeded::Seeded,
 };
 use super::{
-    Address, Ask, Claim, Counts, Cursor, End, ErrorKind, FREE_FOR, Fence, Filter, Held, Lease, Operators, Page,
-    Promise, Store, StoreError, StoreFuture, Swept,
+    Address, Ask, Claim, Counters, Counts, Cursor, End, ErrorKind, FREE_FOR, Fence, Filter, Held, Lease, Operators,
+    Page, Promise, Store, StoreError, StoreFuture, Swept, Windows,
 };
 
 mod entry;
@@ -63,6 +63,7 @@ pub struct Memory {
     opened_at: Micros,
     limits: MemoryLimits,
     bytes: AtomicU64,
+    windows: Windows,
 }
 
 /// Everything in it is written under the shard's lock, which is never held across an await.
@@ -94,6 +95,7 @@ impl Memory {
             opened_at: micros(since_epoch),
             limits,
             bytes: AtomicU64::new(0),
+            windows: Windows::default(),
         }
     }
 
@@ -484,6 +486,10 @@ impl Store for Memory {
 
     fn operators(&self) -> &dyn Operators {
         self
+    }
+
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(&self.windows)
     }
 
     fn promise(&self) -> Promise {

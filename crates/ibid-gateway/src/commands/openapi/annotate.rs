@@ -32,6 +32,8 @@ struct Operation<'a> {
     shared: Vec<&'a Node>,
     node: &'a Node,
     policy: &'a Policy,
+    /// Whether its callers have a quota.
+    is_limited: bool,
 }
 
 struct Work<'a> {
@@ -129,7 +131,7 @@ fn operations<'a>(
                 return Err(document.wrong(node, why));
             }
             let shared = document.member(item, "parameters").into_iter().collect();
-            found.push(Operation { shared, node, policy: &route.policy });
+            found.push(Operation { shared, node, policy: &route.policy, is_limited: route.is_limited });
         }
     }
     Ok(found)
@@ -239,7 +241,7 @@ impl<'a> Work<'a> {
         let node = operation.node;
         let mut missing = Vec::new();
         let there = self.document.member(node, "responses");
-        for (status, made) in parts::refusals(operation.policy) {
+        for (status, made) in parts::refusals(operation.policy, operation.is_limited) {
             let code = status.to_string();
             if there.is_some_and(|responses| self.document.member(responses, &code).is_some()) {
                 continue;

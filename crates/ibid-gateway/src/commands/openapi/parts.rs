@@ -72,9 +72,9 @@ fn schema(policy: &Policy) -> Made {
 }
 
 /// The refusals of a policy by status, in order.
-pub(super) fn refusals(policy: &Policy) -> Vec<(u16, Made)> {
+pub(super) fn refusals(policy: &Policy, is_limited: bool) -> Vec<(u16, Made)> {
     let mut by_status: Vec<(u16, Vec<Reason>)> = Vec::new();
-    for reason in Reason::all().filter(|reason| possible(policy, *reason)) {
+    for reason in Reason::all().filter(|reason| possible(policy, is_limited, *reason)) {
         let status = policy.status_of(reason).as_u16();
         match by_status.iter_mut().find(|(found, _)| *found == status) {
             Some((_, reasons)) => reasons.push(reason),

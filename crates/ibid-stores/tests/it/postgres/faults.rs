@@ -230,3 +230,43 @@ async fn tls_is_used_and_certificates_are_verified_as_told() {
     let store = open(&at("127.0.0.1", "disable")).await;
     granted(&store, &ask()).await;
 }
+
+#[tokio::test]
+async fn a_server_that_asks_is_shown_the_clients_certificate() {
+    let (server, certificate) = Server::start_with_tls();
+    let name = database(&server);
+    let key = certificate.with_file_name("server.key");
+    let shown = format!("&sslcert={}&sslkey={}", certificate.display(), key.display());
+    let who = format!(
+        "SELECT bool_and(s.client_dn IS NOT NULL) FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) WHERE a.datname = '{name}' AND a.usename = 'gateway'"
+    );
+    for (own, known) in [("", "f"), (shown.as_str(), "t")] {
+        let url = format!("postgres://gateway@localhost:{}/{name}?sslmode=require&pool=1{own}", server.port());
+        let store = open(&url).await;
+        granted(&store, &ask()).await;
+        assert_eq!(server.sql("postgres", &who), known, "{url}");
+        drop(store);
+        until("the connections to end", || {
+            server.sql("postgres", &format!("SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}'")) == "0"
+        })
+        .await;
+    }
+    for wrong in [
+        "&sslcert=/nowhere.crt&sslkey=/nowhere.key",
+        &format!("&sslcert={}&sslkey=/nowhere.key", certificate.display()),
+    ] {
+        let url = format!("postgres://gateway@localhost:{}/{name}?sslmode=require{wrong}", server.port());
+        let why = Postgres::open(&url, Remote::default()).await.unwrap_err();
+        assert!(why.contains("/nowhere."), "{why}");
+    }
+}
+
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..200 {
+        if is_so() {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    panic!("waited in vain for {what}");
+}

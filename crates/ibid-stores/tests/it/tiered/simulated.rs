@@ -124,6 +124,9 @@ impl Store for Way {
     fn operators(&self) -> &dyn Operators {
         self
     }
+    fn counters(&self) -> Option<&dyn ibid::store::Counters> {
+        self.to.counters()
+    }
     fn promise(&self) -> Promise {
         self.to.promise()
     }

@@ -535,6 +535,9 @@ impl Store for Wanting {
     fn operators(&self) -> &dyn Operators {
         self.0.operators()
     }
+    fn counters(&self) -> Option<&dyn ibid::store::Counters> {
+        self.0.counters()
+    }
     fn promise(&self) -> Promise {
         Promise { wanting: vec![self.1.clone()], ..self.0.promise() }
     }

@@ -154,6 +154,9 @@ impl Store for Swapped {
     fn operators(&self) -> &dyn Operators {
         self
     }
+    fn counters(&self) -> Option<&dyn ibid::store::Counters> {
+        None
+    }
     fn promise(&self) -> Promise {
         self.now().promise()
     }

@@ -1,0 +1,88 @@
+//! `[jwt]`: whose tokens are believed.
+
+use std::time::Duration;
+
+use http::Uri;
+
+use super::{
+    error::ConfigError,
+    finish::{Wrong, not_zero, or},
+    raw,
+    scalar::One,
+    secret::Secret,
+    settings::{Jwt, JwtKeys, Pem},
+};
+use crate::{jwt::KeySet, routes::RouteTable};
+
+/// Reads a PEM file or its text, for the key that names it.
+type ReadPem<'a> = &'a dyn Fn(&str, &Secret) -> Result<Pem, ConfigError>;
+
+pub(super) fn finish(file: raw::Jwt, pem: ReadPem<'_>, wrong: Wrong<'_>) -> Result<Jwt, ConfigError> {
+    let keys = match (file.secret, file.pem, file.jwks) {
+        (Some(One(secret)), None, None) => {
+            KeySet::from_secret(secret.expose()).map_err(|what| wrong("jwt.secret", &what))?;
+            JwtKeys::Secret(secret)
+        }
+        (None, Some(One(written)), None) => {
+            let pem = pem("jwt.pem", &written)?;
+            KeySet::from_pem(pem.text()).map_err(|what| wrong("jwt.pem", &what))?;
+            JwtKeys::Pem(pem)
+        }
+        (None, None, Some(One(jwks))) => jwk_set(jwks).map_err(|what| wrong("jwt.jwks", &what))?,
+        (None, None, None) => {
+            return Err(wrong("jwt", "found no keys; allowed is one of \"secret\" \"pem\" \"jwks\""));
+        }
+        _ => return Err(wrong("jwt", "found keys in two places; allowed is one of \"secret\" \"pem\" \"jwks\"")),
+    };
+    if file.ca.is_some() && !matches!(keys, JwtKeys::Url(_)) {
+        return Err(wrong("jwt.ca", "only keys from a URL are fetched from somebody; set jwks to one"));
+    }
+    Ok(Jwt {
+        keys,
+        ca: file.ca.map(|One(ca)| pem("jwt.ca", &ca)).transpose()?,
+        issuer: file.issuer.map(|One(issuer)| issuer),
+        audience: file.audience.map(|list| list.0).unwrap_or_default(),
+        leeway: or(file.leeway, Duration::from_secs(60)),
+        refresh: not_zero("jwt.refresh", file.refresh, Duration::from_secs(300), wrong)?,
+    })
+}
+
+/// A claim counts for nothing if nobody verifies it.
+pub(super) fn check_routes(jwt: Option<&Jwt>, routes: &RouteTable, wrong: Wrong<'_>) -> Result<(), ConfigError> {
+    if jwt.is_some() {
+        return Ok(());
+    }
+    for (at, route) in routes.iter().enumerate() {
+        if let Some(claim) = route.policy.claims().next() {
+            let place = if route.is_policy { "policy".into() } else { format!("route[{}]", at + 1) };
+            let what =
+                format!("\"jwt:{claim}\" needs keys to verify tokens with; add [jwt] with a secret, pem or jwks");
+            return Err(wrong(&place, &what));
+        }
+    }
+    Ok(())
+}
+
+/// The text of a set, from `file:` or `env:`, or a URL.
+fn jwk_set(written: Secret) -> Result<JwtKeys, String> {
+    let text = written.expose();
+    if text.trim_start().starts_with('{') {
+        KeySet::from_jwks(text.as_bytes())?;
+        return Ok(JwtKeys::Set(written));
+    }
+    let allowed = "allowed is \"file:PATH\" or a URL such as \"https://id.example.com/.well-known/jwks.json\"";
+    let Some(uri) = text.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some() && uri.authority().is_some()) else {
+        return Err(format!("it is no JWK set; {allowed}"));
+    };
+    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    let here = host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
+    match uri.scheme_str() {
+        _ if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) => {
+            Err(format!("a URL with a user's name or password is not shown here; {allowed}"))
+        }
+        Some("https") => Ok(JwtKeys::Url(text.into())),
+        Some("http") if here => Ok(JwtKeys::Url(text.into())),
+        Some("http") => Err(format!("{text:?}: the keys could be exchanged on the way; use https")),
+        _ => Err(format!("{text:?} is no URL for keys; {allowed}")),
+    }
+}

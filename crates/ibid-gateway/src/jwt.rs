@@ -1,0 +1,198 @@
+//! Callers known by their tokens: `scope = ["jwt:sub"]`.
+//!
+//! Invariants:
+//! - **The key decides which algorithms are good for it**, never the token: a public key verifies no HMAC, `none` nothing.
+//! - **What is not verified has no claims.** A token that is forged, expired or of another issuer gives a refusal, before
+//!   anything is claimed.
+//! - **A fetch that fails changes nothing**: the keys that are known stay in force.
+//!
+//! [`keys`] reads keys, [`remote`] fetches them, and here a token is taken apart.
+
+use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use http::{HeaderMap, header};
+use ibid::{Claims, Identity, Reason, Refusal};
+use jsonwebtoken::{Validation, decode, decode_header, errors::ErrorKind};
+use serde_json::{Map, Value};
+
+pub(crate) use self::keys::KeySet;
+use self::{keys::Found, remote::Remote};
+use crate::config::{Jwt, JwtKeys};
+
+mod keys;
+mod remote;
+
+/// Told to those whose token cannot be judged yet.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Verifies tokens.
+pub struct Verifier {
+    settings: Jwt,
+    rules: Validation,
+    keys: ArcSwap<KeySet>,
+    remote: Option<Remote>,
+}
+
+/// Why a token is not believed.
+enum Doubt {
+    /// Perhaps its key is new: worth a look.
+    UnknownKey,
+    Said(String),
+}
+
+impl Verifier {
+    /// Fetches nothing yet.
+    ///
+    /// # Errors
+    /// What is wrong with the keys.
+    pub fn new(settings: &Jwt) -> Result<Self, String> {
+        let (keys, remote) = match &settings.keys {
+            JwtKeys::Secret(secret) => (KeySet::from_secret(secret.expose())?, None),
+            JwtKeys::Pem(pem) => (KeySet::from_pem(pem.text())?, None),
+            JwtKeys::Set(text) => (KeySet::from_jwks(text.expose().as_bytes())?, None),
+            JwtKeys::Url(url) => (KeySet::default(), Some(Remote::new(url, settings)?)),
+        };
+        let rules = rules(settings);
+        Ok(Self { settings: settings.clone(), rules, keys: ArcSwap::from_pointee(keys), remote })
+    }
+
+    /// Whether it verifies by these settings.
+    pub(crate) fn is_for(&self, settings: &Jwt) -> bool {
+        self.settings == *settings
+    }
+
+    /// What becomes of the token in a request: the claims that were asked for, or a refusal.
+    pub(crate) async fn identify(&self, headers: &HeaderMap, wanted: &HashSet<String>) -> Identity {
+        let token = match bearer(headers) {
+            Ok(token) => token,
+            Err(refusal) => return Identity(Err(refusal)),
+        };
+        let mut verified = self.verify(token);
+        if let (Err(Doubt::UnknownKey), Some(remote)) = (&verified, &self.remote) {
+            remote.refresh(&self.keys).await;
+            verified = self.verify(token);
+        }
+        Identity(match verified {
+            Ok(claims) => Ok(usable(claims, wanted)),
+            Err(Doubt::UnknownKey) if self.keys.load().is_empty() => Err(no_keys_yet()),
+            Err(Doubt::UnknownKey) => Err(refusal("no key is known that it could be verified with")),
+            Err(Doubt::Said(why)) => Err(refusal(&why)),
+        })
+    }
+
+    /// Keeps keys that come from a URL fresh, for as long as somebody holds the verifier.
+    pub(crate) fn keep_fresh(self: &Arc<Self>) {
+        let Some(every) = self.remote.as_ref().map(|remote| remote.every) else { return };
+        let verifier = Arc::downgrade(self);
+        tokio::spawn(async move {
+            while let Some(verifier) = verifier.upgrade() {
+                if let Some(remote) = &verifier.remote {
+                    remote.refresh(&verifier.keys).await;
+                }
+                drop(verifier);
+                tokio::time::sleep(every).await;
+            }
+        });
+    }
+
+    fn verify(&self, token: &str) -> Result<Map<String, Value>, Doubt> {
+        let header = decode_header(token).map_err(|why| said(why.kind()))?;
+        if header.crit.is_some() {
+            return Err(Doubt::Said("it asks for extensions (crit) that are not known here".into()));
+        }
+        let keys = self.keys.load();
+        let candidates = match keys.find(header.kid.as_deref(), header.alg) {
+            Found::Keys(keys) => keys,
+            Found::WrongAlgorithm => {
+                return Err(Doubt::Said(format!("{:?} is no algorithm for the key that it names", header.alg)));
+            }
+            Found::Unknown => return Err(Doubt::UnknownKey),
+        };
+        let rules = Validation { algorithms: vec![header.alg], ..self.rules.clone() };
+        let mut doubt = Doubt::UnknownKey;
+        for key in candidates {
+            match decode::<Map<String, Value>>(token, key, &rules) {
+                Ok(verified) => return Ok(verified.claims),
+                Err(why) => match why.kind() {
+                    // Without a name it may be of a key that is newer than ours.
+                    ErrorKind::InvalidSignature if header.kid.is_none() && self.remote.is_some() => {}
+                    ErrorKind::InvalidSignature => doubt = said(&ErrorKind::InvalidSignature),
+                    kind => return Err(said(kind)),
+                },
+            }
+        }
+        Err(doubt)
+    }
+}
+
+fn rules(settings: &Jwt) -> Validation {
+    let mut rules = Validation { leeway: settings.leeway.as_secs(), validate_nbf: true, ..Validation::default() };
+    if let Some(issuer) = &settings.issuer {
+        rules.set_issuer(&[issuer]);
+        rules.required_spec_claims.insert("iss".into());
+    }
+    // Without one configured, whom else a token is for is not our business.
+    rules.validate_aud = !settings.audience.is_empty();
+    if rules.validate_aud {
+        rules.set_audience(&settings.audience);
+        rules.required_spec_claims.insert("aud".into());
+    }
+    rules
+}
+
+/// The token of `Authorization: Bearer TOKEN`.
+fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let first = values.next();
+    if values.next().is_some() {
+        return Err(Refusal::new(Reason::RequestAmbiguous, "the header authorization is sent more than once"));
+    }
+    let missing = || {
+        let detail = "the caller is known by a token, and there is none; send it as Authorization: Bearer TOKEN";
+        Refusal::new(Reason::IdentityInvalid, detail)
+    };
+    let (scheme, token) = first.and_then(|value| value.to_str().ok()?.split_once(' ')).ok_or_else(missing)?;
+    if scheme.eq_ignore_ascii_case("bearer") { Ok(token.trim()) } else { Err(missing()) }
+}
+
+/// The claims that were asked for and are one value: text, or a whole number.
+fn usable(all: Map<String, Value>, wanted: &HashSet<String>) -> Claims {
+    let text = |value: Value| match value {
+        Value::String(text) => Some(text),
+        Value::Number(number) if number.is_i64() || number.is_u64() => Some(number.to_string()),
+        _ => None,
+    };
+    let asked = all.into_iter().filter(|(name, _)| wanted.contains(name));
+    Claims(asked.filter_map(|(name, value)| Some((name, text(value)?))).collect())
+}
+
+/// In words that help whoever has to get a better token, and that quote nothing of it.
+fn said(kind: &ErrorKind) -> Doubt {
+    Doubt::Said(match kind {
+        ErrorKind::ExpiredSignature => "it has expired".into(),
+        ErrorKind::ImmatureSignature => "it is not good yet (nbf)".into(),
+        ErrorKind::InvalidIssuer => "it is of another issuer (iss)".into(),
+        ErrorKind::InvalidAudience => "it is for somebody else (aud)".into(),
+        ErrorKind::MissingRequiredClaim(claim) => format!("it has no claim {claim:?}, or one that cannot be read"),
+        ErrorKind::InvalidClaimFormat(claim) => format!("its claim {claim:?} cannot be read"),
+        ErrorKind::InvalidSignature => "its signature does not hold".into(),
+        _ => "it is not a signed token in a form that is known here".into(),
+    })
+}
+
+fn refusal(why: &str) -> Refusal {
+    Refusal::new(Reason::IdentityInvalid, format!("the token is not believed: {why}"))
+}
+
+fn no_keys_yet() -> Refusal {
+    let detail = "nothing was executed, because the keys that tokens are verified with could not be fetched yet; \
+                  try again with the same key";
+    Refusal::new(Reason::StoreUnavailable, detail).retry_after(SOON)
+}
+
+impl fmt::Debug for Verifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Verifier({:?})", self.settings)
+    }
+}

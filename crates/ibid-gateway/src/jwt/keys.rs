@@ -1,0 +1,222 @@
+//! The keys that tokens are verified with, each with the algorithms that are good for it.
+
+use jsonwebtoken::{
+    Algorithm, DecodingKey,
+    jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyOperations, PublicKeyUse},
+};
+use rustls::pki_types::{SubjectPublicKeyInfoDer, pem::PemObject as _};
+use serde_json::Value;
+
+const HMAC: [Algorithm; 3] = [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512];
+const RSA: [Algorithm; 6] =
+    [Algorithm::RS256, Algorithm::RS384, Algorithm::RS512, Algorithm::PS256, Algorithm::PS384, Algorithm::PS512];
+
+/// A shorter secret can be guessed from any token (RFC 7518, 3.2).
+const SHORTEST_SECRET: usize = 32;
+/// 2048 bits.
+const SHORTEST_MODULUS: usize = 256;
+/// More than any issuer has.
+const MOST_KEYS: usize = 100;
+
+/// Keys, in the order in which they are tried.
+#[derive(Debug, Default)]
+pub(crate) struct KeySet(Vec<Key>);
+
+#[derive(Debug)]
+struct Key {
+    id: Option<String>,
+    algorithms: Vec<Algorithm>,
+    key: DecodingKey,
+}
+
+/// What there is for a token.
+pub(super) enum Found<'a> {
+    /// One of these may have signed it.
+    Keys(Vec<&'a DecodingKey>),
+    /// The key is known, and not for this algorithm.
+    WrongAlgorithm,
+    Unknown,
+}
+
+impl KeySet {
+    /// One secret that is shared with the issuer.
+    pub(crate) fn from_secret(secret: &str) -> Result<Self, String> {
+        if secret.len() < SHORTEST_SECRET {
+            return Err(format!(
+                "it has {} bytes; allowed is {SHORTEST_SECRET} and more, because a shorter one can be guessed from a token",
+                secret.len()
+            ));
+        }
+        let key = DecodingKey::from_secret(secret.as_bytes());
+        Ok(Self(vec![Key { id: None, algorithms: HMAC.to_vec(), key }]))
+    }
+
+    /// Public keys, one `-----BEGIN PUBLIC KEY-----` each.
+    pub(crate) fn from_pem(text: &str) -> Result<Self, String> {
+        if text.contains("PRIVATE KEY-----") {
+            return Err(
+                "there is a private key in it; tokens are verified with the public one, keep the other away".into()
+            );
+        }
+        let all: Result<Vec<_>, _> = SubjectPublicKeyInfoDer::pem_slice_iter(text.as_bytes()).collect();
+        let all = all.map_err(|why| format!("it cannot be read: {why}"))?;
+        if all.is_empty() {
+            return Err("there is no public key in it; allowed is -----BEGIN PUBLIC KEY-----".into());
+        }
+        all.iter().map(|der| public(der)).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// A JWK set. Keys that are for something else, or of a kind that is not known here, are left out.
+    pub(crate) fn from_jwks(text: &[u8]) -> Result<Self, String> {
+        let mut set: Value = serde_json::from_slice(text).map_err(|why| format!("it is no JSON: {why}"))?;
+        let Some(keys) = set.get_mut("keys").and_then(Value::as_array_mut) else {
+            return Err("it is no JWK set; it has no list \"keys\"".into());
+        };
+        if keys.len() > MOST_KEYS {
+            return Err(format!("it has {} keys; allowed is {MOST_KEYS}", keys.len()));
+        }
+        let keys = keys.drain(..).filter_map(|key| of_jwk(&serde_json::from_value(key).ok()?));
+        let keys: Vec<_> = keys.collect();
+        if keys.is_empty() {
+            return Err("there is no key in it that tokens can be verified with; \
+                        allowed are RSA from 2048 bits on, EC with P-256 or P-384, and Ed25519"
+                .into());
+        }
+        Ok(Self(keys))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The keys that a token may be signed with. One that it names is meant; one without a name may always be.
+    pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Found<'_> {
+        let meant = |key: &&Key| id.is_none() || key.id.is_none() || key.id.as_deref() == id;
+        let meant: Vec<_> = self.0.iter().filter(meant).collect();
+        if meant.is_empty() {
+            return Found::Unknown;
+        }
+        let fit = meant.iter().filter(|key| key.algorithms.contains(&algorithm)).map(|key| &key.key);
+        match fit.collect::<Vec<_>>() {
+            none if none.is_empty() => Found::WrongAlgorithm,
+            some => Found::Keys(some),
+        }
+    }
+}
+
+/// A secret in a public document is none, so symmetric keys are left out.
+fn of_jwk(jwk: &Jwk) -> Option<Key> {
+    let signs = jwk.common.public_key_use.as_ref().is_none_or(|purpose| *purpose == PublicKeyUse::Signature);
+    let verifies = jwk.common.key_operations.as_ref().is_none_or(|all| all.contains(&KeyOperations::Verify));
+    if !signs || !verifies {
+        return None;
+    }
+    let mut algorithms = match &jwk.algorithm {
+        AlgorithmParameters::RSA(key) if key.n.len() * 3 / 4 >= SHORTEST_MODULUS => RSA.to_vec(),
+        AlgorithmParameters::EllipticCurve(key) if key.curve == EllipticCurve::P256 => vec![Algorithm::ES256],
+        AlgorithmParameters::EllipticCurve(key) if key.curve == EllipticCurve::P384 => vec![Algorithm::ES384],
+        AlgorithmParameters::OctetKeyPair(key) if key.curve == EllipticCurve::Ed25519 => vec![Algorithm::EdDSA],
+        _ => return None,
+    };
+    if let Some(only) = &jwk.common.key_algorithm {
+        algorithms.retain(|algorithm| format!("{algorithm:?}") == format!("{only:?}"));
+    }
+    let key = DecodingKey::from_jwk(jwk).ok()?;
+    (!algorithms.is_empty()).then(|| Key { id: jwk.common.key_id.clone(), algorithms, key })
+}
+
+/// A public key as PEM files have it: what kind it is, then the key (RFC 5280, 4.1).
+fn public(der: &[u8]) -> Result<Key, String> {
+    const RSA_KEY: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
+    const EC_KEY: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
+    const P256: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
+    const P384: &[u8] = &[0x2b, 0x81, 0x04, 0x00, 0x22];
+    const ED25519: &[u8] = &[0x2b, 0x65, 0x70];
+    const SEQUENCE: u8 = 0x30;
+    const NAME: u8 = 0x06;
+    const BITS: u8 = 0x03;
+
+    let parts = || {
+        let (outer, _) = der_value(der, SEQUENCE)?;
+        let (kind, rest) = der_value(outer, SEQUENCE)?;
+        let (name, curve) = der_value(kind, NAME)?;
+        let (bits, _) = der_value(rest, BITS)?;
+        let (unused, key) = bits.split_first()?;
+        (*unused == 0).then_some((name, der_value(curve, NAME).map(|(curve, _)| curve), key))
+    };
+    let (name, curve, key) = parts().ok_or("a public key in it cannot be read")?;
+    let (algorithms, key) = match (name, curve) {
+        (RSA_KEY, _) if key.len() < SHORTEST_MODULUS => {
+            return Err("an RSA key in it is shorter than 2048 bits".into());
+        }
+        (RSA_KEY, _) => (RSA.to_vec(), DecodingKey::from_rsa_der(key)),
+        (EC_KEY, Some(P256)) => (vec![Algorithm::ES256], DecodingKey::from_ec_der(key)),
+        (EC_KEY, Some(P384)) => (vec![Algorithm::ES384], DecodingKey::from_ec_der(key)),
+        (ED25519, _) => (vec![Algorithm::EdDSA], DecodingKey::from_ed_der(key)),
+        _ => {
+            let what = "a public key in it is of a kind that is not known here; \
+                        allowed are RSA, EC with P-256 or P-384, and Ed25519";
+            return Err(what.into());
+        }
+    };
+    Ok(Key { id: None, algorithms, key })
+}
+
+/// The value at the beginning, if it has this tag, and what follows it.
+fn der_value(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
+    let (found, rest) = bytes.split_first()?;
+    let (first, rest) = rest.split_first()?;
+    let (length, rest) = match first {
+        0..=0x7f => (usize::from(*first), rest),
+        0x81 | 0x82 => {
+            let (length, rest) = rest.split_at_checked(usize::from(*first & 0x7f))?;
+            (length.iter().fold(0, |all, byte| all << 8 | usize::from(*byte)), rest)
+        }
+        _ => return None,
+    };
+    (*found == tag).then(|| rest.split_at_checked(length)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_public_key_that_is_cut_off_anywhere_is_refused_and_nothing_panics() {
+        let made = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+        let der = rcgen::PublicKeyData::subject_public_key_info(&made);
+        assert_eq!(public(&der).unwrap().algorithms, [Algorithm::ES256]);
+        for length in 0..der.len() {
+            assert!(public(&der[..length]).is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn only_keys_for_signatures_are_taken_from_a_set() {
+        let point = |crv: &str, more: &str| {
+            format!(
+                r#"{{"kty":"EC","crv":"{crv}","x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"{more}}}"#
+            )
+        };
+        let set = |key: &str| KeySet::from_jwks(format!(r#"{{"keys":[{key}]}}"#).as_bytes());
+        assert_eq!(set(&point("P-256", "")).unwrap().len(), 1);
+        assert_eq!(set(&point("P-256", r#","use":"sig","alg":"ES256""#)).unwrap().len(), 1);
+        for other in [
+            point("P-256", r#","use":"enc""#),
+            point("P-256", r#","key_ops":["sign"]"#),
+            point("P-256", r#","alg":"ES384""#),
+            point("P-521", ""),
+            r#"{"kty":"oct","k":"c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA"}"#.into(),
+            r#"{"kty":"RSA","n":"AQAB","e":"AQAB"}"#.into(),
+            r#"{"kty":"future"}"#.into(),
+        ] {
+            assert!(set(&other).unwrap_err().contains("no key in it"), "{other}");
+        }
+        let mixed = format!("{}, {}", r#"{"kty":"future"}"#, point("P-256", r#","kid":"a""#));
+        assert_eq!(set(&mixed).unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,95 @@
+//! Keys from a URL: fetched when somebody needs one that is not known, and by a timer.
+//!
+//! One fetch at a time, and not more often than a pause allows: tokens with made-up key names must not become a flood at
+//! the issuer's door.
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::{HeaderValue, Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt as _, Limited};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout},
+};
+
+use super::KeySet;
+use crate::{
+    config::Jwt,
+    proxy::Body,
+    tls,
+    upstream::{self, Affinity, Care, Target, Upstream},
+};
+
+/// How long a fetch may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two fetches at least, where the timer is slower.
+const PAUSE: Duration = Duration::from_secs(10);
+/// A set of keys is never larger.
+const MOST_BYTES: usize = 1 << 20;
+
+/// Where the keys are.
+pub(super) struct Remote {
+    url: String,
+    path: Uri,
+    issuer: Arc<Upstream<Body>>,
+    /// By the timer.
+    pub(super) every: Duration,
+    /// When the last fetch ended. Held during a fetch.
+    last: Mutex<Option<Instant>>,
+}
+
+impl Remote {
+    pub(super) fn new(url: &str, settings: &Jwt) -> Result<Self, String> {
+        let uri: Uri = url.parse().map_err(|why| format!("jwt.jwks: {why}"))?;
+        let mut parts = uri.into_parts();
+        let (scheme, authority) = (parts.scheme.take(), parts.authority.take());
+        let (scheme, authority) = scheme.zip(authority).ok_or("jwt.jwks: it is no URL")?;
+        let target: Target = format!("{scheme}://{authority}").parse().map_err(|why| format!("jwt.jwks: {why}"))?;
+        let path = parts.path_and_query.map_or(Uri::from_static("/"), Uri::from);
+        let client = upstream::Settings {
+            max_connections: 1,
+            connect_timeout: PATIENCE,
+            tls: tls::towards("jwt.", settings.ca.as_ref(), None)?,
+            ..upstream::Settings::default()
+        };
+        let issuer = Upstream::new(target, client).map_err(|why| format!("jwt.jwks: {why}"))?;
+        Ok(Self { url: url.into(), path, issuer, every: settings.refresh, last: Mutex::new(None) })
+    }
+
+    /// Fetches the keys, unless that was done a moment ago. What is known stays if it cannot be done.
+    pub(super) async fn refresh(&self, keys: &ArcSwap<KeySet>) {
+        let mut last = self.last.lock().await;
+        if last.is_some_and(|last| last.elapsed() < PAUSE.min(self.every)) {
+            return;
+        }
+        let fetched = timeout(PATIENCE, self.fetch()).await;
+        *last = Some(Instant::now());
+        match fetched.unwrap_or_else(|_| Err(format!("no answer within {PATIENCE:?}"))) {
+            Ok(fetched) => {
+                tracing::debug!(url = self.url, keys = fetched.len(), "keys of tokens fetched");
+                keys.store(Arc::new(fetched));
+            }
+            Err(why) if keys.load().is_empty() => {
+                tracing::error!(url = self.url, "the keys of tokens cannot be fetched, and none are known yet: {why}");
+            }
+            Err(why) => {
+                tracing::warn!(url = self.url, "the keys of tokens cannot be fetched; the known ones stay: {why}")
+            }
+        }
+    }
+
+    async fn fetch(&self) -> Result<KeySet, String> {
+        let mut request = Request::get(self.path.clone()).body(Body::whole(Bytes::new(), None)).expect("a request");
+        request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("application/json"));
+        let affinity = Affinity::default();
+        let answer = self.issuer.send(request, Care::Plain, &affinity).await.map_err(|why| why.to_string())?;
+        if answer.status() != StatusCode::OK {
+            return Err(format!("the answer is {}", answer.status()));
+        }
+        let body = Limited::new(answer.into_body(), MOST_BYTES).collect().await;
+        let body = body.map_err(|why| format!("its body cannot be read: {why}"))?;
+        KeySet::from_jwks(&body.to_bytes())
+    }
+}

@@ -1,0 +1,252 @@
+//! Client certificates on either side, and certificates that change while the gateway runs.
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Full};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
+use ibid_testkit::{client::post, process::Gateway, upstream::Upstream};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName},
+    server::WebPkiClientVerifier,
+};
+use tempfile::TempDir;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::sleep,
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::faults::kit::{BIN, assert_ran, policy, within};
+
+/// Somebody who vouches for others.
+struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    folder: TempDir,
+}
+
+/// A certificate, its key, and where both are.
+#[derive(Clone)]
+struct Vouched {
+    der: CertificateDer<'static>,
+    key: Vec<u8>,
+    cert_path: PathBuf,
+    key_path: PathBuf,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("ca.pem"), issuer.pem()).unwrap();
+        Authority { issuer, folder }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("ca.pem")
+    }
+
+    /// For `localhost`, as a server and as a client.
+    fn vouch(&self, name: &str) -> Vouched {
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+        let key = KeyPair::generate().unwrap();
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
+        let path = |end: &str| self.folder.path().join(format!("{name}.{end}"));
+        let (cert_path, key_path) = (path("crt"), path("key"));
+        std::fs::write(&cert_path, cert.pem()).unwrap();
+        std::fs::write(&key_path, key.serialize_pem()).unwrap();
+        Vouched { der: cert.der().clone(), key: key.serialize_der(), cert_path, key_path }
+    }
+
+    fn roots(&self) -> RootCertStore {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.issuer.der().clone()).unwrap();
+        roots
+    }
+}
+
+impl Vouched {
+    fn key(&self) -> PrivateKeyDer<'static> {
+        PrivateKeyDer::from(PrivatePkcs8KeyDer::from(self.key.clone()))
+    }
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+/// What a client of the gateway gets to see: the server's certificate and the answer's status, or nothing.
+async fn pay(
+    addr: SocketAddr, trusts: &Authority, shows: Option<&Vouched>, key: &str,
+) -> Option<(CertificateDer<'static>, StatusCode)> {
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(trusts.roots());
+    let config = match shows {
+        None => config.with_no_client_auth(),
+        Some(shown) => config.with_client_auth_cert(vec![shown.der.clone()], shown.key()).unwrap(),
+    };
+    let tcp = TcpStream::connect(addr).await.expect("the gateway listens");
+    let name = ServerName::try_from("localhost").unwrap();
+    let stream = within("the handshake", TlsConnector::from(Arc::new(config)).connect(name, tcp)).await.ok()?;
+    let seen = stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.ok()?;
+    tokio::spawn(connection);
+    let request = Request::post("/pay").header("host", "shop.example").header("idempotency-key", key);
+    // TLS 1.3 tells a client only after its handshake that its certificate was not good.
+    let answer = within("an answer", sender.send_request(request.body(Empty::<Bytes>::new()).unwrap())).await.ok()?;
+    Some((seen, answer.status()))
+}
+
+#[tokio::test]
+async fn only_clients_with_a_certificate_of_the_given_authority_are_let_in() {
+    let (ours, strangers) = (Authority::new(), Authority::new());
+    let (server, client, stranger) = (ours.vouch("server"), ours.vouch("client"), strangers.vouch("client"));
+    let upstream = Upstream::start().await;
+    let config = format!(
+        "[tls]\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\n{}",
+        server.cert_path,
+        server.key_path,
+        ours.path(),
+        policy("")
+    );
+    let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    assert_eq!(pay(gateway.addr(), &ours, None, "k-1").await, None);
+    assert_eq!(pay(gateway.addr(), &ours, Some(&stranger), "k-1").await, None);
+    assert_eq!(upstream.requests(), 0);
+    let (seen, status) = pay(gateway.addr(), &ours, Some(&client), "k-1").await.expect("an answer");
+    assert_eq!((seen, status), (server.der, StatusCode::CREATED));
+}
+
+#[tokio::test]
+async fn certificates_and_those_who_vouch_for_clients_change_without_a_restart() {
+    let (ours, next) = (Authority::new(), Authority::new());
+    let (server, client, next_client) = (ours.vouch("server"), ours.vouch("client"), next.vouch("client"));
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let put = |from: &PathBuf, name: &str| assert_ne!(std::fs::copy(from, path(name)).unwrap(), 0);
+    put(&server.cert_path, "cert.pem");
+    put(&server.key_path, "key.pem");
+    put(&ours.path(), "clients.pem");
+    let upstream = Upstream::start().await;
+    let config = format!(
+        "[tls]\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\n{}",
+        path("cert.pem"),
+        path("key.pem"),
+        path("clients.pem"),
+        policy("")
+    );
+    let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    assert_eq!(pay(gateway.addr(), &ours, Some(&client), "k-1").await.expect("an answer").0, server.der);
+    // The certificate first, the key later: in between the old pair serves.
+    let renewed = ours.vouch("renewed");
+    put(&renewed.cert_path, "cert.pem");
+    gateway.wait_for_log("the configuration in force stays").await;
+    assert_eq!(pay(gateway.addr(), &ours, Some(&client), "k-1").await.expect("an answer").0, server.der);
+    put(&renewed.key_path, "key.pem");
+    put(&next.path(), "clients.pem");
+    within("the new certificates", async {
+        while pay(gateway.addr(), &ours, Some(&next_client), "k-1").await.is_none() {
+            sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+    let (seen, status) = pay(gateway.addr(), &ours, Some(&next_client), "k-1").await.expect("an answer");
+    assert_eq!((seen, status), (renewed.der, StatusCode::CREATED));
+    assert_eq!(pay(gateway.addr(), &ours, Some(&client), "k-1").await, None, "the old authority is gone");
+    assert_eq!(upstream.executions(), 1);
+    assert!(gateway.logs().iter().all(|line| !line.contains("needs_restart")), "{:?}", gateway.logs());
+}
+
+/// An app that answers with who called it, by certificate: the length of what it was shown is enough to tell two apart.
+async fn strict_app(server: &Vouched, clients: &Authority) -> SocketAddr {
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(clients.roots()), provider()).build().expect("a verifier");
+    let config = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(vec![server.der.clone()], server.key())
+        .unwrap();
+    let tls = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        while let Ok((tcp, _)) = listener.accept().await {
+            let tls = tls.clone();
+            tokio::spawn(async move {
+                let Ok(stream) = tls.accept(tcp).await else { return };
+                let shown = stream.get_ref().1.peer_certificates().map(|shown| shown[0].to_vec()).unwrap_or_default();
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let shown = shown.clone();
+                    async move {
+                        let _ = request.into_body().collect().await;
+                        let mut answer = Response::new(Full::new(Bytes::from(shown)));
+                        *answer.status_mut() = StatusCode::CREATED;
+                        Ok::<_, std::convert::Infallible>(answer)
+                    }
+                });
+                let io = TokioIo::new(stream);
+                let _ = hyper::server::conn::http1::Builder::new().serve_connection(io, service).await;
+            });
+        }
+    });
+    addr
+}
+
+#[tokio::test]
+async fn an_upstream_that_asks_is_shown_the_gateways_certificate_and_the_next_one_after_a_change() {
+    let (ours, clients) = (Authority::new(), Authority::new());
+    let (server, shown) = (ours.vouch("server"), clients.vouch("gateway"));
+    let addr = strict_app(&server, &clients).await;
+    let url = format!("https://localhost:{}", addr.port());
+    let bare = Gateway::spawn(BIN, &format!("upstream_ca = {:?}\n{}", ours.path(), policy("")), &url).await;
+    let refused = post(bare.addr(), "/pay").key("k-1").json("{}").send().await;
+    assert!(refused.status == 502, "{refused:?}");
+    let config = format!(
+        "upstream_ca = {:?}\nupstream_cert = {:?}\nupstream_key = {:?}\n{}",
+        ours.path(),
+        shown.cert_path,
+        shown.key_path,
+        policy("")
+    );
+    let gateway = Gateway::spawn(BIN, &config, &url).await;
+    let first = post(gateway.addr(), "/pay").key("k-1").json("{}").send().await;
+    assert_ran(&first);
+    assert_eq!(first.body, shown.der.to_vec());
+    let renewed = clients.vouch("gateway");
+    within("the new certificate", async {
+        for n in 0.. {
+            let answer = post(gateway.addr(), "/pay").key(format!("n-{n}")).json("{}").send().await;
+            if answer.body == renewed.der.to_vec() {
+                break;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn half_an_identity_is_no_configuration() {
+    let authority = Authority::new();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ibid.toml");
+    for (text, told) in [
+        (format!("upstream_cert = {:?}\n", authority.path()), "upstream_key: missing; a certificate and its key"),
+        (format!("upstream_key = {:?}\n", authority.path()), "upstream_cert: missing; a certificate and its key"),
+    ] {
+        std::fs::write(&path, format!("upstream = \"https://127.0.0.1:1\"\n{text}")).unwrap();
+        let output = ibid_testkit::process::run(BIN, &["check", path.to_str().unwrap()], &[]).await;
+        let shown = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(shown.contains(told), "{shown}");
+    }
+}

@@ -1,0 +1,187 @@
+//! Quotas: what a tenant may begin. Retries are never refused for it, and never charged.
+
+use std::time::Duration;
+
+use ibid_testkit::{
+    client::{Request, post},
+    grpc::{Client, message},
+    process::{Gateway, run},
+    servers::{postgres, redis},
+    upstream::{Gate, Reply, Upstream},
+};
+use tokio::time::sleep;
+
+use crate::faults::kit::{BIN, assert_ran, assert_replay, within};
+
+async fn gateway(upstream: &Upstream, quota: &str, dials: &str, store: &str) -> Gateway {
+    let config = format!("[quota]\n{quota}\n[policy]\npreset = \"ietf\"\nscope = [\"header:X-Tenant-Id\"]\n{dials}\n");
+    Gateway::launch(BIN).config(config).upstream(&upstream.url()).arg("--store").arg(store).start().await
+}
+
+fn pay(gateway: &Gateway, tenant: &str, key: &str) -> Request {
+    post(gateway.addr(), "/pay").header("X-Tenant-Id", tenant).key(key).json("{}")
+}
+
+/// Refused for now; returns when to try again, in seconds.
+async fn over(request: Request) -> u64 {
+    let answer = request.send().await;
+    assert_eq!(answer.status, 429, "{answer:?}");
+    assert_eq!(answer.json()["type"], "/.well-known/idempotency#quota-exceeded", "{answer:?}");
+    answer.header("retry-after").expect("it says when").parse().expect("seconds")
+}
+
+#[tokio::test]
+async fn new_keys_are_limited_per_tenant_and_retries_are_not() {
+    for store in ["memory:", "embedded:data"] {
+        let upstream = Upstream::start().await;
+        let gateway = gateway(&upstream, "new_keys = \"3/1h\"", "", store).await;
+        let mut firsts = Vec::new();
+        for key in ["k-1", "k-2", "k-3"] {
+            firsts.push((key, pay(&gateway, "a", key).send().await));
+            // Replays in between cost nothing.
+            assert_replay(&pay(&gateway, "a", key).send().await, &firsts[firsts.len() - 1].1);
+        }
+        let after = over(pay(&gateway, "a", "k-4")).await;
+        assert!((3500..=3600).contains(&after), "{after}");
+        for (key, first) in &firsts {
+            assert_ran(first);
+            assert_replay(&pay(&gateway, "a", key).send().await, first);
+        }
+        // The key that was refused is not used up; other tenants are not concerned.
+        assert!(over(pay(&gateway, "a", "k-4")).await <= after);
+        assert_ran(&pay(&gateway, "b", "k-4").send().await);
+        assert_eq!(upstream.executions(), 4);
+        assert_eq!(refused(&gateway).await, 2);
+    }
+}
+
+/// How often requests were refused for their quota, as the metrics say.
+async fn refused(gateway: &Gateway) -> usize {
+    let text = ibid_testkit::client::get(gateway.admin_addr(), "/metrics").send().await.text();
+    let line =
+        text.lines().find(|line| line.starts_with("idempotency_requests_total") && line.contains("quota-exceeded"));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| panic!("it is not counted: {text}"))
+}
+
+#[tokio::test]
+async fn a_window_ends_and_the_next_begins() {
+    let upstream = Upstream::start().await;
+    let gateway = gateway(&upstream, "new_keys = \"2/2s\"", "", "memory:").await;
+    assert_ran(&pay(&gateway, "a", "k-1").send().await);
+    assert_ran(&pay(&gateway, "a", "k-2").send().await);
+    assert!(over(pay(&gateway, "a", "k-3")).await <= 2);
+    within("the next window", async {
+        while pay(&gateway, "a", "k-3").send().await.status == 429 {
+            sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+    assert_eq!(upstream.executions(), 3);
+}
+
+#[tokio::test]
+async fn gateways_on_one_store_share_the_count() {
+    let redis = redis::Server::start();
+    let postgres = postgres::Server::shared();
+    let database = postgres.create_database();
+    let migrated = run(BIN, &["migrate", "--store", &postgres.url("migrator", &database)], &[]).await;
+    assert!(migrated.status.success(), "{migrated:?}");
+    for store in [redis.url(), postgres.url("gateway", &database)] {
+        let upstream = Upstream::start().await;
+        let one = gateway(&upstream, "new_keys = \"4/1h\"", "", &store).await;
+        let other = gateway(&upstream, "new_keys = \"4/1h\"", "", &store).await;
+        for n in 0..2 {
+            assert_ran(&pay(&one, "a", &format!("one-{n}")).send().await);
+            assert_ran(&pay(&other, "a", &format!("other-{n}")).send().await);
+        }
+        for gateway in [&one, &other] {
+            let after = over(pay(gateway, "a", "k-5")).await;
+            assert!((3500..=3600).contains(&after), "{after}");
+            assert_eq!(pay(gateway, "a", "one-0").send().await.header("idempotent-replayed"), Some("true"));
+        }
+        assert_ran(&pay(&one, "b", "k-1").send().await);
+        assert_eq!(upstream.executions(), 5, "{store}");
+    }
+}
+
+#[tokio::test]
+async fn a_crowd_begins_exactly_what_it_may() {
+    let upstream = Upstream::start().await;
+    let gateway = gateway(&upstream, "new_keys = \"7/1h\"", "", "memory:").await;
+    let all = (0..60).map(|n| {
+        let request = pay(&gateway, "a", &format!("k-{n}"));
+        tokio::spawn(async move { request.send().await.status })
+    });
+    let mut ran = 0;
+    for task in all.collect::<Vec<_>>() {
+        match task.await.unwrap() {
+            201 => ran += 1,
+            status => assert_eq!(status, 429),
+        }
+    }
+    assert_eq!((ran, upstream.executions()), (7, 7));
+}
+
+#[tokio::test]
+async fn duplicates_of_a_running_request_are_told_so_and_not_that_the_quota_is_used_up() {
+    let upstream = Upstream::start().await;
+    let gate = Gate::new();
+    upstream.on("/pay", Reply::usual().gated(&gate));
+    let gateway = gateway(&upstream, "new_keys = \"1/1h\"", "", "memory:").await;
+    let first = pay(&gateway, "a", "k-1");
+    let running = tokio::spawn(async move { first.send().await });
+    upstream.wait_for(1).await;
+    assert_eq!(pay(&gateway, "a", "k-1").send().await.status, 409);
+    over(pay(&gateway, "a", "k-2")).await;
+    gate.open();
+    assert_ran(&running.await.unwrap());
+}
+
+#[tokio::test]
+async fn what_did_not_happen_may_be_tried_again_without_another_charge() {
+    let upstream = Upstream::start().await;
+    upstream.on_each("/pay", [Reply::status(503), Reply::usual()]);
+    let gateway = gateway(&upstream, "new_keys = \"2/1h\"", "", "memory:").await;
+    assert_eq!(pay(&gateway, "a", "k-1").send().await.status, 503);
+    assert_ran(&pay(&gateway, "a", "k-1").send().await);
+    assert_ran(&pay(&gateway, "a", "k-2").send().await);
+    over(pay(&gateway, "a", "k-3")).await;
+}
+
+#[tokio::test]
+async fn a_rate_holds_per_user_and_gives_way_with_time() {
+    let upstream = Upstream::start().await;
+    let dials = "label.user = \"header:X-User-Id\"";
+    let gateway = gateway(&upstream, "rate = \"3/1m\"", dials, "memory:").await;
+    let of = |user: &str, key: &str| pay(&gateway, "a", key).header("X-User-Id", user);
+    for key in ["k-1", "k-2", "k-3"] {
+        assert_ran(&of("u1", key).send().await);
+    }
+    let after = over(of("u1", "k-4")).await;
+    assert!((10..=20).contains(&after), "{after}");
+    assert_eq!(of("u1", "k-1").send().await.header("idempotent-replayed"), Some("true"));
+    assert_ran(&of("u2", "k-4").send().await);
+}
+
+#[tokio::test]
+async fn in_shadow_mode_nobody_is_refused() {
+    let upstream = Upstream::start().await;
+    let gateway = gateway(&upstream, "new_keys = \"1/1h\"\nrate = \"1/1h\"", "mode = \"shadow\"", "memory:").await;
+    for n in 0..3 {
+        assert_eq!(pay(&gateway, "a", &format!("k-{n}")).send().await.status, 201);
+    }
+    assert_eq!(upstream.executions(), 3);
+}
+
+#[tokio::test]
+async fn a_call_over_its_quota_is_resource_exhausted() {
+    let upstream = Upstream::start_h2c().await;
+    let config =
+        "[quota]\nnew_keys = \"1/1h\"\n[[route]]\nmatch = \"grpc shop.Orders/Create\"\npreset = \"platform\"\n";
+    let gateway = Gateway::spawn(BIN, config, &upstream.url()).await;
+    let client = Client::connect(gateway.addr()).await;
+    client.call("/shop.Orders/Create", &[("idempotency-key", "k-1")], message("ten")).await;
+    let second = client.call("/shop.Orders/Create", &[("idempotency-key", "k-2")], message("ten")).await;
+    second.assert_refused(8, "QUOTA_EXCEEDED");
+    assert_eq!(upstream.requests(), 1);
+}

@@ -1,0 +1,66 @@
+//! A tenant sends a million new keys, with a quota of a thousand: what that costs in memory, and what others notice.
+//!
+//! `cargo run --release -p ibid --example one_tenant_floods [KEYS]`
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use ibid::{
+    Complete, Ended, Engine, Limit, Operation, Policy, Quota, Verdict,
+    store::{Address, Ask, Fingerprint, Lease, Memory, Store as _, Tags, Token},
+};
+
+struct Paid;
+
+impl Operation for Paid {
+    type Answer = ();
+
+    async fn run(&mut self, _: Option<&Lease>) -> Ended<()> {
+        Ended::Complete(
+            (),
+            Complete { failed: false, record: Bytes::from_static(b"paid"), outline: Default::default() },
+        )
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let keys: u64 = std::env::args().nth(1).and_then(|keys| keys.parse().ok()).unwrap_or(1_000_000);
+    let store = Arc::new(Memory::default());
+    let limit = Limit { most: 1_000, per: Duration::from_secs(3600) };
+    let engine = Engine::new(store.clone()).limited(Arc::new(Quota::new(Some(limit), None)));
+    let policy = Policy::ietf();
+    let (before, began) = (resident(), Instant::now());
+    let (mut ran, mut others) = (0, 0);
+    for key in 0..keys {
+        ran += u64::from(matches!(engine.execute(&policy, ask("flood", key), Paid).await, Verdict::Ran(..)));
+        if key % 1000 == 0 {
+            let tenant = format!("tenant {key}");
+            others += u64::from(matches!(engine.execute(&policy, ask(&tenant, key), Paid).await, Verdict::Ran(..)));
+        }
+    }
+    let bytes = store.operators().counts().await.expect("memory answers").bytes;
+    println!("{keys} new keys of one tenant in {:.1?}: {ran} ran, the rest was refused", began.elapsed());
+    println!("{others} of {} requests of other tenants ran meanwhile", keys.div_ceil(1000));
+    println!("{bytes} bytes in the store; the process grew by {} KiB", resident().saturating_sub(before));
+}
+
+fn ask(tenant: &str, key: u64) -> Ask {
+    let mut address = [0; 32];
+    address[..8].copy_from_slice(&key.to_le_bytes());
+    address[8] = u8::from(tenant == "flood");
+    let tags = Tags::new(tenant, "", "POST /pay", "");
+    let (hold, keep) = (Duration::from_secs(30), Duration::from_secs(3600));
+    let (address, token, fingerprint) = (Address(address), Token::mint(), Fingerprint::NONE);
+    Ask { address, token, fingerprint, tags, label: Bytes::new(), hold, keep, over: None }
+}
+
+/// Of this process, in KiB, where the system says so.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or_default()
+}
