@@ -19,7 +19,7 @@ const here = resolve(import.meta.dirname, '..')
 const tools = process.env.IBID_JS_TOOLS ?? resolve(here, '../../target/js-client')
 const tool = (name, args) => {
   const path = join(tools, 'node_modules/.bin', name)
-  if (!existsSync(path)) throw Error(`${path} is missing: scripts/js-client installs it`)
+  if (!existsSync(path)) throw Error(`${path} is missing: scripts/tools installs it`)
   return promisify(execFile)(path, args, { cwd: here })
 }
 

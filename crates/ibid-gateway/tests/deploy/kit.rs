@@ -26,10 +26,10 @@ pub(super) fn tool(name: &str, package: &str) -> Command {
     Command::new(name)
 }
 
-/// A program that `scripts/deploy-tools` installs.
+/// A program that `scripts/tools` installs.
 pub(super) fn installed(name: &str) -> Command {
     let path = root().join("target/deploy-tools/bin").join(name);
-    assert!(path.exists(), "{} is missing: run scripts/deploy-tools, which installs it", path.display());
+    assert!(path.exists(), "{} is missing: run scripts/tools, which installs it", path.display());
     Command::new(path)
 }
 

@@ -3,7 +3,7 @@
 // Plays one scenario against a shop (examples/tonic) and prints what it saw as JSON; the test judges it. Messages are
 // made from the descriptor set, answers are kept as the bytes that came. client.py does the same with grpcio.
 //
-// Its modules are not beside it: scripts/grpc-clients installs them, and the test says where (NODE_MODULES).
+// Its modules are not beside it: scripts/tools installs them, and the test says where (NODE_MODULES).
 
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";

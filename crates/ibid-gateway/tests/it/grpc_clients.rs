@@ -2,7 +2,7 @@
 //! once with the layer in it, once bare behind the gateway.
 //!
 //! The clients (`tests/grpc/client.py`, `tests/grpc/client.mjs`) play a scenario and say what they saw; what it should
-//! have been is said here, once for both clients and both servers. `scripts/grpc-clients` installs what they need.
+//! have been is said here, once for both clients and both servers. `scripts/tools` installs what they need.
 
 mod judge;
 mod kit;

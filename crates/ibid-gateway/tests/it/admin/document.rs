@@ -83,7 +83,7 @@ async fn every_endpoint_of_the_document_is_there() {
 /// Runs it with a token; `fixed` are values of parameters that it could not guess.
 async fn schemathesis(office: &Office, token: &str, fixed: &str, flags: &[&str]) {
     let program = root().join("target/schemathesis/bin/schemathesis");
-    assert!(program.exists(), "{} is missing: scripts/schemathesis installs it", program.display());
+    assert!(program.exists(), "{} is missing: scripts/tools installs it", program.display());
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("schemathesis.toml");
     fs::write(&config, format!("color = false\n{fixed}")).unwrap();

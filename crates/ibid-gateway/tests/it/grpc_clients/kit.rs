@@ -167,7 +167,7 @@ fn installed(what: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/grpc-clients").join(what);
     assert!(
         path.exists(),
-        "{} is not there: run scripts/grpc-clients, which installs the clients (Debian: python3-venv, nodejs, npm)",
+        "{} is not there: run scripts/tools, which installs the clients (Debian: python3-venv, nodejs, npm)",
         path.display()
     );
     path

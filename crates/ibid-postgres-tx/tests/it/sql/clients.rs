@@ -69,7 +69,7 @@ fn example(language: &str) -> &'static str {
 
 fn installed(path: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/sql-clients").join(path);
-    assert!(path.exists(), "{} is missing: run scripts/sql-clients", path.display());
+    assert!(path.exists(), "{} is missing: run scripts/tools", path.display());
     path
 }
 
