@@ -13,11 +13,15 @@ use tokio::{
     net::TcpStream,
     time::timeout,
 };
-use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
+use tokio_rustls::{
+    TlsConnector,
+    rustls::{ClientConfig, pki_types::ServerName},
+};
 
 use super::Failed;
 use crate::{
-    config::{Env, Secret},
+    config::{AdminTls, AdminTlsArgs, Env, Secret},
+    tls,
     upstream::native_roots,
 };
 
@@ -35,13 +39,15 @@ pub(super) struct AdminChoice {
     /// Its token, as env:NAME or file:PATH [default: env:IBID_ADMIN_TOKEN]
     #[arg(long, value_name = "SOURCE", requires = "admin")]
     pub token: Option<String>,
+    #[command(flatten)]
+    pub tls: AdminTlsArgs,
 }
 
 /// A gateway's admin API.
 pub(super) struct Api {
     /// Shown to people.
     url: String,
-    secure: bool,
+    tls: Option<Arc<ClientConfig>>,
     host: String,
     port: u16,
     token: Secret,
@@ -57,7 +63,13 @@ struct Problem {
 impl Api {
     /// What the flags name; `None` if they name none.
     pub(super) fn of(choice: &AdminChoice, env: &Env<'_>) -> Result<Option<Self>, Failed> {
-        let Some(url) = &choice.admin else { return Ok(None) };
+        let Some(url) = &choice.admin else {
+            if choice.tls.is_given() {
+                let what = "certificates of an admin port were given, and no admin port; name one with --admin https://HOST:PORT";
+                return Err(Failed::Usage(what.into()));
+            }
+            return Ok(None);
+        };
         let usage =
             |what: String| Failed::Usage(format!("--admin: {what}; allowed is one such as http://127.0.0.1:8081"));
         let uri: Uri = url.parse().map_err(|_| usage(format!("{url:?} is no URL")))?;
@@ -76,7 +88,16 @@ impl Api {
         let source = choice.token.as_deref().unwrap_or("env:IBID_ADMIN_TOKEN");
         let token = Secret::from_source(source, env).map_err(|why| Failed::Usage(format!("--token: {why}")))?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        Ok(Some(Self { url: url.clone(), secure, host, port, token }))
+        let tls = match secure {
+            true => Some(secured(&choice.tls.load(env)?)?),
+            false if choice.tls.is_given() => {
+                return Err(Failed::Usage(format!(
+                    "--admin: {url:?} speaks no TLS, and certificates were given; write https://"
+                )));
+            }
+            false => None,
+        };
+        Ok(Some(Self { url: url.clone(), tls, host, port, token }))
     }
 
     /// What a path holds.
@@ -162,12 +183,18 @@ impl Api {
         ] {
             request.headers_mut().insert(name, value);
         }
-        if !self.secure {
-            return send(socket, request).await;
-        }
+        let Some(tls) = &self.tls else { return send(socket, request).await };
         let name = ServerName::try_from(self.host.clone()).map_err(|why| Broken::Unsent(why.to_string()))?;
-        let tls = TlsConnector::from(Arc::new(native_roots().map_err(|why| Broken::Unsent(why.to_string()))?));
+        let tls = TlsConnector::from(tls.clone());
         send(tls.connect(name, socket).await.map_err(unsent)?, request).await
+    }
+}
+
+/// How the gateway is checked, and what it is shown.
+fn secured(AdminTls { ca, shown }: &AdminTls) -> Result<Arc<ClientConfig>, Failed> {
+    match tls::towards("--admin-", ca.as_ref(), shown.as_ref()).map_err(Failed::Usage)? {
+        Some(config) => Ok(config),
+        None => native_roots().map(Arc::new).map_err(|why| Failed::Usage(format!("{why}; name some with --admin-ca"))),
     }
 }
 

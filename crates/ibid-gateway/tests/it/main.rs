@@ -23,6 +23,7 @@ mod passing;
 mod presets;
 mod quota;
 mod sealing;
+mod secured;
 mod store_command;
 mod stores;
 mod upstream;

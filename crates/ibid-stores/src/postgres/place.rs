@@ -7,6 +7,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use tokio_postgres::{Config, config::SslMode};
 
 use super::tls::{Tls, Verify};
+use crate::certificates::Files;
 
 /// Connections unless the URL says otherwise.
 const POOL: usize = 4;
@@ -76,7 +77,7 @@ impl FromStr for Place {
         }
         let own = match (cert, key) {
             (None, None) => None,
-            (Some(cert), Some(key)) => Some((cert, key)),
+            (Some(cert), Some(key)) => Some((cert.into(), key.into())),
             _ => return Err("sslcert and sslkey go together: a client certificate needs both".into()),
         };
         for (name, given) in [("sslrootcert", root.is_some()), ("sslcert", own.is_some())] {
@@ -95,7 +96,13 @@ impl FromStr for Place {
         if config.get_tcp_user_timeout().is_none() {
             config.tcp_user_timeout(SILENCE);
         }
-        Ok(Self { config, tls: Tls { verify, root, own }, unnamed, pool, shown: shown(rest) })
+        Ok(Self {
+            config,
+            tls: Tls { verify, files: Files { ca: root.map(Into::into), own } },
+            unnamed,
+            pool,
+            shown: shown(rest),
+        })
     }
 }
 
@@ -164,7 +171,7 @@ mod tests {
         assert_eq!(place.config.get_hosts().len(), 2);
         let place: Place = "postgres://h/db?pgbouncer=true&sslrootcert=/etc/a%20b.pem".parse().unwrap();
         assert!(place.unnamed && place.pool == POOL);
-        assert_eq!((place.tls.verify, place.tls.root.as_deref()), (Verify::Chain, Some("/etc/a b.pem")));
+        assert_eq!((place.tls.verify, place.tls.files.ca), (Verify::Chain, Some("/etc/a b.pem".into())));
     }
 
     #[test]

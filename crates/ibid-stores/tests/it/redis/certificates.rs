@@ -1,0 +1,125 @@
+//! Certificates that the URL names change while the store runs.
+
+use std::path::{Path, PathBuf};
+
+use ibid::store::{ErrorKind, Store};
+use ibid_stores::redis::Redis;
+use ibid_testkit::{
+    certificates::{Authority, Vouched, replace},
+    servers::redis::{Options, Server},
+};
+use tempfile::TempDir;
+
+use super::{ask, done, finished, granted, remote, until};
+
+/// What an operator has: three files, which the URL names.
+struct Files {
+    folder: TempDir,
+}
+
+impl Files {
+    fn new(authority: &Authority, own: &Vouched) -> Files {
+        let files = Files { folder: tempfile::tempdir().unwrap() };
+        replace(&authority.path(), &files.path("ca.pem"));
+        replace(&own.cert, &files.path("cert.pem"));
+        replace(&own.key, &files.path("key.pem"));
+        files
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn url(&self, scheme: &str, server: &Server) -> String {
+        let path = |name: &str| self.path(name).display().to_string();
+        let (ca, cert, key) = (path("ca.pem"), path("cert.pem"), path("key.pem"));
+        format!("{scheme}://127.0.0.1:{}/?ca={ca}&cert={cert}&key={key}", server.port())
+    }
+}
+
+/// What `redis-cli` prints to a server that lets in only whom `authority` vouches for.
+fn cli(server: &Server, authority: &Authority, own: &Vouched, args: &[&str]) -> String {
+    let (ca, text) = (authority.path(), |path: &Path| path.to_str().unwrap().to_owned());
+    let (ca, cert, key) = (text(&ca), text(&own.cert), text(&own.key));
+    let login = ["--cacert", &ca, "--cert", &cert, "--key", &key];
+    server.cli(&[&login[..], args].concat())
+}
+
+/// The words that give a server another certificate, and others who vouch for its clients.
+fn renewal(authority: &Authority, server: &Vouched) -> Vec<String> {
+    let text = |path: &Path| path.display().to_string();
+    let words = [
+        "CONFIG",
+        "SET",
+        "tls-ca-cert-file",
+        &text(&authority.path()),
+        "tls-cert-file",
+        &text(&server.cert),
+        "tls-key-file",
+        &text(&server.key),
+        "tls-auth-clients",
+        "yes",
+    ];
+    words.map(str::to_owned).to_vec()
+}
+
+fn words(all: &[String]) -> Vec<&str> {
+    all.iter().map(String::as_str).collect()
+}
+
+async fn change(server: Server, scheme: &str) {
+    let (ours, next) = (Authority::new(), Authority::new());
+    let (of_server, of_client) = (ours.vouch("server"), ours.vouch("client"));
+    let (next_server, next_client) = (next.vouch("server"), next.vouch("client"));
+    assert_eq!(server.cli(&words(&renewal(&ours, &of_server))), "OK");
+    let files = Files::new(&ours, &of_client);
+    let url = files.url(scheme, &server);
+    let store = Redis::open(&url, remote()).await.unwrap();
+    let asked = ask();
+    finished(&store, &asked, b"before").await;
+
+    // One of a pair is there before the other: whoever connects meanwhile shows the old one.
+    replace(&next_client.cert, &files.path("cert.pem"));
+    let kill = ["CLIENT", "KILL", "TYPE", "normal"];
+    cli(&server, &ours, &of_client, &kill);
+    again(&store).await;
+
+    // Everything else, on both sides, and every connection is cut.
+    assert_eq!(cli(&server, &ours, &of_client, &words(&renewal(&next, &next_server))), "OK");
+    cli(&server, &next, &next_client, &kill);
+    let error = store.claim(&ask()).await.expect_err("neither side knows the other");
+    assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{error}");
+    replace(&next.path(), &files.path("ca.pem"));
+    replace(&next_client.key, &files.path("key.pem"));
+    again(&store).await;
+    assert_eq!(done(&store, &asked).await, &b"before"[..]);
+
+    // And it was not the server that had become careless.
+    let old = Files::new(&next, &of_client);
+    let error = Redis::open(&old.url(scheme, &server), remote()).await.unwrap().claim(&ask()).await;
+    assert_eq!(error.unwrap_err().kind, ErrorKind::NotApplied);
+}
+
+/// Until the store can be used.
+async fn again(store: &Redis) {
+    until("the store to connect again", async || {
+        let asked = ask();
+        store.claim(&asked).await.ok()
+    })
+    .await;
+    granted(store, &ask()).await;
+}
+
+#[tokio::test]
+async fn they_are_taken_up_without_a_restart() {
+    change(Server::with(Options { tls: true, ..Options::default() }), "rediss").await;
+}
+
+#[tokio::test]
+async fn they_are_taken_up_for_a_cluster_too() {
+    let config = ["cluster-enabled yes", "tls-cluster yes"].map(str::to_owned).to_vec();
+    let server = Server::with(Options { tls: true, config, ..Options::default() });
+    server.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    until("the cluster", async || server.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok").then_some(())).await;
+    change(server, "redis+cluster+tls").await;
+}
