@@ -1,6 +1,6 @@
 //! The admin API of a gateway that runs, called by somebody who is not a browser.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use clap::Args;
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LARGEST: usize = 512 << 20;
 
 /// Which gateway's admin API a command calls.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Clone, Default, Args)]
 pub(super) struct AdminChoice {
     /// The admin address of a gateway that runs, such as http://127.0.0.1:8081
     #[arg(long, value_name = "URL")]
@@ -41,6 +41,13 @@ pub(super) struct AdminChoice {
     pub token: Option<String>,
     #[command(flatten)]
     pub tls: AdminTlsArgs,
+}
+
+/// Without what may be a token or a password, if only by a slip of the pen.
+impl fmt::Debug for AdminChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdminChoice").field("tls", &self.tls).finish_non_exhaustive()
+    }
 }
 
 /// A gateway's admin API.
@@ -72,15 +79,16 @@ impl Api {
         };
         let usage =
             |what: String| Failed::Usage(format!("--admin: {what}; allowed is one such as http://127.0.0.1:8081"));
+        if url.contains('@') {
+            return Err(usage("it names no host, or a password besides".into()));
+        }
         let uri: Uri = url.parse().map_err(|_| usage(format!("{url:?} is no URL")))?;
         let secure = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
             _ => return Err(usage(format!("{url:?} is no URL of a gateway"))),
         };
-        let Some(authority) = uri.authority().filter(|authority| !authority.as_str().contains('@')) else {
-            return Err(usage("it names no host, or a password besides".into()));
-        };
+        let Some(authority) = uri.authority() else { return Err(usage(format!("{url:?} names no host"))) };
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
             return Err(usage(format!("{url:?} has a path")));
         }

@@ -126,7 +126,7 @@ pub struct Jwt {
 }
 
 /// The keys that tokens are verified with.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum JwtKeys {
     /// Shared with the issuer.
     Secret(Secret),
@@ -281,6 +281,18 @@ impl Settings {
     /// [`forgets`](super::forgets).
     pub fn forgets(&self, old: &Self) -> Vec<String> {
         super::forgets(old, self)
+    }
+}
+
+impl fmt::Debug for JwtKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Secret(_) => f.write_str("Secret(****)"),
+            Self::Pem(_) => f.write_str("Pem(****)"),
+            Self::Set(_) => f.write_str("Set(****)"),
+            // Without its query, which may hold a secret.
+            Self::Url(url) => write!(f, "Url({:?})", url.split('?').next().unwrap_or_default()),
+        }
     }
 }
 

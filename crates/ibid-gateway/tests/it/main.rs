@@ -20,6 +20,7 @@ mod killed;
 mod openapi;
 mod operations;
 mod passing;
+mod planted;
 mod presets;
 mod quota;
 mod sealing;

@@ -42,11 +42,13 @@ impl FromStr for Place {
             match (name, value) {
                 ("statements", "unnamed") | ("pgbouncer", "true") => unnamed = true,
                 ("statements", "named") | ("pgbouncer", "false") => unnamed = false,
-                ("statements", _) => return Err(format!("statements is {value:?}; allowed are named and unnamed")),
-                ("pgbouncer", _) => return Err(format!("pgbouncer is {value:?}; allowed are true and false")),
+                ("statements", _) => {
+                    return Err(format!("statements is {}; allowed are named and unnamed", told(value)));
+                }
+                ("pgbouncer", _) => return Err(format!("pgbouncer is {}; allowed are true and false", told(value))),
                 ("pool", _) => {
                     let number = value.parse().ok().filter(|number| (1..=MOST).contains(number));
-                    pool = number.ok_or_else(|| format!("pool is {value:?}; write a number from 1 to {MOST}"))?;
+                    pool = number.ok_or_else(|| format!("pool is {}; write a number from 1 to {MOST}", told(value)))?;
                 }
                 ("sslrootcert", _) => root = Some(decoded(name, value)?),
                 ("sslcert", _) => cert = Some(decoded(name, value)?),
@@ -62,7 +64,7 @@ impl FromStr for Place {
                 ("sslmode", "disable" | "prefer" | "require") => theirs.push(pair),
                 ("sslmode", _) => {
                     let allowed = "disable, prefer, require, verify-ca and verify-full";
-                    return Err(format!("sslmode is {value:?}; allowed are {allowed}"));
+                    return Err(format!("sslmode is {}; allowed are {allowed}", told(value)));
                 }
                 _ => theirs.push(pair),
             }
@@ -122,6 +124,11 @@ impl fmt::Debug for Place {
 fn shown(rest: &str) -> String {
     let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
     format!("postgres://{place}")
+}
+
+/// A value of an option, for whoever wrote it; unless it is rather the end of a password with a `?` in it.
+fn told(value: &str) -> String {
+    if value.contains('@') { "not readable (in a password, escape ? as %3F)".into() } else { format!("{value:?}") }
 }
 
 /// What is wrong with a URL. The driver names options, never their values.

@@ -117,7 +117,7 @@ impl Dialer {
                     let name = ServerName::try_from(host.name.clone()).map_err(|error| error.to_string())?;
                     let tls = TlsConnector::from(tls.now().await);
                     let tcp = tls.connect(name, tcp).await.map_err(|error| format!("TLS: {error}"))?;
-                    start(host, info, tcp, pushes).await
+                    start(host, info, tcp, pushes).await?.let_in().await
                 }
             }
         });
@@ -165,6 +165,18 @@ fn login_refused(error: &RedisError) -> String {
 }
 
 impl Wire {
+    /// A server tells only after the handshake that it does not like our certificate (TLS 1.3). Without this the first call
+    /// would learn it, and nobody would know whether it was carried out.
+    async fn let_in(self) -> Result<Self, String> {
+        match self.ask(&redis::cmd("PING")).await {
+            Err(error) if error.is_io_error() || error.is_connection_dropped() => {
+                Err(format!("TLS: the server does not let us in; perhaps it does not know our certificate: {error}"))
+            }
+            // Whatever else it says, it says to us.
+            _ => Ok(self),
+        }
+    }
+
     pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, RedisError> {
         let answer = self.connection.clone().send_packed_command(command).await?;
         self.life.answers.fetch_add(1, Relaxed);

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid::store::{Claim, ErrorKind, Store};
+use ibid::store::{Claim, ErrorKind, Held, Store};
 use ibid_stores::{Remote, postgres::Postgres};
 use ibid_testkit::{
     certificates::{Authority, replace},
@@ -60,7 +60,7 @@ async fn they_are_taken_up_without_a_restart() {
     again(&store).await;
     let asked = ask();
     let lease = granted(&store, &asked).await;
-    store.settle(&lease, &complete(b"before")).await.unwrap();
+    assert_eq!(store.settle(&lease, &complete(b"before")).await.unwrap(), Held::Held);
     let shown = format!(
         "SELECT DISTINCT s.client_dn FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) WHERE a.datname = '{name}' AND a.usename = 'gateway'"
     );

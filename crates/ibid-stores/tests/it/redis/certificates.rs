@@ -102,11 +102,7 @@ async fn change(server: Server, scheme: &str) {
 
 /// Until the store can be used.
 async fn again(store: &Redis) {
-    until("the store to connect again", async || {
-        let asked = ask();
-        store.claim(&asked).await.ok()
-    })
-    .await;
+    until("the store to connect again", async || store.claim(&ask()).await.ok().map(drop)).await;
     granted(store, &ask()).await;
 }
 
