@@ -193,7 +193,7 @@ async fn nothing_planted_is_seen(level: &str, format: &str) {
 fn judge(scene: &Scene, seen: &Seen, level: &str) {
     // It was looked where there is something to see, by what finds things.
     let canary = Planted::text("the canary", CANARY);
-    for place in ["the log", "the traces", "while all is well: /api/records", "ibid keys list --admin"] {
+    for place in ["the log", "the traces", "while all is well: /api/records", "ibid keys list --json"] {
         assert!(canary.found_in(&seen.at(place)).is_some(), "{place} at {level}: {}", seen.at(place));
     }
     for place in ["a record of the API", "a record of the console"] {
@@ -201,14 +201,17 @@ fn judge(scene: &Scene, seen: &Seen, level: &str) {
     }
     assert!(seen.at("file ").contains("ticket 7"), "the audit trail is there");
     let answer = Planted::text("an answer's body", ANSWER);
+    let mut leaks = Vec::new();
     for (place, text) in &seen.0 {
-        for secret in &scene.secrets {
-            assert_eq!(secret.found_in(text), None, "{} in {place} at {level}:\n{text}", secret.name);
-        }
-        if !place.starts_with("a record of ") {
-            assert_eq!(answer.found_in(text), None, "{} in {place} at {level}:\n{text}", answer.name);
+        let may_show_it = place.starts_with("a record of ");
+        for secret in scene.secrets.iter().chain((!may_show_it).then_some(&answer)) {
+            if let Some(form) = secret.found_in(text) {
+                let line = text.lines().find(|line| line.contains(form)).unwrap_or_default();
+                leaks.push(format!("{} in {place}, as {form}:\n{line}", secret.name));
+            }
         }
     }
+    assert!(leaks.is_empty(), "at {level}:\n{}", leaks.join("\n"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

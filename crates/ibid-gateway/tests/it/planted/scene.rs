@@ -22,6 +22,7 @@ use tempfile::TempDir;
 use super::search::{Planted, base64};
 use crate::{faults::kit::BIN, secured::over_tls};
 
+// What may be seen somewhere ([`ANSWER`], [`CANARY`]) has no dozen characters in common with what may not.
 pub(super) const ADMIN: &str = "planted-token-of-the-admin-9c1f";
 pub(super) const VIEWER: &str = "planted-token-of-a-viewer-77ab";
 pub(super) const USER: &str = "planted-token-of-one-user-03de";
@@ -37,14 +38,14 @@ pub(super) const JWT: &str = "planted-secret-that-signs-tokens-0011aabb";
 const OTHER_JWT: &str = "planted-secret-of-another-issuer-2233ccdd";
 pub(super) const HOOK: &str = "planted-secret-that-signs-deliveries-4455";
 pub(super) const API_KEY: &str = "planted-api-key-of-a-client-6677";
-pub(super) const COOKIE: &str = "planted-cookie-of-a-client-8899";
-pub(super) const QUERY: &str = "planted-in-the-query-aabb";
-pub(super) const BODY: &str = "planted-in-the-request-ccdd";
-pub(super) const ANSWER: &str = "planted-in-the-answer-eeff";
-pub(super) const APP_COOKIE: &str = "planted-cookie-of-the-app-1029";
+pub(super) const COOKIE: &str = "planted-cookie-by-client-8899";
+pub(super) const QUERY: &str = "planted-query-string-aabb";
+pub(super) const BODY: &str = "planted-request-sent-ccdd";
+pub(super) const ANSWER: &str = "planted-answer-given-eeff";
+pub(super) const APP_COOKIE: &str = "planted-cookie-by-server-1029";
 /// In a path, which is logged: what looks for the others must find this.
 pub(super) const CANARY: &str = "planted-canary-in-a-path-5060";
-pub(super) const KEY: &str = "planted-idempotency-key-of-a-payment";
+pub(super) const KEY: &str = "planted-customer-4711-order-0815";
 
 pub(super) struct Scene {
     pub(super) gateway: Gateway,
