@@ -30,10 +30,10 @@ impl Files {
         self.folder.path().join(name)
     }
 
-    fn url(&self, scheme: &str, server: &Server) -> String {
+    fn url(&self, place: &str) -> String {
         let path = |name: &str| self.path(name).display().to_string();
         let (ca, cert, key) = (path("ca.pem"), path("cert.pem"), path("key.pem"));
-        format!("{scheme}://127.0.0.1:{}/?ca={ca}&cert={cert}&key={key}", server.port())
+        format!("{place}?ca={ca}&cert={cert}&key={key}")
     }
 }
 
@@ -67,14 +67,15 @@ fn words(all: &[String]) -> Vec<&str> {
     all.iter().map(String::as_str).collect()
 }
 
-async fn change(server: Server, scheme: &str) {
+/// `beside` gives others, whom the store asks as well, a certificate of the authority.
+async fn change(server: Server, place: &str, beside: impl Fn(&Authority)) {
     let (ours, next) = (Authority::new(), Authority::new());
     let (of_server, of_client) = (ours.vouch("server"), ours.vouch("client"));
     let (next_server, next_client) = (next.vouch("server"), next.vouch("client"));
     assert_eq!(server.cli(&words(&renewal(&ours, &of_server))), "OK");
+    beside(&ours);
     let files = Files::new(&ours, &of_client);
-    let url = files.url(scheme, &server);
-    let store = Redis::open(&url, remote()).await.unwrap();
+    let store = Redis::open(&files.url(place), remote()).await.unwrap();
     let asked = ask();
     finished(&store, &asked, b"before").await;
 
@@ -86,6 +87,7 @@ async fn change(server: Server, scheme: &str) {
 
     // Everything else, on both sides, and every connection is cut.
     assert_eq!(cli(&server, &ours, &of_client, &words(&renewal(&next, &next_server))), "OK");
+    beside(&next);
     cli(&server, &next, &next_client, &kill);
     let error = store.claim(&ask()).await.expect_err("neither side knows the other");
     assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{error}");
@@ -96,7 +98,7 @@ async fn change(server: Server, scheme: &str) {
 
     // And it was not the server that had become careless.
     let old = Files::new(&next, &of_client);
-    let error = Redis::open(&old.url(scheme, &server), remote()).await.unwrap().claim(&ask()).await;
+    let error = Redis::open(&old.url(place), remote()).await.unwrap().claim(&ask()).await;
     assert_eq!(error.unwrap_err().kind, ErrorKind::NotApplied);
 }
 
@@ -108,7 +110,25 @@ async fn again(store: &Redis) {
 
 #[tokio::test]
 async fn they_are_taken_up_without_a_restart() {
-    change(Server::with(Options { tls: true, ..Options::default() }), "rediss").await;
+    let server = Server::with(Options { tls: true, ..Options::default() });
+    let place = format!("rediss://127.0.0.1:{}/0", server.port());
+    change(server, &place, |_| {}).await;
+}
+
+#[tokio::test]
+async fn they_are_taken_up_behind_sentinels_too() {
+    let server = Server::with(Options { tls: true, ..Options::default() });
+    let sentinel = server.sentinel();
+    let place = format!("redis+sentinel+tls://127.0.0.1:{}/{}", sentinel.port(), sentinel.sentinels_name());
+    // A sentinel cannot be told, only started again with other files.
+    change(server, &place, |authority| {
+        let own = authority.vouch("sentinel");
+        for (from, name) in [(&authority.path(), "ca.pem"), (&own.cert, "cert.pem"), (&own.key, "key.pem")] {
+            replace(from, &sentinel.file(name));
+        }
+        sentinel.restart();
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -117,5 +137,6 @@ async fn they_are_taken_up_for_a_cluster_too() {
     let server = Server::with(Options { tls: true, config, ..Options::default() });
     server.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
     until("the cluster", async || server.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok").then_some(())).await;
-    change(server, "redis+cluster+tls").await;
+    let place = format!("redis+cluster+tls://127.0.0.1:{}/", server.port());
+    change(server, &place, |_| {}).await;
 }
