@@ -19,10 +19,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use ibid::Ibid;
 use serde_json::json;
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::TcpListener,
     sync::{Semaphore, watch},
     time::timeout,
 };
+use tokio_rustls::TlsAcceptor;
 
 pub use self::problem::Problem;
 use self::{audit::Audit, auth::Auth, problem::Reply, stats::History};
@@ -45,13 +47,24 @@ pub mod stats;
 
 /// Connections at a time; more wait in the system's queue.
 const CONNECTIONS: usize = 1024;
+/// A TLS handshake that takes longer is given up.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a connection lasts at most: one that reads no answer would keep its place for ever.
 const LASTS: Duration = Duration::from_secs(600);
 
 /// The admin port, bound.
 pub struct Admin {
     listener: TcpListener,
+    /// Whether operators connect with TLS.
+    secure: bool,
     desk: Arc<Desk>,
+}
+
+/// Who asks: from where, and whether nobody on the way could listen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asking {
+    pub(crate) client: IpAddr,
+    pub(crate) secure: bool,
 }
 
 /// Everything that operators may see, and what they change it through.
@@ -114,7 +127,8 @@ impl Admin {
         let listen = settings.listen;
         let listener = TcpListener::bind(listen).await;
         let listener = listener.map_err(|why| format!("admin.listen: {listen} cannot be bound: {why}"))?;
-        Ok(Self { listener, desk: Arc::new(Desk::new(settings, ibid, live, watched)?) })
+        let secure = settings.tls.is_some();
+        Ok(Self { listener, secure, desk: Arc::new(Desk::new(settings, ibid, live, watched)?) })
     }
 
     /// Where it listens.
@@ -125,9 +139,14 @@ impl Admin {
         self.listener.local_addr()
     }
 
+    /// Whether operators connect with TLS.
+    pub fn is_secure(&self) -> bool {
+        self.secure
+    }
+
     /// Serves until the process ends; during a shutdown it says that the gateway is not ready.
     pub async fn run(self, stop: watch::Receiver<bool>) {
-        let Self { listener, desk } = self;
+        let Self { listener, secure, desk } = self;
         tokio::spawn(desk.history.clone().keep(desk.metrics.clone()));
         let console = Arc::new(Console::start(&desk, stop.clone()));
         let room = Arc::new(Semaphore::new(CONNECTIONS));
@@ -137,27 +156,53 @@ impl Admin {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            let (desk, console, stop) = (desk.clone(), console.clone(), stop.clone());
+            // The certificates in force now: each connection has its own.
+            let tls = if secure { desk.live.now().admin_tls.clone().map(TlsAcceptor::from) } else { None };
+            let connection =
+                Connection { desk: desk.clone(), console: console.clone(), peer: peer.ip(), stop: stop.clone() };
             tokio::spawn(async move {
-                let service = service_fn(move |request| {
-                    let (desk, console, stopping) = (desk.clone(), console.clone(), *stop.borrow());
-                    async move { Ok::<_, Infallible>(answer(&desk, &console, request, peer.ip(), stopping).await) }
-                });
-                let connection = hyper::server::conn::http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(Duration::from_secs(10))
-                    .serve_connection(TokioIo::new(socket), service);
-                let _ = timeout(LASTS, connection).await;
+                match tls {
+                    None => connection.serve(socket, false).await,
+                    Some(tls) => match timeout(HANDSHAKE, tls.accept(socket)).await {
+                        Ok(Ok(socket)) => connection.serve(socket, true).await,
+                        Ok(Err(why)) => tracing::debug!(%peer, %why, "no TLS connection to the admin port"),
+                        Err(_) => tracing::debug!(%peer, "the TLS handshake with the admin port took too long"),
+                    },
+                }
                 drop(permit);
             });
         }
     }
 }
 
-async fn answer(desk: &Desk, console: &Console, request: Request<Incoming>, client: IpAddr, stopping: bool) -> Reply {
+/// One of an operator.
+struct Connection {
+    desk: Arc<Desk>,
+    console: Arc<Console>,
+    peer: IpAddr,
+    stop: watch::Receiver<bool>,
+}
+
+impl Connection {
+    async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, socket: S, secure: bool) {
+        let Self { desk, console, peer, stop } = self;
+        let asking = Asking { client: peer, secure };
+        let service = service_fn(move |request| {
+            let (desk, console, stopping) = (desk.clone(), console.clone(), *stop.borrow());
+            async move { Ok::<_, Infallible>(answer(&desk, &console, request, asking, stopping).await) }
+        });
+        let connection = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(Duration::from_secs(10))
+            .serve_connection(TokioIo::new(socket), service);
+        let _ = timeout(LASTS, connection).await;
+    }
+}
+
+async fn answer(desk: &Desk, console: &Console, request: Request<Incoming>, asking: Asking, stopping: bool) -> Reply {
     let path = request.uri().path();
     if path.starts_with("/api/") {
-        return api::answer(desk, request, client).await;
+        return api::answer(desk, request, asking.client).await;
     }
     let known = matches!(path, "/healthz" | "/readyz" | "/metrics");
     match *request.method() {
@@ -175,7 +220,7 @@ async fn answer(desk: &Desk, console: &Console, request: Request<Incoming>, clie
         "/readyz" => ready(desk, stopping).await,
         "/metrics" => exposition(desk).await,
         _ => {
-            let page = console.answer(desk, request, client).await;
+            let page = console.answer(desk, request, asking).await;
             page.unwrap_or_else(|| plain(StatusCode::NOT_FOUND, NOTHING))
         }
     }

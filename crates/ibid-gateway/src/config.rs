@@ -25,6 +25,7 @@ mod error;
 mod finish;
 mod forgets;
 mod jwt;
+mod operator;
 pub(crate) mod raw;
 mod scalar;
 mod seal;
@@ -42,6 +43,7 @@ pub use collector::Collector;
 pub use env::Env;
 pub use error::ConfigError;
 pub use forgets::{forgets, shortened};
+pub use operator::{AdminTls, AdminTlsArgs};
 pub use seal::Seal;
 pub use secret::{Secret, StoreUrl};
 pub use settings::{

@@ -29,7 +29,7 @@ use self::{
 };
 use crate::{
     admin::{
-        Desk, Problem,
+        Asking, Desk, Problem,
         auth::{self, Caller, Denied, Forbidden, Via},
         records,
     },
@@ -75,9 +75,7 @@ impl Console {
     }
 
     /// Answers a request to a path that is not the API's. `None`: there is no such page.
-    pub(crate) async fn answer(
-        &self, desk: &Desk, request: Request<Incoming>, client: std::net::IpAddr,
-    ) -> Option<Page> {
+    pub(crate) async fn answer(&self, desk: &Desk, request: Request<Incoming>, asking: Asking) -> Option<Page> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         if let Some(name) = path.strip_prefix("/assets/") {
@@ -91,10 +89,10 @@ impl Console {
             Ok(form) => form,
             Err(refused) => return Some(refused),
         };
-        let visit = Visit { console: self, desk, parts: &parts, form };
+        let visit = Visit { console: self, desk, parts: &parts, form, secure: asking.secure };
         Some(match place {
-            Place::LogIn => visit.log_in(client),
-            place => match desk.auth.caller(&parts.headers, client) {
+            Place::LogIn => visit.log_in(asking.client),
+            place => match desk.auth.caller(&parts.headers, asking.client) {
                 Ok(caller) => visit.go(place, &caller).await,
                 Err(denied) => visit.stranger(denied),
             },
@@ -109,6 +107,8 @@ struct Visit<'a> {
     parts: &'a Parts,
     /// The query of a GET, the body of a POST.
     form: Form,
+    /// Whether it came over TLS.
+    secure: bool,
 }
 
 impl Visit<'_> {
@@ -310,7 +310,7 @@ impl Visit<'_> {
             return login::refused(Denied::Missing, next);
         }
         match self.desk.auth.log_in(token, client) {
-            Ok(session) => login::welcome(&session, next),
+            Ok(session) => login::welcome(&session, next, self.secure),
             Err(denied) => login::refused(denied, next),
         }
     }
@@ -321,7 +321,7 @@ impl Visit<'_> {
             return self.forbidden(Shell::new("", caller), Forbidden::NotMeant);
         }
         self.desk.auth.log_out(&self.parts.headers);
-        login::goodbye()
+        login::goodbye(self.secure)
     }
 
     /// Somebody who is not known, or not any more.

@@ -42,6 +42,8 @@ pub struct Snapshot {
     for_calls: HashMap<String, Arc<Upstream<Body>>>,
     /// How the listener speaks TLS, if it does.
     pub tls: Option<Arc<rustls::ServerConfig>>,
+    /// How the admin port does.
+    pub admin_tls: Option<Arc<rustls::ServerConfig>>,
     /// Verifies callers' tokens.
     jwt: Option<Arc<Verifier>>,
     /// The published contract.
@@ -114,7 +116,15 @@ impl Snapshot {
             html: contract_page::html(&settings.routes),
             json: format!("{:#}\n", contract_page::json(&settings.routes)),
         };
-        let tls = settings.tls.as_ref().map(tls::for_listener).transpose()?;
+        // TLS is not turned off without a restart: until then, the last certificate goes on serving.
+        let tls = match &settings.tls {
+            Some(tls) => Some(tls::for_listener(tls)?),
+            None => before.and_then(|before| before.tls.clone()),
+        };
+        let admin_tls = match settings.admin.as_ref().and_then(|admin| admin.tls.as_ref()) {
+            Some(tls) => Some(tls::for_admin(tls)?),
+            None => before.and_then(|before| before.admin_tls.clone()),
+        };
         let jwt = match &settings.jwt {
             None => None,
             Some(jwt) => Some(match before.and_then(|before| before.jwt.as_ref()).filter(|known| known.is_for(jwt)) {
@@ -122,7 +132,7 @@ impl Snapshot {
                 None => Arc::new(Verifier::new(jwt)?),
             }),
         };
-        Ok(Self { settings, upstreams, default, for_calls, tls, jwt, page })
+        Ok(Self { settings, upstreams, default, for_calls, tls, admin_tls, jwt, page })
     }
 
     /// Who verifies the token of a request, and the claims that its route asks for. `None` if it asks for none.

@@ -27,7 +27,7 @@ enum Command {
     /// Ask the gateway that has the same settings how it is
     Health(health::HealthArgs),
     /// What a store remembers: look at it, and say how it ended where nobody knows
-    Keys(keys::KeysArgs),
+    Keys(Box<keys::KeysArgs>),
     /// What shadow mode saw: what would be replayed and refused, and who sends no key
     Report(report::ReportArgs),
     /// Remove what has expired from a store, and mark what has lapsed

@@ -4,8 +4,11 @@
 use std::sync::Arc;
 
 use rustls::{
-    ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, ServerConfig,
+    client::{
+        WantsClientCert, WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
@@ -17,25 +20,37 @@ use crate::config::{Pem, Shown, Tls};
 /// # Errors
 /// What is wrong with the certificate or its key.
 pub fn for_listener(tls: &Tls) -> Result<Arc<ServerConfig>, String> {
-    let chain = certificates(&tls.cert).map_err(|why| format!("tls.cert: {why}"))?;
-    let key = PrivateKeyDer::from_pem_slice(tls.key.text().as_bytes()).map_err(|why| format!("tls.key: {why}"))?;
+    for_port("tls", tls, &["h2", "http/1.1"])
+}
+
+/// How the admin port does: HTTP/1.1.
+///
+/// # Errors
+/// What is wrong with the certificate or its key.
+pub fn for_admin(tls: &Tls) -> Result<Arc<ServerConfig>, String> {
+    for_port("admin.tls", tls, &["http/1.1"])
+}
+
+/// `table` is the one that the certificate is configured in.
+fn for_port(table: &str, tls: &Tls, spoken: &[&str]) -> Result<Arc<ServerConfig>, String> {
+    let chain = certificates(&tls.cert).map_err(|why| format!("{table}.cert: {why}"))?;
+    let key = PrivateKeyDer::from_pem_slice(tls.key.text().as_bytes()).map_err(|why| format!("{table}.key: {why}"))?;
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .expect("the provider knows them")
-        .with_client_cert_verifier(clients(tls.client_ca.as_ref())?)
+        .with_client_cert_verifier(clients(table, tls.client_ca.as_ref())?)
         .with_single_cert(chain, key)
-        .map_err(|why| format!("tls: {why}"))?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        .map_err(|why| format!("{table}: {why}"))?;
+    config.alpn_protocols = spoken.iter().map(|name| name.as_bytes().to_vec()).collect();
     Ok(Arc::new(config))
 }
 
 /// Who may connect: anybody, or who shows a certificate that one of these vouches for.
-fn clients(ca: Option<&Pem>) -> Result<Arc<dyn ClientCertVerifier>, String> {
+fn clients(table: &str, ca: Option<&Pem>) -> Result<Arc<dyn ClientCertVerifier>, String> {
     let Some(ca) = ca else { return Ok(WebPkiClientVerifier::no_client_auth()) };
-    let roots = Arc::new(roots("tls.client_ca", ca)?);
-    WebPkiClientVerifier::builder_with_provider(roots, provider())
-        .build()
-        .map_err(|why| format!("tls.client_ca: {why}"))
+    let named = format!("{table}.client_ca");
+    let roots = Arc::new(roots(&named, ca)?);
+    WebPkiClientVerifier::builder_with_provider(roots, provider()).build().map_err(|why| format!("{named}: {why}"))
 }
 
 /// How another server is checked, and what it is shown if it asks; `None` trusts what the system trusts and shows nothing.
@@ -55,16 +70,35 @@ pub fn towards(whose: &str, ca: Option<&Pem>, shown: Option<&Shown>) -> Result<O
         .with_safe_default_protocol_versions()
         .expect("the provider knows them")
         .with_root_certificates(roots);
-    let config = match shown {
-        None => config.with_no_client_auth(),
-        Some(Shown { cert, key }) => {
-            let chain = certificates(cert).map_err(|why| format!("{whose}cert: {why}"))?;
-            let key = PrivateKeyDer::from_pem_slice(key.text().as_bytes());
-            let key = key.map_err(|why| format!("{whose}key: {why}"))?;
-            config.with_client_auth_cert(chain, key).map_err(|why| format!("{whose}cert: {why}"))?
-        }
-    };
-    Ok(Some(Arc::new(config)))
+    Ok(Some(Arc::new(showing(config, whose, shown)?)))
+}
+
+fn showing(
+    config: ConfigBuilder<ClientConfig, WantsClientCert>, whose: &str, shown: Option<&Shown>,
+) -> Result<ClientConfig, String> {
+    let Some(Shown { cert, key }) = shown else { return Ok(config.with_no_client_auth()) };
+    let chain = certificates(cert).map_err(|why| format!("{whose}cert: {why}"))?;
+    let key = PrivateKeyDer::from_pem_slice(key.text().as_bytes()).map_err(|why| format!("{whose}key: {why}"))?;
+    config.with_client_auth_cert(chain, key).map_err(|why| format!("{whose}cert: {why}"))
+}
+
+/// How `ibid health` asks a gateway on its own machine, by number, so that no name can be compared: whoever vouches for
+/// the certificate must be among these, if any are given. Nothing secret is said or heard.
+///
+/// # Errors
+/// What is wrong with the certificates.
+pub fn for_health(whose: &str, ca: Option<&Pem>, shown: Option<&Shown>) -> Result<Arc<ClientConfig>, String> {
+    let named = format!("{whose}ca");
+    let chain = ca.map(|ca| {
+        let roots = Arc::new(roots(&named, ca)?);
+        WebPkiServerVerifier::builder_with_provider(roots, provider()).build().map_err(|why| format!("{named}: {why}"))
+    });
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .expect("the provider knows them")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyName { chain: chain.transpose()?, provider: provider() }));
+    Ok(Arc::new(showing(config, whose, shown)?))
 }
 
 /// How `ibid conform` checks a server: against these certificates, against those of the system, or not at all.
@@ -76,7 +110,8 @@ pub fn for_checks(ca: Option<&str>, insecure: bool) -> Result<Arc<ClientConfig>,
         .with_safe_default_protocol_versions()
         .expect("the provider knows them");
     let mut config = if insecure {
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody(provider()))).with_no_client_auth()
+        let anybody = AnyName { chain: None, provider: provider() };
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(anybody)).with_no_client_auth()
     } else {
         let mut roots = RootCertStore::empty();
         match ca {
@@ -93,15 +128,27 @@ pub fn for_checks(ca: Option<&str>, insecure: bool) -> Result<Arc<ClientConfig>,
     Ok(Arc::new(config))
 }
 
-/// Takes every certificate, as `--insecure` asks for. The handshake itself is still checked.
+/// Takes certificates whatever they name, and with nobody to vouch for them every one, as `--insecure` asks for. The
+/// handshake itself is still checked.
 #[derive(Debug)]
-struct Anybody(Arc<rustls::crypto::CryptoProvider>);
+struct AnyName {
+    chain: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<rustls::crypto::CryptoProvider>,
+}
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AnyName {
     fn verify_server_cert(
-        &self, _: &CertificateDer<'_>, _: &[CertificateDer<'_>], _: &ServerName<'_>, _: &[u8], _: UnixTime,
+        &self, shown: &CertificateDer<'_>, between: &[CertificateDer<'_>], name: &ServerName<'_>, ocsp: &[u8],
+        now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
+        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        match chain.verify_server_cert(shown, between, name, ocsp, now) {
+            // Who vouches for it is looked at before whom it names.
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            verified => verified,
+        }
     }
 
     fn verify_tls12_signature(
@@ -111,7 +158,7 @@ impl ServerCertVerifier for Anybody {
             message,
             certificate,
             signature,
-            &self.0.signature_verification_algorithms,
+            &self.provider.signature_verification_algorithms,
         )
     }
 
@@ -122,12 +169,12 @@ impl ServerCertVerifier for Anybody {
             message,
             certificate,
             signature,
-            &self.0.signature_verification_algorithms,
+            &self.provider.signature_verification_algorithms,
         )
     }
 
     fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 

@@ -25,6 +25,8 @@ pub use url::{Kind, Named, ServerUrl, UrlError, open, parse_size};
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod breaker;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod certificates;
 mod layout;
 mod remote;
 mod url;

@@ -75,8 +75,8 @@ impl Postgres {
     /// If the URL, or a file that it names, cannot be used.
     pub async fn open(url: &str, with: Remote) -> Result<Self, String> {
         let place: Place = url.parse()?;
-        let connector = place.tls.connector()?;
-        let pool = Pool::new(place, connector, with.timeout);
+        let certificates = place.tls.certificates()?;
+        let pool = Pool::new(place, certificates, with.timeout);
         pool.is_tried().await;
         let waiting = Waiting::new(pool.clone(), with.copies.clone());
         let tasks = [tokio::spawn(waiting.clone().look()), tokio::spawn(waiting.clone().listen())];

@@ -313,15 +313,19 @@ fn built_in() -> String {
 
 /// The URL without what may be secret: what stands before its last `@`, and its query. A path on this machine is shown.
 fn shown(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once(':') else { return url.into() };
+    // What is no URL at all may be a password that somebody took for one.
+    let Some((scheme, rest)) = url.split_once(':') else { return "****".into() };
     if matches!(scheme, "memory" | "embedded") {
         return url.into();
     }
-    let (slashes, rest) = rest.strip_prefix("//").map_or(("", rest), |rest| ("//", rest));
+    let Some(rest) = rest.strip_prefix("//") else {
+        let is_known = BUILT_IN.iter().any(|known| known.split(':').next() == Some(scheme));
+        return if is_known { format!("{scheme}:****") } else { "****".into() };
+    };
     // A password may hold a question mark of its own.
     let (hidden, rest) = rest.rsplit_once('@').map_or(("", rest), |(_, rest)| ("****@", rest));
     let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?****"));
-    format!("{scheme}:{slashes}{hidden}{rest}{query}")
+    format!("{scheme}://{hidden}{rest}{query}")
 }
 
 #[cfg(test)]
@@ -404,7 +408,17 @@ mod tests {
             let shown = format!("{named:?}");
             assert!(shown.contains("127.0.0.1") && !shown.contains("s3") && !shown.contains("cr"), "{shown}");
         }
-        for url in ["mysql://u:s3cret@h?password=s3cret", "redis:s3cret@h", "redis:?password=s3cret"] {
+        for url in [
+            "mysql://u:s3cret@h?password=s3cret",
+            "redis:s3cret@h",
+            "redis:?password=s3cret",
+            "redis:s3cret",
+            "s3cret",
+            "s3cret:s3cret",
+            "postgres://ibid:a?pool=s3cret@h/db",
+            "postgres://ibid:a?sslmode=s3cret@h/db",
+            "postgres://ibid:a?sslcert=s3cret%@h/db",
+        ] {
             assert!(!why(url).contains("s3cret"), "{}", why(url));
         }
     }

@@ -11,13 +11,14 @@
 //! ```
 //!
 //! For what is seen on the wire: a real [upstream] that counts what it runs and misbehaves on demand, a [client] that
-//! sends exact bytes, another for [gRPC](grpc), the gateway as a [process], and a runner for the commands in the [documentation](docs).
+//! sends exact bytes, another for [gRPC](grpc), [certificates], the gateway as a [process], and a runner for the commands in the [documentation](docs).
 //!
 //! Nothing here skips: a store that cannot be reached fails its tests.
 
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
 pub mod broken;
+pub mod certificates;
 pub mod client;
 pub mod contract;
 pub mod docs;

@@ -4,7 +4,7 @@
 //! given. Claims look here first, so that a retry at this process gets the answer even while the store is away. There
 //! are few of them: while the store is down no new claim is granted, so only what was running then can end here.
 //!
-//! Files are written in clear, unless the journal is opened with a [`JournalSeal`].
+//! Files are written in clear, unless the journal is opened with a [`JournalSeal`]; only their owner can read them.
 
 use std::{
     collections::HashMap,
@@ -81,7 +81,7 @@ impl Journal {
 
     fn open_with(folder: impl AsRef<Path>, seal: Option<Arc<dyn JournalSeal>>) -> io::Result<Self> {
         let folder = folder.as_ref().to_owned();
-        fs::create_dir_all(&folder)?;
+        make_folder(&folder)?;
         let mut entries = HashMap::new();
         let mut unreadable = Vec::new();
         for file in fs::read_dir(&folder)? {
@@ -168,7 +168,7 @@ impl Journal {
             let address = entry.lease.ask.address;
             let path = journal.path(&address);
             let part = path.with_extension("part");
-            let mut file = fs::File::create(&part)?;
+            let mut file = own_file(&part)?;
             let plain = encode(&entry);
             file.write_all(&journal.seal.as_ref().map_or(plain.clone(), |seal| seal.seal(&address, &plain)))?;
             file.sync_all()?;
@@ -200,6 +200,22 @@ impl Journal {
     fn path(&self, at: &Address) -> PathBuf {
         self.folder.join(format!("{at}.answer"))
     }
+}
+
+/// Answers are nobody else's business. A folder that is there already stays as it is.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(folder)
+}
+
+fn own_file(path: &Path) -> io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
 }
 
 /// `None` if it is no answer of ours. A sealed one opens under the name that it was written under only.

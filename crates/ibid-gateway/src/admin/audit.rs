@@ -11,6 +11,7 @@ use std::{
     collections::VecDeque,
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -135,7 +136,7 @@ impl Audit {
         let mut trail = Trail { files: None, entries: VecDeque::new(), older: 0, next_id: 1 };
         if let Some(path) = path {
             if let Some(folder) = path.parent() {
-                fs::create_dir_all(folder)?;
+                fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
             }
             trail.read(&older(path))?;
             trail.older = trail.entries.len();
@@ -280,7 +281,7 @@ impl Trail {
 
 impl Files {
     fn open(path: &Path) -> io::Result<Self> {
-        let mut file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
+        let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
         let mut length = file.metadata()?.len();
         if length > 0 && !ends_a_line(path)? {
             // What a killed process left is a line of its own.

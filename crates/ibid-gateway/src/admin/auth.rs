@@ -54,7 +54,7 @@ pub struct Caller {
 }
 
 /// How a caller was known.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Via {
     /// By a token with the request: no page of another origin can send one.
     Bearer,
@@ -82,7 +82,7 @@ pub enum Denied {
 }
 
 /// What a page keeps of a session that has begun.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Session {
     /// The value of [`COOKIE`].
     pub cookie: String,
@@ -362,6 +362,21 @@ fn one_client(client: IpAddr) -> IpAddr {
             None => Ipv6Addr::from_bits(address.to_bits() & !(u128::MAX >> 64)).into(),
         },
         address => address,
+    }
+}
+
+impl fmt::Debug for Via {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bearer => "Bearer",
+            Self::Session { .. } => "Session(****)",
+        })
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Session(****)")
     }
 }
 

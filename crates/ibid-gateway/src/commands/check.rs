@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 use ibid::{Policy, http::Protocol};
 
 use crate::{
-    config::{ConfigError, Env, ServeArgs, Settings, forgets, is_for_webhooks, shortened, show},
+    config::{ConfigError, Env, ServeArgs, Settings, Tls, forgets, is_for_webhooks, shortened, show},
     routes::Route,
 };
 
@@ -80,16 +80,18 @@ pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<V
 }
 
 fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
-    let tls = if settings.tls.is_some() { " (TLS)" } else { "" };
+    let with_tls = |tls: Option<&Tls>| if tls.is_some() { " (TLS)" } else { "" };
+    let tls = with_tls(settings.tls.as_ref());
+    let admin_tls = with_tls(settings.admin.as_ref().and_then(|admin| admin.tls.as_ref()));
     let admin = match &settings.admin {
         None => "off".into(),
-        Some(admin) if admin.tokens.is_empty() => format!("{}, no token", admin.listen),
+        Some(admin) if admin.tokens.is_empty() => format!("{}{admin_tls}, no token", admin.listen),
         Some(admin) => {
             let who = admin.tokens.iter().map(|token| match &token.user {
                 None => token.role.to_string(),
                 Some(user) => format!("{} {user}", token.role),
             });
-            format!("{}, tokens: {}", admin.listen, show::list(who))
+            format!("{}{admin_tls}, tokens: {}", admin.listen, show::list(who))
         }
     };
     let store = &settings.store;

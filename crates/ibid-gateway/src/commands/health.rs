@@ -4,13 +4,18 @@ use std::{
     io::{self, Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
 use clap::Args;
+use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 
 use super::outside::Failed;
-use crate::config::{Env, ServeArgs, Settings};
+use crate::{
+    config::{AdminTls, AdminTlsArgs, Env, ServeArgs, Settings},
+    tls,
+};
 
 /// How long each step may take. Readiness asks the store, which has a second.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -29,6 +34,9 @@ pub struct HealthArgs {
     /// Ask whether it can do its work (/readyz), not only whether it lives (/healthz)
     #[arg(long)]
     pub ready: bool,
+    /// Certificates towards it, if it speaks TLS
+    #[command(flatten)]
+    pub tls: AdminTlsArgs,
 }
 
 /// Asks, and prints what the gateway says if all is well.
@@ -47,12 +55,20 @@ pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn Write) -> Result<(), 
         return Err(Failed::Usage("admin.listen is off: there is nobody to ask; give it an address".into()));
     };
     let addr = from_here(admin.listen);
+    let tls = match &admin.tls {
+        None => None,
+        Some(_) => {
+            let AdminTls { ca, shown } = args.tls.load(env)?;
+            Some(tls::for_health("--admin-", ca.as_ref(), shown.as_ref()).map_err(Failed::Usage)?)
+        }
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let path = if args.ready { "/readyz" } else { "/healthz" };
     let (status, said) =
-        ask(addr, path).map_err(|why| Failed::NotSo(format!("no answer from http://{addr}{path}: {why}")))?;
+        ask(addr, path, tls).map_err(|why| Failed::NotSo(format!("no answer from {scheme}://{addr}{path}: {why}")))?;
     let said = said.trim();
     if status != 200 {
-        return Err(Failed::NotSo(format!("http://{addr}{path} says {status}: {said}")));
+        return Err(Failed::NotSo(format!("{scheme}://{addr}{path} says {status}: {said}")));
     }
     writeln!(out, "{said}")?;
     Ok(())
@@ -69,17 +85,30 @@ fn from_here(listen: SocketAddr) -> SocketAddr {
 }
 
 /// Status and body.
-fn ask(addr: SocketAddr, path: &str) -> io::Result<(u16, String)> {
-    let mut socket = TcpStream::connect_timeout(&addr, PATIENCE)?;
+fn ask(addr: SocketAddr, path: &str, tls: Option<Arc<ClientConfig>>) -> io::Result<(u16, String)> {
+    let socket = TcpStream::connect_timeout(&addr, PATIENCE)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.set_write_timeout(Some(PATIENCE))?;
-    write!(socket, "GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n")?;
-    let mut answer = Vec::new();
-    socket.take(MOST).read_to_end(&mut answer)?;
+    let answer = match tls {
+        None => exchange(socket, addr, path)?,
+        Some(tls) => {
+            let name = ServerName::IpAddress(addr.ip().into());
+            let session = ClientConnection::new(tls, name).map_err(io::Error::other)?;
+            exchange(StreamOwned::new(session, socket), addr, path)?
+        }
+    };
     let answer = String::from_utf8_lossy(&answer);
     let status = answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
     let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
     status.zip(body).ok_or_else(|| io::Error::other("what listens there does not speak HTTP"))
+}
+
+fn exchange(mut socket: impl Read + Write, addr: SocketAddr, path: &str) -> io::Result<Vec<u8>> {
+    write!(socket, "GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n")?;
+    socket.flush()?;
+    let mut answer = Vec::new();
+    socket.take(MOST).read_to_end(&mut answer)?;
+    Ok(answer)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The admin API of a gateway that runs, called by somebody who is not a browser.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use clap::Args;
@@ -13,11 +13,15 @@ use tokio::{
     net::TcpStream,
     time::timeout,
 };
-use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
+use tokio_rustls::{
+    TlsConnector,
+    rustls::{ClientConfig, pki_types::ServerName},
+};
 
 use super::Failed;
 use crate::{
-    config::{Env, Secret},
+    config::{AdminTls, AdminTlsArgs, Env, Secret},
+    tls,
     upstream::native_roots,
 };
 
@@ -27,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LARGEST: usize = 512 << 20;
 
 /// Which gateway's admin API a command calls.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Clone, Default, Args)]
 pub(super) struct AdminChoice {
     /// The admin address of a gateway that runs, such as http://127.0.0.1:8081
     #[arg(long, value_name = "URL")]
@@ -35,13 +39,22 @@ pub(super) struct AdminChoice {
     /// Its token, as env:NAME or file:PATH [default: env:IBID_ADMIN_TOKEN]
     #[arg(long, value_name = "SOURCE", requires = "admin")]
     pub token: Option<String>,
+    #[command(flatten)]
+    pub tls: AdminTlsArgs,
+}
+
+/// Without what may be a token or a password, if only by a slip of the pen.
+impl fmt::Debug for AdminChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdminChoice").field("tls", &self.tls).finish_non_exhaustive()
+    }
 }
 
 /// A gateway's admin API.
 pub(super) struct Api {
     /// Shown to people.
     url: String,
-    secure: bool,
+    tls: Option<Arc<ClientConfig>>,
     host: String,
     port: u16,
     token: Secret,
@@ -57,18 +70,25 @@ struct Problem {
 impl Api {
     /// What the flags name; `None` if they name none.
     pub(super) fn of(choice: &AdminChoice, env: &Env<'_>) -> Result<Option<Self>, Failed> {
-        let Some(url) = &choice.admin else { return Ok(None) };
+        let Some(url) = &choice.admin else {
+            if choice.tls.is_given() {
+                let what = "certificates of an admin port were given, and no admin port; name one with --admin https://HOST:PORT";
+                return Err(Failed::Usage(what.into()));
+            }
+            return Ok(None);
+        };
         let usage =
             |what: String| Failed::Usage(format!("--admin: {what}; allowed is one such as http://127.0.0.1:8081"));
+        if url.contains('@') {
+            return Err(usage("it names no host, or a password besides".into()));
+        }
         let uri: Uri = url.parse().map_err(|_| usage(format!("{url:?} is no URL")))?;
         let secure = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
             _ => return Err(usage(format!("{url:?} is no URL of a gateway"))),
         };
-        let Some(authority) = uri.authority().filter(|authority| !authority.as_str().contains('@')) else {
-            return Err(usage("it names no host, or a password besides".into()));
-        };
+        let Some(authority) = uri.authority() else { return Err(usage(format!("{url:?} names no host"))) };
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
             return Err(usage(format!("{url:?} has a path")));
         }
@@ -76,7 +96,16 @@ impl Api {
         let source = choice.token.as_deref().unwrap_or("env:IBID_ADMIN_TOKEN");
         let token = Secret::from_source(source, env).map_err(|why| Failed::Usage(format!("--token: {why}")))?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        Ok(Some(Self { url: url.clone(), secure, host, port, token }))
+        let tls = match secure {
+            true => Some(secured(&choice.tls.load(env)?)?),
+            false if choice.tls.is_given() => {
+                return Err(Failed::Usage(format!(
+                    "--admin: {url:?} speaks no TLS, and certificates were given; write https://"
+                )));
+            }
+            false => None,
+        };
+        Ok(Some(Self { url: url.clone(), tls, host, port, token }))
     }
 
     /// What a path holds.
@@ -162,12 +191,18 @@ impl Api {
         ] {
             request.headers_mut().insert(name, value);
         }
-        if !self.secure {
-            return send(socket, request).await;
-        }
+        let Some(tls) = &self.tls else { return send(socket, request).await };
         let name = ServerName::try_from(self.host.clone()).map_err(|why| Broken::Unsent(why.to_string()))?;
-        let tls = TlsConnector::from(Arc::new(native_roots().map_err(|why| Broken::Unsent(why.to_string()))?));
+        let tls = TlsConnector::from(tls.clone());
         send(tls.connect(name, socket).await.map_err(unsent)?, request).await
+    }
+}
+
+/// How the gateway is checked, and what it is shown.
+fn secured(AdminTls { ca, shown }: &AdminTls) -> Result<Arc<ClientConfig>, Failed> {
+    match tls::towards("--admin-", ca.as_ref(), shown.as_ref()).map_err(Failed::Usage)? {
+        Some(config) => Ok(config),
+        None => native_roots().map(Arc::new).map_err(|why| Failed::Usage(format!("{why}; name some with --admin-ca"))),
     }
 }
 

@@ -70,6 +70,7 @@ pub struct Gateway {
     address: std::net::SocketAddr,
     admin: Option<std::net::SocketAddr>,
     secure: bool,
+    admin_secure: bool,
     live: Arc<Live>,
     ibid: Ibid,
     stop: watch::Sender<bool>,
@@ -103,6 +104,7 @@ impl Gateway {
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;
         let admin_address = admin.as_ref().map(Admin::address).transpose().map_err(unnamed)?;
+        let admin_secure = admin.as_ref().is_some_and(Admin::is_secure);
         let (stop, stopping) = watch::channel(false);
         if let Some(admin) = admin {
             tokio::spawn(admin.run(stopping.clone()));
@@ -116,7 +118,7 @@ impl Gateway {
         tokio::spawn(reflection::keep_up(live.clone()));
         let secure = server.is_secure();
         let server = tokio::spawn(server.run(stopping));
-        Ok(Self { address, admin: admin_address, secure, live, ibid, stop, server, tracer })
+        Ok(Self { address, admin: admin_address, secure, admin_secure, live, ibid, stop, server, tracer })
     }
 
     /// Where clients connect.
@@ -241,12 +243,12 @@ async fn nudge_on(mut hangup: Signal, nudge: mpsc::Sender<()>) {
 
 /// Says on standard output where to connect: whoever started the process may read the ports from it.
 fn announce(gateway: &Gateway) {
-    let scheme = if gateway.secure { "https" } else { "http" };
+    let scheme = |secure: bool| if secure { "https" } else { "http" };
     let mut out = std::io::stdout().lock();
     if let Some(admin) = gateway.admin {
-        let _ = writeln!(out, "ibid: admin on http://{admin}");
+        let _ = writeln!(out, "ibid: admin on {}://{admin}", scheme(gateway.admin_secure));
     }
-    let _ = writeln!(out, "ibid: listening on {scheme}://{}", gateway.address);
+    let _ = writeln!(out, "ibid: listening on {}://{}", scheme(gateway.secure), gateway.address);
     let _ = out.flush();
 }
 

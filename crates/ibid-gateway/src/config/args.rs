@@ -1,6 +1,6 @@
 //! The flags of `serve`, the variables that stand for them, and how both are laid over the file.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use super::{
     env::{Env, Lookup},
@@ -10,7 +10,7 @@ use super::{
 };
 
 /// `ibid serve`. Flags win over variables, variables over the file, the file over the defaults.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Clone, Default, clap::Args)]
 pub struct ServeArgs {
     /// The configuration file; without one, flags and defaults are enough [env: IBID_CONFIG]
     #[arg(long, value_name = "FILE")]
@@ -40,6 +40,14 @@ pub struct ServeArgs {
     /// The directory of the local journal, or off [env: IBID_JOURNAL] [default: ibid-journal, off with memory:]
     #[arg(long, value_name = "DIRECTORY")]
     pub journal: Option<String>,
+}
+
+/// Without the store, whose URL may hold a password.
+impl fmt::Debug for ServeArgs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let store = self.store.as_ref().map(|_| "****");
+        f.debug_struct("ServeArgs").field("config", &self.config).field("store", &store).finish_non_exhaustive()
+    }
 }
 
 impl ServeArgs {

@@ -62,15 +62,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         }
     };
     let pem = |key: &str, written: &Secret| pem(key, written, lookup).map_err(|what| wrong(key, &what));
-    let tls = match file.tls {
-        None => None,
-        Some(raw::Tls { cert: Some(One(cert)), key: Some(One(key)), client_ca }) => {
-            let client_ca = client_ca.map(|One(ca)| pem("tls.client_ca", &ca)).transpose()?;
-            Some(Tls { cert: pem("tls.cert", &cert)?, key: pem("tls.key", &key)?, client_ca })
-        }
-        Some(raw::Tls { cert: None, .. }) => return Err(wrong("tls.cert", "missing; [tls] needs a cert and a key")),
-        Some(_) => return Err(wrong("tls.key", "missing; [tls] needs a cert and a key")),
-    };
+    let tls = tls("tls", file.tls, &pem, &wrong)?;
     let upstream_identity = match (file.upstream_cert, file.upstream_key) {
         (None, None) => None,
         (Some(One(cert)), Some(One(key))) => {
@@ -99,7 +91,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         // All but a store in this process can be away.
         None => (!store.url.is_memory()).then(|| DEFAULT_JOURNAL.into()),
     };
-    let admin = admin(file.admin, journal.as_deref(), &wrong)?;
+    let admin = admin(file.admin, journal.as_deref(), &pem, &wrong)?;
     if admin.as_ref().is_some_and(|admin| admin.listen == listen && listen.port() != 0) {
         return Err(wrong("admin.listen", &format!("\"{listen}\" is where clients connect already (listen)")));
     }
@@ -154,6 +146,9 @@ pub(super) fn default<T: Scalar>(text: &str) -> T {
 /// Makes the error of a key.
 pub(super) type Wrong<'a> = &'a dyn Fn(&str, &str) -> ConfigError;
 
+/// Reads what a key names as PEM.
+type ReadPem<'a> = &'a dyn Fn(&str, &Secret) -> Result<Pem, ConfigError>;
+
 fn at_least_one(key: &str, written: Option<One<usize>>, usual: usize, wrong: Wrong<'_>) -> Result<usize, ConfigError> {
     match or(written, usual) {
         0 => Err(wrong(key, "found 0; allowed is 1 and more")),
@@ -186,7 +181,21 @@ fn limits(file: raw::Limits, wrong: Wrong<'_>) -> Result<Limits, ConfigError> {
     })
 }
 
-fn admin(file: raw::Admin, journal: Option<&Path>, wrong: Wrong<'_>) -> Result<Option<Admin>, ConfigError> {
+/// The certificate of a port; `table` is the one that it stands in.
+fn tls(table: &str, file: Option<raw::Tls>, pem: ReadPem<'_>, wrong: Wrong<'_>) -> Result<Option<Tls>, ConfigError> {
+    let Some(raw::Tls { cert, key, client_ca }) = file else { return Ok(None) };
+    let named = |name: &str| format!("{table}.{name}");
+    let missing = |name: &str| wrong(&named(name), &format!("missing; [{table}] needs a cert and a key"));
+    let One(cert) = cert.ok_or_else(|| missing("cert"))?;
+    let One(key) = key.ok_or_else(|| missing("key"))?;
+    let (cert, key) = (pem(&named("cert"), &cert)?, pem(&named("key"), &key)?);
+    let client_ca = client_ca.map(|One(ca)| pem(&named("client_ca"), &ca)).transpose()?;
+    Ok(Some(Tls { cert, key, client_ca }))
+}
+
+fn admin(
+    file: raw::Admin, journal: Option<&Path>, pem: ReadPem<'_>, wrong: Wrong<'_>,
+) -> Result<Option<Admin>, ConfigError> {
     let mut tokens: Vec<Token> = Vec::new();
     let first = |One(token)| Token { role: Role::Admin, user: None, name: "admin.token".into(), token };
     tokens.extend(file.token.map(first));
@@ -231,7 +240,8 @@ fn admin(file: raw::Admin, journal: Option<&Path>, wrong: Wrong<'_>) -> Result<O
         None => journal.map(|folder| folder.join(DEFAULT_AUDIT)),
     };
     let listen = or(file.listen, default(DEFAULT_ADMIN)).0;
-    Ok(listen.map(|listen| Admin { listen, tokens, audit }))
+    let tls = tls("admin.tls", file.tls, pem, wrong)?;
+    Ok(listen.map(|listen| Admin { listen, tokens, audit, tls }))
 }
 
 /// The gRPC methods of a descriptor set; none yet where upstreams have not been asked for theirs.
@@ -247,13 +257,13 @@ fn descriptors(path: &str, lookup: &Lookup<'_>) -> Result<Unary, String> {
 }
 
 /// A PEM file's path, or its text.
-fn pem(key: &str, written: &Secret, lookup: &Lookup<'_>) -> Result<Pem, String> {
+pub(super) fn pem(key: &str, written: &Secret, lookup: &Lookup<'_>) -> Result<Pem, String> {
     const BEGIN: &str = "-----BEGIN ";
     if written.expose().contains(BEGIN) {
         return Ok(Pem(written.clone()));
     }
     // What should be the path of a private key may be the key itself, in another form.
-    let shown = if matches!(key, "tls.key" | "upstream_key") {
+    let shown = if matches!(key, "tls.key" | "admin.tls.key" | "admin-key" | "upstream_key") {
         "what it names".into()
     } else {
         format!("{:?}", written.expose())

@@ -76,13 +76,15 @@ fn jwk_set(written: Secret) -> Result<JwtKeys, String> {
     };
     let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let here = host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
+    // A query may hold a secret.
+    let shown = text.split('?').next().unwrap_or_default();
     match uri.scheme_str() {
         _ if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) => {
             Err(format!("a URL with a user's name or password is not shown here; {allowed}"))
         }
         Some("https") => Ok(JwtKeys::Url(text.into())),
         Some("http") if here => Ok(JwtKeys::Url(text.into())),
-        Some("http") => Err(format!("{text:?}: the keys could be exchanged on the way; use https")),
-        _ => Err(format!("{text:?} is no URL for keys; {allowed}")),
+        Some("http") => Err(format!("{shown:?}: the keys could be exchanged on the way; use https")),
+        _ => Err(format!("{shown:?} is no URL for keys; {allowed}")),
     }
 }

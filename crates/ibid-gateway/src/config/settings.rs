@@ -72,7 +72,7 @@ pub struct Settings {
     pub notes: Vec<String>,
 }
 
-/// The listener's certificate.
+/// The certificate of a port that clients or operators connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tls {
     /// The certificate and those that vouch for it.
@@ -126,7 +126,7 @@ pub struct Jwt {
 }
 
 /// The keys that tokens are verified with.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum JwtKeys {
     /// Shared with the issuer.
     Secret(Secret),
@@ -203,6 +203,20 @@ pub struct Admin {
     pub tokens: Vec<Token>,
     /// The file of the audit trail; `None` if it is only logged, and remembered until the process ends.
     pub audit: Option<PathBuf>,
+    /// Present if operators connect with TLS.
+    pub tls: Option<Tls>,
+}
+
+impl Admin {
+    /// Whether all but certificates are the same: those are taken up without a restart.
+    fn same_but_for_certificates(this: Option<&Self>, other: Option<&Self>) -> bool {
+        let bare = |admin: Option<&Self>| admin.map(|admin| Self { tls: None, ..admin.clone() });
+        bare(this) == bare(other)
+    }
+
+    fn has_tls(this: Option<&Self>) -> bool {
+        this.is_some_and(|admin| admin.tls.is_some())
+    }
 }
 
 /// Somebody who may use the admin API.
@@ -250,7 +264,8 @@ impl Settings {
             ("limits", self.limits != old.limits),
             ("log", self.log != old.log),
             ("trace", self.trace != old.trace),
-            ("admin", self.admin != old.admin),
+            ("admin", !Admin::same_but_for_certificates(self.admin.as_ref(), old.admin.as_ref())),
+            ("admin.tls", Admin::has_tls(self.admin.as_ref()) != Admin::has_tls(old.admin.as_ref())),
             ("store", self.store != old.store),
             ("seal", Seal::needs_restart_from(old.seal.as_ref(), self.seal.as_ref())),
         ];
@@ -266,6 +281,18 @@ impl Settings {
     /// [`forgets`](super::forgets).
     pub fn forgets(&self, old: &Self) -> Vec<String> {
         super::forgets(old, self)
+    }
+}
+
+impl fmt::Debug for JwtKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Secret(_) => f.write_str("Secret(****)"),
+            Self::Pem(_) => f.write_str("Pem(****)"),
+            Self::Set(_) => f.write_str("Set(****)"),
+            // Without its query, which may hold a secret.
+            Self::Url(url) => write!(f, "Url({:?})", url.split('?').next().unwrap_or_default()),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The `[store]` table: its defaults, what contradicts what, and how commands that need nothing else read it.
 
 use std::{
+    fmt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -50,7 +51,7 @@ pub struct Store {
 }
 
 /// Which store a command works on. Flags win over variables, variables over the file.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Clone, Default, clap::Args)]
 pub struct StoreChoice {
     /// The store, such as redis://127.0.0.1:6379/0 [env: IBID_STORE]
     #[arg(long, value_name = "URL")]
@@ -58,6 +59,14 @@ pub struct StoreChoice {
     /// The gateway's configuration file, of which only [store] and [seal] are read [env: IBID_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+}
+
+/// Without the store, whose URL may hold a password.
+impl fmt::Debug for StoreChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let store = self.store.as_ref().map(|_| "****");
+        f.debug_struct("StoreChoice").field("config", &self.config).field("store", &store).finish()
+    }
 }
 
 impl StoreChoice {

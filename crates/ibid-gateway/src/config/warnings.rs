@@ -82,6 +82,14 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
     {
         found.push(format!("admin.listen: {} is reachable from other machines, and no token is set", admin.listen));
     }
+    if let Some(admin) = settings.admin.as_ref().filter(|admin| !admin.listen.ip().is_loopback() && admin.tls.is_none())
+    {
+        found.push(format!(
+            "admin.listen: {} is reachable from other machines without TLS, so tokens and answers can be read on the way; \
+             set [admin.tls]",
+            admin.listen
+        ));
+    }
     for token in settings.admin.iter().flat_map(|admin| &admin.tokens) {
         if token.token.expose().len() < SHORTEST_TOKEN {
             let name = &token.name;

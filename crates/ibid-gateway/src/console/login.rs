@@ -73,16 +73,16 @@ fn page(status: StatusCode, message: Option<Notice>, possible: bool, next: &str)
 }
 
 /// On to the page that was wanted, with the session's cookie.
-pub(super) fn welcome(session: &Session, next: &str) -> Page {
+pub(super) fn welcome(session: &Session, next: &str, secure: bool) -> Page {
     let mut answer = see_other(inside(next));
-    set_cookie(&mut answer, &session.cookie, SESSION_LASTS.as_secs());
+    set_cookie(&mut answer, &session.cookie, SESSION_LASTS.as_secs(), secure);
     answer
 }
 
 /// Back to the form, without a cookie.
-pub(super) fn goodbye() -> Page {
+pub(super) fn goodbye(secure: bool) -> Page {
     let mut answer = see_other("/login?because=out");
-    set_cookie(&mut answer, "", 0);
+    set_cookie(&mut answer, "", 0, secure);
     answer
 }
 
@@ -102,9 +102,11 @@ pub(super) fn wanted(here: &str, expired: bool, is_part: bool) -> Page {
     answer
 }
 
-fn set_cookie(answer: &mut Page, value: &str, seconds: u64) {
-    // Not `Secure`: the admin port speaks plain HTTP, on loopback or behind something that speaks TLS.
-    let cookie = format!("{COOKIE}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds}");
+fn set_cookie(answer: &mut Page, value: &str, seconds: u64, secure: bool) {
+    // Without TLS of its own the port is on loopback, or behind something that may speak TLS or not: a browser would
+    // not send it back over plain HTTP.
+    let secure = if secure { "; Secure" } else { "" };
+    let cookie = format!("{COOKIE}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds}{secure}");
     let cookie = HeaderValue::from_str(&cookie).expect("hex digits");
     answer.headers_mut().insert(header::SET_COOKIE, cookie);
 }

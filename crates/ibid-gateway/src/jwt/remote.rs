@@ -55,7 +55,13 @@ impl Remote {
             ..upstream::Settings::default()
         };
         let issuer = Upstream::new(target, client).map_err(|why| format!("jwt.jwks: {why}"))?;
-        Ok(Self { url: url.into(), path, issuer, every: settings.refresh, last: Mutex::new(None) })
+        Ok(Self {
+            url: url.split('?').next().unwrap_or_default().into(),
+            path,
+            issuer,
+            every: settings.refresh,
+            last: Mutex::new(None),
+        })
     }
 
     /// Fetches the keys, unless that was done a moment ago. What is known stays if it cannot be done.

@@ -681,6 +681,7 @@ mod warnings_and_notes {
                 "route[1] (GET /a): GET changes nothing by its definition; remembered answers of it grow stale",
                 "policy: no route uses it, because every route has a preset of its own",
                 "admin.listen: 0.0.0.0:8081 is reachable from other machines, and no token is set",
+                "admin.listen: 0.0.0.0:8081 is reachable from other machines without TLS, so tokens and answers can be read on the way; set [admin.tls]",
             ]
         );
     }

@@ -1,5 +1,6 @@
 //! Gateways that share a store: the binary in several processes, real servers, real outages.
 
+mod certificates;
 pub(crate) mod kit;
 mod outages;
 mod pair;

@@ -24,6 +24,7 @@ use super::{
     statements::{ALL, Statement},
     tls::Connector,
 };
+use crate::certificates::Certificates;
 
 /// A connection that works, and what was found when it was made.
 pub(super) struct Link {
@@ -40,10 +41,10 @@ pub(super) struct UnderWay<'a>(&'a Link);
 impl Link {
     /// Connects, looks at the server, prepares. Returns what drives the connection too: it ends with it.
     pub(super) async fn open(
-        place: &Place, connector: &Connector, limit: Duration,
+        place: &Place, certificates: &Certificates, limit: Duration,
     ) -> Result<(Self, Findings, JoinHandle<()>), (ErrorKind, String)> {
         let opening = async {
-            let connecting = place.config.connect(connector.clone()).await;
+            let connecting = place.config.connect(Connector::of(certificates).await).await;
             let (client, connection) = connecting.map_err(|error| faults::of_connecting(&error))?;
             // Whatever ends it, calls on it learn it from their own answers.
             let driver = tokio::spawn(async move { drop(connection.await) });

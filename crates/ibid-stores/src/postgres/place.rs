@@ -7,6 +7,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use tokio_postgres::{Config, config::SslMode};
 
 use super::tls::{Tls, Verify};
+use crate::certificates::Files;
 
 /// Connections unless the URL says otherwise.
 const POOL: usize = 4;
@@ -41,11 +42,13 @@ impl FromStr for Place {
             match (name, value) {
                 ("statements", "unnamed") | ("pgbouncer", "true") => unnamed = true,
                 ("statements", "named") | ("pgbouncer", "false") => unnamed = false,
-                ("statements", _) => return Err(format!("statements is {value:?}; allowed are named and unnamed")),
-                ("pgbouncer", _) => return Err(format!("pgbouncer is {value:?}; allowed are true and false")),
+                ("statements", _) => {
+                    return Err(format!("statements is {}; allowed are named and unnamed", told(value)));
+                }
+                ("pgbouncer", _) => return Err(format!("pgbouncer is {}; allowed are true and false", told(value))),
                 ("pool", _) => {
                     let number = value.parse().ok().filter(|number| (1..=MOST).contains(number));
-                    pool = number.ok_or_else(|| format!("pool is {value:?}; write a number from 1 to {MOST}"))?;
+                    pool = number.ok_or_else(|| format!("pool is {}; write a number from 1 to {MOST}", told(value)))?;
                 }
                 ("sslrootcert", _) => root = Some(decoded(name, value)?),
                 ("sslcert", _) => cert = Some(decoded(name, value)?),
@@ -61,7 +64,7 @@ impl FromStr for Place {
                 ("sslmode", "disable" | "prefer" | "require") => theirs.push(pair),
                 ("sslmode", _) => {
                     let allowed = "disable, prefer, require, verify-ca and verify-full";
-                    return Err(format!("sslmode is {value:?}; allowed are {allowed}"));
+                    return Err(format!("sslmode is {}; allowed are {allowed}", told(value)));
                 }
                 _ => theirs.push(pair),
             }
@@ -76,7 +79,7 @@ impl FromStr for Place {
         }
         let own = match (cert, key) {
             (None, None) => None,
-            (Some(cert), Some(key)) => Some((cert, key)),
+            (Some(cert), Some(key)) => Some((cert.into(), key.into())),
             _ => return Err("sslcert and sslkey go together: a client certificate needs both".into()),
         };
         for (name, given) in [("sslrootcert", root.is_some()), ("sslcert", own.is_some())] {
@@ -95,7 +98,13 @@ impl FromStr for Place {
         if config.get_tcp_user_timeout().is_none() {
             config.tcp_user_timeout(SILENCE);
         }
-        Ok(Self { config, tls: Tls { verify, root, own }, unnamed, pool, shown: shown(rest) })
+        Ok(Self {
+            config,
+            tls: Tls { verify, files: Files { ca: root.map(Into::into), own } },
+            unnamed,
+            pool,
+            shown: shown(rest),
+        })
     }
 }
 
@@ -115,6 +124,11 @@ impl fmt::Debug for Place {
 fn shown(rest: &str) -> String {
     let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
     format!("postgres://{place}")
+}
+
+/// A value of an option, for whoever wrote it; unless it is rather the end of a password with a `?` in it.
+fn told(value: &str) -> String {
+    if value.contains('@') { "not readable (in a password, escape ? as %3F)".into() } else { format!("{value:?}") }
 }
 
 /// What is wrong with a URL. The driver names options, never their values.
@@ -164,7 +178,7 @@ mod tests {
         assert_eq!(place.config.get_hosts().len(), 2);
         let place: Place = "postgres://h/db?pgbouncer=true&sslrootcert=/etc/a%20b.pem".parse().unwrap();
         assert!(place.unnamed && place.pool == POOL);
-        assert_eq!((place.tls.verify, place.tls.root.as_deref()), (Verify::Chain, Some("/etc/a b.pem")));
+        assert_eq!((place.tls.verify, place.tls.files.ca), (Verify::Chain, Some("/etc/a b.pem".into())));
     }
 
     #[test]

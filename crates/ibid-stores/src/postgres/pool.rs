@@ -31,9 +31,11 @@ use super::{
     link::Link,
     place::Place,
     statements::Statement,
-    tls::Connector,
 };
-use crate::breaker::{Breaker, jittered};
+use crate::{
+    breaker::{Breaker, jittered},
+    certificates::Certificates,
+};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(2);
@@ -43,7 +45,7 @@ const CONNECTING: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) place: Place,
-    pub(super) connector: Connector,
+    pub(super) certificates: Arc<Certificates>,
     pub(super) timeout: Duration,
     breaker: Breaker,
     slots: Vec<Mutex<Option<Arc<Link>>>>,
@@ -58,11 +60,11 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(place: Place, connector: Connector, timeout: Duration) -> Arc<Self> {
+    pub(super) fn new(place: Place, certificates: Arc<Certificates>, timeout: Duration) -> Arc<Self> {
         let slots = (0..place.pool).map(|_| Mutex::new(None)).collect();
         let pool = Arc::new(Self {
             place,
-            connector,
+            certificates,
             timeout,
             breaker: Breaker::default(),
             slots,
@@ -206,7 +208,7 @@ impl Pool {
     async fn keep(self: Arc<Self>, slot: usize) {
         let mut pause = FIRST_PAUSE;
         loop {
-            match Link::open(&self.place, &self.connector, self.connecting_limit()).await {
+            match Link::open(&self.place, &self.certificates, self.connecting_limit()).await {
                 Ok((link, findings, driver)) => {
                     pause = FIRST_PAUSE;
                     self.is_made(slot, link, findings);

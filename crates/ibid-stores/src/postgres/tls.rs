@@ -4,6 +4,7 @@
 //! root certificate that is given, verifies who signed it; `verify-full` the host's name too.
 
 use std::{
+    fmt,
     future::Future,
     io,
     pin::Pin,
@@ -24,6 +25,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_rustls::{TlsConnector, client};
 
+use crate::certificates::{Certificates, Content, Contents, Files};
+
 /// What is looked at in the server's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verify {
@@ -38,62 +41,79 @@ pub(super) enum Verify {
 #[derive(Debug, Clone)]
 pub(super) struct Tls {
     pub(super) verify: Verify,
-    /// A file of trusted certificates; else the system's.
-    pub(super) root: Option<String>,
-    /// Files of the certificate that is shown to the server, and of its private key.
-    pub(super) own: Option<(String, String)>,
+    pub(super) files: Files,
 }
 
 impl Tls {
-    /// Reads the certificates.
+    /// Reads the certificates, and reads them again when they change.
+    pub(super) fn certificates(&self) -> Result<Arc<Certificates>, String> {
+        let verify = self.verify;
+        Certificates::open(super::faults::STORE, self.files.clone(), move |files| verify.config(files))
+    }
+
+    /// Reads the certificates, for one connection.
     pub(super) fn connector(&self) -> Result<Connector, String> {
+        self.verify.config(&self.files.read()).map(|config| Connector(Arc::new(config)))
+    }
+}
+
+impl Verify {
+    fn config(self, files: &Contents) -> Result<ClientConfig, String> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(|error| format!("TLS cannot be set up: {error}"))?;
-        let chain = match self.verify {
-            Verify::Nothing => None,
-            Verify::Chain | Verify::Full => Some(self.verifier(provider.clone())?),
+        let chain = match self {
+            Self::Nothing => None,
+            Self::Chain | Self::Full => Some(chain(files.ca.as_ref(), provider.clone())?),
         };
         let algorithms = provider.signature_verification_algorithms;
-        let verifier = Verifier { chain, verify: self.verify, algorithms };
+        let verifier = Verifier { chain, verify: self, algorithms };
         let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
-        let config = match &self.own {
-            None => builder.with_no_client_auth(),
-            Some((cert, key)) => {
+        match (&files.cert, &files.key) {
+            (Some(cert), Some(key)) => {
                 let chain = certificates("sslcert", cert)?;
-                let secret = PrivateKeyDer::from_pem_file(key)
-                    .map_err(|error| format!("sslkey: {key:?} cannot be read: {error}"))?;
+                let secret = PrivateKeyDer::from_pem_slice(bytes("sslkey", key)?);
+                let secret = secret.map_err(|error| unreadable("sslkey", key, &error))?;
                 builder
                     .with_client_auth_cert(chain, secret)
-                    .map_err(|error| format!("sslcert: {cert:?} and sslkey cannot be used: {error}"))?
+                    .map_err(|error| format!("sslcert: {:?} and sslkey cannot be used: {error}", cert.path()))
             }
-        };
-        Ok(Connector(Arc::new(config)))
-    }
-
-    fn verifier(&self, provider: Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>, String> {
-        let mut roots = RootCertStore::empty();
-        match &self.root {
-            Some(file) => {
-                for certificate in certificates("sslrootcert", file)? {
-                    let added = roots.add(certificate);
-                    added.map_err(|error| format!("sslrootcert: {file:?} holds what is no certificate: {error}"))?;
-                }
-            }
-            None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+            _ => Ok(builder.with_no_client_auth()),
         }
-        if roots.is_empty() {
-            return Err("there is no certificate to trust; name a file with sslrootcert=FILE".into());
-        }
-        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
-        verifier.map_err(|error| format!("TLS cannot be set up: {error}"))
     }
 }
 
-fn certificates(option: &str, file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    read.map_err(|error| format!("{option}: {file:?} cannot be read: {error}"))
+fn chain(ca: Option<&Content>, provider: Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>, String> {
+    let mut roots = RootCertStore::empty();
+    match ca {
+        Some(file) => {
+            for certificate in certificates("sslrootcert", file)? {
+                let added = roots.add(certificate);
+                let path = file.path();
+                added.map_err(|error| format!("sslrootcert: {path:?} holds what is no certificate: {error}"))?;
+            }
+        }
+        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+    }
+    if roots.is_empty() {
+        return Err("there is no certificate to trust; name a file with sslrootcert=FILE".into());
+    }
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    verifier.map_err(|error| format!("TLS cannot be set up: {error}"))
+}
+
+fn certificates(option: &str, file: &Content) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes(option, file)?).collect();
+    read.map_err(|error| unreadable(option, file, &error))
+}
+
+fn bytes<'a>(option: &str, file: &'a Content) -> Result<&'a [u8], String> {
+    file.bytes().map_err(|error| unreadable(option, file, error))
+}
+
+fn unreadable(option: &str, file: &Content, error: &dyn fmt::Display) -> String {
+    format!("{option}: {:?} cannot be read: {error}", file.path())
 }
 
 #[derive(Debug)]
@@ -138,6 +158,13 @@ impl ServerCertVerifier for Verifier {
 /// Makes TLS connections.
 #[derive(Debug, Clone)]
 pub(super) struct Connector(Arc<ClientConfig>);
+
+impl Connector {
+    /// With the certificates that are there now.
+    pub(super) async fn of(certificates: &Certificates) -> Self {
+        Self(certificates.now().await)
+    }
+}
 
 pub(super) struct ToHost(Arc<ClientConfig>, ServerName<'static>);
 

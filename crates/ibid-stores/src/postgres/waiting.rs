@@ -22,6 +22,7 @@ use super::{
     pool::{Failed, Pool},
     rows,
     statements::Statement,
+    tls::Connector,
 };
 use crate::{breaker::jittered, near::Copies};
 
@@ -216,7 +217,7 @@ impl Waiting {
     /// One connection's time of listening. Says whether it came about.
     async fn hear(&self) -> bool {
         let pool = &self.pool;
-        let connecting = pool.place.config.connect(pool.connector.clone());
+        let connecting = async { pool.place.config.connect(Connector::of(&pool.certificates).await).await };
         let Ok(Ok((client, mut connection))) = timeout(pool.connecting_limit(), connecting).await else { return false };
         let listening = async {
             let listened =

@@ -1,9 +1,7 @@
 //! Opening connections: TCP, TLS, login. A [`Wire`] is one that is open.
 
 use std::{
-    fmt, fs,
-    io::{self, BufReader},
-    path::Path,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -27,7 +25,11 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::place::{Host, Place, TlsFiles};
+use super::{
+    place::{Host, Place},
+    trouble::STORE,
+};
+use crate::certificates::{Certificates, Content, Contents};
 
 /// How many calls may be handed to a connection before its writer has taken them up.
 const QUEUED: usize = 1024;
@@ -35,7 +37,7 @@ const QUEUED: usize = 1024;
 /// Opens connections to the servers of one place.
 pub(super) struct Dialer {
     pub(super) place: Place,
-    tls: Option<TlsConnector>,
+    tls: Option<Arc<Certificates>>,
     /// To connect, and for one call.
     pub(super) timeout: Duration,
 }
@@ -67,7 +69,7 @@ struct Life {
 
 impl Dialer {
     pub(super) fn new(place: Place, timeout: Duration) -> Result<Self, String> {
-        let tls = place.tls.as_ref().map(connector).transpose()?;
+        let tls = place.tls.clone().map(|files| Certificates::open(STORE, files, config)).transpose()?;
         Ok(Self { place, tls, timeout })
     }
 
@@ -113,8 +115,9 @@ impl Dialer {
                 None => start(host, info, tcp, pushes).await,
                 Some(tls) => {
                     let name = ServerName::try_from(host.name.clone()).map_err(|error| error.to_string())?;
+                    let tls = TlsConnector::from(tls.now().await);
                     let tcp = tls.connect(name, tcp).await.map_err(|error| format!("TLS: {error}"))?;
-                    start(host, info, tcp, pushes).await
+                    start(host, info, tcp, pushes).await?.let_in().await
                 }
             }
         });
@@ -162,6 +165,18 @@ fn login_refused(error: &RedisError) -> String {
 }
 
 impl Wire {
+    /// A server tells only after the handshake that it does not like our certificate (TLS 1.3). Without this the first call
+    /// would learn it, and nobody would know whether it was carried out.
+    async fn let_in(self) -> Result<Self, String> {
+        match self.ask(&redis::cmd("PING")).await {
+            Err(error) if error.is_io_error() || error.is_connection_dropped() => {
+                Err(format!("TLS: the server does not let us in; perhaps it does not know our certificate: {error}"))
+            }
+            // Whatever else it says, it says to us.
+            _ => Ok(self),
+        }
+    }
+
     pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, RedisError> {
         let answer = self.connection.clone().send_packed_command(command).await?;
         self.life.answers.fetch_add(1, Relaxed);
@@ -197,14 +212,14 @@ impl Drop for Wire {
     }
 }
 
-fn connector(files: &TlsFiles) -> Result<TlsConnector, String> {
+fn config(files: &Contents) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     match &files.ca {
-        Some(path) => {
-            for certificate in certificates(path)? {
+        Some(ca) => {
+            for certificate in certificates(ca)? {
                 roots
                     .add(certificate)
-                    .map_err(|error| format!("{} holds an unusable certificate: {error}", path.display()))?;
+                    .map_err(|error| format!("{} holds an unusable certificate: {error}", ca.path().display()))?;
             }
         }
         None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
@@ -217,28 +232,27 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, String> {
         .with_safe_default_protocol_versions()
         .map_err(|error| format!("TLS: {error}"))?
         .with_root_certificates(roots);
-    let config = match (&files.cert, &files.key) {
+    match (&files.cert, &files.key) {
         (Some(cert), Some(key)) => {
-            let secret = PrivateKeyDer::from_pem_reader(opened(key)?).map_err(|error| unreadable(key, &error))?;
-            config.with_client_auth_cert(certificates(cert)?, secret).map_err(|error| unreadable(cert, &error))?
+            let secret = PrivateKeyDer::from_pem_slice(bytes(key)?).map_err(|error| unusable(key, &error))?;
+            config.with_client_auth_cert(certificates(cert)?, secret).map_err(|error| unusable(cert, &error))
         }
-        _ => config.with_no_client_auth(),
-    };
-    Ok(TlsConnector::from(Arc::new(config)))
+        _ => Ok(config.with_no_client_auth()),
+    }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_reader_iter(opened(path)?).collect();
-    match found.map_err(|error| unreadable(path, &error))? {
-        none if none.is_empty() => Err(format!("{} holds no certificate in PEM form", path.display())),
+fn certificates(file: &Content) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes(file)?).collect();
+    match found.map_err(|error| unusable(file, &error))? {
+        none if none.is_empty() => Err(format!("{} holds no certificate in PEM form", file.path().display())),
         some => Ok(some),
     }
 }
 
-fn opened(path: &Path) -> Result<BufReader<fs::File>, String> {
-    fs::File::open(path).map(BufReader::new).map_err(|error: io::Error| unreadable(path, &error))
+fn bytes(file: &Content) -> Result<&[u8], String> {
+    file.bytes().map_err(|error| unusable(file, error))
 }
 
-fn unreadable(path: &Path, error: &dyn fmt::Display) -> String {
-    format!("{} cannot be used: {error}", path.display())
+fn unusable(file: &Content, error: &dyn fmt::Display) -> String {
+    format!("{} cannot be used: {error}", file.path().display())
 }

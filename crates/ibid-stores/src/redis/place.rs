@@ -5,6 +5,8 @@
 
 use std::{fmt, path::PathBuf};
 
+use crate::certificates::Files;
+
 /// A server, by name or number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Host {
@@ -21,7 +23,8 @@ pub(super) struct Place {
     pub(super) user: Option<String>,
     pub(super) password: Option<String>,
     pub(super) database: i64,
-    pub(super) tls: Option<TlsFiles>,
+    /// The files for TLS, if it is spoken.
+    pub(super) tls: Option<Files>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,14 +33,6 @@ pub(super) enum Shape {
     /// The name under which the sentinels know the primary.
     Sentinel(String),
     Cluster,
-}
-
-/// Files for TLS; without a certificate authority of its own, the system's are trusted.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct TlsFiles {
-    pub(super) ca: Option<PathBuf>,
-    pub(super) cert: Option<PathBuf>,
-    pub(super) key: Option<PathBuf>,
 }
 
 const SCHEMES: &str = "redis://, rediss://, redis+sentinel://, redis+cluster://, and the latter two with +tls";
@@ -88,41 +83,37 @@ impl Place {
             Shape::Cluster => 0,
         };
         let says_tls = scheme.starts_with("rediss") || scheme.ends_with("+tls");
-        let tls = TlsFiles::parse(query, says_tls)?;
+        let tls = tls_files(query, says_tls)?;
         Ok(Self { shape, hosts, user, password, database, tls })
     }
 }
 
-impl TlsFiles {
-    /// What the options say; `None` if TLS is not spoken.
-    fn parse(query: &str, says_tls: bool) -> Result<Option<Self>, String> {
-        let mut with_tls = says_tls;
-        let mut files = Self::default();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let file = || Ok::<_, String>(decoded(value, "a file's name")?.map(PathBuf::from));
-            match name {
-                "tls" if value == "true" => with_tls = true,
-                "tls" if value == "false" && !says_tls => {}
-                "tls" => return Err("tls is true or false, and not false where the scheme says TLS".into()),
-                "ca" => files.ca = file()?,
-                "cert" => files.cert = file()?,
-                "key" => files.key = file()?,
-                _ => {
-                    return Err(format!(
-                        "there is an option that the Redis store does not know; allowed are {OPTIONS}"
-                    ));
-                }
+/// What the options say; `None` if TLS is not spoken.
+fn tls_files(query: &str, says_tls: bool) -> Result<Option<Files>, String> {
+    let mut with_tls = says_tls;
+    let (mut ca, mut cert, mut key) = (None, None, None);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let file = || Ok::<_, String>(decoded(value, "a file's name")?.map(PathBuf::from));
+        match name {
+            "tls" if value == "true" => with_tls = true,
+            "tls" if value == "false" && !says_tls => {}
+            "tls" => return Err("tls is true or false, and not false where the scheme says TLS".into()),
+            "ca" => ca = file()?,
+            "cert" => cert = file()?,
+            "key" => key = file()?,
+            _ => {
+                return Err(format!("there is an option that the Redis store does not know; allowed are {OPTIONS}"));
             }
         }
-        if files != Self::default() && !with_tls {
-            return Err("ca, cert and key need TLS; write rediss://, or tls=true".into());
-        }
-        if files.cert.is_some() != files.key.is_some() {
-            return Err("cert and key go together: a client certificate needs both".into());
-        }
-        Ok(with_tls.then_some(files))
     }
+    if !with_tls && (ca.is_some() || cert.is_some() || key.is_some()) {
+        return Err("ca, cert and key need TLS; write rediss://, or tls=true".into());
+    }
+    if cert.is_some() != key.is_some() {
+        return Err("cert and key go together: a client certificate needs both".into());
+    }
+    Ok(with_tls.then_some(Files { ca, own: cert.zip(key) }))
 }
 
 impl Host {
@@ -231,10 +222,10 @@ mod tests {
     #[test]
     fn tls_by_scheme_or_option() {
         for url in ["rediss://h", "redis+cluster+tls://h", "rediss+sentinel://h/m", "redis+sentinel://h/m?tls=true"] {
-            assert_eq!(Place::parse(url).unwrap().tls, Some(TlsFiles::default()), "{url}");
+            assert_eq!(Place::parse(url).unwrap().tls, Some(Files::default()), "{url}");
         }
         let place = Place::parse("rediss://h?ca=/a%20b/ca.pem&cert=c.pem&key=k.pem").unwrap();
-        let files = TlsFiles { ca: Some("/a b/ca.pem".into()), cert: Some("c.pem".into()), key: Some("k.pem".into()) };
+        let files = Files { ca: Some("/a b/ca.pem".into()), own: Some(("c.pem".into(), "k.pem".into())) };
         assert_eq!(place.tls, Some(files));
     }
 

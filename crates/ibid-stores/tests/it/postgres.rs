@@ -19,6 +19,7 @@ use ibid_testkit::{
 };
 
 mod access;
+mod certificates;
 mod faults;
 mod kit;
 mod migrations;

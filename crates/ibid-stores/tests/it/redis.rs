@@ -13,6 +13,7 @@ use ibid_testkit::{
     wrappers::{LosesAnswers, Resending},
 };
 
+mod certificates;
 mod cluster;
 mod faults;
 mod sentinel;

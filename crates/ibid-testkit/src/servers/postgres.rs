@@ -22,6 +22,7 @@ use std::{
 use parking_lot::Mutex;
 
 pub use self::bouncer::Bouncer;
+use crate::certificates::{Authority, Vouched};
 
 mod bouncer;
 
@@ -98,28 +99,47 @@ impl Server {
         let server = Self::start();
         server.stop();
         let signed = rcgen::generate_simple_self_signed(vec!["localhost".into()]).expect("a certificate");
-        let file = |name: &str, content: &str| {
-            let path = server.folder.path.join(name);
-            fs::write(&path, content).expect("a file in our folder");
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("our own file");
-            let owner = fs::metadata(&server.folder.path).expect("our own folder");
-            chown(&path, Some(owner.uid()), Some(owner.gid())).expect("our own file");
-            path
-        };
-        let certificate = file("server.crt", &signed.cert.pem());
-        let key = file("server.key", &signed.signing_key.serialize_pem());
+        let certificate = server.put("server.crt", signed.cert.pem().as_bytes(), 0o644);
+        let key = server.put("server.key", signed.signing_key.serialize_pem().as_bytes(), 0o600);
+        // Clients may show the same certificate, and are known by it.
+        let clients = server.put("clients.crt", signed.cert.pem().as_bytes(), 0o644);
         let mut server = server;
         server.settings.extend([
             "ssl=on".into(),
             format!("ssl_cert_file={}", certificate.display()),
             format!("ssl_key_file={}", key.display()),
-            // Clients may show the same certificate, and are known by it.
-            format!("ssl_ca_file={}", certificate.display()),
+            format!("ssl_ca_file={}", clients.display()),
         ]);
         server.run();
-        let readable = fs::set_permissions(&certificate, fs::Permissions::from_mode(0o644));
-        readable.expect("our own file");
         (server, certificate)
+    }
+
+    /// Gives one that offers TLS another certificate, and others who vouch for its clients. Sessions go on.
+    ///
+    /// # Panics
+    /// If a file cannot be read.
+    pub fn renew(&self, server: &Vouched, clients: &Authority) {
+        let read = |path: &Path| fs::read(path).expect("a file of the test");
+        self.put("server.crt", &read(&server.cert), 0o644);
+        self.put("server.key", &read(&server.key), 0o600);
+        self.put("clients.crt", &read(&clients.path()), 0o644);
+        self.sql("postgres", "SELECT pg_reload_conf()");
+    }
+
+    /// Says who is let in, in the lines of `pg_hba.conf`.
+    pub fn admit(&self, lines: &str) {
+        self.put("data/pg_hba.conf", lines.as_bytes(), 0o600);
+        self.sql("postgres", "SELECT pg_reload_conf()");
+    }
+
+    /// A file in its folder that it may read.
+    fn put(&self, name: &str, content: &[u8], mode: u32) -> PathBuf {
+        let path = self.folder.path.join(name);
+        fs::write(&path, content).expect("a file in our folder");
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("our own file");
+        let owner = fs::metadata(&self.folder.path).expect("our own folder");
+        chown(&path, Some(owner.uid()), Some(owner.gid())).expect("our own file");
+        path
     }
 
     /// One for all tests of this process that do not disturb it.

@@ -1,109 +1,34 @@
 //! Client certificates on either side, and certificates that change while the gateway runs.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Empty, Full};
+use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
-use ibid_testkit::{client::post, process::Gateway, upstream::Upstream};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
-use rustls::{
-    ClientConfig, RootCertStore, ServerConfig,
-    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName},
-    server::WebPkiClientVerifier,
+use ibid_testkit::{
+    certificates::{Authority, Vouched, replace},
+    client::post,
+    process::Gateway,
+    upstream::Upstream,
 };
-use tempfile::TempDir;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    time::sleep,
+use rustls::{ServerConfig, server::WebPkiClientVerifier};
+use tokio::{net::TcpListener, time::sleep};
+use tokio_rustls::TlsAcceptor;
+
+use crate::{
+    faults::kit::{BIN, assert_ran, policy, within},
+    secured::{certificate, key, over_tls, provider, roots},
 };
-use tokio_rustls::{TlsAcceptor, TlsConnector};
-
-use crate::faults::kit::{BIN, assert_ran, policy, within};
-
-/// Somebody who vouches for others.
-struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
-    folder: TempDir,
-}
-
-/// A certificate, its key, and where both are.
-#[derive(Clone)]
-struct Vouched {
-    der: CertificateDer<'static>,
-    key: Vec<u8>,
-    cert_path: PathBuf,
-    key_path: PathBuf,
-}
-
-impl Authority {
-    fn new() -> Authority {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("ca.pem"), issuer.pem()).unwrap();
-        Authority { issuer, folder }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.folder.path().join("ca.pem")
-    }
-
-    /// For `localhost`, as a server and as a client.
-    fn vouch(&self, name: &str) -> Vouched {
-        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
-        let key = KeyPair::generate().unwrap();
-        let cert = params.signed_by(&key, &self.issuer).unwrap();
-        let path = |end: &str| self.folder.path().join(format!("{name}.{end}"));
-        let (cert_path, key_path) = (path("crt"), path("key"));
-        std::fs::write(&cert_path, cert.pem()).unwrap();
-        std::fs::write(&key_path, key.serialize_pem()).unwrap();
-        Vouched { der: cert.der().clone(), key: key.serialize_der(), cert_path, key_path }
-    }
-
-    fn roots(&self) -> RootCertStore {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.issuer.der().clone()).unwrap();
-        roots
-    }
-}
-
-impl Vouched {
-    fn key(&self) -> PrivateKeyDer<'static> {
-        PrivateKeyDer::from(PrivatePkcs8KeyDer::from(self.key.clone()))
-    }
-}
-
-fn provider() -> Arc<rustls::crypto::CryptoProvider> {
-    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
-}
 
 /// What a client of the gateway gets to see: the server's certificate and the answer's status, or nothing.
 async fn pay(
     addr: SocketAddr, trusts: &Authority, shows: Option<&Vouched>, key: &str,
-) -> Option<(CertificateDer<'static>, StatusCode)> {
-    let config = ClientConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(trusts.roots());
-    let config = match shows {
-        None => config.with_no_client_auth(),
-        Some(shown) => config.with_client_auth_cert(vec![shown.der.clone()], shown.key()).unwrap(),
-    };
-    let tcp = TcpStream::connect(addr).await.expect("the gateway listens");
-    let name = ServerName::try_from("localhost").unwrap();
-    let stream = within("the handshake", TlsConnector::from(Arc::new(config)).connect(name, tcp)).await.ok()?;
-    let seen = stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned();
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.ok()?;
-    tokio::spawn(connection);
+) -> Option<(Vec<u8>, StatusCode)> {
     let request = Request::post("/pay").header("host", "shop.example").header("idempotency-key", key);
-    // TLS 1.3 tells a client only after its handshake that its certificate was not good.
-    let answer = within("an answer", sender.send_request(request.body(Empty::<Bytes>::new()).unwrap())).await.ok()?;
-    Some((seen, answer.status()))
+    let seen = over_tls(addr, trusts, shows, request.body(Full::default()).unwrap()).await?;
+    Some((seen.server, seen.answer.status()))
 }
 
 #[tokio::test]
@@ -113,8 +38,8 @@ async fn only_clients_with_a_certificate_of_the_given_authority_are_let_in() {
     let upstream = Upstream::start().await;
     let config = format!(
         "[tls]\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\n{}",
-        server.cert_path,
-        server.key_path,
+        server.cert,
+        server.key,
         ours.path(),
         policy("")
     );
@@ -132,9 +57,9 @@ async fn certificates_and_those_who_vouch_for_clients_change_without_a_restart()
     let (server, client, next_client) = (ours.vouch("server"), ours.vouch("client"), next.vouch("client"));
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    let put = |from: &PathBuf, name: &str| assert_ne!(std::fs::copy(from, path(name)).unwrap(), 0);
-    put(&server.cert_path, "cert.pem");
-    put(&server.key_path, "key.pem");
+    let put = |from: &Path, name: &str| replace(from, &path(name));
+    put(&server.cert, "cert.pem");
+    put(&server.key, "key.pem");
     put(&ours.path(), "clients.pem");
     let upstream = Upstream::start().await;
     let config = format!(
@@ -148,10 +73,10 @@ async fn certificates_and_those_who_vouch_for_clients_change_without_a_restart()
     assert_eq!(pay(gateway.addr(), &ours, Some(&client), "k-1").await.expect("an answer").0, server.der);
     // The certificate first, the key later: in between the old pair serves.
     let renewed = ours.vouch("renewed");
-    put(&renewed.cert_path, "cert.pem");
+    put(&renewed.cert, "cert.pem");
     gateway.wait_for_log("the configuration in force stays").await;
     assert_eq!(pay(gateway.addr(), &ours, Some(&client), "k-1").await.expect("an answer").0, server.der);
-    put(&renewed.key_path, "key.pem");
+    put(&renewed.key, "key.pem");
     put(&next.path(), "clients.pem");
     within("the new certificates", async {
         while pay(gateway.addr(), &ours, Some(&next_client), "k-1").await.is_none() {
@@ -160,21 +85,28 @@ async fn certificates_and_those_who_vouch_for_clients_change_without_a_restart()
     })
     .await;
     let (seen, status) = pay(gateway.addr(), &ours, Some(&next_client), "k-1").await.expect("an answer");
-    assert_eq!((seen, status), (renewed.der, StatusCode::CREATED));
+    assert_eq!((seen, status), (renewed.der.clone(), StatusCode::CREATED));
     assert_eq!(pay(gateway.addr(), &ours, Some(&client), "k-1").await, None, "the old authority is gone");
-    assert_eq!(upstream.executions(), 1);
     assert!(gateway.logs().iter().all(|line| !line.contains("needs_restart")), "{:?}", gateway.logs());
+    // TLS is not turned off without a restart, least of all by a slip of the pen.
+    gateway.rewrite_config(&policy(""));
+    gateway.wait_for_log("needs_restart=\"tls\"").await;
+    assert!(post(gateway.addr(), "/pay").key("k-2").json("{}").try_send().await.is_err());
+    assert!(pay(gateway.addr(), &ours, Some(&client), "k-2").await.is_none());
+    let (seen, _) = pay(gateway.addr(), &ours, Some(&next_client), "k-1").await.expect("an answer");
+    assert_eq!(seen, renewed.der);
+    assert_eq!(upstream.executions(), 1);
 }
 
 /// An app that answers with who called it, by certificate: the length of what it was shown is enough to tell two apart.
 async fn strict_app(server: &Vouched, clients: &Authority) -> SocketAddr {
     let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(clients.roots()), provider()).build().expect("a verifier");
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots(clients)), provider()).build().expect("a verifier");
     let config = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_client_cert_verifier(verifier)
-        .with_single_cert(vec![server.der.clone()], server.key())
+        .with_single_cert(vec![certificate(&server.der)], key(server))
         .unwrap();
     let tls = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -214,19 +146,19 @@ async fn an_upstream_that_asks_is_shown_the_gateways_certificate_and_the_next_on
     let config = format!(
         "upstream_ca = {:?}\nupstream_cert = {:?}\nupstream_key = {:?}\n{}",
         ours.path(),
-        shown.cert_path,
-        shown.key_path,
+        shown.cert,
+        shown.key,
         policy("")
     );
     let gateway = Gateway::spawn(BIN, &config, &url).await;
     let first = post(gateway.addr(), "/pay").key("k-1").json("{}").send().await;
     assert_ran(&first);
-    assert_eq!(first.body, shown.der.to_vec());
+    assert_eq!(first.body, shown.der);
     let renewed = clients.vouch("gateway");
     within("the new certificate", async {
         for n in 0.. {
             let answer = post(gateway.addr(), "/pay").key(format!("n-{n}")).json("{}").send().await;
-            if answer.body == renewed.der.to_vec() {
+            if answer.body == renewed.der {
                 break;
             }
             sleep(Duration::from_millis(100)).await;

@@ -1,7 +1,7 @@
 //! What a thief finds: of the store and of the journal, nothing that was planted; of logs, pages and messages, no key.
 //! Each look at a file is made without a seal too, where everything must be found.
 
-use std::{fs, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
 use ibid_testkit::{
     client::get,
@@ -84,6 +84,11 @@ async fn nothing_is_in_the_journal() {
         assert_eq!((first.status, first.header("idempotency-stored")), (201, Some("pending")), "{first:?}");
         let journal = gateway.dir().join("ibid-journal");
         look(&files(&journal), is_sealed);
+        let made = fs::read_dir(&journal).unwrap().map(|file| file.unwrap().path()).chain([journal.clone()]);
+        for path in made {
+            let mode = fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o077, 0, "{} is for its owner only: {mode:o}", path.display());
+        }
         // A retry gets it from there, also after a restart.
         assert_replay(&planting(&gateway).send().await, &first);
         gateway.kill().await;

@@ -54,3 +54,19 @@ impl Sentinels {
         format!("redis+sentinel://{}/{NAME}", all.join(","))
     }
 }
+
+impl Server {
+    /// One sentinel that knows this server as a primary, and speaks TLS if that does.
+    ///
+    /// # Panics
+    /// If it cannot be started, saying why.
+    pub fn sentinel(&self) -> Server {
+        let watch = format!("sentinel monitor {NAME} 127.0.0.1 {} 1", self.port());
+        Server::launch(Options { config: vec![watch], tls: self.options.tls, password: None }, true)
+    }
+
+    /// The end of the URL by which a sentinel is asked for the primary.
+    pub fn sentinels_name(&self) -> &'static str {
+        NAME
+    }
+}

@@ -1,0 +1,124 @@
+//! Certificates that the URL names change while the store runs.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use ibid::store::{Claim, ErrorKind, Held, Store};
+use ibid_stores::{Remote, postgres::Postgres};
+use ibid_testkit::{
+    certificates::{Authority, replace},
+    servers::postgres::Server,
+};
+
+use super::kit::{ask, complete, database, granted, patient, rival};
+
+/// Operators come as they are; the gateway shows a certificate that names it.
+const HBA: &str = "host all postgres,migrator 127.0.0.1/32 trust\n\
+                   hostssl all gateway 127.0.0.1/32 trust clientcert=verify-full\n";
+
+fn url(server: &Server, database: &str, folder: &Path) -> String {
+    let file = |name: &str| folder.join(name).display().to_string();
+    let (ca, cert, key) = (file("ca.pem"), file("cert.pem"), file("key.pem"));
+    let files = format!("sslrootcert={ca}&sslcert={cert}&sslkey={key}");
+    format!("postgres://gateway@localhost:{}/{database}?sslmode=verify-full&pool=2&{files}", server.port())
+}
+
+fn put(folder: &Path, name: &str, from: &Path) {
+    replace(from, &folder.join(name));
+}
+
+/// Cuts the connections of the store, and waits until they are gone.
+fn cut(server: &Server) {
+    server.sql("postgres", "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = 'gateway'");
+}
+
+/// Until the store can be used.
+async fn again(store: &Postgres) {
+    let began = Instant::now();
+    while let Err(error) = store.claim(&ask()).await {
+        assert!(began.elapsed() < Duration::from_secs(60), "{error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_are_taken_up_without_a_restart() {
+    let (server, _) = Server::start_with_tls();
+    let name = database(&server);
+    let (ours, next) = (Authority::new(), Authority::new());
+    let (of_gateway, next_of_gateway) = (ours.vouch("gateway"), next.vouch("gateway"));
+    server.renew(&ours.vouch("server"), &ours);
+    server.admit(HBA);
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    put(at, "ca.pem", &ours.path());
+    put(at, "cert.pem", &of_gateway.cert);
+    put(at, "key.pem", &of_gateway.key);
+    let store = Postgres::open(&url(&server, &name, at), patient()).await.unwrap();
+    again(&store).await;
+    let asked = ask();
+    let lease = granted(&store, &asked).await;
+    assert_eq!(store.settle(&lease, &complete(b"before")).await.unwrap(), Held::Held);
+    let shown = format!(
+        "SELECT DISTINCT s.client_dn FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) WHERE a.datname = '{name}' AND a.usename = 'gateway'"
+    );
+    assert_eq!(server.sql("postgres", &shown), "/CN=gateway");
+
+    // One of a pair is there before the other: whoever connects meanwhile shows the old one.
+    put(at, "cert.pem", &next_of_gateway.cert);
+    cut(&server);
+    again(&store).await;
+
+    // Everything else, on both sides, and every connection is cut. Until the server has the new ones, sessions with the
+    // old ones may come back: they are cut as well.
+    server.renew(&next.vouch("server"), &next);
+    let began = Instant::now();
+    loop {
+        cut(&server);
+        match store.claim(&ask()).await {
+            Err(error) if error.to_string().contains("certificate") => break,
+            _ => assert!(began.elapsed() < Duration::from_secs(60), "both sides still know each other"),
+        }
+    }
+    put(at, "ca.pem", &next.path());
+    put(at, "key.pem", &next_of_gateway.key);
+    again(&store).await;
+    assert!(matches!(store.claim(&rival(&asked)).await.unwrap(), Claim::Done(done) if done.record == b"before"[..]));
+
+    // And it was not the server that had become careless.
+    for shown in [&of_gateway, &next.vouch("somebody-else")] {
+        let others = tempfile::tempdir().unwrap();
+        put(others.path(), "ca.pem", &next.path());
+        put(others.path(), "cert.pem", &shown.cert);
+        put(others.path(), "key.pem", &shown.key);
+        let refused = Postgres::open(&url(&server, &name, others.path()), Remote::default()).await.unwrap();
+        let error = refused.claim(&ask()).await.unwrap_err();
+        assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Rejected), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_gone_for_a_while_changes_nothing() {
+    let (server, certificate) = Server::start_with_tls();
+    let name = database(&server);
+    let folder = tempfile::tempdir().unwrap();
+    let file: PathBuf = folder.path().join("ca.pem");
+    replace(&certificate, &file);
+    let url = format!(
+        "postgres://gateway@localhost:{}/{name}?sslmode=verify-full&sslrootcert={}",
+        server.port(),
+        file.display()
+    );
+    let store = Postgres::open(&url, patient()).await.unwrap();
+    again(&store).await;
+    for content in [None, Some(""), Some("-----BEGIN CERTIFICATE-----\nAAAA\n")] {
+        match content {
+            None => std::fs::remove_file(&file).unwrap(),
+            Some(content) => std::fs::write(&file, content).unwrap(),
+        }
+        cut(&server);
+        again(&store).await;
+    }
+}
