@@ -252,8 +252,9 @@ impl Builder {
     }
 
     /// How much tenants may begin; as much as they like by default. The tenant is what operators see as such.
-    pub fn quota(mut self, quota: Quota) -> Self {
-        self.quota = Some(Arc::new(quota));
+    /// Who keeps a share of it can [set](Quota::set) other limits later.
+    pub fn quota(mut self, quota: impl Into<Arc<Quota>>) -> Self {
+        self.quota = Some(quota.into());
         self
     }
 
