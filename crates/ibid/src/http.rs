@@ -94,7 +94,7 @@ struct Shared {
     engine: Engine,
     settings: Settings,
     budget: budget::Budget,
-    twins: twins::Twins,
+    twins: Arc<twins::Twins>,
 }
 
 /// Finds the policy of a request.
@@ -296,12 +296,12 @@ impl Builder {
 
     /// Done.
     pub fn build(self) -> Ibid {
+        let twins = twins::Twins::new(self.observer.clone());
         let mut engine = Engine::with(self.store, self.observer, self.journal);
         if let Some(quota) = self.quota {
             engine = engine.limited(quota);
         }
         let budget = budget::Budget::new(self.settings.buffer_memory);
-        let twins = twins::Twins::default();
         Ibid { shared: Arc::new(Shared { engine, settings: self.settings, budget, twins }) }
     }
 }

@@ -6,8 +6,8 @@ use std::{
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, Ask, Claim, Counters, Counts, Cursor, End, Fence, Filter, Held, Lease, Memory, Operators, Page, Promise, State,
-    Store, StoreError, StoreFuture, Swept, Token,
+    Address, Ask, Claim, Counters, Counts, Cursor, End, Fence, Filter, Held, Lease, Memory, Operators, Page, Promise,
+    State, Store, StoreError, StoreFuture, Swept, Token,
 };
 use parking_lot::Mutex;
 

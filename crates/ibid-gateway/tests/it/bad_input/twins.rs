@@ -123,3 +123,30 @@ async fn what_only_we_may_say_is_stripped() {
     assert_eq!(lie(get(world.gateway.addr(), "/things")).send().await.status, 200);
     assert_eq!(own(&world), [], "on a method that is not covered");
 }
+
+#[tokio::test]
+async fn a_client_cannot_say_that_its_request_is_a_replay() {
+    let portal = "[[route]]\nmatch = \"POST /portal\"\npreset = \"appsportal\"\n";
+    let world = World::start(&format!("{portal}{MEMBERS}")).await;
+    let told = |request: ibid_testkit::client::Request, lies: &[&str]| {
+        lies.iter().fold(request, |request, name| request.header(*name, "true")).header("X-Request-Id", "r-1")
+    };
+    let cached = ["X-Idempotency-Cached", "X-Original-Timestamp"];
+    let member = world.post("/members").header("X-User-Id", "u1").key("member-key-1234567").json(BODY);
+    let portal = world.post("/portal").header("X-Tenant-Id", "t1").header("X-Idempotency-Key", "portal").json(BODY);
+    for (case, request, lies) in [
+        ("ietf", world.good("replay-of-a-client"), &["Idempotent-Replayed"][..]),
+        ("ietf, no key", world.post("/pay").json(BODY), &["Idempotent-Replayed"]),
+        ("appsportal", portal, &["X-Idempotency-Replay"]),
+        ("membership", member, &cached),
+    ] {
+        let answer = told(request, lies).send().await;
+        assert_eq!(answer.status, 201, "{case}: {answer:?}");
+        let seen = world.upstream.last();
+        for name in lies {
+            assert_eq!(seen.header(name), None, "{case}: {seen:?}");
+        }
+        // Ids are the client's own business.
+        assert_eq!(seen.header("x-request-id"), Some("r-1"), "{case}: {seen:?}");
+    }
+}
