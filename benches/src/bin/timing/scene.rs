@@ -91,12 +91,12 @@ impl<'a> Scene<'a> {
         let (one, other) = (self.keys(each), self.keys(each));
         rows.push(self.compare("control: nobody used either, its first", both(&one, &other, PAY, BODY), 201)?);
         let (now, later) = (self.keys(each), self.keys(each));
-        let probes = probes(&later, LATER, BODY, true).chain(probes(&now, PAY, BODY, false)).collect();
-        let slower = self.compare("control: 20 µs more against none, its first", probes, 201)?;
+        let sent = probes(&later, LATER, BODY, true).chain(probes(&now, PAY, BODY, false)).collect();
+        let slower = self.compare("control: 20 µs more against none, its first", sent, 201)?;
         rows.push(Row { must_differ: true, may_be_lost: slower.compared.medians[1] > 1000.0, ..slower });
         let fresh = self.keys(each);
-        let probes = probes(&used, PAY, BODY, true).chain(probes(&fresh, PAY, BODY, false)).collect();
-        let replays = self.compare("control: its replays against its first", probes, 201)?;
+        let sent = probes(&used, PAY, BODY, true).chain(probes(&fresh, PAY, BODY, false)).collect();
+        let replays = self.compare("control: its replays against its first", sent, 201)?;
         rows.push(Row { must_differ: true, ..replays });
         Ok(rows)
     }
