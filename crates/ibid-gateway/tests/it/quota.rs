@@ -231,6 +231,21 @@ async fn a_changed_file_changes_the_limits_and_gives_nobody_a_new_allowance() {
 }
 
 #[tokio::test]
+async fn a_restart_gives_nobody_a_new_allowance_where_the_store_outlives_it() {
+    let upstream = Upstream::start().await;
+    let mut gateway = gateway(&upstream, "new_keys = \"2/1h\"", "", "embedded:data").await;
+    for key in ["k-1", "k-2"] {
+        assert_ran(&pay(&gateway, "a", key).send().await);
+    }
+    over(pay(&gateway, "a", "k-3")).await;
+    gateway.kill().await;
+    gateway.restart().await;
+    over(pay(&gateway, "a", "k-3")).await;
+    assert_eq!(pay(&gateway, "a", "k-1").send().await.header("idempotent-replayed"), Some("true"));
+    assert_ran(&pay(&gateway, "b", "k-1").send().await);
+}
+
+#[tokio::test]
 async fn a_changed_rate_holds_at_once() {
     let upstream = Upstream::start().await;
     let gateway = gateway(&upstream, "rate = \"2/1h\"", "", "memory:").await;

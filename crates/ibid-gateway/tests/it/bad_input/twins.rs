@@ -88,7 +88,21 @@ async fn a_scope_header_is_believed_only_from_trusted_proxies() {
     let key = "req-1234567890abcdef";
     let answer = world.post("/members").key(key).header("X-User-Id", "u1").json(BODY).send().await;
     assert_problem("not trusted", &answer, 403, "scope-refused", Some(key));
+    // Where a request came from is what the connection says, not what it says itself.
+    for (name, value) in [
+        ("X-Forwarded-For", "10.0.0.1"),
+        ("Forwarded", "for=10.0.0.1"),
+        ("X-Real-Ip", "10.0.0.1"),
+        ("Via", "1.1 10.0.0.1"),
+    ] {
+        let request = world.post("/members").key(key).header("X-User-Id", "u1").header(name, value).json(BODY);
+        assert_problem(name, &request.send().await, 403, "scope-refused", Some(key));
+    }
     assert_eq!(world.upstream.requests(), 0);
+    // The same from a trusted one, whatever it says about those behind it.
+    let world = World::start(&format!("trusted_proxies = [\"127.0.0.0/8\"]\n{MEMBERS}")).await;
+    let trusted = world.post("/members").key(key).header("X-User-Id", "u1").header("X-Forwarded-For", "8.8.8.8");
+    world.runs_once_as("trusted", key, &trusted.json(BODY)).await;
 }
 
 #[tokio::test]
