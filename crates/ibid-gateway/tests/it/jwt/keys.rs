@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tokio_rustls::TlsAcceptor;
 
