@@ -11,7 +11,7 @@ use super::{
 
 const BODY: &str = r#"{"amount":1}"#;
 const OTHER: &str = r#"{"amount":2}"#;
-/// Keys that are in flight, or of unknown outcome, at a time; each is asked about several times.
+/// Keys that are in flight at a time; each is asked about several times.
 const KEPT: usize = 128;
 
 pub(super) struct Row {
@@ -102,12 +102,11 @@ impl<'a> Scene<'a> {
     }
 
     fn unknown(&mut self) -> Result<Row, String> {
-        let [used, unused] = self.shared(KEPT)?;
+        let [used, unused] = self.shared(self.each)?;
         for keys in [&used, &unused] {
             use_all(self.to, Caller::B, LOST, keys, BODY, 502)?;
         }
-        let probes = again(both(&used, &unused, LOST, BODY), self.each);
-        self.compare("409 outcome-unknown, of its own", probes, 409)
+        self.compare("409 outcome-unknown, of its own", both(&used, &unused, LOST, BODY), 409)
     }
 
     fn in_progress(&mut self) -> Result<Row, String> {
