@@ -115,10 +115,9 @@ fn run(args: &Args) -> Result<bool, String> {
             };
             let gateway = start(args, &app, &folder, &format!("{config}{}", quota(args, limited)))?;
             let mut scene = Scene::new(gateway.addr(), &app, args.each, &mut seed)?;
-            let rows = if limited { scene.over_quota() } else { scene.all() };
-            for row in rows.map_err(|why| format!("{store}: {why}"))? {
-                good &= show(store, &row);
-            }
+            let mut tell = |row: &Row| good &= show(store, row);
+            let told = if limited { scene.over_quota(&mut tell) } else { scene.all(&mut tell) };
+            told.map_err(|why| format!("{store}: {why}"))?;
         }
     }
     Ok(good)

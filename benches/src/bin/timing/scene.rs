@@ -73,32 +73,30 @@ impl<'a> Scene<'a> {
         Ok(Row { what, compared, must_differ: false, may_be_lost: false })
     }
 
-    pub(super) fn all(&mut self) -> Result<Vec<Row>, String> {
+    /// Everything but quotas, row by row.
+    pub(super) fn all(&mut self, tell: &mut dyn FnMut(&Row)) -> Result<(), String> {
         let each = self.each;
         // What is not warm yet would be taken for a difference.
         let warm = self.keys(each / 4);
         use_all(self.to, Caller::B, PAY, &warm, BODY, 201)?;
         let [used, unused] = self.shared(each)?;
         let of = |body| both(&used, &unused, PAY, body);
-        let mut rows = vec![
-            self.compare("201, its first", of(BODY), 201)?,
-            self.compare("201, a replay of its own", of(BODY), 201)?,
-            self.compare("422 key-reused, of its own", of(OTHER), 422)?,
-        ];
-        rows.push(self.unknown()?);
-        rows.push(self.in_progress()?);
-        rows.push(self.invalid()?);
+        tell(&self.compare("201, its first", of(BODY), 201)?);
+        tell(&self.compare("201, a replay of its own", of(BODY), 201)?);
+        tell(&self.compare("422 key-reused, of its own", of(OTHER), 422)?);
+        tell(&self.unknown()?);
+        tell(&self.in_progress()?);
+        tell(&self.invalid()?);
         let (one, other) = (self.keys(each), self.keys(each));
-        rows.push(self.compare("control: nobody used either, its first", both(&one, &other, PAY, BODY), 201)?);
+        tell(&self.compare("control: nobody used either, its first", both(&one, &other, PAY, BODY), 201)?);
         let (now, later) = (self.keys(each), self.keys(each));
         let sent = probes(&later, LATER, BODY, true).chain(probes(&now, PAY, BODY, false)).collect();
         let slower = self.compare("control: 20 µs more against none, its first", sent, 201)?;
-        rows.push(Row { must_differ: true, may_be_lost: slower.compared.medians[1] > 1000.0, ..slower });
+        tell(&Row { must_differ: true, may_be_lost: slower.compared.medians[1] > 1000.0, ..slower });
         let fresh = self.keys(each);
         let sent = probes(&used, PAY, BODY, true).chain(probes(&fresh, PAY, BODY, false)).collect();
-        let replays = self.compare("control: its replays against its first", sent, 201)?;
-        rows.push(Row { must_differ: true, ..replays });
-        Ok(rows)
+        tell(&Row { must_differ: true, ..self.compare("control: its replays against its first", sent, 201)? });
+        Ok(())
     }
 
     fn unknown(&mut self) -> Result<Row, String> {
@@ -138,11 +136,12 @@ impl<'a> Scene<'a> {
     }
 
     /// On a gateway with a quota of [`allowance`].
-    pub(super) fn over_quota(&mut self) -> Result<Vec<Row>, String> {
+    pub(super) fn over_quota(&mut self, tell: &mut dyn FnMut(&Row)) -> Result<(), String> {
         let [used, unused] = self.shared(self.each)?;
         let spent = self.keys(allowance(self.each));
         use_all(self.to, Caller::B, PAY, &spent, BODY, 201)?;
-        Ok(vec![self.compare("429 quota-exceeded", both(&used, &unused, PAY, BODY), 429)?])
+        tell(&self.compare("429 quota-exceeded", both(&used, &unused, PAY, BODY), 429)?);
+        Ok(())
     }
 }
 
