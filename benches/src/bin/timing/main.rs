@@ -36,13 +36,17 @@ const HELP: &str = "\
 timing: can one caller see by the time of its answers that another has used a key?
 
   --each N          requests of each kind that is compared (4000)
+  --stores NAME,... of memory, embedded and redis (all)
   --seed N          of the random order (the time)
   --strict          exit 2 if something is told apart, or a control is not
   --ibid-bin PATH   the gateway (ibid beside this program)
 ";
 
+const STORES: [&str; 3] = ["memory", "embedded", "redis"];
+
 struct Args {
     each: usize,
+    stores: Vec<String>,
     seed: u64,
     strict: bool,
     ibid_bin: PathBuf,
@@ -74,8 +78,13 @@ fn main() -> ExitCode {
 fn parse() -> Result<Option<Args>, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program's own path: {error}"))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mut args =
-        Args { each: 4000, seed: now.as_nanos() as u64 | 1, strict: false, ibid_bin: program.with_file_name("ibid") };
+    let mut args = Args {
+        each: 4000,
+        stores: STORES.map(str::to_owned).to_vec(),
+        seed: now.as_nanos() as u64 | 1,
+        strict: false,
+        ibid_bin: program.with_file_name("ibid"),
+    };
     let mut words = std::env::args().skip(1);
     while let Some(name) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{name}: unknown, or it needs a value; see --help"));
@@ -83,10 +92,14 @@ fn parse() -> Result<Option<Args>, String> {
             "--help" | "-h" => return Ok(None),
             "--strict" => args.strict = true,
             "--each" => args.each = value()?.parse().map_err(|_| "--each: a number is needed")?,
+            "--stores" => args.stores = value()?.split(',').map(str::to_owned).collect(),
             "--seed" => args.seed = value()?.parse::<u64>().map_err(|_| "--seed: a number is needed")?.max(1),
             "--ibid-bin" => args.ibid_bin = value()?.into(),
             _ => return Err(format!("{name}: unknown; see --help")),
         }
+    }
+    if let Some(unknown) = args.stores.iter().find(|store| !STORES.contains(&store.as_str())) {
+        return Err(format!("--stores: {unknown} is none; allowed are {}", STORES.join(", ")));
     }
     if args.each < 50 { Err("--each must be at least 50".into()) } else { Ok(Some(args)) }
 }
@@ -99,7 +112,7 @@ fn run(args: &Args) -> Result<bool, String> {
     let app = App::start().map_err(|why| format!("the app: {why}"))?;
     let mut good = true;
     let mut seed = args.seed;
-    for store in ["memory", "embedded", "redis"] {
+    for store in args.stores.iter().map(String::as_str) {
         if store == "redis" && !is_installed("redis-server") {
             println!("\nRedis is left out: install the Debian package redis-server");
             continue;
