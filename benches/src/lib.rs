@@ -14,6 +14,7 @@
 //! | [`wire`] | request bytes and response framing for it |
 //! | [`stores`] | the servers of shared stores, for one run |
 //! | [`limits`] | loads on a store or its server directly: what a gateway on it is compared with |
+//! | [`timing`] | whether two kinds of requests can be told apart by their times |
 //! | [`trips`] | how often a store is asked per operation, counted on the wire |
 //! | [`histogram`], [`cpu`] | latency buckets; CPU time of a process |
 //! | [`verdict`], [`report`] | comparison with the targets; the printed table and the JSON file |
@@ -35,6 +36,7 @@ pub mod rows;
 pub mod runner;
 pub mod server;
 pub mod stores;
+pub mod timing;
 pub mod trips;
 pub mod verdict;
 pub mod wire;

@@ -99,6 +99,18 @@ fn a_gateway_that_does_not_ask_its_store_has_the_wrong_round_trips() {
     assert!(!text.contains("INVALID"), "{text}");
 }
 
+/// The stand-in replays to everybody: its answers to keys that another caller used come without the app.
+#[test]
+fn a_gateway_whose_callers_share_answers_is_told_by_its_times() {
+    let mut timing = Command::new(env!("CARGO_BIN_EXE_timing"));
+    let output = timing.args(["--each", "300", "--ibid-bin", &stub()]).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let first = text.lines().find(|line| line.starts_with("| memory | 201, its first |")).unwrap_or_default();
+    assert!(first.ends_with("| TOLD APART |"), "{text}");
+    assert!(text.contains("B got 201 instead of 422"), "{text}");
+    assert_eq!(output.status.code(), Some(1), "{text}");
+}
+
 #[test]
 fn a_missing_binary_is_named_with_its_flag_before_anything_runs() {
     let (output, text) = run(&["--rows", "gateway-memory-miss-300", "--proxy-bin", "/nowhere/proxy"]);

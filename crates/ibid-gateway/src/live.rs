@@ -14,7 +14,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{HeaderName, Method, request::Parts};
 use ibid::{
-    Reason, Refusal,
+    Quota, Reason, Refusal,
     http::{Protocol, Routed, Routing, key_headers},
 };
 
@@ -71,6 +71,8 @@ pub struct Chosen {
 pub struct Live {
     now: ArcSwap<Snapshot>,
     args: ServeArgs,
+    /// What tenants may begin: counted on while its limits change.
+    quota: Arc<Quota>,
 }
 
 /// What became of a changed file.
@@ -208,7 +210,14 @@ impl Live {
     /// Puts a snapshot in force.
     pub fn new(snapshot: Snapshot, args: ServeArgs) -> Arc<Self> {
         snapshot.jwt.iter().for_each(Verifier::keep_fresh);
-        Arc::new(Self { now: ArcSwap::from_pointee(snapshot), args })
+        let limits = snapshot.settings.quota;
+        let quota = Arc::new(Quota::new(limits.new_keys, limits.rate));
+        Arc::new(Self { now: ArcSwap::from_pointee(snapshot), args, quota })
+    }
+
+    /// What tenants may begin, as the settings in force say.
+    pub fn quota(&self) -> &Arc<Quota> {
+        &self.quota
     }
 
     /// The snapshot in force.
@@ -249,6 +258,10 @@ impl Live {
                 let known = before.jwt.as_ref();
                 let new = snapshot.jwt.iter().filter(|jwt| known.is_none_or(|known| !Arc::ptr_eq(known, jwt)));
                 new.for_each(Verifier::keep_fresh);
+                let limits = snapshot.settings.quota;
+                if limits != before.settings.quota {
+                    self.quota.set(limits.new_keys, limits.rate);
+                }
                 self.now.store(Arc::new(snapshot));
                 Reload::Taken(fixed)
             }

@@ -8,10 +8,7 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -36,6 +33,7 @@ use tokio_rustls::TlsAcceptor;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use self::traffic::Traffic;
 use crate::{
     config::Limits,
     contract_page,
@@ -45,10 +43,14 @@ use crate::{
     trace::{self, Trace, Tracer},
 };
 
+mod traffic;
+
 /// How long the ends of given-up operations may take to reach the store.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// A TLS handshake that takes longer is given up.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a client may take to hang up when it has been told to, and nothing goes on.
+const GOODBYE: Duration = Duration::from_secs(2);
 
 /// What clients get.
 type Answer = Response<ResponseBody<Reply>>;
@@ -189,18 +191,18 @@ impl Front {
             service_fn(move |request| {
                 let busy = Traffic::begin(&traffic);
                 let answer = front.answer(service.clone(), request, peer);
-                async move {
-                    let answer = answer.await;
-                    drop(busy);
-                    Ok::<_, Infallible>(answer)
-                }
+                async move { Ok::<_, Infallible>(answer.await.map(|body| busy.during(body))) }
             })
         };
         let builder = protocol(&self.limits);
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer);
         let mut connection = std::pin::pin!(connection);
-        let mut ending = false;
+        let (mut stopping, mut idle) = (false, None);
         loop {
+            let (limit, since) = match idle {
+                None => (self.limits.idle_timeout, traffic.opened()),
+                Some(since) => (GOODBYE, since),
+            };
             tokio::select! {
                 result = connection.as_mut() => {
                     if let Err(why) = result {
@@ -208,12 +210,17 @@ impl Front {
                     }
                     return;
                 }
-                _ = stop.wait_for(|stop| *stop), if !ending => {
-                    ending = true;
+                _ = stop.wait_for(|stop| *stop), if !stopping => {
+                    stopping = true;
                     connection.as_mut().graceful_shutdown();
                 }
-                () = traffic.idle_for(self.limits.idle_timeout), if !ending => {
-                    ending = true;
+                () = traffic.idle_for(limit, since), if !stopping => {
+                    if idle.is_some() {
+                        // Over HTTP/2 clients are asked whether they have understood; some would never say.
+                        tracing::debug!(%peer, "the client does not hang up");
+                        return;
+                    }
+                    idle = Some(Instant::now());
                     connection.as_mut().graceful_shutdown();
                 }
             }
@@ -370,43 +377,4 @@ fn contract(page: &crate::live::Page, request: &Request<Incoming>) -> Answer {
         HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
     );
     answer
-}
-
-/// Whether anything goes on on a connection.
-struct Traffic {
-    opened: Instant,
-    running: AtomicUsize,
-    /// Milliseconds after `opened`.
-    last: AtomicU64,
-}
-
-struct Busy(Arc<Traffic>);
-
-impl Traffic {
-    fn new() -> Self {
-        Self { opened: Instant::now(), running: AtomicUsize::new(0), last: AtomicU64::new(0) }
-    }
-
-    fn begin(this: &Arc<Self>) -> Busy {
-        this.running.fetch_add(1, Relaxed);
-        Busy(this.clone())
-    }
-
-    /// Returns once nothing has gone on for that long.
-    async fn idle_for(&self, limit: Duration) {
-        loop {
-            let quiet = self.opened.elapsed().saturating_sub(Duration::from_millis(self.last.load(Relaxed)));
-            if self.running.load(Relaxed) == 0 && quiet >= limit {
-                return;
-            }
-            tokio::time::sleep(limit.saturating_sub(quiet).max(Duration::from_millis(100))).await;
-        }
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.last.store(self.0.opened.elapsed().as_millis() as u64, Relaxed);
-        self.0.running.fetch_sub(1, Relaxed);
-    }
 }

@@ -38,12 +38,13 @@ use std::{
 
 use ibid::store::{
     Address, Ask, Claim, Counters, End, ErrorKind, Fence, Held, Lease, Operators, Promise, Store, StoreError,
-    StoreFuture, Swept, Windows,
+    StoreFuture, Swept,
 };
 use tokio::{sync::oneshot, time::timeout};
 
 use self::{
     clock::Clock,
+    counts::Counts,
     entry::{Entry, Micros, Phase, micros},
     keeper::Keeper,
     log::{Log, NAME, failed},
@@ -60,6 +61,7 @@ pub use self::{
 };
 
 mod clock;
+mod counts;
 mod decide;
 mod disk;
 mod entry;
@@ -148,7 +150,7 @@ pub struct Embedded {
     queue: Option<Sender<Call>>,
     threads: Vec<JoinHandle<()>>,
     report: Report,
-    windows: Windows,
+    counts: Counts,
     /// Held until everything above has ended.
     _lock: Box<dyn fmt::Debug + Send + Sync>,
 }
@@ -168,8 +170,9 @@ impl Embedded {
     /// As [`Self::open`].
     pub fn open_on(disk: Arc<dyn Disk>, options: Options) -> Result<Self, OpenError> {
         let lock = disk.lock()?;
-        let Recovery { log, any, version, last, cold, covered, report } = recover(disk, options)?;
+        let Recovery { log, any, version, last, cold, covered, report } = recover(disk.clone(), options)?;
         let log = Arc::new(log);
+        let counts = Counts::open(log.clone(), disk);
         let mut keeper = Keeper::new(log.clone(), cold + 1, covered);
         keeper.tidy_before_start();
         let tail = match (log.segments.prepare(format::MAIN, log.so_far(), None), any) {
@@ -179,23 +182,17 @@ impl Embedded {
             (Err(NoRoom::Io(error)), None) => return Err(error.into()),
             (Err(full), None) => return Err(OpenError::NoRoom(full.to_string())),
         };
-        Self::start(log, keeper, tail, version, last, report, lock)
+        Self::start(log, keeper, tail, (version, last), report, counts, lock)
     }
 
     fn start(
-        log: Arc<Log>, keeper: Keeper, tail: Tail, version: u64, last: Vec<Entry>, report: Report,
+        log: Arc<Log>, keeper: Keeper, tail: Tail, (version, last): (u64, Vec<Entry>), report: Report, counts: Counts,
         lock: Box<dyn fmt::Debug + Send + Sync>,
     ) -> Result<Self, OpenError> {
         let keeper = thread::Builder::new().name("ibid-keeper".into()).spawn(move || keeper.run())?;
         let (queue, calls) = mpsc::channel();
-        let mut store = Self {
-            log: log.clone(),
-            queue: Some(queue),
-            threads: vec![keeper],
-            report,
-            windows: Windows::default(),
-            _lock: lock,
-        };
+        let mut store =
+            Self { log: log.clone(), queue: Some(queue), threads: vec![keeper], report, counts, _lock: lock };
         let writer = Writer::new(log, calls, tail, version, last)?;
         let writer = thread::Builder::new().name("ibid-writer".into()).spawn(move || writer.run())?;
         store.threads.insert(0, writer);
@@ -306,9 +303,8 @@ impl Store for Embedded {
         self
     }
 
-    /// Of this process, from its start on: the log holds entries only.
     fn counters(&self) -> Option<&dyn Counters> {
-        Some(&self.windows)
+        Some(&self.counts)
     }
 
     fn promise(&self) -> Promise {

@@ -21,6 +21,7 @@ use ibid::store::Store;
 pub use self::store::Broken;
 use crate::contract::cases;
 
+mod counting;
 mod store;
 
 /// What is wrong with a [`Broken`] store.
@@ -78,10 +79,20 @@ pub enum Bug {
     EvictsLive,
     /// Sweeps what is finished, expired or not.
     SweepsFinished,
+    /// Looks, then counts: what others used in between is lost.
+    CountsRace,
+    /// Everybody's use is one count.
+    CountsTogether,
+    /// Every use begins the window anew.
+    WindowsSlide,
+    /// A window that was begun goes on for ever.
+    WindowsNeverEnd,
+    /// The end of a long window is beyond what its number can hold.
+    WindowsOverflow,
 }
 
 /// All bugs, each with a case that must catch it.
-pub const BUGS: [(Bug, &str); 26] = [
+pub const BUGS: [(Bug, &str); 31] = [
     (Bug::GrantsEveryone, "another_token_finds_the_holder_busy"),
     (Bug::ChecksThenActs, "of_64_concurrent_claims_exactly_one_is_granted"),
     (Bug::ForgetsTokens, "the_same_token_gets_the_same_lease"),
@@ -108,6 +119,11 @@ pub const BUGS: [(Bug, &str); 26] = [
     (Bug::ResolveKillsLive, "resolve_is_refused_unless_it_is_unknown_and_seen"),
     (Bug::EvictsLive, "live_entries_are_not_evicted_by_new_ones"),
     (Bug::SweepsFinished, "sweep_removes_only_what_has_expired"),
+    (Bug::CountsRace, "what_is_reserved_adds_up"),
+    (Bug::CountsTogether, "what_is_reserved_adds_up"),
+    (Bug::WindowsSlide, "a_window_ends_by_itself"),
+    (Bug::WindowsNeverEnd, "a_window_ends_by_itself"),
+    (Bug::WindowsOverflow, "endless_windows_do_not_overflow"),
 ];
 
 /// Runs all cases on one store at the same time. Returns the names of those that failed or took longer than `limit`.

@@ -272,7 +272,7 @@ impl Engine {
 
     /// A tenant who has used up their quota claims nothing new. What is known already is answered all the same.
     async fn before_claiming(&self, ask: &Ask) -> Option<Refusal> {
-        let quota = self.quota.as_ref()?;
+        let quota = self.quota.as_ref().filter(|quota| quota.is_set())?;
         let after = Box::pin(quota.has_room(self.store.as_ref(), &ask.tags)).await.err()?;
         // A store that does not say is asked again, by the claim.
         let is_new = matches!(self.store.get(&ask.address).await, Ok(None));
@@ -281,7 +281,7 @@ impl Engine {
 
     /// Only a grant spends, and only the first at its address: to run again is not to begin.
     async fn after_grant(&self, lease: &Lease) -> Option<Refusal> {
-        let quota = self.quota.as_ref().filter(|_| lease.attempt <= 1)?;
+        let quota = self.quota.as_ref().filter(|quota| quota.is_set() && lease.attempt <= 1)?;
         Box::pin(quota.spend(self.store.as_ref(), &lease.ask.tags)).await.err().map(quota_exceeded)
     }
 

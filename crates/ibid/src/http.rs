@@ -94,7 +94,7 @@ struct Shared {
     engine: Engine,
     settings: Settings,
     budget: budget::Budget,
-    twins: twins::Twins,
+    twins: Arc<twins::Twins>,
 }
 
 /// Finds the policy of a request.
@@ -252,8 +252,9 @@ impl Builder {
     }
 
     /// How much tenants may begin; as much as they like by default. The tenant is what operators see as such.
-    pub fn quota(mut self, quota: Quota) -> Self {
-        self.quota = Some(Arc::new(quota));
+    /// Who keeps a share of it can [set](Quota::set) other limits later.
+    pub fn quota(mut self, quota: impl Into<Arc<Quota>>) -> Self {
+        self.quota = Some(quota.into());
         self
     }
 
@@ -295,12 +296,12 @@ impl Builder {
 
     /// Done.
     pub fn build(self) -> Ibid {
+        let twins = twins::Twins::new(self.observer.clone());
         let mut engine = Engine::with(self.store, self.observer, self.journal);
         if let Some(quota) = self.quota {
             engine = engine.limited(quota);
         }
         let budget = budget::Budget::new(self.settings.buffer_memory);
-        let twins = twins::Twins::default();
         Ibid { shared: Arc::new(Shared { engine, settings: self.settings, budget, twins }) }
     }
 }

@@ -161,7 +161,8 @@ pub enum Notice<'a> {
     JournalFailed(&'a std::io::Error),
     /// Too many ends wait to be settled; this one was dropped, its lease will lapse.
     Dropped(&'a Address),
-    /// Two callers sent the same key with the same request.
+    /// Two callers sent the same key with the same request. Told up to a second later, so that neither can see it by the time
+    /// of an answer.
     SharedKey(&'a Address),
     /// A record could not be read. It is never answered from.
     Unreadable(&'a Address),

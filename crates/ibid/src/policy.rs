@@ -331,6 +331,13 @@ impl Policy {
         self.replay_headers.iter().map(|(name, _)| name).filter(move |name| !also_first(name))
     }
 
+    /// Headers of answers by which a replay is told from a first answer: in requests they are lies. What holds an id is
+    /// none of them; clients send such for their own sake.
+    pub(crate) fn said_of_replays(&self) -> impl Iterator<Item = &HeaderName> {
+        let fixed = self.replay_headers.iter().filter(|(_, value)| value.is_fixed()).map(|(name, _)| name);
+        fixed.chain(self.only_on_replays())
+    }
+
     /// The code of a refusal.
     pub fn status_of(&self, reason: Reason) -> StatusCode {
         let set = self.status.iter().find(|(which, _)| *which == reason);

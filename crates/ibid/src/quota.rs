@@ -7,18 +7,30 @@
 //! lost to its tenant until the window ends: at most a hundredth of the quota per process. A store that cannot count
 //! refuses nobody.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
-use tokio::time::Instant;
 
-use crate::store::{Address, Counters, Store, Tags, Used, Windows, counters::Table};
+use self::{
+    buckets::Buckets,
+    places::{Places, Room},
+};
+use crate::store::{Address, Counters, Store, Tags, Windows};
+
+mod buckets;
+mod places;
 
 /// How often one request asks for more when others were faster.
 const TRIES: u32 = 8;
 /// Told to those who were not fast enough.
 const SOON: Duration = Duration::from_secs(1);
+/// Instants cannot be added to for ever.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// So many in so long: `100000/24h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,128 +43,91 @@ pub struct Limit {
 
 /// What a tenant may begin.
 pub struct Quota {
-    new_keys: Option<Limit>,
-    rate: Option<Limit>,
+    /// Whether there is any limit, for all who need not look further.
+    is_set: AtomicBool,
     /// Where the store has no counters.
     here: Windows,
     /// By tenant: what may be spent without asking the store.
-    allowances: Mutex<Table<Allowance>>,
-    /// By tenant and user: when the bucket is full again.
-    buckets: Mutex<Table<Instant>>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Allowance {
-    left: u64,
-    /// The store has none either.
-    used_up: bool,
-    /// The end of the window.
-    until: Instant,
+    places: Mutex<Places>,
+    /// By tenant and user.
+    buckets: Mutex<Buckets>,
 }
 
 impl Quota {
     /// New keys per tenant, and new keys per tenant and user at a time.
     pub fn new(new_keys: Option<Limit>, rate: Option<Limit>) -> Self {
-        Self { new_keys, rate, here: Windows::default(), allowances: Mutex::default(), buckets: Mutex::default() }
+        let quota = Self {
+            is_set: AtomicBool::new(false),
+            here: Windows::default(),
+            places: Mutex::default(),
+            buckets: Mutex::default(),
+        };
+        quota.set(new_keys, rate);
+        quota
+    }
+
+    /// Other limits, from now on. What was begun under the old ones counts: nobody gets a new allowance by the change. A
+    /// window that has begun ends when it would have.
+    pub fn set(&self, new_keys: Option<Limit>, rate: Option<Limit>) {
+        let sound = |limit: Limit| Limit { most: limit.most.max(1), per: limit.per.min(LONGEST) };
+        self.places.lock().set(new_keys.map(sound));
+        self.buckets.lock().set(rate.map(sound));
+        self.is_set.store(new_keys.is_some() || rate.is_some(), Relaxed);
+    }
+
+    /// Whether anybody is limited.
+    pub(crate) fn is_set(&self) -> bool {
+        self.is_set.load(Relaxed)
     }
 
     /// Whether one more may begin. `Err` says when to try again.
     pub(crate) async fn has_room(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
-        if let Some(rate) = self.rate {
-            self.take(rate, tags, false)?;
-        }
-        let Some(limit) = self.new_keys else { return Ok(()) };
+        self.take(tags, false)?;
         let who = named(&[tags.tenant()]);
-        if self.left(&who).is_some_and(|known| known.left > 0) { Ok(()) } else { self.ask(store, limit, &who).await }
+        let room = self.places.lock().room(&who, false);
+        match room {
+            Room::Free => Ok(()),
+            Room::UsedUp(until) => Err(until),
+            Room::Ask(some, window) => {
+                self.reserve(store, &who, some, window).await;
+                match self.places.lock().room(&who, false) {
+                    Room::UsedUp(until) => Err(until),
+                    // What others were faster to take can be asked for again, by the claim.
+                    Room::Free | Room::Ask(..) => Ok(()),
+                }
+            }
+        }
     }
 
     /// One has begun. `Err` if others were faster: it must not.
     pub(crate) async fn spend(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
         // The rate first: what is taken of it in vain is back in a moment.
-        if let Some(rate) = self.rate {
-            self.take(rate, tags, true)?;
-        }
-        let Some(limit) = self.new_keys else { return Ok(()) };
+        self.take(tags, true)?;
         let who = named(&[tags.tenant()]);
-        for _ in 0..TRIES {
-            if self.spend_one(&who) {
-                return Ok(());
+        for _ in 0..=TRIES {
+            let room = self.places.lock().room(&who, true);
+            match room {
+                Room::Free => return Ok(()),
+                Room::UsedUp(until) => return Err(until),
+                Room::Ask(some, window) => self.reserve(store, &who, some, window).await,
             }
-            self.ask(store, limit, &who).await?;
         }
-        if self.spend_one(&who) { Ok(()) } else { Err(SOON) }
+        Err(SOON)
     }
 
-    /// What is known of a tenant in the present window.
-    fn left(&self, who: &Address) -> Option<Allowance> {
-        self.allowances.lock().all.get(who).copied().filter(|known| known.until > Instant::now())
-    }
-
-    fn spend_one(&self, who: &Address) -> bool {
-        let mut table = self.allowances.lock();
-        match table.all.get_mut(who).filter(|known| known.until > Instant::now() && known.left > 0) {
-            Some(known) => {
-                known.left -= 1;
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// Reserves some more in the store, unless it is known to have none.
-    async fn ask(&self, store: &dyn Store, limit: Limit, who: &Address) -> Result<(), Duration> {
-        if let Some(known) = self.left(who).filter(|known| known.used_up && known.left == 0) {
-            return Err(known.until.saturating_duration_since(Instant::now()));
-        }
-        let some = (limit.most / 100).clamp(1, 1000);
+    async fn reserve(&self, store: &dyn Store, who: &Address, some: u64, window: Duration) {
         let counters = store.counters().unwrap_or(&self.here as &dyn Counters);
-        match counters.reserve(who, some, limit.per).await {
-            Ok(used) => self.reserved(who, some, limit, used),
-            // Nobody is refused for want of a count.
-            Err(_) => {
-                self.put(who, 1, Instant::now() + SOON);
-                Ok(())
-            }
+        let answer = counters.reserve(who, some, window).await;
+        let mut places = self.places.lock();
+        match answer {
+            Ok(used) => places.reserved(who, some, used),
+            Err(_) => places.uncounted(who),
         }
     }
 
-    fn reserved(&self, who: &Address, some: u64, limit: Limit, used: Used) -> Result<(), Duration> {
-        let until = Instant::now() + used.resets_in.max(Duration::from_millis(1));
-        let got = some.saturating_sub(used.total.saturating_sub(limit.most));
-        self.put(who, got, until);
-        if got == 0 { Err(used.resets_in) } else { Ok(()) }
-    }
-
-    /// Where nothing was got, that is remembered.
-    fn put(&self, who: &Address, got: u64, until: Instant) {
-        let mut table = self.allowances.lock();
-        let now = Instant::now();
-        if table.place(who, now, |known| known.until <= now) != *who {
-            // Of so many at once, what some have reserved is lost to them.
-            table.all.clear();
-        }
-        let known = table.all.entry(*who).or_insert(Allowance { left: 0, used_up: false, until });
-        if known.until <= now {
-            known.left = 0;
-        }
-        *known = Allowance { left: known.left + got, used_up: got == 0, until };
-    }
-
-    /// Takes one from a bucket that fills at the rate and holds what one period gives; or only looks.
-    fn take(&self, rate: Limit, tags: &Tags, spend: bool) -> Result<(), Duration> {
+    fn take(&self, tags: &Tags, spend: bool) -> Result<(), Duration> {
         let who = named(&[tags.tenant(), tags.user()]);
-        let one = rate.per.div_f64(rate.most as f64);
-        let now = Instant::now();
-        let mut table = self.buckets.lock();
-        let who = table.place(&who, now, |full| *full <= now);
-        let full = table.all.get(&who).copied().unwrap_or(now).max(now) + one;
-        if full > now + rate.per {
-            return Err(full - now - rate.per);
-        }
-        if spend {
-            table.all.insert(who, full);
-        }
-        Ok(())
+        self.buckets.lock().take(&who, spend)
     }
 }
 
@@ -167,7 +142,8 @@ fn named(parts: &[&str]) -> Address {
 
 impl fmt::Debug for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Quota").field("new_keys", &self.new_keys).field("rate", &self.rate).finish_non_exhaustive()
+        let (new_keys, rate) = (self.places.lock().limit(), self.buckets.lock().rate());
+        f.debug_struct("Quota").field("new_keys", &new_keys).field("rate", &rate).finish_non_exhaustive()
     }
 }
 
@@ -245,7 +221,87 @@ mod tests {
         for n in 0..(MOST + 1000) {
             let _ = quota.spend(&store, &tags(&n.to_string(), "u")).await;
         }
-        assert!(quota.allowances.lock().all.len() <= MOST);
-        assert!(quota.buckets.lock().all.len() <= MOST + 1);
+        assert!(quota.places.lock().len() <= MOST);
+        assert!(quota.buckets.lock().len() <= MOST + 1);
+    }
+
+    /// How many the tenant may begin at once, by one of its users.
+    async fn begins(quota: &Quota, store: &Memory, user: &str) -> u64 {
+        let mut begun = 0;
+        while quota.spend(store, &tags("a", user)).await.is_ok() {
+            begun += 1;
+        }
+        begun
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_limit_of_new_keys_counts_what_was_begun() {
+        let hour = Duration::from_secs(3600);
+        let (store, of) = (Memory::default(), |most| Some(Limit { most, per: hour }));
+        let quota = Quota::new(of(300), None);
+        assert_eq!(begins(&quota, &store, "u").await, 300);
+        // More: only the difference, to the last one. Less: nothing.
+        for (most, gets) in [(1000, 700), (1000, 0), (500, 0), (1200, 200), (1, 0), (1199, 0), (1201, 1)] {
+            quota.set(of(most), None);
+            assert_eq!(begins(&quota, &store, "u").await, gets, "{most}");
+            assert_eq!(quota.has_room(&store, &tags("a", "u")).await, Err(hour), "{most}");
+        }
+        // Neither by turning it off and on again, nor by another window, for the one that has begun goes on.
+        quota.set(None, None);
+        assert!(!quota.is_set());
+        assert_eq!(quota.spend(&store, &tags("a", "u")).await, Ok(()));
+        quota.set(of(1201), None);
+        assert_eq!(begins(&quota, &store, "u").await, 0);
+        quota.set(Some(Limit { most: 1201, per: hour / 60 }), None);
+        tokio::time::advance(hour / 2).await;
+        assert_eq!(quota.has_room(&store, &tags("a", "u")).await, Err(hour / 2));
+        tokio::time::advance(hour / 2).await;
+        assert_eq!(begins(&quota, &store, "u").await, 1201, "the next window");
+        assert_eq!(quota.has_room(&store, &tags("a", "u")).await, Err(hour / 60), "is a short one");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn places_reserved_beyond_a_lower_limit_are_worth_nothing() {
+        let (store, hour) = (Memory::default(), Duration::from_secs(3600));
+        let quotas = [(); 2].map(|()| Quota::new(Some(Limit { most: 1000, per: hour }), None));
+        // Each has ten, of which it spends one.
+        for quota in &quotas {
+            assert_eq!(quota.spend(&store, &tags("a", "u")).await, Ok(()));
+            quota.set(Some(Limit { most: 12, per: hour }), None);
+        }
+        assert_eq!(begins(&quotas[1], &store, "u").await, 1, "places 12 to 20 are gone");
+        assert_eq!(begins(&quotas[0], &store, "u").await, 9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_rate_counts_what_was_begun() {
+        let store = Memory::default();
+        let second = Duration::from_secs(1);
+        let of = |most, per| Some(Limit { most, per });
+        let quota = Quota::new(None, of(10, second));
+        assert_eq!(begins(&quota, &store, "u").await, 10);
+        // More: only the difference. Less: nothing, and no longer a wait than for one.
+        for (most, gets) in [(25, 15), (25, 0), (5, 0)] {
+            quota.set(None, of(most, second));
+            assert_eq!(begins(&quota, &store, "u").await, gets, "{most}");
+        }
+        assert_eq!(quota.has_room(&store, &tags("a", "u")).await, Err(second / 5));
+        quota.set(None, None);
+        quota.set(None, of(5, second));
+        assert_eq!(begins(&quota, &store, "u").await, 0, "off and on again");
+        assert_eq!(begins(&quota, &store, "other").await, 5);
+        quota.set(None, of(6, second * 60));
+        assert_eq!(begins(&quota, &store, "u").await, 1);
+        tokio::time::advance(second * 10).await;
+        assert_eq!(begins(&quota, &store, "u").await, 1, "the pace of the new one");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_of_a_window_is_not_taken_into_the_next() {
+        let (store, hour) = (Memory::default(), Duration::from_secs(3600));
+        let quota = Quota::new(Some(Limit { most: 1000, per: hour }), None);
+        assert_eq!(quota.spend(&store, &tags("a", "u")).await, Ok(()));
+        tokio::time::advance(hour).await;
+        assert_eq!(begins(&quota, &store, "u").await, 1000);
     }
 }

@@ -3,7 +3,7 @@
 use std::{io::Write, sync::Arc, time::Duration};
 
 use ibid::{
-    Ibid, Journal, Observer, Quota,
+    Ibid, Journal, Observer,
     http::Cors,
     store::{Address, Store, Swept},
 };
@@ -92,10 +92,10 @@ impl Gateway {
         let tracer = settings.trace.clone().map(Tracer::start);
         let observer: Arc<dyn Observer> =
             if tracer.is_some() { Arc::new(Watching(watched.clone())) } else { watched.clone() };
-        let ibid = build(&settings, store, observer)?;
         let sweep_every = settings.store.sweep_every;
         let admin = settings.admin.clone();
         let live = Live::new(Snapshot::new(settings, None)?, args);
+        let ibid = build(&live, store, observer)?;
         let admin = match admin {
             Some(admin) => Some(Admin::bind(&admin, ibid.clone(), live.clone(), &watched).await?),
             None => None,
@@ -151,18 +151,18 @@ impl Gateway {
     }
 }
 
-fn build(settings: &Settings, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Result<Ibid, String> {
+fn build(live: &Live, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Result<Ibid, String> {
+    let now = live.now();
+    let settings = &now.settings;
     let mut builder = Ibid::builder(store)
         .observer(observer)
         .trusted_proxies(settings.trusted_proxies.clone())
         .max_running(settings.max_running)
         .buffer_memory(settings.buffer_memory)
-        .body_timeout(settings.limits.body_timeout);
+        .body_timeout(settings.limits.body_timeout)
+        .quota(live.quota().clone());
     if let Some(secret) = settings.seal.as_ref().and_then(Seal::address_secret) {
         builder = builder.address_secret(secret);
-    }
-    if settings.quota.is_set() {
-        builder = builder.quota(Quota::new(settings.quota.new_keys, settings.quota.rate));
     }
     if !settings.cors_origins.is_empty() {
         let origins = settings.cors_origins.iter().filter_map(|origin| origin.to_str().ok());

@@ -260,7 +260,6 @@ impl Settings {
             ("buffer_memory", self.buffer_memory != old.buffer_memory),
             ("cors", self.cors_origins != old.cors_origins),
             ("journal", self.journal != old.journal),
-            ("quota", self.quota != old.quota),
             ("limits", self.limits != old.limits),
             ("log", self.log != old.log),
             ("trace", self.trace != old.trace),

@@ -12,6 +12,7 @@ use ibid_testkit::{
 };
 use serde_json::Value;
 
+mod answers;
 mod bodies;
 mod framing;
 mod fuzz;

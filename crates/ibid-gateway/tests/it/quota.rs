@@ -13,9 +13,12 @@ use tokio::time::sleep;
 
 use crate::faults::kit::{BIN, assert_ran, assert_replay, within};
 
+fn config(quota: &str, dials: &str) -> String {
+    format!("[quota]\n{quota}\n[policy]\npreset = \"ietf\"\nscope = [\"header:X-Tenant-Id\"]\n{dials}\n")
+}
+
 async fn gateway(upstream: &Upstream, quota: &str, dials: &str, store: &str) -> Gateway {
-    let config = format!("[quota]\n{quota}\n[policy]\npreset = \"ietf\"\nscope = [\"header:X-Tenant-Id\"]\n{dials}\n");
-    Gateway::launch(BIN).config(config).upstream(&upstream.url()).arg("--store").arg(store).start().await
+    Gateway::launch(BIN).config(config(quota, dials)).upstream(&upstream.url()).arg("--store").arg(store).start().await
 }
 
 fn pay(gateway: &Gateway, tenant: &str, key: &str) -> Request {
@@ -161,6 +164,102 @@ async fn a_rate_holds_per_user_and_gives_way_with_time() {
     assert!((10..=20).contains(&after), "{after}");
     assert_eq!(of("u1", "k-1").send().await.header("idempotent-replayed"), Some("true"));
     assert_ran(&of("u2", "k-4").send().await);
+}
+
+#[tokio::test]
+async fn a_rate_is_counted_per_tenant_and_user() {
+    let upstream = Upstream::start().await;
+    let gateway = gateway(&upstream, "rate = \"2/1h\"", "label.user = \"header:X-User-Id\"", "memory:").await;
+    let of =
+        |tenant: &str, user: &str, n: u32| pay(&gateway, tenant, &format!("k-{user}-{n}")).header("X-User-Id", user);
+    // Users of one name at two tenants are two users, and users of one tenant are, too.
+    for (tenant, user) in [("a", "u1"), ("a", "u2"), ("b", "u1"), ("b", "u2"), ("au", "1")] {
+        for n in 0..2 {
+            assert_ran(&of(tenant, user, n).send().await);
+        }
+        over(of(tenant, user, 2)).await;
+    }
+    assert_eq!(upstream.executions(), 10);
+}
+
+/// Changes the limits in the file, and waits until they hold.
+async fn change(gateway: &Gateway, quota: &str, taken: usize) {
+    gateway.rewrite_config(&config(quota, ""));
+    within("the file is taken up", async {
+        while gateway.logs().iter().filter(|line| line.contains("configuration taken up")).count() < taken {
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_changed_file_changes_the_limits_and_gives_nobody_a_new_allowance() {
+    let redis = redis::Server::start();
+    for store in ["memory:".to_owned(), "embedded:data".to_owned(), redis.url()] {
+        let upstream = Upstream::start().await;
+        let gateway = gateway(&upstream, "", "", &store).await;
+        let begin = async |keys: std::ops::Range<u32>| {
+            for n in keys {
+                assert_ran(&pay(&gateway, "a", &format!("k-{n}")).send().await);
+            }
+        };
+        // From none to some, to more, to fewer, to none and back.
+        begin(0..1).await;
+        change(&gateway, "new_keys = \"3/1h\"", 1).await;
+        begin(1..4).await;
+        over(pay(&gateway, "a", "k-4")).await;
+        change(&gateway, "new_keys = \"5/1h\"", 2).await;
+        begin(4..6).await;
+        over(pay(&gateway, "a", "k-6")).await;
+        change(&gateway, "new_keys = \"2/1h\"", 3).await;
+        over(pay(&gateway, "a", "k-6")).await;
+        assert_eq!(pay(&gateway, "a", "k-5").send().await.header("idempotent-replayed"), Some("true"));
+        assert_ran(&pay(&gateway, "b", "k-1").send().await);
+        change(&gateway, "", 4).await;
+        begin(6..7).await;
+        change(&gateway, "new_keys = \"5/1h\"", 5).await;
+        over(pay(&gateway, "a", "k-7")).await;
+        // Other windows begin when those that run have ended.
+        change(&gateway, "new_keys = \"5/1s\"", 6).await;
+        assert!(over(pay(&gateway, "a", "k-7")).await > 3000);
+        assert_eq!(upstream.executions(), 8, "{store}");
+        assert!(!gateway.logs().iter().any(|line| line.contains("needs_restart")), "{:?}", gateway.logs());
+        let page = ibid_testkit::client::get(gateway.addr(), "/.well-known/idempotency").send().await;
+        assert!(page.text().contains("quota-exceeded"), "the contract says so: {}", page.text());
+    }
+}
+
+#[tokio::test]
+async fn a_restart_gives_nobody_a_new_allowance_where_the_store_outlives_it() {
+    let upstream = Upstream::start().await;
+    let mut gateway = gateway(&upstream, "new_keys = \"2/1h\"", "", "embedded:data").await;
+    for key in ["k-1", "k-2"] {
+        assert_ran(&pay(&gateway, "a", key).send().await);
+    }
+    over(pay(&gateway, "a", "k-3")).await;
+    gateway.kill().await;
+    gateway.restart().await;
+    over(pay(&gateway, "a", "k-3")).await;
+    assert_eq!(pay(&gateway, "a", "k-1").send().await.header("idempotent-replayed"), Some("true"));
+    assert_ran(&pay(&gateway, "b", "k-1").send().await);
+}
+
+#[tokio::test]
+async fn a_changed_rate_holds_at_once() {
+    let upstream = Upstream::start().await;
+    let gateway = gateway(&upstream, "rate = \"2/1h\"", "", "memory:").await;
+    for key in ["k-1", "k-2"] {
+        assert_ran(&pay(&gateway, "a", key).send().await);
+    }
+    over(pay(&gateway, "a", "k-3")).await;
+    change(&gateway, "rate = \"3/1h\"", 1).await;
+    assert_ran(&pay(&gateway, "a", "k-3").send().await);
+    let after = over(pay(&gateway, "a", "k-4")).await;
+    assert!((1100..=1200).contains(&after), "a third of an hour: {after}");
+    change(&gateway, "rate = \"1/1h\"", 2).await;
+    let after = over(pay(&gateway, "a", "k-4")).await;
+    assert!((3500..=3600).contains(&after), "what was begun is not forgotten: {after}");
 }
 
 #[tokio::test]

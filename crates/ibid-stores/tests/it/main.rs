@@ -16,9 +16,11 @@ use tempfile::TempDir;
 
 use crate::sim::SimDisk;
 
+mod counts;
 mod crash;
 mod faults;
 mod fixtures;
+mod floods;
 mod inbox;
 mod killed;
 mod layouts;

@@ -6,12 +6,12 @@ use std::{
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, Ask, Claim, Counts, Cursor, End, Fence, Filter, Held, Lease, Memory, Operators, Page, Promise, State,
-    Store, StoreError, StoreFuture, Swept, Token,
+    Address, Ask, Claim, Counters, Counts, Cursor, End, Fence, Filter, Held, Lease, Memory, Operators, Page, Promise,
+    State, Store, StoreError, StoreFuture, Swept, Token,
 };
 use parking_lot::Mutex;
 
-use super::Bug;
+use super::{Bug, counting::Miscounting};
 
 /// How many entries a store that evicts keeps.
 const ROOM: usize = 400;
@@ -22,6 +22,7 @@ pub struct Broken {
     inner: Memory,
     bug: Bug,
     notes: Mutex<Notes>,
+    counters: Miscounting,
 }
 
 /// What the bugs need to remember.
@@ -39,7 +40,7 @@ struct Notes {
 impl Broken {
     /// A store with this bug.
     pub fn new(bug: Bug) -> Self {
-        Self { inner: Memory::default(), bug, notes: Mutex::default() }
+        Self { inner: Memory::default(), bug, notes: Mutex::default(), counters: Miscounting::new(bug) }
     }
 
     async fn claim_so(&self, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
@@ -258,8 +259,8 @@ impl Store for Broken {
         self
     }
 
-    fn counters(&self) -> Option<&dyn ibid::store::Counters> {
-        self.inner.counters()
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(&self.counters)
     }
 
     fn promise(&self) -> Promise {

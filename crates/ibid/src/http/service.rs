@@ -179,10 +179,8 @@ where
         if seen.key.is_empty() {
             seen.key = mask(&key);
         }
-        if policy.scope.iter().any(ScopePart::names_caller)
-            && shared.twins.seen_elsewhere(&key, &ask.fingerprint, &ask.address)
-        {
-            shared.engine.observer().noticed(&Notice::SharedKey(&ask.address));
+        if policy.scope.iter().any(ScopePart::names_caller) {
+            shared.twins.look(&key, &ask.fingerprint, &ask.address);
         }
         side.claim();
         let operation = HttpOperation {
@@ -340,7 +338,7 @@ fn overloaded() -> Refusal {
 /// What only we may say about a request.
 fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     let own: Vec<_> = headers.keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
-    own.iter().chain(policy.only_on_replays()).for_each(|name| drop(headers.remove(name)));
+    own.iter().chain(policy.said_of_replays()).for_each(|name| drop(headers.remove(name)));
 }
 
 fn telling(shared: &Shared, parts: &Parts, protocol: Protocol) -> Telling {

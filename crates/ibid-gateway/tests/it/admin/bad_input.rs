@@ -97,6 +97,8 @@ async fn bodies_that_cannot_be_used_are_refused_and_change_nothing() {
     }
     for body in [
         r#"{"reason":"r"}"#,
+        r#"{"as":"not-executed"}"#,
+        r#"{"as":"done","answer":{"status":200}}"#,
         r#"{"reason":"r","as":"maybe"}"#,
         r#"{"reason":"r","as":"done"}"#,
         r#"{"reason":"r","as":"not-executed","answer":{"status":200}}"#,

@@ -1,10 +1,14 @@
 //! HTTP/2: floods, and requests that break its rules. Frames are written by hand where a client library would not.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
+use h2::{SendStream, client::ResponseFuture};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, tcp::OwnedWriteHalf},
     sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    task::JoinHandle,
     time::timeout,
 };
 
@@ -16,6 +20,9 @@ const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
+
+/// Why a connection is given up: the other side does too much.
+const ENHANCE_YOUR_CALM: u32 = 11;
 
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
@@ -49,7 +56,8 @@ fn request(key: &str, more: &[(&str, &str)]) -> Vec<u8> {
 /// One connection, frame by frame. It is read all the time: what a server says last must be taken before it closes.
 struct Frames {
     writer: OwnedWriteHalf,
-    received: UnboundedReceiver<(u8, u32)>,
+    /// Kind, stream and payload.
+    received: UnboundedReceiver<(u8, u32, Vec<u8>)>,
 }
 
 impl Frames {
@@ -69,7 +77,7 @@ impl Frames {
             while reader.read_exact(&mut head).await.is_ok() {
                 let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
                 let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
-                if reader.read_exact(&mut payload).await.is_err() || tell.send((head[3], stream)).is_err() {
+                if reader.read_exact(&mut payload).await.is_err() || tell.send((head[3], stream, payload)).is_err() {
                     return;
                 }
             }
@@ -84,7 +92,18 @@ impl Frames {
 
     /// The kind and stream of the next frame; `None` at the end of the connection.
     async fn next(&mut self) -> Option<(u8, u32)> {
-        timeout(PATIENCE, self.received.recv()).await.expect("an answer, or the end")
+        let next = timeout(PATIENCE, self.received.recv()).await.expect("an answer, or the end");
+        next.map(|(kind, stream, _)| (kind, stream))
+    }
+
+    /// Why the connection was given up, if that is said within a moment.
+    async fn told_to_go(&mut self) -> Option<u32> {
+        while let Ok(Some((kind, _, payload))) = timeout(Duration::from_millis(50), self.received.recv()).await {
+            if kind == GOAWAY {
+                return Some(u32::from_be_bytes(payload[4..8].try_into().expect("eight bytes and more")));
+            }
+        }
+        None
     }
 
     /// Reads until this stream is answered or reset, or the connection given up: what kind of frame did it.
@@ -98,29 +117,56 @@ impl Frames {
     }
 }
 
-/// A request by a client that keeps the rules; its status and body.
-async fn good(world: &World, key: &str) -> (u16, String) {
-    let work = async {
+/// A client that keeps the rules.
+struct Client {
+    to: h2::client::SendRequest<Bytes>,
+    driver: JoinHandle<Result<(), h2::Error>>,
+}
+
+impl Client {
+    async fn connect(world: &World) -> Client {
         let socket = TcpStream::connect(world.gateway.addr()).await.expect("it listens");
-        let (client, connection) = h2::client::handshake(socket).await.expect("it speaks HTTP/2");
-        let driver = tokio::spawn(connection);
+        let (to, connection) = h2::client::handshake(socket).await.expect("it speaks HTTP/2");
+        Client { to, driver: tokio::spawn(connection) }
+    }
+
+    /// Begins a request, of which only this much of the body is sent.
+    async fn begin(&self, key: &str, body: &'static str, whole: bool) -> (ResponseFuture, SendStream<Bytes>) {
         let request = http::Request::post(format!("http://{HOST}/pay"))
             .header("idempotency-key", key)
             .header("content-type", "application/json");
-        let mut client = client.ready().await.expect("a stream");
-        let (answer, mut body) = client.send_request(request.body(()).expect("a request"), false).expect("it is sent");
-        body.send_data(Bytes::from_static(BODY.as_bytes()), true).expect("it is sent");
-        let mut answer = answer.await.expect("an answer");
-        let mut text = BytesMut::new();
-        while let Some(data) = answer.body_mut().data().await {
-            let data = data.expect("the whole answer");
-            answer.body_mut().flow_control().release_capacity(data.len()).expect("just received");
-            text.extend(data);
-        }
-        driver.abort();
-        (answer.status().as_u16(), String::from_utf8(text.to_vec()).expect("text"))
-    };
-    timeout(PATIENCE, work).await.expect("an answer in time")
+        let mut to = self.to.clone().ready().await.expect("a stream");
+        let (answer, mut sending) = to.send_request(request.body(()).expect("a request"), false).expect("it is sent");
+        sending.send_data(Bytes::from_static(body.as_bytes()), whole).expect("it is sent");
+        (answer, sending)
+    }
+
+    /// The status and the body of the answer to a request.
+    async fn good(&self, key: &str) -> (u16, String) {
+        let work = async {
+            let (answer, _sending) = self.begin(key, BODY, true).await;
+            let mut answer = answer.await.expect("an answer");
+            let mut text = BytesMut::new();
+            while let Some(data) = answer.body_mut().data().await {
+                let data = data.expect("the whole answer");
+                answer.body_mut().flow_control().release_capacity(data.len()).expect("just received");
+                text.extend(data);
+            }
+            (answer.status().as_u16(), String::from_utf8(text.to_vec()).expect("text"))
+        };
+        timeout(PATIENCE, work).await.expect("an answer in time")
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+/// A request on a connection of its own; its status and body.
+async fn good(world: &World, key: &str) -> (u16, String) {
+    Client::connect(world).await.good(key).await
 }
 
 #[tokio::test]
@@ -308,4 +354,74 @@ async fn garbage_frames_end_the_connection_only() {
     }
     assert_eq!(world.upstream.requests(), 0);
     assert_eq!(good(&world, "after-garbage").await.0, 201);
+}
+
+/// In small pieces, so that nothing is left unread when the connection is given up, and its last word arrives.
+#[tokio::test]
+async fn floods_are_told_why_and_connections_that_were_there_before_are_served_on() {
+    let world = World::start("").await;
+    let beside = Client::connect(&world).await;
+    assert_eq!(beside.good("beside-0").await.0, 201);
+    let cancel = 8_u32.to_be_bytes();
+    let mut next = 1;
+    let mut resets = || {
+        let pair = |stream| {
+            let head = frame(HEADERS, END_HEADERS, stream, &request(&format!("told-{stream}"), &[]));
+            [head, frame(RST_STREAM, 0, stream, &cancel)].concat()
+        };
+        let burst: Vec<u8> = (0..40).flat_map(|at| pair(next + 2 * at)).collect();
+        next += 80;
+        burst
+    };
+    let mut begun = false;
+    let mut continuations = || {
+        let filler = fields(&[("x-filler", &"y".repeat(100))]);
+        if std::mem::replace(&mut begun, true) {
+            frame(CONTINUATION, 0, 1, &filler)
+        } else {
+            frame(HEADERS, 0, 1, &request("continued", &[]))
+        }
+    };
+    let floods: [(&str, &mut dyn FnMut() -> Vec<u8>); 2] =
+        [("resets", &mut resets), ("continuations", &mut continuations)];
+    for (case, flood) in floods {
+        let mut frames = Frames::open(&world).await;
+        let mut why = None;
+        for round in 0..200 {
+            frames.send(&flood()).await;
+            let (status, _) = beside.good(&format!("beside-{case}-{round}")).await;
+            assert_eq!(status, 201, "{case}: a connection that was there before");
+            why = frames.told_to_go().await;
+            if why.is_some() {
+                break;
+            }
+        }
+        assert_eq!(why, Some(ENHANCE_YOUR_CALM), "{case}");
+        while frames.next().await.is_some() {}
+        assert_eq!(good(&world, &format!("after-{case}")).await.0, 201, "{case}: a new connection");
+    }
+    world.runs_once("resets", "told-1").await;
+    world.runs_once("continuations", "continued").await;
+}
+
+#[tokio::test]
+async fn slow_heads_and_bodies_are_not_waited_for_over_http2_either() {
+    let limits = "[limits]\nheader_timeout = \"300ms\"\nbody_timeout = \"300ms\"\nidle_timeout = \"300ms\"\n";
+    let world = World::start(limits).await;
+    // A head that does not end, and one that has not begun.
+    for (case, begun) in [("half a head", frame(HEADERS, 0, 1, &request("h2-slow-head", &[]))), ("nothing", Vec::new())]
+    {
+        let mut frames = Frames::open(&world).await;
+        frames.send(&begun).await;
+        println!("{case}");
+        while frames.next().await.is_some() {}
+    }
+    world.runs_once("half a head", "h2-slow-head").await;
+    for (key, begun) in [("h2-slow-body-0", ""), ("h2-slow-body-1", "{\"amou")] {
+        let client = Client::connect(&world).await;
+        let (answer, _sending) = client.begin(key, begun, false).await;
+        let answer = timeout(PATIENCE, answer).await.expect("in time").expect("an answer");
+        assert_eq!(answer.status(), 408, "{key}");
+        world.runs_once("a slow body", key).await;
+    }
 }

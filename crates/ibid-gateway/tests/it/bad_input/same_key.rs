@@ -74,6 +74,18 @@ async fn another_caller_has_keys_of_its_own() {
 }
 
 #[tokio::test]
+async fn operators_are_told_of_a_key_that_two_callers_share_and_the_callers_are_not() {
+    let world = World::start("").await;
+    let key = "key-of-two-callers";
+    let alone = world.good(key).header("Authorization", "Bearer one").send().await;
+    let second = world.good(key).header("Authorization", "Bearer two").send().await;
+    let names = |answer: &Response| answer.headers.iter().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
+    assert_eq!((second.status, names(&second)), (alone.status, names(&alone)));
+    let line = world.gateway.wait_for_log("two callers sent the same key with the same request").await;
+    assert!(!line.contains(key), "{line}");
+}
+
+#[tokio::test]
 async fn what_is_in_flight_is_refused_until_it_has_ended() {
     let world = World::start("").await;
     let key = "key-in-flight-now";

@@ -134,6 +134,47 @@ async fn a_replay_leaves_its_connection_in_order() {
     assert!(follow(&world, "after replays", raw, "after-replays").await, "a connection in order is kept");
 }
 
+/// Where nothing of a body is compared, a replay could be given without having read it.
+#[tokio::test]
+async fn the_body_of_a_replay_is_not_the_next_request() {
+    let world = World::start("[policy]\npreset = \"appsportal\"\n").await;
+    let head =
+        format!("POST /pay HTTP/1.1\r\nHost: {HOST}\r\nX-Tenant-Id: t1\r\nX-Idempotency-Key: replayed-unread\r\n");
+    let first = world.exchange(format!("{head}Content-Length: {}\r\n\r\n{BODY}", BODY.len())).await;
+    assert_eq!((first.status, first.header("x-idempotency-replay")), (201, None), "{first:?}");
+    for body in [SMUGGLED.to_owned(), SMUGGLED.repeat(10_000)] {
+        let length = body.len();
+        let chunked = format!("Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n{body}\r\n0\r\n\r\n");
+        for (case, rest) in [("length", format!("Content-Length: {length}\r\n\r\n{body}")), ("chunks", chunked)] {
+            let mut raw = world.connect().await;
+            raw.send(format!("{head}{rest}")).await;
+            let answer = raw.read_response().await;
+            assert_eq!(
+                (answer.status, answer.header("x-idempotency-replay")),
+                (201, Some("true")),
+                "{case}: {answer:?}"
+            );
+            // What follows on the same connection is a request of its own, or there is no connection any more.
+            if raw.try_send(format!("GET /things HTTP/1.1\r\nHost: {HOST}\r\n\r\n")).await.is_ok() {
+                match raw.try_read_response().await {
+                    Ok(next) => assert_eq!(next.status, 200, "{case}: {next:?}"),
+                    Err(broken) => assert!(broken.is_closed(), "{case}: {broken}"),
+                }
+            }
+            assert_nothing_smuggled(&world, case).await;
+        }
+    }
+    // One whose body never comes gets no replay for it, and no second answer later.
+    let mut raw = world.connect().await;
+    raw.send(format!("{head}Content-Length: 100\r\n\r\n{{")).await;
+    raw.half_close().await;
+    if let Ok(answer) = raw.try_read_response().await {
+        assert_eq!(answer.status, 400, "{answer:?}");
+    }
+    assert!(raw.is_closed_within(PATIENCE).await);
+    assert_eq!(world.upstream.executions(), 1);
+}
+
 #[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
     let world = World::start("").await;

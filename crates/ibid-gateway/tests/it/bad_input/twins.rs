@@ -88,7 +88,21 @@ async fn a_scope_header_is_believed_only_from_trusted_proxies() {
     let key = "req-1234567890abcdef";
     let answer = world.post("/members").key(key).header("X-User-Id", "u1").json(BODY).send().await;
     assert_problem("not trusted", &answer, 403, "scope-refused", Some(key));
+    // Where a request came from is what the connection says, not what it says itself.
+    for (name, value) in [
+        ("X-Forwarded-For", "10.0.0.1"),
+        ("Forwarded", "for=10.0.0.1"),
+        ("X-Real-Ip", "10.0.0.1"),
+        ("Via", "1.1 10.0.0.1"),
+    ] {
+        let request = world.post("/members").key(key).header("X-User-Id", "u1").header(name, value).json(BODY);
+        assert_problem(name, &request.send().await, 403, "scope-refused", Some(key));
+    }
     assert_eq!(world.upstream.requests(), 0);
+    // The same from a trusted one, whatever it says about those behind it.
+    let world = World::start(&format!("trusted_proxies = [\"127.0.0.0/8\"]\n{MEMBERS}")).await;
+    let trusted = world.post("/members").key(key).header("X-User-Id", "u1").header("X-Forwarded-For", "8.8.8.8");
+    world.runs_once_as("trusted", key, &trusted.json(BODY)).await;
 }
 
 #[tokio::test]
@@ -122,4 +136,31 @@ async fn what_only_we_may_say_is_stripped() {
     assert_eq!(own(&world), [], "without a key");
     assert_eq!(lie(get(world.gateway.addr(), "/things")).send().await.status, 200);
     assert_eq!(own(&world), [], "on a method that is not covered");
+}
+
+#[tokio::test]
+async fn a_client_cannot_say_that_its_request_is_a_replay() {
+    let portal = "[[route]]\nmatch = \"POST /portal\"\npreset = \"appsportal\"\n";
+    let world = World::start(&format!("{portal}{MEMBERS}")).await;
+    let told = |request: ibid_testkit::client::Request, lies: &[&str]| {
+        lies.iter().fold(request, |request, name| request.header(*name, "true")).header("X-Request-Id", "r-1")
+    };
+    let cached = ["X-Idempotency-Cached", "X-Original-Timestamp"];
+    let member = world.post("/members").header("X-User-Id", "u1").key("member-key-1234567").json(BODY);
+    let portal = world.post("/portal").header("X-Tenant-Id", "t1").header("X-Idempotency-Key", "portal").json(BODY);
+    for (case, request, lies) in [
+        ("ietf", world.good("replay-of-a-client"), &["Idempotent-Replayed"][..]),
+        ("ietf, no key", world.post("/pay").json(BODY), &["Idempotent-Replayed"]),
+        ("appsportal", portal, &["X-Idempotency-Replay"]),
+        ("membership", member, &cached),
+    ] {
+        let answer = told(request, lies).send().await;
+        assert_eq!(answer.status, 201, "{case}: {answer:?}");
+        let seen = world.upstream.last();
+        for name in lies {
+            assert_eq!(seen.header(name), None, "{case}: {seen:?}");
+        }
+        // Ids are the client's own business.
+        assert_eq!(seen.header("x-request-id"), Some("r-1"), "{case}: {seen:?}");
+    }
 }

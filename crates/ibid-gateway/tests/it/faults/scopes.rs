@@ -74,5 +74,10 @@ async fn with_the_setting_the_session_cookie_is_the_caller() {
     assert_replay(&pay_as(&gateway, "Cookie", "session=1; theme=light").send().await, &first);
     assert_ran(&pay_as(&gateway, "Cookie", "session=2").send().await);
     assert_refused(&pay_as(&gateway, "Cookie", "theme=dark").send().await, 400, "scope-missing");
+    assert_refused(&pay_as(&gateway, "Cookie", "session=").send().await, 400, "scope-missing");
+    // Apps differ in which of two they take.
+    assert_refused(&pay_as(&gateway, "Cookie", "session=1; session=2").send().await, 400, "request-ambiguous");
+    let lines = pay_as(&gateway, "Cookie", "session=1").header("Cookie", "session=2");
+    assert_refused(&lines.send().await, 400, "request-ambiguous");
     assert_eq!(upstream.executions(), 2);
 }

@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tokio_rustls::TlsAcceptor;
 
@@ -174,6 +174,44 @@ async fn a_file_of_keys_is_watched() {
     std::fs::write(&path, set(&[("b", &b)])).unwrap();
     assert_ran(&eventually(&gateway, &b.named("b", &claims("u1")), "k-2", 201).await);
     disbelieved(&pay(&gateway, &a.named("a", &claims("u1")), "k-1").send().await, "no key is known");
+}
+
+#[tokio::test]
+async fn a_file_with_a_public_key_is_watched() {
+    let upstream = Upstream::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("issuer.pem");
+    let (a, b) = (Signer::ed(), Signer::p256());
+    std::fs::write(&path, a.pem()).unwrap();
+    let gateway = gateway(&upstream, &format!("pem = \"file:{}\"", path.display()), BY_SUB).await;
+    let first = pay(&gateway, &a.token(&claims("u1")), "k-1").send().await;
+    assert_ran(&first);
+    disbelieved(&pay(&gateway, &b.token(&claims("u1")), "k-1").send().await, "ES256 is no algorithm");
+    std::fs::write(&path, b.pem()).unwrap();
+    assert_replay(&eventually(&gateway, &b.token(&claims("u1")), "k-1", 201).await, &first);
+    disbelieved(&pay(&gateway, &a.token(&claims("u1")), "k-1").send().await, "EdDSA is no algorithm");
+    assert_eq!(upstream.executions(), 1);
+}
+
+/// With nothing but a token of a new key to tell that there is one: it is asked for long before the next refresh.
+#[tokio::test]
+async fn a_key_that_is_not_known_is_asked_for_at_once() {
+    let (issuer, upstream) = (Upstream::start().await, Upstream::start().await);
+    let (a, b) = (Signer::p256(), Signer::ed());
+    publishes(&issuer, &[("a", &a)]);
+    let gateway = gateway(&upstream, &format!("jwks = \"{}/jwks\"\nrefresh = \"24h\"", issuer.url()), BY_SUB).await;
+    assert_ran(&pay(&gateway, &a.named("a", &claims("u1")), "k-1").send().await);
+    publishes(&issuer, &[("a", &a), ("b", &b)]);
+    let token = b.named("b", &claims("u1"));
+    let asked = async {
+        while pay(&gateway, &token, "k-2").send().await.status != 201 {
+            sleep(Duration::from_millis(200)).await;
+        }
+    };
+    // Not more often than every ten seconds.
+    timeout(Duration::from_secs(40), asked).await.expect("the new key is fetched");
+    assert!(issuer.requests() <= 4, "{} fetches", issuer.requests());
+    assert_ran(&pay(&gateway, &a.named("a", &claims("u1")), "k-3").send().await);
 }
 
 #[tokio::test]
