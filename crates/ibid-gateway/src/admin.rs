@@ -25,12 +25,12 @@ use tokio::{
 };
 
 pub use self::problem::Problem;
-use self::{audit::Audit, auth::Auth, problem::Reply, stats::History};
+use self::{audit::Audit, auth::Auth, health::Health, problem::Reply};
 use crate::{
     config,
     console::Console,
     live::Live,
-    metrics::{self, Gauges, Metrics, Refusals, ShadowReport, Watched},
+    metrics::{self, Gauges, History, Metrics, Refusals, ShadowReport, Watched},
     records::view::now_ms,
 };
 
@@ -38,6 +38,7 @@ pub mod api;
 pub mod audit;
 pub mod auth;
 pub mod body;
+pub(crate) mod health;
 mod problem;
 mod query;
 pub mod records;
@@ -72,8 +73,8 @@ pub struct Desk {
     pub shadow: Arc<ShadowReport>,
     /// The last refusals.
     pub refusals: Arc<Refusals>,
-    /// How it went over the last hour.
-    pub history: History,
+    /// How it went over the last day.
+    pub history: Arc<History>,
     /// When it began, in milliseconds since the Unix epoch.
     pub started_ms: u64,
 }
@@ -97,7 +98,7 @@ impl Desk {
             metrics: watched.metrics().clone(),
             shadow: watched.shadow().clone(),
             refusals: watched.refusals().clone(),
-            history: History::default(),
+            history: History::new(watched.metrics()),
             started_ms: now_ms(),
         })
     }
@@ -128,8 +129,8 @@ impl Admin {
     /// Serves until the process ends; during a shutdown it says that the gateway is not ready.
     pub async fn run(self, stop: watch::Receiver<bool>) {
         let Self { listener, desk } = self;
-        tokio::spawn(desk.history.clone().keep(desk.metrics.clone()));
-        let console = Arc::new(Console::start(&desk, stop.clone()));
+        tokio::spawn(desk.history.clone().follow(desk.metrics.clone(), stop.clone()));
+        let console = Arc::new(Console::default());
         let room = Arc::new(Semaphore::new(CONNECTIONS));
         loop {
             let permit = room.clone().acquire_owned().await.expect("never closed");
@@ -192,21 +193,19 @@ async fn exposition(desk: &Desk) -> Reply {
 }
 
 async fn ready(desk: &Desk, stopping: bool) -> Reply {
-    let engine = desk.ibid.engine();
-    let trouble = stats::trouble(desk).await;
-    let promise = engine.store().promise();
-    let ready = trouble.is_none() && !stopping;
+    let health = Health::ask(&desk.ibid).await;
+    let ready = health.is_well() && !stopping;
     let body = json!({
         "ready": ready,
         "stopping": stopping,
-        "running": engine.running().count(),
+        "running": desk.ibid.engine().running().count(),
         "store": {
-            "name": promise.store,
-            "durable": promise.durable,
-            "shared": promise.shared,
-            "wanting": promise.wanting,
-            "trouble": trouble,
-            "waiting": engine.later().waiting(),
+            "name": health.name,
+            "durable": health.durable,
+            "shared": health.shared,
+            "wanting": health.wanting,
+            "trouble": health.trouble,
+            "waiting": health.waiting,
         },
     });
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

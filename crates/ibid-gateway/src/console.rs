@@ -4,20 +4,15 @@
 //! charts are drawn. Invariants: a page shows nothing that the admin API would not show to the same caller, and changes
 //! go through the same [`admin::records::change`](crate::admin::records::change). Nothing is ever fetched from elsewhere.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use ibid::store::{Address, Fence};
-use tokio::sync::watch;
 
 use self::{
     act::{Act, Action, Confirm, Given},
     form::Form,
-    health::Health,
-    history::{History, Window},
     list::{Asked, PAGE, Records, Stuck},
     needs::Needs,
     others::{AuditPage, Policies, ShadowPage, StorePage, TroublePage},
@@ -31,17 +26,17 @@ use crate::{
     admin::{
         Desk, Problem,
         auth::{self, Caller, Denied, Forbidden, Via},
+        health::Health,
         records,
     },
     config::Role,
+    metrics::Window,
     records::{Change, View, What},
 };
 
 mod act;
 mod assets;
 mod form;
-mod health;
-mod history;
 mod list;
 mod login;
 mod needs;
@@ -61,19 +56,12 @@ const BESIDE: usize = 20;
 type Page = Response<Full<Bytes>>;
 
 /// What the console keeps between requests.
+#[derive(Default)]
 pub(crate) struct Console {
-    history: Arc<History>,
     needs: Needs,
 }
 
 impl Console {
-    /// Begins to keep the history.
-    pub(crate) fn start(desk: &Desk, stop: watch::Receiver<bool>) -> Self {
-        let history = History::new(&desk.metrics);
-        tokio::spawn(history.clone().follow(desk.metrics.clone(), stop));
-        Self { history, needs: Needs::default() }
-    }
-
     /// Answers a request to a path that is not the API's. `None`: there is no such page.
     pub(crate) async fn answer(
         &self, desk: &Desk, request: Request<Incoming>, client: std::net::IpAddr,
@@ -151,7 +139,7 @@ impl Visit<'_> {
             shell: Shell::new("/", caller),
             window,
             metrics: &desk.metrics,
-            history: &self.console.history,
+            history: &desk.history,
             started_ms: desk.started_ms,
             counts,
             health,
@@ -164,7 +152,7 @@ impl Visit<'_> {
     /// What the charts are drawn from.
     fn series(&self) -> Page {
         let window = Window::of(self.form.value("window")).unwrap_or_default();
-        let mut answer = Response::new(Full::new(self.console.history.series(window).to_string().into()));
+        let mut answer = Response::new(Full::new(self.desk.history.series(window).to_string().into()));
         page::guard(answer.headers_mut());
         answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         answer

@@ -1,68 +1,26 @@
 //! Numbers and settings for people: what was counted, how it went over time, what holds, and on what store.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use ibid::{
     LabelText, Mode, Policy, Reason,
     http::Protocol,
     store::{Address, Counts, Cursor, Filter, Store},
 };
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
-use super::Desk;
+use super::{Desk, health::Health};
 use crate::{
     config::{is_for_webhooks, show},
-    metrics::{Metrics, Refused, Totals},
+    metrics::Refused,
     records::view::{date, now_ms},
     routes::Route,
 };
 
-/// How often the counters are looked at.
-pub const EVERY: Duration = Duration::from_secs(10);
-/// How many looks are remembered: an hour.
-const POINTS: usize = 360;
-/// A store that takes longer to answer is in trouble.
+/// How long the store may take to say what the first requests of reused keys were, all together.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// What requests got in one span of time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Point {
-    /// When the span ended, in milliseconds since the Unix epoch.
-    pub at_ms: u64,
-    /// Ran, and their answer was stored, waits to be, or is not remembered.
-    pub executed: u64,
-    /// Answered from the record.
-    pub replayed: u64,
-    /// Refused.
-    pub refused: u64,
-    /// Of those: the first was still running.
-    pub conflicts: u64,
-    /// Parked.
-    pub unknown: u64,
-    /// Ran without protection because the store was down.
-    pub degraded: u64,
-    /// Had no key and passed.
-    pub keyless: u64,
-    /// Passed in shadow mode; enforced they would have been replayed or refused.
-    pub shadowed: u64,
-}
-
-/// The last hour, in spans of [`EVERY`].
-#[derive(Debug, Clone, Default)]
-pub struct History(Arc<Mutex<Past>>);
-
-#[derive(Debug, Default)]
-struct Past {
-    last: Point,
-    points: VecDeque<Point>,
-}
 
 /// What shadow mode, or enforcement, makes of one route's requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,63 +63,6 @@ pub struct ShadowReport {
     pub routes: Vec<ShadowRoute>,
 }
 
-impl History {
-    /// Looks at the counters every [`EVERY`], for ever.
-    pub async fn keep(self, metrics: Arc<Metrics>) {
-        loop {
-            tokio::time::sleep(EVERY).await;
-            self.look(&metrics.totals());
-        }
-    }
-
-    fn look(&self, totals: &Totals) {
-        let now = Point::of(totals);
-        let mut past = self.0.lock();
-        let span = now.since(&past.last);
-        past.last = now;
-        if past.points.len() == POINTS {
-            past.points.pop_front();
-        }
-        past.points.push_back(span);
-    }
-
-    /// Oldest first.
-    pub fn points(&self) -> Vec<Point> {
-        self.0.lock().points.iter().copied().collect()
-    }
-}
-
-impl Point {
-    fn of(totals: &Totals) -> Self {
-        let sum = |names: &[&str]| names.iter().map(|name| totals.of(name)).sum();
-        Self {
-            at_ms: now_ms(),
-            executed: sum(&["executed", "released", "pending"]),
-            replayed: sum(&["replayed"]),
-            refused: Reason::all().map(|reason| totals.of(reason.name())).sum(),
-            conflicts: totals.conflicts,
-            unknown: totals.unknown,
-            degraded: sum(&["degraded"]),
-            keyless: sum(&["keyless"]),
-            shadowed: sum(&["shadow-replay", "shadow-refusal"]),
-        }
-    }
-
-    fn since(&self, last: &Self) -> Self {
-        Self {
-            at_ms: self.at_ms,
-            executed: self.executed.saturating_sub(last.executed),
-            replayed: self.replayed.saturating_sub(last.replayed),
-            refused: self.refused.saturating_sub(last.refused),
-            conflicts: self.conflicts.saturating_sub(last.conflicts),
-            unknown: self.unknown.saturating_sub(last.unknown),
-            degraded: self.degraded.saturating_sub(last.degraded),
-            keyless: self.keyless.saturating_sub(last.keyless),
-            shadowed: self.shadowed.saturating_sub(last.shadowed),
-        }
-    }
-}
-
 /// `GET /api/stats`.
 pub async fn stats(desk: &Desk) -> Value {
     let stored = desk.gauges.read().await;
@@ -174,7 +75,7 @@ pub async fn stats(desk: &Desk) -> Value {
         "waiting": engine.later().waiting(),
         "stored": counts(stored),
         "totals": desk.metrics.totals(),
-        "history": { "every_ms": EVERY.as_millis() as u64, "points": desk.history.points() },
+        "history": desk.history.hour(),
     })
 }
 
@@ -211,37 +112,21 @@ fn policy(route: &Route) -> Value {
 
 /// `GET /api/store`: the store's promise, and how it is.
 pub async fn store(desk: &Desk) -> Value {
-    let engine = desk.ibid.engine();
-    let trouble = trouble(desk).await;
-    let stored = desk.gauges.read().await;
-    let promise = engine.store().promise();
+    let (health, stored) = tokio::join!(Health::ask(&desk.ibid), desk.gauges.read());
     let now = desk.live.now();
     let settings = &now.settings.store;
     json!({
-        "name": promise.store,
+        "name": health.name,
         "url": settings.url.to_string(),
         "fallback": settings.fallback.as_ref().map(ToString::to_string),
         "cache": settings.cache.as_ref().map(ToString::to_string),
-        "durable": promise.durable,
-        "shared": promise.shared,
-        "wanting": promise.wanting,
-        "trouble": trouble,
-        "waiting": engine.later().waiting(),
+        "durable": health.durable,
+        "shared": health.shared,
+        "wanting": health.wanting,
+        "trouble": health.trouble,
+        "waiting": health.waiting,
         "stored": counts(stored),
     })
-}
-
-/// Why the store does not answer, if it does not.
-pub(super) async fn trouble(desk: &Desk) -> Option<String> {
-    let engine = desk.ibid.engine();
-    let sent = Instant::now();
-    let found = timeout(PATIENCE, engine.store().get(&Address([0; 32]))).await;
-    engine.observer().asked(ibid::StoreCall::Get, sent.elapsed());
-    match found {
-        Ok(Ok(_)) => None,
-        Ok(Err(why)) => Some(why.to_string()),
-        Err(_) => Some(format!("no answer within {PATIENCE:?}")),
-    }
 }
 
 fn counts(stored: Counts) -> Value {

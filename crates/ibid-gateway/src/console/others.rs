@@ -5,13 +5,12 @@ use ibid::{Mode, Policy, StoreCall, http::Protocol, store::Counts};
 
 use super::{
     form::Form,
-    health::Health,
     page::Shell,
     row::{Deed, Field},
     words::{count, plain, size, took, when},
 };
 use crate::{
-    admin::{audit, stats},
+    admin::{audit, health::Health, stats},
     config::{is_for_webhooks, show},
     metrics::Metrics,
     routes::{Route, RouteTable},
