@@ -17,6 +17,7 @@ use http_body_util::Full;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use ibid::Ibid;
+use ibid_stores::seal::Sealed;
 use serde_json::json;
 use tokio::{
     net::TcpListener,
@@ -25,7 +26,7 @@ use tokio::{
 };
 
 pub use self::problem::Problem;
-use self::{audit::Audit, auth::Auth, health::Health, problem::Reply};
+use self::{audit::Audit, auth::Auth, health::Health, problem::Reply, reseal::Reseals};
 use crate::{
     config,
     console::Console,
@@ -42,6 +43,7 @@ pub(crate) mod health;
 mod problem;
 mod query;
 pub mod records;
+mod reseal;
 pub mod stats;
 
 /// Connections at a time; more wait in the system's queue.
@@ -59,6 +61,8 @@ pub struct Admin {
 pub struct Desk {
     /// The engine and its store.
     pub ibid: Ibid,
+    /// Brings what is sealed under the first key. `None` if nothing is.
+    pub reseals: Option<Reseals>,
     /// The configuration in force.
     pub live: Arc<Live>,
     /// Who may.
@@ -84,7 +88,9 @@ impl Desk {
     ///
     /// # Errors
     /// If the audit trail cannot be opened.
-    pub fn new(settings: &config::Admin, ibid: Ibid, live: Arc<Live>, watched: &Watched) -> Result<Self, String> {
+    pub fn new(
+        settings: &config::Admin, ibid: Ibid, sealed: Option<Arc<Sealed>>, live: Arc<Live>, watched: &Watched,
+    ) -> Result<Self, String> {
         let audit = Audit::open(settings.audit.as_deref()).map_err(|why| {
             let path = settings.audit.as_deref().unwrap_or_else(|| "".as_ref()).display();
             format!("admin.audit: {path}: {why}")
@@ -92,6 +98,7 @@ impl Desk {
         Ok(Self {
             gauges: Gauges::new(ibid.engine().store().clone()),
             ibid,
+            reseals: sealed.map(Reseals::new),
             live,
             auth: Auth::new(&settings.tokens),
             audit,
@@ -110,12 +117,12 @@ impl Admin {
     /// # Errors
     /// If it cannot be bound, or the audit trail cannot be opened.
     pub async fn bind(
-        settings: &config::Admin, ibid: Ibid, live: Arc<Live>, watched: &Watched,
+        settings: &config::Admin, ibid: Ibid, sealed: Option<Arc<Sealed>>, live: Arc<Live>, watched: &Watched,
     ) -> Result<Self, String> {
         let listen = settings.listen;
         let listener = TcpListener::bind(listen).await;
         let listener = listener.map_err(|why| format!("admin.listen: {listen} cannot be bound: {why}"))?;
-        Ok(Self { listener, desk: Arc::new(Desk::new(settings, ibid, live, watched)?) })
+        Ok(Self { listener, desk: Arc::new(Desk::new(settings, ibid, sealed, live, watched)?) })
     }
 
     /// Where it listens.

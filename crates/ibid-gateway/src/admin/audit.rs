@@ -21,7 +21,7 @@ use tokio::task::spawn_blocking;
 
 use super::auth::Caller;
 use crate::records::{
-    Changed, View,
+    self, Changed, View,
     view::{date, now_ms},
 };
 
@@ -45,10 +45,10 @@ pub struct Entry {
     pub role: String,
     /// From which address.
     pub client: String,
-    /// `release`, `forget` or `resolve`.
+    /// `release`, `forget`, `resolve` or `reseal`.
     pub action: String,
-    /// Of the entry.
-    pub address: String,
+    /// Of the entry; `None` if it was about all of them.
+    pub address: Option<String>,
     /// Of the entry, masked.
     pub key: String,
     /// Of the entry.
@@ -59,14 +59,30 @@ pub struct Entry {
     pub endpoint: String,
     /// As given.
     pub reason: String,
-    /// What was there.
-    pub before: State,
+    /// What was there; `None` if it was about all of them.
+    pub before: Option<State>,
     /// What was there afterwards; `None` if nothing, or not known.
     pub after: Option<State>,
     /// How it ended.
     pub outcome: Outcome,
     /// Why it was refused, or failed.
     pub why: Option<String>,
+    /// Of a reseal: what it did, so far or in all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resealed: Option<Resealed>,
+}
+
+/// What a reseal did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resealed {
+    /// The name of the key that seals.
+    pub key: String,
+    /// Entries that were looked at.
+    pub looked: u64,
+    /// Records that have that key now.
+    pub resealed: u64,
+    /// Records that did not open.
+    pub unopened: u64,
 }
 
 /// An entry of the store, in short.
@@ -149,7 +165,8 @@ impl Audit {
     ///
     /// # Errors
     /// If it cannot be written down: then it must not be made.
-    pub async fn begin(&self, by: &Caller, action: &str, reason: &str, before: &View) -> io::Result<Entry> {
+    pub async fn begin(&self, by: &Caller, action: &str, reason: &str, before: Option<&View>) -> io::Result<Entry> {
+        let text = |of: fn(&View) -> &String| before.map(of).cloned();
         let entry = Entry {
             id: 0,
             at: date(now_ms()),
@@ -157,17 +174,18 @@ impl Audit {
             role: by.role.to_string(),
             client: by.client.to_string(),
             action: action.into(),
-            address: before.address.clone(),
+            address: text(|view| &view.address),
             // It may be stored in clear, for those who may see the record.
-            key: masked(&before.key),
-            tenant: before.tenant.clone(),
-            user: before.user.clone(),
-            endpoint: before.endpoint.clone(),
+            key: before.map_or_else(String::new, |view| masked(&view.key)),
+            tenant: text(|view| &view.tenant).unwrap_or_default(),
+            user: text(|view| &view.user).unwrap_or_default(),
+            endpoint: text(|view| &view.endpoint).unwrap_or_default(),
             reason: reason.into(),
-            before: State::of(before),
+            before: before.map(State::of),
             after: None,
             outcome: Outcome::Unknown,
             why: None,
+            resealed: None,
         };
         self.blocking(move |trail| trail.append(entry)).await
     }
@@ -182,13 +200,23 @@ impl Audit {
             (None, _) => Outcome::Unknown,
         };
         entry.why = changed.refused.clone().or(why);
-        tell(&entry);
+        self.close(&entry).await;
+        entry
+    }
+
+    /// Writes down how it ended.
+    pub async fn close(&self, entry: &Entry) {
+        tell(entry);
         let known = entry.clone();
         // The change is made, whatever becomes of this line; the one before it stays.
         if let Err(why) = self.blocking(move |trail| trail.amend(known)).await {
             tracing::error!(id = entry.id, %why, "the outcome of a change could not be written to the audit trail");
         }
-        entry
+    }
+
+    /// Shows how far it is, and writes nothing: one that takes long would fill the file.
+    pub fn remember(&self, entry: &Entry) {
+        self.0.lock().remember(entry.clone());
     }
 
     /// Entries with an id below `before`, newest first; of one user's records only, if one is given.
@@ -207,7 +235,14 @@ impl Audit {
     /// The latest changes of one record, newest first.
     pub fn of(&self, address: &str, at_most: usize) -> Vec<Entry> {
         let trail = self.0.lock();
-        trail.entries.iter().rev().filter(|entry| entry.address == address).take(at_most).cloned().collect()
+        trail
+            .entries
+            .iter()
+            .rev()
+            .filter(|entry| entry.address.as_deref() == Some(address))
+            .take(at_most)
+            .cloned()
+            .collect()
     }
 
     /// A sync takes milliseconds, in which no other task of the thread should have to wait.
@@ -258,10 +293,14 @@ impl Trail {
 
     fn amend(&mut self, entry: Entry) -> io::Result<()> {
         let written = self.write(&entry);
+        self.remember(entry);
+        written
+    }
+
+    fn remember(&mut self, entry: Entry) {
         if let Some(known) = self.entries.iter_mut().rev().find(|known| known.id == entry.id) {
             *known = entry;
         }
-        written
     }
 
     fn write(&mut self, entry: &Entry) -> io::Result<()> {
@@ -316,6 +355,13 @@ impl State {
     }
 }
 
+impl From<&records::Resealed> for Resealed {
+    fn from(done: &records::Resealed) -> Self {
+        let (looked, resealed, unopened) = (done.looked, done.resealed, done.unopened);
+        Self { key: done.key.clone(), looked, resealed, unopened }
+    }
+}
+
 fn masked(key: &str) -> String {
     if key.contains("****") { key.into() } else { ibid::mask(key) }
 }
@@ -337,7 +383,7 @@ fn sync_folder(path: &Path) -> io::Result<()> {
 
 /// The same in the log.
 fn tell(entry: &Entry) {
-    let before = entry.before.state.as_str();
+    let before = entry.before.as_ref().map_or("", |before| &before.state);
     let after = entry.after.as_ref().map_or("absent", |after| &after.state);
     macro_rules! line {
         ($level:ident) => {
@@ -347,13 +393,14 @@ fn tell(entry: &Entry) {
                 client = entry.client,
                 action = entry.action,
                 outcome = ?entry.outcome,
-                address = ibid::mask(&entry.address),
+                address = entry.address.as_deref().map(ibid::mask),
                 key = entry.key,
                 endpoint = entry.endpoint,
                 before,
                 after,
                 reason = entry.reason,
                 why = entry.why,
+                resealed = entry.resealed.as_ref().map(|done| done.resealed),
                 "an operator's change"
             )
         };
@@ -403,7 +450,7 @@ mod tests {
 
     async fn one(audit: &Audit, user: &str, reason: &str) -> Entry {
         let view = view(user);
-        let begun = audit.begin(&caller(), "forget", reason, &view).await.unwrap();
+        let begun = audit.begin(&caller(), "forget", reason, Some(&view)).await.unwrap();
         audit.ended(begun, &changed(&view), None).await
     }
 
@@ -416,7 +463,7 @@ mod tests {
             one(&audit, ["u1", "u2"][nth % 2], &format!("reason {nth}")).await;
         }
         // One that was begun when the process died, in the middle of a line.
-        audit.begin(&caller(), "release", "cut off", &view("u1")).await.unwrap();
+        audit.begin(&caller(), "release", "cut off", Some(&view("u1"))).await.unwrap();
         drop(audit);
         let half = OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"id\":99,");
         half.unwrap();
@@ -465,7 +512,7 @@ mod tests {
         let audit = Audit::open(Some(&path)).unwrap();
         one(&audit, "u1", "r").await;
         audit.0.lock().files.as_mut().unwrap().file = File::open(&path).unwrap();
-        assert!(audit.begin(&caller(), "forget", "r", &view("u1")).await.is_err(), "opened for reading only");
+        assert!(audit.begin(&caller(), "forget", "r", Some(&view("u1"))).await.is_err(), "opened for reading only");
         assert_eq!(audit.page(None, 10, None).entries.len(), 1);
         assert!(Audit::open(Some(Path::new("/proc/nowhere/audit.jsonl"))).is_err());
     }

@@ -128,6 +128,13 @@ impl From<NotFound> for Problem {
 }
 
 impl Problem {
+    /// Nothing was changed, because nobody would know of it.
+    pub(super) fn unwritable(why: &std::io::Error) -> Self {
+        tracing::error!(%why, "the audit trail cannot be written; nothing was changed");
+        let detail = format!("the audit trail cannot be written, so nothing was changed: {why}");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    }
+
     /// The store cannot be used.
     pub(super) fn unavailable(why: impl std::fmt::Display) -> Self {
         let detail = format!("the store cannot be used: {why}");

@@ -119,9 +119,7 @@ impl ListAsked {
         };
         let from = match params.filled("cursor") {
             None => None,
-            Some(text) => Some(Address::from_hex(text).ok_or_else(|| {
-                Problem::bad(format!("cursor: {text:?} is none; send what \"next\" said, 64 hex digits"))
-            })?),
+            Some(text) => Some(checked_cursor(text)?),
         };
         let query = Query {
             address: None,
@@ -134,6 +132,12 @@ impl ListAsked {
         };
         Ok(Self { query, from, limit: params.limit(USUAL, MOST)? })
     }
+}
+
+/// Where a list of records goes on.
+pub(super) fn checked_cursor(text: &str) -> Result<Address, Problem> {
+    let wrong = || Problem::bad(format!("cursor: {text:?} is none; send what \"next\" said, 64 hex digits"));
+    Address::from_hex(text).ok_or_else(wrong)
 }
 
 /// `5m`, cut at a hundred years.

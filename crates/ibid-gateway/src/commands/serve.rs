@@ -7,6 +7,7 @@ use ibid::{
     http::Cors,
     store::{Address, Store, Swept},
 };
+use ibid_stores::Opened;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
@@ -83,9 +84,10 @@ impl Gateway {
     /// # Errors
     /// If an address cannot be bound, or the journal, a certificate or the store is not as it must be.
     pub async fn start(
-        settings: Settings, args: ServeArgs, store: Arc<dyn Store>, watched: Arc<Watched>,
+        settings: Settings, args: ServeArgs, opened: Opened, watched: Arc<Watched>,
     ) -> Result<Self, String> {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        let Opened { store, sealed } = opened;
         check_promise(&settings, store.as_ref()).await?;
         watched.metrics().show(&settings.routes);
         let tracer = settings.trace.clone().map(Tracer::start);
@@ -96,7 +98,7 @@ impl Gateway {
         let admin = settings.admin.clone();
         let live = Live::new(Snapshot::new(settings, None)?, args);
         let admin = match admin {
-            Some(admin) => Some(Admin::bind(&admin, ibid.clone(), live.clone(), &watched).await?),
+            Some(admin) => Some(Admin::bind(&admin, ibid.clone(), sealed, live.clone(), &watched).await?),
             None => None,
         };
         let server = Server::bind(live.clone(), ibid.clone(), tracer.clone()).await?;

@@ -8,6 +8,7 @@ use ibid_gateway::{
     config::{Env, ServeArgs, Settings},
     metrics::Watched,
 };
+use ibid_stores::Opened;
 use ibid_testkit::{
     client::{Request, Response, get, post},
     upstream::{Fault, Reply, Upstream},
@@ -60,7 +61,8 @@ impl Scene {
         );
         let settings = Settings::from_text(&config, None, &args, &Env::of(&[])).expect("a valid configuration");
         let watched = Watched::new(ibid::Silent);
-        let gateway = serve::Gateway::start(settings, args, store.clone(), watched).await.expect("it starts");
+        let gateway =
+            serve::Gateway::start(settings, args, Opened::plain(store.clone()), watched).await.expect("it starts");
         Scene { gateway, store, upstream, _folder: folder }
     }
 
