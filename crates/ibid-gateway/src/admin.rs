@@ -65,7 +65,7 @@ pub struct Desk {
     pub reseals: Option<Reseals>,
     /// The configuration in force.
     pub live: Arc<Live>,
-    /// Who may.
+    /// Who was seen; who may says the configuration.
     pub auth: Auth,
     /// Who did.
     pub audit: Audit,
@@ -100,7 +100,7 @@ impl Desk {
             ibid,
             reseals: sealed.map(Reseals::new),
             live,
-            auth: Auth::new(&settings.tokens),
+            auth: Auth::default(),
             audit,
             metrics: watched.metrics().clone(),
             shadow: watched.shadow().clone(),

@@ -82,7 +82,7 @@ impl Console {
         let visit = Visit { console: self, desk, parts: &parts, form };
         Some(match place {
             Place::LogIn => visit.log_in(client),
-            place => match desk.auth.caller(&parts.headers, client) {
+            place => match desk.auth.caller(&desk.live.now().tokens, &parts.headers, client) {
                 Ok(caller) => visit.go(place, &caller).await,
                 Err(denied) => visit.stranger(denied),
             },
@@ -288,7 +288,7 @@ impl Visit<'_> {
     fn log_in(&self, client: std::net::IpAddr) -> Page {
         let next = self.form.value("next");
         if self.parts.method == Method::GET {
-            return login::form(&self.form, self.desk.auth.has_tokens());
+            return login::form(&self.form, !self.desk.live.now().tokens.is_empty());
         }
         if auth::from_elsewhere(&self.parts.headers) {
             return login::elsewhere(next);
@@ -297,7 +297,7 @@ impl Visit<'_> {
         if token.is_empty() {
             return login::refused(Denied::Missing, next);
         }
-        match self.desk.auth.log_in(token, client) {
+        match self.desk.auth.log_in(&self.desk.live.now().tokens, token, client) {
             Ok(session) => login::welcome(&session, next),
             Err(denied) => login::refused(denied, next),
         }

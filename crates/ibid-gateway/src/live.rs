@@ -19,6 +19,7 @@ use ibid::{
 };
 
 use crate::{
+    admin::auth::Tokens,
     config::{ConfigError, Env, Seal, ServeArgs, Settings},
     contract_page,
     jwt::Verifier,
@@ -44,6 +45,8 @@ pub struct Snapshot {
     pub tls: Option<Arc<rustls::ServerConfig>>,
     /// Verifies callers' tokens.
     jwt: Option<Arc<Verifier>>,
+    /// Who may use the admin port.
+    pub tokens: Tokens,
     /// The published contract.
     pub page: Page,
 }
@@ -122,7 +125,8 @@ impl Snapshot {
                 None => Arc::new(Verifier::new(jwt)?),
             }),
         };
-        Ok(Self { settings, upstreams, default, for_calls, tls, jwt, page })
+        let tokens = Tokens::new(settings.admin.as_ref().map_or(&[], |admin| &admin.tokens));
+        Ok(Self { settings, upstreams, default, for_calls, tls, jwt, tokens, page })
     }
 
     /// Who verifies the token of a request, and the claims that its route asks for. `None` if it asks for none.

@@ -107,11 +107,12 @@ async fn handle(desk: &Desk, request: Request<Incoming>, client: IpAddr) -> Resu
         Params::read(parts.uri.query(), &[])?;
         return Ok(super::reply(StatusCode::OK, "application/json", DOCUMENT.into()));
     }
-    let caller = desk.auth.caller(&parts.headers, client).inspect_err(|denied| match denied {
-        // As often as the limit allows, no more.
-        Denied::Wrong => tracing::warn!(%client, "the admin API was asked with a wrong token"),
-        denied => tracing::debug!(%client, ?denied, "the admin API was asked by nobody who is known"),
-    })?;
+    let caller =
+        desk.auth.caller(&desk.live.now().tokens, &parts.headers, client).inspect_err(|denied| match denied {
+            // As often as the limit allows, no more.
+            Denied::Wrong => tracing::warn!(%client, "the admin API was asked with a wrong token"),
+            denied => tracing::debug!(%client, ?denied, "the admin API was asked by nobody who is known"),
+        })?;
     if endpoint.is_about_all() && !caller.sees_all() {
         let detail =
             "this token sees the records of one user; this is about all of them and needs role \"viewer\" or \"admin\"";

@@ -1,7 +1,8 @@
 //! Who is asking: a token in `Authorization`, or the cookie of a session that began with one.
 //!
-//! Invariants: a token is compared with all that there are, in constant time. Sessions are bounded and live in this
-//! process only. A client that fails to log in more than [`FAILURES`] times a minute is told to come back later, except
+//! Invariants: a token is compared with all that there are, in constant time. Which there are ([`Tokens`]) changes with the
+//! configuration, and is asked each time: one that was removed is good for nothing from then on, and neither are the
+//! sessions that began with it. Sessions are bounded and live in this process only. A client that fails to log in more than [`FAILURES`] times a minute is told to come back later, except
 //! with a token that it has shown to have: whoever shares its address cannot lock it out.
 
 use std::{
@@ -90,9 +91,12 @@ pub struct Session {
     pub csrf: String,
 }
 
-/// Knows the tokens, and who was seen with them.
+/// The tokens of a configuration. Only their hashes are kept.
+pub struct Tokens(Vec<Known>);
+
+/// Knows who was seen with a token. It outlives configurations: failures are counted across them.
+#[derive(Default)]
 pub struct Auth {
-    tokens: Vec<Known>,
     sessions: Mutex<HashMap<Hash, Open>>,
     clients: Mutex<HashMap<IpAddr, Client>>,
 }
@@ -105,7 +109,7 @@ struct Known {
 }
 
 struct Open {
-    token: usize,
+    token: Hash,
     csrf: String,
     began: Instant,
 }
@@ -115,12 +119,12 @@ struct Client {
     /// How many may still fail, as of `at`.
     left: f64,
     at: Instant,
-    /// Tokens that it has shown to have, by their place.
-    shown: Vec<usize>,
+    /// Tokens that it has shown to have.
+    shown: Vec<Hash>,
 }
 
-impl Auth {
-    /// Believes these tokens.
+impl Tokens {
+    /// To believe these.
     pub fn new(tokens: &[Token]) -> Self {
         let known = |token: &Token| Known {
             hash: Sha256::digest(token.token.expose()).into(),
@@ -128,32 +132,46 @@ impl Auth {
             user: token.user.clone(),
             name: token.name.clone(),
         };
-        Self { tokens: tokens.iter().map(known).collect(), sessions: Mutex::default(), clients: Mutex::default() }
+        Self(tokens.iter().map(known).collect())
     }
 
-    /// Whether anybody can be believed.
-    pub fn has_tokens(&self) -> bool {
-        !self.tokens.is_empty()
+    /// Whether nobody can be believed.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
+    fn find(&self, hash: &Hash) -> Option<&Known> {
+        // All of them, whichever it is.
+        let same = |known: &Known| bool::from(known.hash.ct_eq(hash));
+        self.0.iter().fold(None, |found, known| same(known).then_some(known).or(found))
+    }
+}
+
+impl Known {
+    fn called(&self, client: IpAddr, via: Via) -> Caller {
+        let Self { role, user, name, .. } = self;
+        Caller { role: *role, user: user.clone(), name: name.clone(), client, via }
+    }
+}
+
+impl Auth {
     /// Who sent a request with these headers.
     ///
     /// # Errors
     /// Why nobody is believed to have.
-    pub fn caller(&self, headers: &HeaderMap, client: IpAddr) -> Result<Caller, Denied> {
-        if self.tokens.is_empty() {
+    pub fn caller(&self, tokens: &Tokens, headers: &HeaderMap, client: IpAddr) -> Result<Caller, Denied> {
+        if tokens.is_empty() {
             return Err(Denied::NoTokens);
         }
         let mut written = headers.get_all(header::AUTHORIZATION).iter();
         match (written.next(), written.next()) {
             (Some(only), None) => {
                 let token = bearer(only).ok_or(Denied::Wrong).or_else(|wrong| self.failed(client, wrong))?;
-                let at = self.check(token, client)?;
-                Ok(self.called(at, client, Via::Bearer))
+                Ok(self.check(tokens, token, client)?.called(client, Via::Bearer))
             }
             (Some(_), Some(_)) => self.failed(client, Denied::Wrong),
             (None, _) => match cookie(headers) {
-                Some(cookie) => self.in_session(cookie, client).ok_or(Denied::Wrong),
+                Some(cookie) => self.in_session(tokens, cookie, client).ok_or(Denied::Wrong),
                 None => Err(Denied::Missing),
             },
         }
@@ -163,11 +181,11 @@ impl Auth {
     ///
     /// # Errors
     /// Why it is not believed.
-    pub fn log_in(&self, token: &str, client: IpAddr) -> Result<Session, Denied> {
-        if self.tokens.is_empty() {
+    pub fn log_in(&self, tokens: &Tokens, token: &str, client: IpAddr) -> Result<Session, Denied> {
+        if tokens.is_empty() {
             return Err(Denied::NoTokens);
         }
-        let at = self.check(token, client)?;
+        let known = self.check(tokens, token, client)?;
         let session = Session { cookie: secret(), csrf: secret() };
         let mut sessions = self.sessions.lock();
         sessions.retain(|_, open| open.began.elapsed() < SESSION_LASTS);
@@ -176,7 +194,7 @@ impl Auth {
         {
             sessions.remove(&oldest);
         }
-        let open = Open { token: at, csrf: session.csrf.clone(), began: Instant::now() };
+        let open = Open { token: known.hash, csrf: session.csrf.clone(), began: Instant::now() };
         sessions.insert(Sha256::digest(&session.cookie).into(), open);
         Ok(session)
     }
@@ -188,40 +206,35 @@ impl Auth {
         }
     }
 
-    fn in_session(&self, cookie: &str, client: IpAddr) -> Option<Caller> {
+    fn in_session(&self, tokens: &Tokens, cookie: &str, client: IpAddr) -> Option<Caller> {
         // By its hash: how long the search takes says nothing about the cookie.
         let hash = Hash::from(Sha256::digest(cookie));
         let mut sessions = self.sessions.lock();
         let open = sessions.get(&hash)?;
-        if open.began.elapsed() >= SESSION_LASTS {
+        let known = tokens.find(&open.token).filter(|_| open.began.elapsed() < SESSION_LASTS);
+        let Some(known) = known else {
             sessions.remove(&hash);
             return None;
-        }
-        Some(self.called(open.token, client, Via::Session { csrf: open.csrf.clone() }))
+        };
+        Some(known.called(client, Via::Session { csrf: open.csrf.clone() }))
     }
 
-    fn called(&self, at: usize, client: IpAddr, via: Via) -> Caller {
-        let Known { role, user, name, .. } = &self.tokens[at];
-        Caller { role: *role, user: user.clone(), name: name.clone(), client, via }
-    }
-
-    /// The place of a token, if this client may try.
-    fn check(&self, token: &str, client: IpAddr) -> Result<usize, Denied> {
-        let hash = Hash::from(Sha256::digest(token));
-        // All of them, whichever it is.
-        let same = |known: &Known| bool::from(known.hash.ct_eq(&hash));
-        let found = self.tokens.iter().enumerate().fold(None, |found, (at, known)| same(known).then_some(at).or(found));
+    /// What is known of a token, if this client may try.
+    fn check<'a>(&self, tokens: &'a Tokens, token: &str, client: IpAddr) -> Result<&'a Known, Denied> {
+        let found = tokens.find(&Hash::from(Sha256::digest(token)));
         let mut clients = self.clients.lock();
         let seen = entry(&mut clients, client);
         match found {
             None => seen.fail(Denied::Wrong),
-            Some(at) if seen.shown.contains(&at) => Ok(at),
-            Some(at) => {
+            Some(known) if seen.shown.contains(&known.hash) => Ok(known),
+            Some(known) => {
                 if seen.refilled() < 1.0 {
                     return Err(seen.limited());
                 }
-                seen.shown.push(at);
-                Ok(at)
+                // Of those that are gone nothing need be known.
+                seen.shown.retain(|shown| tokens.find(shown).is_some());
+                seen.shown.push(known.hash);
+                Ok(known)
             }
         }
     }
@@ -367,7 +380,13 @@ fn one_client(client: IpAddr) -> IpAddr {
 
 impl fmt::Debug for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Auth").field("tokens", &self.tokens.len()).finish_non_exhaustive()
+        f.debug_struct("Auth").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokens").field("count", &self.0.len()).finish_non_exhaustive()
     }
 }
 
@@ -379,11 +398,31 @@ mod tests {
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
     const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
-    fn auth() -> Auth {
-        let text = "upstream = \"http://127.0.0.1:1\"\n[admin]\ntoken = \"root-token\"\n\
-                    tokens = [{ role = \"user\", user = \"u1\", token = \"u1-token\" }]";
-        let settings = Settings::from_text(text, None, &ServeArgs::default(), &Env::of(&[])).unwrap();
-        Auth::new(&settings.admin.unwrap().tokens)
+    /// With a configuration's tokens.
+    struct Desk {
+        auth: Auth,
+        tokens: Tokens,
+    }
+
+    fn tokens(table: &str) -> Tokens {
+        let text = format!("upstream = \"http://127.0.0.1:1\"\n[admin]\n{table}");
+        let settings = Settings::from_text(&text, None, &ServeArgs::default(), &Env::of(&[])).unwrap();
+        Tokens::new(&settings.admin.unwrap().tokens)
+    }
+
+    fn desk() -> Desk {
+        let table = "token = \"root-token\"\ntokens = [{ role = \"user\", user = \"u1\", token = \"u1-token\" }]";
+        Desk { auth: Auth::default(), tokens: tokens(table) }
+    }
+
+    impl Desk {
+        fn caller(&self, headers: &HeaderMap, client: IpAddr) -> Result<Caller, Denied> {
+            self.auth.caller(&self.tokens, headers, client)
+        }
+
+        fn log_in(&self, token: &str, client: IpAddr) -> Result<Session, Denied> {
+            self.auth.log_in(&self.tokens, token, client)
+        }
     }
 
     fn with(name: &'static str, value: &str) -> HeaderMap {
@@ -396,84 +435,85 @@ mod tests {
 
     #[tokio::test]
     async fn tokens_say_who_it_is() {
-        let auth = auth();
-        let admin = auth.caller(&bearing("root-token"), HERE).unwrap();
+        let desk = desk();
+        let admin = desk.caller(&bearing("root-token"), HERE).unwrap();
         assert_eq!(
             (admin.role, admin.user.as_deref(), admin.may_change(), admin.sees_all()),
             (Role::Admin, None, true, true)
         );
-        let user = auth.caller(&bearing("u1-token"), HERE).unwrap();
+        let user = desk.caller(&bearing("u1-token"), HERE).unwrap();
         assert_eq!(
             (user.role, user.user.as_deref(), user.may_change(), user.sees_all()),
             (Role::User, Some("u1"), false, false)
         );
-        assert_eq!(auth.caller(&HeaderMap::new(), HERE), Err(Denied::Missing));
+        assert_eq!(desk.caller(&HeaderMap::new(), HERE), Err(Denied::Missing));
         for wrong in ["", "root-toke", "root-token2", "ROOT-TOKEN"] {
-            assert_eq!(auth.caller(&bearing(wrong), HERE), Err(Denied::Wrong), "{wrong}");
+            assert_eq!(desk.caller(&bearing(wrong), HERE), Err(Denied::Wrong), "{wrong}");
         }
         let mut twice = bearing("root-token");
         twice.append("authorization", "Bearer root-token".parse().unwrap());
-        assert_eq!(auth.caller(&twice, HERE), Err(Denied::Wrong));
-        assert_eq!(auth.caller(&with("authorization", "Basic root-token"), HERE), Err(Denied::Wrong));
-        assert_eq!(Auth::new(&[]).caller(&bearing("root-token"), HERE), Err(Denied::NoTokens));
+        assert_eq!(desk.caller(&twice, HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&with("authorization", "Basic root-token"), HERE), Err(Denied::Wrong));
+        let none = Desk { tokens: tokens(""), ..desk };
+        assert_eq!(none.caller(&bearing("root-token"), HERE), Err(Denied::NoTokens));
     }
 
     #[tokio::test(start_paused = true)]
     async fn failures_are_limited_per_client_and_never_below_thirty_a_minute() {
-        let auth = auth();
+        let desk = desk();
         for nth in 0..FAILURES {
-            assert_eq!(auth.caller(&bearing("guess"), HERE), Err(Denied::Wrong), "{nth}");
+            assert_eq!(desk.caller(&bearing("guess"), HERE), Err(Denied::Wrong), "{nth}");
         }
-        assert_eq!(auth.caller(&bearing("guess"), HERE), Err(Denied::Limited { retry_after: Duration::from_secs(2) }));
+        assert_eq!(desk.caller(&bearing("guess"), HERE), Err(Denied::Limited { retry_after: Duration::from_secs(2) }));
         // A right guess is not told from a wrong one.
-        assert!(matches!(auth.caller(&bearing("root-token"), HERE), Err(Denied::Limited { .. })));
-        assert!(matches!(auth.log_in("root-token", HERE), Err(Denied::Limited { .. })));
-        assert!(auth.caller(&bearing("root-token"), THERE).is_ok(), "another client is not concerned");
+        assert!(matches!(desk.caller(&bearing("root-token"), HERE), Err(Denied::Limited { .. })));
+        assert!(matches!(desk.log_in("root-token", HERE), Err(Denied::Limited { .. })));
+        assert!(desk.caller(&bearing("root-token"), THERE).is_ok(), "another client is not concerned");
         tokio::time::advance(Duration::from_secs(2)).await;
-        assert!(auth.caller(&bearing("root-token"), HERE).is_ok());
+        assert!(desk.caller(&bearing("root-token"), HERE).is_ok());
         for _ in 0..2 * FAILURES {
-            let _ = auth.caller(&bearing("guess"), HERE);
+            let _ = desk.caller(&bearing("guess"), HERE);
         }
-        assert!(auth.caller(&bearing("root-token"), HERE).is_ok(), "whoever has shown a token goes on with it");
-        assert!(matches!(auth.caller(&bearing("u1-token"), HERE), Err(Denied::Limited { .. })));
+        assert!(desk.caller(&bearing("root-token"), HERE).is_ok(), "whoever has shown a token goes on with it");
+        assert!(matches!(desk.caller(&bearing("u1-token"), HERE), Err(Denied::Limited { .. })));
         tokio::time::advance(MINUTE).await;
-        let failed = (0..100).filter(|_| auth.caller(&bearing("guess"), HERE) == Err(Denied::Wrong)).count();
+        let failed = (0..100).filter(|_| desk.caller(&bearing("guess"), HERE) == Err(Denied::Wrong)).count();
         assert_eq!(failed, FAILURES as usize, "as many again in the next minute");
     }
 
     #[tokio::test(start_paused = true)]
     async fn clients_are_bounded() {
-        let auth = auth();
+        let desk = desk();
         for nth in 0..2 * CLIENTS as u32 {
             let client = IpAddr::from((0x0a00_0000 + nth).to_be_bytes());
-            assert_eq!(auth.caller(&bearing("guess"), client), Err(Denied::Wrong));
+            assert_eq!(desk.caller(&bearing("guess"), client), Err(Denied::Wrong));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        assert!(auth.clients.lock().len() <= CLIENTS);
+        assert!(desk.auth.clients.lock().len() <= CLIENTS);
         let network = |last: u128| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8 << 96 | last));
         for last in 0..u128::from(FAILURES) {
-            assert_eq!(auth.caller(&bearing("guess"), network(last)), Err(Denied::Wrong));
+            assert_eq!(desk.caller(&bearing("guess"), network(last)), Err(Denied::Wrong));
         }
-        assert!(matches!(auth.caller(&bearing("guess"), network(77)), Err(Denied::Limited { .. })), "one network");
+        assert!(matches!(desk.caller(&bearing("guess"), network(77)), Err(Denied::Limited { .. })), "one network");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_session_is_its_token_until_it_ends() {
-        let auth = auth();
-        let session = auth.log_in("u1-token", HERE).unwrap();
+        let desk = desk();
+        let session = desk.log_in("u1-token", HERE).unwrap();
         let cookies = with("cookie", &format!("other=1; {COOKIE}={}", session.cookie));
-        let caller = auth.caller(&cookies, THERE).unwrap();
+        let caller = desk.caller(&cookies, THERE).unwrap();
         assert_eq!((caller.role, caller.user.as_deref()), (Role::User, Some("u1")));
         assert!(caller.meant(Some(&session.csrf)));
         assert!(!caller.meant(None) && !caller.meant(Some("")) && !caller.meant(Some(&session.cookie)));
         assert_eq!(caller.check_change(&cookies, Some(&session.csrf)), Err(Forbidden::Role));
-        assert_eq!(auth.caller(&with("cookie", &format!("{COOKIE}=x")), HERE), Err(Denied::Wrong));
-        auth.log_out(&cookies);
-        assert_eq!(auth.caller(&cookies, HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&with("cookie", &format!("{COOKIE}=x")), HERE), Err(Denied::Wrong));
+        desk.auth.log_out(&cookies);
+        assert_eq!(desk.caller(&cookies, HERE), Err(Denied::Wrong));
 
-        let old = auth.log_in("root-token", HERE).unwrap();
+        let old = desk.log_in("root-token", HERE).unwrap();
         let mut page = with("cookie", &format!("{COOKIE}={}", old.cookie));
-        let admin = auth.caller(&page, HERE).unwrap();
+        let admin = desk.caller(&page, HERE).unwrap();
         assert_eq!(admin.check_change(&page, Some(&old.csrf)), Err(Forbidden::NotMeant), "no browser");
         page.insert("host", "h".parse().unwrap());
         page.insert("origin", "http://h".parse().unwrap());
@@ -482,11 +522,40 @@ mod tests {
         page.insert("origin", "http://evil.example".parse().unwrap());
         assert_eq!(admin.check_change(&page, Some(&old.csrf)), Err(Forbidden::Elsewhere));
         tokio::time::advance(SESSION_LASTS).await;
-        assert_eq!(auth.caller(&with("cookie", &format!("{COOKIE}={}", old.cookie)), HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&with("cookie", &format!("{COOKIE}={}", old.cookie)), HERE), Err(Denied::Wrong));
         for _ in 0..2 * SESSIONS {
-            auth.log_in("root-token", HERE).unwrap();
+            desk.log_in("root-token", HERE).unwrap();
         }
-        assert_eq!(auth.sessions.lock().len(), SESSIONS);
+        assert_eq!(desk.auth.sessions.lock().len(), SESSIONS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_change_and_who_failed_is_still_known() {
+        let mut desk = desk();
+        let (root, user) = (desk.log_in("root-token", HERE).unwrap(), desk.log_in("u1-token", HERE).unwrap());
+        let session = |session: &Session| with("cookie", &format!("{COOKIE}={}", session.cookie));
+        for _ in 0..FAILURES {
+            assert_eq!(desk.caller(&bearing("guess"), THERE), Err(Denied::Wrong));
+        }
+        // The admin's is replaced, and the user's is a viewer's from now on.
+        desk.tokens = tokens("token = \"next-token\"\ntokens = [{ role = \"viewer\", token = \"u1-token\" }]");
+        assert_eq!(desk.caller(&bearing("root-token"), HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&session(&root), HERE), Err(Denied::Wrong), "its session has ended");
+        assert_eq!(desk.log_in("root-token", HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&bearing("next-token"), HERE).map(|caller| caller.role), Ok(Role::Admin));
+        let viewer = desk.caller(&session(&user), HERE).unwrap();
+        assert_eq!((viewer.role, viewer.user), (Role::Viewer, None), "who has the token is what it says now");
+        assert!(matches!(desk.caller(&bearing("next-token"), THERE), Err(Denied::Limited { .. })), "still limited");
+        // Not back with the token, either.
+        desk.tokens = tokens("token = \"root-token\"");
+        assert_eq!(desk.caller(&session(&root), HERE), Err(Denied::Wrong));
+        for nth in 0..100 {
+            desk.tokens = tokens(&format!("token = \"token-{nth}\""));
+            assert!(desk.caller(&bearing(&format!("token-{nth}")), HERE).is_ok());
+        }
+        assert_eq!(desk.auth.clients.lock()[&HERE].shown.len(), 1, "of those that are gone nothing is kept");
+        desk.tokens = tokens("");
+        assert_eq!(desk.caller(&bearing("token-99"), HERE), Err(Denied::NoTokens));
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl From<Denied> for Problem {
         match denied {
             Denied::NoTokens => unauthorized(
                 "no token is configured, so nobody may use the admin API: set admin.token in the gateway's \
-                 configuration, such as token = \"env:IBID_ADMIN_TOKEN\", and start the gateway again",
+                 configuration, such as token = \"file:/etc/ibid/admin.token\"; it is taken up without a restart",
             ),
             Denied::Missing => unauthorized("send a token of [admin] in the header Authorization: Bearer TOKEN"),
             Denied::Wrong => unauthorized(

@@ -237,6 +237,8 @@ impl Settings {
 
     /// What differs from `old` and is only read at start-up.
     pub fn needs_restart_from(&self, old: &Self) -> Vec<&'static str> {
+        // Tokens are taken up.
+        let fixed = |settings: &Self| settings.admin.as_ref().map(|admin| (admin.listen, admin.audit.clone()));
         let all = [
             ("listen", self.listen != old.listen),
             // Certificates are taken up; whether there are any is not.
@@ -250,7 +252,7 @@ impl Settings {
             ("limits", self.limits != old.limits),
             ("log", self.log != old.log),
             ("trace", self.trace != old.trace),
-            ("admin", self.admin != old.admin),
+            ("admin", fixed(self) != fixed(old)),
             ("store", self.store != old.store),
             ("seal", Seal::needs_restart_from(old.seal.as_ref(), self.seal.as_ref())),
         ];

@@ -11,3 +11,4 @@ mod origins;
 mod reading;
 mod reports;
 mod roles;
+mod tokens;
