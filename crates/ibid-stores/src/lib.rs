@@ -20,11 +20,13 @@ pub mod seal;
 pub mod tiered;
 
 pub use layout::{Contradiction, Layout, Opened, Parts};
+pub use lock::Lock;
 pub use remote::Remote;
 pub use url::{Kind, Named, ServerUrl, UrlError, open, parse_size};
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod breaker;
 mod layout;
+mod lock;
 mod remote;
 mod url;

@@ -168,7 +168,7 @@ impl Journal {
             let address = entry.lease.ask.address;
             let path = journal.path(&address);
             let part = path.with_extension("part");
-            let mut file = fs::File::create(&part)?;
+            let mut file = private(&part)?;
             let plain = encode(&entry);
             file.write_all(&journal.seal.as_ref().map_or(plain.clone(), |seal| seal.seal(&address, &plain)))?;
             file.sync_all()?;
@@ -200,6 +200,15 @@ impl Journal {
     fn path(&self, at: &Address) -> PathBuf {
         self.folder.join(format!("{at}.answer"))
     }
+}
+
+/// A new file that nobody but its owner may read: whole answers are in it.
+fn private(path: &Path) -> io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
 }
 
 /// `None` if it is no answer of ours. A sealed one opens under the name that it was written under only.

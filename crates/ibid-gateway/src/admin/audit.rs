@@ -4,6 +4,8 @@
 //! between leaves an entry whose outcome nobody knows, never a change that nobody knows of. If it cannot be written
 //! down, nothing is changed.
 //!
+//! One process writes to a file, and has it locked (`FILE.lock`); anybody may read it.
+//!
 //! Only ever appended to, in lines of JSON; the later line of a number holds. Bound: two files of [`FILE`] bytes. When
 //! the newer one is full it becomes the older, whose entries are then forgotten. Everything in the files is in memory.
 
@@ -11,10 +13,12 @@ use std::{
     collections::VecDeque,
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Write as _},
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use ibid_stores::Lock;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
@@ -137,6 +141,8 @@ struct Trail {
 
 #[derive(Debug)]
 struct Files {
+    /// For as long as the trail is open.
+    _lock: Lock,
     path: PathBuf,
     file: File,
     length: u64,
@@ -146,17 +152,24 @@ impl Audit {
     /// Opens the trail, which is made if it is missing. Without a path it is kept in memory.
     ///
     /// # Errors
-    /// If the file cannot be made, read or written.
+    /// If the file cannot be made, read or written, or another process has it.
     pub fn open(path: Option<&Path>) -> io::Result<Self> {
         let mut trail = Trail { files: None, entries: VecDeque::new(), older: 0, next_id: 1 };
         if let Some(path) = path {
             if let Some(folder) = path.parent() {
                 fs::create_dir_all(folder)?;
             }
+            let lock = Lock::take(&with(path, ".lock")).map_err(|why| match why.kind() {
+                io::ErrorKind::WouldBlock => {
+                    let what = format!("{why}; each gateway writes to a file of its own, so name another");
+                    io::Error::new(io::ErrorKind::WouldBlock, what)
+                }
+                _ => why,
+            })?;
             trail.read(&older(path))?;
             trail.older = trail.entries.len();
             trail.read(path)?;
-            trail.files = Some(Files::open(path)?);
+            trail.files = Some(Files::open(path, lock)?);
         }
         Ok(Self(Arc::new(Mutex::new(trail))))
     }
@@ -318,23 +331,19 @@ impl Trail {
 }
 
 impl Files {
-    fn open(path: &Path) -> io::Result<Self> {
-        let mut file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
-        let mut length = file.metadata()?.len();
-        if length > 0 && !ends_a_line(path)? {
-            // What a killed process left is a line of its own.
-            file.write_all(b"\n")?;
-            length += 1;
-        }
-        file.sync_all()?;
-        sync_folder(path)?;
-        Ok(Self { path: path.into(), file, length })
+    fn open(path: &Path, lock: Lock) -> io::Result<Self> {
+        let (file, length) = appended(path)?;
+        Ok(Self { _lock: lock, path: path.into(), file, length })
     }
 
     /// The newer file becomes the older one.
     fn turn(&mut self) -> io::Result<()> {
-        fs::rename(&self.path, older(&self.path))?;
-        *self = Self::open(&self.path)?;
+        match fs::rename(&self.path, older(&self.path)) {
+            // It was turned, and the new one could not be made.
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+            turned => turned?,
+        }
+        (self.file, self.length) = appended(&self.path)?;
         Ok(())
     }
 
@@ -367,13 +376,33 @@ fn masked(key: &str) -> String {
 }
 
 fn older(path: &Path) -> PathBuf {
+    with(path, ".1")
+}
+
+fn with(path: &Path, end: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".1");
+    name.push(end);
     name.into()
 }
 
-fn ends_a_line(path: &Path) -> io::Result<bool> {
-    Ok(fs::read(path)?.ends_with(b"\n"))
+/// A file to append to, and how long it is. Who did what to whom is for its owner to read.
+fn appended(path: &Path) -> io::Result<(File, u64)> {
+    let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
+    let mut length = file.metadata()?.len();
+    if length > 0 && !ends_a_line(&file, length)? {
+        // What a killed process left is a line of its own.
+        file.write_all(b"\n")?;
+        length += 1;
+    }
+    file.sync_all()?;
+    sync_folder(path)?;
+    Ok((file, length))
+}
+
+fn ends_a_line(file: &File, length: u64) -> io::Result<bool> {
+    let mut last = [0];
+    file.read_exact_at(&mut last, length - 1)?;
+    Ok(last == *b"\n")
 }
 
 fn sync_folder(path: &Path) -> io::Result<()> {
@@ -414,6 +443,8 @@ fn tell(entry: &Entry) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
     use crate::{admin::auth::Via, config::Role};
 
@@ -481,6 +512,7 @@ mod tests {
         let own = audit.page(None, 100, Some("u2"));
         assert_eq!(own.entries.iter().map(|entry| entry.id).collect::<Vec<_>>(), [4, 2]);
         assert_eq!(one(&audit, "u1", "after").await.id, 7, "numbers go on");
+        drop(audit);
         assert_eq!(
             Audit::open(Some(&path)).unwrap().page(None, 100, None).entries.len(),
             7,
@@ -502,7 +534,28 @@ mod tests {
         let ids = |audit: &Audit| audit.page(None, 100, None).entries.iter().map(|entry| entry.id).collect::<Vec<_>>();
         let here = ids(&audit);
         assert!(here.len() < 40 && here[0] == 40, "{here:?}");
+        drop(audit);
         assert_eq!(ids(&Audit::open(Some(&path)).unwrap()), here);
+    }
+
+    #[tokio::test]
+    async fn one_process_writes_and_anybody_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let audit = Audit::open(Some(&path)).unwrap();
+        let refused = Audit::open(Some(&path)).unwrap_err().to_string();
+        assert!(refused.contains("it is in use by process") && refused.contains("name another"), "{refused}");
+        // Also after the file was turned, and with it the one that was opened first.
+        let reason = "r".repeat(200_000);
+        for _ in 0..15 {
+            one(&audit, "u1", &reason).await;
+        }
+        assert!(older(&path).exists() && Audit::open(Some(&path)).is_err());
+        assert!(fs::read_to_string(&path).unwrap().lines().all(|line| serde_json::from_str::<Entry>(line).is_ok()));
+        let modes = [&path, &older(&path)].map(|path| fs::metadata(path).unwrap().permissions().mode() & 0o777);
+        assert_eq!(modes, [0o600; 2]);
+        drop(audit);
+        assert!(Audit::open(Some(&path)).is_ok());
     }
 
     #[tokio::test]
