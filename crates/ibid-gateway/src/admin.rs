@@ -41,7 +41,7 @@ pub mod auth;
 pub mod body;
 pub(crate) mod health;
 mod problem;
-mod query;
+pub(crate) mod query;
 pub mod records;
 mod reseal;
 pub mod stats;

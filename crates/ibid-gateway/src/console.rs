@@ -21,6 +21,7 @@ use self::{
     place::{Place, only, read},
     record::{Record, Refused},
     row::Deed,
+    words::sentence,
 };
 use crate::{
     admin::{
@@ -48,8 +49,6 @@ mod record;
 mod row;
 mod words;
 
-/// Entries of the audit trail on a page.
-const DEEDS: usize = 50;
 /// Deeds and refusals beside one record.
 const BESIDE: usize = 20;
 
@@ -230,8 +229,8 @@ impl Visit<'_> {
         };
         let notice = notice.map(|text| Notice { kind: "good", text: text.into() });
         let before = self.form.value("before").parse().ok();
-        let page = self.desk.audit.page(before, DEEDS, None);
-        html(StatusCode::OK, &AuditPage::new(Shell::new("/audit", caller).saying(notice), &page))
+        let shell = Shell::new("/audit", caller).saying(notice);
+        html(StatusCode::OK, &AuditPage::new(shell, &self.desk.audit, before))
     }
 
     /// The form, the look at what it would do, and the deed.
@@ -392,11 +391,4 @@ impl Visit<'_> {
         let path = self.parts.uri.path();
         path.rsplit_once('/').filter(|(record, _)| record.starts_with("/records/")).map_or(path, |(record, _)| record)
     }
-}
-
-/// With a capital letter and a full stop.
-fn sentence(text: &str) -> String {
-    let mut letters = text.trim_end_matches('.').chars();
-    let first = letters.next().map(|first| first.to_ascii_uppercase());
-    first.into_iter().chain(letters).chain(['.']).collect()
 }

@@ -245,6 +245,12 @@ impl Audit {
         Page { entries, next }
     }
 
+    /// The page before the one that begins below `before`, by what that one begins below: `None` is the first page.
+    pub fn later(&self, before: u64, limit: usize) -> Option<u64> {
+        let trail = self.0.lock();
+        trail.entries.iter().filter(|entry| entry.id >= before).nth(limit).map(|entry| entry.id)
+    }
+
     /// The latest changes of one record, newest first.
     pub fn of(&self, address: &str, at_most: usize) -> Vec<Entry> {
         let trail = self.0.lock();
@@ -509,6 +515,8 @@ mod tests {
         assert_eq!((first.entries.len(), first.next), (4, Some(3)));
         let second = audit.page(first.next, 4, None);
         assert_eq!((second.entries.len(), second.next), (2, None));
+        assert_eq!((audit.later(3, 4), audit.later(3, 2), audit.later(3, 1)), (None, Some(5), Some(4)));
+        assert_eq!(audit.page(audit.later(3, 2), 2, None).next, Some(3), "back and forth");
         let own = audit.page(None, 100, Some("u2"));
         assert_eq!(own.entries.iter().map(|entry| entry.id).collect::<Vec<_>>(), [4, 2]);
         assert_eq!(one(&audit, "u1", "after").await.id, 7, "numbers go on");

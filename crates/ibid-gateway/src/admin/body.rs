@@ -203,6 +203,16 @@ pub fn checked_reason(reason: &str) -> Result<String, Problem> {
     Ok(text.into())
 }
 
+/// How long an answer is to be kept.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn checked_keep(text: &str) -> Result<Duration, Problem> {
+    duration(text).filter(|keep| !keep.is_zero()).ok_or_else(|| {
+        Problem::bad(format!("keep: {text:?} is no duration to keep it for; allowed is one such as 24h or 7d"))
+    })
+}
+
 fn checked_fence(fence: Option<u64>) -> Result<Option<Fence>, Problem> {
     match fence {
         None => Ok(None),
@@ -244,12 +254,7 @@ impl Resolve {
                 .map(Bytes::from)
                 .ok_or_else(|| Problem::bad("answer.body.hex: it is no hex; allowed are pairs of hex digits"))?,
         };
-        let keep = match &self.keep {
-            None => None,
-            Some(text) => Some(duration(text).filter(|keep| !keep.is_zero()).ok_or_else(|| {
-                Problem::bad(format!("keep: {text:?} is no duration to keep it for; allowed is one such as 24h"))
-            })?),
-        };
+        let keep = self.keep.as_deref().map(checked_keep).transpose()?;
         Ok(What::Resolve(Answer { status, headers, body, keep }))
     }
 }

@@ -141,7 +141,7 @@ pub(super) fn checked_cursor(text: &str) -> Result<Address, Problem> {
 }
 
 /// `5m`, cut at a hundred years.
-pub(super) fn duration(text: &str) -> Option<Duration> {
+pub(crate) fn duration(text: &str) -> Option<Duration> {
     let end = text.find(|character: char| !character.is_ascii_digit())?;
     let (number, unit) = text.split_at(end);
     if !(1..=18).contains(&number.len()) {

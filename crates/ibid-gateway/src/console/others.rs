@@ -10,7 +10,7 @@ use super::{
     words::{count, plain, size, took, when},
 };
 use crate::{
-    admin::{audit, health::Health, stats},
+    admin::{audit::Audit, health::Health, stats},
     config::{is_for_webhooks, show},
     metrics::Metrics,
     routes::{Route, RouteTable},
@@ -138,19 +138,33 @@ impl StorePage {
     }
 }
 
+/// Entries of the audit trail on a page.
+const DEEDS: usize = 50;
+
 #[derive(Template)]
 #[template(path = "console/audit.html")]
 pub(super) struct AuditPage {
     shell: Shell,
     entries: Vec<Deed>,
+    /// The first page, from any other.
+    first: Option<String>,
+    previous: Option<String>,
     next: Option<String>,
 }
 
 impl AuditPage {
-    pub(super) fn new(shell: Shell, page: &audit::Page) -> Self {
-        let entries = page.entries.iter().map(Deed::of).collect();
-        let next = page.next.map(|next| Form::link("/audit", &[("before", &next.to_string())]));
-        Self { shell, entries, next }
+    /// The entries below `before`, or the latest.
+    pub(super) fn new(shell: Shell, audit: &Audit, before: Option<u64>) -> Self {
+        let page = audit.page(before, DEEDS, None);
+        let link =
+            |id: Option<u64>| Form::link("/audit", &[("before", &id.map_or(String::new(), |id| id.to_string()))]);
+        Self {
+            shell,
+            entries: page.entries.iter().map(Deed::of).collect(),
+            first: before.map(|_| link(None)),
+            previous: before.map(|before| link(audit.later(before, DEEDS))),
+            next: page.next.map(|next| link(Some(next))),
+        }
     }
 }
 

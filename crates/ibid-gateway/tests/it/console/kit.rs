@@ -187,6 +187,11 @@ impl Reader {
     }
 }
 
+/// Where a page's link of this kind (`next`, `prev`) leads to.
+pub(super) fn link(page: &str, rel: &str) -> Option<String> {
+    between(page, &format!("rel=\"{rel}\" href=\""), "\"").map(unescape)
+}
+
 fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(from)?;
     Some(rest.split_once(to)?.0)
