@@ -25,7 +25,7 @@ use tokio::{
     time::timeout,
 };
 
-pub use self::problem::Problem;
+pub use self::problem::{Gone, Problem};
 use self::{audit::Audit, auth::Auth, health::Health, problem::Reply, reseal::Reseals};
 use crate::{
     config,

@@ -25,7 +25,7 @@ use self::{
 };
 use crate::{
     admin::{
-        Desk, Problem,
+        Desk, Gone, Problem,
         auth::{self, Caller, Denied, Forbidden, Via},
         health::Health,
         records,
@@ -74,17 +74,22 @@ impl Console {
         if let Some(refused) = only(&parts.method, place.methods()) {
             return Some(refused);
         }
-        let form = match read(&parts, body).await {
+        // Before anything is read of them: strangers are not to take up memory.
+        let caller = match place {
+            Place::LogIn => None,
+            _ => match desk.auth.caller(&desk.live.now().tokens, &parts.headers, client) {
+                Ok(caller) => Some(caller),
+                Err(denied) => return Some(stranger(&parts, denied)),
+            },
+        };
+        let form = match read(&place, &parts, body).await {
             Ok(form) => form,
             Err(refused) => return Some(refused),
         };
         let visit = Visit { console: self, desk, parts: &parts, form };
-        Some(match place {
-            Place::LogIn => visit.log_in(client),
-            place => match desk.auth.caller(&desk.live.now().tokens, &parts.headers, client) {
-                Ok(caller) => visit.go(place, &caller).await,
-                Err(denied) => visit.stranger(denied),
-            },
+        Some(match caller {
+            Some(caller) => visit.go(place, &caller).await,
+            None => visit.log_in(client),
         })
     }
 }
@@ -311,27 +316,6 @@ impl Visit<'_> {
         login::goodbye()
     }
 
-    /// Somebody who is not known, or not any more.
-    fn stranger(&self, denied: Denied) -> Page {
-        let asked_with_token = self.parts.headers.contains_key(header::AUTHORIZATION);
-        if asked_with_token || matches!(denied, Denied::Limited { .. }) {
-            return Problem::from(denied).into_reply();
-        }
-        let is_part = self.parts.headers.contains_key("hx-request");
-        // What was posted is not there any more; the page that it was posted from is.
-        let here = match (self.parts.method == Method::POST, self.parts.uri.path()) {
-            (true, "/logout") => "/",
-            (true, path) => path,
-            (false, "/series") => "/",
-            (false, _) => self.here(),
-        };
-        login::wanted(here, denied == Denied::Wrong, is_part)
-    }
-
-    fn here(&self) -> &str {
-        self.parts.uri.path_and_query().map_or("/", |path| path.as_str())
-    }
-
     fn not_for_users(&self, caller: &Caller) -> Page {
         let why = "Your token shows your own records, and nothing else.";
         html(StatusCode::FORBIDDEN, &TroublePage::new(Shell::new("", caller), "Not for your token", why, Vec::new()))
@@ -359,20 +343,21 @@ impl Visit<'_> {
     }
 
     fn problem(&self, shell: Shell, problem: Problem) -> Page {
-        let Problem { status, detail, .. } = problem;
-        let page = match status {
-            StatusCode::SERVICE_UNAVAILABLE => {
-                let here = if self.parts.method == Method::GET { self.here() } else { self.record_path() };
+        let Problem { status, detail, gone, .. } = problem;
+        let page = match (gone, status) {
+            (Some(Gone::Audit), _) => TroublePage::unwritable(shell, sentence(&detail)),
+            (Some(Gone::Store), _) => {
+                let here = if self.parts.method == Method::GET { here(self.parts) } else { self.record_path() };
                 TroublePage::store_gone(shell, here, sentence(&detail))
             }
-            StatusCode::NOT_FOUND => {
+            (None, StatusCode::NOT_FOUND) => {
                 let advice = vec![
                     "It was never there, was released or forgotten, has expired, or is not yours to see. The audit trail \
                      knows whether somebody removed it.",
                 ];
                 TroublePage::new(shell, "Nothing is here", "There is no record at this address.", advice)
             }
-            _ => {
+            (None, _) => {
                 let advice = vec!["Look at the record as it is now, and decide again."];
                 TroublePage {
                     back: "/stuck",
@@ -391,4 +376,25 @@ impl Visit<'_> {
         let path = self.parts.uri.path();
         path.rsplit_once('/').filter(|(record, _)| record.starts_with("/records/")).map_or(path, |(record, _)| record)
     }
+}
+
+/// Somebody who is not known, or not any more.
+fn stranger(parts: &Parts, denied: Denied) -> Page {
+    let asked_with_token = parts.headers.contains_key(header::AUTHORIZATION);
+    if asked_with_token || matches!(denied, Denied::Limited { .. }) {
+        return Problem::from(denied).into_reply();
+    }
+    let is_part = parts.headers.contains_key("hx-request");
+    // What was posted is not there any more; the page that it was posted from is.
+    let here = match (parts.method == Method::POST, parts.uri.path()) {
+        (true, "/logout") => "/",
+        (true, path) => path,
+        (false, "/series") => "/",
+        (false, _) => here(parts),
+    };
+    login::wanted(here, denied == Denied::Wrong, is_part)
+}
+
+fn here(parts: &Parts) -> &str {
+    parts.uri.path_and_query().map_or("/", |path| path.as_str())
 }

@@ -139,7 +139,7 @@ async fn change(
         let detail = "the body must be application/json";
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
     }
-    let body = body::read(incoming).await?;
+    let body = body::read(incoming, body::LARGEST).await?;
     match of {
         Some((address, verb)) => json(&records::change(desk, caller, address, body::change(verb, &body)?).await?),
         None => json(&reseal::reseal(desk, caller, body::reseal(&body)?).await?),

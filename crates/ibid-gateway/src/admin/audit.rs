@@ -6,36 +6,26 @@
 //!
 //! One process writes to a file, and has it locked (`FILE.lock`); anybody may read it.
 //!
-//! Only ever appended to, in lines of JSON; the later line of a number holds. Bound: two files of [`FILE`] bytes. When
+//! Only ever appended to, in lines of JSON; the later line of a number holds. Bound: two files of 4 MiB. When
 //! the newer one is full it becomes the older, whose entries are then forgotten. Everything in the files is in memory.
 
-use std::{
-    collections::VecDeque,
-    fs::{self, File, OpenOptions},
-    io::{self, Read as _, Write as _},
-    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::VecDeque, io, path::Path, sync::Arc};
 
-use ibid_stores::Lock;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 
+use self::files::Files;
 use super::auth::Caller;
 use crate::records::{
     self, Changed, View,
     view::{date, now_ms},
 };
 
-/// One file holds no more; there are two.
-const FILE: u64 = 4 << 20;
+mod files;
+
 /// Without a file, so many entries are remembered.
 const IN_MEMORY: usize = 1000;
-/// What is read of a file that somebody else has made longer.
-const LONGEST: u64 = 2 * FILE;
-
 /// One change, as it was asked for and as it ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
@@ -127,25 +117,24 @@ pub struct Page {
 
 /// The trail.
 #[derive(Debug, Clone)]
-pub struct Audit(Arc<Mutex<Trail>>);
+pub struct Audit(Arc<Inner>);
 
+/// Of the two, `files` is taken first.
 #[derive(Debug)]
-struct Trail {
-    /// `None` if it is only kept in memory.
-    files: Option<Files>,
+struct Inner {
+    /// Held while a line is written and synced; `None` if it is only kept in memory.
+    files: Mutex<Option<Files>>,
+    /// Held for moments only: whoever looks does not wait for a disk.
+    known: Mutex<Known>,
+}
+
+/// What is in the files.
+#[derive(Debug)]
+struct Known {
     /// Oldest first. The first `older` of them are in the older file.
     entries: VecDeque<Entry>,
     older: usize,
     next_id: u64,
-}
-
-#[derive(Debug)]
-struct Files {
-    /// For as long as the trail is open.
-    _lock: Lock,
-    path: PathBuf,
-    file: File,
-    length: u64,
 }
 
 impl Audit {
@@ -154,24 +143,14 @@ impl Audit {
     /// # Errors
     /// If the file cannot be made, read or written, or another process has it.
     pub fn open(path: Option<&Path>) -> io::Result<Self> {
-        let mut trail = Trail { files: None, entries: VecDeque::new(), older: 0, next_id: 1 };
+        let mut known = Known { entries: VecDeque::new(), older: 0, next_id: 1 };
+        let files = path.map(Files::open).transpose()?;
         if let Some(path) = path {
-            if let Some(folder) = path.parent() {
-                fs::create_dir_all(folder)?;
-            }
-            let lock = Lock::take(&with(path, ".lock")).map_err(|why| match why.kind() {
-                io::ErrorKind::WouldBlock => {
-                    let what = format!("{why}; each gateway writes to a file of its own, so name another");
-                    io::Error::new(io::ErrorKind::WouldBlock, what)
-                }
-                _ => why,
-            })?;
-            trail.read(&older(path))?;
-            trail.older = trail.entries.len();
-            trail.read(path)?;
-            trail.files = Some(Files::open(path, lock)?);
+            known.read(&files::older(path))?;
+            known.older = known.entries.len();
+            known.read(path)?;
         }
-        Ok(Self(Arc::new(Mutex::new(trail))))
+        Ok(Self(Arc::new(Inner { files: Mutex::new(files), known: Mutex::new(known) })))
     }
 
     /// Writes down that a change is about to be made. Its outcome is unknown until [`ended`](Self::ended).
@@ -200,7 +179,7 @@ impl Audit {
             why: None,
             resealed: None,
         };
-        self.blocking(move |trail| trail.append(entry)).await
+        self.blocking(move |inner| inner.append(entry)).await
     }
 
     /// Writes down what became of a change.
@@ -222,23 +201,23 @@ impl Audit {
         tell(entry);
         let known = entry.clone();
         // The change is made, whatever becomes of this line; the one before it stays.
-        if let Err(why) = self.blocking(move |trail| trail.amend(known)).await {
+        if let Err(why) = self.blocking(move |inner| inner.amend(known)).await {
             tracing::error!(id = entry.id, %why, "the outcome of a change could not be written to the audit trail");
         }
     }
 
     /// Shows how far it is, and writes nothing: one that takes long would fill the file.
     pub fn remember(&self, entry: &Entry) {
-        self.0.lock().remember(entry.clone());
+        self.0.known.lock().remember(entry.clone());
     }
 
     /// Entries with an id below `before`, newest first; of one user's records only, if one is given.
     pub fn page(&self, before: Option<u64>, limit: usize, user: Option<&str>) -> Page {
-        let trail = self.0.lock();
+        let known = self.0.known.lock();
         let wanted = |entry: &&Entry| {
             before.is_none_or(|before| entry.id < before) && user.is_none_or(|user| entry.user == user)
         };
-        let mut entries: Vec<Entry> = trail.entries.iter().rev().filter(wanted).take(limit + 1).cloned().collect();
+        let mut entries: Vec<Entry> = known.entries.iter().rev().filter(wanted).take(limit + 1).cloned().collect();
         let more = entries.len() > limit;
         entries.truncate(limit);
         let next = entries.last().filter(|_| more).map(|last| last.id);
@@ -247,14 +226,14 @@ impl Audit {
 
     /// The page before the one that begins below `before`, by what that one begins below: `None` is the first page.
     pub fn later(&self, before: u64, limit: usize) -> Option<u64> {
-        let trail = self.0.lock();
-        trail.entries.iter().filter(|entry| entry.id >= before).nth(limit).map(|entry| entry.id)
+        let known = self.0.known.lock();
+        known.entries.iter().filter(|entry| entry.id >= before).nth(limit).map(|entry| entry.id)
     }
 
     /// The latest changes of one record, newest first.
     pub fn of(&self, address: &str, at_most: usize) -> Vec<Entry> {
-        let trail = self.0.lock();
-        trail
+        let known = self.0.known.lock();
+        known
             .entries
             .iter()
             .rev()
@@ -266,23 +245,47 @@ impl Audit {
 
     /// A sync takes milliseconds, in which no other task of the thread should have to wait.
     async fn blocking<T: Send + 'static>(
-        &self, work: impl FnOnce(&mut Trail) -> io::Result<T> + Send + 'static,
+        &self, work: impl FnOnce(&Inner) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let trail = self.0.clone();
-        let done = spawn_blocking(move || work(&mut trail.lock())).await;
+        let inner = self.0.clone();
+        let done = spawn_blocking(move || work(&inner)).await;
         done.unwrap_or_else(|why| Err(io::Error::other(why)))
     }
 }
 
-impl Trail {
+impl Inner {
+    fn append(&self, mut entry: Entry) -> io::Result<Entry> {
+        let mut files = self.files.lock();
+        entry.id = self.known.lock().next_id;
+        self.write(&mut files, &entry)?;
+        let mut known = self.known.lock();
+        known.put(entry.clone());
+        if files.is_none() && known.entries.len() > IN_MEMORY {
+            known.entries.pop_front();
+        }
+        Ok(entry)
+    }
+
+    fn amend(&self, entry: Entry) -> io::Result<()> {
+        let mut files = self.files.lock();
+        let written = self.write(&mut files, &entry);
+        self.known.lock().remember(entry);
+        written
+    }
+
+    fn write(&self, files: &mut Option<Files>, entry: &Entry) -> io::Result<()> {
+        let Some(files) = files else { return Ok(()) };
+        let (turned, written) = files.write(entry);
+        if turned {
+            self.known.lock().turn(entry.id);
+        }
+        written
+    }
+}
+
+impl Known {
     fn read(&mut self, path: &Path) -> io::Result<()> {
-        let mut text = Vec::new();
-        match File::open(path) {
-            Ok(file) => file.take(LONGEST).read_to_end(&mut text)?,
-            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(why) => return Err(why),
-        };
-        for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        for line in files::read(path)?.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match serde_json::from_slice::<Entry>(line) {
                 Ok(entry) => self.put(entry),
                 // The last line of a process that was killed, mostly.
@@ -300,67 +303,17 @@ impl Trail {
         }
     }
 
-    fn append(&mut self, mut entry: Entry) -> io::Result<Entry> {
-        entry.id = self.next_id;
-        self.write(&entry)?;
-        self.put(entry.clone());
-        if self.files.is_none() && self.entries.len() > IN_MEMORY {
-            self.entries.pop_front();
-        }
-        Ok(entry)
-    }
-
-    fn amend(&mut self, entry: Entry) -> io::Result<()> {
-        let written = self.write(&entry);
-        self.remember(entry);
-        written
-    }
-
     fn remember(&mut self, entry: Entry) {
         if let Some(known) = self.entries.iter_mut().rev().find(|known| known.id == entry.id) {
             *known = entry;
         }
     }
 
-    fn write(&mut self, entry: &Entry) -> io::Result<()> {
-        let Some(files) = &mut self.files else { return Ok(()) };
-        let mut line = serde_json::to_vec(entry)?;
-        line.push(b'\n');
-        if files.length + line.len() as u64 > FILE && files.length > 0 {
-            files.turn()?;
-            self.entries.drain(..self.older);
-            // Of the entry that is written the last word stands in the newer file.
-            self.older = self.entries.partition_point(|known| known.id < entry.id);
-        }
-        files.write(&line)
-    }
-}
-
-impl Files {
-    fn open(path: &Path, lock: Lock) -> io::Result<Self> {
-        let (file, length) = appended(path)?;
-        Ok(Self { _lock: lock, path: path.into(), file, length })
-    }
-
-    /// The newer file becomes the older one.
-    fn turn(&mut self) -> io::Result<()> {
-        match fs::rename(&self.path, older(&self.path)) {
-            // It was turned, and the new one could not be made.
-            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
-            turned => turned?,
-        }
-        (self.file, self.length) = appended(&self.path)?;
-        Ok(())
-    }
-
-    fn write(&mut self, line: &[u8]) -> io::Result<()> {
-        let written = self.file.write_all(line).and_then(|()| self.file.sync_data());
-        match written {
-            Ok(()) => self.length += line.len() as u64,
-            // Half a line would swallow the next one.
-            Err(_) => self.file.set_len(self.length)?,
-        }
-        written
+    /// What was in the older file is gone, and what was in the newer one is in the older now.
+    fn turn(&mut self, written: u64) {
+        self.entries.drain(..self.older);
+        // Of the entry that is written the last word stands in the newer file.
+        self.older = self.entries.partition_point(|known| known.id < written);
     }
 }
 
@@ -379,41 +332,6 @@ impl From<&records::Resealed> for Resealed {
 
 fn masked(key: &str) -> String {
     if key.contains("****") { key.into() } else { ibid::mask(key) }
-}
-
-fn older(path: &Path) -> PathBuf {
-    with(path, ".1")
-}
-
-fn with(path: &Path, end: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(end);
-    name.into()
-}
-
-/// A file to append to, and how long it is. Who did what to whom is for its owner to read.
-fn appended(path: &Path) -> io::Result<(File, u64)> {
-    let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
-    let mut length = file.metadata()?.len();
-    if length > 0 && !ends_a_line(&file, length)? {
-        // What a killed process left is a line of its own.
-        file.write_all(b"\n")?;
-        length += 1;
-    }
-    file.sync_all()?;
-    sync_folder(path)?;
-    Ok((file, length))
-}
-
-fn ends_a_line(file: &File, length: u64) -> io::Result<bool> {
-    let mut last = [0];
-    file.read_exact_at(&mut last, length - 1)?;
-    Ok(last == *b"\n")
-}
-
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
 }
 
 /// The same in the log.
@@ -449,9 +367,16 @@ fn tell(entry: &Entry) {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::{
+        fs::{self, File, OpenOptions},
+        io::Write as _,
+        os::unix::fs::PermissionsExt as _,
+    };
 
-    use super::*;
+    use super::{
+        files::{FILE, older},
+        *,
+    };
     use crate::{admin::auth::Via, config::Role};
 
     fn caller() -> Caller {
@@ -572,10 +497,21 @@ mod tests {
         let path = folder.path().join("audit.jsonl");
         let audit = Audit::open(Some(&path)).unwrap();
         one(&audit, "u1", "r").await;
-        audit.0.lock().files.as_mut().unwrap().file = File::open(&path).unwrap();
+        audit.0.files.lock().as_mut().unwrap().file = File::open(&path).unwrap();
         assert!(audit.begin(&caller(), "forget", "r", Some(&view("u1"))).await.is_err(), "opened for reading only");
         assert_eq!(audit.page(None, 10, None).entries.len(), 1);
         assert!(Audit::open(Some(Path::new("/proc/nowhere/audit.jsonl"))).is_err());
+    }
+
+    #[tokio::test]
+    async fn who_looks_does_not_wait_for_a_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let audit = Audit::open(Some(&folder.path().join("audit.jsonl"))).unwrap();
+        let entry = one(&audit, "u1", "r").await;
+        let _writing = audit.0.files.lock();
+        assert_eq!((audit.page(None, 10, None).entries.len(), audit.of(&"5a".repeat(32), 10).len()), (1, 1));
+        audit.remember(&Entry { reason: "so far".into(), ..entry });
+        assert_eq!(audit.page(None, 10, None).entries[0].reason, "so far");
     }
 
     #[tokio::test]

@@ -121,11 +121,13 @@ impl Default for Body {
 }
 
 /// Reads all of a body, bounded in size and time.
-pub(super) async fn read(body: Incoming) -> Result<Bytes, Problem> {
-    match timeout(PATIENCE, Limited::new(body, LARGEST).collect()).await {
+pub(crate) async fn read(body: Incoming, largest: usize) -> Result<Bytes, Problem> {
+    match timeout(PATIENCE, Limited::new(body, largest).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(why)) if why.is::<LengthLimitError>() => {
-            let detail = format!("the body is larger than {} MiB, the most that is taken", LARGEST >> 20);
+            let most =
+                if largest < 1 << 20 { format!("{} KiB", largest >> 10) } else { format!("{} MiB", largest >> 20) };
+            let detail = format!("the body is larger than {most}, the most that is taken");
             Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail))
         }
         Ok(Err(_)) => Err(Problem::bad("the body broke off")),

@@ -86,20 +86,37 @@ pub fn policies(desk: &Desk) -> Value {
     json!({ "routes": routes })
 }
 
-fn policy(route: &Route) -> Value {
+/// A dial of a route.
+pub(crate) struct Dial {
+    pub(crate) name: &'static str,
+    pub(crate) value: String,
+    /// Whether the preset has another value.
+    pub(crate) unusual: bool,
+}
+
+/// All dials of a route, in the words of `ibid check`.
+pub(crate) fn dials(route: &Route) -> Vec<Dial> {
     let mut preset = Policy::preset(route.preset).expect("routes start from presets");
     if route.protocol == Protocol::Grpc {
         preset = preset.for_grpc();
     } else if !route.is_policy {
+        // Always those of the match.
         preset.methods.clone_from(&route.policy.methods);
     }
-    let dials = show::dials(&route.policy);
-    let unusual: Vec<&str> =
-        dials.iter().zip(show::dials(&preset)).filter(|(own, usual)| own.1 != usual.1).map(|(own, _)| own.0).collect();
-    let mut shown: BTreeMap<&str, String> = dials.iter().cloned().collect();
+    let both = show::dials(&route.policy).into_iter().zip(show::dials(&preset));
+    let mut dials: Vec<Dial> =
+        both.map(|((name, value), (_, usual))| Dial { name, unusual: value != usual, value }).collect();
     if is_for_webhooks(route.preset) {
-        shown.extend(show::signature(&route.policy).into_iter().map(|(name, value, _)| (name, value)));
+        let signature = show::signature(&route.policy).into_iter();
+        dials.extend(signature.map(|(name, value, unusual)| Dial { name, value, unusual }));
     }
+    dials
+}
+
+fn policy(route: &Route) -> Value {
+    let dials = dials(route);
+    let unusual: Vec<&str> = dials.iter().filter(|dial| dial.unusual).map(|dial| dial.name).collect();
+    let shown: BTreeMap<&str, &str> = dials.iter().map(|dial| (dial.name, dial.value.as_str())).collect();
     json!({
         "match": route.name,
         "preset": route.preset,
@@ -175,14 +192,21 @@ pub fn shadow(desk: &Desk) -> ShadowReport {
 /// `GET /api/refusals`: the latest, with what was different from the first request where a key was used again.
 pub async fn refusals(desk: &Desk, reason: Option<Reason>, limit: usize) -> Value {
     let mut shown = Vec::new();
+    // A storm of one key's is asked about once.
+    let mut known: BTreeMap<Address, Option<LabelText>> = BTreeMap::new();
     // For all of them together: a store that hangs must not make people wait for each.
     let until = Instant::now() + PATIENCE;
     for refused in desk.refusals.latest(reason, limit) {
         let first = match (refused.reason, refused.address) {
-            (Reason::KeyReused, Some(at)) => first(&**desk.ibid.engine().store(), &at, until).await,
+            (Reason::KeyReused, Some(at)) => {
+                if !known.contains_key(&at) {
+                    known.insert(at, first(&**desk.ibid.engine().store(), &at, until).await);
+                }
+                known[&at].as_ref()
+            }
             _ => None,
         };
-        shown.push(refusal(&refused, first.as_ref()));
+        shown.push(refusal(&refused, first));
     }
     json!({ "refusals": shown })
 }

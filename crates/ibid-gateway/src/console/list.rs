@@ -8,10 +8,10 @@ use super::{
     needs::{LONG, Lists},
     page::Shell,
     row::Row,
-    words::count,
+    words::{count, sentence},
 };
 use crate::{
-    admin::{auth::Caller, query::duration},
+    admin::{auth::Caller, query::filters},
     config::show,
     records::{self, Query},
 };
@@ -75,28 +75,25 @@ impl Asked {
     /// # Errors
     /// What is wrong with it, for whoever typed it.
     pub(super) fn query(&self, caller: &Caller) -> Result<(Query, Option<Address>), String> {
-        let given = |text: &String| (!text.is_empty()).then(|| text.clone());
-        let state = match self.state.as_str() {
-            "" => None,
-            name => {
-                let known = records::state_named(name);
-                Some(known.ok_or_else(|| format!("{name:?} is no state; there are {}", STATES.join(", ")))?)
-            }
+        let written = [
+            ("key", &self.key),
+            ("state", &self.state),
+            ("endpoint", &self.endpoint),
+            ("tenant", &self.tenant),
+            ("user", &self.user),
+            ("older_than", &self.older_than),
+        ];
+        let of = |name: &str| {
+            let value = written.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str());
+            value.filter(|value| !value.is_empty())
         };
-        let older_than = match self.older_than.as_str() {
-            "" => None,
-            text => {
-                let read = duration(text);
-                Some(read.ok_or_else(|| format!("{text:?} is no duration; write one such as 30s, 5m, 24h or 7d"))?)
-            }
-        };
+        let query = filters(of).map_err(|problem| sentence(&problem.detail))?;
         let cursor = match self.cursor.as_str() {
             "" => None,
-            hex => Some(Address::from_hex(hex).ok_or("this page of the list cannot be found; search again")?),
+            hex => Some(Address::from_hex(hex).ok_or("This page of the list cannot be found; search again.")?),
         };
-        let user = caller.user.clone().or_else(|| given(&self.user));
-        let (tenant, endpoint, key) = (given(&self.tenant), given(&self.endpoint), given(&self.key));
-        Ok((Query { address: None, state, tenant, user, endpoint, key, older_than }, cursor))
+        let user = caller.user.clone().or(query.user);
+        Ok((Query { user, ..query }, cursor))
     }
 
     fn is_filtered(&self) -> bool {
