@@ -5,12 +5,7 @@
 //! sessions that began with it. Sessions are bounded and live in this process only. A client that fails to log in more than [`FAILURES`] times a minute is told to come back later, except
 //! with a token that it has shown to have: whoever shares its address cannot lock it out.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    net::{IpAddr, Ipv6Addr},
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, net::IpAddr, time::Duration};
 
 use http::{HeaderMap, HeaderValue, header};
 use ibid::store::Token as Random;
@@ -19,19 +14,17 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
+pub use self::limits::FAILURES;
+use self::limits::{Client, entry};
 use crate::config::{Role, Token};
 
-/// Failed log-ins of one client in a minute, beyond which it is limited.
-pub const FAILURES: u32 = 30;
+mod limits;
+
 /// The cookie that names a session.
 pub const COOKIE: &str = "ibid_session";
 /// The header in which a page that has a session repeats its secret when it changes something.
 pub const CSRF_HEADER: &str = "ibid-csrf";
 
-/// The time in which so many may fail.
-const MINUTE: Duration = Duration::from_secs(60);
-/// Clients that are told apart; beyond it those that have been quiet for longest are forgotten.
-const CLIENTS: usize = 4096;
 /// Sessions at a time; beyond it the oldest ends.
 const SESSIONS: usize = 256;
 /// How long a session lasts.
@@ -112,15 +105,6 @@ struct Open {
     token: Hash,
     csrf: String,
     began: Instant,
-}
-
-/// One that asks, by its address.
-struct Client {
-    /// How many may still fail, as of `at`.
-    left: f64,
-    at: Instant,
-    /// Tokens that it has shown to have.
-    shown: Vec<Hash>,
 }
 
 impl Tokens {
@@ -244,41 +228,6 @@ impl Auth {
     }
 }
 
-fn entry(clients: &mut HashMap<IpAddr, Client>, client: IpAddr) -> &mut Client {
-    let client = one_client(client);
-    if clients.len() >= CLIENTS && !clients.contains_key(&client) {
-        let mut ages: Vec<Instant> = clients.values().map(|client| client.at).collect();
-        let half = *ages.select_nth_unstable(CLIENTS / 2).1;
-        clients.retain(|_, client| client.at > half);
-    }
-    let fresh = || Client { left: f64::from(FAILURES), at: Instant::now(), shown: Vec::new() };
-    clients.entry(client).or_insert_with(fresh)
-}
-
-impl Client {
-    /// How many may fail now.
-    fn refilled(&mut self) -> f64 {
-        let now = Instant::now();
-        let more = (now - self.at).as_secs_f64() * f64::from(FAILURES) / MINUTE.as_secs_f64();
-        self.left = (self.left + more).min(f64::from(FAILURES));
-        self.at = now;
-        self.left
-    }
-
-    fn fail<T>(&mut self, why: Denied) -> Result<T, Denied> {
-        if self.refilled() < 1.0 {
-            return Err(self.limited());
-        }
-        self.left -= 1.0;
-        Err(why)
-    }
-
-    fn limited(&self) -> Denied {
-        let missing = (1.0 - self.left).max(0.0) * MINUTE.as_secs_f64() / f64::from(FAILURES);
-        Denied::Limited { retry_after: Duration::from_secs(missing.ceil().max(1.0) as u64) }
-    }
-}
-
 /// Why a change is not taken from somebody who is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forbidden {
@@ -367,17 +316,6 @@ pub(crate) fn secret() -> String {
     crate::records::view::hex(&[Random::mint().0, Random::mint().0].concat())
 }
 
-/// Of an IPv6 network one machine may have any address.
-fn one_client(client: IpAddr) -> IpAddr {
-    match client {
-        IpAddr::V6(address) => match address.to_ipv4_mapped() {
-            Some(address) => address.into(),
-            None => Ipv6Addr::from_bits(address.to_bits() & !(u128::MAX >> 64)).into(),
-        },
-        address => address,
-    }
-}
-
 impl fmt::Debug for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Auth").finish_non_exhaustive()
@@ -392,7 +330,12 @@ impl fmt::Debug for Tokens {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::net::Ipv6Addr;
+
+    use super::{
+        limits::{CLIENTS, MINUTE},
+        *,
+    };
     use crate::config::{Env, ServeArgs, Settings};
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);

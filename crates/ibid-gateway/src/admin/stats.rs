@@ -1,6 +1,9 @@
 //! Numbers and settings for people: what was counted, how it went over time, what holds, and on what store.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, btree_map::Entry as Slot},
+    time::Duration,
+};
 
 use ibid::{
     LabelText, Mode, Policy, Reason,
@@ -199,10 +202,11 @@ pub async fn refusals(desk: &Desk, reason: Option<Reason>, limit: usize) -> Valu
     for refused in desk.refusals.latest(reason, limit) {
         let first = match (refused.reason, refused.address) {
             (Reason::KeyReused, Some(at)) => {
-                if !known.contains_key(&at) {
-                    known.insert(at, first(&**desk.ibid.engine().store(), &at, until).await);
-                }
-                known[&at].as_ref()
+                let first = match known.entry(at) {
+                    Slot::Occupied(known) => known.into_mut(),
+                    Slot::Vacant(new) => new.insert(first(&**desk.ibid.engine().store(), &at, until).await),
+                };
+                first.as_ref()
             }
             _ => None,
         };

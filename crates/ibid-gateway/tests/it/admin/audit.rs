@@ -77,6 +77,14 @@ async fn what_cannot_be_written_down_is_not_done() {
     let refused = office.post(ADMIN, &forget, r#"{"reason":"r"}"#).await;
     assert_problem(&refused, 503, "the audit trail cannot be written, so nothing was changed");
     assert_eq!(office.record("key-of-a-payment").await["state"], "done", "nothing was changed");
+    // Whoever tried it in the console is told what is wrong, and not that the store is.
+    let fence = office.record("key-of-a-payment").await["fence"].to_string();
+    let form = office.ask("POST", ADMIN, &forget.replacen("/api", "", 1));
+    let form = form.header("Content-Type", "application/x-www-form-urlencoded");
+    let page = form.body(format!("step=commit&reason=r&seen={fence}")).send().await;
+    assert_eq!(page.status, 503, "{page:?}");
+    assert!(page.text().contains("The audit trail cannot be written"), "{}", page.text());
+    assert!(!page.text().contains("The store does not answer"));
     assert_eq!(trail(&office, "").await.len(), 0);
     std::fs::remove_file(ballast).expect("room again");
     assert_eq!(office.post(ADMIN, &forget, r#"{"reason":"r"}"#).await.status, 200);
