@@ -21,7 +21,8 @@ use ibid_stores::seal::Sealed;
 use serde_json::json;
 use tokio::{
     net::TcpListener,
-    sync::{Semaphore, watch},
+    sync::{oneshot, watch},
+    task::JoinSet,
     time::timeout,
 };
 
@@ -133,20 +134,25 @@ impl Admin {
         self.listener.local_addr()
     }
 
-    /// Serves until the process ends; during a shutdown it says that the gateway is not ready.
-    pub async fn run(self, stop: watch::Receiver<bool>) {
+    /// Serves until `ended` is told, or cannot be any more; during a shutdown it says that the gateway is not ready. Nothing
+    /// of it is left then: another gateway may have its address and its audit trail.
+    pub async fn run(self, stop: watch::Receiver<bool>, mut ended: oneshot::Receiver<()>) {
         let Self { listener, desk } = self;
         tokio::spawn(desk.history.clone().follow(desk.metrics.clone(), stop.clone()));
         let console = Arc::new(Console::default());
-        let room = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut connections = JoinSet::new();
         loop {
-            let permit = room.clone().acquire_owned().await.expect("never closed");
-            let Ok((socket, peer)) = listener.accept().await else {
+            let accepted = tokio::select! {
+                _ = &mut ended => break,
+                Some(_) = connections.join_next() => continue,
+                accepted = listener.accept(), if connections.len() < CONNECTIONS => accepted,
+            };
+            let Ok((socket, peer)) = accepted else {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
             let (desk, console, stop) = (desk.clone(), console.clone(), stop.clone());
-            tokio::spawn(async move {
+            connections.spawn(async move {
                 let service = service_fn(move |request| {
                     let (desk, console, stopping) = (desk.clone(), console.clone(), *stop.borrow());
                     async move { Ok::<_, Infallible>(answer(&desk, &console, request, peer.ip(), stopping).await) }
@@ -156,9 +162,9 @@ impl Admin {
                     .header_read_timeout(Duration::from_secs(10))
                     .serve_connection(TokioIo::new(socket), service);
                 let _ = timeout(LASTS, connection).await;
-                drop(permit);
             });
         }
+        connections.shutdown().await;
     }
 }
 

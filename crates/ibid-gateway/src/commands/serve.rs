@@ -10,7 +10,7 @@ use ibid::{
 use ibid_stores::Opened;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     time::timeout,
 };
 
@@ -75,6 +75,8 @@ pub struct Gateway {
     ibid: Ibid,
     stop: watch::Sender<bool>,
     server: tokio::task::JoinHandle<()>,
+    /// The admin port, and what ends it: it is there to the last.
+    desk: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
     tracer: Option<Tracer>,
 }
 
@@ -106,9 +108,8 @@ impl Gateway {
         let address = server.address().map_err(unnamed)?;
         let admin_address = admin.as_ref().map(Admin::address).transpose().map_err(unnamed)?;
         let (stop, stopping) = watch::channel(false);
-        if let Some(admin) = admin {
-            tokio::spawn(admin.run(stopping.clone()));
-        }
+        let (end, ended) = oneshot::channel();
+        let admin = admin.map(|admin| (end, tokio::spawn(admin.run(stopping.clone(), ended))));
         tokio::spawn(sweep(ibid.clone(), sweep_every));
         let (nudge, nudged) = mpsc::channel(1);
         tokio::spawn(live.clone().watch(nudged));
@@ -118,7 +119,7 @@ impl Gateway {
         tokio::spawn(reflection::keep_up(live.clone()));
         let secure = server.is_secure();
         let server = tokio::spawn(server.run(stopping));
-        Ok(Self { address, admin: admin_address, secure, live, ibid, stop, server, tracer })
+        Ok(Self { address, admin: admin_address, secure, live, ibid, stop, server, desk: admin, tracer })
     }
 
     /// Where clients connect.
@@ -145,6 +146,10 @@ impl Gateway {
     pub async fn stop(self) {
         let _ = self.stop.send(true);
         let _ = self.server.await;
+        if let Some((end, desk)) = self.desk {
+            let _ = end.send(());
+            let _ = desk.await;
+        }
         if let Some(tracer) = &self.tracer {
             tracer.flushed().await;
         }
