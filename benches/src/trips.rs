@@ -121,7 +121,7 @@ impl<'a> Wired<'a> {
             wait_replicas: 0,
             near: Some(stores.near()),
         };
-        Layout::new(parts).map_err(|why| why.to_string())?.open(Arc::new(Silent)).await
+        Ok(Layout::new(parts).map_err(|why| why.to_string())?.open(Arc::new(Silent)).await?.store)
     }
 }
 

@@ -83,13 +83,16 @@
     return {
       width: place.clientWidth - 14,
       height: 160,
-      padding: [8, 6, 0, 0],
+      // To the right half a label has room.
+      padding: [8, 24, 0, 0],
       legend: { show: false },
       cursor: { show: false },
       scales: { y: { range: (_, low, high) => [0, Math.max(kind.least, (high || 0) * 1.1)] } },
       axes: [
         { ...axis, grid: { show: false }, size: 26, space: 70, values: (_, ticks) => ticks.map(clock(ticks)) },
         { ...axis, grid: { stroke: colour("--line"), width: 1 }, size: 52, space: 34,
+          // Bars are counts: there is no half of one.
+          ...(kind.bars ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5, 1e6] } : {}),
           values: (_, ticks) => ticks.map(kind.say) },
       ],
       series: [{}, ...series],

@@ -17,22 +17,24 @@ use http_body_util::Full;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use ibid::Ibid;
+use ibid_stores::seal::Sealed;
 use serde_json::json;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
-    sync::{Semaphore, watch},
+    sync::{oneshot, watch},
+    task::JoinSet,
     time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
 
-pub use self::problem::Problem;
-use self::{audit::Audit, auth::Auth, problem::Reply, stats::History};
+pub use self::problem::{Gone, Problem};
+use self::{audit::Audit, auth::Auth, health::Health, problem::Reply, reseal::Reseals};
 use crate::{
     config,
     console::Console,
     live::Live,
-    metrics::{self, Gauges, Metrics, Refusals, ShadowReport, Watched},
+    metrics::{self, Gauges, History, Metrics, Refusals, ShadowReport, Watched},
     records::view::now_ms,
 };
 
@@ -40,9 +42,11 @@ pub mod api;
 pub mod audit;
 pub mod auth;
 pub mod body;
+pub(crate) mod health;
 mod problem;
-mod query;
+pub(crate) mod query;
 pub mod records;
+mod reseal;
 pub mod stats;
 
 /// Connections at a time; more wait in the system's queue.
@@ -71,9 +75,11 @@ pub(crate) struct Asking {
 pub struct Desk {
     /// The engine and its store.
     pub ibid: Ibid,
+    /// Brings what is sealed under the first key. `None` if nothing is.
+    pub reseals: Option<Reseals>,
     /// The configuration in force.
     pub live: Arc<Live>,
-    /// Who may.
+    /// Who was seen; who may says the configuration.
     pub auth: Auth,
     /// Who did.
     pub audit: Audit,
@@ -85,8 +91,8 @@ pub struct Desk {
     pub shadow: Arc<ShadowReport>,
     /// The last refusals.
     pub refusals: Arc<Refusals>,
-    /// How it went over the last hour.
-    pub history: History,
+    /// How it went over the last day.
+    pub history: Arc<History>,
     /// When it began, in milliseconds since the Unix epoch.
     pub started_ms: u64,
 }
@@ -96,7 +102,9 @@ impl Desk {
     ///
     /// # Errors
     /// If the audit trail cannot be opened.
-    pub fn new(settings: &config::Admin, ibid: Ibid, live: Arc<Live>, watched: &Watched) -> Result<Self, String> {
+    pub fn new(
+        settings: &config::Admin, ibid: Ibid, sealed: Option<Arc<Sealed>>, live: Arc<Live>, watched: &Watched,
+    ) -> Result<Self, String> {
         let audit = Audit::open(settings.audit.as_deref()).map_err(|why| {
             let path = settings.audit.as_deref().unwrap_or_else(|| "".as_ref()).display();
             format!("admin.audit: {path}: {why}")
@@ -104,13 +112,14 @@ impl Desk {
         Ok(Self {
             gauges: Gauges::new(ibid.engine().store().clone()),
             ibid,
+            reseals: sealed.map(Reseals::new),
             live,
-            auth: Auth::new(&settings.tokens),
+            auth: Auth::default(),
             audit,
             metrics: watched.metrics().clone(),
             shadow: watched.shadow().clone(),
             refusals: watched.refusals().clone(),
-            history: History::default(),
+            history: History::new(watched.metrics()),
             started_ms: now_ms(),
         })
     }
@@ -122,13 +131,13 @@ impl Admin {
     /// # Errors
     /// If it cannot be bound, or the audit trail cannot be opened.
     pub async fn bind(
-        settings: &config::Admin, ibid: Ibid, live: Arc<Live>, watched: &Watched,
+        settings: &config::Admin, ibid: Ibid, sealed: Option<Arc<Sealed>>, live: Arc<Live>, watched: &Watched,
     ) -> Result<Self, String> {
         let listen = settings.listen;
         let listener = TcpListener::bind(listen).await;
         let listener = listener.map_err(|why| format!("admin.listen: {listen} cannot be bound: {why}"))?;
         let secure = settings.tls.is_some();
-        Ok(Self { listener, secure, desk: Arc::new(Desk::new(settings, ibid, live, watched)?) })
+        Ok(Self { listener, secure, desk: Arc::new(Desk::new(settings, ibid, sealed, live, watched)?) })
     }
 
     /// Where it listens.
@@ -144,15 +153,20 @@ impl Admin {
         self.secure
     }
 
-    /// Serves until the process ends; during a shutdown it says that the gateway is not ready.
-    pub async fn run(self, stop: watch::Receiver<bool>) {
+    /// Serves until `ended` is told, or cannot be any more; during a shutdown it says that the gateway is not ready. Nothing
+    /// of it is left then: another gateway may have its address and its audit trail.
+    pub async fn run(self, stop: watch::Receiver<bool>, mut ended: oneshot::Receiver<()>) {
         let Self { listener, secure, desk } = self;
-        tokio::spawn(desk.history.clone().keep(desk.metrics.clone()));
-        let console = Arc::new(Console::start(&desk, stop.clone()));
-        let room = Arc::new(Semaphore::new(CONNECTIONS));
+        tokio::spawn(desk.history.clone().follow(desk.metrics.clone(), stop.clone()));
+        let console = Arc::new(Console::default());
+        let mut connections = JoinSet::new();
         loop {
-            let permit = room.clone().acquire_owned().await.expect("never closed");
-            let Ok((socket, peer)) = listener.accept().await else {
+            let accepted = tokio::select! {
+                _ = &mut ended => break,
+                Some(_) = connections.join_next() => continue,
+                accepted = listener.accept(), if connections.len() < CONNECTIONS => accepted,
+            };
+            let Ok((socket, peer)) = accepted else {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
@@ -160,7 +174,7 @@ impl Admin {
             let tls = if secure { desk.live.now().admin_tls.clone().map(TlsAcceptor::from) } else { None };
             let connection =
                 Connection { desk: desk.clone(), console: console.clone(), peer: peer.ip(), stop: stop.clone() };
-            tokio::spawn(async move {
+            connections.spawn(async move {
                 match tls {
                     None => connection.serve(socket, false).await,
                     Some(tls) => match timeout(HANDSHAKE, tls.accept(socket)).await {
@@ -169,9 +183,9 @@ impl Admin {
                         Err(_) => tracing::debug!(%peer, "the TLS handshake with the admin port took too long"),
                     },
                 }
-                drop(permit);
             });
         }
+        connections.shutdown().await;
     }
 }
 
@@ -237,21 +251,19 @@ async fn exposition(desk: &Desk) -> Reply {
 }
 
 async fn ready(desk: &Desk, stopping: bool) -> Reply {
-    let engine = desk.ibid.engine();
-    let trouble = stats::trouble(desk).await;
-    let promise = engine.store().promise();
-    let ready = trouble.is_none() && !stopping;
+    let health = Health::ask(&desk.ibid).await;
+    let ready = health.is_well() && !stopping;
     let body = json!({
         "ready": ready,
         "stopping": stopping,
-        "running": engine.running().count(),
+        "running": desk.ibid.engine().running().count(),
         "store": {
-            "name": promise.store,
-            "durable": promise.durable,
-            "shared": promise.shared,
-            "wanting": promise.wanting,
-            "trouble": trouble,
-            "waiting": engine.later().waiting(),
+            "name": health.name,
+            "durable": health.durable,
+            "shared": health.shared,
+            "wanting": health.wanting,
+            "trouble": health.trouble,
+            "waiting": health.waiting,
         },
     });
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

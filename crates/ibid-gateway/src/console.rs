@@ -4,20 +4,15 @@
 //! charts are drawn. Invariants: a page shows nothing that the admin API would not show to the same caller, and changes
 //! go through the same [`admin::records::change`](crate::admin::records::change). Nothing is ever fetched from elsewhere.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use ibid::store::{Address, Fence};
-use tokio::sync::watch;
 
 use self::{
     act::{Act, Action, Confirm, Given},
     form::Form,
-    health::Health,
-    history::{History, Window},
     list::{Asked, PAGE, Records, Stuck},
     needs::Needs,
     others::{AuditPage, Policies, ShadowPage, StorePage, TroublePage},
@@ -26,22 +21,23 @@ use self::{
     place::{Place, only, read},
     record::{Record, Refused},
     row::Deed,
+    words::sentence,
 };
 use crate::{
     admin::{
-        Asking, Desk, Problem,
+        Asking, Desk, Gone, Problem,
         auth::{self, Caller, Denied, Forbidden, Via},
+        health::Health,
         records,
     },
     config::Role,
+    metrics::Window,
     records::{Change, View, What},
 };
 
 mod act;
 mod assets;
 mod form;
-mod health;
-mod history;
 mod list;
 mod login;
 mod needs;
@@ -53,27 +49,18 @@ mod record;
 mod row;
 mod words;
 
-/// Entries of the audit trail on a page.
-const DEEDS: usize = 50;
 /// Deeds and refusals beside one record.
 const BESIDE: usize = 20;
 
 type Page = Response<Full<Bytes>>;
 
 /// What the console keeps between requests.
+#[derive(Default)]
 pub(crate) struct Console {
-    history: Arc<History>,
     needs: Needs,
 }
 
 impl Console {
-    /// Begins to keep the history.
-    pub(crate) fn start(desk: &Desk, stop: watch::Receiver<bool>) -> Self {
-        let history = History::new(&desk.metrics);
-        tokio::spawn(history.clone().follow(desk.metrics.clone(), stop));
-        Self { history, needs: Needs::default() }
-    }
-
     /// Answers a request to a path that is not the API's. `None`: there is no such page.
     pub(crate) async fn answer(&self, desk: &Desk, request: Request<Incoming>, asking: Asking) -> Option<Page> {
         let (parts, body) = request.into_parts();
@@ -85,17 +72,22 @@ impl Console {
         if let Some(refused) = only(&parts.method, place.methods()) {
             return Some(refused);
         }
-        let form = match read(&parts, body).await {
+        // Before anything is read of them: strangers are not to take up memory.
+        let caller = match place {
+            Place::LogIn => None,
+            _ => match desk.auth.caller(&desk.live.now().tokens, &parts.headers, asking.client) {
+                Ok(caller) => Some(caller),
+                Err(denied) => return Some(stranger(&parts, denied)),
+            },
+        };
+        let form = match read(&place, &parts, body).await {
             Ok(form) => form,
             Err(refused) => return Some(refused),
         };
         let visit = Visit { console: self, desk, parts: &parts, form, secure: asking.secure };
-        Some(match place {
-            Place::LogIn => visit.log_in(asking.client),
-            place => match desk.auth.caller(&parts.headers, asking.client) {
-                Ok(caller) => visit.go(place, &caller).await,
-                Err(denied) => visit.stranger(denied),
-            },
+        Some(match caller {
+            Some(caller) => visit.go(place, &caller).await,
+            None => visit.log_in(asking.client),
         })
     }
 }
@@ -151,7 +143,7 @@ impl Visit<'_> {
             shell: Shell::new("/", caller),
             window,
             metrics: &desk.metrics,
-            history: &self.console.history,
+            history: &desk.history,
             started_ms: desk.started_ms,
             counts,
             health,
@@ -164,7 +156,7 @@ impl Visit<'_> {
     /// What the charts are drawn from.
     fn series(&self) -> Page {
         let window = Window::of(self.form.value("window")).unwrap_or_default();
-        let mut answer = Response::new(Full::new(self.console.history.series(window).to_string().into()));
+        let mut answer = Response::new(Full::new(self.desk.history.series(window).to_string().into()));
         page::guard(answer.headers_mut());
         answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         answer
@@ -242,8 +234,8 @@ impl Visit<'_> {
         };
         let notice = notice.map(|text| Notice { kind: "good", text: text.into() });
         let before = self.form.value("before").parse().ok();
-        let page = self.desk.audit.page(before, DEEDS, None);
-        html(StatusCode::OK, &AuditPage::new(Shell::new("/audit", caller).saying(notice), &page))
+        let shell = Shell::new("/audit", caller).saying(notice);
+        html(StatusCode::OK, &AuditPage::new(shell, &self.desk.audit, before))
     }
 
     /// The form, the look at what it would do, and the deed.
@@ -300,7 +292,7 @@ impl Visit<'_> {
     fn log_in(&self, client: std::net::IpAddr) -> Page {
         let next = self.form.value("next");
         if self.parts.method == Method::GET {
-            return login::form(&self.form, self.desk.auth.has_tokens());
+            return login::form(&self.form, !self.desk.live.now().tokens.is_empty());
         }
         if auth::from_elsewhere(&self.parts.headers) {
             return login::elsewhere(next);
@@ -309,7 +301,7 @@ impl Visit<'_> {
         if token.is_empty() {
             return login::refused(Denied::Missing, next);
         }
-        match self.desk.auth.log_in(token, client) {
+        match self.desk.auth.log_in(&self.desk.live.now().tokens, token, client) {
             Ok(session) => login::welcome(&session, next, self.secure),
             Err(denied) => login::refused(denied, next),
         }
@@ -322,27 +314,6 @@ impl Visit<'_> {
         }
         self.desk.auth.log_out(&self.parts.headers);
         login::goodbye(self.secure)
-    }
-
-    /// Somebody who is not known, or not any more.
-    fn stranger(&self, denied: Denied) -> Page {
-        let asked_with_token = self.parts.headers.contains_key(header::AUTHORIZATION);
-        if asked_with_token || matches!(denied, Denied::Limited { .. }) {
-            return Problem::from(denied).into_reply();
-        }
-        let is_part = self.parts.headers.contains_key("hx-request");
-        // What was posted is not there any more; the page that it was posted from is.
-        let here = match (self.parts.method == Method::POST, self.parts.uri.path()) {
-            (true, "/logout") => "/",
-            (true, path) => path,
-            (false, "/series") => "/",
-            (false, _) => self.here(),
-        };
-        login::wanted(here, denied == Denied::Wrong, is_part)
-    }
-
-    fn here(&self) -> &str {
-        self.parts.uri.path_and_query().map_or("/", |path| path.as_str())
     }
 
     fn not_for_users(&self, caller: &Caller) -> Page {
@@ -372,20 +343,21 @@ impl Visit<'_> {
     }
 
     fn problem(&self, shell: Shell, problem: Problem) -> Page {
-        let Problem { status, detail, .. } = problem;
-        let page = match status {
-            StatusCode::SERVICE_UNAVAILABLE => {
-                let here = if self.parts.method == Method::GET { self.here() } else { self.record_path() };
+        let Problem { status, detail, gone, .. } = problem;
+        let page = match (gone, status) {
+            (Some(Gone::Audit), _) => TroublePage::unwritable(shell, sentence(&detail)),
+            (Some(Gone::Store), _) => {
+                let here = if self.parts.method == Method::GET { here(self.parts) } else { self.record_path() };
                 TroublePage::store_gone(shell, here, sentence(&detail))
             }
-            StatusCode::NOT_FOUND => {
+            (None, StatusCode::NOT_FOUND) => {
                 let advice = vec![
                     "It was never there, was released or forgotten, has expired, or is not yours to see. The audit trail \
                      knows whether somebody removed it.",
                 ];
                 TroublePage::new(shell, "Nothing is here", "There is no record at this address.", advice)
             }
-            _ => {
+            (None, _) => {
                 let advice = vec!["Look at the record as it is now, and decide again."];
                 TroublePage {
                     back: "/stuck",
@@ -406,9 +378,23 @@ impl Visit<'_> {
     }
 }
 
-/// With a capital letter and a full stop.
-fn sentence(text: &str) -> String {
-    let mut letters = text.trim_end_matches('.').chars();
-    let first = letters.next().map(|first| first.to_ascii_uppercase());
-    first.into_iter().chain(letters).chain(['.']).collect()
+/// Somebody who is not known, or not any more.
+fn stranger(parts: &Parts, denied: Denied) -> Page {
+    let asked_with_token = parts.headers.contains_key(header::AUTHORIZATION);
+    if asked_with_token || matches!(denied, Denied::Limited { .. }) {
+        return Problem::from(denied).into_reply();
+    }
+    let is_part = parts.headers.contains_key("hx-request");
+    // What was posted is not there any more; the page that it was posted from is.
+    let here = match (parts.method == Method::POST, parts.uri.path()) {
+        (true, "/logout") => "/",
+        (true, path) => path,
+        (false, "/series") => "/",
+        (false, _) => here(parts),
+    };
+    login::wanted(here, denied == Denied::Wrong, is_part)
+}
+
+fn here(parts: &Parts) -> &str {
+    parts.uri.path_and_query().map_or("/", |path| path.as_str())
 }

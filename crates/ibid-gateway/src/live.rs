@@ -19,6 +19,7 @@ use ibid::{
 };
 
 use crate::{
+    admin::auth::Tokens,
     config::{ConfigError, Env, Seal, ServeArgs, Settings},
     contract_page,
     jwt::Verifier,
@@ -46,6 +47,8 @@ pub struct Snapshot {
     pub admin_tls: Option<Arc<rustls::ServerConfig>>,
     /// Verifies callers' tokens.
     jwt: Option<Arc<Verifier>>,
+    /// Who may use the admin port.
+    pub tokens: Tokens,
     /// The published contract.
     pub page: Page,
 }
@@ -134,7 +137,8 @@ impl Snapshot {
                 None => Arc::new(Verifier::new(jwt)?),
             }),
         };
-        Ok(Self { settings, upstreams, default, for_calls, tls, admin_tls, jwt, page })
+        let tokens = Tokens::new(settings.admin.as_ref().map_or(&[], |admin| &admin.tokens));
+        Ok(Self { settings, upstreams, default, for_calls, tls, admin_tls, jwt, tokens, page })
     }
 
     /// Who verifies the token of a request, and the claims that its route asks for. `None` if it asks for none.

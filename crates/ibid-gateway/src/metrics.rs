@@ -27,10 +27,12 @@ use self::{
 };
 pub use self::{
     gauges::Gauges,
+    history::History,
     refusals::{Refusals, Refused},
     shadow::{ShadowReport, Unkeyed},
 };
 pub(crate) use self::{
+    history::{CONFLICTS_LIMIT, HITS_LIMIT, Lately, Window},
     reading::{Reading, Requests},
     sharded::Spread,
 };
@@ -38,6 +40,7 @@ use crate::routes::RouteTable;
 
 mod exposition;
 mod gauges;
+mod history;
 mod reading;
 mod refusals;
 mod shadow;
@@ -153,13 +156,6 @@ pub struct RouteTotals {
     pub route: String,
     /// By what they got; every outcome is there.
     pub outcomes: BTreeMap<&'static str, u64>,
-}
-
-impl Totals {
-    /// Requests of all routes that ended so.
-    pub fn of(&self, outcome: &str) -> u64 {
-        self.routes.iter().filter_map(|route| route.outcomes.get(outcome)).sum()
-    }
 }
 
 /// Counts, then tells somebody else.

@@ -10,11 +10,13 @@ use ibid::store::{Address, State, StoreError};
 pub use self::{
     change::{Answer, Change, Changed, LARGEST_BODY, Made, Outcome, What},
     find::{Entry, Found, Wanted, at},
+    reseal::{Resealed, Unopened},
     view::{BodyView, Page, Response, View},
 };
 
 pub(crate) mod change;
 mod find;
+mod reseal;
 pub(crate) mod view;
 
 /// What entries are asked for by. All that is set must match.

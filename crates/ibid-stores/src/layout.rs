@@ -82,6 +82,15 @@ enum Around {
     Copies(u64),
 }
 
+/// A layout that was opened.
+#[derive(Debug, Clone)]
+pub struct Opened {
+    /// All of it, for whoever uses it.
+    pub store: Arc<dyn Store>,
+    /// The seal in it, for whoever brings what it holds under another key. `None` if nothing is sealed.
+    pub sealed: Option<Arc<Sealed>>,
+}
+
 /// Two settings that cannot both be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {what}")]
@@ -159,7 +168,7 @@ impl Layout {
     ///
     /// # Errors
     /// Why a store cannot be opened. A server that cannot be reached is no error; see [`Named::open`].
-    pub async fn open(&self, observer: Arc<dyn Observer>) -> Result<Arc<dyn Store>, String> {
+    pub async fn open(&self, observer: Arc<dyn Observer>) -> Result<Opened, String> {
         let (copies, told) = match self.near {
             Around::Nothing => (None, None),
             // Copies of nothing need not be told what was forgotten.
@@ -185,14 +194,14 @@ impl Layout {
                 Arc::new(tiered)
             }
         };
-        let store = match &self.seal {
-            None => store,
-            Some(sealing) => Arc::new(Sealed::new(store, sealing.clone(), observer)),
+        let mut opened = match &self.seal {
+            None => Opened::plain(store),
+            Some(sealing) => Opened::sealed(Sealed::new(store, sealing.clone(), observer)),
         };
-        Ok(match copies {
-            None => store,
-            Some(copies) => Arc::new(Near::new(store, copies)),
-        })
+        if let Some(copies) = copies {
+            opened.store = Arc::new(Near::new(opened.store, copies));
+        }
+        Ok(opened)
     }
 
     /// The store whose word counts.
@@ -229,6 +238,19 @@ impl Layout {
                  alone without it"
                 .into(),
         }
+    }
+}
+
+impl Opened {
+    /// A store in which nothing is sealed.
+    pub fn plain(store: Arc<dyn Store>) -> Self {
+        Self { store, sealed: None }
+    }
+
+    /// A store in which everything is.
+    pub fn sealed(sealed: Sealed) -> Self {
+        let sealed = Arc::new(sealed);
+        Self { store: sealed.clone(), sealed: Some(sealed) }
     }
 }
 

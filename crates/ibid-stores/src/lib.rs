@@ -19,7 +19,8 @@ pub mod redis;
 pub mod seal;
 pub mod tiered;
 
-pub use layout::{Contradiction, Layout, Parts};
+pub use layout::{Contradiction, Layout, Opened, Parts};
+pub use lock::Lock;
 pub use remote::Remote;
 pub use url::{Kind, Named, ServerUrl, UrlError, open, parse_size};
 
@@ -28,5 +29,6 @@ mod breaker;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod certificates;
 mod layout;
+mod lock;
 mod remote;
 mod url;

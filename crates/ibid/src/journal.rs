@@ -168,7 +168,7 @@ impl Journal {
             let address = entry.lease.ask.address;
             let path = journal.path(&address);
             let part = path.with_extension("part");
-            let mut file = own_file(&part)?;
+            let mut file = private(&part)?;
             let plain = encode(&entry);
             file.write_all(&journal.seal.as_ref().map_or(plain.clone(), |seal| seal.seal(&address, &plain)))?;
             file.sync_all()?;
@@ -210,7 +210,8 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     builder.recursive(true).create(folder)
 }
 
-fn own_file(path: &Path) -> io::Result<fs::File> {
+/// A new file that nobody but its owner may read: whole answers are in it.
+fn private(path: &Path) -> io::Result<fs::File> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(true);
     #[cfg(unix)]

@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use http::{HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use hyper::body::Incoming;
 use ibid::store::Address;
 use serde::Serialize;
@@ -16,7 +16,7 @@ use super::{
     body::{self, Verb},
     problem::Reply,
     query::{ListAsked, MOST, Params, USUAL},
-    records, stats,
+    records, reseal, stats,
 };
 
 /// The description of this API, for programs.
@@ -32,6 +32,7 @@ enum Endpoint<'a> {
     Records,
     Record(&'a str),
     Change(&'a str, Verb),
+    Reseal,
     Stats,
     Policies,
     Store,
@@ -50,6 +51,7 @@ impl<'a> Endpoint<'a> {
             ("records", Some(address), Some("release")) => Self::Change(address, Verb::Release),
             ("records", Some(address), Some("forget")) => Self::Change(address, Verb::Forget),
             ("records", Some(address), Some("resolve")) => Self::Change(address, Verb::Resolve),
+            ("reseal", None, _) => Self::Reseal,
             ("stats", None, _) => Self::Stats,
             ("policies", None, _) => Self::Policies,
             ("store", None, _) => Self::Store,
@@ -63,14 +65,14 @@ impl<'a> Endpoint<'a> {
 
     fn allow(self) -> &'static str {
         match self {
-            Self::Change(..) => "POST, OPTIONS",
+            Self::Change(..) | Self::Reseal => "POST, OPTIONS",
             _ => "GET, HEAD, OPTIONS",
         }
     }
 
     fn takes(self, method: &Method) -> bool {
         match self {
-            Self::Change(..) => method == Method::POST,
+            Self::Change(..) | Self::Reseal => method == Method::POST,
             _ => matches!(*method, Method::GET | Method::HEAD),
         }
     }
@@ -105,29 +107,43 @@ async fn handle(desk: &Desk, request: Request<Incoming>, client: IpAddr) -> Resu
         Params::read(parts.uri.query(), &[])?;
         return Ok(super::reply(StatusCode::OK, "application/json", DOCUMENT.into()));
     }
-    let caller = desk.auth.caller(&parts.headers, client).inspect_err(|denied| match denied {
-        // As often as the limit allows, no more.
-        Denied::Wrong => tracing::warn!(%client, "the admin API was asked with a wrong token"),
-        denied => tracing::debug!(%client, ?denied, "the admin API was asked by nobody who is known"),
-    })?;
+    let caller =
+        desk.auth.caller(&desk.live.now().tokens, &parts.headers, client).inspect_err(|denied| match denied {
+            // As often as the limit allows, no more.
+            Denied::Wrong => tracing::warn!(%client, "the admin API was asked with a wrong token"),
+            denied => tracing::debug!(%client, ?denied, "the admin API was asked by nobody who is known"),
+        })?;
     if endpoint.is_about_all() && !caller.sees_all() {
         let detail =
             "this token sees the records of one user; this is about all of them and needs role \"viewer\" or \"admin\"";
         return Err(Problem::new(StatusCode::FORBIDDEN, detail));
     }
-    if let Endpoint::Change(address, verb) = endpoint {
+    if parts.method == Method::POST {
         let csrf = parts.headers.get(CSRF_HEADER).and_then(|csrf| csrf.to_str().ok());
         caller.check_change(&parts.headers, csrf)?;
         Params::read(parts.uri.query(), &[])?;
-        let address = read_address(address)?;
-        if caller.via != Via::Bearer && !body::is_json(&parts.headers) {
-            let detail = "the body must be application/json";
-            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
-        }
-        let change = body::change(verb, &body::read(incoming).await?)?;
-        return json(&records::change(desk, &caller, address, change).await?);
+        return change(desk, &caller, endpoint, &parts.headers, incoming).await;
     }
     read(desk, &caller, endpoint, parts.uri.query()).await
+}
+
+/// What changes something.
+async fn change(
+    desk: &Desk, caller: &Caller, endpoint: Endpoint<'_>, headers: &HeaderMap, incoming: Incoming,
+) -> Result<Reply, Problem> {
+    let of = match endpoint {
+        Endpoint::Change(address, verb) => Some((read_address(address)?, verb)),
+        _ => None,
+    };
+    if caller.via != Via::Bearer && !body::is_json(headers) {
+        let detail = "the body must be application/json";
+        return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
+    }
+    let body = body::read(incoming, body::LARGEST).await?;
+    match of {
+        Some((address, verb)) => json(&records::change(desk, caller, address, body::change(verb, &body)?).await?),
+        None => json(&reseal::reseal(desk, caller, body::reseal(&body)?).await?),
+    }
 }
 
 /// What only reads.

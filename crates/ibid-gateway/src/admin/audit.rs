@@ -4,35 +4,28 @@
 //! between leaves an entry whose outcome nobody knows, never a change that nobody knows of. If it cannot be written
 //! down, nothing is changed.
 //!
-//! Only ever appended to, in lines of JSON; the later line of a number holds. Bound: two files of [`FILE`] bytes. When
+//! One process writes to a file, and has it locked (`FILE.lock`); anybody may read it.
+//!
+//! Only ever appended to, in lines of JSON; the later line of a number holds. Bound: two files of 4 MiB. When
 //! the newer one is full it becomes the older, whose entries are then forgotten. Everything in the files is in memory.
 
-use std::{
-    collections::VecDeque,
-    fs::{self, File, OpenOptions},
-    io::{self, Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::VecDeque, io, path::Path, sync::Arc};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 
+use self::files::Files;
 use super::auth::Caller;
 use crate::records::{
-    Changed, View,
+    self, Changed, View,
     view::{date, now_ms},
 };
 
-/// One file holds no more; there are two.
-const FILE: u64 = 4 << 20;
+mod files;
+
 /// Without a file, so many entries are remembered.
 const IN_MEMORY: usize = 1000;
-/// What is read of a file that somebody else has made longer.
-const LONGEST: u64 = 2 * FILE;
-
 /// One change, as it was asked for and as it ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
@@ -46,10 +39,10 @@ pub struct Entry {
     pub role: String,
     /// From which address.
     pub client: String,
-    /// `release`, `forget` or `resolve`.
+    /// `release`, `forget`, `resolve` or `reseal`.
     pub action: String,
-    /// Of the entry.
-    pub address: String,
+    /// Of the entry; `None` if it was about all of them.
+    pub address: Option<String>,
     /// Of the entry, masked.
     pub key: String,
     /// Of the entry.
@@ -60,14 +53,30 @@ pub struct Entry {
     pub endpoint: String,
     /// As given.
     pub reason: String,
-    /// What was there.
-    pub before: State,
+    /// What was there; `None` if it was about all of them.
+    pub before: Option<State>,
     /// What was there afterwards; `None` if nothing, or not known.
     pub after: Option<State>,
     /// How it ended.
     pub outcome: Outcome,
     /// Why it was refused, or failed.
     pub why: Option<String>,
+    /// Of a reseal: what it did, so far or in all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resealed: Option<Resealed>,
+}
+
+/// What a reseal did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resealed {
+    /// The name of the key that seals.
+    pub key: String,
+    /// Entries that were looked at.
+    pub looked: u64,
+    /// Records that have that key now.
+    pub resealed: u64,
+    /// Records that did not open.
+    pub unopened: u64,
 }
 
 /// An entry of the store, in short.
@@ -108,49 +117,48 @@ pub struct Page {
 
 /// The trail.
 #[derive(Debug, Clone)]
-pub struct Audit(Arc<Mutex<Trail>>);
+pub struct Audit(Arc<Inner>);
 
+/// Of the two, `files` is taken first.
 #[derive(Debug)]
-struct Trail {
-    /// `None` if it is only kept in memory.
-    files: Option<Files>,
+struct Inner {
+    /// Held while a line is written and synced; `None` if it is only kept in memory.
+    files: Mutex<Option<Files>>,
+    /// Held for moments only: whoever looks does not wait for a disk.
+    known: Mutex<Known>,
+}
+
+/// What is in the files.
+#[derive(Debug)]
+struct Known {
     /// Oldest first. The first `older` of them are in the older file.
     entries: VecDeque<Entry>,
     older: usize,
     next_id: u64,
 }
 
-#[derive(Debug)]
-struct Files {
-    path: PathBuf,
-    file: File,
-    length: u64,
-}
-
 impl Audit {
     /// Opens the trail, which is made if it is missing. Without a path it is kept in memory.
     ///
     /// # Errors
-    /// If the file cannot be made, read or written.
+    /// If the file cannot be made, read or written, or another process has it.
     pub fn open(path: Option<&Path>) -> io::Result<Self> {
-        let mut trail = Trail { files: None, entries: VecDeque::new(), older: 0, next_id: 1 };
+        let mut known = Known { entries: VecDeque::new(), older: 0, next_id: 1 };
+        let files = path.map(Files::open).transpose()?;
         if let Some(path) = path {
-            if let Some(folder) = path.parent() {
-                fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-            }
-            trail.read(&older(path))?;
-            trail.older = trail.entries.len();
-            trail.read(path)?;
-            trail.files = Some(Files::open(path)?);
+            known.read(&files::older(path))?;
+            known.older = known.entries.len();
+            known.read(path)?;
         }
-        Ok(Self(Arc::new(Mutex::new(trail))))
+        Ok(Self(Arc::new(Inner { files: Mutex::new(files), known: Mutex::new(known) })))
     }
 
     /// Writes down that a change is about to be made. Its outcome is unknown until [`ended`](Self::ended).
     ///
     /// # Errors
     /// If it cannot be written down: then it must not be made.
-    pub async fn begin(&self, by: &Caller, action: &str, reason: &str, before: &View) -> io::Result<Entry> {
+    pub async fn begin(&self, by: &Caller, action: &str, reason: &str, before: Option<&View>) -> io::Result<Entry> {
+        let text = |of: fn(&View) -> &String| before.map(of).cloned();
         let entry = Entry {
             id: 0,
             at: date(now_ms()),
@@ -158,19 +166,20 @@ impl Audit {
             role: by.role.to_string(),
             client: by.client.to_string(),
             action: action.into(),
-            address: before.address.clone(),
+            address: text(|view| &view.address),
             // It may be stored in clear, for those who may see the record.
-            key: masked(&before.key),
-            tenant: before.tenant.clone(),
-            user: before.user.clone(),
-            endpoint: before.endpoint.clone(),
+            key: before.map_or_else(String::new, |view| masked(&view.key)),
+            tenant: text(|view| &view.tenant).unwrap_or_default(),
+            user: text(|view| &view.user).unwrap_or_default(),
+            endpoint: text(|view| &view.endpoint).unwrap_or_default(),
             reason: reason.into(),
-            before: State::of(before),
+            before: before.map(State::of),
             after: None,
             outcome: Outcome::Unknown,
             why: None,
+            resealed: None,
         };
-        self.blocking(move |trail| trail.append(entry)).await
+        self.blocking(move |inner| inner.append(entry)).await
     }
 
     /// Writes down what became of a change.
@@ -183,53 +192,100 @@ impl Audit {
             (None, _) => Outcome::Unknown,
         };
         entry.why = changed.refused.clone().or(why);
-        tell(&entry);
+        self.close(&entry).await;
+        entry
+    }
+
+    /// Writes down how it ended.
+    pub async fn close(&self, entry: &Entry) {
+        tell(entry);
         let known = entry.clone();
         // The change is made, whatever becomes of this line; the one before it stays.
-        if let Err(why) = self.blocking(move |trail| trail.amend(known)).await {
+        if let Err(why) = self.blocking(move |inner| inner.amend(known)).await {
             tracing::error!(id = entry.id, %why, "the outcome of a change could not be written to the audit trail");
         }
-        entry
+    }
+
+    /// Shows how far it is, and writes nothing: one that takes long would fill the file.
+    pub fn remember(&self, entry: &Entry) {
+        self.0.known.lock().remember(entry.clone());
     }
 
     /// Entries with an id below `before`, newest first; of one user's records only, if one is given.
     pub fn page(&self, before: Option<u64>, limit: usize, user: Option<&str>) -> Page {
-        let trail = self.0.lock();
+        let known = self.0.known.lock();
         let wanted = |entry: &&Entry| {
             before.is_none_or(|before| entry.id < before) && user.is_none_or(|user| entry.user == user)
         };
-        let mut entries: Vec<Entry> = trail.entries.iter().rev().filter(wanted).take(limit + 1).cloned().collect();
+        let mut entries: Vec<Entry> = known.entries.iter().rev().filter(wanted).take(limit + 1).cloned().collect();
         let more = entries.len() > limit;
         entries.truncate(limit);
         let next = entries.last().filter(|_| more).map(|last| last.id);
         Page { entries, next }
     }
 
+    /// The page before the one that begins below `before`, by what that one begins below: `None` is the first page.
+    pub fn later(&self, before: u64, limit: usize) -> Option<u64> {
+        let known = self.0.known.lock();
+        known.entries.iter().filter(|entry| entry.id >= before).nth(limit).map(|entry| entry.id)
+    }
+
     /// The latest changes of one record, newest first.
     pub fn of(&self, address: &str, at_most: usize) -> Vec<Entry> {
-        let trail = self.0.lock();
-        trail.entries.iter().rev().filter(|entry| entry.address == address).take(at_most).cloned().collect()
+        let known = self.0.known.lock();
+        known
+            .entries
+            .iter()
+            .rev()
+            .filter(|entry| entry.address.as_deref() == Some(address))
+            .take(at_most)
+            .cloned()
+            .collect()
     }
 
     /// A sync takes milliseconds, in which no other task of the thread should have to wait.
     async fn blocking<T: Send + 'static>(
-        &self, work: impl FnOnce(&mut Trail) -> io::Result<T> + Send + 'static,
+        &self, work: impl FnOnce(&Inner) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let trail = self.0.clone();
-        let done = spawn_blocking(move || work(&mut trail.lock())).await;
+        let inner = self.0.clone();
+        let done = spawn_blocking(move || work(&inner)).await;
         done.unwrap_or_else(|why| Err(io::Error::other(why)))
     }
 }
 
-impl Trail {
+impl Inner {
+    fn append(&self, mut entry: Entry) -> io::Result<Entry> {
+        let mut files = self.files.lock();
+        entry.id = self.known.lock().next_id;
+        self.write(&mut files, &entry)?;
+        let mut known = self.known.lock();
+        known.put(entry.clone());
+        if files.is_none() && known.entries.len() > IN_MEMORY {
+            known.entries.pop_front();
+        }
+        Ok(entry)
+    }
+
+    fn amend(&self, entry: Entry) -> io::Result<()> {
+        let mut files = self.files.lock();
+        let written = self.write(&mut files, &entry);
+        self.known.lock().remember(entry);
+        written
+    }
+
+    fn write(&self, files: &mut Option<Files>, entry: &Entry) -> io::Result<()> {
+        let Some(files) = files else { return Ok(()) };
+        let (turned, written) = files.write(entry);
+        if turned {
+            self.known.lock().turn(entry.id);
+        }
+        written
+    }
+}
+
+impl Known {
     fn read(&mut self, path: &Path) -> io::Result<()> {
-        let mut text = Vec::new();
-        match File::open(path) {
-            Ok(file) => file.take(LONGEST).read_to_end(&mut text)?,
-            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(why) => return Err(why),
-        };
-        for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        for line in files::read(path)?.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match serde_json::from_slice::<Entry>(line) {
                 Ok(entry) => self.put(entry),
                 // The last line of a process that was killed, mostly.
@@ -247,67 +303,17 @@ impl Trail {
         }
     }
 
-    fn append(&mut self, mut entry: Entry) -> io::Result<Entry> {
-        entry.id = self.next_id;
-        self.write(&entry)?;
-        self.put(entry.clone());
-        if self.files.is_none() && self.entries.len() > IN_MEMORY {
-            self.entries.pop_front();
-        }
-        Ok(entry)
-    }
-
-    fn amend(&mut self, entry: Entry) -> io::Result<()> {
-        let written = self.write(&entry);
+    fn remember(&mut self, entry: Entry) {
         if let Some(known) = self.entries.iter_mut().rev().find(|known| known.id == entry.id) {
             *known = entry;
         }
-        written
     }
 
-    fn write(&mut self, entry: &Entry) -> io::Result<()> {
-        let Some(files) = &mut self.files else { return Ok(()) };
-        let mut line = serde_json::to_vec(entry)?;
-        line.push(b'\n');
-        if files.length + line.len() as u64 > FILE && files.length > 0 {
-            files.turn()?;
-            self.entries.drain(..self.older);
-            // Of the entry that is written the last word stands in the newer file.
-            self.older = self.entries.partition_point(|known| known.id < entry.id);
-        }
-        files.write(&line)
-    }
-}
-
-impl Files {
-    fn open(path: &Path) -> io::Result<Self> {
-        let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
-        let mut length = file.metadata()?.len();
-        if length > 0 && !ends_a_line(path)? {
-            // What a killed process left is a line of its own.
-            file.write_all(b"\n")?;
-            length += 1;
-        }
-        file.sync_all()?;
-        sync_folder(path)?;
-        Ok(Self { path: path.into(), file, length })
-    }
-
-    /// The newer file becomes the older one.
-    fn turn(&mut self) -> io::Result<()> {
-        fs::rename(&self.path, older(&self.path))?;
-        *self = Self::open(&self.path)?;
-        Ok(())
-    }
-
-    fn write(&mut self, line: &[u8]) -> io::Result<()> {
-        let written = self.file.write_all(line).and_then(|()| self.file.sync_data());
-        match written {
-            Ok(()) => self.length += line.len() as u64,
-            // Half a line would swallow the next one.
-            Err(_) => self.file.set_len(self.length)?,
-        }
-        written
+    /// What was in the older file is gone, and what was in the newer one is in the older now.
+    fn turn(&mut self, written: u64) {
+        self.entries.drain(..self.older);
+        // Of the entry that is written the last word stands in the newer file.
+        self.older = self.entries.partition_point(|known| known.id < written);
     }
 }
 
@@ -317,28 +323,20 @@ impl State {
     }
 }
 
+impl From<&records::Resealed> for Resealed {
+    fn from(done: &records::Resealed) -> Self {
+        let (looked, resealed, unopened) = (done.looked, done.resealed, done.unopened);
+        Self { key: done.key.clone(), looked, resealed, unopened }
+    }
+}
+
 fn masked(key: &str) -> String {
     if key.contains("****") { key.into() } else { ibid::mask(key) }
 }
 
-fn older(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".1");
-    name.into()
-}
-
-fn ends_a_line(path: &Path) -> io::Result<bool> {
-    Ok(fs::read(path)?.ends_with(b"\n"))
-}
-
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
-}
-
 /// The same in the log.
 fn tell(entry: &Entry) {
-    let before = entry.before.state.as_str();
+    let before = entry.before.as_ref().map_or("", |before| &before.state);
     let after = entry.after.as_ref().map_or("absent", |after| &after.state);
     macro_rules! line {
         ($level:ident) => {
@@ -348,13 +346,14 @@ fn tell(entry: &Entry) {
                 client = entry.client,
                 action = entry.action,
                 outcome = ?entry.outcome,
-                address = ibid::mask(&entry.address),
+                address = entry.address.as_deref().map(ibid::mask),
                 key = entry.key,
                 endpoint = entry.endpoint,
                 before,
                 after,
                 reason = entry.reason,
                 why = entry.why,
+                resealed = entry.resealed.as_ref().map(|done| done.resealed),
                 "an operator's change"
             )
         };
@@ -368,7 +367,16 @@ fn tell(entry: &Entry) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::{
+        fs::{self, File, OpenOptions},
+        io::Write as _,
+        os::unix::fs::PermissionsExt as _,
+    };
+
+    use super::{
+        files::{FILE, older},
+        *,
+    };
     use crate::{admin::auth::Via, config::Role};
 
     fn caller() -> Caller {
@@ -404,7 +412,7 @@ mod tests {
 
     async fn one(audit: &Audit, user: &str, reason: &str) -> Entry {
         let view = view(user);
-        let begun = audit.begin(&caller(), "forget", reason, &view).await.unwrap();
+        let begun = audit.begin(&caller(), "forget", reason, Some(&view)).await.unwrap();
         audit.ended(begun, &changed(&view), None).await
     }
 
@@ -417,7 +425,7 @@ mod tests {
             one(&audit, ["u1", "u2"][nth % 2], &format!("reason {nth}")).await;
         }
         // One that was begun when the process died, in the middle of a line.
-        audit.begin(&caller(), "release", "cut off", &view("u1")).await.unwrap();
+        audit.begin(&caller(), "release", "cut off", Some(&view("u1"))).await.unwrap();
         drop(audit);
         let half = OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"id\":99,");
         half.unwrap();
@@ -432,9 +440,12 @@ mod tests {
         assert_eq!((first.entries.len(), first.next), (4, Some(3)));
         let second = audit.page(first.next, 4, None);
         assert_eq!((second.entries.len(), second.next), (2, None));
+        assert_eq!((audit.later(3, 4), audit.later(3, 2), audit.later(3, 1)), (None, Some(5), Some(4)));
+        assert_eq!(audit.page(audit.later(3, 2), 2, None).next, Some(3), "back and forth");
         let own = audit.page(None, 100, Some("u2"));
         assert_eq!(own.entries.iter().map(|entry| entry.id).collect::<Vec<_>>(), [4, 2]);
         assert_eq!(one(&audit, "u1", "after").await.id, 7, "numbers go on");
+        drop(audit);
         assert_eq!(
             Audit::open(Some(&path)).unwrap().page(None, 100, None).entries.len(),
             7,
@@ -456,7 +467,28 @@ mod tests {
         let ids = |audit: &Audit| audit.page(None, 100, None).entries.iter().map(|entry| entry.id).collect::<Vec<_>>();
         let here = ids(&audit);
         assert!(here.len() < 40 && here[0] == 40, "{here:?}");
+        drop(audit);
         assert_eq!(ids(&Audit::open(Some(&path)).unwrap()), here);
+    }
+
+    #[tokio::test]
+    async fn one_process_writes_and_anybody_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let audit = Audit::open(Some(&path)).unwrap();
+        let refused = Audit::open(Some(&path)).unwrap_err().to_string();
+        assert!(refused.contains("it is in use by process") && refused.contains("name another"), "{refused}");
+        // Also after the file was turned, and with it the one that was opened first.
+        let reason = "r".repeat(200_000);
+        for _ in 0..15 {
+            one(&audit, "u1", &reason).await;
+        }
+        assert!(older(&path).exists() && Audit::open(Some(&path)).is_err());
+        assert!(fs::read_to_string(&path).unwrap().lines().all(|line| serde_json::from_str::<Entry>(line).is_ok()));
+        let modes = [&path, &older(&path)].map(|path| fs::metadata(path).unwrap().permissions().mode() & 0o777);
+        assert_eq!(modes, [0o600; 2]);
+        drop(audit);
+        assert!(Audit::open(Some(&path)).is_ok());
     }
 
     #[tokio::test]
@@ -465,10 +497,21 @@ mod tests {
         let path = folder.path().join("audit.jsonl");
         let audit = Audit::open(Some(&path)).unwrap();
         one(&audit, "u1", "r").await;
-        audit.0.lock().files.as_mut().unwrap().file = File::open(&path).unwrap();
-        assert!(audit.begin(&caller(), "forget", "r", &view("u1")).await.is_err(), "opened for reading only");
+        audit.0.files.lock().as_mut().unwrap().file = File::open(&path).unwrap();
+        assert!(audit.begin(&caller(), "forget", "r", Some(&view("u1"))).await.is_err(), "opened for reading only");
         assert_eq!(audit.page(None, 10, None).entries.len(), 1);
         assert!(Audit::open(Some(Path::new("/proc/nowhere/audit.jsonl"))).is_err());
+    }
+
+    #[tokio::test]
+    async fn who_looks_does_not_wait_for_a_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let audit = Audit::open(Some(&folder.path().join("audit.jsonl"))).unwrap();
+        let entry = one(&audit, "u1", "r").await;
+        let _writing = audit.0.files.lock();
+        assert_eq!((audit.page(None, 10, None).entries.len(), audit.of(&"5a".repeat(32), 10).len()), (1, 1));
+        audit.remember(&Entry { reason: "so far".into(), ..entry });
+        assert_eq!(audit.page(None, 10, None).entries[0].reason, "so far");
     }
 
     #[tokio::test]

@@ -1,15 +1,11 @@
 //! Who is asking: a token in `Authorization`, or the cookie of a session that began with one.
 //!
-//! Invariants: a token is compared with all that there are, in constant time. Sessions are bounded and live in this
-//! process only. A client that fails to log in more than [`FAILURES`] times a minute is told to come back later, except
+//! Invariants: a token is compared with all that there are, in constant time. Which there are ([`Tokens`]) changes with the
+//! configuration, and is asked each time: one that was removed is good for nothing from then on, and neither are the
+//! sessions that began with it. Sessions are bounded and live in this process only. A client that fails to log in more than [`FAILURES`] times a minute is told to come back later, except
 //! with a token that it has shown to have: whoever shares its address cannot lock it out.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    net::{IpAddr, Ipv6Addr},
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, net::IpAddr, time::Duration};
 
 use http::{HeaderMap, HeaderValue, header};
 use ibid::store::Token as Random;
@@ -18,19 +14,17 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
+pub use self::limits::FAILURES;
+use self::limits::{Client, entry};
 use crate::config::{Role, Token};
 
-/// Failed log-ins of one client in a minute, beyond which it is limited.
-pub const FAILURES: u32 = 30;
+mod limits;
+
 /// The cookie that names a session.
 pub const COOKIE: &str = "ibid_session";
 /// The header in which a page that has a session repeats its secret when it changes something.
 pub const CSRF_HEADER: &str = "ibid-csrf";
 
-/// The time in which so many may fail.
-const MINUTE: Duration = Duration::from_secs(60);
-/// Clients that are told apart; beyond it those that have been quiet for longest are forgotten.
-const CLIENTS: usize = 4096;
 /// Sessions at a time; beyond it the oldest ends.
 const SESSIONS: usize = 256;
 /// How long a session lasts.
@@ -90,9 +84,12 @@ pub struct Session {
     pub csrf: String,
 }
 
-/// Knows the tokens, and who was seen with them.
+/// The tokens of a configuration. Only their hashes are kept.
+pub struct Tokens(Vec<Known>);
+
+/// Knows who was seen with a token. It outlives configurations: failures are counted across them.
+#[derive(Default)]
 pub struct Auth {
-    tokens: Vec<Known>,
     sessions: Mutex<HashMap<Hash, Open>>,
     clients: Mutex<HashMap<IpAddr, Client>>,
 }
@@ -105,22 +102,13 @@ struct Known {
 }
 
 struct Open {
-    token: usize,
+    token: Hash,
     csrf: String,
     began: Instant,
 }
 
-/// One that asks, by its address.
-struct Client {
-    /// How many may still fail, as of `at`.
-    left: f64,
-    at: Instant,
-    /// Tokens that it has shown to have, by their place.
-    shown: Vec<usize>,
-}
-
-impl Auth {
-    /// Believes these tokens.
+impl Tokens {
+    /// To believe these.
     pub fn new(tokens: &[Token]) -> Self {
         let known = |token: &Token| Known {
             hash: Sha256::digest(token.token.expose()).into(),
@@ -128,32 +116,46 @@ impl Auth {
             user: token.user.clone(),
             name: token.name.clone(),
         };
-        Self { tokens: tokens.iter().map(known).collect(), sessions: Mutex::default(), clients: Mutex::default() }
+        Self(tokens.iter().map(known).collect())
     }
 
-    /// Whether anybody can be believed.
-    pub fn has_tokens(&self) -> bool {
-        !self.tokens.is_empty()
+    /// Whether nobody can be believed.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
+    fn find(&self, hash: &Hash) -> Option<&Known> {
+        // All of them, whichever it is.
+        let same = |known: &Known| bool::from(known.hash.ct_eq(hash));
+        self.0.iter().fold(None, |found, known| same(known).then_some(known).or(found))
+    }
+}
+
+impl Known {
+    fn called(&self, client: IpAddr, via: Via) -> Caller {
+        let Self { role, user, name, .. } = self;
+        Caller { role: *role, user: user.clone(), name: name.clone(), client, via }
+    }
+}
+
+impl Auth {
     /// Who sent a request with these headers.
     ///
     /// # Errors
     /// Why nobody is believed to have.
-    pub fn caller(&self, headers: &HeaderMap, client: IpAddr) -> Result<Caller, Denied> {
-        if self.tokens.is_empty() {
+    pub fn caller(&self, tokens: &Tokens, headers: &HeaderMap, client: IpAddr) -> Result<Caller, Denied> {
+        if tokens.is_empty() {
             return Err(Denied::NoTokens);
         }
         let mut written = headers.get_all(header::AUTHORIZATION).iter();
         match (written.next(), written.next()) {
             (Some(only), None) => {
                 let token = bearer(only).ok_or(Denied::Wrong).or_else(|wrong| self.failed(client, wrong))?;
-                let at = self.check(token, client)?;
-                Ok(self.called(at, client, Via::Bearer))
+                Ok(self.check(tokens, token, client)?.called(client, Via::Bearer))
             }
             (Some(_), Some(_)) => self.failed(client, Denied::Wrong),
             (None, _) => match cookie(headers) {
-                Some(cookie) => self.in_session(cookie, client).ok_or(Denied::Wrong),
+                Some(cookie) => self.in_session(tokens, cookie, client).ok_or(Denied::Wrong),
                 None => Err(Denied::Missing),
             },
         }
@@ -163,11 +165,11 @@ impl Auth {
     ///
     /// # Errors
     /// Why it is not believed.
-    pub fn log_in(&self, token: &str, client: IpAddr) -> Result<Session, Denied> {
-        if self.tokens.is_empty() {
+    pub fn log_in(&self, tokens: &Tokens, token: &str, client: IpAddr) -> Result<Session, Denied> {
+        if tokens.is_empty() {
             return Err(Denied::NoTokens);
         }
-        let at = self.check(token, client)?;
+        let known = self.check(tokens, token, client)?;
         let session = Session { cookie: secret(), csrf: secret() };
         let mut sessions = self.sessions.lock();
         sessions.retain(|_, open| open.began.elapsed() < SESSION_LASTS);
@@ -176,7 +178,7 @@ impl Auth {
         {
             sessions.remove(&oldest);
         }
-        let open = Open { token: at, csrf: session.csrf.clone(), began: Instant::now() };
+        let open = Open { token: known.hash, csrf: session.csrf.clone(), began: Instant::now() };
         sessions.insert(Sha256::digest(&session.cookie).into(), open);
         Ok(session)
     }
@@ -188,81 +190,41 @@ impl Auth {
         }
     }
 
-    fn in_session(&self, cookie: &str, client: IpAddr) -> Option<Caller> {
+    fn in_session(&self, tokens: &Tokens, cookie: &str, client: IpAddr) -> Option<Caller> {
         // By its hash: how long the search takes says nothing about the cookie.
         let hash = Hash::from(Sha256::digest(cookie));
         let mut sessions = self.sessions.lock();
         let open = sessions.get(&hash)?;
-        if open.began.elapsed() >= SESSION_LASTS {
+        let known = tokens.find(&open.token).filter(|_| open.began.elapsed() < SESSION_LASTS);
+        let Some(known) = known else {
             sessions.remove(&hash);
             return None;
-        }
-        Some(self.called(open.token, client, Via::Session { csrf: open.csrf.clone() }))
+        };
+        Some(known.called(client, Via::Session { csrf: open.csrf.clone() }))
     }
 
-    fn called(&self, at: usize, client: IpAddr, via: Via) -> Caller {
-        let Known { role, user, name, .. } = &self.tokens[at];
-        Caller { role: *role, user: user.clone(), name: name.clone(), client, via }
-    }
-
-    /// The place of a token, if this client may try.
-    fn check(&self, token: &str, client: IpAddr) -> Result<usize, Denied> {
-        let hash = Hash::from(Sha256::digest(token));
-        // All of them, whichever it is.
-        let same = |known: &Known| bool::from(known.hash.ct_eq(&hash));
-        let found = self.tokens.iter().enumerate().fold(None, |found, (at, known)| same(known).then_some(at).or(found));
+    /// What is known of a token, if this client may try.
+    fn check<'a>(&self, tokens: &'a Tokens, token: &str, client: IpAddr) -> Result<&'a Known, Denied> {
+        let found = tokens.find(&Hash::from(Sha256::digest(token)));
         let mut clients = self.clients.lock();
         let seen = entry(&mut clients, client);
         match found {
             None => seen.fail(Denied::Wrong),
-            Some(at) if seen.shown.contains(&at) => Ok(at),
-            Some(at) => {
+            Some(known) if seen.shown.contains(&known.hash) => Ok(known),
+            Some(known) => {
                 if seen.refilled() < 1.0 {
                     return Err(seen.limited());
                 }
-                seen.shown.push(at);
-                Ok(at)
+                // Of those that are gone nothing need be known.
+                seen.shown.retain(|shown| tokens.find(shown).is_some());
+                seen.shown.push(known.hash);
+                Ok(known)
             }
         }
     }
 
     fn failed<T>(&self, client: IpAddr, why: Denied) -> Result<T, Denied> {
         entry(&mut self.clients.lock(), client).fail(why)
-    }
-}
-
-fn entry(clients: &mut HashMap<IpAddr, Client>, client: IpAddr) -> &mut Client {
-    let client = one_client(client);
-    if clients.len() >= CLIENTS && !clients.contains_key(&client) {
-        let mut ages: Vec<Instant> = clients.values().map(|client| client.at).collect();
-        let half = *ages.select_nth_unstable(CLIENTS / 2).1;
-        clients.retain(|_, client| client.at > half);
-    }
-    let fresh = || Client { left: f64::from(FAILURES), at: Instant::now(), shown: Vec::new() };
-    clients.entry(client).or_insert_with(fresh)
-}
-
-impl Client {
-    /// How many may fail now.
-    fn refilled(&mut self) -> f64 {
-        let now = Instant::now();
-        let more = (now - self.at).as_secs_f64() * f64::from(FAILURES) / MINUTE.as_secs_f64();
-        self.left = (self.left + more).min(f64::from(FAILURES));
-        self.at = now;
-        self.left
-    }
-
-    fn fail<T>(&mut self, why: Denied) -> Result<T, Denied> {
-        if self.refilled() < 1.0 {
-            return Err(self.limited());
-        }
-        self.left -= 1.0;
-        Err(why)
-    }
-
-    fn limited(&self) -> Denied {
-        let missing = (1.0 - self.left).max(0.0) * MINUTE.as_secs_f64() / f64::from(FAILURES);
-        Denied::Limited { retry_after: Duration::from_secs(missing.ceil().max(1.0) as u64) }
     }
 }
 
@@ -354,14 +316,9 @@ pub(crate) fn secret() -> String {
     crate::records::view::hex(&[Random::mint().0, Random::mint().0].concat())
 }
 
-/// Of an IPv6 network one machine may have any address.
-fn one_client(client: IpAddr) -> IpAddr {
-    match client {
-        IpAddr::V6(address) => match address.to_ipv4_mapped() {
-            Some(address) => address.into(),
-            None => Ipv6Addr::from_bits(address.to_bits() & !(u128::MAX >> 64)).into(),
-        },
-        address => address,
+impl fmt::Debug for Auth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Auth").finish_non_exhaustive()
     }
 }
 
@@ -380,25 +337,50 @@ impl fmt::Debug for Session {
     }
 }
 
-impl fmt::Debug for Auth {
+impl fmt::Debug for Tokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Auth").field("tokens", &self.tokens.len()).finish_non_exhaustive()
+        f.debug_struct("Tokens").field("count", &self.0.len()).finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::net::Ipv6Addr;
+
+    use super::{
+        limits::{CLIENTS, MINUTE},
+        *,
+    };
     use crate::config::{Env, ServeArgs, Settings};
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
     const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
-    fn auth() -> Auth {
-        let text = "upstream = \"http://127.0.0.1:1\"\n[admin]\ntoken = \"root-token\"\n\
-                    tokens = [{ role = \"user\", user = \"u1\", token = \"u1-token\" }]";
-        let settings = Settings::from_text(text, None, &ServeArgs::default(), &Env::of(&[])).unwrap();
-        Auth::new(&settings.admin.unwrap().tokens)
+    /// With a configuration's tokens.
+    struct Desk {
+        auth: Auth,
+        tokens: Tokens,
+    }
+
+    fn tokens(table: &str) -> Tokens {
+        let text = format!("upstream = \"http://127.0.0.1:1\"\n[admin]\n{table}");
+        let settings = Settings::from_text(&text, None, &ServeArgs::default(), &Env::of(&[])).unwrap();
+        Tokens::new(&settings.admin.unwrap().tokens)
+    }
+
+    fn desk() -> Desk {
+        let table = "token = \"root-token\"\ntokens = [{ role = \"user\", user = \"u1\", token = \"u1-token\" }]";
+        Desk { auth: Auth::default(), tokens: tokens(table) }
+    }
+
+    impl Desk {
+        fn caller(&self, headers: &HeaderMap, client: IpAddr) -> Result<Caller, Denied> {
+            self.auth.caller(&self.tokens, headers, client)
+        }
+
+        fn log_in(&self, token: &str, client: IpAddr) -> Result<Session, Denied> {
+            self.auth.log_in(&self.tokens, token, client)
+        }
     }
 
     fn with(name: &'static str, value: &str) -> HeaderMap {
@@ -411,84 +393,85 @@ mod tests {
 
     #[tokio::test]
     async fn tokens_say_who_it_is() {
-        let auth = auth();
-        let admin = auth.caller(&bearing("root-token"), HERE).unwrap();
+        let desk = desk();
+        let admin = desk.caller(&bearing("root-token"), HERE).unwrap();
         assert_eq!(
             (admin.role, admin.user.as_deref(), admin.may_change(), admin.sees_all()),
             (Role::Admin, None, true, true)
         );
-        let user = auth.caller(&bearing("u1-token"), HERE).unwrap();
+        let user = desk.caller(&bearing("u1-token"), HERE).unwrap();
         assert_eq!(
             (user.role, user.user.as_deref(), user.may_change(), user.sees_all()),
             (Role::User, Some("u1"), false, false)
         );
-        assert_eq!(auth.caller(&HeaderMap::new(), HERE), Err(Denied::Missing));
+        assert_eq!(desk.caller(&HeaderMap::new(), HERE), Err(Denied::Missing));
         for wrong in ["", "root-toke", "root-token2", "ROOT-TOKEN"] {
-            assert_eq!(auth.caller(&bearing(wrong), HERE), Err(Denied::Wrong), "{wrong}");
+            assert_eq!(desk.caller(&bearing(wrong), HERE), Err(Denied::Wrong), "{wrong}");
         }
         let mut twice = bearing("root-token");
         twice.append("authorization", "Bearer root-token".parse().unwrap());
-        assert_eq!(auth.caller(&twice, HERE), Err(Denied::Wrong));
-        assert_eq!(auth.caller(&with("authorization", "Basic root-token"), HERE), Err(Denied::Wrong));
-        assert_eq!(Auth::new(&[]).caller(&bearing("root-token"), HERE), Err(Denied::NoTokens));
+        assert_eq!(desk.caller(&twice, HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&with("authorization", "Basic root-token"), HERE), Err(Denied::Wrong));
+        let none = Desk { tokens: tokens(""), ..desk };
+        assert_eq!(none.caller(&bearing("root-token"), HERE), Err(Denied::NoTokens));
     }
 
     #[tokio::test(start_paused = true)]
     async fn failures_are_limited_per_client_and_never_below_thirty_a_minute() {
-        let auth = auth();
+        let desk = desk();
         for nth in 0..FAILURES {
-            assert_eq!(auth.caller(&bearing("guess"), HERE), Err(Denied::Wrong), "{nth}");
+            assert_eq!(desk.caller(&bearing("guess"), HERE), Err(Denied::Wrong), "{nth}");
         }
-        assert_eq!(auth.caller(&bearing("guess"), HERE), Err(Denied::Limited { retry_after: Duration::from_secs(2) }));
+        assert_eq!(desk.caller(&bearing("guess"), HERE), Err(Denied::Limited { retry_after: Duration::from_secs(2) }));
         // A right guess is not told from a wrong one.
-        assert!(matches!(auth.caller(&bearing("root-token"), HERE), Err(Denied::Limited { .. })));
-        assert!(matches!(auth.log_in("root-token", HERE), Err(Denied::Limited { .. })));
-        assert!(auth.caller(&bearing("root-token"), THERE).is_ok(), "another client is not concerned");
+        assert!(matches!(desk.caller(&bearing("root-token"), HERE), Err(Denied::Limited { .. })));
+        assert!(matches!(desk.log_in("root-token", HERE), Err(Denied::Limited { .. })));
+        assert!(desk.caller(&bearing("root-token"), THERE).is_ok(), "another client is not concerned");
         tokio::time::advance(Duration::from_secs(2)).await;
-        assert!(auth.caller(&bearing("root-token"), HERE).is_ok());
+        assert!(desk.caller(&bearing("root-token"), HERE).is_ok());
         for _ in 0..2 * FAILURES {
-            let _ = auth.caller(&bearing("guess"), HERE);
+            let _ = desk.caller(&bearing("guess"), HERE);
         }
-        assert!(auth.caller(&bearing("root-token"), HERE).is_ok(), "whoever has shown a token goes on with it");
-        assert!(matches!(auth.caller(&bearing("u1-token"), HERE), Err(Denied::Limited { .. })));
+        assert!(desk.caller(&bearing("root-token"), HERE).is_ok(), "whoever has shown a token goes on with it");
+        assert!(matches!(desk.caller(&bearing("u1-token"), HERE), Err(Denied::Limited { .. })));
         tokio::time::advance(MINUTE).await;
-        let failed = (0..100).filter(|_| auth.caller(&bearing("guess"), HERE) == Err(Denied::Wrong)).count();
+        let failed = (0..100).filter(|_| desk.caller(&bearing("guess"), HERE) == Err(Denied::Wrong)).count();
         assert_eq!(failed, FAILURES as usize, "as many again in the next minute");
     }
 
     #[tokio::test(start_paused = true)]
     async fn clients_are_bounded() {
-        let auth = auth();
+        let desk = desk();
         for nth in 0..2 * CLIENTS as u32 {
             let client = IpAddr::from((0x0a00_0000 + nth).to_be_bytes());
-            assert_eq!(auth.caller(&bearing("guess"), client), Err(Denied::Wrong));
+            assert_eq!(desk.caller(&bearing("guess"), client), Err(Denied::Wrong));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        assert!(auth.clients.lock().len() <= CLIENTS);
+        assert!(desk.auth.clients.lock().len() <= CLIENTS);
         let network = |last: u128| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8 << 96 | last));
         for last in 0..u128::from(FAILURES) {
-            assert_eq!(auth.caller(&bearing("guess"), network(last)), Err(Denied::Wrong));
+            assert_eq!(desk.caller(&bearing("guess"), network(last)), Err(Denied::Wrong));
         }
-        assert!(matches!(auth.caller(&bearing("guess"), network(77)), Err(Denied::Limited { .. })), "one network");
+        assert!(matches!(desk.caller(&bearing("guess"), network(77)), Err(Denied::Limited { .. })), "one network");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_session_is_its_token_until_it_ends() {
-        let auth = auth();
-        let session = auth.log_in("u1-token", HERE).unwrap();
+        let desk = desk();
+        let session = desk.log_in("u1-token", HERE).unwrap();
         let cookies = with("cookie", &format!("other=1; {COOKIE}={}", session.cookie));
-        let caller = auth.caller(&cookies, THERE).unwrap();
+        let caller = desk.caller(&cookies, THERE).unwrap();
         assert_eq!((caller.role, caller.user.as_deref()), (Role::User, Some("u1")));
         assert!(caller.meant(Some(&session.csrf)));
         assert!(!caller.meant(None) && !caller.meant(Some("")) && !caller.meant(Some(&session.cookie)));
         assert_eq!(caller.check_change(&cookies, Some(&session.csrf)), Err(Forbidden::Role));
-        assert_eq!(auth.caller(&with("cookie", &format!("{COOKIE}=x")), HERE), Err(Denied::Wrong));
-        auth.log_out(&cookies);
-        assert_eq!(auth.caller(&cookies, HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&with("cookie", &format!("{COOKIE}=x")), HERE), Err(Denied::Wrong));
+        desk.auth.log_out(&cookies);
+        assert_eq!(desk.caller(&cookies, HERE), Err(Denied::Wrong));
 
-        let old = auth.log_in("root-token", HERE).unwrap();
+        let old = desk.log_in("root-token", HERE).unwrap();
         let mut page = with("cookie", &format!("{COOKIE}={}", old.cookie));
-        let admin = auth.caller(&page, HERE).unwrap();
+        let admin = desk.caller(&page, HERE).unwrap();
         assert_eq!(admin.check_change(&page, Some(&old.csrf)), Err(Forbidden::NotMeant), "no browser");
         page.insert("host", "h".parse().unwrap());
         page.insert("origin", "http://h".parse().unwrap());
@@ -497,11 +480,40 @@ mod tests {
         page.insert("origin", "http://evil.example".parse().unwrap());
         assert_eq!(admin.check_change(&page, Some(&old.csrf)), Err(Forbidden::Elsewhere));
         tokio::time::advance(SESSION_LASTS).await;
-        assert_eq!(auth.caller(&with("cookie", &format!("{COOKIE}={}", old.cookie)), HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&with("cookie", &format!("{COOKIE}={}", old.cookie)), HERE), Err(Denied::Wrong));
         for _ in 0..2 * SESSIONS {
-            auth.log_in("root-token", HERE).unwrap();
+            desk.log_in("root-token", HERE).unwrap();
         }
-        assert_eq!(auth.sessions.lock().len(), SESSIONS);
+        assert_eq!(desk.auth.sessions.lock().len(), SESSIONS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_change_and_who_failed_is_still_known() {
+        let mut desk = desk();
+        let (root, user) = (desk.log_in("root-token", HERE).unwrap(), desk.log_in("u1-token", HERE).unwrap());
+        let session = |session: &Session| with("cookie", &format!("{COOKIE}={}", session.cookie));
+        for _ in 0..FAILURES {
+            assert_eq!(desk.caller(&bearing("guess"), THERE), Err(Denied::Wrong));
+        }
+        // The admin's is replaced, and the user's is a viewer's from now on.
+        desk.tokens = tokens("token = \"next-token\"\ntokens = [{ role = \"viewer\", token = \"u1-token\" }]");
+        assert_eq!(desk.caller(&bearing("root-token"), HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&session(&root), HERE), Err(Denied::Wrong), "its session has ended");
+        assert_eq!(desk.log_in("root-token", HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&bearing("next-token"), HERE).map(|caller| caller.role), Ok(Role::Admin));
+        let viewer = desk.caller(&session(&user), HERE).unwrap();
+        assert_eq!((viewer.role, viewer.user), (Role::Viewer, None), "who has the token is what it says now");
+        assert!(matches!(desk.caller(&bearing("next-token"), THERE), Err(Denied::Limited { .. })), "still limited");
+        // Not back with the token, either.
+        desk.tokens = tokens("token = \"root-token\"");
+        assert_eq!(desk.caller(&session(&root), HERE), Err(Denied::Wrong));
+        for nth in 0..100 {
+            desk.tokens = tokens(&format!("token = \"token-{nth}\""));
+            assert!(desk.caller(&bearing(&format!("token-{nth}")), HERE).is_ok());
+        }
+        assert_eq!(desk.auth.clients.lock()[&HERE].shown.len(), 1, "of those that are gone nothing is kept");
+        desk.tokens = tokens("");
+        assert_eq!(desk.caller(&bearing("token-99"), HERE), Err(Denied::NoTokens));
     }
 
     #[test]

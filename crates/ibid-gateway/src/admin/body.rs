@@ -13,7 +13,11 @@ use serde::{
 };
 use tokio::time::timeout;
 
-use super::{Problem, query::duration};
+use super::{
+    Problem,
+    query::{MOST, USUAL, checked_cursor, duration},
+    reseal,
+};
 use crate::records::{Answer, Change, What, view::unhex};
 
 /// A larger body is refused.
@@ -48,6 +52,15 @@ struct Resolve {
     r#as: Ended,
     answer: Option<Answered>,
     keep: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reseal {
+    reason: String,
+    cursor: Option<String>,
+    #[serde(default, deserialize_with = "some_whole")]
+    limit: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -108,11 +121,13 @@ impl Default for Body {
 }
 
 /// Reads all of a body, bounded in size and time.
-pub(super) async fn read(body: Incoming) -> Result<Bytes, Problem> {
-    match timeout(PATIENCE, Limited::new(body, LARGEST).collect()).await {
+pub(crate) async fn read(body: Incoming, largest: usize) -> Result<Bytes, Problem> {
+    match timeout(PATIENCE, Limited::new(body, largest).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(why)) if why.is::<LengthLimitError>() => {
-            let detail = format!("the body is larger than {} MiB, the most that is taken", LARGEST >> 20);
+            let most =
+                if largest < 1 << 20 { format!("{} KiB", largest >> 10) } else { format!("{} MiB", largest >> 20) };
+            let detail = format!("the body is larger than {most}, the most that is taken");
             Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail))
         }
         Ok(Err(_)) => Err(Problem::bad("the body broke off")),
@@ -145,6 +160,21 @@ pub(super) fn change(verb: Verb, body: &[u8]) -> Result<Change, Problem> {
     Ok(Change { what, reason: checked_reason(&reason)?, fence: checked_fence(fence)? })
 }
 
+/// The reseal that a body asks for.
+pub(super) fn reseal(body: &[u8]) -> Result<reseal::Asked, Problem> {
+    let allowed =
+        "{\"reason\": TEXT, \"cursor\": what \"next\" said, \"limit\": NUMBER}, of which the last two may be left out";
+    let Reseal { reason, cursor, limit } = parsed(body, allowed)?;
+    let from = match cursor.as_deref() {
+        None | Some("") => None,
+        Some(text) => Some(checked_cursor(text)?),
+    };
+    let limit = limit.unwrap_or(USUAL as u64);
+    let at_most = u32::try_from(limit).ok().filter(|limit| (1..=MOST as u32).contains(limit));
+    let at_most = at_most.ok_or_else(|| Problem::bad(format!("limit: {limit} is no limit; allowed is 1 to {MOST}")))?;
+    Ok(reseal::Asked { reason: checked_reason(&reason)?, from, at_most })
+}
+
 fn parsed<'a, T: Deserialize<'a>>(body: &'a [u8], allowed: &str) -> Result<T, Problem> {
     // What serde says of an untagged body is of no use to anybody.
     let said = |why: serde_json::Error| {
@@ -173,6 +203,16 @@ pub fn checked_reason(reason: &str) -> Result<String, Problem> {
         return Err(Problem::bad(what));
     }
     Ok(text.into())
+}
+
+/// How long an answer is to be kept.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn checked_keep(text: &str) -> Result<Duration, Problem> {
+    duration(text).filter(|keep| !keep.is_zero()).ok_or_else(|| {
+        Problem::bad(format!("keep: {text:?} is no duration to keep it for; allowed is one such as 24h or 7d"))
+    })
 }
 
 fn checked_fence(fence: Option<u64>) -> Result<Option<Fence>, Problem> {
@@ -216,12 +256,7 @@ impl Resolve {
                 .map(Bytes::from)
                 .ok_or_else(|| Problem::bad("answer.body.hex: it is no hex; allowed are pairs of hex digits"))?,
         };
-        let keep = match &self.keep {
-            None => None,
-            Some(text) => Some(duration(text).filter(|keep| !keep.is_zero()).ok_or_else(|| {
-                Problem::bad(format!("keep: {text:?} is no duration to keep it for; allowed is one such as 24h"))
-            })?),
-        };
+        let keep = self.keep.as_deref().map(checked_keep).transpose()?;
         Ok(What::Resolve(Answer { status, headers, body, keep }))
     }
 }
@@ -241,6 +276,31 @@ mod tests {
         let What::Resolve(answer) = change(Verb::Resolve, body).unwrap().what else { panic!("it is resolved") };
         assert_eq!((answer.status.as_u16(), &answer.body[..]), (201, &b"\x00\xff"[..]));
         assert_eq!((answer.headers.len(), answer.keep), (3, Some(Duration::from_secs(7200))));
+    }
+
+    #[test]
+    fn a_reseal_is_read() {
+        let asked = reseal(br#"{"reason":" new key "}"#).unwrap();
+        assert_eq!((asked.reason.as_str(), asked.from, asked.at_most), ("new key", None, 100));
+        let asked = reseal(br#"{"reason":"r","cursor":null,"limit":1000}"#).unwrap();
+        assert_eq!((asked.from, asked.at_most), (None, 1000));
+        let cursor = "ab".repeat(32);
+        let asked = reseal(format!(r#"{{"reason":"r","cursor":"{cursor}","limit":7.0}}"#).as_bytes()).unwrap();
+        assert_eq!((asked.from.map(|from| from.to_string()), asked.at_most), (Some(cursor), 7));
+        for (body, part) in [
+            ("{}", "missing field `reason`"),
+            (r#"{"reason":" "}"#, "say why"),
+            (r#"{"reason":"r","cursor":"7"}"#, "64 hex digits"),
+            (r#"{"reason":"r","limit":0}"#, "allowed is 1 to 1000"),
+            (r#"{"reason":"r","limit":1001}"#, "allowed is 1 to 1000"),
+            (r#"{"reason":"r","limit":99999999999}"#, "allowed is 1 to 1000"),
+            (r#"{"reason":"r","limit":null}"#, "a whole number"),
+            (r#"{"reason":"r","fence":1}"#, "unknown field `fence`"),
+        ] {
+            let problem = reseal(body.as_bytes()).unwrap_err();
+            assert_eq!(problem.status, 400);
+            assert!(problem.detail.contains(part), "{body}: {}", problem.detail);
+        }
     }
 
     #[test]

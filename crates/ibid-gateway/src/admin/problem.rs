@@ -21,16 +21,27 @@ pub struct Problem {
     pub status: StatusCode,
     /// What happened, what is allowed, what to do.
     pub detail: String,
+    /// What cannot be used, if that is it.
+    pub gone: Option<Gone>,
     /// Members besides those of every problem.
     pub more: Option<Box<Map<String, Value>>>,
     /// Of the answer.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
+/// Something that the admin port cannot do without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gone {
+    /// It does not answer, or fails.
+    Store,
+    /// Nothing can be written to it, so nothing may be changed.
+    Audit,
+}
+
 impl Problem {
     /// Without anything besides.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), more: None, headers: Vec::new() }
+        Self { status, detail: detail.into(), gone: None, more: None, headers: Vec::new() }
     }
 
     /// It cannot be asked for like this.
@@ -85,7 +96,7 @@ impl From<Denied> for Problem {
         match denied {
             Denied::NoTokens => unauthorized(
                 "no token is configured, so nobody may use the admin API: set admin.token in the gateway's \
-                 configuration, such as token = \"env:IBID_ADMIN_TOKEN\", and start the gateway again",
+                 configuration, such as token = \"file:/etc/ibid/admin.token\"; it is taken up without a restart",
             ),
             Denied::Missing => unauthorized("send a token of [admin] in the header Authorization: Bearer TOKEN"),
             Denied::Wrong => unauthorized(
@@ -128,10 +139,18 @@ impl From<NotFound> for Problem {
 }
 
 impl Problem {
+    /// Nothing was changed, because nobody would know of it.
+    pub(super) fn unwritable(why: &std::io::Error) -> Self {
+        tracing::error!(%why, "the audit trail cannot be written; nothing was changed");
+        let detail = format!("the audit trail cannot be written, so nothing was changed: {why}");
+        Self { gone: Some(Gone::Audit), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail) }
+    }
+
     /// The store cannot be used.
     pub(super) fn unavailable(why: impl std::fmt::Display) -> Self {
         let detail = format!("the store cannot be used: {why}");
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, detail).header(header::RETRY_AFTER, seconds(Duration::from_secs(1)))
+        let gone = Self { gone: Some(Gone::Store), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail) };
+        gone.header(header::RETRY_AFTER, seconds(Duration::from_secs(1)))
     }
 }
 

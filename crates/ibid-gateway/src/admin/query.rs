@@ -61,16 +61,6 @@ impl Params {
         self.take(name).filter(|value| !value.is_empty())
     }
 
-    fn text(&self, name: &str) -> Result<Option<String>, Problem> {
-        let Some(value) = self.filled(name) else { return Ok(None) };
-        if value.chars().count() > LONGEST || value.contains(char::is_control) {
-            let what =
-                format!("{name}: it is no text to search by; allowed are up to {LONGEST} characters that can be shown");
-            return Err(Problem::bad(what));
-        }
-        Ok(Some(value.into()))
-    }
-
     /// How many at most.
     pub(super) fn limit(&self, usual: usize, most: usize) -> Result<usize, Problem> {
         let Some(value) = self.take("limit") else { return Ok(usual) };
@@ -103,41 +93,58 @@ impl ListAsked {
 
     pub(super) fn read(query: Option<&str>) -> Result<Self, Problem> {
         let params = Params::read(query, &Self::KNOWN)?;
-        let state = match params.filled("state") {
-            None => None,
-            Some(name) => Some(state_named(name).ok_or_else(|| {
-                Problem::bad(format!("state: {name:?} is no state; allowed are processing, done, failed, unknown"))
-            })?),
-        };
-        let older_than = match params.filled("older_than") {
-            None => None,
-            Some(text) => Some(duration(text).ok_or_else(|| {
-                Problem::bad(format!(
-                    "older_than: {text:?} is no duration; allowed is one such as 500ms, 30s, 5m, 24h, 7d"
-                ))
-            })?),
-        };
-        let from = match params.filled("cursor") {
-            None => None,
-            Some(text) => Some(Address::from_hex(text).ok_or_else(|| {
-                Problem::bad(format!("cursor: {text:?} is none; send what \"next\" said, 64 hex digits"))
-            })?),
-        };
-        let query = Query {
-            address: None,
-            state,
-            tenant: params.text("tenant")?,
-            user: params.text("user")?,
-            endpoint: params.text("endpoint")?,
-            key: params.text("key")?,
-            older_than,
-        };
+        let query = filters(|name| params.filled(name))?;
+        let from = params.filled("cursor").map(checked_cursor).transpose()?;
         Ok(Self { query, from, limit: params.limit(USUAL, MOST)? })
     }
 }
 
+/// What entries are asked for by. `of` gives what was written under a name, if it is not empty.
+///
+/// # Errors
+/// The first that is not understood.
+pub(crate) fn filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<Query, Problem> {
+    let state = |name: &str| {
+        state_named(name).ok_or_else(|| {
+            Problem::bad(format!("state: {name:?} is no state; allowed are processing, done, failed, unknown"))
+        })
+    };
+    let age = |text: &str| {
+        duration(text).ok_or_else(|| {
+            let allowed = "allowed is one such as 500ms, 30s, 5m, 24h, 7d";
+            Problem::bad(format!("older_than: {text:?} is no duration; {allowed}"))
+        })
+    };
+    let text = |name: &str| of(name).map(|text| checked_text(name, text)).transpose();
+    Ok(Query {
+        address: None,
+        state: of("state").map(state).transpose()?,
+        tenant: text("tenant")?,
+        user: text("user")?,
+        endpoint: text("endpoint")?,
+        key: text("key")?,
+        older_than: of("older_than").map(age).transpose()?,
+    })
+}
+
+/// Text that a tag may be.
+fn checked_text(name: &str, text: &str) -> Result<String, Problem> {
+    if text.chars().count() > LONGEST || text.contains(char::is_control) {
+        let what =
+            format!("{name}: it is no text to search by; allowed are up to {LONGEST} characters that can be shown");
+        return Err(Problem::bad(what));
+    }
+    Ok(text.into())
+}
+
+/// Where a list of records goes on.
+pub(super) fn checked_cursor(text: &str) -> Result<Address, Problem> {
+    let wrong = || Problem::bad(format!("cursor: {text:?} is none; send what \"next\" said, 64 hex digits"));
+    Address::from_hex(text).ok_or_else(wrong)
+}
+
 /// `5m`, cut at a hundred years.
-pub(super) fn duration(text: &str) -> Option<Duration> {
+pub(crate) fn duration(text: &str) -> Option<Duration> {
     let end = text.find(|character: char| !character.is_ascii_digit())?;
     let (number, unit) = text.split_at(end);
     if !(1..=18).contains(&number.len()) {

@@ -47,12 +47,8 @@ pub async fn show(desk: &Desk, caller: &Caller, address: Address) -> Result<View
 /// If it is not there, is not as it must be (409, with what is there), or the store or the audit trail cannot be used.
 pub async fn change(desk: &Desk, caller: &Caller, address: Address, change: Change) -> Result<Changed, Problem> {
     let before = entry(desk, caller, address).await?;
-    let begun = desk.audit.begin(caller, change.what.verb(), &change.reason, &View::from(&before.listed)).await;
-    let begun = begun.map_err(|why| {
-        tracing::error!(%why, "the audit trail cannot be written; nothing was changed");
-        let detail = format!("the audit trail cannot be written, so nothing was changed: {why}");
-        Problem::new(http::StatusCode::SERVICE_UNAVAILABLE, detail)
-    })?;
+    let begun = desk.audit.begin(caller, change.what.verb(), &change.reason, Some(&View::from(&before.listed))).await;
+    let begun = begun.map_err(|why| Problem::unwritable(&why))?;
     // To its end, whatever becomes of the one who asked: what was begun must be written down as it ended.
     let (store, audit) = (desk.ibid.engine().store().clone(), desk.audit.clone());
     let work = tokio::spawn(async move {

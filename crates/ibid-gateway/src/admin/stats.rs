@@ -1,8 +1,7 @@
 //! Numbers and settings for people: what was counted, how it went over time, what holds, and on what store.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
+    collections::{BTreeMap, btree_map::Entry as Slot},
     time::Duration,
 };
 
@@ -11,58 +10,20 @@ use ibid::{
     http::Protocol,
     store::{Address, Counts, Cursor, Filter, Store},
 };
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
-use super::Desk;
+use super::{Desk, health::Health};
 use crate::{
     config::{is_for_webhooks, show},
-    metrics::{Metrics, Refused, Totals},
+    metrics::Refused,
     records::view::{date, now_ms},
     routes::Route,
 };
 
-/// How often the counters are looked at.
-pub const EVERY: Duration = Duration::from_secs(10);
-/// How many looks are remembered: an hour.
-const POINTS: usize = 360;
-/// A store that takes longer to answer is in trouble.
+/// How long the store may take to say what the first requests of reused keys were, all together.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// What requests got in one span of time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Point {
-    /// When the span ended, in milliseconds since the Unix epoch.
-    pub at_ms: u64,
-    /// Ran, and their answer was stored, waits to be, or is not remembered.
-    pub executed: u64,
-    /// Answered from the record.
-    pub replayed: u64,
-    /// Refused.
-    pub refused: u64,
-    /// Of those: the first was still running.
-    pub conflicts: u64,
-    /// Parked.
-    pub unknown: u64,
-    /// Ran without protection because the store was down.
-    pub degraded: u64,
-    /// Had no key and passed.
-    pub keyless: u64,
-    /// Passed in shadow mode; enforced they would have been replayed or refused.
-    pub shadowed: u64,
-}
-
-/// The last hour, in spans of [`EVERY`].
-#[derive(Debug, Clone, Default)]
-pub struct History(Arc<Mutex<Past>>);
-
-#[derive(Debug, Default)]
-struct Past {
-    last: Point,
-    points: VecDeque<Point>,
-}
 
 /// What shadow mode, or enforcement, makes of one route's requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,63 +66,6 @@ pub struct ShadowReport {
     pub routes: Vec<ShadowRoute>,
 }
 
-impl History {
-    /// Looks at the counters every [`EVERY`], for ever.
-    pub async fn keep(self, metrics: Arc<Metrics>) {
-        loop {
-            tokio::time::sleep(EVERY).await;
-            self.look(&metrics.totals());
-        }
-    }
-
-    fn look(&self, totals: &Totals) {
-        let now = Point::of(totals);
-        let mut past = self.0.lock();
-        let span = now.since(&past.last);
-        past.last = now;
-        if past.points.len() == POINTS {
-            past.points.pop_front();
-        }
-        past.points.push_back(span);
-    }
-
-    /// Oldest first.
-    pub fn points(&self) -> Vec<Point> {
-        self.0.lock().points.iter().copied().collect()
-    }
-}
-
-impl Point {
-    fn of(totals: &Totals) -> Self {
-        let sum = |names: &[&str]| names.iter().map(|name| totals.of(name)).sum();
-        Self {
-            at_ms: now_ms(),
-            executed: sum(&["executed", "released", "pending"]),
-            replayed: sum(&["replayed"]),
-            refused: Reason::all().map(|reason| totals.of(reason.name())).sum(),
-            conflicts: totals.conflicts,
-            unknown: totals.unknown,
-            degraded: sum(&["degraded"]),
-            keyless: sum(&["keyless"]),
-            shadowed: sum(&["shadow-replay", "shadow-refusal"]),
-        }
-    }
-
-    fn since(&self, last: &Self) -> Self {
-        Self {
-            at_ms: self.at_ms,
-            executed: self.executed.saturating_sub(last.executed),
-            replayed: self.replayed.saturating_sub(last.replayed),
-            refused: self.refused.saturating_sub(last.refused),
-            conflicts: self.conflicts.saturating_sub(last.conflicts),
-            unknown: self.unknown.saturating_sub(last.unknown),
-            degraded: self.degraded.saturating_sub(last.degraded),
-            keyless: self.keyless.saturating_sub(last.keyless),
-            shadowed: self.shadowed.saturating_sub(last.shadowed),
-        }
-    }
-}
-
 /// `GET /api/stats`.
 pub async fn stats(desk: &Desk) -> Value {
     let stored = desk.gauges.read().await;
@@ -174,7 +78,7 @@ pub async fn stats(desk: &Desk) -> Value {
         "waiting": engine.later().waiting(),
         "stored": counts(stored),
         "totals": desk.metrics.totals(),
-        "history": { "every_ms": EVERY.as_millis() as u64, "points": desk.history.points() },
+        "history": desk.history.hour(),
     })
 }
 
@@ -185,20 +89,37 @@ pub fn policies(desk: &Desk) -> Value {
     json!({ "routes": routes })
 }
 
-fn policy(route: &Route) -> Value {
+/// A dial of a route.
+pub(crate) struct Dial {
+    pub(crate) name: &'static str,
+    pub(crate) value: String,
+    /// Whether the preset has another value.
+    pub(crate) unusual: bool,
+}
+
+/// All dials of a route, in the words of `ibid check`.
+pub(crate) fn dials(route: &Route) -> Vec<Dial> {
     let mut preset = Policy::preset(route.preset).expect("routes start from presets");
     if route.protocol == Protocol::Grpc {
         preset = preset.for_grpc();
     } else if !route.is_policy {
+        // Always those of the match.
         preset.methods.clone_from(&route.policy.methods);
     }
-    let dials = show::dials(&route.policy);
-    let unusual: Vec<&str> =
-        dials.iter().zip(show::dials(&preset)).filter(|(own, usual)| own.1 != usual.1).map(|(own, _)| own.0).collect();
-    let mut shown: BTreeMap<&str, String> = dials.iter().cloned().collect();
+    let both = show::dials(&route.policy).into_iter().zip(show::dials(&preset));
+    let mut dials: Vec<Dial> =
+        both.map(|((name, value), (_, usual))| Dial { name, unusual: value != usual, value }).collect();
     if is_for_webhooks(route.preset) {
-        shown.extend(show::signature(&route.policy).into_iter().map(|(name, value, _)| (name, value)));
+        let signature = show::signature(&route.policy).into_iter();
+        dials.extend(signature.map(|(name, value, unusual)| Dial { name, value, unusual }));
     }
+    dials
+}
+
+fn policy(route: &Route) -> Value {
+    let dials = dials(route);
+    let unusual: Vec<&str> = dials.iter().filter(|dial| dial.unusual).map(|dial| dial.name).collect();
+    let shown: BTreeMap<&str, &str> = dials.iter().map(|dial| (dial.name, dial.value.as_str())).collect();
     json!({
         "match": route.name,
         "preset": route.preset,
@@ -211,37 +132,21 @@ fn policy(route: &Route) -> Value {
 
 /// `GET /api/store`: the store's promise, and how it is.
 pub async fn store(desk: &Desk) -> Value {
-    let engine = desk.ibid.engine();
-    let trouble = trouble(desk).await;
-    let stored = desk.gauges.read().await;
-    let promise = engine.store().promise();
+    let (health, stored) = tokio::join!(Health::ask(&desk.ibid), desk.gauges.read());
     let now = desk.live.now();
     let settings = &now.settings.store;
     json!({
-        "name": promise.store,
+        "name": health.name,
         "url": settings.url.to_string(),
         "fallback": settings.fallback.as_ref().map(ToString::to_string),
         "cache": settings.cache.as_ref().map(ToString::to_string),
-        "durable": promise.durable,
-        "shared": promise.shared,
-        "wanting": promise.wanting,
-        "trouble": trouble,
-        "waiting": engine.later().waiting(),
+        "durable": health.durable,
+        "shared": health.shared,
+        "wanting": health.wanting,
+        "trouble": health.trouble,
+        "waiting": health.waiting,
         "stored": counts(stored),
     })
-}
-
-/// Why the store does not answer, if it does not.
-pub(super) async fn trouble(desk: &Desk) -> Option<String> {
-    let engine = desk.ibid.engine();
-    let sent = Instant::now();
-    let found = timeout(PATIENCE, engine.store().get(&Address([0; 32]))).await;
-    engine.observer().asked(ibid::StoreCall::Get, sent.elapsed());
-    match found {
-        Ok(Ok(_)) => None,
-        Ok(Err(why)) => Some(why.to_string()),
-        Err(_) => Some(format!("no answer within {PATIENCE:?}")),
-    }
 }
 
 fn counts(stored: Counts) -> Value {
@@ -290,14 +195,22 @@ pub fn shadow(desk: &Desk) -> ShadowReport {
 /// `GET /api/refusals`: the latest, with what was different from the first request where a key was used again.
 pub async fn refusals(desk: &Desk, reason: Option<Reason>, limit: usize) -> Value {
     let mut shown = Vec::new();
+    // A storm of one key's is asked about once.
+    let mut known: BTreeMap<Address, Option<LabelText>> = BTreeMap::new();
     // For all of them together: a store that hangs must not make people wait for each.
     let until = Instant::now() + PATIENCE;
     for refused in desk.refusals.latest(reason, limit) {
         let first = match (refused.reason, refused.address) {
-            (Reason::KeyReused, Some(at)) => first(&**desk.ibid.engine().store(), &at, until).await,
+            (Reason::KeyReused, Some(at)) => {
+                let first = match known.entry(at) {
+                    Slot::Occupied(known) => known.into_mut(),
+                    Slot::Vacant(new) => new.insert(first(&**desk.ibid.engine().store(), &at, until).await),
+                };
+                first.as_ref()
+            }
             _ => None,
         };
-        shown.push(refusal(&refused, first.as_ref()));
+        shown.push(refusal(&refused, first));
     }
     json!({ "refusals": shown })
 }

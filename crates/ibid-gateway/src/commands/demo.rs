@@ -18,6 +18,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use ibid::{Answered, Notice, Observer, Outcome, generate_key, rfc3339};
+use ibid_stores::Opened;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
@@ -64,7 +65,7 @@ pub fn run(args: &DemoArgs) -> Result<(), String> {
         let store = ibid_stores::open(settings.store.url.expose()).await.map_err(|why| why.to_string())?;
         let colour = std::io::stdout().is_terminal();
         let show = Watched::new(Show { app: app.clone(), colour });
-        let gateway = Gateway::start(settings, serve, store, show).await?;
+        let gateway = Gateway::start(settings, serve, Opened::plain(store), show).await?;
         let stopped = stop_signals().map_err(|why| format!("signals: {why}"))?;
         explain(gateway.address(), gateway.admin().unwrap_or(args.admin), &token, &app, colour);
         stopped.await;

@@ -141,7 +141,10 @@ struct ResolveArgs {
 #[derive(Debug, Args)]
 struct ResealArgs {
     #[command(flatten)]
-    store: StoreChoice,
+    place: PlaceArgs,
+    /// Why; over the admin API it must be said
+    #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
+    reason: Option<String>,
     /// How many entries to look at, at most; without it, all
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,

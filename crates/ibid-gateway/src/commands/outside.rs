@@ -10,10 +10,7 @@ use ibid::{
     Notice, Observer,
     store::{Address, ErrorKind, Store, StoreError},
 };
-use ibid_stores::{
-    Named,
-    seal::{Sealed, Sealing},
-};
+use ibid_stores::{Named, Opened, seal::Sealing};
 
 use crate::{
     config::{self, ConfigError},
@@ -79,25 +76,14 @@ impl From<NotFound> for Failed {
     }
 }
 
-/// A store, as it is and as who has its keys sees it.
-pub(super) struct Opened {
-    /// As it holds things.
-    pub(super) beneath: Arc<dyn Store>,
-    /// The same with its seal opened, if there are keys.
-    pub(super) sealed: Option<Sealed>,
-}
-
-/// Opens what the settings name, with these keys.
-pub(super) async fn open_sealed(settings: &config::Store, sealing: Option<Sealing>) -> Result<Opened, Failed> {
-    let beneath = open(settings).await?;
-    // What does not open is said by whoever looks at it.
-    let sealed = sealing.map(|sealing| Sealed::new(beneath.clone(), sealing, Arc::new(ibid::Silent)));
-    Ok(Opened { beneath, sealed })
-}
-
-/// Opens what the settings name, and makes sure that it answers.
+/// Opens what the settings name, as it holds things, and makes sure that it answers.
 pub(super) async fn open(settings: &config::Store) -> Result<Arc<dyn Store>, Failed> {
-    let layout = settings.layout().for_operators(PATIENCE);
+    Ok(open_sealed(settings, None).await?.store)
+}
+
+/// The same with its seal opened, if there are keys.
+pub(super) async fn open_sealed(settings: &config::Store, sealing: Option<Sealing>) -> Result<Opened, Failed> {
+    let layout = settings.layout().for_operators(PATIENCE).sealed(sealing);
     let url = &settings.url;
     let cannot = |why: &str| Failed::Store(format!("the store {url} cannot be opened: {why}"));
     match layout.decides() {
@@ -110,15 +96,15 @@ pub(super) async fn open(settings: &config::Store) -> Result<Arc<dyn Store>, Fai
         Named::Embedded(path, _) if !path.is_dir() => return Err(cannot("there is no such folder")),
         _ => {}
     }
-    let store = layout.open(Arc::new(Aside)).await.map_err(|why| {
+    let opened = layout.open(Arc::new(Aside)).await.map_err(|why| {
         let then = if why.contains("in use by") { "; ask that gateway instead (--admin URL), or stop it" } else { "" };
         cannot(&format!("{why}{then}"))
     })?;
     let nowhere = Address([0; 32]);
     let since = Instant::now();
     loop {
-        match store.get(&nowhere).await {
-            Ok(_) => return Ok(store),
+        match opened.store.get(&nowhere).await {
+            Ok(_) => return Ok(opened),
             // It may still be connecting.
             Err(error) if error.kind == ErrorKind::NotApplied && since.elapsed() < CONNECTING => {
                 tokio::time::sleep(PAUSE).await;
@@ -139,6 +125,9 @@ struct Aside;
 
 impl Observer for Aside {
     fn noticed(&self, notice: &Notice<'_>) {
-        eprintln!("ibid: {notice}");
+        // What does not open is said by whoever looks at it.
+        if !matches!(notice, Notice::Unreadable(_)) {
+            eprintln!("ibid: {notice}");
+        }
     }
 }

@@ -7,9 +7,10 @@ use ibid::{
     http::Cors,
     store::{Address, Store, Swept},
 };
+use ibid_stores::Opened;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     time::timeout,
 };
 
@@ -75,6 +76,8 @@ pub struct Gateway {
     ibid: Ibid,
     stop: watch::Sender<bool>,
     server: tokio::task::JoinHandle<()>,
+    /// The admin port, and what ends it: it is there to the last.
+    desk: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
     tracer: Option<Tracer>,
 }
 
@@ -84,9 +87,10 @@ impl Gateway {
     /// # Errors
     /// If an address cannot be bound, or the journal, a certificate or the store is not as it must be.
     pub async fn start(
-        settings: Settings, args: ServeArgs, store: Arc<dyn Store>, watched: Arc<Watched>,
+        settings: Settings, args: ServeArgs, opened: Opened, watched: Arc<Watched>,
     ) -> Result<Self, String> {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        let Opened { store, sealed } = opened;
         check_promise(&settings, store.as_ref()).await?;
         watched.metrics().show(&settings.routes);
         let tracer = settings.trace.clone().map(Tracer::start);
@@ -97,7 +101,7 @@ impl Gateway {
         let live = Live::new(Snapshot::new(settings, None)?, args);
         let ibid = build(&live, store, observer)?;
         let admin = match admin {
-            Some(admin) => Some(Admin::bind(&admin, ibid.clone(), live.clone(), &watched).await?),
+            Some(admin) => Some(Admin::bind(&admin, ibid.clone(), sealed, live.clone(), &watched).await?),
             None => None,
         };
         let server = Server::bind(live.clone(), ibid.clone(), tracer.clone()).await?;
@@ -106,9 +110,8 @@ impl Gateway {
         let admin_address = admin.as_ref().map(Admin::address).transpose().map_err(unnamed)?;
         let admin_secure = admin.as_ref().is_some_and(Admin::is_secure);
         let (stop, stopping) = watch::channel(false);
-        if let Some(admin) = admin {
-            tokio::spawn(admin.run(stopping.clone()));
-        }
+        let (end, ended) = oneshot::channel();
+        let admin = admin.map(|admin| (end, tokio::spawn(admin.run(stopping.clone(), ended))));
         tokio::spawn(sweep(ibid.clone(), sweep_every));
         let (nudge, nudged) = mpsc::channel(1);
         tokio::spawn(live.clone().watch(nudged));
@@ -118,7 +121,7 @@ impl Gateway {
         tokio::spawn(reflection::keep_up(live.clone()));
         let secure = server.is_secure();
         let server = tokio::spawn(server.run(stopping));
-        Ok(Self { address, admin: admin_address, secure, admin_secure, live, ibid, stop, server, tracer })
+        Ok(Self { address, admin: admin_address, secure, admin_secure, live, ibid, stop, server, desk: admin, tracer })
     }
 
     /// Where clients connect.
@@ -145,6 +148,10 @@ impl Gateway {
     pub async fn stop(self) {
         let _ = self.stop.send(true);
         let _ = self.server.await;
+        if let Some((end, desk)) = self.desk {
+            let _ = end.send(());
+            let _ = desk.await;
+        }
         if let Some(tracer) = &self.tracer {
             tracer.flushed().await;
         }

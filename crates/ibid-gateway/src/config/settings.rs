@@ -208,12 +208,6 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Whether all but certificates are the same: those are taken up without a restart.
-    fn same_but_for_certificates(this: Option<&Self>, other: Option<&Self>) -> bool {
-        let bare = |admin: Option<&Self>| admin.map(|admin| Self { tls: None, ..admin.clone() });
-        bare(this) == bare(other)
-    }
-
     fn has_tls(this: Option<&Self>) -> bool {
         this.is_some_and(|admin| admin.tls.is_some())
     }
@@ -251,6 +245,8 @@ impl Settings {
 
     /// What differs from `old` and is only read at start-up.
     pub fn needs_restart_from(&self, old: &Self) -> Vec<&'static str> {
+        // Tokens and certificates are taken up.
+        let fixed = |settings: &Self| settings.admin.as_ref().map(|admin| (admin.listen, admin.audit.clone()));
         let all = [
             ("listen", self.listen != old.listen),
             // Certificates are taken up; whether there are any is not.
@@ -263,7 +259,7 @@ impl Settings {
             ("limits", self.limits != old.limits),
             ("log", self.log != old.log),
             ("trace", self.trace != old.trace),
-            ("admin", !Admin::same_but_for_certificates(self.admin.as_ref(), old.admin.as_ref())),
+            ("admin", fixed(self) != fixed(old)),
             ("admin.tls", Admin::has_tls(self.admin.as_ref()) != Admin::has_tls(old.admin.as_ref())),
             ("store", self.store != old.store),
             ("seal", Seal::needs_restart_from(old.seal.as_ref(), self.seal.as_ref())),

@@ -2,6 +2,8 @@
 //!
 //! Nothing is changed before the second page was confirmed, and then only if the record is still the one that was seen.
 
+use std::time::Duration;
+
 use askama::Template;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
@@ -11,12 +13,15 @@ use super::{
     page::Shell,
     record::fields,
     row::{Field, known_state, name},
-    words::{plain, plain_lines},
+    words::{plain, plain_lines, sentence},
 };
-use crate::records::{Answer, View, What};
-
-/// The longest reason; the form says so, too.
-const LONGEST_REASON: usize = 1000;
+use crate::{
+    admin::{
+        Problem,
+        body::{LONGEST_REASON, checked_keep, checked_reason},
+    },
+    records::{Answer, View, What, change::rough},
+};
 
 /// What can be done to a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +39,8 @@ pub(super) struct Given {
     status: String,
     headers: String,
     body: String,
+    /// How long to keep the answer; empty: as long as the record would have lived.
+    keep: String,
     reason: String,
 }
 
@@ -51,6 +58,9 @@ pub(super) struct Act {
     question: &'static str,
     meaning: &'static str,
     given: Given,
+    longest_reason: usize,
+    /// How long an answer is kept if nobody says.
+    life: String,
     /// To ask the app with.
     known: Vec<Field>,
     wrong: Option<String>,
@@ -124,6 +134,7 @@ impl Given {
             status: form.value("status").to_owned(),
             headers: lines(form.text("headers")).trim().to_owned(),
             body: lines(form.text("body")),
+            keep: form.value("keep").to_owned(),
             reason: form.value("reason").to_owned(),
         }
     }
@@ -141,9 +152,7 @@ impl Given {
         if self.reason.is_empty() {
             return Err("Give a reason: the audit trail keeps it, and the next person will want to know.".into());
         }
-        if self.reason.chars().count() > LONGEST_REASON {
-            return Err(format!("The reason is too long; {LONGEST_REASON} characters are allowed."));
-        }
+        checked_reason(&self.reason).map_err(told)?;
         match (action, self.ended.as_str()) {
             (Action::Release, _) | (Action::Resolve, "not-executed") => Ok(What::Release),
             (Action::Forget, _) => Ok(What::Forget),
@@ -162,8 +171,21 @@ impl Given {
             let (name, value) = Answer::header(name, value).map_err(|why| format!("Headers: {why}."))?;
             headers.append(name, value);
         }
-        Ok(Answer { status, headers, body: Bytes::from(self.body.clone()), keep: None })
+        let keep = (!self.keep.is_empty()).then(|| checked_keep(&self.keep)).transpose().map_err(told)?;
+        Ok(Answer { status, headers, body: Bytes::from(self.body.clone()), keep })
     }
+}
+
+/// The same words as the API's.
+fn told(problem: Problem) -> String {
+    sentence(&problem.detail)
+}
+
+/// As long as it would have lived in all.
+fn life(view: &View) -> String {
+    // To the nearest second: both were cut, and a day less a millisecond is not 23 hours.
+    let millis = view.age_ms.saturating_add(view.expires_in_ms).saturating_add(500);
+    rough(Duration::from_secs(millis / 1000))
 }
 
 impl Act {
@@ -184,6 +206,8 @@ impl Act {
             question,
             meaning,
             given,
+            longest_reason: LONGEST_REASON,
+            life: life(view),
             known: fields(view),
             wrong,
         }
@@ -207,6 +231,8 @@ impl Confirm {
                     let line = format!("{name}: {}", plain(&String::from_utf8_lossy(value.as_bytes())));
                     fields.push(Field::code("Header", line));
                 }
+                let kept = if answer.keep.is_some() { plain(&given.keep).into_owned() } else { life(view) };
+                fields.push(Field::new("Kept for", kept));
                 (
                     "Resolve",
                     "Every retry with this key will get this answer, and nothing will run.",
@@ -223,6 +249,7 @@ impl Confirm {
             ("status", &given.status),
             ("headers", &given.headers),
             ("body", &given.body),
+            ("keep", &given.keep),
             ("reason", &given.reason),
         ];
         Self {
@@ -268,6 +295,20 @@ mod tests {
         assert!(what(Action::Forget, &format!("reason={}", "x".repeat(1001))).is_err_and(|why| why.contains("1000")));
         assert!(matches!(what(Action::Resolve, "reason=r&as=not-executed"), Ok(What::Release)));
         assert!(matches!(what(Action::Forget, "reason=r"), Ok(What::Forget)));
+    }
+
+    #[test]
+    fn an_answer_is_kept_for_as_long_as_was_typed() {
+        let kept = |keep: &str| match what(Action::Resolve, &format!("reason=r&as=done&status=201&keep={keep}")) {
+            Ok(What::Resolve(answer)) => Ok(answer.keep),
+            Ok(_) => panic!("an answer"),
+            Err(why) => Err(why),
+        };
+        assert_eq!(kept(""), Ok(None));
+        assert_eq!(kept("+7d+"), Ok(Some(Duration::from_secs(7 * 86_400))));
+        for wrong in ["0s", "7", "soon", "-1h"] {
+            assert!(kept(wrong).is_err_and(|why| why.starts_with("Keep: ") && why.contains("such as 24h")), "{wrong}");
+        }
     }
 
     #[test]

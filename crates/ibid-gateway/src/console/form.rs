@@ -21,6 +21,11 @@ impl Form {
         self.text(name).trim()
     }
 
+    /// All values of that name that are not empty.
+    pub(super) fn values(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(move |(known, value)| known == name && !value.is_empty()).map(|(_, value)| value.as_str())
+    }
+
     /// The same, as it was sent but for the ends of lines: browsers send CRLF whatever was typed.
     pub(super) fn text(&self, name: &str) -> &str {
         self.0.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)

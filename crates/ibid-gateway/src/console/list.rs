@@ -8,16 +8,20 @@ use super::{
     needs::{LONG, Lists},
     page::Shell,
     row::Row,
-    words::count,
+    words::{count, sentence},
 };
 use crate::{
-    admin::auth::Caller,
-    config::{parse_duration, show},
+    admin::{auth::Caller, query::filters},
+    config::show,
     records::{self, Query},
 };
 
 /// Rows of a page.
 pub(super) const PAGE: usize = 50;
+/// How many pages back are remembered, in the address of a page. Beyond them there is the way to the first.
+const BACK: usize = 20;
+/// Where the first page begins, in that list.
+const START: &str = "start";
 const STATES: [&str; 4] = ["processing", "done", "failed", "unknown"];
 
 #[derive(Template)]
@@ -38,6 +42,7 @@ pub(super) struct Records {
     paged: bool,
     shown: String,
     first: Option<String>,
+    previous: Option<String>,
     next: Option<String>,
 }
 
@@ -51,6 +56,8 @@ pub(super) struct Asked {
     user: String,
     older_than: String,
     cursor: String,
+    /// Where the pages before this one began, the latest last; the first one at [`START`].
+    back: Vec<String>,
 }
 
 impl Asked {
@@ -58,7 +65,9 @@ impl Asked {
         let [key, state, endpoint, tenant, user, older_than, cursor] =
             ["key", "state", "endpoint", "tenant", "user", "older_than", "cursor"]
                 .map(|name| form.value(name).to_owned());
-        Self { key, state, endpoint, tenant, user, older_than, cursor }
+        let mut back: Vec<String> = form.values("back").map(str::to_owned).collect();
+        back.drain(..back.len().saturating_sub(BACK));
+        Self { key, state, endpoint, tenant, user, older_than, cursor, back }
     }
 
     /// What that is in the words of the store.
@@ -66,28 +75,25 @@ impl Asked {
     /// # Errors
     /// What is wrong with it, for whoever typed it.
     pub(super) fn query(&self, caller: &Caller) -> Result<(Query, Option<Address>), String> {
-        let given = |text: &String| (!text.is_empty()).then(|| text.clone());
-        let state = match self.state.as_str() {
-            "" => None,
-            name => {
-                let known = records::state_named(name);
-                Some(known.ok_or_else(|| format!("{name:?} is no state; there are {}", STATES.join(", ")))?)
-            }
+        let written = [
+            ("key", &self.key),
+            ("state", &self.state),
+            ("endpoint", &self.endpoint),
+            ("tenant", &self.tenant),
+            ("user", &self.user),
+            ("older_than", &self.older_than),
+        ];
+        let of = |name: &str| {
+            let value = written.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str());
+            value.filter(|value| !value.is_empty())
         };
-        let older_than = match self.older_than.as_str() {
-            "" => None,
-            text => {
-                let read = parse_duration(text);
-                Some(read.map_err(|_| format!("{text:?} is no duration; write one such as 30s, 5m or 24h"))?)
-            }
-        };
+        let query = filters(of).map_err(|problem| sentence(&problem.detail))?;
         let cursor = match self.cursor.as_str() {
             "" => None,
-            hex => Some(Address::from_hex(hex).ok_or("this page of the list cannot be found; search again")?),
+            hex => Some(Address::from_hex(hex).ok_or("This page of the list cannot be found; search again.")?),
         };
-        let user = caller.user.clone().or_else(|| given(&self.user));
-        let (tenant, endpoint, key) = (given(&self.tenant), given(&self.endpoint), given(&self.key));
-        Ok((Query { address: None, state, tenant, user, endpoint, key, older_than }, cursor))
+        let user = caller.user.clone().or(query.user);
+        Ok((Query { user, ..query }, cursor))
     }
 
     fn is_filtered(&self) -> bool {
@@ -95,19 +101,35 @@ impl Asked {
         all.iter().any(|text| !text.is_empty())
     }
 
-    fn link(&self, cursor: &str) -> String {
-        Form::link(
-            "/records",
-            &[
-                ("key", &self.key),
-                ("state", &self.state),
-                ("endpoint", &self.endpoint),
-                ("tenant", &self.tenant),
-                ("user", &self.user),
-                ("older_than", &self.older_than),
-                ("cursor", cursor),
-            ],
-        )
+    /// The page that begins at a cursor, and those before it.
+    fn link(&self, cursor: &str, back: &[String]) -> String {
+        let mut pairs = vec![
+            ("key", self.key.as_str()),
+            ("state", &self.state),
+            ("endpoint", &self.endpoint),
+            ("tenant", &self.tenant),
+            ("user", &self.user),
+            ("older_than", &self.older_than),
+            ("cursor", cursor),
+        ];
+        pairs.extend(back.iter().map(|cursor| ("back", cursor.as_str())));
+        Form::link("/records", &pairs)
+    }
+
+    /// The page before this one. `None` on the first, and where it is not known any more.
+    fn previous(&self) -> Option<String> {
+        match &self.back[..] {
+            [before @ .., last] if last == START => Some(self.link("", before)),
+            [before @ .., last] => Some(self.link(last, before)),
+            [] => None,
+        }
+    }
+
+    /// The page behind this one, which knows the way back.
+    fn next(&self, cursor: &str) -> String {
+        let here = if self.cursor.is_empty() { START.into() } else { self.cursor.clone() };
+        let back: Vec<String> = self.back.iter().cloned().chain([here]).collect();
+        self.link(cursor, &back[back.len().saturating_sub(BACK)..])
     }
 }
 
@@ -130,8 +152,9 @@ impl Records {
             (rows, None) => format!("{} records", count(rows as u64)),
             (rows, Some(_)) => format!("{} records, and more", count(rows as u64)),
         };
-        let first = (!asked.cursor.is_empty()).then(|| asked.link(""));
-        let next = page.next.as_ref().map(|next| asked.link(next));
+        let first = (!asked.cursor.is_empty()).then(|| asked.link("", &[]));
+        let previous = asked.previous();
+        let next = page.next.as_ref().map(|next| asked.next(next));
         let paged = !rows.is_empty() || first.is_some();
         Self {
             filtered,
@@ -141,6 +164,7 @@ impl Records {
             paged,
             shown,
             first,
+            previous,
             next,
             ..Self::bare(shell, asked, endpoints, caller)
         }
@@ -173,6 +197,7 @@ impl Records {
             paged: false,
             shown: String::new(),
             first: None,
+            previous: None,
             next: None,
         }
     }

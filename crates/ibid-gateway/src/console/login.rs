@@ -20,8 +20,8 @@ pub(super) struct Login {
 }
 
 /// What to do about a gateway without tokens.
-const HOW: &str = "Set [admin] token = \"env:IBID_ADMIN_TOKEN\" in its configuration, with a long random value in that variable, \
-                   and start it again.";
+const HOW: &str = "Set [admin] token = \"file:/etc/ibid/admin.token\" in its configuration, with a long random value in that file; \
+                   it is taken up at once. A variable, as \"env:IBID_ADMIN_TOKEN\", needs a restart.";
 
 type Page = Response<http_body_util::Full<bytes::Bytes>>;
 
@@ -30,9 +30,11 @@ pub(super) fn form(query: &Form, possible: bool) -> Page {
     let message = match query.value("because") {
         "expired" => Some(Notice {
             kind: "warn",
-            text: "Your session has ended: sessions last 12 hours, and no longer than the gateway runs. Log in again; \
+            text:
+                "Your session has ended: sessions last 12 hours, and no longer than the gateway runs or their token is \
+                   configured. Log in again; \
                    what you had not confirmed was not done."
-                .into(),
+                    .into(),
         }),
         "out" => Some(Notice { kind: "good", text: "You are logged out.".into() }),
         _ => None,

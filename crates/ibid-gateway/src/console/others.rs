@@ -1,18 +1,20 @@
 //! Pages that only show: policies, the store, the audit trail, and what went wrong.
 
 use askama::Template;
-use ibid::{Mode, Policy, StoreCall, http::Protocol, store::Counts};
+use ibid::{Mode, StoreCall, http::Protocol, store::Counts};
 
 use super::{
     form::Form,
-    health::Health,
     page::Shell,
     row::{Deed, Field},
     words::{count, plain, size, took, when},
 };
 use crate::{
-    admin::{audit, stats},
-    config::{is_for_webhooks, show},
+    admin::{
+        audit::Audit,
+        health::Health,
+        stats::{self, Dial},
+    },
     metrics::Metrics,
     routes::{Route, RouteTable},
 };
@@ -32,12 +34,6 @@ struct Dials {
     dials: Vec<Dial>,
 }
 
-struct Dial {
-    name: &'static str,
-    value: String,
-    changed: bool,
-}
-
 impl Policies {
     pub(super) fn new(shell: Shell, routes: &RouteTable) -> Self {
         Self { shell, routes: routes.iter().map(Dials::of).collect() }
@@ -46,23 +42,9 @@ impl Policies {
 
 impl Dials {
     fn of(route: &Route) -> Self {
-        let mut preset = Policy::preset(route.preset).expect("routes start from presets");
-        if route.protocol == Protocol::Grpc {
-            preset = preset.for_grpc();
-        } else if !route.is_policy {
-            // Always those of the match.
-            preset.methods.clone_from(&route.policy.methods);
-        }
-        let both = show::dials(&route.policy).into_iter().zip(show::dials(&preset));
-        let dial =
-            |((name, value), (_, usual)): ((_, String), (_, String))| Dial { name, changed: value != usual, value };
-        let mut dials: Vec<Dial> = both.map(dial).collect();
-        if is_for_webhooks(route.preset) {
-            let signature = show::signature(&route.policy).into_iter();
-            dials.extend(signature.map(|(name, value, changed)| Dial { name, value, changed }));
-        }
+        let mut dials = stats::dials(route);
         let upstream = route.upstream.iter();
-        dials.extend(upstream.map(|upstream| Dial { name: "upstream", value: upstream.clone(), changed: true }));
+        dials.extend(upstream.map(|upstream| Dial { name: "upstream", value: upstream.clone(), unusual: true }));
         let mode = route.policy.mode;
         let name = if route.is_policy && route.protocol == Protocol::Http { "every path" } else { &route.name };
         let mode_kind = match mode {
@@ -139,19 +121,33 @@ impl StorePage {
     }
 }
 
+/// Entries of the audit trail on a page.
+const DEEDS: usize = 50;
+
 #[derive(Template)]
 #[template(path = "console/audit.html")]
 pub(super) struct AuditPage {
     shell: Shell,
     entries: Vec<Deed>,
+    /// The first page, from any other.
+    first: Option<String>,
+    previous: Option<String>,
     next: Option<String>,
 }
 
 impl AuditPage {
-    pub(super) fn new(shell: Shell, page: &audit::Page) -> Self {
-        let entries = page.entries.iter().map(Deed::of).collect();
-        let next = page.next.map(|next| Form::link("/audit", &[("before", &next.to_string())]));
-        Self { shell, entries, next }
+    /// The entries below `before`, or the latest.
+    pub(super) fn new(shell: Shell, audit: &Audit, before: Option<u64>) -> Self {
+        let page = audit.page(before, DEEDS, None);
+        let link =
+            |id: Option<u64>| Form::link("/audit", &[("before", &id.map_or(String::new(), |id| id.to_string()))]);
+        Self {
+            shell,
+            entries: page.entries.iter().map(Deed::of).collect(),
+            first: before.map(|_| link(None)),
+            previous: before.map(|before| link(audit.later(before, DEEDS))),
+            next: page.next.map(|next| link(Some(next))),
+        }
     }
 }
 
@@ -249,6 +245,14 @@ impl TroublePage {
             back: "/records",
             back_name: "To the records",
         }
+    }
+
+    /// Nothing may be changed.
+    pub(super) fn unwritable(shell: Shell, why: String) -> Self {
+        let advice = vec![
+            "Look at the gateway's disk, and at the file that admin.audit names. Then repeat what you wanted to do.",
+        ];
+        Self { kind: "bad", ..Self::new(shell, "The audit trail cannot be written", why, advice) }
     }
 
     /// The store cannot be asked.

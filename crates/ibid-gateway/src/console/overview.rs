@@ -4,15 +4,14 @@ use askama::Template;
 use ibid::store::Counts;
 
 use super::{
-    health::Health,
-    history::{CONFLICTS_LIMIT, HITS_LIMIT, History, Lately, Window},
     needs::Lists,
     page::Shell,
     row::{Field, Row},
     words::{clock, count, percent, rate, size, took, when},
 };
 use crate::{
-    metrics::{Metrics, Requests},
+    admin::health::Health,
+    metrics::{CONFLICTS_LIMIT, HITS_LIMIT, History, Lately, Metrics, Requests, Window},
     records::view::date,
 };
 

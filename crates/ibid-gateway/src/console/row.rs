@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::words::{plain, when};
+use super::words::{count, plain, when};
 use crate::{
     admin::audit,
     records::{View, change::rough},
@@ -44,6 +44,7 @@ pub(super) struct Deed {
     pub(super) action: String,
     /// Empty if it was made.
     pub(super) outcome: String,
+    /// Of the record; empty if it was about all of them.
     pub(super) address: String,
     pub(super) name: String,
     pub(super) before: String,
@@ -90,9 +91,10 @@ impl Deed {
             None => state.state.clone(),
         };
         let outcome = match entry.outcome {
-            audit::Outcome::Changed => String::new(),
+            audit::Outcome::Changed => entry.why.as_deref().map(|why| plain(why).into_owned()).unwrap_or_default(),
             audit::Outcome::Refused => format!("refused: {}", plain(entry.why.as_deref().unwrap_or("it had changed"))),
             audit::Outcome::Failed => format!("failed: {}", plain(entry.why.as_deref().unwrap_or("the store failed"))),
+            audit::Outcome::Unknown if entry.resealed.is_some() => "not at its end".into(),
             audit::Outcome::Unknown => "nobody knows whether it was made".into(),
         };
         Self {
@@ -101,12 +103,26 @@ impl Deed {
             who: plain(&entry.by).into_owned(),
             action: entry.action.clone(),
             outcome,
-            address: entry.address.clone(),
-            name: name(&entry.key, &entry.address),
-            before: state(&entry.before),
-            after: entry.after.as_ref().map_or("nothing".into(), state),
+            address: entry.address.clone().unwrap_or_default(),
+            name: entry.address.as_ref().map_or("all records".into(), |address| name(&entry.key, address)),
+            before: entry.before.as_ref().map(state).unwrap_or_default(),
+            after: match (&entry.after, &entry.before, &entry.resealed) {
+                (Some(after), ..) => state(after),
+                (None, Some(_), _) => "nothing".into(),
+                (None, None, Some(done)) => resealed(done),
+                (None, None, None) => String::new(),
+            },
             reason: plain(&entry.reason).into_owned(),
         }
+    }
+}
+
+/// `12 of 40 under 2026-11, 1 did not open`.
+fn resealed(done: &audit::Resealed) -> String {
+    let sealed = format!("{} of {} under {}", count(done.resealed), count(done.looked), done.key);
+    match done.unopened {
+        0 => sealed,
+        unopened => format!("{sealed}, {} did not open", count(unopened)),
     }
 }
 

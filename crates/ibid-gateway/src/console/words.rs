@@ -62,6 +62,13 @@ pub(super) fn clock(date: &str) -> String {
     date.get(11..19).unwrap_or(date).to_owned()
 }
 
+/// With a capital letter and a full stop.
+pub(super) fn sentence(text: &str) -> String {
+    let mut letters = text.trim_end_matches('.').chars();
+    let first = letters.next().map(|first| first.to_ascii_uppercase());
+    first.into_iter().chain(letters).chain(['.']).collect()
+}
+
 /// Text of somebody else. What cannot be seen, or would change how the rest is read, is shown as its number. (That it is
 /// no markup is the templates' work.)
 pub(super) fn plain(text: &str) -> Cow<'_, str> {

@@ -12,3 +12,4 @@ mod reading;
 mod reports;
 mod roles;
 mod tls;
+mod tokens;

@@ -7,3 +7,4 @@ mod pages;
 mod phone;
 mod screenshots;
 mod strangers;
+mod turning;

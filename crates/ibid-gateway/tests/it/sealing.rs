@@ -11,6 +11,7 @@ use crate::faults::kit::{BIN, caller};
 
 mod commands;
 mod forged;
+mod over_admin;
 mod planted;
 mod rotation;
 mod settings;

@@ -7,14 +7,16 @@
 
 use std::{
     fmt,
-    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
-    io::{self, Read, Write},
+    fs::{self, DirBuilder, File, OpenOptions},
+    io,
     os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
 };
 
 use rustix::fs::FallocateFlags;
+
+use crate::Lock;
 
 /// A directory of files.
 pub trait Disk: fmt::Debug + Send + Sync {
@@ -106,7 +108,7 @@ impl Disk for Directory {
     }
 
     fn lock(&self) -> io::Result<Box<dyn fmt::Debug + Send + Sync>> {
-        lock(&self.at("lock"))
+        Ok(Box::new(Lock::take(&self.at("lock"))?))
     }
 }
 
@@ -132,25 +134,5 @@ impl DiskFile for File {
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => self.set_len(length),
             allocated => Ok(allocated?),
         }
-    }
-}
-
-/// Held by the open file itself: it ends with the process, however that ends.
-fn lock(path: &Path) -> io::Result<Box<dyn fmt::Debug + Send + Sync>> {
-    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-    match file.try_lock() {
-        Ok(()) => {
-            let host = rustix::system::uname();
-            file.set_len(0)?;
-            write!(file, "process {} on {}", std::process::id(), host.nodename().to_string_lossy())?;
-            Ok(Box::new(file))
-        }
-        Err(TryLockError::WouldBlock) => {
-            let mut holder = String::new();
-            file.read_to_string(&mut holder)?;
-            let holder = if holder.is_empty() { "another process" } else { &holder };
-            Err(io::Error::new(io::ErrorKind::WouldBlock, format!("it is in use by {holder}")))
-        }
-        Err(TryLockError::Error(error)) => Err(error),
     }
 }

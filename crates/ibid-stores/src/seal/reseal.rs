@@ -41,6 +41,11 @@ impl Sealed {
         }
     }
 
+    /// The name of the key that seals now.
+    pub fn first_key(&self) -> String {
+        self.sealing.with().first().0.to_owned()
+    }
+
     /// The store beneath, which shows everything as it is held: for who has to deal with what does not open.
     pub fn beneath(&self) -> &dyn ibid::store::Store {
         &*self.store

@@ -38,7 +38,7 @@ fn prefix() -> String {
 }
 
 async fn open(layout: &Layout) -> Arc<dyn Store> {
-    layout.open(Arc::new(Silent)).await.unwrap()
+    layout.open(Arc::new(Silent)).await.unwrap().store
 }
 
 #[tokio::test]

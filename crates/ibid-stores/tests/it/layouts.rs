@@ -26,7 +26,7 @@ fn parts(url: &str) -> Parts {
 }
 
 async fn opened(parts: Parts) -> Arc<dyn Store> {
-    Layout::new(parts).unwrap().open(Arc::new(Silent)).await.unwrap()
+    Layout::new(parts).unwrap().open(Arc::new(Silent)).await.unwrap().store
 }
 
 async fn open(url: &str) -> Arc<dyn Store> {

@@ -58,7 +58,7 @@ async fn open(url: &str, prefix: &str, sealing: Option<Sealing>) -> Arc<dyn Stor
         wait_replicas: 0,
         near: Some(0),
     };
-    Layout::new(parts).unwrap().sealed(sealing).open(Arc::new(Silent)).await.unwrap()
+    Layout::new(parts).unwrap().sealed(sealing).open(Arc::new(Silent)).await.unwrap().store
 }
 
 ibid_testkit::contract_tests!(sealed_memory, async { Arc::new(sealed(Memory::default())) as Arc<dyn Store> });

@@ -125,6 +125,10 @@ async fn an_answer_that_cannot_be_recorded_goes_to_the_journal_and_survives_the_
         is_refused(world.execute(&Policy::ietf(), other, Op::quick()).await, Reason::KeyReused);
         assert_eq!(world.runs(), 1);
     }
+    for file in std::fs::read_dir(folder.path()).unwrap() {
+        let mode = std::os::unix::fs::MetadataExt::mode(&file.unwrap().metadata().unwrap());
+        assert_eq!(mode & 0o777, 0o600, "nobody else may read it");
+    }
     // Another process on the same folder, the store still down: the retry is answered from the journal.
     memory.fail(Calls::All, ErrorKind::NotApplied);
     let world = World::on(memory.clone(), journal());

@@ -1,150 +1,157 @@
-//! Remembered answers under the first key: page by page, each by a compare-and-set, beside gateways that run.
-//!
-//! It can be broken off and started again at any time: what has the first key already is left as it is.
+//! `ibid keys reseal`: remembered answers under the first key, straight on a store or by the gateway that has it open.
 
-use std::{collections::BTreeMap, io};
+use std::{io, sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
-use ibid::store::{Address, Cursor, ErrorKind, Filter, Listed, State};
-use ibid_stores::seal::{Resealed, Sealed, sealed_with};
-use serde_json::{Map, Value, json};
+use bytes::Bytes;
+use ibid::store::Address;
+use ibid_stores::seal::Sealed;
+use serde_json::json;
 
-use super::{Failed, ResealArgs};
+use super::{Failed, ResealArgs, show::plain, source::Place};
 use crate::{
-    commands::outside,
-    config::{self, Env, Seal},
+    commands::{outside, remote::Api},
+    config::Env,
+    records::{
+        Resealed,
+        view::{date, now_ms},
+    },
 };
 
 /// How many entries are asked for at once.
-const PAGE: u32 = 500;
-/// How many are resealed at the same time: enough that a server is not waited for one by one, too few for gateways beside
-/// to notice.
-const AT_ONCE: usize = 16;
-/// How many addresses that do not open are said.
-const SHOWN: usize = 20;
+const PAGE: u64 = 500;
 
-/// What was found and done.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Counts {
-    /// By the key that they had; `None` had none.
-    resealed: BTreeMap<Option<String>, u64>,
-    /// With the first key already.
-    current: u64,
-    /// Gone, or changed by somebody else, between being listed and being sealed.
-    changed: u64,
-    /// Not opened, so left as they are.
-    unopened: u64,
-    /// Entries whose label has another key than the first: it stays so until they expire.
-    labels: u64,
-    /// Where to go on, if it ended before the end.
-    next: Option<Address>,
+/// What does it.
+enum Worker {
+    Store(Arc<Sealed>),
+    Admin(Api),
 }
 
 /// Seals what has another key, or none, with the first one.
 pub(super) fn run(
     args: &ResealArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), Failed> {
-    let settings = config::Store::load(&args.store, env)?;
-    let Some(sealing) = Seal::load(&args.store, env)?.and_then(|seal| seal.sealing()) else {
-        let what = "there are no keys to seal with; name the gateway's --config, with its [seal]";
-        return Err(Failed::Usage(what.into()));
-    };
-    let first = sealing.ids().swap_remove(0);
-    let counts = outside::block_on(async {
-        let opened = outside::open_sealed(&settings, Some(sealing)).await?;
-        let sealed = opened.sealed.as_ref().expect("there are keys");
-        reseal(sealed, &first, args, aside).await
-    })?;
+    let place = Place::of(&args.place, env)?;
+    if matches!(place, Place::Admin(_)) && args.reason.is_none() {
+        return Err(Failed::Usage("--admin needs a --reason: the gateway's audit trail keeps it".into()));
+    }
+    let done = outside::block_on(async { all(&Worker::of(place).await?, args, aside).await })?;
     if args.json {
-        writeln!(out, "{:#}", counts.as_json(&first))?;
+        writeln!(out, "{}", serde_json::to_string_pretty(&done).expect("counts have a form"))?;
     } else {
-        counts.print(&first, out)?;
+        print(&done, out)?;
     }
-    if let Some(next) = counts.next {
-        writeln!(aside, "ibid: there are more: --cursor {next}")?;
+    if let Some(next) = &done.next {
+        writeln!(aside, "ibid: there are more: --cursor {}", plain(next))?;
     }
-    if counts.unopened > 0 {
-        return Err(Failed::NotSo(format!("{} did not open; nothing was changed there", records(counts.unopened))));
+    if done.unopened > 0 {
+        return Err(Failed::NotSo(format!("{} did not open; nothing was changed there", records(done.unopened))));
     }
     Ok(())
 }
 
-async fn reseal(sealed: &Sealed, first: &str, args: &ResealArgs, aside: &mut dyn io::Write) -> Result<Counts, Failed> {
-    let mut counts = Counts::default();
-    let mut left = args.limit.unwrap_or(u64::MAX);
-    let mut from = Cursor(args.cursor);
-    loop {
-        let at_most = left.min(PAGE.into()) as u32;
-        let page = sealed.beneath().operators().list(&Filter::default(), from.clone(), at_most).await?;
-        left -= (page.entries.len() as u64).min(left);
-        let other_key = |listed: &&Listed| sealed_with(&listed.label).is_some_and(|key| key != first);
-        counts.labels += page.entries.iter().filter(other_key).count() as u64;
-        let finished = page.entries.iter().filter(|listed| matches!(listed.state, State::Done | State::Failed));
-        let finished: Vec<Address> = finished.map(|listed| listed.address).collect();
-        for some in finished.chunks(AT_ONCE) {
-            let done = join_all(some.iter().map(|at| sealed.reseal(at))).await;
-            some.iter().zip(done).try_for_each(|(at, done)| counts.add(at, done, aside))?;
+/// Goes on until the end, or until as many were looked at as were asked for.
+async fn all(worker: &Worker, args: &ResealArgs, aside: &mut dyn io::Write) -> Result<Resealed, Failed> {
+    let mut sum = Resealed::default();
+    let mut from = args.cursor;
+    let ended = loop {
+        let left = args.limit.map_or(PAGE, |limit| limit.saturating_sub(sum.looked).min(PAGE));
+        let (done, failed) = worker.some(from, left, args.reason.as_deref()).await;
+        sum.add(done);
+        let next = sum.next.as_deref().and_then(Address::from_hex);
+        if failed.is_some() {
+            break failed;
         }
-        match page.next {
-            // A cursor that stands still would never end.
-            Some(next) if next.0 > from.0 => from = next,
-            _ => return Ok(counts),
+        // A cursor that stands still would never end.
+        if next <= from || args.limit.is_some_and(|limit| sum.looked >= limit) {
+            break None;
         }
-        if left == 0 {
-            counts.next = from.0;
-            return Ok(counts);
+        from = next;
+    };
+    for unopened in &sum.unopened_at {
+        writeln!(aside, "ibid: {}: {}", plain(&unopened.address), plain(&unopened.why))?;
+    }
+    if let Some(reason) = &args.reason {
+        log(&sum, reason, ended.is_some(), aside)?;
+    }
+    match ended {
+        None => Ok(sum),
+        Some(failed) => {
+            let from = from.map_or(String::new(), |from| format!(", and go on with --cursor {from}"));
+            writeln!(aside, "ibid: {} were sealed before it failed; do it again{from}", records(sum.resealed))?;
+            Err(failed)
         }
     }
 }
 
-impl Counts {
-    fn add(
-        &mut self, at: &Address, done: Result<Resealed, ibid::store::StoreError>, aside: &mut dyn io::Write,
-    ) -> Result<(), Failed> {
-        match done {
-            Ok(Resealed::Done { from }) => *self.resealed.entry(from).or_default() += 1,
-            Ok(Resealed::Current) => self.current += 1,
-            Ok(Resealed::Gone) => self.changed += 1,
-            Err(error) if error.kind == ErrorKind::Corrupt => {
-                self.unopened += 1;
-                if self.unopened as usize <= SHOWN {
-                    writeln!(aside, "ibid: {at}: {}", error.source)?;
+impl Worker {
+    async fn of(place: Place) -> Result<Self, Failed> {
+        match place {
+            Place::Admin(api) => Ok(Self::Admin(api)),
+            Place::Store(settings, seal) => {
+                let Some(sealing) = seal?.and_then(|seal| seal.sealing()) else {
+                    let what = "there are no keys to seal with; name the gateway's --config, with its [seal]";
+                    return Err(Failed::Usage(what.into()));
+                };
+                let opened = outside::open_sealed(&settings, Some(sealing)).await?;
+                Ok(Self::Store(opened.sealed.expect("there are keys")))
+            }
+        }
+    }
+
+    /// What was done, also if it failed on the way.
+    async fn some(&self, from: Option<Address>, at_most: u64, reason: Option<&str>) -> (Resealed, Option<Failed>) {
+        let mut done = Resealed::default();
+        match self {
+            Self::Store(sealed) => {
+                let failed = done.some(sealed, from, at_most as u32, Duration::MAX).await;
+                (done, failed.err().map(Failed::from))
+            }
+            Self::Admin(api) => {
+                let from = from.map(|from| from.to_string());
+                let body = json!({ "reason": reason, "cursor": from, "limit": at_most });
+                match api.post("/api/reseal", Bytes::from(body.to_string())).await {
+                    Ok(told) => told,
+                    Err(failed) => (done, Some(failed)),
                 }
             }
-            Err(error) => return Err(error.into()),
         }
-        Ok(())
     }
+}
 
-    fn print(&self, first: &str, out: &mut dyn io::Write) -> io::Result<()> {
-        for (from, count) in &self.resealed {
-            let before = from.as_ref().map_or("in clear".into(), |from| format!("with {from}"));
-            writeln!(out, "sealed {} with {first} that {} {before}", records(*count), be(*count))?;
-        }
-        writeln!(out, "{} had {first} already", records(self.current))?;
-        if self.changed > 0 {
-            writeln!(out, "{} changed meanwhile", records(self.changed))?;
-        }
-        if self.labels > 0 {
-            let label = if self.labels == 1 { "1 label has" } else { &format!("{} labels have", self.labels) };
-            writeln!(out, "{label} an older key until the entry expires; without that key only lists show less")?;
-        }
-        Ok(())
+fn print(done: &Resealed, out: &mut dyn io::Write) -> io::Result<()> {
+    let key = plain(&done.key);
+    for (from, count) in &done.from {
+        let before = if from.is_empty() { "in clear".into() } else { format!("with {}", plain(from)) };
+        writeln!(out, "sealed {} with {key} that {} {before}", records(*count), be(*count))?;
     }
+    writeln!(out, "{} had {key} already", records(done.current))?;
+    if done.changed > 0 {
+        writeln!(out, "{} changed meanwhile", records(done.changed))?;
+    }
+    if done.older_labels > 0 {
+        let label = if done.older_labels == 1 { "1 label has" } else { &format!("{} labels have", done.older_labels) };
+        writeln!(out, "{label} an older key until the entry expires; without that key only lists show less")?;
+    }
+    Ok(())
+}
 
-    fn as_json(&self, first: &str) -> Value {
-        let named = |(from, count): (&Option<String>, &u64)| (from.clone().unwrap_or_default(), json!(count));
-        json!({
-            "key": first,
-            "resealed": self.resealed.values().sum::<u64>(),
-            "from": self.resealed.iter().map(named).collect::<Map<_, _>>(),
-            "current": self.current,
-            "changed": self.changed,
-            "unopened": self.unopened,
-            "older_labels": self.labels,
-            "next": self.next.map(|next| next.to_string()),
-        })
-    }
+fn log(done: &Resealed, reason: &str, failed: bool, aside: &mut dyn io::Write) -> io::Result<()> {
+    let level = match (failed, done.unopened) {
+        (true, _) => "ERROR",
+        (false, 1..) => "WARN",
+        (false, 0) => "INFO",
+    };
+    writeln!(
+        aside,
+        "{} {level} keys reseal key={} looked={} resealed={} current={} changed={} unopened={} reason={reason:?}",
+        date(now_ms()),
+        plain(&done.key),
+        done.looked,
+        done.resealed,
+        done.current,
+        done.changed,
+        done.unopened,
+    )
 }
 
 fn records(count: u64) -> String {

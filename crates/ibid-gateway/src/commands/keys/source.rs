@@ -60,12 +60,7 @@ impl Place {
                     Ok(Some(_)) => "their keys are not in [seal], or they were altered".into(),
                 };
                 let sealing = seal.ok().flatten().and_then(|seal| seal.sealing());
-                let opened = outside::open_sealed(&settings, sealing).await?;
-                let store = match opened.sealed {
-                    Some(sealed) => Arc::new(sealed),
-                    None => opened.beneath,
-                };
-                Ok(Source::Store(store, why))
+                Ok(Source::Store(outside::open_sealed(&settings, sealing).await?.store, why))
             }
             Self::Admin(api) => Ok(Source::Admin(api)),
         }

@@ -77,6 +77,14 @@ async fn what_cannot_be_written_down_is_not_done() {
     let refused = office.post(ADMIN, &forget, r#"{"reason":"r"}"#).await;
     assert_problem(&refused, 503, "the audit trail cannot be written, so nothing was changed");
     assert_eq!(office.record("key-of-a-payment").await["state"], "done", "nothing was changed");
+    // Whoever tried it in the console is told what is wrong, and not that the store is.
+    let fence = office.record("key-of-a-payment").await["fence"].to_string();
+    let form = office.ask("POST", ADMIN, &forget.replacen("/api", "", 1));
+    let form = form.header("Content-Type", "application/x-www-form-urlencoded");
+    let page = form.body(format!("step=commit&reason=r&seen={fence}")).send().await;
+    assert_eq!(page.status, 503, "{page:?}");
+    assert!(page.text().contains("The audit trail cannot be written"), "{}", page.text());
+    assert!(!page.text().contains("The store does not answer"));
     assert_eq!(trail(&office, "").await.len(), 0);
     std::fs::remove_file(ballast).expect("room again");
     assert_eq!(office.post(ADMIN, &forget, r#"{"reason":"r"}"#).await.status, 200);
@@ -122,6 +130,35 @@ async fn a_trail_that_cannot_be_opened_stops_the_start() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("admin.audit: ") && said.contains("file/audit.jsonl"), "{said}");
+}
+
+#[tokio::test]
+async fn two_gateways_cannot_share_a_trail_and_it_can_be_read_all_the_same() {
+    let mut office = Office::filled().await;
+    let done = office.address("key-one-of-u1-done").await;
+    let forgotten = office.post(ADMIN, &format!("/api/records/{done}/forget"), r#"{"reason":"r"}"#).await;
+    assert_eq!(forgotten.status, 200, "{forgotten:?}");
+    let written_to = office.gateway.dir().join("ibid-journal/audit.jsonl");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ibid.toml");
+    let text = format!(
+        "upstream = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n[admin]\nlisten = \"127.0.0.1:0\"\naudit = {written_to:?}\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let serve = ["serve", "--config", file.to_str().unwrap()];
+    let output = ibid_testkit::process::run(crate::faults::kit::BIN, &serve, &[]).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let holder = format!("it is in use by process {} on ", office.gateway.id());
+    for part in ["admin.audit: ", "audit.jsonl: ", &holder, "each gateway writes to a file of its own"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let written = std::fs::read_to_string(&written_to).expect("it can be read");
+    assert!(written.lines().count() == 2 && written.contains(&done), "begun, and ended: {written}");
+    // Whoever was killed holds nothing.
+    office.gateway.signal(Signal::Kill);
+    office.gateway.restart().await;
+    assert_eq!(trail(&office, "").await.len(), 1);
 }
 
 #[tokio::test]

@@ -130,6 +130,17 @@ async fn a_record_that_is_there_is_answered_as_the_document_says() {
     assert!(outcomes.contains("changed") && outcomes.contains("refused"), "{outcomes:?}");
 }
 
+/// On a gateway that seals, so that there is something to reseal.
+#[tokio::test]
+async fn a_reseal_is_answered_as_the_document_says() {
+    let office = Office::with(&format!("{}{}", super::kit::WHO, crate::sealing::table(&["k"]))).await;
+    assert_eq!(office.pay("/pay/ok", "key-of-a-payment", "u1").send().await.status, 201);
+    let flags = ["--include-path-regex", "^/api/(reseal|audit)$", "--phases", "coverage,fuzzing"];
+    schemathesis(&office, ADMIN, "", &flags).await;
+    let audit = office.json("/api/audit?limit=1000").await;
+    assert!(audit["entries"].as_array().unwrap().iter().any(|entry| entry["outcome"] == "changed"), "{audit:#}");
+}
+
 /// Those who may not change anything, and those who see little, get what is documented, too.
 #[tokio::test]
 async fn other_roles_are_answered_as_the_document_says() {

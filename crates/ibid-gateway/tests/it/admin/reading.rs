@@ -101,6 +101,17 @@ async fn policies_and_store_are_as_configured() {
     assert_eq!(store["stored"]["finished"], 3);
 }
 
+/// What the console shows in bold, and `ibid check` marks, programs are told, too.
+#[tokio::test]
+async fn a_signature_that_is_not_asked_for_is_unusual() {
+    let routes = "[[route]]\nmatch = \"POST /hooks\"\npreset = \"webhook:github\"\nunsigned = true\n";
+    let office = Office::with(&format!("{}{routes}", super::kit::WHO)).await;
+    let policies = office.json("/api/policies").await;
+    let route = &policies["routes"][0];
+    assert_eq!(route["unusual"], serde_json::json!(["signature"]), "{route:#}");
+    assert_eq!(route["dials"]["signature"], "none: deliveries are taken from anybody");
+}
+
 #[tokio::test]
 async fn answers_are_for_who_asked_and_nobody_else() {
     let office = Office::filled().await;

@@ -8,6 +8,7 @@ use ibid_gateway::{
     config::{Env, ServeArgs, Settings},
     metrics::Watched,
 };
+use ibid_stores::Opened;
 use ibid_testkit::{
     client::{Request, Response, get, post},
     upstream::{Fault, Reply, Upstream},
@@ -60,7 +61,8 @@ impl Scene {
         );
         let settings = Settings::from_text(&config, None, &args, &Env::of(&[])).expect("a valid configuration");
         let watched = Watched::new(ibid::Silent);
-        let gateway = serve::Gateway::start(settings, args, store.clone(), watched).await.expect("it starts");
+        let gateway =
+            serve::Gateway::start(settings, args, Opened::plain(store.clone()), watched).await.expect("it starts");
         Scene { gateway, store, upstream, _folder: folder }
     }
 
@@ -183,6 +185,11 @@ impl Reader {
         let all: Vec<(&str, &str)> = all.iter().map(|(name, value)| (*name, value.as_str())).collect();
         self.send(&action, &all).await
     }
+}
+
+/// Where a page's link of this kind (`next`, `prev`) leads to.
+pub(super) fn link(page: &str, rel: &str) -> Option<String> {
+    between(page, &format!("rel=\"{rel}\" href=\""), "\"").map(unescape)
 }
 
 fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<&'a str> {

@@ -39,6 +39,7 @@ async fn resolve(browser: &Browser, scene: &Scene) {
     browser.type_into("#status", "201").await;
     browser.type_into("#headers", "Location: /payments/1841").await;
     browser.type_into("#body", "{\"id\":\"re_1841\"}").await;
+    browser.type_into("#keep", "7d").await;
 
     browser.press("Review").await;
     let focused = browser.active_element().await.unwrap().attr("id").await.unwrap();
@@ -46,12 +47,13 @@ async fn resolve(browser: &Browser, scene: &Scene) {
     browser.type_into("#reason", "ticket 7: the bank shows it").await;
     browser.press("Review").await;
     browser.reads("Nothing has been changed yet").await;
+    browser.reads("7d").await;
     assert_eq!(scene.pay("lost", LOST, 1).send().await.status, 409, "nothing was changed");
 
     browser.press("It happened: resolve").await;
     browser.reads("Resolved: every retry with this key gets this answer from now on.").await;
     let page = browser.text().await;
-    for part in ["re_1841", "ticket 7: the bank shows it", "admin.token", "unknown", "done 201"] {
+    for part in ["re_1841", "ticket 7: the bank shows it", "admin.token", "unknown", "done 201", "in 6d"] {
         assert!(page.contains(part), "{part}:\n{page}");
     }
     let answer = scene.pay("lost", LOST, 1).send().await;

@@ -85,9 +85,12 @@ async fn a_search_finds_by_every_field_and_pages_through_what_it_found() {
     let address = scene.address(LOST).await;
     let answer = reader.open(&format!("/records?key={address}")).await;
     assert_eq!((answer.status, answer.header("location")), (303, Some(format!("/records/{address}").as_str())));
-    for (query, said) in
-        [("state=gone", "is no state"), ("older_than=soon", "is no duration"), ("cursor=1", "search again")]
-    {
+    for (query, said) in [
+        ("state=gone", "is no state"),
+        ("older_than=soon", "is no duration"),
+        ("cursor=1", "search again"),
+        ("key=%00", "can be shown"),
+    ] {
         let answer = reader.open(&format!("/records?{query}")).await;
         assert_eq!(answer.status, 400, "{query}");
         assert!(answer.text().contains(said), "{query}");

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     browser::{Browser, Scripts},
-    kit::{ADMIN, LOST, Scene},
+    kit::{ADMIN, LOST, Scene, link},
 };
 
 /// Long enough for charts that have something to show.
@@ -67,10 +67,14 @@ async fn pictures_of_a_gateway_at_work() {
         let look = reader.submit(&form, &[("reason", reason)]).await.text();
         assert_eq!(reader.submit(&look, &[]).await.status, 303, "{key}");
     }
+    let reader = scene.reader(ADMIN).await;
+    let second = link(&reader.read("/records").await, "next").expect("there are more than fit on a page");
     let browser = Browser::start(Scripts::On).await;
     let pages = [
         ("overview", "/".to_owned()),
         ("records", "/records".into()),
+        ("records-2", second.clone()),
+        ("records-end", second.clone()),
         ("record", format!("/records/{done}")),
         ("unknown", format!("/records/{lost}")),
         ("resolve", format!("/records/{lost}/resolve")),
@@ -96,6 +100,9 @@ async fn pictures_of_a_gateway_at_work() {
             browser.see("main h1").await;
             if *name == "overview" {
                 browser.see("[data-chart=overhead] canvas").await;
+            }
+            if *name == "records-end" {
+                browser.execute("scrollTo(0, document.body.scrollHeight)", Vec::new()).await.unwrap();
             }
             sleep(Duration::from_millis(400)).await;
             picture(&browser, &folder.join(format!("{name}-{look}.png"))).await;

@@ -43,6 +43,25 @@ async fn a_log_in_goes_on_to_the_page_that_was_wanted_and_never_elsewhere() {
     }
 }
 
+/// Of somebody who is not known little is read: a token, and nothing more.
+#[tokio::test]
+async fn a_stranger_takes_up_no_memory() {
+    let scene = Scene::filled().await;
+    let mut stranger = Reader::stranger(scene.admin());
+    let long = "x".repeat(64 << 10);
+    let answer = stranger.send("/login", &[("token", &long)]).await;
+    assert_eq!(answer.status, 413, "{answer:?}");
+    assert!(answer.text().contains("larger than 16 KiB"), "{}", answer.text());
+    let forget = format!("/records/{}/forget", scene.address(LOST).await);
+    let answer = stranger.send(&forget, &[("reason", &long)]).await;
+    assert_eq!(answer.status, 303, "to the log-in: {answer:?}");
+    let mut admin = scene.reader(ADMIN).await;
+    assert_eq!(admin.send(&forget, &[("reason", &long)]).await.status, 403, "read, and without its secret refused");
+    let answer = admin.send(&forget, &[("reason", &"x".repeat(2 << 20))]).await;
+    assert_eq!(answer.status, 413, "{answer:?}");
+    assert!(answer.text().contains("1 MiB") && answer.text().contains("ibid keys resolve"), "{}", answer.text());
+}
+
 #[tokio::test]
 async fn wrong_tokens_are_told_so_and_limited() {
     let scene = Scene::empty().await;

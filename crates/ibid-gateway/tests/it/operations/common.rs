@@ -21,6 +21,7 @@ use ibid_gateway::{
     config::{Env, ServeArgs, Settings},
     metrics::Watched,
 };
+use ibid_stores::Opened;
 use ibid_testkit::{
     client::{Request, Response, get, post},
     process::Gateway,
@@ -84,7 +85,9 @@ pub(super) async fn start(
         ..ServeArgs::default()
     };
     let settings = Settings::from_text(config, None, &args, &Env::of(&[])).expect("a valid configuration");
-    serve::Gateway::start(settings, args, store, Watched::by(observer)).await.expect("the gateway starts")
+    serve::Gateway::start(settings, args, Opened::plain(store), Watched::by(observer))
+        .await
+        .expect("the gateway starts")
 }
 
 pub(super) async fn entries(store: &Switchable) -> Vec<Claim> {

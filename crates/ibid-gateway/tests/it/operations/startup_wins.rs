@@ -69,7 +69,7 @@ async fn admin_tokens_are_never_printed() {
     lines(&gateway, "stays", 1).await;
     gateway.rewrite_config(&text.replace("t0ken-plain-1", "t0ken-file-3"));
     gateway.signal(Signal::Hup);
-    lines(&gateway, "needs_restart", 1).await;
+    lines(&gateway, "configuration taken up", 1).await;
     gateway.signal(Signal::Term);
     gateway.wait_exit(super::common::DEADLINE).await;
     printed += &gateway.logs().join("\n");

@@ -5,7 +5,7 @@ use ibid::{
     store::{Address, Store as _},
 };
 use ibid_gateway::{
-    admin::auth::Auth,
+    admin::auth::{Auth, Tokens},
     config::{AdminTls, AdminTlsArgs, Env, Secret, ServeArgs, Settings, StoreChoice},
 };
 use ibid_stores::{Named, Remote, postgres::Postgres, redis::Redis, seal::SealKey};
@@ -40,11 +40,11 @@ async fn no_value_shows_the_secret_that_it_holds() {
         let config = format!("upstream = \"http://h\"\n[jwt]\njwks = {url:?}\n[policy]\nscope = [\"jwt:sub\"]");
         Settings::from_text(&config, None, &ServeArgs::default(), &Env::of(&[])).unwrap().jwt
     };
-    let auth = Auth::new(&settings.admin.as_ref().unwrap().tokens);
-    let session = auth.log_in(TEXT, [127, 0, 0, 1].into()).unwrap();
+    let (auth, tokens) = (Auth::default(), Tokens::new(&settings.admin.as_ref().unwrap().tokens));
+    let session = auth.log_in(&tokens, TEXT, [127, 0, 0, 1].into()).unwrap();
     let cookie = format!("ibid_session={}", session.cookie);
     let headers = http::HeaderMap::from_iter([(http::header::COOKIE, cookie.parse().unwrap())]);
-    let caller = auth.caller(&headers, [127, 0, 0, 1].into()).unwrap();
+    let caller = auth.caller(&tokens, &headers, [127, 0, 0, 1].into()).unwrap();
     let env = [("A", TEXT)];
     let named: Named = redis.parse().unwrap();
     let remote = Remote::default();
@@ -58,7 +58,7 @@ async fn no_value_shows_the_secret_that_it_holds() {
     let shown = [
         format!("{settings:?} {settings:#?} {:?} {:?}", settings.sealing(), settings.store.layout()),
         format!("{:?} {:?}", keys_at(&format!("https://h/keys?token={TEXT}")), Env::of(&env)),
-        format!("{auth:?} {session:?} {caller:?}"),
+        format!("{auth:?} {tokens:?} {session:?} {caller:?}"),
         format!("{args:?} {choice:?} {tls_args:?} {admin_tls:?}"),
         format!("{named:?} {:?}", postgres.parse::<Named>().unwrap()),
         format!("{:?} {:?}", Secret::from_source("env:A", &Env::of(&env)).unwrap(), AddressSecret::new(*BYTES)),

@@ -1,4 +1,4 @@
-//! Whether the store does its work, as a person is told.
+//! Whether the store does its work, as everybody is told: `/readyz`, the API and the console.
 
 use std::time::Duration;
 
@@ -10,27 +10,27 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How the store is.
 #[derive(Debug, Clone)]
-pub(super) struct Health {
-    pub(super) name: &'static str,
-    pub(super) durable: bool,
-    pub(super) shared: bool,
+pub(crate) struct Health {
+    pub(crate) name: &'static str,
+    pub(crate) durable: bool,
+    pub(crate) shared: bool,
     /// What start-up found.
-    pub(super) wanting: Vec<String>,
+    pub(crate) wanting: Vec<String>,
     /// Why it cannot be used now.
-    pub(super) trouble: Option<String>,
+    pub(crate) trouble: Option<String>,
     /// How long it took to answer.
-    pub(super) took: Option<Duration>,
+    pub(crate) took: Option<Duration>,
     /// Ends that it has not taken yet.
-    pub(super) waiting: u64,
+    pub(crate) waiting: u64,
     /// As a class: `good`, `warn` or `bad`.
-    pub(super) kind: &'static str,
+    pub(crate) kind: &'static str,
     /// In a word.
-    pub(super) word: &'static str,
+    pub(crate) word: &'static str,
 }
 
 impl Health {
     /// Asks the store for something that is not there.
-    pub(super) async fn ask(ibid: &Ibid) -> Self {
+    pub(crate) async fn ask(ibid: &Ibid) -> Self {
         let engine = ibid.engine();
         let sent = Instant::now();
         let found = timeout(PATIENCE, engine.store().get(&Address([0; 32]))).await;
@@ -55,7 +55,7 @@ impl Health {
     }
 
     /// Whether it answers.
-    pub(super) fn is_well(&self) -> bool {
+    pub(crate) fn is_well(&self) -> bool {
         self.trouble.is_none()
     }
 }

@@ -1,19 +1,17 @@
-//! What happened lately, for the charts: read from the counters each second, kept in rings.
+//! What happened lately, for the charts and for `GET /api/stats`: read from the counters each second, kept in rings.
 //!
-//! It is this process's own history: nothing is asked of the store for it, and it begins with the process. Bound: 600
-//! points of a second, 2,160 of ten and 1,440 of sixty, of some 300 bytes each.
+//! It is this process's own history: nothing is asked of the store for it, and it begins with the process. There is one, so
+//! that the console and the API cannot disagree. Bound: 600 points of a second, 2,160 of ten and 1,440 of sixty, of some 300
+//! bytes each.
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
-use crate::metrics::{Metrics, Reading, Requests, Spread};
+use super::{Metrics, Reading, Requests, Spread};
+use crate::records::view::{millis, now_ms};
 
 /// How often the counters are read.
 const EVERY: Duration = Duration::from_secs(1);
@@ -29,7 +27,7 @@ pub(crate) const CONFLICTS_LIMIT: f64 = 0.05;
 
 /// What happened lately.
 #[derive(Debug)]
-pub(crate) struct History(Mutex<[Ring; RINGS.len()]>);
+pub struct History(Mutex<[Ring; RINGS.len()]>);
 
 #[derive(Debug)]
 struct Ring {
@@ -147,6 +145,14 @@ impl History {
         })
     }
 
+    /// The last hour as counts, for programs; oldest first.
+    pub(crate) fn hour(&self) -> Value {
+        let (all, count) = self.points(Window::Hour);
+        let points: Vec<Value> = all[all.len() - count..].iter().map(Point::counts).collect();
+        let (ring, _) = Window::Hour.place();
+        json!({ "every_ms": millis(RINGS[ring].0), "points": points })
+    }
+
     /// The same in a few rows, latest first, for those who read numbers.
     pub(crate) fn rows(&self, window: Window, at_most: usize) -> Vec<(u64, Lately)> {
         let (all, count) = self.points(window);
@@ -206,6 +212,24 @@ impl Ring {
 }
 
 impl Point {
+    fn counts(&self) -> Value {
+        let requests = &self.requests;
+        json!({
+            "at_ms": self.at_ms,
+            "over_ms": millis(self.over),
+            "executed": requests.ran(),
+            "replayed": requests.replayed,
+            "hits": self.hits,
+            "refused": requests.all_refused(),
+            "conflicts": requests.conflicts,
+            "unknown": requests.unknown,
+            "degraded": requests.degraded,
+            "keyless": requests.keyless,
+            "shadowed": requests.shadowed,
+            "fallbacks": self.fallbacks,
+        })
+    }
+
     fn per_second(&self, count: u64) -> f64 {
         count as f64 / self.over.as_secs_f64().max(0.001)
     }
@@ -264,11 +288,6 @@ impl Lately {
 
 fn rounded(value: f64) -> Value {
     json!((value * 1000.0).round() / 1000.0)
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -361,6 +380,45 @@ mod tests {
         let percent = history.series(Window::Minutes)["hit_percent"].as_array().unwrap().clone();
         assert_eq!((percent.len(), &percent[9], &percent[19]), (400, &json!(100.0), &json!(50.0)));
         assert_eq!((&percent[299], &percent[304], &percent[310]), (&json!(3.333), &json!(1.667), &json!(0.0)));
+    }
+
+    /// What programs get of the last hour is what the chart of the last hour draws.
+    #[tokio::test(start_paused = true)]
+    async fn programs_get_the_counts_that_charts_are_drawn_from() {
+        let metrics = Metrics::default();
+        let history = History::new(&metrics);
+        let start = Instant::now();
+        for step in 1..=400_u32 {
+            tell(&metrics, Outcome::Executed, step % 7);
+            tell(&metrics, Outcome::Replayed, step % 3);
+            tell(&metrics, Outcome::Refused(Reason::InProgress), step % 2);
+            tell(&metrics, Outcome::Unknown, step % 5);
+            tell(&metrics, Outcome::Keyless, 1);
+            // The process was held up once.
+            let held_up = if step > 300 { 30 } else { 0 };
+            let seconds = u64::from(step) * 10 + held_up;
+            history.look(&metrics.reading(), start + Duration::from_secs(seconds), seconds * 1000);
+        }
+        let hour = history.hour();
+        let points = hour["points"].as_array().unwrap();
+        assert_eq!((hour["every_ms"].as_u64(), points.len()), (Some(10_000), 360));
+        assert_eq!(points.iter().filter(|point| point["over_ms"] == 40_000).count(), 1);
+        let series = history.series(Window::Hour);
+        for (at, point) in points.iter().enumerate() {
+            let rate = |name: &str| point[name].as_f64().unwrap() * 1000.0 / point["over_ms"].as_f64().unwrap();
+            for (drawn, counted) in [
+                ("ran", rate("executed")),
+                ("replayed", rate("replayed")),
+                ("refused", rate("refused")),
+                ("open", rate("unknown") + rate("degraded")),
+                ("passed", rate("keyless") + rate("shadowed")),
+            ] {
+                assert_eq!(series[drawn][at], rounded(counted), "{drawn} at {at}: {point}");
+            }
+            assert_eq!((&point["hits"], &point["conflicts"]), (&point["replayed"], &point["refused"]));
+        }
+        let sum = |name: &str| points.iter().map(|point| point[name].as_u64().unwrap()).sum::<u64>();
+        assert_eq!(sum("keyless"), 360);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,0 +1,124 @@
+//! The files of the trail: lines of JSON, appended and synced. Bound: two of [`FILE`] bytes.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use ibid_stores::Lock;
+use serde::Serialize;
+
+/// One file holds no more; there are two.
+pub(super) const FILE: u64 = 4 << 20;
+/// What is read of a file that somebody else has made longer.
+const LONGEST: u64 = 2 * FILE;
+
+#[derive(Debug)]
+pub(super) struct Files {
+    /// For as long as the trail is open.
+    _lock: Lock,
+    path: PathBuf,
+    pub(super) file: File,
+    length: u64,
+}
+
+impl Files {
+    /// Takes the trail for this process; folder and file are made if they are missing.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        if let Some(folder) = path.parent() {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
+        let lock = Lock::take(&with(path, ".lock")).map_err(|why| match why.kind() {
+            io::ErrorKind::WouldBlock => {
+                let what = format!("{why}; each gateway writes to a file of its own, so name another");
+                io::Error::new(io::ErrorKind::WouldBlock, what)
+            }
+            _ => why,
+        })?;
+        let (file, length) = appended(path)?;
+        Ok(Self { _lock: lock, path: path.into(), file, length })
+    }
+
+    /// Appends a line. True if the newer file was full and became the older one, whatever came of the line then.
+    pub(super) fn write(&mut self, line: &impl Serialize) -> (bool, io::Result<()>) {
+        let mut bytes = match serde_json::to_vec(line) {
+            Ok(bytes) => bytes,
+            Err(why) => return (false, Err(why.into())),
+        };
+        bytes.push(b'\n');
+        let full = self.length > 0 && self.length + bytes.len() as u64 > FILE;
+        match if full { self.turn() } else { Ok(()) } {
+            Ok(()) => (full, self.append(&bytes)),
+            Err(why) => (false, Err(why)),
+        }
+    }
+
+    fn turn(&mut self) -> io::Result<()> {
+        match fs::rename(&self.path, older(&self.path)) {
+            // It was turned, and the new one could not be made.
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+            turned => turned?,
+        }
+        (self.file, self.length) = appended(&self.path)?;
+        Ok(())
+    }
+
+    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        let written = self.file.write_all(line).and_then(|()| self.file.sync_data());
+        match written {
+            Ok(()) => self.length += line.len() as u64,
+            // Half a line would swallow the next one.
+            Err(_) => self.file.set_len(self.length)?,
+        }
+        written
+    }
+}
+
+/// The file that was full before this one.
+pub(super) fn older(path: &Path) -> PathBuf {
+    with(path, ".1")
+}
+
+/// What a file holds; nothing if it is not there.
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    match File::open(path) {
+        Ok(file) => file.take(LONGEST).read_to_end(&mut text)?,
+        Err(why) if why.kind() == io::ErrorKind::NotFound => 0,
+        Err(why) => return Err(why),
+    };
+    Ok(text)
+}
+
+fn with(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
+}
+
+/// A file to append to, and how long it is. Who did what to whom is for its owner to read.
+fn appended(path: &Path) -> io::Result<(File, u64)> {
+    let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
+    let mut length = file.metadata()?.len();
+    if length > 0 && !ends_a_line(&file, length)? {
+        // What a killed process left is a line of its own.
+        file.write_all(b"\n")?;
+        length += 1;
+    }
+    file.sync_all()?;
+    sync_folder(path)?;
+    Ok((file, length))
+}
+
+fn ends_a_line(file: &File, length: u64) -> io::Result<bool> {
+    let mut last = [0];
+    file.read_exact_at(&mut last, length - 1)?;
+    Ok(last == *b"\n")
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
+}
