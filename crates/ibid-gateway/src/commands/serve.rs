@@ -1,13 +1,20 @@
 //! `ibid serve`: the gateway, from its settings to its end.
 
-use std::{io::Write, sync::Arc, time::Duration};
+use std::{
+    fs,
+    io::{ErrorKind, Write},
+    os::unix::fs::DirBuilderExt,
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use ibid::{
     Ibid, Journal, Observer,
     http::Cors,
     store::{Address, Store, Swept},
 };
-use ibid_stores::Opened;
+use ibid_stores::{Lock, Opened};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, oneshot, watch},
@@ -79,6 +86,8 @@ pub struct Gateway {
     /// The admin port, and what ends it: it is there to the last.
     desk: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
     tracer: Option<Tracer>,
+    /// Two on one folder would take each other's unfinished answers for left ones, and remove them.
+    _journal: Option<Lock>,
 }
 
 impl Gateway {
@@ -99,6 +108,7 @@ impl Gateway {
         let sweep_every = settings.store.sweep_every;
         let admin = settings.admin.clone();
         let live = Live::new(Snapshot::new(settings, None)?, args);
+        let journal = live.now().settings.journal.as_deref().map(taken).transpose()?;
         let ibid = build(&live, store, observer)?;
         let admin = match admin {
             Some(admin) => Some(Admin::bind(&admin, ibid.clone(), sealed, live.clone(), &watched).await?),
@@ -121,7 +131,19 @@ impl Gateway {
         tokio::spawn(reflection::keep_up(live.clone()));
         let secure = server.is_secure();
         let server = tokio::spawn(server.run(stopping));
-        Ok(Self { address, admin: admin_address, secure, admin_secure, live, ibid, stop, server, desk: admin, tracer })
+        Ok(Self {
+            address,
+            admin: admin_address,
+            secure,
+            admin_secure,
+            live,
+            ibid,
+            stop,
+            server,
+            desk: admin,
+            tracer,
+            _journal: journal,
+        })
     }
 
     /// Where clients connect.
@@ -156,6 +178,18 @@ impl Gateway {
             tracer.flushed().await;
         }
     }
+}
+
+/// Takes the folder of the journal, which is made if it is missing, for this gateway.
+fn taken(folder: &Path) -> Result<Lock, String> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    let taken = made.and_then(|()| Lock::take(&folder.join("journal.lock")));
+    taken.map_err(|why| match why.kind() {
+        ErrorKind::WouldBlock => {
+            format!("journal: {}: {why}; each gateway has a journal of its own, so name another", folder.display())
+        }
+        _ => format!("journal: {}: {why}", folder.display()),
+    })
 }
 
 fn build(live: &Live, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Result<Ibid, String> {

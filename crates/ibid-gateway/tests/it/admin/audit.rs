@@ -162,6 +162,32 @@ async fn two_gateways_cannot_share_a_trail_and_it_can_be_read_all_the_same() {
 }
 
 #[tokio::test]
+async fn two_gateways_cannot_share_a_journal() {
+    let mut office = Office::open().await;
+    let journal = office.gateway.dir().join("ibid-journal");
+    let unfinished = journal.join("half.part");
+    std::fs::write(&unfinished, "half of an answer").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ibid.toml");
+    let text = format!(
+        "upstream = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\njournal = {journal:?}\n[store]\nurl = \"memory:\"\n[admin]\nlisten = \"off\"\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let serve = ["serve", "--config", file.to_str().unwrap()];
+    let output = ibid_testkit::process::run(crate::faults::kit::BIN, &serve, &[]).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let holder = format!("it is in use by process {} on ", office.gateway.id());
+    for part in ["journal: ", "ibid-journal: ", &holder, "each gateway has a journal of its own"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(unfinished.exists(), "what the first is writing is not touched");
+    office.gateway.signal(Signal::Kill);
+    office.gateway.restart().await;
+    assert!(!unfinished.exists(), "the first itself knows that nobody writes it any more");
+}
+
+#[tokio::test]
 async fn pages_are_asked_for_well_or_refused() {
     let office = Office::open().await;
     for (query, part) in [

@@ -1,7 +1,7 @@
 //! The same key again: with another request, from another caller, too early, after an outcome that nobody knows.
 
 use ibid_testkit::{
-    client::{Request, Response, delete, patch, put},
+    client::{Request, Response, delete, get, patch, put},
     upstream::{Fault, Gate, Reply},
 };
 
@@ -83,6 +83,8 @@ async fn operators_are_told_of_a_key_that_two_callers_share_and_the_callers_are_
     assert_eq!((second.status, names(&second)), (alone.status, names(&alone)));
     let line = world.gateway.wait_for_log("two callers sent the same key with the same request").await;
     assert!(!line.contains(key), "{line}");
+    let metrics = get(world.gateway.admin_addr(), "/metrics").send().await.text();
+    assert!(metrics.contains("\nidempotency_shared_keys_total 1\n"), "{metrics}");
 }
 
 #[tokio::test]

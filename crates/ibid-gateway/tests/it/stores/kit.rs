@@ -155,9 +155,9 @@ impl Breakable {
     }
 }
 
-/// The names of the files in a journal, without the audit trail that is beside them.
+/// The names of the answers in a journal, without its lock, and the audit trail that is beside them.
 pub(crate) fn journaled(folder: &std::path::Path) -> Vec<String> {
     let files = std::fs::read_dir(folder).expect("a journal");
     let names = files.map(|file| file.expect("a file").file_name().into_string().expect("a plain name"));
-    names.filter(|name| !name.starts_with("audit.jsonl")).collect()
+    names.filter(|name| name != "journal.lock" && !name.starts_with("audit.jsonl")).collect()
 }
