@@ -26,6 +26,7 @@ use crate::{
     proxy::Body,
     routes::Route,
     tls,
+    trace::Collecting,
     upstream::{self, Target, Upstream},
 };
 
@@ -47,6 +48,8 @@ pub struct Snapshot {
     pub admin_tls: Option<Arc<rustls::ServerConfig>>,
     /// Verifies callers' tokens.
     jwt: Option<Arc<Verifier>>,
+    /// Who takes traces, if anybody does.
+    pub(crate) collector: Option<Arc<Collecting>>,
     /// Who may use the admin port.
     pub tokens: Tokens,
     /// The published contract.
@@ -137,8 +140,16 @@ impl Snapshot {
                 None => Arc::new(Verifier::new(jwt)?),
             }),
         };
+        // Whoever traces at the start does so to the end; only where to may change.
+        let collector = match &settings.trace {
+            None => before.and_then(|before| before.collector.clone()),
+            Some(trace) => match before.filter(|before| before.settings.trace.as_ref() == Some(trace)) {
+                Some(before) => before.collector.clone(),
+                None => Some(Arc::new(Collecting::new(trace)?)),
+            },
+        };
         let tokens = Tokens::new(settings.admin.as_ref().map_or(&[], |admin| &admin.tokens));
-        Ok(Self { settings, upstreams, default, for_calls, tls, admin_tls, jwt, tokens, page })
+        Ok(Self { settings, upstreams, default, for_calls, tls, admin_tls, jwt, collector, tokens, page })
     }
 
     /// Who verifies the token of a request, and the claims that its route asks for. `None` if it asks for none.

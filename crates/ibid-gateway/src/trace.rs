@@ -25,6 +25,7 @@ use http::{HeaderMap, HeaderName, Request, Response};
 use ibid::{Answered, Notice, Observer, Outcome, StoreCall, http::Around, store::Token};
 use parking_lot::Mutex;
 
+pub(crate) use self::export::Collecting;
 pub use self::export::Tracer;
 use self::{
     export::{Kind, Span},

@@ -126,7 +126,7 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
         };
         lines.push(("descriptors", said));
     }
-    lines.extend(settings.trace.as_ref().map(|collector| ("trace", collector.to_string())));
+    lines.extend(settings.trace.as_ref().map(|trace| ("trace", trace.collector.to_string())));
     lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));
     for (name, value) in lines {
         writeln!(out, "  {name:<14}  {value}")?;

@@ -102,12 +102,12 @@ impl Gateway {
         let Opened { store, sealed } = opened;
         check_promise(&settings, store.as_ref()).await?;
         watched.metrics().show(&settings.routes);
-        let tracer = settings.trace.clone().map(Tracer::start);
-        let observer: Arc<dyn Observer> =
-            if tracer.is_some() { Arc::new(Watching(watched.clone())) } else { watched.clone() };
         let sweep_every = settings.store.sweep_every;
         let admin = settings.admin.clone();
         let live = Live::new(Snapshot::new(settings, None)?, args);
+        let tracer = live.now().collector.is_some().then(|| Tracer::start(live.clone()));
+        let observer: Arc<dyn Observer> =
+            if tracer.is_some() { Arc::new(Watching(watched.clone())) } else { watched.clone() };
         let journal = live.now().settings.journal.as_deref().map(taken).transpose()?;
         let ibid = build(&live, store, observer)?;
         let admin = match admin {

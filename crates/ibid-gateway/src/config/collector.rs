@@ -12,14 +12,20 @@ const USUAL_PORT: u16 = 4318;
 /// A collector of traces that takes OTLP over HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Collector {
+    secure: bool,
     address: String,
     path: String,
 }
 
 impl Collector {
-    /// Host and port.
-    pub fn address(&self) -> &str {
-        &self.address
+    /// Whether it is reached with TLS.
+    pub fn is_secure(&self) -> bool {
+        self.secure
+    }
+
+    /// Scheme, host and port.
+    pub fn origin(&self) -> String {
+        format!("{}://{}", if self.secure { "https" } else { "http" }, self.address)
     }
 
     /// Where traces are sent.
@@ -37,23 +43,21 @@ impl Scalar for Collector {
         }
         let wrong = |why: &str| format!("found {text:?}; {why}; allowed is {}", Self::ALLOWED);
         let uri: Uri = text.parse().map_err(|_| wrong("it is no URL"))?;
-        if uri.scheme_str() == Some("https") {
-            return Err(wrong("traces are sent without TLS: run a collector beside the gateway, and let it send on"));
-        }
-        let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
+        let secure = uri.scheme_str() == Some("https");
+        let authority = uri.authority().filter(|_| secure || uri.scheme_str() == Some("http"));
         let authority = authority.filter(|authority| !authority.host().is_empty());
         let Some(authority) = authority else { return Err(wrong("it names no host")) };
         if uri.query().is_some() {
             return Err(wrong("it has a query"));
         }
         let address = format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(USUAL_PORT));
-        Ok(Self { address, path: format!("{}/v1/traces", uri.path().trim_end_matches('/')) })
+        Ok(Self { secure, address, path: format!("{}/v1/traces", uri.path().trim_end_matches('/')) })
     }
 }
 
 impl fmt::Display for Collector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}{}", self.address, self.path)
+        write!(f, "{}{}", self.origin(), self.path)
     }
 }
 
@@ -67,12 +71,11 @@ mod tests {
             ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
             ("http://collector", "http://collector:4318/v1/traces"),
             ("http://[::1]:80/otlp/", "http://[::1]:80/otlp/v1/traces"),
+            ("https://collector", "https://collector:4318/v1/traces"),
         ] {
             assert_eq!(Collector::from_text(text).unwrap().to_string(), shown);
         }
-        for wrong in
-            ["collector:4318", "https://collector:4318", "http://u:p@collector", "http://h?a=1", "", "grpc://h"]
-        {
+        for wrong in ["collector:4318", "http://u:p@collector", "https://h?a=1", "", "grpc://h"] {
             let why = Collector::from_text(wrong).unwrap_err();
             assert!(why.contains("allowed is a URL") && !why.contains("u:p"), "{why}");
         }

@@ -16,7 +16,9 @@ use super::{
     scalar::{One, Scalar},
     seal,
     secret::{Secret, Upstream},
-    settings::{Admin, Limits, Log, LogFormat, LogLevel, Pem, Quota, REFLECTION, Role, Settings, Shown, Tls, Token},
+    settings::{
+        Admin, Limits, Log, LogFormat, LogLevel, Pem, Quota, REFLECTION, Role, Settings, Shown, Tls, Token, Trace,
+    },
     store,
     values::Size,
     warnings,
@@ -63,14 +65,8 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
     };
     let pem = |key: &str, written: &Secret| pem(key, written, lookup).map_err(|what| wrong(key, &what));
     let tls = tls("tls", file.tls, &pem, &wrong)?;
-    let upstream_identity = match (file.upstream_cert, file.upstream_key) {
-        (None, None) => None,
-        (Some(One(cert)), Some(One(key))) => {
-            Some(Shown { cert: pem("upstream_cert", &cert)?, key: pem("upstream_key", &key)? })
-        }
-        (None, _) => return Err(wrong("upstream_cert", "missing; a certificate and its key belong together")),
-        (_, None) => return Err(wrong("upstream_key", "missing; a certificate and its key belong together")),
-    };
+    let upstream_identity = identity("upstream_", file.upstream_cert, file.upstream_key, &pem, &wrong)?;
+    let trace = trace(file.trace, &pem, &wrong)?;
     let jwt = file.jwt.map(|jwt| jwt::finish(jwt, &pem, &wrong)).transpose()?;
     jwt::check_routes(jwt.as_ref(), &routes, &wrong)?;
     let quota =
@@ -120,7 +116,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         reflected: lookup.reflected.clone(),
         limits: limits(file.limits, &wrong)?,
         log: Log { format: or(file.log.format, LogFormat::Text), level: or(file.log.level, LogLevel::Info) },
-        trace: file.trace.otlp.map(|One(collector)| collector),
+        trace,
         admin,
         store,
         seal,
@@ -147,7 +143,7 @@ pub(super) fn default<T: Scalar>(text: &str) -> T {
 pub(super) type Wrong<'a> = &'a dyn Fn(&str, &str) -> ConfigError;
 
 /// Reads what a key names as PEM.
-type ReadPem<'a> = &'a dyn Fn(&str, &Secret) -> Result<Pem, ConfigError>;
+pub(super) type ReadPem<'a> = &'a dyn Fn(&str, &Secret) -> Result<Pem, ConfigError>;
 
 fn at_least_one(key: &str, written: Option<One<usize>>, usual: usize, wrong: Wrong<'_>) -> Result<usize, ConfigError> {
     match or(written, usual) {
@@ -244,6 +240,33 @@ fn admin(
     Ok(listen.map(|listen| Admin { listen, tokens, audit, tls }))
 }
 
+fn trace(file: raw::Trace, pem: ReadPem<'_>, wrong: Wrong<'_>) -> Result<Option<Trace>, ConfigError> {
+    let secure = file.otlp.as_ref().is_some_and(|One(collector)| collector.is_secure());
+    for (name, given) in [("trace.ca", file.ca.is_some()), ("trace.cert", file.cert.is_some())] {
+        if given && !secure {
+            return Err(wrong(name, "certificates are for a collector at https://…; set trace.otlp to one"));
+        }
+    }
+    let ca = file.ca.map(|One(ca)| pem("trace.ca", &ca)).transpose()?;
+    let identity = identity("trace.", file.cert, file.key, pem, wrong)?;
+    Ok(file.otlp.map(|One(collector)| Trace { collector, ca, identity }))
+}
+
+/// What is shown to somebody who asks for a certificate. `whose` is the beginning of the settings' names.
+pub(super) fn identity(
+    whose: &str, cert: Option<One<Secret>>, key: Option<One<Secret>>, pem: ReadPem<'_>, wrong: Wrong<'_>,
+) -> Result<Option<Shown>, ConfigError> {
+    let (cert_name, key_name) = (format!("{whose}cert"), format!("{whose}key"));
+    match (cert, key) {
+        (None, None) => Ok(None),
+        (Some(One(cert)), Some(One(key))) => {
+            Ok(Some(Shown { cert: pem(&cert_name, &cert)?, key: pem(&key_name, &key)? }))
+        }
+        (None, _) => Err(wrong(&cert_name, "missing; a certificate and its key belong together")),
+        (_, None) => Err(wrong(&key_name, "missing; a certificate and its key belong together")),
+    }
+}
+
 /// The gRPC methods of a descriptor set; none yet where upstreams have not been asked for theirs.
 fn descriptors(path: &str, lookup: &Lookup<'_>) -> Result<Unary, String> {
     if path == REFLECTION {
@@ -263,11 +286,7 @@ pub(super) fn pem(key: &str, written: &Secret, lookup: &Lookup<'_>) -> Result<Pe
         return Ok(Pem(written.clone()));
     }
     // What should be the path of a private key may be the key itself, in another form.
-    let shown = if matches!(key, "tls.key" | "admin.tls.key" | "admin-key" | "upstream_key") {
-        "what it names".into()
-    } else {
-        format!("{:?}", written.expose())
-    };
+    let shown = if key.ends_with("key") { "what it names".into() } else { format!("{:?}", written.expose()) };
     let text = lookup.read(written.expose()).map_err(|why| format!("cannot read {shown}: {why}"))?;
     if !text.contains(BEGIN) {
         return Err(format!("{shown} is no PEM file; it has no line \"-----BEGIN ...\""));

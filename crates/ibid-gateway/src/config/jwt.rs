@@ -6,16 +6,13 @@ use http::Uri;
 
 use super::{
     error::ConfigError,
-    finish::{Wrong, not_zero, or},
+    finish::{ReadPem, Wrong, identity, not_zero, or},
     raw,
     scalar::One,
     secret::Secret,
-    settings::{Jwt, JwtKeys, Pem},
+    settings::{Jwt, JwtKeys},
 };
 use crate::{jwt::KeySet, routes::RouteTable};
-
-/// Reads a PEM file or its text, for the key that names it.
-type ReadPem<'a> = &'a dyn Fn(&str, &Secret) -> Result<Pem, ConfigError>;
 
 pub(super) fn finish(file: raw::Jwt, pem: ReadPem<'_>, wrong: Wrong<'_>) -> Result<Jwt, ConfigError> {
     let keys = match (file.secret, file.pem, file.jwks) {
@@ -34,12 +31,15 @@ pub(super) fn finish(file: raw::Jwt, pem: ReadPem<'_>, wrong: Wrong<'_>) -> Resu
         }
         _ => return Err(wrong("jwt", "found keys in two places; allowed is one of \"secret\" \"pem\" \"jwks\"")),
     };
-    if file.ca.is_some() && !matches!(keys, JwtKeys::Url(_)) {
-        return Err(wrong("jwt.ca", "only keys from a URL are fetched from somebody; set jwks to one"));
+    for (name, given) in [("jwt.ca", file.ca.is_some()), ("jwt.cert", file.cert.is_some())] {
+        if given && !matches!(keys, JwtKeys::Url(_)) {
+            return Err(wrong(name, "only keys from a URL are fetched from somebody; set jwks to one"));
+        }
     }
     Ok(Jwt {
         keys,
         ca: file.ca.map(|One(ca)| pem("jwt.ca", &ca)).transpose()?,
+        identity: identity("jwt.", file.cert, file.key, pem, wrong)?,
         issuer: file.issuer.map(|One(issuer)| issuer),
         audience: file.audience.map(|list| list.0).unwrap_or_default(),
         leeway: or(file.leeway, Duration::from_secs(60)),

@@ -74,6 +74,8 @@ pub(super) struct Jwt {
     pub(super) pem: Option<One<Secret>>,
     pub(super) jwks: Option<One<Secret>>,
     pub(super) ca: Option<One<Secret>>,
+    pub(super) cert: Option<One<Secret>>,
+    pub(super) key: Option<One<Secret>>,
     pub(super) issuer: Option<One<String>>,
     pub(super) audience: Option<List<String>>,
     pub(super) leeway: Option<One<Duration>>,
@@ -103,6 +105,9 @@ pub(super) struct Limits {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Trace {
     pub(super) otlp: Option<One<Collector>>,
+    pub(super) ca: Option<One<Secret>>,
+    pub(super) cert: Option<One<Secret>>,
+    pub(super) key: Option<One<Secret>>,
 }
 
 #[derive(Debug, Default, Deserialize)]

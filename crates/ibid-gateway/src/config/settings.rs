@@ -57,7 +57,7 @@ pub struct Settings {
     /// How logs are written.
     pub log: Log,
     /// Where traces go, if anywhere.
-    pub trace: Option<Collector>,
+    pub trace: Option<Trace>,
     /// The admin port, unless it is off.
     pub admin: Option<Admin>,
     /// Where records live.
@@ -92,6 +92,17 @@ pub struct Shown {
     pub key: Pem,
 }
 
+/// Where traces go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trace {
+    /// Who takes them.
+    pub collector: Collector,
+    /// Certificates that it is checked against, instead of the system's.
+    pub ca: Option<Pem>,
+    /// What it is shown if it asks.
+    pub identity: Option<Shown>,
+}
+
 /// How much a tenant may begin; as much as they like where nothing is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Quota {
@@ -115,6 +126,8 @@ pub struct Jwt {
     pub keys: JwtKeys,
     /// Certificates that the server of the keys is checked against, instead of the system's.
     pub ca: Option<Pem>,
+    /// What it is shown if it asks.
+    pub identity: Option<Shown>,
     /// Whose tokens are believed; anybody's who has the key if `None`.
     pub issuer: Option<String>,
     /// For whom they must be; for anybody if empty.
@@ -258,7 +271,8 @@ impl Settings {
             ("journal", self.journal != old.journal),
             ("limits", self.limits != old.limits),
             ("log", self.log != old.log),
-            ("trace", self.trace != old.trace),
+            // Where they go is taken up; whether they go anywhere is not.
+            ("trace", self.trace.is_some() != old.trace.is_some()),
             ("admin", fixed(self) != fixed(old)),
             ("admin.tls", Admin::has_tls(self.admin.as_ref()) != Admin::has_tls(old.admin.as_ref())),
             ("store", self.store != old.store),

@@ -116,8 +116,11 @@ fn may_be_secret(path: &str) -> bool {
     let (table, name) = (path.split(['.', '[']).next(), path.rsplit('.').next());
     matches!(table, Some("admin" | "tls")) && !matches!(name, Some("listen" | "role" | "user"))
         || table == Some("seal") && !matches!(name, Some("id" | "accept_plain" | "plain_addresses"))
-        || matches!(path, "jwt" | "jwt.secret" | "jwt.pem" | "jwt.jwks" | "upstream_key" | "store" | "trace")
-        || matches!(path, "store.url" | "store.fallback" | "store.cache" | "trace.otlp")
+        || matches!(path, "jwt" | "jwt.secret" | "jwt.pem" | "jwt.jwks" | "jwt.key" | "upstream_key")
+        || matches!(
+            path,
+            "store" | "trace" | "trace.key" | "store.url" | "store.fallback" | "store.cache" | "trace.otlp"
+        )
         || path.ends_with(".signature")
         || path.split(['.', '[']).any(|step| step == "secrets")
 }

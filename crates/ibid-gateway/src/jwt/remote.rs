@@ -51,7 +51,7 @@ impl Remote {
         let client = upstream::Settings {
             max_connections: 1,
             connect_timeout: PATIENCE,
-            tls: tls::towards("jwt.", settings.ca.as_ref(), None)?,
+            tls: tls::towards("jwt.", settings.ca.as_ref(), settings.identity.as_ref())?,
             ..upstream::Settings::default()
         };
         let issuer = Upstream::new(target, client).map_err(|why| format!("jwt.jwks: {why}"))?;

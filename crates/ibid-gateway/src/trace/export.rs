@@ -10,18 +10,22 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, Request, header};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper_util::rt::TokioIo;
+use http::{HeaderValue, Request, header};
+use http_body_util::{BodyExt as _, Limited};
 use serde_json::{Value, json};
 use tokio::{
-    net::TcpStream,
     sync::{mpsc, oneshot},
     time::{Instant, timeout, timeout_at},
 };
 
 use super::ids::{Place, written};
-use crate::config::Collector;
+use crate::{
+    config::{Collector, Trace},
+    live::Live,
+    proxy::Body,
+    tls,
+    upstream::{self, Affinity, Care, Upstream},
+};
 
 /// Spans that wait; more are dropped.
 const MOST: usize = 8192;
@@ -69,10 +73,10 @@ pub(super) struct Span {
 
 impl Tracer {
     /// Starts a task that sends.
-    pub fn start(to: Collector) -> Self {
+    pub fn start(live: Arc<Live>) -> Self {
         let (spans, waiting) = mpsc::channel(MOST);
         let dropped = Arc::new(AtomicU64::new(0));
-        tokio::spawn(send_all(to, waiting, dropped.clone()));
+        tokio::spawn(send_all(live, waiting, dropped.clone()));
         Self { spans, dropped }
     }
 
@@ -94,7 +98,7 @@ impl Tracer {
     }
 }
 
-async fn send_all(to: Collector, mut waiting: mpsc::Receiver<Item>, dropped: Arc<AtomicU64>) {
+async fn send_all(live: Arc<Live>, mut waiting: mpsc::Receiver<Item>, dropped: Arc<AtomicU64>) {
     let (mut said, mut told_of): (Option<Instant>, u64) = (None, 0);
     while let Some(first) = waiting.recv().await {
         let (mut spans, mut flushed) = (Vec::new(), None);
@@ -115,8 +119,9 @@ async fn send_all(to: Collector, mut waiting: mpsc::Receiver<Item>, dropped: Arc
             }
         }
         let mut why = None;
+        let Some(to) = live.now().collector.clone() else { return };
         if !spans.is_empty()
-            && let Err(failed) = timeout(PATIENCE, send(&to, &spans)).await.unwrap_or_else(|_| Err(slow()))
+            && let Err(failed) = timeout(PATIENCE, to.take(&spans)).await.unwrap_or_else(|_| Err(slow()))
         {
             dropped.fetch_add(spans.len() as u64, Relaxed);
             why = Some(failed);
@@ -126,7 +131,7 @@ async fn send_all(to: Collector, mut waiting: mpsc::Receiver<Item>, dropped: Arc
             (said, told_of) = (Some(Instant::now()), lost);
             let why =
                 why.map_or_else(|| "it does not take them as fast as they come".to_owned(), |why| why.to_string());
-            tracing::warn!(collector = %to, %why, dropped = lost, "traces cannot be sent; spans are dropped");
+            tracing::warn!(collector = %to.named, %why, dropped = lost, "traces cannot be sent; spans are dropped");
         }
         if let Some(done) = flushed {
             let _ = done.send(());
@@ -138,21 +143,36 @@ fn slow() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {PATIENCE:?}"))
 }
 
-async fn send(to: &Collector, spans: &[Box<Span>]) -> io::Result<()> {
-    let socket = TcpStream::connect(to.address()).await?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(socket)).await.map_err(io::Error::other)?;
-    let driver = tokio::spawn(connection);
-    let request = Request::builder()
-        .method(Method::POST)
-        .uri(to.path())
-        .header(header::HOST, to.address())
-        .header(header::CONTENT_TYPE, "application/json")
-        .header(header::CONNECTION, "close")
-        .body(Full::new(Bytes::from(message(spans).to_string())))
-        .map_err(io::Error::other)?;
-    let sent = async {
-        let answer = sender.send_request(request).await.map_err(io::Error::other)?;
+/// A collector, and how it is reached.
+pub(crate) struct Collecting {
+    named: Collector,
+    server: Arc<Upstream<Body>>,
+}
+
+impl Collecting {
+    /// Connects nothing yet.
+    ///
+    /// # Errors
+    /// If its certificates make no sense.
+    pub(crate) fn new(trace: &Trace) -> Result<Self, String> {
+        let client = upstream::Settings {
+            max_connections: 1,
+            connect_timeout: PATIENCE,
+            tls: tls::towards("trace.", trace.ca.as_ref(), trace.identity.as_ref())?,
+            ..upstream::Settings::default()
+        };
+        let target = trace.collector.origin().parse().map_err(|why| format!("trace.otlp: {why}"))?;
+        let server = Upstream::new(target, client).map_err(|why| format!("trace.otlp: {why}"))?;
+        Ok(Self { named: trace.collector.clone(), server })
+    }
+
+    async fn take(&self, spans: &[Box<Span>]) -> io::Result<()> {
+        let body = Body::whole(Bytes::from(message(spans).to_string()), None);
+        let mut request = Request::post(self.named.path()).body(body).map_err(io::Error::other)?;
+        request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let affinity = Affinity::default();
+        let answer = self.server.send(request, Care::Plain, &affinity).await;
+        let answer = answer.map_err(|why| io::Error::other(why.to_string()))?;
         let status = answer.status();
         let said = Limited::new(answer.into_body(), 64 << 10).collect().await;
         if status.is_success() {
@@ -160,10 +180,7 @@ async fn send(to: &Collector, spans: &[Box<Span>]) -> io::Result<()> {
         }
         let said = said.map(|said| String::from_utf8_lossy(&said.to_bytes()).into_owned()).unwrap_or_default();
         Err(io::Error::other(format!("it says {status}: {}", said.chars().take(200).collect::<String>())))
-    };
-    let sent = sent.await;
-    driver.abort();
-    sent
+    }
 }
 
 /// `ExportTraceServiceRequest`.

@@ -1,18 +1,20 @@
-//! A client that speaks TLS: whom it trusts, and what it shows.
+//! A client that speaks TLS, and a server: whom they trust, and what they show.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
+use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use ibid_testkit::certificates::{Authority, Vouched};
 use rustls::{
-    ClientConfig, RootCertStore,
+    ClientConfig, RootCertStore, ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName},
+    server::WebPkiClientVerifier,
 };
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::faults::kit::within;
 
@@ -45,6 +47,44 @@ pub(crate) async fn over_tls(
     let (parts, body) = within("an answer", sender.send_request(request)).await.ok()?.into_parts();
     let body = within("its body", body.collect()).await.ok()?.to_bytes();
     Some(Seen { server, answer: Response::from_parts(parts, body) })
+}
+
+/// A server that lets in whom the authority vouches for, and answers by the path and the certificate that it was shown.
+pub(crate) async fn strict_server(
+    server: &Vouched, clients: &Authority, answer: impl Fn(&str, &[u8]) -> (StatusCode, Bytes) + Send + Sync + 'static,
+) -> SocketAddr {
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots(clients)), provider()).build().expect("a verifier");
+    let config = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(vec![certificate(&server.der)], key(server))
+        .unwrap();
+    let (tls, answer) = (TlsAcceptor::from(Arc::new(config)), Arc::new(answer));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        while let Ok((tcp, _)) = listener.accept().await {
+            let (tls, answer) = (tls.clone(), answer.clone());
+            tokio::spawn(async move {
+                let Ok(stream) = tls.accept(tcp).await else { return };
+                let shown = stream.get_ref().1.peer_certificates().map(|shown| shown[0].to_vec()).unwrap_or_default();
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let (status, body) = answer(request.uri().path(), &shown);
+                    async move {
+                        let _ = request.into_body().collect().await;
+                        let mut answer = Response::new(Full::new(body));
+                        *answer.status_mut() = status;
+                        Ok::<_, std::convert::Infallible>(answer)
+                    }
+                });
+                let io = TokioIo::new(stream);
+                let _ = hyper::server::conn::http1::Builder::new().serve_connection(io, service).await;
+            });
+        }
+    });
+    addr
 }
 
 pub(crate) fn roots(authority: &Authority) -> RootCertStore {

@@ -132,6 +132,19 @@ async fn a_trail_that_cannot_be_opened_stops_the_start() {
     assert!(said.contains("admin.audit: ") && said.contains("file/audit.jsonl"), "{said}");
 }
 
+/// What a gateway says that does not start because of these settings.
+async fn second(settings: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ibid.toml");
+    let top = "upstream = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\nstore.url = \"memory:\"\n";
+    std::fs::write(&file, format!("{top}{settings}")).unwrap();
+    let serve = ["serve", "--config", file.to_str().unwrap()];
+    let output = ibid_testkit::process::run(crate::faults::kit::BIN, &serve, &[]).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    said
+}
+
 #[tokio::test]
 async fn two_gateways_cannot_share_a_trail_and_it_can_be_read_all_the_same() {
     let mut office = Office::filled().await;
@@ -139,16 +152,7 @@ async fn two_gateways_cannot_share_a_trail_and_it_can_be_read_all_the_same() {
     let forgotten = office.post(ADMIN, &format!("/api/records/{done}/forget"), r#"{"reason":"r"}"#).await;
     assert_eq!(forgotten.status, 200, "{forgotten:?}");
     let written_to = office.gateway.dir().join("ibid-journal/audit.jsonl");
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("ibid.toml");
-    let text = format!(
-        "upstream = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n[admin]\nlisten = \"127.0.0.1:0\"\naudit = {written_to:?}\n"
-    );
-    std::fs::write(&file, text).unwrap();
-    let serve = ["serve", "--config", file.to_str().unwrap()];
-    let output = ibid_testkit::process::run(crate::faults::kit::BIN, &serve, &[]).await;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let said = second(&format!("[admin]\nlisten = \"127.0.0.1:0\"\naudit = {written_to:?}\n")).await;
     let holder = format!("it is in use by process {} on ", office.gateway.id());
     for part in ["admin.audit: ", "audit.jsonl: ", &holder, "each gateway writes to a file of its own"] {
         assert!(said.contains(part), "{part}: {said}");
@@ -167,16 +171,7 @@ async fn two_gateways_cannot_share_a_journal() {
     let journal = office.gateway.dir().join("ibid-journal");
     let unfinished = journal.join("half.part");
     std::fs::write(&unfinished, "half of an answer").unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("ibid.toml");
-    let text = format!(
-        "upstream = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\njournal = {journal:?}\n[store]\nurl = \"memory:\"\n[admin]\nlisten = \"off\"\n"
-    );
-    std::fs::write(&file, text).unwrap();
-    let serve = ["serve", "--config", file.to_str().unwrap()];
-    let output = ibid_testkit::process::run(crate::faults::kit::BIN, &serve, &[]).await;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let said = second(&format!("journal = {journal:?}\n[admin]\nlisten = \"off\"\n")).await;
     let holder = format!("it is in use by process {} on ", office.gateway.id());
     for part in ["journal: ", "ibid-journal: ", &holder, "each gateway has a journal of its own"] {
         assert!(said.contains(part), "{part}: {said}");

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid_testkit::{
+    certificates::Authority,
     process::{Gateway, run},
     upstream::{Reply, Upstream},
 };
@@ -22,7 +23,10 @@ use super::{
     BY_SUB, disbelieved, gateway, pay,
     signer::{ISSUER, Signer, claims},
 };
-use crate::faults::kit::{BIN, assert_ran, assert_refused, assert_replay, within};
+use crate::{
+    faults::kit::{BIN, assert_ran, assert_refused, assert_replay, within},
+    secured::strict_server,
+};
 
 /// What an issuer publishes: its keys, and some that are not for us.
 fn set(keys: &[(&str, &Signer)]) -> String {
@@ -159,6 +163,25 @@ async fn keys_come_over_tls_only_from_a_server_that_somebody_vouches_for() {
 }
 
 #[tokio::test]
+async fn an_issuer_that_asks_is_shown_a_certificate() {
+    let (ours, clients) = (Authority::new(), Authority::new());
+    let (server, shown) = (ours.vouch("server"), clients.vouch("gateway"));
+    let a = Signer::p256();
+    let keys = set(&[("a", &a)]);
+    let addr = strict_server(&server, &clients, move |_, _| (http::StatusCode::OK, keys.clone().into())).await;
+    let upstream = Upstream::start().await;
+    let bare =
+        format!("jwks = \"https://localhost:{}/jwks\"\nca = {:?}\nrefresh = \"200ms\"", addr.port(), ours.path());
+    let token = a.named("a", &claims("u1"));
+    let unknown = gateway(&upstream, &bare, BY_SUB).await;
+    assert_refused(&pay(&unknown, &token, "k-1").send().await, 503, "store-unavailable");
+    assert_eq!(upstream.requests(), 0);
+    let showing = format!("{bare}\ncert = {:?}\nkey = {:?}", shown.cert, shown.key);
+    let gateway = gateway(&upstream, &showing, BY_SUB).await;
+    assert_ran(&eventually(&gateway, &token, "k-1", 201).await);
+}
+
+#[tokio::test]
 async fn a_file_of_keys_is_watched() {
     let upstream = Upstream::start().await;
     let folder = tempfile::tempdir().unwrap();
@@ -233,7 +256,7 @@ async fn settings_that_cannot_be_are_told_in_one_line_without_the_secret() {
             "[jwt]\npem = \"-----BEGIN PRIVATE KEY-----\\nplanted\\n-----END PRIVATE KEY-----\"\n",
             "jwt.pem: there is a private key in it",
         ),
-        ("[jwt]\nkeys = 1\n", "jwt.keys: unknown key; allowed are \"secret\" \"pem\" \"jwks\""),
+        ("[jwt]\nkeys = 1\n", "jwt.keys: unknown key, did you mean \"key\"? allowed are \"secret\" \"pem\" \"jwks\""),
     ] {
         std::fs::write(&path, format!("upstream = \"http://127.0.0.1:1\"\n{jwt}{policy}")).unwrap();
         let output = run(BIN, &["check", path.to_str().unwrap()], &[]).await;

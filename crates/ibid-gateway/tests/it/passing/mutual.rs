@@ -2,24 +2,20 @@
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Full};
-use hyper::{body::Incoming, service::service_fn};
-use hyper_util::rt::TokioIo;
+use http::{Request, StatusCode};
+use http_body_util::Full;
 use ibid_testkit::{
     certificates::{Authority, Vouched, replace},
     client::post,
     process::Gateway,
     upstream::Upstream,
 };
-use rustls::{ServerConfig, server::WebPkiClientVerifier};
-use tokio::{net::TcpListener, time::sleep};
-use tokio_rustls::TlsAcceptor;
+use parking_lot::Mutex;
+use tokio::time::sleep;
 
 use crate::{
     faults::kit::{BIN, assert_ran, policy, within},
-    secured::{certificate, key, over_tls, provider, roots},
+    secured::{over_tls, strict_server},
 };
 
 /// What a client of the gateway gets to see: the server's certificate and the answer's status, or nothing.
@@ -98,47 +94,12 @@ async fn certificates_and_those_who_vouch_for_clients_change_without_a_restart()
     assert_eq!(upstream.executions(), 1);
 }
 
-/// An app that answers with who called it, by certificate: the length of what it was shown is enough to tell two apart.
-async fn strict_app(server: &Vouched, clients: &Authority) -> SocketAddr {
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots(clients)), provider()).build().expect("a verifier");
-    let config = ServerConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_client_cert_verifier(verifier)
-        .with_single_cert(vec![certificate(&server.der)], key(server))
-        .unwrap();
-    let tls = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let addr = listener.local_addr().expect("it is bound");
-    tokio::spawn(async move {
-        while let Ok((tcp, _)) = listener.accept().await {
-            let tls = tls.clone();
-            tokio::spawn(async move {
-                let Ok(stream) = tls.accept(tcp).await else { return };
-                let shown = stream.get_ref().1.peer_certificates().map(|shown| shown[0].to_vec()).unwrap_or_default();
-                let service = service_fn(move |request: Request<Incoming>| {
-                    let shown = shown.clone();
-                    async move {
-                        let _ = request.into_body().collect().await;
-                        let mut answer = Response::new(Full::new(Bytes::from(shown)));
-                        *answer.status_mut() = StatusCode::CREATED;
-                        Ok::<_, std::convert::Infallible>(answer)
-                    }
-                });
-                let io = TokioIo::new(stream);
-                let _ = hyper::server::conn::http1::Builder::new().serve_connection(io, service).await;
-            });
-        }
-    });
-    addr
-}
-
 #[tokio::test]
 async fn an_upstream_that_asks_is_shown_the_gateways_certificate_and_the_next_one_after_a_change() {
     let (ours, clients) = (Authority::new(), Authority::new());
     let (server, shown) = (ours.vouch("server"), clients.vouch("gateway"));
-    let addr = strict_app(&server, &clients).await;
+    // It answers with who called it, by certificate.
+    let addr = strict_server(&server, &clients, |_, shown| (StatusCode::CREATED, shown.to_vec().into())).await;
     let url = format!("https://localhost:{}", addr.port());
     let bare = Gateway::spawn(BIN, &format!("upstream_ca = {:?}\n{}", ours.path(), policy("")), &url).await;
     let refused = post(bare.addr(), "/pay").key("k-1").json("{}").send().await;
@@ -168,6 +129,43 @@ async fn an_upstream_that_asks_is_shown_the_gateways_certificate_and_the_next_on
 }
 
 #[tokio::test]
+async fn a_collector_that_asks_is_shown_a_certificate_and_the_next_one_after_a_change() {
+    let (ours, clients) = (Authority::new(), Authority::new());
+    let (server, shown) = (ours.vouch("server"), clients.vouch("gateway"));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let sees = seen.clone();
+    let addr = strict_server(&server, &clients, move |path, shown| {
+        sees.lock().push((path.to_owned(), shown.to_vec()));
+        (StatusCode::OK, "{}".into())
+    })
+    .await;
+    let upstream = Upstream::start().await;
+    let trace = format!("[trace]\notlp = \"https://localhost:{}\"\nca = {:?}\n", addr.port(), ours.path());
+    let bare = Gateway::spawn(BIN, &format!("{}{trace}", policy("")), &upstream.url()).await;
+    assert_ran(&post(bare.addr(), "/pay").key("k-1").json("{}").send().await);
+    bare.wait_for_log("traces cannot be sent; spans are dropped").await;
+    assert_eq!(*seen.lock(), []);
+    let trace = format!("{trace}cert = {:?}\nkey = {:?}\n", shown.cert, shown.key);
+    let gateway = Gateway::spawn(BIN, &format!("{}{trace}", policy("")), &upstream.url()).await;
+    let traced_by = async |certificate: &[u8], run: &str| {
+        within("a trace", async {
+            for n in 0.. {
+                assert_ran(&post(gateway.addr(), "/pay").key(format!("{run}-{n}")).json("{}").send().await);
+                if seen.lock().drain(..).any(|(path, shown)| path == "/v1/traces" && shown == certificate) {
+                    break;
+                }
+                sleep(Duration::from_millis(200)).await;
+            }
+        })
+        .await;
+    };
+    traced_by(&shown.der, "first").await;
+    let renewed = clients.vouch("gateway");
+    traced_by(&renewed.der, "renewed").await;
+    assert!(!gateway.logs().iter().any(|line| line.contains("needs_restart")), "{:#?}", gateway.logs());
+}
+
+#[tokio::test]
 async fn half_an_identity_is_no_configuration() {
     let authority = Authority::new();
     let folder = tempfile::tempdir().unwrap();
@@ -175,6 +173,22 @@ async fn half_an_identity_is_no_configuration() {
     for (text, told) in [
         (format!("upstream_cert = {:?}\n", authority.path()), "upstream_key: missing; a certificate and its key"),
         (format!("upstream_key = {:?}\n", authority.path()), "upstream_cert: missing; a certificate and its key"),
+        (
+            format!("[trace]\notlp = \"https://h\"\ncert = {:?}\n", authority.path()),
+            "trace.key: missing; a certificate and its key",
+        ),
+        (
+            format!("[trace]\notlp = \"http://h\"\nca = {:?}\n", authority.path()),
+            "trace.ca: certificates are for a collector at https",
+        ),
+        (
+            format!("[jwt]\njwks = \"https://h\"\nkey = {:?}\n", authority.path()),
+            "jwt.cert: missing; a certificate and its key",
+        ),
+        (
+            format!("[jwt]\nsecret = \"{}\"\ncert = {:?}\n", "s".repeat(32), authority.path()),
+            "jwt.cert: only keys from a URL",
+        ),
     ] {
         std::fs::write(&path, format!("upstream = \"https://127.0.0.1:1\"\n{text}")).unwrap();
         let output = ibid_testkit::process::run(BIN, &["check", path.to_str().unwrap()], &[]).await;
