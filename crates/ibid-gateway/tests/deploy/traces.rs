@@ -222,9 +222,11 @@ async fn a_collector_that_cannot_be_is_refused_at_the_start() {
     };
     let (code, told) = check("http://collector").await;
     assert!(code == Some(0) && told.contains("  trace           http://collector:4318/v1/traces\n"), "{told}");
-    let (code, told) = check("https://collector:4318").await;
-    assert!(code == Some(64) && told.contains("trace.otlp: found \"https://collector:4318\"; "), "{told}");
-    assert!(told.contains("run a collector beside the gateway"), "{told}");
+    let (code, told) = check("https://collector").await;
+    assert!(code == Some(0) && told.contains("  trace           https://collector:4318/v1/traces\n"), "{told}");
+    let (code, told) = check("grpc://collector:4317").await;
+    assert!(code == Some(64) && told.contains("trace.otlp: found \"grpc://collector:4317\"; "), "{told}");
+    assert!(told.contains("allowed is a URL such as"), "{told}");
 }
 
 #[tokio::test]
