@@ -185,7 +185,8 @@ pub async fn replace_swaps_bytes_and_keeps_life(store: &dyn Store) {
     expect_held("replace, repeated", replace(store, &ask, lease.fence, b"after, and longer").await);
     let after = expect_done(claim(store, &rival(&ask)).await);
     assert_eq!(after.record, &b"after, and longer"[..], "the new bytes");
-    assert!(after.expires_in <= before.expires_in, "its life goes on: {:?}", after.expires_in);
+    // Copies of an answer count from before they were asked for, so that one may seem to live a little shorter.
+    assert!(after.expires_in <= before.expires_in + PATIENCE, "its life goes on: {:?}", after.expires_in);
     assert!(after.expires_in + PATIENCE * 2 > keep, "its life goes on: {:?}", after.expires_in);
     let rest = |done: ibid::store::Finished| (done.fence, done.attempt, done.fingerprint, done.failed);
     assert_eq!(rest(after), rest(before), "nothing else changed");
