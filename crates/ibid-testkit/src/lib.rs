@@ -19,6 +19,7 @@
 
 pub mod broken;
 pub mod certificates;
+pub mod chromedriver;
 pub mod client;
 pub mod contract;
 pub mod docs;

@@ -1,7 +1,6 @@
 //! A real Chromium, driven by WebDriver over plain HTTP.
 
 use std::{
-    io::{BufRead as _, BufReader},
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -28,24 +27,8 @@ pub(super) struct Browser {
 impl Browser {
     pub(super) async fn start() -> Browser {
         let profile = tempfile::Builder::new().prefix("ibid-chromium-").tempdir().expect("a folder");
-        let mut command = Command::new("chromedriver");
-        command.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut driver = command.spawn().unwrap_or_else(|error| {
-            panic!("chromedriver (Debian packages chromium and chromium-driver): {error}");
-        });
-        let lines = BufReader::new(driver.stdout.take().expect("it is piped")).lines();
-        let port = spawn_blocking(move || {
-            let mut lines = lines.map_while(Result::ok);
-            let port = lines.find_map(|line| {
-                let (_, port) = line.split_once("started successfully on port ")?;
-                port.trim_end_matches('.').parse::<u16>().ok()
-            });
-            // Read on, or the driver blocks once the pipe is full.
-            std::thread::spawn(move || lines.for_each(drop));
-            port
-        });
-        let port = timeout(DEADLINE, port).await.expect("the driver starts").expect("no panic");
-        let port = port.expect("the driver says where it listens");
+        let starting = timeout(DEADLINE, spawn_blocking(ibid_testkit::chromedriver::start)).await;
+        let (driver, port) = starting.expect("the driver starts").expect("no panic");
         let session = format!("http://127.0.0.1:{port}/session");
         let mut browser = Browser { driver, chromium: None, session, http: client(), _profile: profile };
         let options = json!({ "binary": "/usr/bin/chromium", "args": [

@@ -1,10 +1,10 @@
 //! A browser of its own: Debian's chromium, driven by its chromedriver. Both end with the test, also when it panics.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     ops::Deref,
-    process::{Child, Command, Stdio},
+    process::Child,
     time::Duration,
 };
 
@@ -170,20 +170,7 @@ impl Deref for Browser {
 
 impl Driver {
     fn start() -> Driver {
-        let mut command = Command::new("chromedriver");
-        command.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().unwrap_or_else(|why| {
-            panic!("chromedriver cannot be started: {why}; install Debian's packages chromium and chromium-driver")
-        });
-        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        let port = lines.find_map(|line| {
-            let line = line.ok()?;
-            line.strip_prefix("ChromeDriver was started successfully on port ")?.trim_end_matches('.').parse().ok()
-        });
-        let Some(port) = port else {
-            let _ = child.kill();
-            panic!("chromedriver ended without saying where it listens");
-        };
+        let (child, port) = ibid_testkit::chromedriver::start();
         Driver { child, address: SocketAddr::from(([127, 0, 0, 1], port)), session: None }
     }
 

@@ -1,0 +1,36 @@
+//! Debian's chromedriver, by which tests drive a real Chromium.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Child, Command, Stdio},
+};
+
+/// It takes a free port of one address family and then wants the same one of the other, where somebody may be already.
+const TRIES: u32 = 5;
+
+/// Starts one, and says on which port of 127.0.0.1 it listens. Whoever has it ends it.
+///
+/// # Panics
+/// If it cannot be started, or ends each time before it listens.
+pub fn start() -> (Child, u16) {
+    for _ in 0..TRIES {
+        let mut command = Command::new("chromedriver");
+        command.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut driver = command.spawn().unwrap_or_else(|why| {
+            panic!("chromedriver cannot be started: {why}; install Debian's packages chromium and chromium-driver")
+        });
+        let mut lines = BufReader::new(driver.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+        let port = lines.find_map(|line| {
+            let (_, port) = line.split_once("started successfully on port ")?;
+            port.trim_end_matches('.').parse().ok()
+        });
+        if let Some(port) = port {
+            // Read on, or the driver blocks once the pipe is full.
+            std::thread::spawn(move || lines.for_each(drop));
+            return (driver, port);
+        }
+        let _ = driver.kill();
+        let _ = driver.wait();
+    }
+    panic!("chromedriver ended {TRIES} times before it said where it listens");
+}
