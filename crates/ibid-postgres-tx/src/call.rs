@@ -94,6 +94,11 @@ impl Call {
     pub(crate) fn shown(&self, policy: &Policy) -> String {
         if policy.label.key == LabelKey::Clear { text(&self.key) } else { mask(&self.key) }
     }
+
+    /// What operators find the whole key by.
+    pub(crate) fn key_hash(&self) -> String {
+        ibid::store::key_hash(&self.key)
+    }
 }
 
 /// Text in PostgreSQL cannot hold a zero byte: people see its symbol instead.

@@ -354,6 +354,7 @@ impl<P: Pool> Run<'_, P> {
         let policy = self.policy;
         // A little longer than the operation may take.
         let idle = policy.timeout.saturating_add(Duration::from_secs(5)).as_millis();
+        let key_hash = self.call.key_hash();
         let values = [
             Value::Bytea(Some(&self.address.0)),
             Value::Bytea(Some(&self.token.0)),
@@ -363,6 +364,7 @@ impl<P: Pool> Run<'_, P> {
             Value::Text(Some(&self.call.user)),
             Value::Text(Some(&self.call.endpoint)),
             Value::Text(Some(&self.shown)),
+            Value::Text(Some(&key_hash)),
             Value::Bigint(Some(micros(policy.lease))),
             Value::Bigint(Some(micros(policy.ttl))),
             Value::Bigint(self.over.map(|fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),

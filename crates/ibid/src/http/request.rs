@@ -16,7 +16,7 @@ use crate::{
     policy::{LabelKey, OnMismatch, Policy},
     refusal::{Reason, Refusal},
     scope::{Caller, Identity, Scope, ScopePart},
-    store::{Ask, Fingerprint, Tags, Token},
+    store::{Ask, Fingerprint, Tags, Token, key_hash},
 };
 
 /// What became of a covered request's head.
@@ -147,7 +147,7 @@ impl Keyed {
             address,
             token: Token::mint(),
             fingerprint,
-            tags: Tags::new(&self.tenant, &self.user, endpoint, &shown),
+            tags: Tags::from_parts([&self.tenant, &self.user, endpoint, &shown, &key_hash(&key)]),
             label: label::encode(requested_at_ms, told, digests.as_ref()),
             hold: policy.lease,
             keep: policy.ttl,
