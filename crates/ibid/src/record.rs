@@ -10,14 +10,27 @@
 //! trailers: as headers
 //! CRC-32C u32 of all that
 //! ```
+//! Version 2 is version 1, compressed: `version u8 │ length u32 │ raw DEFLATE of a record of version 1 without its checksum │ CRC-32C`, where
+//! `length` is that of what was compressed. Readers know both, whoever writes which.
+//!
 //! Numbers are little-endian. A reader refuses versions that it does not know, and reads all older ones.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
-use crate::wire::{self, Reader};
+use crate::{
+    squeeze,
+    wire::{self, Reader},
+};
 
-const VERSION: u8 = 1;
+const PLAIN: u8 = 1;
+const COMPRESSED: u8 = 2;
+/// The latest.
+const VERSION: u8 = COMPRESSED;
+/// Up to this many bytes a record is not compressed: it would cost time and save next to nothing.
+const SMALL: usize = 1024;
+/// DEFLATE makes nothing smaller than to a thousandth, roughly. What claims more was not written here.
+const MOST_RATIO: usize = 1100;
 
 /// A remembered answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,7 +89,7 @@ impl Record {
             RecordBody::None => 0,
         };
         let mut out = BytesMut::with_capacity(24 + size(&self.headers) + body + size(&self.trailers) + 4);
-        out.put_u8(VERSION);
+        out.put_u8(PLAIN);
         out.put_u8(match self.body {
             RecordBody::Whole(_) => 0,
             RecordBody::Digest { .. } => 1,
@@ -106,11 +119,39 @@ impl Record {
         let content = wire::open(bytes).ok_or(Unreadable::Checksum)?;
         let mut reader = Reader::new(content);
         match reader.u8() {
-            Some(VERSION) => decode_v1(&mut reader).ok_or(Unreadable::Malformed),
+            Some(PLAIN) => decode_v1(&mut reader).ok_or(Unreadable::Malformed),
+            Some(COMPRESSED) => {
+                spread(reader).and_then(|mut inside| decode_v1(&mut inside)).ok_or(Unreadable::Malformed)
+            }
             Some(version) => Err(Unreadable::Version(version)),
             None => Err(Unreadable::Malformed),
         }
     }
+}
+
+/// A record in fewer bytes, if it is larger than 1 KiB and becomes smaller. Otherwise as it was.
+pub(crate) fn compressed(record: Bytes) -> Bytes {
+    if record.len() <= SMALL {
+        return record;
+    }
+    let Some(plain) = wire::open(record.clone()).filter(|plain| plain[0] == PLAIN) else { return record };
+    let (Some(small), Ok(length)) = (squeeze::squeezed(&plain), u32::try_from(plain.len())) else { return record };
+    let mut out = BytesMut::with_capacity(5 + small.len() + 4);
+    out.put_u8(COMPRESSED);
+    out.put_u32_le(length);
+    out.put_slice(&small);
+    wire::seal(out)
+}
+
+/// What was compressed, behind its version.
+fn spread(mut reader: Reader) -> Option<Reader> {
+    let length = reader.u32()? as usize;
+    let small = reader.rest();
+    if length / MOST_RATIO > small.len() {
+        return None;
+    }
+    let mut inside = Reader::new(squeeze::spread(&small, length)?.into());
+    (inside.u8()? == PLAIN).then_some(inside)
 }
 
 fn decode_v1(reader: &mut Reader) -> Option<Record> {
@@ -193,7 +234,7 @@ mod tests {
     fn more_headers_than_a_map_can_hold_are_malformed() {
         for count in [24_577, u16::MAX] {
             let mut out = BytesMut::new();
-            out.put_slice(&[VERSION, 2]);
+            out.put_slice(&[PLAIN, 2]);
             out.put_u16_le(201);
             out.put_bytes(0, 16);
             out.put_u16_le(count);
@@ -223,6 +264,33 @@ mod tests {
         let mut bytes = BytesMut::from(&b"\x07whatever"[..]);
         bytes.reserve(4);
         assert_eq!(Record::decode(wire::seal(bytes)), Err(Unreadable::Version(7)));
+    }
+
+    #[test]
+    fn a_large_record_is_compressed_and_reads_the_same() {
+        let body: Vec<u8> = b"{\"id\":17,\"paid\":true}".iter().copied().cycle().take(8192).collect();
+        let record = sample(RecordBody::Whole(body.into()));
+        let (plain, small) = (record.encode(), compressed(record.encode()));
+        assert!(small.len() < plain.len() / 10, "{} of {}", small.len(), plain.len());
+        assert_eq!(Record::decode(small.clone()).unwrap(), record);
+        assert_eq!(Record::decode(compressed(small.clone())).unwrap(), record, "twice is once");
+        for cut in 0..small.len() - 4 {
+            let content = BytesMut::from(&small[..cut]);
+            assert!(Record::decode(wire::seal(content)).is_err(), "cut at {cut}");
+        }
+        let mut bomb = BytesMut::from(&small[..small.len() - 4]);
+        bomb[1..5].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(Record::decode(wire::seal(bomb)), Err(Unreadable::Malformed));
+    }
+
+    #[test]
+    fn what_is_small_or_does_not_become_smaller_is_left_alone() {
+        let small = sample(RecordBody::Whole(vec![b'x'; 500].into())).encode();
+        assert_eq!(compressed(small.clone()), small);
+        let mut noise = vec![0; 4096];
+        getrandom::fill(&mut noise).unwrap();
+        let noise = sample(RecordBody::Whole(noise.into())).encode();
+        assert_eq!(compressed(noise.clone()), noise);
     }
 
     /// Written by format version 1. It must stay readable for ever.
