@@ -3,7 +3,12 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
-use super::{Protocol, body::ResponseBody, cors};
+use super::{
+    Protocol,
+    body::ResponseBody,
+    cors,
+    request::{REQUEST_ID, request_id},
+};
 use crate::{
     engine::Stored,
     fingerprint::{Kind, json},
@@ -17,7 +22,6 @@ use crate::{
 
 const STORED: HeaderName = HeaderName::from_static("idempotency-stored");
 const GUARANTEE: HeaderName = HeaderName::from_static("idempotency-guarantee");
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const BODY: HeaderName = HeaderName::from_static("idempotency-body");
 
 /// Say nothing any more once the body has changed.
@@ -33,15 +37,17 @@ const OF_THE_BODY: [HeaderName; 5] = [
 #[derive(Debug, Clone)]
 pub(super) struct Telling {
     pub(super) requested_at_ms: u64,
-    /// Made when it is first needed: most policies do not tell it.
-    pub(super) request_id: Option<String>,
+    /// The client's, or a new one.
+    pub(super) request_id: HeaderValue,
     pub(super) origin: Option<HeaderValue>,
     pub(super) protocol: Protocol,
+    /// Whether large answers are compressed in the store.
+    pub(super) compress: bool,
 }
 
 impl Telling {
-    fn request_id(&mut self) -> &str {
-        self.request_id.get_or_insert_with(crate::generate_key)
+    fn request_id(&self) -> &str {
+        self.request_id.to_str().expect("visible ASCII")
     }
 }
 
@@ -151,7 +157,8 @@ pub(super) fn replay<B>(
 /// A refusal as an RFC 9457 problem. `key` is masked here; empty if there is none.
 pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Response<ResponseBody<B>> {
     let requested_at_ms = crate::time::now_ms();
-    let mut telling = Telling { requested_at_ms, request_id: None, origin: None, protocol: Protocol::Http };
+    let request_id = request_id(&HeaderMap::new());
+    let mut telling = Telling { requested_at_ms, request_id, origin: None, protocol: Protocol::Http, compress: false };
     let masked = if key.is_empty() { String::new() } else { mask(key) };
     refuse(refusal, policy, &masked, &mut telling)
 }
@@ -186,8 +193,8 @@ pub(super) fn refuse<B>(
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if let (Envelope::Metadata, Some(id)) = (policy.envelope, &telling.request_id) {
-        headers.insert(REQUEST_ID, HeaderValue::from_str(id).expect("a UUID"));
+    if policy.envelope == Envelope::Metadata {
+        headers.insert(REQUEST_ID, telling.request_id.clone());
     }
     if let Some(after) = refusal.retry_after {
         headers

@@ -23,12 +23,13 @@ use super::{
     claimed::Claimed,
     future::Side,
     reply::{self, Meaning, Read, Stream, Tail},
+    request::name_request,
 };
 use crate::{
-    engine::{Ended, Operation, Otherwise, ParkedBy, Probed},
+    engine::{Complete, Ended, Operation, Otherwise, ParkedBy, Probed},
     grpc,
     policy::Mode,
-    record::RecordBody,
+    record::{self, RecordBody},
     refusal::{Reason, Refusal},
     store::Lease,
 };
@@ -103,9 +104,13 @@ where
             Ok(Some(Ok(response))) => self.ended(response, started).await,
         };
         self.ran.set(started.elapsed(), lease.map(|lease| lease.attempt));
-        match claimed {
+        let ended = match claimed {
             Some(claimed) => entrusted(&claimed, ended),
             None => ended,
+        };
+        match ended {
+            Ended::Complete(answer, complete) => Ended::Complete(answer, self.compressed(complete)),
+            ended => ended,
         }
     }
 
@@ -132,7 +137,8 @@ where
             Ok(Some((parts, Read::Whole(body, trailers)))) if parts.status.is_success() => {
                 let body = RecordBody::Whole(body);
                 let requested = self.telling.requested_at_ms;
-                Probed::Happened(reply::complete(policy, &parts, body, trailers.as_ref(), requested, started))
+                let complete = reply::complete(policy, &parts, body, trailers.as_ref(), requested, started);
+                Probed::Happened(self.compressed(complete))
             }
             Ok(Some((parts, _))) if parts.status == StatusCode::NOT_FOUND => Probed::DidNotHappen,
             _ => Probed::Unclear,
@@ -144,12 +150,21 @@ impl<S, B, RB> HttpOperation<S, B, RB>
 where
     RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
+    /// Only what the layer records itself: what a handler's transaction has recorded is compared with what it would be here.
+    fn compressed(&self, complete: Complete) -> Complete {
+        match self.telling.compress {
+            true => Complete { record: record::compressed(complete.record), ..complete },
+            false => complete,
+        }
+    }
+
     /// The request as the inner service gets it.
     fn prepare(&mut self, lease: Option<&Lease>) -> Request<RequestBody<B>> {
         let (mut parts, body, trailers) = self.request.take().expect("an operation runs once");
         // What is stored must suit every client that may ask for it later.
         parts.headers.remove(header::ACCEPT_ENCODING);
         parts.headers.remove(header::EXPECT);
+        name_request(&mut parts.headers, &self.route.policy, &self.telling.request_id);
         if self.route.protocol == Protocol::Grpc {
             grpc::prepare(&mut parts.headers, &self.route.policy);
         }
@@ -186,6 +201,7 @@ where
             request.headers_mut().append(name, value.clone());
         }
         request.headers_mut().remove(header::ACCEPT_ENCODING);
+        name_request(request.headers_mut(), &self.route.policy, &self.telling.request_id);
         Some(request)
     }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, Request, Response, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request::Parts};
 use http_body::Body;
 use tokio::time::{Instant, timeout_at};
 use tower_service::Service;
@@ -19,6 +19,7 @@ use super::{
     body::{BoxError, RequestBody, ResponseBody},
     budget::Reserved,
     cors::{Cors, Preflight},
+    forwarded::client_address,
     future::{Patch, ResponseFuture, Side, Work},
     operation::{Answer, HttpOperation},
     reply::{self, Tail},
@@ -60,7 +61,8 @@ struct Seen {
     address: Option<Address>,
     parts: Option<PartDigests>,
     peer: Option<std::net::IpAddr>,
-    user_agent: Option<http::HeaderValue>,
+    user_agent: Option<HeaderValue>,
+    request_id: HeaderValue,
     started: Instant,
     ran: Arc<Ran>,
 }
@@ -85,25 +87,27 @@ where
         Routed::Refused(refusal) => {
             let policy = Policy::ietf();
             let protocol = if grpc::is_call(parts.version, &parts.headers) { Protocol::Grpc } else { Protocol::Http };
-            let mut telling = telling(shared, &parts, protocol);
+            let mut telling = telling(shared, &parts, protocol, request::request_id(&parts.headers));
             return ResponseFuture::ready(answer::refuse(&refusal, &policy, "", &mut telling));
         }
     };
     let keyed = request::judge(shared, &route, &parts);
     strip_own_headers(&mut parts.headers, &route.policy);
-    let mut seen = Seen::of(&route, &parts);
+    let mut seen = Seen::of(shared, &route, &parts);
     match keyed {
         Judged::Keyless => {
+            seen.name_request(&mut parts.headers);
             seen.tell(shared, Outcome::Keyless, NO_ANSWER);
             ResponseFuture::passed(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
         }
         Judged::Refused(refusal, _) if route.policy.mode == Mode::Shadow => {
+            seen.name_request(&mut parts.headers);
             seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), NO_ANSWER);
             ResponseFuture::passed(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
         }
         Judged::Refused(refusal, masked) => {
             seen.key = masked;
-            let mut telling = telling(shared, &parts, route.protocol);
+            let mut telling = telling(shared, &parts, route.protocol, seen.request_id.clone());
             let answer = answer::refuse(&refusal, &route.policy, &seen.key, &mut telling);
             seen.tell(shared, Outcome::Refused(refusal.reason), seen.status(&answer));
             ResponseFuture::ready(answer)
@@ -126,7 +130,7 @@ where
 /// does.
 #[expect(clippy::manual_async_fn, reason = "an async fn would hold its arguments twice")]
 fn work<S, B, RB>(
-    shared: Arc<Shared>, mut inner: S, parts: Parts, body: B, keyed: Keyed, mut seen: Seen, side: Arc<Side<RB>>,
+    shared: Arc<Shared>, mut inner: S, mut parts: Parts, body: B, keyed: Keyed, mut seen: Seen, side: Arc<Side<RB>>,
 ) -> impl Future<Output = Option<Response<ResponseBody<RB>>>> + Send
 where
     S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send> + Clone + Send + 'static,
@@ -138,7 +142,7 @@ where
         let route = seen.route.clone();
         let policy = &route.policy;
         let shadow = policy.mode == Mode::Shadow;
-        let mut telling = telling(&shared, &parts, route.protocol);
+        let mut telling = telling(&shared, &parts, route.protocol, seen.request_id.clone());
         let deadline = if route.protocol == Protocol::Grpc { grpc::deadline(&parts.headers) } else { None };
         let Some(_slot) = shared.engine.running().enter(shared.settings.max_running) else {
             let body = RequestBody::untouched(body);
@@ -149,7 +153,7 @@ where
             Err(Unread::Broken(status, detail)) => {
                 let mut answer = answer::plain(status, detail, &telling);
                 if route.protocol == Protocol::Http {
-                    answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
+                    answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                 }
                 return Some(answer);
             }
@@ -166,10 +170,14 @@ where
             Ok(Some(ask)) => ask,
             Ok(None) => {
                 seen.tell(&shared, Outcome::Keyless, NO_ANSWER);
+                seen.name_request(&mut parts.headers);
                 let request = Request::from_parts(parts, RequestBody::whole(body, trailers));
                 return Some(pass(inner.call(request).await, &telling));
             }
             Err(refusal) => {
+                if seen.key.is_empty() {
+                    seen.key = request::sent_key(policy, &parts, &body);
+                }
                 let body = RequestBody::whole(body, trailers);
                 return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
             }
@@ -256,7 +264,7 @@ fn outcome(stored: Stored) -> Outcome {
 /// A refusal; in shadow mode the request passes through.
 #[allow(clippy::too_many_arguments)]
 async fn refused<S, B, RB>(
-    shared: &Shared, mut inner: S, parts: Parts, body: RequestBody<B>, refusal: Refusal, shadow: bool, seen: &Seen,
+    shared: &Shared, mut inner: S, mut parts: Parts, body: RequestBody<B>, refusal: Refusal, shadow: bool, seen: &Seen,
     telling: &mut Telling,
 ) -> Response<ResponseBody<RB>>
 where
@@ -264,6 +272,7 @@ where
 {
     if shadow {
         seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), NO_ANSWER);
+        seen.name_request(&mut parts.headers);
         return pass(inner.call(Request::from_parts(parts, body)).await, telling);
     }
     let answer = answer::refuse(&refusal, &seen.route.policy, &seen.key, telling);
@@ -341,9 +350,9 @@ fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     own.iter().chain(policy.said_of_replays()).for_each(|name| drop(headers.remove(name)));
 }
 
-fn telling(shared: &Shared, parts: &Parts, protocol: Protocol) -> Telling {
+fn telling(shared: &Shared, parts: &Parts, protocol: Protocol, request_id: HeaderValue) -> Telling {
     let origin = shared.settings.cors.as_ref().and_then(|cors| cors.origin(&parts.headers));
-    Telling { requested_at_ms: now_ms(), request_id: None, origin, protocol }
+    Telling { requested_at_ms: now_ms(), request_id, origin, protocol, compress: shared.settings.compress }
 }
 
 fn preflight(shared: &Shared, routing: &dyn Routing, parts: &Parts) -> Option<Box<Patch>> {
@@ -355,7 +364,8 @@ fn preflight(shared: &Shared, routing: &dyn Routing, parts: &Parts) -> Option<Bo
 }
 
 impl Seen {
-    fn of(route: &Arc<Route>, parts: &Parts) -> Self {
+    fn of(shared: &Shared, route: &Arc<Route>, parts: &Parts) -> Self {
+        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
         Self {
             route: route.clone(),
             method: parts.method.clone(),
@@ -363,11 +373,16 @@ impl Seen {
             key: String::new(),
             address: None,
             parts: None,
-            peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
+            peer: client_address(&parts.headers, peer, &shared.settings.trusted),
+            request_id: request::request_id(&parts.headers),
             user_agent: parts.headers.get(header::USER_AGENT).cloned(),
             started: Instant::now(),
             ran: Arc::default(),
         }
+    }
+
+    fn name_request(&self, headers: &mut HeaderMap) {
+        request::name_request(headers, &self.route.policy, &self.request_id);
     }
 
     /// The status of an answer, as it is told to operators: see [`Code::outline`].
@@ -403,6 +418,7 @@ impl Seen {
             took: self.started.elapsed(),
             ran_for,
             peer: self.peer,
+            request_id: self.request_id.to_str().unwrap_or_default(),
             user_agent: self.user_agent.as_ref().map(|agent| agent.as_bytes()),
             parts: self.parts,
         });
