@@ -20,7 +20,7 @@ use super::{
         Admin, Limits, Log, LogFormat, LogLevel, Pem, Quota, REFLECTION, Role, Settings, Shown, Tls, Token, Trace,
     },
     store,
-    values::Size,
+    values::{ByteLimit, Size},
     warnings,
 };
 
@@ -69,15 +69,18 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
     let trace = trace(file.trace, &pem, &wrong)?;
     let jwt = file.jwt.map(|jwt| jwt::finish(jwt, &pem, &wrong)).transpose()?;
     jwt::check_routes(jwt.as_ref(), &routes, &wrong)?;
-    let quota =
-        Quota { new_keys: file.quota.new_keys.map(|One(limit)| limit), rate: file.quota.rate.map(|One(limit)| limit) };
+    let quota = Quota {
+        new_keys: file.quota.new_keys.map(|One(limit)| limit),
+        new_bytes: file.quota.new_bytes.map(|One(ByteLimit(limit))| limit),
+        rate: file.quota.rate.map(|One(limit)| limit),
+    };
     let routes = routes.limited(quota.is_set());
     let upstream_ca = file.upstream_ca.as_ref().map(|One(path)| {
         let written = Secret::from_text(path).map_err(|what| wrong("upstream_ca", &what))?;
         pem("upstream_ca", &written)
     });
     let store = store::finish(file.store, &wrong)?;
-    let seal = file.seal.map(|written| seal::finish(written, store.compress, &wrong)).transpose()?;
+    let seal = file.seal.map(|written| seal::finish(written, store.compress.unwrap_or(true), &wrong)).transpose()?;
     let journal = match file.journal {
         Some(One(path)) if path == "off" => None,
         Some(One(path)) if path.is_empty() => {
