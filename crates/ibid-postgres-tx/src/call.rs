@@ -17,10 +17,19 @@ pub struct Call {
     key: String,
     secret: Option<AddressSecret>,
     pub(crate) fingerprint: Fingerprint,
+    /// The same by the rules of other versions.
+    older: Older,
     pub(crate) tenant: String,
     pub(crate) user: String,
     pub(crate) endpoint: String,
     pub(crate) isolation: Option<Isolation>,
+}
+
+#[derive(Debug, Clone)]
+enum Older {
+    /// Of plain bytes: the same in every version.
+    Bytes,
+    Digested(Vec<Fingerprint>),
 }
 
 impl Call {
@@ -31,6 +40,7 @@ impl Call {
             key: key.into(),
             secret: None,
             fingerprint: Fingerprint::NONE,
+            older: Older::Bytes,
             tenant: String::new(),
             user: String::new(),
             endpoint: String::new(),
@@ -39,14 +49,32 @@ impl Call {
     }
 
     /// What is asked for: with other bytes the key is refused, or as the policy says.
-    pub fn request(self, request: &[u8]) -> Self {
-        self.fingerprint(Fingerprint::of_bytes(request))
+    pub fn request(mut self, request: &[u8]) -> Self {
+        (self.fingerprint, self.older) = (Fingerprint::of_bytes(request), Older::Bytes);
+        self
     }
 
     /// The same, already digested.
     pub fn fingerprint(mut self, fingerprint: Fingerprint) -> Self {
-        self.fingerprint = fingerprint;
+        (self.fingerprint, self.older) = (fingerprint, Older::Digested(Vec::new()));
         self
+    }
+
+    /// The same request's [fingerprint of an older version](Fingerprint::of_version), for what was recorded before an
+    /// upgrade. Call it after [`fingerprint`](Self::fingerprint).
+    pub fn older_fingerprint(mut self, fingerprint: Fingerprint) -> Self {
+        if let Older::Digested(older) = &mut self.older {
+            older.push(fingerprint);
+        }
+        self
+    }
+
+    /// The fingerprint by the rules of a version, if it is known.
+    pub(crate) fn by_version(&self, version: u8) -> Option<Fingerprint> {
+        match &self.older {
+            Older::Bytes => (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..self.fingerprint }),
+            Older::Digested(older) => older.iter().find(|older| older.version == version).copied(),
+        }
     }
 
     /// The secret that addresses are made with, if the gateway has one.

@@ -17,7 +17,7 @@ use std::{
 use bytes::Bytes;
 use http::{Response, header};
 use ibid::{
-    OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
+    Comparison, OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
     http::complete_of,
     store::{Address, Fence, Fingerprint, Token},
 };
@@ -261,8 +261,17 @@ impl<P: Pool> Run<'_, P> {
     }
 
     fn compare(&self, seen: Fingerprint) -> Result<(), TxError> {
-        let differs = self.policy.on_mismatch == OnMismatch::Reject && seen != self.call.fingerprint;
-        if differs { Err(TxError::Reused) } else { Ok(()) }
+        if self.policy.on_mismatch != OnMismatch::Reject {
+            return Ok(());
+        }
+        match self.call.fingerprint.compare(&seen, |version| self.call.by_version(version)) {
+            Comparison::Same => Ok(()),
+            Comparison::Different => Err(TxError::Reused),
+            Comparison::UnknownVersion => {
+                let why = format!("its request has a fingerprint of version {}, which is not known", seen.version);
+                Err(TxError::Corrupt(why.into()))
+            }
+        }
     }
 
     /// One connection, one transaction.

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    fingerprint::Comparison,
     journal::Journal,
     later::Later,
     observe::{Notice, Observer, Shadow, Silent, StoreCall},
@@ -24,7 +25,9 @@ use crate::{
     quota::Quota,
     refusal::{Reason, Refusal},
     running::Running,
-    store::{Ask, Claim, End, ErrorKind, Finished, Held, Holder, Lease, Outline, Store, StoreError, Token},
+    store::{
+        Ask, Claim, End, ErrorKind, Fingerprint, Finished, Held, Holder, Lease, Outline, Store, StoreError, Token,
+    },
 };
 
 /// How often a store call is sent again when its answer was lost.
@@ -45,6 +48,13 @@ pub trait Operation: Send {
     /// How long its caller waits at most for another run of it to end, whatever the policy allows.
     fn patience(&self) -> Duration {
         Duration::MAX
+    }
+
+    /// The fingerprint of its request by the rules of a version. `None` if that version is not known: what was recorded by
+    /// it cannot be compared with this request.
+    fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
+        let _ = version;
+        None
     }
 
     /// Asks whether an earlier run took place. Must have no effect of its own.
@@ -184,15 +194,14 @@ impl Engine {
     /// does not pay for it.
     async fn decide<O: Operation>(&self, policy: &Policy, mut ask: Arc<Ask>, operation: &mut O) -> Verdict<O::Answer> {
         let shadow = policy.mode == Mode::Shadow;
-        let fingerprint = ask.fingerprint;
-        let differs = |seen| policy.on_mismatch == OnMismatch::Reject && seen != fingerprint;
+        let own = ask.fingerprint;
         let patience = Instant::now() + policy.wait_timeout.min(operation.patience());
         let mut takeovers = 0;
         let mut probed = false;
 
         if let Some((finished, solo)) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
-            if differs(finished.fingerprint) {
-                return refuse(shadow, operation, reused()).await;
+            if let Some(refusal) = mismatch(policy, &own, &finished.fingerprint, operation) {
+                return refuse(shadow, operation, refusal).await;
             }
             return replay(shadow, operation, finished, if solo { Stored::Solo } else { Stored::Pending }).await;
         }
@@ -212,19 +221,17 @@ impl Engine {
                 Ok(claim) => claim,
                 Err(error) => return self.without_store(policy, operation, &error).await,
             };
-            let seen = match &claim {
-                Claim::Busy(holder) | Claim::Unknown(holder) => holder.fingerprint,
-                Claim::Done(finished) => finished.fingerprint,
-                Claim::Granted(_) | Claim::Spent => fingerprint,
-            };
-            if differs(seen) {
-                return refuse(shadow, operation, reused()).await;
+            if let Some(stored) = fingerprint_of(&claim)
+                && let Some(refusal) = mismatch(policy, &own, stored, operation)
+            {
+                return refuse(shadow, operation, refusal).await;
             }
             match claim {
                 Claim::Granted(lease) => {
                     if let Some(refusal) = self.after_grant(&lease).await.filter(|_| !shadow) {
                         let refused = || Verdict::Refused(refusal);
-                        return Box::pin(self.end(policy, &lease, End::Release, Instant::now(), refused)).await;
+                        return Box::pin(self.end(policy, &lease, End::Release, Instant::now(), operation, refused))
+                            .await;
                     }
                     return Box::pin(self.run(policy, lease, sent, operation)).await;
                 }
@@ -302,7 +309,7 @@ impl Engine {
             Ended::Complete(answer, Complete { failed, record, outline }) => {
                 let end = End::Complete { failed, record, outline, keep: policy.ttl };
                 match self.settle(&lease, &end, now).await {
-                    Ok(Held::Lost(there)) if !shadow => self.lost(policy, &lease, *there),
+                    Ok(Held::Lost(there)) if !shadow => self.lost(policy, &lease, *there, operation),
                     Ok(Held::Lost(_)) => Verdict::Ran(answer, Stored::No),
                     Ok(_) if lease.solo => Verdict::Ran(answer, Stored::Degraded),
                     Ok(_) => Verdict::Ran(answer, Stored::Yes),
@@ -311,17 +318,17 @@ impl Engine {
                 }
             }
             Ended::Release(answer) => {
-                self.end(policy, &lease, End::Release, now, || Verdict::Ran(answer, Stored::No)).await
+                self.end(policy, &lease, End::Release, now, operation, || Verdict::Ran(answer, Stored::No)).await
             }
             Ended::NotStarted(refusal) => {
-                self.end(policy, &lease, End::Release, now, || Verdict::Refused(refusal)).await
+                self.end(policy, &lease, End::Release, now, operation, || Verdict::Refused(refusal)).await
             }
             Ended::Entrusted(answer, otherwise) => {
-                self.entrusted(policy, &lease, answer, otherwise, now, keep_unknown).await
+                self.entrusted(policy, &lease, answer, otherwise, (now, keep_unknown), operation).await
             }
             Ended::Park(answer, by) => {
                 let end = End::Park { keep: keep_unknown, retry_in: retry_in(policy, by) };
-                self.end(policy, &lease, end, now, || Verdict::Ran(answer, Stored::Unknown)).await
+                self.end(policy, &lease, end, now, operation, || Verdict::Ran(answer, Stored::Unknown)).await
             }
         };
         abandoned.disarm();
@@ -330,9 +337,10 @@ impl Engine {
 
     /// Its own transaction was to record the answer. Whatever settles after that waits for the transaction's end, so that
     /// one call tells both: what was committed is found done, and what was not did not happen.
-    async fn entrusted<A>(
-        &self, policy: &Policy, lease: &Lease, answer: A, otherwise: Otherwise, now: Instant, keep: Duration,
-    ) -> Verdict<A> {
+    async fn entrusted<O: Operation>(
+        &self, policy: &Policy, lease: &Lease, answer: O::Answer, otherwise: Otherwise,
+        (now, keep): (Instant, Duration), operation: &mut O,
+    ) -> Verdict<O::Answer> {
         let end = match otherwise {
             Otherwise::Park(by) => End::Park { keep, retry_in: retry_in(policy, by) },
             Otherwise::Refuse | Otherwise::Release => End::Release,
@@ -347,7 +355,7 @@ impl Engine {
                     Verdict::Ran(answer, Stored::Yes)
                 }
                 (Claim::Done(finished), _) if finished.fence == lease.fence => Verdict::Replay(finished, Stored::Yes),
-                (there, _) => self.lost(policy, lease, there),
+                (there, _) => self.lost(policy, lease, there, operation),
             },
             (Ok(_), Otherwise::Refuse) => Verdict::Refused(rolled_back()),
             (Ok(_), Otherwise::Release) => Verdict::Ran(answer, Stored::No),
@@ -360,11 +368,12 @@ impl Engine {
     }
 
     /// Settles an end that carries no answer: if the store cannot take it now, it is told until it does.
-    async fn end<A>(
-        &self, policy: &Policy, lease: &Lease, end: End, now: Instant, verdict: impl FnOnce() -> Verdict<A>,
-    ) -> Verdict<A> {
+    async fn end<O: Operation>(
+        &self, policy: &Policy, lease: &Lease, end: End, now: Instant, operation: &mut O,
+        verdict: impl FnOnce() -> Verdict<O::Answer>,
+    ) -> Verdict<O::Answer> {
         match self.settle(lease, &end, now).await {
-            Ok(Held::Lost(there)) => self.lost(policy, lease, *there),
+            Ok(Held::Lost(there)) => self.lost(policy, lease, *there, operation),
             Ok(_) => verdict(),
             Err(_) => {
                 self.later.push(lease.clone(), end);
@@ -398,15 +407,12 @@ impl Engine {
 
     /// A claim that is lost gives what the record says, never its own reply; and never what it says to another request:
     /// the key may have been forgotten, or lost by the store, and used again since.
-    fn lost<A>(&self, policy: &Policy, lease: &Lease, now: Claim) -> Verdict<A> {
+    fn lost<O: Operation>(&self, policy: &Policy, lease: &Lease, now: Claim, operation: &O) -> Verdict<O::Answer> {
         self.observer.noticed(&Notice::LostClaim(&lease.ask.address));
-        let seen = match &now {
-            Claim::Busy(holder) | Claim::Unknown(holder) => holder.fingerprint,
-            Claim::Done(finished) => finished.fingerprint,
-            Claim::Granted(_) | Claim::Spent => lease.ask.fingerprint,
-        };
-        if policy.on_mismatch == OnMismatch::Reject && seen != lease.ask.fingerprint {
-            return Verdict::Refused(reused());
+        if let Some(stored) = fingerprint_of(&now)
+            && let Some(refusal) = mismatch(policy, &lease.ask.fingerprint, stored, operation)
+        {
+            return Verdict::Refused(refusal);
         }
         match now {
             Claim::Done(finished) => Verdict::Replay(finished, Stored::Yes),
@@ -610,6 +616,27 @@ enum Beat {
     Missed,
 }
 
+/// What is compared of what the store holds.
+fn fingerprint_of(claim: &Claim) -> Option<&Fingerprint> {
+    match claim {
+        Claim::Busy(holder) | Claim::Unknown(holder) => Some(&holder.fingerprint),
+        Claim::Done(finished) => Some(&finished.fingerprint),
+        Claim::Granted(_) | Claim::Spent => None,
+    }
+}
+
+/// Why a request cannot have what is stored under its key: it is another one's, or nobody can tell.
+fn mismatch<O: Operation>(policy: &Policy, own: &Fingerprint, stored: &Fingerprint, operation: &O) -> Option<Refusal> {
+    if policy.on_mismatch != OnMismatch::Reject {
+        return None;
+    }
+    match own.compare(stored, |version| operation.fingerprint(version)) {
+        Comparison::Same => None,
+        Comparison::Different => Some(reused()),
+        Comparison::UnknownVersion => Some(not_comparable()),
+    }
+}
+
 /// When a parked claim may be taken over: what took too long may still be running.
 fn retry_in(policy: &Policy, by: ParkedBy) -> Duration {
     if by == ParkedBy::Timeout { policy.lease } else { Duration::ZERO }
@@ -624,6 +651,15 @@ fn reused() -> Refusal {
         Reason::KeyReused,
         "this key was first used for a different request; a new operation needs a fresh key",
     )
+}
+
+fn not_comparable() -> Refusal {
+    Refusal::new(
+        Reason::StoreUnavailable,
+        "nothing was executed, because this key was recorded by a version that this one cannot compare with; \
+         try again with the same key",
+    )
+    .retry_after(SOON)
 }
 
 fn in_progress(after: Duration) -> Refusal {
@@ -663,7 +699,7 @@ fn quota_exceeded(after: Duration) -> Refusal {
     Refusal::new(Reason::QuotaExceeded, detail).retry_after(after)
 }
 
-fn store_unavailable() -> Refusal {
+pub(crate) fn store_unavailable() -> Refusal {
     Refusal::new(
         Reason::StoreUnavailable,
         "nothing was executed, because the request could not be remembered; try again with the same key",

@@ -24,7 +24,7 @@
 
 pub use self::{
     engine::{Complete, Ended, Engine, Operation, Otherwise, ParkedBy, Probed, Stored, Verdict},
-    fingerprint::{PartDigests, Pointer, PointerError},
+    fingerprint::{Comparison, PartDigests, Pointer, PointerError},
     http::{Ibid, IbidLayer},
     journal::{Journal, JournalSeal},
     key::{KeyFormat, KeySource, Pattern, derive_key, extract_key, generate_key, is_valid_key, mask},

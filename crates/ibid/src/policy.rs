@@ -128,14 +128,18 @@ pub enum LabelKey {
 /// A part of the fingerprint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
-    /// The method.
+    /// The method, and the headers by which some frameworks replace it.
     Method,
-    /// The path, as sent.
+    /// The path, as sent but for one trailing slash.
     Path,
     /// The query, as sent.
     Query,
+    /// The media type, without boundary and without `charset=utf-8`, and Content-Encoding.
+    Type,
     /// The canonical body.
     Body,
+    /// The body as sent, instead of the canonical one.
+    Raw,
     /// A header.
     Header(HeaderName),
     /// If-Match, If-None-Match, If-Unmodified-Since, Content-Range.
@@ -277,8 +281,12 @@ impl Policy {
                 "fingerprint is empty, so nothing can mismatch; set on_mismatch = \"ignore\" or add parts".into()
             );
         }
-        if body_is_key && !self.fingerprint.contains(&Part::Body) {
+        let [has_body, has_raw] = [Part::Body, Part::Raw].map(|part| self.fingerprint.contains(&part));
+        if body_is_key && !has_body && !has_raw {
             return Err("key.from has \"body\", which takes the fingerprint as key; add \"body\" to fingerprint".into());
+        }
+        if has_body && has_raw {
+            return Err("fingerprint has \"body\" and \"raw\"; name the one or the other".into());
         }
         self.signature.as_ref().map_or(Ok(()), |signature| self.check_signature(signature))
     }

@@ -103,7 +103,8 @@ where
     };
     let engine = Engine::new(store.clone());
     let policy = policy.clone();
-    let operation = Function { operation: Some(operation), timeout: policy.timeout, marker: std::marker::PhantomData };
+    let operation =
+        Function { operation: Some(operation), fingerprint, timeout: policy.timeout, marker: std::marker::PhantomData };
     let task = tokio::spawn(async move { engine.execute(&policy, ask, operation).await });
     match task.await.map_err(RunError::Aborted)? {
         Verdict::Ran(
@@ -123,6 +124,7 @@ where
 
 struct Function<F, R> {
     operation: Option<F>,
+    fingerprint: Fingerprint,
     timeout: Duration,
     marker: std::marker::PhantomData<fn() -> R>,
 }
@@ -150,6 +152,11 @@ where
                 Ended::Complete(Ok(bytes), Complete { failed: false, record, outline })
             }
         }
+    }
+
+    /// Of plain bytes it is the same in every version.
+    fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
+        (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..self.fingerprint })
     }
 }
 

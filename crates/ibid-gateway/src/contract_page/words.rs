@@ -104,6 +104,8 @@ pub(super) fn fingerprint(policy: &Policy) -> String {
         Part::Method => "method".into(),
         Part::Path => "path".into(),
         Part::Query => "query".into(),
+        Part::Type => "media type".into(),
+        Part::Raw => "body, byte by byte".into(),
         Part::Body if policy.json_ignore.is_empty() => "body".into(),
         Part::Body => format!("body without {}", and(&policy.json_ignore)),
         Part::Header(name) => format!("the header {}", header(name)),

@@ -42,7 +42,7 @@ route[1]  POST /payments/*    (preset stripe)
   key             header:idempotency-key; optional, any, at most 255 characters
   scope           host, credential
   label           tenant from scope, user from scope, key masked
-  fingerprint     method, path, query, body
+  fingerprint     method, path, query, type, body
   json_ignore     none
   on_mismatch     reject
   on_concurrent   reject

@@ -748,7 +748,7 @@ mod forgetting {
             PAY,
             &format!("{PAY}fingerprint = \"body\""),
             &[&format!(
-                "POST /payments/*: fingerprint changed from [method, path, query, body, preconditions] to [body]: {other}"
+                "POST /payments/*: fingerprint changed from [method, path, query, type, body, preconditions] to [body]: {other}"
             )],
         );
         from(

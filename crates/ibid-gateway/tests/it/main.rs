@@ -23,6 +23,7 @@ mod passing;
 mod planted;
 mod presets;
 mod quota;
+mod redirects;
 mod sealing;
 mod secured;
 mod store_command;

@@ -7,6 +7,7 @@
 use http::{HeaderMap, HeaderName, header};
 
 use crate::{
+    fingerprint,
     key::KeySource,
     policy::{Part, Policy},
     refusal::{Reason, Refusal},
@@ -76,7 +77,10 @@ fn decides(policy: &Policy, name: &str) -> bool {
     let is_compared = |part: &Part| match part {
         Part::Header(header) => header == name,
         Part::Preconditions => matches!(name, "if-match" | "if-none-match" | "if-unmodified-since" | "content-range"),
-        Part::Body => matches!(name, "content-type" | "content-encoding" | "grpc-encoding"),
+        Part::Body | Part::Type | Part::Raw => {
+            matches!(name, "content-type" | "content-encoding" | "grpc-encoding")
+        }
+        Part::Method => fingerprint::METHOD_OVERRIDES.iter().any(|header| header == name),
         _ => false,
     };
     matches!(name, "host" | "forwarded")

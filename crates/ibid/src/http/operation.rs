@@ -23,6 +23,7 @@ use super::{
     claimed::Claimed,
     future::Side,
     reply::{self, Meaning, Read, Stream, Tail},
+    request,
 };
 use crate::{
     engine::{Ended, Operation, Otherwise, ParkedBy, Probed},
@@ -30,7 +31,7 @@ use crate::{
     policy::Mode,
     record::RecordBody,
     refusal::{Reason, Refusal},
-    store::Lease,
+    store::{Fingerprint, Lease},
 };
 
 const ATTEMPT: HeaderName = HeaderName::from_static("ibid-attempt");
@@ -111,6 +112,12 @@ where
 
     fn patience(&self) -> Duration {
         self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
+        let (parts, body, trailers) = self.request.as_ref()?;
+        let made = request::fingerprint(version, &self.route, parts, (body, trailers.as_ref())).ok()??;
+        Some(made.0)
     }
 
     async fn probe(&mut self) -> Probed {

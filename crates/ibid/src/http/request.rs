@@ -9,11 +9,12 @@ use sha2::{Digest, Sha256};
 
 use super::{Peer, Protocol, Route, Shared, ambiguity};
 use crate::{
-    fingerprint::{Kind, PartDigests, json},
+    engine::store_unavailable,
+    fingerprint::{FingerprintInput, Kind, PartDigests, json},
     grpc,
     key::{KeyFormat, KeySource, extract_key, hex, mask},
     label,
-    policy::{LabelKey, OnMismatch, Policy},
+    policy::{LabelKey, OnMismatch, OnStoreDown, Policy},
     refusal::{Reason, Refusal},
     scope::{Caller, Identity, Scope, ScopePart},
     store::{Ask, Fingerprint, Tags, Token},
@@ -108,14 +109,28 @@ impl Keyed {
 
     /// With the body at hand: the claim to make. `None` if there is no key after all and none is required.
     pub(super) fn ask(
-        mut self, shared: &Shared, route: &Route, parts: &Parts, body: &[u8], requested_at_ms: u64,
-    ) -> Result<Option<(Ask, String, Option<PartDigests>)>, Refusal> {
+        &self, shared: &Shared, route: &Route, parts: &Parts, (body, trailers): Content<'_>, requested_at_ms: u64,
+    ) -> Result<Option<Asked>, Refusal> {
+        let content = (body, trailers);
+        let made = fingerprint(Fingerprint::VERSION, route, parts, content)?.expect("the current version is known");
+        let Some(asked) = self.ask_as(shared, route, parts, body, made, requested_at_ms)? else { return Ok(None) };
+        // The fingerprint is a part of the address: what was recorded by older rules is at another address.
         let policy = &route.policy;
-        let (fingerprint, digests) = match route.protocol {
-            Protocol::Http => Fingerprint::with_parts(policy, &parts.method, &parts.uri, &parts.headers, body),
-            Protocol::Grpc => grpc::fingerprint(policy, parts, body)?,
+        let depends = policy.on_mismatch == OnMismatch::New || policy.key.from.contains(&KeySource::Body);
+        let before = if depends { fingerprint(1, route, parts, content)? } else { None };
+        let older = match before.filter(|(before, _)| before.digest != asked.ask.fingerprint.digest) {
+            Some(before) => self.ask_as(shared, route, parts, body, before, requested_at_ms)?.map(Box::new),
+            None => None,
         };
-        let key = match self.key.take() {
+        Ok(Some(Asked { older, ..asked }))
+    }
+
+    fn ask_as(
+        &self, shared: &Shared, route: &Route, parts: &Parts, body: &[u8],
+        (fingerprint, digests): (Fingerprint, PartDigests), requested_at_ms: u64,
+    ) -> Result<Option<Asked>, Refusal> {
+        let policy = &route.policy;
+        let key = match self.key.clone() {
             Some(key) => key,
             None => match key_from_body(policy, parts, body, &fingerprint)? {
                 Some(key) => check_owner(self.owner.as_deref(), &key).map(|()| key)?,
@@ -153,7 +168,47 @@ impl Keyed {
             keep: policy.ttl,
             over: None,
         };
-        Ok(Some((ask, key, digests)))
+        Ok(Some(Asked { ask, key, digests, older: None }))
+    }
+}
+
+/// A claim to make.
+pub(super) struct Asked {
+    pub(super) ask: Ask,
+    pub(super) key: String,
+    pub(super) digests: Option<PartDigests>,
+    /// The same by the rules of an older version of the fingerprint, where that is another address.
+    pub(super) older: Option<Box<Asked>>,
+}
+
+impl Asked {
+    /// Of the two, the one at whose address there is something. Only a few requests have two: those whose address depends
+    /// on their fingerprint, and of these the ones that have another fingerprint than by the rules of before.
+    ///
+    /// # Errors
+    /// The store does not say, and nothing may run unprotected.
+    pub(super) async fn settled(mut self, shared: &Shared, policy: &Policy) -> Result<Self, Refusal> {
+        let Some(older) = self.older.take() else { return Ok(self) };
+        match shared.engine.store().get(&older.ask.address).await {
+            Ok(Some(_)) => Ok(*older),
+            Err(_) if policy.on_store_down == OnStoreDown::Closed => Err(store_unavailable()),
+            Ok(None) | Err(_) => Ok(self),
+        }
+    }
+}
+
+/// A body that was read, and its trailers.
+pub(super) type Content<'a> = (&'a [u8], Option<&'a HeaderMap>);
+
+/// The fingerprint of a request by the rules of a version. `None` if that version is not known.
+pub(super) fn fingerprint(
+    version: u8, route: &Route, parts: &Parts, (body, trailers): Content<'_>,
+) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
+    let Parts { method, uri, headers, .. } = parts;
+    let input = FingerprintInput { method, uri, headers, body, trailers };
+    match route.protocol {
+        Protocol::Http => Ok(input.fingerprint(version, &route.policy)),
+        Protocol::Grpc => grpc::fingerprint(version, &route.policy, &input),
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
     future::{Patch, ResponseFuture, Side, Work},
     operation::{Answer, HttpOperation},
     reply::{self, Tail},
-    request::{self, Judged, Keyed, Unread},
+    request::{self, Asked, Judged, Keyed, Unread},
 };
 use crate::{
     engine::{Stored, Verdict},
@@ -162,8 +162,13 @@ where
             let body = RequestBody::whole(body, trailers);
             return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
         }
-        let (ask, key, digests) = match keyed.ask(&shared, &route, &parts, &body, telling.requested_at_ms) {
-            Ok(Some(ask)) => ask,
+        let asked = keyed.ask(&shared, &route, &parts, (&body, trailers.as_ref()), telling.requested_at_ms);
+        let asked = match asked {
+            Ok(Some(asked)) if asked.older.is_some() => Box::pin(asked.settled(&shared, policy)).await.map(Some),
+            asked => asked,
+        };
+        let Asked { ask, key, digests, .. } = match asked {
+            Ok(Some(asked)) => asked,
             Ok(None) => {
                 seen.tell(&shared, Outcome::Keyless, NO_ANSWER);
                 let request = Request::from_parts(parts, RequestBody::whole(body, trailers));

@@ -46,14 +46,16 @@ impl FromStr for Part {
             "method" => Self::Method,
             "path" => Self::Path,
             "query" => Self::Query,
+            "type" => Self::Type,
             "body" => Self::Body,
+            "raw" => Self::Raw,
             "preconditions" => Self::Preconditions,
             _ => match text.strip_prefix("header:").map(HeaderName::from_str) {
                 Some(Ok(name)) => Self::Header(name),
                 _ => {
                     return Err(format!(
-                        "{text:?} is no part of a fingerprint; allowed are \"method\" \"path\" \"query\" \"body\" \
-                         \"preconditions\" \"header:NAME\""
+                        "{text:?} is no part of a fingerprint; allowed are \"method\" \"path\" \"query\" \"type\" \
+                         \"body\" \"raw\" \"preconditions\" \"header:NAME\""
                     ));
                 }
             },
@@ -67,7 +69,9 @@ impl fmt::Display for Part {
             Self::Method => f.write_str("method"),
             Self::Path => f.write_str("path"),
             Self::Query => f.write_str("query"),
+            Self::Type => f.write_str("type"),
             Self::Body => f.write_str("body"),
+            Self::Raw => f.write_str("raw"),
             Self::Preconditions => f.write_str("preconditions"),
             Self::Header(name) => write!(f, "header:{name}"),
         }

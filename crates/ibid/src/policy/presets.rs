@@ -55,7 +55,7 @@ impl Policy {
             scope: vec![ScopePart::Host, ScopePart::Credential],
             signature: None,
             label: Label { tenant: None, user: None, key: LabelKey::Masked },
-            fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Body, Part::Preconditions],
+            fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Type, Part::Body, Part::Preconditions],
             json_ignore: Vec::new(),
             on_mismatch: OnMismatch::Reject,
             on_concurrent: OnConcurrent::Reject,
@@ -182,7 +182,7 @@ impl Policy {
     pub fn stripe() -> Self {
         Self {
             methods: vec![Method::POST],
-            fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Body],
+            fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Type, Part::Body],
             remember: Remember::All,
             unknown_status: Vec::new(),
             status: vec![(Reason::KeyReused, StatusCode::BAD_REQUEST)],

@@ -9,9 +9,13 @@ use std::{
 };
 
 use axum::{Router, body::Body, extract::State, response::IntoResponse, routing::post};
-use http::{Request, Response, StatusCode};
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
-use ibid::{Ibid, OnConcurrent, Policy, store::Memory};
+use ibid::{
+    Ibid, OnConcurrent, Policy,
+    store::{Ask, Claim, End, Fingerprint, Held, Memory, Outline, Store, Tags, Token},
+};
 use tower::ServiceExt;
 
 #[derive(Clone, Default)]
@@ -198,4 +202,74 @@ async fn without_a_secret_every_webhook_is_refused() {
     let (router, app, _) = app(Policy::preset("webhook:github").unwrap());
     let answer = router.oneshot(hook("/pay", "72d3162e", "Hello, World!")).await.unwrap();
     assert_eq!((answer.status(), app.runs.load(SeqCst)), (StatusCode::UNAUTHORIZED, 0));
+}
+
+/// Puts what is recorded at the only address that there is under another fingerprint, as if another version had recorded
+/// it.
+async fn recorded_as(store: &dyn Store, fingerprint: Fingerprint) {
+    let all = store.operators().list(&Default::default(), Default::default(), 10).await.unwrap().entries;
+    let [entry] = &all[..] else { panic!("{all:?}") };
+    let Some(Claim::Done(finished)) = store.get(&entry.address).await.unwrap() else { panic!("not done") };
+    let _: Held = store.operators().forget(&entry.address, entry.fence).await.unwrap();
+    let ask = Ask {
+        address: entry.address,
+        token: Token::mint(),
+        fingerprint,
+        tags: Tags::default(),
+        label: Bytes::new(),
+        hold: Duration::from_secs(30),
+        keep: Duration::from_secs(60),
+        over: None,
+    };
+    let Claim::Granted(lease) = store.claim(&Arc::new(ask)).await.unwrap() else { panic!("not free") };
+    let outline = Outline::default();
+    let end = End::Complete { failed: false, record: finished.record, outline, keep: Duration::from_secs(60) };
+    assert_eq!(store.settle(&lease, &end).await.unwrap(), Held::Held);
+}
+
+fn first_version(policy: &Policy, body: &str) -> Fingerprint {
+    let (uri, headers) = (Uri::from_static("/pay"), HeaderMap::new());
+    Fingerprint::of_version(1, policy, &Method::POST, &uri, &headers, body.as_bytes()).unwrap()
+}
+
+#[tokio::test]
+async fn what_an_older_version_recorded_is_compared_by_its_rules() {
+    let policy = Policy::ietf();
+    let (router, app, ibid) = app(policy.clone());
+    let store = ibid.engine().store().clone();
+    let send = |body: &'static str| router.clone().oneshot(request("/pay", "k1", body));
+    assert_eq!(send("10").await.unwrap().status(), StatusCode::CREATED);
+
+    recorded_as(&*store, first_version(&policy, "10")).await;
+    let retry = send("10").await.unwrap();
+    assert_eq!(
+        (retry.status(), &retry.headers()["idempotent-replayed"]),
+        (StatusCode::CREATED, &"true".parse().unwrap())
+    );
+    assert_eq!(send("11").await.unwrap().status(), StatusCode::UNPROCESSABLE_ENTITY, "another request");
+
+    let unknown = Fingerprint { version: 99, digest: [7; 32] };
+    recorded_as(&*store, unknown).await;
+    let refused = send("10").await.unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE, "nobody can compare it");
+    assert!(text(refused).await.contains("store-unavailable"));
+    assert_eq!(app.runs.load(SeqCst), 1);
+}
+
+#[tokio::test]
+async fn what_an_older_version_recorded_is_found_where_the_address_depends_on_the_fingerprint() {
+    let mut policy = Policy::ietf();
+    (policy.on_mismatch, policy.fingerprint) = (ibid::OnMismatch::New, vec![ibid::Part::Path]);
+    let (router, _, _) = app(policy.clone());
+    let print = |version, path: &'static str| {
+        let uri = Uri::from_static(path);
+        Fingerprint::of_version(version, &policy, &Method::POST, &uri, &HeaderMap::new(), b"").unwrap().digest
+    };
+    // Version 1 compared the slash at the end too. So what is recorded for one path now is where it recorded another.
+    assert_eq!(print(2, "/gone//"), print(1, "/gone/"));
+    assert_ne!(print(2, "/gone/"), print(1, "/gone/"));
+    let send = |path| router.clone().oneshot(request(path, "k1", "10"));
+    assert!(!send("/gone//").await.unwrap().headers().contains_key("idempotent-replayed"));
+    assert_eq!(send("/gone/").await.unwrap().headers()["idempotent-replayed"], "true");
+    assert!(!send("/other/").await.unwrap().headers().contains_key("idempotent-replayed"));
 }

@@ -286,7 +286,7 @@ async fn the_configuration_has_the_dials_of_the_column() {
         ("key", "header:idempotency-key; optional, any, at most 255 characters"),
         ("scope", "host, credential"),
         ("label", "tenant from scope, user from scope, key masked"),
-        ("fingerprint", "method, path, query, body, preconditions"),
+        ("fingerprint", "method, path, query, type, body, preconditions"),
         ("json_ignore", "none"),
         ("on_mismatch", "reject"),
         ("on_concurrent", "reject"),

@@ -128,7 +128,7 @@ async fn the_configuration_has_the_dials_of_the_column() {
         ("methods", "POST"),
         ("key", "header:idempotency-key; optional, any, at most 255 characters"),
         ("scope", "host, credential"),
-        ("fingerprint", "method, path, query, body"),
+        ("fingerprint", "method, path, query, type, body"),
         ("on_mismatch", "reject"),
         ("on_concurrent", "reject"),
         ("on_unknown", "hold"),
