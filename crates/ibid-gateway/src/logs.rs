@@ -143,7 +143,7 @@ impl Observer for Logged {
 
     fn noticed(&self, notice: &Notice<'_>) {
         match notice {
-            Notice::StoreFailed { .. } | Notice::JournalFailed(_) | Notice::Unreadable(_) => {
+            Notice::StoreFailed { .. } | Notice::JournalFailed(_) | Notice::Unreadable(_) | Notice::Dropped(_) => {
                 tracing::error!("{notice}")
             }
             Notice::LostClaim(_)
@@ -151,7 +151,7 @@ impl Observer for Logged {
             | Notice::Fallback { .. }
             | Notice::Solo(_)
             | Notice::Journaled(_)
-            | Notice::Dropped(_) => tracing::warn!("{notice}"),
+            | Notice::Shortened(_) => tracing::warn!("{notice}"),
             _ => tracing::info!("{notice}"),
         }
     }

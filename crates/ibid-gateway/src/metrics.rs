@@ -76,7 +76,7 @@ pub enum Kind {
 
 /// Everything that there is, in the order of the page.
 #[rustfmt::skip]
-pub const FAMILIES: [Family; 15] = [
+pub const FAMILIES: [Family; 16] = [
     Family { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: Kind::Counter,
              help: "Covered requests by route and by what they got." },
     Family { name: "idempotency_cache_hit_total", labels: &[], kind: Kind::Counter,
@@ -99,6 +99,8 @@ pub const FAMILIES: [Family; 15] = [
              help: "Runs that were parked: whether the operation took place is not known." },
     Family { name: "idempotency_lost_claims_total", labels: &[], kind: Kind::Counter,
              help: "Claims found taken over while their operation ran: it may have run twice." },
+    Family { name: "idempotency_dropped_total", labels: &[], kind: Kind::Counter,
+             help: "Results that the store did not take and that were given up: their outcome is unknown." },
     Family { name: "idempotency_shared_keys_total", labels: &[], kind: Kind::Counter,
              help: "Requests whose key another caller had sent with the same request: mostly one client whose credential changed." },
     Family { name: "idempotency_store_seconds", labels: &["op"], kind: Kind::Histogram,
@@ -124,6 +126,7 @@ struct Rest {
     retries: AtomicU64,
     fallbacks: AtomicU64,
     lost_claims: AtomicU64,
+    dropped: AtomicU64,
     shared_keys: AtomicU64,
     overhead: Histogram,
     store: [Histogram; StoreCall::ALL.len()],
@@ -229,6 +232,7 @@ impl Metrics {
             "idempotency_stuck_gauge" => page.sample(&[], stored.unknown),
             "idempotency_unknown_total" => page.sample(&[], outcome(Outcome::Unknown)),
             "idempotency_lost_claims_total" => page.sample(&[], total(|rest| &rest.lost_claims)),
+            "idempotency_dropped_total" => page.sample(&[], total(|rest| &rest.dropped)),
             "idempotency_shared_keys_total" => page.sample(&[], total(|rest| &rest.shared_keys)),
             "idempotency_store_seconds" => {
                 for call in StoreCall::ALL {
@@ -274,6 +278,7 @@ impl Observer for Metrics {
         let mine = self.rest.mine();
         match notice {
             Notice::LostClaim(_) => mine.lost_claims.fetch_add(1, Relaxed),
+            Notice::Dropped(_) => mine.dropped.fetch_add(1, Relaxed),
             Notice::SharedKey(_) => mine.shared_keys.fetch_add(1, Relaxed),
             // A store that had to do without the first, or without the one that decides: never both for one call.
             Notice::Fallback { .. } | Notice::Solo(_) => mine.fallbacks.fetch_add(1, Relaxed),

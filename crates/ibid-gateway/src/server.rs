@@ -6,6 +6,7 @@
 use std::{
     collections::HashSet,
     convert::Infallible,
+    future::poll_fn,
     io,
     net::SocketAddr,
     sync::Arc,
@@ -15,12 +16,12 @@ use std::{
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
+    rt::{TokioIo, TokioTimer},
     server::conn::auto,
 };
 use ibid::{
     Ibid, Policy, Reason, Refusal, grpc,
-    http::{IbidLayer, IbidService, Peer, Protocol, ResponseBody, refusal_response},
+    http::{Connection, IbidLayer, IbidService, Peer, Protocol, ResponseBody, refusal_response},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -33,7 +34,10 @@ use tokio_rustls::TlsAcceptor;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use self::traffic::Traffic;
+use self::{
+    sending::{Sending, StreamExecutor},
+    traffic::Traffic,
+};
 use crate::{
     config::Limits,
     contract_page,
@@ -43,6 +47,7 @@ use crate::{
     trace::{self, Trace, Tracer},
 };
 
+mod sending;
 mod traffic;
 
 /// How long the ends of given-up operations may take to reach the store.
@@ -186,24 +191,31 @@ impl Front {
         let client = Client::new(peer.ip(), secure, &self.trusted);
         let service = self.layer.layer(Proxy::new(client));
         let traffic = Arc::new(Traffic::new());
+        let sending = Sending::new();
         let answer = {
-            let (front, traffic) = (self.clone(), traffic.clone());
-            service_fn(move |request| {
+            let (front, traffic, sending) = (self.clone(), traffic.clone(), sending.clone());
+            let link = Connection::new();
+            service_fn(move |mut request: Request<Incoming>| {
                 let busy = Traffic::begin(&traffic);
-                let answer = front.answer(service.clone(), request, peer);
-                async move { Ok::<_, Infallible>(answer.await.map(|body| busy.during(body))) }
+                request.extensions_mut().insert(link.clone());
+                let answer = front.answer(service.clone(), request, peer, sending.clone());
+                let sending = sending.clone();
+                async move { Ok::<_, Infallible>(answer.await.map(|body| busy.during(body, Sending::current(&sending)))) }
             })
         };
         let builder = protocol(&self.limits);
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer);
         let mut connection = std::pin::pin!(connection);
-        let (mut stopping, mut idle) = (false, None);
+        let (mut stopping, mut idle, mut timer) = (false, None, None);
+        let write_timeout = self.limits.write_timeout;
         loop {
             let (limit, since) = match idle {
                 None => (self.limits.idle_timeout, traffic.opened()),
                 Some(since) => (GOODBYE, since),
             };
             tokio::select! {
+                // The connection first: what is beneath looks at what it has done.
+                biased;
                 result = connection.as_mut() => {
                     if let Err(why) = result {
                         tracing::debug!(%peer, %why, "connection ended");
@@ -213,6 +225,10 @@ impl Front {
                 _ = stop.wait_for(|stop| *stop), if !stopping => {
                     stopping = true;
                     connection.as_mut().graceful_shutdown();
+                }
+                () = poll_fn(|cx| sending.poll_stalled(cx, &mut timer, write_timeout)) => {
+                    tracing::debug!(%peer, "the client does not read its answer");
+                    return;
                 }
                 () = traffic.idle_for(limit, since), if !stopping => {
                     if idle.is_some() {
@@ -229,7 +245,7 @@ impl Front {
 
     /// One request: what holds for all of them, before any policy.
     fn answer(
-        &self, mut service: IbidService<Proxy>, mut request: Request<Incoming>, peer: SocketAddr,
+        &self, mut service: IbidService<Proxy>, mut request: Request<Incoming>, peer: SocketAddr, sending: Arc<Sending>,
     ) -> impl Future<Output = Answer> + Send + use<> {
         let trace = self.tracer.as_ref().and_then(|tracer| Trace::begin(tracer, &mut request));
         let early = self.before_policies(&mut request, peer);
@@ -243,6 +259,7 @@ impl Front {
                     let identity = Box::pin(verifier.identify(request.headers(), &wanted)).await;
                     request.extensions_mut().insert(identity);
                 }
+                request.extensions_mut().insert(Sending::current(&sending).cut().clone());
                 service.call(request).await.unwrap_or_else(|never| match never {})
             };
             match trace {
@@ -338,9 +355,9 @@ fn unclear_target(request: &Request<Incoming>) -> Option<&'static str> {
 }
 
 /// How connections of clients are spoken to.
-pub fn protocol(limits: &Limits) -> auto::Builder<TokioExecutor> {
+pub fn protocol(limits: &Limits) -> auto::Builder<StreamExecutor> {
     let head = usize::try_from(limits.max_header_bytes).unwrap_or(usize::MAX).max(8192);
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(StreamExecutor { write_timeout: limits.write_timeout });
     builder
         .http1()
         .timer(TokioTimer::new())

@@ -114,6 +114,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Larger records do not fit into a segment, roughly.
+    pub fn largest_record(&self) -> u64 {
+        self.room().segment_size / 2
+    }
+
     fn room(&self) -> Room {
         let segment_size = self.segment_size.min(self.max_size / 8).clamp(16 << 10, 1 << 30);
         Room { segment_size: segment_size & !4095, max_size: self.max_size.max(4 * segment_size) }

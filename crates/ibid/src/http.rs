@@ -25,6 +25,7 @@ use std::{
 };
 
 use http::{HeaderName, Method, request::Parts};
+use tokio::time::timeout;
 
 pub(crate) use self::reply::{Meaning, remembered};
 pub use self::{
@@ -32,6 +33,7 @@ pub use self::{
     around::Around,
     body::{BoxError, BrokenOff, RequestBody, ResponseBody},
     claimed::{Claimed, NotRemembered},
+    connection::{Connection, Cut},
     cors::Cors,
     future::ResponseFuture,
     layer::{IbidLayer, IbidService},
@@ -56,14 +58,21 @@ mod around;
 mod body;
 mod budget;
 mod claimed;
+mod connection;
 mod cors;
 mod future;
 mod layer;
 mod operation;
+mod read_body;
 mod reply;
 mod request;
 mod service;
+mod shared_records;
+mod sweep;
 mod twins;
+
+/// How long [`Ibid::drained`] waits for the store.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Idempotency for HTTP services: makes layers that share one store and one set of limits.
 #[derive(Clone)]
@@ -88,12 +97,15 @@ struct Settings {
     buffer_memory: u64,
     body_timeout: Duration,
     cors: Option<Cors>,
+    sweep_every: Option<Duration>,
 }
 
 struct Shared {
     engine: Engine,
     settings: Settings,
     budget: budget::Budget,
+    records: shared_records::SharedRecords,
+    sweeping: sweep::Sweeping,
     twins: Arc<twins::Twins>,
 }
 
@@ -202,6 +214,7 @@ impl Ibid {
                 buffer_memory: 256 << 20,
                 body_timeout: Duration::from_secs(30),
                 cors: None,
+                sweep_every: Some(Duration::from_secs(60)),
             },
         }
     }
@@ -227,9 +240,11 @@ impl Ibid {
         IbidLayer { shared: self.shared.clone(), routing }
     }
 
-    /// Returns once no operation runs: await it before the process ends.
+    /// Returns once no operation runs and the store has every result that waited for it: await it before the process
+    /// ends. It waits at most ten seconds for the store.
     pub async fn drained(&self) {
         self.shared.engine.running().drained().await;
+        let _ = timeout(FLUSH_TIMEOUT, self.shared.engine.later().flushed()).await;
     }
 
     /// The engine beneath.
@@ -276,7 +291,9 @@ impl Builder {
         self
     }
 
-    /// All buffered bodies together; requests beyond it are refused. 256 MiB by default.
+    /// All buffered bodies together, of requests and of answers that have not been sent yet. When it is exhausted, the
+    /// slowest clients are cut off first, and then requests are refused. 256 MiB by default. One address of a client that
+    /// is no trusted proxy holds at most a quarter of it ([`Peer`]), one connection an eighth ([`Connection`]).
     pub fn buffer_memory(mut self, bytes: u64) -> Self {
         self.settings.buffer_memory = bytes;
         self
@@ -294,6 +311,13 @@ impl Builder {
         self
     }
 
+    /// How often what has expired is removed from the store, for as long as there is an [`Ibid`] or a layer of it; every
+    /// minute by default. `None`: somebody else does that.
+    pub fn sweep_every(mut self, every: Option<Duration>) -> Self {
+        self.settings.sweep_every = every;
+        self
+    }
+
     /// Done.
     pub fn build(self) -> Ibid {
         let twins = twins::Twins::new(self.observer.clone());
@@ -301,8 +325,11 @@ impl Builder {
         if let Some(quota) = self.quota {
             engine = engine.limited(quota);
         }
-        let budget = budget::Budget::new(self.settings.buffer_memory);
-        Ibid { shared: Arc::new(Shared { engine, settings: self.settings, budget, twins }) }
+        let budget = budget::Budget::new(self.settings.buffer_memory, self.settings.trusted.clone());
+        let records = shared_records::SharedRecords::default();
+        let sweeping = sweep::Sweeping::new(self.settings.sweep_every);
+        sweeping.start(&engine);
+        Ibid { shared: Arc::new(Shared { engine, settings: self.settings, budget, records, sweeping, twins }) }
     }
 }
 

@@ -195,7 +195,9 @@ fn taken(folder: &Path) -> Result<Lock, String> {
 fn build(live: &Live, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Result<Ibid, String> {
     let now = live.now();
     let settings = &now.settings;
+    // The gateway sweeps itself, and logs what it finds.
     let mut builder = Ibid::builder(store)
+        .sweep_every(None)
         .observer(observer)
         .trusted_proxies(settings.trusted_proxies.clone())
         .max_running(settings.max_running)

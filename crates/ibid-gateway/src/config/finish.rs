@@ -170,6 +170,7 @@ fn limits(file: raw::Limits, wrong: Wrong<'_>) -> Result<Limits, ConfigError> {
         header_timeout: not_zero("limits.header_timeout", file.header_timeout, seconds(10), wrong)?,
         body_timeout: not_zero("limits.body_timeout", file.body_timeout, seconds(30), wrong)?,
         idle_timeout: not_zero("limits.idle_timeout", file.idle_timeout, seconds(75), wrong)?,
+        write_timeout: not_zero("limits.write_timeout", file.write_timeout, seconds(60), wrong)?,
         max_headers: at_least_one("limits.max_headers", file.max_headers, 100, wrong)?,
         max_header_bytes,
         max_connections: at_least_one("limits.max_connections", file.max_connections, 10_000, wrong)?,

@@ -95,6 +95,7 @@ pub(super) struct Limits {
     pub(super) header_timeout: Option<One<Duration>>,
     pub(super) body_timeout: Option<One<Duration>>,
     pub(super) idle_timeout: Option<One<Duration>>,
+    pub(super) write_timeout: Option<One<Duration>>,
     pub(super) max_headers: Option<One<usize>>,
     pub(super) max_header_bytes: Option<One<Size>>,
     pub(super) max_connections: Option<One<usize>>,

@@ -164,6 +164,8 @@ pub struct Limits {
     pub body_timeout: Duration,
     /// How long a connection may be idle.
     pub idle_timeout: Duration,
+    /// How long a client may go without reading any of an answer.
+    pub write_timeout: Duration,
     /// Headers of a request.
     pub max_headers: usize,
     /// Bytes of all headers of a request.

@@ -45,6 +45,13 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
                 "{place}: max_request ({request}) is more than buffer_memory ({memory}), so the largest never fit"
             ));
         }
+        if let Some(most) = settings.store.url.largest_record().filter(|most| policy.max_response > *most) {
+            let (response, most) = (show::size(policy.max_response), show::size(most));
+            found.push(format!(
+                "{place}: max_response ({response}) is more than the store can hold ({most}); larger answers are \
+                 remembered as digests"
+            ));
+        }
         if policy.on_concurrent == OnConcurrent::Wait && policy.wait_timeout.is_zero() {
             found.push(format!("{place}: on_concurrent is \"wait\" and wait_timeout is zero, so nobody waits"));
         }

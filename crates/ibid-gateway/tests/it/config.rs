@@ -264,6 +264,7 @@ mod what_can_be_written {
         assert_eq!(settings.limits.header_timeout, Duration::from_secs(1));
         assert_eq!(settings.limits.body_timeout, Duration::from_secs(30));
         assert_eq!(settings.limits.idle_timeout, Duration::from_secs(75));
+        assert_eq!(settings.limits.write_timeout, Duration::from_secs(60));
         assert_eq!(settings.limits.max_header_bytes, 16 << 10);
         assert_eq!((settings.limits.max_headers, settings.limits.max_connections), (100, 10_000));
         assert_eq!((settings.log.format, settings.log.level), (LogFormat::Json, LogLevel::Debug));
@@ -488,6 +489,7 @@ mod what_each_mistake_is_told {
         );
         top("[tls]\ncert = \"a\"", "tls.key: missing; [tls] needs a cert and a key");
         top("max_running = 0", "max_running: found 0; allowed is 1 and more");
+        top("[limits]\nwrite_timeout = \"0s\"", "limits.write_timeout: it is zero; it must be longer, such as \"30s\"");
         top("[limits]\nidle_timeout = \"0s\"", "limits.idle_timeout: it is zero; it must be longer, such as \"30s\"");
         top(
             "[admin]\ntokens = [{ role = \"user\", token = \"x\" }]",

@@ -3,6 +3,7 @@
 mod clients;
 mod crowd;
 mod fidelity;
+mod greedy;
 mod holders;
 pub(crate) mod kit;
 mod large;

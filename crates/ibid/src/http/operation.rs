@@ -19,7 +19,7 @@ use super::{
     Fate, Grant, Protocol, Route, Unsent,
     answer::{self, Telling},
     body::{BoxError, RequestBody, ResponseBody},
-    budget::Reserved,
+    budget::{Client, Reserved},
     claimed::Claimed,
     future::Side,
     reply::{self, Meaning, Read, Stream, Tail},
@@ -70,6 +70,7 @@ pub(super) struct HttpOperation<S, B, RB> {
     pub(super) side: Arc<Side<RB>>,
     pub(super) telling: Telling,
     pub(super) buffers: Reserved,
+    pub(super) client: Client,
     pub(super) ran: Arc<super::service::Ran>,
     /// Until when the client waits, if it says so.
     pub(super) deadline: Option<Instant>,
@@ -256,9 +257,11 @@ where
     async fn stream(
         &mut self, parts: &http::response::Parts, begun: Bytes, body: &mut Pin<Box<RB>>,
     ) -> Result<(RecordBody, Tail), ParkedBy> {
-        let (mut stream, pieces) = Stream::new(&self.route.policy, is_event_stream(&parts.headers));
+        let reservation = self.buffers.send(&self.client);
+        let ahead = Some(reservation.counter());
+        let (mut stream, pieces) = Stream::new(&self.route.policy, is_event_stream(&parts.headers), ahead);
         let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        let mut head = Response::new(ResponseBody::streamed(pieces, length));
+        let mut head = Response::new(ResponseBody::streamed(pieces, length, Some(reservation)));
         *head.status_mut() = parts.status;
         *head.headers_mut() = parts.headers.clone();
         let head = answer::first(head, None, &self.route.policy, None, &mut self.telling);

@@ -11,7 +11,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::body::{BoxError, Piece};
+use super::{
+    body::{BoxError, PIECE, Piece},
+    budget::Counter,
+};
 use crate::{
     engine::{Complete, ParkedBy},
     policy::Policy,
@@ -20,7 +23,7 @@ use crate::{
     time::now_ms,
 };
 
-/// How many frames a streamed answer may be ahead of its client.
+/// How many pieces a streamed answer may be ahead of its client.
 const AHEAD: usize = 16;
 
 /// What a complete reply means.
@@ -105,6 +108,8 @@ pub(super) struct Stream {
     live: bool,
     trailers: Option<HeaderMap>,
     patience: Duration,
+    /// Counts the pieces that the client has not taken yet.
+    ahead: Option<Counter>,
 }
 
 /// The end of a streamed answer: sent once the answer is recorded. Dropped, the client sees a broken answer.
@@ -117,7 +122,7 @@ pub(super) struct Tail {
 }
 
 impl Stream {
-    pub(super) fn new(policy: &Policy, live: bool) -> (Self, mpsc::Receiver<Piece>) {
+    pub(super) fn new(policy: &Policy, live: bool, ahead: Option<Counter>) -> (Self, mpsc::Receiver<Piece>) {
         let (client, pieces) = mpsc::channel(AHEAD);
         let stream = Self {
             client: Some(client),
@@ -129,6 +134,7 @@ impl Stream {
             live,
             trailers: None,
             patience: policy.patience(),
+            ahead,
         };
         (stream, pieces)
     }
@@ -164,10 +170,21 @@ impl Stream {
             kept.extend_from_slice(&data);
         }
         let ready = if self.live { Some(data) } else { self.last.replace(data) };
-        if let (Some(ready), Some(client)) = (ready, &self.client)
-            && !matches!(timeout(self.patience, client.send(Piece::Data(ready))).await, Ok(Ok(())))
-        {
-            self.client = None;
+        if let Some(ready) = ready {
+            self.send(ready).await;
+        }
+    }
+
+    /// In pieces, so that their number bounds their size.
+    async fn send(&mut self, mut data: Bytes) {
+        while let (Some(client), false) = (&self.client, data.is_empty()) {
+            let piece = data.split_to(data.len().min(PIECE));
+            if let Some(ahead) = &self.ahead {
+                ahead.count(piece.len() as u64);
+            }
+            if !matches!(timeout(self.patience, client.send(Piece::Data(piece))).await, Ok(Ok(()))) {
+                self.client = None;
+            }
         }
     }
 
@@ -268,7 +285,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_stalls_before_the_end_is_dropped() {
-        let (mut stream, mut pieces) = Stream::new(&Policy::ietf(), false);
+        let (mut stream, mut pieces) = Stream::new(&Policy::ietf(), false, None);
         // As many as fit, and one held back.
         for _ in 0..=AHEAD {
             stream.push(Bytes::from_static(b"piece")).await;

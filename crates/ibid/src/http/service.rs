@@ -1,15 +1,14 @@
 //! A request's way through the layer, top to bottom.
 
 use std::{
-    pin::Pin,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Buf;
 use http::{HeaderMap, Request, Response, StatusCode, header, request::Parts};
 use http_body::Body;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
@@ -17,11 +16,12 @@ use super::{
     answer::{self, Telling},
     around::{Around, Inside},
     body::{BoxError, RequestBody, ResponseBody},
-    budget::Reserved,
+    budget::{Client, Full},
     cors::{Cors, Preflight},
     future::{Patch, ResponseFuture, Side, Work},
     operation::{Answer, HttpOperation},
-    reply::{self, Tail},
+    read_body::{overloaded, read_body},
+    reply::Tail,
     request::{self, Asked, Judged, Keyed, Unread},
 };
 use crate::{
@@ -38,6 +38,8 @@ use crate::{
     time::now_ms,
 };
 
+/// Smaller answers are not counted: they take up less than the request's own task.
+const SMALL_ANSWER: u64 = 4 << 10;
 /// The status of what is told before there is an answer.
 const NO_ANSWER: u16 = 100;
 
@@ -60,6 +62,7 @@ struct Seen {
     address: Option<Address>,
     parts: Option<PartDigests>,
     peer: Option<std::net::IpAddr>,
+    client: Client,
     user_agent: Option<http::HeaderValue>,
     started: Instant,
     ran: Arc<Ran>,
@@ -109,6 +112,7 @@ where
             ResponseFuture::ready(answer)
         }
         Judged::Keyed(keyed) => {
+            shared.sweeping.start(&shared.engine);
             seen.key = keyed.masked();
             let side = Side::new();
             let around = parts.extensions.get::<Around>().cloned();
@@ -140,11 +144,7 @@ where
         let shadow = policy.mode == Mode::Shadow;
         let mut telling = telling(&shared, &parts, route.protocol);
         let deadline = if route.protocol == Protocol::Grpc { grpc::deadline(&parts.headers) } else { None };
-        let Some(_slot) = shared.engine.running().enter(shared.settings.max_running) else {
-            let body = RequestBody::untouched(body);
-            return Some(refused(&shared, inner, parts, body, overloaded(), shadow, &seen, &mut telling).await);
-        };
-        let (body, trailers, buffers) = match read_body(&shared, &route, &parts, body).await {
+        let (body, trailers, buffers) = match read_body(&shared, &route, &seen.client, &parts, body).await {
             Ok(read) => read,
             Err(Unread::Broken(status, detail)) => {
                 let mut answer = answer::plain(status, detail, &telling);
@@ -179,6 +179,11 @@ where
                 return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
             }
         };
+        // Not before the body is complete: those who send slowly take no slot from others.
+        let Some(_slot) = shared.engine.running().enter(shared.settings.max_running) else {
+            let body = RequestBody::whole(body, trailers);
+            return Some(refused(&shared, inner, parts, body, overloaded(), shadow, &seen, &mut telling).await);
+        };
         seen.address = Some(ask.address);
         seen.parts = digests;
         if seen.key.is_empty() {
@@ -196,6 +201,7 @@ where
             side,
             telling: telling.clone(),
             buffers,
+            client: seen.client.clone(),
             ran: seen.ran.clone(),
             deadline,
             _body: std::marker::PhantomData::<fn(B)>,
@@ -212,7 +218,14 @@ async fn answered<RB>(
     let policy = &seen.route.policy;
     let (answer, outcome) = match verdict {
         Verdict::Ran(Answer::Whole(answer, whole), stored) => {
-            (answer::first(answer, Some(whole), policy, Some(stored), telling), outcome(stored))
+            let mut answer = answer::first(answer, Some(whole), policy, Some(stored), telling);
+            let length = answer.body().whole_length();
+            if length > SMALL_ANSWER {
+                let reservation = shared.budget.send(&seen.client);
+                reservation.count(length);
+                answer.body_mut().hold(reservation);
+            }
+            (answer, outcome(stored))
         }
         Verdict::Ran(Answer::Tail(tail), stored) => {
             let status = seen.tail_status(&tail);
@@ -228,7 +241,25 @@ async fn answered<RB>(
             (answer::plain(StatusCode::INTERNAL_SERVER_ERROR, detail, telling), outcome(stored))
         }
         Verdict::Replay(finished, stored) => match replayed(shared, finished, seen) {
-            Ok(record) => (answer::replay(record, policy, stored, telling), Outcome::Replayed),
+            Ok(record) => {
+                let mut answer = answer::replay(record, policy, stored, telling);
+                let length = answer.body().whole_length();
+                let reservation = match length > SMALL_ANSWER {
+                    true => Some(Box::pin(shared.budget.answer(&seen.client, length)).await),
+                    false => None,
+                };
+                match reservation {
+                    Some(Err(Full)) => {
+                        let refusal = overloaded();
+                        let outcome = Outcome::Refused(refusal.reason);
+                        (answer::refuse(&refusal, policy, &seen.key, telling), outcome)
+                    }
+                    reservation => {
+                        reservation.into_iter().flatten().for_each(|held| answer.body_mut().hold(held));
+                        (answer, Outcome::Replayed)
+                    }
+                }
+            }
             Err(refusal) => (answer::refuse(&refusal, policy, &seen.key, telling), Outcome::Refused(refusal.reason)),
         },
         Verdict::Refused(refusal) => {
@@ -240,8 +271,8 @@ async fn answered<RB>(
 }
 
 fn replayed(shared: &Shared, finished: Finished, seen: &Seen) -> Result<Record, Refusal> {
-    Record::decode(finished.record).map_err(|why| {
-        let at = seen.address.expect("what was found has an address");
+    let at = seen.address.expect("what was found has an address");
+    Record::decode(shared.records.share(&at, finished.record)).map_err(|why| {
         shared.engine.observer().noticed(&Notice::Unreadable(&at));
         Refusal::new(Reason::StoreUnavailable, format!("the remembered answer cannot be read: {why}"))
     })
@@ -283,63 +314,6 @@ fn pass<RB, E>(response: Result<Response<RB>, E>, telling: &Telling) -> Response
     }
 }
 
-type WholeBody = (Bytes, Option<HeaderMap>, Reserved);
-
-/// Reads a request's body: bounded by the policy, by the memory budget and in time.
-async fn read_body<B>(shared: &Shared, route: &Route, parts: &Parts, body: B) -> Result<WholeBody, Unread<Pin<Box<B>>>>
-where
-    B: Body<Data: Buf, Error: Into<BoxError>>,
-{
-    let policy = &route.policy;
-    let mut body = Box::pin(body);
-    let declared = request::content_length(&parts.headers);
-    let Some(mut buffers) = shared.budget.reserve(declared.unwrap_or(0)) else {
-        return Err(Unread::Refused(overloaded(), Bytes::new(), body));
-    };
-    let mut trailers = None;
-    let mut only = Bytes::new();
-    let mut more = BytesMut::new();
-    let deadline = Instant::now() + shared.settings.body_timeout;
-    loop {
-        let frame = match timeout_at(deadline, reply::next(&mut body)).await {
-            Err(_) => return Err(Unread::Broken(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
-            Ok(Some(Err(_))) => {
-                return Err(Unread::Broken(StatusCode::BAD_REQUEST, "the body broke off or is malformed"));
-            }
-            Ok(None) => break,
-            Ok(Some(Ok(frame))) => frame,
-        };
-        match frame.into_data() {
-            Ok(data) if only.is_empty() && more.is_empty() => only = data,
-            Ok(data) => {
-                if more.is_empty() {
-                    more.reserve(declared.unwrap_or(0).min(policy.max_request) as usize);
-                    more.extend_from_slice(&only);
-                }
-                more.extend_from_slice(&data);
-            }
-            Err(frame) => trailers = frame.into_trailers().ok(),
-        }
-        let length = only.len().max(more.len()) as u64;
-        let refusal = match request::check_length(policy, length) {
-            Err(refusal) => Some(refusal),
-            // Without a declared length the reservation grows by doubling.
-            Ok(()) if declared.is_none() && !buffers.grow_to(length.next_power_of_two()) => Some(overloaded()),
-            Ok(()) => None,
-        };
-        if let Some(refusal) = refusal {
-            let begun = if more.is_empty() { only } else { more.freeze() };
-            return Err(Unread::Refused(refusal, begun, body));
-        }
-    }
-    Ok((if more.is_empty() { only } else { more.freeze() }, trailers, buffers))
-}
-
-fn overloaded() -> Refusal {
-    let detail = "more requests are running or being read than this gateway was given room for";
-    Refusal::new(Reason::Overloaded, detail).retry_after(Duration::from_secs(1))
-}
-
 /// What only we may say about a request.
 fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     let own: Vec<_> = headers.keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
@@ -369,6 +343,7 @@ impl Seen {
             address: None,
             parts: None,
             peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
+            client: Client::of(&parts.extensions),
             user_agent: parts.headers.get(header::USER_AGENT).cloned(),
             started: Instant::now(),
             ran: Arc::default(),

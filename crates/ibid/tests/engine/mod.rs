@@ -1,6 +1,7 @@
 //! The engine on stores that fail, clocks that jump and holders that are late. Time is simulated.
 
 mod kit;
+mod refused;
 
 use std::{sync::Arc, time::Duration};
 

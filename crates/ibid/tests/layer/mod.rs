@@ -1,5 +1,7 @@
 //! The layer in an axum app.
 
+mod memory;
+
 use std::{
     sync::{
         Arc,
