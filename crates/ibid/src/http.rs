@@ -28,7 +28,7 @@ use http::{HeaderName, Method, request::Parts};
 
 pub(crate) use self::reply::{Meaning, remembered};
 pub use self::{
-    answer::{error_answer, refusal_response, success_answer},
+    answer::{error_answer, plain_response, refusal_response, success_answer},
     around::Around,
     body::{BoxError, BrokenOff, RequestBody, ResponseBody},
     claimed::{Claimed, NotRemembered},
