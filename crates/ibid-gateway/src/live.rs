@@ -178,6 +178,7 @@ impl Snapshot {
 
     fn reuses_upstreams_for(&self, settings: &Settings) -> bool {
         self.settings.max_upstream == settings.max_upstream
+            && self.settings.upstream_idle == settings.upstream_idle
             && self.settings.upstream_ca == settings.upstream_ca
             && self.settings.upstream_identity == settings.upstream_identity
     }
@@ -214,6 +215,8 @@ fn connectable(url: &str, protocol: Protocol, settings: &Settings) -> Result<Arc
     let target: Target = url.parse().map_err(|why| format!("upstream {url:?}: {why}"))?;
     let settings = upstream::Settings {
         max_connections: settings.max_upstream,
+        pool_timeout: settings.limits.pool_timeout,
+        idle_timeout: settings.upstream_idle,
         tls: tls::towards("upstream_", settings.upstream_ca.as_ref(), settings.upstream_identity.as_ref())?,
         for_calls: is_call,
         ..upstream::Settings::default()

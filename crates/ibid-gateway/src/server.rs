@@ -9,7 +9,10 @@ use std::{
     future::poll_fn,
     io,
     net::SocketAddr,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
     sync::Arc,
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -21,12 +24,12 @@ use hyper_util::{
 };
 use ibid::{
     Ibid, Policy, Reason, Refusal, grpc,
-    http::{Connection, IbidLayer, IbidService, Peer, Protocol, ResponseBody, refusal_response},
+    http::{Connection, IbidLayer, IbidService, Peer, Protocol, ResponseBody, plain_response, refusal_response},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
     time::timeout,
 };
@@ -43,8 +46,9 @@ use crate::{
     contract_page,
     jwt::Verifier,
     live::{ByChoice, Live},
-    proxy::{Client, Proxy, Reply},
+    proxy::{Client, Proxy, Reply, tunnel},
     trace::{self, Trace, Tracer},
+    upstream::keep_client_alive,
 };
 
 mod sending;
@@ -135,10 +139,9 @@ impl Server {
                     // The certificates in force now: each connection has its own.
                     let tls = if self.secure { self.front.live.now().tls.clone() } else { None };
                     let (front, tls, stop) = (self.front.clone(), tls.map(TlsAcceptor::from), stop.clone());
-                    connections.spawn(async move {
-                        front.connection(socket, peer, tls, stop).await;
-                        drop(permit);
-                    });
+                    // A tunnel takes a share of the permit, and keeps it when the connection is no longer HTTP.
+                    let place = Arc::new(permit);
+                    connections.spawn(async move { front.connection(socket, peer, tls, place, stop).await });
                 }
                 Err(why) => {
                     tracing::error!(%why, "a connection could not be accepted");
@@ -171,24 +174,27 @@ impl Front {
     }
 
     async fn connection(
-        self: Arc<Self>, socket: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>, stop: watch::Receiver<bool>,
+        self: Arc<Self>, socket: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>,
+        place: Arc<OwnedSemaphorePermit>, stop: watch::Receiver<bool>,
     ) {
         let _ = socket.set_nodelay(true);
+        let _ = keep_client_alive(&socket);
+        let client = |secure| Client::new(peer.ip(), secure, &self.trusted, &self.limits, Arc::downgrade(&place));
         match tls {
-            None => self.serve(socket, peer, false, stop).await,
+            None => self.serve(socket, peer, client(false), stop).await,
             Some(tls) => match timeout(HANDSHAKE, tls.accept(socket)).await {
-                Ok(Ok(socket)) => self.serve(socket, peer, true, stop).await,
+                Ok(Ok(socket)) => self.serve(socket, peer, client(true), stop).await,
                 Ok(Err(why)) => tracing::debug!(%peer, %why, "no TLS connection"),
                 Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
             },
         }
     }
 
-    async fn serve<S>(self: Arc<Self>, socket: S, peer: SocketAddr, secure: bool, mut stop: watch::Receiver<bool>)
-    where
+    async fn serve<S>(
+        self: &Arc<Self>, socket: S, peer: SocketAddr, client: Arc<Client>, mut stop: watch::Receiver<bool>,
+    ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let client = Client::new(peer.ip(), secure, &self.trusted);
         let service = self.layer.layer(Proxy::new(client));
         let traffic = Arc::new(Traffic::new());
         let sending = Sending::new();
@@ -198,14 +204,19 @@ impl Front {
             service_fn(move |mut request: Request<Incoming>| {
                 let busy = Traffic::begin(&traffic);
                 request.extensions_mut().insert(link.clone());
-                let answer = front.answer(service.clone(), request, peer, sending.clone());
-                let sending = sending.clone();
-                async move { Ok::<_, Infallible>(answer.await.map(|body| busy.during(body, Sending::current(&sending)))) }
+                let (front, service, sending) = (front.clone(), service.clone(), sending.clone());
+                let is_call = grpc::is_call(request.version(), request.headers());
+                async move {
+                    // All of it in here: also what panics before the first await must not end the connection.
+                    let work = { let sending = sending.clone(); async move { front.answer(service, request, peer, sending).await } };
+                    let answer = catching(work).await.unwrap_or_else(|| panicked(is_call));
+                    Ok::<_, Infallible>(answer.map(|body| busy.during(body, Sending::current(&sending))))
+                }
             })
         };
         let builder = protocol(&self.limits);
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer);
-        let mut connection = std::pin::pin!(connection);
+        let mut connection = pin!(connection);
         let (mut stopping, mut idle, mut timer) = (false, None, None);
         let write_timeout = self.limits.write_timeout;
         loop {
@@ -299,12 +310,32 @@ impl Front {
         }
         let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
         own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
+        let version = request.version();
+        tunnel::keep_allowed(request.headers_mut(), version, &now.settings.upgrades);
         let chosen = now.choose(protocol, request.method(), request.uri().path());
         let verifier = now.verifier(&chosen);
         request.extensions_mut().insert(chosen);
         request.extensions_mut().insert(Peer(peer.ip()));
         Early::Goes(verifier)
     }
+}
+
+/// The output of a future, or `None` if it panicked. The panic itself is in the log.
+async fn catching<F: Future>(future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Some),
+        Err(_) => Poll::Ready(None),
+    })
+    .await
+}
+
+/// The answer to a request on which the gateway itself failed. Work that had claimed was parked when it was dropped.
+fn panicked(is_call: bool) -> Answer {
+    tracing::error!("a request failed inside the gateway");
+    let detail = "the gateway failed; whether the operation took place is not known";
+    let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
+    plain_response(StatusCode::INTERNAL_SERVER_ERROR, detail, protocol)
 }
 
 /// Why the app, or a proxy on the way, could take a request for another one, whatever its policy.
@@ -394,4 +425,25 @@ fn contract(page: &crate::live::Page, request: &Request<Incoming>) -> Answer {
         HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
     );
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_before_or_after_the_first_await_is_a_500() {
+        async fn fails(late: bool) -> Answer {
+            if late {
+                tokio::task::yield_now().await;
+            }
+            panic!("a fault of ours");
+        }
+        for late in [false, true] {
+            assert!(catching(fails(late)).await.is_none());
+        }
+        assert_eq!(panicked(false).status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(panicked(true).headers()["grpc-status"], "2");
+        assert_eq!(catching(async { 7 }).await, Some(7));
+    }
 }

@@ -29,7 +29,7 @@ use tokio::time::timeout;
 
 pub(crate) use self::reply::{Meaning, remembered};
 pub use self::{
-    answer::{error_answer, refusal_response, success_answer},
+    answer::{error_answer, plain_response, refusal_response, success_answer},
     around::Around,
     body::{BoxError, BrokenOff, RequestBody, ResponseBody},
     claimed::{Claimed, NotRemembered},

@@ -27,6 +27,8 @@ use super::{
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
 const DEFAULT_JOURNAL: &str = "ibid-journal";
+/// Shorter than the 5 s after which many app servers (Node, uvicorn, Hypercorn) close idle connections.
+const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 /// Beside the answers in the journal's folder.
 const DEFAULT_AUDIT: &str = "audit.jsonl";
 /// The most characters of the name of a token's holder.
@@ -102,6 +104,11 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         jwt,
         quota,
         max_upstream: at_least_one("max_upstream", file.max_upstream, 1024, &wrong)?,
+        upstream_idle: or(file.upstream_idle, UPSTREAM_IDLE),
+        upgrades: file.upgrades.map_or_else(
+            || vec!["websocket".to_owned()],
+            |list| list.0.into_iter().map(|protocol| protocol.0).collect(),
+        ),
         trusted_proxies,
         max_running: at_least_one("max_running", file.max_running, 10_000, &wrong)?,
         buffer_memory: or(file.buffer_memory, Size(256 << 20)).0,
@@ -171,6 +178,9 @@ fn limits(file: raw::Limits, wrong: Wrong<'_>) -> Result<Limits, ConfigError> {
         body_timeout: not_zero("limits.body_timeout", file.body_timeout, seconds(30), wrong)?,
         idle_timeout: not_zero("limits.idle_timeout", file.idle_timeout, seconds(75), wrong)?,
         write_timeout: not_zero("limits.write_timeout", file.write_timeout, seconds(60), wrong)?,
+        pool_timeout: not_zero("limits.pool_timeout", file.pool_timeout, seconds(10), wrong)?,
+        reply_timeout: not_zero("limits.reply_timeout", file.reply_timeout, seconds(300), wrong)?,
+        tunnel_timeout: not_zero("limits.tunnel_timeout", file.tunnel_timeout, seconds(600), wrong)?,
         max_headers: at_least_one("limits.max_headers", file.max_headers, 100, wrong)?,
         max_header_bytes,
         max_connections: at_least_one("limits.max_connections", file.max_connections, 10_000, wrong)?,

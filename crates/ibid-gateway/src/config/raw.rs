@@ -19,7 +19,7 @@ use super::{
     scalar::{List, One, Scalar},
     secret::{Secret, StoreUrl, Upstream},
     settings::{LogFormat, LogLevel, Role},
-    values::{DigestStatus, GrpcCode, Listed, Listen, Origin, Preset, Size},
+    values::{DigestStatus, GrpcCode, Listed, Listen, Origin, Preset, Size, Upgrade},
 };
 use crate::routes::Match;
 
@@ -33,6 +33,8 @@ pub(super) struct File {
     pub(super) upstream_cert: Option<One<Secret>>,
     pub(super) upstream_key: Option<One<Secret>>,
     pub(super) max_upstream: Option<One<usize>>,
+    pub(super) upstream_idle: Option<One<Duration>>,
+    pub(super) upgrades: Option<List<Upgrade>>,
     pub(super) trusted_proxies: Option<List<String>>,
     pub(super) max_running: Option<One<usize>>,
     pub(super) buffer_memory: Option<One<Size>>,
@@ -96,6 +98,9 @@ pub(super) struct Limits {
     pub(super) body_timeout: Option<One<Duration>>,
     pub(super) idle_timeout: Option<One<Duration>>,
     pub(super) write_timeout: Option<One<Duration>>,
+    pub(super) pool_timeout: Option<One<Duration>>,
+    pub(super) reply_timeout: Option<One<Duration>>,
+    pub(super) tunnel_timeout: Option<One<Duration>>,
     pub(super) max_headers: Option<One<usize>>,
     pub(super) max_header_bytes: Option<One<Size>>,
     pub(super) max_connections: Option<One<usize>>,

@@ -32,6 +32,10 @@ pub struct Settings {
     pub upstream_identity: Option<Shown>,
     /// Connections per upstream.
     pub max_upstream: usize,
+    /// How long an idle connection to an upstream may be reused.
+    pub upstream_idle: Duration,
+    /// Protocols that a connection may be upgraded to, in lower case.
+    pub upgrades: Vec<String>,
     /// How callers' tokens are verified, if some are.
     pub jwt: Option<Jwt>,
     /// How much tenants may begin.
@@ -166,6 +170,12 @@ pub struct Limits {
     pub idle_timeout: Duration,
     /// How long a client may go without reading any of an answer.
     pub write_timeout: Duration,
+    /// How long a request without a claim waits for a connection to the upstream.
+    pub pool_timeout: Duration,
+    /// How long the upstream may take to begin its reply to a request without a claim.
+    pub reply_timeout: Duration,
+    /// How long neither side of an upgraded connection may send anything.
+    pub tunnel_timeout: Duration,
     /// Headers of a request.
     pub max_headers: usize,
     /// Bytes of all headers of a request.

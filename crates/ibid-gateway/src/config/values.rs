@@ -36,6 +36,10 @@ pub(super) struct Preset(pub(super) &'static str);
 #[derive(Debug, Clone)]
 pub(super) struct Origin(pub(super) HeaderValue);
 
+/// A protocol that a connection may be upgraded to, in lower case.
+#[derive(Debug, Clone)]
+pub(super) struct Upgrade(pub(super) String);
+
 /// Something to listen on, or `off`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Listen(pub(super) Option<SocketAddr>);
@@ -94,6 +98,24 @@ impl Scalar for Duration {
         let wrong = || format!("{text:?} is no duration; allowed is {DURATION}");
         // A hundred years: stores compute with these in microseconds.
         duration.map(Self::from_millis).filter(|found| found.as_secs() <= 100 * 366 * 86_400).ok_or_else(wrong)
+    }
+}
+
+impl Scalar for Upgrade {
+    const ALLOWED: &'static str = "a protocol such as \"websocket\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let in_a_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~/".contains(&byte);
+        if text.is_empty() || !text.bytes().all(in_a_token) {
+            return Err(format!("{text:?} is no protocol; allowed is {}", Self::ALLOWED));
+        }
+        let name = text.to_ascii_lowercase();
+        if name == "h2c" || name.starts_with("http/") || name.starts_with("tls/") {
+            return Err(format!(
+                "{text:?} is not allowed: requests inside such a connection would reach the app uncovered"
+            ));
+        }
+        Ok(Self(name))
     }
 }
 

@@ -255,7 +255,8 @@ mod what_can_be_written {
     fn limits_log_journal_and_admin_off() {
         let settings = load(
             "max_upstream = 8\njournal = \"/var/lib/ibid\"\nadmin.listen = \"off\"\n\
-             [limits]\nheader_timeout = \"1s\"\nmax_header_bytes = \"16KiB\"\nshutdown = \"0s\"\n\
+             upstream_idle = \"2s\"\nupgrades = [\"WebSocket\", \"spdy/3.1\"]\n\
+             [limits]\nheader_timeout = \"1s\"\nreply_timeout = \"20m\"\nmax_header_bytes = \"16KiB\"\nshutdown = \"0s\"\n\
              [log]\nformat = \"json\"\nlevel = \"debug\"",
         );
         assert_eq!(settings.max_upstream, 8);
@@ -265,6 +266,11 @@ mod what_can_be_written {
         assert_eq!(settings.limits.body_timeout, Duration::from_secs(30));
         assert_eq!(settings.limits.idle_timeout, Duration::from_secs(75));
         assert_eq!(settings.limits.write_timeout, Duration::from_secs(60));
+        assert_eq!(settings.upstream_idle, Duration::from_secs(2));
+        assert_eq!(settings.upgrades, ["websocket", "spdy/3.1"]);
+        assert_eq!(settings.limits.reply_timeout, Duration::from_secs(1200));
+        assert_eq!(settings.limits.pool_timeout, Duration::from_secs(10));
+        assert_eq!(settings.limits.tunnel_timeout, Duration::from_secs(600));
         assert_eq!(settings.limits.max_header_bytes, 16 << 10);
         assert_eq!((settings.limits.max_headers, settings.limits.max_connections), (100, 10_000));
         assert_eq!((settings.log.format, settings.log.level), (LogFormat::Json, LogLevel::Debug));
@@ -491,6 +497,21 @@ mod what_each_mistake_is_told {
         top("max_running = 0", "max_running: found 0; allowed is 1 and more");
         top("[limits]\nwrite_timeout = \"0s\"", "limits.write_timeout: it is zero; it must be longer, such as \"30s\"");
         top("[limits]\nidle_timeout = \"0s\"", "limits.idle_timeout: it is zero; it must be longer, such as \"30s\"");
+        for (name, value) in
+            [("reply", "limits.reply_timeout"), ("pool", "limits.pool_timeout"), ("tunnel", "limits.tunnel_timeout")]
+        {
+            let told = format!("{value}: it is zero; it must be longer, such as \"30s\"");
+            top(&format!("[limits]\n{name}_timeout = \"0s\""), &told);
+        }
+        for protocol in ["h2c", "H2C", "HTTP/2.0", "TLS/1.0"] {
+            let told = "is not allowed: requests inside such a connection would reach the app uncovered";
+            let told = format!("upgrades[2]: \"{protocol}\" {told}");
+            top(&format!("upgrades = [\"websocket\", \"{protocol}\"]"), &told);
+        }
+        top(
+            "upgrades = \"web socket\"",
+            "upgrades: \"web socket\" is no protocol; allowed is a protocol such as \"websocket\"",
+        );
         top(
             "[admin]\ntokens = [{ role = \"user\", token = \"x\" }]",
             "admin.tokens[1].user: missing; a token of role \"user\" names whose it is",

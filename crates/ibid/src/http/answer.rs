@@ -20,6 +20,9 @@ const GUARANTEE: HeaderName = HeaderName::from_static("idempotency-guarantee");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const BODY: HeaderName = HeaderName::from_static("idempotency-body");
 
+/// What only this layer may say about an answer.
+const OWN: [HeaderName; 3] = [STORED, GUARANTEE, BODY];
+
 /// Say nothing any more once the body has changed.
 const OF_THE_BODY: [HeaderName; 5] = [
     header::ETAG,
@@ -67,7 +70,7 @@ pub(super) fn first<B>(
         return answer;
     }
     let headers = answer.headers_mut();
-    policy.only_on_replays().for_each(|name| drop(headers.remove(name)));
+    remove_own_headers(headers, policy);
     let requested_at_ms = telling.requested_at_ms;
     tell(headers, &policy.first_headers, telling, requested_at_ms);
     if let Some(stored) = stored {
@@ -86,6 +89,17 @@ pub(super) fn first<B>(
         *answer.body_mut() = ResponseBody::whole(body, None);
     }
     answer
+}
+
+/// Removes from the app's answer what only this layer may say.
+pub(super) fn remove_own_headers(headers: &mut HeaderMap, policy: &Policy) {
+    let own: Vec<_> = headers.keys().filter(|name| is_own(name)).cloned().collect();
+    own.iter().chain(policy.only_on_replays()).for_each(|name| drop(headers.remove(name)));
+}
+
+/// Whether a header of an answer is this layer's to set, whatever the policy says.
+pub(super) fn is_own(name: &HeaderName) -> bool {
+    OWN.contains(name) || name.as_str().starts_with("ibid-")
 }
 
 /// Sets the policy's own headers. Ids and times are only made for those that show them.
@@ -154,6 +168,11 @@ pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Res
     let mut telling = Telling { requested_at_ms, request_id: None, origin: None, protocol: Protocol::Http };
     let masked = if key.is_empty() { String::new() } else { mask(key) };
     refuse(refusal, policy, &masked, &mut telling)
+}
+
+/// An answer for something that is no refusal of the table, such as a body that did not arrive in time.
+pub fn plain_response<B>(status: StatusCode, detail: &str, protocol: Protocol) -> Response<ResponseBody<B>> {
+    plain(status, detail, &Telling { requested_at_ms: 0, request_id: None, origin: None, protocol })
 }
 
 pub(super) fn refuse<B>(

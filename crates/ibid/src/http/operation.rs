@@ -93,7 +93,9 @@ where
         let unsent = Unsent::default();
         request.extensions_mut().insert(unsent.clone());
         let policy = &self.route.policy;
-        let called = timeout(policy.patience(), catching(self.inner.call(request)));
+        let inner = &mut self.inner;
+        // The call itself may panic, before there is a future.
+        let called = timeout(policy.patience(), catching(async move { inner.call(request).await }));
         let ended = match called.await {
             Err(_) if unsent.is_held() => {
                 let detail = "no connection to the app was free in time; nothing was sent to it";
@@ -128,7 +130,7 @@ where
         let mut inner = self.inner.clone();
         let asked = timeout(policy.timeout, async move {
             poll_fn(|cx| inner.poll_ready(cx)).await.ok()?;
-            let response = catching(inner.call(request)).await?.ok()?;
+            let response = catching(async move { inner.call(request).await }).await?.ok()?;
             if response.extensions().get::<Fate>().is_some() {
                 return None;
             }

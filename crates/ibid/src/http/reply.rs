@@ -12,6 +12,7 @@ use tokio::{
 };
 
 use super::{
+    answer,
     body::{BoxError, PIECE, Piece},
     budget::Counter,
 };
@@ -251,6 +252,7 @@ pub(crate) fn remembered(policy: &Policy, headers: &HeaderMap, without_body: boo
     let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
     let is_forgotten = |name: &HeaderName| {
         is_never_stored(name)
+            || answer::is_own(name)
             || policy.drop_headers.contains(name)
             || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
             || without_body && (name == header::ETAG || name.as_str().starts_with("content-"))

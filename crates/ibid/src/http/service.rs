@@ -98,7 +98,11 @@ where
     match keyed {
         Judged::Keyless => {
             seen.tell(shared, Outcome::Keyless, NO_ANSWER);
-            ResponseFuture::passed(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
+            let future = inner.call(Request::from_parts(parts, RequestBody::untouched(body)));
+            match route.policy.mode {
+                Mode::Shadow => ResponseFuture::passed(future, None),
+                Mode::Enforce | Mode::Off => ResponseFuture::keyless(future, route),
+            }
         }
         Judged::Refused(refusal, _) if route.policy.mode == Mode::Shadow => {
             seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), NO_ANSWER);

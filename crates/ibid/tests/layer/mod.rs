@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
 use ibid::{
-    Ibid, OnConcurrent, Policy,
+    Ibid, Mode, OnConcurrent, Policy,
     store::{Ask, Claim, End, Fingerprint, Held, Memory, Outline, Store, Tags, Token},
 };
 use tower::ServiceExt;
@@ -154,6 +154,62 @@ async fn a_panic_leaves_the_outcome_unknown() {
     assert!(!again.headers().contains_key("retry-after"));
     assert!(text(again).await.contains("#outcome-unknown"));
     assert_eq!(app.runs.load(SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_before_there_is_a_future_leaves_the_outcome_unknown() {
+    let ibid = Ibid::new(Arc::new(Memory::default()));
+    let service = tower::service_fn(|_: Request<ibid::http::RequestBody<Body>>| {
+        if true {
+            panic!("planned");
+        }
+        std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(Body::empty())))
+    });
+    let service = tower_layer::Layer::layer(&ibid.layer(Policy::ietf()), service);
+    let first = service.clone().oneshot(request("/boom", "k1", "")).await.unwrap();
+    assert_eq!(first.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let again = service.oneshot(request("/boom", "k1", "")).await.unwrap();
+    assert_eq!(again.status(), StatusCode::CONFLICT);
+}
+
+#[tokio::test]
+async fn the_app_cannot_speak_for_the_layer() {
+    async fn lies() -> impl IntoResponse {
+        let lies = [
+            ("idempotency-stored", "false"),
+            ("idempotency-guarantee", "degraded"),
+            ("idempotency-body", "digest"),
+            ("idempotent-replayed", "true"),
+            ("ibid-fence", "7"),
+            ("x-other", "1"),
+        ];
+        (StatusCode::CREATED, lies, "paid")
+    }
+    let mut shadow = Policy::ietf();
+    shadow.mode = Mode::Shadow;
+    for (policy, is_removed) in [(Policy::ietf(), true), (shadow, false)] {
+        let ibid = Ibid::new(Arc::new(Memory::default()));
+        let router = Router::new().route("/pay", post(lies)).layer(ibid.layer(policy));
+        let mut keyless = request("/pay", "k1", "10");
+        keyless.headers_mut().remove("idempotency-key");
+        let keyless = router.clone().oneshot(keyless).await.unwrap();
+        let first = router.clone().oneshot(request("/pay", "k1", "10")).await.unwrap();
+        for answer in [&keyless, &first] {
+            assert_eq!(answer.headers()["x-other"], "1");
+            for name in
+                ["idempotency-stored", "idempotency-guarantee", "idempotency-body", "idempotent-replayed", "ibid-fence"]
+            {
+                assert_eq!(!answer.headers().contains_key(name), is_removed, "{name}: {answer:?}");
+            }
+        }
+        let again = router.oneshot(request("/pay", "k1", "10")).await.unwrap();
+        if is_removed {
+            assert_eq!(again.headers()["idempotent-replayed"], "true");
+            for name in ["idempotency-stored", "idempotency-guarantee", "idempotency-body", "ibid-fence"] {
+                assert!(!again.headers().contains_key(name), "{name}: {again:?}");
+            }
+        }
+    }
 }
 
 #[tokio::test]
