@@ -24,6 +24,8 @@ use crate::{
 
 mod parse;
 pub mod presets;
+#[cfg(test)]
+mod tests;
 
 /// Everything that can be set about one route. Dials mean what the guide's table says; [`Policy::ietf`] has the
 /// defaults.
@@ -185,10 +187,15 @@ pub enum Remember {
     All,
     /// 2xx, 3xx, and 4xx except 401, 403, 408, 409, 425, 429.
     Final,
-    /// 2xx.
+    /// 2xx and 3xx.
     Success,
-    /// These.
-    List(Vec<StatusRange>),
+    /// These, without those that are excluded. If only exclusions are listed, all but those.
+    List {
+        /// What is remembered.
+        include: Vec<StatusRange>,
+        /// What is not, whatever `include` says.
+        exclude: Vec<StatusRange>,
+    },
 }
 
 /// `2xx` or `404`.
@@ -363,18 +370,38 @@ impl Policy {
 }
 
 impl Remember {
+    /// Every answer but those with these statuses.
+    pub fn all_but(statuses: impl IntoIterator<Item = StatusCode>) -> Self {
+        Self::List { include: Vec::new(), exclude: statuses.into_iter().map(StatusRange::Code).collect() }
+    }
+
     /// Whether an answer with this status is remembered.
+    ///
+    /// A 307 or 308 never is: it asks the client to send the same request, with the same key, to another address.
     pub fn keeps(&self, status: StatusCode) -> bool {
+        if matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
+            return false;
+        }
         match self {
             Self::All => true,
             Self::Final => {
                 matches!(status.as_u16(), 200..=499) && !matches!(status.as_u16(), 401 | 403 | 408 | 409 | 425 | 429)
             }
-            Self::Success => status.is_success(),
-            Self::List(ranges) => ranges.iter().any(|range| match range {
-                StatusRange::Class(class) => status.as_u16() / 100 == u16::from(*class),
-                StatusRange::Code(code) => *code == status,
-            }),
+            Self::Success => matches!(status.as_u16(), 200..=399),
+            Self::List { include, exclude } => {
+                let within = |ranges: &[StatusRange]| ranges.iter().any(|range| range.contains(status));
+                let all_but = include.is_empty() && !exclude.is_empty();
+                (all_but || within(include)) && !within(exclude)
+            }
+        }
+    }
+}
+
+impl StatusRange {
+    fn contains(self, status: StatusCode) -> bool {
+        match self {
+            Self::Class(class) => status.as_u16() / 100 == u16::from(class),
+            Self::Code(code) => code == status,
         }
     }
 }

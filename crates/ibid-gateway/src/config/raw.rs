@@ -6,7 +6,7 @@ use std::{fmt, marker::PhantomData, net::SocketAddr, sync::LazyLock, time::Durat
 use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
     Envelope, KeyFormat, KeySource, LabelKey, Limit, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part,
-    Pointer, Probe, Reason, Remember, ScopePart, StatusRange, Template,
+    Pointer, Probe, Reason, Remember, ScopePart, Template,
     webhook::{Content, Encoding},
 };
 use serde::{
@@ -19,7 +19,7 @@ use super::{
     scalar::{List, One, Scalar},
     secret::{Secret, StoreUrl, Upstream},
     settings::{LogFormat, LogLevel, Role},
-    values::{DigestStatus, GrpcCode, Listen, Origin, Preset, Size},
+    values::{DigestStatus, GrpcCode, Listed, Listen, Origin, Preset, Size},
 };
 use crate::routes::Match;
 
@@ -282,7 +282,7 @@ impl<'de> Deserialize<'de> for Remembered {
             type Value = Remembered;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"all\" \"final\" \"success\" or a list such as [\"2xx\", 404]")
+                f.write_str("\"all\" \"final\" \"success\" or a list such as [\"2xx\", 404, \"!409\"]")
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Remembered, E> {
@@ -290,11 +290,14 @@ impl<'de> Deserialize<'de> for Remembered {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Remembered, A::Error> {
-                let mut ranges = Vec::new();
-                while let Some(One(range)) = list.next_element::<One<StatusRange>>()? {
-                    ranges.push(range);
+                let (mut include, mut exclude) = (Vec::new(), Vec::new());
+                while let Some(One(listed)) = list.next_element::<One<Listed>>()? {
+                    match listed {
+                        Listed::Included(range) => include.push(range),
+                        Listed::Excluded(range) => exclude.push(range),
+                    }
                 }
-                Ok(Remembered(Remember::List(ranges)))
+                Ok(Remembered(Remember::List { include, exclude }))
             }
         }
 

@@ -125,15 +125,25 @@ impl Scalar for StatusCode {
     }
 }
 
-impl Scalar for StatusRange {
-    const ALLOWED: &'static str = "a code such as 404, or a class such as \"2xx\"";
+/// An item of the list `remember`: `404`, `"2xx"` or, excluded, `"!409"`.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Listed {
+    Included(StatusRange),
+    Excluded(StatusRange),
+}
+
+impl Scalar for Listed {
+    const ALLOWED: &'static str = "a code such as 404, or a class such as \"2xx\", with ! before it to exclude it";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        text.parse()
+        match text.strip_prefix('!') {
+            Some(excluded) => excluded.parse().map(Self::Excluded),
+            None => text.parse().map(Self::Included),
+        }
     }
 
     fn from_number(number: i64) -> Option<Result<Self, String>> {
-        Some(<StatusCode as Scalar>::from_number(number)?.map(Self::Code))
+        Some(<StatusCode as Scalar>::from_number(number)?.map(StatusRange::Code).map(Self::Included))
     }
 }
 

@@ -144,13 +144,23 @@ fn remembered_statuses(policy: &Policy) -> String {
     words
 }
 
+fn statuses(ranges: &[StatusRange]) -> String {
+    and(&ranges.iter().map(StatusRange::to_string).collect::<Vec<_>>())
+}
+
 fn remembered_answers(policy: &Policy) -> String {
     let mut words = match &policy.remember {
         Remember::All => "every answer, errors included".into(),
         Remember::Final => "2xx, 3xx, and 4xx except 401, 403, 408, 409, 425 and 429".into(),
-        Remember::Success => "2xx only; after any other answer a retry runs again".into(),
-        Remember::List(ranges) if ranges.is_empty() => "none: only running requests are protected".into(),
-        Remember::List(ranges) => and(&ranges.iter().map(StatusRange::to_string).collect::<Vec<_>>()),
+        Remember::Success => "2xx and 3xx only; after any other answer a retry runs again".into(),
+        Remember::List { include, exclude } if include.is_empty() && exclude.is_empty() => {
+            "none: only running requests are protected".into()
+        }
+        Remember::List { include, exclude } => match (statuses(include), statuses(exclude)) {
+            (included, _) if exclude.is_empty() => included,
+            (_, excluded) if include.is_empty() => format!("every answer except {excluded}"),
+            (included, excluded) => format!("{included}, except {excluded}"),
+        },
     };
     if !policy.remember_body {
         words.push_str("; status and headers only, without the body");

@@ -117,7 +117,7 @@ mod what_can_be_written {
             on_unknown = "retry"
             resolve = "HEAD /x/{key}"
             on_store_down = "open"
-            remember = ["2xx", 404, "410"]
+            remember = ["2xx", "!204", 404, "410"]
             unknown_status = [500, 502]
             remember_body = false
             max_request = 4096
@@ -148,7 +148,7 @@ mod what_can_be_written {
         assert_eq!(policy.label.user, Some(ScopePart::Cookie("sid".into())));
         assert_eq!(policy.fingerprint[1], Part::Header(http::header::ACCEPT));
         assert_eq!(policy.json_ignore.len(), 2);
-        assert_eq!(policy.remember.to_string(), "2xx 404 410");
+        assert_eq!(policy.remember.to_string(), "2xx 404 410 !204");
         assert_eq!(policy.unknown_status, [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::BAD_GATEWAY]);
         assert!(!policy.remember_body);
         assert_eq!((policy.max_request, policy.max_response), (4096, 10_000));
@@ -393,7 +393,7 @@ mod what_each_mistake_is_told {
         route("unknown_status = [999]", "unknown_status[1]: 999 is no status code; allowed is 100 to 599");
         route(
             "remember = \"some\"",
-            "remember: \"some\" is no remember; allowed are \"all\" \"final\" \"success\" or a list such as [\"2xx\", 404]",
+            "remember: \"some\" is no remember; allowed are \"all\" \"final\" \"success\" or a list such as [\"2xx\", 404, \"!409\"]",
         );
         route(
             "remember = [\"9xx\"]",

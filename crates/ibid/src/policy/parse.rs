@@ -107,7 +107,8 @@ impl FromStr for Remember {
             "final" => Ok(Self::Final),
             "success" => Ok(Self::Success),
             _ => Err(format!(
-                "{text:?} is no remember; allowed are \"all\" \"final\" \"success\" or a list such as [\"2xx\", 404]"
+                "{text:?} is no remember; allowed are \"all\" \"final\" \"success\" or a list such as \
+                 [\"2xx\", 404, \"!409\"]"
             )),
         }
     }
@@ -119,9 +120,10 @@ impl fmt::Display for Remember {
             Self::All => f.write_str("all"),
             Self::Final => f.write_str("final"),
             Self::Success => f.write_str("success"),
-            Self::List(ranges) => {
-                let ranges: Vec<_> = ranges.iter().map(ToString::to_string).collect();
-                f.write_str(&ranges.join(" "))
+            Self::List { include, exclude } => {
+                let included = include.iter().map(ToString::to_string);
+                let excluded = exclude.iter().map(|range| format!("!{range}"));
+                f.write_str(&included.chain(excluded).collect::<Vec<_>>().join(" "))
             }
         }
     }

@@ -6,7 +6,7 @@ use http::{HeaderName, Method, StatusCode, header};
 
 use super::{
     Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
-    Remember,
+    Remember, StatusRange,
 };
 use crate::{
     key::{KeyFormat, KeySource},
@@ -226,7 +226,8 @@ impl Policy {
             on_concurrent: OnConcurrent::Wait,
             // Senders deliver at least once, so their receivers expect a second run after an unknown end.
             on_unknown: OnUnknown::Retry,
-            remember: Remember::Success,
+            // To a sender a 3xx is a failure, and it sends the delivery again.
+            remember: Remember::List { include: vec![StatusRange::Class(2)], exclude: Vec::new() },
             unknown_status: Vec::new(),
             // GitHub sends up to 25 MB.
             max_request: if scheme == Some(Scheme::GitHub) { 25 << 20 } else { 1 << 20 },

@@ -189,14 +189,14 @@ async fn another_request_is_refused_as_such_while_the_first_is_running() {
 #[tokio::test]
 async fn final_answers_are_remembered() {
     let bench = bench().await;
-    let statuses = [200, 202, 204, 301, 303, 307, 400, 402, 404, 405, 406, 410, 412, 413, 415, 418, 422, 451];
+    let statuses = [200, 202, 204, 301, 303, 400, 402, 404, 405, 406, 410, 412, 413, 415, 418, 422, 451];
     remembered(&bench, &statuses, |status| payment(&bench, &format!("key-{status}")), &REPLAY).await;
 }
 
 #[tokio::test]
 async fn answers_that_may_change_are_not_remembered() {
     let bench = bench().await;
-    let statuses = [401, 403, 408, 409, 425, 429, 500, 501, 503, 505];
+    let statuses = [307, 308, 401, 403, 408, 409, 425, 429, 500, 501, 503, 505];
     not_remembered(&bench, &statuses, |status| payment(&bench, &format!("key-{status}")), &REPLAY).await;
 }
 
