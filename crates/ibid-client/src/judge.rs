@@ -19,7 +19,7 @@ const TYPES: &str = "/.well-known/idempotency#";
 pub(crate) enum Verdict {
     /// The operation's own answer.
     Answer {
-        /// Whether it is final, so that the key may be forgotten.
+        /// Whether it is final, so that the operation has ended.
         settled: bool,
     },
     /// Another attempt, with the same key.
