@@ -12,6 +12,7 @@ mod logs_secret;
 mod metrics;
 mod recording;
 mod reload;
+mod reload_order;
 mod reload_refused;
 mod shadow;
 mod shared_store;
