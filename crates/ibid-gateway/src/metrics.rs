@@ -36,7 +36,7 @@ pub(crate) use self::{
     reading::{Reading, Requests},
     sharded::Spread,
 };
-use crate::routes::RouteTable;
+use crate::{logs, routes::RouteTable};
 
 mod exposition;
 mod gauges;
@@ -76,7 +76,7 @@ pub enum Kind {
 
 /// Everything that there is, in the order of the page.
 #[rustfmt::skip]
-pub const FAMILIES: [Family; 15] = [
+pub const FAMILIES: [Family; 16] = [
     Family { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: Kind::Counter,
              help: "Covered requests by route and by what they got." },
     Family { name: "idempotency_cache_hit_total", labels: &[], kind: Kind::Counter,
@@ -107,6 +107,8 @@ pub const FAMILIES: [Family; 15] = [
              help: "What requests with a key took beyond their operation, from head to answer, waiting included." },
     Family { name: "idempotency_store_bytes", labels: &[], kind: Kind::Gauge,
              help: "What the entries in the store take up, roughly." },
+    Family { name: "idempotency_log_lines_lost_total", labels: &[], kind: Kind::Counter,
+             help: "Log lines that were never written, because standard error did not take them." },
 ];
 
 /// Counts what an engine tells.
@@ -237,6 +239,7 @@ impl Metrics {
             }
             "idempotency_overhead_seconds" => page.histogram(&[], &spread(&|rest| &rest.overhead)),
             "idempotency_store_bytes" => page.sample(&[], stored.bytes),
+            "idempotency_log_lines_lost_total" => page.sample(&[], logs::lost()),
             _ => unreachable!("{name} is in the list and has no value"),
         }
     }

@@ -8,6 +8,7 @@ mod demo;
 mod exposition;
 mod health;
 mod logs;
+mod logs_lost;
 mod logs_secret;
 mod metrics;
 mod recording;
