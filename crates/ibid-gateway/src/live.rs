@@ -17,6 +17,7 @@ use ibid::{
     Quota, Reason, Refusal,
     http::{Protocol, Routed, Routing, key_headers},
 };
+use parking_lot::Mutex;
 
 use crate::{
     admin::auth::Tokens,
@@ -76,6 +77,10 @@ pub struct Chosen {
 /// The snapshot in force.
 pub struct Live {
     now: ArcSwap<Snapshot>,
+    /// What the process started with: what is only read at start-up is as it is here.
+    started: Settings,
+    /// Held from reading the file to putting it in force, so that no reload puts an older file in the place of a newer one.
+    reloading: Mutex<()>,
     args: ServeArgs,
     /// What tenants may begin: counted on while its limits change.
     quota: Arc<Quota>,
@@ -230,7 +235,8 @@ impl Live {
         snapshot.jwt.iter().for_each(Verifier::keep_fresh);
         let limits = snapshot.settings.quota;
         let quota = Arc::new(Quota::new(limits.new_keys, limits.rate));
-        Arc::new(Self { now: ArcSwap::from_pointee(snapshot), args, quota })
+        let started = snapshot.settings.clone();
+        Arc::new(Self { now: ArcSwap::from_pointee(snapshot), started, reloading: Mutex::default(), args, quota })
     }
 
     /// What tenants may begin, as the settings in force say.
@@ -243,13 +249,23 @@ impl Live {
         self.now.load()
     }
 
-    /// Reads the file again.
+    /// Reads the file again. One reload at a time; others wait.
     pub fn reload(&self, env: &Env<'_>) -> Reload {
-        self.reload_knowing(env, self.now().settings.reflected.clone())
+        let _alone = self.reloading.lock();
+        self.read_again(env, self.now().settings.reflected.clone())
     }
 
-    /// The same, with what the upstreams say of themselves now.
-    pub fn reload_knowing(&self, env: &Env<'_>, reflected: Option<Bytes>) -> Reload {
+    /// The same, with what the upstreams of `asked` say of themselves now. Nothing is done if another snapshot has taken its
+    /// place since: its upstreams may be others.
+    pub fn reload_knowing(&self, env: &Env<'_>, asked: &Arc<Snapshot>, reflected: Bytes) -> Reload {
+        let _alone = self.reloading.lock();
+        if !Arc::ptr_eq(&self.now(), asked) {
+            return Reload::Unchanged;
+        }
+        self.read_again(env, Some(reflected))
+    }
+
+    fn read_again(&self, env: &Env<'_>, reflected: Option<Bytes>) -> Reload {
         let mut settings = match Settings::load_knowing(&self.args, env, reflected) {
             Ok(settings) if settings.reflects() && settings.reflected.is_none() => {
                 return Reload::Wrong("descriptors: \"reflection\" is asked for at the start only; restart".into());
@@ -261,11 +277,14 @@ impl Live {
         if settings == before.settings {
             return Reload::Unchanged;
         }
-        let forgotten = settings.forgets(&before.settings);
+        // The store is the one of the start, whatever files have said since.
+        let mut in_force = before.settings.clone();
+        in_force.store = self.started.store.clone();
+        let forgotten = settings.forgets(&in_force);
         if !forgotten.is_empty() && !settings.accept_forgetting {
             return Reload::Forgets(forgotten);
         }
-        let fixed = settings.needs_restart_from(&before.settings);
+        let fixed = settings.needs_restart_from(&self.started);
         if let (Some(seal), Some(before)) = (&mut settings.seal, &before.settings.seal) {
             seal.adopt(before);
         }

@@ -36,7 +36,7 @@ pub(crate) use self::{
     reading::{Reading, Requests},
     sharded::Spread,
 };
-use crate::routes::RouteTable;
+use crate::{logs, routes::RouteTable};
 
 mod exposition;
 mod gauges;
@@ -109,6 +109,8 @@ pub const FAMILIES: [Family; 16] = [
              help: "What requests with a key took beyond their operation, from head to answer, waiting included." },
     Family { name: "idempotency_store_bytes", labels: &[], kind: Kind::Gauge,
              help: "What the entries in the store take up, roughly." },
+    Family { name: "idempotency_log_lines_lost_total", labels: &[], kind: Kind::Counter,
+             help: "Log lines that were never written, because standard error did not take them." },
 ];
 
 /// Counts what an engine tells.
@@ -241,6 +243,7 @@ impl Metrics {
             }
             "idempotency_overhead_seconds" => page.histogram(&[], &spread(&|rest| &rest.overhead)),
             "idempotency_store_bytes" => page.sample(&[], stored.bytes),
+            "idempotency_log_lines_lost_total" => page.sample(&[], logs::lost()),
             _ => unreachable!("{name} is in the list and has no value"),
         }
     }

@@ -66,7 +66,7 @@ pub(crate) async fn keep_up(live: Arc<Live>) {
         // One that is away, or that says nothing, has not changed its mind.
         match ask_on(&snapshot).await {
             Ok(told) if snapshot.settings.reflected.as_ref() != Some(&told) => {
-                let reload = live.reload_knowing(&Env::process(), Some(told));
+                let reload = live.reload_knowing(&Env::process(), &snapshot, told);
                 if matches!(reload, Reload::Taken(_)) {
                     tracing::info!("the upstreams have other gRPC methods than before");
                 }

@@ -6,6 +6,7 @@ use ibid::{Policy, http::Protocol};
 
 use crate::{
     config::{ConfigError, Env, ServeArgs, Settings, Tls, forgets, is_for_webhooks, shortened, show},
+    live::Snapshot,
     routes::Route,
 };
 
@@ -58,6 +59,9 @@ impl Verdict {
 /// A file is not valid, or nothing can be printed.
 pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<Verdict, CheckError> {
     let settings = Settings::load(&ServeArgs::of_file(&args.file), env)?;
+    // As a start does: certificates, keys and upstreams are put to use.
+    Snapshot::new(settings.clone(), None)
+        .map_err(|why| ConfigError::new(args.file.display().to_string(), String::new(), why))?;
     let old = args.against.as_ref().map(|old| Settings::load(&ServeArgs::of_file(old), env)).transpose()?;
     writeln!(out, "{}: valid\n", args.file.display())?;
     print_top(&settings, out)?;
@@ -69,14 +73,14 @@ pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<V
     print_all("warnings", &settings.warnings, out)?;
     print_all("notes", &settings.notes, out)?;
     let (Some(old), Some(path)) = (old, &args.against) else { return Ok(Verdict::Keeps) };
-    let mut lost = forgets(&old, &settings);
-    lost.extend(shortened(&old, &settings));
+    let lost = forgets(&old, &settings);
     if lost.is_empty() {
         writeln!(out, "\nagainst {}: nothing that is remembered is forgotten", path.display())?;
-        return Ok(Verdict::Keeps);
     }
     print_all(&format!("against {}: this forgets", path.display()), &lost, out)?;
-    Ok(Verdict::Forgets)
+    // A reload takes these up.
+    print_all(&format!("against {}: notes", path.display()), &shortened(&old, &settings), out)?;
+    Ok(if lost.is_empty() { Verdict::Keeps } else { Verdict::Forgets })
 }
 
 fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {

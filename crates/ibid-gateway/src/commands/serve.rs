@@ -183,7 +183,7 @@ impl Gateway {
 /// Takes the folder of the journal, which is made if it is missing, for this gateway.
 fn taken(folder: &Path) -> Result<Lock, String> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    let taken = made.and_then(|()| Lock::take(&folder.join("journal.lock")));
+    let taken = made.and_then(|()| Lock::take_folder(folder, "journal.lock"));
     taken.map_err(|why| match why.kind() {
         ErrorKind::WouldBlock => {
             format!("journal: {}: {why}; each gateway has a journal of its own, so name another", folder.display())

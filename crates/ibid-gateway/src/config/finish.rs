@@ -23,6 +23,7 @@ use super::{
     values::Size,
     warnings,
 };
+use crate::admin::hosts;
 
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
@@ -248,7 +249,15 @@ fn admin(
     };
     let listen = or(file.listen, default(DEFAULT_ADMIN)).0;
     let tls = tls("admin.tls", file.tls, pem, wrong)?;
-    Ok(listen.map(|listen| Admin { listen, tokens, audit, tls }))
+    let hosts = file.hosts.map_or_else(Vec::new, |list| list.0);
+    if let Some(at) = hosts.iter().position(|host| !hosts::is_name(host)) {
+        let what = format!(
+            "{:?} is no host name; allowed is one without scheme and port, such as \"ibid.example.com\"",
+            hosts[at]
+        );
+        return Err(wrong(&format!("admin.hosts[{}]", at + 1), &what));
+    }
+    Ok(listen.map(|listen| Admin { listen, tokens, audit, hosts, tls }))
 }
 
 fn trace(file: raw::Trace, pem: ReadPem<'_>, wrong: Wrong<'_>) -> Result<Option<Trace>, ConfigError> {

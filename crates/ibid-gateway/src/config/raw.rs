@@ -130,6 +130,7 @@ pub(super) struct Admin {
     pub(super) token: Option<One<Secret>>,
     pub(super) tokens: Vec<Token>,
     pub(super) audit: Option<One<String>>,
+    pub(super) hosts: Option<List<String>>,
     pub(super) tls: Option<Tls>,
 }
 

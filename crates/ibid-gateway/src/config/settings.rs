@@ -228,6 +228,8 @@ pub struct Admin {
     pub tokens: Vec<Token>,
     /// The file of the audit trail; `None` if it is only logged, and remembered until the process ends.
     pub audit: Option<PathBuf>,
+    /// The names, besides those of this machine, that the API and the console answer to.
+    pub hosts: Vec<String>,
     /// Present if operators connect with TLS.
     pub tls: Option<Tls>,
 }

@@ -118,6 +118,7 @@ fn the_names_are_the_promised_ones() {
         "histogram idempotency_store_seconds",
         "histogram idempotency_overhead_seconds",
         "gauge idempotency_store_bytes",
+        "counter idempotency_log_lines_lost_total",
     ];
     assert_eq!(names, promised);
 }
