@@ -13,6 +13,8 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::sync::mpsc;
 
+use super::shadow::Tap;
+
 /// Any error of an inner body.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -115,6 +117,7 @@ pin_project! {
         Untouched { #[pin] body: B },
         Whole { data: Option<Bytes>, trailers: Option<HeaderMap> },
         Streamed { pieces: mpsc::Receiver<Piece>, ended: bool, left: Option<u64> },
+        Tapped { #[pin] body: B, tap: Box<Tap> },
     }
 }
 
@@ -136,6 +139,17 @@ impl<B> ResponseBody<B> {
         Self { inner: Inner::Untouched { body } }
     }
 
+    /// The inner service's own body, which is watched while it passes.
+    pub(super) fn tapped(body: B, mut tap: Box<Tap>) -> Self
+    where
+        B: Body,
+    {
+        if body.is_end_stream() {
+            tap.end();
+        }
+        Self { inner: Inner::Tapped { body, tap } }
+    }
+
     /// A body that is all there.
     pub fn whole(data: impl Into<Bytes>, trailers: Option<HeaderMap>) -> Self {
         let data = Some(data.into()).filter(|data: &Bytes| !data.is_empty());
@@ -146,7 +160,7 @@ impl<B> ResponseBody<B> {
     pub(crate) fn trailers(&self) -> Option<&HeaderMap> {
         match &self.inner {
             Inner::Whole { trailers, .. } => trailers.as_ref(),
-            Inner::Untouched { .. } | Inner::Streamed { .. } => None,
+            Inner::Untouched { .. } | Inner::Streamed { .. } | Inner::Tapped { .. } => None,
         }
     }
 
@@ -169,6 +183,15 @@ where
                 let data = data.take().map(Frame::data);
                 Poll::Ready(data.or_else(|| trailers.take().map(Frame::trailers)).map(Ok))
             }
+            InnerProject::Tapped { mut body, tap } => {
+                let frame = ready!(poll_inner(body.as_mut(), cx));
+                match &frame {
+                    Some(Ok(frame)) => tap.frame(frame, body.is_end_stream()),
+                    None => tap.end(),
+                    Some(Err(_)) => {}
+                }
+                Poll::Ready(frame)
+            }
             InnerProject::Streamed { ended: true, .. } => Poll::Ready(None),
             InnerProject::Streamed { pieces, ended, left } => Poll::Ready(match ready!(pieces.poll_recv(cx)) {
                 Some(Piece::Data(data)) => {
@@ -190,7 +213,7 @@ where
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
-            Inner::Untouched { body } => body.is_end_stream(),
+            Inner::Untouched { body } | Inner::Tapped { body, .. } => body.is_end_stream(),
             Inner::Whole { data, trailers } => data.is_none() && trailers.is_none(),
             Inner::Streamed { ended, .. } => *ended,
         }
@@ -198,7 +221,7 @@ where
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
-            Inner::Untouched { body } => body.size_hint(),
+            Inner::Untouched { body } | Inner::Tapped { body, .. } => body.size_hint(),
             // With trailers the length stays open: HTTP/1.1 can only send them behind a chunked body.
             Inner::Whole { trailers: Some(_), .. } => SizeHint::default(),
             Inner::Whole { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),

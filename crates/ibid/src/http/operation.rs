@@ -28,7 +28,6 @@ use super::{
 use crate::{
     engine::{Ended, Operation, Otherwise, ParkedBy, Probed},
     grpc,
-    policy::Mode,
     record::RecordBody,
     refusal::{Reason, Refusal},
     store::{Fingerprint, Lease},
@@ -92,7 +91,7 @@ where
         let unsent = Unsent::default();
         request.extensions_mut().insert(unsent.clone());
         let policy = &self.route.policy;
-        let called = timeout(policy.patience(), catching(self.inner.call(request)));
+        let called = timeout(policy.timeout, catching(self.inner.call(request)));
         let ended = match called.await {
             Err(_) if unsent.is_held() => {
                 let detail = "no connection to the app was free in time; nothing was sent to it";
@@ -213,7 +212,7 @@ where
         let (parts, body) = response.into_parts();
         let mut body = Box::pin(body);
         let live = is_event_stream(&parts.headers);
-        let left = policy.patience().saturating_sub(started.elapsed());
+        let left = policy.timeout.saturating_sub(started.elapsed());
         let (parts, record, trailers, answer) =
             match timeout(left, reply::read(&mut body, policy.max_response, live)).await {
                 Err(_) => return park(Reason::UpstreamTimeout, "the app's answer did not end in time"),
@@ -233,8 +232,6 @@ where
             Protocol::Http => (reply::meaning(policy, parts.status), None),
             Protocol::Grpc => match grpc::status_of(&parts.headers, trailers.as_ref(), has_body) {
                 Some(code) => (grpc::meaning(policy, code), Some(code)),
-                // Without us the client would have had to make something of it.
-                None if policy.mode == Mode::Shadow => (Meaning::Unknown, None),
                 None => return park(Reason::UpstreamLost, "the app's answer ended without a gRPC status"),
             },
         };

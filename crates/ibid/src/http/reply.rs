@@ -128,7 +128,7 @@ impl Stream {
             last: None,
             live,
             trailers: None,
-            patience: policy.patience(),
+            patience: policy.timeout,
         };
         (stream, pieces)
     }
