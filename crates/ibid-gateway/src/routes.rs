@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, ops::Deref, sync::Arc};
 
 use http::Method;
 use ibid::{
-    Mode, Policy,
+    CheckedPolicy, Mode, Policy,
     grpc::Unary,
     http::{Protocol, Route as Guard},
 };
@@ -50,7 +50,7 @@ impl Route {
     /// A route of the file.
     pub(crate) fn new(at: &Match, policy: Policy, preset: &'static str) -> Self {
         Self {
-            guard: Arc::new(Guard { name: at.to_string(), policy, protocol: at.protocol() }),
+            guard: Arc::new(Guard { name: at.to_string(), policy: checked(policy), protocol: at.protocol() }),
             pattern: at.pattern().clone(),
             upstream: None,
             preset,
@@ -63,7 +63,7 @@ impl Route {
     /// The one route of a configuration without routes: every path.
     pub(crate) fn everything(policy: Policy, preset: &'static str) -> Self {
         Self {
-            guard: Arc::new(Guard { name: "*".into(), policy, protocol: Protocol::Http }),
+            guard: Arc::new(Guard { name: "*".into(), policy: checked(policy), protocol: Protocol::Http }),
             pattern: Pattern::everything(),
             upstream: None,
             preset,
@@ -78,6 +78,10 @@ impl Route {
         let at: Match = "grpc *".parse().expect("a match");
         Self { via_policy: true, is_policy: true, ..Self::new(&at, policy, preset) }
     }
+}
+
+fn checked(policy: Policy) -> CheckedPolicy {
+    policy.checked().expect("checked with its configuration")
 }
 
 impl Deref for Route {

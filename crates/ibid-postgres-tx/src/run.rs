@@ -113,6 +113,7 @@ where
     F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> BoxFuture<'t, Result<Response<Bytes>, E>> + Send,
     E: Into<BoxError> + Send,
 {
+    policy.check().map_err(TxError::PolicyInvalid)?;
     let address = call.address(policy)?;
     let waits = policy.on_concurrent == OnConcurrent::Wait;
     let mut run = Run {

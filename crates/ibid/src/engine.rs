@@ -20,15 +20,20 @@ use crate::{
     fingerprint::Comparison,
     journal::Journal,
     later::Later,
-    observe::{Notice, Observer, Shadow, Silent, StoreCall},
-    policy::{Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy},
+    observe::{Notice, Observer, Silent, StoreCall},
+    policy::{CheckedPolicy, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy},
     quota::Quota,
     refusal::{Reason, Refusal},
     running::Running,
     store::{
         Ask, Claim, End, ErrorKind, Fingerprint, Finished, Held, Holder, Lease, Outline, Store, StoreError, Token,
     },
+    time::from_now,
 };
+
+pub use self::shadow::{Finish, Observation, Observed};
+
+mod shadow;
 
 /// How often a store call is sent again when its answer was lost.
 const ASKS: u32 = 3;
@@ -148,8 +153,6 @@ pub enum Stored {
     Degraded,
     /// It ran with the protection of a part of the store only, and waits in the journal for the part that decides.
     Solo,
-    /// It ran in shadow mode; enforced, this would have happened.
-    Shadowed(Shadow),
 }
 
 /// Runs operations at most once. Cheap to clone.
@@ -183,7 +186,7 @@ impl Engine {
 
     /// Decides about one request, top to bottom.
     pub fn execute<O: Operation>(
-        &self, policy: &Policy, ask: Ask, mut operation: O,
+        &self, policy: &CheckedPolicy, ask: Ask, mut operation: O,
     ) -> impl Future<Output = Verdict<O::Answer>> {
         let ask = Arc::new(ask);
         // Not an `async fn`: that would hold its arguments twice.
@@ -193,20 +196,19 @@ impl Engine {
     /// Futures are moved, with all that they have room for. What only some requests need is boxed, so that a replay
     /// does not pay for it.
     async fn decide<O: Operation>(&self, policy: &Policy, mut ask: Arc<Ask>, operation: &mut O) -> Verdict<O::Answer> {
-        let shadow = policy.mode == Mode::Shadow;
         let own = ask.fingerprint;
-        let patience = Instant::now() + policy.wait_timeout.min(operation.patience());
+        let patience = from_now(policy.wait_timeout.min(operation.patience()));
         let mut takeovers = 0;
         let mut probed = false;
 
         if let Some((finished, solo)) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
             if let Some(refusal) = mismatch(policy, &own, &finished.fingerprint, operation) {
-                return refuse(shadow, operation, refusal).await;
+                return Verdict::Refused(refusal);
             }
-            return replay(shadow, operation, finished, if solo { Stored::Solo } else { Stored::Pending }).await;
+            return Verdict::Replay(finished, if solo { Stored::Solo } else { Stored::Pending });
         }
         if let Some(refusal) = self.before_claiming(&ask).await {
-            return refuse(shadow, operation, refusal).await;
+            return Verdict::Refused(refusal);
         }
         loop {
             let sent = Instant::now();
@@ -224,29 +226,26 @@ impl Engine {
             if let Some(stored) = fingerprint_of(&claim)
                 && let Some(refusal) = mismatch(policy, &own, stored, operation)
             {
-                return refuse(shadow, operation, refusal).await;
+                return Verdict::Refused(refusal);
             }
             match claim {
                 Claim::Granted(lease) => {
-                    if let Some(refusal) = self.after_grant(&lease).await.filter(|_| !shadow) {
+                    if let Some(refusal) = self.after_grant(&lease).await {
                         let refused = || Verdict::Refused(refusal);
                         return Box::pin(self.end(policy, &lease, End::Release, Instant::now(), operation, refused))
                             .await;
                     }
                     return Box::pin(self.run(policy, lease, sent, operation)).await;
                 }
-                Claim::Done(finished) => return replay(shadow, operation, finished, Stored::Yes).await,
+                Claim::Done(finished) => return Verdict::Replay(finished, Stored::Yes),
                 Claim::Busy(holder) => {
                     let left = patience.saturating_duration_since(Instant::now());
-                    if shadow || policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
-                        return refuse(shadow, operation, in_progress(SOON)).await;
+                    if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
+                        return Verdict::Refused(in_progress(SOON));
                     }
                     self.wait(&ask, &holder, left).await;
                 }
                 Claim::Unknown(holder) => {
-                    if shadow {
-                        return refuse(shadow, operation, outcome_unknown()).await;
-                    }
                     let left = patience.saturating_duration_since(Instant::now());
                     let ripe = holder.takeover_in.is_zero();
                     if ripe && policy.resolve.is_some() && !probed {
@@ -272,7 +271,7 @@ impl Engine {
                     takeovers += 1;
                     ask = Arc::new(Ask { token: Token::mint(), over: None, ..Ask::clone(&ask) });
                 }
-                Claim::Spent => return refuse(shadow, operation, in_progress(SOON)).await,
+                Claim::Spent => return Verdict::Refused(in_progress(SOON)),
             }
         }
     }
@@ -302,18 +301,15 @@ impl Engine {
             return Verdict::Refused(in_progress(SOON));
         }
         let ended = self.beating(&lease, policy, pin!(operation.run(Some(&lease)))).await;
-        let shadow = policy.mode == Mode::Shadow;
         let now = Instant::now();
         let keep_unknown = policy.ttl.saturating_sub(now - sent).max(policy.lease);
         let verdict = match ended {
             Ended::Complete(answer, Complete { failed, record, outline }) => {
                 let end = End::Complete { failed, record, outline, keep: policy.ttl };
                 match self.settle(&lease, &end, now).await {
-                    Ok(Held::Lost(there)) if !shadow => self.lost(policy, &lease, *there, operation),
-                    Ok(Held::Lost(_)) => Verdict::Ran(answer, Stored::No),
+                    Ok(Held::Lost(there)) => self.lost(policy, &lease, *there, operation),
                     Ok(_) if lease.solo => Verdict::Ran(answer, Stored::Degraded),
                     Ok(_) => Verdict::Ran(answer, Stored::Yes),
-                    Err(_) if shadow => Verdict::Ran(answer, Stored::No),
                     Err(_) => self.record_later(&lease, end, answer).await,
                 }
             }
@@ -346,9 +342,6 @@ impl Engine {
             Otherwise::Refuse | Otherwise::Release => End::Release,
         };
         let settled = self.settle(lease, &end, now).await;
-        if policy.mode == Mode::Shadow {
-            return Verdict::Ran(answer, Stored::No);
-        }
         match (settled, otherwise) {
             (Ok(Held::Lost(there)), _) => match (*there, otherwise) {
                 (Claim::Done(finished), Otherwise::Refuse) if finished.fence == lease.fence => {
@@ -444,9 +437,6 @@ impl Engine {
         &self, policy: &Policy, operation: &mut O, error: &StoreError,
     ) -> Verdict<O::Answer> {
         let open = policy.on_store_down == OnStoreDown::Open && error.kind != ErrorKind::Corrupt;
-        if policy.mode == Mode::Shadow {
-            return refuse(true, operation, store_unavailable()).await;
-        }
         if !open {
             return Verdict::Refused(store_unavailable());
         }
@@ -531,10 +521,10 @@ impl Engine {
                 now = &mut extended => now,
             };
             match now {
-                Beat::Held => beat.as_mut().reset(Instant::now() + policy.lease / 3),
+                Beat::Held => beat.as_mut().reset(from_now(policy.lease / 3)),
                 // The settle will find out, and say so once.
                 Beat::Lost => return work.await,
-                Beat::Missed => beat.as_mut().reset(Instant::now() + policy.lease / 10),
+                Beat::Missed => beat.as_mut().reset(from_now(policy.lease / 10)),
             }
         }
     }
@@ -582,24 +572,6 @@ impl Engine {
     }
 }
 
-/// A refusal; in shadow mode the operation runs all the same.
-async fn refuse<O: Operation>(shadow: bool, operation: &mut O, refusal: Refusal) -> Verdict<O::Answer> {
-    if !shadow {
-        return Verdict::Refused(refusal);
-    }
-    unprotected(operation, Stored::Shadowed(Shadow::Refusal(refusal.reason))).await
-}
-
-/// A replay; in shadow mode the operation runs all the same.
-async fn replay<O: Operation>(
-    shadow: bool, operation: &mut O, finished: Finished, stored: Stored,
-) -> Verdict<O::Answer> {
-    if !shadow {
-        return Verdict::Replay(finished, stored);
-    }
-    unprotected(operation, Stored::Shadowed(Shadow::Replay)).await
-}
-
 async fn unprotected<O: Operation>(operation: &mut O, stored: Stored) -> Verdict<O::Answer> {
     match Box::pin(operation.run(None)).await {
         Ended::Complete(answer, _) | Ended::Release(answer) | Ended::Park(answer, _) | Ended::Entrusted(answer, _) => {
@@ -627,10 +599,16 @@ fn fingerprint_of(claim: &Claim) -> Option<&Fingerprint> {
 
 /// Why a request cannot have what is stored under its key: it is another one's, or nobody can tell.
 fn mismatch<O: Operation>(policy: &Policy, own: &Fingerprint, stored: &Fingerprint, operation: &O) -> Option<Refusal> {
+    mismatch_by(policy, own, stored, |version| operation.fingerprint(version))
+}
+
+fn mismatch_by(
+    policy: &Policy, own: &Fingerprint, stored: &Fingerprint, by_version: impl FnOnce(u8) -> Option<Fingerprint>,
+) -> Option<Refusal> {
     if policy.on_mismatch != OnMismatch::Reject {
         return None;
     }
-    match own.compare(stored, |version| operation.fingerprint(version)) {
+    match own.compare(stored, by_version) {
         Comparison::Same => None,
         Comparison::Different => Some(reused()),
         Comparison::UnknownVersion => Some(not_comparable()),

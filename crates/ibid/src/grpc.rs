@@ -5,9 +5,10 @@
 //! use ibid::{Ibid, Policy, grpc::Unary, store::Memory};
 //!
 //! let ibid = Ibid::new(Arc::new(Memory::default()));
-//! let layer = ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform());
+//! let layer = ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform())?;
 //! // tonic::transport::Server::builder().layer(layer).add_service(orders)…
 //! # let _ = layer;
+//! # Ok::<(), ibid::InvalidPolicy>(())
 //! ```
 //!
 //! A call goes the same way as a request; a [`Route`](crate::http::Route) of [`Protocol::Grpc`] differs where the
@@ -42,7 +43,7 @@ pub use self::{
 use crate::{
     http::{Protocol, Route, Routed, Routing},
     key::KeySource,
-    policy::{Mode, Policy},
+    policy::{InvalidPolicy, Mode, Policy},
 };
 
 mod code;
@@ -129,9 +130,9 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    pub(crate) fn new(unary: Unary, name: String, policy: Policy) -> Self {
-        let route = Route { name, policy: policy.for_grpc(), protocol: Protocol::Grpc };
-        Self { unary, route: std::sync::Arc::new(route) }
+    pub(crate) fn new(unary: Unary, name: String, policy: Policy) -> Result<Self, InvalidPolicy> {
+        let route = Route { name, policy: policy.for_grpc().checked_for_grpc()?, protocol: Protocol::Grpc };
+        Ok(Self { unary, route: std::sync::Arc::new(route) })
     }
 }
 

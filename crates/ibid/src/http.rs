@@ -7,7 +7,8 @@
 //!
 //! # async fn pay() -> &'static str { "paid" }
 //! let ibid = Ibid::new(Arc::new(Memory::default()));
-//! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf()));
+//! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf())?);
+//! # Ok::<(), ibid::InvalidPolicy>(())
 //! ```
 //!
 //! A request's way: `service` finds the route and judges key and scope ([`request`](self)), reads the body, and hands
@@ -45,7 +46,7 @@ use crate::{
     journal::Journal,
     key::KeySource,
     observe::{Observer, Silent},
-    policy::Policy,
+    policy::{CheckedPolicy, InvalidPolicy, LONGEST, Policy},
     quota::Quota,
     refusal::Refusal,
     scope::{AddressSecret, TrustedProxies},
@@ -67,6 +68,7 @@ mod read_body;
 mod reply;
 mod request;
 mod service;
+mod shadow;
 mod shared_records;
 mod sweep;
 mod twins;
@@ -136,7 +138,7 @@ pub struct Route {
     /// Such as `POST /payments/*`. The method and path of each request if empty.
     pub name: String,
     /// What holds for it.
-    pub policy: Policy,
+    pub policy: CheckedPolicy,
     /// What its requests are.
     pub protocol: Protocol,
 }
@@ -220,19 +222,29 @@ impl Ibid {
     }
 
     /// A layer with one policy. gRPC calls over HTTP/2 pass through it: they have [a layer of their own](Self::grpc_layer).
-    pub fn layer(&self, policy: Policy) -> IbidLayer {
+    ///
+    /// # Errors
+    /// The policy contradicts itself, or a dial is out of its range.
+    pub fn layer(&self, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
         self.layer_named("", policy)
     }
 
     /// A layer with one policy, under a name that operators see.
-    pub fn layer_named(&self, name: impl Into<String>, policy: Policy) -> IbidLayer {
-        self.layer_by(Arc::new(One(Arc::new(Route { name: name.into(), policy, protocol: Protocol::Http }))))
+    ///
+    /// # Errors
+    /// As [`layer`](Self::layer).
+    pub fn layer_named(&self, name: impl Into<String>, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
+        let route = Route { name: name.into(), policy: policy.checked()?, protocol: Protocol::Http };
+        Ok(self.layer_by(Arc::new(One(Arc::new(route)))))
     }
 
     /// A layer with one policy for the unary methods of a gRPC server; every other call, and every request that is not
     /// gRPC, passes through it untouched. For tonic's `Server::builder().layer(…)`, or around its `Routes`.
-    pub fn grpc_layer(&self, methods: Unary, policy: Policy) -> IbidLayer {
-        self.layer_by(Arc::new(grpc::Calls::new(methods, String::new(), policy)))
+    ///
+    /// # Errors
+    /// As [`layer`](Self::layer), and if a dial makes no sense for gRPC calls.
+    pub fn grpc_layer(&self, methods: Unary, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
+        Ok(self.layer_by(Arc::new(grpc::Calls::new(methods, String::new(), policy)?)))
     }
 
     /// A layer that looks the policy up for each request.
@@ -301,7 +313,7 @@ impl Builder {
 
     /// How long a client may take to send a body that must be read; 30 seconds by default.
     pub fn body_timeout(mut self, at_most: Duration) -> Self {
-        self.settings.body_timeout = at_most;
+        self.settings.body_timeout = at_most.min(LONGEST);
         self
     }
 

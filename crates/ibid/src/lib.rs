@@ -10,7 +10,8 @@
 //! # async fn pay() -> &'static str { "paid" }
 //! # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
 //! let ibid = Ibid::new(Arc::new(Memory::default()));
-//! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf()));
+//! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf())?);
+//! # Ok::<(), ibid::InvalidPolicy>(())
 //!
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //! axum::serve(listener, app).await?;
@@ -23,7 +24,9 @@
 //! deliveries of others, [`inbox`] about events of message brokers.
 
 pub use self::{
-    engine::{Complete, Ended, Engine, Operation, Otherwise, ParkedBy, Probed, Stored, Verdict},
+    engine::{
+        Complete, Ended, Engine, Finish, Observation, Observed, Operation, Otherwise, ParkedBy, Probed, Stored, Verdict,
+    },
     fingerprint::{Comparison, PartDigests, Pointer, PointerError},
     http::{Ibid, IbidLayer},
     journal::{Journal, JournalSeal},
@@ -32,8 +35,8 @@ pub use self::{
     later::Later,
     observe::{Answered, Notice, Observer, Outcome, Shadow, Silent, StoreCall},
     policy::{
-        Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
-        Probe, Remember, StatusRange, Template, presets,
+        CheckedPolicy, Envelope, InvalidPolicy, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch,
+        OnStoreDown, OnUnknown, Part, Policy, Probe, Remember, StatusRange, Template, presets,
     },
     quota::{Limit, Quota},
     record::{Record, RecordBody, Unreadable},

@@ -22,10 +22,16 @@ use crate::{
     webhook::Verifier,
 };
 
+pub use self::checked::{CheckedPolicy, InvalidPolicy};
+
+mod checked;
 mod parse;
 pub mod presets;
 #[cfg(test)]
 mod tests;
+
+/// The longest duration of a dial, a hundred years: stores compute with them in microseconds.
+pub(crate) const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 
 /// Everything that can be set about one route. Dials mean what the guide's table says; [`Policy::ietf`] has the
 /// defaults.
@@ -254,6 +260,12 @@ impl Policy {
                 return Err(format!("{dial} is zero; it must be longer, such as \"30s\""));
             }
         }
+        let longest = [("ttl", self.ttl), ("lease", self.lease), ("timeout", self.timeout)];
+        for (dial, duration) in longest.into_iter().chain([("wait_timeout", self.wait_timeout)]) {
+            if duration > LONGEST {
+                return Err(format!("{dial} is {duration:?}; it must be at most a hundred years, \"36600d\""));
+            }
+        }
         if self.lease < Duration::from_millis(100) {
             return Err(format!(
                 "lease is {:?}; it must be at least \"100ms\", or the heartbeat cannot keep up",
@@ -332,12 +344,6 @@ impl Policy {
     /// Whether a key that names its user is good for that user only.
     pub fn checks_owners(&self) -> bool {
         self.key.format == KeyFormat::Operation && self.user().is_some()
-    }
-
-    /// How long the operation may take: shadow mode must not fail what would have passed without it.
-    pub(crate) fn patience(&self) -> Duration {
-        const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
-        if self.mode == Mode::Shadow { FOR_EVER } else { self.timeout }
     }
 
     /// Headers that say "this is a replay": nobody else may say it, neither a client nor the app.

@@ -9,9 +9,9 @@ use tokio::{
 };
 
 use crate::{
-    engine::{Complete, Ended, Engine, Operation, ParkedBy, Stored, Verdict},
+    engine::{Complete, Ended, Engine, Finish, Operation, ParkedBy, Stored, Verdict},
     key::mask,
-    policy::{LabelKey, OnMismatch, Policy},
+    policy::{CheckedPolicy, InvalidPolicy, LabelKey, Mode, OnMismatch, Policy},
     refusal::{Reason, Refusal},
     scope::Scope,
     store::{Ask, Fingerprint, Lease, Outline, Store, Tags, Token},
@@ -42,6 +42,8 @@ pub enum RunError<E> {
     Failed(E),
     /// It was not run, or its end is not known; the refusal says which.
     Refused(Refusal),
+    /// The policy cannot be used. Nothing was run.
+    Policy(InvalidPolicy),
     /// The operation panicked or was cancelled. Its outcome is recorded as unknown.
     Aborted(JoinError),
 }
@@ -79,6 +81,7 @@ where
     R: Future<Output = Result<Bytes, E>> + Send + 'static,
     E: Send + 'static,
 {
+    let policy = policy.clone().checked().map_err(RunError::Policy)?;
     let RunKey { key, fingerprint } = key.into();
     let length = key.len();
     let fits = if (1..=policy.key.max_length).contains(&length) {
@@ -102,15 +105,16 @@ where
         over: None,
     };
     let engine = Engine::new(store.clone());
-    let policy = policy.clone();
+    if policy.mode == Mode::Shadow {
+        return observed(&engine, policy, ask, operation).await;
+    }
     let operation =
         Function { operation: Some(operation), fingerprint, timeout: policy.timeout, marker: std::marker::PhantomData };
     let task = tokio::spawn(async move { engine.execute(&policy, ask, operation).await });
     match task.await.map_err(RunError::Aborted)? {
-        Verdict::Ran(
-            Ok(bytes),
-            Stored::Yes | Stored::Degraded | Stored::Pending | Stored::Solo | Stored::Shadowed(_) | Stored::No,
-        ) => Ok(Ran::First(bytes)),
+        Verdict::Ran(Ok(bytes), Stored::Yes | Stored::Degraded | Stored::Pending | Stored::Solo | Stored::No) => {
+            Ok(Ran::First(bytes))
+        }
         Verdict::Ran(Err(Some(error)), _) => Err(RunError::Failed(error)),
         Verdict::Ran(_, _) => {
             let detail =
@@ -119,6 +123,30 @@ where
         }
         Verdict::Replay(finished, _) => Ok(Ran::Replayed(finished.record)),
         Verdict::Refused(refusal) => Err(RunError::Refused(refusal)),
+    }
+}
+
+/// Runs the operation in any case, and sees beside it what enforcement would have done.
+async fn observed<F, R, E>(engine: &Engine, policy: CheckedPolicy, ask: Ask, operation: F) -> Result<Ran, RunError<E>>
+where
+    F: FnOnce(u32) -> R + Send + 'static,
+    R: Future<Output = Result<Bytes, E>> + Send + 'static,
+    E: Send + 'static,
+{
+    let (started, requested_at_ms, own) = (Instant::now(), now_ms(), ask.fingerprint);
+    let by_version = move |version| (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..own });
+    let observation = engine.observe(policy, ask, by_version, None, |_| {});
+    match tokio::spawn(operation(1)).await.map_err(RunError::Aborted)? {
+        Ok(bytes) => {
+            let outline = Outline { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
+            let record = Bytes::copy_from_slice(&bytes);
+            observation.end(Finish::Complete(Complete { failed: false, record, outline }));
+            Ok(Ran::First(bytes))
+        }
+        Err(error) => {
+            observation.end(Finish::Release);
+            Err(RunError::Failed(error))
+        }
     }
 }
 
@@ -184,6 +212,7 @@ impl<E: fmt::Display> fmt::Display for RunError<E> {
         match self {
             Self::Failed(error) => write!(f, "the operation failed: {error}"),
             Self::Refused(refusal) => refusal.fmt(f),
+            Self::Policy(why) => write!(f, "the policy cannot be used: {why}"),
             Self::Aborted(error) => write!(f, "the operation was aborted: {error}"),
         }
     }
@@ -194,6 +223,7 @@ impl<E: Error + 'static> Error for RunError<E> {
         match self {
             Self::Failed(error) => Some(error),
             Self::Refused(_) => None,
+            Self::Policy(why) => Some(why),
             Self::Aborted(error) => Some(error),
         }
     }

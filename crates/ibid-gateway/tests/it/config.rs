@@ -184,7 +184,7 @@ mod what_can_be_written {
     fn all_presets_by_name_and_their_example_files() {
         for preset in ibid::presets::NAMES {
             let settings = load(&format!("[policy]\npreset = {preset:?}"));
-            assert_eq!(settings.routes.iter().next().unwrap().policy, Policy::preset(preset).unwrap());
+            assert_eq!(*settings.routes.iter().next().unwrap().policy, Policy::preset(preset).unwrap());
             let path = format!("{}/presets/{preset}.toml", env!("CARGO_MANIFEST_DIR"));
             let settings =
                 Settings::load(&ServeArgs::of_file(path), &Env::of(&[])).unwrap_or_else(|why| panic!("{why}"));
@@ -335,7 +335,7 @@ mod what_wins {
              [[route]]\nmatch = \"POST /from\"\nstatus.key_reused = 409\nreplay_headers = {}",
         );
         let own = settings.routes.find(&Method::POST, "/own").unwrap();
-        assert_eq!(own.policy, Policy::stripe());
+        assert_eq!(*own.policy, Policy::stripe());
         assert_eq!((own.via_policy, own.upstream.as_deref()), (false, None));
         let from = settings.routes.find(&Method::POST, "/from").unwrap();
         assert_eq!((from.via_policy, from.upstream.as_deref()), (true, Some("http://p")));

@@ -42,7 +42,7 @@ impl App {
 
     async fn behind(&self, dials: &str) -> Gateway {
         let config = format!("[store]\nurl = \"memory:\"\n[policy]\n{dials}");
-        Gateway::launch(BIN.as_ref()).config(config).upstream(&self.url).start().await
+        Gateway::launch(BIN).config(config).upstream(&self.url).start().await
     }
 }
 

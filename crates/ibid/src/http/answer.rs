@@ -9,7 +9,7 @@ use crate::{
     fingerprint::{Kind, json},
     grpc,
     key::{hex, mask},
-    policy::{Envelope, Mode, Policy, Template},
+    policy::{Envelope, Policy, Template},
     record::{Record, RecordBody},
     refusal::{Reason, Refusal},
     time::rfc3339,
@@ -66,9 +66,6 @@ pub(super) fn first<B>(
     mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, policy: &Policy, stored: Option<Stored>,
     telling: &mut Telling,
 ) -> Response<ResponseBody<B>> {
-    if policy.mode == Mode::Shadow {
-        return answer;
-    }
     let headers = answer.headers_mut();
     remove_own_headers(headers, policy);
     let requested_at_ms = telling.requested_at_ms;

@@ -13,7 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::sync::mpsc;
 
-use super::budget::Reservation;
+use super::{budget::Reservation, shadow::Tap};
 
 /// Answers go out in pieces of this size, so that a client that does not read holds back the body itself, with the
 /// memory that is reserved for it.
@@ -121,6 +121,7 @@ pin_project! {
         Untouched { #[pin] body: B },
         Whole { data: Option<Bytes>, trailers: Option<HeaderMap>, held: Option<Reservation> },
         Streamed { pieces: mpsc::Receiver<Piece>, ended: bool, left: Option<u64>, held: Option<Reservation> },
+        Tapped { #[pin] body: B, tap: Box<Tap> },
     }
 }
 
@@ -140,6 +141,17 @@ impl<B> ResponseBody<B> {
     /// The inner service's own body.
     pub fn untouched(body: B) -> Self {
         Self { inner: Inner::Untouched { body } }
+    }
+
+    /// The inner service's own body, which is watched while it passes.
+    pub(super) fn tapped(body: B, mut tap: Box<Tap>) -> Self
+    where
+        B: Body,
+    {
+        if body.is_end_stream() {
+            tap.end();
+        }
+        Self { inner: Inner::Tapped { body, tap } }
     }
 
     /// A body that is all there.
@@ -168,7 +180,7 @@ impl<B> ResponseBody<B> {
     pub(crate) fn trailers(&self) -> Option<&HeaderMap> {
         match &self.inner {
             Inner::Whole { trailers, .. } => trailers.as_ref(),
-            Inner::Untouched { .. } | Inner::Streamed { .. } => None,
+            Inner::Untouched { .. } | Inner::Streamed { .. } | Inner::Tapped { .. } => None,
         }
     }
 
@@ -193,6 +205,15 @@ where
             InnerProject::Whole { data, trailers, held } => {
                 let data = next_piece(data, held).map(Frame::data);
                 Poll::Ready(data.or_else(|| trailers.take().map(Frame::trailers)).map(Ok))
+            }
+            InnerProject::Tapped { mut body, tap } => {
+                let frame = ready!(poll_inner(body.as_mut(), cx));
+                match &frame {
+                    Some(Ok(frame)) => tap.frame(frame, body.is_end_stream()),
+                    None => tap.end(),
+                    Some(Err(_)) => {}
+                }
+                Poll::Ready(frame)
             }
             InnerProject::Streamed { ended: true, .. } => Poll::Ready(None),
             InnerProject::Streamed { ended, held: Some(held), .. } if held.poll_evicted(cx).is_ready() => {
@@ -222,7 +243,7 @@ where
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
-            Inner::Untouched { body } => body.is_end_stream(),
+            Inner::Untouched { body } | Inner::Tapped { body, .. } => body.is_end_stream(),
             Inner::Whole { data, trailers, .. } => data.is_none() && trailers.is_none(),
             Inner::Streamed { ended, .. } => *ended,
         }
@@ -230,7 +251,7 @@ where
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
-            Inner::Untouched { body } => body.size_hint(),
+            Inner::Untouched { body } | Inner::Tapped { body, .. } => body.size_hint(),
             // With trailers the length stays open: HTTP/1.1 can only send them behind a chunked body.
             Inner::Whole { trailers: Some(_), .. } => SizeHint::default(),
             Inner::Whole { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),

@@ -28,7 +28,6 @@ use super::{
 use crate::{
     engine::{Ended, Operation, Otherwise, ParkedBy, Probed},
     grpc,
-    policy::Mode,
     record::RecordBody,
     refusal::{Reason, Refusal},
     store::{Fingerprint, Lease},
@@ -95,7 +94,7 @@ where
         let policy = &self.route.policy;
         let inner = &mut self.inner;
         // The call itself may panic, before there is a future.
-        let called = timeout(policy.patience(), catching(async move { inner.call(request).await }));
+        let called = timeout(policy.timeout, catching(async move { inner.call(request).await }));
         let ended = match called.await {
             Err(_) if unsent.is_held() => {
                 let detail = "no connection to the app was free in time; nothing was sent to it";
@@ -216,7 +215,7 @@ where
         let (parts, body) = response.into_parts();
         let mut body = Box::pin(body);
         let live = is_event_stream(&parts.headers);
-        let left = policy.patience().saturating_sub(started.elapsed());
+        let left = policy.timeout.saturating_sub(started.elapsed());
         let (parts, record, trailers, answer) =
             match timeout(left, reply::read(&mut body, policy.max_response, live)).await {
                 Err(_) => return park(Reason::UpstreamTimeout, "the app's answer did not end in time"),
@@ -236,8 +235,6 @@ where
             Protocol::Http => (reply::meaning(policy, parts.status), None),
             Protocol::Grpc => match grpc::status_of(&parts.headers, trailers.as_ref(), has_body) {
                 Some(code) => (grpc::meaning(policy, code), Some(code)),
-                // Without us the client would have had to make something of it.
-                None if policy.mode == Mode::Shadow => (Meaning::Unknown, None),
                 None => return park(Reason::UpstreamLost, "the app's answer ended without a gRPC status"),
             },
         };

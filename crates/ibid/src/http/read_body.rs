@@ -70,9 +70,7 @@ where
                     return Err(Unread::Refused(overloaded(), begun.bytes(), body));
                 }
                 match timeout_at(deadline, poll_fn(|cx| poll_next(&mut body, Some(waiting), cx))).await {
-                    Err(_) => {
-                        return Err(Unread::Broken(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"));
-                    }
+                    Err(_) => return Err(Unread::Late(begun.bytes(), body)),
                     Ok(next) => next,
                 }
             }

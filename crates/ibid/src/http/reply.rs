@@ -134,7 +134,7 @@ impl Stream {
             last: None,
             live,
             trailers: None,
-            patience: policy.patience(),
+            patience: policy.timeout,
             ahead,
         };
         (stream, pieces)

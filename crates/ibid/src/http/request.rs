@@ -414,6 +414,8 @@ fn invalid(detail: impl Into<String>) -> Refusal {
 pub(super) enum Unread<B> {
     /// It is refused. With what was read of it and the rest, for shadow mode.
     Refused(Refusal, Bytes, B),
-    /// There is nothing to refuse: the client broke off, or was too slow.
+    /// There is nothing to refuse: the client broke off.
     Broken(StatusCode, &'static str),
+    /// It did not arrive in time. With what was read of it and the rest, for shadow mode.
+    Late(Bytes, B),
 }

@@ -23,6 +23,7 @@ use super::{
     read_body::{overloaded, read_body},
     reply::Tail,
     request::{self, Asked, Judged, Keyed, Unread},
+    shadow,
 };
 use crate::{
     engine::{Stored, Verdict},
@@ -41,7 +42,7 @@ use crate::{
 /// Smaller answers are not counted: they take up less than the request's own task.
 const SMALL_ANSWER: u64 = 4 << 10;
 /// The status of what is told before there is an answer.
-const NO_ANSWER: u16 = 100;
+pub(super) const NO_ANSWER: u16 = 100;
 
 /// How long the run itself took, told by the operation.
 #[derive(Debug, Default)]
@@ -54,18 +55,18 @@ impl Ran {
 }
 
 /// What is told about one request when it has been answered.
-struct Seen {
-    route: Arc<Route>,
+pub(super) struct Seen {
+    pub(super) route: Arc<Route>,
     method: http::Method,
     uri: http::Uri,
-    key: String,
-    address: Option<Address>,
-    parts: Option<PartDigests>,
+    pub(super) key: String,
+    pub(super) address: Option<Address>,
+    pub(super) parts: Option<PartDigests>,
     peer: Option<std::net::IpAddr>,
-    client: Client,
+    pub(super) client: Client,
     user_agent: Option<http::HeaderValue>,
     started: Instant,
-    ran: Arc<Ran>,
+    pub(super) ran: Arc<Ran>,
 }
 
 pub(super) fn call<S, B, RB>(
@@ -120,8 +121,11 @@ where
             seen.key = keyed.masked();
             let side = Side::new();
             let around = parts.extensions.get::<Around>().cloned();
-            let work = work(shared.clone(), inner, parts, body, keyed, seen, side.clone());
-            let mut work: Work<RB> = Box::pin(work);
+            let mut work: Work<RB> = if route.policy.mode == Mode::Shadow {
+                Box::pin(shadow::work(shared.clone(), inner, parts, body, keyed, seen))
+            } else {
+                Box::pin(work(shared.clone(), inner, parts, body, keyed, seen, side.clone()))
+            };
             if let Some(around) = around {
                 work = Box::pin(Inside { work, around });
             }
@@ -145,26 +149,18 @@ where
     async move {
         let route = seen.route.clone();
         let policy = &route.policy;
-        let shadow = policy.mode == Mode::Shadow;
         let mut telling = telling(&shared, &parts, route.protocol);
         let deadline = if route.protocol == Protocol::Grpc { grpc::deadline(&parts.headers) } else { None };
         let (body, trailers, buffers) = match read_body(&shared, &route, &seen.client, &parts, body).await {
             Ok(read) => read,
-            Err(Unread::Broken(status, detail)) => {
-                let mut answer = answer::plain(status, detail, &telling);
-                if route.protocol == Protocol::Http {
-                    answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
-                }
-                return Some(answer);
+            Err(Unread::Broken(status, detail)) => return Some(broken(status, detail, &route, &telling)),
+            Err(Unread::Late(..)) => {
+                return Some(broken(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time", &route, &telling));
             }
-            Err(Unread::Refused(refusal, begun, rest)) => {
-                let body = RequestBody::begun(begun, rest);
-                return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
-            }
+            Err(Unread::Refused(refusal, ..)) => return Some(refused(&shared, &refusal, &seen, &mut telling)),
         };
         if let Err(refusal) = request::check_signature(policy, &parts, &body) {
-            let body = RequestBody::whole(body, trailers);
-            return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
+            return Some(refused(&shared, &refusal, &seen, &mut telling));
         }
         let asked = keyed.ask(&shared, &route, &parts, (&body, trailers.as_ref()), telling.requested_at_ms);
         let asked = match asked {
@@ -178,15 +174,11 @@ where
                 let request = Request::from_parts(parts, RequestBody::whole(body, trailers));
                 return Some(pass(inner.call(request).await, &telling));
             }
-            Err(refusal) => {
-                let body = RequestBody::whole(body, trailers);
-                return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
-            }
+            Err(refusal) => return Some(refused(&shared, &refusal, &seen, &mut telling)),
         };
         // Not before the body is complete: those who send slowly take no slot from others.
         let Some(_slot) = shared.engine.running().enter(shared.settings.max_running) else {
-            let body = RequestBody::whole(body, trailers);
-            return Some(refused(&shared, inner, parts, body, overloaded(), shadow, &seen, &mut telling).await);
+            return Some(refused(&shared, &overloaded(), &seen, &mut telling));
         };
         seen.address = Some(ask.address);
         seen.parts = digests;
@@ -289,29 +281,27 @@ fn outcome(stored: Stored) -> Outcome {
         Stored::Pending => Outcome::Pending,
         Stored::Unknown => Outcome::Unknown,
         Stored::Degraded | Stored::Solo => Outcome::Degraded,
-        Stored::Shadowed(would) => Outcome::Shadow(would),
     }
 }
 
-/// A refusal; in shadow mode the request passes through.
-#[allow(clippy::too_many_arguments)]
-async fn refused<S, B, RB>(
-    shared: &Shared, mut inner: S, parts: Parts, body: RequestBody<B>, refusal: Refusal, shadow: bool, seen: &Seen,
-    telling: &mut Telling,
-) -> Response<ResponseBody<RB>>
-where
-    S: Service<Request<RequestBody<B>>, Response = Response<RB>>,
-{
-    if shadow {
-        seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), NO_ANSWER);
-        return pass(inner.call(Request::from_parts(parts, body)).await, telling);
-    }
-    let answer = answer::refuse(&refusal, &seen.route.policy, &seen.key, telling);
+fn refused<RB>(shared: &Shared, refusal: &Refusal, seen: &Seen, telling: &mut Telling) -> Response<ResponseBody<RB>> {
+    let answer = answer::refuse(refusal, &seen.route.policy, &seen.key, telling);
     seen.tell(shared, Outcome::Refused(refusal.reason), seen.status(&answer));
     answer
 }
 
-fn pass<RB, E>(response: Result<Response<RB>, E>, telling: &Telling) -> Response<ResponseBody<RB>> {
+/// The answer to a body that did not come to its end: what follows it on the connection cannot be told from the rest.
+pub(super) fn broken<RB>(
+    status: StatusCode, detail: &str, route: &Route, telling: &Telling,
+) -> Response<ResponseBody<RB>> {
+    let mut answer = answer::plain(status, detail, telling);
+    if route.protocol == Protocol::Http {
+        answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
+    }
+    answer
+}
+
+pub(super) fn pass<RB, E>(response: Result<Response<RB>, E>, telling: &Telling) -> Response<ResponseBody<RB>> {
     match response {
         Ok(response) => response.map(ResponseBody::untouched),
         Err(_) => answer::plain(StatusCode::BAD_GATEWAY, "the app could not answer", telling),
@@ -324,7 +314,7 @@ fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     own.iter().chain(policy.said_of_replays()).for_each(|name| drop(headers.remove(name)));
 }
 
-fn telling(shared: &Shared, parts: &Parts, protocol: Protocol) -> Telling {
+pub(super) fn telling(shared: &Shared, parts: &Parts, protocol: Protocol) -> Telling {
     let origin = shared.settings.cors.as_ref().and_then(|cors| cors.origin(&parts.headers));
     Telling { requested_at_ms: now_ms(), request_id: None, origin, protocol }
 }
@@ -373,7 +363,7 @@ impl Seen {
         grpc::status_of(headers, trailers, false).unwrap_or(Code::Unknown).outline()
     }
 
-    fn tell(&self, shared: &Shared, outcome: Outcome, status: u16) {
+    pub(super) fn tell(&self, shared: &Shared, outcome: Outcome, status: u16) {
         let (ran_for, attempt) = self.ran.0.get().copied().unwrap_or_default();
         shared.engine.observer().answered(&Answered {
             route: &self.route.name,

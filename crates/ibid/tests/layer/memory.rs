@@ -36,7 +36,7 @@ fn app(builder: Builder) -> (Router, Ibid) {
     let app = Router::new()
         .route("/{bytes}", post(async |path: axum::extract::Path<usize>, _: Bytes| vec![b'x'; path.0]))
         .layer(axum::extract::DefaultBodyLimit::disable())
-        .layer(ibid.layer(roomy()));
+        .layer(ibid.layer(roomy()).unwrap());
     (app, ibid)
 }
 

@@ -54,7 +54,7 @@ fn app(policy: Policy) -> (Router, App, Ibid) {
         .route("/fail", post(fail))
         .route("/boom", post(boom))
         .route("/large", post(large))
-        .layer(ibid.layer(policy))
+        .layer(ibid.layer(policy).unwrap())
         .with_state(app.clone());
     (router, app, ibid)
 }
@@ -165,7 +165,7 @@ async fn a_handler_that_panics_before_there_is_a_future_leaves_the_outcome_unkno
         }
         std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(Body::empty())))
     });
-    let service = tower_layer::Layer::layer(&ibid.layer(Policy::ietf()), service);
+    let service = tower_layer::Layer::layer(&ibid.layer(Policy::ietf()).unwrap(), service);
     let first = service.clone().oneshot(request("/boom", "k1", "")).await.unwrap();
     assert_eq!(first.status(), StatusCode::INTERNAL_SERVER_ERROR);
     let again = service.oneshot(request("/boom", "k1", "")).await.unwrap();
@@ -189,7 +189,7 @@ async fn the_app_cannot_speak_for_the_layer() {
     shadow.mode = Mode::Shadow;
     for (policy, is_removed) in [(Policy::ietf(), true), (shadow, false)] {
         let ibid = Ibid::new(Arc::new(Memory::default()));
-        let router = Router::new().route("/pay", post(lies)).layer(ibid.layer(policy));
+        let router = Router::new().route("/pay", post(lies)).layer(ibid.layer(policy).unwrap());
         let mut keyless = request("/pay", "k1", "10");
         keyless.headers_mut().remove("idempotency-key");
         let keyless = router.clone().oneshot(keyless).await.unwrap();
@@ -254,12 +254,36 @@ async fn a_forged_webhook_does_not_use_up_the_id_of_a_genuine_one() {
     assert_eq!(app.runs.load(SeqCst), 3);
 }
 
-/// A policy whose secrets were forgotten believes nobody.
+#[test]
+fn a_policy_that_contradicts_itself_makes_no_layer() {
+    let ibid = Ibid::new(Arc::new(Memory::default()));
+    let why = |policy: Policy| ibid.layer(policy).unwrap_err().to_string();
+    let with = |turn: fn(&mut Policy)| {
+        let mut policy = Policy::ietf();
+        turn(&mut policy);
+        policy
+    };
+    let forgotten = Policy::preset("webhook:github").unwrap();
+    assert!(why(forgotten).starts_with("secrets is missing"), "a policy whose secrets were forgotten");
+    assert!(why(with(|policy| policy.lease = Duration::ZERO)).starts_with("lease is zero"));
+    assert!(why(with(|policy| policy.wait_timeout = Duration::MAX)).starts_with("wait_timeout is"));
+    assert!(why(with(|policy| policy.ttl = Duration::MAX)).starts_with("ttl is"));
+    let unary = ibid::grpc::Unary::methods(["shop.Orders/Create"]);
+    let no_call = with(|policy| policy.resolve = Some("GET /a".parse().unwrap()));
+    assert!(ibid.grpc_layer(unary, no_call).unwrap_err().to_string().starts_with("resolve is"));
+}
+
 #[tokio::test]
-async fn without_a_secret_every_webhook_is_refused() {
-    let (router, app, _) = app(Policy::preset("webhook:github").unwrap());
-    let answer = router.oneshot(hook("/pay", "72d3162e", "Hello, World!")).await.unwrap();
-    assert_eq!((answer.status(), app.runs.load(SeqCst)), (StatusCode::UNAUTHORIZED, 0));
+async fn the_longest_durations_are_waited_for_and_not_panicked_about() {
+    let century = Duration::from_secs(100 * 366 * 24 * 3600);
+    let mut policy = Policy::ietf();
+    policy.on_concurrent = OnConcurrent::Wait;
+    (policy.wait_timeout, policy.timeout, policy.ttl, policy.lease) = (century, century, century, century);
+    let (router, app, _) = app(policy);
+    let send = || router.clone().oneshot(request("/pay", "k1", "10"));
+    let (first, second) = tokio::join!(send(), send());
+    assert_eq!((first.unwrap().status(), second.unwrap().status()), (StatusCode::CREATED, StatusCode::CREATED));
+    assert_eq!(app.runs.load(SeqCst), 1);
 }
 
 /// Puts what is recorded at the only address that there is under another fingerprint, as if another version had recorded
@@ -330,4 +354,51 @@ async fn what_an_older_version_recorded_is_found_where_the_address_depends_on_th
     assert!(!send("/gone//").await.unwrap().headers().contains_key("idempotent-replayed"));
     assert_eq!(send("/gone/").await.unwrap().headers()["idempotent-replayed"], "true");
     assert!(!send("/other/").await.unwrap().headers().contains_key("idempotent-replayed"));
+}
+
+/// The statuses that a client in shadow mode gets for two requests with one key, of an app that answers so, while an
+/// operator forgets every key that is running.
+async fn in_shadow_mode(path: &str, forgets: bool) -> [StatusCode; 2] {
+    let mut policy = Policy::ietf();
+    policy.mode = ibid::Mode::Shadow;
+    let ibid = Ibid::new(Arc::new(Memory::default()));
+    let store = ibid.engine().store().clone();
+    let handler = move |status: StatusCode| {
+        let store = store.clone();
+        async move {
+            while forgets {
+                let all = store.operators().list(&Default::default(), Default::default(), 10).await.unwrap().entries;
+                let running = all.iter().find(|entry| entry.state == ibid::store::State::Processing);
+                let Some(entry) = running else {
+                    tokio::task::yield_now().await;
+                    continue;
+                };
+                let _: Held = store.operators().forget(&entry.address, entry.fence).await.unwrap();
+                break;
+            }
+            status
+        }
+    };
+    let (ok, failed) = (handler.clone(), handler);
+    let router = Router::new()
+        .route("/ok", post(move || ok(StatusCode::CREATED)))
+        .route("/failed", post(move || failed(StatusCode::INTERNAL_SERVER_ERROR)))
+        .layer(ibid.layer(policy).unwrap());
+    let mut statuses = [StatusCode::OK; 2];
+    for status in &mut statuses {
+        let answer = router.clone().oneshot(request(path, "k1", "10")).await.unwrap();
+        *status = answer.status();
+        assert_eq!(answer.headers().keys().filter(|name| name.as_str().starts_with("idempot")).count(), 0);
+        assert_eq!(text(answer).await, "");
+        ibid.drained().await;
+    }
+    statuses
+}
+
+#[tokio::test]
+async fn in_shadow_mode_the_client_gets_what_the_app_says_whatever_becomes_of_the_key() {
+    for forgets in [false, true] {
+        assert_eq!(in_shadow_mode("/ok", forgets).await, [StatusCode::CREATED; 2]);
+        assert_eq!(in_shadow_mode("/failed", forgets).await, [StatusCode::INTERNAL_SERVER_ERROR; 2]);
+    }
 }
