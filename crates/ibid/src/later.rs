@@ -6,7 +6,7 @@
 //! answer is recorded without its body, as one above `max_response` is.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     fmt,
     sync::Arc,
     time::Duration,
@@ -33,6 +33,10 @@ const MAX_QUEUED: usize = 10_000;
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(2);
+/// Of one end. Longer than the pause between any two, so that the others have their turn: only a part of a store may be away.
+const LAST_RETRY: Duration = Duration::from_secs(5);
+/// After so many ends in a row that did not reach the store, it is left alone for a while.
+const MISSES_IN_A_ROW: u32 = 3;
 /// An end that the store has refused for so long is given up.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60 * 60);
 /// Records smaller than this are not refused for their size.
@@ -192,9 +196,11 @@ impl Inner {
             let mut queue = self.queue.lock();
             let told = answer.as_ref().map_or_else(|error| queue.ends[at].retry.failed(error), |_| Told::Taken);
             let given_up = queue.ends[at].retry.is_given_up();
+            let waiting = queue.ends.remove(at).expect("only this task removes");
             if given_up || matches!(told, Told::Taken) {
-                queue.ends.remove(at);
                 queue.bytes -= bytes_of(&end);
+            } else {
+                queue.ends.push_back(waiting);
             }
             (told, given_up)
         };
@@ -211,7 +217,9 @@ impl Inner {
     async fn drain(&self, retries: &mut HashMap<Address, Retry>) -> Told {
         let Some(journal) = &self.journal else { return Told::Taken };
         let all = journal.all();
-        retries.retain(|at, _| all.iter().any(|(lease, _)| lease.ask.address == *at));
+        let known: HashSet<_> = all.iter().map(|(lease, _)| lease.ask.address).collect();
+        retries.retain(|at, _| known.contains(at));
+        let mut misses = 0;
         for (lease, end) in all {
             let at = &lease.ask.address;
             let retry = retries.entry(*at).or_insert_with(Retry::new);
@@ -228,8 +236,13 @@ impl Inner {
             if let Err(error) = &told
                 && let Told::Away = retry.failed(error)
             {
-                return Told::Away;
+                misses += 1;
+                if misses == MISSES_IN_A_ROW {
+                    return Told::Away;
+                }
+                continue;
             }
+            misses = 0;
             // Until then a retry gets it from the journal.
             let given_up = told.is_err() && retry.is_given_up() && is_over(&end);
             if given_up {
@@ -242,7 +255,7 @@ impl Inner {
                 return Told::Away;
             }
         }
-        Told::Taken
+        if misses > 0 { Told::Away } else { Told::Taken }
     }
 
     /// Whether nothing is left to do. Then nobody works any more.
@@ -270,7 +283,7 @@ impl Retry {
     fn failed(&mut self, error: &StoreError) -> Told {
         let now = Instant::now();
         self.due = now + self.pause;
-        self.pause = (self.pause * 2).min(LAST_PAUSE);
+        self.pause = (self.pause * 2).min(LAST_RETRY);
         if matches!(error.kind, ErrorKind::Rejected | ErrorKind::Corrupt) {
             self.refused_since.get_or_insert(now);
             return Told::Refused;

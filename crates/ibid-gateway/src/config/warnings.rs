@@ -13,6 +13,7 @@ const SHORTEST_TOKEN: usize = 16;
 pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bool) -> Vec<String> {
     let mut found = Vec::new();
     let routes: Vec<&Route> = settings.routes.iter().collect();
+    let largest = settings.store.layout().decides().largest_record();
     for (at, route) in routes.iter().enumerate() {
         let place = place(at, route);
         let policy = &route.policy;
@@ -45,7 +46,7 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
                 "{place}: max_request ({request}) is more than buffer_memory ({memory}), so the largest never fit"
             ));
         }
-        if let Some(most) = settings.store.url.largest_record().filter(|most| policy.max_response > *most) {
+        if let Some(most) = largest.filter(|most| policy.max_response > *most) {
             let (response, most) = (show::size(policy.max_response), show::size(most));
             found.push(format!(
                 "{place}: max_response ({response}) is more than the store can hold ({most}); larger answers are \

@@ -36,6 +36,18 @@ async fn a_result_that_is_refused_for_ever_does_not_hold_up_the_others() {
     assert_eq!(world.runs(), 2);
 }
 
+/// A part of a store can be away: one shard of a cluster.
+#[tokio::test(start_paused = true)]
+async fn a_result_that_cannot_reach_its_part_of_the_store_does_not_hold_up_the_others() {
+    let (world, store) = first_is_refused(None).await;
+    store.loses.store(true, SeqCst);
+    sleep(Duration::from_secs(30)).await;
+    is_replay(world.execute(&Policy::ietf(), ask("k-2"), Op::quick()).await, b"run 2");
+    *store.refuses.lock() = None;
+    world.engine.later().flushed().await;
+    is_replay(world.execute(&Policy::ietf(), ask("k-1"), Op::quick()).await, b"run 1");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_result_that_is_refused_for_an_hour_is_given_up() {
     let (world, _store) = first_is_refused(None).await;

@@ -21,6 +21,8 @@ pub(crate) struct Picky {
     pub(crate) largest: usize,
     /// What is settled there is refused.
     pub(crate) refuses: Mutex<Option<Address>>,
+    /// While it is set, what it refuses does not reach it.
+    pub(crate) loses: AtomicBool,
     /// While it is set, no settlement reaches the store.
     pub(crate) away: AtomicBool,
     pub(crate) sweeps: AtomicUsize,
@@ -32,6 +34,7 @@ impl Picky {
             inner: Memory::default(),
             largest,
             refuses: Mutex::default(),
+            loses: AtomicBool::new(false),
             away: AtomicBool::new(false),
             sweeps: AtomicUsize::new(0),
         })
@@ -56,7 +59,7 @@ impl Store for Picky {
         if self.away.load(SeqCst) {
             failed(ErrorKind::NotApplied)
         } else if too_large || *self.refuses.lock() == Some(lease.ask.address) {
-            failed(ErrorKind::Rejected)
+            failed(if self.loses.load(SeqCst) { ErrorKind::NotApplied } else { ErrorKind::Rejected })
         } else {
             self.inner.settle(lease, end)
         }

@@ -156,7 +156,7 @@ async fn what_runs_keeps_its_lease_on_a_full_redis() {
     gate.arrived(1).await;
 
     // Less than it uses already; `noeviction` is the default.
-    server.cli(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    server.cli(&["CONFIG", "SET", "maxmemory", "100kb"]);
     let end = Instant::now() + lease * 3;
     while Instant::now() < end {
         assert_refused(&pay(&other, "k-1").send().await, 409, "in-progress");
