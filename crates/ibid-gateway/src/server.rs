@@ -48,6 +48,7 @@ use crate::{
     upstream::keep_client_alive,
 };
 
+pub mod interim;
 mod traffic;
 
 /// How long the ends of given-up operations may take to reach the store.
@@ -191,23 +192,28 @@ impl Front {
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        let interim = client.interim.clone();
         let service = self.layer.layer(Proxy::new(client));
         let traffic = Arc::new(Traffic::new());
         let answer = {
-            let (front, traffic) = (self.clone(), traffic.clone());
+            let (front, traffic, interim) = (self.clone(), traffic.clone(), interim.clone());
             service_fn(move |request: Request<Incoming>| {
                 let busy = Traffic::begin(&traffic);
                 let (front, service) = (front.clone(), service.clone());
                 let is_call = grpc::is_call(request.version(), request.headers());
+                let interim = (request.version() == Version::HTTP_11).then(|| interim.clone());
+                interim.iter().for_each(|interim| interim.open());
                 async move {
                     // All of it in here: also what panics before the first await must not end the connection.
                     let answer = catching(async move { front.answer(service, request, peer).await }).await;
                     let answer = answer.unwrap_or_else(|| panicked(is_call));
+                    interim.iter().for_each(|interim| interim.close());
                     Ok::<_, Infallible>(answer.map(|body| busy.during(body)))
                 }
             })
         };
         let builder = protocol(&self.limits);
+        let socket = interim::Socket { io: socket, interim };
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer);
         let mut connection = pin!(connection);
         let (mut stopping, mut idle) = (false, None);
