@@ -17,7 +17,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Ve
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use ibid::{
     Policy, Reason, Refusal, TrustedProxies, grpc,
-    http::{Around, Fate, Grant, Protocol, RequestBody, ResponseBody, plain_response, refusal_response},
+    http::{Around, Fate, Grant, Protocol, RequestBody, ResponseBody, Unsent, plain_response, refusal_response},
 };
 use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
@@ -26,6 +26,7 @@ use self::outgoing::{NotBegun, Outgoing, Progress};
 use crate::{
     config::Limits,
     live::Chosen,
+    server::interim::Interim,
     trace::{self, Trace},
     upstream::{self, Affinity, Care, Failure, UpstreamBody, join_lines},
 };
@@ -51,6 +52,8 @@ pub struct Client {
     body_timeout: Duration,
     reply_timeout: Duration,
     tunnel_timeout: Duration,
+    /// What it is sent before an answer.
+    pub(crate) interim: Arc<Interim>,
     affinity: Affinity<Body>,
 }
 
@@ -73,6 +76,7 @@ impl Client {
             body_timeout: limits.body_timeout,
             reply_timeout: limits.reply_timeout,
             tunnel_timeout: limits.tunnel_timeout,
+            interim: Arc::default(),
             affinity: Affinity::default(),
         })
     }
@@ -115,23 +119,37 @@ async fn forward(client: &Client, mut request: Request<RequestBody<Incoming>>) -
         // Servers take a call without it for one that came through a proxy which loses trailers.
         request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
     }
-    let care = if request.extensions().get::<Grant>().is_some() { Care::Claimed } else { Care::Plain };
+    let runs = request.extensions().get::<Grant>().is_some();
+    // Probes belong to a claim too.
+    let is_claimed = runs || request.extensions().get::<Unsent>().is_some();
+    let care = if is_claimed { Care::Claimed } else { Care::Plain };
     let chosen = request.extensions_mut().remove::<Chosen>().expect("the server chose an upstream");
     request.extensions_mut().remove::<Around>();
     let traced = request.extensions_mut().remove::<Trace>();
     let version = request.version();
     // Claimed requests are timed by their policy; gRPC calls, which may be silent streams, by their clients.
-    let is_timed = care == Care::Plain && !is_call;
+    let is_timed = !is_claimed && !chosen.upstream.is_for_calls();
     let (request, progress) = match begin(client, request, is_timed).await {
         Ok(begun) => begun,
         Err(not_begun) => return body_failed(&not_begun, version),
     };
     let (mut head, body) = request.into_parts();
-    let sent = traced.map(|trace| trace.send(&mut head.headers, care == Care::Claimed));
-    let reply = chosen.upstream.send(Request::from_parts(head, body), care, &client.affinity);
-    let reply = match is_timed {
-        true => outgoing::in_time(reply, progress.as_deref(), client.reply_timeout).await,
-        false => Some(reply.await),
+    let sent = traced.map(|trace| trace.send(&mut head.headers, runs));
+    let mut request = Request::from_parts(head, body);
+    if version == Version::HTTP_11 {
+        let (interim, serial) = (client.interim.clone(), client.interim.serial());
+        hyper::ext::on_informational(&mut request, move |reply| interim.push(serial, reply.status(), reply.headers()));
+    }
+    let reply = chosen.upstream.send(request, care, &client.affinity);
+    let reply = async {
+        match is_timed {
+            true => outgoing::in_time(reply, progress.as_deref(), client.reply_timeout).await,
+            false => Some(reply.await),
+        }
+    };
+    let reply = match version {
+        Version::HTTP_11 => client.interim.written_during(reply).await,
+        _ => reply.await,
     };
     let mut answer = match reply {
         Some(Ok(reply)) => answer(client, reply, upgrade),

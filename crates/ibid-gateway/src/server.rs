@@ -51,6 +51,7 @@ use crate::{
     upstream::keep_client_alive,
 };
 
+pub mod interim;
 mod sending;
 mod traffic;
 
@@ -195,26 +196,33 @@ impl Front {
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        let interim = client.interim.clone();
         let service = self.layer.layer(Proxy::new(client));
         let traffic = Arc::new(Traffic::new());
         let sending = Sending::new();
         let answer = {
-            let (front, traffic, sending) = (self.clone(), traffic.clone(), sending.clone());
+            let (front, traffic, interim, sending) =
+                (self.clone(), traffic.clone(), interim.clone(), sending.clone());
             let link = Connection::new();
             service_fn(move |mut request: Request<Incoming>| {
                 let busy = Traffic::begin(&traffic);
                 request.extensions_mut().insert(link.clone());
                 let (front, service, sending) = (front.clone(), service.clone(), sending.clone());
                 let is_call = grpc::is_call(request.version(), request.headers());
+                let interim = (request.version() == Version::HTTP_11).then(|| interim.clone());
+                interim.iter().for_each(|interim| interim.open());
                 async move {
                     // All of it in here: also what panics before the first await must not end the connection.
-                    let work = { let sending = sending.clone(); async move { front.answer(service, request, peer, sending).await } };
-                    let answer = catching(work).await.unwrap_or_else(|| panicked(is_call));
+                    let writing = sending.clone();
+                    let answer = catching(async move { front.answer(service, request, peer, writing).await }).await;
+                    let answer = answer.unwrap_or_else(|| panicked(is_call));
+                    interim.iter().for_each(|interim| interim.close());
                     Ok::<_, Infallible>(answer.map(|body| busy.during(body, Sending::current(&sending))))
                 }
             })
         };
         let builder = protocol(&self.limits);
+        let socket = interim::Socket { io: socket, interim };
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer);
         let mut connection = pin!(connection);
         let (mut stopping, mut idle, mut timer) = (false, None, None);

@@ -176,6 +176,11 @@ where
         }))
     }
 
+    /// Whether it is for gRPC calls: see [`Settings::for_calls`].
+    pub fn is_for_calls(&self) -> bool {
+        self.for_calls
+    }
+
     /// Sends `request` and returns the reply's head; the body follows by itself.
     ///
     /// The URI may be in origin or absolute form, `Host` goes as it is. Framing headers must agree with

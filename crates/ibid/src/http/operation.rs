@@ -188,6 +188,8 @@ where
         *request.uri_mut() = Uri::from_parts(uri).ok()?;
         *request.version_mut() = parts.version;
         *request.extensions_mut() = parts.extensions.clone();
+        // It belongs to a claim: a proxy does not take it for a request without a key.
+        request.extensions_mut().insert(Unsent::default());
         let about_body = |name: &HeaderName| {
             name.as_str().starts_with("content-") || matches!(name.as_str(), "transfer-encoding" | "expect" | "trailer")
         };
