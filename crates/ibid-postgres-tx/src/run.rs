@@ -113,14 +113,14 @@ where
     F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> BoxFuture<'t, Result<Response<Bytes>, E>> + Send,
     E: Into<BoxError> + Send,
 {
-    let address = call.address(policy)?;
+    let key = call.key(policy)?;
     let waits = policy.on_concurrent == OnConcurrent::Wait;
     let mut run = Run {
         pool,
         policy,
         call,
-        address,
-        shown: call.shown(policy),
+        address: call.address(policy, &key),
+        shown: call.shown(policy, &key),
         token: Token::mint(),
         over: None,
         tries: 0,

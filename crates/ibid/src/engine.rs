@@ -24,7 +24,7 @@ use crate::{
     quota::Quota,
     refusal::{Reason, Refusal},
     running::Running,
-    store::{Ask, Claim, End, ErrorKind, Finished, Held, Holder, Lease, Outline, Store, StoreError, Token},
+    store::{Address, Ask, Claim, End, ErrorKind, Finished, Held, Holder, Lease, Outline, Store, StoreError, Token},
 };
 
 /// How often a store call is sent again when its answer was lost.
@@ -560,6 +560,14 @@ impl Engine {
         &self.running
     }
 
+    /// What a claim at this address would find, without claiming: in the journal, else in the store.
+    pub(crate) async fn seen(&self, at: &Address) -> Result<Option<Claim>, StoreError> {
+        if let Some((finished, _)) = self.journal.as_ref().and_then(|journal| journal.find(at)) {
+            return Ok(Some(Claim::Done(finished)));
+        }
+        self.store.get(at).await.inspect_err(|error| self.failed("get", error))
+    }
+
     /// Its store.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
@@ -663,7 +671,7 @@ fn quota_exceeded(after: Duration) -> Refusal {
     Refusal::new(Reason::QuotaExceeded, detail).retry_after(after)
 }
 
-fn store_unavailable() -> Refusal {
+pub(crate) fn store_unavailable() -> Refusal {
     Refusal::new(
         Reason::StoreUnavailable,
         "nothing was executed, because the request could not be remembered; try again with the same key",

@@ -34,6 +34,8 @@ pub(super) struct File {
     pub(super) upstream_key: Option<One<Secret>>,
     pub(super) max_upstream: Option<One<usize>>,
     pub(super) trusted_proxies: Option<List<String>>,
+    pub(super) credentials: Option<List<HeaderName>>,
+    pub(super) credential_schemes: Option<List<String>>,
     pub(super) max_running: Option<One<usize>>,
     pub(super) buffer_memory: Option<One<Size>>,
     pub(super) accept_forgetting: Option<One<bool>>,

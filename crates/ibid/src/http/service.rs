@@ -14,6 +14,7 @@ use tower_service::Service;
 
 use super::{
     Peer, Protocol, Route, Routed, Routing, Shared,
+    anonymous::{self, AnonymousCaller},
     answer::{self, Telling},
     around::{Around, Inside},
     body::{BoxError, RequestBody, ResponseBody},
@@ -33,7 +34,7 @@ use crate::{
     policy::{Mode, Policy},
     record::Record,
     refusal::{Reason, Refusal},
-    scope::ScopePart,
+    scope::{CallerKind, ScopePart},
     store::{Address, Finished},
     time::now_ms,
 };
@@ -144,6 +145,13 @@ where
             let body = RequestBody::untouched(body);
             return Some(refused(&shared, inner, parts, body, overloaded(), shadow, &seen, &mut telling).await);
         };
+        // Before the body is read, where the key is known already: most of these requests are refused.
+        if let Some(at) = keyed.cookies_only_at(&shared, policy)
+            && let Err(refusal) = Box::pin(anonymous::check_cookies(&shared, &parts.headers, &at, None)).await
+        {
+            let body = RequestBody::untouched(body);
+            return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
+        }
         let (body, trailers, buffers) = match read_body(&shared, &route, &parts, body).await {
             Ok(read) => read,
             Err(Unread::Broken(status, detail)) => {
@@ -162,6 +170,7 @@ where
             let body = RequestBody::whole(body, trailers);
             return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
         }
+        let kind = keyed.caller;
         let (ask, key, digests) = match keyed.ask(&shared, &route, &parts, &body, telling.requested_at_ms) {
             Ok(Some(ask)) => ask,
             Ok(None) => {
@@ -179,6 +188,14 @@ where
         if seen.key.is_empty() {
             seen.key = mask(&key);
         }
+        let (at, same) = (&ask.address, Some(&ask.fingerprint));
+        if kind == CallerKind::CookiesOnly
+            && let Err(refusal) = Box::pin(anonymous::check_cookies(&shared, &parts.headers, at, same)).await
+        {
+            let body = RequestBody::whole(body, trailers);
+            return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
+        }
+        let anonymous = AnonymousCaller::of(kind, &ask, policy, shared.settings.secret.as_ref());
         if policy.scope.iter().any(ScopePart::names_caller) {
             shared.twins.look(&key, &ask.fingerprint, &ask.address);
         }
@@ -193,9 +210,13 @@ where
             buffers,
             ran: seen.ran.clone(),
             deadline,
+            anonymous: anonymous.clone(),
             _body: std::marker::PhantomData::<fn(B)>,
         };
         let verdict = shared.engine.execute(policy, ask, operation).await;
+        if let Some(anonymous) = anonymous.filter(|caller| caller.has_unrecorded()) {
+            Box::pin(anonymous.keep_cookies(&shared.engine)).await;
+        }
         answered(&shared, verdict, &seen, &mut telling).await
     }
 }
