@@ -121,7 +121,10 @@ pub(crate) fn possible(policy: &Policy, is_limited: bool, reason: Reason) -> boo
         Reason::KeyMissing => policy.key.required && !policy.key.from.contains(&KeySource::Body),
         Reason::ScopeMissing => scope(ScopePart::names_caller),
         Reason::IdentityInvalid => policy.signature.is_some() || policy.claims().next().is_some(),
-        Reason::ScopeRefused => scope(|part| matches!(part, ScopePart::Header(_))) || policy.checks_owners(),
+        Reason::ScopeRefused => {
+            let believes = scope(|part| part.header().is_some()) && !scope(|part| *part == ScopePart::Credential);
+            believes || policy.checks_owners()
+        }
         Reason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
         Reason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
         Reason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,

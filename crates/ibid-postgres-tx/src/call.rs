@@ -1,7 +1,7 @@
 //! What is to be done once.
 
 use ibid::{
-    AddressSecret, LabelKey, OnMismatch, Policy, Scope, mask,
+    AddressSecret, Key, LabelKey, OnMismatch, Policy, Scope, mask,
     store::{Address, Fingerprint},
 };
 
@@ -107,20 +107,20 @@ impl Call {
         self
     }
 
-    /// Where it is remembered.
-    pub(crate) fn address(&self, policy: &Policy) -> Result<Address, TxError> {
-        let (length, most) = (self.key.len(), policy.key.max_length);
-        if !(1..=most).contains(&length) {
-            return Err(TxError::KeyInvalid(format!("the key has {length} characters; allowed are 1 to {most}")));
-        }
-        policy.key.format.check(&self.key).map_err(TxError::KeyInvalid)?;
+    /// Its key, in the spelling that a layer would give it.
+    pub(crate) fn key(&self, policy: &Policy) -> Result<Key, TxError> {
+        Key::new(&policy.key, self.key.as_str()).map_err(TxError::KeyInvalid)
+    }
+
+    /// Where a key of it is remembered.
+    pub(crate) fn address(&self, policy: &Policy, key: &Key) -> Address {
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&self.fingerprint);
-        Ok(self.scope.address(&self.key, own_entry, self.secret.as_ref()))
+        self.scope.address(key.as_str(), own_entry, self.secret.as_ref())
     }
 
     /// The key as operators see it.
-    pub(crate) fn shown(&self, policy: &Policy) -> String {
-        if policy.label.key == LabelKey::Clear { text(&self.key) } else { mask(&self.key) }
+    pub(crate) fn shown(&self, policy: &Policy, key: &Key) -> String {
+        if policy.label.key == LabelKey::Clear { text(key.as_str()) } else { mask(key.as_str()) }
     }
 }
 

@@ -114,14 +114,14 @@ where
     E: Into<BoxError> + Send,
 {
     policy.check().map_err(TxError::PolicyInvalid)?;
-    let address = call.address(policy)?;
+    let key = call.key(policy)?;
     let waits = policy.on_concurrent == OnConcurrent::Wait;
     let mut run = Run {
         pool,
         policy,
         call,
-        address,
-        shown: call.shown(policy),
+        address: call.address(policy, &key),
+        shown: call.shown(policy, &key),
         token: Token::mint(),
         over: None,
         tries: 0,

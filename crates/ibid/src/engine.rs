@@ -26,7 +26,8 @@ use crate::{
     refusal::{Reason, Refusal},
     running::Running,
     store::{
-        Ask, Claim, End, ErrorKind, Fingerprint, Finished, Held, Holder, Lease, Outline, Store, StoreError, Token,
+        Address, Ask, Claim, End, ErrorKind, Fingerprint, Finished, Held, Holder, Lease, Outline, Store, StoreError,
+        Token,
     },
     time::from_now,
 };
@@ -554,6 +555,14 @@ impl Engine {
     /// What is running now.
     pub fn running(&self) -> &Running {
         &self.running
+    }
+
+    /// What a claim at this address would find, without claiming: in the journal, else in the store.
+    pub(crate) async fn seen(&self, at: &Address) -> Result<Option<Claim>, StoreError> {
+        if let Some((finished, _)) = self.journal.as_ref().and_then(|journal| journal.find(at)) {
+            return Ok(Some(Claim::Done(finished)));
+        }
+        self.store.get(at).await.inspect_err(|error| self.failed("get", error))
     }
 
     /// Its store.

@@ -49,11 +49,12 @@ use crate::{
     policy::{CheckedPolicy, InvalidPolicy, LONGEST, Policy},
     quota::Quota,
     refusal::Refusal,
-    scope::{AddressSecret, TrustedProxies},
+    scope::{AddressSecret, Credentials, TrustedProxies},
     store::Store,
 };
 
 mod ambiguity;
+mod anonymous;
 mod answer;
 mod around;
 mod body;
@@ -94,6 +95,7 @@ pub struct Builder {
 /// What holds for every route.
 struct Settings {
     trusted: TrustedProxies,
+    credentials: Credentials,
     secret: Option<AddressSecret>,
     max_running: usize,
     buffer_memory: u64,
@@ -211,6 +213,7 @@ impl Ibid {
             quota: None,
             settings: Settings {
                 trusted: TrustedProxies::loopback(),
+                credentials: Credentials::default(),
                 secret: None,
                 max_running: 10_000,
                 buffer_memory: 256 << 20,
@@ -288,6 +291,12 @@ impl Builder {
     /// Whose scope headers are believed; loopback by default. Needs the [`Peer`] in each request's extensions.
     pub fn trusted_proxies(mut self, trusted: TrustedProxies) -> Self {
         self.settings.trusted = trusted;
+        self
+    }
+
+    /// Which headers carry credentials. Must not change while records live.
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.settings.credentials = credentials;
         self
     }
 

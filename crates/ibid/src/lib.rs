@@ -30,7 +30,7 @@ pub use self::{
     fingerprint::{Comparison, PartDigests, Pointer, PointerError},
     http::{Ibid, IbidLayer},
     journal::{Journal, JournalSeal},
-    key::{KeyFormat, KeySource, Pattern, derive_key, extract_key, generate_key, is_valid_key, mask},
+    key::{Key, KeyFormat, KeySource, Pattern, derive_key, extract_key, generate_key, is_valid_key, mask},
     label::LabelText,
     later::Later,
     observe::{Answered, Notice, Observer, Outcome, Shadow, Silent, StoreCall},
@@ -43,7 +43,7 @@ pub use self::{
     refusal::{Reason, Refusal},
     run::{Ran, RunError, RunKey, run},
     running::{Running, Slot},
-    scope::{AddressSecret, Caller, Claims, Identity, Scope, ScopePart, TrustedProxies},
+    scope::{AddressSecret, Caller, Claims, Credentials, Identity, Scope, ScopePart, TrustedProxies},
     time::rfc3339,
 };
 

@@ -107,7 +107,7 @@ pub struct KeyPolicy {
     pub required: bool,
     /// What a valid key is.
     pub format: KeyFormat,
-    /// After unquoting, 1 to 255.
+    /// After unquoting (of a raw key: as it is), 1 to 255.
     pub max_length: usize,
 }
 
@@ -321,7 +321,7 @@ impl Policy {
     /// is needed.
     pub fn claims(&self) -> impl Iterator<Item = &str> {
         let label = [&self.label.tenant, &self.label.user].into_iter().flatten();
-        self.scope.iter().chain(label).filter_map(|part| match part {
+        self.scope.iter().chain(label).filter_map(|part| match part.part() {
             ScopePart::Jwt(claim) => Some(claim.as_str()),
             _ => None,
         })
@@ -330,14 +330,9 @@ impl Policy {
     /// What says who the user is, where that is said plainly: what is set for operators, else `jwt:sub` or a header such as
     /// X-User-Id in the scope.
     pub(crate) fn user(&self) -> Option<&ScopePart> {
-        let plain = |part: &&ScopePart| match part {
-            ScopePart::Jwt(claim) => claim == "sub",
-            ScopePart::Header(name) => name.as_str().contains("user"),
-            _ => false,
-        };
         match &self.label.user {
-            Some(part @ (ScopePart::Jwt(_) | ScopePart::Header(_))) => Some(part),
-            _ => self.scope.iter().find(plain),
+            Some(part) if matches!(part.part(), ScopePart::Jwt(_) | ScopePart::Header(_)) => Some(part),
+            _ => self.scope.iter().find(|part| part.names_user()),
         }
     }
 
@@ -376,6 +371,7 @@ impl Policy {
     pub fn remembers_like(&self, other: &Self) -> bool {
         self.key.from == other.key.from
             && self.key.format.lowers() == other.key.format.lowers()
+            && (self.key.format == KeyFormat::Raw) == (other.key.format == KeyFormat::Raw)
             && self.scope == other.scope
             && self.fingerprint == other.fingerprint
             && self.json_ignore == other.json_ignore

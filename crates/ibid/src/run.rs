@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::{
     engine::{Complete, Ended, Engine, Finish, Operation, ParkedBy, Stored, Verdict},
-    key::mask,
+    key::{Key, mask},
     policy::{CheckedPolicy, InvalidPolicy, LabelKey, Mode, OnMismatch, Policy},
     refusal::{Reason, Refusal},
     scope::Scope,
@@ -52,8 +52,8 @@ pub enum RunError<E> {
 ///
 /// The operation runs in a task of its own: dropping the returned future does not cancel it. `Ok` is remembered for
 /// the policy's `ttl`; `Err` says that it did not happen, and the next call runs it again; a panic or a run beyond the
-/// policy's `timeout` leaves the outcome unknown. Of the policy, the dials about requests and answers of HTTP mean
-/// nothing here.
+/// policy's `timeout` leaves the outcome unknown. The key must be as the policy's `key` says, and is lower-cased where a layer
+/// would do so. Of the policy, the dials about requests and answers of HTTP mean nothing here.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -83,15 +83,9 @@ where
 {
     let policy = policy.clone().checked().map_err(RunError::Policy)?;
     let RunKey { key, fingerprint } = key.into();
-    let length = key.len();
-    let fits = if (1..=policy.key.max_length).contains(&length) {
-        policy.key.format.check(&key)
-    } else {
-        Err(format!("the key has {length} characters; allowed are 1 to {}", policy.key.max_length))
-    };
-    if let Err(why) = fits {
-        return Err(RunError::Refused(Refusal::new(Reason::KeyInvalid, why)));
-    }
+    let key = Key::new(&policy.key, key)
+        .map_err(|why| RunError::Refused(Refusal::new(Reason::KeyInvalid, why)))?
+        .into_string();
     let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
     let shown = if policy.label.key == LabelKey::Clear { key.clone() } else { mask(&key) };
     let ask = Ask {

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use ibid::{Policy, http::Protocol};
+use ibid::{Credentials, Policy, http::Protocol};
 
 use crate::{
     config::{ConfigError, Env, ServeArgs, Settings, Tls, forgets, is_for_webhooks, shortened, show},
@@ -129,6 +129,12 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
             false => format!("{file} ({known} unary method{plural} to protect)"),
         };
         lines.push(("descriptors", said));
+    }
+    if settings.credentials.headers() != Credentials::default().headers() {
+        lines.push(("credentials", show::list(settings.credentials.headers())));
+    }
+    if !settings.credentials.schemes().is_empty() {
+        lines.push(("credential_schemes", show::list(settings.credentials.schemes())));
     }
     lines.extend(settings.trace.as_ref().map(|trace| ("trace", trace.collector.to_string())));
     lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));

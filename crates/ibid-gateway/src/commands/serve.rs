@@ -200,6 +200,7 @@ fn build(live: &Live, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Res
         .sweep_every(None)
         .observer(observer)
         .trusted_proxies(settings.trusted_proxies.clone())
+        .credentials(settings.credentials.clone())
         .max_running(settings.max_running)
         .buffer_memory(settings.buffer_memory)
         .body_timeout(settings.limits.body_timeout)

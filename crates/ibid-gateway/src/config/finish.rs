@@ -6,14 +6,15 @@ use std::{
     time::Duration,
 };
 
-use ibid::{TrustedProxies, grpc::Unary};
+use http::HeaderName;
+use ibid::{Credentials, TrustedProxies, grpc::Unary};
 
 use super::{
     dials,
     env::Lookup,
     error::ConfigError,
     jwt, raw,
-    scalar::{One, Scalar},
+    scalar::{List, One, Scalar},
     seal,
     secret::{Secret, Upstream},
     settings::{
@@ -66,6 +67,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
             TrustedProxies::parse(list.0.iter().map(String::as_str)).map_err(|what| wrong("trusted_proxies", &what))?
         }
     };
+    let credentials = credentials(file.credentials, file.credential_schemes, &wrong)?;
     let pem = |key: &str, written: &Secret| pem(key, written, lookup).map_err(|what| wrong(key, &what));
     let tls = tls("tls", file.tls, &pem, &wrong)?;
     let upstream_identity = identity("upstream_", file.upstream_cert, file.upstream_key, &pem, &wrong)?;
@@ -111,6 +113,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
             |list| list.0.into_iter().map(|protocol| protocol.0).collect(),
         ),
         trusted_proxies,
+        credentials,
         max_running: at_least_one("max_running", file.max_running, 10_000, &wrong)?,
         buffer_memory: or(file.buffer_memory, Size(256 << 20)).0,
         cors_origins: file
@@ -165,6 +168,15 @@ pub(super) fn not_zero(
 ) -> Result<Duration, ConfigError> {
     let duration = or(written, usual);
     if duration.is_zero() { Err(wrong(key, "it is zero; it must be longer, such as \"30s\"")) } else { Ok(duration) }
+}
+
+fn credentials(
+    headers: Option<List<HeaderName>>, schemes: Option<List<String>>, wrong: Wrong<'_>,
+) -> Result<Credentials, ConfigError> {
+    let credentials = headers.map_or_else(|| Ok(Credentials::default()), |list| Credentials::new(list.0));
+    let credentials = credentials.map_err(|what| wrong("credentials", &what))?;
+    let schemes = schemes.map(|list| list.0).unwrap_or_default();
+    credentials.and_schemes(schemes).map_err(|what| wrong("credential_schemes", &what))
 }
 
 fn limits(file: raw::Limits, wrong: Wrong<'_>) -> Result<Limits, ConfigError> {

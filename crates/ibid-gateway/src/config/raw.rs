@@ -36,6 +36,8 @@ pub(super) struct File {
     pub(super) upstream_idle: Option<One<Duration>>,
     pub(super) upgrades: Option<List<Upgrade>>,
     pub(super) trusted_proxies: Option<List<String>>,
+    pub(super) credentials: Option<List<HeaderName>>,
+    pub(super) credential_schemes: Option<List<String>>,
     pub(super) max_running: Option<One<usize>>,
     pub(super) buffer_memory: Option<One<Size>>,
     pub(super) accept_forgetting: Option<One<bool>>,

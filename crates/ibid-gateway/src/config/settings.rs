@@ -4,7 +4,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 use http::HeaderValue;
-use ibid::{Limit, TrustedProxies};
+use ibid::{Credentials, Limit, TrustedProxies};
 use ibid_stores::seal::Sealing;
 
 use super::{collector::Collector, scalar::Scalar, seal::Seal, secret::Secret, store::Store};
@@ -42,6 +42,8 @@ pub struct Settings {
     pub quota: Quota,
     /// Whose scope headers are believed.
     pub trusted_proxies: TrustedProxies,
+    /// Which headers carry credentials, and which schemes of Authorization are accepted.
+    pub credentials: Credentials,
     /// More running requests are refused before claiming.
     pub max_running: usize,
     /// Bytes of all request and response buffers together.
@@ -279,6 +281,8 @@ impl Settings {
             // Certificates are taken up; whether there are any is not.
             ("tls", self.tls.is_some() != old.tls.is_some()),
             ("trusted_proxies", self.trusted_proxies != old.trusted_proxies),
+            ("credentials", self.credentials.headers() != old.credentials.headers()),
+            ("credential_schemes", self.credentials.schemes() != old.credentials.schemes()),
             ("max_running", self.max_running != old.max_running),
             ("buffer_memory", self.buffer_memory != old.buffer_memory),
             ("cors", self.cors_origins != old.cors_origins),

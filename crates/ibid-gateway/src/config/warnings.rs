@@ -4,7 +4,7 @@ use http::Method;
 use ibid::{Mode, OnConcurrent, ScopePart, http::Protocol};
 
 use super::{JwtKeys, Seal, Settings, is_for_webhooks, show};
-use crate::routes::Route;
+use crate::{contract_page::words, routes::Route};
 
 /// A token with fewer characters is within reach of whoever tries.
 const SHORTEST_TOKEN: usize = 16;
@@ -29,10 +29,17 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
                 "{place}: lease ({lease}) is longer than ttl ({ttl}), so a silent claim outlives its answer"
             ));
         }
-        if let Some(header) = policy.scope.iter().find_map(ScopePart::header).filter(|_| nobody_trusted) {
+        // Beside a credential a header is used as sent.
+        let believes = nobody_trusted && !policy.scope.contains(&ScopePart::Credential);
+        if let Some(part) = policy.scope.iter().find(|part| part.header().is_some()).filter(|_| believes) {
+            let (needs, with) = match part {
+                ScopePart::Optional(_) => ("reads", " with it"),
+                _ => ("needs", ""),
+            };
+            let header = part.header().expect("it is one");
             found.push(format!(
-                "{place}: scope needs the header {header}, and trusted_proxies is empty: nobody is believed, every keyed \
-                 request is refused (403)"
+                "{place}: scope {needs} the header {header}, and trusted_proxies is empty: nobody is believed, every keyed \
+                 request{with} is refused (403)"
             ));
         }
         if is_for_webhooks(route.preset) && policy.signature.is_none() {
@@ -112,8 +119,9 @@ pub(super) fn notes(settings: &Settings) -> Vec<String> {
     let mut found = Vec::new();
     for (at, route) in settings.routes.iter().enumerate() {
         if route.policy.mode != Mode::Off && route.policy.scope.contains(&ScopePart::Credential) {
+            let headers = show::list(settings.credentials.headers().iter().map(words::header));
             found.push(format!(
-                "{}: scope has \"credential\": requests with neither Authorization nor X-Api-Key share one anonymous scope",
+                "{}: scope has \"credential\": requests with none of {headers} share one anonymous scope",
                 place(at, route)
             ));
         }

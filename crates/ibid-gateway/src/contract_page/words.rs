@@ -43,6 +43,7 @@ pub(super) fn source(source: &KeySource) -> String {
 pub(crate) fn format(format: &KeyFormat) -> String {
     match format {
         KeyFormat::Any => "any visible ASCII characters".into(),
+        KeyFormat::Raw => "visible ASCII characters and spaces, taken as they are".into(),
         KeyFormat::Uuid => "a UUID with hyphens".into(),
         KeyFormat::Uuid4 => "a UUID of version 4 with hyphens".into(),
         KeyFormat::Token => "a UUID, or 16 to 255 letters, digits, _ and -".into(),
@@ -55,20 +56,23 @@ pub(super) fn scope(parts: &[ScopePart]) -> String {
     if parts.contains(&ScopePart::Global) {
         return "one key space for all callers".into();
     }
-    let words: Vec<String> = parts
-        .iter()
-        .map(|part| match part {
-            ScopePart::Credential => "your credential (Authorization, else X-Api-Key)".into(),
-            ScopePart::Cookie(name) => format!("your cookie {name}"),
-            ScopePart::Header(name) => format!("the header {}, set by a trusted proxy", header(name)),
-            ScopePart::Jwt(claim) => format!("the claim {claim} of your token"),
-            ScopePart::Host => "the host".into(),
-            ScopePart::Method => "the method".into(),
-            ScopePart::Path => "the path".into(),
-            ScopePart::Route => "this route".into(),
-            ScopePart::Global => String::new(),
-        })
-        .collect();
+    let by_proxy = if parts.contains(&ScopePart::Credential) { "" } else { ", set by a trusted proxy" };
+    let word = |part: &ScopePart| match part.part() {
+        ScopePart::Credential => "your credentials (Authorization and every other header that carries one)".into(),
+        ScopePart::Cookie(name) => format!("your cookie {name}"),
+        ScopePart::Header(name) => format!("the header {}{by_proxy}", header(name)),
+        ScopePart::Jwt(claim) => format!("the claim {claim} of your token"),
+        ScopePart::Host => "the host".into(),
+        ScopePart::Method => "the method".into(),
+        ScopePart::Path => "the path".into(),
+        ScopePart::Route => "this route".into(),
+        ScopePart::Global | ScopePart::Optional(_) => String::new(),
+    };
+    let words = parts.iter().map(|part| match part {
+        ScopePart::Optional(_) => format!("{} (if there is one)", word(part)),
+        _ => word(part),
+    });
+    let words: Vec<String> = words.collect();
     let whose = if parts.iter().any(ScopePart::names_caller) {
         "a key is yours alone: it is"
     } else {

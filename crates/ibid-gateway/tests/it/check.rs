@@ -39,8 +39,8 @@ new.toml: valid
 
 route[1]  POST /payments/*    (preset stripe)
   methods         POST
-  key             header:idempotency-key; optional, any, at most 255 characters
-  scope           host, credential
+  key             header:idempotency-key; optional, raw, at most 255 characters
+  scope           host, credential, header:stripe-account?, header:stripe-context?
   label           tenant from scope, user from scope, key masked
   fingerprint     method, path, query, type, body
   json_ignore     none
@@ -71,7 +71,7 @@ route[1]  POST /payments/*    (preset stripe)
 * differs from the preset
 
 notes:
-  - route[1] (POST /payments/*): scope has \"credential\": requests with neither Authorization nor X-Api-Key share one anonymous scope
+  - route[1] (POST /payments/*): scope has \"credential\": requests with none of Api-Key, Authorization, X-Api-Key, X-Auth-Token share one anonymous scope
 ";
     assert_eq!(out, expected);
 }

@@ -385,7 +385,7 @@ mod what_each_mistake_is_told {
         route("max_request = -1", &format!("max_request: -1 is no size; {size}"));
         route(
             "key.format = \"guid\"",
-            "key.format: \"guid\" is no key format; allowed are \"any\" \"uuid\" \"uuid4\" \"token\" \"operation\" \"regex:PATTERN\"",
+            "key.format: \"guid\" is no key format; allowed are \"any\" \"raw\" \"uuid\" \"uuid4\" \"token\" \"operation\" \"regex:PATTERN\"",
         );
         route("key.required = \"yes\"", "key.required: found \"yes\"; allowed is true or false");
         route("key.max_length = 1.5", "key.max_length: found 1.5; allowed is a whole number");
@@ -714,7 +714,23 @@ mod warnings_and_notes {
         assert_eq!(
             load("").notes,
             [
-                "policy: scope has \"credential\": requests with neither Authorization nor X-Api-Key share one anonymous scope"
+                "policy: scope has \"credential\": requests with none of Api-Key, Authorization, X-Api-Key, X-Auth-Token share one anonymous scope"
+            ]
+        );
+        assert_eq!(
+            load("credentials = \"X-Token\"").notes,
+            ["policy: scope has \"credential\": requests with none of X-Token share one anonymous scope"]
+        );
+    }
+
+    #[test]
+    fn beside_a_credential_a_header_needs_no_trusted_proxy() {
+        let with = |scope: &str| load(&format!("trusted_proxies = []\n[policy]\nscope = {scope}")).warnings;
+        assert!(with("[\"credential\", \"header:X-Org\"]").is_empty());
+        assert_eq!(
+            with("[\"host\", \"header:X-Org?\"]"),
+            [
+                "policy: scope reads the header x-org, and trusted_proxies is empty: nobody is believed, every keyed request with it is refused (403)"
             ]
         );
     }
@@ -757,6 +773,24 @@ mod forgetting {
                 "POST /payments/*: key.format changed from any (keys as sent) to uuid (keys lower-cased): {lost}"
             )],
         );
+        from(
+            PAY,
+            &format!("{PAY}key.format = \"raw\""),
+            &[&format!(
+                "POST /payments/*: key.format changed from any (keys as sent) to raw (keys with their quotes): {lost}"
+            )],
+        );
+        from(
+            PAY,
+            &format!("credentials = [\"X-Token\", \"Authorization\"]\n{PAY}"),
+            &[
+                "credentials changed from [api-key, authorization, x-api-key, x-auth-token] to [authorization, x-token]: \
+               answers to callers with these headers will not be found again",
+            ],
+        );
+        let global = format!("{PAY}scope = \"global\"");
+        from(&global, &format!("credentials = \"X-Token\"\n{global}"), &[]);
+        from(PAY, &format!("credential_schemes = \"Token\"\n{PAY}"), &[]);
         from(
             PAY,
             &format!("{PAY}key.from = \"query:k\""),

@@ -1,5 +1,6 @@
 //! Upstreams, clients and holders that fail: the settle table, seen on the wire.
 
+mod anonymous;
 mod clients;
 mod crowd;
 mod fidelity;

@@ -4,28 +4,27 @@
 //! last; a proxy may remove what `Connection` names. For the headers that decide about keys, callers and comparison,
 //! none of that is allowed.
 
-use http::{HeaderMap, HeaderName, header};
+use http::{HeaderMap, header};
 
 use crate::{
     fingerprint,
     key::KeySource,
     policy::{Part, Policy},
     refusal::{Reason, Refusal},
-    scope::ScopePart,
+    scope::{Credentials, ScopePart},
 };
 
-const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-
 /// Refuses what can be read in more than one way.
-pub(super) fn check(policy: &Policy, headers: &HeaderMap) -> Result<(), Refusal> {
+pub(super) fn check(policy: &Policy, credentials: &Credentials, headers: &HeaderMap) -> Result<(), Refusal> {
+    let decides = |name: &str| decides(policy, credentials, name);
     let any_repeated = headers.len() > headers.keys_len();
     for name in headers.keys() {
-        if any_repeated && headers.get_all(name).iter().nth(1).is_some() && decides(policy, name.as_str()) {
+        if any_repeated && headers.get_all(name).iter().nth(1).is_some() && decides(name.as_str()) {
             return Err(refusal(format!("the header {name} is sent more than once")));
         }
         if name.as_str().contains('_') {
             let twin = name.as_str().replace('_', "-");
-            if decides(policy, &twin) {
+            if decides(&twin) {
                 return Err(refusal(format!("the header {name} may be taken for {twin}; send only {twin}")));
             }
         }
@@ -33,7 +32,7 @@ pub(super) fn check(policy: &Policy, headers: &HeaderMap) -> Result<(), Refusal>
     for line in headers.get_all(header::CONNECTION) {
         for token in line.to_str().unwrap_or_default().split(',') {
             let token = token.trim().to_ascii_lowercase();
-            if decides(policy, &token) || decides(policy, &token.replace('_', "-")) {
+            if decides(&token) || decides(&token.replace('_', "-")) {
                 return Err(refusal(format!("Connection names {token}, which would remove it on the way")));
             }
         }
@@ -67,10 +66,10 @@ pub(super) fn check_path(path: &str) -> Result<(), Refusal> {
 }
 
 /// Whether a header decides about keys, callers or comparison. `name` is in lower case.
-fn decides(policy: &Policy, name: &str) -> bool {
-    let is_scope = |part: &ScopePart| match part {
+fn decides(policy: &Policy, credentials: &Credentials, name: &str) -> bool {
+    let is_scope = |part: &ScopePart| match part.part() {
         ScopePart::Header(header) => header == name,
-        ScopePart::Credential => name == header::AUTHORIZATION || name == X_API_KEY,
+        ScopePart::Credential => credentials.has(name),
         ScopePart::Jwt(_) => name == header::AUTHORIZATION,
         _ => false,
     };
@@ -105,7 +104,7 @@ mod tests {
         for (name, value) in headers {
             map.append(*name, value.parse().unwrap());
         }
-        check(policy, &map).err().map(|refusal| refusal.reason)
+        check(policy, &Credentials::default(), &map).err().map(|refusal| refusal.reason)
     }
 
     #[test]
@@ -114,6 +113,9 @@ mod tests {
         for bad in [
             &[("idempotency_key", "a")][..],
             &[("x_api_key", "a")],
+            &[("api_key", "a")],
+            &[("x_auth_token", "a")],
+            &[("x-auth-token", "a"), ("x-auth-token", "b")],
             &[("host", "a"), ("host", "b")],
             &[("authorization", "a"), ("authorization", "b")],
             &[("connection", "close, Idempotency-Key")],
@@ -123,6 +125,7 @@ mod tests {
         ] {
             assert_eq!(reason(&ietf, bad), Some(Reason::RequestAmbiguous), "{bad:?}");
         }
+        assert_eq!(reason(&Policy::stripe(), &[("stripe_account", "1")]), Some(Reason::RequestAmbiguous));
         assert_eq!(reason(&Policy::membership(), &[("x_user_id", "1")]), Some(Reason::RequestAmbiguous));
     }
 

@@ -17,6 +17,7 @@ use tower_service::Service;
 
 use super::{
     Fate, Grant, Protocol, Route, Unsent,
+    anonymous::AnonymousCaller,
     answer::{self, Telling},
     body::{BoxError, RequestBody, ResponseBody},
     budget::{Client, Reserved},
@@ -73,6 +74,8 @@ pub(super) struct HttpOperation<S, B, RB> {
     pub(super) ran: Arc<super::service::Ran>,
     /// Until when the client waits, if it says so.
     pub(super) deadline: Option<Instant>,
+    /// The caller, if it is anonymous.
+    pub(super) anonymous: Option<Arc<AnonymousCaller>>,
     pub(super) _body: std::marker::PhantomData<fn(B)>,
 }
 
@@ -106,10 +109,14 @@ where
             Ok(Some(Ok(response))) => self.ended(response, started).await,
         };
         self.ran.set(started.elapsed(), lease.map(|lease| lease.attempt));
-        match claimed {
+        let ended = match claimed {
             Some(claimed) => entrusted(&claimed, ended),
             None => ended,
+        };
+        if let (Some(anonymous), Ended::Complete(..)) = (&self.anonymous, &ended) {
+            anonymous.mark_recorded();
         }
+        ended
     }
 
     fn patience(&self) -> Duration {
@@ -141,7 +148,8 @@ where
             Ok(Some((parts, Read::Whole(body, trailers)))) if parts.status.is_success() => {
                 let body = RecordBody::Whole(body);
                 let requested = self.telling.requested_at_ms;
-                Probed::Happened(reply::complete(policy, &parts, body, trailers.as_ref(), requested, started))
+                let trailers = trailers.as_ref();
+                Probed::Happened(reply::complete(policy, &parts, body, trailers, Vec::new(), requested, started))
             }
             Ok(Some((parts, _))) if parts.status == StatusCode::NOT_FOUND => Probed::DidNotHappen,
             _ => Probed::Unclear,
@@ -215,6 +223,7 @@ where
         let route = self.route.clone();
         let policy = &route.policy;
         let (parts, body) = response.into_parts();
+        let cookies = self.anonymous.as_ref().map(|anonymous| anonymous.cookies_set_by(&parts)).unwrap_or_default();
         let mut body = Box::pin(body);
         let live = is_event_stream(&parts.headers);
         let left = policy.timeout.saturating_sub(started.elapsed());
@@ -244,7 +253,7 @@ where
             Meaning::Remember => {
                 let (trailers, requested) = (trailers.as_ref(), self.telling.requested_at_ms);
                 let complete = match code {
-                    None => reply::complete(policy, &parts, record, trailers, requested, started),
+                    None => reply::complete(policy, &parts, record, trailers, cookies, requested, started),
                     Some(code) => grpc::complete(policy, &parts, code, record, trailers, requested, started),
                 };
                 Ended::Complete(answer.under(parts), complete)

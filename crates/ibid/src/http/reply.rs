@@ -218,14 +218,15 @@ impl Tail {
 
 /// What is remembered of a reply.
 pub(super) fn complete(
-    policy: &Policy, parts: &Parts, body: RecordBody, trailers: Option<&HeaderMap>, requested_at_ms: u64,
-    started: Instant,
+    policy: &Policy, parts: &Parts, body: RecordBody, trailers: Option<&HeaderMap>, cookies: Vec<[u8; 32]>,
+    requested_at_ms: u64, started: Instant,
 ) -> Complete {
     let body = if policy.remember_body { body } else { RecordBody::None };
     let headers = remembered(policy, &parts.headers, body == RecordBody::None);
     let completed_at_ms = now_ms();
     let trailers = if policy.remember_body { trailers.cloned().unwrap_or_default() } else { HeaderMap::new() };
-    let record = Record { status: parts.status, requested_at_ms, completed_at_ms, headers, body, trailers };
+    let status = parts.status;
+    let record = Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies };
     Complete {
         failed: parts.status.is_client_error() || parts.status.is_server_error(),
         record: record.encode(),
@@ -243,7 +244,7 @@ pub fn complete_of(policy: &Policy, response: &Response<Bytes>, requested_at_ms:
     };
     let (mut parts, ()) = Response::new(()).into_parts();
     (parts.status, parts.headers) = (response.status(), response.headers().clone());
-    complete(policy, &parts, body, None, requested_at_ms, started)
+    complete(policy, &parts, body, None, Vec::new(), requested_at_ms, started)
 }
 
 /// The headers that are stored.

@@ -12,12 +12,12 @@ use crate::{
     engine::store_unavailable,
     fingerprint::{FingerprintInput, Kind, PartDigests, json},
     grpc,
-    key::{KeyFormat, KeySource, extract_key, hex, mask},
+    key::{Key, KeyFormat, KeySource, hex, mask},
     label,
     policy::{LabelKey, OnMismatch, OnStoreDown, Policy},
     refusal::{Reason, Refusal},
-    scope::{Caller, Identity, Scope, ScopePart},
-    store::{Ask, Fingerprint, Tags, Token},
+    scope::{Caller, CallerKind, Identity, Scope, ScopePart, cookies_only},
+    store::{Address, Ask, Fingerprint, Tags, Token},
 };
 
 /// What became of a covered request's head.
@@ -31,8 +31,9 @@ pub(super) enum Judged {
 /// A request that will be claimed.
 pub(super) struct Keyed {
     /// `None` while it has to come from the body.
-    key: Option<String>,
+    key: Option<Key>,
     scope: Scope,
+    pub(super) caller: CallerKind,
     /// Who may name themselves in a key of the form `user:operation:resource:timestamp`.
     owner: Option<String>,
     tenant: String,
@@ -46,12 +47,13 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
         Ok(key) => key,
         Err(refusal) => return Judged::Refused(refusal, String::new()),
     };
-    let masked = || key.as_deref().map(mask).unwrap_or_default();
+    let masked = || key.as_ref().map(|key| mask(key.as_str())).unwrap_or_default();
+    let credentials = &shared.settings.credentials;
     if key.is_none() && !may_have_key_in_body(policy, &parts.headers) {
         if policy.key.required {
             return Judged::Refused(key_missing(policy), String::new());
         }
-        return match ambiguity::check(policy, &parts.headers) {
+        return match ambiguity::check(policy, credentials, &parts.headers) {
             Ok(()) => Judged::Keyless,
             Err(refusal) => Judged::Refused(refusal, String::new()),
         };
@@ -64,19 +66,24 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
         identity: parts.extensions.get::<Identity>(),
         route: &route.name,
         trusted: &shared.settings.trusted,
+        credentials,
     };
-    let scope = Scope::of(&policy.scope, &caller).and_then(|scope| identified(policy, &caller).map(|()| scope));
+    let scope = Scope::read(&policy.scope, &caller).and_then(|scope| identified(policy, &caller).map(|()| scope));
+    let scope = match scope {
+        // Calls have no cookies that an answer could set.
+        Ok((_, CallerKind::CookiesOnly)) if route.protocol == Protocol::Grpc => Err(cookies_only()),
+        scope => scope,
+    };
     let judged = match scope {
         // In the order of the table.
         Err(refusal) if refusal.reason > Reason::RequestAmbiguous => {
-            ambiguity::check(policy, &parts.headers).and(Err(refusal))
+            ambiguity::check(policy, credentials, &parts.headers).and(Err(refusal))
         }
         scope => scope,
     };
-    let owner = policy.user().filter(|_| policy.checks_owners());
-    let owner = owner.and_then(|part| part.value(&caller).ok()).map(|user| String::from_utf8_lossy(&user).into_owned());
+    let owner = owner(policy, &caller);
     let judged = judged.and_then(|scope| {
-        ambiguity::check(policy, &parts.headers)?;
+        ambiguity::check(policy, credentials, &parts.headers)?;
         if policy.signature.is_some() && policy.scope.contains(&ScopePart::Path) {
             ambiguity::check_path(parts.uri.path())?;
         }
@@ -84,19 +91,21 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
             let detail = "a request with an idempotency key cannot upgrade its connection; send it without Upgrade";
             return Err(Refusal::new(Reason::RequestAmbiguous, detail));
         }
+        let owner = owner?;
         if let Some(key) = &key {
             check_owner(owner.as_deref(), key)?;
         }
         if let Some(length) = content_length(&parts.headers) {
-            check_length(policy, length)?;
+            let first = |refusal| if scope.1 == CallerKind::CookiesOnly { cookies_only() } else { refusal };
+            check_length(policy, length).map_err(first)?;
         }
-        Ok(scope)
+        Ok((scope, owner))
     });
     match judged {
         Err(refusal) => Judged::Refused(refusal, masked()),
-        Ok(scope) => {
-            let (tenant, user) = tags(policy, &caller, key.as_deref());
-            Judged::Keyed(Keyed { key, scope, owner, tenant, user })
+        Ok(((scope, kind), owner)) => {
+            let (tenant, user) = tags(policy, &caller, key.as_ref());
+            Judged::Keyed(Keyed { key, scope, caller: kind, owner, tenant, user })
         }
     }
 }
@@ -104,7 +113,15 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
 impl Keyed {
     /// The key, masked; empty while it has to come from the body.
     pub(super) fn masked(&self) -> String {
-        self.key.as_deref().map(mask).unwrap_or_default()
+        self.key.as_ref().map(|key| mask(key.as_str())).unwrap_or_default()
+    }
+
+    /// Where to look for the cookies of a caller who is known by nothing else; `None` for all others, and while the address
+    /// depends on the body.
+    pub(super) fn cookies_only_at(&self, shared: &Shared, policy: &Policy) -> Option<Address> {
+        let is_final = self.caller == CallerKind::CookiesOnly && policy.on_mismatch != OnMismatch::New;
+        let key = self.key.as_ref().filter(|_| is_final)?;
+        Some(self.scope.address(key.as_str(), None, shared.settings.secret.as_ref()))
     }
 
     /// With the body at hand: the claim to make. `None` if there is no key after all and none is required.
@@ -138,6 +155,7 @@ impl Keyed {
                 None => return Ok(None),
             },
         };
+        let key = key.into_string();
         let digests = (fingerprint != Fingerprint::NONE).then_some(digests);
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
         let address = self.scope.address(&key, own_entry, shared.settings.secret.as_ref());
@@ -220,9 +238,19 @@ fn identified(policy: &Policy, caller: &Caller<'_>) -> Result<(), Refusal> {
     }
 }
 
+/// Who the caller is, for keys that name their user. A header that is not believed names nobody.
+fn owner(policy: &Policy, caller: &Caller<'_>) -> Result<Option<String>, Refusal> {
+    let Some(part) = policy.user().filter(|_| policy.checks_owners()) else { return Ok(None) };
+    match part.value(caller) {
+        Ok(user) => Ok(Some(String::from_utf8_lossy(&user).into_owned())),
+        Err(refusal) if refusal.reason == Reason::ScopeRefused => Err(refusal),
+        Err(_) => Ok(None),
+    }
+}
+
 /// A key that names its user is good for that user only.
-fn check_owner(owner: Option<&str>, key: &str) -> Result<(), Refusal> {
-    match (owner, key.split_once(':')) {
+fn check_owner(owner: Option<&str>, key: &Key) -> Result<(), Refusal> {
+    match (owner, key.as_str().split_once(':')) {
         (Some(owner), Some((user, _))) if user != owner => {
             let detail = "the key names a user who is not the caller; a key of this form begins with your own name";
             Err(Refusal::new(Reason::ScopeRefused, detail))
@@ -238,7 +266,7 @@ pub(super) fn check_signature(policy: &Policy, parts: &Parts, body: &[u8]) -> Re
     verified.map_err(|why| Refusal::new(Reason::IdentityInvalid, format!("the delivery is not believed: {why}")))
 }
 
-fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<String>, Refusal> {
+fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<Key>, Refusal> {
     for source in &policy.key.from {
         let found = match source {
             KeySource::Header(name) => {
@@ -247,21 +275,21 @@ fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<String>, Refus
                 if values.next().is_some() {
                     return Err(invalid(format!("the header {name} is sent more than once; send one key")));
                 }
-                first.map(|value| extract_key(value.as_bytes()).map_err(invalid)).transpose()?
+                first.map(|value| Key::from_header(&policy.key, value.as_bytes()).map_err(invalid)).transpose()?
             }
-            KeySource::Query(name) => key_from_query(parts.uri.query().unwrap_or_default(), name)?,
+            KeySource::Query(name) => key_from_query(policy, parts.uri.query().unwrap_or_default(), name)?,
             KeySource::Json(_) if body_kind(&parts.headers) != Kind::Json => None,
             // What stands behind it in the list is only looked at once the body is there.
             KeySource::Json(_) | KeySource::Body => return Ok(None),
         };
-        if let Some(key) = found {
-            return checked(policy, key).map(Some);
+        if found.is_some() {
+            return Ok(found);
         }
     }
     Ok(None)
 }
 
-fn key_from_query(query: &str, name: &str) -> Result<Option<String>, Refusal> {
+fn key_from_query(policy: &Policy, query: &str, name: &str) -> Result<Option<Key>, Refusal> {
     let mut found = None;
     for pair in query.split('&') {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -273,7 +301,7 @@ fn key_from_query(query: &str, name: &str) -> Result<Option<String>, Refusal> {
             return Err(invalid(format!("the parameter {name} is sent more than once; send one key")));
         }
     }
-    found.map(plain).transpose()
+    found.map(|key| Key::new(&policy.key, key).map_err(invalid)).transpose()
 }
 
 fn decoded(text: &str) -> Option<Vec<u8>> {
@@ -304,28 +332,28 @@ fn may_have_key_in_body(policy: &Policy, headers: &HeaderMap) -> bool {
 /// The sources from the first that needs the body on.
 fn key_from_body(
     policy: &Policy, parts: &Parts, body: &[u8], fingerprint: &Fingerprint,
-) -> Result<Option<String>, Refusal> {
+) -> Result<Option<Key>, Refusal> {
+    let plain = |key: &str| Key::new(&policy.key, key).map(Some).map_err(invalid);
     for source in &policy.key.from {
         match source {
             KeySource::Json(pointer) if body_kind(&parts.headers) == Kind::Json => match json::find(body, pointer) {
-                Some(json::Found::String(key)) => {
-                    return checked(policy, plain(key.into_owned().into_bytes())?).map(Some);
-                }
-                Some(json::Found::Number(key)) => return checked(policy, key.to_owned()).map(Some),
+                Some(json::Found::String(key)) => return plain(&key),
+                Some(json::Found::Number(key)) => return plain(key),
                 Some(json::Found::Unusable) => {
                     return Err(invalid(format!("the value at {pointer} is neither a string nor a number")));
                 }
                 Some(json::Found::Absent) | None => {}
             },
-            KeySource::Body => return Ok(Some(hex(&fingerprint.digest))),
+            KeySource::Body => return Ok(Some(Key::of_request(fingerprint))),
             KeySource::Header(name) => {
                 if let Some(value) = parts.headers.get(name) {
-                    return checked(policy, extract_key(value.as_bytes()).map_err(invalid)?).map(Some);
+                    return Key::from_header(&policy.key, value.as_bytes()).map(Some).map_err(invalid);
                 }
             }
             KeySource::Query(name) => {
-                if let Some(key) = key_from_query(parts.uri.query().unwrap_or_default(), name)? {
-                    return checked(policy, key).map(Some);
+                let found = key_from_query(policy, parts.uri.query().unwrap_or_default(), name)?;
+                if found.is_some() {
+                    return Ok(found);
                 }
             }
             KeySource::Json(_) => {}
@@ -334,30 +362,7 @@ fn key_from_body(
     Ok(None)
 }
 
-/// A key that did not come as a header's value: the same rules, without quotes.
-fn plain(bytes: Vec<u8>) -> Result<String, Refusal> {
-    if bytes.is_empty() {
-        return Err(invalid("the key is empty"));
-    }
-    match bytes.iter().find(|byte| !(0x21..=0x7e).contains(*byte)) {
-        None => Ok(String::from_utf8(bytes).expect("just seen to be ASCII")),
-        Some(byte) => Err(invalid(format!("the key has the byte {byte:#04x}; only visible ASCII is allowed"))),
-    }
-}
-
-fn checked(policy: &Policy, mut key: String) -> Result<String, Refusal> {
-    if key.len() > policy.key.max_length {
-        let detail = format!("the key has {} characters; at most {} are allowed", key.len(), policy.key.max_length);
-        return Err(invalid(detail));
-    }
-    policy.key.format.check(&key).map_err(invalid)?;
-    if policy.key.format.lowers() {
-        key.make_ascii_lowercase();
-    }
-    Ok(key)
-}
-
-fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&str>) -> (String, String) {
+fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&Key>) -> (String, String) {
     let mut who = policy.scope.iter().filter(|part| part.names_caller());
     let tenant = policy.label.tenant.as_ref().or_else(|| who.next());
     // A scope of users only has no tenants beside them: then both are the same.
@@ -367,7 +372,7 @@ fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&str>) -> (String, Str
     let mut user = tag(user);
     if user.is_empty()
         && policy.key.format == KeyFormat::Operation
-        && let Some((owner, _)) = key.and_then(|key| key.split_once(':'))
+        && let Some((owner, _)) = key.and_then(|key| key.as_str().split_once(':'))
     {
         user = owner.to_owned();
     }
@@ -377,7 +382,7 @@ fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&str>) -> (String, Str
 /// What operators see of a part. Secrets only as the beginning of their hash.
 fn tag(part: &ScopePart, caller: &Caller<'_>) -> String {
     let Ok(value) = part.value(caller) else { return String::new() };
-    match part {
+    match part.part() {
         _ if value.is_empty() => String::new(),
         ScopePart::Credential | ScopePart::Cookie(_) => hex(&Sha256::digest(&value)[..6]),
         _ => String::from_utf8_lossy(&value).into_owned(),

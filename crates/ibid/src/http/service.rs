@@ -13,6 +13,7 @@ use tower_service::Service;
 
 use super::{
     Peer, Protocol, Route, Routed, Routing, Shared,
+    anonymous::{self, AnonymousCaller},
     answer::{self, Telling},
     around::{Around, Inside},
     body::{BoxError, RequestBody, ResponseBody},
@@ -34,7 +35,7 @@ use crate::{
     policy::{Mode, Policy},
     record::Record,
     refusal::{Reason, Refusal},
-    scope::ScopePart,
+    scope::{CallerKind, ScopePart},
     store::{Address, Finished},
     time::now_ms,
 };
@@ -151,6 +152,12 @@ where
         let policy = &route.policy;
         let mut telling = telling(&shared, &parts, route.protocol);
         let deadline = if route.protocol == Protocol::Grpc { grpc::deadline(&parts.headers) } else { None };
+        // Before the body is read, where the key is known already: most of these requests are refused.
+        if let Some(at) = keyed.cookies_only_at(&shared, policy)
+            && let Err(refusal) = Box::pin(anonymous::check_cookies(&shared, &parts.headers, &at, None)).await
+        {
+            return Some(refused(&shared, &refusal, &seen, &mut telling));
+        }
         let (body, trailers, buffers) = match read_body(&shared, &route, &seen.client, &parts, body).await {
             Ok(read) => read,
             Err(Unread::Broken(status, detail)) => return Some(broken(status, detail, &route, &telling)),
@@ -162,6 +169,7 @@ where
         if let Err(refusal) = request::check_signature(policy, &parts, &body) {
             return Some(refused(&shared, &refusal, &seen, &mut telling));
         }
+        let kind = keyed.caller;
         let asked = keyed.ask(&shared, &route, &parts, (&body, trailers.as_ref()), telling.requested_at_ms);
         let asked = match asked {
             Ok(Some(asked)) if asked.older.is_some() => Box::pin(asked.settled(&shared, policy)).await.map(Some),
@@ -185,6 +193,13 @@ where
         if seen.key.is_empty() {
             seen.key = mask(&key);
         }
+        let (at, same) = (&ask.address, Some(&ask.fingerprint));
+        if kind == CallerKind::CookiesOnly
+            && let Err(refusal) = Box::pin(anonymous::check_cookies(&shared, &parts.headers, at, same)).await
+        {
+            return Some(refused(&shared, &refusal, &seen, &mut telling));
+        }
+        let anonymous = AnonymousCaller::of(kind, &ask, policy, shared.settings.secret.as_ref());
         if policy.scope.iter().any(ScopePart::names_caller) {
             shared.twins.look(&key, &ask.fingerprint, &ask.address);
         }
@@ -200,9 +215,13 @@ where
             client: seen.client.clone(),
             ran: seen.ran.clone(),
             deadline,
+            anonymous: anonymous.clone(),
             _body: std::marker::PhantomData::<fn(B)>,
         };
         let verdict = shared.engine.execute(policy, ask, operation).await;
+        if let Some(anonymous) = anonymous.filter(|caller| caller.has_unrecorded()) {
+            Box::pin(anonymous.keep_cookies(&shared.engine)).await;
+        }
         answered(&shared, verdict, &seen, &mut telling).await
     }
 }

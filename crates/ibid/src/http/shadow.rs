@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
-    Fate, Protocol, Route, Shared,
+    Fate, Protocol, Route, Shared, anonymous,
     body::{BoxError, RequestBody, ResponseBody},
     budget::Reserved,
     read_body::{overloaded, read_body},
@@ -33,7 +33,7 @@ use crate::{
     record::RecordBody,
     refusal::Refusal,
     running::Slot,
-    scope::ScopePart,
+    scope::{CallerKind, ScopePart},
     store::Ask,
 };
 
@@ -134,6 +134,7 @@ where
         }
     };
     let whole = RequestBody::whole(body.clone(), trailers.clone());
+    let kind = keyed.caller;
     let asked = match request::check_signature(&route.policy, parts, &body) {
         Ok(()) => keyed.ask(shared, &route, parts, (&body, trailers.as_ref()), requested_at_ms),
         Err(refusal) => Err(refusal),
@@ -147,6 +148,12 @@ where
         Ok(None) => return Ok((whole, Would::Pass(Some(Outcome::Keyless)))),
         Err(refusal) => return Ok((whole, refused(&refusal))),
     };
+    if kind == CallerKind::CookiesOnly
+        && let Err(refusal) =
+            anonymous::check_cookies(shared, &parts.headers, &ask.address, Some(&ask.fingerprint)).await
+    {
+        return Ok((whole, refused(&refusal)));
+    }
     let Some(slot) = shared.engine.running().enter(shared.settings.max_running) else {
         return Ok((whole, refused(&overloaded())));
     };
@@ -257,7 +264,7 @@ impl Tap {
                 (head.status, head.headers) = (self.status, std::mem::take(&mut self.headers));
                 let (requested, started) = (self.requested_at_ms, self.started);
                 Finish::Complete(match code {
-                    None => reply::complete(policy, &head, body, trailers, requested, started),
+                    None => reply::complete(policy, &head, body, trailers, Vec::new(), requested, started),
                     Some(code) => grpc::complete(policy, &head, code, body, trailers, requested, started),
                 })
             }

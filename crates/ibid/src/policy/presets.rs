@@ -182,6 +182,14 @@ impl Policy {
     pub fn stripe() -> Self {
         Self {
             methods: vec![Method::POST],
+            key: key("idempotency-key", false, KeyFormat::Raw, 255),
+            // A key of the platform acts for its connected accounts: these headers say for which.
+            scope: vec![
+                ScopePart::Host,
+                ScopePart::Credential,
+                ScopePart::Optional(Box::new(ScopePart::Header(HeaderName::from_static("stripe-account")))),
+                ScopePart::Optional(Box::new(ScopePart::Header(HeaderName::from_static("stripe-context")))),
+            ],
             fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Type, Part::Body],
             remember: Remember::All,
             unknown_status: Vec::new(),

@@ -119,9 +119,9 @@ impl Profile {
             "replay.marker" | "first.unmarked" => !policy.replay_headers.is_empty(),
             "replay.envelope" => policy.envelope == Envelope::Metadata,
             "caller.isolated" => policy.scope.iter().any(ScopePart::names_caller),
-            "key.format" => policy.key.format != KeyFormat::Any,
+            "key.format" => !matches!(policy.key.format, KeyFormat::Any | KeyFormat::Raw),
             // Another format has a length of its own.
-            "key.longest" => policy.key.format == KeyFormat::Any,
+            "key.longest" => matches!(policy.key.format, KeyFormat::Any | KeyFormat::Raw),
             "concurrent.refused" | "concurrent.retry-after" => policy.on_concurrent == OnConcurrent::Reject,
             "concurrent.waits" => policy.on_concurrent == OnConcurrent::Wait,
             _ => true,

@@ -51,6 +51,7 @@ fn description(policy: &Policy) -> String {
 fn schema(policy: &Policy) -> Made {
     let pattern = match &policy.key.format {
         KeyFormat::Any => "^[!-~]+$".into(),
+        KeyFormat::Raw => "^[ -~]+$".into(),
         KeyFormat::Uuid => "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$".into(),
         KeyFormat::Uuid4 => {
             "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$".into()

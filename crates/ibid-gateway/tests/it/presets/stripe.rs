@@ -89,12 +89,54 @@ async fn each_account_and_each_host_has_its_own_keys() {
     bench.executed(3);
 }
 
+/// The same secret key acts for several connected accounts.
+#[tokio::test]
+async fn each_connected_account_has_its_own_keys() {
+    let trusting_nobody = format!("trusted_proxies = []\n{}", shipped("stripe"));
+    for config in [shipped("stripe"), trusting_nobody] {
+        let bench = Bench::run(&config).await;
+        let with = |headers: &[(&str, &str)]| {
+            headers.iter().fold(charge(&bench, KEY), |request, (name, value)| request.header(*name, *value))
+        };
+        let callers = [
+            with(&[]),
+            with(&[("Stripe-Account", "acct_1")]),
+            with(&[("Stripe-Account", "acct_2")]),
+            with(&[("Stripe-Context", "acct_1")]),
+            with(&[("Stripe-Account", "acct_1"), ("Stripe-Context", "acct_1")]),
+        ];
+        for (run, caller) in callers.iter().enumerate() {
+            is_run(&caller.send().await, run + 1);
+        }
+        for (run, caller) in callers.iter().enumerate() {
+            is_run_saying(&caller.send().await, run + 1, &REPLAY);
+        }
+        let twice = with(&[("Stripe-Account", "acct_1"), ("Stripe-Account", "acct_2")]);
+        is_refusal(&twice.send().await, 400, "request-ambiguous");
+        bench.executed(callers.len());
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_the_headers_value_as_it_is() {
+    let bench = bench().await;
+    let keys = ["order 1", "order,1", "order;1", "\"order\"", "order", "a=\"b"];
+    for (run, key) in keys.into_iter().enumerate() {
+        let first = charge(&bench, key).send().await;
+        is_run(&first, run + 1);
+        is_replay(&charge(&bench, key).send().await, &first, &REPLAY);
+    }
+    bench.executed(keys.len());
+}
+
 #[tokio::test]
 async fn keys_have_up_to_255_characters() {
     let bench = bench().await;
     is_run(&charge(&bench, &"k".repeat(255)).send().await, 1);
     key_is_invalid(&bench, &charge(&bench, &"k".repeat(256))).await;
-    key_is_invalid(&bench, &charge(&bench, "a b")).await;
+    for bad in ["", "   ", "a\tb"] {
+        key_is_invalid(&bench, &charge(&bench, bad)).await;
+    }
 }
 
 #[tokio::test]
@@ -126,8 +168,8 @@ async fn keys_are_masked_in_the_log() {
 async fn the_configuration_has_the_dials_of_the_column() {
     let column = [
         ("methods", "POST"),
-        ("key", "header:idempotency-key; optional, any, at most 255 characters"),
-        ("scope", "host, credential"),
+        ("key", "header:idempotency-key; optional, raw, at most 255 characters"),
+        ("scope", "host, credential, header:stripe-account?, header:stripe-context?"),
         ("fingerprint", "method, path, query, type, body"),
         ("on_mismatch", "reject"),
         ("on_concurrent", "reject"),
