@@ -1,6 +1,7 @@
 //! Connections on which nothing moves any more are closed. How long a connection lasts, or an answer takes, is not limited.
 
 use std::{
+    convert::Infallible,
     io,
     pin::Pin,
     sync::{
@@ -16,7 +17,6 @@ use http::{Request, Response};
 use http_body_util::Full;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use std::convert::Infallible;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, sleep_until},
@@ -45,7 +45,7 @@ where
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
-        .serve_connection(TokioIo::new(Watched { socket, activity: activity.clone() }), service);
+        .serve_connection(TokioIo::new(TrackedSocket { socket, activity: activity.clone() }), service);
     tokio::select! {
         _ = connection => {}
         () = activity.ended() => tracing::debug!("a connection to the admin port was idle for {IDLE:?} and was closed"),
@@ -99,12 +99,12 @@ impl Drop for Working {
 }
 
 /// Notes when bytes move.
-struct Watched<S> {
+struct TrackedSocket<S> {
     socket: S,
     activity: Arc<Activity>,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TrackedSocket<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = into.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, into);
@@ -115,7 +115,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TrackedSocket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
         if matches!(written, Poll::Ready(Ok(1..))) {

@@ -1,12 +1,19 @@
 //! Reloads one after the other, and compared with the process that runs.
 
-use std::{fs, io::Write as _, path::Path, process::Command, sync::mpsc, thread, time::Duration};
+use std::{
+    fs,
+    io::Write as _,
+    path::Path,
+    process::Command,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
 use ibid_gateway::{
     config::{Env, ServeArgs, Settings},
     live::{Live, Reload, Snapshot},
 };
-use std::sync::Arc;
 
 const UPSTREAM: &str = "upstream = \"http://127.0.0.1:9\"\n";
 
