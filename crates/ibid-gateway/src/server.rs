@@ -38,7 +38,7 @@ use crate::{
     config::Limits,
     contract_page,
     jwt::Verifier,
-    live::{ByChoice, Live},
+    live::{ByChoice, Head, Live},
     proxy::{Client, Proxy, Reply},
     trace::{self, Trace, Tracer},
 };
@@ -282,7 +282,12 @@ impl Front {
         }
         let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
         own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
-        let chosen = now.choose(protocol, request.method(), request.uri().path());
+        let chosen = now.choose(Head {
+            method: request.method(),
+            uri: request.uri(),
+            version: request.version(),
+            headers: request.headers(),
+        });
         let verifier = now.verifier(&chosen);
         request.extensions_mut().insert(chosen);
         request.extensions_mut().insert(Peer(peer.ip()));

@@ -9,6 +9,7 @@ mod check;
 mod config;
 mod conform;
 mod console;
+mod coverage;
 mod disk;
 mod docs;
 mod faults;

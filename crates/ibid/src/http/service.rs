@@ -75,9 +75,14 @@ where
     RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
     let (mut parts, body) = request.into_parts();
-    let route = match routing.route(&parts) {
-        Routed::Covered(route) => route,
-        Routed::Pass => {
+    let (route, also) = match routing.route(&parts) {
+        Routed::Covered { route, also } => (route, also),
+        Routed::UnknownCall(route) => return unknown_call(shared, inner, parts, body, &route),
+        routed @ (Routed::Pass | Routed::Uncovered) => {
+            if let Routed::Uncovered = routed {
+                let notice = Notice::Uncovered { method: parts.method.as_str(), path: parts.uri.path() };
+                shared.engine.observer().noticed(&notice);
+            }
             let preflight = preflight(shared, routing, &parts);
             let request = Request::from_parts(parts, RequestBody::untouched(body));
             return ResponseFuture::passed(inner.call(request), preflight);
@@ -89,7 +94,7 @@ where
             return ResponseFuture::ready(answer::refuse(&refusal, &policy, "", &mut telling));
         }
     };
-    let keyed = request::judge(shared, &route, &parts);
+    let (route, keyed, others) = request::judge_all(shared, route, also, &parts);
     strip_own_headers(&mut parts.headers, &route.policy);
     let mut seen = Seen::of(&route, &parts);
     match keyed {
@@ -112,7 +117,7 @@ where
             seen.key = keyed.masked();
             let side = Side::new();
             let around = parts.extensions.get::<Around>().cloned();
-            let work = work(shared.clone(), inner, parts, body, keyed, seen, side.clone());
+            let work = work(shared.clone(), inner, parts, body, keyed, others, seen, side.clone());
             let mut work: Work<RB> = Box::pin(work);
             if let Some(around) = around {
                 work = Box::pin(Inside { work, around });
@@ -122,11 +127,41 @@ where
     }
 }
 
+/// A gRPC call that may be a stream, and so cannot be claimed.
+fn unknown_call<S, B, RB>(
+    shared: &Shared, mut inner: S, mut parts: Parts, body: B, route: &Arc<Route>,
+) -> ResponseFuture<S::Future, RB>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<RB>>,
+{
+    let policy = &route.policy;
+    let seen = Seen::of(route, &parts);
+    let is_protected = policy.key.required || request::carries_key(policy, &parts.uri, &parts.headers);
+    if is_protected && policy.mode == Mode::Enforce {
+        let detail = format!(
+            "whether {} is a unary method is not known, so the call cannot be protected; name it in a route (match = \
+             \"grpc package.Service/Method\"), set descriptors to a file or \"reflection\", or let such calls pass \
+             unprotected with grpc_unknown = \"pass\"",
+            parts.uri.path()
+        );
+        let refusal = Refusal::new(Reason::MethodUnknown, detail);
+        let answer = grpc::refuse(&refusal, policy, "");
+        seen.tell(shared, Outcome::Refused(refusal.reason), seen.call_status(answer.headers(), None));
+        return ResponseFuture::ready(answer);
+    }
+    let outcome = if is_protected { Outcome::Shadow(Shadow::Refusal(Reason::MethodUnknown)) } else { Outcome::Keyless };
+    seen.tell(shared, outcome, NO_ANSWER);
+    strip_own_headers(&mut parts.headers, policy);
+    ResponseFuture::passed(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
+}
+
 /// Everything about a request with a key. Once `side` is told of the claim, it runs to its end whatever the client
 /// does.
 #[expect(clippy::manual_async_fn, reason = "an async fn would hold its arguments twice")]
+#[allow(clippy::too_many_arguments)]
 fn work<S, B, RB>(
-    shared: Arc<Shared>, mut inner: S, parts: Parts, body: B, keyed: Keyed, mut seen: Seen, side: Arc<Side<RB>>,
+    shared: Arc<Shared>, mut inner: S, parts: Parts, body: B, mut keyed: Keyed, others: Vec<(Arc<Route>, Keyed)>,
+    mut seen: Seen, side: Arc<Side<RB>>,
 ) -> impl Future<Output = Option<Response<ResponseBody<RB>>>> + Send
 where
     S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send> + Clone + Send + 'static,
@@ -158,11 +193,25 @@ where
                 return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
             }
         };
-        if let Err(refusal) = request::check_signature(policy, &parts, &body) {
+        let enforced = others.iter().map(|(other, _)| &other.policy).filter(|policy| policy.mode == Mode::Enforce);
+        let mut signed = std::iter::once(policy).chain(enforced);
+        if let Err(refusal) = signed.try_for_each(|policy| request::check_signature(policy, &parts, &body)) {
             let body = RequestBody::whole(body, trailers);
             return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
         }
-        let (ask, key, digests) = match keyed.ask(&shared, &route, &parts, &body, telling.requested_at_ms) {
+        let mut others = others.into_iter();
+        let asked = loop {
+            match (keyed.ask(&shared, &seen.route, &parts, &body, telling.requested_at_ms), others.next()) {
+                // It has no key by this route after all.
+                (Ok(None), Some((other, next))) => (seen.route, keyed) = (other, next),
+                (asked, _) => break asked,
+            }
+        };
+        let route = seen.route.clone();
+        let policy = &route.policy;
+        let shadow = policy.mode == Mode::Shadow;
+        telling.protocol = route.protocol;
+        let (ask, key, digests) = match asked {
             Ok(Some(ask)) => ask,
             Ok(None) => {
                 seen.tell(&shared, Outcome::Keyless, NO_ANSWER);

@@ -1,5 +1,7 @@
 //! The layer in an axum app.
 
+mod coverage;
+
 use std::{
     sync::{
         Arc,
