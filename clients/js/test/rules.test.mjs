@@ -90,6 +90,7 @@ test('every refusal is retried or not, as its name says', async t => {
     'scope-refused': 'refused',
     'body-too-large': 'refused',
     'key-reused': 'key-reused',
+    'method-unknown': 'refused',
     'outcome-unknown': 'outcome-unknown',
     'of-tomorrow': 'refused',
   }

@@ -126,6 +126,8 @@ pub(crate) fn possible(policy: &Policy, is_limited: bool, reason: Reason) -> boo
             believes || policy.checks_owners()
         }
         Reason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
+        // Of calls that are not known to be a route's.
+        Reason::MethodUnknown => false,
         Reason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
         Reason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,
         Reason::QuotaExceeded => is_limited,
@@ -146,7 +148,7 @@ mod tests {
     #[test]
     fn the_json_says_what_a_client_needs() {
         let routes = routes(
-            "[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\nttl = \"72h\"\nkey.required = true\n\
+            "[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\nttl = \"72h\"\nkey.required = true\n\
              status.in_progress = 425\n[[route]]\nmatch = \"POST /off\"\nmode = \"off\"",
         );
         let page = json(&routes);

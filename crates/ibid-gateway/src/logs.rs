@@ -5,6 +5,8 @@
 //! long, lines are lost. They are counted ([`lost`]), and the log says how many once it is written again.
 
 use std::{
+    collections::HashSet,
+    hash::{BuildHasher, RandomState},
     io::{self, Write},
     str::FromStr,
     sync::{
@@ -148,9 +150,31 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
+/// The most paths that a line is written about because requests with a key went there uncovered.
+const MAX_UNCOVERED_PATHS: usize = 1000;
+
 /// Logs what the engine tells.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Logged;
+#[derive(Debug, Default)]
+pub struct Logged {
+    /// Hashes of the paths that requests with a key went to uncovered. Written here only.
+    uncovered: Mutex<HashSet<u64>>,
+    hasher: RandomState,
+}
+
+impl Logged {
+    /// One line per path: a client that sends keys in vain does so with every request.
+    fn uncovered(&self, notice: &Notice<'_>, path: &str) {
+        let hash = self.hasher.hash_one(path);
+        let mut known = self.uncovered.lock();
+        if known.len() >= MAX_UNCOVERED_PATHS || !known.insert(hash) {
+            return;
+        }
+        tracing::warn!("{notice}");
+        if known.len() == MAX_UNCOVERED_PATHS {
+            tracing::warn!("requests with a key went to {MAX_UNCOVERED_PATHS} uncovered paths; no more are logged");
+        }
+    }
+}
 
 impl Observer for Logged {
     fn answered(&self, request: &Answered<'_>) {
@@ -202,6 +226,7 @@ impl Observer for Logged {
             | Notice::Solo(_)
             | Notice::Journaled(_)
             | Notice::Shortened(_) => tracing::warn!("{notice}"),
+            Notice::Uncovered { path, .. } => self.uncovered(notice, path),
             _ => tracing::info!("{notice}"),
         }
     }

@@ -89,6 +89,8 @@ pub const FAMILIES: [Family; 16] = [
              help: "Requests refused as key-reused: their key was first used for a different request." },
     Family { name: "idempotency_retries_total", labels: &[], kind: Kind::Counter,
              help: "Runs of an operation that had been started before (attempt 2 and above)." },
+    Family { name: "idempotency_uncovered_total", labels: &[], kind: Kind::Counter,
+             help: "Requests that carried a key and that no policy covers: they passed through unprotected." },
     Family { name: "idempotency_fallback_total", labels: &[], kind: Kind::Counter,
              help: "Store calls that one of two stores decided alone because the other could not be reached." },
     Family { name: "idempotency_processing_gauge", labels: &[], kind: Kind::Gauge,
@@ -126,6 +128,7 @@ struct Rest {
     hits: AtomicU64,
     misses: AtomicU64,
     retries: AtomicU64,
+    uncovered: AtomicU64,
     fallbacks: AtomicU64,
     lost_claims: AtomicU64,
     dropped: AtomicU64,
@@ -229,6 +232,7 @@ impl Metrics {
             "idempotency_conflicts_total" => page.sample(&[], outcome(Outcome::Refused(Reason::InProgress))),
             "idempotency_mismatches_total" => page.sample(&[], outcome(Outcome::Refused(Reason::KeyReused))),
             "idempotency_retries_total" => page.sample(&[], total(|rest| &rest.retries)),
+            "idempotency_uncovered_total" => page.sample(&[], total(|rest| &rest.uncovered)),
             "idempotency_fallback_total" => page.sample(&[], total(|rest| &rest.fallbacks)),
             "idempotency_processing_gauge" => page.sample(&[], stored.processing),
             "idempotency_stuck_gauge" => page.sample(&[], stored.unknown),
@@ -282,6 +286,7 @@ impl Observer for Metrics {
         match notice {
             Notice::LostClaim(_) => mine.lost_claims.fetch_add(1, Relaxed),
             Notice::Dropped(_) => mine.dropped.fetch_add(1, Relaxed),
+            Notice::Uncovered { .. } => mine.uncovered.fetch_add(1, Relaxed),
             Notice::SharedKey(_) => mine.shared_keys.fetch_add(1, Relaxed),
             // A store that had to do without the first, or without the one that decides: never both for one call.
             Notice::Fallback { .. } | Notice::Solo(_) => mine.fallbacks.fetch_add(1, Relaxed),

@@ -45,7 +45,7 @@ use crate::{
     config::Limits,
     contract_page,
     jwt::Verifier,
-    live::{ByChoice, Live},
+    live::{ByChoice, Head, Live},
     proxy::{Client, Proxy, Reply, tunnel},
     trace::{self, Trace, Tracer},
     upstream::keep_client_alive,
@@ -320,7 +320,12 @@ impl Front {
         own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
         let version = request.version();
         tunnel::keep_allowed(request.headers_mut(), version, &now.settings.upgrades);
-        let chosen = now.choose(protocol, request.method(), request.uri().path());
+        let chosen = now.choose(Head {
+            method: request.method(),
+            uri: request.uri(),
+            version,
+            headers: request.headers(),
+        });
         let verifier = now.verifier(&chosen);
         request.extensions_mut().insert(chosen);
         request.extensions_mut().insert(Peer(peer.ip()));

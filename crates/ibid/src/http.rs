@@ -39,6 +39,7 @@ pub use self::{
     future::ResponseFuture,
     layer::{IbidLayer, IbidService},
     reply::complete_of,
+    request::carries_key,
 };
 use crate::{
     engine::Engine,
@@ -128,10 +129,28 @@ pub trait Routing: Send + Sync + 'static {
 pub enum Routed {
     /// Nothing covers it: it passes through untouched.
     Pass,
+    /// Nothing covers it although it carries a key: it passes through untouched, and the observer is told.
+    Uncovered,
     /// This covers it.
-    Covered(Arc<Route>),
-    /// It cannot be told whether something covers it.
+    Covered {
+        /// The route that the request is under.
+        route: Arc<Route>,
+        /// Further routes that an app could take the request for. What they require holds too: a key, a signature. If the
+        /// request has no key by `route`, the first of these by which it has one takes its place.
+        also: Vec<Arc<Route>>,
+    },
+    /// A gRPC call under this policy whose method is not known to be unary. It is never buffered: if it carries a key, or
+    /// the policy requires one, it is refused (`method-unknown`), else it passes through.
+    UnknownCall(Arc<Route>),
+    /// It is refused, whatever covers it.
     Refused(Refusal),
+}
+
+impl Routed {
+    /// One route covers it, and it cannot be taken for a request of another.
+    pub fn covered(route: Arc<Route>) -> Self {
+        Self::Covered { route, also: Vec::new() }
+    }
 }
 
 /// A policy and the name under which operators know it.
@@ -224,7 +243,9 @@ impl Ibid {
         }
     }
 
-    /// A layer with one policy. gRPC calls over HTTP/2 pass through it: they have [a layer of their own](Self::grpc_layer).
+    /// A layer with one policy for all requests. A gRPC call may be a stream, which cannot be buffered: without a key it passes
+    /// through, with one it is refused (`method-unknown`). gRPC has [a layer of its own](Self::grpc_layer); put that one
+    /// around this one, which then passes the calls that it covers.
     ///
     /// # Errors
     /// The policy contradicts itself, or a dial is out of its range.
@@ -241,8 +262,9 @@ impl Ibid {
         Ok(self.layer_by(Arc::new(One(Arc::new(route)))))
     }
 
-    /// A layer with one policy for the unary methods of a gRPC server; every other call, and every request that is not
-    /// gRPC, passes through it untouched. For tonic's `Server::builder().layer(…)`, or around its `Routes`.
+    /// A layer with one policy for the unary methods of a gRPC server; requests to every other path pass through it untouched.
+    /// A request to such a method that is not gRPC by its media type is covered as an HTTP request. For tonic's
+    /// `Server::builder().layer(…)`, or around its `Routes`.
     ///
     /// # Errors
     /// As [`layer`](Self::layer), and if a dial makes no sense for gRPC calls.
@@ -359,15 +381,27 @@ struct One(Arc<Route>);
 
 impl Routing for One {
     fn route(&self, request: &Parts) -> Routed {
+        let policy = &self.0.policy;
+        if !policy.covers(&request.method) {
+            return uncovered(&request.method, carries_key(policy, &request.uri, &request.headers));
+        }
         // gRPC calls may be streams, which must not be buffered, and say how they ended in their trailers only.
-        let is_call = grpc::is_call(request.version, &request.headers);
-        let covered = self.0.policy.covers(&request.method) && !is_call;
-        if covered { Routed::Covered(self.0.clone()) } else { Routed::Pass }
+        match grpc::is_call(request.version, &request.headers) {
+            false => Routed::covered(self.0.clone()),
+            true if request.extensions.get::<Grant>().is_some() => Routed::Pass,
+            true => Routed::UnknownCall(self.0.clone()),
+        }
     }
 
     fn key_headers(&self, method: &Method, _: &Parts) -> Option<Vec<HeaderName>> {
         self.0.policy.covers(method).then(|| key_headers(&self.0.policy))
     }
+}
+
+/// What becomes of a request that nothing covers. A key on GET, HEAD or OPTIONS is no mistake: they change nothing.
+pub fn uncovered(method: &Method, has_key: bool) -> Routed {
+    let is_safe = ["GET", "HEAD", "OPTIONS"].iter().any(|safe| method.as_str().eq_ignore_ascii_case(safe));
+    if has_key && !is_safe { Routed::Uncovered } else { Routed::Pass }
 }
 
 /// The headers that carry a policy's keys.

@@ -168,6 +168,13 @@ pub enum Notice<'a> {
     SharedKey(&'a Address),
     /// A record could not be read. It is never answered from.
     Unreadable(&'a Address),
+    /// A request carried a key, and no policy covers it: it passed through unprotected.
+    Uncovered {
+        /// Of the request.
+        method: &'a str,
+        /// Of the request, without its query.
+        path: &'a str,
+    },
 }
 
 impl Outcome {
@@ -215,6 +222,9 @@ impl fmt::Display for Notice<'_> {
                 write!(f, "{}: two callers sent the same key with the same request; each has its own answer", short(at))
             }
             Self::Unreadable(at) => write!(f, "{}: the record cannot be read and was not answered from", short(at)),
+            Self::Uncovered { method, path } => {
+                write!(f, "{method} {path}: a request carried a key, but no policy covers it; it is not protected")
+            }
         }
     }
 }

@@ -314,7 +314,12 @@ impl Policy {
 
     /// Whether this method is covered at all.
     pub fn covers(&self, method: &Method) -> bool {
-        self.mode != Mode::Off && self.methods.contains(method)
+        self.mode != Mode::Off && self.names(method)
+    }
+
+    /// Whether a method is one of the policy's. Compared without regard to case: some apps run `post` as `POST`.
+    pub fn names(&self, method: &Method) -> bool {
+        self.methods.iter().any(|named| named.as_str().eq_ignore_ascii_case(method.as_str()))
     }
 
     /// The claims of the caller's token that are asked for, in the scope or for operators. Where there are any, a token

@@ -83,7 +83,9 @@ fn every_refusal_has_its_verdict() {
             "store-unavailable" | "overloaded" | "quota-exceeded" => retry(Why::Unavailable),
             "upstream-unreachable" | "upstream-lost" | "upstream-timeout" => retry(Why::Upstream),
             "key-missing" | "key-invalid" | "scope-missing" | "request-ambiguous" | "identity-invalid"
-            | "scope-refused" | "body-too-large" | "key-reused" | "outcome-unknown" => Verdict::Refused(Some(refusal)),
+            | "scope-refused" | "body-too-large" | "key-reused" | "method-unknown" | "outcome-unknown" => {
+                Verdict::Refused(Some(refusal))
+            }
             new => panic!("{new} has no verdict yet"),
         };
         assert_eq!(refused(refusal, refusal.status().into(), &[]), expected, "{refusal}");

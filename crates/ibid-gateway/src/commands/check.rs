@@ -69,6 +69,9 @@ pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<V
         writeln!(out)?;
         print_route(at + 1, route, out)?;
     }
+    if !settings.routes.iter().any(|route| route.is_policy) {
+        writeln!(out, "\n[policy]  off    what no route names is not covered")?;
+    }
     writeln!(out, "\n* differs from the preset")?;
     print_all("warnings", &settings.warnings, out)?;
     print_all("notes", &settings.notes, out)?;
@@ -136,6 +139,7 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
     if !settings.credentials.schemes().is_empty() {
         lines.push(("credential_schemes", show::list(settings.credentials.schemes())));
     }
+    lines.extend(settings.grpc_unknown.map(|set| ("grpc_unknown", set.to_string())));
     lines.extend(settings.trace.as_ref().map(|trace| ("trace", trace.collector.to_string())));
     lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));
     for (name, value) in lines {
@@ -146,11 +150,8 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
 
 fn print_route(number: usize, route: &Route, out: &mut dyn io::Write) -> io::Result<()> {
     let through = if route.via_policy && !route.is_policy { ", through [policy]" } else { "" };
-    let (place, name) = match (route.is_policy, route.protocol) {
-        (true, Protocol::Http) => ("[policy]".into(), "every path"),
-        (true, Protocol::Grpc) => ("[policy]".into(), "grpc *"),
-        (false, _) => (format!("route[{number}]"), route.name.as_str()),
-    };
+    let place = if route.is_policy { "[policy]".into() } else { format!("route[{number}]") };
+    let name = route.title();
     writeln!(out, "{place}  {name}    (preset {}{through})", route.preset)?;
     let mut preset = Policy::preset(route.preset).expect("routes start from presets");
     if route.protocol == Protocol::Grpc {

@@ -59,7 +59,7 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
     let runtime = runtime.map_err(|why| ServeError::Start(why.to_string()))?;
     runtime.block_on(async {
         let settings = reflection::known(settings, &args, env).await?;
-        let watched = Watched::new(logs::Logged);
+        let watched = Watched::new(logs::Logged::default());
         let url = &settings.store.url;
         let store = settings.store.layout().sealed(settings.sealing()).open(watched.clone()).await;
         let store = store.map_err(|why| ServeError::Start(format!("the store {url} cannot be opened: {why}")))?;

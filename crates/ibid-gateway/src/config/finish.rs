@@ -76,7 +76,8 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
     jwt::check_routes(jwt.as_ref(), &routes, &wrong)?;
     let quota =
         Quota { new_keys: file.quota.new_keys.map(|One(limit)| limit), rate: file.quota.rate.map(|One(limit)| limit) };
-    let routes = routes.limited(quota.is_set());
+    let grpc_unknown = file.grpc_unknown.map(|One(set)| set);
+    let routes = routes.limited(quota.is_set()).with_unknown_calls(grpc_unknown);
     let upstream_ca = file.upstream_ca.as_ref().map(|One(path)| {
         let written = Secret::from_text(path).map_err(|what| wrong("upstream_ca", &what))?;
         pem("upstream_ca", &written)
@@ -124,6 +125,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         accept_forgetting: or(file.accept_forgetting, false),
         journal,
         descriptors: file.descriptors.map(|One(path)| path),
+        grpc_unknown,
         reflected: lookup.reflected.clone(),
         limits: limits(file.limits, &wrong)?,
         log: Log { format: or(file.log.format, LogFormat::Text), level: or(file.log.level, LogLevel::Info) },
@@ -136,7 +138,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         notes: Vec::new(),
     };
     let nobody_trusted = file.trusted_proxies.is_some_and(|list| list.0.is_empty());
-    settings.warnings = warnings::warnings(&settings, nobody_trusted, file.policy.is_some());
+    settings.warnings = warnings::warnings(&settings, nobody_trusted);
     settings.notes = warnings::notes(&settings);
     settings.files = lookup.files();
     Ok(settings)

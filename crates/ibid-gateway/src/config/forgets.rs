@@ -130,7 +130,7 @@ fn takes(route: &Route, method: &Method) -> bool {
 }
 
 fn name(route: &Route) -> &str {
-    if route.name == "*" { "every path" } else { &route.name }
+    route.title()
 }
 
 /// `POST /a`, or `POST /a (now POST|PUT /a)`.

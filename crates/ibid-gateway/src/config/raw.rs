@@ -21,7 +21,7 @@ use super::{
     settings::{LogFormat, LogLevel, Role},
     values::{DigestStatus, GrpcCode, Listed, Listen, Origin, Preset, Size, Upgrade},
 };
-use crate::routes::Match;
+use crate::routes::{GrpcUnknown, Match};
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
@@ -43,6 +43,7 @@ pub(super) struct File {
     pub(super) accept_forgetting: Option<One<bool>>,
     pub(super) journal: Option<One<String>>,
     pub(super) descriptors: Option<One<String>>,
+    pub(super) grpc_unknown: Option<One<GrpcUnknown>>,
     pub(super) cors: Cors,
     pub(super) tls: Option<Tls>,
     pub(super) jwt: Option<Jwt>,

@@ -8,7 +8,7 @@ use ibid::{Credentials, Limit, TrustedProxies};
 use ibid_stores::seal::Sealing;
 
 use super::{collector::Collector, scalar::Scalar, seal::Seal, secret::Secret, store::Store};
-use crate::routes::RouteTable;
+use crate::routes::{GrpcUnknown, RouteTable};
 
 /// Instead of a file of descriptors: the upstreams are asked for theirs.
 pub(super) const REFLECTION: &str = "reflection";
@@ -56,6 +56,8 @@ pub struct Settings {
     pub journal: Option<PathBuf>,
     /// What says which gRPC methods are unary, as written: a file of protobuf descriptors, or [`REFLECTION`].
     pub descriptors: Option<String>,
+    /// What becomes of calls to gRPC methods that nothing is known about, if it is set.
+    pub grpc_unknown: Option<GrpcUnknown>,
     /// What the upstreams said about themselves, if they were asked: a descriptor set.
     pub reflected: Option<Bytes>,
     /// What a connection may do.
@@ -364,5 +366,8 @@ words!(LogFormat, "log format", { "text" => LogFormat::Text, "json" => LogFormat
 words!(LogLevel, "log level", {
     "error" => LogLevel::Error, "warn" => LogLevel::Warn, "info" => LogLevel::Info, "debug" => LogLevel::Debug,
     "trace" => LogLevel::Trace,
+});
+words!(GrpcUnknown, "way to treat unknown gRPC methods", {
+    "refuse" => GrpcUnknown::Refuse, "pass" => GrpcUnknown::Pass,
 });
 words!(Role, "role", { "admin" => Role::Admin, "viewer" => Role::Viewer, "user" => Role::User });

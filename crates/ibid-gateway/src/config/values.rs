@@ -32,6 +32,9 @@ pub(super) struct DigestStatus(pub(super) Option<StatusCode>);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Preset(pub(super) &'static str);
 
+/// The preset of a `[policy]` that covers nothing: only routes are covered.
+pub(super) const OFF: &str = "off";
+
 /// Where a browser's page may come from.
 #[derive(Debug, Clone)]
 pub(super) struct Origin(pub(super) HeaderValue);
@@ -224,7 +227,7 @@ impl Scalar for Preset {
             }
             None => format!("{text:?} is no preset; allowed are {}", listed(names())),
         };
-        names().find(|name| *name == text).map(Self).ok_or_else(wrong)
+        names().chain([OFF]).find(|name| *name == text).map(Self).ok_or_else(wrong)
     }
 }
 

@@ -10,19 +10,20 @@ use crate::{contract_page::words, routes::Route};
 const SHORTEST_TOKEN: usize = 16;
 
 /// What is probably not meant, one sentence each.
-pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bool) -> Vec<String> {
+pub(super) fn warnings(settings: &Settings, nobody_trusted: bool) -> Vec<String> {
     let mut found = Vec::new();
     let routes: Vec<&Route> = settings.routes.iter().collect();
     let largest = settings.store.layout().decides().largest_record();
     for (at, route) in routes.iter().enumerate() {
         let place = place(at, route);
         let policy = &route.policy;
-        if let Some(earlier) = hidden(&routes[..at], route) {
+        if let Some(earlier) = hidden(&routes[..at], route).filter(|_| !route.is_policy) {
             found.push(format!("{place}: never matches, because all its requests go to {earlier} before it"));
         }
         if policy.mode == Mode::Off {
             continue;
         }
+        found.extend(bare(&routes, route).map(|told| format!("{place}: {told}")));
         if policy.lease > policy.ttl {
             let (lease, ttl) = (show::duration(policy.lease), show::duration(policy.ttl));
             found.push(format!(
@@ -71,9 +72,8 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
             }
         }
     }
-    let used = routes.iter().any(|route| route.via_policy);
-    if has_policy && !used {
-        found.push("policy: no route uses it, because every route has a preset of its own".into());
+    if routes.is_empty() {
+        found.push("policy: preset is \"off\" and there is no route, so nothing is covered".into());
     }
     let is_call = |route: &&Route| route.protocol == Protocol::Grpc;
     if settings.descriptors.is_some() && !routes.iter().any(is_call) {
@@ -114,6 +114,20 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
     found
 }
 
+/// Whoever writes `/a/*` often means `/a`, too.
+fn bare(routes: &[&Route], route: &Route) -> Option<String> {
+    let bare = route.pattern.bare().filter(|_| !route.is_policy)?;
+    let methods = route.policy.methods.iter();
+    let left = methods.filter(|method| {
+        let takes = |other: &&&Route| other.policy.names(method) && other.pattern.covers(&bare);
+        !routes.iter().filter(|other| !other.is_policy).any(|other| takes(&other))
+    });
+    let left = left.map(Method::as_str).collect::<Vec<_>>().join("|");
+    let has_policy = routes.iter().any(|route| route.is_policy);
+    let what = if has_policy { "is under [policy]" } else { "is not covered" };
+    (!left.is_empty()).then(|| format!("{left} {bare} itself is none of its paths and {what}; write a route for it"))
+}
+
 /// What a reader should know, one sentence each.
 pub(super) fn notes(settings: &Settings) -> Vec<String> {
     let mut found = Vec::new();
@@ -143,8 +157,9 @@ fn hidden(earlier: &[&Route], route: &Route) -> Option<String> {
     let mut by: Vec<String> = Vec::new();
     for method in &route.policy.methods {
         let takes = |known: &&Route| {
-            let same = known.protocol == route.protocol && known.policy.methods.contains(method);
-            same && known.pattern.covers(&route.pattern)
+            let known_calls = known.protocol == Protocol::Grpc && !known.pattern.names_one();
+            let same = known.protocol == route.protocol || !known_calls;
+            same && known.policy.names(method) && known.pattern.covers(&route.pattern)
         };
         let at = earlier.iter().position(takes)?;
         let place = place(at, earlier[at]);

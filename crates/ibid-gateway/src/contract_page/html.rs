@@ -124,7 +124,7 @@ fn add(page: &mut String, text: std::fmt::Arguments<'_>) {
 
 fn path(route: &Route) -> String {
     match (route.protocol, route.is_policy) {
-        (Protocol::Http, true) => "every path".into(),
+        (Protocol::Http, true) => route.title().into(),
         (Protocol::Http, false) => route.pattern.to_string(),
         (Protocol::Grpc, _) => route.pattern.to_string().trim_start_matches('/').to_owned(),
     }

@@ -23,6 +23,7 @@ fn check(file: &str, against: Option<&str>) -> (Verdict, String) {
 fn it_prints_every_dial_and_marks_what_differs() {
     let (verdict, out) = check(
         "admin.token = \"env:TOKEN\"\nstore.url = \"embedded:data\"\n\
+         [policy]\npreset = \"off\"\n\
          [[route]]\nmatch = \"POST /payments/*\"\npreset = \"stripe\"\nttl = \"72h\"\nupstream = \"http://b\"",
         None,
     );
@@ -68,7 +69,12 @@ route[1]  POST /payments/*    (preset stripe)
   mode            enforce
 * upstream        http://b
 
+[policy]  off    what no route names is not covered
+
 * differs from the preset
+
+warnings:
+  - route[1] (POST /payments/*): POST /payments itself is none of its paths and is not covered; write a route for it
 
 notes:
   - route[1] (POST /payments/*): scope has \"credential\": requests with none of Api-Key, Authorization, X-Api-Key, X-Auth-Token share one anonymous scope

@@ -74,7 +74,7 @@ mod what_can_be_written {
             preset = "leads"
 
             [[route]]
-            match = "POST /payments/*"
+            match = "POST /payments"
             ttl   = "72h"
             resolve = "GET /payments?key={key}"
         "#;
@@ -343,16 +343,41 @@ mod what_wins {
         assert_eq!(from.policy.status_of(Reason::InProgress), StatusCode::TOO_EARLY);
         assert_eq!(from.policy.status_of(Reason::KeyReused), StatusCode::CONFLICT);
         assert_eq!(from.policy.on_unknown, OnUnknown::Retry);
-        assert!(settings.routes.find(&Method::POST, "/other").is_none(), "only the routes are covered");
+        let other = settings.routes.find(&Method::POST, "/other").unwrap();
+        assert_eq!((other.name.as_str(), other.is_policy, other.upstream.as_deref()), ("*", true, Some("http://p")));
+        assert_eq!(other.policy.ttl, Duration::from_secs(3600), "what no route names is under [policy]");
     }
 
     #[test]
-    fn routes_without_policy_start_from_ietf_and_cover_only_themselves() {
+    fn routes_without_policy_start_from_ietf_and_so_does_what_they_do_not_name() {
         let settings = load("[[route]]\nmatch = \"DELETE /a\"\nkey.format = \"uuid\"");
         let route = settings.routes.find(&Method::DELETE, "/a").unwrap();
         assert_eq!((route.preset, &route.policy.key.format), ("ietf", &KeyFormat::Uuid));
         assert_eq!(route.policy.methods, [Method::DELETE]);
-        assert!(settings.routes.find(&Method::DELETE, "/b").is_none());
+        let other = settings.routes.find(&Method::DELETE, "/b").unwrap();
+        assert_eq!((other.is_policy, &other.policy), (true, &Policy::ietf()));
+    }
+
+    #[test]
+    fn under_a_policy_that_is_off_only_routes_are_covered() {
+        let settings = load(
+            "[policy]\npreset = \"off\"\nttl = \"1h\"\n[[route]]\nmatch = \"POST /a\"\n\
+             [[route]]\nmatch = \"POST /b\"\npreset = \"leads\"",
+        );
+        let route = settings.routes.find(&Method::POST, "/a").unwrap();
+        assert_eq!((route.preset, route.policy.ttl), ("ietf", Duration::from_secs(3600)), "its dials hold for routes");
+        assert_eq!(settings.routes.find(&Method::POST, "/b").unwrap().preset, "leads");
+        assert!(settings.routes.find(&Method::POST, "/c").is_none());
+        assert!(settings.warnings.is_empty(), "{:?}", settings.warnings);
+        assert_eq!(
+            load("[policy]\npreset = \"off\"").warnings,
+            ["policy: preset is \"off\" and there is no route, so nothing is covered"]
+        );
+        assert_eq!(
+            line("[[route]]\nmatch = \"POST /a\"\npreset = \"off\""),
+            "ibid.toml: route[1].preset: only [policy] has the preset \"off\"; a route is switched off by mode = \"off\" \
+             (match = \"POST /a\")"
+        );
     }
 }
 
@@ -676,22 +701,47 @@ mod warnings_and_notes {
     #[test]
     fn a_route_that_an_earlier_one_hides() {
         let settings = load(
-            "[[route]]\nmatch = \"POST /a/*\"\npreset = \"leads\"\n[[route]]\nmatch = \"PUT /a/:x\"\npreset = \"leads\"\n\
+            "[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /a\"\npreset = \"leads\"\n\
+             [[route]]\nmatch = \"POST /a/*\"\npreset = \"leads\"\n[[route]]\nmatch = \"PUT /a/:x\"\npreset = \"leads\"\n\
              [[route]]\nmatch = \"POST|PUT /a/b\"\npreset = \"leads\"\n[[route]]\nmatch = \"PUT /a/b/c\"\npreset = \"leads\"",
         );
         assert_eq!(
             settings.warnings,
             [
-                "route[3] (POST|PUT /a/b): never matches, because all its requests go to route[1] (POST /a/*) and route[2] (PUT /a/:x) before it"
+                "route[4] (POST|PUT /a/b): never matches, because all its requests go to route[2] (POST /a/*) and route[3] (PUT /a/:x) before it"
             ]
         );
         assert!(settings.notes.is_empty());
+        // Whatever is spoken: method and path alone decide.
+        let settings = load("[[route]]\nmatch = \"POST /*\"\n[[route]]\nmatch = \"grpc shop.Orders/Create\"");
+        let hidden = "route[2] (grpc shop.Orders/Create): never matches, because all its requests go to route[1] (POST /*) before it";
+        assert_eq!(settings.warnings, [hidden]);
+    }
+
+    #[test]
+    fn a_pattern_for_the_rest_without_its_beginning() {
+        let one = "[[route]]\nmatch = \"POST|PUT /payments/*\"\n";
+        let told = |text: &str| load(text).warnings;
+        assert_eq!(
+            told(one),
+            [
+                "route[1] (POST|PUT /payments/*): POST|PUT /payments itself is none of its paths and is under [policy]; write a route for it"
+            ]
+        );
+        assert_eq!(
+            told(&format!("[policy]\npreset = \"off\"\n{one}[[route]]\nmatch = \"POST /:any\"")),
+            [
+                "route[1] (POST|PUT /payments/*): PUT /payments itself is none of its paths and is not covered; write a route for it"
+            ]
+        );
+        assert!(told(&format!("{one}[[route]]\nmatch = \"POST|PUT /payments\"")).is_empty());
+        assert!(told("[[route]]\nmatch = \"POST /*\"").is_empty());
     }
 
     #[test]
     fn what_is_probably_not_meant() {
         let settings = load(
-            "trusted_proxies = []\nbuffer_memory = \"1KiB\"\nadmin.listen = \"0.0.0.0:8081\"\n[policy]\n\
+            "trusted_proxies = []\nbuffer_memory = \"1KiB\"\nadmin.listen = \"0.0.0.0:8081\"\n[policy]\npreset = \"off\"\n\
              [[route]]\nmatch = \"GET /a\"\npreset = \"membership\"\nttl = \"1m\"\nwait_timeout = \"0s\"",
         );
         assert_eq!(
@@ -702,7 +752,6 @@ mod warnings_and_notes {
                 "route[1] (GET /a): max_request (1MiB) is more than buffer_memory (1KiB), so the largest never fit",
                 "route[1] (GET /a): on_concurrent is \"wait\" and wait_timeout is zero, so nobody waits",
                 "route[1] (GET /a): GET changes nothing by its definition; remembered answers of it grow stale",
-                "policy: no route uses it, because every route has a preset of its own",
                 "admin.listen: 0.0.0.0:8081 is reachable from other machines, and no token is set",
                 "admin.listen: 0.0.0.0:8081 is reachable from other machines without TLS, so tokens and answers can be read on the way; set [admin.tls]",
             ]
@@ -827,11 +876,14 @@ mod forgetting {
     #[test]
     fn removed_routes_methods_and_modes() {
         let again = "retries of remembered requests will run again";
+        let only = |routes: &str| format!("[policy]\npreset = \"off\"\n{routes}");
         let other = "[[route]]\nmatch = \"POST /other\"\n";
-        from(&format!("{PAY}{other}"), other, &[&format!("POST /payments/*: POST is no longer covered: {again}")]);
+        let told = format!("POST /payments/*: POST is no longer covered: {again}");
+        from(&only(&format!("{PAY}{other}")), &only(other), &[&told]);
+        from(&format!("{PAY}{other}"), other, &[]);
         from(
-            "[[route]]\nmatch = \"POST|PUT /a\"",
-            "[[route]]\nmatch = \"POST /a\"",
+            &only("[[route]]\nmatch = \"POST|PUT /a\""),
+            &only("[[route]]\nmatch = \"POST /a\""),
             &[&format!("POST|PUT /a: PUT is no longer covered: {again}")],
         );
         from(
@@ -839,14 +891,17 @@ mod forgetting {
             &format!("{PAY}mode = \"off\""),
             &[&format!("POST /payments/*: mode changed from enforce to off: {again}")],
         );
-        from(&format!("{PAY}mode = \"shadow\""), other, &[]);
+        from(&only(&format!("{PAY}mode = \"shadow\"")), &only(other), &[]);
         let narrower = "[[route]]\nmatch = \"POST /payments/:id\"";
-        from(PAY, narrower, &[&format!("POST /payments/*: POST is no longer covered on all its paths: {again}")]);
+        let told = format!("POST /payments/*: POST is no longer covered on all its paths: {again}");
+        from(&only(PAY), &only(narrower), &[&told]);
+        from(PAY, narrower, &[]);
         let everything = ["POST", "PUT", "PATCH", "DELETE"]
             .map(|method| format!("every path: {method} is no longer covered on all its paths: {again}"));
-        let told = forgets(&load(""), &load(PAY));
+        let told = forgets(&load(""), &load(&only(PAY)));
         assert_eq!(told[0], everything[0]);
         assert_eq!(told.len(), 4);
+        from("", PAY, &[]);
     }
 
     #[test]
@@ -858,6 +913,7 @@ mod forgetting {
             "[policy]\nscope = \"global\"",
             &[
                 "POST /payments/* (now every path): scope changed from [host, credential] to [global]: remembered answers of this route will not be found again",
+                "every other path: scope changed from [host, credential] to [global]: remembered answers of this route will not be found again",
             ],
         );
         from(

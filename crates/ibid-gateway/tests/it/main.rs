@@ -10,6 +10,7 @@ mod check;
 mod config;
 mod conform;
 mod console;
+mod coverage;
 mod disk;
 mod docs;
 mod faults;

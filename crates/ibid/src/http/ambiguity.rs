@@ -4,7 +4,7 @@
 //! last; a proxy may remove what `Connection` names. For the headers that decide about keys, callers and comparison,
 //! none of that is allowed.
 
-use http::{HeaderMap, header};
+use http::{HeaderMap, Uri, header};
 
 use crate::{
     fingerprint,
@@ -63,6 +63,30 @@ pub(super) fn check_path(path: &str) -> Result<(), Refusal> {
         }
     }
     Ok(())
+}
+
+/// The target with one spelling for all paths that an app could take for the same one: in lower case, without parameters,
+/// empty segments and a slash at the end. `None` if it has that spelling.
+pub(super) fn plain(uri: &Uri) -> Option<Uri> {
+    let path = uri.path();
+    let mut plain = String::with_capacity(path.len());
+    for segment in path.split(['/', '\\']) {
+        let name = segment.split(';').next().unwrap_or_default();
+        if !name.is_empty() {
+            plain.push('/');
+            plain.push_str(&name.to_ascii_lowercase());
+        }
+    }
+    if plain.is_empty() {
+        plain.push('/');
+    }
+    if plain == path {
+        return None;
+    }
+    let mut parts = uri.clone().into_parts();
+    let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    parts.path_and_query = format!("{plain}{query}").parse().ok();
+    Uri::from_parts(parts).ok()
 }
 
 /// Whether a header decides about keys, callers or comparison. `name` is in lower case.
@@ -137,6 +161,17 @@ mod tests {
         for twin in ["/%61", "/%7E", "/%c3%A9", "/\u{e9}", "/%21", "/%7B", "/%", "/%2", "/%zz", "/%2F"] {
             assert!(check_path(twin).is_err(), "{twin}");
         }
+    }
+
+    #[test]
+    fn all_spellings_of_a_path_have_one_plain_form() {
+        let plain = |path: &str| plain(&path.parse().unwrap()).map(|uri| uri.to_string());
+        assert_eq!(plain("/hooks/a%20b?X=1"), None);
+        for spelling in ["/Hooks/A", "/hooks/a/", "//hooks/a", "/hooks;x=1/a;y", "/;/hooks/a", "/hooks\\a"] {
+            assert_eq!(plain(spelling).as_deref(), Some("/hooks/a"), "{spelling}");
+        }
+        assert_eq!(plain("http://h/A?B=/;").as_deref(), Some("http://h/a?B=/;"));
+        assert_eq!(plain("/;").as_deref(), Some("/"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Judges a covered request before anything is read or claimed: its key, whose it is, and whether it can be read in
 //! only one way.
 
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header, request::Parts};
@@ -14,7 +14,7 @@ use crate::{
     grpc,
     key::{Key, KeyFormat, KeySource, hex, mask},
     label,
-    policy::{LabelKey, OnMismatch, OnStoreDown, Policy},
+    policy::{LabelKey, Mode, OnMismatch, OnStoreDown, Policy},
     refusal::{Reason, Refusal},
     scope::{Caller, CallerKind, Identity, Scope, ScopePart, cookies_only},
     store::{Address, Ask, Fingerprint, Tags, Token},
@@ -40,6 +40,58 @@ pub(super) struct Keyed {
     user: String,
 }
 
+/// Whether a request carries a key by a policy's sources, whatever its form. Bodies are not looked into: where a key may
+/// be in one, it counts as carried.
+pub fn carries_key(policy: &Policy, uri: &http::Uri, headers: &HeaderMap) -> bool {
+    let in_query = |name: &str| {
+        let pairs = uri.query().unwrap_or_default().split('&');
+        let mut names = pairs.map(|pair| pair.split('=').next().unwrap_or_default());
+        names.any(|given| decoded(given).as_deref() == Some(name.as_bytes()))
+    };
+    policy.key.from.iter().any(|source| match source {
+        KeySource::Header(name) => headers.contains_key(name),
+        KeySource::Query(name) => in_query(name),
+        KeySource::Json(_) | KeySource::Body => false,
+    }) || may_have_key_in_body(policy, headers)
+}
+
+/// The route that governs a request, what became of its head under it, and the other routes by which it has a key.
+pub(super) type Governed = (Arc<Route>, Judged, Vec<(Arc<Route>, Keyed)>);
+
+/// As [`judge`], for a request that an app could take for one of several routes. What any of them requires is required;
+/// the first by which the request has a key governs it, an enforced one before one in shadow mode.
+pub(super) fn judge_all(shared: &Shared, route: Arc<Route>, also: Vec<Arc<Route>>, parts: &Parts) -> Governed {
+    let enforced = |route: &Route| route.policy.mode == Mode::Enforce;
+    let first = judge(shared, &route, parts);
+    if also.is_empty() || matches!(first, Judged::Refused(..)) && enforced(&route) {
+        return (route, first, Vec::new());
+    }
+    let has_key = matches!(first, Judged::Keyed(_));
+    let mut keyed = Vec::with_capacity(1 + also.len());
+    let mut otherwise = None;
+    match first {
+        Judged::Keyed(found) => keyed.push((route, found)),
+        first => otherwise = Some((route, first)),
+    }
+    for other in also {
+        match judge(shared, &other, parts) {
+            Judged::Keyed(found) => keyed.push((other, found)),
+            refused @ Judged::Refused(..) if enforced(&other) && (other.policy.key.required || !has_key) => {
+                return (other, refused, Vec::new());
+            }
+            _ => {}
+        }
+    }
+    let governs = keyed.iter().position(|(route, _)| enforced(route)).unwrap_or(0);
+    match otherwise {
+        Some((route, first)) if keyed.is_empty() => (route, first, Vec::new()),
+        _ => {
+            let (route, found) = keyed.remove(governs);
+            (route, Judged::Keyed(found), keyed)
+        }
+    }
+}
+
 /// Reads key and scope from the head.
 pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
     let policy = &route.policy;
@@ -58,9 +110,12 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
             Err(refusal) => Judged::Refused(refusal, String::new()),
         };
     }
+    // A signature does not cover the path: a copy of a delivery must not run again under another spelling of it.
+    let signed = policy.signature.is_some() && policy.scope.contains(&ScopePart::Path);
+    let plain = signed.then(|| ambiguity::plain(&parts.uri)).flatten();
     let caller = Caller {
         method: &parts.method,
-        uri: &parts.uri,
+        uri: plain.as_ref().unwrap_or(&parts.uri),
         headers: &parts.headers,
         peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
         identity: parts.extensions.get::<Identity>(),
@@ -84,7 +139,7 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
     let owner = owner(policy, &caller);
     let judged = judged.and_then(|scope| {
         ambiguity::check(policy, credentials, &parts.headers)?;
-        if policy.signature.is_some() && policy.scope.contains(&ScopePart::Path) {
+        if signed {
             ambiguity::check_path(parts.uri.path())?;
         }
         if parts.headers.contains_key(header::UPGRADE) {

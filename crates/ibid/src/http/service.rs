@@ -80,9 +80,14 @@ where
     RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
     let (mut parts, body) = request.into_parts();
-    let route = match routing.route(&parts) {
-        Routed::Covered(route) => route,
-        Routed::Pass => {
+    let (route, also) = match routing.route(&parts) {
+        Routed::Covered { route, also } => (route, also),
+        Routed::UnknownCall(route) => return unknown_call(shared, inner, parts, body, &route),
+        routed @ (Routed::Pass | Routed::Uncovered) => {
+            if let Routed::Uncovered = routed {
+                let notice = Notice::Uncovered { method: parts.method.as_str(), path: parts.uri.path() };
+                shared.engine.observer().noticed(&notice);
+            }
             let preflight = preflight(shared, routing, &parts);
             let request = Request::from_parts(parts, RequestBody::untouched(body));
             return ResponseFuture::passed(inner.call(request), preflight);
@@ -94,7 +99,7 @@ where
             return ResponseFuture::ready(answer::refuse(&refusal, &policy, "", &mut telling));
         }
     };
-    let keyed = request::judge(shared, &route, &parts);
+    let (route, keyed, others) = request::judge_all(shared, route, also, &parts);
     strip_own_headers(&mut parts.headers, &route.policy);
     let mut seen = Seen::of(&route, &parts);
     match keyed {
@@ -125,7 +130,7 @@ where
             let mut work: Work<RB> = if route.policy.mode == Mode::Shadow {
                 Box::pin(shadow::work(shared.clone(), inner, parts, body, keyed, seen))
             } else {
-                Box::pin(work(shared.clone(), inner, parts, body, keyed, seen, side.clone()))
+                Box::pin(work(shared.clone(), inner, parts, body, keyed, others, seen, side.clone()))
             };
             if let Some(around) = around {
                 work = Box::pin(Inside { work, around });
@@ -135,11 +140,41 @@ where
     }
 }
 
+/// A gRPC call that may be a stream, and so cannot be claimed.
+fn unknown_call<S, B, RB>(
+    shared: &Shared, mut inner: S, mut parts: Parts, body: B, route: &Arc<Route>,
+) -> ResponseFuture<S::Future, RB>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<RB>>,
+{
+    let policy = &route.policy;
+    let seen = Seen::of(route, &parts);
+    let is_protected = policy.key.required || request::carries_key(policy, &parts.uri, &parts.headers);
+    if is_protected && policy.mode == Mode::Enforce {
+        let detail = format!(
+            "whether {} is a unary method is not known, so the call cannot be protected; name it in a route (match = \
+             \"grpc package.Service/Method\"), set descriptors to a file or \"reflection\", or let such calls pass \
+             unprotected with grpc_unknown = \"pass\"",
+            parts.uri.path()
+        );
+        let refusal = Refusal::new(Reason::MethodUnknown, detail);
+        let answer = grpc::refuse(&refusal, policy, "");
+        seen.tell(shared, Outcome::Refused(refusal.reason), seen.call_status(answer.headers(), None));
+        return ResponseFuture::ready(answer);
+    }
+    let outcome = if is_protected { Outcome::Shadow(Shadow::Refusal(Reason::MethodUnknown)) } else { Outcome::Keyless };
+    seen.tell(shared, outcome, NO_ANSWER);
+    strip_own_headers(&mut parts.headers, policy);
+    ResponseFuture::passed(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
+}
+
 /// Everything about a request with a key. Once `side` is told of the claim, it runs to its end whatever the client
 /// does.
 #[expect(clippy::manual_async_fn, reason = "an async fn would hold its arguments twice")]
+#[allow(clippy::too_many_arguments)]
 fn work<S, B, RB>(
-    shared: Arc<Shared>, mut inner: S, parts: Parts, body: B, keyed: Keyed, mut seen: Seen, side: Arc<Side<RB>>,
+    shared: Arc<Shared>, mut inner: S, parts: Parts, body: B, mut keyed: Keyed, others: Vec<(Arc<Route>, Keyed)>,
+    mut seen: Seen, side: Arc<Side<RB>>,
 ) -> impl Future<Output = Option<Response<ResponseBody<RB>>>> + Send
 where
     S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send> + Clone + Send + 'static,
@@ -166,11 +201,24 @@ where
             }
             Err(Unread::Refused(refusal, ..)) => return Some(refused(&shared, &refusal, &seen, &mut telling)),
         };
-        if let Err(refusal) = request::check_signature(policy, &parts, &body) {
+        // Routes in shadow mode require nothing, and do not govern.
+        let others: Vec<_> = others.into_iter().filter(|(other, _)| other.policy.mode == Mode::Enforce).collect();
+        let mut signed = std::iter::once(&route).chain(others.iter().map(|(other, _)| other)).map(|route| &route.policy);
+        if let Err(refusal) = signed.try_for_each(|policy| request::check_signature(policy, &parts, &body)) {
             return Some(refused(&shared, &refusal, &seen, &mut telling));
         }
+        let (content, mut others) = ((&*body, trailers.as_ref()), others.into_iter());
+        let asked = loop {
+            match (keyed.ask(&shared, &seen.route, &parts, content, telling.requested_at_ms), others.next()) {
+                // It has no key by this route after all.
+                (Ok(None), Some((other, next))) => (seen.route, keyed) = (other, next),
+                (asked, _) => break asked,
+            }
+        };
+        let route = seen.route.clone();
+        let policy = &route.policy;
+        telling.protocol = route.protocol;
         let kind = keyed.caller;
-        let asked = keyed.ask(&shared, &route, &parts, (&body, trailers.as_ref()), telling.requested_at_ms);
         let asked = match asked {
             Ok(Some(asked)) if asked.older.is_some() => Box::pin(asked.settled(&shared, policy)).await.map(Some),
             asked => asked,

@@ -222,8 +222,8 @@ async fn the_layer_fits_around_routes_and_beside_the_one_for_http() {
     let router = tonic::service::Routes::new(Orders(state.clone()))
         .into_axum_router()
         .route("/pay", axum::routing::post(|| async { "paid" }))
-        .layer(ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform()).unwrap())
-        .layer(ibid.layer(Policy::ietf()).unwrap());
+        .layer(ibid.layer(Policy::ietf()).unwrap())
+        .layer(ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform()).unwrap());
     let send = async |path: &str, kind: &str| {
         let request = http::Request::post(path)
             .version(http::Version::HTTP_2)

@@ -1,5 +1,6 @@
 //! The layer in an axum app.
 
+mod coverage;
 mod memory;
 
 use std::{

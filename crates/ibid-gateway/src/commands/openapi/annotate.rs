@@ -115,7 +115,9 @@ fn operations<'a>(
             let seen = document.seen(node);
             let servers = document.member(seen, "servers").or_else(|| document.member(item, "servers")).or(top);
             let bases = base.map_or_else(|| bases(document, servers), |base| vec![base.to_owned()]);
-            let route = bases.iter().find_map(|base| routes.find(&method, &format!("{base}{template}")));
+            let mut named = bases.iter().filter_map(|base| routes.find(&method, &format!("{base}{template}")));
+            // A route that one of the servers leads to comes before [policy], to which all of them do.
+            let route = named.clone().find(|route| !route.is_policy).or_else(|| named.next());
             let Some(route) = route.filter(|route| route.policy.covers(&method)) else { continue };
             if route.policy.mode != Mode::Enforce {
                 outcome.notes.push((

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const ROUTES: &str = "upstream = \"http://127.0.0.1:3000\"\n[[route]]\nmatch = \"POST /payments\"\n\
+const ROUTES: &str = "upstream = \"http://127.0.0.1:3000\"\n[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /payments\"\n\
                       [[route]]\nmatch = \"POST|DELETE /payments/:id/*\"\npreset = \"stripe\"\n\
                       [[route]]\nmatch = \"PUT /v1/things/*\"\npreset = \"membership\"\n\
                       [[route]]\nmatch = \"POST /leads\"\npreset = \"leads\"\n\

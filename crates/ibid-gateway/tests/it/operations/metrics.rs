@@ -108,6 +108,7 @@ fn the_names_are_the_promised_ones() {
         "counter idempotency_conflicts_total",
         "counter idempotency_mismatches_total",
         "counter idempotency_retries_total",
+        "counter idempotency_uncovered_total",
         "counter idempotency_fallback_total",
         "gauge idempotency_processing_gauge",
         "gauge idempotency_stuck_gauge",

@@ -127,7 +127,7 @@ async fn a_port_in_use_is_no_wrong_setting() {
 
 #[tokio::test]
 async fn check_prints_the_dials_of_every_route() {
-    let text = "[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\nttl = \"72h\"\n\
+    let text = "[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\nttl = \"72h\"\n\
                 [[route]]\nmatch = \"PUT /a\"\npreset = \"membership\"\n";
     let (_dir, path) = folder_with("mine.toml", &format!("{UPSTREAM}{text}"));
     let output = run(BIN, &["check", path.to_str().unwrap()], &[]).await;

@@ -71,8 +71,10 @@ impl Bench {
     /// The same with these dials written under its preset.
     async fn with(preset: &str, dials: &str) -> Bench {
         let (found, under) = (shipped(preset), format!("\"{preset}\""));
+        let set = |name: &str| dials.lines().any(|dial| dial.split('=').next().unwrap_or_default().trim() == name);
         let text = found.lines().map(|line| match line.split_once('=') {
             Some((name, value)) if name.trim() == "preset" && value.trim() == under => format!("{line}\n{dials}\n"),
+            Some((name, _)) if set(name.trim()) => String::new(),
             _ => format!("{line}\n"),
         });
         Bench::run(&text.collect::<String>()).await
@@ -376,6 +378,9 @@ async fn checked(preset: &str) -> Vec<Checked> {
     let mut routes: Vec<Checked> = Vec::new();
     let (_, body) = text.split_once("\n\n").expect("a first line");
     for line in body.lines().take_while(|line| *line != "* differs from the preset") {
+        if line.starts_with("[policy]  off ") {
+            break;
+        }
         if line.starts_with("route[") || line.starts_with("[policy]") {
             let name =
                 line.split("    (").next().and_then(|start| start.split_once("  ")).expect("a place and a name").1;
