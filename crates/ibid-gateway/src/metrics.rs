@@ -76,7 +76,7 @@ pub enum Kind {
 
 /// Everything that there is, in the order of the page.
 #[rustfmt::skip]
-pub const FAMILIES: [Family; 16] = [
+pub const FAMILIES: [Family; 18] = [
     Family { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: Kind::Counter,
              help: "Covered requests by route and by what they got." },
     Family { name: "idempotency_cache_hit_total", labels: &[], kind: Kind::Counter,

@@ -172,7 +172,7 @@ impl RouteTable {
 
     /// With what is set about gRPC calls that no route names and whose method is not known.
     pub(crate) fn with_unknown_calls(mut self, set: Option<GrpcUnknown>) -> Self {
-        let policy = self.routes.iter().find(|route| route.is_policy).map(|route| route.policy.clone());
+        let policy = self.routes.iter().find(|route| route.is_policy).map(|route| Policy::clone(&route.policy));
         let policy = policy.filter(|policy| policy.mode != Mode::Off);
         let policy = match set {
             Some(GrpcUnknown::Pass) => None,
@@ -182,7 +182,7 @@ impl RouteTable {
         self.unknown_calls = policy.map(|policy| {
             let mut policy = policy.for_grpc();
             policy.key.required |= set.is_some();
-            Arc::new(Guard { name: "*".into(), policy, protocol: Protocol::Grpc })
+            Arc::new(Guard { name: "*".into(), policy: checked(policy), protocol: Protocol::Grpc })
         });
         self
     }
