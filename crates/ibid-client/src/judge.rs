@@ -172,6 +172,7 @@ fn judge_refusal(refusal: Option<Refused>, seen: &Seen<'_>, now: SystemTime) -> 
             | Refused::ScopeRefused
             | Refused::BodyTooLarge
             | Refused::KeyReused
+            | Refused::MethodUnknown
             | Refused::OutcomeUnknown,
         )
         | None => Verdict::Refused(refusal),

@@ -92,12 +92,12 @@ mod what_can_be_written {
         assert_eq!(settings.buffer_memory, 256 << 20);
         let leads = policy(&settings, &Method::POST, "/api/leads");
         assert_eq!((leads.ttl, leads.on_concurrent), (Duration::from_secs(300), OnConcurrent::Wait));
-        let payments = policy(&settings, &Method::POST, "/payments/1");
+        let payments = policy(&settings, &Method::POST, "/payments");
         assert_eq!(payments.ttl, Duration::from_secs(72 * 3600));
         assert_eq!(payments.resolve.as_ref().unwrap().to_string(), "GET /payments?key={key}");
         assert_eq!(payments.methods, [Method::POST]);
-        assert!(settings.routes.find(&Method::PUT, "/payments/1").is_none());
-        assert!(settings.routes.find(&Method::POST, "/payments").is_none());
+        assert!(settings.routes.find(&Method::PUT, "/payments").unwrap().is_policy);
+        assert!(settings.routes.find(&Method::POST, "/payments/1").unwrap().is_policy);
         assert!(!format!("{settings:?}").contains("s3cret"));
     }
 
@@ -928,6 +928,7 @@ mod forgetting {
             "[[route]]\nmatch = \"POST|PUT /a\"\nscope = \"route\"",
             &[
                 "POST /a (now POST|PUT /a): match changed from \"POST /a\" to \"POST|PUT /a\": it is part of scope, so remembered answers will not be found again",
+                "every other path (now POST|PUT /a): scope changed from [host, credential] to [route]: remembered answers of this route will not be found again",
             ],
         );
     }

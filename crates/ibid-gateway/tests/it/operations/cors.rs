@@ -17,7 +17,8 @@ const OURS: [&str; 3] =
 
 async fn shop(upstream: &Upstream) -> Gateway {
     let config = format!(
-        "cors = {{ origins = [\"{SHOP}\", \"{TILL}\"] }}\n[[route]]\nmatch = \"POST /pay\"\nkey.required = true\n"
+        "cors = {{ origins = [\"{SHOP}\", \"{TILL}\"] }}\n[policy]\npreset = \"off\"\n\
+         [[route]]\nmatch = \"POST /pay\"\nkey.required = true\n"
     );
     gateway(&config, upstream).await
 }

@@ -84,11 +84,11 @@ async fn every_name_is_there_from_the_start_at_zero() {
     }
     let outcomes = "executed released pending unknown degraded replayed keyless shadow-replay shadow-refusal";
     for outcome in outcomes.split(' ').chain(Reason::all().map(Reason::name)) {
-        for route in ["POST /pay", "POST|PUT /orders/*"] {
+        for route in ["POST /pay", "POST|PUT /orders/*", "*"] {
             page.sum("idempotency_requests_total", &[("route", route), ("outcome", outcome)]);
         }
     }
-    assert_eq!(page.families()[0].samples.len(), 2 * (9 + Reason::COUNT), "and no others");
+    assert_eq!(page.families()[0].samples.len(), 3 * (9 + Reason::COUNT), "and no others");
     for op in ["claim", "extend", "settle", "wait", "get"] {
         assert_eq!(page.asked(op), 0.0);
     }
