@@ -35,6 +35,8 @@ use crate::scope::TrustedProxies;
 const MIN_HELD: u64 = 4 << 10;
 /// Nobody is evicted earlier than this after its transfer began.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
+/// The same for clients that hold much, when the memory is needed by one that does not: they must not fill it again and again.
+const HEAVY_EVICTION_GRACE: Duration = Duration::from_millis(100);
 /// Faster transfers, in bytes per second, are evicted only for faster ones.
 const SAFE_SPEED: u64 = 64 << 10;
 /// The speed of a transfer is measured over this time.
@@ -366,6 +368,12 @@ impl Transfer {
         self.budget.limit / 4
     }
 
+    /// Whether its client holds much.
+    fn is_heavy(&self) -> bool {
+        let accounts = self.connection.iter().chain(&self.address);
+        accounts.into_iter().any(|account| account.0.load(Relaxed) > self.budget.limit / 64)
+    }
+
     /// `Err(None)` if it was evicted; else the account that is at its bound, or that there is no room at all.
     fn grow_to(&self, bytes: u64) -> Result<(), Option<AtBound>> {
         let mut state = self.state.lock();
@@ -418,7 +426,8 @@ impl Transfer {
             ours.as_ref().zip(theirs.as_ref()).is_some_and(|(ours, theirs)| Arc::ptr_eq(ours, theirs))
         };
         let newcomer = Rank { speed: logarithm(SAFE_SPEED), held: std::cmp::Reverse(u64::MAX) };
-        let own_rank = self.state.lock().rank(now).unwrap_or(newcomer);
+        let own_rank = self.state.lock().rank(now, EVICTION_GRACE).unwrap_or(newcomer);
+        let is_light = !self.is_heavy();
         let mut slower: Vec<(Rank, Arc<Transfer>)> = {
             let transfers = self.budget.transfers.lock();
             let others = transfers.by_id.values().filter(|other| match at_bound {
@@ -427,7 +436,8 @@ impl Transfer {
                 AtBound::Budget => true,
             });
             let ranked = others.filter(|other| other.id != self.id).filter_map(|other| {
-                let rank = other.state.lock().rank(now)?;
+                let grace = if is_light && other.is_heavy() { HEAVY_EVICTION_GRACE } else { EVICTION_GRACE };
+                let rank = other.state.lock().rank(now, grace)?;
                 (rank < own_rank).then(|| (rank, other.clone()))
             });
             ranked.collect()
@@ -486,8 +496,8 @@ impl State {
     }
 
     /// `None` if it cannot be evicted.
-    fn rank(&mut self, now: Instant) -> Option<Rank> {
-        if self.evicted || self.held == 0 || now.saturating_duration_since(self.began) < EVICTION_GRACE {
+    fn rank(&mut self, now: Instant, grace: Duration) -> Option<Rank> {
+        if self.evicted || self.held == 0 || now.saturating_duration_since(self.began) < grace {
             return None;
         }
         self.turn(now);
