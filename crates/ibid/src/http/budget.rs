@@ -20,10 +20,7 @@ use std::{
 
 use http::Extensions;
 use parking_lot::Mutex;
-use tokio::{
-    sync::Notify,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{
     Peer,
@@ -35,14 +32,17 @@ use crate::scope::TrustedProxies;
 const MIN_HELD: u64 = 4 << 10;
 /// Nobody is evicted earlier than this after its transfer began.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
+/// The same for clients that hold much, when the memory is needed by one that does not: they must not fill it again and again.
+const HEAVY_EVICTION_GRACE: Duration = Duration::from_millis(100);
 /// Faster transfers, in bytes per second, are evicted only for faster ones.
 const SAFE_SPEED: u64 = 64 << 10;
 /// The speed of a transfer is measured over this time.
 const RATE_WINDOW: Duration = Duration::from_secs(2);
 /// How long a replay waits until others have been read, or were evicted.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
-/// How often it looks for somebody to evict meanwhile.
-const ANSWER_WAIT_STEP: Duration = Duration::from_millis(100);
+/// How long it waits before it looks again.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LAST_PAUSE: Duration = Duration::from_millis(320);
 
 /// The budget. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -57,7 +57,8 @@ struct Inner {
     transfers: Mutex<Transfers>,
     /// What client addresses hold. Entries whose account is gone are removed now and then.
     addresses: Mutex<HashMap<IpAddr, Weak<Account>>>,
-    freed: Notify,
+    /// Answers to clients whose connection is not known wait here, one after the other.
+    line: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -68,7 +69,11 @@ struct Transfers {
 
 /// What one connection or one client address holds, in bytes.
 #[derive(Debug, Default)]
-pub(super) struct Account(AtomicU64);
+pub(super) struct Account {
+    used: AtomicU64,
+    /// Of a connection: its answers that wait for room stand here, one after the other.
+    line: tokio::sync::Mutex<()>,
+}
 
 /// Whom memory is held for.
 #[derive(Debug, Clone, Default)]
@@ -96,6 +101,7 @@ struct Transfer {
     id: u64,
     connection: Option<Arc<Account>>,
     address: Option<Arc<Account>>,
+    is_answer: bool,
     cut: Option<Cut>,
     state: Mutex<State>,
 }
@@ -132,7 +138,7 @@ impl Budget {
             trusted,
             transfers: Mutex::default(),
             addresses: Mutex::default(),
-            freed: Notify::new(),
+            line: tokio::sync::Mutex::default(),
         }))
     }
 
@@ -147,15 +153,15 @@ impl Budget {
 
     /// Begins to receive a body.
     pub(crate) fn receive(&self, client: &Client) -> Reservation {
-        self.transfer(client, None)
+        self.transfer(client, false)
     }
 
     /// Begins to send an answer.
     pub(crate) fn send(&self, client: &Client) -> Reservation {
-        self.transfer(client, client.cut.clone())
+        self.transfer(client, true)
     }
 
-    fn transfer(&self, client: &Client, cut: Option<Cut>) -> Reservation {
+    fn transfer(&self, client: &Client, is_answer: bool) -> Reservation {
         let bounded = client.address.filter(|address| !self.0.trusted.trusts(Some(*address)));
         let address = bounded.map(|address| self.0.account(address));
         let connection = client.connection.as_ref().map(|connection| connection.0.clone());
@@ -163,19 +169,21 @@ impl Budget {
         transfers.next_id += 1;
         let (id, now) = (transfers.next_id, Instant::now());
         let state = State { held: 0, evicted: false, waker: None, began: now, window: now, bytes: 0, bytes_before: 0 };
-        let transfer =
-            Arc::new(Transfer { budget: self.0.clone(), id, connection, address, cut, state: Mutex::new(state) });
+        let cut = client.cut.clone().filter(|_| is_answer);
+        let (budget, state) = (self.0.clone(), Mutex::new(state));
+        let transfer = Arc::new(Transfer { budget, id, connection, address, is_answer, cut, state });
         transfers.by_id.insert(id, transfer.clone());
         Reservation(transfer)
     }
 
-    /// Reserves for an answer that can still be refused. Waits for a while until there is room.
+    /// Reserves for an answer that can still be refused. Waits for a while until there is room; of one connection only one
+    /// answer at a time looks for it.
     pub(crate) async fn answer(&self, client: &Client, bytes: u64) -> Result<Reservation, Full> {
         let deadline = Instant::now() + ANSWER_WAIT;
+        let line = client.connection.as_ref().map_or(&self.0.line, |connection| &connection.0.line);
+        let Ok(_turn) = timeout_at(deadline, line.lock()).await else { return Err(Full) };
+        let mut pause = FIRST_PAUSE;
         loop {
-            let freed = self.0.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable();
             let reservation = self.send(client);
             if reservation.grow_to(bytes).is_ok() {
                 return Ok(reservation);
@@ -185,7 +193,8 @@ impl Budget {
             if now >= deadline {
                 return Err(Full);
             }
-            let _ = timeout_at(deadline.min(now + ANSWER_WAIT_STEP), freed).await;
+            sleep_until(deadline.min(now + pause)).await;
+            pause = (pause * 2).min(LAST_PAUSE);
         }
     }
 }
@@ -201,10 +210,7 @@ impl Inner {
     }
 
     fn give_back(&self, bytes: u64) {
-        if bytes > 0 {
-            self.used.fetch_sub(bytes, Relaxed);
-            self.freed.notify_waiters();
-        }
+        self.used.fetch_sub(bytes, Relaxed);
     }
 
     /// The account of a client address. Of IPv6 a client has a whole /64.
@@ -229,7 +235,7 @@ impl Inner {
 impl Account {
     /// Whether `bytes` more fit under `bound`. Those who hold nothing else (`own` is theirs) may hold more.
     fn take(&self, bytes: u64, own: u64, bound: u64) -> bool {
-        let before = self.0.fetch_add(bytes, Relaxed);
+        let before = self.used.fetch_add(bytes, Relaxed);
         if before + bytes > bound && before > own {
             self.subtract(bytes);
             return false;
@@ -238,11 +244,11 @@ impl Account {
     }
 
     fn add(&self, bytes: u64) {
-        self.0.fetch_add(bytes, Relaxed);
+        self.used.fetch_add(bytes, Relaxed);
     }
 
     fn subtract(&self, bytes: u64) {
-        self.0.fetch_sub(bytes, Relaxed);
+        self.used.fetch_sub(bytes, Relaxed);
     }
 }
 
@@ -366,6 +372,12 @@ impl Transfer {
         self.budget.limit / 4
     }
 
+    /// Whether its client holds much.
+    fn is_heavy(&self) -> bool {
+        let accounts = self.connection.iter().chain(&self.address);
+        accounts.into_iter().any(|account| account.used.load(Relaxed) > self.budget.limit / 64)
+    }
+
     /// `Err(None)` if it was evicted; else the account that is at its bound, or that there is no room at all.
     fn grow_to(&self, bytes: u64) -> Result<(), Option<AtBound>> {
         let mut state = self.state.lock();
@@ -418,7 +430,12 @@ impl Transfer {
             ours.as_ref().zip(theirs.as_ref()).is_some_and(|(ours, theirs)| Arc::ptr_eq(ours, theirs))
         };
         let newcomer = Rank { speed: logarithm(SAFE_SPEED), held: std::cmp::Reverse(u64::MAX) };
-        let own_rank = self.state.lock().rank(now).unwrap_or(newcomer);
+        let own_rank = self.state.lock().rank(now, EVICTION_GRACE).unwrap_or(newcomer);
+        let is_light = !self.is_heavy();
+        if self.is_answer && !is_light && at_bound == AtBound::Budget {
+            // It waits for its turn.
+            return Err(Full);
+        }
         let mut slower: Vec<(Rank, Arc<Transfer>)> = {
             let transfers = self.budget.transfers.lock();
             let others = transfers.by_id.values().filter(|other| match at_bound {
@@ -427,7 +444,8 @@ impl Transfer {
                 AtBound::Budget => true,
             });
             let ranked = others.filter(|other| other.id != self.id).filter_map(|other| {
-                let rank = other.state.lock().rank(now)?;
+                let grace = if is_light && other.is_heavy() { HEAVY_EVICTION_GRACE } else { EVICTION_GRACE };
+                let rank = other.state.lock().rank(now, grace)?;
                 (rank < own_rank).then(|| (rank, other.clone()))
             });
             ranked.collect()
@@ -486,8 +504,8 @@ impl State {
     }
 
     /// `None` if it cannot be evicted.
-    fn rank(&mut self, now: Instant) -> Option<Rank> {
-        if self.evicted || self.held == 0 || now.saturating_duration_since(self.began) < EVICTION_GRACE {
+    fn rank(&mut self, now: Instant, grace: Duration) -> Option<Rank> {
+        if self.evicted || self.held == 0 || now.saturating_duration_since(self.began) < grace {
             return None;
         }
         self.turn(now);

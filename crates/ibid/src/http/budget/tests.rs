@@ -123,6 +123,28 @@ async fn an_answer_that_nobody_reads_is_cut_for_another() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn clients_that_fill_the_memory_again_and_again_do_not_keep_others_out() {
+    let budget = budget(16 * MIB);
+    let greedy: Vec<_> = (0..8).map(|_| client("127.0.0.1", &Connection::new())).collect();
+    // Each has more answers waiting than it may hold, and reads none.
+    for client in greedy.iter().flat_map(|client| vec![client.clone(); 50]) {
+        let budget = budget.clone();
+        tokio::spawn(async move {
+            while let Ok(unread) = budget.answer(&client, MIB).await {
+                poll_fn(|cx| unread.poll_evicted(cx)).await;
+            }
+        });
+    }
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    for _ in 0..20 {
+        let begun = Instant::now();
+        let other = budget.answer(&client("127.0.0.1", &Connection::new()), MIB).await;
+        assert!(other.is_ok() && begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+        tokio::time::sleep(Duration::from_millis(130)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn silent_bodies_hold_little_and_are_evicted() {
     let budget = budget(MIB);
     let silent: Vec<_> = (0..256)
