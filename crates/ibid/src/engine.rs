@@ -165,6 +165,7 @@ pub struct Engine {
     later: Later,
     running: Running,
     quota: Option<Arc<Quota>>,
+    recording: Arc<shadow::Recording>,
 }
 
 impl Engine {
@@ -176,7 +177,8 @@ impl Engine {
     /// An engine that is watched and, if it has one, keeps unrecorded answers in a journal.
     pub fn with(store: Arc<dyn Store>, observer: Arc<dyn Observer>, journal: Option<Arc<Journal>>) -> Self {
         let later = Later::new(store.clone(), observer.clone(), journal.clone());
-        Self { store, observer, journal, later, running: Running::default(), quota: None }
+        let recording = Arc::default();
+        Self { store, observer, journal, later, running: Running::default(), quota: None, recording }
     }
 
     /// The same, for tenants who may begin only so much.

@@ -6,8 +6,9 @@
 
 use std::{pin::pin, sync::Arc};
 
+use parking_lot::Mutex;
 use tokio::{
-    sync::oneshot,
+    sync::{Notify, oneshot},
     time::{Duration, Instant},
 };
 
@@ -17,7 +18,7 @@ use crate::{
     policy::CheckedPolicy,
     refusal::Reason,
     running::Slot,
-    store::{Ask, Claim, End, Fingerprint, Held, Lease, Token},
+    store::{Address, Ask, Claim, End, Fingerprint, Held, Lease, Token},
 };
 
 /// How a run that was observed ended.
@@ -34,12 +35,55 @@ pub enum Finish {
 /// A claim that is being made beside a run. Dropped without an end, the run's outcome is unknown.
 #[derive(Debug)]
 #[must_use]
-pub struct Observation(oneshot::Sender<Finish>);
+pub struct Observation {
+    ended: oneshot::Sender<Finish>,
+    run: Run,
+    recording: Arc<Recording>,
+}
 
 impl Observation {
-    /// Says how the run ended.
+    /// Says how the run ended: before its client can know.
     pub fn end(self, finish: Finish) {
-        let _ = self.0.send(finish);
+        self.recording.ended.lock().push(self.run);
+        if self.ended.send(finish).is_err() {
+            self.recording.recorded(self.run);
+        }
+    }
+}
+
+/// One run, by its address and its token.
+type Run = (Address, Token);
+
+/// Runs that have ended and are being recorded. Enforced, they would have been recorded before their clients had the
+/// answer: so a request that comes right after one of them has to be compared with the record, and not with the run.
+#[derive(Debug, Default)]
+pub(super) struct Recording {
+    ended: Mutex<Vec<Run>>,
+    changed: Notify,
+}
+
+impl Recording {
+    fn recorded(&self, run: Run) {
+        self.ended.lock().retain(|other| *other != run);
+        self.changed.notify_waiters();
+    }
+
+    /// The runs at an address that are being recorded now.
+    fn at(&self, address: &Address) -> Vec<Run> {
+        self.ended.lock().iter().filter(|(at, _)| at == address).copied().collect()
+    }
+
+    /// Returns once these are recorded.
+    async fn settled(&self, runs: &[Run]) {
+        while !runs.is_empty() {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if !self.ended.lock().iter().any(|run| runs.contains(run)) {
+                return;
+            }
+            changed.await;
+        }
     }
 }
 
@@ -60,12 +104,16 @@ impl Engine {
         slot: Option<Slot>, report: impl FnOnce(Observed) + Send + 'static,
     ) -> Observation {
         let (sender, ended) = oneshot::channel();
-        let engine = self.clone();
+        let (engine, run, recording) = (self.clone(), (ask.address, ask.token), self.recording.clone());
+        let before = recording.at(&ask.address);
         self.running.detach(async move {
-            report(engine.beside(&policy, Arc::new(ask), by_version, ended).await);
+            engine.recording.settled(&before).await;
+            let observed = engine.beside(&policy, Arc::new(ask), by_version, ended).await;
+            engine.recording.recorded(run);
+            report(observed);
             drop(slot);
         });
-        Observation(sender)
+        Observation { ended: sender, run, recording }
     }
 
     async fn beside(

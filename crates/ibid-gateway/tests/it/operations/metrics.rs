@@ -13,7 +13,7 @@ use ibid_testkit::{
 use tokio::time::{sleep, timeout};
 
 use super::{
-    common::{DEADLINE, Here, eventually, gateway, pay, refusal},
+    common::{DEADLINE, Here, eventually, gateway, lines, pay, refusal},
     exposition::Page,
 };
 
@@ -345,6 +345,10 @@ async fn what_shadow_mode_would_have_done_is_neither_hit_nor_conflict() {
     }
     let reused = post(gateway.addr(), "/pay").key("k-1").json("{}").send().await;
     assert_eq!((reused.status, upstream.executions()), (201, 3));
+    // It is counted beside the requests, and so maybe after them.
+    for outcome in ["executed", "shadow-replay", "shadow-refusal"] {
+        lines(&gateway, outcome, 1).await;
+    }
     let expected = [
         ("requests_total executed *", 1),
         ("requests_total shadow-replay *", 1),
