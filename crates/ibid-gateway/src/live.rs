@@ -14,7 +14,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{HeaderName, Method, request::Parts};
 use ibid::{
-    Quota, Reason, Refusal,
+    Quota, Reason, Refusal, Refusals,
     http::{Protocol, Routed, Routing, key_headers},
 };
 
@@ -70,6 +70,8 @@ pub struct Page {
 pub struct Chosen {
     /// Where to.
     pub upstream: Arc<Upstream<Body>>,
+    /// How refusals are written where no policy covers the request.
+    pub refusals: Refusals,
     routed: Routed,
 }
 
@@ -97,7 +99,7 @@ pub enum Reload {
 impl Chosen {
     /// The one upstream that there is, with nothing covered.
     pub fn only(upstream: Arc<Upstream<Body>>) -> Self {
-        Self { upstream, routed: Routed::Pass }
+        Self { upstream, refusals: Refusals::Problem, routed: Routed::Pass }
     }
 }
 
@@ -185,11 +187,12 @@ impl Snapshot {
     /// Finds the route of a request.
     pub fn choose(&self, protocol: Protocol, method: &Method, path: &str) -> Chosen {
         let routes = &self.settings.routes;
+        let refusals = routes.refusals(path);
         if routes.ambiguous(protocol, method, path) {
             let detail = "the path has dot segments, empty segments, backslashes or encoded slashes, \
                           which the app may resolve to another path; send the path it resolves to";
             let routed = Routed::Refused(Refusal::new(Reason::RequestAmbiguous, detail));
-            return Chosen { upstream: self.upstream(protocol, None), routed };
+            return Chosen { upstream: self.upstream(protocol, None), refusals, routed };
         }
         let covering = match protocol {
             Protocol::Http => routes.find(method, path),
@@ -201,7 +204,7 @@ impl Snapshot {
             Some(route) => Routed::Covered(route.guard.clone()),
             None => Routed::Pass,
         };
-        Chosen { upstream, routed }
+        Chosen { upstream, refusals, routed }
     }
 }
 
@@ -345,5 +348,9 @@ impl Routing for ByChoice {
             Routed::Covered(route) => Some(key_headers(&route.policy)),
             Routed::Pass | Routed::Refused(_) => None,
         }
+    }
+
+    fn refusals(&self, request: &Parts) -> Refusals {
+        request.extensions.get::<Chosen>().map(|chosen| chosen.refusals).unwrap_or_default()
     }
 }

@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Ve
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use ibid::{
-    Policy, Reason, Refusal, TrustedProxies, grpc,
+    Policy, Reason, Refusal, Refusals, TrustedProxies, grpc,
     http::{Around, Fate, Grant, RequestBody, ResponseBody, refusal_response},
 };
 use tower_service::Service;
@@ -98,12 +98,13 @@ async fn forward(client: &Client, mut request: Request<Body>) -> Response<Reply>
     request.extensions_mut().remove::<Around>();
     let traced = request.extensions_mut().remove::<Trace>();
     let sent = traced.map(|trace| trace.send(request.headers_mut(), care == Care::Claimed));
+    let refusals = chosen.refusals;
     let mut answer = match chosen.upstream.send(request, care, &client.affinity).await {
-        Ok(reply) => answer(reply, upgrade),
+        Ok(reply) => answer(reply, upgrade, refusals),
         Err(Failure::NeverWritten(why)) => {
-            failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted, is_call)
+            failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted, is_call, refusals)
         }
-        Err(Failure::Lost(why)) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call),
+        Err(Failure::Lost(why)) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call, refusals),
     };
     // Whatever the app means by it: here it means what the gateway says.
     trace::take_kept(&mut answer);
@@ -113,14 +114,16 @@ async fn forward(client: &Client, mut request: Request<Body>) -> Response<Reply>
     answer
 }
 
-fn answer(mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>) -> Response<Reply> {
+fn answer(
+    mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>, refusals: Refusals,
+) -> Response<Reply> {
     if reply.status() != StatusCode::SWITCHING_PROTOCOLS {
         remove_hop_by_hop(reply.headers_mut());
         return reply.map(Reply::untouched);
     }
     let Some((_, client)) = upgrade else {
         let why = "the app answered with an upgrade that was not asked for";
-        return failed(Reason::UpstreamLost, why, Fate::Lost, false);
+        return failed(Reason::UpstreamLost, why, Fate::Lost, false, refusals);
     };
     let upstream = hyper::upgrade::on(&mut reply);
     tokio::spawn(async move {
@@ -132,14 +135,15 @@ fn answer(mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpg
     reply.map(|_| Reply::whole("", None))
 }
 
-fn failed(reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool) -> Response<Reply> {
+fn failed(reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool, refusals: Refusals) -> Response<Reply> {
     // Where the upstream is is not the caller's business; operators read it in the log.
     tracing::warn!(reason = reason.name(), why, "upstream");
     let detail = match reason {
         Reason::UpstreamUnreachable => "the app could not be reached; nothing was sent to it",
         _ => "the app's answer was lost; the request may have been executed",
     };
-    let (refusal, policy) = (Refusal::new(reason, detail), Policy::ietf());
+    let (refusal, mut policy) = (Refusal::new(reason, detail), Policy::ietf());
+    policy.refusals = refusals;
     let mut answer = match is_call {
         true => grpc::refusal_response(&refusal, &policy, ""),
         false => refusal_response(&refusal, &policy, ""),

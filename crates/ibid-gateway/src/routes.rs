@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, ops::Deref, sync::Arc};
 
 use http::Method;
 use ibid::{
-    Mode, Policy,
+    Mode, Policy, Refusals,
     grpc::Unary,
     http::{Protocol, Route as Guard},
 };
@@ -126,6 +126,16 @@ impl RouteTable {
         let named = self.iter().filter(|route| route.protocol == Protocol::Grpc && route.pattern.names_one());
         let all = named.map(|route| route.pattern.text()).chain(self.unary.paths());
         all.filter(|path| self.find_call(path).is_some()).collect()
+    }
+
+    /// The shape of a refusal that no policy gives, or of a request that none covers: that of the first route whose pattern has
+    /// the path, whatever its methods.
+    pub fn refusals(&self, path: &str) -> Refusals {
+        if self.iter().all(|route| route.policy.refusals == Refusals::default()) {
+            return Refusals::default();
+        }
+        let has_it = |route: &&Route| route.protocol == Protocol::Http && route.pattern.matches(path);
+        self.iter().find(has_it).map(|route| route.policy.refusals).unwrap_or_default()
     }
 
     /// Whether an app could understand this path as that of an enforced route, or as another one although it is.

@@ -266,9 +266,11 @@ impl Front {
         let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
         if let Some(detail) = unclear(request) {
             let refusal = Refusal::new(Reason::RequestAmbiguous, detail);
+            let mut policy = Policy::ietf();
+            policy.refusals = self.live.now().settings.routes.refusals(request.uri().path());
             let mut answer = match protocol {
-                Protocol::Http => refusal_response(&refusal, &Policy::ietf(), ""),
-                Protocol::Grpc => grpc::refusal_response(&refusal, &Policy::ietf(), ""),
+                Protocol::Http => refusal_response(&refusal, &policy, ""),
+                Protocol::Grpc => grpc::refusal_response(&refusal, &policy, ""),
             };
             if request.version() != Version::HTTP_2 {
                 // What follows on this connection may be the rest of what was not understood.

@@ -43,7 +43,7 @@ use crate::{
     journal::Journal,
     key::KeySource,
     observe::{Observer, Silent},
-    policy::Policy,
+    policy::{Policy, Refusals},
     quota::Quota,
     refusal::Refusal,
     scope::{AddressSecret, TrustedProxies},
@@ -63,6 +63,7 @@ mod operation;
 mod reply;
 mod request;
 mod service;
+mod shape;
 mod twins;
 
 /// Idempotency for HTTP services: makes layers that share one store and one set of limits.
@@ -105,6 +106,11 @@ pub trait Routing: Send + Sync + 'static {
     /// The headers that carry the key of a request with this method, for the preflight that asks about it. `None` if
     /// such a request would not be covered: then its preflight is not ours to answer.
     fn key_headers(&self, method: &Method, preflight: &Parts) -> Option<Vec<HeaderName>>;
+
+    /// The shape of a refusal that no route's policy gives.
+    fn refusals(&self, _request: &Parts) -> Refusals {
+        Refusals::Problem
+    }
 }
 
 /// What a [`Routing`] found.

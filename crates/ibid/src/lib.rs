@@ -33,7 +33,7 @@ pub use self::{
     observe::{Answered, Notice, Observer, Outcome, Shadow, Silent, StoreCall},
     policy::{
         Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
-        Probe, Remember, StatusRange, Template, presets,
+        Probe, Refusals, Remember, StatusRange, Template, presets,
     },
     quota::{Limit, Quota},
     record::{Record, RecordBody, Unreadable},

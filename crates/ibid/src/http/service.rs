@@ -20,9 +20,11 @@ use super::{
     budget::Reserved,
     cors::{Cors, Preflight},
     future::{Patch, ResponseFuture, Side, Work},
+    key_headers,
     operation::{Answer, HttpOperation},
     reply::{self, Tail},
     request::{self, Judged, Keyed, Unread},
+    shape,
 };
 use crate::{
     engine::{Stored, Verdict},
@@ -83,9 +85,9 @@ where
             return ResponseFuture::passed(inner.call(request), preflight);
         }
         Routed::Refused(refusal) => {
-            let policy = Policy::ietf();
+            let policy = Policy { refusals: routing.refusals(&parts), ..Policy::ietf() };
             let protocol = if grpc::is_call(parts.version, &parts.headers) { Protocol::Grpc } else { Protocol::Http };
-            let mut telling = telling(shared, &parts, protocol);
+            let mut telling = telling(shared, &parts, protocol, &policy);
             return ResponseFuture::ready(answer::refuse(&refusal, &policy, "", &mut telling));
         }
     };
@@ -103,7 +105,7 @@ where
         }
         Judged::Refused(refusal, masked) => {
             seen.key = masked;
-            let mut telling = telling(shared, &parts, route.protocol);
+            let mut telling = telling(shared, &parts, route.protocol, &route.policy);
             let answer = answer::refuse(&refusal, &route.policy, &seen.key, &mut telling);
             seen.tell(shared, Outcome::Refused(refusal.reason), seen.status(&answer));
             ResponseFuture::ready(answer)
@@ -138,7 +140,7 @@ where
         let route = seen.route.clone();
         let policy = &route.policy;
         let shadow = policy.mode == Mode::Shadow;
-        let mut telling = telling(&shared, &parts, route.protocol);
+        let mut telling = telling(&shared, &parts, route.protocol, policy);
         let deadline = if route.protocol == Protocol::Grpc { grpc::deadline(&parts.headers) } else { None };
         let Some(_slot) = shared.engine.running().enter(shared.settings.max_running) else {
             let body = RequestBody::untouched(body);
@@ -147,7 +149,7 @@ where
         let (body, trailers, buffers) = match read_body(&shared, &route, &parts, body).await {
             Ok(read) => read,
             Err(Unread::Broken(status, detail)) => {
-                let mut answer = answer::plain(status, detail, &telling);
+                let mut answer = answer::plain(status, detail, policy, &telling);
                 if route.protocol == Protocol::Http {
                     answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
                 }
@@ -167,7 +169,7 @@ where
             Ok(None) => {
                 seen.tell(&shared, Outcome::Keyless, NO_ANSWER);
                 let request = Request::from_parts(parts, RequestBody::whole(body, trailers));
-                return Some(pass(inner.call(request).await, &telling));
+                return Some(pass(inner.call(request).await, policy, &telling));
             }
             Err(refusal) => {
                 let body = RequestBody::whole(body, trailers);
@@ -220,7 +222,7 @@ async fn answered<RB>(
         }
         Verdict::Ran(Answer::Panicked, stored) => {
             let detail = "the handler failed; whether the operation took place is not known";
-            (answer::plain(StatusCode::INTERNAL_SERVER_ERROR, detail, telling), outcome(stored))
+            (answer::plain(StatusCode::INTERNAL_SERVER_ERROR, detail, policy, telling), outcome(stored))
         }
         Verdict::Replay(finished, stored) => match replayed(shared, finished, seen) {
             Ok(record) => (answer::replay(record, policy, stored, telling), Outcome::Replayed),
@@ -264,17 +266,17 @@ where
 {
     if shadow {
         seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), NO_ANSWER);
-        return pass(inner.call(Request::from_parts(parts, body)).await, telling);
+        return pass(inner.call(Request::from_parts(parts, body)).await, &seen.route.policy, telling);
     }
     let answer = answer::refuse(&refusal, &seen.route.policy, &seen.key, telling);
     seen.tell(shared, Outcome::Refused(refusal.reason), seen.status(&answer));
     answer
 }
 
-fn pass<RB, E>(response: Result<Response<RB>, E>, telling: &Telling) -> Response<ResponseBody<RB>> {
+fn pass<RB, E>(response: Result<Response<RB>, E>, policy: &Policy, telling: &Telling) -> Response<ResponseBody<RB>> {
     match response {
         Ok(response) => response.map(ResponseBody::untouched),
-        Err(_) => answer::plain(StatusCode::BAD_GATEWAY, "the app could not answer", telling),
+        Err(_) => answer::plain(StatusCode::BAD_GATEWAY, "the app could not answer", policy, telling),
     }
 }
 
@@ -341,9 +343,11 @@ fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     own.iter().chain(policy.said_of_replays()).for_each(|name| drop(headers.remove(name)));
 }
 
-fn telling(shared: &Shared, parts: &Parts, protocol: Protocol) -> Telling {
+fn telling(shared: &Shared, parts: &Parts, protocol: Protocol, policy: &Policy) -> Telling {
     let origin = shared.settings.cors.as_ref().and_then(|cors| cors.origin(&parts.headers));
-    Telling { requested_at_ms: now_ms(), request_id: None, origin, protocol }
+    let echoes = protocol == Protocol::Http && policy.refusals.shape().echoes_key;
+    let sent_key = if echoes { shape::sent_key(&parts.headers, &key_headers(policy)) } else { None };
+    Telling { requested_at_ms: now_ms(), request_id: None, origin, protocol, sent_key }
 }
 
 fn preflight(shared: &Shared, routing: &dyn Routing, parts: &Parts) -> Option<Box<Patch>> {
