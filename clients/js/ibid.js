@@ -124,7 +124,9 @@ function judge({ status, headers }, text, retry5xx) {
   try {
     problem = /json/.test(media) && JSON.parse(text)
   } catch {}
-  const name = /problem\+json/.test(media) && /\/\.well-known\/idempotency#(.+)/.exec(problem?.type)?.[1]
+  const refusal = headers.has('Stripe-Should-Retry') && fromStripe(problem?.error ?? {}, status)
+  problem = refusal || problem
+  const name = (refusal || /problem\+json/.test(media)) && /\/\.well-known\/idempotency#(.+)/.exec(problem?.type)?.[1]
   const asked = retryAfter(headers)
   if (name) {
     if (name === 'in-progress') return { reason: name, after: 0, problem }
@@ -143,6 +145,13 @@ function judge({ status, headers }, text, retry5xx) {
   // After these an earlier attempt may still have had its effect: the key stays.
   const settled = replayed || !(status > 499 || [401, 403, 408, 409, 425].includes(status))
   return { settled, replayed, degraded: headers.get('Idempotency-Guarantee') === 'degraded' }
+}
+
+const STRIPE = /^(outcome_unknown|overloaded|request_ambiguous|(key|scope|identity|body|store|upstream)_\w+)$/
+/** A refusal in the shape of Stripe's errors, as a problem. The app's own errors are none. */
+function fromStripe({ type, code, message }, status) {
+  const name = { idempotency_error: 'key-reused' }[type] ?? { idempotency_key_in_use: 'in-progress' }[code] ?? STRIPE.exec(code)?.[0]
+  if (name) return { type: `/.well-known/idempotency#${name.replaceAll('_', '-')}`, title: name, status, detail: message }
 }
 
 /** In ms. A date is compared with the server's own clock, where that is told. */

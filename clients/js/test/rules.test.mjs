@@ -103,6 +103,26 @@ test('every refusal is retried or not, as its name says', async t => {
   }
 })
 
+test('a refusal in the shape of Stripe is one too, and an error of the app is an answer', async t => {
+  const stripe = (status, error, retry = false) => ({ status, headers: { 'stripe-should-retry': `${retry}` }, body: JSON.stringify({ error }) })
+  const refusals = [
+    [stripe(400, { type: 'idempotency_error', message: 'm' }), 'key-reused', 1],
+    [stripe(409, { type: 'api_error', code: 'outcome_unknown', message: 'm' }), 'outcome-unknown', 1],
+    [stripe(409, { type: 'invalid_request_error', code: 'idempotency_key_in_use', message: 'm' }, true), 'in-progress', 2],
+    [stripe(400, { type: 'invalid_request_error', code: 'scope_missing', message: 'm' }), 'refused', 1],
+    [stripe(502, { type: 'api_error', code: 'upstream_lost', message: 'm' }, true), 'unavailable', 2],
+    [stripe(503, { type: 'api_error', code: 'overloaded', message: 'm' }, true), 'unavailable', 2],
+  ]
+  for (const [answer, reason, attempts] of refusals) {
+    const app = await upstream(t, () => answer)
+    const kept = storage()
+    const { error } = await ends(idempotentFetch(app.url, PAY, { schedule: [5], operation: 'o', storage: kept }))
+    assert.deepEqual([error.reason, error.attempts, kept.pending(), error.problem.detail], [reason, attempts, 1, 'm'])
+  }
+  const app = await upstream(t, () => stripe(402, { type: 'card_error', code: 'card_declined', message: 'm' }))
+  assert.equal((await idempotentFetch(app.url, PAY)).status, 402)
+})
+
 test('a replay is told by any of its signs, and is final', async t => {
   const signs = [
     { headers: { 'idempotent-replayed': 'true' } },

@@ -103,6 +103,7 @@ fn route(route: &Route, calls: &[&str]) -> Value {
         "on_store_down": policy.on_store_down.to_string(),
         "first_headers": headers(&policy.first_headers),
         "replay_headers": headers(&policy.replay_headers),
+        "refusal_shape": policy.refusals.to_string(),
         "refusals": Reason::all().filter(|reason| possible(policy, route.is_limited, *reason)).map(refusal).collect::<Vec<_>>(),
     });
     if is_call {

@@ -14,7 +14,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Method, Uri, Version, request::Parts};
 use ibid::{
-    Mode, Quota, Reason, Refusal, grpc,
+    Mode, Quota, Reason, Refusal, Refusals, grpc,
     http::{Protocol, Routed, Routing, carries_key, key_headers, uncovered},
 };
 use parking_lot::Mutex;
@@ -71,6 +71,8 @@ pub struct Page {
 pub struct Chosen {
     /// Where to.
     pub upstream: Arc<Upstream<Body>>,
+    /// How refusals are written where no policy covers the request.
+    pub refusals: Refusals,
     routed: Routed,
 }
 
@@ -122,7 +124,7 @@ pub enum Reload {
 impl Chosen {
     /// The one upstream that there is, with nothing covered.
     pub fn only(upstream: Arc<Upstream<Body>>) -> Self {
-        Self { upstream, routed: Routed::Pass }
+        Self { upstream, refusals: Refusals::Problem, routed: Routed::Pass }
     }
 }
 
@@ -211,11 +213,12 @@ impl Snapshot {
 
     /// Finds the route of a request, and where the request goes.
     pub fn choose(&self, head: Head<'_>) -> Chosen {
-        let named = self.settings.routes.named(head.method, head.uri.path());
+        let path = head.uri.path();
+        let named = self.settings.routes.named(head.method, path);
         let protocol = if head.is_call() { Protocol::Grpc } else { Protocol::Http };
         // Where its path leads to, whether or not anything covers it.
         let upstream = self.upstream(protocol, named.first);
-        Chosen { upstream, routed: self.routed(head, &named) }
+        Chosen { upstream, refusals: self.settings.routes.refusals(path), routed: self.routed(head, &named) }
     }
 
     /// Method and path alone decide what covers a request; media type and version only decide how it is handled.
@@ -422,5 +425,9 @@ impl Routing for ByChoice {
             }
             Routed::Pass | Routed::Uncovered | Routed::UnknownCall(_) | Routed::Refused(_) => None,
         }
+    }
+
+    fn refusals(&self, request: &Parts) -> Refusals {
+        request.extensions.get::<Chosen>().map(|chosen| chosen.refusals).unwrap_or_default()
     }
 }

@@ -16,7 +16,7 @@ use std::{
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use ibid::{
-    Policy, Reason, Refusal, TrustedProxies, grpc,
+    Policy, Reason, Refusal, Refusals, TrustedProxies, grpc,
     http::{Around, Fate, Grant, Protocol, RequestBody, ResponseBody, Unsent, plain_response, refusal_response},
 };
 use tokio::sync::OwnedSemaphorePermit;
@@ -127,11 +127,12 @@ async fn forward(client: &Client, mut request: Request<RequestBody<Incoming>>) -
     request.extensions_mut().remove::<Around>();
     let traced = request.extensions_mut().remove::<Trace>();
     let version = request.version();
+    let refusals = chosen.refusals;
     // Claimed requests are timed by their policy; gRPC calls, which may be silent streams, by their clients.
     let is_timed = !is_claimed && !chosen.upstream.is_for_calls();
     let (request, progress) = match begin(client, request, is_timed).await {
         Ok(begun) => begun,
-        Err(not_begun) => return body_failed(&not_begun, version),
+        Err(not_begun) => return body_failed(&not_begun, version, refusals),
     };
     let (mut head, body) = request.into_parts();
     let sent = traced.map(|trace| trace.send(&mut head.headers, runs));
@@ -152,18 +153,20 @@ async fn forward(client: &Client, mut request: Request<RequestBody<Incoming>>) -
         _ => reply.await,
     };
     let mut answer = match reply {
-        Some(Ok(reply)) => answer(client, reply, upgrade),
+        Some(Ok(reply)) => answer(client, reply, upgrade, refusals),
         Some(Err(Failure::NeverWritten(why @ upstream::Error::NoneFree { .. }))) => {
-            failed(Reason::Overloaded, &why.to_string(), Fate::NotStarted, is_call)
+            failed(Reason::Overloaded, &why.to_string(), Fate::NotStarted, is_call, refusals)
         }
         Some(Err(Failure::NeverWritten(why))) => {
-            failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted, is_call)
+            failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted, is_call, refusals)
         }
         Some(Err(Failure::Lost(_))) if progress.is_some_and(|progress| progress.is_silent()) => {
-            body_failed(&NotBegun::Silent, version)
+            body_failed(&NotBegun::Silent, version, refusals)
         }
-        Some(Err(Failure::Lost(why))) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call),
-        None => failed(Reason::UpstreamTimeout, "no reply within limits.reply_timeout", Fate::Lost, is_call),
+        Some(Err(Failure::Lost(why))) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call, refusals),
+        None => {
+            failed(Reason::UpstreamTimeout, "no reply within limits.reply_timeout", Fate::Lost, is_call, refusals)
+        }
     };
     // Whatever the app means by it: here it means what the gateway says.
     trace::take_kept(&mut answer);
@@ -186,7 +189,7 @@ async fn begin(
 }
 
 fn answer(
-    client: &Client, mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>,
+    client: &Client, mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>, refusals: Refusals,
 ) -> Response<Reply> {
     if reply.status() != StatusCode::SWITCHING_PROTOCOLS {
         remove_hop_by_hop(reply.headers_mut());
@@ -194,7 +197,7 @@ fn answer(
     }
     let Some((_, onto)) = upgrade.filter(|(asked, _)| tunnel::is_agreed(asked, reply.headers())) else {
         let why = "the app answered with an upgrade that was not asked for";
-        return failed(Reason::UpstreamLost, why, Fate::Lost, false);
+        return failed(Reason::UpstreamLost, why, Fate::Lost, false, refusals);
     };
     let upstream = hyper::upgrade::on(&mut reply);
     let (place, limit) = (client.place.upgrade(), client.tunnel_timeout);
@@ -208,12 +211,12 @@ fn answer(
 }
 
 /// A request that passes through and whose body did not come.
-fn body_failed(why: &NotBegun, version: Version) -> Response<Reply> {
+fn body_failed(why: &NotBegun, version: Version, refusals: Refusals) -> Response<Reply> {
     let (status, detail) = match why {
         NotBegun::Silent => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
         NotBegun::Broken => (StatusCode::BAD_REQUEST, "the body broke off or is malformed"),
     };
-    let mut answer = plain_response(status, detail, Protocol::Http);
+    let mut answer = plain_response(status, detail, &shaped(refusals), Protocol::Http);
     if version != Version::HTTP_2 {
         // What follows on this connection may be the rest of the body.
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -221,7 +224,14 @@ fn body_failed(why: &NotBegun, version: Version) -> Response<Reply> {
     answer
 }
 
-fn failed(reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool) -> Response<Reply> {
+/// No policy refuses it; only the shape counts.
+fn shaped(refusals: Refusals) -> Policy {
+    let mut policy = Policy::ietf();
+    policy.refusals = refusals;
+    policy
+}
+
+fn failed(reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool, refusals: Refusals) -> Response<Reply> {
     // Where the upstream is is not the caller's business; operators read it in the log.
     tracing::warn!(reason = reason.name(), why, "upstream");
     let detail = match reason {
@@ -230,7 +240,7 @@ fn failed(reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool) ->
         Reason::UpstreamTimeout => "the app did not begin its answer in time; the request may have been executed",
         _ => "the app's answer was lost; the request may have been executed",
     };
-    let (mut refusal, policy) = (Refusal::new(reason, detail), Policy::ietf());
+    let (mut refusal, policy) = (Refusal::new(reason, detail), shaped(refusals));
     if reason == Reason::Overloaded {
         refusal = refusal.retry_after(Duration::from_secs(1));
     }

@@ -7,7 +7,7 @@ use std::{cmp::Ordering, collections::BTreeSet, ops::Deref, sync::Arc};
 
 use http::{HeaderMap, HeaderName, Method};
 use ibid::{
-    CheckedPolicy, Mode, Policy,
+    CheckedPolicy, Mode, Policy, Refusals,
     grpc::Unary,
     http::{Protocol, Route as Guard, key_headers},
 };
@@ -252,6 +252,18 @@ impl RouteTable {
         }
         let mut routes = routes.into_iter();
         Named { first: routes.next(), also: routes.collect(), has_dots }
+    }
+
+    /// The shape of a refusal that no policy gives, or of a request that none covers: that of the first route whose pattern has
+    /// the path, whatever its methods.
+    pub fn refusals(&self, path: &str) -> Refusals {
+        if self.iter().all(|route| route.policy.refusals == Refusals::default()) {
+            return Refusals::default();
+        }
+        let has_it = |route: &&Route| {
+            route.protocol == Protocol::Http && route.pattern.reads_as(path.as_bytes(), Compared::LOOSELY)
+        };
+        self.iter().find(has_it).map(|route| route.policy.refusals).unwrap_or_default()
     }
 
     /// In the order of the file, then `[policy]`.

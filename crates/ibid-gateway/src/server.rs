@@ -302,9 +302,11 @@ impl Front {
         let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
         if let Some(detail) = unclear(request) {
             let refusal = Refusal::new(Reason::RequestAmbiguous, detail);
+            let mut policy = Policy::ietf();
+            policy.refusals = self.live.now().settings.routes.refusals(request.uri().path());
             let mut answer = match protocol {
-                Protocol::Http => refusal_response(&refusal, &Policy::ietf(), ""),
-                Protocol::Grpc => grpc::refusal_response(&refusal, &Policy::ietf(), ""),
+                Protocol::Http => refusal_response(&refusal, &policy, ""),
+                Protocol::Grpc => grpc::refusal_response(&refusal, &policy, ""),
             };
             if request.version() != Version::HTTP_2 {
                 // What follows on this connection may be the rest of what was not understood.
@@ -348,7 +350,7 @@ fn panicked(is_call: bool) -> Answer {
     tracing::error!("a request failed inside the gateway");
     let detail = "the gateway failed; whether the operation took place is not known";
     let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
-    plain_response(StatusCode::INTERNAL_SERVER_ERROR, detail, protocol)
+    plain_response(StatusCode::INTERNAL_SERVER_ERROR, detail, &Policy::ietf(), protocol)
 }
 
 /// Why the app, or a proxy on the way, could take a request for another one, whatever its policy.

@@ -47,7 +47,7 @@ use crate::{
     journal::Journal,
     key::KeySource,
     observe::{Observer, Silent},
-    policy::{CheckedPolicy, InvalidPolicy, LONGEST, Policy},
+    policy::{CheckedPolicy, InvalidPolicy, LONGEST, Policy, Refusals},
     quota::Quota,
     refusal::Refusal,
     scope::{AddressSecret, Credentials, TrustedProxies},
@@ -71,6 +71,7 @@ mod reply;
 mod request;
 mod service;
 mod shadow;
+mod shape;
 mod shared_records;
 mod sweep;
 mod twins;
@@ -122,6 +123,11 @@ pub trait Routing: Send + Sync + 'static {
     /// The headers that carry the key of a request with this method, for the preflight that asks about it. `None` if
     /// such a request would not be covered: then its preflight is not ours to answer.
     fn key_headers(&self, method: &Method, preflight: &Parts) -> Option<Vec<HeaderName>>;
+
+    /// The shape of a refusal that no route's policy gives.
+    fn refusals(&self, _request: &Parts) -> Refusals {
+        Refusals::Problem
+    }
 }
 
 /// What a [`Routing`] found.

@@ -36,7 +36,7 @@ pub use self::{
     observe::{Answered, Notice, Observer, Outcome, Shadow, Silent, StoreCall},
     policy::{
         CheckedPolicy, Envelope, InvalidPolicy, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch,
-        OnStoreDown, OnUnknown, Part, Policy, Probe, Remember, StatusRange, Template, presets,
+        OnStoreDown, OnUnknown, Part, Policy, Probe, Refusals, Remember, StatusRange, Template, presets,
     },
     quota::{Limit, Quota},
     record::{Record, RecordBody, Unreadable},

@@ -64,6 +64,8 @@ pub struct Policy {
     pub on_store_down: OnStoreDown,
     /// Which answers are remembered.
     pub remember: Remember,
+    /// How refusals are written.
+    pub refusals: Refusals,
     /// Answers that leave the outcome open. Wins over `remember`.
     pub unknown_status: Vec<StatusCode>,
     /// Whether the body is remembered, or the status only.
@@ -215,6 +217,16 @@ pub enum StatusRange {
     Class(u8),
     /// One.
     Code(StatusCode),
+}
+
+/// How refusals are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Refusals {
+    /// RFC 9457: `application/problem+json`.
+    #[default]
+    Problem,
+    /// As Stripe's SDKs parse errors: `{"error":{…}}`, and `Stripe-Should-Retry`.
+    Stripe,
 }
 
 /// What is spliced into JSON answers.

@@ -94,6 +94,27 @@ fn every_refusal_has_its_verdict() {
     }
 }
 
+/// As the gateway writes them under `refusals = "stripe"`.
+#[test]
+fn refusals_in_the_shape_of_stripe_are_the_same() {
+    let json = [("content-type", "application/json"), ("stripe-should-retry", "false")];
+    for refusal in Refused::all() {
+        let error = match refusal.name() {
+            "key-reused" => r#""type":"idempotency_error""#.to_owned(),
+            "in-progress" => r#""type":"invalid_request_error","code":"idempotency_key_in_use""#.to_owned(),
+            // Told by its status.
+            "quota-exceeded" => continue,
+            name => format!(r#""type":"api_error","code":"{}""#, name.replace('-', "_")),
+        };
+        let body = format!(r#"{{"error":{{{error},"message":"m"}}}}"#);
+        let status = refusal.status().as_u16();
+        assert_eq!(judged(status, &json, &body, true), refused(refusal, status, &[]), "{refusal}");
+    }
+    let own = r#"{"error":{"type":"card_error","code":"card_declined","message":"m"}}"#;
+    assert_eq!(judged(402, &json, own, true), FINAL);
+    assert_eq!(judged(409, &json[..1], r#"{"error":{"code":"outcome_unknown"}}"#, true), retry(Why::InProgress));
+}
+
 #[test]
 fn a_problem_of_somebody_else_is_judged_by_its_status() {
     let problem = [("content-type", "application/problem+json")];

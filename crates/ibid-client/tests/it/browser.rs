@@ -105,6 +105,25 @@ async fn answers_replays_and_refusals_are_told_apart_across_origins() {
     assert_eq!(later["reason"], "retry-after", "the header can be read across origins: {later}");
 }
 
+/// With cookies a browser hides every answer that does not allow credentials, also that of an operation that ran.
+#[tokio::test]
+async fn a_page_that_sends_cookies_reads_answers_replays_and_refusals() {
+    let shop = Shop::open().await;
+    let url = format!("http://{}/pay", shop.link.addr());
+    let pay = |body: &str| {
+        format!(
+            "fetch('{url}', {{ method: 'POST', credentials: 'include', body: '{body}', headers: {{ 'Idempotency-Key': 'k-1', \
+             'Content-Type': 'application/json' }} }}).then(async it => [it.status, it.headers.get('Idempotent-Replayed'), await it.text()])"
+        )
+    };
+    let said = r#"{"id":1,"run":1}"#;
+    assert_eq!(shop.browser.value(&pay("{}")).await, json!([201, null, said]));
+    assert_eq!(shop.browser.value(&pay("{}")).await, json!([201, "true", said]));
+    let refused = shop.browser.value(&pay("[]")).await;
+    assert_eq!(refused[0], 422, "{refused}");
+    assert_eq!(shop.runs(), 1);
+}
+
 #[tokio::test]
 async fn the_network_cut_in_mid_request_leaves_one_effect() {
     let shop = Shop::open().await;

@@ -211,7 +211,9 @@ impl KeyJournal for Odd {
     }
 
     fn finish<'a>(&'a self, operation: &'a str, key: &'a Key, until: SystemTime) -> JournalFuture<'a, ()> {
-        Box::pin(async move { if self.forgets { self.inner.finish(operation, key, until).await } else { Err(broken()) } })
+        Box::pin(
+            async move { if self.forgets { self.inner.finish(operation, key, until).await } else { Err(broken()) } },
+        )
     }
 
     fn forget<'a>(&'a self, operation: &'a str, key: Option<&'a Key>) -> JournalFuture<'a, ()> {

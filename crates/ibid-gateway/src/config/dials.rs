@@ -200,6 +200,7 @@ impl Dials {
             resolve = One(value) => Some(value.clone());
             on_store_down = One(value) => value;
             remember = Remembered(value) => value;
+            refusals = One(value) => value;
             unknown_status = List(value) => value;
             remember_body = One(value) => value;
             max_request = One(Size(value)) => value;

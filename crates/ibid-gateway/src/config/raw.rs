@@ -6,7 +6,7 @@ use std::{fmt, marker::PhantomData, net::SocketAddr, sync::LazyLock, time::Durat
 use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
     Envelope, KeyFormat, KeySource, LabelKey, Limit, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part,
-    Pointer, Probe, Reason, Remember, ScopePart, Template,
+    Pointer, Probe, Reason, Refusals, Remember, ScopePart, Template,
     webhook::{Content, Encoding},
 };
 use serde::{
@@ -202,6 +202,7 @@ pub(super) struct Dials {
     pub(super) resolve: Option<One<Probe>>,
     pub(super) on_store_down: Option<One<OnStoreDown>>,
     pub(super) remember: Option<Remembered>,
+    pub(super) refusals: Option<One<Refusals>>,
     pub(super) unknown_status: Option<List<StatusCode>>,
     pub(super) remember_body: Option<One<bool>>,
     pub(super) max_request: Option<One<Size>>,

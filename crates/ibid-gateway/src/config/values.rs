@@ -5,7 +5,7 @@ use std::{net::SocketAddr, str::FromStr, time::Duration};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use ibid::{
     Envelope, KeyFormat, KeySource, LabelKey, Limit, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part,
-    Pointer, Probe, ScopePart, StatusRange, Template,
+    Pointer, Probe, Refusals, ScopePart, StatusRange, Template,
     grpc::Code,
     webhook::{Content, Encoding},
 };
@@ -336,6 +336,7 @@ parsed! {
     OnUnknown: "\"hold\" \"retry\"",
     OnStoreDown: "\"closed\" \"open\"",
     Envelope: "\"none\" \"metadata\"",
+    Refusals: "\"problem\" \"stripe\"",
     Mode: "\"enforce\" \"shadow\" \"off\"",
     LabelKey: "\"clear\" \"masked\"",
     KeyFormat: "a key format such as \"uuid4\"",

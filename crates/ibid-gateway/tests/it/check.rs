@@ -50,7 +50,8 @@ route[1]  POST /payments/*    (preset stripe)
   on_unknown      hold
   resolve         none
   on_store_down   closed
-  remember        all
+  remember        !409 !429
+  refusals        stripe
   unknown_status  none
   remember_body   true
   max_request     1MiB

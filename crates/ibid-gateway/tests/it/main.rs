@@ -30,5 +30,6 @@ mod sealing;
 mod secured;
 mod store_command;
 mod stores;
+mod stripe_clients;
 mod upstream;
 mod webhooks;

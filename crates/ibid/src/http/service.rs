@@ -20,11 +20,12 @@ use super::{
     budget::{Client, Full},
     cors::{Cors, Preflight},
     future::{Patch, ResponseFuture, Side, Work},
+    key_headers,
     operation::{Answer, HttpOperation},
     read_body::{overloaded, read_body},
     reply::Tail,
     request::{self, Asked, Judged, Keyed, Unread},
-    shadow,
+    shadow, shape,
 };
 use crate::{
     engine::{Stored, Verdict},
@@ -93,9 +94,9 @@ where
             return ResponseFuture::passed(inner.call(request), preflight);
         }
         Routed::Refused(refusal) => {
-            let policy = Policy::ietf();
+            let policy = Policy { refusals: routing.refusals(&parts), ..Policy::ietf() };
             let protocol = if grpc::is_call(parts.version, &parts.headers) { Protocol::Grpc } else { Protocol::Http };
-            let mut telling = telling(shared, &parts, protocol);
+            let mut telling = telling(shared, &parts, protocol, &policy);
             return ResponseFuture::ready(answer::refuse(&refusal, &policy, "", &mut telling));
         }
     };
@@ -117,7 +118,7 @@ where
         }
         Judged::Refused(refusal, masked) => {
             seen.key = masked;
-            let mut telling = telling(shared, &parts, route.protocol);
+            let mut telling = telling(shared, &parts, route.protocol, &route.policy);
             let answer = answer::refuse(&refusal, &route.policy, &seen.key, &mut telling);
             seen.tell(shared, Outcome::Refused(refusal.reason), seen.status(&answer));
             ResponseFuture::ready(answer)
@@ -185,7 +186,7 @@ where
     async move {
         let route = seen.route.clone();
         let policy = &route.policy;
-        let mut telling = telling(&shared, &parts, route.protocol);
+        let mut telling = telling(&shared, &parts, route.protocol, policy);
         let deadline = if route.protocol == Protocol::Grpc { grpc::deadline(&parts.headers) } else { None };
         // Before the body is read, where the key is known already: most of these requests are refused.
         if let Some(at) = keyed.cookies_only_at(&shared, policy)
@@ -228,7 +229,7 @@ where
             Ok(None) => {
                 seen.tell(&shared, Outcome::Keyless, NO_ANSWER);
                 let request = Request::from_parts(parts, RequestBody::whole(body, trailers));
-                return Some(pass(inner.call(request).await, &telling));
+                return Some(pass(inner.call(request).await, policy, &telling));
             }
             Err(refusal) => return Some(refused(&shared, &refusal, &seen, &mut telling)),
         };
@@ -301,7 +302,7 @@ async fn answered<RB>(
         }
         Verdict::Ran(Answer::Panicked, stored) => {
             let detail = "the handler failed; whether the operation took place is not known";
-            (answer::plain(StatusCode::INTERNAL_SERVER_ERROR, detail, telling), outcome(stored))
+            (answer::plain(StatusCode::INTERNAL_SERVER_ERROR, detail, policy, telling), outcome(stored))
         }
         Verdict::Replay(finished, stored) => match replayed(shared, finished, seen) {
             Ok(record) => {
@@ -361,17 +362,19 @@ fn refused<RB>(shared: &Shared, refusal: &Refusal, seen: &Seen, telling: &mut Te
 pub(super) fn broken<RB>(
     status: StatusCode, detail: &str, route: &Route, telling: &Telling,
 ) -> Response<ResponseBody<RB>> {
-    let mut answer = answer::plain(status, detail, telling);
+    let mut answer = answer::plain(status, detail, &route.policy, telling);
     if route.protocol == Protocol::Http {
         answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
     }
     answer
 }
 
-pub(super) fn pass<RB, E>(response: Result<Response<RB>, E>, telling: &Telling) -> Response<ResponseBody<RB>> {
+pub(super) fn pass<RB, E>(
+    response: Result<Response<RB>, E>, policy: &Policy, telling: &Telling,
+) -> Response<ResponseBody<RB>> {
     match response {
         Ok(response) => response.map(ResponseBody::untouched),
-        Err(_) => answer::plain(StatusCode::BAD_GATEWAY, "the app could not answer", telling),
+        Err(_) => answer::plain(StatusCode::BAD_GATEWAY, "the app could not answer", policy, telling),
     }
 }
 
@@ -381,9 +384,11 @@ fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     own.iter().chain(policy.said_of_replays()).for_each(|name| drop(headers.remove(name)));
 }
 
-pub(super) fn telling(shared: &Shared, parts: &Parts, protocol: Protocol) -> Telling {
+pub(super) fn telling(shared: &Shared, parts: &Parts, protocol: Protocol, policy: &Policy) -> Telling {
     let origin = shared.settings.cors.as_ref().and_then(|cors| cors.origin(&parts.headers));
-    Telling { requested_at_ms: now_ms(), request_id: None, origin, protocol }
+    let echoes = protocol == Protocol::Http && policy.refusals.shape().echoes_key;
+    let sent_key = if echoes { shape::sent_key(&parts.headers, &key_headers(policy)) } else { None };
+    Telling { requested_at_ms: now_ms(), request_id: None, origin, protocol, sent_key }
 }
 
 fn preflight(shared: &Shared, routing: &dyn Routing, parts: &Parts) -> Option<Box<Patch>> {

@@ -47,7 +47,7 @@ where
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let (route, telling) = (seen.route.clone(), service::telling(&shared, &parts, seen.route.protocol));
+    let (route, telling) = (seen.route.clone(), service::telling(&shared, &parts, seen.route.protocol, &seen.route.policy));
     let (body, would) = match look(&shared, &parts, body, keyed, &mut seen, telling.requested_at_ms).await {
         Ok(looked) => looked,
         Err((status, detail)) => return Some(service::broken(status, detail, &route, &telling)),
@@ -58,7 +58,7 @@ where
             if let Some(outcome) = outcome {
                 seen.tell(&shared, outcome, NO_ANSWER);
             }
-            return Some(service::pass(inner.call(Request::from_parts(parts, body)).await, &telling));
+            return Some(service::pass(inner.call(Request::from_parts(parts, body)).await, &route.policy, &telling));
         }
     };
     let (started, answered) = (Instant::now(), Answered::default());
@@ -67,7 +67,7 @@ where
         Ok(response) => response,
         failed => {
             observation.end(Finish::Park);
-            return Some(service::pass(failed, &telling));
+            return Some(service::pass(failed, &route.policy, &telling));
         }
     };
     let (head, body) = response.into_parts();

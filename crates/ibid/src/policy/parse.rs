@@ -5,7 +5,8 @@ use std::{fmt, str::FromStr};
 use http::{HeaderName, Method, StatusCode};
 
 use super::{
-    Envelope, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Probe, Remember, StatusRange,
+    Envelope, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Probe, Refusals, Remember,
+    StatusRange,
 };
 
 /// A dial with a fixed set of values: what is written for each.
@@ -35,6 +36,7 @@ words!(OnConcurrent, "on_concurrent", { "reject" => OnConcurrent::Reject, "wait"
 words!(OnUnknown, "on_unknown", { "hold" => OnUnknown::Hold, "retry" => OnUnknown::Retry });
 words!(OnStoreDown, "on_store_down", { "closed" => OnStoreDown::Closed, "open" => OnStoreDown::Open });
 words!(Envelope, "envelope", { "none" => Envelope::None, "metadata" => Envelope::Metadata });
+words!(Refusals, "refusals", { "problem" => Refusals::Problem, "stripe" => Refusals::Stripe });
 words!(Mode, "mode", { "enforce" => Mode::Enforce, "shadow" => Mode::Shadow, "off" => Mode::Off });
 words!(LabelKey, "label key", { "clear" => LabelKey::Clear, "masked" => LabelKey::Masked });
 

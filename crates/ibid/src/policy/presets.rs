@@ -6,7 +6,7 @@ use http::{HeaderName, Method, StatusCode, header};
 
 use super::{
     Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
-    Remember, StatusRange,
+    Refusals, Remember, StatusRange,
 };
 use crate::{
     key::{KeyFormat, KeySource},
@@ -63,6 +63,7 @@ impl Policy {
             resolve: None,
             on_store_down: OnStoreDown::Closed,
             remember: Remember::Final,
+            refusals: Refusals::Problem,
             unknown_status: vec![StatusCode::BAD_GATEWAY, StatusCode::GATEWAY_TIMEOUT],
             remember_body: true,
             max_request: 1 << 20,
@@ -178,7 +179,7 @@ impl Policy {
         }
     }
 
-    /// Stripe's published behaviour: every answer remembered, a reuse is a 400.
+    /// Stripe's published behaviour: nearly every answer remembered, a reuse is a 400, and refusals that its SDKs parse.
     pub fn stripe() -> Self {
         Self {
             methods: vec![Method::POST],
@@ -191,7 +192,9 @@ impl Policy {
                 ScopePart::Optional(Box::new(ScopePart::Header(HeaderName::from_static("stripe-context")))),
             ],
             fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Type, Part::Body],
-            remember: Remember::All,
+            // Conflicts and limits are not results: the same request may succeed later.
+            remember: Remember::all_but([StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS]),
+            refusals: Refusals::Stripe,
             unknown_status: Vec::new(),
             status: vec![(Reason::KeyReused, StatusCode::BAD_REQUEST)],
             ..Self::ietf()
