@@ -19,7 +19,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
 use ibid::{
-    Complete, Ended, Engine, Ibid, Operation, Policy, Scope, Silent, Verdict,
+    CheckedPolicy, Complete, Ended, Engine, Ibid, Operation, Policy, Scope, Silent, Verdict,
     http::{IbidService, RequestBody},
     store::{Ask, Fingerprint, Lease, Memory, Outline, Tags, Token},
 };

@@ -307,7 +307,7 @@ async fn the_layer_replays_what_sql_remembers_and_the_other_way_round() {
     let mut policy = Policy::ietf();
     policy.on_mismatch = OnMismatch::Ignore;
     let app = Router::new().route("/pay", post(|| async { (StatusCode::ACCEPTED, [("x-by", "app")], "by the app") }));
-    let app = app.layer(Ibid::new(store).layer(policy));
+    let app = app.layer(Ibid::new(store).layer(policy).unwrap());
     let ask = async |key: &str| {
         let request = Request::post("/pay").header("host", "shop").header("authorization", "Bearer a");
         let request = request.header("idempotency-key", key).body(Body::from("12.50")).unwrap();

@@ -50,7 +50,8 @@ impl<'a> MediaType<'a> {
         let keeps_charset = self.has_other_charset();
         for parameter in &self.parameters {
             let is_default = is_utf8(parameter) && !keeps_charset;
-            if !is_default && !(self.is_multipart() && named(parameter, b"boundary").is_some()) {
+            let is_boundary = self.is_multipart() && named(parameter, b"boundary").is_some();
+            if !is_default && !is_boundary {
                 out.push(b';');
                 out.extend_from_slice(parameter);
             }
@@ -83,12 +84,9 @@ fn named<'a>(parameter: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 }
 
 fn is_utf8(parameter: &[u8]) -> bool {
-    let unquoted =
-        |value: &'_ [u8]| value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).map(<[u8]>::to_vec);
-    named(parameter, b"charset").is_some_and(|value| {
-        value.eq_ignore_ascii_case(b"utf-8")
-            || unquoted(value).is_some_and(|value| value.eq_ignore_ascii_case(b"utf-8"))
-    })
+    let Some(value) = named(parameter, b"charset") else { return false };
+    let unquoted = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value);
+    unquoted.eq_ignore_ascii_case(b"utf-8")
 }
 
 #[cfg(test)]

@@ -357,6 +357,18 @@ async fn what_an_older_version_recorded_is_found_where_the_address_depends_on_th
     assert!(!send("/other/").await.unwrap().headers().contains_key("idempotent-replayed"));
 }
 
+/// Forgets the only key that runs, once there is one.
+async fn forget_what_runs(store: &dyn Store) {
+    loop {
+        let all = store.operators().list(&Default::default(), Default::default(), 10).await.unwrap().entries;
+        if let Some(entry) = all.iter().find(|entry| entry.state == ibid::store::State::Processing) {
+            let _: Held = store.operators().forget(&entry.address, entry.fence).await.unwrap();
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
 /// The statuses that a client in shadow mode gets for two requests with one key, of an app that answers so, while an
 /// operator forgets every key that is running.
 async fn in_shadow_mode(path: &str, forgets: bool) -> [StatusCode; 2] {
@@ -367,15 +379,8 @@ async fn in_shadow_mode(path: &str, forgets: bool) -> [StatusCode; 2] {
     let handler = move |status: StatusCode| {
         let store = store.clone();
         async move {
-            while forgets {
-                let all = store.operators().list(&Default::default(), Default::default(), 10).await.unwrap().entries;
-                let running = all.iter().find(|entry| entry.state == ibid::store::State::Processing);
-                let Some(entry) = running else {
-                    tokio::task::yield_now().await;
-                    continue;
-                };
-                let _: Held = store.operators().forget(&entry.address, entry.fence).await.unwrap();
-                break;
+            if forgets {
+                forget_what_runs(&*store).await;
             }
             status
         }
