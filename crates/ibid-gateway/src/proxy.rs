@@ -164,9 +164,7 @@ async fn forward(client: &Client, mut request: Request<RequestBody<Incoming>>) -
             body_failed(&NotBegun::Silent, version, refusals)
         }
         Some(Err(Failure::Lost(why))) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call, refusals),
-        None => {
-            failed(Reason::UpstreamTimeout, "no reply within limits.reply_timeout", Fate::Lost, is_call, refusals)
-        }
+        None => failed(Reason::UpstreamTimeout, "no reply within limits.reply_timeout", Fate::Lost, is_call, refusals),
     };
     // Whatever the app means by it: here it means what the gateway says.
     trace::take_kept(&mut answer);

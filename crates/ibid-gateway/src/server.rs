@@ -201,8 +201,7 @@ impl Front {
         let traffic = Arc::new(Traffic::new());
         let sending = Sending::new();
         let answer = {
-            let (front, traffic, interim, sending) =
-                (self.clone(), traffic.clone(), interim.clone(), sending.clone());
+            let (front, traffic, interim, sending) = (self.clone(), traffic.clone(), interim.clone(), sending.clone());
             let link = Connection::new();
             service_fn(move |mut request: Request<Incoming>| {
                 let busy = Traffic::begin(&traffic);
@@ -322,12 +321,8 @@ impl Front {
         own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
         let version = request.version();
         tunnel::keep_allowed(request.headers_mut(), version, &now.settings.upgrades);
-        let chosen = now.choose(Head {
-            method: request.method(),
-            uri: request.uri(),
-            version,
-            headers: request.headers(),
-        });
+        let chosen =
+            now.choose(Head { method: request.method(), uri: request.uri(), version, headers: request.headers() });
         let verifier = now.verifier(&chosen);
         request.extensions_mut().insert(chosen);
         request.extensions_mut().insert(Peer(peer.ip()));

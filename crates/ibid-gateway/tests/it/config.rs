@@ -355,7 +355,7 @@ mod what_wins {
         assert_eq!((route.preset, &route.policy.key.format), ("ietf", &KeyFormat::Uuid));
         assert_eq!(route.policy.methods, [Method::DELETE]);
         let other = settings.routes.find(&Method::DELETE, "/b").unwrap();
-        assert_eq!((other.is_policy, &other.policy), (true, &Policy::ietf()));
+        assert_eq!((other.is_policy, &*other.policy), (true, &Policy::ietf()));
     }
 
     #[test]

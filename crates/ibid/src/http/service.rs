@@ -204,7 +204,8 @@ where
         };
         // Routes in shadow mode require nothing, and do not govern.
         let others: Vec<_> = others.into_iter().filter(|(other, _)| other.policy.mode == Mode::Enforce).collect();
-        let mut signed = std::iter::once(&route).chain(others.iter().map(|(other, _)| other)).map(|route| &route.policy);
+        let mut signed =
+            std::iter::once(&route).chain(others.iter().map(|(other, _)| other)).map(|route| &route.policy);
         if let Err(refusal) = signed.try_for_each(|policy| request::check_signature(policy, &parts, &body)) {
             return Some(refused(&shared, &refusal, &seen, &mut telling));
         }

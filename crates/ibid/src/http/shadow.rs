@@ -47,7 +47,8 @@ where
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let (route, telling) = (seen.route.clone(), service::telling(&shared, &parts, seen.route.protocol, &seen.route.policy));
+    let (route, telling) =
+        (seen.route.clone(), service::telling(&shared, &parts, seen.route.protocol, &seen.route.policy));
     let (body, would) = match look(&shared, &parts, body, keyed, &mut seen, telling.requested_at_ms).await {
         Ok(looked) => looked,
         Err((status, detail)) => return Some(service::broken(status, detail, &route, &telling)),
