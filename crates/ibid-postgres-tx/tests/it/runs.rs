@@ -263,7 +263,7 @@ async fn a_uuid_is_one_key_in_any_case_by_every_way_in<D: Driver>() {
         let ran = ibid::run(&store, &policy, key.clone(), &scope, never).await.unwrap();
         assert!(matches!(ran, ibid::Ran::Replayed(_)), "{ran:?}");
         let app = axum::Router::new().route("/pay", axum::routing::post(|| async { "it ran again" }));
-        let app = app.layer(Ibid::new(store.clone()).layer(policy.clone()));
+        let app = app.layer(Ibid::new(store.clone()).layer(policy.clone()).unwrap());
         let request = http::Request::post("/pay").header("idempotency-key", key);
         let answer = app.oneshot(request.body(axum::body::Body::empty()).unwrap()).await.unwrap();
         assert_eq!(
