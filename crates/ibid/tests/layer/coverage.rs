@@ -66,7 +66,7 @@ const GRPC: (&str, &str) = ("content-type", "application/grpc");
 
 #[tokio::test]
 async fn neither_media_type_nor_version_nor_case_gets_past_the_layer() {
-    let world = World::new(|ibid| ibid.layer(Policy::ietf()));
+    let world = World::new(|ibid| ibid.layer(Policy::ietf()).unwrap());
     for (at, version) in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2].into_iter().enumerate() {
         for kind in ["application/json", "application/grpc", "application/grpc+proto"] {
             for method in ["POST", "post", "Post"] {
@@ -83,25 +83,25 @@ async fn neither_media_type_nor_version_nor_case_gets_past_the_layer() {
 
 #[tokio::test]
 async fn a_call_that_may_be_a_stream_passes_without_a_key_and_is_refused_with_one() {
-    let world = World::new(|ibid| ibid.layer(Policy::ietf()));
+    let world = World::new(|ibid| ibid.layer(Policy::ietf()).unwrap());
     let refused = world.send("POST", Version::HTTP_2, "/shop.Orders/Create", &[KEY, GRPC]).await;
     assert_eq!((refused.status(), &refused.headers()["grpc-status"]), (StatusCode::OK, &"9".parse().unwrap()));
     assert_eq!(world.runs(), 0);
     world.send("POST", Version::HTTP_2, "/shop.Orders/Create", &[GRPC]).await;
     assert_eq!(world.runs(), 1);
-    let required = World::new(|ibid| ibid.layer(Policy::platform()));
+    let required = World::new(|ibid| ibid.layer(Policy::platform()).unwrap());
     let refused = required.send("POST", Version::HTTP_2, "/shop.Orders/Create", &[GRPC]).await;
     assert_eq!((&refused.headers()["grpc-status"], required.runs()), (&"9".parse().unwrap(), 0));
     let mut shadow = Policy::ietf();
     shadow.mode = Mode::Shadow;
-    let shadow = World::new(|ibid| ibid.layer(shadow));
+    let shadow = World::new(|ibid| ibid.layer(shadow).unwrap());
     shadow.send("POST", Version::HTTP_2, "/shop.Orders/Create", &[KEY, GRPC]).await;
     assert_eq!(shadow.runs(), 1, "shadow mode refuses nothing");
 }
 
 #[tokio::test]
 async fn a_unary_method_is_covered_whatever_is_sent_to_it() {
-    let world = World::new(|ibid| ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform()));
+    let world = World::new(|ibid| ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform()).unwrap());
     for kind in ["application/json", "application/proto", "application/grpc-web", ""] {
         let headers = [("idempotency-key", kind), ("content-type", kind)];
         for method in ["POST", "post"] {
@@ -119,7 +119,7 @@ async fn a_unary_method_is_covered_whatever_is_sent_to_it() {
 
 #[tokio::test]
 async fn a_key_that_nothing_covers_is_told() {
-    let world = World::new(|ibid| ibid.layer(Policy::stripe()));
+    let world = World::new(|ibid| ibid.layer(Policy::stripe()).unwrap());
     for method in ["GET", "HEAD", "OPTIONS", "get", "PUT", "DELETE"] {
         world.send(method, Version::HTTP_11, "/a?x=1", &[KEY]).await;
     }
@@ -142,7 +142,9 @@ impl Routing for Several {
 }
 
 fn several(policies: Vec<Policy>) -> World {
-    let route = |(at, policy)| Arc::new(Route { name: format!("r{at}"), policy, protocol: Protocol::Http });
+    let route = |(at, policy): (usize, Policy)| {
+        Arc::new(Route { name: format!("r{at}"), policy: policy.checked().unwrap(), protocol: Protocol::Http })
+    };
     let routes = policies.into_iter().enumerate().map(route).collect();
     World::new(|ibid| ibid.layer_by(Arc::new(Several(routes))))
 }
