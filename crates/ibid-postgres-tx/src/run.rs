@@ -17,9 +17,9 @@ use std::{
 use bytes::Bytes;
 use http::{Response, header};
 use ibid::{
-    OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
+    Comparison, OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
     http::complete_of,
-    store::{Address, Fence, Fingerprint, Token},
+    store::{Address, Fence, Fingerprint, Token, key_hash},
 };
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -113,14 +113,16 @@ where
     F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> BoxFuture<'t, Result<Response<Bytes>, E>> + Send,
     E: Into<BoxError> + Send,
 {
-    let address = call.address(policy)?;
+    policy.check().map_err(TxError::PolicyInvalid)?;
+    let key = call.key(policy)?;
     let waits = policy.on_concurrent == OnConcurrent::Wait;
     let mut run = Run {
         pool,
         policy,
         call,
-        address,
-        shown: call.shown(policy),
+        address: call.address(policy, &key),
+        shown: call.shown(policy, &key),
+        key_hash: key_hash(key.as_str()),
         token: Token::mint(),
         over: None,
         tries: 0,
@@ -136,6 +138,7 @@ struct Run<'a, P> {
     call: &'a Call,
     address: Address,
     shown: String,
+    key_hash: String,
     token: Token,
     /// Whom to take over.
     over: Option<Fence>,
@@ -261,8 +264,17 @@ impl<P: Pool> Run<'_, P> {
     }
 
     fn compare(&self, seen: Fingerprint) -> Result<(), TxError> {
-        let differs = self.policy.on_mismatch == OnMismatch::Reject && seen != self.call.fingerprint;
-        if differs { Err(TxError::Reused) } else { Ok(()) }
+        if self.policy.on_mismatch != OnMismatch::Reject {
+            return Ok(());
+        }
+        match self.call.fingerprint.compare(&seen, |version| self.call.by_version(version)) {
+            Comparison::Same => Ok(()),
+            Comparison::Different => Err(TxError::Reused),
+            Comparison::UnknownVersion => {
+                let why = format!("its request has a fingerprint of version {}, which is not known", seen.version);
+                Err(TxError::Corrupt(why.into()))
+            }
+        }
     }
 
     /// One connection, one transaction.
@@ -354,7 +366,6 @@ impl<P: Pool> Run<'_, P> {
         let policy = self.policy;
         // A little longer than the operation may take.
         let idle = policy.timeout.saturating_add(Duration::from_secs(5)).as_millis();
-        let key_hash = self.call.key_hash();
         let values = [
             Value::Bytea(Some(&self.address.0)),
             Value::Bytea(Some(&self.token.0)),
@@ -364,7 +375,7 @@ impl<P: Pool> Run<'_, P> {
             Value::Text(Some(&self.call.user)),
             Value::Text(Some(&self.call.endpoint)),
             Value::Text(Some(&self.shown)),
-            Value::Text(Some(&key_hash)),
+            Value::Text(Some(&self.key_hash)),
             Value::Bigint(Some(micros(policy.lease))),
             Value::Bigint(Some(micros(policy.ttl))),
             Value::Bigint(self.over.map(|fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),

@@ -8,12 +8,14 @@
 //! headers:  count u16 │ (name length u16, name, value length u32, value) …
 //! body:     kind 0: length u32, bytes │ kind 1 (digest): length u64, SHA-256 │ kind 2 (none): nothing
 //! trailers: as headers
+//! cookies:  count u16 │ SHA-256 … (only in version 2)
 //! CRC-32C u32 of all that
 //! ```
-//! Version 2 is version 1, compressed: `version u8 │ length u32 │ raw DEFLATE of a record of version 1 without its checksum │ CRC-32C`, where
-//! `length` is that of what was compressed. Readers know both, whoever writes which.
+//! Version 3 is a compressed record of version 1 or 2: `version u8 │ length u32 │ raw DEFLATE of that record, its checksum
+//! included │ CRC-32C`, where `length` is that of what was compressed.
 //!
-//! Numbers are little-endian. A reader refuses versions that it does not know, and reads all older ones.
+//! Numbers are little-endian. A reader refuses versions that it does not know, and reads all older ones. A record without
+//! cookies is written as version 1.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -23,8 +25,10 @@ use crate::{
     wire::{self, Reader},
 };
 
-const PLAIN: u8 = 1;
-const COMPRESSED: u8 = 2;
+/// The version without cookies.
+const WITHOUT_COOKIES: u8 = 1;
+const WITH_COOKIES: u8 = 2;
+const COMPRESSED: u8 = 3;
 /// The latest.
 const VERSION: u8 = COMPRESSED;
 /// Up to this many bytes a record is not compressed: it would cost time and save next to nothing.
@@ -47,6 +51,9 @@ pub struct Record {
     pub body: RecordBody,
     /// After the body.
     pub trailers: HeaderMap,
+    /// Names and values of the cookies that the answer set, hashed; only if its caller was anonymous. A retry that sends
+    /// these cookies and no others is the same caller.
+    pub cookies: Vec<[u8; 32]>,
 }
 
 /// What is kept of a body.
@@ -88,8 +95,9 @@ impl Record {
             RecordBody::Digest { .. } => 40,
             RecordBody::None => 0,
         };
-        let mut out = BytesMut::with_capacity(24 + size(&self.headers) + body + size(&self.trailers) + 4);
-        out.put_u8(PLAIN);
+        let cookies = if self.cookies.is_empty() { 0 } else { 2 + 32 * self.cookies.len() };
+        let mut out = BytesMut::with_capacity(24 + size(&self.headers) + body + size(&self.trailers) + cookies);
+        out.put_u8(if cookies == 0 { WITHOUT_COOKIES } else { WITH_COOKIES });
         out.put_u8(match self.body {
             RecordBody::Whole(_) => 0,
             RecordBody::Digest { .. } => 1,
@@ -108,6 +116,10 @@ impl Record {
             RecordBody::None => {}
         }
         put_headers(&mut out, &self.trailers);
+        if cookies > 0 {
+            out.put_u16_le(u16::try_from(self.cookies.len()).expect("no more than headers"));
+            self.cookies.iter().for_each(|cookie| out.put_slice(cookie));
+        }
         wire::seal(out)
     }
 
@@ -119,10 +131,8 @@ impl Record {
         let content = wire::open(bytes).ok_or(Unreadable::Checksum)?;
         let mut reader = Reader::new(content);
         match reader.u8() {
-            Some(PLAIN) => decode_v1(&mut reader).ok_or(Unreadable::Malformed),
-            Some(COMPRESSED) => {
-                spread(reader).and_then(|mut inside| decode_v1(&mut inside)).ok_or(Unreadable::Malformed)
-            }
+            Some(version @ (WITHOUT_COOKIES | WITH_COOKIES)) => read(version, &mut reader).ok_or(Unreadable::Malformed),
+            Some(COMPRESSED) => spread(reader).ok_or(Unreadable::Malformed).and_then(Self::decode),
             Some(version) => Err(Unreadable::Version(version)),
             None => Err(Unreadable::Malformed),
         }
@@ -131,11 +141,10 @@ impl Record {
 
 /// A record in fewer bytes, if it is larger than 1 KiB and becomes smaller. Otherwise as it was.
 pub(crate) fn compressed(record: Bytes) -> Bytes {
-    if record.len() <= SMALL {
+    if record.len() <= SMALL || record[0] == COMPRESSED {
         return record;
     }
-    let Some(plain) = wire::open(record.clone()).filter(|plain| plain[0] == PLAIN) else { return record };
-    let (Some(small), Ok(length)) = (squeeze::squeezed(&plain), u32::try_from(plain.len())) else { return record };
+    let (Some(small), Ok(length)) = (squeeze::squeezed(&record), u32::try_from(record.len())) else { return record };
     let mut out = BytesMut::with_capacity(5 + small.len() + 4);
     out.put_u8(COMPRESSED);
     out.put_u32_le(length);
@@ -143,18 +152,30 @@ pub(crate) fn compressed(record: Bytes) -> Bytes {
     wire::seal(out)
 }
 
-/// What was compressed, behind its version.
-fn spread(mut reader: Reader) -> Option<Reader> {
+/// What was compressed of a record that is compressed. Any other is returned as it was.
+pub(crate) fn uncompressed(record: Bytes) -> Bytes {
+    if record.first() != Some(&COMPRESSED) {
+        return record;
+    }
+    let inside = wire::open(record.clone()).and_then(|content| {
+        let mut reader = Reader::new(content);
+        reader.u8().and_then(|_| spread(reader))
+    });
+    inside.unwrap_or(record)
+}
+
+/// What was compressed, behind its version. It is not itself compressed.
+fn spread(mut reader: Reader) -> Option<Bytes> {
     let length = reader.u32()? as usize;
     let small = reader.rest();
     if length / MOST_RATIO > small.len() {
         return None;
     }
-    let mut inside = Reader::new(squeeze::spread(&small, length)?.into());
-    (inside.u8()? == PLAIN).then_some(inside)
+    let record = squeeze::spread(&small, length)?;
+    matches!(record.first()?, &WITHOUT_COOKIES | &WITH_COOKIES).then(|| record.into())
 }
 
-fn decode_v1(reader: &mut Reader) -> Option<Record> {
+fn read(version: u8, reader: &mut Reader) -> Option<Record> {
     let kind = reader.u8()?;
     let status = StatusCode::from_u16(reader.u16()?).ok()?;
     let (requested_at_ms, completed_at_ms) = (reader.u64()?, reader.u64()?);
@@ -166,7 +187,9 @@ fn decode_v1(reader: &mut Reader) -> Option<Record> {
         _ => return None,
     };
     let trailers = read_headers(reader)?;
-    reader.is_empty().then_some(Record { status, requested_at_ms, completed_at_ms, headers, body, trailers })
+    let count = if version == WITHOUT_COOKIES { 0 } else { reader.u16()? };
+    let cookies = (0..count).map(|_| reader.array()).collect::<Option<_>>()?;
+    reader.is_empty().then_some(Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies })
 }
 
 fn size(headers: &HeaderMap) -> usize {
@@ -207,7 +230,8 @@ mod tests {
         headers.append("x-latin", HeaderValue::from_bytes(b"caf\xe9").unwrap());
         let mut trailers = HeaderMap::new();
         trailers.append("grpc-status", HeaderValue::from_static("0"));
-        Record { status: StatusCode::CREATED, requested_at_ms: 1, completed_at_ms: 2, headers, body, trailers }
+        let cookies = Vec::new();
+        Record { status: StatusCode::CREATED, requested_at_ms: 1, completed_at_ms: 2, headers, body, trailers, cookies }
     }
 
     #[test]
@@ -218,8 +242,12 @@ mod tests {
             RecordBody::Digest { length: 1 << 40, sha256: [9; 32] },
             RecordBody::None,
         ] {
-            let record = sample(body);
+            let mut record = sample(body);
             assert_eq!(Record::decode(record.encode()).unwrap(), record);
+            assert_eq!(record.encode()[0], WITHOUT_COOKIES);
+            record.cookies = vec![[1; 32], [2; 32]];
+            assert_eq!(Record::decode(record.encode()).unwrap(), record);
+            assert_eq!(record.encode()[0], WITH_COOKIES);
         }
     }
 
@@ -228,13 +256,15 @@ mod tests {
         let record = sample(RecordBody::Whole(Bytes::from_static(b"hello")));
         let expected = 24 - 4 + 4 + size(&record.headers) + 9 + size(&record.trailers);
         assert_eq!(record.encode().len(), expected);
+        let with_cookies = Record { cookies: vec![[1; 32]; 3], ..record };
+        assert_eq!(with_cookies.encode().len(), expected + 2 + 96);
     }
 
     #[test]
     fn more_headers_than_a_map_can_hold_are_malformed() {
         for count in [24_577, u16::MAX] {
             let mut out = BytesMut::new();
-            out.put_slice(&[PLAIN, 2]);
+            out.put_slice(&[WITHOUT_COOKIES, 2]);
             out.put_u16_le(201);
             out.put_bytes(0, 16);
             out.put_u16_le(count);
@@ -269,11 +299,14 @@ mod tests {
     #[test]
     fn a_large_record_is_compressed_and_reads_the_same() {
         let body: Vec<u8> = b"{\"id\":17,\"paid\":true}".iter().copied().cycle().take(8192).collect();
+        let with_cookies = Record { cookies: vec![[1; 32]], ..sample(RecordBody::Whole(body.clone().into())) };
+        assert_eq!(Record::decode(compressed(with_cookies.encode())).unwrap(), with_cookies);
         let record = sample(RecordBody::Whole(body.into()));
         let (plain, small) = (record.encode(), compressed(record.encode()));
         assert!(small.len() < plain.len() / 10, "{} of {}", small.len(), plain.len());
         assert_eq!(Record::decode(small.clone()).unwrap(), record);
-        assert_eq!(Record::decode(compressed(small.clone())).unwrap(), record, "twice is once");
+        assert_eq!(compressed(small.clone()), small, "twice is once");
+        assert_eq!((uncompressed(small.clone()), uncompressed(plain.clone())), (plain.clone(), plain));
         for cut in 0..small.len() - 4 {
             let content = BytesMut::from(&small[..cut]);
             assert!(Record::decode(wire::seal(content)).is_err(), "cut at {cut}");
@@ -303,10 +336,13 @@ mod tests {
 
     #[test]
     fn malformed_content_under_a_good_checksum_is_an_error_not_a_panic() {
-        let bytes = sample(RecordBody::Whole(Bytes::from_static(b"hello"))).encode();
-        for cut in 0..bytes.len() - 4 {
-            let content = BytesMut::from(&bytes[..cut]);
-            assert!(Record::decode(wire::seal(content)).is_err(), "cut at {cut}");
+        let without = sample(RecordBody::Whole(Bytes::from_static(b"hello")));
+        let with_cookies = Record { cookies: vec![[1; 32]], ..without.clone() };
+        for bytes in [without.encode(), with_cookies.encode()] {
+            for cut in 0..bytes.len() - 4 {
+                let content = BytesMut::from(&bytes[..cut]);
+                assert!(Record::decode(wire::seal(content)).is_err(), "cut at {cut}");
+            }
         }
     }
 }
