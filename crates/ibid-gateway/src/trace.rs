@@ -36,7 +36,7 @@ mod export;
 mod ids;
 
 /// Where the request of a remembered answer stands in its trace. Only ever between the app and the gateway.
-pub const KEPT: HeaderName = HeaderName::from_static("ibid-trace");
+pub const KEPT: HeaderName = HeaderName::from_static("x-ibid-trace");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The trace of one request. Its span ends when nobody works on the request any more.

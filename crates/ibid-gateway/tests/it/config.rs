@@ -869,7 +869,7 @@ mod forgetting {
                answers to callers with these headers will not be found again",
             ],
         );
-        let global = format!("{PAY}scope = \"global\"");
+        let global = format!("[policy]\npreset = \"off\"\n{PAY}scope = \"global\"");
         from(&global, &format!("credentials = \"X-Token\"\n{global}"), &[]);
         from(PAY, &format!("credential_schemes = \"Token\"\n{PAY}"), &[]);
         from(
