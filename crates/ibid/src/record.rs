@@ -153,7 +153,7 @@ pub(crate) fn compressed(record: Bytes) -> Bytes {
 }
 
 /// What was compressed of a record that is compressed. Any other is returned as it was.
-pub(crate) fn uncompressed(record: Bytes) -> Bytes {
+pub(crate) fn decompressed(record: Bytes) -> Bytes {
     if record.first() != Some(&COMPRESSED) {
         return record;
     }
@@ -162,6 +162,16 @@ pub(crate) fn uncompressed(record: Bytes) -> Bytes {
         reader.u8().and_then(|_| spread(reader))
     });
     inside.unwrap_or(record)
+}
+
+/// The length of a record, or of what was compressed if it is compressed. Only as good as what was written there.
+pub(crate) fn decompressed_length(record: &[u8]) -> usize {
+    match record {
+        [COMPRESSED, length @ ..] if length.len() >= 4 => {
+            u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize
+        }
+        record => record.len(),
+    }
 }
 
 /// What was compressed, behind its version. It is not itself compressed.
@@ -306,7 +316,8 @@ mod tests {
         assert!(small.len() < plain.len() / 10, "{} of {}", small.len(), plain.len());
         assert_eq!(Record::decode(small.clone()).unwrap(), record);
         assert_eq!(compressed(small.clone()), small, "twice is once");
-        assert_eq!((uncompressed(small.clone()), uncompressed(plain.clone())), (plain.clone(), plain));
+        assert_eq!((decompressed(small.clone()), decompressed(plain.clone())), (plain.clone(), plain.clone()));
+        assert_eq!([&small, &plain].map(|record| decompressed_length(record)), [plain.len(); 2]);
         for cut in 0..small.len() - 4 {
             let content = BytesMut::from(&small[..cut]);
             assert!(Record::decode(wire::seal(content)).is_err(), "cut at {cut}");

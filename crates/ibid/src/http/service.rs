@@ -35,7 +35,7 @@ use crate::{
     key::mask,
     observe::{Answered, Notice, Outcome, Shadow},
     policy::{Mode, Policy},
-    record::{self, Record},
+    record::Record,
     refusal::{Reason, Refusal},
     scope::{CallerKind, ScopePart},
     store::{Address, Finished},
@@ -348,7 +348,7 @@ async fn answered<RB>(
 
 fn replayed(shared: &Shared, finished: Finished, seen: &Seen) -> Result<Record, Refusal> {
     let at = seen.address.expect("what was found has an address");
-    Record::decode(shared.records.share(&at, record::uncompressed(finished.record))).map_err(|why| {
+    Record::decode(shared.records.share(&at, finished.record)).map_err(|why| {
         shared.engine.observer().noticed(&Notice::Unreadable(&at));
         Refusal::new(Reason::StoreUnavailable, format!("the remembered answer cannot be read: {why}"))
     })
