@@ -5,7 +5,7 @@ mod memory;
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
@@ -20,6 +20,7 @@ use ibid::{
     http::Peer,
     store::{Ask, Claim, Cursor, End, Filter, Fingerprint, Held, Memory, Outline, Store, Tags, Token},
 };
+use parking_lot::Mutex;
 use tower::ServiceExt;
 
 #[derive(Clone, Default)]
@@ -417,7 +418,7 @@ struct Told(Mutex<Vec<(String, String, String)>>);
 impl Observer for Told {
     fn answered(&self, request: &Answered<'_>) {
         let peer = request.peer.map(|peer| peer.to_string()).unwrap_or_default();
-        self.0.lock().unwrap().push((request.key.into(), peer, request.request_id.into()));
+        self.0.lock().push((request.key.into(), peer, request.request_id.into()));
     }
 }
 
@@ -459,7 +460,7 @@ async fn an_invalid_key_is_masked_in_the_refusal_and_for_observers() {
         assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{key}{body}");
         let problem: serde_json::Value = serde_json::from_str(&text(answer).await).unwrap();
         assert_eq!(problem["key"], masked, "{key}{body}: {problem}");
-        assert_eq!(told.0.lock().unwrap()[0].0, masked, "{key}{body}");
+        assert_eq!(told.0.lock()[0].0, masked, "{key}{body}");
     }
 }
 
@@ -489,7 +490,7 @@ async fn a_valid_request_id_is_kept_and_another_is_made() {
             let answer = router.clone().oneshot(request).await.unwrap();
             let answered = answer.headers().get("x-request-id").map(|id| id.to_str().unwrap().to_owned());
             let got = text(answer).await;
-            let (_, _, logged) = told.0.lock().unwrap().last().unwrap().clone();
+            let (_, _, logged) = told.0.lock().last().unwrap().clone();
             assert_eq!(got, logged, "the app has the same id, and one");
             assert_eq!(got == *ids.first().unwrap_or(&""), kept, "{ids:?} became {got}");
             assert!(kept || got.len() == 36, "{got}");
@@ -522,7 +523,7 @@ async fn the_client_is_found_behind_trusted_proxies() {
         request.headers_mut().insert("x-forwarded-for", chain.parse().unwrap());
         request.extensions_mut().insert(Peer(peer.parse().unwrap()));
         let _ = router.clone().oneshot(request).await.unwrap();
-        assert_eq!(told.0.lock().unwrap().last().unwrap().1, client);
+        assert_eq!(told.0.lock().last().unwrap().1, client);
     }
     let page = store.operators().list(&Filter::default(), Cursor::default(), 9).await.unwrap();
     let record = LabelText::decode(&page.entries[0].label).unwrap();
