@@ -11,7 +11,6 @@
 //! # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
 //! let ibid = Ibid::new(Arc::new(Memory::default()));
 //! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf())?);
-//! # Ok::<(), ibid::InvalidPolicy>(())
 //!
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //! axum::serve(listener, app).await?;
