@@ -185,7 +185,7 @@ pub enum Remember {
     All,
     /// 2xx, 3xx, and 4xx except 401, 403, 408, 409, 425, 429.
     Final,
-    /// 2xx.
+    /// 2xx and 3xx.
     Success,
     /// These.
     List(Vec<StatusRange>),
@@ -370,7 +370,7 @@ impl Remember {
             Self::Final => {
                 matches!(status.as_u16(), 200..=499) && !matches!(status.as_u16(), 401 | 403 | 408 | 409 | 425 | 429)
             }
-            Self::Success => status.is_success(),
+            Self::Success => status.is_success() || status.is_redirection(),
             Self::List(ranges) => ranges.iter().any(|range| match range {
                 StatusRange::Class(class) => status.as_u16() / 100 == u16::from(*class),
                 StatusRange::Code(code) => *code == status,

@@ -148,7 +148,7 @@ fn remembered_answers(policy: &Policy) -> String {
     let mut words = match &policy.remember {
         Remember::All => "every answer, errors included".into(),
         Remember::Final => "2xx, 3xx, and 4xx except 401, 403, 408, 409, 425 and 429".into(),
-        Remember::Success => "2xx only; after any other answer a retry runs again".into(),
+        Remember::Success => "2xx and 3xx only; after any other answer a retry runs again".into(),
         Remember::List(ranges) if ranges.is_empty() => "none: only running requests are protected".into(),
         Remember::List(ranges) => and(&ranges.iter().map(StatusRange::to_string).collect::<Vec<_>>()),
     };

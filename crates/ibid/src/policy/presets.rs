@@ -6,7 +6,7 @@ use http::{HeaderName, Method, StatusCode, header};
 
 use super::{
     Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
-    Remember,
+    Remember, StatusRange,
 };
 use crate::{
     key::{KeyFormat, KeySource},
@@ -97,6 +97,7 @@ impl Policy {
             unknown_status: Vec::new(),
             ttl: Duration::from_secs(5 * MINUTES),
             lease: Duration::from_secs(5 * MINUTES),
+            timeout: Duration::from_secs(5 * MINUTES),
             replay_headers: Vec::new(),
             ..Self::ietf()
         }
@@ -114,7 +115,10 @@ impl Policy {
             on_store_down: OnStoreDown::Open,
             remember: Remember::All,
             unknown_status: Vec::new(),
+            max_request: 10 << 20,
+            max_response: 10 << 20,
             lease: Duration::from_secs(5 * MINUTES),
+            timeout: Duration::from_secs(5 * MINUTES),
             replay_headers: headers(&[("x-idempotency-replay", "true")]),
             ..Self::ietf()
         }
@@ -133,6 +137,7 @@ impl Policy {
             remember: Remember::Success,
             unknown_status: Vec::new(),
             lease: Duration::from_secs(5 * MINUTES),
+            timeout: Duration::from_secs(5 * MINUTES),
             digest_status: Some(StatusCode::OK),
             replay_headers: Vec::new(),
             ..Self::ietf()
@@ -149,6 +154,7 @@ impl Policy {
             remember: Remember::All,
             unknown_status: Vec::new(),
             lease: Duration::from_secs(5 * MINUTES),
+            timeout: Duration::from_secs(5 * MINUTES),
             replay_headers: Vec::new(),
             ..Self::ietf()
         }
@@ -167,6 +173,7 @@ impl Policy {
             remember: Remember::Success,
             unknown_status: Vec::new(),
             lease: Duration::from_secs(5 * MINUTES),
+            timeout: Duration::from_secs(5 * MINUTES),
             first_headers: headers(&[("x-idempotency-cached", "false"), ("x-request-id", "{request_id}")]),
             replay_headers: headers(&[
                 ("x-idempotency-cached", "true"),
@@ -226,7 +233,8 @@ impl Policy {
             on_concurrent: OnConcurrent::Wait,
             // Senders deliver at least once, so their receivers expect a second run after an unknown end.
             on_unknown: OnUnknown::Retry,
-            remember: Remember::Success,
+            // Senders deliver again after a redirect, as after a failure.
+            remember: Remember::List(vec![StatusRange::Class(2)]),
             unknown_status: Vec::new(),
             // GitHub sends up to 25 MB.
             max_request: if scheme == Some(Scheme::GitHub) { 25 << 20 } else { 1 << 20 },
