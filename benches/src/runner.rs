@@ -33,7 +33,7 @@ const REST: Duration = Duration::from_millis(50);
 const SERVE: &[&str] =
     &["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--journal", "off", "--preset", "ietf"];
 /// Its routes, where it is to protect one gRPC method and let the others pass.
-const CALLS: &str = "[[route]]\nmatch = \"grpc bench.Orders/Guarded\"\n";
+const CALLS: &str = "grpc_unknown = \"pass\"\n[[route]]\nmatch = \"grpc bench.Orders/Guarded\"\n";
 const MEMORY: &[&str] = &["--store", "memory:"];
 const QUIET: &[&str] = &["--log-level", "warn"];
 

@@ -1,15 +1,19 @@
-/** Where keys are kept between an operation's beginning and its final answer. `localStorage` is one. */
+/** Where the keys of named operations are kept. `localStorage` is one. */
 export interface KeyStorage {
   getItem(name: string): string | null | Promise<string | null>
+  setItem(name: string, value: string): unknown
   removeItem(name: string): unknown
-  /** Needed unless there is an `addItem`. */
-  setItem?(name: string, value: string): unknown
   /** Stores the value unless there is one already, in one step. Two that begin at once then agree without waiting. */
   addItem?(name: string, value: string): unknown
+  /** The names of all entries, so that old ones are removed. Without it the object's own properties are looked at, as `localStorage` has them. */
+  names?(): string[] | Promise<string[]>
 }
 
 export interface Options {
-  /** The operation's name, such as `order-17`: its key is kept in `storage` until the final answer. Without a name the key lives as long as the call. */
+  /**
+   * The operation's name, such as `order-17`. Its key is kept in `storage`, after success for another `lifetime`: running it again gets the
+   * same answer. A final 4xx, or `forget`, frees the name. Without a name the key lives as long as the call.
+   */
   operation?: string | number
   /** A key from elsewhere, or how to make one. A random UUID by default. */
   key?: string | (() => string | Promise<string>)
@@ -29,7 +33,7 @@ export interface Options {
   deadline?: number
   /** The longest Retry-After that is waited for, in ms. 60,000 by default. */
   maxRetryAfter?: number
-  /** How long the server remembers a key, in ms. 24 h by default. */
+  /** How long the server remembers a key (its `ttl`), in ms. 24 h by default. */
   lifetime?: number
 }
 
@@ -86,10 +90,13 @@ export class Stopped extends Error {
  */
 export function idempotentFetch(url: string | URL, init?: RequestInit, options?: Options): Promise<IdempotentResponse>
 
+/** Frees the name of an operation: the next call with it is a new operation, with a new key. Rejects if the storage fails. */
+export function forget(operation: string | number, options?: { storage?: KeyStorage }): Promise<void>
+
 /** Runs `fn` on each submit of a form, or click of a button, but not while it still runs. Returns how to end that. */
 export function guard<T extends HTMLElement>(target: T, fn: (event: Event) => unknown): () => void
 
-/** A storage that lasts as long as the page or the process. */
+/** A storage that lasts as long as the page or the process. Of the operations that have ended it keeps the latest 10,000. */
 export const memory: KeyStorage
 
 /** A random UUID, also on plain http. */

@@ -1,5 +1,6 @@
 // The client's half of idempotency: one key per operation, the same on every retry, after every reload and in every tab.
-// The key is stored before anything is sent, and removed after the whole final answer has arrived.
+// The key is stored before anything is sent. After success it stays for as long as the server remembers it, so that running the
+// operation again gets the same answer; after a final "no" (4xx) it is removed.
 
 const SCHEDULES = { exponential: [100, 200, 400, 800], linear: [1000, 2000], once: [] }
 
@@ -40,7 +41,7 @@ export async function idempotentFetch(url, init = {}, options = {}) {
   const headers = new Headers(init.headers)
   const state = { attempts: 0 }
   const stop = (reason, more) => new Stopped(reason, Object.assign(state, more))
-  let forget = () => {}
+  let end = () => {}
   let fresh
   const own = headers.has(header) ? unquoted(headers.get(header)) : typeof given === 'string' ? given : undefined
   state.key = own ?? (await given())
@@ -49,16 +50,16 @@ export async function idempotentFetch(url, init = {}, options = {}) {
   new Request(url, { ...init, headers })
   // A key of the caller's own is the same each time, and needs no storage.
   if (operation !== undefined && own === undefined) {
-    const name = `ibid:${operation}`
     try {
-      const storage = options.storage ?? globalThis.localStorage ?? memory
+      const [storage, name] = place(operation, options)
       const kept = await keep(storage, name, state.key)
       fresh = kept.fresh
       state.key = kept.key
       headers.set(header, quoted(kept.key))
       // An answer is not withheld because the storage fails.
-      forget = () => remove(storage, name, kept.key).catch(() => {})
-      if (Date.now() - kept.since > lifetime) throw stop('key-too-old')
+      end = until => finish(storage, name, kept.key, until).catch(() => {})
+      // One that has ended is answered from the server's memory.
+      if (kept.until === undefined && Date.now() - kept.since > lifetime) throw stop('key-too-old')
     } catch (last) {
       throw last instanceof Stopped ? last : stop('storage', { last })
     }
@@ -74,7 +75,7 @@ export async function idempotentFetch(url, init = {}, options = {}) {
       const { key, attempts } = state
       verdict = { ...judge(response, text, retry5xx), last: response }
       if (!verdict.reason) {
-        if (verdict.settled) await forget()
+        if (verdict.settled) await end(/^4/.test(response.status) ? 0 : Date.now() + lifetime)
         const { replayed, degraded } = verdict
         return Object.assign(response, { idempotency: { key, attempts, replayed, degraded } })
       }
@@ -86,7 +87,7 @@ export async function idempotentFetch(url, init = {}, options = {}) {
     const wait = waits[state.attempts - 1]
     if (after === undefined || wait === undefined) {
       // Nothing has run under such a key, and nothing will.
-      if (fresh && state.attempts < 2 && problem?.type.endsWith('#key-invalid')) await forget()
+      if (fresh && state.attempts < 2 && problem?.type.endsWith('#key-invalid')) await end(0)
       throw stop(reason, { last, problem })
     }
     // Never earlier than asked for (a timer may be 1 ms fast); a little later, so that a crowd does not come back in step.
@@ -123,7 +124,9 @@ function judge({ status, headers }, text, retry5xx) {
   try {
     problem = /json/.test(media) && JSON.parse(text)
   } catch {}
-  const name = /problem\+json/.test(media) && /\/\.well-known\/idempotency#(.+)/.exec(problem?.type)?.[1]
+  const refusal = headers.has('Stripe-Should-Retry') && fromStripe(problem?.error ?? {}, status)
+  problem = refusal || problem
+  const name = (refusal || /problem\+json/.test(media)) && /\/\.well-known\/idempotency#(.+)/.exec(problem?.type)?.[1]
   const asked = retryAfter(headers)
   if (name) {
     if (name === 'in-progress') return { reason: name, after: 0, problem }
@@ -144,6 +147,13 @@ function judge({ status, headers }, text, retry5xx) {
   return { settled, replayed, degraded: headers.get('Idempotency-Guarantee') === 'degraded' }
 }
 
+const STRIPE = /^(outcome_unknown|overloaded|request_ambiguous|(key|scope|identity|body|store|upstream)_\w+)$/
+/** A refusal in the shape of Stripe's errors, as a problem. The app's own errors are none. */
+function fromStripe({ type, code, message }, status) {
+  const name = { idempotency_error: 'key-reused' }[type] ?? { idempotency_key_in_use: 'in-progress' }[code] ?? STRIPE.exec(code)?.[0]
+  if (name) return { type: `/.well-known/idempotency#${name.replaceAll('_', '-')}`, title: name, status, detail: message }
+}
+
 /** In ms. A date is compared with the server's own clock, where that is told. */
 function retryAfter(headers) {
   const value = headers.get('Retry-After')
@@ -158,13 +168,18 @@ const alone = async (name, work) => locks()?.request(name, work) ?? work()
 
 const read = async (storage, name) => JSON.parse((await storage.getItem(name)) ?? null)
 
+const place = (operation, { storage = globalThis.localStorage ?? memory } = {}) => [storage, `ibid:${operation}`]
+
+/** Whether the operation has ended, and the server does not remember its key any more. JSON writes Infinity as null. */
+const over = entry => entry?.until !== null && entry?.until < Date.now()
+
 /** The key under this name; this one is stored if there is none. */
 const keep = (storage, name, key) =>
   alone(name, async () => {
     const found = await read(storage, name)
-    if (found) return found
+    if (found && !over(found)) return found
     const mine = JSON.stringify({ key, since: Date.now() })
-    if (storage.addItem) await storage.addItem(name, mine)
+    if (storage.addItem && !found) await storage.addItem(name, mine)
     else {
       await storage.setItem(name, mine)
       // Until the other tabs see it, and without locks until they have written theirs. Whoever was last is right, then.
@@ -174,16 +189,49 @@ const keep = (storage, name, key) =>
     return { ...kept, fresh: kept.key === key }
   })
 
-/** Forgets the key, if it still is this one. */
-const remove = (storage, name, key) =>
-  alone(name, async () => (await read(storage, name))?.key === key && storage.removeItem(name))
+/** The operation has ended: its key stays until then, if it still is this one. With 0 it is removed. */
+async function finish(storage, name, key, until) {
+  await alone(name, async () => {
+    const found = await read(storage, name)
+    if (found?.key !== key) return
+    if (until) await storage.setItem(name, JSON.stringify({ until, ...found }))
+    else await storage.removeItem(name)
+  })
+  sweep(storage).catch(() => {})
+}
+
+const swept = new WeakMap()
+/** Removes what is over, at most once an hour. */
+async function sweep(storage) {
+  if (Date.now() - swept.get(storage) < 36e5) return
+  swept.set(storage, Date.now())
+  for (const name of (await storage.names?.()) ?? Object.keys(storage)) {
+    if (storage.names || name.startsWith('ibid:')) {
+      await alone(name, async () => over(await read(storage, name)) && storage.removeItem(name)).catch(() => {})
+    }
+  }
+}
+
+/** Frees the name: the next call with it is a new operation, with a new key. */
+export async function forget(operation, options) {
+  const [storage, name] = place(operation, options)
+  await alone(name, () => storage.removeItem(name))
+}
 
 const entries = new Map()
+const MOST = 1e4
 /** A storage that lasts as long as the page or the process. */
 export const memory = {
   getItem: name => entries.get(name) ?? null,
   addItem: (name, value) => entries.has(name) || entries.set(name, value),
+  // Moved to the end: the first that has ended is the one that ended first.
+  setItem(name, value) {
+    entries.delete(name)
+    entries.set(name, value)
+    if (entries.size > MOST) for (const [name, value] of entries) if (/"until"/.test(value)) return entries.delete(name)
+  },
   removeItem: name => entries.delete(name),
+  names: () => [...entries.keys()],
 }
 
 /** Bare where that can be read in one way only. */

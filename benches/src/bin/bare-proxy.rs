@@ -3,12 +3,20 @@
 //!
 //! `bare-proxy --upstream http://ADDR [--listen 127.0.0.1:0]`; prints `listening on http://ADDR`.
 
-use std::{convert::Infallible, error::Error, io::Write, net::SocketAddr, process::ExitCode, sync::Arc};
+use std::{
+    convert::Infallible,
+    error::Error,
+    io::Write,
+    net::SocketAddr,
+    process::ExitCode,
+    sync::{Arc, Weak},
+};
 
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
+use ibid::http::RequestBody;
 use ibid_gateway::{
     config::{Env, ServeArgs, Settings},
     live::Chosen,
@@ -70,7 +78,8 @@ async fn serve(settings: Settings) -> Result<(), Failure> {
 impl Front {
     async fn connection(self: Arc<Self>, socket: TcpStream, peer: SocketAddr) {
         let _ = socket.set_nodelay(true);
-        let proxy = Proxy::new(Client::new(peer.ip(), false, &self.settings.trusted_proxies));
+        let Settings { trusted_proxies, limits, .. } = &self.settings;
+        let proxy = Proxy::new(Client::new(peer.ip(), false, trusted_proxies, limits, Weak::new()));
         let upstream = self.upstream.clone();
         let answer = service_fn(move |request| {
             let (proxy, chosen) = (proxy.clone(), Chosen::only(upstream.clone()));
@@ -87,7 +96,7 @@ async fn buffered(mut proxy: Proxy, chosen: Chosen, request: Request<Incoming>) 
     let (mut parts, body) = request.into_parts();
     let Ok(body) = body.collect().await else { return broken(StatusCode::BAD_REQUEST) };
     parts.extensions.insert(chosen);
-    let request = Request::from_parts(parts, Body::whole(body.to_bytes(), None));
+    let request = Request::from_parts(parts, RequestBody::whole(body.to_bytes(), None));
     let (parts, body) = proxy.call(request).await.unwrap_or_else(|never| match never {}).into_parts();
     let Ok(body) = body.collect().await else { return broken(StatusCode::BAD_GATEWAY) };
     Response::from_parts(parts, Reply::whole(body.to_bytes(), None))

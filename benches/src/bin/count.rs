@@ -19,7 +19,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
 use ibid::{
-    Complete, Ended, Engine, Ibid, Operation, Policy, Scope, Silent, Verdict,
+    CheckedPolicy, Complete, Ended, Engine, Ibid, Operation, Policy, Scope, Silent, Verdict,
     http::{IbidService, RequestBody},
     store::{Ask, Fingerprint, Lease, Memory, Outline, Tags, Token},
 };
@@ -151,13 +151,13 @@ async fn inner(count: u64) {
 
 fn service() -> IbidService<App> {
     let ibid = Ibid::new(Arc::new(Memory::default()));
-    ibid.layer(Policy::ietf()).layer(App(json_body(BODY).into()))
+    ibid.layer(Policy::ietf()).expect("a preset").layer(App(json_body(BODY).into()))
 }
 
 /// The same with the metrics of the gateway.
 fn counted_service() -> IbidService<App> {
     let ibid = Ibid::builder(Arc::new(Memory::default())).observer(Watched::new(Silent)).build();
-    ibid.layer(Policy::ietf()).layer(App(json_body(BODY).into()))
+    ibid.layer(Policy::ietf()).expect("a preset").layer(App(json_body(BODY).into()))
 }
 
 async fn answered(service: &mut IbidService<App>, request: Request<Full<Bytes>>) {
@@ -198,7 +198,7 @@ impl Operation for Known {
 
 struct Asks {
     engine: Engine,
-    policy: Policy,
+    policy: CheckedPolicy,
     scope: Scope,
     tags: Tags,
     record: Bytes,
@@ -208,7 +208,7 @@ impl Asks {
     fn new() -> Self {
         Self {
             engine: Engine::new(Arc::new(Memory::default())),
-            policy: Policy::ietf(),
+            policy: Policy::ietf().checked().expect("a preset"),
             scope: Scope::from_parts(&["bench"]),
             tags: Tags::new("", "", "POST /orders", "0000****0000"),
             record: json_body(BODY).into(),

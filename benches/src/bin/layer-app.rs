@@ -58,9 +58,12 @@ fn plain() -> Router<Arc<App>> {
 /// The same handler under the layer.
 fn guarded() -> Router<Arc<App>> {
     let ibid = Ibid::new(Arc::new(Memory::default()));
-    let calls = ibid.grpc_layer(Unary::methods(["bench.Orders/Guarded"]), Policy::ietf());
+    let calls = ibid.grpc_layer(Unary::methods(["bench.Orders/Guarded"]), Policy::ietf()).expect("a preset");
     let calls = Router::new().route("/bench.Orders/Guarded", post(calls::create)).route_layer(calls);
-    Router::new().route("/guarded", post(create)).route_layer(ibid.layer(Policy::ietf())).merge(calls)
+    Router::new()
+        .route("/guarded", post(create))
+        .route_layer(ibid.layer(Policy::ietf()).expect("a preset"))
+        .merge(calls)
 }
 
 /// Reads the whole body, as an app would.

@@ -177,7 +177,7 @@ impl Load {
     }
 
     fn send(&self, serial: u64) -> impl Future<Output = ()> + Send + 'static {
-        let mut service = self.ibid.layer(Policy::ietf()).layer(self.app.clone());
+        let mut service = self.ibid.layer(Policy::ietf()).expect("a preset").layer(self.app.clone());
         let body = format!("{{\"order\":{serial},\"amount\":1200,\"currency\":\"EUR\"}}");
         let mut request = Request::post("/orders").body(Full::new(Bytes::from(body))).expect("a request");
         let headers = request.headers_mut();

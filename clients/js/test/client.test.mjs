@@ -9,7 +9,8 @@ import { join } from 'node:path'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 
-import { Stopped, idempotentFetch, memory, uuid } from '../ibid.js'
+import { Stopped, forget, idempotentFetch, memory, uuid } from '../ibid.js'
+import { fileStorage } from '../file.js'
 import { cutter, gate, gateway, storage, upstream, until } from './kit.mjs'
 
 const PAY = { method: 'POST', body: '{"amount":1}', headers: { 'content-type': 'application/json' } }
@@ -67,7 +68,34 @@ test('the network cut in mid-request: the same key again, one effect', async t =
   assert.equal(answer.idempotency.attempts, 3)
   assert.equal(answer.idempotency.replayed, true)
   assert.equal(app.log.length, 1)
-  assert.equal(kept.entries.size, 0)
+  assert.equal(kept.pending(), 0)
+})
+
+test('an operation that is run twice to success pays once, also in another process', async t => {
+  const app = await upstream(t)
+  const { url } = await gateway(t, app)
+  const folder = await mkdtemp(join(tmpdir(), 'ibid-js-keys-'))
+  t.after(() => rm(folder, { recursive: true, force: true }))
+  let runs = 0
+  for (const storage of [memory, fileStorage(folder)]) {
+    const pay = body => idempotentFetch(`${url}/${runs}`, { ...PAY, body }, { operation: 'order-17', storage })
+    await forget('order-17', { storage })
+    const [first, again] = [await pay(PAY.body), await pay(PAY.body)]
+    assert.deepEqual([first.idempotency.replayed, again.idempotency.replayed], [false, true])
+    assert.equal(again.idempotency.key, first.idempotency.key)
+    assert.equal(await again.text(), await first.text())
+    assert.equal(app.log.length, ++runs)
+    // Another request under this name is a mistake, and is not sent with a key of its own.
+    assert.equal((await stopped(pay('{"amount":2}'))).reason, 'key-reused')
+    // Unless the name is freed.
+    await forget('order-17', { storage })
+    assert.equal((await pay('{"amount":2}')).idempotency.replayed, false)
+    assert.equal(app.log.length, ++runs)
+  }
+  const pay = spawn(process.execPath, [join(import.meta.dirname, 'pay.mjs'), `${url}/2`, folder, 'order-18'])
+  await once(pay, 'close')
+  const answer = await idempotentFetch(`${url}/2`, { method: 'POST', body: '{"amount":1}' }, { operation: 'order-18', storage: fileStorage(folder) })
+  assert.deepEqual([answer.status, answer.idempotency.replayed, app.log.length], [201, true, runs + 1])
 })
 
 test('while the first runs, others are told so and get its answer', async t => {
@@ -159,7 +187,8 @@ test('a killed process goes on with the same key: one effect', async t => {
   const answer = JSON.parse(said)
   assert.deepEqual([answer.status, answer.body, answer.key], [201, { run: 1 }, app.log[0].key])
   assert.equal(app.log.length, 1)
-  assert.deepEqual(await readdir(folder), [])
+  // The key stays, for as long as the server remembers it.
+  assert.equal((await readdir(folder)).length, 1)
 })
 
 test('an abort ends it at once; the key stays and the next call goes on', async t => {

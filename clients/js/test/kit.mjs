@@ -98,6 +98,8 @@ export function storage() {
     getItem: name => entries.get(name) ?? null,
     setItem: (name, value) => void entries.set(name, value),
     removeItem: name => void entries.delete(name),
+    /** How many operations have not ended. */
+    pending: () => [...entries.values()].filter(it => !('until' in JSON.parse(it))).length,
   }
 }
 

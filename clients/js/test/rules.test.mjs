@@ -3,8 +3,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 
-import { Stopped, idempotentFetch } from '../ibid.js'
-import { storage, upstream } from './kit.mjs'
+import { Stopped, forget, idempotentFetch, memory } from '../ibid.js'
+import { storage, until, upstream } from './kit.mjs'
 
 const PAY = { method: 'POST', body: 'amount=1' }
 const problem = (name, status, headers) => ({
@@ -90,6 +90,7 @@ test('every refusal is retried or not, as its name says', async t => {
     'scope-refused': 'refused',
     'body-too-large': 'refused',
     'key-reused': 'key-reused',
+    'method-unknown': 'refused',
     'outcome-unknown': 'outcome-unknown',
     'of-tomorrow': 'refused',
   }
@@ -100,6 +101,26 @@ test('every refusal is retried or not, as its name says', async t => {
     assert.deepEqual([error.reason, error.attempts], [reason, retried ? 2 : 1], name)
     assert.match(error.message, new RegExp(`it is ${name}`))
   }
+})
+
+test('a refusal in the shape of Stripe is one too, and an error of the app is an answer', async t => {
+  const stripe = (status, error, retry = false) => ({ status, headers: { 'stripe-should-retry': `${retry}` }, body: JSON.stringify({ error }) })
+  const refusals = [
+    [stripe(400, { type: 'idempotency_error', message: 'm' }), 'key-reused', 1],
+    [stripe(409, { type: 'api_error', code: 'outcome_unknown', message: 'm' }), 'outcome-unknown', 1],
+    [stripe(409, { type: 'invalid_request_error', code: 'idempotency_key_in_use', message: 'm' }, true), 'in-progress', 2],
+    [stripe(400, { type: 'invalid_request_error', code: 'scope_missing', message: 'm' }), 'refused', 1],
+    [stripe(502, { type: 'api_error', code: 'upstream_lost', message: 'm' }, true), 'unavailable', 2],
+    [stripe(503, { type: 'api_error', code: 'overloaded', message: 'm' }, true), 'unavailable', 2],
+  ]
+  for (const [answer, reason, attempts] of refusals) {
+    const app = await upstream(t, () => answer)
+    const kept = storage()
+    const { error } = await ends(idempotentFetch(app.url, PAY, { schedule: [5], operation: 'o', storage: kept }))
+    assert.deepEqual([error.reason, error.attempts, kept.pending(), error.problem.detail], [reason, attempts, 1, 'm'])
+  }
+  const app = await upstream(t, () => stripe(402, { type: 'card_error', code: 'card_declined', message: 'm' }))
+  assert.equal((await idempotentFetch(app.url, PAY)).status, 402)
 })
 
 test('a replay is told by any of its signs, and is final', async t => {
@@ -113,7 +134,7 @@ test('a replay is told by any of its signs, and is final', async t => {
     const app = await upstream(t, () => ({ status: 503, ...sign }))
     const kept = storage()
     const { answer } = await ends(idempotentFetch(app.url, PAY, { operation: 'o', storage: kept }))
-    assert.deepEqual([answer.idempotency.replayed, app.log.length, kept.entries.size], [true, 1, 0])
+    assert.deepEqual([answer.idempotency.replayed, app.log.length, kept.pending()], [true, 1, 0])
   }
   const first = await upstream(t, () => ({ headers: { 'x-idempotency-cached': 'false' }, body: '{"metadata":{"cached":false}}' }))
   assert.equal((await idempotentFetch(first.url, PAY)).idempotency.replayed, false)
@@ -129,7 +150,7 @@ test('an answer that breaks off is asked for again', async t => {
   const app = await upstream(t, (_, n) => ({ cut: { 1: 'before', 2: 'within' }[n] }))
   const kept = storage()
   const { answer } = await ends(idempotentFetch(app.url, PAY, { operation: 'o', storage: kept, schedule: [5, 5] }))
-  assert.deepEqual([await answer.json(), app.keys().size, kept.entries.size], [{ run: 3 }, 1, 0])
+  assert.deepEqual([await answer.json(), app.keys().size, kept.pending()], [{ run: 3 }, 1, 0])
 })
 
 test('what cannot be reached stops as network, with its key kept', async t => {
@@ -158,6 +179,51 @@ test('an operation that was begun too long ago is not sent', async t => {
   assert.equal(answer.idempotency.key, 'k-1')
 })
 
+test('a name is free again when its operation was refused, forgotten, or ended a lifetime ago', async t => {
+  const app = await upstream(t, (_, n) => ({ status: n === 1 ? 402 : 201 }))
+  const kept = storage()
+  const pay = more => idempotentFetch(app.url, PAY, { operation: 'o', storage: kept, ...more })
+  // The app said no: the next try is another operation.
+  assert.deepEqual([(await pay()).status, kept.entries.size], [402, 0])
+  const first = (await pay()).idempotency.key
+  assert.equal((await pay()).idempotency.key, first)
+  await forget('o', { storage: kept })
+  const second = (await pay()).idempotency.key
+  assert.notEqual(second, first)
+  const entry = JSON.parse(kept.getItem('ibid:o'))
+  assert.equal(entry.key, second)
+  assert.ok(entry.until - Date.now() > 864e5 - 60e3 && entry.until - Date.now() <= 864e5)
+  kept.setItem('ibid:o', JSON.stringify({ ...entry, until: Date.now() - 1 }))
+  const third = (await pay({ lifetime: Infinity })).idempotency.key
+  assert.notEqual(third, second)
+  assert.equal((await pay()).idempotency.key, third)
+  // A replay does not make it last longer.
+  assert.equal(JSON.parse(kept.getItem('ibid:o')).until, null)
+})
+
+test('old entries are removed, and those that have not ended never', async t => {
+  const app = await upstream(t)
+  const entry = more => JSON.stringify({ key: 'k', since: 0, ...more })
+  const past = entry({ until: Date.now() - 1 })
+  const kept = {}
+  // As localStorage has its entries: as properties of its own.
+  Object.assign(kept, { 'ibid:old': past, 'ibid:pending': entry(), other: past })
+  const get = name => kept[name] ?? null
+  Object.assign(kept, { getItem: get, setItem: (name, value) => (kept[name] = value), removeItem: name => delete kept[name] })
+  await idempotentFetch(app.url, PAY, { operation: 'o', storage: kept })
+  await until('it is removed', () => !('ibid:old' in kept))
+  assert.deepEqual(Object.keys(kept).filter(it => /:|other/.test(it)), ['ibid:pending', 'other', 'ibid:o'])
+})
+
+test('in memory the latest 10,000 that have ended are kept', () => {
+  const ended = JSON.stringify({ key: 'k', since: 0, until: null })
+  memory.addItem('pending', JSON.stringify({ key: 'k', since: 0 }))
+  for (let at = 0; at < 10_010; at++) memory.setItem(`ended-${at}`, ended)
+  assert.equal(memory.names().length, 10_000)
+  assert.deepEqual(['pending', 'ended-0', 'ended-10009'].map(name => memory.getItem(name) !== null), [true, false, true])
+  memory.names().forEach(memory.removeItem)
+})
+
 test('a storage that fails stops before anything is sent; one that fails afterwards withholds no answer', async t => {
   const app = await upstream(t)
   const full = { ...storage(), setItem: () => { throw Error('quota') } }
@@ -166,9 +232,10 @@ test('a storage that fails stops before anything is sent; one that fails afterwa
     const { error } = await ends(idempotentFetch(app.url, PAY, { operation: 'o', storage: bad }))
     assert.deepEqual([error.reason, error.attempts, app.log.length], ['storage', 0, 0])
   }
-  const sticky = { ...storage(), removeItem: () => { throw Error('read-only') } }
+  const inner = storage()
+  const sticky = { ...inner, addItem: inner.setItem, setItem: () => { throw Error('read-only') } }
   const { answer } = await ends(idempotentFetch(app.url, PAY, { operation: 'o', storage: sticky }))
-  assert.equal(answer.status, 201)
+  assert.deepEqual([answer.status, inner.pending()], [201, 1])
 })
 
 test('what can be sent only once is refused before it is', async t => {

@@ -1,6 +1,6 @@
 // Compiled, never run: the types say what the code does.
 
-import { type IdempotentResponse, type KeyStorage, Stopped, guard, idempotentFetch, memory, uuid, uuidOf } from '../ibid.js'
+import { type IdempotentResponse, type KeyStorage, Stopped, forget, guard, idempotentFetch, memory, uuid, uuidOf } from '../ibid.js'
 import { fileStorage } from '../file.js'
 import { derivedKey, operationKey, uuid7 } from '../keys.js'
 
@@ -14,6 +14,7 @@ export async function uses(form: HTMLFormElement): Promise<void> {
   const { key, attempts, replayed, degraded }: { key: string; attempts: number; replayed: boolean; degraded: boolean } =
     answer.idempotency
   await answer.json()
+  await forget('order-17', { storage: stores[0] })
   const off: () => void = guard(form, async event => event.preventDefault())
   off()
   const keys: string[] = [key, uuid(), uuidOf(new Uint8Array(16), 4), operationKey('u', 'o', 'r'), await derivedKey('a', 'b')]

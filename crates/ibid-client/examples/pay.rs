@@ -1,8 +1,8 @@
-//! Pays once, however often it is killed and started again:
+//! Pays once, however often it is run, killed and started again:
 //!
 //!     cargo run -p ibid-client --example pay -- http://127.0.0.1:8080/pay ./keys order-17
 //!
-//! The key of `order-17` is kept in `./keys` until the answer has arrived.
+//! The key of `order-17` is kept in `./keys`, for as long as the server remembers it.
 
 use std::{error::Error, process::ExitCode};
 

@@ -100,7 +100,8 @@ impl Course<'_> {
         self.key = kept.key;
         // A clock that was set back makes it young: then the server's own memory decides.
         let age = SystemTime::now().duration_since(kept.since).unwrap_or_default();
-        if age > self.options.lifetime {
+        // One that has ended is answered from the server's memory.
+        if kept.until.is_none() && age > self.options.lifetime {
             return Err(self.stopped(Reason::KeyTooOld { age, lifetime: self.options.lifetime }, Last::Nothing));
         }
         Ok(())
@@ -142,7 +143,12 @@ impl Course<'_> {
         let last = |response| Last::Answer { response: Box::new(response), problem };
         match verdict {
             Verdict::Answer { settled } => {
-                let not_forgotten = if settled { self.forget().await } else { None };
+                let not_forgotten = match settled {
+                    false => None,
+                    // The app says no, and nothing has happened: the next try is another operation.
+                    true if response.status().is_client_error() => self.forget().await,
+                    true => self.finish().await,
+                };
                 let (key, attempts) = (self.key.clone(), self.attempts);
                 Step::Done(Ok(Answer { response, replayed, degraded, key, attempts, not_forgotten }))
             }
@@ -179,9 +185,16 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// The key has done its duty. An answer is not withheld because the journal fails.
+    /// Frees the name. An answer is not withheld because the journal fails.
     async fn forget(&self) -> Option<crate::JournalError> {
-        self.options.journal.forget(self.name?, &self.key).await.err()
+        self.options.journal.forget(self.name?, Some(&self.key)).await.err()
+    }
+
+    /// Keeps the key for as long as the server remembers it: running the operation again gets the same answer.
+    async fn finish(&self) -> Option<crate::JournalError> {
+        const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+        let until = SystemTime::now() + self.options.lifetime.min(FOR_EVER);
+        self.options.journal.finish(self.name?, &self.key, until).await.err()
     }
 
     async fn in_time<T>(&self, work: impl Future<Output = T>) -> Option<T> {

@@ -1,11 +1,12 @@
-//! Where the key of a named operation is kept until its final answer, so that a client that was killed in between goes on
-//! with the same key.
+//! Where the key of a named operation is kept, so that a client that was killed goes on with the same key, and one that runs
+//! the operation again gets the same answer.
 //!
-//! The order that makes it safe: the key is kept *before* the first byte is sent, and forgotten *after* the whole
-//! final answer has arrived. Whatever happens between the two, the next try has the same key.
+//! The order that makes it safe: the key is kept *before* the first byte is sent, and its end is noted *after* the whole
+//! final answer has arrived. Whatever happens between the two, the next try has the same key. After a success the key
+//! stays for as long as the server remembers it; after a final refusal by the app it is forgotten.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     fmt, io,
     path::PathBuf,
     pin::Pin,
@@ -28,13 +29,19 @@ pub type JournalFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, JournalErr
 /// Everybody who shares a journal (tasks, threads, processes) must get the same key for the same name, however they
 /// race: `keep` is one atomic step.
 pub trait KeyJournal: fmt::Debug + Send + Sync {
-    /// The key that is kept for this operation. If there is none, `fresh` is kept from now on.
+    /// The key that is kept for this operation. If there is none, or only one of an operation that has ended and whose
+    /// time is over, `fresh` is kept from now on.
     ///
     /// When this returns, the key survives whatever the journal promises to survive.
     fn keep<'a>(&'a self, operation: &'a str, fresh: Key) -> JournalFuture<'a, Kept>;
 
-    /// Forgets the key of this operation, if it still is this one. Another one belongs to somebody who began anew.
-    fn forget<'a>(&'a self, operation: &'a str, key: &'a Key) -> JournalFuture<'a, ()>;
+    /// The operation has succeeded: if its key still is this one, it stays until then, and is removed some time later. If
+    /// it has succeeded before, nothing changes.
+    fn finish<'a>(&'a self, operation: &'a str, key: &'a Key, until: SystemTime) -> JournalFuture<'a, ()>;
+
+    /// Forgets the key of this operation; if one is given, only if it still is that one, because another one belongs to
+    /// somebody who began anew.
+    fn forget<'a>(&'a self, operation: &'a str, key: Option<&'a Key>) -> JournalFuture<'a, ()>;
 
     /// The operations that have not had their final answer, the oldest first: what to go on with after a restart.
     fn pending(&self) -> JournalFuture<'_, Vec<Pending>>;
@@ -47,6 +54,20 @@ pub struct Kept {
     pub key: Key,
     /// Since when it is kept.
     pub since: SystemTime,
+    /// If the operation has succeeded: until when its key stays.
+    pub until: Option<SystemTime>,
+}
+
+impl Kept {
+    /// A key that is kept from now on.
+    fn fresh(key: Key, since: SystemTime) -> Kept {
+        Kept { key, since, until: None }
+    }
+
+    /// Whether the operation has ended, and its key is not needed any more.
+    fn is_over(&self, now: SystemTime) -> bool {
+        self.until.is_some_and(|until| until < now)
+    }
 }
 
 /// An operation without its final answer.
@@ -98,33 +119,75 @@ pub enum JournalError {
     Other(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Keeps keys in memory: across retries, not across restarts.
+/// How many operations that have succeeded are kept in memory.
+const MAX_FINISHED: usize = 100_000;
+
+/// Keeps keys in memory: across retries, not across restarts. Of the operations that have succeeded it keeps the latest
+/// 100,000.
 #[derive(Default)]
 pub struct MemoryJournal {
-    /// By operation. Written by whoever calls.
-    kept: Mutex<HashMap<String, Kept>>,
+    /// Written by whoever calls.
+    entries: Mutex<Entries>,
+}
+
+#[derive(Default)]
+struct Entries {
+    /// By operation.
+    kept: HashMap<String, Kept>,
+    /// Those that have succeeded, in that order; some may have been forgotten since.
+    finished: VecDeque<(String, Key)>,
+}
+
+impl Entries {
+    /// Removes what is over from the front, and the oldest of what is too much.
+    fn tidy(&mut self, now: SystemTime) {
+        while let Some((operation, key)) = self.finished.front() {
+            let found = self.kept.get(operation).filter(|kept| kept.key == *key);
+            match found {
+                Some(kept) if !kept.is_over(now) && self.finished.len() <= MAX_FINISHED => return,
+                Some(_) => drop(self.kept.remove(operation)),
+                None => {}
+            }
+            self.finished.pop_front();
+        }
+    }
 }
 
 impl KeyJournal for MemoryJournal {
     fn keep<'a>(&'a self, operation: &'a str, fresh: Key) -> JournalFuture<'a, Kept> {
-        let mut kept = self.kept.lock();
-        let entry = kept.entry(operation.to_owned()).or_insert_with(|| Kept { key: fresh, since: SystemTime::now() });
+        let (mut entries, now) = (self.entries.lock(), SystemTime::now());
+        entries.tidy(now);
+        let entry = entries.kept.entry(operation.to_owned()).or_insert_with(|| Kept::fresh(fresh.clone(), now));
+        if entry.is_over(now) {
+            *entry = Kept::fresh(fresh, now);
+        }
         let found = entry.clone();
         Box::pin(async move { Ok(found) })
     }
 
-    fn forget<'a>(&'a self, operation: &'a str, key: &'a Key) -> JournalFuture<'a, ()> {
-        let mut kept = self.kept.lock();
-        if kept.get(operation).is_some_and(|kept| kept.key == *key) {
+    fn finish<'a>(&'a self, operation: &'a str, key: &'a Key, until: SystemTime) -> JournalFuture<'a, ()> {
+        let mut entries = self.entries.lock();
+        let found = entries.kept.get_mut(operation).filter(|kept| kept.key == *key && kept.until.is_none());
+        if let Some(kept) = found {
+            kept.until = Some(until);
+            entries.finished.push_back((operation.to_owned(), key.clone()));
+            entries.tidy(SystemTime::now());
+        }
+        Box::pin(async { Ok(()) })
+    }
+
+    fn forget<'a>(&'a self, operation: &'a str, key: Option<&'a Key>) -> JournalFuture<'a, ()> {
+        let kept = &mut self.entries.lock().kept;
+        if kept.get(operation).is_some_and(|kept| key.is_none_or(|key| kept.key == *key)) {
             kept.remove(operation);
         }
         Box::pin(async { Ok(()) })
     }
 
     fn pending(&self) -> JournalFuture<'_, Vec<Pending>> {
-        let kept = self.kept.lock();
-        let entries = kept.iter().map(|(operation, kept)| {
-            let Kept { key, since } = kept.clone();
+        let kept = &self.entries.lock().kept;
+        let entries = kept.iter().filter(|(_, kept)| kept.until.is_none()).map(|(operation, kept)| {
+            let Kept { key, since, .. } = kept.clone();
             Pending { operation: operation.clone(), key, since }
         });
         let mut entries: Vec<_> = entries.collect();
@@ -135,6 +198,28 @@ impl KeyJournal for MemoryJournal {
 
 impl fmt::Debug for MemoryJournal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryJournal").field("pending", &self.kept.lock().len()).finish()
+        f.debug_struct("MemoryJournal").field("kept", &self.entries.lock().kept.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn memory_keeps_what_has_not_ended_and_the_latest_that_have() {
+        let journal = MemoryJournal::default();
+        let (now, key) = (SystemTime::now(), |name: String| Key::new(name).unwrap());
+        journal.keep("pending", key("p".into())).await.unwrap();
+        for at in 0..MAX_FINISHED + 10 {
+            let name = format!("o-{at}");
+            journal.keep(&name, key(name.clone())).await.unwrap();
+            journal.finish(&name, &key(name.clone()), now + Duration::from_secs(3600)).await.unwrap();
+        }
+        assert_eq!(journal.entries.lock().kept.len(), MAX_FINISHED + 1);
+        assert_eq!(journal.keep("pending", key("q".into())).await.unwrap().key, key("p".into()));
+        assert_eq!(journal.keep("o-9", key("q".into())).await.unwrap().key, key("q".into()));
+        assert_eq!(journal.keep("o-10", key("q".into())).await.unwrap().key, key("o-10".into()));
+        assert_eq!(journal.pending().await.unwrap().len(), 2);
     }
 }

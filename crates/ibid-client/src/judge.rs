@@ -19,7 +19,7 @@ const TYPES: &str = "/.well-known/idempotency#";
 pub(crate) enum Verdict {
     /// The operation's own answer.
     Answer {
-        /// Whether it is final, so that the key may be forgotten.
+        /// Whether it is final, so that the operation has ended.
         settled: bool,
     },
     /// Another attempt, with the same key.
@@ -77,10 +77,34 @@ impl Problem {
 impl Seen<'_> {
     /// The problem, if it is one.
     pub(crate) fn problem(&self) -> Option<Problem> {
-        if self.media_type() != Some("application/problem+json") {
-            return None;
+        match self.media_type()? {
+            "application/problem+json" => serde_json::from_slice(self.body?).ok(),
+            "application/json" if self.headers.contains_key("stripe-should-retry") => self.error_of_stripe(),
+            _ => None,
         }
-        serde_json::from_slice(self.body?).ok()
+    }
+
+    /// A refusal in the shape of Stripe's errors. The app's own errors are none.
+    fn error_of_stripe(&self) -> Option<Problem> {
+        #[derive(Deserialize)]
+        struct Body {
+            error: Told,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct Told {
+            r#type: String,
+            code: String,
+            message: String,
+        }
+        let Told { r#type: kind, code, message } = serde_json::from_slice::<Body>(self.body?).ok()?.error;
+        let refused = match (kind.as_str(), code.as_str()) {
+            ("idempotency_error", _) => Refused::KeyReused,
+            (_, "idempotency_key_in_use") => Refused::InProgress,
+            (_, code) => Refused::from_name(code)?,
+        };
+        let (kind, title) = (format!("{TYPES}{}", refused.name()), refused.title().to_owned());
+        Some(Problem { kind, title, detail: message })
     }
 
     /// Whether it was given before: by any of the headers that say so, or by the envelope.
@@ -172,6 +196,7 @@ fn judge_refusal(refusal: Option<Refused>, seen: &Seen<'_>, now: SystemTime) -> 
             | Refused::ScopeRefused
             | Refused::BodyTooLarge
             | Refused::KeyReused
+            | Refused::MethodUnknown
             | Refused::OutcomeUnknown,
         )
         | None => Verdict::Refused(refusal),

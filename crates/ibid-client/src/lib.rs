@@ -29,8 +29,9 @@
 //! | anything else | the [`Answer`] |
 //!
 //! `Ok` means that the operation's own answer is here, whatever its status. The key of a named operation is kept *before*
-//! anything is sent and forgotten *after* the whole final answer has arrived; 401, 403, 408, 425 and 5xx are not final,
-//! because an earlier attempt may have had its effect. Dropping a call's future leaves the key where it is.
+//! anything is sent. After a success it stays for as long as the server remembers it ([`Options::lifetime`]), so that running
+//! the operation again gets the same answer; after a final 4xx it is forgotten. 401, 403, 408, 425 and 5xx are not
+//! final, because an earlier attempt may have had its effect. Dropping a call's future leaves the key where it is.
 //!
 //! TLS is the caller's choice: this crate turns no feature of `reqwest` on.
 

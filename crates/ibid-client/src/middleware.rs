@@ -45,7 +45,7 @@ pub struct Told {
     pub key: Key,
     /// How many attempts it took.
     pub attempts: u32,
-    /// Whether the journal failed to forget the key, and why.
+    /// Whether the journal failed to note the end of the operation, and why.
     pub not_forgotten: Option<String>,
 }
 

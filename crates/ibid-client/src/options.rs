@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use http::HeaderName;
 
-use crate::{FileJournal, KeyJournal, MemoryJournal, Mint, Schedule};
+use crate::{FileJournal, JournalError, KeyJournal, MemoryJournal, Mint, Schedule};
 
 /// How requests are sent, retried and given up. Cheap to clone.
 ///
@@ -32,8 +32,9 @@ pub struct Options {
 
 /// Which operation a request belongs to.
 ///
-/// A *named* one keeps its key in the journal until its final answer: the same name means the same operation, also after a
-/// restart. Without a name the key lives as long as the call.
+/// A *named* one keeps its key in the journal, after a success for as long as the server remembers it: the same name means the
+/// same operation, also after a restart, and running it again gets the same answer. A final 4xx frees the name, and so
+/// does [`Options::forget`]. Without a name the key lives as long as the call.
 #[derive(Debug, Clone, Default)]
 pub struct Operation {
     pub(crate) name: Option<String>,
@@ -89,6 +90,14 @@ impl Options {
         &self.journal
     }
 
+    /// Frees the name of an operation: the next call with it is a new operation, with a new key.
+    ///
+    /// # Errors
+    /// If the journal cannot be changed.
+    pub async fn forget(&self, operation: &str) -> Result<(), JournalError> {
+        self.journal.forget(operation, None).await
+    }
+
     /// The name of the operation. See [`Operation`].
     pub fn operation(mut self, name: impl Into<String>) -> Options {
         self.operation.name = Some(name.into());
@@ -132,13 +141,14 @@ impl Options {
         Options { max_retry_after, ..self }
     }
 
-    /// How long the server remembers a key (its `ttl`); 24 h by default. An operation that was begun longer ago is not
-    /// sent again: the server may take it for a new one.
+    /// How long the server remembers a key (its `ttl`); 24 h by default. For that long the key of an operation that has
+    /// succeeded is kept. One that was begun longer ago and has not ended is not sent again: the server may take it for a
+    /// new one.
     pub fn lifetime(self, lifetime: Duration) -> Options {
         Options { lifetime, ..self }
     }
 
-    /// Answers up to this size are read to their end before the key is forgotten, so that one that breaks off is asked
+    /// Answers up to this size are read to their end before the operation counts as ended, so that one that breaks off is asked
     /// for again; 1 MiB by default. Larger ones, and event streams, are handed on as they come.
     pub fn max_answer(self, max_answer: usize) -> Options {
         Options { max_answer, ..self }

@@ -20,8 +20,7 @@ pub struct Answer {
     pub key: Key,
     /// How many attempts it took.
     pub attempts: u32,
-    /// Why the key is still in the journal after a final answer, if the journal could not forget it. The next operation
-    /// of this name would be given this answer.
+    /// Why the journal takes the operation for pending after a final answer, if it could not note the end.
     pub not_forgotten: Option<JournalError>,
 }
 

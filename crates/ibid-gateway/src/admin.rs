@@ -2,11 +2,11 @@
 //! change.
 //!
 //! [`Desk`] is everything that is known here; [`api`] gives it to programs, and the console to people. Health and metrics
-//! need no token, everything else does ([`auth`]). No answer may be cached, framed, or read by pages of other origins.
+//! need no token, everything else does ([`auth`]), and is asked by a name of this machine ([`hosts`]). No answer may be
+//! cached, framed, or read by pages of other origins.
 
 use std::{
-    convert::Infallible,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -14,8 +14,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
-use hyper::{body::Incoming, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::body::Incoming;
 use ibid::Ibid;
 use ibid_stores::seal::Sealed;
 use serde_json::json;
@@ -29,7 +28,13 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 pub use self::problem::{Gone, Problem};
-use self::{audit::Audit, auth::Auth, health::Health, problem::Reply, reseal::Reseals};
+use self::{
+    audit::Audit,
+    auth::Auth,
+    health::{Health, Probe},
+    problem::Reply,
+    reseal::Reseals,
+};
 use crate::{
     config,
     console::Console,
@@ -43,6 +48,8 @@ pub mod audit;
 pub mod auth;
 pub mod body;
 pub(crate) mod health;
+pub(crate) mod hosts;
+mod idle;
 mod problem;
 pub(crate) mod query;
 pub mod records;
@@ -53,8 +60,6 @@ pub mod stats;
 const CONNECTIONS: usize = 1024;
 /// A TLS handshake that takes longer is given up.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a connection lasts at most: one that reads no answer would keep its place for ever.
-const LASTS: Duration = Duration::from_secs(600);
 
 /// The admin port, bound.
 pub struct Admin {
@@ -69,6 +74,8 @@ pub struct Admin {
 pub(crate) struct Asking {
     pub(crate) client: IpAddr,
     pub(crate) secure: bool,
+    /// The address of this machine that they connected to.
+    pub(crate) connected_to: IpAddr,
 }
 
 /// Everything that operators may see, and what they change it through.
@@ -95,6 +102,8 @@ pub struct Desk {
     pub history: Arc<History>,
     /// When it began, in milliseconds since the Unix epoch.
     pub started_ms: u64,
+    /// Whether new keys are granted.
+    probe: Probe,
 }
 
 impl Desk {
@@ -121,7 +130,13 @@ impl Desk {
             refusals: watched.refusals().clone(),
             history: History::new(watched.metrics()),
             started_ms: now_ms(),
+            probe: Probe::default(),
         })
+    }
+
+    /// How the store is now.
+    pub(crate) async fn health(&self) -> Health {
+        Health::ask(&self.ibid, &self.probe).await
     }
 }
 
@@ -172,8 +187,9 @@ impl Admin {
             };
             // The certificates in force now: each connection has its own.
             let tls = if secure { desk.live.now().admin_tls.clone().map(TlsAcceptor::from) } else { None };
-            let connection =
-                Connection { desk: desk.clone(), console: console.clone(), peer: peer.ip(), stop: stop.clone() };
+            let connected_to = socket.local_addr().map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip());
+            let (desk, console, stop) = (desk.clone(), console.clone(), stop.clone());
+            let connection = Connection { desk, console, peer: peer.ip(), connected_to, stop };
             connections.spawn(async move {
                 match tls {
                     None => connection.serve(socket, false).await,
@@ -194,31 +210,35 @@ struct Connection {
     desk: Arc<Desk>,
     console: Arc<Console>,
     peer: IpAddr,
+    connected_to: IpAddr,
     stop: watch::Receiver<bool>,
 }
 
 impl Connection {
     async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, socket: S, secure: bool) {
-        let Self { desk, console, peer, stop } = self;
-        let asking = Asking { client: peer, secure };
-        let service = service_fn(move |request| {
-            let (desk, console, stopping) = (desk.clone(), console.clone(), *stop.borrow());
-            async move { Ok::<_, Infallible>(answer(&desk, &console, request, asking, stopping).await) }
-        });
-        let connection = hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(Duration::from_secs(10))
-            .serve_connection(TokioIo::new(socket), service);
-        let _ = timeout(LASTS, connection).await;
+        let Self { desk, console, peer, connected_to, stop } = self;
+        let asking = Asking { client: peer, secure, connected_to };
+        idle::serve(socket, |request| {
+            let stopping = *stop.borrow();
+            answer(&desk, &console, request, asking, stopping)
+        })
+        .await;
     }
 }
 
 async fn answer(desk: &Desk, console: &Console, request: Request<Incoming>, asking: Asking, stopping: bool) -> Reply {
     let path = request.uri().path();
+    let known = matches!(path, "/healthz" | "/readyz" | "/metrics");
+    if !known {
+        let now = desk.live.now();
+        let allowed = now.settings.admin.as_ref().map_or(&[][..], |admin| &admin.hosts);
+        if let Err(problem) = hosts::check(&request, asking.connected_to, allowed) {
+            return problem.into_reply();
+        }
+    }
     if path.starts_with("/api/") {
         return api::answer(desk, request, asking.client).await;
     }
-    let known = matches!(path, "/healthz" | "/readyz" | "/metrics");
     match *request.method() {
         Method::GET | Method::HEAD => {}
         Method::OPTIONS if known => {
@@ -251,7 +271,7 @@ async fn exposition(desk: &Desk) -> Reply {
 }
 
 async fn ready(desk: &Desk, stopping: bool) -> Reply {
-    let health = Health::ask(&desk.ibid).await;
+    let health = desk.health().await;
     let ready = health.is_well() && !stopping;
     let body = json!({
         "ready": ready,
@@ -263,6 +283,9 @@ async fn ready(desk: &Desk, stopping: bool) -> Reply {
             "shared": health.shared,
             "wanting": health.wanting,
             "trouble": health.trouble,
+            "degraded": health.degraded,
+            "claims": health.claims,
+            "reads": health.reads,
             "waiting": health.waiting,
         },
     });

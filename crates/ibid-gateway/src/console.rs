@@ -27,7 +27,6 @@ use crate::{
     admin::{
         Asking, Desk, Gone, Problem,
         auth::{self, Caller, Denied, Forbidden, Via},
-        health::Health,
         records,
     },
     config::Role,
@@ -136,7 +135,9 @@ impl Visit<'_> {
     async fn overview(&self, caller: &Caller) -> Page {
         let desk = self.desk;
         let window = Window::of(self.form.value("window")).unwrap_or_default();
-        let (health, counts) = tokio::join!(Health::ask(&desk.ibid), desk.gauges.read());
+        // One after the other: the gauges would count the key that is claimed for the first.
+        let health = desk.health().await;
+        let counts = desk.gauges.read().await;
         let needs = self.console.needs.read(&**desk.ibid.engine().store()).await;
         desk.metrics.show(&desk.live.now().settings.routes);
         let page = Overview::new(Sources {
@@ -218,7 +219,8 @@ impl Visit<'_> {
     }
 
     async fn store(&self, caller: &Caller) -> Page {
-        let (health, counts) = tokio::join!(Health::ask(&self.desk.ibid), self.desk.gauges.read());
+        let health = self.desk.health().await;
+        let counts = self.desk.gauges.read().await;
         let now = self.desk.live.now();
         let settings = &now.settings.store;
         let (promise, url) = (settings.layout().promise(), settings.url.to_string());

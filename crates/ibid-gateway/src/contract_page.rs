@@ -103,6 +103,7 @@ fn route(route: &Route, calls: &[&str]) -> Value {
         "on_store_down": policy.on_store_down.to_string(),
         "first_headers": headers(&policy.first_headers),
         "replay_headers": headers(&policy.replay_headers),
+        "refusal_shape": policy.refusals.to_string(),
         "refusals": Reason::all().filter(|reason| possible(policy, route.is_limited, *reason)).map(refusal).collect::<Vec<_>>(),
     });
     if is_call {
@@ -121,8 +122,13 @@ pub(crate) fn possible(policy: &Policy, is_limited: bool, reason: Reason) -> boo
         Reason::KeyMissing => policy.key.required && !policy.key.from.contains(&KeySource::Body),
         Reason::ScopeMissing => scope(ScopePart::names_caller),
         Reason::IdentityInvalid => policy.signature.is_some() || policy.claims().next().is_some(),
-        Reason::ScopeRefused => scope(|part| matches!(part, ScopePart::Header(_))) || policy.checks_owners(),
+        Reason::ScopeRefused => {
+            let believes = scope(|part| part.header().is_some()) && !scope(|part| *part == ScopePart::Credential);
+            believes || policy.checks_owners()
+        }
         Reason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
+        // Of calls that are not known to be a route's.
+        Reason::MethodUnknown => false,
         Reason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
         Reason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,
         Reason::QuotaExceeded => is_limited,
@@ -143,7 +149,7 @@ mod tests {
     #[test]
     fn the_json_says_what_a_client_needs() {
         let routes = routes(
-            "[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\nttl = \"72h\"\nkey.required = true\n\
+            "[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\nttl = \"72h\"\nkey.required = true\n\
              status.in_progress = 425\n[[route]]\nmatch = \"POST /off\"\nmode = \"off\"",
         );
         let page = json(&routes);

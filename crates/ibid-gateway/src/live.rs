@@ -12,11 +12,12 @@ use std::{
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderName, Method, request::Parts};
+use http::{HeaderMap, HeaderName, Method, Uri, Version, request::Parts};
 use ibid::{
-    Quota, Reason, Refusal,
-    http::{Protocol, Routed, Routing, key_headers},
+    Mode, Quota, Reason, Refusal, Refusals, grpc,
+    http::{Protocol, Routed, Routing, carries_key, key_headers, uncovered},
 };
+use parking_lot::Mutex;
 
 use crate::{
     admin::auth::Tokens,
@@ -24,7 +25,7 @@ use crate::{
     contract_page,
     jwt::Verifier,
     proxy::Body,
-    routes::Route,
+    routes::{Named, Route},
     tls,
     trace::Collecting,
     upstream::{self, Target, Upstream},
@@ -70,12 +71,38 @@ pub struct Page {
 pub struct Chosen {
     /// Where to.
     pub upstream: Arc<Upstream<Body>>,
+    /// How refusals are written where no policy covers the request.
+    pub refusals: Refusals,
     routed: Routed,
+}
+
+/// What of a request decides which route it is under, and how that route handles it.
+#[derive(Debug, Clone, Copy)]
+pub struct Head<'a> {
+    /// As sent.
+    pub method: &'a Method,
+    /// As sent.
+    pub uri: &'a Uri,
+    /// Of HTTP.
+    pub version: Version,
+    /// All of them.
+    pub headers: &'a HeaderMap,
+}
+
+impl Head<'_> {
+    /// Whether it is a gRPC call.
+    fn is_call(&self) -> bool {
+        grpc::is_call(self.version, self.headers) && self.method.as_str().eq_ignore_ascii_case("POST")
+    }
 }
 
 /// The snapshot in force.
 pub struct Live {
     now: ArcSwap<Snapshot>,
+    /// What the process started with: what is only read at start-up is as it is here.
+    started: Settings,
+    /// Held from reading the file to putting it in force, so that no reload puts an older file in the place of a newer one.
+    reloading: Mutex<()>,
     args: ServeArgs,
     /// What tenants may begin: counted on while its limits change.
     quota: Arc<Quota>,
@@ -97,7 +124,7 @@ pub enum Reload {
 impl Chosen {
     /// The one upstream that there is, with nothing covered.
     pub fn only(upstream: Arc<Upstream<Body>>) -> Self {
-        Self { upstream, routed: Routed::Pass }
+        Self { upstream, refusals: Refusals::Problem, routed: Routed::Pass }
     }
 }
 
@@ -154,8 +181,9 @@ impl Snapshot {
 
     /// Who verifies the token of a request, and the claims that its route asks for. `None` if it asks for none.
     pub(crate) fn verifier(&self, chosen: &Chosen) -> Option<(Arc<Verifier>, HashSet<String>)> {
-        let Routed::Covered(route) = &chosen.routed else { return None };
-        let wanted: HashSet<_> = route.policy.claims().map(str::to_owned).collect();
+        let Routed::Covered { route, also } = &chosen.routed else { return None };
+        let routes = std::iter::once(route).chain(also);
+        let wanted: HashSet<_> = routes.flat_map(|route| route.policy.claims()).map(str::to_owned).collect();
         self.jwt.clone().filter(|_| !wanted.is_empty()).map(|verifier| (verifier, wanted))
     }
 
@@ -178,31 +206,63 @@ impl Snapshot {
 
     fn reuses_upstreams_for(&self, settings: &Settings) -> bool {
         self.settings.max_upstream == settings.max_upstream
+            && self.settings.upstream_idle == settings.upstream_idle
             && self.settings.upstream_ca == settings.upstream_ca
             && self.settings.upstream_identity == settings.upstream_identity
     }
 
-    /// Finds the route of a request.
-    pub fn choose(&self, protocol: Protocol, method: &Method, path: &str) -> Chosen {
-        let routes = &self.settings.routes;
-        if routes.ambiguous(protocol, method, path) {
-            let detail = "the path has dot segments, empty segments, backslashes or encoded slashes, \
-                          which the app may resolve to another path; send the path it resolves to";
-            let routed = Routed::Refused(Refusal::new(Reason::RequestAmbiguous, detail));
-            return Chosen { upstream: self.upstream(protocol, None), routed };
-        }
-        let covering = match protocol {
-            Protocol::Http => routes.find(method, path),
-            Protocol::Grpc => routes.find_call(path).filter(|_| method == Method::POST),
-        };
-        // A call that nothing covers still goes where its path leads to.
-        let upstream = self.upstream(protocol, covering.or_else(|| routes.find(method, path)));
-        let routed = match covering.filter(|route| route.policy.covers(method)) {
-            Some(route) => Routed::Covered(route.guard.clone()),
-            None => Routed::Pass,
-        };
-        Chosen { upstream, routed }
+    /// Finds the route of a request, and where the request goes.
+    pub fn choose(&self, head: Head<'_>) -> Chosen {
+        let path = head.uri.path();
+        let named = self.settings.routes.named(head.method, path);
+        let protocol = if head.is_call() { Protocol::Grpc } else { Protocol::Http };
+        // Where its path leads to, whether or not anything covers it.
+        let upstream = self.upstream(protocol, named.first);
+        Chosen { upstream, refusals: self.settings.routes.refusals(path), routed: self.routed(head, &named) }
     }
+
+    /// Method and path alone decide what covers a request; media type and version only decide how it is handled.
+    fn routed(&self, head: Head<'_>, named: &Named<'_>) -> Routed {
+        let routes = &self.settings.routes;
+        let covering = || {
+            let all = named.first.iter().chain(&named.also).copied();
+            all.filter(|route| route.policy.covers(head.method))
+        };
+        let passed = || uncovered(head.method, routes.carries_key(head.headers));
+        if named.has_dots {
+            let is_protected = |route: &Route| {
+                let policy = &route.policy;
+                let has_key = || carries_key(policy, head.uri, head.headers);
+                policy.mode == Mode::Enforce && (policy.key.required || has_key())
+            };
+            return if covering().any(is_protected) { Routed::Refused(dot_segments()) } else { passed() };
+        }
+        let is_call = head.is_call();
+        let Some(first) = covering().next().filter(|first| !(is_call && first.is_unnamed())) else {
+            let path = head.uri.path();
+            return match routes.unknown_calls() {
+                Some(guard) if is_call && !routes.unary().knows(path) => Routed::UnknownCall(guard.clone()),
+                _ if is_call && routes.unary().knows(path) && !routes.unary().streams(path) => Routed::Pass,
+                _ => passed(),
+            };
+        };
+        let wants_call = first.protocol == Protocol::Grpc && grpc::is_grpc(head.headers);
+        if wants_call && !is_call && first.policy.mode == Mode::Enforce {
+            return Routed::Refused(no_call());
+        }
+        let also = covering().skip(1).map(|route| route.guard(is_call).clone()).collect();
+        Routed::Covered { route: first.guard(is_call).clone(), also }
+    }
+}
+
+fn dot_segments() -> Refusal {
+    let detail = "the path has dot segments, which the app may resolve to another path; send the path it resolves to";
+    Refusal::new(Reason::RequestAmbiguous, detail)
+}
+
+fn no_call() -> Refusal {
+    let detail = "the media type is that of gRPC, and there is no gRPC without HTTP/2; send it over HTTP/2";
+    Refusal::new(Reason::RequestAmbiguous, detail)
 }
 
 fn connectable(url: &str, protocol: Protocol, settings: &Settings) -> Result<Arc<Upstream<Body>>, String> {
@@ -214,6 +274,8 @@ fn connectable(url: &str, protocol: Protocol, settings: &Settings) -> Result<Arc
     let target: Target = url.parse().map_err(|why| format!("upstream {url:?}: {why}"))?;
     let settings = upstream::Settings {
         max_connections: settings.max_upstream,
+        pool_timeout: settings.limits.pool_timeout,
+        idle_timeout: settings.upstream_idle,
         tls: tls::towards("upstream_", settings.upstream_ca.as_ref(), settings.upstream_identity.as_ref())?,
         for_calls: is_call,
         ..upstream::Settings::default()
@@ -227,7 +289,8 @@ impl Live {
         snapshot.jwt.iter().for_each(Verifier::keep_fresh);
         let limits = snapshot.settings.quota;
         let quota = Arc::new(Quota::new(limits.new_keys, limits.rate));
-        Arc::new(Self { now: ArcSwap::from_pointee(snapshot), args, quota })
+        let started = snapshot.settings.clone();
+        Arc::new(Self { now: ArcSwap::from_pointee(snapshot), started, reloading: Mutex::default(), args, quota })
     }
 
     /// What tenants may begin, as the settings in force say.
@@ -240,13 +303,23 @@ impl Live {
         self.now.load()
     }
 
-    /// Reads the file again.
+    /// Reads the file again. One reload at a time; others wait.
     pub fn reload(&self, env: &Env<'_>) -> Reload {
-        self.reload_knowing(env, self.now().settings.reflected.clone())
+        let _alone = self.reloading.lock();
+        self.read_again(env, self.now().settings.reflected.clone())
     }
 
-    /// The same, with what the upstreams say of themselves now.
-    pub fn reload_knowing(&self, env: &Env<'_>, reflected: Option<Bytes>) -> Reload {
+    /// The same, with what the upstreams of `asked` say of themselves now. Nothing is done if another snapshot has taken its
+    /// place since: its upstreams may be others.
+    pub fn reload_knowing(&self, env: &Env<'_>, asked: &Arc<Snapshot>, reflected: Bytes) -> Reload {
+        let _alone = self.reloading.lock();
+        if !Arc::ptr_eq(&self.now(), asked) {
+            return Reload::Unchanged;
+        }
+        self.read_again(env, Some(reflected))
+    }
+
+    fn read_again(&self, env: &Env<'_>, reflected: Option<Bytes>) -> Reload {
         let mut settings = match Settings::load_knowing(&self.args, env, reflected) {
             Ok(settings) if settings.reflects() && settings.reflected.is_none() => {
                 return Reload::Wrong("descriptors: \"reflection\" is asked for at the start only; restart".into());
@@ -258,11 +331,14 @@ impl Live {
         if settings == before.settings {
             return Reload::Unchanged;
         }
-        let forgotten = settings.forgets(&before.settings);
+        // The store is the one of the start, whatever files have said since.
+        let mut in_force = before.settings.clone();
+        in_force.store = self.started.store.clone();
+        let forgotten = settings.forgets(&in_force);
         if !forgotten.is_empty() && !settings.accept_forgetting {
             return Reload::Forgets(forgotten);
         }
-        let fixed = settings.needs_restart_from(&before.settings);
+        let fixed = settings.needs_restart_from(&self.started);
         if let (Some(seal), Some(before)) = (&mut settings.seal, &before.settings.seal) {
             seal.adopt(before);
         }
@@ -341,9 +417,17 @@ impl Routing for ByChoice {
     }
 
     fn key_headers(&self, method: &Method, request: &Parts) -> Option<Vec<HeaderName>> {
-        match self.0.now().choose(Protocol::Http, method, request.uri.path()).routed {
-            Routed::Covered(route) => Some(key_headers(&route.policy)),
-            Routed::Pass | Routed::Refused(_) => None,
+        let Parts { uri, version, headers, .. } = request;
+        match self.0.now().choose(Head { method, uri, version: *version, headers }).routed {
+            Routed::Covered { route, also } => {
+                let all = std::iter::once(&route).chain(&also);
+                Some(all.flat_map(|route| key_headers(&route.policy)).collect())
+            }
+            Routed::Pass | Routed::Uncovered | Routed::UnknownCall(_) | Routed::Refused(_) => None,
         }
+    }
+
+    fn refusals(&self, request: &Parts) -> Refusals {
+        request.extensions.get::<Chosen>().map(|chosen| chosen.refusals).unwrap_or_default()
     }
 }

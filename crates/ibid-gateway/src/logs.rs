@@ -1,12 +1,19 @@
 //! Logs: text or JSON on standard error, one line per covered request, keys and hashes masked.
 //!
 //! Lines are gathered and written by a thread of their own, because a write per request would cost more than
-//! everything else that the gateway does for it.
+//! everything else that the gateway does for it. Requests never wait for that thread: if standard error takes nothing for
+//! long, lines are lost. They are counted ([`lost`]), and the log says how many once it is written again.
 
 use std::{
+    collections::HashSet,
+    hash::{BuildHasher, RandomState},
     io::{self, Write},
     str::FromStr,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
@@ -22,17 +29,34 @@ use crate::config::{Log, LogFormat};
 const GATHER: Duration = Duration::from_millis(20);
 /// More than this is written at once; beyond it the writing thread has fallen behind, and lines are dropped.
 const MOST: usize = 4 << 20;
+/// How long the end of the process waits for the last lines to be written.
+const LAST_LINES: Duration = Duration::from_secs(2);
+
+/// Lines that were never written, since the process began. There is one standard error.
+static LOST: AtomicU64 = AtomicU64::new(0);
+
+/// How many lines could not be written since the process began.
+pub fn lost() -> u64 {
+    LOST.load(Relaxed)
+}
 
 /// Writes what is logged. Dropped, it writes what is left.
 pub struct Logs {
-    lines: Lines,
     stop: Option<mpsc::Sender<()>>,
-    thread: Option<thread::JoinHandle<()>>,
+    /// Closed once the last line is written.
+    written: mpsc::Receiver<()>,
 }
 
 /// Lines that wait to be written.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+struct Lines(Arc<Mutex<Gathered>>);
+
+#[derive(Default)]
+struct Gathered {
+    lines: Vec<u8>,
+    /// Lines for which there was no room since the last ones were taken.
+    lost: u64,
+}
 
 /// Starts logging.
 ///
@@ -48,39 +72,67 @@ pub fn start(log: &Log) -> Result<Logs, String> {
     };
     set.map_err(|why| format!("logs: {why}"))?;
     let (stop, stopped) = mpsc::channel();
-    let writer = lines.clone();
+    let (writing, written) = mpsc::channel();
     let thread = thread::Builder::new().name("logs".into()).spawn(move || {
         while stopped.recv_timeout(GATHER) == Err(mpsc::RecvTimeoutError::Timeout) {
-            writer.write_out();
+            lines.write_out();
         }
+        while lines.write_out() {}
+        drop(writing);
     });
-    Ok(Logs { lines, stop: Some(stop), thread: thread.ok() })
+    thread.map_err(|why| format!("logs: {why}"))?;
+    Ok(Logs { stop: Some(stop), written })
 }
 
 impl Lines {
-    fn write_out(&self) {
-        let lines = std::mem::take(&mut *self.0.lock());
-        if !lines.is_empty() {
-            let _ = io::stderr().write_all(&lines);
+    /// Writes what was gathered. Returns whether there was anything.
+    fn write_out(&self) -> bool {
+        let Gathered { lines, lost } = std::mem::take(&mut *self.0.lock());
+        if lost > 0 {
+            // There is room again: it comes behind the lines that were gathered before the first was lost.
+            tracing::warn!(lost, "{lost} log lines were lost, because standard error did not take them");
+        }
+        write_all(&mut io::stderr(), &lines);
+        !lines.is_empty()
+    }
+}
+
+/// Writes all lines; those that cannot be written are lost.
+fn write_all(out: &mut impl Write, mut lines: &[u8]) {
+    while !lines.is_empty() {
+        match out.write(lines) {
+            Ok(0) => break,
+            Ok(some) => lines = &lines[some..],
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+            // Somebody made standard error non-blocking.
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => rest(),
+            Err(_) => break,
         }
     }
+    LOST.fetch_add(lines.iter().filter(|byte| **byte == b'\n').count() as u64, Relaxed);
+}
+
+#[expect(clippy::disallowed_methods, reason = "no task shares this thread")]
+fn rest() {
+    thread::sleep(GATHER);
 }
 
 impl Drop for Logs {
     fn drop(&mut self) {
         drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        self.lines.write_out();
+        // A standard error that takes nothing must not keep the process from ending.
+        let _ = self.written.recv_timeout(LAST_LINES);
     }
 }
 
 impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut lines = self.0.lock();
-        if lines.len() + line.len() <= MOST {
-            lines.extend_from_slice(line);
+        let mut gathered = self.0.lock();
+        if gathered.lines.len() + line.len() <= MOST {
+            gathered.lines.extend_from_slice(line);
+        } else {
+            gathered.lost += 1;
+            LOST.fetch_add(1, Relaxed);
         }
         Ok(line.len())
     }
@@ -98,9 +150,31 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
+/// The most paths that a line is written about because requests with a key went there uncovered.
+const MAX_UNCOVERED_PATHS: usize = 1000;
+
 /// Logs what the engine tells.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Logged;
+#[derive(Debug, Default)]
+pub struct Logged {
+    /// Hashes of the paths that requests with a key went to uncovered. Written here only.
+    uncovered: Mutex<HashSet<u64>>,
+    hasher: RandomState,
+}
+
+impl Logged {
+    /// One line per path: a client that sends keys in vain does so with every request.
+    fn uncovered(&self, notice: &Notice<'_>, path: &str) {
+        let hash = self.hasher.hash_one(path);
+        let mut known = self.uncovered.lock();
+        if known.len() >= MAX_UNCOVERED_PATHS || !known.insert(hash) {
+            return;
+        }
+        tracing::warn!("{notice}");
+        if known.len() == MAX_UNCOVERED_PATHS {
+            tracing::warn!("requests with a key went to {MAX_UNCOVERED_PATHS} uncovered paths; no more are logged");
+        }
+    }
+}
 
 impl Observer for Logged {
     fn answered(&self, request: &Answered<'_>) {
@@ -143,7 +217,7 @@ impl Observer for Logged {
 
     fn noticed(&self, notice: &Notice<'_>) {
         match notice {
-            Notice::StoreFailed { .. } | Notice::JournalFailed(_) | Notice::Unreadable(_) => {
+            Notice::StoreFailed { .. } | Notice::JournalFailed(_) | Notice::Unreadable(_) | Notice::Dropped(_) => {
                 tracing::error!("{notice}")
             }
             Notice::LostClaim(_)
@@ -151,7 +225,8 @@ impl Observer for Logged {
             | Notice::Fallback { .. }
             | Notice::Solo(_)
             | Notice::Journaled(_)
-            | Notice::Dropped(_) => tracing::warn!("{notice}"),
+            | Notice::Shortened(_) => tracing::warn!("{notice}"),
+            Notice::Uncovered { path, .. } => self.uncovered(notice, path),
             _ => tracing::info!("{notice}"),
         }
     }

@@ -36,7 +36,7 @@ pub(crate) use self::{
     reading::{Reading, Requests},
     sharded::Spread,
 };
-use crate::routes::RouteTable;
+use crate::{logs, routes::RouteTable};
 
 mod exposition;
 mod gauges;
@@ -76,7 +76,7 @@ pub enum Kind {
 
 /// Everything that there is, in the order of the page.
 #[rustfmt::skip]
-pub const FAMILIES: [Family; 15] = [
+pub const FAMILIES: [Family; 18] = [
     Family { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: Kind::Counter,
              help: "Covered requests by route and by what they got." },
     Family { name: "idempotency_cache_hit_total", labels: &[], kind: Kind::Counter,
@@ -89,6 +89,8 @@ pub const FAMILIES: [Family; 15] = [
              help: "Requests refused as key-reused: their key was first used for a different request." },
     Family { name: "idempotency_retries_total", labels: &[], kind: Kind::Counter,
              help: "Runs of an operation that had been started before (attempt 2 and above)." },
+    Family { name: "idempotency_uncovered_total", labels: &[], kind: Kind::Counter,
+             help: "Requests that carried a key and that no policy covers: they passed through unprotected." },
     Family { name: "idempotency_fallback_total", labels: &[], kind: Kind::Counter,
              help: "Store calls that one of two stores decided alone because the other could not be reached." },
     Family { name: "idempotency_processing_gauge", labels: &[], kind: Kind::Gauge,
@@ -99,6 +101,8 @@ pub const FAMILIES: [Family; 15] = [
              help: "Runs that were parked: whether the operation took place is not known." },
     Family { name: "idempotency_lost_claims_total", labels: &[], kind: Kind::Counter,
              help: "Claims found taken over while their operation ran: it may have run twice." },
+    Family { name: "idempotency_dropped_total", labels: &[], kind: Kind::Counter,
+             help: "Results that the store did not take and that were given up: their outcome is unknown." },
     Family { name: "idempotency_shared_keys_total", labels: &[], kind: Kind::Counter,
              help: "Requests whose key another caller had sent with the same request: mostly one client whose credential changed." },
     Family { name: "idempotency_store_seconds", labels: &["op"], kind: Kind::Histogram,
@@ -107,6 +111,8 @@ pub const FAMILIES: [Family; 15] = [
              help: "What requests with a key took beyond their operation, from head to answer, waiting included." },
     Family { name: "idempotency_store_bytes", labels: &[], kind: Kind::Gauge,
              help: "What the entries in the store take up, roughly." },
+    Family { name: "idempotency_log_lines_lost_total", labels: &[], kind: Kind::Counter,
+             help: "Log lines that were never written, because standard error did not take them." },
 ];
 
 /// Counts what an engine tells.
@@ -122,8 +128,10 @@ struct Rest {
     hits: AtomicU64,
     misses: AtomicU64,
     retries: AtomicU64,
+    uncovered: AtomicU64,
     fallbacks: AtomicU64,
     lost_claims: AtomicU64,
+    dropped: AtomicU64,
     shared_keys: AtomicU64,
     overhead: Histogram,
     store: [Histogram; StoreCall::ALL.len()],
@@ -224,11 +232,13 @@ impl Metrics {
             "idempotency_conflicts_total" => page.sample(&[], outcome(Outcome::Refused(Reason::InProgress))),
             "idempotency_mismatches_total" => page.sample(&[], outcome(Outcome::Refused(Reason::KeyReused))),
             "idempotency_retries_total" => page.sample(&[], total(|rest| &rest.retries)),
+            "idempotency_uncovered_total" => page.sample(&[], total(|rest| &rest.uncovered)),
             "idempotency_fallback_total" => page.sample(&[], total(|rest| &rest.fallbacks)),
             "idempotency_processing_gauge" => page.sample(&[], stored.processing),
             "idempotency_stuck_gauge" => page.sample(&[], stored.unknown),
             "idempotency_unknown_total" => page.sample(&[], outcome(Outcome::Unknown)),
             "idempotency_lost_claims_total" => page.sample(&[], total(|rest| &rest.lost_claims)),
+            "idempotency_dropped_total" => page.sample(&[], total(|rest| &rest.dropped)),
             "idempotency_shared_keys_total" => page.sample(&[], total(|rest| &rest.shared_keys)),
             "idempotency_store_seconds" => {
                 for call in StoreCall::ALL {
@@ -237,6 +247,7 @@ impl Metrics {
             }
             "idempotency_overhead_seconds" => page.histogram(&[], &spread(&|rest| &rest.overhead)),
             "idempotency_store_bytes" => page.sample(&[], stored.bytes),
+            "idempotency_log_lines_lost_total" => page.sample(&[], logs::lost()),
             _ => unreachable!("{name} is in the list and has no value"),
         }
     }
@@ -274,6 +285,8 @@ impl Observer for Metrics {
         let mine = self.rest.mine();
         match notice {
             Notice::LostClaim(_) => mine.lost_claims.fetch_add(1, Relaxed),
+            Notice::Dropped(_) => mine.dropped.fetch_add(1, Relaxed),
+            Notice::Uncovered { .. } => mine.uncovered.fetch_add(1, Relaxed),
             Notice::SharedKey(_) => mine.shared_keys.fetch_add(1, Relaxed),
             // A store that had to do without the first, or without the one that decides: never both for one call.
             Notice::Fallback { .. } | Notice::Solo(_) => mine.fallbacks.fetch_add(1, Relaxed),

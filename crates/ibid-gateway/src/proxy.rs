@@ -8,27 +8,34 @@ use std::{
     future::Future,
     net::IpAddr,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
-use hyper_util::rt::TokioIo;
 use ibid::{
-    Policy, Reason, Refusal, TrustedProxies, grpc,
-    http::{Around, Fate, Grant, RequestBody, ResponseBody, refusal_response},
+    Policy, Reason, Refusal, Refusals, TrustedProxies, grpc,
+    http::{Around, Fate, Grant, Protocol, RequestBody, ResponseBody, Unsent, plain_response, refusal_response},
 };
+use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
+use self::outgoing::{NotBegun, Outgoing, Progress};
 use crate::{
+    config::Limits,
     live::Chosen,
+    server::interim::Interim,
     trace::{self, Trace},
-    upstream::{Affinity, Care, Failure, UpstreamBody},
+    upstream::{self, Affinity, Care, Failure, UpstreamBody, join_lines},
 };
 
+mod outgoing;
+pub mod tunnel;
+
 /// A request's body on its way to the upstream.
-pub type Body = RequestBody<Incoming>;
+pub type Body = Outgoing;
 /// A reply's body on its way back.
 pub type Reply = ResponseBody<UpstreamBody>;
 
@@ -40,6 +47,13 @@ pub struct Client {
     pub secure: bool,
     /// Whether its forwarding headers are believed.
     pub trusted: bool,
+    /// Its place under `limits.max_connections`. Weak, because operations outlive the connection; a tunnel holds it.
+    place: Weak<OwnedSemaphorePermit>,
+    body_timeout: Duration,
+    reply_timeout: Duration,
+    tunnel_timeout: Duration,
+    /// What it is sent before an answer.
+    pub(crate) interim: Arc<Interim>,
     affinity: Affinity<Body>,
 }
 
@@ -51,8 +65,20 @@ pub struct Proxy {
 
 impl Client {
     /// A connection that has just been accepted.
-    pub fn new(peer: IpAddr, secure: bool, trusted: &TrustedProxies) -> Arc<Self> {
-        Arc::new(Self { peer, secure, trusted: trusted.trusts(Some(peer)), affinity: Affinity::default() })
+    pub fn new(
+        peer: IpAddr, secure: bool, trusted: &TrustedProxies, limits: &Limits, place: Weak<OwnedSemaphorePermit>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            peer,
+            secure,
+            trusted: trusted.trusts(Some(peer)),
+            place,
+            body_timeout: limits.body_timeout,
+            reply_timeout: limits.reply_timeout,
+            tunnel_timeout: limits.tunnel_timeout,
+            interim: Arc::default(),
+            affinity: Affinity::default(),
+        })
     }
 }
 
@@ -63,7 +89,7 @@ impl Proxy {
     }
 }
 
-impl Service<Request<Body>> for Proxy {
+impl Service<Request<RequestBody<Incoming>>> for Proxy {
     type Response = Response<Reply>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Reply>, Infallible>> + Send>>;
@@ -72,14 +98,14 @@ impl Service<Request<Body>> for Proxy {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, request: Request<RequestBody<Incoming>>) -> Self::Future {
         let client = self.client.clone();
         Box::pin(async move { Ok(forward(&client, request).await) })
     }
 }
 
-async fn forward(client: &Client, mut request: Request<Body>) -> Response<Reply> {
-    let upgrade = wanted_upgrade(&mut request);
+async fn forward(client: &Client, mut request: Request<RequestBody<Incoming>>) -> Response<Reply> {
+    let upgrade = tunnel::wanted(&mut request);
     remove_hop_by_hop(request.headers_mut());
     if let Some((protocol, _)) = &upgrade {
         request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
@@ -93,17 +119,52 @@ async fn forward(client: &Client, mut request: Request<Body>) -> Response<Reply>
         // Servers take a call without it for one that came through a proxy which loses trailers.
         request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
     }
-    let care = if request.extensions().get::<Grant>().is_some() { Care::Claimed } else { Care::Plain };
+    let runs = request.extensions().get::<Grant>().is_some();
+    // Probes belong to a claim too.
+    let is_claimed = runs || request.extensions().get::<Unsent>().is_some();
+    let care = if is_claimed { Care::Claimed } else { Care::Plain };
     let chosen = request.extensions_mut().remove::<Chosen>().expect("the server chose an upstream");
     request.extensions_mut().remove::<Around>();
     let traced = request.extensions_mut().remove::<Trace>();
-    let sent = traced.map(|trace| trace.send(request.headers_mut(), care == Care::Claimed));
-    let mut answer = match chosen.upstream.send(request, care, &client.affinity).await {
-        Ok(reply) => answer(reply, upgrade),
-        Err(Failure::NeverWritten(why)) => {
-            failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted, is_call)
+    let version = request.version();
+    let refusals = chosen.refusals;
+    // Claimed requests are timed by their policy; gRPC calls, which may be silent streams, by their clients.
+    let is_timed = !is_claimed && !chosen.upstream.is_for_calls();
+    let (request, progress) = match begin(client, request, is_timed).await {
+        Ok(begun) => begun,
+        Err(not_begun) => return body_failed(&not_begun, version, refusals),
+    };
+    let (mut head, body) = request.into_parts();
+    let sent = traced.map(|trace| trace.send(&mut head.headers, runs));
+    let mut request = Request::from_parts(head, body);
+    if version == Version::HTTP_11 {
+        let (interim, serial) = (client.interim.clone(), client.interim.serial());
+        hyper::ext::on_informational(&mut request, move |reply| interim.push(serial, reply.status(), reply.headers()));
+    }
+    let reply = chosen.upstream.send(request, care, &client.affinity);
+    let reply = async {
+        match is_timed {
+            true => outgoing::in_time(reply, progress.as_deref(), client.reply_timeout).await,
+            false => Some(reply.await),
         }
-        Err(Failure::Lost(why)) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call),
+    };
+    let reply = match version {
+        Version::HTTP_11 => client.interim.written_during(reply).await,
+        _ => reply.await,
+    };
+    let mut answer = match reply {
+        Some(Ok(reply)) => answer(client, reply, upgrade, refusals),
+        Some(Err(Failure::NeverWritten(why @ upstream::Error::NoneFree { .. }))) => {
+            failed(Reason::Overloaded, &why.to_string(), Fate::NotStarted, is_call, refusals)
+        }
+        Some(Err(Failure::NeverWritten(why))) => {
+            failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted, is_call, refusals)
+        }
+        Some(Err(Failure::Lost(_))) if progress.is_some_and(|progress| progress.is_silent()) => {
+            body_failed(&NotBegun::Silent, version, refusals)
+        }
+        Some(Err(Failure::Lost(why))) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call, refusals),
+        None => failed(Reason::UpstreamTimeout, "no reply within limits.reply_timeout", Fate::Lost, is_call, refusals),
     };
     // Whatever the app means by it: here it means what the gateway says.
     trace::take_kept(&mut answer);
@@ -113,33 +174,74 @@ async fn forward(client: &Client, mut request: Request<Body>) -> Response<Reply>
     answer
 }
 
-fn answer(mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>) -> Response<Reply> {
+/// The request as it is sent on. If it is timed, once its body has begun.
+async fn begin(
+    client: &Client, request: Request<RequestBody<Incoming>>, is_timed: bool,
+) -> Result<(Request<Body>, Option<Arc<Progress>>), NotBegun> {
+    let (head, body) = request.into_parts();
+    let (body, progress) = match is_timed {
+        true => Outgoing::begun(body, client.body_timeout).await?,
+        false => (Outgoing::unwatched(body), None),
+    };
+    Ok((Request::from_parts(head, body), progress))
+}
+
+fn answer(
+    client: &Client, mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>, refusals: Refusals,
+) -> Response<Reply> {
     if reply.status() != StatusCode::SWITCHING_PROTOCOLS {
         remove_hop_by_hop(reply.headers_mut());
         return reply.map(Reply::untouched);
     }
-    let Some((_, client)) = upgrade else {
+    let Some((_, onto)) = upgrade.filter(|(asked, _)| tunnel::is_agreed(asked, reply.headers())) else {
         let why = "the app answered with an upgrade that was not asked for";
-        return failed(Reason::UpstreamLost, why, Fate::Lost, false);
+        return failed(Reason::UpstreamLost, why, Fate::Lost, false, refusals);
     };
     let upstream = hyper::upgrade::on(&mut reply);
+    let (place, limit) = (client.place.upgrade(), client.tunnel_timeout);
+    let (head, body) = reply.into_parts();
     tokio::spawn(async move {
-        if let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) {
-            // Either side ends it; there is nobody left to tell how.
-            let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(upstream)).await;
-        }
+        tunnel::carry(onto, upstream, limit).await;
+        // Both connections count until here.
+        drop((place, body));
     });
-    reply.map(|_| Reply::whole("", None))
+    Response::from_parts(head, Reply::whole("", None))
 }
 
-fn failed(reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool) -> Response<Reply> {
+/// A request that passes through and whose body did not come.
+fn body_failed(why: &NotBegun, version: Version, refusals: Refusals) -> Response<Reply> {
+    let (status, detail) = match why {
+        NotBegun::Silent => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
+        NotBegun::Broken => (StatusCode::BAD_REQUEST, "the body broke off or is malformed"),
+    };
+    let mut answer = plain_response(status, detail, &shaped(refusals), Protocol::Http);
+    if version != Version::HTTP_2 {
+        // What follows on this connection may be the rest of the body.
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    answer
+}
+
+/// No policy refuses it; only the shape counts.
+fn shaped(refusals: Refusals) -> Policy {
+    let mut policy = Policy::ietf();
+    policy.refusals = refusals;
+    policy
+}
+
+fn failed(reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool, refusals: Refusals) -> Response<Reply> {
     // Where the upstream is is not the caller's business; operators read it in the log.
     tracing::warn!(reason = reason.name(), why, "upstream");
     let detail = match reason {
         Reason::UpstreamUnreachable => "the app could not be reached; nothing was sent to it",
+        Reason::Overloaded => "no connection to the app was free in time; nothing was sent to it",
+        Reason::UpstreamTimeout => "the app did not begin its answer in time; the request may have been executed",
         _ => "the app's answer was lost; the request may have been executed",
     };
-    let (refusal, policy) = (Refusal::new(reason, detail), Policy::ietf());
+    let (mut refusal, policy) = (Refusal::new(reason, detail), shaped(refusals));
+    if reason == Reason::Overloaded {
+        refusal = refusal.retry_after(Duration::from_secs(1));
+    }
     let mut answer = match is_call {
         true => grpc::refusal_response(&refusal, &policy, ""),
         false => refusal_response(&refusal, &policy, ""),
@@ -148,22 +250,10 @@ fn failed(reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool) ->
     answer
 }
 
-fn wanted_upgrade(request: &mut Request<Body>) -> Option<(HeaderValue, OnUpgrade)> {
-    if request.version() != Version::HTTP_11 {
-        return None;
-    }
-    let named = |line: &HeaderValue| {
-        let line = line.to_str().unwrap_or_default();
-        line.split(',').any(|token| token.trim().eq_ignore_ascii_case("upgrade"))
-    };
-    let asked = request.headers().get_all(header::CONNECTION).iter().any(named);
-    let protocol = request.headers().get(header::UPGRADE).filter(|_| asked)?.clone();
-    Some((protocol, hyper::upgrade::on(request)))
-}
-
 /// Removes what concerns one connection only, and what `Connection` names.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    const HOP_BY_HOP: [HeaderName; 7] = [
+    const HOP_BY_HOP: [HeaderName; 8] = [
+        HeaderName::from_static("http2-settings"),
         HeaderName::from_static("keep-alive"),
         HeaderName::from_static("proxy-connection"),
         header::PROXY_AUTHENTICATE,
@@ -187,29 +277,30 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
 }
 
 /// `X-Forwarded-*`: continued if the sender is trusted, else begun anew, so that nobody can lie about where they are.
-fn say_who_asked(client: &Client, request: &mut Request<Body>) {
+///
+/// What is a list (`X-Forwarded-For`, `Forwarded`) is made one line, in the order of its lines. Of the others, the last line
+/// counts: it is what the nearest proxy says.
+fn say_who_asked<B>(client: &Client, request: &mut Request<B>) {
     const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
     const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
     const HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-    let host = match request.uri().authority() {
+    let own_host = match request.uri().authority() {
         Some(authority) => HeaderValue::from_str(authority.as_str()).ok(),
         None => request.headers().get(header::HOST).cloned(),
     };
+    let own_proto = HeaderValue::from_static(if client.secure { "https" } else { "http" });
     let headers = request.headers_mut();
     if !client.trusted {
-        headers.remove(header::FORWARDED);
-        headers.remove(FOR);
+        [header::FORWARDED, FOR, PROTO, HOST].iter().for_each(|name| drop(headers.remove(name)));
     }
     let peer = client.peer.to_canonical().to_string();
-    let chain = match headers.get(FOR).and_then(|before| before.to_str().ok()) {
-        Some(before) => format!("{before}, {peer}"),
-        None => peer,
-    };
-    headers.insert(FOR, HeaderValue::from_str(&chain).expect("an address"));
-    if !client.trusted || !headers.contains_key(PROTO) {
-        headers.insert(PROTO, HeaderValue::from_static(if client.secure { "https" } else { "http" }));
-    }
-    if let Some(host) = host.filter(|_| !client.trusted || !headers.contains_key(HOST)) {
-        headers.insert(HOST, host);
+    headers.append(FOR, HeaderValue::from_str(&peer).expect("an address"));
+    join_lines(headers, FOR, b", ");
+    join_lines(headers, header::FORWARDED, b", ");
+    for (name, own) in [(PROTO, Some(own_proto)), (HOST, own_host)] {
+        let last = headers.get_all(&name).iter().next_back().cloned();
+        if let Some(value) = last.or(own) {
+            headers.insert(name, value);
+        }
     }
 }

@@ -66,7 +66,7 @@ pub(crate) async fn keep_up(live: Arc<Live>) {
         // One that is away, or that says nothing, has not changed its mind.
         match ask_on(&snapshot).await {
             Ok(told) if snapshot.settings.reflected.as_ref() != Some(&told) => {
-                let reload = live.reload_knowing(&Env::process(), Some(told));
+                let reload = live.reload_knowing(&Env::process(), &snapshot, told);
                 if matches!(reload, Reload::Taken(_)) {
                     tracing::info!("the upstreams have other gRPC methods than before");
                 }
@@ -84,10 +84,11 @@ async fn ask(settings: &Settings) -> Result<Bytes, (String, ReflectionError)> {
     ask_on(&snapshot).await
 }
 
-/// All upstreams of gRPC routes, one after the other. Descriptor sets one behind the other are a descriptor set.
+/// All upstreams of gRPC routes, or where there is none that of `[policy]`, one after the other. Descriptor sets one behind the other are a descriptor set.
 async fn ask_on(snapshot: &Snapshot) -> Result<Bytes, (String, ReflectionError)> {
     let settings = &snapshot.settings;
-    let calls = settings.routes.iter().filter(|route| route.protocol == Protocol::Grpc);
+    let is_named = settings.routes.iter().any(|route| route.protocol == Protocol::Grpc && !route.is_policy);
+    let calls = settings.routes.iter().filter(|route| route.protocol == Protocol::Grpc && route.is_policy != is_named);
     let urls: BTreeSet<&String> = calls.map(|route| route.upstream.as_ref().unwrap_or(&settings.upstream)).collect();
     let mut all = BytesMut::new();
     for url in urls {

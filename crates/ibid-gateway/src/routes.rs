@@ -1,21 +1,23 @@
-//! Which policy a request is under. The first matching route wins.
+//! Which policy a request is under. The first matching route wins; what no route names is under `[policy]`.
 //!
-//! Matching is on a [normalised](path::normalise) path, so that no second spelling of a path slips past its route; what
-//! an app could still understand as a covered path is [ambiguous](RouteTable::ambiguous), and refused.
+//! Invariant: no spelling of a path, no media type and no HTTP version makes a request uncovered that a route names. Method
+//! and path alone decide: the path as it was sent, and every way in which an app may [read](path::readings) it.
 
-use std::{collections::BTreeSet, ops::Deref, sync::Arc};
+use std::{cmp::Ordering, collections::BTreeSet, ops::Deref, sync::Arc};
 
-use http::Method;
+use http::{HeaderMap, HeaderName, Method};
 use ibid::{
-    Mode, Policy,
+    CheckedPolicy, Mode, Policy, Refusals,
     grpc::Unary,
-    http::{Protocol, Route as Guard},
+    http::{Protocol, Route as Guard, key_headers},
 };
+
+use self::pattern::Compared;
 
 mod path;
 mod pattern;
 
-pub use path::{normalise, suspicious};
+pub use path::normalise;
 pub use pattern::{Match, Pattern};
 
 /// One route: which requests, and what holds for them.
@@ -24,6 +26,8 @@ pub struct Route {
     /// What operators call it, and what `scope = ["route"]` puts into the address: `POST /payments/*`, or `*`; and
     /// what holds. The policy's methods are those of the route.
     pub guard: Arc<Guard>,
+    /// Of a route for gRPC calls: the same for requests to its methods that are not gRPC, such as Connect.
+    pub(crate) for_http: Option<Arc<Guard>>,
     /// Which paths.
     pub pattern: Pattern,
     /// Where its requests go, if not to the top-level upstream. Normalised, such as `http://127.0.0.1:3000`.
@@ -32,43 +36,78 @@ pub struct Route {
     pub preset: &'static str,
     /// Whether it went through `[policy]`, or from the preset straight to the route.
     pub via_policy: bool,
-    /// Whether it is `[policy]` itself, in a configuration without routes.
+    /// Whether it is `[policy]` itself: for what no route names.
     pub is_policy: bool,
+    /// Whether it is `[policy]`, and there are routes.
+    pub is_beside_routes: bool,
     /// Whether there is a quota on what callers may begin.
     pub is_limited: bool,
 }
 
-/// All routes, in the order of the file.
+/// All routes, in the order of the file, then `[policy]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouteTable {
     routes: Vec<Route>,
     /// The gRPC methods that are known to be unary.
     unary: Unary,
+    /// Their paths, sorted without regard to case.
+    unary_paths: Vec<String>,
+    /// Every header in which some policy looks for a key.
+    key_headers: Vec<HeaderName>,
+    /// What holds for gRPC calls that no route names and whose method is not known. `None`: they pass.
+    unknown_calls: Option<Arc<Guard>>,
+}
+
+/// The routes that a request may be under.
+#[derive(Debug, Default)]
+pub struct Named<'a> {
+    /// The one that its path names as it was sent; else the first in the file that its path names if it is read in another
+    /// way; else `[policy]`.
+    pub first: Option<&'a Route>,
+    /// The others that its path names if it is read in another way.
+    pub also: Vec<&'a Route>,
+    /// Whether the path has dot segments, and may lead to any other.
+    pub has_dots: bool,
+}
+
+/// What becomes of gRPC calls that no route names and whose method is not known to be unary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GrpcUnknown {
+    /// Refused.
+    Refuse,
+    /// Passed through.
+    Pass,
 }
 
 impl Route {
     /// A route of the file.
     pub(crate) fn new(at: &Match, policy: Policy, preset: &'static str) -> Self {
+        let guard = Guard { name: at.to_string(), policy: checked(policy), protocol: at.protocol() };
+        let for_http = Guard { protocol: Protocol::Http, ..guard.clone() };
         Self {
-            guard: Arc::new(Guard { name: at.to_string(), policy, protocol: at.protocol() }),
+            guard: Arc::new(guard),
+            for_http: (at.protocol() == Protocol::Grpc).then(|| Arc::new(for_http)),
             pattern: at.pattern().clone(),
             upstream: None,
             preset,
             via_policy: false,
             is_policy: false,
+            is_beside_routes: false,
             is_limited: false,
         }
     }
 
-    /// The one route of a configuration without routes: every path.
+    /// `[policy]`: every path that no route names.
     pub(crate) fn everything(policy: Policy, preset: &'static str) -> Self {
         Self {
-            guard: Arc::new(Guard { name: "*".into(), policy, protocol: Protocol::Http }),
+            guard: Arc::new(Guard { name: "*".into(), policy: checked(policy), protocol: Protocol::Http }),
+            for_http: None,
             pattern: Pattern::everything(),
             upstream: None,
             preset,
             via_policy: true,
             is_policy: true,
+            is_beside_routes: false,
             is_limited: false,
         }
     }
@@ -78,6 +117,29 @@ impl Route {
         let at: Match = "grpc *".parse().expect("a match");
         Self { via_policy: true, is_policy: true, ..Self::new(&at, policy, preset) }
     }
+
+    /// Its name for people.
+    pub(crate) fn title(&self) -> &str {
+        match (self.is_unnamed(), self.is_beside_routes) {
+            (false, _) => &self.name,
+            (true, false) => "every path",
+            (true, true) => "every other path",
+        }
+    }
+
+    /// Whether it is `[policy]` for paths that nothing is known about.
+    pub(crate) fn is_unnamed(&self) -> bool {
+        self.is_policy && self.protocol == Protocol::Http
+    }
+
+    /// What holds for a gRPC call, or for another request.
+    pub(crate) fn guard(&self, is_call: bool) -> &Arc<Guard> {
+        self.for_http.as_ref().filter(|_| !is_call).unwrap_or(&self.guard)
+    }
+}
+
+fn checked(policy: Policy) -> CheckedPolicy {
+    policy.checked().expect("checked with its configuration")
 }
 
 impl Deref for Route {
@@ -89,14 +151,40 @@ impl Deref for Route {
 }
 
 impl RouteTable {
-    /// These routes, the first match winning.
+    /// These routes, the first match winning; `[policy]` comes last.
     pub fn new(routes: Vec<Route>) -> Self {
-        Self { routes, unary: Unary::default() }
+        let mut headers: Vec<HeaderName> = Vec::new();
+        for name in routes.iter().flat_map(|route| key_headers(&route.policy)) {
+            if !headers.contains(&name) {
+                headers.push(name);
+            }
+        }
+        Self { routes, unary: Unary::default(), unary_paths: Vec::new(), key_headers: headers, unknown_calls: None }
+            .with_unknown_calls(None)
     }
 
     /// With the gRPC methods that are known to be unary.
     pub fn knowing(self, unary: Unary) -> Self {
-        Self { unary, ..self }
+        let mut unary_paths: Vec<String> = unary.paths().map(str::to_owned).collect();
+        unary_paths.sort_by(|one, two| without_case(one.as_bytes(), two.as_bytes()));
+        Self { unary, unary_paths, ..self }
+    }
+
+    /// With what is set about gRPC calls that no route names and whose method is not known.
+    pub(crate) fn with_unknown_calls(mut self, set: Option<GrpcUnknown>) -> Self {
+        let policy = self.routes.iter().find(|route| route.is_policy).map(|route| Policy::clone(&route.policy));
+        let policy = policy.filter(|policy| policy.mode != Mode::Off);
+        let policy = match set {
+            Some(GrpcUnknown::Pass) => None,
+            Some(GrpcUnknown::Refuse) => Some(policy.unwrap_or_else(Policy::ietf)),
+            None => policy,
+        };
+        self.unknown_calls = policy.map(|policy| {
+            let mut policy = policy.for_grpc();
+            policy.key.required |= set.is_some();
+            Arc::new(Guard { name: "*".into(), policy: checked(policy), protocol: Protocol::Grpc })
+        });
+        self
     }
 
     /// With a quota on what callers may begin, or without one.
@@ -110,15 +198,27 @@ impl RouteTable {
         &self.unary
     }
 
-    /// The route of a request. Its mode may be `off`: [`Policy::covers`] tells whether anything is done about it.
-    /// `raw_path` is the path as it was sent, without the query.
+    /// What holds for gRPC calls that no route names and whose method is not known. `None`: they pass.
+    pub(crate) fn unknown_calls(&self) -> Option<&Arc<Guard>> {
+        self.unknown_calls.as_ref()
+    }
+
+    /// Whether a request has a header in which some policy looks for a key.
+    pub(crate) fn carries_key(&self, headers: &HeaderMap) -> bool {
+        self.key_headers.iter().any(|name| headers.contains_key(name))
+    }
+
+    /// The route that a path names as it was sent, without the query; else `[policy]`. Its mode may be `off`:
+    /// [`Policy::covers`] tells whether anything is done about it.
     pub fn find(&self, method: &Method, raw_path: &str) -> Option<&Route> {
-        self.at(Protocol::Http, method, &normalise(raw_path))
+        let path = normalise(raw_path);
+        let named = self.first(method, path.as_bytes(), Compared::EXACTLY).map(|at| &self.routes[at]);
+        named.or_else(|| self.policy(method, [path.as_bytes()]))
     }
 
     /// The route of a gRPC call, such as `/shop.Orders/Create`. `None` for one that is not known to be unary.
     pub fn find_call(&self, raw_path: &str) -> Option<&Route> {
-        self.at(Protocol::Grpc, &Method::POST, &normalise(raw_path))
+        self.find(&Method::POST, raw_path).filter(|route| route.protocol == Protocol::Grpc)
     }
 
     /// The paths of every gRPC method that a route covers, sorted.
@@ -128,35 +228,87 @@ impl RouteTable {
         all.filter(|path| self.find_call(path).is_some()).collect()
     }
 
-    /// Whether an app could understand this path as that of an enforced route, or as another one although it is.
-    /// Such a request is refused (`request-ambiguous`).
-    pub fn ambiguous(&self, protocol: Protocol, method: &Method, raw_path: &str) -> bool {
-        let enforced = |path: &str| {
-            self.at(protocol, method, path)
-                .is_some_and(|route| route.policy.mode == Mode::Enforce && route.policy.covers(method))
-        };
-        suspicious(raw_path)
-            && (enforced(&normalise(raw_path)) || path::readings(raw_path).iter().any(|reading| enforced(reading)))
+    /// Every route that a request may be under. `raw_path` is the path as it was sent, without the query.
+    pub fn named(&self, method: &Method, raw_path: &str) -> Named<'_> {
+        if path::is_plain(raw_path) {
+            // What matches exactly matches loosely, too: if the first loose match is exact, all readings agree.
+            let loosely = self.first(method, raw_path.as_bytes(), Compared::LOOSELY);
+            if loosely.is_none_or(|at| self.names(at, method, raw_path.as_bytes(), Compared::EXACTLY)) {
+                let route = loosely.map(|at| &self.routes[at]);
+                let first = route.or_else(|| self.policy(method, [raw_path.as_bytes()]));
+                return Named { first, ..Named::default() };
+            }
+        }
+        let path::Readings { paths, has_dots } = path::readings(raw_path);
+        let sent = self.first(method, &paths[0], Compared::EXACTLY);
+        let mut read = BTreeSet::new();
+        for path in &paths {
+            read.extend(Compared::ALL.iter().filter_map(|compared| self.first(method, path, *compared)));
+        }
+        let others = read.into_iter().filter(|at| Some(*at) != sent);
+        let mut routes = sent.into_iter().chain(others).map(|at| &self.routes[at]).collect::<Vec<_>>();
+        if sent.is_none() || has_dots {
+            routes.extend(self.policy(method, paths.iter().map(Vec::as_slice)));
+        }
+        let mut routes = routes.into_iter();
+        Named { first: routes.next(), also: routes.collect(), has_dots }
     }
 
-    /// In the order of the file.
+    /// The shape of a refusal that no policy gives, or of a request that none covers: that of the first route whose pattern has
+    /// the path, whatever its methods.
+    pub fn refusals(&self, path: &str) -> Refusals {
+        if self.iter().all(|route| route.policy.refusals == Refusals::default()) {
+            return Refusals::default();
+        }
+        let has_it = |route: &&Route| {
+            route.protocol == Protocol::Http && route.pattern.reads_as(path.as_bytes(), Compared::LOOSELY)
+        };
+        self.iter().find(has_it).map(|route| route.policy.refusals).unwrap_or_default()
+    }
+
+    /// In the order of the file, then `[policy]`.
     pub fn iter(&self) -> std::slice::Iter<'_, Route> {
         self.routes.iter()
     }
 
-    fn at(&self, protocol: Protocol, method: &Method, path: &str) -> Option<&Route> {
-        let known = |route: &Route| match protocol {
-            Protocol::Http => true,
-            // Who names a method says that it is unary.
-            Protocol::Grpc => route.pattern.names_one() || self.unary.has(path),
-        };
-        self.routes.iter().find(|route| {
-            route.protocol == protocol
-                && route.policy.methods.contains(method)
-                && route.pattern.matches(path)
-                && known(route)
-        })
+    /// The first route of the file that a reading of a path names.
+    fn first(&self, method: &Method, path: &[u8], compared: Compared) -> Option<usize> {
+        (0..self.routes.len()).find(|at| !self.routes[*at].is_policy && self.names(*at, method, path, compared))
     }
+
+    fn names(&self, at: usize, method: &Method, path: &[u8], compared: Compared) -> bool {
+        let route = &self.routes[at];
+        if !route.policy.names(method) {
+            return false;
+        }
+        let matches = match compared {
+            Compared::EXACTLY => std::str::from_utf8(path).is_ok_and(|path| route.pattern.matches(path)),
+            _ => route.pattern.reads_as(path, compared),
+        };
+        matches
+            // Who names a gRPC method says that it is unary.
+            && (route.protocol == Protocol::Http || route.pattern.names_one() || self.is_unary(path))
+    }
+
+    /// `[policy]`, if it is about this method, for a path in all its readings.
+    fn policy<'p>(&self, method: &Method, readings: impl IntoIterator<Item = &'p [u8]>) -> Option<&Route> {
+        let of = |protocol: Protocol| {
+            let mut all = self.routes.iter().filter(|route| route.is_policy && route.policy.names(method));
+            all.find(|route| route.protocol == protocol)
+        };
+        let is_unary = |_: &&Route| readings.into_iter().any(|path| self.is_unary(path));
+        of(Protocol::Grpc).filter(is_unary).or_else(|| of(Protocol::Http))
+    }
+
+    /// Whether a path is that of a method that is known to be unary, in whatever case.
+    fn is_unary(&self, path: &[u8]) -> bool {
+        let path = path.strip_suffix(b"/").unwrap_or(path);
+        self.unary_paths.binary_search_by(|known| without_case(known.as_bytes(), path)).is_ok()
+    }
+}
+
+fn without_case(one: &[u8], two: &[u8]) -> Ordering {
+    one.iter().map(u8::to_ascii_lowercase).cmp(two.iter().map(u8::to_ascii_lowercase))
 }
 
 impl<'a> IntoIterator for &'a RouteTable {
@@ -194,51 +346,94 @@ mod tests {
         assert_eq!(name(Method::POST, "/a"), None);
     }
 
+    /// The names of the routes that a POST may be under, the one that governs it first.
+    fn named(table: &RouteTable, path: &str) -> Vec<String> {
+        let named = table.named(&Method::POST, path);
+        named.first.into_iter().chain(named.also).map(|route| route.name.clone()).collect()
+    }
+
     #[test]
-    fn a_path_that_could_be_a_covered_one_is_ambiguous() {
-        let table = table(&["POST /payments", "POST /payments/*", "POST /x/y"]);
-        for path in [
-            "/payments//1",
-            "/payments/../static",
-            "/static/../payments/1",
-            "//payments",
-            "/payments/./",
-            "/payments/.",
-            "/x%2fy",
-            "/x\\y",
-            "/x%5Cy",
-            "/s/%2e%2e/x/y",
-            "/./x/y",
-            "/q//../x/y",
-            "/q%2f..%2fx/y",
-            "/x//y/",
+    fn no_spelling_slips_past_its_route() {
+        let table = table(&["POST /payments", "POST /hooks/github", "POST /x/y"]);
+        for path in
+            ["/payments", "/payments/", "/Payments", "/payments;x=1", "/;/payments", "//payments", "/PAYMENTS;/"]
+                .into_iter()
+                .chain([
+                    "/pay%6Dents",
+                    "/payments%2f",
+                    "\\payments",
+                    "/%70ayments%3Bx",
+                    "/.;/payments",
+                    "/x/..;/payments",
+                ])
+        {
+            assert_eq!(named(&table, path), ["POST /payments"], "{path}");
+            let lower = Method::from_bytes(b"post").unwrap();
+            assert_eq!(table.named(&lower, path).first.map(|route| route.name.as_str()), Some("POST /payments"));
+            assert!(table.named(&Method::GET, path).first.is_none(), "{path}");
+        }
+        for path in ["/hooks/github/", "/Hooks/GitHub", "/hooks%2Fgithub", "/hooks;a/github;b"] {
+            assert_eq!(named(&table, path), ["POST /hooks/github"], "{path}");
+        }
+        for path in ["/payments/1", "/static//a", "/x/z%2fy", "/@scope%2fname", "/payment"] {
+            assert!(named(&table, path).is_empty(), "{path}");
+        }
+        for (path, has_dots) in [("/x/..;/payments", true), ("/a/%2e%2e/b", true), ("/a//b", false), ("/a", false)] {
+            assert_eq!(table.named(&Method::POST, path).has_dots, has_dots, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_path_as_sent_picks_the_route_and_other_readings_add_theirs() {
+        let table = table(&["POST /a/b", "POST /a/*", "POST /A/b", "POST /:x/b"]);
+        assert_eq!(
+            named(&table, "/a/b"),
+            ["POST /a/b"],
+            "what the first route takes is none of the later ones' business"
+        );
+        assert_eq!(named(&table, "/A/b"), ["POST /A/b", "POST /a/b"]);
+        assert_eq!(named(&table, "/a/B"), ["POST /a/*", "POST /a/b"]);
+        assert_eq!(named(&table, "/a/c"), ["POST /a/*"]);
+        assert_eq!(named(&table, "/a%2Fb"), ["POST /a/b"]);
+        assert_eq!(named(&table, "/z/b;x"), ["POST /:x/b"]);
+        assert_eq!(named(&table, "/a//b"), ["POST /a/*", "POST /a/b"]);
+    }
+
+    #[test]
+    fn what_no_route_names_is_under_the_policy() {
+        let mut routes = table(&["POST /a"]).routes;
+        routes.push(Route::everything(Policy::ietf(), "ietf"));
+        let table = RouteTable::new(routes);
+        assert_eq!(named(&table, "/b"), ["*"]);
+        assert_eq!(named(&table, "/a"), ["POST /a"]);
+        assert_eq!(named(&table, "/A"), ["POST /a", "*"], "a route that is named beats the policy, which applies too");
+        assert_eq!(named(&table, "/b//c%2fd"), ["*"]);
+        assert_eq!(table.find(&Method::PUT, "/a").map(|route| route.name.as_str()), Some("*"));
+    }
+
+    #[test]
+    fn paths_of_grpc_methods_are_covered_whatever_is_sent_to_them() {
+        let mut routes = table(&["grpc shop.Orders/Create", "grpc shop.Users/*"]).routes;
+        routes.push(Route::everything(Policy::ietf(), "ietf"));
+        routes.push(Route::every_call(Policy::ietf(), "ietf"));
+        let unary = Unary::methods(["shop.Users/Add", "shop.Carts/Fill"]);
+        let table = RouteTable::new(routes).knowing(unary);
+        let first = |path| table.named(&Method::POST, path).first.unwrap();
+        for (path, name) in [
+            ("/shop.Orders/Create", "grpc shop.Orders/Create"),
+            ("/shop.Orders/create/", "grpc shop.Orders/Create"),
+            ("/shop.Users/Add", "grpc shop.Users/*"),
+            ("/SHOP.users/add", "grpc shop.Users/*"),
+            ("/shop.Carts/Fill", "grpc *"),
+            ("/shop.Carts//fill", "grpc *"),
+            ("/shop.Users/Watch", "*"),
+            ("/shop.Orders/Watch", "*"),
         ] {
-            assert!(table.ambiguous(Protocol::Http, &Method::POST, path), "{path}");
-            assert!(!table.ambiguous(Protocol::Http, &Method::GET, path), "{path}");
-        }
-        for path in ["/payments", "/payments/1", "/static//a", "/static/../b", "/x/y", "/x/z%2fy"] {
-            assert!(!table.ambiguous(Protocol::Http, &Method::POST, path), "{path}");
-        }
-    }
-
-    #[test]
-    fn where_every_path_is_covered_every_suspicious_path_is_ambiguous() {
-        let table = RouteTable::new(vec![Route::everything(Policy::ietf(), "ietf")]);
-        for path in ["//", "/a/../b", "/a%2fb", "/a\\b", "/."] {
-            assert!(table.ambiguous(Protocol::Http, &Method::POST, path), "{path}");
-            assert!(!table.ambiguous(Protocol::Http, &Method::GET, path), "{path}");
-        }
-        assert!(!table.ambiguous(Protocol::Http, &Method::POST, "/a/b"));
-    }
-
-    #[test]
-    fn what_is_not_enforced_is_never_ambiguous() {
-        for mode in [Mode::Shadow, Mode::Off] {
-            let mut policy = Policy::ietf();
-            policy.mode = mode;
-            let table = RouteTable::new(vec![Route::everything(policy, "ietf")]);
-            assert!(!table.ambiguous(Protocol::Http, &Method::POST, "/a//b"));
-            assert!(table.find(&Method::POST, "/a//b").is_some());
+            let route = first(path);
+            assert_eq!(route.name, name, "{path}");
+            assert_eq!(route.guard(false).protocol, Protocol::Http);
+            let protocol = if name == "*" { Protocol::Http } else { Protocol::Grpc };
+            assert_eq!(route.guard(true).protocol, protocol, "{path}");
         }
     }
 }

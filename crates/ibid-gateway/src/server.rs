@@ -6,26 +6,30 @@
 use std::{
     collections::HashSet,
     convert::Infallible,
+    future::poll_fn,
     io,
     net::SocketAddr,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
     sync::Arc,
+    task::Poll,
     time::{Duration, Instant},
 };
 
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
+    rt::{TokioIo, TokioTimer},
     server::conn::auto,
 };
 use ibid::{
     Ibid, Policy, Reason, Refusal, grpc,
-    http::{IbidLayer, IbidService, Peer, Protocol, ResponseBody, refusal_response},
+    http::{Connection, IbidLayer, IbidService, Peer, Protocol, ResponseBody, plain_response, refusal_response},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
     time::timeout,
 };
@@ -33,16 +37,22 @@ use tokio_rustls::TlsAcceptor;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use self::traffic::Traffic;
+use self::{
+    sending::{Sending, StreamExecutor},
+    traffic::Traffic,
+};
 use crate::{
     config::Limits,
     contract_page,
     jwt::Verifier,
-    live::{ByChoice, Live},
-    proxy::{Client, Proxy, Reply},
+    live::{ByChoice, Head, Live},
+    proxy::{Client, Proxy, Reply, tunnel},
     trace::{self, Trace, Tracer},
+    upstream::keep_client_alive,
 };
 
+pub mod interim;
+mod sending;
 mod traffic;
 
 /// How long the ends of given-up operations may take to reach the store.
@@ -130,10 +140,9 @@ impl Server {
                     // The certificates in force now: each connection has its own.
                     let tls = if self.secure { self.front.live.now().tls.clone() } else { None };
                     let (front, tls, stop) = (self.front.clone(), tls.map(TlsAcceptor::from), stop.clone());
-                    connections.spawn(async move {
-                        front.connection(socket, peer, tls, stop).await;
-                        drop(permit);
-                    });
+                    // A tunnel takes a share of the permit, and keeps it when the connection is no longer HTTP.
+                    let place = Arc::new(permit);
+                    connections.spawn(async move { front.connection(socket, peer, tls, place, stop).await });
                 }
                 Err(why) => {
                     tracing::error!(%why, "a connection could not be accepted");
@@ -166,44 +175,65 @@ impl Front {
     }
 
     async fn connection(
-        self: Arc<Self>, socket: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>, stop: watch::Receiver<bool>,
+        self: Arc<Self>, socket: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>,
+        place: Arc<OwnedSemaphorePermit>, stop: watch::Receiver<bool>,
     ) {
         let _ = socket.set_nodelay(true);
+        let _ = keep_client_alive(&socket);
+        let client = |secure| Client::new(peer.ip(), secure, &self.trusted, &self.limits, Arc::downgrade(&place));
         match tls {
-            None => self.serve(socket, peer, false, stop).await,
+            None => self.serve(socket, peer, client(false), stop).await,
             Some(tls) => match timeout(HANDSHAKE, tls.accept(socket)).await {
-                Ok(Ok(socket)) => self.serve(socket, peer, true, stop).await,
+                Ok(Ok(socket)) => self.serve(socket, peer, client(true), stop).await,
                 Ok(Err(why)) => tracing::debug!(%peer, %why, "no TLS connection"),
                 Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
             },
         }
     }
 
-    async fn serve<S>(self: Arc<Self>, socket: S, peer: SocketAddr, secure: bool, mut stop: watch::Receiver<bool>)
-    where
+    async fn serve<S>(
+        self: &Arc<Self>, socket: S, peer: SocketAddr, client: Arc<Client>, mut stop: watch::Receiver<bool>,
+    ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let client = Client::new(peer.ip(), secure, &self.trusted);
+        let interim = client.interim.clone();
         let service = self.layer.layer(Proxy::new(client));
         let traffic = Arc::new(Traffic::new());
+        let sending = Sending::new();
         let answer = {
-            let (front, traffic) = (self.clone(), traffic.clone());
-            service_fn(move |request| {
+            let (front, traffic, interim, sending) = (self.clone(), traffic.clone(), interim.clone(), sending.clone());
+            let link = Connection::new();
+            service_fn(move |mut request: Request<Incoming>| {
                 let busy = Traffic::begin(&traffic);
-                let answer = front.answer(service.clone(), request, peer);
-                async move { Ok::<_, Infallible>(answer.await.map(|body| busy.during(body))) }
+                request.extensions_mut().insert(link.clone());
+                let (front, service, sending) = (front.clone(), service.clone(), sending.clone());
+                let is_call = grpc::is_call(request.version(), request.headers());
+                let interim = (request.version() == Version::HTTP_11).then(|| interim.clone());
+                interim.iter().for_each(|interim| interim.open());
+                async move {
+                    // All of it in here: also what panics before the first await must not end the connection.
+                    let writing = sending.clone();
+                    let answer = catching(async move { front.answer(service, request, peer, writing).await }).await;
+                    let answer = answer.unwrap_or_else(|| panicked(is_call));
+                    interim.iter().for_each(|interim| interim.close());
+                    Ok::<_, Infallible>(answer.map(|body| busy.during(body, Sending::current(&sending))))
+                }
             })
         };
         let builder = protocol(&self.limits);
+        let socket = interim::Socket { io: socket, interim };
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer);
-        let mut connection = std::pin::pin!(connection);
-        let (mut stopping, mut idle) = (false, None);
+        let mut connection = pin!(connection);
+        let (mut stopping, mut idle, mut timer) = (false, None, None);
+        let write_timeout = self.limits.write_timeout;
         loop {
             let (limit, since) = match idle {
                 None => (self.limits.idle_timeout, traffic.opened()),
                 Some(since) => (GOODBYE, since),
             };
             tokio::select! {
+                // The connection first: what is beneath looks at what it has done.
+                biased;
                 result = connection.as_mut() => {
                     if let Err(why) = result {
                         tracing::debug!(%peer, %why, "connection ended");
@@ -213,6 +243,10 @@ impl Front {
                 _ = stop.wait_for(|stop| *stop), if !stopping => {
                     stopping = true;
                     connection.as_mut().graceful_shutdown();
+                }
+                () = poll_fn(|cx| sending.poll_stalled(cx, &mut timer, write_timeout)) => {
+                    tracing::debug!(%peer, "the client does not read its answer");
+                    return;
                 }
                 () = traffic.idle_for(limit, since), if !stopping => {
                     if idle.is_some() {
@@ -229,7 +263,7 @@ impl Front {
 
     /// One request: what holds for all of them, before any policy.
     fn answer(
-        &self, mut service: IbidService<Proxy>, mut request: Request<Incoming>, peer: SocketAddr,
+        &self, mut service: IbidService<Proxy>, mut request: Request<Incoming>, peer: SocketAddr, sending: Arc<Sending>,
     ) -> impl Future<Output = Answer> + Send + use<> {
         let trace = self.tracer.as_ref().and_then(|tracer| Trace::begin(tracer, &mut request));
         let early = self.before_policies(&mut request, peer);
@@ -243,6 +277,7 @@ impl Front {
                     let identity = Box::pin(verifier.identify(request.headers(), &wanted)).await;
                     request.extensions_mut().insert(identity);
                 }
+                request.extensions_mut().insert(Sending::current(&sending).cut().clone());
                 service.call(request).await.unwrap_or_else(|never| match never {})
             };
             match trace {
@@ -266,9 +301,11 @@ impl Front {
         let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
         if let Some(detail) = unclear(request) {
             let refusal = Refusal::new(Reason::RequestAmbiguous, detail);
+            let mut policy = Policy::ietf();
+            policy.refusals = self.live.now().settings.routes.refusals(request.uri().path());
             let mut answer = match protocol {
-                Protocol::Http => refusal_response(&refusal, &Policy::ietf(), ""),
-                Protocol::Grpc => grpc::refusal_response(&refusal, &Policy::ietf(), ""),
+                Protocol::Http => refusal_response(&refusal, &policy, ""),
+                Protocol::Grpc => grpc::refusal_response(&refusal, &policy, ""),
             };
             if request.version() != Version::HTTP_2 {
                 // What follows on this connection may be the rest of what was not understood.
@@ -282,12 +319,33 @@ impl Front {
         }
         let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
         own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
-        let chosen = now.choose(protocol, request.method(), request.uri().path());
+        let version = request.version();
+        tunnel::keep_allowed(request.headers_mut(), version, &now.settings.upgrades);
+        let chosen =
+            now.choose(Head { method: request.method(), uri: request.uri(), version, headers: request.headers() });
         let verifier = now.verifier(&chosen);
         request.extensions_mut().insert(chosen);
         request.extensions_mut().insert(Peer(peer.ip()));
         Early::Goes(verifier)
     }
+}
+
+/// The output of a future, or `None` if it panicked. The panic itself is in the log.
+async fn catching<F: Future>(future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Some),
+        Err(_) => Poll::Ready(None),
+    })
+    .await
+}
+
+/// The answer to a request on which the gateway itself failed. Work that had claimed was parked when it was dropped.
+fn panicked(is_call: bool) -> Answer {
+    tracing::error!("a request failed inside the gateway");
+    let detail = "the gateway failed; whether the operation took place is not known";
+    let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
+    plain_response(StatusCode::INTERNAL_SERVER_ERROR, detail, &Policy::ietf(), protocol)
 }
 
 /// Why the app, or a proxy on the way, could take a request for another one, whatever its policy.
@@ -338,9 +396,9 @@ fn unclear_target(request: &Request<Incoming>) -> Option<&'static str> {
 }
 
 /// How connections of clients are spoken to.
-pub fn protocol(limits: &Limits) -> auto::Builder<TokioExecutor> {
+pub fn protocol(limits: &Limits) -> auto::Builder<StreamExecutor> {
     let head = usize::try_from(limits.max_header_bytes).unwrap_or(usize::MAX).max(8192);
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(StreamExecutor { write_timeout: limits.write_timeout });
     builder
         .http1()
         .timer(TokioTimer::new())
@@ -377,4 +435,25 @@ fn contract(page: &crate::live::Page, request: &Request<Incoming>) -> Answer {
         HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
     );
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_before_or_after_the_first_await_is_a_500() {
+        async fn fails(late: bool) -> Answer {
+            if late {
+                tokio::task::yield_now().await;
+            }
+            panic!("a fault of ours");
+        }
+        for late in [false, true] {
+            assert!(catching(fails(late)).await.is_none());
+        }
+        assert_eq!(panicked(false).status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(panicked(true).headers()["grpc-status"], "2");
+        assert_eq!(catching(async { 7 }).await, Some(7));
+    }
 }

@@ -1,7 +1,7 @@
 //! What is to be done once.
 
 use ibid::{
-    AddressSecret, LabelKey, OnMismatch, Policy, Scope, mask,
+    AddressSecret, Key, LabelKey, OnMismatch, Policy, Scope, mask,
     store::{Address, Fingerprint},
 };
 
@@ -17,10 +17,19 @@ pub struct Call {
     key: String,
     secret: Option<AddressSecret>,
     pub(crate) fingerprint: Fingerprint,
+    /// The same by the rules of other versions.
+    older: Older,
     pub(crate) tenant: String,
     pub(crate) user: String,
     pub(crate) endpoint: String,
     pub(crate) isolation: Option<Isolation>,
+}
+
+#[derive(Debug, Clone)]
+enum Older {
+    /// Of plain bytes: the same in every version.
+    Bytes,
+    Digested(Vec<Fingerprint>),
 }
 
 impl Call {
@@ -31,6 +40,7 @@ impl Call {
             key: key.into(),
             secret: None,
             fingerprint: Fingerprint::NONE,
+            older: Older::Bytes,
             tenant: String::new(),
             user: String::new(),
             endpoint: String::new(),
@@ -39,14 +49,32 @@ impl Call {
     }
 
     /// What is asked for: with other bytes the key is refused, or as the policy says.
-    pub fn request(self, request: &[u8]) -> Self {
-        self.fingerprint(Fingerprint::of_bytes(request))
+    pub fn request(mut self, request: &[u8]) -> Self {
+        (self.fingerprint, self.older) = (Fingerprint::of_bytes(request), Older::Bytes);
+        self
     }
 
     /// The same, already digested.
     pub fn fingerprint(mut self, fingerprint: Fingerprint) -> Self {
-        self.fingerprint = fingerprint;
+        (self.fingerprint, self.older) = (fingerprint, Older::Digested(Vec::new()));
         self
+    }
+
+    /// The same request's [fingerprint of an older version](Fingerprint::of_version), for what was recorded before an
+    /// upgrade. Call it after [`fingerprint`](Self::fingerprint).
+    pub fn older_fingerprint(mut self, fingerprint: Fingerprint) -> Self {
+        if let Older::Digested(older) = &mut self.older {
+            older.push(fingerprint);
+        }
+        self
+    }
+
+    /// The fingerprint by the rules of a version, if it is known.
+    pub(crate) fn by_version(&self, version: u8) -> Option<Fingerprint> {
+        match &self.older {
+            Older::Bytes => (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..self.fingerprint }),
+            Older::Digested(older) => older.iter().find(|older| older.version == version).copied(),
+        }
     }
 
     /// The secret that addresses are made with, if the gateway has one.
@@ -79,20 +107,20 @@ impl Call {
         self
     }
 
-    /// Where it is remembered.
-    pub(crate) fn address(&self, policy: &Policy) -> Result<Address, TxError> {
-        let (length, most) = (self.key.len(), policy.key.max_length);
-        if !(1..=most).contains(&length) {
-            return Err(TxError::KeyInvalid(format!("the key has {length} characters; allowed are 1 to {most}")));
-        }
-        policy.key.format.check(&self.key).map_err(TxError::KeyInvalid)?;
+    /// Its key, in the spelling that a layer would give it.
+    pub(crate) fn key(&self, policy: &Policy) -> Result<Key, TxError> {
+        Key::new(&policy.key, self.key.as_str()).map_err(TxError::KeyInvalid)
+    }
+
+    /// Where a key of it is remembered.
+    pub(crate) fn address(&self, policy: &Policy, key: &Key) -> Address {
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&self.fingerprint);
-        Ok(self.scope.address(&self.key, own_entry, self.secret.as_ref()))
+        self.scope.address(key.as_str(), own_entry, self.secret.as_ref())
     }
 
     /// The key as operators see it.
-    pub(crate) fn shown(&self, policy: &Policy) -> String {
-        if policy.label.key == LabelKey::Clear { text(&self.key) } else { mask(&self.key) }
+    pub(crate) fn shown(&self, policy: &Policy, key: &Key) -> String {
+        if policy.label.key == LabelKey::Clear { text(key.as_str()) } else { mask(key.as_str()) }
     }
 }
 

@@ -14,6 +14,9 @@ pub enum TxError {
     /// The key is not what the policy allows.
     #[error("the key is not valid: {0}")]
     KeyInvalid(String),
+    /// The policy contradicts itself, or a dial is out of its range.
+    #[error("the policy cannot be used: {0}")]
+    PolicyInvalid(String),
     /// The key belongs to another request.
     #[error("this key was first used for a different request; a new operation needs a fresh key")]
     Reused,
@@ -70,7 +73,12 @@ impl TxError {
             | Self::Conflict { .. }
             | Self::InDoubt(_)
             | Self::Database(_) => true,
-            Self::KeyInvalid(_) | Self::Reused | Self::OutcomeUnknown | Self::RolledBack(_) | Self::Corrupt(_) => false,
+            Self::KeyInvalid(_)
+            | Self::PolicyInvalid(_)
+            | Self::Reused
+            | Self::OutcomeUnknown
+            | Self::RolledBack(_)
+            | Self::Corrupt(_) => false,
         }
     }
 }

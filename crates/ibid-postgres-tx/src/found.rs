@@ -93,5 +93,6 @@ fn remembered(row: &Row) -> Result<Remembered, Fault> {
         headers,
         body: row.bytea(11)?.map_or(RecordBody::None, RecordBody::Whole),
         trailers: HeaderMap::new(),
+        cookies: Vec::new(),
     })))
 }

@@ -17,7 +17,7 @@ use std::{
 use bytes::Bytes;
 use http::{Response, header};
 use ibid::{
-    OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
+    Comparison, OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
     http::complete_of,
     store::{Address, Fence, Fingerprint, Token},
 };
@@ -113,14 +113,15 @@ where
     F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> BoxFuture<'t, Result<Response<Bytes>, E>> + Send,
     E: Into<BoxError> + Send,
 {
-    let address = call.address(policy)?;
+    policy.check().map_err(TxError::PolicyInvalid)?;
+    let key = call.key(policy)?;
     let waits = policy.on_concurrent == OnConcurrent::Wait;
     let mut run = Run {
         pool,
         policy,
         call,
-        address,
-        shown: call.shown(policy),
+        address: call.address(policy, &key),
+        shown: call.shown(policy, &key),
         token: Token::mint(),
         over: None,
         tries: 0,
@@ -261,8 +262,17 @@ impl<P: Pool> Run<'_, P> {
     }
 
     fn compare(&self, seen: Fingerprint) -> Result<(), TxError> {
-        let differs = self.policy.on_mismatch == OnMismatch::Reject && seen != self.call.fingerprint;
-        if differs { Err(TxError::Reused) } else { Ok(()) }
+        if self.policy.on_mismatch != OnMismatch::Reject {
+            return Ok(());
+        }
+        match self.call.fingerprint.compare(&seen, |version| self.call.by_version(version)) {
+            Comparison::Same => Ok(()),
+            Comparison::Different => Err(TxError::Reused),
+            Comparison::UnknownVersion => {
+                let why = format!("its request has a fingerprint of version {}, which is not known", seen.version);
+                Err(TxError::Corrupt(why.into()))
+            }
+        }
     }
 
     /// One connection, one transaction.

@@ -45,7 +45,7 @@ use tokio::{sync::oneshot, time::timeout};
 use self::{
     clock::Clock,
     counts::Counts,
-    entry::{Entry, Micros, Phase, micros},
+    entry::{Micros, Phase, micros},
     keeper::Keeper,
     log::{Log, NAME, failed},
     recovery::{Recovered, Trust, mend},
@@ -78,6 +78,9 @@ mod segments;
 mod snapshot;
 mod tools;
 mod writer;
+
+/// How many unfinished claims are named in the log at a start.
+const OVERDUE_NAMED: usize = 20;
 
 /// What a store survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -114,6 +117,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Larger records do not fit into a segment, roughly.
+    pub fn largest_record(&self) -> u64 {
+        self.room().segment_size / 2
+    }
+
     fn room(&self) -> Room {
         let segment_size = self.segment_size.min(self.max_size / 8).clamp(16 << 10, 1 << 30);
         Room { segment_size: segment_size & !4095, max_size: self.max_size.max(4 * segment_size) }
@@ -170,9 +178,10 @@ impl Embedded {
     /// As [`Self::open`].
     pub fn open_on(disk: Arc<dyn Disk>, options: Options) -> Result<Self, OpenError> {
         let lock = disk.lock()?;
-        let Recovery { log, any, version, last, cold, covered, report } = recover(disk.clone(), options)?;
+        let Recovery { log, any, found, cold, covered, report } = recover(disk.clone(), options)?;
+        tell_overdue(&report.overdue);
         let log = Arc::new(log);
-        let counts = Counts::open(log.clone(), disk);
+        let counts = Counts::open(log.clone(), disk, found.opened);
         let mut keeper = Keeper::new(log.clone(), cold + 1, covered);
         keeper.tidy_before_start();
         let tail = match (log.segments.prepare(format::MAIN, log.so_far(), None), any) {
@@ -182,18 +191,18 @@ impl Embedded {
             (Err(NoRoom::Io(error)), None) => return Err(error.into()),
             (Err(full), None) => return Err(OpenError::NoRoom(full.to_string())),
         };
-        Self::start(log, keeper, tail, (version, last), report, counts, lock)
+        Self::start(log, keeper, tail, found, report, counts, lock)
     }
 
     fn start(
-        log: Arc<Log>, keeper: Keeper, tail: Tail, (version, last): (u64, Vec<Entry>), report: Report, counts: Counts,
+        log: Arc<Log>, keeper: Keeper, tail: Tail, found: writer::Found, report: Report, counts: Counts,
         lock: Box<dyn fmt::Debug + Send + Sync>,
     ) -> Result<Self, OpenError> {
         let keeper = thread::Builder::new().name("ibid-keeper".into()).spawn(move || keeper.run())?;
         let (queue, calls) = mpsc::channel();
         let mut store =
             Self { log: log.clone(), queue: Some(queue), threads: vec![keeper], report, counts, _lock: lock };
-        let writer = Writer::new(log, calls, tail, version, last)?;
+        let writer = Writer::new(log, calls, tail, found)?;
         let writer = thread::Builder::new().name("ibid-writer".into()).spawn(move || writer.run())?;
         store.threads.insert(0, writer);
         Ok(store)
@@ -318,6 +327,8 @@ impl Store for Embedded {
 impl Drop for Embedded {
     /// Whatever was asked is written first.
     fn drop(&mut self) {
+        // The writer notes this time as the last at which the store was open.
+        self.log.clock.now();
         self.queue = None;
         let keeper = self.threads.pop();
         for writer in self.threads.drain(..) {
@@ -342,8 +353,7 @@ struct Recovery {
     log: Log,
     /// Any of its segments.
     any: Option<Arc<Segment>>,
-    version: u64,
-    last: Vec<Entry>,
+    found: writer::Found,
     /// The last sequence number of the cold lane.
     cold: u64,
     /// The segments that a snapshot covers.
@@ -355,15 +365,45 @@ fn recover(disk: Arc<dyn Disk>, options: Options) -> Result<Recovery, OpenError>
     let now = Clock::new(options.time.clone(), 0).now();
     let (mut recovered, unsealed) = Recovered::read(&*disk, now, Trust::Snapshot)?;
     mend(&*disk, &mut recovered, unsealed)?;
-    let Recovered { index, segments, store, next_id, sequences, version, clock, fences, covered, last, report } =
-        recovered;
+    let Recovered {
+        index,
+        segments,
+        store,
+        next_id,
+        sequences,
+        version,
+        clock: opened,
+        seen,
+        fences,
+        covered,
+        last,
+        renewed,
+        report,
+    } = recovered;
     let store = store.map_or_else(random, Ok)?;
     let any = segments.first().cloned();
     let segments = Segments::new(disk, options.room(), store, segments, next_id);
     let synced = options.durability == Durability::Power;
     let [main, cold] = sequences;
-    let log = Log::new(index, segments, Clock::new(options.time, clock), synced, (main, fences, version));
-    Ok(Recovery { log, any, version, last, cold, covered, report })
+    let log = Log::new(index, segments, Clock::new(options.time, seen), synced, (main, fences, version));
+    let found = writer::Found { opened, version, last, renewed };
+    Ok(Recovery { log, any, found, cold, covered, report })
+}
+
+/// Says which unfinished claims outlived their retention while the store was closed.
+fn tell_overdue(overdue: &[Address]) {
+    if overdue.is_empty() {
+        return;
+    }
+    let named: Vec<String> = overdue.iter().take(OVERDUE_NAMED).map(Address::to_string).collect();
+    let more = if overdue.len() > OVERDUE_NAMED { ", …" } else { "" };
+    tracing::warn!(
+        claims = overdue.len(),
+        "{} claims were unfinished when the store was closed, and their ttl has passed since; their outcome is unknown, and is \
+         kept for another ttl: {}{more}",
+        overdue.len(),
+        named.join(", ")
+    );
 }
 
 fn random<const N: usize>() -> io::Result<[u8; N]> {

@@ -1,16 +1,20 @@
 //! One process at a time.
 
 use std::{
-    fs::{File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{self, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::Path,
 };
 
-/// A file that one process has for itself. Held by the open file: it ends with the process, however that ends. The file
-/// says who has it, and stays.
+/// A file or a folder that one process has for itself. Held by open files: it ends with the process, however that ends.
+/// The file says who has it, and stays.
 #[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "held, and never looked at")] File);
+#[expect(dead_code, reason = "held, and never looked at")]
+pub struct Lock {
+    file: File,
+    folder: Option<File>,
+}
 
 impl Lock {
     /// Takes it, making the file if it is missing.
@@ -24,17 +28,37 @@ impl Lock {
                 let host = rustix::system::uname();
                 file.set_len(0)?;
                 write!(file, "process {} on {}", std::process::id(), host.nodename().to_string_lossy())?;
-                Ok(Self(file))
+                Ok(Self { file, folder: None })
             }
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
                 file.read_to_string(&mut holder)?;
-                let holder = if holder.is_empty() { "another process" } else { &holder };
-                Err(io::Error::new(io::ErrorKind::WouldBlock, format!("it is in use by {holder}")))
+                Err(in_use_by(&holder))
             }
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
+
+    /// Takes a folder, and the file `name` in it as [`Self::take`] does. Removing the file frees nothing: the folder itself
+    /// is locked, too, where the file system can lock one (NFS cannot).
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub fn take_folder(folder: &Path, name: &str) -> io::Result<Self> {
+        let path = folder.join(name);
+        let directory = File::open(folder)?;
+        let directory = match directory.try_lock() {
+            Ok(()) => Some(directory),
+            Err(TryLockError::WouldBlock) => return Err(in_use_by(&fs::read_to_string(path).unwrap_or_default())),
+            Err(TryLockError::Error(_)) => None,
+        };
+        Ok(Self { folder: directory, ..Self::take(&path)? })
+    }
+}
+
+fn in_use_by(holder: &str) -> io::Error {
+    let holder = if holder.is_empty() { "another process" } else { holder };
+    io::Error::new(io::ErrorKind::WouldBlock, format!("it is in use by {holder}"))
 }
 
 #[cfg(test)]
@@ -51,5 +75,17 @@ mod tests {
         assert!(refused.to_string().contains(&format!("in use by process {} on ", std::process::id())), "{refused}");
         drop(lock);
         Lock::take(&path).unwrap();
+    }
+
+    #[test]
+    fn a_folder_stays_locked_when_its_file_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = Lock::take_folder(folder.path(), "lock").unwrap();
+        fs::remove_file(folder.path().join("lock")).unwrap();
+        let refused = Lock::take_folder(folder.path(), "lock").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
+        assert_eq!(refused.to_string(), "it is in use by another process");
+        drop(lock);
+        Lock::take_folder(folder.path(), "lock").unwrap();
     }
 }

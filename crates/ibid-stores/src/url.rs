@@ -156,6 +156,14 @@ impl Named {
         })
     }
 
+    /// The largest record that it can hold, roughly, if there is such a bound.
+    pub fn largest_record(&self) -> Option<u64> {
+        match self {
+            Self::Embedded(_, options) => Some(options.largest_record()),
+            _ => None,
+        }
+    }
+
     /// What kind of store it is.
     pub fn kind(&self) -> Kind {
         match self {

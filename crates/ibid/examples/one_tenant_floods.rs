@@ -32,7 +32,7 @@ async fn main() {
     let store = Arc::new(Memory::default());
     let limit = Limit { most: 1_000, per: Duration::from_secs(3600) };
     let engine = Engine::new(store.clone()).limited(Arc::new(Quota::new(Some(limit), None)));
-    let policy = Policy::ietf();
+    let policy = Policy::ietf().checked().expect("a preset");
     let (before, began) = (resident(), Instant::now());
     let (mut ran, mut others) = (0, 0);
     for key in 0..keys {

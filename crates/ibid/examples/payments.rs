@@ -15,7 +15,7 @@ async fn pay(Json(order): Json<Value>) -> (StatusCode, Json<Value>) {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let port = std::env::args().nth(1).unwrap_or_else(|| "3000".into());
     let ibid = Ibid::new(Arc::new(Memory::default()));
-    let app = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf()));
+    let app = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf())?);
 
     let listener = tokio::net::TcpListener::bind(format!("127.0.0.1:{port}")).await?;
     println!("listening on http://{}", listener.local_addr()?);

@@ -17,15 +17,24 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    fingerprint::Comparison,
     journal::Journal,
     later::Later,
-    observe::{Notice, Observer, Shadow, Silent, StoreCall},
-    policy::{Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy},
+    observe::{Notice, Observer, Silent, StoreCall},
+    policy::{CheckedPolicy, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy},
     quota::Quota,
     refusal::{Reason, Refusal},
     running::Running,
-    store::{Ask, Claim, End, ErrorKind, Finished, Held, Holder, Lease, Outline, Store, StoreError, Token},
+    store::{
+        Address, Ask, Claim, End, ErrorKind, Fingerprint, Finished, Held, Holder, Lease, Outline, Store, StoreError,
+        Token,
+    },
+    time::from_now,
 };
+
+pub use self::shadow::{Finish, Observation, Observed};
+
+mod shadow;
 
 /// How often a store call is sent again when its answer was lost.
 const ASKS: u32 = 3;
@@ -45,6 +54,13 @@ pub trait Operation: Send {
     /// How long its caller waits at most for another run of it to end, whatever the policy allows.
     fn patience(&self) -> Duration {
         Duration::MAX
+    }
+
+    /// The fingerprint of its request by the rules of a version. `None` if that version is not known: what was recorded by
+    /// it cannot be compared with this request.
+    fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
+        let _ = version;
+        None
     }
 
     /// Asks whether an earlier run took place. Must have no effect of its own.
@@ -138,8 +154,6 @@ pub enum Stored {
     Degraded,
     /// It ran with the protection of a part of the store only, and waits in the journal for the part that decides.
     Solo,
-    /// It ran in shadow mode; enforced, this would have happened.
-    Shadowed(Shadow),
 }
 
 /// Runs operations at most once. Cheap to clone.
@@ -151,6 +165,7 @@ pub struct Engine {
     later: Later,
     running: Running,
     quota: Option<Arc<Quota>>,
+    recording: Arc<shadow::Recording>,
 }
 
 impl Engine {
@@ -162,7 +177,8 @@ impl Engine {
     /// An engine that is watched and, if it has one, keeps unrecorded answers in a journal.
     pub fn with(store: Arc<dyn Store>, observer: Arc<dyn Observer>, journal: Option<Arc<Journal>>) -> Self {
         let later = Later::new(store.clone(), observer.clone(), journal.clone());
-        Self { store, observer, journal, later, running: Running::default(), quota: None }
+        let recording = Arc::default();
+        Self { store, observer, journal, later, running: Running::default(), quota: None, recording }
     }
 
     /// The same, for tenants who may begin only so much.
@@ -173,7 +189,7 @@ impl Engine {
 
     /// Decides about one request, top to bottom.
     pub fn execute<O: Operation>(
-        &self, policy: &Policy, ask: Ask, mut operation: O,
+        &self, policy: &CheckedPolicy, ask: Ask, mut operation: O,
     ) -> impl Future<Output = Verdict<O::Answer>> {
         let ask = Arc::new(ask);
         // Not an `async fn`: that would hold its arguments twice.
@@ -183,21 +199,19 @@ impl Engine {
     /// Futures are moved, with all that they have room for. What only some requests need is boxed, so that a replay
     /// does not pay for it.
     async fn decide<O: Operation>(&self, policy: &Policy, mut ask: Arc<Ask>, operation: &mut O) -> Verdict<O::Answer> {
-        let shadow = policy.mode == Mode::Shadow;
-        let fingerprint = ask.fingerprint;
-        let differs = |seen| policy.on_mismatch == OnMismatch::Reject && seen != fingerprint;
-        let patience = Instant::now() + policy.wait_timeout.min(operation.patience());
+        let own = ask.fingerprint;
+        let patience = from_now(policy.wait_timeout.min(operation.patience()));
         let mut takeovers = 0;
         let mut probed = false;
 
         if let Some((finished, solo)) = self.journal.as_ref().and_then(|journal| journal.find(&ask.address)) {
-            if differs(finished.fingerprint) {
-                return refuse(shadow, operation, reused()).await;
+            if let Some(refusal) = mismatch(policy, &own, &finished.fingerprint, operation) {
+                return Verdict::Refused(refusal);
             }
-            return replay(shadow, operation, finished, if solo { Stored::Solo } else { Stored::Pending }).await;
+            return Verdict::Replay(finished, if solo { Stored::Solo } else { Stored::Pending });
         }
         if let Some(refusal) = self.before_claiming(&ask).await {
-            return refuse(shadow, operation, refusal).await;
+            return Verdict::Refused(refusal);
         }
         loop {
             let sent = Instant::now();
@@ -212,34 +226,29 @@ impl Engine {
                 Ok(claim) => claim,
                 Err(error) => return self.without_store(policy, operation, &error).await,
             };
-            let seen = match &claim {
-                Claim::Busy(holder) | Claim::Unknown(holder) => holder.fingerprint,
-                Claim::Done(finished) => finished.fingerprint,
-                Claim::Granted(_) | Claim::Spent => fingerprint,
-            };
-            if differs(seen) {
-                return refuse(shadow, operation, reused()).await;
+            if let Some(stored) = fingerprint_of(&claim)
+                && let Some(refusal) = mismatch(policy, &own, stored, operation)
+            {
+                return Verdict::Refused(refusal);
             }
             match claim {
                 Claim::Granted(lease) => {
-                    if let Some(refusal) = self.after_grant(&lease).await.filter(|_| !shadow) {
+                    if let Some(refusal) = self.after_grant(&lease).await {
                         let refused = || Verdict::Refused(refusal);
-                        return Box::pin(self.end(policy, &lease, End::Release, Instant::now(), refused)).await;
+                        return Box::pin(self.end(policy, &lease, End::Release, Instant::now(), operation, refused))
+                            .await;
                     }
                     return Box::pin(self.run(policy, lease, sent, operation)).await;
                 }
-                Claim::Done(finished) => return replay(shadow, operation, finished, Stored::Yes).await,
+                Claim::Done(finished) => return Verdict::Replay(finished, Stored::Yes),
                 Claim::Busy(holder) => {
                     let left = patience.saturating_duration_since(Instant::now());
-                    if shadow || policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
-                        return refuse(shadow, operation, in_progress(SOON)).await;
+                    if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
+                        return Verdict::Refused(in_progress(SOON));
                     }
                     self.wait(&ask, &holder, left).await;
                 }
                 Claim::Unknown(holder) => {
-                    if shadow {
-                        return refuse(shadow, operation, outcome_unknown()).await;
-                    }
                     let left = patience.saturating_duration_since(Instant::now());
                     let ripe = holder.takeover_in.is_zero();
                     if ripe && policy.resolve.is_some() && !probed {
@@ -265,7 +274,7 @@ impl Engine {
                     takeovers += 1;
                     ask = Arc::new(Ask { token: Token::mint(), over: None, ..Ask::clone(&ask) });
                 }
-                Claim::Spent => return refuse(shadow, operation, in_progress(SOON)).await,
+                Claim::Spent => return Verdict::Refused(in_progress(SOON)),
             }
         }
     }
@@ -295,33 +304,30 @@ impl Engine {
             return Verdict::Refused(in_progress(SOON));
         }
         let ended = self.beating(&lease, policy, pin!(operation.run(Some(&lease)))).await;
-        let shadow = policy.mode == Mode::Shadow;
         let now = Instant::now();
         let keep_unknown = policy.ttl.saturating_sub(now - sent).max(policy.lease);
         let verdict = match ended {
             Ended::Complete(answer, Complete { failed, record, outline }) => {
                 let end = End::Complete { failed, record, outline, keep: policy.ttl };
                 match self.settle(&lease, &end, now).await {
-                    Ok(Held::Lost(there)) if !shadow => self.lost(policy, &lease, *there),
-                    Ok(Held::Lost(_)) => Verdict::Ran(answer, Stored::No),
+                    Ok(Held::Lost(there)) => self.lost(policy, &lease, *there, operation),
                     Ok(_) if lease.solo => Verdict::Ran(answer, Stored::Degraded),
                     Ok(_) => Verdict::Ran(answer, Stored::Yes),
-                    Err(_) if shadow => Verdict::Ran(answer, Stored::No),
                     Err(_) => self.record_later(&lease, end, answer).await,
                 }
             }
             Ended::Release(answer) => {
-                self.end(policy, &lease, End::Release, now, || Verdict::Ran(answer, Stored::No)).await
+                self.end(policy, &lease, End::Release, now, operation, || Verdict::Ran(answer, Stored::No)).await
             }
             Ended::NotStarted(refusal) => {
-                self.end(policy, &lease, End::Release, now, || Verdict::Refused(refusal)).await
+                self.end(policy, &lease, End::Release, now, operation, || Verdict::Refused(refusal)).await
             }
             Ended::Entrusted(answer, otherwise) => {
-                self.entrusted(policy, &lease, answer, otherwise, now, keep_unknown).await
+                self.entrusted(policy, &lease, answer, otherwise, (now, keep_unknown), operation).await
             }
             Ended::Park(answer, by) => {
                 let end = End::Park { keep: keep_unknown, retry_in: retry_in(policy, by) };
-                self.end(policy, &lease, end, now, || Verdict::Ran(answer, Stored::Unknown)).await
+                self.end(policy, &lease, end, now, operation, || Verdict::Ran(answer, Stored::Unknown)).await
             }
         };
         abandoned.disarm();
@@ -330,24 +336,22 @@ impl Engine {
 
     /// Its own transaction was to record the answer. Whatever settles after that waits for the transaction's end, so that
     /// one call tells both: what was committed is found done, and what was not did not happen.
-    async fn entrusted<A>(
-        &self, policy: &Policy, lease: &Lease, answer: A, otherwise: Otherwise, now: Instant, keep: Duration,
-    ) -> Verdict<A> {
+    async fn entrusted<O: Operation>(
+        &self, policy: &Policy, lease: &Lease, answer: O::Answer, otherwise: Otherwise,
+        (now, keep): (Instant, Duration), operation: &mut O,
+    ) -> Verdict<O::Answer> {
         let end = match otherwise {
             Otherwise::Park(by) => End::Park { keep, retry_in: retry_in(policy, by) },
             Otherwise::Refuse | Otherwise::Release => End::Release,
         };
         let settled = self.settle(lease, &end, now).await;
-        if policy.mode == Mode::Shadow {
-            return Verdict::Ran(answer, Stored::No);
-        }
         match (settled, otherwise) {
             (Ok(Held::Lost(there)), _) => match (*there, otherwise) {
                 (Claim::Done(finished), Otherwise::Refuse) if finished.fence == lease.fence => {
                     Verdict::Ran(answer, Stored::Yes)
                 }
                 (Claim::Done(finished), _) if finished.fence == lease.fence => Verdict::Replay(finished, Stored::Yes),
-                (there, _) => self.lost(policy, lease, there),
+                (there, _) => self.lost(policy, lease, there, operation),
             },
             (Ok(_), Otherwise::Refuse) => Verdict::Refused(rolled_back()),
             (Ok(_), Otherwise::Release) => Verdict::Ran(answer, Stored::No),
@@ -360,11 +364,12 @@ impl Engine {
     }
 
     /// Settles an end that carries no answer: if the store cannot take it now, it is told until it does.
-    async fn end<A>(
-        &self, policy: &Policy, lease: &Lease, end: End, now: Instant, verdict: impl FnOnce() -> Verdict<A>,
-    ) -> Verdict<A> {
+    async fn end<O: Operation>(
+        &self, policy: &Policy, lease: &Lease, end: End, now: Instant, operation: &mut O,
+        verdict: impl FnOnce() -> Verdict<O::Answer>,
+    ) -> Verdict<O::Answer> {
         match self.settle(lease, &end, now).await {
-            Ok(Held::Lost(there)) => self.lost(policy, lease, *there),
+            Ok(Held::Lost(there)) => self.lost(policy, lease, *there, operation),
             Ok(_) => verdict(),
             Err(_) => {
                 self.later.push(lease.clone(), end);
@@ -398,15 +403,12 @@ impl Engine {
 
     /// A claim that is lost gives what the record says, never its own reply; and never what it says to another request:
     /// the key may have been forgotten, or lost by the store, and used again since.
-    fn lost<A>(&self, policy: &Policy, lease: &Lease, now: Claim) -> Verdict<A> {
+    fn lost<O: Operation>(&self, policy: &Policy, lease: &Lease, now: Claim, operation: &O) -> Verdict<O::Answer> {
         self.observer.noticed(&Notice::LostClaim(&lease.ask.address));
-        let seen = match &now {
-            Claim::Busy(holder) | Claim::Unknown(holder) => holder.fingerprint,
-            Claim::Done(finished) => finished.fingerprint,
-            Claim::Granted(_) | Claim::Spent => lease.ask.fingerprint,
-        };
-        if policy.on_mismatch == OnMismatch::Reject && seen != lease.ask.fingerprint {
-            return Verdict::Refused(reused());
+        if let Some(stored) = fingerprint_of(&now)
+            && let Some(refusal) = mismatch(policy, &lease.ask.fingerprint, stored, operation)
+        {
+            return Verdict::Refused(refusal);
         }
         match now {
             Claim::Done(finished) => Verdict::Replay(finished, Stored::Yes),
@@ -438,9 +440,6 @@ impl Engine {
         &self, policy: &Policy, operation: &mut O, error: &StoreError,
     ) -> Verdict<O::Answer> {
         let open = policy.on_store_down == OnStoreDown::Open && error.kind != ErrorKind::Corrupt;
-        if policy.mode == Mode::Shadow {
-            return refuse(true, operation, store_unavailable()).await;
-        }
         if !open {
             return Verdict::Refused(store_unavailable());
         }
@@ -525,10 +524,10 @@ impl Engine {
                 now = &mut extended => now,
             };
             match now {
-                Beat::Held => beat.as_mut().reset(Instant::now() + policy.lease / 3),
+                Beat::Held => beat.as_mut().reset(from_now(policy.lease / 3)),
                 // The settle will find out, and say so once.
                 Beat::Lost => return work.await,
-                Beat::Missed => beat.as_mut().reset(Instant::now() + policy.lease / 10),
+                Beat::Missed => beat.as_mut().reset(from_now(policy.lease / 10)),
             }
         }
     }
@@ -560,6 +559,14 @@ impl Engine {
         &self.running
     }
 
+    /// What a claim at this address would find, without claiming: in the journal, else in the store.
+    pub(crate) async fn seen(&self, at: &Address) -> Result<Option<Claim>, StoreError> {
+        if let Some((finished, _)) = self.journal.as_ref().and_then(|journal| journal.find(at)) {
+            return Ok(Some(Claim::Done(finished)));
+        }
+        self.store.get(at).await.inspect_err(|error| self.failed("get", error))
+    }
+
     /// Its store.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
@@ -574,24 +581,6 @@ impl Engine {
     pub fn later(&self) -> &Later {
         &self.later
     }
-}
-
-/// A refusal; in shadow mode the operation runs all the same.
-async fn refuse<O: Operation>(shadow: bool, operation: &mut O, refusal: Refusal) -> Verdict<O::Answer> {
-    if !shadow {
-        return Verdict::Refused(refusal);
-    }
-    unprotected(operation, Stored::Shadowed(Shadow::Refusal(refusal.reason))).await
-}
-
-/// A replay; in shadow mode the operation runs all the same.
-async fn replay<O: Operation>(
-    shadow: bool, operation: &mut O, finished: Finished, stored: Stored,
-) -> Verdict<O::Answer> {
-    if !shadow {
-        return Verdict::Replay(finished, stored);
-    }
-    unprotected(operation, Stored::Shadowed(Shadow::Replay)).await
 }
 
 async fn unprotected<O: Operation>(operation: &mut O, stored: Stored) -> Verdict<O::Answer> {
@@ -610,6 +599,33 @@ enum Beat {
     Missed,
 }
 
+/// What is compared of what the store holds.
+fn fingerprint_of(claim: &Claim) -> Option<&Fingerprint> {
+    match claim {
+        Claim::Busy(holder) | Claim::Unknown(holder) => Some(&holder.fingerprint),
+        Claim::Done(finished) => Some(&finished.fingerprint),
+        Claim::Granted(_) | Claim::Spent => None,
+    }
+}
+
+/// Why a request cannot have what is stored under its key: it is another one's, or nobody can tell.
+fn mismatch<O: Operation>(policy: &Policy, own: &Fingerprint, stored: &Fingerprint, operation: &O) -> Option<Refusal> {
+    mismatch_by(policy, own, stored, |version| operation.fingerprint(version))
+}
+
+fn mismatch_by(
+    policy: &Policy, own: &Fingerprint, stored: &Fingerprint, by_version: impl FnOnce(u8) -> Option<Fingerprint>,
+) -> Option<Refusal> {
+    if policy.on_mismatch != OnMismatch::Reject {
+        return None;
+    }
+    match own.compare(stored, by_version) {
+        Comparison::Same => None,
+        Comparison::Different => Some(reused()),
+        Comparison::UnknownVersion => Some(not_comparable()),
+    }
+}
+
 /// When a parked claim may be taken over: what took too long may still be running.
 fn retry_in(policy: &Policy, by: ParkedBy) -> Duration {
     if by == ParkedBy::Timeout { policy.lease } else { Duration::ZERO }
@@ -624,6 +640,15 @@ fn reused() -> Refusal {
         Reason::KeyReused,
         "this key was first used for a different request; a new operation needs a fresh key",
     )
+}
+
+fn not_comparable() -> Refusal {
+    Refusal::new(
+        Reason::StoreUnavailable,
+        "nothing was executed, because this key was recorded by a version that this one cannot compare with; \
+         try again with the same key",
+    )
+    .retry_after(SOON)
 }
 
 fn in_progress(after: Duration) -> Refusal {
@@ -663,7 +688,7 @@ fn quota_exceeded(after: Duration) -> Refusal {
     Refusal::new(Reason::QuotaExceeded, detail).retry_after(after)
 }
 
-fn store_unavailable() -> Refusal {
+pub(crate) fn store_unavailable() -> Refusal {
     Refusal::new(
         Reason::StoreUnavailable,
         "nothing was executed, because the request could not be remembered; try again with the same key",

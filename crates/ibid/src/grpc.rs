@@ -5,9 +5,10 @@
 //! use ibid::{Ibid, Policy, grpc::Unary, store::Memory};
 //!
 //! let ibid = Ibid::new(Arc::new(Memory::default()));
-//! let layer = ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform());
+//! let layer = ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform())?;
 //! // tonic::transport::Server::builder().layer(layer).add_service(orders)…
 //! # let _ = layer;
+//! # Ok::<(), ibid::InvalidPolicy>(())
 //! ```
 //!
 //! A call goes the same way as a request; a [`Route`](crate::http::Route) of [`Protocol::Grpc`] differs where the
@@ -23,6 +24,8 @@
 //!
 //! Invariant: a call that is not known to be unary is never buffered. Waiting for the end of a bidirectional call
 //! before its beginning is sent on would wait for ever.
+
+use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, Method, Version, header, request::Parts};
 
@@ -40,9 +43,9 @@ pub use self::{
     refuse::refusal_response,
 };
 use crate::{
-    http::{Protocol, Route, Routed, Routing},
+    http::{Protocol, Route, Routed, Routing, carries_key, uncovered},
     key::KeySource,
-    policy::{Mode, Policy},
+    policy::{InvalidPolicy, Mode, Policy},
 };
 
 mod code;
@@ -124,24 +127,29 @@ fn is_metadata(name: &str) -> bool {
 
 /// One policy for the unary methods of a server.
 pub(crate) struct Calls {
-    pub(crate) unary: Unary,
-    pub(crate) route: std::sync::Arc<Route>,
+    unary: Unary,
+    /// For gRPC calls.
+    route: Arc<Route>,
+    /// The same for requests to these methods that are not gRPC: Connect, JSON.
+    for_http: Arc<Route>,
 }
 
 impl Calls {
-    pub(crate) fn new(unary: Unary, name: String, policy: Policy) -> Self {
-        let route = Route { name, policy: policy.for_grpc(), protocol: Protocol::Grpc };
-        Self { unary, route: std::sync::Arc::new(route) }
+    pub(crate) fn new(unary: Unary, name: String, policy: Policy) -> Result<Self, InvalidPolicy> {
+        let route = Route { name, policy: policy.for_grpc().checked_for_grpc()?, protocol: Protocol::Grpc };
+        let for_http = Route { protocol: Protocol::Http, ..route.clone() };
+        Ok(Self { unary, route: Arc::new(route), for_http: Arc::new(for_http) })
     }
 }
 
 impl Routing for Calls {
     fn route(&self, request: &Parts) -> Routed {
-        let covered = self.route.policy.mode != Mode::Off
-            && request.method == Method::POST
-            && is_grpc(&request.headers)
-            && self.unary.has(request.uri.path());
-        if covered { Routed::Covered(self.route.clone()) } else { Routed::Pass }
+        let policy = &self.route.policy;
+        if !policy.covers(&request.method) || !self.unary.has(request.uri.path()) {
+            return uncovered(&request.method, carries_key(policy, &request.uri, &request.headers));
+        }
+        let route = if is_grpc(&request.headers) { &self.route } else { &self.for_http };
+        Routed::covered(route.clone())
     }
 
     fn key_headers(&self, _: &Method, _: &Parts) -> Option<Vec<http::HeaderName>> {

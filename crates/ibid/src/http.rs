@@ -7,7 +7,8 @@
 //!
 //! # async fn pay() -> &'static str { "paid" }
 //! let ibid = Ibid::new(Arc::new(Memory::default()));
-//! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf()));
+//! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf())?);
+//! # Ok::<(), ibid::InvalidPolicy>(())
 //! ```
 //!
 //! A request's way: `service` finds the route and judges key and scope ([`request`](self)), reads the body, and hands
@@ -25,17 +26,20 @@ use std::{
 };
 
 use http::{HeaderName, Method, request::Parts};
+use tokio::time::timeout;
 
 pub(crate) use self::reply::{Meaning, remembered};
 pub use self::{
-    answer::{error_answer, refusal_response, success_answer},
+    answer::{error_answer, plain_response, refusal_response, success_answer},
     around::Around,
     body::{BoxError, BrokenOff, RequestBody, ResponseBody},
     claimed::{Claimed, NotRemembered},
+    connection::{Connection, Cut},
     cors::Cors,
     future::ResponseFuture,
     layer::{IbidLayer, IbidService},
     reply::complete_of,
+    request::carries_key,
 };
 use crate::{
     engine::Engine,
@@ -43,27 +47,37 @@ use crate::{
     journal::Journal,
     key::KeySource,
     observe::{Observer, Silent},
-    policy::Policy,
+    policy::{CheckedPolicy, InvalidPolicy, LONGEST, Policy, Refusals},
     quota::Quota,
     refusal::Refusal,
-    scope::{AddressSecret, TrustedProxies},
+    scope::{AddressSecret, Credentials, TrustedProxies},
     store::Store,
 };
 
 mod ambiguity;
+mod anonymous;
 mod answer;
 mod around;
 mod body;
 mod budget;
 mod claimed;
+mod connection;
 mod cors;
 mod future;
 mod layer;
 mod operation;
+mod read_body;
 mod reply;
 mod request;
 mod service;
+mod shadow;
+mod shape;
+mod shared_records;
+mod sweep;
 mod twins;
+
+/// How long [`Ibid::drained`] waits for the store.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Idempotency for HTTP services: makes layers that share one store and one set of limits.
 #[derive(Clone)]
@@ -83,17 +97,21 @@ pub struct Builder {
 /// What holds for every route.
 struct Settings {
     trusted: TrustedProxies,
+    credentials: Credentials,
     secret: Option<AddressSecret>,
     max_running: usize,
     buffer_memory: u64,
     body_timeout: Duration,
     cors: Option<Cors>,
+    sweep_every: Option<Duration>,
 }
 
 struct Shared {
     engine: Engine,
     settings: Settings,
     budget: budget::Budget,
+    records: shared_records::SharedRecords,
+    sweeping: sweep::Sweeping,
     twins: Arc<twins::Twins>,
 }
 
@@ -105,6 +123,11 @@ pub trait Routing: Send + Sync + 'static {
     /// The headers that carry the key of a request with this method, for the preflight that asks about it. `None` if
     /// such a request would not be covered: then its preflight is not ours to answer.
     fn key_headers(&self, method: &Method, preflight: &Parts) -> Option<Vec<HeaderName>>;
+
+    /// The shape of a refusal that no route's policy gives.
+    fn refusals(&self, _request: &Parts) -> Refusals {
+        Refusals::Problem
+    }
 }
 
 /// What a [`Routing`] found.
@@ -112,10 +135,28 @@ pub trait Routing: Send + Sync + 'static {
 pub enum Routed {
     /// Nothing covers it: it passes through untouched.
     Pass,
+    /// Nothing covers it although it carries a key: it passes through untouched, and the observer is told.
+    Uncovered,
     /// This covers it.
-    Covered(Arc<Route>),
-    /// It cannot be told whether something covers it.
+    Covered {
+        /// The route that the request is under.
+        route: Arc<Route>,
+        /// Further routes that an app could take the request for. What they require holds too: a key, a signature. If the
+        /// request has no key by `route`, the first of these by which it has one takes its place.
+        also: Vec<Arc<Route>>,
+    },
+    /// A gRPC call under this policy whose method is not known to be unary. It is never buffered: if it carries a key, or
+    /// the policy requires one, it is refused (`method-unknown`), else it passes through.
+    UnknownCall(Arc<Route>),
+    /// It is refused, whatever covers it.
     Refused(Refusal),
+}
+
+impl Routed {
+    /// One route covers it, and it cannot be taken for a request of another.
+    pub fn covered(route: Arc<Route>) -> Self {
+        Self::Covered { route, also: Vec::new() }
+    }
 }
 
 /// A policy and the name under which operators know it.
@@ -124,7 +165,7 @@ pub struct Route {
     /// Such as `POST /payments/*`. The method and path of each request if empty.
     pub name: String,
     /// What holds for it.
-    pub policy: Policy,
+    pub policy: CheckedPolicy,
     /// What its requests are.
     pub protocol: Protocol,
 }
@@ -197,29 +238,44 @@ impl Ibid {
             quota: None,
             settings: Settings {
                 trusted: TrustedProxies::loopback(),
+                credentials: Credentials::default(),
                 secret: None,
                 max_running: 10_000,
                 buffer_memory: 256 << 20,
                 body_timeout: Duration::from_secs(30),
                 cors: None,
+                sweep_every: Some(Duration::from_secs(60)),
             },
         }
     }
 
-    /// A layer with one policy. gRPC calls over HTTP/2 pass through it: they have [a layer of their own](Self::grpc_layer).
-    pub fn layer(&self, policy: Policy) -> IbidLayer {
+    /// A layer with one policy for all requests. A gRPC call may be a stream, which cannot be buffered: without a key it passes
+    /// through, with one it is refused (`method-unknown`). gRPC has [a layer of its own](Self::grpc_layer); put that one
+    /// around this one, which then passes the calls that it covers.
+    ///
+    /// # Errors
+    /// The policy contradicts itself, or a dial is out of its range.
+    pub fn layer(&self, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
         self.layer_named("", policy)
     }
 
     /// A layer with one policy, under a name that operators see.
-    pub fn layer_named(&self, name: impl Into<String>, policy: Policy) -> IbidLayer {
-        self.layer_by(Arc::new(One(Arc::new(Route { name: name.into(), policy, protocol: Protocol::Http }))))
+    ///
+    /// # Errors
+    /// As [`layer`](Self::layer).
+    pub fn layer_named(&self, name: impl Into<String>, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
+        let route = Route { name: name.into(), policy: policy.checked()?, protocol: Protocol::Http };
+        Ok(self.layer_by(Arc::new(One(Arc::new(route)))))
     }
 
-    /// A layer with one policy for the unary methods of a gRPC server; every other call, and every request that is not
-    /// gRPC, passes through it untouched. For tonic's `Server::builder().layer(…)`, or around its `Routes`.
-    pub fn grpc_layer(&self, methods: Unary, policy: Policy) -> IbidLayer {
-        self.layer_by(Arc::new(grpc::Calls::new(methods, String::new(), policy)))
+    /// A layer with one policy for the unary methods of a gRPC server; requests to every other path pass through it untouched.
+    /// A request to such a method that is not gRPC by its media type is covered as an HTTP request. For tonic's
+    /// `Server::builder().layer(…)`, or around its `Routes`.
+    ///
+    /// # Errors
+    /// As [`layer`](Self::layer), and if a dial makes no sense for gRPC calls.
+    pub fn grpc_layer(&self, methods: Unary, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
+        Ok(self.layer_by(Arc::new(grpc::Calls::new(methods, String::new(), policy)?)))
     }
 
     /// A layer that looks the policy up for each request.
@@ -227,9 +283,11 @@ impl Ibid {
         IbidLayer { shared: self.shared.clone(), routing }
     }
 
-    /// Returns once no operation runs: await it before the process ends.
+    /// Returns once no operation runs and the store has every result that waited for it: await it before the process
+    /// ends. It waits at most ten seconds for the store.
     pub async fn drained(&self) {
         self.shared.engine.running().drained().await;
+        let _ = timeout(FLUSH_TIMEOUT, self.shared.engine.later().flushed()).await;
     }
 
     /// The engine beneath.
@@ -264,6 +322,12 @@ impl Builder {
         self
     }
 
+    /// Which headers carry credentials. Must not change while records live.
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.settings.credentials = credentials;
+        self
+    }
+
     /// Makes addresses unguessable. Must never change while records live.
     pub fn address_secret(mut self, secret: AddressSecret) -> Self {
         self.settings.secret = Some(secret);
@@ -276,7 +340,9 @@ impl Builder {
         self
     }
 
-    /// All buffered bodies together; requests beyond it are refused. 256 MiB by default.
+    /// All buffered bodies together, of requests and of answers that have not been sent yet. When it is exhausted, the
+    /// slowest clients are cut off first, and then requests are refused. 256 MiB by default. One address of a client that
+    /// is no trusted proxy holds at most a quarter of it ([`Peer`]), one connection an eighth ([`Connection`]).
     pub fn buffer_memory(mut self, bytes: u64) -> Self {
         self.settings.buffer_memory = bytes;
         self
@@ -284,13 +350,20 @@ impl Builder {
 
     /// How long a client may take to send a body that must be read; 30 seconds by default.
     pub fn body_timeout(mut self, at_most: Duration) -> Self {
-        self.settings.body_timeout = at_most;
+        self.settings.body_timeout = at_most.min(LONGEST);
         self
     }
 
     /// Makes answers readable for browsers on these origins.
     pub fn cors(mut self, cors: Cors) -> Self {
         self.settings.cors = Some(cors);
+        self
+    }
+
+    /// How often what has expired is removed from the store, for as long as there is an [`Ibid`] or a layer of it; every
+    /// minute by default. `None`: somebody else does that.
+    pub fn sweep_every(mut self, every: Option<Duration>) -> Self {
+        self.settings.sweep_every = every;
         self
     }
 
@@ -301,8 +374,11 @@ impl Builder {
         if let Some(quota) = self.quota {
             engine = engine.limited(quota);
         }
-        let budget = budget::Budget::new(self.settings.buffer_memory);
-        Ibid { shared: Arc::new(Shared { engine, settings: self.settings, budget, twins }) }
+        let budget = budget::Budget::new(self.settings.buffer_memory, self.settings.trusted.clone());
+        let records = shared_records::SharedRecords::default();
+        let sweeping = sweep::Sweeping::new(self.settings.sweep_every);
+        sweeping.start(&engine);
+        Ibid { shared: Arc::new(Shared { engine, settings: self.settings, budget, records, sweeping, twins }) }
     }
 }
 
@@ -311,15 +387,27 @@ struct One(Arc<Route>);
 
 impl Routing for One {
     fn route(&self, request: &Parts) -> Routed {
+        let policy = &self.0.policy;
+        if !policy.covers(&request.method) {
+            return uncovered(&request.method, carries_key(policy, &request.uri, &request.headers));
+        }
         // gRPC calls may be streams, which must not be buffered, and say how they ended in their trailers only.
-        let is_call = grpc::is_call(request.version, &request.headers);
-        let covered = self.0.policy.covers(&request.method) && !is_call;
-        if covered { Routed::Covered(self.0.clone()) } else { Routed::Pass }
+        match grpc::is_call(request.version, &request.headers) {
+            false => Routed::covered(self.0.clone()),
+            true if request.extensions.get::<Grant>().is_some() => Routed::Pass,
+            true => Routed::UnknownCall(self.0.clone()),
+        }
     }
 
     fn key_headers(&self, method: &Method, _: &Parts) -> Option<Vec<HeaderName>> {
         self.0.policy.covers(method).then(|| key_headers(&self.0.policy))
     }
+}
+
+/// What becomes of a request that nothing covers. A key on GET, HEAD or OPTIONS is no mistake: they change nothing.
+pub fn uncovered(method: &Method, has_key: bool) -> Routed {
+    let is_safe = ["GET", "HEAD", "OPTIONS"].iter().any(|safe| method.as_str().eq_ignore_ascii_case(safe));
+    if has_key && !is_safe { Routed::Uncovered } else { Routed::Pass }
 }
 
 /// The headers that carry a policy's keys.

@@ -39,7 +39,7 @@ use tokio::task::JoinError;
 use crate::{
     engine::{Engine, Verdict},
     observe::{Observer, Silent},
-    policy::{OnConcurrent, OnMismatch, OnUnknown, Policy},
+    policy::{CheckedPolicy, LONGEST, OnConcurrent, OnMismatch, OnUnknown, Policy},
     refusal::{Reason, Refusal},
     store::{Ask, Claim, End, Fingerprint, Held, Outline, Store, StoreError, Tags, Token},
 };
@@ -69,7 +69,7 @@ const SOON: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Inbox {
     engine: Engine,
-    policy: Policy,
+    policy: CheckedPolicy,
     poison_after: u32,
     backoff: Backoff,
 }
@@ -135,21 +135,30 @@ impl Inbox {
         policy.on_concurrent = OnConcurrent::Reject;
         policy.on_unknown = OnUnknown::Retry;
         let engine = Engine::with(store, observer, None);
+        let policy = policy.checked().expect("every dial is within its range");
         Self { engine, policy, poison_after: POISON_AFTER, backoff: Backoff::default() }
     }
 
     /// How long a handled event is remembered. Longer than a broker keeps a message, or a late copy runs again.
     #[must_use]
-    pub fn keep(mut self, keep: Duration) -> Self {
-        self.policy.ttl = keep;
-        self
+    pub fn keep(self, keep: Duration) -> Self {
+        self.with(|policy| policy.ttl = keep)
+    }
+
+    /// Durations that are too short or too long count as the shortest or the longest.
+    fn with(self, turn: impl FnOnce(&mut Policy)) -> Self {
+        let mut policy = self.policy.into_policy();
+        turn(&mut policy);
+        policy.ttl = policy.ttl.clamp(Duration::from_millis(1), LONGEST);
+        policy.timeout = policy.timeout.clamp(Duration::from_millis(1), LONGEST);
+        policy.lease = policy.lease.clamp(Duration::from_millis(100), LONGEST);
+        Self { policy: policy.checked().expect("every dial is within its range"), ..self }
     }
 
     /// How long a handler may take, and how long its claim may stay silent before it counts as crashed.
     #[must_use]
-    pub fn times(mut self, timeout: Duration, lease: Duration) -> Self {
-        (self.policy.timeout, self.policy.lease) = (timeout, lease.max(Duration::from_millis(100)));
-        self
+    pub fn times(self, timeout: Duration, lease: Duration) -> Self {
+        self.with(|policy| (policy.timeout, policy.lease) = (timeout, lease))
     }
 
     /// How many runs an event gets, at least one.
@@ -161,9 +170,8 @@ impl Inbox {
 
     /// What becomes of an event whose handler crashed.
     #[must_use]
-    pub fn on_crash(mut self, on_unknown: OnUnknown) -> Self {
-        self.policy.on_unknown = on_unknown;
-        self
+    pub fn on_crash(self, on_unknown: OnUnknown) -> Self {
+        self.with(|policy| policy.on_unknown = on_unknown)
     }
 
     /// When failed events should come again.

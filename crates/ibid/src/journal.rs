@@ -185,11 +185,12 @@ impl Journal {
     pub(crate) async fn remove(self: &Arc<Self>, at: &Address) -> io::Result<()> {
         let (journal, at) = (self.clone(), *at);
         spawn_blocking(move || {
+            // Under the lock: once the file is gone, nobody is answered from here any more.
+            let mut entries = journal.entries.lock();
             match fs::remove_file(journal.path(&at)) {
                 Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
                 _ => {}
             }
-            let mut entries = journal.entries.lock();
             entries.remove(&at);
             journal.count.store(entries.len(), Relaxed);
             Ok(())

@@ -10,7 +10,8 @@
 //! # async fn pay() -> &'static str { "paid" }
 //! # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
 //! let ibid = Ibid::new(Arc::new(Memory::default()));
-//! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf()));
+//! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf())?);
+//! # Ok::<(), ibid::InvalidPolicy>(())
 //!
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //! axum::serve(listener, app).await?;
@@ -23,24 +24,26 @@
 //! deliveries of others, [`inbox`] about events of message brokers.
 
 pub use self::{
-    engine::{Complete, Ended, Engine, Operation, Otherwise, ParkedBy, Probed, Stored, Verdict},
-    fingerprint::{PartDigests, Pointer, PointerError},
+    engine::{
+        Complete, Ended, Engine, Finish, Observation, Observed, Operation, Otherwise, ParkedBy, Probed, Stored, Verdict,
+    },
+    fingerprint::{Comparison, PartDigests, Pointer, PointerError},
     http::{Ibid, IbidLayer},
     journal::{Journal, JournalSeal},
-    key::{KeyFormat, KeySource, Pattern, derive_key, extract_key, generate_key, is_valid_key, mask},
+    key::{Key, KeyFormat, KeySource, Pattern, derive_key, extract_key, generate_key, is_valid_key, mask},
     label::LabelText,
     later::Later,
     observe::{Answered, Notice, Observer, Outcome, Shadow, Silent, StoreCall},
     policy::{
-        Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
-        Probe, Remember, StatusRange, Template, presets,
+        CheckedPolicy, Envelope, InvalidPolicy, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch,
+        OnStoreDown, OnUnknown, Part, Policy, Probe, Refusals, Remember, StatusRange, Template, presets,
     },
     quota::{Limit, Quota},
     record::{Record, RecordBody, Unreadable},
     refusal::{Reason, Refusal},
     run::{Ran, RunError, RunKey, run},
     running::{Running, Slot},
-    scope::{AddressSecret, Caller, Claims, Identity, Scope, ScopePart, TrustedProxies},
+    scope::{AddressSecret, Caller, Claims, Credentials, Identity, Scope, ScopePart, TrustedProxies},
     time::rfc3339,
 };
 

@@ -159,13 +159,22 @@ pub enum Notice<'a> {
     Drained(&'a Address),
     /// The journal could not be written.
     JournalFailed(&'a std::io::Error),
-    /// Too many ends wait to be settled; this one was dropped, its lease will lapse.
+    /// The store refused the whole answer, and recorded its digest: a replay does not have the body.
+    Shortened(&'a Address),
+    /// Too many ends wait to be settled, or the store refuses this one for good. It was dropped; its lease will lapse.
     Dropped(&'a Address),
     /// Two callers sent the same key with the same request. Told up to a second later, so that neither can see it by the time
     /// of an answer.
     SharedKey(&'a Address),
     /// A record could not be read. It is never answered from.
     Unreadable(&'a Address),
+    /// A request carried a key, and no policy covers it: it passed through unprotected.
+    Uncovered {
+        /// Of the request.
+        method: &'a str,
+        /// Of the request, without its query.
+        path: &'a str,
+    },
 }
 
 impl Outcome {
@@ -203,11 +212,19 @@ impl fmt::Display for Notice<'_> {
             Self::Journaled(at) => write!(f, "{}: the answer could not be stored and waits in the journal", short(at)),
             Self::Drained(at) => write!(f, "{}: the journal's answer has reached the store", short(at)),
             Self::JournalFailed(why) => write!(f, "the journal could not be written: {why}"),
-            Self::Dropped(at) => write!(f, "{}: too many ends wait for the store; this claim will lapse", short(at)),
+            Self::Shortened(at) => {
+                write!(f, "{}: the store refused the whole answer, so only its digest is recorded", short(at))
+            }
+            Self::Dropped(at) => {
+                write!(f, "{}: the result could not be stored and is given up; its outcome will be unknown", short(at))
+            }
             Self::SharedKey(at) => {
                 write!(f, "{}: two callers sent the same key with the same request; each has its own answer", short(at))
             }
             Self::Unreadable(at) => write!(f, "{}: the record cannot be read and was not answered from", short(at)),
+            Self::Uncovered { method, path } => {
+                write!(f, "{method} {path}: a request carried a key, but no policy covers it; it is not protected")
+            }
         }
     }
 }

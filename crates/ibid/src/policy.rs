@@ -22,8 +22,16 @@ use crate::{
     webhook::Verifier,
 };
 
+pub use self::checked::{CheckedPolicy, InvalidPolicy};
+
+mod checked;
 mod parse;
 pub mod presets;
+#[cfg(test)]
+mod tests;
+
+/// The longest duration of a dial, a hundred years: stores compute with them in microseconds.
+pub(crate) const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 
 /// Everything that can be set about one route. Dials mean what the guide's table says; [`Policy::ietf`] has the
 /// defaults.
@@ -56,6 +64,8 @@ pub struct Policy {
     pub on_store_down: OnStoreDown,
     /// Which answers are remembered.
     pub remember: Remember,
+    /// How refusals are written.
+    pub refusals: Refusals,
     /// Answers that leave the outcome open. Wins over `remember`.
     pub unknown_status: Vec<StatusCode>,
     /// Whether the body is remembered, or the status only.
@@ -99,7 +109,7 @@ pub struct KeyPolicy {
     pub required: bool,
     /// What a valid key is.
     pub format: KeyFormat,
-    /// After unquoting, 1 to 255.
+    /// After unquoting (of a raw key: as it is), 1 to 255.
     pub max_length: usize,
 }
 
@@ -126,14 +136,18 @@ pub enum LabelKey {
 /// A part of the fingerprint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
-    /// The method.
+    /// The method, and the headers by which some frameworks replace it.
     Method,
-    /// The path, as sent.
+    /// The path, as sent but for one trailing slash.
     Path,
     /// The query, as sent.
     Query,
+    /// The media type, without boundary and without `charset=utf-8`, and Content-Encoding.
+    Type,
     /// The canonical body.
     Body,
+    /// The body as sent, instead of the canonical one.
+    Raw,
     /// A header.
     Header(HeaderName),
     /// If-Match, If-None-Match, If-Unmodified-Since, Content-Range.
@@ -187,8 +201,13 @@ pub enum Remember {
     Final,
     /// 2xx and 3xx.
     Success,
-    /// These.
-    List(Vec<StatusRange>),
+    /// These, without those that are excluded. If only exclusions are listed, all but those.
+    List {
+        /// What is remembered.
+        include: Vec<StatusRange>,
+        /// What is not, whatever `include` says.
+        exclude: Vec<StatusRange>,
+    },
 }
 
 /// `2xx` or `404`.
@@ -198,6 +217,16 @@ pub enum StatusRange {
     Class(u8),
     /// One.
     Code(StatusCode),
+}
+
+/// How refusals are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Refusals {
+    /// RFC 9457: `application/problem+json`.
+    #[default]
+    Problem,
+    /// As Stripe's SDKs parse errors: `{"error":{…}}`, and `Stripe-Should-Retry`.
+    Stripe,
 }
 
 /// What is spliced into JSON answers.
@@ -243,6 +272,12 @@ impl Policy {
                 return Err(format!("{dial} is zero; it must be longer, such as \"30s\""));
             }
         }
+        let longest = [("ttl", self.ttl), ("lease", self.lease), ("timeout", self.timeout)];
+        for (dial, duration) in longest.into_iter().chain([("wait_timeout", self.wait_timeout)]) {
+            if duration > LONGEST {
+                return Err(format!("{dial} is {duration:?}; it must be at most a hundred years, \"36600d\""));
+            }
+        }
         if self.lease < Duration::from_millis(100) {
             return Err(format!(
                 "lease is {:?}; it must be at least \"100ms\", or the heartbeat cannot keep up",
@@ -270,8 +305,12 @@ impl Policy {
                 "fingerprint is empty, so nothing can mismatch; set on_mismatch = \"ignore\" or add parts".into()
             );
         }
-        if body_is_key && !self.fingerprint.contains(&Part::Body) {
+        let [has_body, has_raw] = [Part::Body, Part::Raw].map(|part| self.fingerprint.contains(&part));
+        if body_is_key && !has_body && !has_raw {
             return Err("key.from has \"body\", which takes the fingerprint as key; add \"body\" to fingerprint".into());
+        }
+        if has_body && has_raw {
+            return Err("fingerprint has \"body\" and \"raw\"; name the one or the other".into());
         }
         self.signature.as_ref().map_or(Ok(()), |signature| self.check_signature(signature))
     }
@@ -287,14 +326,19 @@ impl Policy {
 
     /// Whether this method is covered at all.
     pub fn covers(&self, method: &Method) -> bool {
-        self.mode != Mode::Off && self.methods.contains(method)
+        self.mode != Mode::Off && self.names(method)
+    }
+
+    /// Whether a method is one of the policy's. Compared without regard to case: some apps run `post` as `POST`.
+    pub fn names(&self, method: &Method) -> bool {
+        self.methods.iter().any(|named| named.as_str().eq_ignore_ascii_case(method.as_str()))
     }
 
     /// The claims of the caller's token that are asked for, in the scope or for operators. Where there are any, a token
     /// is needed.
     pub fn claims(&self) -> impl Iterator<Item = &str> {
         let label = [&self.label.tenant, &self.label.user].into_iter().flatten();
-        self.scope.iter().chain(label).filter_map(|part| match part {
+        self.scope.iter().chain(label).filter_map(|part| match part.part() {
             ScopePart::Jwt(claim) => Some(claim.as_str()),
             _ => None,
         })
@@ -303,26 +347,15 @@ impl Policy {
     /// What says who the user is, where that is said plainly: what is set for operators, else `jwt:sub` or a header such as
     /// X-User-Id in the scope.
     pub(crate) fn user(&self) -> Option<&ScopePart> {
-        let plain = |part: &&ScopePart| match part {
-            ScopePart::Jwt(claim) => claim == "sub",
-            ScopePart::Header(name) => name.as_str().contains("user"),
-            _ => false,
-        };
         match &self.label.user {
-            Some(part @ (ScopePart::Jwt(_) | ScopePart::Header(_))) => Some(part),
-            _ => self.scope.iter().find(plain),
+            Some(part) if matches!(part.part(), ScopePart::Jwt(_) | ScopePart::Header(_)) => Some(part),
+            _ => self.scope.iter().find(|part| part.names_user()),
         }
     }
 
     /// Whether a key that names its user is good for that user only.
     pub fn checks_owners(&self) -> bool {
         self.key.format == KeyFormat::Operation && self.user().is_some()
-    }
-
-    /// How long the operation may take: shadow mode must not fail what would have passed without it.
-    pub(crate) fn patience(&self) -> Duration {
-        const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
-        if self.mode == Mode::Shadow { FOR_EVER } else { self.timeout }
     }
 
     /// Headers that say "this is a replay": nobody else may say it, neither a client nor the app.
@@ -355,6 +388,7 @@ impl Policy {
     pub fn remembers_like(&self, other: &Self) -> bool {
         self.key.from == other.key.from
             && self.key.format.lowers() == other.key.format.lowers()
+            && (self.key.format == KeyFormat::Raw) == (other.key.format == KeyFormat::Raw)
             && self.scope == other.scope
             && self.fingerprint == other.fingerprint
             && self.json_ignore == other.json_ignore
@@ -363,18 +397,38 @@ impl Policy {
 }
 
 impl Remember {
+    /// Every answer but those with these statuses.
+    pub fn all_but(statuses: impl IntoIterator<Item = StatusCode>) -> Self {
+        Self::List { include: Vec::new(), exclude: statuses.into_iter().map(StatusRange::Code).collect() }
+    }
+
     /// Whether an answer with this status is remembered.
+    ///
+    /// A 307 or 308 never is: it asks the client to send the same request, with the same key, to another address.
     pub fn keeps(&self, status: StatusCode) -> bool {
+        if matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
+            return false;
+        }
         match self {
             Self::All => true,
             Self::Final => {
                 matches!(status.as_u16(), 200..=499) && !matches!(status.as_u16(), 401 | 403 | 408 | 409 | 425 | 429)
             }
-            Self::Success => status.is_success() || status.is_redirection(),
-            Self::List(ranges) => ranges.iter().any(|range| match range {
-                StatusRange::Class(class) => status.as_u16() / 100 == u16::from(*class),
-                StatusRange::Code(code) => *code == status,
-            }),
+            Self::Success => matches!(status.as_u16(), 200..=399),
+            Self::List { include, exclude } => {
+                let within = |ranges: &[StatusRange]| ranges.iter().any(|range| range.contains(status));
+                let all_but = include.is_empty() && !exclude.is_empty();
+                (all_but || within(include)) && !within(exclude)
+            }
+        }
+    }
+}
+
+impl StatusRange {
+    fn contains(self, status: StatusCode) -> bool {
+        match self {
+            Self::Class(class) => status.as_u16() / 100 == u16::from(class),
+            Self::Code(code) => code == status,
         }
     }
 }

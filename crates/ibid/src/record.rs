@@ -8,16 +8,20 @@
 //! headers:  count u16 │ (name length u16, name, value length u32, value) …
 //! body:     kind 0: length u32, bytes │ kind 1 (digest): length u64, SHA-256 │ kind 2 (none): nothing
 //! trailers: as headers
+//! cookies:  count u16 │ SHA-256 … (only in version 2)
 //! CRC-32C u32 of all that
 //! ```
-//! Numbers are little-endian. A reader refuses versions that it does not know, and reads all older ones.
+//! Numbers are little-endian. A reader refuses versions that it does not know, and reads all older ones. A record without
+//! cookies is written as version 1.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::wire::{self, Reader};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// The version without cookies.
+const WITHOUT_COOKIES: u8 = 1;
 
 /// A remembered answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +38,9 @@ pub struct Record {
     pub body: RecordBody,
     /// After the body.
     pub trailers: HeaderMap,
+    /// Names and values of the cookies that the answer set, hashed; only if its caller was anonymous. A retry that sends
+    /// these cookies and no others is the same caller.
+    pub cookies: Vec<[u8; 32]>,
 }
 
 /// What is kept of a body.
@@ -75,8 +82,9 @@ impl Record {
             RecordBody::Digest { .. } => 40,
             RecordBody::None => 0,
         };
-        let mut out = BytesMut::with_capacity(24 + size(&self.headers) + body + size(&self.trailers) + 4);
-        out.put_u8(VERSION);
+        let cookies = if self.cookies.is_empty() { 0 } else { 2 + 32 * self.cookies.len() };
+        let mut out = BytesMut::with_capacity(24 + size(&self.headers) + body + size(&self.trailers) + cookies);
+        out.put_u8(if cookies == 0 { WITHOUT_COOKIES } else { VERSION });
         out.put_u8(match self.body {
             RecordBody::Whole(_) => 0,
             RecordBody::Digest { .. } => 1,
@@ -95,6 +103,10 @@ impl Record {
             RecordBody::None => {}
         }
         put_headers(&mut out, &self.trailers);
+        if cookies > 0 {
+            out.put_u16_le(u16::try_from(self.cookies.len()).expect("no more than headers"));
+            self.cookies.iter().for_each(|cookie| out.put_slice(cookie));
+        }
         wire::seal(out)
     }
 
@@ -106,14 +118,14 @@ impl Record {
         let content = wire::open(bytes).ok_or(Unreadable::Checksum)?;
         let mut reader = Reader::new(content);
         match reader.u8() {
-            Some(VERSION) => decode_v1(&mut reader).ok_or(Unreadable::Malformed),
+            Some(version @ (WITHOUT_COOKIES | VERSION)) => read(version, &mut reader).ok_or(Unreadable::Malformed),
             Some(version) => Err(Unreadable::Version(version)),
             None => Err(Unreadable::Malformed),
         }
     }
 }
 
-fn decode_v1(reader: &mut Reader) -> Option<Record> {
+fn read(version: u8, reader: &mut Reader) -> Option<Record> {
     let kind = reader.u8()?;
     let status = StatusCode::from_u16(reader.u16()?).ok()?;
     let (requested_at_ms, completed_at_ms) = (reader.u64()?, reader.u64()?);
@@ -125,7 +137,9 @@ fn decode_v1(reader: &mut Reader) -> Option<Record> {
         _ => return None,
     };
     let trailers = read_headers(reader)?;
-    reader.is_empty().then_some(Record { status, requested_at_ms, completed_at_ms, headers, body, trailers })
+    let count = if version == WITHOUT_COOKIES { 0 } else { reader.u16()? };
+    let cookies = (0..count).map(|_| reader.array()).collect::<Option<_>>()?;
+    reader.is_empty().then_some(Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies })
 }
 
 fn size(headers: &HeaderMap) -> usize {
@@ -166,7 +180,8 @@ mod tests {
         headers.append("x-latin", HeaderValue::from_bytes(b"caf\xe9").unwrap());
         let mut trailers = HeaderMap::new();
         trailers.append("grpc-status", HeaderValue::from_static("0"));
-        Record { status: StatusCode::CREATED, requested_at_ms: 1, completed_at_ms: 2, headers, body, trailers }
+        let cookies = Vec::new();
+        Record { status: StatusCode::CREATED, requested_at_ms: 1, completed_at_ms: 2, headers, body, trailers, cookies }
     }
 
     #[test]
@@ -177,8 +192,12 @@ mod tests {
             RecordBody::Digest { length: 1 << 40, sha256: [9; 32] },
             RecordBody::None,
         ] {
-            let record = sample(body);
+            let mut record = sample(body);
             assert_eq!(Record::decode(record.encode()).unwrap(), record);
+            assert_eq!(record.encode()[0], WITHOUT_COOKIES);
+            record.cookies = vec![[1; 32], [2; 32]];
+            assert_eq!(Record::decode(record.encode()).unwrap(), record);
+            assert_eq!(record.encode()[0], VERSION);
         }
     }
 
@@ -187,13 +206,15 @@ mod tests {
         let record = sample(RecordBody::Whole(Bytes::from_static(b"hello")));
         let expected = 24 - 4 + 4 + size(&record.headers) + 9 + size(&record.trailers);
         assert_eq!(record.encode().len(), expected);
+        let with_cookies = Record { cookies: vec![[1; 32]; 3], ..record };
+        assert_eq!(with_cookies.encode().len(), expected + 2 + 96);
     }
 
     #[test]
     fn more_headers_than_a_map_can_hold_are_malformed() {
         for count in [24_577, u16::MAX] {
             let mut out = BytesMut::new();
-            out.put_slice(&[VERSION, 2]);
+            out.put_slice(&[WITHOUT_COOKIES, 2]);
             out.put_u16_le(201);
             out.put_bytes(0, 16);
             out.put_u16_le(count);
@@ -235,10 +256,13 @@ mod tests {
 
     #[test]
     fn malformed_content_under_a_good_checksum_is_an_error_not_a_panic() {
-        let bytes = sample(RecordBody::Whole(Bytes::from_static(b"hello"))).encode();
-        for cut in 0..bytes.len() - 4 {
-            let content = BytesMut::from(&bytes[..cut]);
-            assert!(Record::decode(wire::seal(content)).is_err(), "cut at {cut}");
+        let without = sample(RecordBody::Whole(Bytes::from_static(b"hello")));
+        let with_cookies = Record { cookies: vec![[1; 32]], ..without.clone() };
+        for bytes in [without.encode(), with_cookies.encode()] {
+            for cut in 0..bytes.len() - 4 {
+                let content = BytesMut::from(&bytes[..cut]);
+                assert!(Record::decode(wire::seal(content)).is_err(), "cut at {cut}");
+            }
         }
     }
 }

@@ -20,6 +20,7 @@ pub enum Reason {
     StoreUnavailable,
     Overloaded,
     KeyReused,
+    MethodUnknown,
     InProgress,
     OutcomeUnknown,
     QuotaExceeded,
@@ -60,7 +61,7 @@ const UNAVAILABLE: u8 = 14;
 const UNAUTHENTICATED: u8 = 16;
 
 #[rustfmt::skip]
-const TABLE: [Row; 16] = [
+const TABLE: [Row; 17] = [
     Row { reason: Reason::KeyMissing, name: "key-missing", http: 400, grpc: INVALID_ARGUMENT,
           title: "An idempotency key is required",
           help: "Send a key of your own with the request, a fresh one per operation, and the same one on every retry." },
@@ -91,6 +92,9 @@ const TABLE: [Row; 16] = [
     Row { reason: Reason::KeyReused, name: "key-reused", http: 422, grpc: INVALID_ARGUMENT,
           title: "The key was used for a different request",
           help: "A key names one operation. Send the first request unchanged, or use a fresh key for a new operation." },
+    Row { reason: Reason::MethodUnknown, name: "method-unknown", http: 400, grpc: FAILED_PRECONDITION,
+          title: "It is not known whether this gRPC method is unary",
+          help: "Only unary methods can be protected, and a call that may be a stream is never buffered. Nothing was executed. Call it without a key, or ask the operator to name the method in a route or to provide descriptors." },
     Row { reason: Reason::InProgress, name: "in-progress", http: 409, grpc: ABORTED,
           title: "A request with this key is still running",
           help: "Try again with the same key after the time in Retry-After: you will get the first request's answer." },

@@ -9,9 +9,9 @@ use tokio::{
 };
 
 use crate::{
-    engine::{Complete, Ended, Engine, Operation, ParkedBy, Stored, Verdict},
-    key::mask,
-    policy::{LabelKey, OnMismatch, Policy},
+    engine::{Complete, Ended, Engine, Finish, Operation, ParkedBy, Stored, Verdict},
+    key::{Key, mask},
+    policy::{CheckedPolicy, InvalidPolicy, LabelKey, Mode, OnMismatch, Policy},
     refusal::{Reason, Refusal},
     scope::Scope,
     store::{Ask, Fingerprint, Lease, Outline, Store, Tags, Token},
@@ -42,6 +42,8 @@ pub enum RunError<E> {
     Failed(E),
     /// It was not run, or its end is not known; the refusal says which.
     Refused(Refusal),
+    /// The policy cannot be used. Nothing was run.
+    Policy(InvalidPolicy),
     /// The operation panicked or was cancelled. Its outcome is recorded as unknown.
     Aborted(JoinError),
 }
@@ -50,8 +52,8 @@ pub enum RunError<E> {
 ///
 /// The operation runs in a task of its own: dropping the returned future does not cancel it. `Ok` is remembered for
 /// the policy's `ttl`; `Err` says that it did not happen, and the next call runs it again; a panic or a run beyond the
-/// policy's `timeout` leaves the outcome unknown. Of the policy, the dials about requests and answers of HTTP mean
-/// nothing here.
+/// policy's `timeout` leaves the outcome unknown. The key must be as the policy's `key` says, and is lower-cased where a layer
+/// would do so. Of the policy, the dials about requests and answers of HTTP mean nothing here.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -79,16 +81,11 @@ where
     R: Future<Output = Result<Bytes, E>> + Send + 'static,
     E: Send + 'static,
 {
+    let policy = policy.clone().checked().map_err(RunError::Policy)?;
     let RunKey { key, fingerprint } = key.into();
-    let length = key.len();
-    let fits = if (1..=policy.key.max_length).contains(&length) {
-        policy.key.format.check(&key)
-    } else {
-        Err(format!("the key has {length} characters; allowed are 1 to {}", policy.key.max_length))
-    };
-    if let Err(why) = fits {
-        return Err(RunError::Refused(Refusal::new(Reason::KeyInvalid, why)));
-    }
+    let key = Key::new(&policy.key, key)
+        .map_err(|why| RunError::Refused(Refusal::new(Reason::KeyInvalid, why)))?
+        .into_string();
     let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
     let shown = if policy.label.key == LabelKey::Clear { key.clone() } else { mask(&key) };
     let ask = Ask {
@@ -102,14 +99,16 @@ where
         over: None,
     };
     let engine = Engine::new(store.clone());
-    let policy = policy.clone();
-    let operation = Function { operation: Some(operation), timeout: policy.timeout, marker: std::marker::PhantomData };
+    if policy.mode == Mode::Shadow {
+        return observed(&engine, policy, ask, operation).await;
+    }
+    let operation =
+        Function { operation: Some(operation), fingerprint, timeout: policy.timeout, marker: std::marker::PhantomData };
     let task = tokio::spawn(async move { engine.execute(&policy, ask, operation).await });
     match task.await.map_err(RunError::Aborted)? {
-        Verdict::Ran(
-            Ok(bytes),
-            Stored::Yes | Stored::Degraded | Stored::Pending | Stored::Solo | Stored::Shadowed(_) | Stored::No,
-        ) => Ok(Ran::First(bytes)),
+        Verdict::Ran(Ok(bytes), Stored::Yes | Stored::Degraded | Stored::Pending | Stored::Solo | Stored::No) => {
+            Ok(Ran::First(bytes))
+        }
         Verdict::Ran(Err(Some(error)), _) => Err(RunError::Failed(error)),
         Verdict::Ran(_, _) => {
             let detail =
@@ -121,8 +120,33 @@ where
     }
 }
 
+/// Runs the operation in any case, and sees beside it what enforcement would have done.
+async fn observed<F, R, E>(engine: &Engine, policy: CheckedPolicy, ask: Ask, operation: F) -> Result<Ran, RunError<E>>
+where
+    F: FnOnce(u32) -> R + Send + 'static,
+    R: Future<Output = Result<Bytes, E>> + Send + 'static,
+    E: Send + 'static,
+{
+    let (started, requested_at_ms, own) = (Instant::now(), now_ms(), ask.fingerprint);
+    let by_version = move |version| (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..own });
+    let observation = engine.observe(policy, ask, by_version, None, |_| {});
+    match tokio::spawn(operation(1)).await.map_err(RunError::Aborted)? {
+        Ok(bytes) => {
+            let outline = Outline { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
+            let record = Bytes::copy_from_slice(&bytes);
+            observation.end(Finish::Complete(Complete { failed: false, record, outline }));
+            Ok(Ran::First(bytes))
+        }
+        Err(error) => {
+            observation.end(Finish::Release);
+            Err(RunError::Failed(error))
+        }
+    }
+}
+
 struct Function<F, R> {
     operation: Option<F>,
+    fingerprint: Fingerprint,
     timeout: Duration,
     marker: std::marker::PhantomData<fn() -> R>,
 }
@@ -151,6 +175,11 @@ where
             }
         }
     }
+
+    /// Of plain bytes it is the same in every version.
+    fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
+        (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..self.fingerprint })
+    }
 }
 
 impl RunKey {
@@ -177,6 +206,7 @@ impl<E: fmt::Display> fmt::Display for RunError<E> {
         match self {
             Self::Failed(error) => write!(f, "the operation failed: {error}"),
             Self::Refused(refusal) => refusal.fmt(f),
+            Self::Policy(why) => write!(f, "the policy cannot be used: {why}"),
             Self::Aborted(error) => write!(f, "the operation was aborted: {error}"),
         }
     }
@@ -187,6 +217,7 @@ impl<E: Error + 'static> Error for RunError<E> {
         match self {
             Self::Failed(error) => Some(error),
             Self::Refused(_) => None,
+            Self::Policy(why) => Some(why),
             Self::Aborted(error) => Some(error),
         }
     }

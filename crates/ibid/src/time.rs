@@ -2,6 +2,15 @@
 
 use std::time::{Duration, SystemTime};
 
+use tokio::time::Instant;
+
+/// The instant this long from now; a very distant one where there is none.
+pub(crate) fn from_now(after: Duration) -> Instant {
+    const DISTANT: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(after).unwrap_or_else(|| now + DISTANT)
+}
+
 /// Milliseconds since the Unix epoch.
 pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64

@@ -4,4 +4,5 @@ mod engine;
 mod grpc;
 mod inbox;
 mod layer;
+mod picky;
 mod quota;

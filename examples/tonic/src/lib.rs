@@ -41,7 +41,7 @@ pub async fn serve(
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     match ibid {
         Some(ibid) => {
-            let layer = ibid.grpc_layer(Unary::from_descriptor_set(DESCRIPTORS)?, Policy::platform());
+            let layer = ibid.grpc_layer(Unary::from_descriptor_set(DESCRIPTORS)?, Policy::platform())?;
             let server = Server::builder().layer(layer).add_routes(routes);
             server.serve_with_incoming_shutdown(incoming, stop).await?;
             ibid.drained().await; // what still runs is finished, even if its client has gone

@@ -133,7 +133,8 @@ impl Fleet {
         let answer = timeout(ONE_LOOK, get(admin, "/readyz").try_send()).await.ok()?.ok()?;
         let said = answer.json();
         let number = |value: &serde_json::Value| value.as_u64().map(|number| number as usize);
-        let ready = said["ready"].as_bool()?;
+        // Of two stores, both.
+        let ready = said["ready"].as_bool()? && said["store"]["degraded"].is_null();
         Some(Health { ready, running: number(&said["running"])?, waiting: number(&said["store"]["waiting"])? })
     }
 

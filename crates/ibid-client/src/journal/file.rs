@@ -26,6 +26,8 @@ const LOCK_RETRY: Duration = Duration::from_millis(3);
 const LOCK: &str = "lock";
 const SUFFIX: &str = "key";
 const VERSION: u32 = 1;
+/// How often the folder is looked through for keys that are not needed any more. The lock's time says when it last was.
+const SWEEP_EVERY: Duration = Duration::from_secs(3600);
 
 /// Keeps keys in a folder of their own. Clones share it, and so do processes.
 ///
@@ -43,6 +45,9 @@ struct Page {
     operation: String,
     key: String,
     since_ms: u64,
+    /// Set once the operation has succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    until_ms: Option<u64>,
 }
 
 impl FileJournal {
@@ -83,23 +88,41 @@ impl KeyJournal for FileJournal {
         let operation = operation.to_owned();
         Box::pin(self.locked(move |folder| {
             let path = path_of(folder, &operation);
+            let now = SystemTime::now();
             if let Some(page) = read(&path)? {
-                return kept(&path, page).map(|pending| Kept { key: pending.key, since: pending.since });
+                let (_, kept) = kept(&path, page)?;
+                if !kept.is_over(now) {
+                    return Ok(kept);
+                }
             }
             // As it will be read back: whole milliseconds.
-            let since_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-            let since_ms = u64::try_from(since_ms).unwrap_or(u64::MAX);
-            write(folder, &path, &Page { version: VERSION, operation, key: fresh.as_str().into(), since_ms })?;
-            Ok(Kept { key: fresh, since: SystemTime::UNIX_EPOCH + Duration::from_millis(since_ms) })
+            let since_ms = millis(now);
+            let page = Page { version: VERSION, operation, key: fresh.as_str().into(), since_ms, until_ms: None };
+            write(folder, &path, &page)?;
+            Ok(Kept::fresh(fresh, SystemTime::UNIX_EPOCH + Duration::from_millis(since_ms)))
         }))
     }
 
-    fn forget<'a>(&'a self, operation: &'a str, key: &'a Key) -> JournalFuture<'a, ()> {
+    fn finish<'a>(&'a self, operation: &'a str, key: &'a Key, until: SystemTime) -> JournalFuture<'a, ()> {
         let (operation, key) = (operation.to_owned(), key.clone());
         Box::pin(self.locked(move |folder| {
             let path = path_of(folder, &operation);
             match read(&path)? {
-                Some(page) if page.key == key.as_str() => {}
+                Some(page) if page.key == key.as_str() && page.until_ms.is_none() => {
+                    write(folder, &path, &Page { until_ms: Some(millis(until)), ..page })?;
+                }
+                _ => {}
+            }
+            sweep(folder, SystemTime::now())
+        }))
+    }
+
+    fn forget<'a>(&'a self, operation: &'a str, key: Option<&'a Key>) -> JournalFuture<'a, ()> {
+        let (operation, key) = (operation.to_owned(), key.cloned());
+        Box::pin(self.locked(move |folder| {
+            let path = path_of(folder, &operation);
+            match read(&path)? {
+                Some(page) if key.is_none_or(|key| page.key == key.as_str()) => {}
                 _ => return Ok(()),
             }
             fs::remove_file(&path).map_err(io_error("remove", &path))?;
@@ -111,13 +134,11 @@ impl KeyJournal for FileJournal {
     fn pending(&self) -> JournalFuture<'_, Vec<Pending>> {
         Box::pin(self.locked(|folder| {
             let mut found = Vec::new();
-            for entry in fs::read_dir(folder).map_err(io_error("list", folder))? {
-                let path = entry.map_err(io_error("list", folder))?.path();
-                if path.extension().is_none_or(|extension| extension != SUFFIX) {
-                    continue;
-                }
-                if let Some(page) = read(&path)? {
-                    found.push(kept(&path, page)?);
+            for path in pages(folder)? {
+                let Some(page) = read(&path)? else { continue };
+                let (operation, Kept { key, since, until }) = kept(&path, page)?;
+                if until.is_none() {
+                    found.push(Pending { operation, key, since });
                 }
             }
             found.sort_by(|a, b| (a.since, &a.operation).cmp(&(b.since, &b.operation)));
@@ -181,11 +202,46 @@ fn read(path: &Path) -> Result<Option<Page>, JournalError> {
     Ok(Some(page))
 }
 
-fn kept(path: &Path, page: Page) -> Result<Pending, JournalError> {
+/// The name of an operation, and its key.
+fn kept(path: &Path, page: Page) -> Result<(String, Kept), JournalError> {
     let key = Key::new(page.key).map_err(|why| damaged(path, why.to_string()))?;
-    let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(page.since_ms));
-    let since = since.ok_or_else(|| damaged(path, "its time is out of range".into()))?;
-    Ok(Pending { operation: page.operation, key, since })
+    let time = |ms| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms));
+    let out_of_range = || damaged(path, "its time is out of range".into());
+    let since = time(page.since_ms).ok_or_else(out_of_range)?;
+    let until = page.until_ms.map(|ms| time(ms).ok_or_else(out_of_range)).transpose()?;
+    Ok((page.operation, Kept { key, since, until }))
+}
+
+fn millis(time: SystemTime) -> u64 {
+    let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    // 64 bits of milliseconds are more than some systems' clocks hold.
+    u64::try_from(since_epoch).unwrap_or(u64::MAX).min(i64::MAX as u64)
+}
+
+/// The files of all keys.
+fn pages(folder: &Path) -> Result<Vec<PathBuf>, JournalError> {
+    let entries = fs::read_dir(folder).map_err(io_error("list", folder))?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()).map_err(io_error("list", folder)));
+    let is_page = |path: &PathBuf| path.extension().is_some_and(|extension| extension == SUFFIX);
+    paths.filter(|path| path.as_ref().map_or(true, is_page)).collect()
+}
+
+/// Removes the keys of operations that have ended and whose time is over. The lock is held. What cannot be read is
+/// left for somebody to look at.
+fn sweep(folder: &Path, now: SystemTime) -> Result<(), JournalError> {
+    let lock = folder.join(LOCK);
+    let last = fs::metadata(&lock).and_then(|data| data.modified()).map_err(io_error("read", &lock))?;
+    if now.duration_since(last).unwrap_or_default() < SWEEP_EVERY {
+        return Ok(());
+    }
+    for path in pages(folder)? {
+        let found = read(&path).ok().flatten().and_then(|page| kept(&path, page).ok());
+        if found.is_some_and(|(_, kept)| kept.is_over(now)) {
+            fs::remove_file(&path).map_err(io_error("remove", &path))?;
+        }
+    }
+    let file = OpenOptions::new().append(true).open(&lock).map_err(io_error("open", &lock))?;
+    file.set_modified(now).map_err(io_error("write", &lock))
 }
 
 fn write(folder: &Path, path: &Path, page: &Page) -> Result<(), JournalError> {
@@ -245,16 +301,57 @@ mod tests {
         assert_ne!(other.key, first.key);
         let names: Vec<_> = again.pending().await.unwrap().into_iter().map(|entry| entry.operation).collect();
         assert_eq!(names, ["order-17", "order-18"]);
-        journal.forget("order-17", &first.key).await.unwrap();
-        assert_ne!(journal.keep("order-17", fresh()).await.unwrap().key, first.key);
+        journal.forget("order-17", Some(&first.key)).await.unwrap();
+        let second = journal.keep("order-17", fresh()).await.unwrap();
+        assert_ne!(second.key, first.key);
+        journal.forget("order-17", None).await.unwrap();
+        assert_ne!(journal.keep("order-17", fresh()).await.unwrap().key, second.key);
+    }
+
+    #[tokio::test]
+    async fn the_key_of_an_operation_that_succeeded_stays_until_its_time_is_over() {
+        let (_folder, journal) = journal();
+        let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
+        let first = journal.keep("order-17", fresh()).await.unwrap();
+        journal.finish("order-17", &first.key, now + hour).await.unwrap();
+        let again = journal.keep("order-17", fresh()).await.unwrap();
+        assert_eq!((again.key, again.until.map(millis)), (first.key.clone(), Some(millis(now + hour))));
+        assert_eq!(journal.pending().await.unwrap(), []);
+        // A replay does not make it last longer.
+        journal.finish("order-17", &first.key, now + 9 * hour).await.unwrap();
+        assert_eq!(journal.keep("order-17", fresh()).await.unwrap().until.map(millis), Some(millis(now + hour)));
+        journal.forget("order-17", None).await.unwrap();
+        let second = journal.keep("order-17", fresh()).await.unwrap();
+        journal.finish("order-17", &second.key, now - hour).await.unwrap();
+        assert_ne!(journal.keep("order-17", fresh()).await.unwrap().key, second.key);
+    }
+
+    #[tokio::test]
+    async fn what_is_over_is_removed_once_an_hour_and_what_has_not_ended_never() {
+        let (_folder, journal) = journal();
+        let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
+        for (name, until) in [("over", Some(now - hour)), ("kept", Some(now + hour)), ("pending", None)] {
+            let key = journal.keep(name, fresh()).await.unwrap().key;
+            if let Some(until) = until {
+                journal.finish(name, &key, until).await.unwrap();
+            }
+        }
+        let left = || ["over", "kept", "pending"].map(|name| path_of(&journal.folder, name).exists());
+        assert_eq!(left(), [true; 3], "its folder is new");
+        let lock = OpenOptions::new().append(true).open(journal.folder.join(LOCK)).unwrap();
+        lock.set_modified(now - 2 * hour).unwrap();
+        journal.finish("kept", &fresh(), now).await.unwrap();
+        assert_eq!(left(), [false, true, true]);
+        assert!(lock.metadata().unwrap().modified().unwrap() > now - hour);
     }
 
     #[tokio::test]
     async fn only_the_key_that_is_named_is_forgotten() {
         let (_folder, journal) = journal();
         let kept = journal.keep("order-17", fresh()).await.unwrap();
-        journal.forget("order-17", &fresh()).await.unwrap();
-        journal.forget("never-begun", &kept.key).await.unwrap();
+        journal.forget("order-17", Some(&fresh())).await.unwrap();
+        journal.forget("never-begun", Some(&kept.key)).await.unwrap();
+        journal.finish("order-17", &fresh(), SystemTime::now()).await.unwrap();
         assert_eq!(journal.keep("order-17", fresh()).await.unwrap(), kept);
     }
 

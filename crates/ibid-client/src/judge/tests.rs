@@ -83,13 +83,36 @@ fn every_refusal_has_its_verdict() {
             "store-unavailable" | "overloaded" | "quota-exceeded" => retry(Why::Unavailable),
             "upstream-unreachable" | "upstream-lost" | "upstream-timeout" => retry(Why::Upstream),
             "key-missing" | "key-invalid" | "scope-missing" | "request-ambiguous" | "identity-invalid"
-            | "scope-refused" | "body-too-large" | "key-reused" | "outcome-unknown" => Verdict::Refused(Some(refusal)),
+            | "scope-refused" | "body-too-large" | "key-reused" | "method-unknown" | "outcome-unknown" => {
+                Verdict::Refused(Some(refusal))
+            }
             new => panic!("{new} has no verdict yet"),
         };
         assert_eq!(refused(refusal, refusal.status().into(), &[]), expected, "{refusal}");
         // A route may give it another status: the name decides.
         assert_eq!(refused(refusal, 418, &[]), expected, "{refusal}");
     }
+}
+
+/// As the gateway writes them under `refusals = "stripe"`.
+#[test]
+fn refusals_in_the_shape_of_stripe_are_the_same() {
+    let json = [("content-type", "application/json"), ("stripe-should-retry", "false")];
+    for refusal in Refused::all() {
+        let error = match refusal.name() {
+            "key-reused" => r#""type":"idempotency_error""#.to_owned(),
+            "in-progress" => r#""type":"invalid_request_error","code":"idempotency_key_in_use""#.to_owned(),
+            // Told by its status.
+            "quota-exceeded" => continue,
+            name => format!(r#""type":"api_error","code":"{}""#, name.replace('-', "_")),
+        };
+        let body = format!(r#"{{"error":{{{error},"message":"m"}}}}"#);
+        let status = refusal.status().as_u16();
+        assert_eq!(judged(status, &json, &body, true), refused(refusal, status, &[]), "{refusal}");
+    }
+    let own = r#"{"error":{"type":"card_error","code":"card_declined","message":"m"}}"#;
+    assert_eq!(judged(402, &json, own, true), FINAL);
+    assert_eq!(judged(409, &json[..1], r#"{"error":{"code":"outcome_unknown"}}"#, true), retry(Why::InProgress));
 }
 
 #[test]

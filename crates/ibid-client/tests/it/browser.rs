@@ -69,9 +69,9 @@ impl Shop {
         format!("pay('http://{}/pay', {options})", self.link.addr())
     }
 
-    /// How many keys are kept.
+    /// How many keys are kept of operations that have not ended.
     async fn kept(&self) -> Value {
-        self.browser.value("localStorage.length").await
+        self.browser.value("Object.values(localStorage).filter(it => !('until' in JSON.parse(it))).length").await
     }
 
     /// How often the app was asked to do something; preflights do nothing.
@@ -105,6 +105,25 @@ async fn answers_replays_and_refusals_are_told_apart_across_origins() {
     assert_eq!(later["reason"], "retry-after", "the header can be read across origins: {later}");
 }
 
+/// With cookies a browser hides every answer that does not allow credentials, also that of an operation that ran.
+#[tokio::test]
+async fn a_page_that_sends_cookies_reads_answers_replays_and_refusals() {
+    let shop = Shop::open().await;
+    let url = format!("http://{}/pay", shop.link.addr());
+    let pay = |body: &str| {
+        format!(
+            "fetch('{url}', {{ method: 'POST', credentials: 'include', body: '{body}', headers: {{ 'Idempotency-Key': 'k-1', \
+             'Content-Type': 'application/json' }} }}).then(async it => [it.status, it.headers.get('Idempotent-Replayed'), await it.text()])"
+        )
+    };
+    let said = r#"{"id":1,"run":1}"#;
+    assert_eq!(shop.browser.value(&pay("{}")).await, json!([201, null, said]));
+    assert_eq!(shop.browser.value(&pay("{}")).await, json!([201, "true", said]));
+    let refused = shop.browser.value(&pay("[]")).await;
+    assert_eq!(refused[0], 422, "{refused}");
+    assert_eq!(shop.runs(), 1);
+}
+
 #[tokio::test]
 async fn the_network_cut_in_mid_request_leaves_one_effect() {
     let shop = Shop::open().await;
@@ -126,6 +145,26 @@ async fn the_network_cut_in_mid_request_leaves_one_effect() {
     assert!(answer["attempts"].as_u64().unwrap() > 1, "{answer}");
     assert!(shop.link.counts().connections > before);
     assert_eq!(shop.kept().await, 0);
+}
+
+#[tokio::test]
+async fn an_operation_that_is_run_twice_to_success_pays_once() {
+    let shop = Shop::open().await;
+    let pay = shop.pay(&json!({ "operation": "order-17" }));
+    for replayed in [false, true] {
+        let answer = shop.browser.value(&pay).await;
+        assert_one_effect(&shop, &answer);
+        assert_eq!(answer["replayed"], replayed, "{answer}");
+        // The page that shows the answer is another one.
+        shop.visit().await;
+    }
+    assert_eq!(shop.browser.value("localStorage.length").await, 1);
+    // What is over is removed when something else ends.
+    let over = "localStorage.setItem('ibid:old', JSON.stringify({ key: 'k', since: 0, until: 1 }))";
+    shop.browser.value(over).await;
+    shop.browser.value(&shop.pay(&json!({ "operation": "order-18" }))).await;
+    let gone = "new Promise(done => { const look = () => localStorage['ibid:old'] ? setTimeout(look, 5) : done(localStorage.length); look() })";
+    assert_eq!((shop.browser.value(gone).await, shop.runs()), (json!(2), 2));
 }
 
 #[tokio::test]
@@ -165,7 +204,7 @@ async fn two_tabs_agree_on_one_key() {
             let wait = format!("new Promise(done => setTimeout(done, {at} - Date.now()))");
             shop.browser.start_script(&format!("{take_locks} window.paid = {wait}.then(() => {pay})")).await;
         }
-        // Both have begun before the first has its answer, or the name would be free again.
+        // Both have begun before the first has its answer: that is what they have to agree in.
         let both = async {
             let refused = |line: &String| line.contains(&format!("path=\"{path}\"")) && line.contains("in-progress");
             while gate.count() < 2 && !shop.gateway.logs().iter().any(refused) {

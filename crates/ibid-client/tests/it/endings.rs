@@ -205,12 +205,18 @@ impl KeyJournal for Odd {
             if !self.keeps {
                 return Err(broken());
             }
-            let Kept { key, .. } = self.inner.keep(operation, fresh).await?;
-            Ok(Kept { key, since: SystemTime::now() - self.age })
+            let kept = self.inner.keep(operation, fresh).await?;
+            Ok(Kept { since: SystemTime::now() - self.age, ..kept })
         })
     }
 
-    fn forget<'a>(&'a self, operation: &'a str, key: &'a Key) -> JournalFuture<'a, ()> {
+    fn finish<'a>(&'a self, operation: &'a str, key: &'a Key, until: SystemTime) -> JournalFuture<'a, ()> {
+        Box::pin(
+            async move { if self.forgets { self.inner.finish(operation, key, until).await } else { Err(broken()) } },
+        )
+    }
+
+    fn forget<'a>(&'a self, operation: &'a str, key: Option<&'a Key>) -> JournalFuture<'a, ()> {
         Box::pin(async move { if self.forgets { self.inner.forget(operation, key).await } else { Err(broken()) } })
     }
 

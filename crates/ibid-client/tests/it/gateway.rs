@@ -58,6 +58,29 @@ async fn the_network_cut_in_mid_request_costs_an_attempt_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn an_operation_that_is_run_twice_to_success_pays_once() {
+    let upstream = Upstream::start().await;
+    let gateway = gateway("", &upstream).await;
+    let url = format!("http://{}/pay", gateway.addr());
+    let keys = Keys::new();
+    for (runs, options) in [keys.options(), Options::in_memory().operation("order-17")].into_iter().enumerate() {
+        let mut answers = Vec::new();
+        for _ in 0..2 {
+            let answer = send(&client(), payment(&url), &options).await.unwrap();
+            answers.push((answer.replayed, answer.key.clone(), answer.response.text().await.unwrap()));
+        }
+        assert_eq!((answers[0].0, answers[1].0), (false, true));
+        assert_eq!((&answers[0].1, &answers[0].2), (&answers[1].1, &answers[1].2));
+        assert_eq!(upstream.executions(), 2 * runs + 1);
+        assert_eq!(options.journal().pending().await.unwrap(), []);
+        // A name that is freed is a new operation.
+        options.forget("order-17").await.unwrap();
+        assert!(!send(&client(), payment(&url), &options).await.unwrap().replayed);
+        assert_eq!(upstream.executions(), 2 * runs + 2);
+    }
+}
+
+#[tokio::test]
 async fn while_the_first_runs_others_are_told_so_and_then_get_its_answer() {
     let upstream = Upstream::start().await;
     let gate = Gate::new();

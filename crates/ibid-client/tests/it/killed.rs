@@ -107,7 +107,7 @@ async fn processes_that_begin_at_once_agree_on_one_key() {
     let link = Link::to(gateway.addr());
     let keys = Keys::new();
     let clients: Vec<_> = (0..CLIENTS).map(|_| Client::start(link.addr(), &keys)).collect();
-    // All have begun before the first has its answer, or the operation would be over and its name free again.
+    // All have begun before the first has its answer: that is what they have to agree in.
     let begun = async {
         while link.counts().connections < CLIENTS {
             sleep(Duration::from_millis(5)).await;

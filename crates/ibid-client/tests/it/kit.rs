@@ -99,10 +99,11 @@ impl Keys {
         self.pending().await.pop().map(|entry| entry.key.as_str().to_owned())
     }
 
-    /// Every file of the journal but its lock.
+    /// Every file of the journal but its lock and those of operations that have succeeded.
     pub(crate) fn files(&self) -> usize {
-        let names = fs::read_dir(self.path()).expect("a folder").map(|entry| entry.expect("an entry").file_name());
-        names.filter(|name| name != "lock").count()
+        let paths = fs::read_dir(self.path()).expect("a folder").map(|entry| entry.expect("an entry").path());
+        let succeeded = |path: &Path| fs::read_to_string(path).expect("a file").contains("until_ms");
+        paths.filter(|path| !path.ends_with("lock") && !succeeded(path)).count()
     }
 }
 

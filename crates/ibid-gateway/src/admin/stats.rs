@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Desk, health::Health};
+use super::Desk;
 use crate::{
     config::{is_for_webhooks, show},
     metrics::Refused,
@@ -132,7 +132,9 @@ fn policy(route: &Route) -> Value {
 
 /// `GET /api/store`: the store's promise, and how it is.
 pub async fn store(desk: &Desk) -> Value {
-    let (health, stored) = tokio::join!(Health::ask(&desk.ibid), desk.gauges.read());
+    // One after the other: the gauges would count the key that is claimed for the first.
+    let health = desk.health().await;
+    let stored = desk.gauges.read().await;
     let now = desk.live.now();
     let settings = &now.settings.store;
     json!({
@@ -144,6 +146,7 @@ pub async fn store(desk: &Desk) -> Value {
         "shared": health.shared,
         "wanting": health.wanting,
         "trouble": health.trouble,
+        "degraded": health.degraded,
         "waiting": health.waiting,
         "stored": counts(stored),
     })

@@ -2,10 +2,11 @@
 
 use std::{io, path::PathBuf};
 
-use ibid::{Policy, http::Protocol};
+use ibid::{Credentials, Policy, http::Protocol};
 
 use crate::{
     config::{ConfigError, Env, ServeArgs, Settings, Tls, forgets, is_for_webhooks, shortened, show},
+    live::Snapshot,
     routes::Route,
 };
 
@@ -58,6 +59,9 @@ impl Verdict {
 /// A file is not valid, or nothing can be printed.
 pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<Verdict, CheckError> {
     let settings = Settings::load(&ServeArgs::of_file(&args.file), env)?;
+    // As a start does: certificates, keys and upstreams are put to use.
+    Snapshot::new(settings.clone(), None)
+        .map_err(|why| ConfigError::new(args.file.display().to_string(), String::new(), why))?;
     let old = args.against.as_ref().map(|old| Settings::load(&ServeArgs::of_file(old), env)).transpose()?;
     writeln!(out, "{}: valid\n", args.file.display())?;
     print_top(&settings, out)?;
@@ -65,18 +69,21 @@ pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<V
         writeln!(out)?;
         print_route(at + 1, route, out)?;
     }
+    if !settings.routes.iter().any(|route| route.is_policy) {
+        writeln!(out, "\n[policy]  off    what no route names is not covered")?;
+    }
     writeln!(out, "\n* differs from the preset")?;
     print_all("warnings", &settings.warnings, out)?;
     print_all("notes", &settings.notes, out)?;
     let (Some(old), Some(path)) = (old, &args.against) else { return Ok(Verdict::Keeps) };
-    let mut lost = forgets(&old, &settings);
-    lost.extend(shortened(&old, &settings));
+    let lost = forgets(&old, &settings);
     if lost.is_empty() {
         writeln!(out, "\nagainst {}: nothing that is remembered is forgotten", path.display())?;
-        return Ok(Verdict::Keeps);
     }
     print_all(&format!("against {}: this forgets", path.display()), &lost, out)?;
-    Ok(Verdict::Forgets)
+    // A reload takes these up.
+    print_all(&format!("against {}: notes", path.display()), &shortened(&old, &settings), out)?;
+    Ok(if lost.is_empty() { Verdict::Keeps } else { Verdict::Forgets })
 }
 
 fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
@@ -126,6 +133,13 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
         };
         lines.push(("descriptors", said));
     }
+    if settings.credentials.headers() != Credentials::default().headers() {
+        lines.push(("credentials", show::list(settings.credentials.headers())));
+    }
+    if !settings.credentials.schemes().is_empty() {
+        lines.push(("credential_schemes", show::list(settings.credentials.schemes())));
+    }
+    lines.extend(settings.grpc_unknown.map(|set| ("grpc_unknown", set.to_string())));
     lines.extend(settings.trace.as_ref().map(|trace| ("trace", trace.collector.to_string())));
     lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));
     for (name, value) in lines {
@@ -136,11 +150,8 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
 
 fn print_route(number: usize, route: &Route, out: &mut dyn io::Write) -> io::Result<()> {
     let through = if route.via_policy && !route.is_policy { ", through [policy]" } else { "" };
-    let (place, name) = match (route.is_policy, route.protocol) {
-        (true, Protocol::Http) => ("[policy]".into(), "every path"),
-        (true, Protocol::Grpc) => ("[policy]".into(), "grpc *"),
-        (false, _) => (format!("route[{number}]"), route.name.as_str()),
-    };
+    let place = if route.is_policy { "[policy]".into() } else { format!("route[{number}]") };
+    let name = route.title();
     writeln!(out, "{place}  {name}    (preset {}{through})", route.preset)?;
     let mut preset = Policy::preset(route.preset).expect("routes start from presets");
     if route.protocol == Protocol::Grpc {

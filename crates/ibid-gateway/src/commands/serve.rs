@@ -59,7 +59,7 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
     let runtime = runtime.map_err(|why| ServeError::Start(why.to_string()))?;
     runtime.block_on(async {
         let settings = reflection::known(settings, &args, env).await?;
-        let watched = Watched::new(logs::Logged);
+        let watched = Watched::new(logs::Logged::default());
         let url = &settings.store.url;
         let store = settings.store.layout().sealed(settings.sealing()).open(watched.clone()).await;
         let store = store.map_err(|why| ServeError::Start(format!("the store {url} cannot be opened: {why}")))?;
@@ -183,7 +183,7 @@ impl Gateway {
 /// Takes the folder of the journal, which is made if it is missing, for this gateway.
 fn taken(folder: &Path) -> Result<Lock, String> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    let taken = made.and_then(|()| Lock::take(&folder.join("journal.lock")));
+    let taken = made.and_then(|()| Lock::take_folder(folder, "journal.lock"));
     taken.map_err(|why| match why.kind() {
         ErrorKind::WouldBlock => {
             format!("journal: {}: {why}; each gateway has a journal of its own, so name another", folder.display())
@@ -195,9 +195,12 @@ fn taken(folder: &Path) -> Result<Lock, String> {
 fn build(live: &Live, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Result<Ibid, String> {
     let now = live.now();
     let settings = &now.settings;
+    // The gateway sweeps itself, and logs what it finds.
     let mut builder = Ibid::builder(store)
+        .sweep_every(None)
         .observer(observer)
         .trusted_proxies(settings.trusted_proxies.clone())
+        .credentials(settings.credentials.clone())
         .max_running(settings.max_running)
         .buffer_memory(settings.buffer_memory)
         .body_timeout(settings.limits.body_timeout)

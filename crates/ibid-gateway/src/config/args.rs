@@ -24,7 +24,7 @@ pub struct ServeArgs {
     /// Where records live: embedded:PATH, redis://HOST, postgres://HOST/DB or memory: [env: IBID_STORE] [default: embedded:ibid-data]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// The preset of the default policy: leads, appsportal, bookings, platform, membership, ietf or stripe [env: IBID_PRESET]
+    /// The preset of the default policy: leads, appsportal, bookings, platform, membership, ietf or stripe; off: only routes are covered [env: IBID_PRESET]
     /// [default: ietf]
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,

@@ -2,7 +2,7 @@
 
 use ibid::{Policy, Reason, grpc::Unary, http::Protocol};
 
-use super::{error::ConfigError, raw::Dials, webhooks};
+use super::{error::ConfigError, raw::Dials, values::OFF, webhooks};
 use crate::routes::{Match, Route, RouteTable};
 
 /// The preset where nothing names one.
@@ -20,6 +20,7 @@ pub(super) fn finish(
             return Err(wrong("policy.match", "only a [[route]] has a match".into()));
         }
         let preset = dials.preset.as_ref().map_or(DEFAULT_PRESET, |preset| preset.0.0);
+        let preset = if preset == OFF { DEFAULT_PRESET } else { preset };
         let mut finished = start(preset);
         dials.turn(&mut finished);
         webhooks::turn(dials, preset, false, &mut finished, "policy").map_err(|(key, what)| wrong(&key, what))?;
@@ -28,16 +29,6 @@ pub(super) fn finish(
     });
     let default = default.transpose()?;
     let writes_key = policy.is_some_and(|dials| dials.key.from.is_some());
-    if routes.is_empty() {
-        let (policy, preset, upstream) = default.unwrap_or_else(|| (start(DEFAULT_PRESET), DEFAULT_PRESET, None));
-        let mut all = vec![Route { upstream: upstream.clone(), ..Route::everything(policy.clone(), preset) }];
-        if unary.is_some() {
-            let policy = for_calls(policy, writes_key);
-            consistent(&policy, Protocol::Grpc, "policy").map_err(|(key, what)| wrong(&key, what))?;
-            all.push(Route { upstream, ..Route::every_call(policy, preset) });
-        }
-        return Ok(RouteTable::new(all).knowing(unary.cloned().unwrap_or_default()));
-    }
     let mut finished: Vec<(&Match, Route)> = Vec::with_capacity(routes.len());
     for (at, dials) in routes.iter().enumerate() {
         let place = format!("route[{}]", at + 1);
@@ -54,6 +45,10 @@ pub(super) fn finish(
         if dials.methods.is_some() {
             let what = "the methods of a route are those in its match; leave methods out";
             return Err(in_route((format!("{place}.methods"), what.into())));
+        }
+        if dials.preset.as_ref().is_some_and(|preset| preset.0.0 == OFF) {
+            let what = "only [policy] has the preset \"off\"; a route is switched off by mode = \"off\"";
+            return Err(in_route((format!("{place}.preset"), what.into())));
         }
         let (mut policy, preset, via_policy, upstream) = match (&dials.preset, &default) {
             (Some(preset), _) => (start(preset.0.0), preset.0.0, false, None),
@@ -77,8 +72,29 @@ pub(super) fn finish(
         let upstream = dials.upstream.as_ref().map(|upstream| upstream.0.0.clone()).or(upstream);
         finished.push((matches, Route { upstream, via_policy, ..Route::new(matches, policy, preset) }));
     }
-    let routes = finished.into_iter().map(|(_, route)| route).collect();
+    let mut routes: Vec<Route> = finished.into_iter().map(|(_, route)| route).collect();
+    let is_off = policy.and_then(|dials| dials.preset.as_ref()).is_some_and(|preset| preset.0.0 == OFF);
+    if !is_off {
+        let default = default.unwrap_or_else(|| (start(DEFAULT_PRESET), DEFAULT_PRESET, None));
+        let is_beside_routes = !routes.is_empty();
+        let rest = rest(default, unary, writes_key).map_err(|(key, what)| wrong(&key, what))?;
+        routes.extend(rest.into_iter().map(|route| Route { is_beside_routes, ..route }));
+    }
     Ok(RouteTable::new(routes).knowing(unary.cloned().unwrap_or_default()))
+}
+
+/// `[policy]`, for what no route names.
+fn rest(
+    (policy, preset, upstream): (Policy, &'static str, Option<String>), unary: Option<&Unary>, writes_key: bool,
+) -> Result<Vec<Route>, (String, String)> {
+    let mut all = vec![Route { upstream: upstream.clone(), ..Route::everything(policy.clone(), preset) }];
+    // Deliveries of webhooks are no gRPC calls.
+    if unary.is_some() && !webhooks::is_for_webhooks(preset) {
+        let policy = for_calls(policy, writes_key);
+        consistent(&policy, Protocol::Grpc, "policy")?;
+        all.push(Route { upstream, ..Route::every_call(policy, preset) });
+    }
+    Ok(all)
 }
 
 /// A policy for gRPC calls. Where a key comes from stays as it is written, if it is.
@@ -184,6 +200,7 @@ impl Dials {
             resolve = One(value) => Some(value.clone());
             on_store_down = One(value) => value;
             remember = Remembered(value) => value;
+            refusals = One(value) => value;
             unknown_status = List(value) => value;
             remember_body = One(value) => value;
             max_request = One(Size(value)) => value;

@@ -23,7 +23,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    pub(super) fn new(origin: impl Into<String>, key: impl Into<String>, what: impl Into<String>) -> Self {
+    pub(crate) fn new(origin: impl Into<String>, key: impl Into<String>, what: impl Into<String>) -> Self {
         Self { origin: origin.into(), key: key.into(), what: what.into(), route: None, source: None }
     }
 }

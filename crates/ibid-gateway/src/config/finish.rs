@@ -6,14 +6,15 @@ use std::{
     time::Duration,
 };
 
-use ibid::{TrustedProxies, grpc::Unary};
+use http::HeaderName;
+use ibid::{Credentials, TrustedProxies, grpc::Unary};
 
 use super::{
     dials,
     env::Lookup,
     error::ConfigError,
     jwt, raw,
-    scalar::{One, Scalar},
+    scalar::{List, One, Scalar},
     seal,
     secret::{Secret, Upstream},
     settings::{
@@ -23,10 +24,13 @@ use super::{
     values::Size,
     warnings,
 };
+use crate::admin::hosts;
 
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
 const DEFAULT_JOURNAL: &str = "ibid-journal";
+/// Shorter than the 5 s after which many app servers (Node, uvicorn, Hypercorn) close idle connections.
+const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 /// Beside the answers in the journal's folder.
 const DEFAULT_AUDIT: &str = "audit.jsonl";
 /// The most characters of the name of a token's holder.
@@ -63,6 +67,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
             TrustedProxies::parse(list.0.iter().map(String::as_str)).map_err(|what| wrong("trusted_proxies", &what))?
         }
     };
+    let credentials = credentials(file.credentials, file.credential_schemes, &wrong)?;
     let pem = |key: &str, written: &Secret| pem(key, written, lookup).map_err(|what| wrong(key, &what));
     let tls = tls("tls", file.tls, &pem, &wrong)?;
     let upstream_identity = identity("upstream_", file.upstream_cert, file.upstream_key, &pem, &wrong)?;
@@ -71,7 +76,8 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
     jwt::check_routes(jwt.as_ref(), &routes, &wrong)?;
     let quota =
         Quota { new_keys: file.quota.new_keys.map(|One(limit)| limit), rate: file.quota.rate.map(|One(limit)| limit) };
-    let routes = routes.limited(quota.is_set());
+    let grpc_unknown = file.grpc_unknown.map(|One(set)| set);
+    let routes = routes.limited(quota.is_set()).with_unknown_calls(grpc_unknown);
     let upstream_ca = file.upstream_ca.as_ref().map(|One(path)| {
         let written = Secret::from_text(path).map_err(|what| wrong("upstream_ca", &what))?;
         pem("upstream_ca", &written)
@@ -102,7 +108,13 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         jwt,
         quota,
         max_upstream: at_least_one("max_upstream", file.max_upstream, 1024, &wrong)?,
+        upstream_idle: or(file.upstream_idle, UPSTREAM_IDLE),
+        upgrades: file.upgrades.map_or_else(
+            || vec!["websocket".to_owned()],
+            |list| list.0.into_iter().map(|protocol| protocol.0).collect(),
+        ),
         trusted_proxies,
+        credentials,
         max_running: at_least_one("max_running", file.max_running, 10_000, &wrong)?,
         buffer_memory: or(file.buffer_memory, Size(256 << 20)).0,
         cors_origins: file
@@ -113,6 +125,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         accept_forgetting: or(file.accept_forgetting, false),
         journal,
         descriptors: file.descriptors.map(|One(path)| path),
+        grpc_unknown,
         reflected: lookup.reflected.clone(),
         limits: limits(file.limits, &wrong)?,
         log: Log { format: or(file.log.format, LogFormat::Text), level: or(file.log.level, LogLevel::Info) },
@@ -125,7 +138,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         notes: Vec::new(),
     };
     let nobody_trusted = file.trusted_proxies.is_some_and(|list| list.0.is_empty());
-    settings.warnings = warnings::warnings(&settings, nobody_trusted, file.policy.is_some());
+    settings.warnings = warnings::warnings(&settings, nobody_trusted);
     settings.notes = warnings::notes(&settings);
     settings.files = lookup.files();
     Ok(settings)
@@ -159,6 +172,15 @@ pub(super) fn not_zero(
     if duration.is_zero() { Err(wrong(key, "it is zero; it must be longer, such as \"30s\"")) } else { Ok(duration) }
 }
 
+fn credentials(
+    headers: Option<List<HeaderName>>, schemes: Option<List<String>>, wrong: Wrong<'_>,
+) -> Result<Credentials, ConfigError> {
+    let credentials = headers.map_or_else(|| Ok(Credentials::default()), |list| Credentials::new(list.0));
+    let credentials = credentials.map_err(|what| wrong("credentials", &what))?;
+    let schemes = schemes.map(|list| list.0).unwrap_or_default();
+    credentials.and_schemes(schemes).map_err(|what| wrong("credential_schemes", &what))
+}
+
 fn limits(file: raw::Limits, wrong: Wrong<'_>) -> Result<Limits, ConfigError> {
     let seconds = Duration::from_secs;
     let max_header_bytes = or(file.max_header_bytes, Size(64 << 10)).0;
@@ -170,6 +192,10 @@ fn limits(file: raw::Limits, wrong: Wrong<'_>) -> Result<Limits, ConfigError> {
         header_timeout: not_zero("limits.header_timeout", file.header_timeout, seconds(10), wrong)?,
         body_timeout: not_zero("limits.body_timeout", file.body_timeout, seconds(30), wrong)?,
         idle_timeout: not_zero("limits.idle_timeout", file.idle_timeout, seconds(75), wrong)?,
+        write_timeout: not_zero("limits.write_timeout", file.write_timeout, seconds(60), wrong)?,
+        pool_timeout: not_zero("limits.pool_timeout", file.pool_timeout, seconds(10), wrong)?,
+        reply_timeout: not_zero("limits.reply_timeout", file.reply_timeout, seconds(300), wrong)?,
+        tunnel_timeout: not_zero("limits.tunnel_timeout", file.tunnel_timeout, seconds(600), wrong)?,
         max_headers: at_least_one("limits.max_headers", file.max_headers, 100, wrong)?,
         max_header_bytes,
         max_connections: at_least_one("limits.max_connections", file.max_connections, 10_000, wrong)?,
@@ -237,7 +263,15 @@ fn admin(
     };
     let listen = or(file.listen, default(DEFAULT_ADMIN)).0;
     let tls = tls("admin.tls", file.tls, pem, wrong)?;
-    Ok(listen.map(|listen| Admin { listen, tokens, audit, tls }))
+    let hosts = file.hosts.map_or_else(Vec::new, |list| list.0);
+    if let Some(at) = hosts.iter().position(|host| !hosts::is_name(host)) {
+        let what = format!(
+            "{:?} is no host name; allowed is one without scheme and port, such as \"ibid.example.com\"",
+            hosts[at]
+        );
+        return Err(wrong(&format!("admin.hosts[{}]", at + 1), &what));
+    }
+    Ok(listen.map(|listen| Admin { listen, tokens, audit, hosts, tls }))
 }
 
 fn trace(file: raw::Trace, pem: ReadPem<'_>, wrong: Wrong<'_>) -> Result<Option<Trace>, ConfigError> {

@@ -4,7 +4,7 @@
 //! a second time. So for every old route and method, every new route that now takes some of its requests is compared.
 
 use http::Method;
-use ibid::{Mode, OnMismatch, Policy, ScopePart, http::Protocol};
+use ibid::{KeyFormat, Mode, OnMismatch, Policy, ScopePart, http::Protocol};
 
 use super::{Seal, Settings, show};
 use crate::routes::Route;
@@ -38,7 +38,10 @@ pub fn forgets(old: &Settings, new: &Settings) -> Vec<String> {
     found.extend(Seal::forgets(old.seal.as_ref(), new.seal.as_ref()));
     for_each_successor(old, new, |route, what, successor| match successor {
         Successor::Takes(successor) => {
-            changes(route, successor).into_iter().for_each(|change| push(&mut found, change))
+            changes(route, successor).into_iter().for_each(|change| push(&mut found, change));
+            if route.policy.scope.contains(&ScopePart::Credential) {
+                push_credentials(&mut found, old, new);
+            }
         }
         Successor::Partly => {
             push(&mut found, format!("{}: {what} is no longer covered on all its paths: {AGAIN}", name(route)))
@@ -60,6 +63,20 @@ pub fn shortened(old: &Settings, new: &Settings) -> Vec<String> {
         }
     });
     found
+}
+
+/// Requests that carry a header which is a credential in one configuration only have another address in the other.
+fn push_credentials(found: &mut Vec<String>, old: &Settings, new: &Settings) {
+    let (from, to) = (old.credentials.headers(), new.credentials.headers());
+    if from != to {
+        let (from, to) = (listed(from), listed(to));
+        push(
+            found,
+            format!(
+                "credentials changed from {from} to {to}: answers to callers with these headers will not be found again"
+            ),
+        );
+    }
 }
 
 const AGAIN: &str = "retries of remembered requests will run again";
@@ -113,7 +130,7 @@ fn takes(route: &Route, method: &Method) -> bool {
 }
 
 fn name(route: &Route) -> &str {
-    if route.name == "*" { "every path" } else { &route.name }
+    route.title()
 }
 
 /// `POST /a`, or `POST /a (now POST|PUT /a)`.
@@ -136,11 +153,15 @@ fn changes(old: &Route, new: &Route) -> Vec<String> {
             found.push(format!("{name}: {dial} changed from {from} to {to}: {what}"));
         }
     };
-    let lowers = |policy: &Policy| if policy.key.format.lowers() { "lower-cased" } else { "as sent" };
+    let reads = |policy: &Policy| match &policy.key.format {
+        KeyFormat::Raw => "with their quotes",
+        format if format.lowers() => "lower-cased",
+        _ => "as sent",
+    };
     let apart = |policy: &Policy| policy.on_mismatch == OnMismatch::New;
     compare("key.from", listed(&from.key.from), listed(&to.key.from), lost);
-    if from.key.format.lowers() != to.key.format.lowers() {
-        let format = |policy: &Policy| format!("{} (keys {})", policy.key.format, lowers(policy));
+    if reads(from) != reads(to) {
+        let format = |policy: &Policy| format!("{} (keys {})", policy.key.format, reads(policy));
         compare("key.format", format(from), format(to), lost);
     }
     compare("scope", listed(&from.scope), listed(&to.scope), lost);

@@ -6,7 +6,7 @@ use std::{fmt, marker::PhantomData, net::SocketAddr, sync::LazyLock, time::Durat
 use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
     Envelope, KeyFormat, KeySource, LabelKey, Limit, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part,
-    Pointer, Probe, Reason, Remember, ScopePart, StatusRange, Template,
+    Pointer, Probe, Reason, Refusals, Remember, ScopePart, Template,
     webhook::{Content, Encoding},
 };
 use serde::{
@@ -19,9 +19,9 @@ use super::{
     scalar::{List, One, Scalar},
     secret::{Secret, StoreUrl, Upstream},
     settings::{LogFormat, LogLevel, Role},
-    values::{DigestStatus, GrpcCode, Listen, Origin, Preset, Size},
+    values::{DigestStatus, GrpcCode, Listed, Listen, Origin, Preset, Size, Upgrade},
 };
-use crate::routes::Match;
+use crate::routes::{GrpcUnknown, Match};
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
@@ -33,12 +33,17 @@ pub(super) struct File {
     pub(super) upstream_cert: Option<One<Secret>>,
     pub(super) upstream_key: Option<One<Secret>>,
     pub(super) max_upstream: Option<One<usize>>,
+    pub(super) upstream_idle: Option<One<Duration>>,
+    pub(super) upgrades: Option<List<Upgrade>>,
     pub(super) trusted_proxies: Option<List<String>>,
+    pub(super) credentials: Option<List<HeaderName>>,
+    pub(super) credential_schemes: Option<List<String>>,
     pub(super) max_running: Option<One<usize>>,
     pub(super) buffer_memory: Option<One<Size>>,
     pub(super) accept_forgetting: Option<One<bool>>,
     pub(super) journal: Option<One<String>>,
     pub(super) descriptors: Option<One<String>>,
+    pub(super) grpc_unknown: Option<One<GrpcUnknown>>,
     pub(super) cors: Cors,
     pub(super) tls: Option<Tls>,
     pub(super) jwt: Option<Jwt>,
@@ -96,6 +101,10 @@ pub(super) struct Limits {
     pub(super) header_timeout: Option<One<Duration>>,
     pub(super) body_timeout: Option<One<Duration>>,
     pub(super) idle_timeout: Option<One<Duration>>,
+    pub(super) write_timeout: Option<One<Duration>>,
+    pub(super) pool_timeout: Option<One<Duration>>,
+    pub(super) reply_timeout: Option<One<Duration>>,
+    pub(super) tunnel_timeout: Option<One<Duration>>,
     pub(super) max_headers: Option<One<usize>>,
     pub(super) max_header_bytes: Option<One<Size>>,
     pub(super) max_connections: Option<One<usize>>,
@@ -125,6 +134,7 @@ pub(super) struct Admin {
     pub(super) token: Option<One<Secret>>,
     pub(super) tokens: Vec<Token>,
     pub(super) audit: Option<One<String>>,
+    pub(super) hosts: Option<List<String>>,
     pub(super) tls: Option<Tls>,
 }
 
@@ -193,6 +203,7 @@ pub(super) struct Dials {
     pub(super) resolve: Option<One<Probe>>,
     pub(super) on_store_down: Option<One<OnStoreDown>>,
     pub(super) remember: Option<Remembered>,
+    pub(super) refusals: Option<One<Refusals>>,
     pub(super) unknown_status: Option<List<StatusCode>>,
     pub(super) remember_body: Option<One<bool>>,
     pub(super) max_request: Option<One<Size>>,
@@ -283,7 +294,7 @@ impl<'de> Deserialize<'de> for Remembered {
             type Value = Remembered;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"all\" \"final\" \"success\" or a list such as [\"2xx\", 404]")
+                f.write_str("\"all\" \"final\" \"success\" or a list such as [\"2xx\", 404, \"!409\"]")
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Remembered, E> {
@@ -291,11 +302,14 @@ impl<'de> Deserialize<'de> for Remembered {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Remembered, A::Error> {
-                let mut ranges = Vec::new();
-                while let Some(One(range)) = list.next_element::<One<StatusRange>>()? {
-                    ranges.push(range);
+                let (mut include, mut exclude) = (Vec::new(), Vec::new());
+                while let Some(One(listed)) = list.next_element::<One<Listed>>()? {
+                    match listed {
+                        Listed::Included(range) => include.push(range),
+                        Listed::Excluded(range) => exclude.push(range),
+                    }
                 }
-                Ok(Remembered(Remember::List(ranges)))
+                Ok(Remembered(Remember::List { include, exclude }))
             }
         }
 

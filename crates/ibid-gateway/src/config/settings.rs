@@ -4,11 +4,11 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use ibid::{Limit, TrustedProxies};
+use ibid::{Credentials, Limit, TrustedProxies};
 use ibid_stores::seal::Sealing;
 
 use super::{collector::Collector, scalar::Scalar, seal::Seal, secret::Secret, store::Store};
-use crate::routes::RouteTable;
+use crate::routes::{GrpcUnknown, RouteTable};
 
 /// Instead of a file of descriptors: the upstreams are asked for theirs.
 pub(super) const REFLECTION: &str = "reflection";
@@ -32,12 +32,18 @@ pub struct Settings {
     pub upstream_identity: Option<Shown>,
     /// Connections per upstream.
     pub max_upstream: usize,
+    /// How long an idle connection to an upstream may be reused.
+    pub upstream_idle: Duration,
+    /// Protocols that a connection may be upgraded to, in lower case.
+    pub upgrades: Vec<String>,
     /// How callers' tokens are verified, if some are.
     pub jwt: Option<Jwt>,
     /// How much tenants may begin.
     pub quota: Quota,
     /// Whose scope headers are believed.
     pub trusted_proxies: TrustedProxies,
+    /// Which headers carry credentials, and which schemes of Authorization are accepted.
+    pub credentials: Credentials,
     /// More running requests are refused before claiming.
     pub max_running: usize,
     /// Bytes of all request and response buffers together.
@@ -50,6 +56,8 @@ pub struct Settings {
     pub journal: Option<PathBuf>,
     /// What says which gRPC methods are unary, as written: a file of protobuf descriptors, or [`REFLECTION`].
     pub descriptors: Option<String>,
+    /// What becomes of calls to gRPC methods that nothing is known about, if it is set.
+    pub grpc_unknown: Option<GrpcUnknown>,
     /// What the upstreams said about themselves, if they were asked: a descriptor set.
     pub reflected: Option<Bytes>,
     /// What a connection may do.
@@ -175,6 +183,14 @@ pub struct Limits {
     pub body_timeout: Duration,
     /// How long a connection may be idle.
     pub idle_timeout: Duration,
+    /// How long a client may go without reading any of an answer.
+    pub write_timeout: Duration,
+    /// How long a request without a claim waits for a connection to the upstream.
+    pub pool_timeout: Duration,
+    /// How long the upstream may take to begin its reply to a request without a claim.
+    pub reply_timeout: Duration,
+    /// How long neither side of an upgraded connection may send anything.
+    pub tunnel_timeout: Duration,
     /// Headers of a request.
     pub max_headers: usize,
     /// Bytes of all headers of a request.
@@ -227,6 +243,8 @@ pub struct Admin {
     pub tokens: Vec<Token>,
     /// The file of the audit trail; `None` if it is only logged, and remembered until the process ends.
     pub audit: Option<PathBuf>,
+    /// The names, besides those of this machine, that the API and the console answer to.
+    pub hosts: Vec<String>,
     /// Present if operators connect with TLS.
     pub tls: Option<Tls>,
 }
@@ -276,6 +294,8 @@ impl Settings {
             // Certificates are taken up; whether there are any is not.
             ("tls", self.tls.is_some() != old.tls.is_some()),
             ("trusted_proxies", self.trusted_proxies != old.trusted_proxies),
+            ("credentials", self.credentials.headers() != old.credentials.headers()),
+            ("credential_schemes", self.credentials.schemes() != old.credentials.schemes()),
             ("max_running", self.max_running != old.max_running),
             ("buffer_memory", self.buffer_memory != old.buffer_memory),
             ("cors", self.cors_origins != old.cors_origins),
@@ -357,5 +377,8 @@ words!(LogFormat, "log format", { "text" => LogFormat::Text, "json" => LogFormat
 words!(LogLevel, "log level", {
     "error" => LogLevel::Error, "warn" => LogLevel::Warn, "info" => LogLevel::Info, "debug" => LogLevel::Debug,
     "trace" => LogLevel::Trace,
+});
+words!(GrpcUnknown, "way to treat unknown gRPC methods", {
+    "refuse" => GrpcUnknown::Refuse, "pass" => GrpcUnknown::Pass,
 });
 words!(Role, "role", { "admin" => Role::Admin, "viewer" => Role::Viewer, "user" => Role::User });

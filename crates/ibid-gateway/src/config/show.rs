@@ -37,6 +37,7 @@ pub(crate) fn dials(policy: &Policy) -> Vec<(&'static str, String)> {
         ("resolve", policy.resolve.as_ref().map_or("none".into(), Probe::to_string)),
         ("on_store_down", policy.on_store_down.to_string()),
         ("remember", policy.remember.to_string()),
+        ("refusals", policy.refusals.to_string()),
         ("unknown_status", list(policy.unknown_status.iter().map(http::StatusCode::as_u16))),
         ("remember_body", policy.remember_body.to_string()),
         ("max_request", size(policy.max_request)),

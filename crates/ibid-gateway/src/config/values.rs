@@ -5,7 +5,7 @@ use std::{net::SocketAddr, str::FromStr, time::Duration};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use ibid::{
     Envelope, KeyFormat, KeySource, LabelKey, Limit, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part,
-    Pointer, Probe, ScopePart, StatusRange, Template,
+    Pointer, Probe, Refusals, ScopePart, StatusRange, Template,
     grpc::Code,
     webhook::{Content, Encoding},
 };
@@ -32,9 +32,16 @@ pub(super) struct DigestStatus(pub(super) Option<StatusCode>);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Preset(pub(super) &'static str);
 
+/// The preset of a `[policy]` that covers nothing: only routes are covered.
+pub(super) const OFF: &str = "off";
+
 /// Where a browser's page may come from.
 #[derive(Debug, Clone)]
 pub(super) struct Origin(pub(super) HeaderValue);
+
+/// A protocol that a connection may be upgraded to, in lower case.
+#[derive(Debug, Clone)]
+pub(super) struct Upgrade(pub(super) String);
 
 /// Something to listen on, or `off`.
 #[derive(Debug, Clone, Copy)]
@@ -97,6 +104,24 @@ impl Scalar for Duration {
     }
 }
 
+impl Scalar for Upgrade {
+    const ALLOWED: &'static str = "a protocol such as \"websocket\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let in_a_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~/".contains(&byte);
+        if text.is_empty() || !text.bytes().all(in_a_token) {
+            return Err(format!("{text:?} is no protocol; allowed is {}", Self::ALLOWED));
+        }
+        let name = text.to_ascii_lowercase();
+        if name == "h2c" || name.starts_with("http/") || name.starts_with("tls/") {
+            return Err(format!(
+                "{text:?} is not allowed: requests inside such a connection would reach the app uncovered"
+            ));
+        }
+        Ok(Self(name))
+    }
+}
+
 impl Scalar for Size {
     const ALLOWED: &'static str = SIZE;
 
@@ -125,15 +150,25 @@ impl Scalar for StatusCode {
     }
 }
 
-impl Scalar for StatusRange {
-    const ALLOWED: &'static str = "a code such as 404, or a class such as \"2xx\"";
+/// An item of the list `remember`: `404`, `"2xx"` or, excluded, `"!409"`.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Listed {
+    Included(StatusRange),
+    Excluded(StatusRange),
+}
+
+impl Scalar for Listed {
+    const ALLOWED: &'static str = "a code such as 404, or a class such as \"2xx\", with ! before it to exclude it";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        text.parse()
+        match text.strip_prefix('!') {
+            Some(excluded) => excluded.parse().map(Self::Excluded),
+            None => text.parse().map(Self::Included),
+        }
     }
 
     fn from_number(number: i64) -> Option<Result<Self, String>> {
-        Some(<StatusCode as Scalar>::from_number(number)?.map(Self::Code))
+        Some(<StatusCode as Scalar>::from_number(number)?.map(StatusRange::Code).map(Self::Included))
     }
 }
 
@@ -192,7 +227,7 @@ impl Scalar for Preset {
             }
             None => format!("{text:?} is no preset; allowed are {}", listed(names())),
         };
-        names().find(|name| *name == text).map(Self).ok_or_else(wrong)
+        names().chain([OFF]).find(|name| *name == text).map(Self).ok_or_else(wrong)
     }
 }
 
@@ -301,6 +336,7 @@ parsed! {
     OnUnknown: "\"hold\" \"retry\"",
     OnStoreDown: "\"closed\" \"open\"",
     Envelope: "\"none\" \"metadata\"",
+    Refusals: "\"problem\" \"stripe\"",
     Mode: "\"enforce\" \"shadow\" \"off\"",
     LabelKey: "\"clear\" \"masked\"",
     KeyFormat: "a key format such as \"uuid4\"",

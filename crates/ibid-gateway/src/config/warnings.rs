@@ -4,34 +4,43 @@ use http::Method;
 use ibid::{Mode, OnConcurrent, ScopePart, http::Protocol};
 
 use super::{JwtKeys, Seal, Settings, is_for_webhooks, show};
-use crate::routes::Route;
+use crate::{contract_page::words, routes::Route};
 
 /// A token with fewer characters is within reach of whoever tries.
 const SHORTEST_TOKEN: usize = 16;
 
 /// What is probably not meant, one sentence each.
-pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bool) -> Vec<String> {
+pub(super) fn warnings(settings: &Settings, nobody_trusted: bool) -> Vec<String> {
     let mut found = Vec::new();
     let routes: Vec<&Route> = settings.routes.iter().collect();
+    let largest = settings.store.layout().decides().largest_record();
     for (at, route) in routes.iter().enumerate() {
         let place = place(at, route);
         let policy = &route.policy;
-        if let Some(earlier) = hidden(&routes[..at], route) {
+        if let Some(earlier) = hidden(&routes[..at], route).filter(|_| !route.is_policy) {
             found.push(format!("{place}: never matches, because all its requests go to {earlier} before it"));
         }
         if policy.mode == Mode::Off {
             continue;
         }
+        found.extend(bare(&routes, route).map(|told| format!("{place}: {told}")));
         if policy.lease > policy.ttl {
             let (lease, ttl) = (show::duration(policy.lease), show::duration(policy.ttl));
             found.push(format!(
                 "{place}: lease ({lease}) is longer than ttl ({ttl}), so a silent claim outlives its answer"
             ));
         }
-        if let Some(header) = policy.scope.iter().find_map(ScopePart::header).filter(|_| nobody_trusted) {
+        // Beside a credential a header is used as sent.
+        let believes = nobody_trusted && !policy.scope.contains(&ScopePart::Credential);
+        if let Some(part) = policy.scope.iter().find(|part| part.header().is_some()).filter(|_| believes) {
+            let (needs, with) = match part {
+                ScopePart::Optional(_) => ("reads", " with it"),
+                _ => ("needs", ""),
+            };
+            let header = part.header().expect("it is one");
             found.push(format!(
-                "{place}: scope needs the header {header}, and trusted_proxies is empty: nobody is believed, every keyed \
-                 request is refused (403)"
+                "{place}: scope {needs} the header {header}, and trusted_proxies is empty: nobody is believed, every keyed \
+                 request{with} is refused (403)"
             ));
         }
         if is_for_webhooks(route.preset) && policy.signature.is_none() {
@@ -45,6 +54,13 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
                 "{place}: max_request ({request}) is more than buffer_memory ({memory}), so the largest never fit"
             ));
         }
+        if let Some(most) = largest.filter(|most| policy.max_response > *most) {
+            let (response, most) = (show::size(policy.max_response), show::size(most));
+            found.push(format!(
+                "{place}: max_response ({response}) is more than the store can hold ({most}); larger answers are \
+                 remembered as digests"
+            ));
+        }
         if policy.on_concurrent == OnConcurrent::Wait && policy.wait_timeout.is_zero() {
             found.push(format!("{place}: on_concurrent is \"wait\" and wait_timeout is zero, so nobody waits"));
         }
@@ -56,9 +72,8 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
             }
         }
     }
-    let used = routes.iter().any(|route| route.via_policy);
-    if has_policy && !used {
-        found.push("policy: no route uses it, because every route has a preset of its own".into());
+    if routes.is_empty() {
+        found.push("policy: preset is \"off\" and there is no route, so nothing is covered".into());
     }
     let is_call = |route: &&Route| route.protocol == Protocol::Grpc;
     if settings.descriptors.is_some() && !routes.iter().any(is_call) {
@@ -99,13 +114,28 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool, has_policy: bo
     found
 }
 
+/// Whoever writes `/a/*` often means `/a`, too.
+fn bare(routes: &[&Route], route: &Route) -> Option<String> {
+    let bare = route.pattern.bare().filter(|_| !route.is_policy)?;
+    let methods = route.policy.methods.iter();
+    let left = methods.filter(|method| {
+        let takes = |other: &&&Route| other.policy.names(method) && other.pattern.covers(&bare);
+        !routes.iter().filter(|other| !other.is_policy).any(|other| takes(&other))
+    });
+    let left = left.map(Method::as_str).collect::<Vec<_>>().join("|");
+    let has_policy = routes.iter().any(|route| route.is_policy);
+    let what = if has_policy { "is under [policy]" } else { "is not covered" };
+    (!left.is_empty()).then(|| format!("{left} {bare} itself is none of its paths and {what}; write a route for it"))
+}
+
 /// What a reader should know, one sentence each.
 pub(super) fn notes(settings: &Settings) -> Vec<String> {
     let mut found = Vec::new();
     for (at, route) in settings.routes.iter().enumerate() {
         if route.policy.mode != Mode::Off && route.policy.scope.contains(&ScopePart::Credential) {
+            let headers = show::list(settings.credentials.headers().iter().map(words::header));
             found.push(format!(
-                "{}: scope has \"credential\": requests with neither Authorization nor X-Api-Key share one anonymous scope",
+                "{}: scope has \"credential\": requests with none of {headers} share one anonymous scope",
                 place(at, route)
             ));
         }
@@ -127,8 +157,9 @@ fn hidden(earlier: &[&Route], route: &Route) -> Option<String> {
     let mut by: Vec<String> = Vec::new();
     for method in &route.policy.methods {
         let takes = |known: &&Route| {
-            let same = known.protocol == route.protocol && known.policy.methods.contains(method);
-            same && known.pattern.covers(&route.pattern)
+            let known_calls = known.protocol == Protocol::Grpc && !known.pattern.names_one();
+            let same = known.protocol == route.protocol || !known_calls;
+            same && known.policy.names(method) && known.pattern.covers(&route.pattern)
         };
         let at = earlier.iter().position(takes)?;
         let place = place(at, earlier[at]);

@@ -1,7 +1,7 @@
 //! Pages that only show: policies, the store, the audit trail, and what went wrong.
 
 use askama::Template;
-use ibid::{Mode, StoreCall, http::Protocol, store::Counts};
+use ibid::{Mode, StoreCall, store::Counts};
 
 use super::{
     form::Form,
@@ -46,13 +46,12 @@ impl Dials {
         let upstream = route.upstream.iter();
         dials.extend(upstream.map(|upstream| Dial { name: "upstream", value: upstream.clone(), unusual: true }));
         let mode = route.policy.mode;
-        let name = if route.is_policy && route.protocol == Protocol::Http { "every path" } else { &route.name };
         let mode_kind = match mode {
             Mode::Enforce => "good",
             Mode::Shadow => "warn",
             Mode::Off => "",
         };
-        Self { name: name.to_owned(), preset: route.preset, mode: mode.to_string(), mode_kind, dials }
+        Self { name: route.title().to_owned(), preset: route.preset, mode: mode.to_string(), mode_kind, dials }
     }
 }
 

@@ -131,7 +131,11 @@ fn troubles(health: &Health, metrics: &Metrics) -> Vec<Trouble> {
             "{why}. Requests are refused, or run unprotected where the route says on_store_down = \"open\". \
              What is counted here goes on; records come back with the store."
         );
-        troubles.push(Trouble { what: "The store does not answer.", advice });
+        let what = if health.reads { "The store refuses new keys." } else { "The store does not answer." };
+        troubles.push(Trouble { what, advice });
+    }
+    if let Some(why) = &health.degraded {
+        troubles.push(Trouble { what: "One of two stores does not answer.", advice: format!("{why}.") });
     }
     if health.waiting > 0 {
         let advice =

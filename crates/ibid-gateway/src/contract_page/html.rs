@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use ibid::{KeySource, Mode, Reason, http::Protocol};
+use ibid::{KeySource, Mode, Reason, Refusals, http::Protocol};
 
 use super::{calls, possible, published, words};
 use crate::routes::{Route, RouteTable};
@@ -76,6 +76,9 @@ fn card(page: &mut String, route: &Route, calls: &[&str]) {
     if !replay.is_empty() {
         row(page, "A replay says", &replay.join(", "));
     }
+    if policy.refusals != Refusals::Problem {
+        row(page, "Shape of refusals", &format!("{} ({})", policy.refusals, policy.refusals.media_type()));
+    }
     let refusals: Vec<Reason> =
         Reason::all().filter(|reason| possible(&route.policy, route.is_limited, *reason)).collect();
     if refusals.is_empty() {
@@ -124,7 +127,7 @@ fn add(page: &mut String, text: std::fmt::Arguments<'_>) {
 
 fn path(route: &Route) -> String {
     match (route.protocol, route.is_policy) {
-        (Protocol::Http, true) => "every path".into(),
+        (Protocol::Http, true) => route.title().into(),
         (Protocol::Http, false) => route.pattern.to_string(),
         (Protocol::Grpc, _) => route.pattern.to_string().trim_start_matches('/').to_owned(),
     }
@@ -154,8 +157,8 @@ fn escape(text: &str) -> String {
 const HEAD: &str = include_str!("head.html");
 
 const REFUSALS: &str = "<h2 id=\"refusals\">Refusals</h2>\n\
-    <p class=\"lead\">A refusal is an <code>application/problem+json</code> document (RFC 9457). Its <code>type</code> leads \
-    to the paragraph here. To a gRPC call it is an answer of trailers only, with the refusal's name in its <code>ErrorInfo</code>.</p>\n";
+    <p class=\"lead\">A refusal is an <code>application/problem+json</code> document (RFC 9457), unless its route \
+    names another shape. Its <code>type</code> leads to the paragraph here. To a gRPC call it is an answer of trailers only, with the refusal's name in its <code>ErrorInfo</code>.</p>\n";
 
 const FOOT: &str = "</main>\n<footer><p><em>ibid.</em> (Latin <em>ibidem</em>, &ldquo;in the same place&rdquo;) &middot; the same \
     page for programs: ask with <code>Accept: application/json</code></p></footer>\n</body>\n</html>\n";

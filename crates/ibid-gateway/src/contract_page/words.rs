@@ -43,6 +43,7 @@ pub(super) fn source(source: &KeySource) -> String {
 pub(crate) fn format(format: &KeyFormat) -> String {
     match format {
         KeyFormat::Any => "any visible ASCII characters".into(),
+        KeyFormat::Raw => "visible ASCII characters and spaces, taken as they are".into(),
         KeyFormat::Uuid => "a UUID with hyphens".into(),
         KeyFormat::Uuid4 => "a UUID of version 4 with hyphens".into(),
         KeyFormat::Token => "a UUID, or 16 to 255 letters, digits, _ and -".into(),
@@ -55,20 +56,23 @@ pub(super) fn scope(parts: &[ScopePart]) -> String {
     if parts.contains(&ScopePart::Global) {
         return "one key space for all callers".into();
     }
-    let words: Vec<String> = parts
-        .iter()
-        .map(|part| match part {
-            ScopePart::Credential => "your credential (Authorization, else X-Api-Key)".into(),
-            ScopePart::Cookie(name) => format!("your cookie {name}"),
-            ScopePart::Header(name) => format!("the header {}, set by a trusted proxy", header(name)),
-            ScopePart::Jwt(claim) => format!("the claim {claim} of your token"),
-            ScopePart::Host => "the host".into(),
-            ScopePart::Method => "the method".into(),
-            ScopePart::Path => "the path".into(),
-            ScopePart::Route => "this route".into(),
-            ScopePart::Global => String::new(),
-        })
-        .collect();
+    let by_proxy = if parts.contains(&ScopePart::Credential) { "" } else { ", set by a trusted proxy" };
+    let word = |part: &ScopePart| match part.part() {
+        ScopePart::Credential => "your credentials (Authorization and every other header that carries one)".into(),
+        ScopePart::Cookie(name) => format!("your cookie {name}"),
+        ScopePart::Header(name) => format!("the header {}{by_proxy}", header(name)),
+        ScopePart::Jwt(claim) => format!("the claim {claim} of your token"),
+        ScopePart::Host => "the host".into(),
+        ScopePart::Method => "the method".into(),
+        ScopePart::Path => "the path".into(),
+        ScopePart::Route => "this route".into(),
+        ScopePart::Global | ScopePart::Optional(_) => String::new(),
+    };
+    let words = parts.iter().map(|part| match part {
+        ScopePart::Optional(_) => format!("{} (if there is one)", word(part)),
+        _ => word(part),
+    });
+    let words: Vec<String> = words.collect();
     let whose = if parts.iter().any(ScopePart::names_caller) {
         "a key is yours alone: it is"
     } else {
@@ -104,6 +108,8 @@ pub(super) fn fingerprint(policy: &Policy) -> String {
         Part::Method => "method".into(),
         Part::Path => "path".into(),
         Part::Query => "query".into(),
+        Part::Type => "media type".into(),
+        Part::Raw => "body, byte by byte".into(),
         Part::Body if policy.json_ignore.is_empty() => "body".into(),
         Part::Body => format!("body without {}", and(&policy.json_ignore)),
         Part::Header(name) => format!("the header {}", header(name)),
@@ -144,13 +150,23 @@ fn remembered_statuses(policy: &Policy) -> String {
     words
 }
 
+fn statuses(ranges: &[StatusRange]) -> String {
+    and(&ranges.iter().map(StatusRange::to_string).collect::<Vec<_>>())
+}
+
 fn remembered_answers(policy: &Policy) -> String {
     let mut words = match &policy.remember {
         Remember::All => "every answer, errors included".into(),
         Remember::Final => "2xx, 3xx, and 4xx except 401, 403, 408, 409, 425 and 429".into(),
         Remember::Success => "2xx and 3xx only; after any other answer a retry runs again".into(),
-        Remember::List(ranges) if ranges.is_empty() => "none: only running requests are protected".into(),
-        Remember::List(ranges) => and(&ranges.iter().map(StatusRange::to_string).collect::<Vec<_>>()),
+        Remember::List { include, exclude } if include.is_empty() && exclude.is_empty() => {
+            "none: only running requests are protected".into()
+        }
+        Remember::List { include, exclude } => match (statuses(include), statuses(exclude)) {
+            (included, _) if exclude.is_empty() => included,
+            (_, excluded) if include.is_empty() => format!("every answer except {excluded}"),
+            (included, excluded) => format!("{included}, except {excluded}"),
+        },
     };
     if !policy.remember_body {
         words.push_str("; status and headers only, without the body");

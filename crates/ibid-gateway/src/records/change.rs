@@ -128,6 +128,7 @@ impl Answer {
             headers: self.headers.clone(),
             body: RecordBody::Whole(self.body.clone()),
             trailers: HeaderMap::new(),
+            cookies: Vec::new(),
         };
         let life = before.listed.age.saturating_add(before.listed.expires_in);
         // How long it ran is what nobody knows.

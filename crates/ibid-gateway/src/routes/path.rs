@@ -1,8 +1,20 @@
-//! Paths as they are matched: one spelling per path, and which paths an app could understand in another way.
+//! Paths as they are matched: one spelling per path, and every other way in which an app may read it.
 //!
 //! Only the gateway's matching sees these forms. The original bytes go upstream.
 
 use std::borrow::Cow;
+
+/// The most readings of one path that are looked at. No path is known that has as many.
+const MAX_READINGS: usize = 256;
+
+/// Every way in which an app may read a path.
+#[derive(Debug)]
+pub(super) struct Readings {
+    /// The path as it was sent, [normalised](normalise), comes first.
+    pub(super) paths: Vec<Vec<u8>>,
+    /// Whether one of them has a dot segment, so that the path may lead anywhere.
+    pub(super) has_dots: bool,
+}
 
 /// One spelling per path: unreserved characters decoded, the hex digits of all others upper case. Case and a trailing
 /// slash are significant. Borrows if there is nothing to do.
@@ -15,7 +27,7 @@ pub fn normalise(path: &str) -> Cow<'_, str> {
     while let Some(at) = rest.find('%') {
         out.push_str(&rest[..at]);
         rest = &rest[at..];
-        match encoded(rest) {
+        match encoded(rest.as_bytes()) {
             Some(byte) if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') => {
                 out.push(byte.into());
                 rest = &rest[3..];
@@ -34,73 +46,108 @@ pub fn normalise(path: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Whether an app could understand this path as another one: dot segments, `//`, backslashes and encoded slashes.
-pub fn suspicious(path: &str) -> bool {
-    if path.contains("//") || path.contains('\\') {
-        return true;
-    }
-    let path = normalise(path);
-    path.contains("%2F") || path.contains("%5C") || path.split('/').any(|segment| matches!(segment, "." | ".."))
+/// Whether no app reads a path in another way, but for its case and a slash at its end.
+pub(super) fn is_plain(path: &str) -> bool {
+    let mut before = b' ';
+    path.bytes().all(|byte| {
+        let odd = matches!(byte, b'%' | b'\\' | b';') || before == b'/' && matches!(byte, b'/' | b'.');
+        before = byte;
+        !odd
+    })
 }
 
-/// Every way in which an app might clean this path. Apps differ in whether they decode slashes, take backslashes for
-/// slashes, merge slashes before or after they remove dot segments (if they do), and keep a trailing slash. At most 28
-/// readings.
-pub(super) fn readings(path: &str) -> Vec<String> {
-    let path = normalise(path);
-    let mut readings = Vec::with_capacity(28);
-    for decodes in [false, true] {
-        let decoded = if decodes { path.replace("%2F", "/").replace("%5C", "\\") } else { path.clone().into_owned() };
-        for backslash in [false, true] {
-            let slashed = if backslash { decoded.replace('\\', "/") } else { decoded.clone() };
-            for cleaned in [without_dots(&slashed), without_dots(&merged(&slashed)), merged(&without_dots(&slashed))] {
-                let shorter = cleaned.strip_suffix('/').filter(|path| !path.is_empty()).map(str::to_owned);
-                readings.extend(shorter);
-                readings.push(cleaned);
+/// Every way in which an app may read a path, but for its case and a slash at its end. Apps differ in whether they decode
+/// what is encoded, take backslashes for slashes, merge slashes, cut off the parameters of segments and remove dot
+/// segments, and in which order.
+pub(super) fn readings(path: &str) -> Readings {
+    // Nobody decodes twice, so each reading knows whether it was decoded.
+    let mut found = vec![(normalise(path).into_owned().into_bytes(), false)];
+    let mut at = 0;
+    while at < found.len() && found.len() < MAX_READINGS {
+        let (path, is_decoded) = found[at].clone();
+        let steps = [
+            (decoded(&path), true),
+            (with_slashes(&path), is_decoded),
+            (merged(&path), is_decoded),
+            (without_parameters(&path), is_decoded),
+            (without_dots(&path), is_decoded),
+        ];
+        for step in steps.into_iter().skip(usize::from(is_decoded)) {
+            if !found.contains(&step) {
+                found.push(step);
             }
-            readings.push(slashed);
+        }
+        at += 1;
+    }
+    let has_dots = found.len() >= MAX_READINGS || found.iter().any(|(path, _)| segments(path).any(is_dots));
+    let mut paths: Vec<Vec<u8>> = Vec::with_capacity(found.len());
+    for (path, _) in found {
+        if !paths.contains(&path) {
+            paths.push(path);
         }
     }
-    readings.sort_unstable();
-    readings.dedup();
-    readings
+    Readings { paths, has_dots }
 }
 
-fn merged(path: &str) -> String {
-    let mut out = String::with_capacity(path.len());
-    for next in path.chars() {
-        if !(next == '/' && out.ends_with('/')) {
-            out.push(next);
-        }
+fn segments(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|byte| *byte == b'/')
+}
+
+fn is_dots(segment: &[u8]) -> bool {
+    matches!(segment, b"." | b"..")
+}
+
+/// Every escape decoded, those of slashes too.
+fn decoded(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let [first, after @ ..] = rest {
+        let byte = encoded(rest);
+        out.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { &rest[3..] } else { after };
     }
     out
 }
 
+fn with_slashes(path: &[u8]) -> Vec<u8> {
+    path.iter().map(|byte| if *byte == b'\\' { b'/' } else { *byte }).collect()
+}
+
+fn merged(path: &[u8]) -> Vec<u8> {
+    let mut out = path.to_vec();
+    out.dedup_by(|next, before| *next == b'/' && *before == b'/');
+    out
+}
+
+/// `/a;x=1/b` → `/a/b`.
+fn without_parameters(path: &[u8]) -> Vec<u8> {
+    let names = segments(path).map(|segment| segment.split(|byte| *byte == b';').next().unwrap_or_default());
+    names.collect::<Vec<_>>().join(&b'/')
+}
+
 /// As RFC 3986, section 5.2.4.
-fn without_dots(path: &str) -> String {
-    let mut kept: Vec<&str> = Vec::new();
-    let segments: Vec<&str> = path.split('/').skip(1).collect();
-    for (at, segment) in segments.iter().enumerate() {
-        let last = at + 1 == segments.len();
-        match *segment {
-            "." | ".." => {
-                if *segment == ".." {
-                    kept.pop();
-                }
-                if last {
-                    kept.push("");
-                }
-            }
-            other => kept.push(other),
+fn without_dots(path: &[u8]) -> Vec<u8> {
+    let mut kept: Vec<&[u8]> = Vec::new();
+    let all: Vec<&[u8]> = segments(path).skip(1).collect();
+    for (at, segment) in all.iter().enumerate() {
+        if !is_dots(segment) {
+            kept.push(segment);
+            continue;
+        }
+        if *segment == b".." {
+            kept.pop();
+        }
+        if at + 1 == all.len() {
+            kept.push(b"");
         }
     }
-    format!("/{}", kept.join("/"))
+    [b"/", &kept.join(&b'/')[..]].concat()
 }
 
 /// The byte that `%XX` at the start of `text` stands for.
-fn encoded(text: &str) -> Option<u8> {
+fn encoded(text: &[u8]) -> Option<u8> {
     let digit = |byte: u8| char::from(byte).to_digit(16);
-    match text.as_bytes() {
+    match text {
         [b'%', high, low, ..] => u8::try_from(digit(*high)? << 4 | digit(*low)?).ok(),
         _ => None,
     }
@@ -129,24 +176,23 @@ mod tests {
     }
 
     #[test]
-    fn paths_with_a_second_reading_are_suspicious() {
-        for path in [
-            "//",
-            "/a//b",
-            "/./a",
-            "/a/..",
-            "/a/%2e%2E/b",
-            "/a/.%2e",
-            "/a\\b",
-            "/a%5cb",
-            "/a%2Fb",
-            "/a/.",
-            "/a%5C..%5Cb",
-        ] {
-            assert!(suspicious(path), "{path}");
+    fn a_plain_path_has_one_reading_and_an_odd_one_may_have_more() {
+        for path in ["/", "/a", "/a/", "/a/b..c", "/a.b", "/A-b_c~d:e@f"] {
+            assert!(is_plain(path), "{path}");
+            assert_eq!(readings(path).paths, [path.as_bytes()]);
         }
-        for path in ["/", "/a", "/a/", "/a/...", "/a/..b", "/a.b", "/a/.well-known", "/%252e%252e/", "/a%20b"] {
-            assert!(!suspicious(path), "{path}");
+        for path in ["//", "/a//b", "/./a", "/a/..", "/a/%2e", "/a\\b", "/a%5cb", "/a;b", "/a%20b"] {
+            assert!(!is_plain(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn dot_segments_are_found_in_every_disguise() {
+        for path in ["/./a", "/a/..", "/a/%2e%2E/b", "/a/.%2e", "/a%5C..%5Cb", "/a/..;/b", "/a/.;x", "/a/..%3bx/b"] {
+            assert!(readings(path).has_dots, "{path}");
+        }
+        for path in ["//", "/a%2Fb", "/a/...", "/a/..b", "/a/.well-known", "/%252e%252e/", "/a%20b", "/a;..", "/a\\b"] {
+            assert!(!readings(path).has_dots, "{path}");
         }
     }
 
@@ -160,17 +206,37 @@ mod tests {
             ("/../../x", "/x"),
             ("/a//../b", "/a/b"),
         ] {
-            assert_eq!(without_dots(path), clean);
+            assert_eq!(without_dots(path.as_bytes()), clean.as_bytes());
         }
     }
 
     #[test]
     fn readings_include_what_different_apps_would_see() {
-        let of = |path| readings(path);
-        assert!(of("/a//../b").contains(&"/a/b".to_owned()));
-        assert!(of("/a//../b").contains(&"/b".to_owned()));
-        assert!(of("/x%2f..%5Cpayments").contains(&"/payments".to_owned()));
-        assert!(of("/payments/.").contains(&"/payments".to_owned()));
-        assert!(of("/payments\\..\\x").contains(&"/payments/../x".to_owned()));
+        for (path, seen) in [
+            ("/a//../b", &["/a//../b", "/a/b", "/b"][..]),
+            ("/x%2f..%5Cpayments", &["/x%2F..%5Cpayments", "/payments", "/x/..\\payments"]),
+            ("/payments/.", &["/payments/"]),
+            ("/payments;x=1", &["/payments;x=1", "/payments"]),
+            ("/;/payments", &["//payments", "/payments"]),
+            ("/x/..;/payments", &["/payments", "/x/../payments"]),
+            // One app cuts off parameters first, another decodes first.
+            ("/a;x%2Fb", &["/a", "/a/b", "/a;x/b"]),
+            ("/a%3Bx", &["/a%3Bx", "/a;x", "/a"]),
+            ("/@scope%2fname", &["/@scope%2Fname", "/@scope/name"]),
+        ] {
+            let found = readings(path).paths;
+            for seen in seen {
+                assert!(found.contains(&seen.as_bytes().to_vec()), "{path} as {seen}: {found:?}");
+            }
+        }
+        assert!(!readings("/a%252Fb").paths.contains(&b"/a/b".to_vec()), "nobody decodes twice");
+    }
+
+    #[test]
+    fn the_readings_of_the_oddest_paths_are_few() {
+        for path in ["/a;x//..;y%2f%5c../\\b;%2e%2e//.%3b/c//", "/..;/..;/%2e%2e;/;;//\\..\\%5c%2f..;%2f/x"] {
+            let count = readings(path).paths.len();
+            assert!(count < MAX_READINGS / 2, "{path}: {count}");
+        }
     }
 }

@@ -19,6 +19,13 @@ pub struct Match {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
     text: String,
+    shape: Shape,
+    /// How else an app may read the pattern, if there is another way: as it reads [paths](path::readings).
+    others: Vec<Shape>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Shape {
     segments: Vec<Segment>,
     /// Ends with `*`: whatever follows the last slash, nothing included.
     rest: bool,
@@ -26,9 +33,28 @@ pub struct Pattern {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Segment {
-    Exactly(String),
+    Exactly(Vec<u8>),
     /// Any segment that is not empty.
     Any,
+}
+
+/// How exactly a path is compared with a pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Compared {
+    pub(super) any_case: bool,
+    /// One slash at the end, of the path or of the pattern, makes no difference.
+    pub(super) any_slash: bool,
+}
+
+impl Compared {
+    pub(super) const EXACTLY: Self = Self { any_case: false, any_slash: false };
+    pub(super) const LOOSELY: Self = Self { any_case: true, any_slash: true };
+    pub(super) const ALL: [Self; 4] = [
+        Self::EXACTLY,
+        Self { any_case: false, any_slash: true },
+        Self { any_case: true, any_slash: false },
+        Self::LOOSELY,
+    ];
 }
 
 impl Match {
@@ -51,7 +77,7 @@ impl Match {
 impl Pattern {
     /// `/*`.
     pub fn everything() -> Self {
-        Self { text: "/*".into(), segments: Vec::new(), rest: true }
+        Self { text: "/*".into(), shape: Shape { segments: Vec::new(), rest: true }, others: Vec::new() }
     }
 
     /// Of gRPC calls: `*`, `shop.Orders/*` or `shop.Orders/Create`.
@@ -68,33 +94,35 @@ impl Pattern {
             }
             _ => return None,
         };
-        Some(Self { text: format!("/{name}"), segments, rest: false })
+        Some(Self { text: format!("/{name}"), shape: Shape { segments, rest: false }, others: Vec::new() })
     }
 
     /// Of gRPC calls: whether it names one method, and not all that are known to be unary.
     pub(crate) fn names_one(&self) -> bool {
-        !self.segments.contains(&Segment::Any)
+        !self.shape.segments.contains(&Segment::Any)
     }
 
     /// Of gRPC calls: the service that it names.
     pub(crate) fn service(&self) -> Option<&str> {
-        match self.segments.first() {
-            Some(Segment::Exactly(service)) => Some(service),
+        match self.shape.segments.first() {
+            Some(Segment::Exactly(service)) => std::str::from_utf8(service).ok(),
             _ => None,
         }
     }
 
     /// Whether a path, once [normalised](path::normalise), is one of these.
     pub fn matches(&self, path: &str) -> bool {
-        let Some(path) = path.strip_prefix('/') else { return false };
-        let mut given = path.split('/');
-        for segment in &self.segments {
-            match given.next() {
-                Some(given) if segment.matches(given) => {}
-                _ => return false,
-            }
-        }
-        given.next().is_some() == self.rest
+        self.shape.matches(path.as_bytes(), Compared::EXACTLY)
+    }
+
+    /// Whether a [reading](path::readings) of a path is one of these, in some reading of the pattern.
+    pub(super) fn reads_as(&self, reading: &[u8], compared: Compared) -> bool {
+        self.shape.matches(reading, compared) || self.others.iter().any(|other| other.matches(reading, compared))
+    }
+
+    /// For `/a/*`, the pattern `/a`: a path that it does not match. `None` for all others, and for `/*`.
+    pub(crate) fn bare(&self) -> Option<Self> {
+        self.text.strip_suffix("/*").filter(|bare| !bare.is_empty()).and_then(|bare| bare.parse().ok())
     }
 
     /// As it is written.
@@ -104,11 +132,12 @@ impl Pattern {
 
     /// Whether every path of `other` is one of these, too.
     pub(crate) fn covers(&self, other: &Self) -> bool {
-        let (mine, theirs) = (self.segments.len(), other.segments.len());
-        let lengths = if self.rest { mine < theirs + usize::from(other.rest) } else { !other.rest && mine == theirs };
+        let (this, other) = (&self.shape, &other.shape);
+        let (mine, theirs) = (this.segments.len(), other.segments.len());
+        let lengths = if this.rest { mine < theirs + usize::from(other.rest) } else { !other.rest && mine == theirs };
         lengths
             && mine <= theirs
-            && self.segments.iter().zip(&other.segments).all(|(mine, theirs)| match (mine, theirs) {
+            && this.segments.iter().zip(&other.segments).all(|(mine, theirs)| match (mine, theirs) {
                 (Segment::Any, Segment::Any) => true,
                 (Segment::Any, Segment::Exactly(text)) => !text.is_empty(),
                 (Segment::Exactly(_), Segment::Any) => false,
@@ -118,15 +147,16 @@ impl Pattern {
 
     /// Whether some path is one of both.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let (mine, theirs) = (self.segments.len(), other.segments.len());
-        let lengths = match (self.rest, other.rest) {
+        let (this, other) = (&self.shape, &other.shape);
+        let (mine, theirs) = (this.segments.len(), other.segments.len());
+        let lengths = match (this.rest, other.rest) {
             (true, true) => true,
             (true, false) => mine < theirs,
             (false, true) => theirs < mine,
             (false, false) => mine == theirs,
         };
         lengths
-            && self.segments.iter().zip(&other.segments).all(|(mine, theirs)| match (mine, theirs) {
+            && this.segments.iter().zip(&other.segments).all(|(mine, theirs)| match (mine, theirs) {
                 (Segment::Any, Segment::Any) => true,
                 (Segment::Any, Segment::Exactly(text)) | (Segment::Exactly(text), Segment::Any) => !text.is_empty(),
                 (Segment::Exactly(a), Segment::Exactly(b)) => a == b,
@@ -134,9 +164,47 @@ impl Pattern {
     }
 }
 
+impl Shape {
+    /// Of a reading of a pattern.
+    fn of(reading: &[u8]) -> Self {
+        let path = reading.strip_prefix(b"/").unwrap_or(reading);
+        let mut pieces: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
+        let rest = pieces.last() == Some(&&b"*"[..]);
+        if rest {
+            pieces.pop();
+        }
+        let segment =
+            |piece: &&[u8]| if piece.starts_with(b":") { Segment::Any } else { Segment::Exactly(piece.to_vec()) };
+        Self { segments: pieces.iter().map(segment).collect(), rest }
+    }
+
+    fn matches(&self, path: &[u8], compared: Compared) -> bool {
+        let Some(mut path) = path.strip_prefix(b"/") else { return false };
+        let mut segments = &self.segments[..];
+        if compared.any_slash && !self.rest {
+            path = path.strip_suffix(b"/").unwrap_or(path);
+            if let [before @ .., Segment::Exactly(last)] = segments
+                && last.is_empty()
+                && !before.is_empty()
+            {
+                segments = before;
+            }
+        }
+        let mut given = path.split(|byte| *byte == b'/');
+        for segment in segments {
+            match given.next() {
+                Some(given) if segment.matches(given, compared.any_case) => {}
+                _ => return false,
+            }
+        }
+        given.next().is_some() == self.rest
+    }
+}
+
 impl Segment {
-    fn matches(&self, given: &str) -> bool {
+    fn matches(&self, given: &[u8], any_case: bool) -> bool {
         match self {
+            Self::Exactly(text) if any_case => text.eq_ignore_ascii_case(given),
             Self::Exactly(text) => text == given,
             Self::Any => !given.is_empty(),
         }
@@ -190,8 +258,9 @@ impl FromStr for Pattern {
         let Some(path) = text.strip_prefix('/').filter(|_| text.bytes().all(plain)) else {
             return Err(", its pattern is no path".into());
         };
-        if path::suspicious(text) {
-            return Err(", its pattern has dot segments, \"//\", \"\\\" or an encoded slash, which never match".into());
+        let readings = path::readings(text);
+        if readings.has_dots {
+            return Err(", its pattern has dot segments, which never match".into());
         }
         let mut pieces: Vec<&str> = path.split('/').collect();
         let rest = pieces.last() == Some(&"*");
@@ -210,10 +279,11 @@ impl FromStr for Pattern {
                     return Err(format!(", {piece:?} is no \":name\" (letters, digits and _)"));
                 }
                 Some(_) => Segment::Any,
-                None => Segment::Exactly(path::normalise(piece).into_owned()),
+                None => Segment::Exactly(path::normalise(piece).into_owned().into_bytes()),
             });
         }
-        Ok(Self { text: text.into(), segments, rest })
+        let others = readings.paths[1..].iter().map(|reading| Shape::of(reading)).collect();
+        Ok(Self { text: text.into(), shape: Shape { segments, rest }, others })
     }
 }
 
@@ -253,12 +323,35 @@ mod tests {
             ("/a/:id/b", &["/a/1/b"], &["/a//b", "/a/1/2/b", "/a/1/b/"]),
             ("/a/:id/*", &["/a/1/", "/a/1/x/y"], &["/a/1", "/a//x"]),
             ("/%61%2d", &["/a-"], &["/%61-"]),
+            ("/@:scope%2fname", &["/@:scope%2Fname"], &["/@:scope/name"]),
+            ("/a//b", &["/a//b"], &["/a/b"]),
         ] {
             for path in matching {
                 assert!(pattern(text).matches(path), "{text} {path}");
             }
             for path in other {
                 assert!(!pattern(text).matches(path), "{text} {path}");
+            }
+        }
+    }
+
+    #[test]
+    fn case_and_a_slash_at_the_end_make_no_difference_to_a_reading() {
+        for (text, loosely, never) in [
+            ("/a/B", &["/A/b", "/a/b/", "/A/B/"][..], &["/a/b/c", "/a", "/a/b//"][..]),
+            ("/a/", &["/a", "/A/"], &["/", "/a/b"]),
+            ("/", &["/", "//"], &["/a"]),
+            ("/a/*", &["/A/", "/A/b/"], &["/a", "/A"]),
+            ("/a/:id", &["/A/1/", "/a/X"], &["/a", "/a/", "/a//"]),
+            // The pattern is read as its app reads paths.
+            ("/x%2Fy", &["/x/y", "/X/Y/", "/x%2Fy"], &["/xy"]),
+            ("/a//b;c/:id", &["/a/b/1", "/a//b/1"], &["/a/b"]),
+        ] {
+            for path in loosely {
+                assert!(pattern(text).reads_as(path.as_bytes(), Compared::LOOSELY), "{text} {path}");
+            }
+            for path in never {
+                assert!(!pattern(text).reads_as(path.as_bytes(), Compared::LOOSELY), "{text} {path}");
             }
         }
     }
@@ -319,7 +412,8 @@ mod tests {
             ("POST /a/*/b", ", \"*\" stands only for the whole rest, at the end"),
             ("POST /a*", ", \"*\" stands only for the whole rest, at the end"),
             ("POST /a/:", ", \":\" is no \":name\" (letters, digits and _)"),
-            ("POST /a/../b", ", its pattern has dot segments, \"//\", \"\\\" or an encoded slash, which never match"),
+            ("POST /a/..;x/b", ", its pattern has dot segments, which never match"),
+            ("POST /a/../b", ", its pattern has dot segments, which never match"),
         ] {
             let line =
                 format!("{text:?} is no match{why}; write METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"");

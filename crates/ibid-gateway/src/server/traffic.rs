@@ -1,6 +1,7 @@
 //! Whether anything goes on on a connection: a request, or its answer until the last byte of it was handed on.
 
 use std::{
+    mem,
     pin::Pin,
     sync::{
         Arc,
@@ -10,7 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+
+use super::sending::Sending;
+
+/// Frames go out in pieces of this size at most, so that a client that reads slowly is seen to read.
+const PIECE: usize = 64 << 10;
 
 pub(super) struct Traffic {
     opened: Instant,
@@ -25,6 +32,9 @@ pub(super) struct Busy(Arc<Traffic>);
 /// A body during which something goes on.
 pub(super) struct During<B> {
     body: B,
+    /// Of a frame that is larger than a piece.
+    rest: Bytes,
+    sending: Arc<Sending>,
     _busy: Busy,
 }
 
@@ -56,8 +66,11 @@ impl Traffic {
 }
 
 impl Busy {
-    pub(super) fn during<B>(self, body: B) -> During<B> {
-        During { body, _busy: self }
+    pub(super) fn during<B: Body>(self, body: B, sending: Arc<Sending>) -> During<B> {
+        if !body.is_end_stream() {
+            sending.waits_for_client();
+        }
+        During { body, rest: Bytes::new(), sending, _busy: self }
     }
 }
 
@@ -68,19 +81,47 @@ impl Drop for Busy {
     }
 }
 
-impl<B: Body + Unpin> Body for During<B> {
-    type Data = B::Data;
+impl<B> Drop for During<B> {
+    fn drop(&mut self) {
+        self.sending.waits_for_app();
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for During<B> {
+    type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let polled = match self.rest.is_empty() {
+            true => Pin::new(&mut self.body).poll_frame(cx),
+            false => Poll::Ready(Some(Ok(Frame::data(mem::take(&mut self.rest))))),
+        };
+        match polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.sending.waits_for_client();
+                let first = |mut data: Bytes| {
+                    self.rest = data.split_off(data.len().min(PIECE));
+                    data
+                };
+                Poll::Ready(Some(Ok(frame.map_data(first))))
+            }
+            polled => {
+                self.sending.waits_for_app();
+                polled
+            }
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (mut hint, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint.set_lower(hint.lower() + rest);
+        hint
     }
 }

@@ -14,6 +14,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use super::Error;
+use super::pool::Share;
 use super::slot::Home;
 
 /// An upstream's reply body, as it comes off the wire.
@@ -23,35 +24,38 @@ pub struct UpstreamBody {
     home: Option<Arc<dyn Home>>,
     /// When the upstream will close the connection if it stays idle, less a margin.
     limit: Option<Instant>,
+    /// Held until the connection is free again; by an upgraded one until this is dropped.
+    share: Option<Share>,
     h2: bool,
 }
 
 impl UpstreamBody {
-    pub(super) fn h1(inner: Incoming, home: Arc<dyn Home>, limit: Option<Instant>) -> Self {
-        let mut this = Self { inner, home: Some(home), limit, h2: false };
+    pub(super) fn h1(inner: Incoming, (home, share): (Arc<dyn Home>, Option<Share>), limit: Option<Instant>) -> Self {
+        let mut this = Self { inner, home: Some(home), limit, share, h2: false };
         if this.inner.is_end_stream() {
             this.finish();
         }
         this
     }
 
-    pub(super) fn upgraded(inner: Incoming) -> Self {
-        Self { inner, home: None, limit: None, h2: false }
+    pub(super) fn upgraded(inner: Incoming, share: Option<Share>) -> Self {
+        Self { inner, home: None, limit: None, share, h2: false }
     }
 
     pub(super) fn h2(inner: Incoming) -> Self {
-        Self { inner, home: None, limit: None, h2: true }
+        Self { inner, home: None, limit: None, share: None, h2: true }
     }
 
     fn finish(&mut self) {
         if let Some(home) = self.home.take() {
-            home.finish(self.limit);
+            home.finish(self.limit, self.share.take());
         }
     }
 
     fn kill(&mut self) {
         if let Some(home) = self.home.take() {
             home.kill();
+            self.share = None;
         }
     }
 }

@@ -227,19 +227,34 @@ impl Connector {
     }
 }
 
-/// No delay; and where there are no pings of HTTP/2, those of the system, which no server minds. All calls share one
-/// connection: if its peer vanished without a word, it must not wait for them until the system has given up, which may
-/// take a quarter of an hour.
+/// No delay, and keep-alive of the system, which no server minds: a peer that vanished without a word is found out also
+/// under a tunnel, or under a reply that is quiet for hours. All gRPC calls share one connection without pings of HTTP/2:
+/// they must not wait for its peer until the system has given up, which may take a quarter of an hour.
 fn settle(tcp: TcpStream, for_calls: bool) -> io::Result<TcpStream> {
     tcp.set_nodelay(true)?;
+    let (after, every) = if for_calls { (20, 5) } else { (KEEP_ALIVE_AFTER, KEEP_ALIVE_EVERY) };
+    keep_alive(&tcp, after, every)?;
     if for_calls {
         let socket = SockRef::from(&tcp);
-        let pings = TcpKeepalive::new().with_time(Duration::from_secs(20)).with_interval(Duration::from_secs(5));
-        socket.set_tcp_keepalive(&pings)?;
         #[cfg(any(target_os = "linux", target_os = "android"))]
         socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
     }
     Ok(tcp)
+}
+
+/// Seconds of silence after which the system asks a peer whether it is still there.
+const KEEP_ALIVE_AFTER: u64 = 60;
+/// Seconds between two such questions.
+const KEEP_ALIVE_EVERY: u64 = 10;
+
+/// Makes the system find out that a client has vanished.
+pub(crate) fn keep_client_alive(tcp: &TcpStream) -> io::Result<()> {
+    keep_alive(tcp, KEEP_ALIVE_AFTER, KEEP_ALIVE_EVERY)
+}
+
+fn keep_alive(tcp: &TcpStream, after: u64, every: u64) -> io::Result<()> {
+    let seconds = Duration::from_secs;
+    SockRef::from(tcp).set_tcp_keepalive(&TcpKeepalive::new().with_time(seconds(after)).with_interval(seconds(every)))
 }
 
 /// "connection refused" rather than "Connection refused (os error 111)", where there is such a word.

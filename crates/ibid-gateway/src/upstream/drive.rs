@@ -21,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::AbortHandle;
 
 use super::BoxError;
+use super::wire::{Noted, Proof};
 
 /// hyper's default is 100, and one more makes an executed request's answer unreadable. hyper allocates
 /// 64 bytes for each of these per reply, so not a million either.
@@ -29,12 +30,13 @@ const MAX_HEADERS: usize = 512;
 const MAX_BUFFER: usize = 512 * 1024;
 
 /// Runs an HTTP/1.1 connection in a task of its own.
-pub(super) async fn h1<T, B>(io: T) -> hyper::Result<(http1::SendRequest<B>, AbortHandle)>
+pub(super) async fn h1<T, B>(io: T, proof: Arc<Proof>) -> hyper::Result<(http1::SendRequest<B>, AbortHandle)>
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
+    let io = Noted::new(io, proof);
     let (sender, connection) =
         http1::Builder::new().max_headers(MAX_HEADERS).max_buf_size(MAX_BUFFER).handshake(TokioIo::new(io)).await?;
     // Its error, if any, has been given to the request it befell; an idle connection's concerns nobody.

@@ -41,6 +41,12 @@ pub enum Error {
         /// Each address and what it said.
         tried: String,
     },
+    /// Every connection that this request may use is in use.
+    #[error("no connection was free within {after:?}")]
+    NoneFree {
+        /// The limit.
+        after: Duration,
+    },
     /// TLS took too long.
     #[error("connect to {target}: no connection within {after:?}")]
     ConnectTimeout {

@@ -2,6 +2,8 @@
 //!
 //! Invariants:
 //! - At most `max` sockets are open: each holds a [`Permit`] until it is closed.
+//! - At most three quarters of them are used by requests without a claim: each such use holds a [`Share`]. The rest is
+//!   reserved for claimed requests, so that nobody can starve these without a key.
 //! - If anyone waits, no connection stays idle unoffered: who gives back looks for waiters *after*
 //!   making the slot visible, who waits looks at the lists *after* queueing (both sequentially consistent).
 //!   Waiters are served in order and handed the connection itself, or regulars would starve them.
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use hyper::client::conn::http1::SendRequest;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
 
 use super::Care;
@@ -36,7 +38,7 @@ impl<B> Drop for Permit<B> {
     fn drop(&mut self) {
         if let Some(gate) = self.gate.take() {
             let next = Permit { gate: Some(Arc::clone(&gate)) };
-            if let Some(Grant::Permit(mut unwanted)) = gate.hand(Grant::Permit(next)) {
+            if let Some(Grant::Permit(mut unwanted, _)) = gate.hand(Grant::Permit(next, None)) {
                 unwanted.gate = None;
             }
         }
@@ -46,9 +48,12 @@ impl<B> Drop for Permit<B> {
 /// What a request gets from the pool.
 pub(super) enum Grant<B> {
     Lease(Lease<B>),
-    /// Open a connection yourself.
-    Permit(Permit<B>),
+    /// Open a connection yourself; the share goes with it.
+    Permit(Permit<B>, Option<Share>),
 }
+
+/// The right of a request without a claim to use a connection.
+pub(super) type Share = OwnedSemaphorePermit;
 
 /// The bound and those who wait at it.
 pub(super) struct Gate<B> {
@@ -81,7 +86,7 @@ impl<B> Gate<B> {
                 Err(back) => grant = back,
             }
         }
-        if matches!(grant, Grant::Permit(_)) {
+        if matches!(grant, Grant::Permit(..)) {
             queue.open -= 1;
         }
         Some(grant)
@@ -100,6 +105,8 @@ type Shard<B> = Mutex<Vec<Arc<Slot<B>>>>;
 /// The idle connections of one upstream, and its bound.
 pub(super) struct Pool<B> {
     gate: Arc<Gate<B>>,
+    /// What requests without a claim may use.
+    shares: Arc<Semaphore>,
     /// One list per core, so that HTTP/2 clients, whose streams share one affinity, do not queue here.
     shards: Box<[Shard<B>]>,
     swept: AtomicBool,
@@ -108,13 +115,15 @@ pub(super) struct Pool<B> {
 impl<B: Send + 'static> Pool<B> {
     pub(super) fn new(max: usize, idle_timeout: Duration) -> Arc<Self> {
         let shards = std::thread::available_parallelism().map_or(1, |n| n.get().min(16));
+        let max = max.max(1);
         Arc::new(Self {
             gate: Arc::new(Gate {
-                max: max.max(1),
+                max,
                 idle_timeout,
                 waiting: AtomicUsize::new(0),
                 inner: Mutex::new(Queue { open: 0, waiters: VecDeque::new() }),
             }),
+            shares: Arc::new(Semaphore::new((max - max / 4).min(Semaphore::MAX_PERMITS))),
             shards: (0..shards).map(|_| Mutex::default()).collect(),
             swept: AtomicBool::new(false),
         })
@@ -124,6 +133,17 @@ impl<B: Send + 'static> Pool<B> {
     ///
     /// Cancel-safe: what was granted meanwhile goes on to the next.
     pub(super) async fn get(&self, care: Care, affinity: &Affinity<B>, fresh: bool) -> Grant<B> {
+        let share = match care {
+            Care::Claimed => None,
+            Care::Plain => Some(Arc::clone(&self.shares).acquire_owned().await.expect("never closed")),
+        };
+        match self.grant(care, affinity, fresh).await {
+            Grant::Lease(lease) => Grant::Lease(lease.with(share)),
+            Grant::Permit(permit, _) => Grant::Permit(permit, share),
+        }
+    }
+
+    async fn grant(&self, care: Care, affinity: &Affinity<B>, fresh: bool) -> Grant<B> {
         if !fresh {
             if let Some(slot) = affinity.last()
                 && slot.belongs_to(&self.gate)
@@ -138,7 +158,7 @@ impl<B: Send + 'static> Pool<B> {
         let wait = {
             let mut queue = self.gate.inner.lock();
             if let Some(permit) = self.gate.enter(&mut queue) {
-                return Grant::Permit(permit);
+                return Grant::Permit(permit, None);
             }
             // Time-outs strike in order of arrival, so those who gave up are at the front.
             while queue.waiters.front().is_some_and(oneshot::Sender::is_closed) {
@@ -160,11 +180,13 @@ impl<B: Send + 'static> Pool<B> {
     }
 
     /// A new connection, leased to whoever opened it.
-    pub(super) fn adopt(self: &Arc<Self>, sender: SendRequest<B>, proof: Arc<Proof>, driver: AbortHandle) -> Lease<B> {
+    pub(super) fn adopt(
+        self: &Arc<Self>, sender: SendRequest<B>, proof: Arc<Proof>, driver: AbortHandle, share: Option<Share>,
+    ) -> Lease<B> {
         if !self.swept.swap(true, Ordering::Relaxed) {
             tokio::spawn(sweep(Arc::downgrade(self)));
         }
-        Slot::lease_new(sender, proof, driver, Arc::clone(&self.gate), Arc::downgrade(self))
+        Slot::lease_new(sender, proof, driver, Arc::clone(&self.gate), Arc::downgrade(self)).with(share)
     }
 
     fn idle(&self, care: Care) -> Option<Lease<B>> {

@@ -19,7 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 
 use super::Care;
-use super::pool::{Gate, Grant, Pool};
+use super::pool::{Gate, Grant, Pool, Share};
 use super::wire::Proof;
 
 /// A claimed request takes only a connection used within this time: the shorter it was idle, the less
@@ -95,7 +95,7 @@ impl<B> Slot<B> {
         let since = Instant::now();
         let retire = since + gate.idle_timeout;
         let state = Mutex::new(State { sender: Some(sender), idle: false, listed: false, since, retire });
-        Lease { slot: Some(Arc::new(Self { proof, gate, pool, driver, state })), sent: false }
+        Lease::new(Arc::new(Self { proof, gate, pool, driver, state }), false)
     }
 
     /// Whether this is a connection of the upstream that `gate` bounds.
@@ -128,7 +128,7 @@ impl<B> Slot<B> {
             return Taken::Unfit;
         }
         state.idle = false;
-        Taken::Lease(Lease { slot: Some(Arc::clone(self)), sent: false })
+        Taken::Lease(Lease::new(Arc::clone(self), true))
     }
 
     /// For the sweep, under the list's lock: closes what is due or dead, and says what may stay listed.
@@ -163,7 +163,7 @@ impl<B> Slot<B> {
             }
             if self.gate.has_waiters() {
                 drop(state);
-                let lease = Lease { slot: Some(Arc::clone(&self)), sent: false };
+                let lease = Lease::new(Arc::clone(&self), true);
                 // Refused only if the queue turned out empty; the lease's drop then comes back here.
                 drop(self.gate.hand(Grant::Lease(lease)));
                 return;
@@ -193,14 +193,15 @@ impl<B> Slot<B> {
 
 /// What a reply's body needs of a slot, whatever the request's body type was.
 pub(super) trait Home: Send + Sync {
-    /// The reply was read to its end; `limit` is when the upstream will have closed.
-    fn finish(self: Arc<Self>, limit: Option<Instant>);
+    /// The reply was read to its end; `limit` is when the upstream will have closed. The share is let go when the
+    /// connection is free.
+    fn finish(self: Arc<Self>, limit: Option<Instant>, share: Option<Share>);
     /// The exchange was broken off.
     fn kill(&self);
 }
 
 impl<B: Send + 'static> Home for Slot<B> {
-    fn finish(self: Arc<Self>, limit: Option<Instant>) {
+    fn finish(self: Arc<Self>, limit: Option<Instant>, share: Option<Share>) {
         let ready = {
             let mut state = self.state.lock();
             state.since = Instant::now();
@@ -223,6 +224,7 @@ impl<B: Send + 'static> Home for Slot<B> {
                 } else {
                     self.state.lock().close();
                 }
+                drop(share);
             });
         } else {
             Slot::kill(&self);
@@ -241,9 +243,25 @@ type Sent<B> = Result<http::Response<Incoming>, TrySendError<Request<B>>>;
 pub(super) struct Lease<B> {
     slot: Option<Arc<Slot<B>>>,
     sent: bool,
+    reused: bool,
+    share: Option<Share>,
 }
 
 impl<B> Lease<B> {
+    fn new(slot: Arc<Slot<B>>, reused: bool) -> Self {
+        Self { slot: Some(slot), sent: false, reused, share: None }
+    }
+
+    pub(super) fn with(mut self, share: Option<Share>) -> Self {
+        self.share = share;
+        self
+    }
+
+    /// Whether the connection was idle before: the upstream may have been about to close it.
+    pub(super) fn is_reused(&self) -> bool {
+        self.reused
+    }
+
     fn slot(&self) -> &Arc<Slot<B>> {
         self.slot.as_ref().expect("a lease has its slot until it is consumed")
     }
@@ -284,17 +302,23 @@ impl<B> Lease<B> {
         self.slot().proof.seal()
     }
 
+    /// Whether a byte of the answer has come. See [`Proof::is_answered`].
+    pub(super) fn is_answered(&self) -> bool {
+        self.slot().proof.is_answered()
+    }
+
     /// Gives the connection away to an upgrade: it is neither reused nor closed from here.
-    pub(super) fn detach(mut self) {
+    pub(super) fn detach(mut self) -> Option<Share> {
         self.slot = None;
+        self.share.take()
     }
 
     /// For the body of the reply, which decides what becomes of the connection.
-    pub(super) fn into_home(mut self) -> Arc<dyn Home>
+    pub(super) fn into_home(mut self) -> (Arc<dyn Home>, Option<Share>)
     where
         B: Send + 'static,
     {
-        self.slot.take().expect("a lease has its slot until it is consumed")
+        (self.slot.take().expect("a lease has its slot until it is consumed"), self.share.take())
     }
 }
 

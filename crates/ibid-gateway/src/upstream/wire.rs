@@ -35,6 +35,8 @@ pub(super) struct Proof {
     phase: AtomicU8,
     /// The socket must carry no further request: its read side ended, a write failed, or it is gone.
     spent: AtomicBool,
+    /// Something came from the upstream since the last request was armed.
+    answered: AtomicBool,
     /// The wire was dropped: nobody drives this connection any more.
     gone: AtomicBool,
     /// Told when it is.
@@ -47,7 +49,13 @@ impl Proof {
     /// Called before the request enters the driver's channel; the channel's own synchronisation
     /// makes the driver see ARMED when it sees the request.
     pub(super) fn arm(&self) -> bool {
+        self.answered.store(false, Ordering::Release);
         !self.is_spent() && self.step(OPEN, ARMED)
+    }
+
+    /// Whether a byte of the answer to the armed request has come, beneath HTTP and above TLS.
+    pub(super) fn is_answered(&self) -> bool {
+        self.answered.load(Ordering::Acquire)
     }
 
     /// Forbids further writes if none was begun since `arm`. `true` is the proof.
@@ -80,6 +88,55 @@ impl Proof {
 
     fn step(&self, from: u8, to: u8) -> bool {
         self.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+/// What HTTP/1.1 is spoken over: notes in the proof that the upstream has begun to answer. It is above TLS, because an
+/// alert that closes the connection is no answer.
+pub(super) struct Noted<T> {
+    io: T,
+    proof: Arc<Proof>,
+}
+
+impl<T> Noted<T> {
+    pub(super) fn new(io: T, proof: Arc<Proof>) -> Self {
+        Self { io, proof }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Noted<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.io).poll_read(cx, buf);
+        if buf.filled().len() > before && !this.proof.is_answered() {
+            this.proof.answered.store(true, Ordering::Release);
+        }
+        read
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Noted<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
     }
 }
 

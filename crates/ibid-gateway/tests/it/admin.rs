@@ -5,6 +5,7 @@ mod bad_input;
 mod changing;
 mod command;
 mod document;
+mod hosts;
 mod kit;
 mod limits;
 mod origins;

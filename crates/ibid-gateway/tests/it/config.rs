@@ -74,7 +74,7 @@ mod what_can_be_written {
             preset = "leads"
 
             [[route]]
-            match = "POST /payments/*"
+            match = "POST /payments"
             ttl   = "72h"
             resolve = "GET /payments?key={key}"
         "#;
@@ -92,12 +92,12 @@ mod what_can_be_written {
         assert_eq!(settings.buffer_memory, 256 << 20);
         let leads = policy(&settings, &Method::POST, "/api/leads");
         assert_eq!((leads.ttl, leads.on_concurrent), (Duration::from_secs(300), OnConcurrent::Wait));
-        let payments = policy(&settings, &Method::POST, "/payments/1");
+        let payments = policy(&settings, &Method::POST, "/payments");
         assert_eq!(payments.ttl, Duration::from_secs(72 * 3600));
         assert_eq!(payments.resolve.as_ref().unwrap().to_string(), "GET /payments?key={key}");
         assert_eq!(payments.methods, [Method::POST]);
-        assert!(settings.routes.find(&Method::PUT, "/payments/1").is_none());
-        assert!(settings.routes.find(&Method::POST, "/payments").is_none());
+        assert!(settings.routes.find(&Method::PUT, "/payments").unwrap().is_policy);
+        assert!(settings.routes.find(&Method::POST, "/payments/1").unwrap().is_policy);
         assert!(!format!("{settings:?}").contains("s3cret"));
     }
 
@@ -117,7 +117,7 @@ mod what_can_be_written {
             on_unknown = "retry"
             resolve = "HEAD /x/{key}"
             on_store_down = "open"
-            remember = ["2xx", 404, "410"]
+            remember = ["2xx", "!204", 404, "410"]
             unknown_status = [500, 502]
             remember_body = false
             max_request = 4096
@@ -148,7 +148,7 @@ mod what_can_be_written {
         assert_eq!(policy.label.user, Some(ScopePart::Cookie("sid".into())));
         assert_eq!(policy.fingerprint[1], Part::Header(http::header::ACCEPT));
         assert_eq!(policy.json_ignore.len(), 2);
-        assert_eq!(policy.remember.to_string(), "2xx 404 410");
+        assert_eq!(policy.remember.to_string(), "2xx 404 410 !204");
         assert_eq!(policy.unknown_status, [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::BAD_GATEWAY]);
         assert!(!policy.remember_body);
         assert_eq!((policy.max_request, policy.max_response), (4096, 10_000));
@@ -184,7 +184,7 @@ mod what_can_be_written {
     fn all_presets_by_name_and_their_example_files() {
         for preset in ibid::presets::NAMES {
             let settings = load(&format!("[policy]\npreset = {preset:?}"));
-            assert_eq!(settings.routes.iter().next().unwrap().policy, Policy::preset(preset).unwrap());
+            assert_eq!(*settings.routes.iter().next().unwrap().policy, Policy::preset(preset).unwrap());
             let path = format!("{}/presets/{preset}.toml", env!("CARGO_MANIFEST_DIR"));
             let settings =
                 Settings::load(&ServeArgs::of_file(path), &Env::of(&[])).unwrap_or_else(|why| panic!("{why}"));
@@ -255,7 +255,8 @@ mod what_can_be_written {
     fn limits_log_journal_and_admin_off() {
         let settings = load(
             "max_upstream = 8\njournal = \"/var/lib/ibid\"\nadmin.listen = \"off\"\n\
-             [limits]\nheader_timeout = \"1s\"\nmax_header_bytes = \"16KiB\"\nshutdown = \"0s\"\n\
+             upstream_idle = \"2s\"\nupgrades = [\"WebSocket\", \"spdy/3.1\"]\n\
+             [limits]\nheader_timeout = \"1s\"\nreply_timeout = \"20m\"\nmax_header_bytes = \"16KiB\"\nshutdown = \"0s\"\n\
              [log]\nformat = \"json\"\nlevel = \"debug\"",
         );
         assert_eq!(settings.max_upstream, 8);
@@ -264,6 +265,12 @@ mod what_can_be_written {
         assert_eq!(settings.limits.header_timeout, Duration::from_secs(1));
         assert_eq!(settings.limits.body_timeout, Duration::from_secs(30));
         assert_eq!(settings.limits.idle_timeout, Duration::from_secs(75));
+        assert_eq!(settings.limits.write_timeout, Duration::from_secs(60));
+        assert_eq!(settings.upstream_idle, Duration::from_secs(2));
+        assert_eq!(settings.upgrades, ["websocket", "spdy/3.1"]);
+        assert_eq!(settings.limits.reply_timeout, Duration::from_secs(1200));
+        assert_eq!(settings.limits.pool_timeout, Duration::from_secs(10));
+        assert_eq!(settings.limits.tunnel_timeout, Duration::from_secs(600));
         assert_eq!(settings.limits.max_header_bytes, 16 << 10);
         assert_eq!((settings.limits.max_headers, settings.limits.max_connections), (100, 10_000));
         assert_eq!((settings.log.format, settings.log.level), (LogFormat::Json, LogLevel::Debug));
@@ -328,7 +335,7 @@ mod what_wins {
              [[route]]\nmatch = \"POST /from\"\nstatus.key_reused = 409\nreplay_headers = {}",
         );
         let own = settings.routes.find(&Method::POST, "/own").unwrap();
-        assert_eq!(own.policy, Policy::stripe());
+        assert_eq!(*own.policy, Policy::stripe());
         assert_eq!((own.via_policy, own.upstream.as_deref()), (false, None));
         let from = settings.routes.find(&Method::POST, "/from").unwrap();
         assert_eq!((from.via_policy, from.upstream.as_deref()), (true, Some("http://p")));
@@ -336,16 +343,41 @@ mod what_wins {
         assert_eq!(from.policy.status_of(Reason::InProgress), StatusCode::TOO_EARLY);
         assert_eq!(from.policy.status_of(Reason::KeyReused), StatusCode::CONFLICT);
         assert_eq!(from.policy.on_unknown, OnUnknown::Retry);
-        assert!(settings.routes.find(&Method::POST, "/other").is_none(), "only the routes are covered");
+        let other = settings.routes.find(&Method::POST, "/other").unwrap();
+        assert_eq!((other.name.as_str(), other.is_policy, other.upstream.as_deref()), ("*", true, Some("http://p")));
+        assert_eq!(other.policy.ttl, Duration::from_secs(3600), "what no route names is under [policy]");
     }
 
     #[test]
-    fn routes_without_policy_start_from_ietf_and_cover_only_themselves() {
+    fn routes_without_policy_start_from_ietf_and_so_does_what_they_do_not_name() {
         let settings = load("[[route]]\nmatch = \"DELETE /a\"\nkey.format = \"uuid\"");
         let route = settings.routes.find(&Method::DELETE, "/a").unwrap();
         assert_eq!((route.preset, &route.policy.key.format), ("ietf", &KeyFormat::Uuid));
         assert_eq!(route.policy.methods, [Method::DELETE]);
-        assert!(settings.routes.find(&Method::DELETE, "/b").is_none());
+        let other = settings.routes.find(&Method::DELETE, "/b").unwrap();
+        assert_eq!((other.is_policy, &*other.policy), (true, &Policy::ietf()));
+    }
+
+    #[test]
+    fn under_a_policy_that_is_off_only_routes_are_covered() {
+        let settings = load(
+            "[policy]\npreset = \"off\"\nttl = \"1h\"\n[[route]]\nmatch = \"POST /a\"\n\
+             [[route]]\nmatch = \"POST /b\"\npreset = \"leads\"",
+        );
+        let route = settings.routes.find(&Method::POST, "/a").unwrap();
+        assert_eq!((route.preset, route.policy.ttl), ("ietf", Duration::from_secs(3600)), "its dials hold for routes");
+        assert_eq!(settings.routes.find(&Method::POST, "/b").unwrap().preset, "leads");
+        assert!(settings.routes.find(&Method::POST, "/c").is_none());
+        assert!(settings.warnings.is_empty(), "{:?}", settings.warnings);
+        assert_eq!(
+            load("[policy]\npreset = \"off\"").warnings,
+            ["policy: preset is \"off\" and there is no route, so nothing is covered"]
+        );
+        assert_eq!(
+            line("[[route]]\nmatch = \"POST /a\"\npreset = \"off\""),
+            "ibid.toml: route[1].preset: only [policy] has the preset \"off\"; a route is switched off by mode = \"off\" \
+             (match = \"POST /a\")"
+        );
     }
 }
 
@@ -378,7 +410,7 @@ mod what_each_mistake_is_told {
         route("max_request = -1", &format!("max_request: -1 is no size; {size}"));
         route(
             "key.format = \"guid\"",
-            "key.format: \"guid\" is no key format; allowed are \"any\" \"uuid\" \"uuid4\" \"token\" \"operation\" \"regex:PATTERN\"",
+            "key.format: \"guid\" is no key format; allowed are \"any\" \"raw\" \"uuid\" \"uuid4\" \"token\" \"operation\" \"regex:PATTERN\"",
         );
         route("key.required = \"yes\"", "key.required: found \"yes\"; allowed is true or false");
         route("key.max_length = 1.5", "key.max_length: found 1.5; allowed is a whole number");
@@ -393,7 +425,7 @@ mod what_each_mistake_is_told {
         route("unknown_status = [999]", "unknown_status[1]: 999 is no status code; allowed is 100 to 599");
         route(
             "remember = \"some\"",
-            "remember: \"some\" is no remember; allowed are \"all\" \"final\" \"success\" or a list such as [\"2xx\", 404]",
+            "remember: \"some\" is no remember; allowed are \"all\" \"final\" \"success\" or a list such as [\"2xx\", 404, \"!409\"]",
         );
         route(
             "remember = [\"9xx\"]",
@@ -488,7 +520,23 @@ mod what_each_mistake_is_told {
         );
         top("[tls]\ncert = \"a\"", "tls.key: missing; [tls] needs a cert and a key");
         top("max_running = 0", "max_running: found 0; allowed is 1 and more");
+        top("[limits]\nwrite_timeout = \"0s\"", "limits.write_timeout: it is zero; it must be longer, such as \"30s\"");
         top("[limits]\nidle_timeout = \"0s\"", "limits.idle_timeout: it is zero; it must be longer, such as \"30s\"");
+        for (name, value) in
+            [("reply", "limits.reply_timeout"), ("pool", "limits.pool_timeout"), ("tunnel", "limits.tunnel_timeout")]
+        {
+            let told = format!("{value}: it is zero; it must be longer, such as \"30s\"");
+            top(&format!("[limits]\n{name}_timeout = \"0s\""), &told);
+        }
+        for protocol in ["h2c", "H2C", "HTTP/2.0", "TLS/1.0"] {
+            let told = "is not allowed: requests inside such a connection would reach the app uncovered";
+            let told = format!("upgrades[2]: \"{protocol}\" {told}");
+            top(&format!("upgrades = [\"websocket\", \"{protocol}\"]"), &told);
+        }
+        top(
+            "upgrades = \"web socket\"",
+            "upgrades: \"web socket\" is no protocol; allowed is a protocol such as \"websocket\"",
+        );
         top(
             "[admin]\ntokens = [{ role = \"user\", token = \"x\" }]",
             "admin.tokens[1].user: missing; a token of role \"user\" names whose it is",
@@ -653,22 +701,47 @@ mod warnings_and_notes {
     #[test]
     fn a_route_that_an_earlier_one_hides() {
         let settings = load(
-            "[[route]]\nmatch = \"POST /a/*\"\npreset = \"leads\"\n[[route]]\nmatch = \"PUT /a/:x\"\npreset = \"leads\"\n\
+            "[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /a\"\npreset = \"leads\"\n\
+             [[route]]\nmatch = \"POST /a/*\"\npreset = \"leads\"\n[[route]]\nmatch = \"PUT /a/:x\"\npreset = \"leads\"\n\
              [[route]]\nmatch = \"POST|PUT /a/b\"\npreset = \"leads\"\n[[route]]\nmatch = \"PUT /a/b/c\"\npreset = \"leads\"",
         );
         assert_eq!(
             settings.warnings,
             [
-                "route[3] (POST|PUT /a/b): never matches, because all its requests go to route[1] (POST /a/*) and route[2] (PUT /a/:x) before it"
+                "route[4] (POST|PUT /a/b): never matches, because all its requests go to route[2] (POST /a/*) and route[3] (PUT /a/:x) before it"
             ]
         );
         assert!(settings.notes.is_empty());
+        // Whatever is spoken: method and path alone decide.
+        let settings = load("[[route]]\nmatch = \"POST /*\"\n[[route]]\nmatch = \"grpc shop.Orders/Create\"");
+        let hidden = "route[2] (grpc shop.Orders/Create): never matches, because all its requests go to route[1] (POST /*) before it";
+        assert_eq!(settings.warnings, [hidden]);
+    }
+
+    #[test]
+    fn a_pattern_for_the_rest_without_its_beginning() {
+        let one = "[[route]]\nmatch = \"POST|PUT /payments/*\"\n";
+        let told = |text: &str| load(text).warnings;
+        assert_eq!(
+            told(one),
+            [
+                "route[1] (POST|PUT /payments/*): POST|PUT /payments itself is none of its paths and is under [policy]; write a route for it"
+            ]
+        );
+        assert_eq!(
+            told(&format!("[policy]\npreset = \"off\"\n{one}[[route]]\nmatch = \"POST /:any\"")),
+            [
+                "route[1] (POST|PUT /payments/*): PUT /payments itself is none of its paths and is not covered; write a route for it"
+            ]
+        );
+        assert!(told(&format!("{one}[[route]]\nmatch = \"POST|PUT /payments\"")).is_empty());
+        assert!(told("[[route]]\nmatch = \"POST /*\"").is_empty());
     }
 
     #[test]
     fn what_is_probably_not_meant() {
         let settings = load(
-            "trusted_proxies = []\nbuffer_memory = \"1KiB\"\nadmin.listen = \"0.0.0.0:8081\"\n[policy]\n\
+            "trusted_proxies = []\nbuffer_memory = \"1KiB\"\nadmin.listen = \"0.0.0.0:8081\"\n[policy]\npreset = \"off\"\n\
              [[route]]\nmatch = \"GET /a\"\npreset = \"membership\"\nttl = \"1m\"\nwait_timeout = \"0s\"",
         );
         assert_eq!(
@@ -679,7 +752,6 @@ mod warnings_and_notes {
                 "route[1] (GET /a): max_request (1MiB) is more than buffer_memory (1KiB), so the largest never fit",
                 "route[1] (GET /a): on_concurrent is \"wait\" and wait_timeout is zero, so nobody waits",
                 "route[1] (GET /a): GET changes nothing by its definition; remembered answers of it grow stale",
-                "policy: no route uses it, because every route has a preset of its own",
                 "admin.listen: 0.0.0.0:8081 is reachable from other machines, and no token is set",
                 "admin.listen: 0.0.0.0:8081 is reachable from other machines without TLS, so tokens and answers can be read on the way; set [admin.tls]",
             ]
@@ -691,7 +763,23 @@ mod warnings_and_notes {
         assert_eq!(
             load("").notes,
             [
-                "policy: scope has \"credential\": requests with neither Authorization nor X-Api-Key share one anonymous scope"
+                "policy: scope has \"credential\": requests with none of Api-Key, Authorization, X-Api-Key, X-Auth-Token share one anonymous scope"
+            ]
+        );
+        assert_eq!(
+            load("credentials = \"X-Token\"").notes,
+            ["policy: scope has \"credential\": requests with none of X-Token share one anonymous scope"]
+        );
+    }
+
+    #[test]
+    fn beside_a_credential_a_header_needs_no_trusted_proxy() {
+        let with = |scope: &str| load(&format!("trusted_proxies = []\n[policy]\nscope = {scope}")).warnings;
+        assert!(with("[\"credential\", \"header:X-Org\"]").is_empty());
+        assert_eq!(
+            with("[\"host\", \"header:X-Org?\"]"),
+            [
+                "policy: scope reads the header x-org, and trusted_proxies is empty: nobody is believed, every keyed request with it is refused (403)"
             ]
         );
     }
@@ -736,6 +824,24 @@ mod forgetting {
         );
         from(
             PAY,
+            &format!("{PAY}key.format = \"raw\""),
+            &[&format!(
+                "POST /payments/*: key.format changed from any (keys as sent) to raw (keys with their quotes): {lost}"
+            )],
+        );
+        from(
+            PAY,
+            &format!("credentials = [\"X-Token\", \"Authorization\"]\n{PAY}"),
+            &[
+                "credentials changed from [api-key, authorization, x-api-key, x-auth-token] to [authorization, x-token]: \
+               answers to callers with these headers will not be found again",
+            ],
+        );
+        let global = format!("{PAY}scope = \"global\"");
+        from(&global, &format!("credentials = \"X-Token\"\n{global}"), &[]);
+        from(PAY, &format!("credential_schemes = \"Token\"\n{PAY}"), &[]);
+        from(
+            PAY,
             &format!("{PAY}key.from = \"query:k\""),
             &[&format!("POST /payments/*: key.from changed from [header:idempotency-key] to [query:k]: {lost}")],
         );
@@ -748,7 +854,7 @@ mod forgetting {
             PAY,
             &format!("{PAY}fingerprint = \"body\""),
             &[&format!(
-                "POST /payments/*: fingerprint changed from [method, path, query, body, preconditions] to [body]: {other}"
+                "POST /payments/*: fingerprint changed from [method, path, query, type, body, preconditions] to [body]: {other}"
             )],
         );
         from(
@@ -770,11 +876,14 @@ mod forgetting {
     #[test]
     fn removed_routes_methods_and_modes() {
         let again = "retries of remembered requests will run again";
+        let only = |routes: &str| format!("[policy]\npreset = \"off\"\n{routes}");
         let other = "[[route]]\nmatch = \"POST /other\"\n";
-        from(&format!("{PAY}{other}"), other, &[&format!("POST /payments/*: POST is no longer covered: {again}")]);
+        let told = format!("POST /payments/*: POST is no longer covered: {again}");
+        from(&only(&format!("{PAY}{other}")), &only(other), &[&told]);
+        from(&format!("{PAY}{other}"), other, &[]);
         from(
-            "[[route]]\nmatch = \"POST|PUT /a\"",
-            "[[route]]\nmatch = \"POST /a\"",
+            &only("[[route]]\nmatch = \"POST|PUT /a\""),
+            &only("[[route]]\nmatch = \"POST /a\""),
             &[&format!("POST|PUT /a: PUT is no longer covered: {again}")],
         );
         from(
@@ -782,14 +891,17 @@ mod forgetting {
             &format!("{PAY}mode = \"off\""),
             &[&format!("POST /payments/*: mode changed from enforce to off: {again}")],
         );
-        from(&format!("{PAY}mode = \"shadow\""), other, &[]);
+        from(&only(&format!("{PAY}mode = \"shadow\"")), &only(other), &[]);
         let narrower = "[[route]]\nmatch = \"POST /payments/:id\"";
-        from(PAY, narrower, &[&format!("POST /payments/*: POST is no longer covered on all its paths: {again}")]);
+        let told = format!("POST /payments/*: POST is no longer covered on all its paths: {again}");
+        from(&only(PAY), &only(narrower), &[&told]);
+        from(PAY, narrower, &[]);
         let everything = ["POST", "PUT", "PATCH", "DELETE"]
             .map(|method| format!("every path: {method} is no longer covered on all its paths: {again}"));
-        let told = forgets(&load(""), &load(PAY));
+        let told = forgets(&load(""), &load(&only(PAY)));
         assert_eq!(told[0], everything[0]);
         assert_eq!(told.len(), 4);
+        from("", PAY, &[]);
     }
 
     #[test]
@@ -801,6 +913,7 @@ mod forgetting {
             "[policy]\nscope = \"global\"",
             &[
                 "POST /payments/* (now every path): scope changed from [host, credential] to [global]: remembered answers of this route will not be found again",
+                "every other path: scope changed from [host, credential] to [global]: remembered answers of this route will not be found again",
             ],
         );
         from(
@@ -815,6 +928,7 @@ mod forgetting {
             "[[route]]\nmatch = \"POST|PUT /a\"\nscope = \"route\"",
             &[
                 "POST /a (now POST|PUT /a): match changed from \"POST /a\" to \"POST|PUT /a\": it is part of scope, so remembered answers will not be found again",
+                "every other path (now POST|PUT /a): scope changed from [host, credential] to [route]: remembered answers of this route will not be found again",
             ],
         );
     }

@@ -195,6 +195,73 @@ async fn a_server_that_stops_with_its_client_is_found_out() {
     assert_eq!(found.all("failed"), ["disconnect.answer"], "{:#}", found.json);
 }
 
+/// Servers that are in order, each in a way that a careless check takes for a fault.
+#[tokio::test]
+async fn nothing_is_held_against_servers_that_are_in_order() {
+    // An operation has one method: another is refused whatever its key.
+    let app = App::protected(Faults { takes_post_only: true, ..Faults::default() }).await;
+    let (url, count) = (app.url("/payments"), app.url("/count"));
+    let args = [&everything(&url, "ietf", &count), &CALLERS[..], &["--other-method", "PATCH"]].concat();
+    let post_only = found(&args).await;
+    assert_eq!(post_only.verdict("mismatch.method"), "not performed", "{:#}", post_only.json);
+    assert_eq!((post_only.all("failed"), post_only.all("advice")), (vec![], vec![]), "{:#}", post_only.json);
+    // JSON that is stored as values and written anew is the same answer.
+    let app = App::protected(Faults { writes_anew: true, ..Faults::default() }).await;
+    let found = self::found(&[&app.url("/payments"), "--slow-header", "X-Slow: 300", "--rounds", "1"]).await;
+    for id in ["replay.body", "replay.once", "mismatch.keeps-first", "concurrent.one-run", "concurrent.settles"] {
+        assert_eq!(found.verdict(id), "passed", "{id}: {:#}", found.json);
+    }
+    assert_eq!(found.all("failed"), [""; 0], "{:#}", found.json);
+}
+
+/// Where a tenant is who says so in a header, another credential of the same tenant is the same caller.
+#[tokio::test]
+async fn a_second_caller_is_another_tenant() {
+    let app = App::protected(Faults { has_tenants: true, ..Faults::default() }).await;
+    let url = app.url("/payments");
+    let args = [&url, "--profile", "appsportal", "--rounds", "1"];
+    let isolated = found(&[&args[..], &CALLERS[..]].concat()).await;
+    assert_ne!(isolated.verdict("caller.isolated"), "failed", "{:#}", isolated.json);
+    let named = found(&[&args[..], &CALLERS[..], &["--header", "X-Tenant-Id: t1"]].concat()).await;
+    assert_eq!(named.verdict("caller.isolated"), "not performed", "{:#}", named.json);
+    // One that shares answers between tenants is found out all the same.
+    let app = App::protected(Faults { shares_callers: true, has_tenants: true, ..Faults::default() }).await;
+    let gateway = Gateway::spawn(BIN, "[policy]\npreset = \"appsportal\"\nscope = \"global\"\n", &app.url("")).await;
+    let url = format!("http://{}/payments", gateway.addr());
+    let shared = found(&[&[url.as_str(), "--profile", "appsportal", "--rounds", "1"], &CALLERS[..]].concat()).await;
+    assert_eq!(shared.verdict("caller.isolated"), "failed", "{:#}", shared.json);
+}
+
+/// Servers that remember nothing, each in a way that a careless check takes for a replay.
+#[tokio::test]
+async fn nothing_passes_on_what_is_no_evidence() {
+    // It says of every answer that it is a replay, and its runs are alike: nothing is known of it.
+    let app =
+        App::protected(Faults { always_marks: true, is_silent: true, checks_then_writes: true, ..Faults::default() })
+            .await;
+    let found = self::found(&[&app.url("/payments"), "--rounds", "1"]).await;
+    for id in ["first.unmarked", "replay.marker"] {
+        assert_eq!(found.verdict(id), "advice", "{id}: {:#}", found.json);
+    }
+    for id in ["replay.once", "replay.body", "concurrent.one-run", "concurrent.settles"] {
+        assert_eq!(found.verdict(id), "not performed", "{id}: {:#}", found.json);
+    }
+    // It runs nothing at all, with and without the marker.
+    for always_marks in [false, true] {
+        let app = App::protected(Faults { is_static: true, always_marks, ..Faults::default() }).await;
+        for profile in ["ietf", "stripe", "appsportal", "platform"] {
+            let args = [&app.url("/payments"), "--profile", profile, "--rounds", "1", "--slow-header", "X-Slow: 1"];
+            let found = self::found(&[&args[..], &CALLERS[..]].concat()).await;
+            assert_eq!(found.code, Some(1), "{profile}: {:#}", found.json);
+            let passed = found.all("passed");
+            // Nothing that would need a run, or a key that is remembered. Bytes that no header may have are refused below it.
+            let shown = ["first.unmarked", "get.passes", "key.control-byte", "key.non-ascii"];
+            let unfounded: Vec<_> = passed.into_iter().filter(|id| !shown.contains(id)).collect();
+            assert!(unfounded.is_empty(), "{profile} {always_marks}: {unfounded:?}");
+        }
+    }
+}
+
 /// A check without evidence is not performed, and says what it would take.
 #[tokio::test]
 async fn what_cannot_be_seen_is_not_performed() {

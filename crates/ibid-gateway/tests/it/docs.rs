@@ -19,7 +19,7 @@ use ibid_gateway::{
 use ibid_testkit::{
     docs::Page,
     process::{self, Gateway},
-    upstream::Upstream,
+    upstream::{Reply, Upstream},
 };
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -312,6 +312,23 @@ async fn the_readme_shows_what_the_demo_does() {
     });
     let address = address.await.expect("the demo starts");
     Page::read(root().join("README.md")).gateway(address).run().await;
+}
+
+/// README's configuration covers README's request.
+#[tokio::test]
+async fn the_readmes_configuration_covers_its_request() {
+    let page = Page::read(root().join("README.md"));
+    let upstream = Upstream::start().await;
+    let charged = r#"{"id":"pay_0001","amount":1200,"status":"charged","at":"now"}"#;
+    upstream.on("/payments", Reply::status(201).json(charged));
+    let config = page.config().expect("the README has a configuration").to_owned();
+    let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    page.gateway(gateway.addr()).run().await;
+    assert_eq!(upstream.executions_at("/payments"), 1);
+    let settings = Settings::from_text(&config, None, &ServeArgs::default(), &Env::of(&[])).unwrap();
+    let route = settings.routes.find(&http::Method::POST, "/payments").expect("a route");
+    assert_eq!((route.name.as_str(), route.is_policy), ("POST /payments", false));
+    assert!(settings.warnings.is_empty(), "{:?}", settings.warnings);
 }
 
 /// Links between the pages lead somewhere.

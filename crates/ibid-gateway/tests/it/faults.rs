@@ -1,8 +1,10 @@
 //! Upstreams, clients and holders that fail: the settle table, seen on the wire.
 
+mod anonymous;
 mod clients;
 mod crowd;
 mod fidelity;
+mod greedy;
 mod holders;
 pub(crate) mod kit;
 mod large;

@@ -3,12 +3,14 @@
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
 mod admin;
+mod app_servers;
 mod bad_input;
 mod chaos;
 mod check;
 mod config;
 mod conform;
 mod console;
+mod coverage;
 mod disk;
 mod docs;
 mod faults;
@@ -23,9 +25,11 @@ mod passing;
 mod planted;
 mod presets;
 mod quota;
+mod redirects;
 mod sealing;
 mod secured;
 mod store_command;
 mod stores;
+mod stripe_clients;
 mod upstream;
 mod webhooks;

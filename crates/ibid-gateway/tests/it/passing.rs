@@ -4,7 +4,9 @@ mod http2;
 mod mutual;
 mod plain;
 mod streams;
+mod timeouts;
 mod tls;
+mod upgrades;
 
 /// One route is covered; every other path passes through.
-const ONE_ROUTE: &str = "[[route]]\nmatch = \"POST|PUT /pay\"\npreset = \"ietf\"\n";
+const ONE_ROUTE: &str = "[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST|PUT /pay\"\npreset = \"ietf\"\n";

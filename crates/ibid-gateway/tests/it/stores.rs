@@ -5,5 +5,6 @@ pub(crate) mod kit;
 mod outages;
 mod pair;
 mod presets;
+mod readiness;
 mod round_trips;
 mod waiters;

@@ -184,7 +184,8 @@ impl<D: Completes> Stage<D> {
         let pool = D::pool(&scene.url(), 4).await;
         let runs = Arc::new(AtomicUsize::new(0));
         let app = App::<D> { pool, store: store.clone(), runs: runs.clone(), marker: PhantomData };
-        let router = Router::new().route("/pay", post(pay::<D>)).layer(Ibid::new(store).layer(policy)).with_state(app);
+        let router =
+            Router::new().route("/pay", post(pay::<D>)).layer(Ibid::new(store).layer(policy).unwrap()).with_state(app);
         Self { scene, router, runs, marker: PhantomData }
     }
 

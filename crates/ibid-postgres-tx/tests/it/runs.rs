@@ -11,10 +11,11 @@ use std::{
 use bytes::Bytes;
 use http::StatusCode;
 use ibid::{
-    OnMismatch, Policy, Record, RecordBody,
+    Caller, Credentials, Ibid, KeyFormat, OnMismatch, Policy, Record, RecordBody, Scope, ScopePart, TrustedProxies,
     store::{Ask, Claim, End, Fingerprint, Outline, State, Store, Tags, Token},
 };
-use ibid_postgres_tx::{Ran, TxError};
+use ibid_postgres_tx::{Call, Ran, TxError};
+use tower::ServiceExt as _;
 
 use crate::kit::{BoxError, Driver, Scene, call, paid, patient, retrying, run, scope, with_both_drivers};
 
@@ -29,6 +30,7 @@ with_both_drivers! {
     what_is_unknown_is_held_or_taken_over_as_the_policy_says
     a_bad_key_is_refused_before_anything_is_asked
     an_operator_sees_who_asked_for_what
+    a_uuid_is_one_key_in_any_case_by_every_way_in
 }
 
 async fn the_first_call_runs_and_the_next_replays<D: Driver>() {
@@ -89,6 +91,7 @@ async fn a_transaction_replays_what_the_store_remembered<D: Driver>() {
         headers: [(http::header::LOCATION, "/payments/1".parse().unwrap())].into_iter().collect(),
         body: RecordBody::Whole(Bytes::from_static(b"\0by a gateway")),
         trailers: http::HeaderMap::new(),
+        cookies: Vec::new(),
     };
     let outline = Outline { status: 202, requested_at_ms: 1000, completed_at_ms: 2000, took: Duration::from_secs(1) };
     let end = End::Complete { failed: false, record: record.encode(), outline, keep: Duration::from_secs(600) };
@@ -202,7 +205,7 @@ async fn what_is_unknown_is_held_or_taken_over_as_the_policy_says<D: Driver>() {
 async fn a_bad_key_is_refused_before_anything_is_asked<D: Driver>() {
     // Nobody listens there.
     let pool = D::pool("postgres://gateway@127.0.0.1:1/none", 1).await;
-    for key in ["", &"k".repeat(256)] {
+    for key in ["", &"k".repeat(256), "a b", "\u{e9}"] {
         let ran =
             run::<D, _, _>(&pool, patient(), call(key), |_| Box::pin(async { Ok::<_, BoxError>(paid("never")) })).await;
         assert!(matches!(ran.unwrap_err(), TxError::KeyInvalid(_)), "{key:?}");
@@ -224,6 +227,51 @@ async fn an_operator_sees_who_asked_for_what<D: Driver>() {
         ("acme", "zero\u{2400}byte", "POST /payments", "orde****0017")
     );
     assert_eq!(entry.outline.unwrap().status, 201);
+}
+
+async fn a_uuid_is_one_key_in_any_case_by_every_way_in<D: Driver>() {
+    const UPPER: &str = "550E8400-E29B-41D4-A716-446655440000";
+    let scene = Scene::new();
+    let (pool, store): (_, Arc<dyn Store>) = (D::pool(&scene.url(), 2).await, Arc::new(scene.store().await));
+    let mut policy = patient();
+    (policy.key.format, policy.scope) = (KeyFormat::Uuid, vec![ScopePart::Global]);
+    (policy.fingerprint, policy.on_mismatch) = (Vec::new(), OnMismatch::Ignore);
+    let caller = Caller {
+        method: &http::Method::POST,
+        uri: &http::Uri::from_static("/pay"),
+        headers: &http::HeaderMap::new(),
+        peer: None,
+        identity: None,
+        route: "",
+        trusted: &TrustedProxies::loopback(),
+        credentials: &Credentials::default(),
+    };
+    let scope = Scope::of(&policy.scope, &caller).unwrap();
+    let in_a_transaction = |key: String| {
+        let call = Call::new(&scope, key);
+        run::<D, _, _>(&pool, policy.clone(), call, |tx| {
+            Box::pin(async move {
+                D::exec(tx, "INSERT INTO effects VALUES ('run_tx')").await?;
+                Ok::<_, BoxError>(paid("paid"))
+            })
+        })
+    };
+    assert!(!in_a_transaction(UPPER.into()).await.unwrap().is_replay());
+    assert!(in_a_transaction(UPPER.to_lowercase()).await.unwrap().is_replay());
+    for key in [UPPER.to_owned(), UPPER.to_lowercase()] {
+        let never = |_| async { Err::<Bytes, _>("it ran again") };
+        let ran = ibid::run(&store, &policy, key.clone(), &scope, never).await.unwrap();
+        assert!(matches!(ran, ibid::Ran::Replayed(_)), "{ran:?}");
+        let app = axum::Router::new().route("/pay", axum::routing::post(|| async { "it ran again" }));
+        let app = app.layer(Ibid::new(store.clone()).layer(policy.clone()).unwrap());
+        let request = http::Request::post("/pay").header("idempotency-key", key);
+        let answer = app.oneshot(request.body(axum::body::Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(
+            (answer.status(), &answer.headers()["idempotent-replayed"]),
+            (StatusCode::CREATED, &"true".parse().unwrap())
+        );
+    }
+    assert_eq!((scene.effects(), scene.remembered()), (1, 1));
 }
 
 /// As a gateway would ask for the same.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::BodyExt as _;
 use ibid::{
-    Caller, Ibid, OnMismatch, Policy, Record, RecordBody, Scope, ScopePart, TrustedProxies,
+    Caller, Credentials, Ibid, OnMismatch, Policy, Record, RecordBody, Scope, ScopePart, TrustedProxies,
     store::{Address, Ask, Claim, End, Fingerprint, Held, Lease, Outline, Store, Tags, Token},
 };
 use ibid_postgres_tx::{Call, Ran, TxError};
@@ -111,7 +111,7 @@ async fn the_scopes_of_a_gateway_can_be_made_part_by_part() {
     let db = session(&scene, "gateway").await;
     let mut headers = HeaderMap::new();
     for (name, value) in
-        [("host", "Shop.Example.com"), ("authorization", "Bearer 7f"), ("x-user-id", "u1"), ("cookie", "sid=s1")]
+        [("host", "Shop.Example.com:8080"), ("authorization", "Bearer 7f"), ("x-user-id", "u1"), ("cookie", "sid=s1")]
     {
         headers.insert(name, HeaderValue::from_static(value));
     }
@@ -124,11 +124,15 @@ async fn the_scopes_of_a_gateway_can_be_made_part_by_part() {
         identity: Some(&identity),
         route: "POST /pay",
         trusted: &TrustedProxies::everyone(),
+        credentials: &Credentials::default(),
     };
     for (part, kind, value) in [
         ("host", "host", "Shop.Example.com"),
+        ("host", "host", "shop.example.com:8082"),
         ("credential", "credential", "Bearer 7f"),
         ("header:x-user-id", "header", "u1"),
+        ("header:x-user-id?", "header", "u1"),
+        ("header:x-org?", "missing", ""),
         ("cookie:sid", "cookie", "s1"),
         ("jwt:sub", "jwt", "s-7"),
         ("method", "method", "POST"),
@@ -141,6 +145,27 @@ async fn the_scopes_of_a_gateway_can_be_made_part_by_part() {
         let sql = "SELECT ibid.address_in(ibid.part($1, $2) || ibid.part('global', ''), 'k-1')";
         let row = db.query_one(sql, &[&kind, &value]).await.unwrap();
         assert_eq!(row.get::<_, &[u8]>(0), ours.0, "{part}");
+    }
+    for host in ["[2001:DB8::1]:8080", "[2001:DB8::1]", "::1", "shop.example:", "a:x", ""] {
+        let headers: HeaderMap = [(http::header::HOST, HeaderValue::from_static(host))].into_iter().collect();
+        let caller = Caller { headers: &headers, ..caller };
+        let ours = Scope::of(&[ScopePart::Host], &caller).unwrap().address("k-1", None, None);
+        let row = db.query_one("SELECT ibid.address_in(ibid.part('host', $1), 'k-1')", &[&host]).await.unwrap();
+        assert_eq!(row.get::<_, &[u8]>(0), ours.0, "{host}");
+    }
+    for sent in [
+        serde_json::json!({}),
+        serde_json::json!({"Authorization": "Bearer 7f", "X-Api-Key": "k"}),
+        serde_json::json!({"x-auth-token": "t", "Api-Key": "k", "X-Api-Key": ""}),
+    ] {
+        let sent: std::collections::BTreeMap<String, String> = serde_json::from_value(sent).unwrap();
+        let headers: HeaderMap =
+            sent.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+        let caller = Caller { headers: &headers, ..caller };
+        let ours = Scope::of(&[ScopePart::Credential], &caller).unwrap().address("k-1", None, None);
+        let sql = "SELECT ibid.address_in(ibid.credentials($1::text::jsonb), 'k-1')";
+        let row = db.query_one(sql, &[&serde_json::to_string(&sent).unwrap()]).await.unwrap();
+        assert_eq!(row.get::<_, &[u8]>(0), ours.0, "{sent:?}");
     }
     let error = db.query_one("SELECT ibid.part('tenant', 'x')", &[]).await.unwrap_err();
     assert_eq!(error.code().unwrap().code(), "22023");
@@ -209,6 +234,8 @@ async fn what_the_store_and_run_tx_remember_sql_replays() {
                 headers: headers.clone(),
                 body: body.clone(),
                 trailers,
+                // Only an anonymous caller's record has them.
+                cookies: if headers.is_empty() { vec![[7; 32]; 2] } else { Vec::new() },
             };
             let lease = granted(&store, &asked(&key, fingerprint)).await;
             assert_eq!(store.settle(&lease, &remember(record.encode())).await.unwrap(), Held::Held);
@@ -252,10 +279,11 @@ async fn what_is_no_record_is_opaque_and_never_an_error() {
         headers: [("a".parse().unwrap(), HeaderValue::from_static("b"))].into_iter().collect(),
         body: whole(b"hello"),
         trailers: HeaderMap::new(),
+        cookies: Vec::new(),
     };
     let good = record.encode();
     let mut later = good.to_vec();
-    later[0] = 2;
+    later[0] = 3;
     let mut endless = good.to_vec();
     endless[20..22].copy_from_slice(&u16::MAX.to_le_bytes());
     let mut huge = good.to_vec();
@@ -279,7 +307,7 @@ async fn the_layer_replays_what_sql_remembers_and_the_other_way_round() {
     let mut policy = Policy::ietf();
     policy.on_mismatch = OnMismatch::Ignore;
     let app = Router::new().route("/pay", post(|| async { (StatusCode::ACCEPTED, [("x-by", "app")], "by the app") }));
-    let app = app.layer(Ibid::new(store).layer(policy));
+    let app = app.layer(Ibid::new(store).layer(policy).unwrap());
     let ask = async |key: &str| {
         let request = Request::post("/pay").header("host", "shop").header("authorization", "Bearer a");
         let request = request.header("idempotency-key", key).body(Body::from("12.50")).unwrap();

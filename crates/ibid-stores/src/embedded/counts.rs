@@ -58,8 +58,9 @@ struct Count {
 }
 
 impl Counts {
-    pub(super) fn open(log: Arc<Log>, disk: Arc<dyn Disk>) -> Self {
-        let state = State::read(&*disk, log.clock.now()).unwrap_or_else(|_| State { broken: true, ..State::default() });
+    /// `opened` is the time now. The log's own clock is not asked, so that nothing is written with its time yet.
+    pub(super) fn open(log: Arc<Log>, disk: Arc<dyn Disk>, opened: Micros) -> Self {
+        let state = State::read(&*disk, opened).unwrap_or_else(|_| State { broken: true, ..State::default() });
         Self { log, disk, state: Mutex::new(state) }
     }
 

@@ -108,7 +108,7 @@ impl Disk for Directory {
     }
 
     fn lock(&self) -> io::Result<Box<dyn fmt::Debug + Send + Sync>> {
-        Ok(Box::new(Lock::take(&self.at("lock"))?))
+        Ok(Box::new(Lock::take_folder(&self.path, "lock")?))
     }
 }
 

@@ -215,6 +215,14 @@ impl Entry {
         }
     }
 
+    /// Its retention ended while nobody could ask for it: that counts from the opening on.
+    pub(super) fn renew(&mut self, opened: Micros) {
+        let before = self.dies_at;
+        self.expires = opened + micros(self.ask.hold) + micros(self.ask.keep);
+        self.outlive(None);
+        self.dies_at = self.dies_at.max(before);
+    }
+
     pub(super) fn encoded_length(&self) -> usize {
         let record = match &self.phase {
             Phase::Done { record, .. } => OUTLINE + record.len(),

@@ -4,6 +4,9 @@
 //! matter. What died is left out. Of a segment that no batch follows, in its lane, the end may be torn: it is cut
 //! there. Everything else that does not read is a flaw: reported with file and offset, passed over, never served.
 //!
+//! Claims that were unfinished when the store was last written to, and whose retention has ended since, are not left out:
+//! nobody could ask about them in the meantime. They are reported, and kept as outcome unknown.
+//!
 //! Invariants: after recovery every segment is sealed, and the store goes on in a new one. What the last batch held is
 //! written again, for a file that was read back from the system's cache may never have reached the disk.
 
@@ -35,12 +38,18 @@ pub(super) struct Recovered {
     /// The highest that were given, by lane for sequence numbers.
     pub(super) sequences: [u64; 2],
     pub(super) version: u64,
+    /// When it was opened.
     pub(super) clock: Micros,
+    /// The latest time that is in the log: what had died by then had died while the store was open. Nothing later is
+    /// written before what was renewed.
+    pub(super) seen: Micros,
     pub(super) fences: u64,
     /// The segments that were not read, because a snapshot covers them.
     pub(super) covered: HashSet<u32>,
     /// What was written last, in each lane, as far as it still counts.
     pub(super) last: Vec<Entry>,
+    /// Claims that get a new retention; to be written again.
+    pub(super) renewed: Vec<Entry>,
     pub(super) report: Report,
 }
 
@@ -63,9 +72,11 @@ impl Recovered {
             sequences: [0; 2],
             version: 0,
             clock: now,
+            seen: 0,
             fences: 0,
             covered: HashSet::new(),
             last: Vec::new(),
+            renewed: Vec::new(),
             report: Report::default(),
         }
     }
@@ -90,18 +101,27 @@ impl Recovered {
         // Nothing counts in one that was being recycled, and nothing new is in one that was covered.
         let counts = |segment: &&Arc<Segment>| segment.written.load(SeqCst) != 0 && segment.sealed.get().is_none();
         let unread: Vec<Arc<Segment>> = recovered.segments.iter().filter(counts).cloned().collect();
-        for part in read_all(&unread, &by_id, &recovered.index, recovered.clock)? {
+        for part in read_all(&unread, &by_id, &recovered.index, recovered.seen)? {
             recovered.report.add(part.report);
             recovered.version = recovered.version.max(part.version);
-            recovered.clock = recovered.clock.max(part.clock);
+            recovered.seen = recovered.seen.max(part.clock);
             recovered.fences = recovered.fences.max(part.fences);
             scanned.extend(part.scanned);
         }
+        recovered.clock = recovered.clock.max(recovered.seen);
         let unsealed = recovered.chain(scanned, &by_id);
+        recovered.interrupt(&by_id);
         recovered.index.sweep(recovered.clock, u32::MAX, |slot| by_id[&slot.segment].lose(slot));
         recovered.report.live = (0..SHARDS).map(|nth| recovered.index.nth(nth).slots().count() as u64).sum();
-        recovered.interrupt(&by_id);
+        let (clock, renewed): (_, HashSet<u64>) =
+            (recovered.clock, recovered.renewed.iter().map(|entry| entry.version).collect());
+        recovered.last.retain(|entry| clock < entry.dies_at && !renewed.contains(&entry.version));
         Ok((recovered, unsealed))
+    }
+
+    fn see(&mut self, clock: Micros) {
+        self.seen = self.seen.max(clock);
+        self.clock = self.clock.max(clock);
     }
 
     fn find_segments(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
@@ -131,7 +151,7 @@ impl Recovered {
                 continue;
             }
             self.store = Some(header.store);
-            self.clock = self.clock.max(header.clock);
+            self.see(header.clock);
             self.fences = self.fences.max(header.fences);
             self.sequences[usize::from(MAIN)] = self.sequences[usize::from(MAIN)].max(header.sequence);
             let was_being_recycled = header.id != id;
@@ -156,7 +176,7 @@ impl Recovered {
             return Ok(Vec::new());
         };
         self.version = snapshot.version;
-        self.clock = self.clock.max(snapshot.clock);
+        self.see(snapshot.clock);
         self.fences = self.fences.max(snapshot.fences);
         for nth in 0..SHARDS {
             for slot in self.index.nth(nth).slots() {
@@ -207,7 +227,7 @@ impl Recovered {
         unsealed
     }
 
-    /// Nobody is known to run any more.
+    /// Nobody is known to run any more. Of those whose retention ended while the store was closed, it begins again.
     fn interrupt(&mut self, by_id: &HashMap<u32, Arc<Segment>>) {
         for nth in 0..SHARDS {
             let claims: Vec<Slot> =
@@ -216,6 +236,15 @@ impl Recovered {
                 // One that does not read any more is found corrupt by whoever asks for it.
                 let Ok(mut entry) = by_id[&slot.segment].read(&slot) else { continue };
                 entry.interrupt(self.clock);
+                if (self.seen + 1..=self.clock).contains(&entry.expires) {
+                    entry.renew(self.clock);
+                    self.index.swap(&slot, Slot::new(&entry, slot.segment, slot.offset, slot.length()));
+                    self.report.overdue.push(entry.ask.address);
+                    self.renewed.push(entry.clone());
+                }
+                if entry.dies_at <= self.clock {
+                    continue;
+                }
                 self.index.nth(nth).running.insert(entry.ask.address, Arc::new(entry));
             }
         }
@@ -241,7 +270,7 @@ pub(super) fn mend(disk: &dyn Disk, recovered: &mut Recovered, unsealed: Vec<Uns
     for segment in &recovered.segments {
         segment.file.sync_data()?;
     }
-    let (clock, fences) = (recovered.clock, recovered.fences);
+    let (clock, fences) = (recovered.seen, recovered.fences);
     for Unsealed { segment, ends } in unsealed {
         if ends.end + SECTOR as u64 <= segment.header.size {
             seal(&segment, ends, SoFar { sequence: ends.last, clock, fences }, true)?;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ibid::store::Address;
+
 use super::format::Flaw;
 
 /// What reading a store's files found.
@@ -21,6 +23,9 @@ pub struct Report {
     pub torn: Vec<(String, u64)>,
     /// What does not read.
     pub found: Vec<Found>,
+    /// Claims that were unfinished when the store was closed, and whose retention ended before it was opened again. A store
+    /// keeps them as outcome unknown, for their lease and retention from the opening on.
+    pub overdue: Vec<Address>,
 }
 
 impl Report {
@@ -60,7 +65,7 @@ impl fmt::Display for Found {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { segments, covered, batches, entries, live, torn, found } = self;
+        let Self { segments, covered, batches, entries, live, torn, found, overdue } = self;
         writeln!(
             f,
             "{segments} segments ({covered} not read, but known from a snapshot), {batches} batches, {entries} entries, of which {live} count"
@@ -70,6 +75,13 @@ impl fmt::Display for Report {
         }
         for found in found {
             writeln!(f, "{found}")?;
+        }
+        if !overdue.is_empty() {
+            writeln!(
+                f,
+                "{} claims were unfinished when the store was closed, and their retention has ended since; a start keeps them as outcome unknown",
+                overdue.len()
+            )?;
         }
         Ok(())
     }

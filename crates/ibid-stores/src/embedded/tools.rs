@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    OpenError, Options, Recovery,
+    Embedded, OpenError, Options, Recovery,
     clock::Clock,
     disk::{Directory, Disk},
     entry::{Entry, Kind, Phase},
@@ -69,15 +69,23 @@ pub fn dump(path: impl AsRef<Path>, out: &mut dyn Write) -> Result<Report, OpenE
 /// # Errors
 /// As [`check`], or if there is no room for the copy, or if something does not read: that is evidence, and stays.
 pub fn compact(path: impl AsRef<Path>) -> Result<Compacted, OpenError> {
-    let disk = existing(path.as_ref())?;
-    let _lock = disk.lock()?;
+    let mut disk = existing(path.as_ref())?;
+    let mut lock = disk.lock()?;
     let mut options = Options { max_size: u64::MAX, ..Options::default() };
     // Segments of the size that they had, so that a small store stays small.
     options.segment_size = Recovered::largest_segment(&disk)?.unwrap_or(options.segment_size);
-    let found = Recovered::read(&disk, Clock::new(Options::default().time, 0).now(), Trust::Nothing)?.0.report.found;
-    if let Some(found) = found.first() {
+    let report = Recovered::read(&disk, Clock::new(Options::default().time, 0).now(), Trust::Nothing)?.0.report;
+    if let Some(found) = report.found.first() {
         return Err(OpenError::Damaged(found.to_string()));
     }
+    if !report.overdue.is_empty() {
+        // Opening writes them again; a copy as they are would count as dead.
+        drop(lock);
+        drop(Embedded::open_on(Arc::new(disk), options.clone())?);
+        disk = existing(path.as_ref())?;
+        lock = disk.lock()?;
+    }
+    let _lock = lock;
     let Recovery { log, cold, covered, .. } = recover(Arc::new(disk), options)?;
     let log = Arc::new(log);
     let before = log.segments.taken();

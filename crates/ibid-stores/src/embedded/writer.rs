@@ -87,6 +87,18 @@ impl Tail {
     }
 }
 
+/// What a start found, as far as the writer goes on from it.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) opened: Micros,
+    /// The highest that was given to an entry.
+    pub(super) version: u64,
+    /// What was written last, in each lane, as far as it still counts.
+    pub(super) last: Vec<Entry>,
+    /// Claims that get a new retention.
+    pub(super) renewed: Vec<Entry>,
+}
+
 /// Why a batch is not in the log.
 enum Failure {
     /// Certainly not.
@@ -114,10 +126,10 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Rewrites `last`, which may have been read from a cache that never reached the disk, before it takes any call.
-    pub(super) fn new(
-        log: Arc<Log>, queue: Receiver<Call>, tail: Tail, version: u64, last: Vec<Entry>,
-    ) -> io::Result<Self> {
+    /// Rewrites `last`, which may have been read from a cache that never reached the disk, and writes what was `renewed`,
+    /// before it takes any call.
+    pub(super) fn new(log: Arc<Log>, queue: Receiver<Call>, tail: Tail, found: Found) -> io::Result<Self> {
+        let Found { opened, version, last, renewed } = found;
         let (sequence, fences) = (log.sequence.load(SeqCst) + 1, log.fences.load(SeqCst));
         let now = log.clock.latest();
         let mut writer = Self {
@@ -138,16 +150,30 @@ impl Writer {
         }
         // Its bytes stay as they were; who ran is as unknown as all others.
         for staged in writer.staged.values_mut() {
-            Arc::make_mut(&mut staged.entry).interrupt(now);
+            Arc::make_mut(&mut staged.entry).interrupt(opened);
         }
-        match writer.append() {
-            Ok(()) => writer.merge(),
+        writer.rewrite()?;
+        for entry in renewed {
+            writer.version += 1;
+            writer.write(writer.version, Some(entry.version), entry);
+            if writer.batch.len() >= BATCH.min(writer.capacity() / 4) {
+                writer.rewrite()?;
+            }
+        }
+        writer.rewrite()?;
+        Ok(writer)
+    }
+
+    /// Writes the batch before the first call.
+    fn rewrite(&mut self) -> io::Result<()> {
+        match self.append() {
+            Ok(()) => self.merge(),
             // A full disk: it stays where it was found, and replays are served.
             Err(Failure::Refused(_)) => {}
             Err(Failure::Unsynced(error)) => return Err(error),
         }
-        writer.clear();
-        Ok(writer)
+        self.clear();
+        Ok(())
     }
 
     /// Until nobody can call any more.
@@ -161,6 +187,8 @@ impl Writer {
             self.commit();
         }
         if self.log.read_only().is_none() {
+            // Until when it was open: what dies later has died while nobody could ask for it.
+            self.now = self.now.max(self.log.clock.latest());
             // The next start seals what is not.
             let _ = self.seal();
         }

@@ -266,6 +266,7 @@ fn assembled(row: &Row) -> Result<Bytes, StoreError> {
         headers,
         body: body.map_or(RecordBody::None, |body| RecordBody::Whole(body.0)),
         trailers: HeaderMap::new(),
+        cookies: Vec::new(),
     };
     Ok(record.encode())
 }

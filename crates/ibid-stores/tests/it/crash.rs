@@ -205,11 +205,16 @@ impl History {
 impl Life {
     async fn check(&self, store: &Embedded, position: usize, now: u64) {
         let last = self.steps.iter().rposition(|step| step.answered.is_some_and(|answered| answered <= position));
-        let known = |step: &Step| if now < step.until { step.known.clone() } else { Known::Nothing };
-        let mut possible = vec![last.map_or(Known::Nothing, |nth| known(&self.steps[nth]))];
+        let known = |step: &Step| match step.known.clone() {
+            known if now < step.until => vec![known],
+            // Nobody wrote anything since it expired: it is kept for those who could not ask in the meantime.
+            known @ (Known::Unknown(_) | Known::Unheard) => vec![Known::Nothing, known],
+            _ => vec![Known::Nothing],
+        };
+        let mut possible = last.map_or(vec![Known::Nothing], |nth| known(&self.steps[nth]));
         // Asked, and not answered when the power went.
         let next = self.steps.get(last.map_or(0, |nth| nth + 1)).filter(|step| step.asked < position);
-        possible.extend(next.map(known));
+        possible.extend(next.into_iter().flat_map(known));
         let found = store.get(&self.address).await.unwrap();
         let mut fits = possible.iter().filter(|known| known.fits(found.as_ref()));
         let Some(known) = fits.next() else {

@@ -55,7 +55,7 @@ fn record(tenant: &str, key: u64) -> Bytes {
 }
 
 async fn pay(engine: &Engine, tenant: &str, key: u64) -> Verdict<()> {
-    engine.execute(&Policy::ietf(), ask(tenant, key), Pay(record(tenant, key))).await
+    engine.execute(&Policy::ietf().checked().unwrap(), ask(tenant, key), Pay(record(tenant, key))).await
 }
 
 /// What a flood came to.

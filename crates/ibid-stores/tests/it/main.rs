@@ -16,6 +16,7 @@ use tempfile::TempDir;
 
 use crate::sim::SimDisk;
 
+mod closed;
 mod counts;
 mod crash;
 mod faults;

@@ -1,67 +1,113 @@
 //! Canonical form of `application/x-www-form-urlencoded` bodies.
 //!
-//! A form is a list of pairs. Clients that build it from a map send the names in
-//! any order, and libraries differ in what they escape and how. None of this
-//! changes what the server is told, so none of it may change the fingerprint.
+//! Clients that build a form from a map send the names in any order, and libraries differ in what they escape and how.
+//! Neither changes what the server is told. But order has a meaning where a name repeats or nests: Rack reads
+//! `i[][n]=a&i[][p]=1&i[][n]=b` as a list of two items, and PHP takes the last of `a.b` and `a_b` for both.
 //!
-//! Invariant: two forms have equal canonical forms exactly when for each name
-//! they have the same decoded values in the same order. Every name and value is
-//! preceded by its length, so no choice of bytes can imitate a delimiter.
+//! Invariant: two forms have equal canonical forms only if they have the same decoded pairs, in the same order except
+//! for names that are plain and occur once. Every name and value is preceded by its length, so no choice of bytes can
+//! imitate a delimiter. A form that servers could take apart in different ways has no canonical form.
 //!
 //! ```text
-//! b=2&a=x%20y   =>   (1)a(3)x y(1)b(1)2   <=   a=x+y&&b=%32
+//! b=2&a=x%20y   =>   (1)a(3)x y(1)b(1)2   <=   a=x+y&b=%32
 //! ```
 
 use std::borrow::Cow;
 
-/// Appends the canonical form of a form to `out`.
-///
-/// `a` and `a=` are the same pair, as they are to servers. Escapes that are not
-/// `%` and two hexadecimal digits stay as written.
-pub(crate) fn canonical(body: &[u8], out: &mut Vec<u8>) {
-    let mut pairs: Vec<_> = body.split(|&byte| byte == b'&').filter(|piece| !piece.is_empty()).map(pair).collect();
-    // Stable: several values of one name are a list, whose order has a meaning.
-    pairs.sort_by(|a, b| a.0.cmp(&b.0));
-    for (name, value) in pairs {
-        frame(&name, out);
-        frame(&value, out);
+/// How the pairs of a canonical form are ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// All names are plain, have a value and occur once: sorted by name.
+    Sorted,
+    /// Names that repeat or nest are in the order in which they were sent, behind those that do not.
+    Kept,
+}
+
+/// A name and its value. `a` has none, which Rack tells from `a=`.
+type Pair<'a> = (Cow<'a, [u8]>, Option<Cow<'a, [u8]>>);
+
+/// Appends the canonical form of a form to `out`. `None` means that the body has to be compared byte by byte: it has an
+/// invalid escape, an empty pair, or a `;`, which some servers take for `&`.
+pub(super) fn canonical(body: &[u8], out: &mut Vec<u8>) -> Option<Order> {
+    if body.is_empty() {
+        return Some(Order::Sorted);
     }
+    if body.contains(&b';') {
+        return None;
+    }
+    let mut pairs = body.split(|&byte| byte == b'&').map(pair).collect::<Option<Vec<_>>>()?;
+    if !pairs.iter().all(|(name, _)| is_plain(name)) {
+        write_kept(&pairs, out);
+        return Some(Order::Kept);
+    }
+    let repeated = repeated_names(&pairs);
+    if repeated.is_empty() && pairs.iter().all(|(_, value)| value.is_some()) {
+        pairs.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        for (name, value) in &pairs {
+            frame(name, out);
+            frame(value.as_deref().unwrap_or_default(), out);
+        }
+        return Some(Order::Sorted);
+    }
+    let is_repeated = |name: &[u8]| repeated.binary_search(&name.to_ascii_lowercase()).is_ok();
+    let (kept, mut single): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|(name, _)| is_repeated(name));
+    single.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    write_kept(&single, out);
+    write_kept(&kept, out);
+    Some(Order::Kept)
 }
 
-fn pair(piece: &[u8]) -> (Cow<'_, [u8]>, Cow<'_, [u8]>) {
-    let equals = piece.iter().position(|&byte| byte == b'=');
-    let (name, value) = match equals {
-        Some(at) => (&piece[..at], &piece[at + 1..]),
-        None => (piece, &[][..]),
-    };
-    (decode(name), decode(value))
+fn pair(piece: &[u8]) -> Option<Pair<'_>> {
+    if piece.is_empty() {
+        return None;
+    }
+    Some(match piece.iter().position(|&byte| byte == b'=') {
+        Some(at) => (decode(&piece[..at])?, Some(decode(&piece[at + 1..])?)),
+        None => (decode(piece)?, None),
+    })
 }
 
-fn decode(text: &[u8]) -> Cow<'_, [u8]> {
+/// Whether no server takes the name for a path into something nested, or for another spelling of another name.
+fn is_plain(name: &[u8]) -> bool {
+    !name.is_empty() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(byte))
+}
+
+/// The names that occur more than once, in lower case and sorted. Some servers do not tell `A` from `a`.
+fn repeated_names(pairs: &[Pair<'_>]) -> Vec<Vec<u8>> {
+    let mut names: Vec<_> = pairs.iter().map(|(name, _)| name.to_ascii_lowercase()).collect();
+    names.sort_unstable();
+    let mut repeated: Vec<_> = names.windows(2).filter(|two| two[0] == two[1]).map(|two| two[0].clone()).collect();
+    repeated.dedup();
+    repeated
+}
+
+fn decode(text: &[u8]) -> Option<Cow<'_, [u8]>> {
     let Some(mut at) = text.iter().position(|byte| matches!(byte, b'%' | b'+')) else {
-        return Cow::Borrowed(text);
+        return Some(Cow::Borrowed(text));
     };
     let mut plain = text[..at].to_vec();
     while let Some(&byte) = text.get(at) {
         at += 1;
         plain.push(match byte {
             b'+' => b' ',
-            b'%' => match text.get(at..at + 2).and_then(hex2) {
-                Some(byte) => {
-                    at += 2;
-                    byte
-                }
-                None => b'%',
-            },
+            b'%' => {
+                let digit = |at: usize| char::from(*text.get(at)?).to_digit(16);
+                let byte = digit(at)? << 4 | digit(at + 1)?;
+                at += 2;
+                byte as u8
+            }
             byte => byte,
         });
     }
-    Cow::Owned(plain)
+    Some(Cow::Owned(plain))
 }
 
-fn hex2(digits: &[u8]) -> Option<u8> {
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    Some((digit(digits[0])? << 4 | digit(digits[1])?) as u8)
+fn write_kept(pairs: &[Pair<'_>], out: &mut Vec<u8>) {
+    for (name, value) in pairs {
+        frame(name, out);
+        out.push(u8::from(value.is_some()));
+        frame(value.as_deref().unwrap_or_default(), out);
+    }
 }
 
 fn frame(bytes: &[u8], out: &mut Vec<u8>) {
@@ -73,113 +119,105 @@ fn frame(bytes: &[u8], out: &mut Vec<u8>) {
 mod tests {
     use proptest::prelude::*;
 
-    fn canonical(body: impl AsRef<[u8]>) -> Vec<u8> {
+    use super::Order;
+
+    fn canonical(body: impl AsRef<[u8]>) -> Option<(Order, Vec<u8>)> {
         let mut out = Vec::new();
-        super::canonical(body.as_ref(), &mut out);
-        out
+        super::canonical(body.as_ref(), &mut out).map(|order| (order, out))
     }
 
-    /// What the canonical form of these pairs has to be.
-    fn framed(pairs: &[(&[u8], &[u8])]) -> Vec<u8> {
-        let mut out = Vec::new();
-        for text in pairs.iter().flat_map(|pair| [pair.0, pair.1]) {
-            out.extend_from_slice(&(text.len() as u64).to_le_bytes());
-            out.extend_from_slice(text);
+    fn same(one: &str, two: &str) {
+        assert!(canonical(one).is_some(), "{one}");
+        assert_eq!(canonical(one), canonical(two), "{one} {two}");
+    }
+
+    fn different(one: &str, two: &str) {
+        assert!(canonical(one).is_some(), "{one}");
+        assert_ne!(canonical(one), canonical(two), "{one} {two}");
+    }
+
+    #[test]
+    fn plain_names_that_occur_once_are_sorted() {
+        same("b=2&a=1", "a=1&b=2");
+        same("a=1&b=x%20y", "b=x+y&a=1");
+        same("a=%32%42", "a=2B");
+        different("a=1&b=2", "a=2&b=1");
+        different("a=1", "a=1&b=");
+        assert_eq!(canonical(""), Some((Order::Sorted, Vec::new())));
+    }
+
+    #[test]
+    fn forms_of_plain_names_are_as_in_version_1() {
+        for form in ["", "b=2&a=1", "a_b=x+y&A-c=%C3%a9&z=", "a=b=c&d=%26"] {
+            let mut first = Vec::new();
+            super::super::v1::form::canonical(form.as_bytes(), &mut first);
+            assert_eq!(canonical(form), Some((Order::Sorted, first)), "{form}");
         }
-        out
     }
 
     #[test]
-    fn pairs_are_framed_and_sorted_by_name() {
-        assert_eq!(canonical("b=2&a=1"), framed(&[(b"a", b"1"), (b"b", b"2")]));
-        assert_eq!(canonical("b=2&a=1"), canonical("a=1&b=2"));
+    fn names_that_repeat_keep_their_order() {
+        different("a=1&a=2", "a=2&a=1");
+        different("A=1&a=2", "a=2&A=1");
+        different("%61=2&a=1", "a=1&a=2");
+        different("n=a&p=1&n=b&p=2", "n=a&n=b&p=1&p=2");
+        same("a=2&b=0&a=1", "b=0&a=2&a=1");
     }
 
     #[test]
-    fn output_is_appended() {
-        let mut out = b"before".to_vec();
-        super::canonical(b"a=1", &mut out);
-        assert_eq!(out, [b"before".to_vec(), framed(&[(b"a", b"1")])].concat());
+    fn names_that_nest_keep_their_order() {
+        different("i[][n]=a&i[][p]=1&i[][n]=b", "i[][n]=a&i[][n]=b&i[][p]=1");
+        different("i=1&i[a]=2", "i[a]=2&i=1");
+        different("a.b=1&a_b=2", "a_b=2&a.b=1");
+        same("i[]=a+b&i%5B%5D=c", "i%5b]=a%20b&i[]=c");
     }
 
     #[test]
-    fn order_of_values_of_one_name_is_kept() {
-        assert_eq!(canonical("a=2&b=0&a=1"), framed(&[(b"a", b"2"), (b"a", b"1"), (b"b", b"0")]));
-        assert_ne!(canonical("a=1&a=2"), canonical("a=2&a=1"));
+    fn a_name_without_a_value_is_not_one_with_an_empty_value() {
+        different("a", "a=");
+        same("a&b=1", "b=1&a");
     }
 
     #[test]
-    fn names_that_are_equal_only_when_decoded_keep_their_order() {
-        assert_eq!(canonical("%61=2&a=1"), framed(&[(b"a", b"2"), (b"a", b"1")]));
-    }
-
-    #[test]
-    fn escapes_and_plus_are_decoded_on_both_sides() {
-        assert_eq!(canonical("a+%26=%3d%C3%a9+"), framed(&[(b"a &", "=é ".as_bytes())]));
-    }
-
-    #[test]
-    fn malformed_escapes_stay_as_written() {
-        assert_eq!(
-            canonical("a=%&b=%4&c=%zz&d=%4g%41"),
-            framed(&[(b"a", b"%"), (b"b", b"%4"), (b"c", b"%zz"), (b"d", b"%4gA")])
-        );
-    }
-
-    #[test]
-    fn value_may_hold_more_equals_signs() {
-        assert_eq!(canonical("a=b=c"), framed(&[(b"a", b"b=c")]));
-    }
-
-    #[test]
-    fn missing_value_is_an_empty_one() {
-        assert_eq!(canonical("a"), canonical("a="));
-        assert_eq!(canonical("a"), framed(&[(b"a", b"")]));
-    }
-
-    #[test]
-    fn empty_pieces_do_not_count_but_empty_names_do() {
-        assert_eq!(canonical("&&a=1&"), canonical("a=1"));
-        assert_eq!(canonical(""), b"");
-        assert_eq!(canonical("=1"), framed(&[(b"", b"1")]));
+    fn what_servers_read_in_different_ways_is_raw() {
+        for form in ["a=%zz", "a=%", "a=%4", "%g0=1", "a=%+1", "a=1;b=2", "a=1&&b=2", "&a=1", "a=1&", "a=%u00e9"] {
+            assert_eq!(canonical(form), None, "{form}");
+        }
+        same("a=%25zz", "a=%25%7a%7A");
+        different("a=%2B", "a=+");
+        same("a=+", "a=%20");
     }
 
     #[test]
     fn escaped_delimiters_do_not_collide_with_real_ones() {
-        assert_ne!(canonical("a=1%26b=2"), canonical("a=1&b=2"));
-        assert_ne!(canonical("a%3D=b"), canonical("a==b"));
-        assert_ne!(canonical("ab=c"), canonical("a=bc"));
-    }
-
-    fn encode(text: &[u8], style: u64, out: &mut Vec<u8>) {
-        for (i, &byte) in text.iter().enumerate() {
-            let plain = byte.is_ascii_alphanumeric() && (style >> (i % 64)) & 1 == 0;
-            match byte {
-                _ if plain => out.push(byte),
-                b' ' if style & 1 == 1 => out.push(b'+'),
-                _ => out.extend_from_slice(format!("%{byte:02x}").as_bytes()),
-            }
-        }
+        different("a=1%26b=2", "a=1&b=2");
+        different("a%3D=b", "a==b");
+        different("ab=c", "a=bc");
+        different("a=1%3Bb=2", "a=1&b=2");
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_accepted(body: Vec<u8>) {
-            canonical(body);
+            let _ = canonical(body);
         }
 
         #[test]
-        fn any_pairs_survive_any_encoding(pairs in prop::collection::vec((any::<Vec<u8>>(), any::<Vec<u8>>()), 0..8), style: u64) {
-            let mut body = Vec::new();
-            for (name, value) in &pairs {
-                body.push(b'&');
-                encode(name, style, &mut body);
-                body.push(b'=');
-                encode(value, style.rotate_left(7), &mut body);
+        fn forms_with_other_pairs_differ(
+            one in prop::collection::vec(("[aA]{1,2}(\\[\\])?", "[xy]{0,1}"), 0..4),
+            two in prop::collection::vec(("[aA]{1,2}(\\[\\])?", "[xy]{0,1}"), 0..4),
+        ) {
+            let text = |pairs: &[(String, String)]| {
+                pairs.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("&")
+            };
+            let sorted = |pairs: &[(String, String)]| {
+                let mut pairs = pairs.to_vec();
+                pairs.sort();
+                pairs
+            };
+            if sorted(&one) != sorted(&two) {
+                prop_assert_ne!(canonical(text(&one)), canonical(text(&two)));
             }
-            let mut sorted: Vec<_> = pairs.iter().map(|(name, value)| (&name[..], &value[..])).collect();
-            sorted.sort_by_key(|pair| pair.0);
-            prop_assert_eq!(canonical(body), framed(&sorted));
         }
     }
 }

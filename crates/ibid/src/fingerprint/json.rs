@@ -35,14 +35,24 @@ use std::borrow::Cow;
 use document::{Document, Kind, Span, Value};
 pub use pointer::{Pointer, PointerError};
 
+/// Which names of one object are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Names {
+    /// Those that are written alike.
+    AsWritten,
+    /// Those that differ in case only are the same to some servers (Go, .NET), for which then the last one counts. An
+    /// object with such names has no canonical form, unless its members are sorted already.
+    AnyCase,
+}
+
 /// The canonical form of `body` without what `ignore` points at, or `None` when
 /// the body has to be compared byte by byte.
 ///
 /// A member that is ignored is as good as absent, and an ignored array element
 /// is dropped; several pointers into one array all count positions in the array
 /// as it was sent. An ignored member still counts as a duplicate of its twin.
-pub(crate) fn canonical<'a>(body: &'a [u8], ignore: &[Pointer]) -> Option<Cow<'a, [u8]>> {
-    let mut document = if ignore.is_empty() { Document::read(body)? } else { Document::read_every_node(body)? };
+pub(crate) fn canonical<'a>(body: &'a [u8], ignore: &[Pointer], names: Names) -> Option<Cow<'a, [u8]>> {
+    let mut document = Document::read_for(body, !ignore.is_empty(), names)?;
     for pointer in ignore {
         if let Some(at) = document.locate(pointer) {
             document.nodes[at].value = Value::DROPPED;

@@ -8,7 +8,8 @@
 //! same parts in the same order: name, file name, content type, other headers
 //! and bytes. Each piece is preceded by its length, and what is absent differs
 //! from what is empty. A body that servers could take apart in different ways
-//! has no canonical form.
+//! has no canonical form; since version 2 of the fingerprint, [`strict`] decides
+//! about more of those.
 //!
 //! ```text
 //! --XyZ                                              name  "a"
@@ -17,6 +18,10 @@
 //! 1
 //! --XyZ--
 //! ```
+
+pub(super) use self::strict::strict;
+
+mod strict;
 
 /// No form of a person or an API has that many fields.
 const MAX_PARTS: usize = 1024;
@@ -74,7 +79,7 @@ fn write_parts(boundary: &[u8], body: &[u8], out: &mut Vec<u8>) -> Option<()> {
 fn split_at_delimiter<'a>(bytes: &'a [u8], delimiter: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
     let mut from = 0;
     loop {
-        let at = from + find_return(&bytes[from..])?;
+        let at = from + find(&bytes[from..], b'\r')?;
         if let Some(after) = bytes[at..].strip_prefix(delimiter) {
             return Some((&bytes[..at], after));
         }
@@ -82,14 +87,14 @@ fn split_at_delimiter<'a>(bytes: &'a [u8], delimiter: &[u8]) -> Option<(&'a [u8]
     }
 }
 
-/// The position of the first carriage return.
-fn find_return(bytes: &[u8]) -> Option<usize> {
+/// The position of the first such byte.
+fn find(bytes: &[u8], wanted: u8) -> Option<usize> {
     // Files are long and have few of them: look at blocks first, where the test
     // is done on many bytes at a time.
     let (blocks, _) = bytes.as_chunks::<32>();
-    let free = |block: &&[u8; 32]| block.iter().fold(true, |free, &byte| free & (byte != b'\r'));
+    let free = |block: &&[u8; 32]| block.iter().fold(true, |free, &byte| free & (byte != wanted));
     let skip = 32 * blocks.iter().take_while(free).count();
-    Some(skip + bytes[skip..].iter().position(|&byte| byte == b'\r')?)
+    Some(skip + bytes[skip..].iter().position(|&byte| byte == wanted)?)
 }
 
 fn write_part(part: &[u8], out: &mut Vec<u8>) -> Option<()> {

@@ -155,7 +155,7 @@ pub(crate) fn meaning(policy: &Policy, code: Code) -> Meaning {
         Remember::All => true,
         Remember::Final => says == Says::Final,
         Remember::Success => code == Code::Ok,
-        list @ Remember::List(_) => list.keeps(code.status()),
+        list @ Remember::List { .. } => list.keeps(code.status()),
     };
     match says {
         _ if policy.unknown_status.contains(&code.status()) => Meaning::Unknown,
@@ -220,8 +220,12 @@ mod tests {
 
     #[test]
     fn lists_go_by_the_http_status_of_the_same_meaning() {
-        let list = with(Remember::List(vec![StatusRange::Class(2), StatusRange::Code(StatusCode::NOT_FOUND)]));
+        let include = vec![StatusRange::Class(2), StatusRange::Code(StatusCode::NOT_FOUND)];
+        let list = with(Remember::List { include, exclude: Vec::new() });
         assert_eq!(those(&list, Meaning::Remember), ["OK", "NOT_FOUND"]);
+        let all_but = with(Remember::all_but([StatusCode::NOT_FOUND]));
+        assert_eq!(those(&all_but, Meaning::Remember).len(), 16);
+        assert_eq!(those(&all_but, Meaning::Release), ["NOT_FOUND"]);
         let mut all = with(Remember::All);
         all.unknown_status = vec![StatusCode::SERVICE_UNAVAILABLE];
         assert_eq!(those(&all, Meaning::Unknown), ["UNAVAILABLE"]);

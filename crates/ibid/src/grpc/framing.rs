@@ -6,11 +6,11 @@
 use std::io::{self, Read};
 
 use flate2::bufread::{GzDecoder, ZlibDecoder};
-use http::{HeaderMap, HeaderValue, request::Parts};
+use http::{HeaderMap, HeaderValue};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    fingerprint::PartDigests,
+    fingerprint::{FingerprintInput, PartDigests},
     policy::{Part, Policy},
     refusal::{Reason, Refusal},
     store::Fingerprint,
@@ -22,19 +22,19 @@ const PREFIX: usize = 5;
 const STEP: usize = 8 << 10;
 
 /// What makes two calls the same: the policy's parts, with the message as it is without compression. A client that
-/// compresses and one that does not send the same call.
+/// compresses and one that does not send the same call. `None` if the version of the rules is not known.
 ///
 /// # Errors
 /// The body is not one message, or inflates to more than `max_request`.
-pub(crate) fn fingerprint(policy: &Policy, parts: &Parts, body: &[u8]) -> Result<(Fingerprint, PartDigests), Refusal> {
-    let (compressed, message) = message(body)?;
+pub(crate) fn fingerprint(
+    version: u8, policy: &Policy, input: &FingerprintInput<'_>,
+) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
+    let (compressed, message) = message(input.body)?;
     if !policy.fingerprint.contains(&Part::Body) {
-        return Ok(Fingerprint::of_parts(policy, &parts.method, &parts.uri, &parts.headers, |_| {}));
+        return Ok(input.with_body(version, policy, |_| {}));
     }
-    let digest = digest(&parts.headers, compressed, message, policy.max_request)?;
-    Ok(Fingerprint::of_parts(policy, &parts.method, &parts.uri, &parts.headers, |printing| {
-        printing.framed(b'g', &digest);
-    }))
+    let digest = digest(input.headers, compressed, message, policy.max_request)?;
+    Ok(input.with_body(version, policy, |printing| printing.framed(b'g', &digest)))
 }
 
 /// The message of a body that has exactly one, and whether it is compressed.
@@ -154,7 +154,10 @@ mod tests {
         let request = Request::post("/shop.Orders/Create").header("content-type", "application/grpc");
         let request = if encoding.is_empty() { request } else { request.header("grpc-encoding", encoding) };
         let parts = request.body(()).unwrap().into_parts().0;
-        fingerprint(policy, &parts, body).map(|(fingerprint, _)| fingerprint).map_err(|refusal| refusal.reason)
+        let http::request::Parts { method, uri, headers, .. } = &parts;
+        let input = FingerprintInput { method, uri, headers, body, trailers: None };
+        let made = fingerprint(Fingerprint::VERSION, policy, &input).map_err(|refusal| refusal.reason);
+        made.map(|made| made.expect("the current version is known").0)
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub struct Unary {
     methods: BTreeMap<String, Kind>,
 }
 
+/// Packages of services that servers have about themselves.
+const OF_SERVERS: [&str; 2] = ["grpc.health", "grpc.reflection"];
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Covered,
@@ -128,6 +131,16 @@ impl Unary {
         self.methods.get(path) == Some(&Kind::Covered)
     }
 
+    /// Whether it is known what the method with this path is, be it covered or not. The services `grpc.health.*` and
+    /// `grpc.reflection.*` always are.
+    pub fn knows(&self, path: &str) -> bool {
+        let of_server = OF_SERVERS.iter().any(|own| {
+            let rest = path.strip_prefix('/').and_then(|name| name.strip_prefix(own));
+            rest.is_some_and(|rest| rest.starts_with('.'))
+        });
+        of_server || self.methods.contains_key(path)
+    }
+
     /// Whether the method with this path is known to stream.
     pub fn streams(&self, path: &str) -> bool {
         self.methods.get(path) == Some(&Kind::Streaming)
@@ -185,8 +198,7 @@ fn kind(method: &[u8], package: &str) -> Result<Kind, DescriptorError> {
     if number(method, 5)? != 0 || number(method, 6)? != 0 {
         return Ok(Kind::Streaming);
     }
-    let about_itself =
-        ["grpc.health", "grpc.reflection"].iter().any(|own| package.strip_prefix(own).is_some_and(starts_a_part));
+    let about_itself = OF_SERVERS.iter().any(|own| package.strip_prefix(own).is_some_and(starts_a_part));
     let mut harmless = about_itself;
     for options in messages(method, 4)? {
         harmless |= number(options, 34)? == NO_SIDE_EFFECTS;
@@ -269,6 +281,9 @@ mod tests {
         assert_eq!(unary.to_string(), "Bare/Do, shop.v1.Orders/Cancel, shop.v1.Orders/Create, shop.v1.Orders/Put");
         assert!(unary.streams("/shop.v1.Orders/Chat"));
         assert!(!unary.streams("/shop.v1.Orders/Get") && !unary.has("/shop.v1.Orders/Get"));
+        assert!(unary.knows("/shop.v1.Orders/Chat") && unary.knows("/shop.v1.Orders/Get"));
+        assert!(!unary.knows("/shop.v1.Orders/Other") && !unary.knows("/grpc.healthy/Check"));
+        assert!(Unary::default().knows("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"));
         assert_eq!(unary.of_service("shop.v1.Orders").count(), 3);
         assert_eq!(unary.known_of_service("shop.v1.Orders").count(), 7);
     }

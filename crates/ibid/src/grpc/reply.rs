@@ -44,7 +44,8 @@ pub(crate) fn complete(
     let mut trailers = trailers.cloned().unwrap_or_default();
     let body = if policy.remember_body { body } else { bare(code, &mut headers, &mut trailers) };
     let completed_at_ms = now_ms();
-    let record = Record { status: parts.status, requested_at_ms, completed_at_ms, headers, body, trailers };
+    let (status, cookies) = (parts.status, Vec::new());
+    let record = Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies };
     Complete {
         failed: code != Code::Ok,
         record: record.encode(),

@@ -4,27 +4,27 @@
 //! last; a proxy may remove what `Connection` names. For the headers that decide about keys, callers and comparison,
 //! none of that is allowed.
 
-use http::{HeaderMap, HeaderName, header};
+use http::{HeaderMap, Uri, header};
 
 use crate::{
+    fingerprint,
     key::KeySource,
     policy::{Part, Policy},
     refusal::{Reason, Refusal},
-    scope::ScopePart,
+    scope::{Credentials, ScopePart},
 };
 
-const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-
 /// Refuses what can be read in more than one way.
-pub(super) fn check(policy: &Policy, headers: &HeaderMap) -> Result<(), Refusal> {
+pub(super) fn check(policy: &Policy, credentials: &Credentials, headers: &HeaderMap) -> Result<(), Refusal> {
+    let decides = |name: &str| decides(policy, credentials, name);
     let any_repeated = headers.len() > headers.keys_len();
     for name in headers.keys() {
-        if any_repeated && headers.get_all(name).iter().nth(1).is_some() && decides(policy, name.as_str()) {
+        if any_repeated && headers.get_all(name).iter().nth(1).is_some() && decides(name.as_str()) {
             return Err(refusal(format!("the header {name} is sent more than once")));
         }
         if name.as_str().contains('_') {
             let twin = name.as_str().replace('_', "-");
-            if decides(policy, &twin) {
+            if decides(&twin) {
                 return Err(refusal(format!("the header {name} may be taken for {twin}; send only {twin}")));
             }
         }
@@ -32,7 +32,7 @@ pub(super) fn check(policy: &Policy, headers: &HeaderMap) -> Result<(), Refusal>
     for line in headers.get_all(header::CONNECTION) {
         for token in line.to_str().unwrap_or_default().split(',') {
             let token = token.trim().to_ascii_lowercase();
-            if decides(policy, &token) || decides(policy, &token.replace('_', "-")) {
+            if decides(&token) || decides(&token.replace('_', "-")) {
                 return Err(refusal(format!("Connection names {token}, which would remove it on the way")));
             }
         }
@@ -65,18 +65,45 @@ pub(super) fn check_path(path: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// The target with one spelling for all paths that an app could take for the same one: in lower case, without parameters,
+/// empty segments and a slash at the end. `None` if it has that spelling.
+pub(super) fn plain(uri: &Uri) -> Option<Uri> {
+    let path = uri.path();
+    let mut plain = String::with_capacity(path.len());
+    for segment in path.split(['/', '\\']) {
+        let name = segment.split(';').next().unwrap_or_default();
+        if !name.is_empty() {
+            plain.push('/');
+            plain.push_str(&name.to_ascii_lowercase());
+        }
+    }
+    if plain.is_empty() {
+        plain.push('/');
+    }
+    if plain == path {
+        return None;
+    }
+    let mut parts = uri.clone().into_parts();
+    let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    parts.path_and_query = format!("{plain}{query}").parse().ok();
+    Uri::from_parts(parts).ok()
+}
+
 /// Whether a header decides about keys, callers or comparison. `name` is in lower case.
-fn decides(policy: &Policy, name: &str) -> bool {
-    let is_scope = |part: &ScopePart| match part {
+fn decides(policy: &Policy, credentials: &Credentials, name: &str) -> bool {
+    let is_scope = |part: &ScopePart| match part.part() {
         ScopePart::Header(header) => header == name,
-        ScopePart::Credential => name == header::AUTHORIZATION || name == X_API_KEY,
+        ScopePart::Credential => credentials.has(name),
         ScopePart::Jwt(_) => name == header::AUTHORIZATION,
         _ => false,
     };
     let is_compared = |part: &Part| match part {
         Part::Header(header) => header == name,
         Part::Preconditions => matches!(name, "if-match" | "if-none-match" | "if-unmodified-since" | "content-range"),
-        Part::Body => matches!(name, "content-type" | "content-encoding" | "grpc-encoding"),
+        Part::Body | Part::Type | Part::Raw => {
+            matches!(name, "content-type" | "content-encoding" | "grpc-encoding")
+        }
+        Part::Method => fingerprint::METHOD_OVERRIDES.iter().any(|header| header == name),
         _ => false,
     };
     matches!(name, "host" | "forwarded")
@@ -101,7 +128,7 @@ mod tests {
         for (name, value) in headers {
             map.append(*name, value.parse().unwrap());
         }
-        check(policy, &map).err().map(|refusal| refusal.reason)
+        check(policy, &Credentials::default(), &map).err().map(|refusal| refusal.reason)
     }
 
     #[test]
@@ -110,6 +137,9 @@ mod tests {
         for bad in [
             &[("idempotency_key", "a")][..],
             &[("x_api_key", "a")],
+            &[("api_key", "a")],
+            &[("x_auth_token", "a")],
+            &[("x-auth-token", "a"), ("x-auth-token", "b")],
             &[("host", "a"), ("host", "b")],
             &[("authorization", "a"), ("authorization", "b")],
             &[("connection", "close, Idempotency-Key")],
@@ -119,6 +149,7 @@ mod tests {
         ] {
             assert_eq!(reason(&ietf, bad), Some(Reason::RequestAmbiguous), "{bad:?}");
         }
+        assert_eq!(reason(&Policy::stripe(), &[("stripe_account", "1")]), Some(Reason::RequestAmbiguous));
         assert_eq!(reason(&Policy::membership(), &[("x_user_id", "1")]), Some(Reason::RequestAmbiguous));
     }
 
@@ -130,6 +161,17 @@ mod tests {
         for twin in ["/%61", "/%7E", "/%c3%A9", "/\u{e9}", "/%21", "/%7B", "/%", "/%2", "/%zz", "/%2F"] {
             assert!(check_path(twin).is_err(), "{twin}");
         }
+    }
+
+    #[test]
+    fn all_spellings_of_a_path_have_one_plain_form() {
+        let plain = |path: &str| plain(&path.parse().unwrap()).map(|uri| uri.to_string());
+        assert_eq!(plain("/hooks/a%20b?X=1"), None);
+        for spelling in ["/Hooks/A", "/hooks/a/", "//hooks/a", "/hooks;x=1/a;y", "/;/hooks/a", "/hooks\\a"] {
+            assert_eq!(plain(spelling).as_deref(), Some("/hooks/a"), "{spelling}");
+        }
+        assert_eq!(plain("http://h/A?B=/;").as_deref(), Some("http://h/a?B=/;"));
+        assert_eq!(plain("/;").as_deref(), Some("/"));
     }
 
     #[test]

@@ -3,13 +3,18 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
-use super::{Protocol, body::ResponseBody, cors};
+use super::{
+    Protocol,
+    body::ResponseBody,
+    cors, key_headers,
+    shape::{Told, common_head},
+};
 use crate::{
     engine::Stored,
     fingerprint::{Kind, json},
     grpc,
     key::{hex, mask},
-    policy::{Envelope, Mode, Policy, Template},
+    policy::{Envelope, Policy, Template},
     record::{Record, RecordBody},
     refusal::{Reason, Refusal},
     time::rfc3339,
@@ -19,6 +24,9 @@ const STORED: HeaderName = HeaderName::from_static("idempotency-stored");
 const GUARANTEE: HeaderName = HeaderName::from_static("idempotency-guarantee");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const BODY: HeaderName = HeaderName::from_static("idempotency-body");
+
+/// What only this layer may say about an answer.
+const OWN: [HeaderName; 3] = [STORED, GUARANTEE, BODY];
 
 /// Say nothing any more once the body has changed.
 const OF_THE_BODY: [HeaderName; 5] = [
@@ -37,11 +45,19 @@ pub(super) struct Telling {
     pub(super) request_id: Option<String>,
     pub(super) origin: Option<HeaderValue>,
     pub(super) protocol: Protocol,
+    /// The key as it was sent, where answers repeat it.
+    pub(super) sent_key: Option<(HeaderName, HeaderValue)>,
 }
 
 impl Telling {
     fn request_id(&mut self) -> &str {
         self.request_id.get_or_insert_with(crate::generate_key)
+    }
+
+    fn repeat_key(&self, headers: &mut HeaderMap) {
+        if let Some((name, value)) = &self.sent_key {
+            headers.insert(name, value.clone());
+        }
     }
 }
 
@@ -63,16 +79,14 @@ pub(super) fn first<B>(
     mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, policy: &Policy, stored: Option<Stored>,
     telling: &mut Telling,
 ) -> Response<ResponseBody<B>> {
-    if policy.mode == Mode::Shadow {
-        return answer;
-    }
     let headers = answer.headers_mut();
-    policy.only_on_replays().for_each(|name| drop(headers.remove(name)));
+    remove_own_headers(headers, policy);
     let requested_at_ms = telling.requested_at_ms;
     tell(headers, &policy.first_headers, telling, requested_at_ms);
     if let Some(stored) = stored {
         tell_stored(headers, stored);
     }
+    telling.repeat_key(headers);
     if let Some(origin) = &telling.origin {
         cors::allow(headers, origin, exposed(policy));
     }
@@ -86,6 +100,17 @@ pub(super) fn first<B>(
         *answer.body_mut() = ResponseBody::whole(body, None);
     }
     answer
+}
+
+/// Removes from the app's answer what only this layer may say.
+pub(super) fn remove_own_headers(headers: &mut HeaderMap, policy: &Policy) {
+    let own: Vec<_> = headers.keys().filter(|name| is_own(name)).cloned().collect();
+    own.iter().chain(policy.only_on_replays()).for_each(|name| drop(headers.remove(name)));
+}
+
+/// Whether a header of an answer is this layer's to set, whatever the policy says.
+pub(super) fn is_own(name: &HeaderName) -> bool {
+    OWN.contains(name) || name.as_str().starts_with("ibid-")
 }
 
 /// Sets the policy's own headers. Ids and times are only made for those that show them.
@@ -128,6 +153,8 @@ pub(super) fn replay<B>(
     };
     tell(&mut headers, &policy.replay_headers, telling, record.requested_at_ms);
     tell_stored(&mut headers, stored);
+    telling.repeat_key(&mut headers);
+    (policy.refusals.shape().replay_head)(status, &mut headers);
     if let Some(origin) = &telling.origin {
         headers.remove(header::ACCESS_CONTROL_EXPOSE_HEADERS);
         cors::allow(&mut headers, origin, exposed(policy));
@@ -148,12 +175,21 @@ pub(super) fn replay<B>(
     answer
 }
 
-/// A refusal as an RFC 9457 problem. `key` is masked here; empty if there is none.
+/// A refusal in the shape that the policy asks for. `key` is masked here; empty if there is none.
 pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Response<ResponseBody<B>> {
     let requested_at_ms = crate::time::now_ms();
-    let mut telling = Telling { requested_at_ms, request_id: None, origin: None, protocol: Protocol::Http };
+    let mut telling =
+        Telling { requested_at_ms, request_id: None, origin: None, protocol: Protocol::Http, sent_key: None };
     let masked = if key.is_empty() { String::new() } else { mask(key) };
     refuse(refusal, policy, &masked, &mut telling)
+}
+
+/// An answer for something that is no refusal of the table, such as a body that did not arrive in time.
+pub fn plain_response<B>(
+    status: StatusCode, detail: &str, policy: &Policy, protocol: Protocol,
+) -> Response<ResponseBody<B>> {
+    let telling = Telling { requested_at_ms: 0, request_id: None, origin: None, protocol, sent_key: None };
+    plain(status, detail, policy, &telling)
 }
 
 pub(super) fn refuse<B>(
@@ -163,28 +199,26 @@ pub(super) fn refuse<B>(
         return grpc::refuse(refusal, policy, masked);
     }
     let (reason, status) = (refusal.reason, policy.status_of(refusal.reason));
-    let (name, title) = (reason.name(), string(reason.title()));
-    let (code, detail) = (status.as_u16(), string(&refusal.detail));
-    let mut body = format!(
-        "{{\"type\":\"/.well-known/idempotency#{name}\",\"title\":{title},\"status\":{code},\"detail\":{detail}"
-    );
-    if !masked.is_empty() {
-        body.push_str(&format!(",\"key\":{}", string(masked)));
-    }
+    let (shape, told) = (policy.refusals.shape(), Told::refusal(refusal, status, masked));
+    let mut body = (shape.members)(&told);
     if policy.envelope == Envelope::Metadata {
-        let code = name.replace('-', "_").to_uppercase();
+        let (code, detail) = (reason.name().replace('-', "_").to_uppercase(), string(&refusal.detail));
+        let error = match shape.has_error {
+            true => String::new(),
+            false => format!("\"error\":{{\"code\":\"{code}\",\"message\":{detail}}},"),
+        };
         let time = rfc3339(telling.requested_at_ms);
         let id = string(telling.request_id());
         body.push_str(&format!(
-            ",\"success\":false,\"error\":{{\"code\":\"{code}\",\"message\":{detail}}},\
-             \"metadata\":{{\"timestamp\":\"{time}\",\"requestId\":{id}}}"
+            ",\"success\":false,{error}\"metadata\":{{\"timestamp\":\"{time}\",\"requestId\":{id}}}"
         ));
     }
     body.push('}');
     let mut answer = Response::new(ResponseBody::whole(body, None));
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    common_head(shape, &told, headers);
+    telling.repeat_key(headers);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if let (Envelope::Metadata, Some(id)) = (policy.envelope, &telling.request_id) {
         headers.insert(REQUEST_ID, HeaderValue::from_str(id).expect("a UUID"));
@@ -203,28 +237,26 @@ pub(super) fn refuse<B>(
         );
     }
     if let Some(origin) = &telling.origin {
-        cors::allow_own(headers, origin, exposed(policy));
+        cors::allow(headers, origin, exposed(policy));
     }
     answer
 }
 
 /// An answer for something that is no refusal of the table.
-pub(super) fn plain<B>(status: StatusCode, detail: &str, telling: &Telling) -> Response<ResponseBody<B>> {
+pub(super) fn plain<B>(
+    status: StatusCode, detail: &str, policy: &Policy, telling: &Telling,
+) -> Response<ResponseBody<B>> {
     if telling.protocol == Protocol::Grpc {
         return grpc::plain(status, detail);
     }
-    let title = status.canonical_reason().unwrap_or("Error");
-    let body = format!(
-        "{{\"type\":\"about:blank\",\"title\":{},\"status\":{},\"detail\":{}}}",
-        string(title),
-        status.as_u16(),
-        string(detail)
-    );
-    let mut answer = Response::new(ResponseBody::whole(body, None));
+    let (shape, told) = (policy.refusals.shape(), Told::plain(status, detail));
+    let mut answer = Response::new(ResponseBody::whole((shape.members)(&told) + "}", None));
     *answer.status_mut() = status;
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    let headers = answer.headers_mut();
+    common_head(shape, &told, headers);
+    telling.repeat_key(headers);
     if let Some(origin) = &telling.origin {
-        cors::allow_own(answer.headers_mut(), origin, [].into_iter());
+        cors::allow(headers, origin, exposed(policy));
     }
     answer
 }
@@ -233,7 +265,14 @@ pub(super) fn plain<B>(status: StatusCode, detail: &str, telling: &Telling) -> R
 fn exposed(policy: &Policy) -> impl Iterator<Item = HeaderName> {
     let own = [STORED, GUARANTEE, BODY, header::RETRY_AFTER, header::LINK];
     let told = policy.first_headers.iter().chain(&policy.replay_headers).map(|(name, _)| name.clone());
-    own.into_iter().chain(told).collect::<Vec<_>>().into_iter()
+    let shape = policy.refusals.shape();
+    let key = shape.echoes_key.then(|| key_headers(policy)).into_iter().flatten();
+    own.into_iter()
+        .chain(told)
+        .chain(shape.exposed.iter().map(|name| HeaderName::from_static(name)))
+        .chain(key)
+        .collect::<Vec<_>>()
+        .into_iter()
 }
 
 /// The body with its member `metadata` set, if it is a JSON object.
@@ -263,7 +302,7 @@ pub fn error_answer(code: &str, message: &str) -> String {
 }
 
 /// A JSON string.
-fn string(text: &str) -> String {
+pub(super) fn string(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
     for character in text.chars() {

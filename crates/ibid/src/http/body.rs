@@ -13,6 +13,12 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::sync::mpsc;
 
+use super::{budget::Reservation, shadow::Tap};
+
+/// Answers go out in pieces of this size, so that a client that does not read holds back the body itself, with the
+/// memory that is reserved for it.
+pub(crate) const PIECE: usize = 16 << 10;
+
 /// Any error of an inner body.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -113,8 +119,9 @@ pin_project! {
     #[derive(Debug)]
     enum Inner<B> {
         Untouched { #[pin] body: B },
-        Whole { data: Option<Bytes>, trailers: Option<HeaderMap> },
-        Streamed { pieces: mpsc::Receiver<Piece>, ended: bool, left: Option<u64> },
+        Whole { data: Option<Bytes>, trailers: Option<HeaderMap>, held: Option<Reservation> },
+        Streamed { pieces: mpsc::Receiver<Piece>, ended: bool, left: Option<u64>, held: Option<Reservation> },
+        Tapped { #[pin] body: B, tap: Box<Tap> },
     }
 }
 
@@ -136,22 +143,49 @@ impl<B> ResponseBody<B> {
         Self { inner: Inner::Untouched { body } }
     }
 
+    /// The inner service's own body, which is watched while it passes.
+    pub(super) fn tapped(body: B, mut tap: Box<Tap>) -> Self
+    where
+        B: Body,
+    {
+        if body.is_end_stream() {
+            tap.end();
+        }
+        Self { inner: Inner::Tapped { body, tap } }
+    }
+
     /// A body that is all there.
     pub fn whole(data: impl Into<Bytes>, trailers: Option<HeaderMap>) -> Self {
         let data = Some(data.into()).filter(|data: &Bytes| !data.is_empty());
-        Self { inner: Inner::Whole { data, trailers: trailers.filter(|trailers| !trailers.is_empty()) } }
+        let trailers = trailers.filter(|trailers| !trailers.is_empty());
+        Self { inner: Inner::Whole { data, trailers, held: None } }
+    }
+
+    /// The length of a body that is all there.
+    pub(crate) fn whole_length(&self) -> u64 {
+        match &self.inner {
+            Inner::Whole { data: Some(data), .. } => data.len() as u64,
+            _ => 0,
+        }
+    }
+
+    /// The memory that is reserved for a body that is all there.
+    pub(crate) fn hold(&mut self, reservation: Reservation) {
+        if let Inner::Whole { held, .. } = &mut self.inner {
+            *held = Some(reservation);
+        }
     }
 
     /// The trailers of a body that is all there.
     pub(crate) fn trailers(&self) -> Option<&HeaderMap> {
         match &self.inner {
             Inner::Whole { trailers, .. } => trailers.as_ref(),
-            Inner::Untouched { .. } | Inner::Streamed { .. } => None,
+            Inner::Untouched { .. } | Inner::Streamed { .. } | Inner::Tapped { .. } => None,
         }
     }
 
-    pub(crate) fn streamed(pieces: mpsc::Receiver<Piece>, length: Option<u64>) -> Self {
-        Self { inner: Inner::Streamed { pieces, ended: false, left: length } }
+    pub(crate) fn streamed(pieces: mpsc::Receiver<Piece>, length: Option<u64>, held: Option<Reservation>) -> Self {
+        Self { inner: Inner::Streamed { pieces, ended: false, left: length, held } }
     }
 }
 
@@ -165,13 +199,32 @@ where
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self.project().inner.project() {
             InnerProject::Untouched { body } => poll_inner(body, cx),
-            InnerProject::Whole { data, trailers } => {
-                let data = data.take().map(Frame::data);
+            InnerProject::Whole { data: Some(_), held: Some(held), .. } if held.poll_evicted(cx).is_ready() => {
+                Poll::Ready(Some(Err(BrokenOff.into())))
+            }
+            InnerProject::Whole { data, trailers, held } => {
+                let data = next_piece(data, held).map(Frame::data);
                 Poll::Ready(data.or_else(|| trailers.take().map(Frame::trailers)).map(Ok))
             }
+            InnerProject::Tapped { mut body, tap } => {
+                let frame = ready!(poll_inner(body.as_mut(), cx));
+                match &frame {
+                    Some(Ok(frame)) => tap.frame(frame, body.is_end_stream()),
+                    None => tap.end(),
+                    Some(Err(_)) => {}
+                }
+                Poll::Ready(frame)
+            }
             InnerProject::Streamed { ended: true, .. } => Poll::Ready(None),
-            InnerProject::Streamed { pieces, ended, left } => Poll::Ready(match ready!(pieces.poll_recv(cx)) {
+            InnerProject::Streamed { ended, held: Some(held), .. } if held.poll_evicted(cx).is_ready() => {
+                *ended = true;
+                Poll::Ready(Some(Err(BrokenOff.into())))
+            }
+            InnerProject::Streamed { pieces, ended, left, held } => Poll::Ready(match ready!(pieces.poll_recv(cx)) {
                 Some(Piece::Data(data)) => {
+                    if let Some(held) = held {
+                        held.sent(data.len() as u64);
+                    }
                     *left = left.map(|left| left.saturating_sub(data.len() as u64));
                     Some(Ok(Frame::data(data)))
                 }
@@ -190,21 +243,35 @@ where
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
-            Inner::Untouched { body } => body.is_end_stream(),
-            Inner::Whole { data, trailers } => data.is_none() && trailers.is_none(),
+            Inner::Untouched { body } | Inner::Tapped { body, .. } => body.is_end_stream(),
+            Inner::Whole { data, trailers, .. } => data.is_none() && trailers.is_none(),
             Inner::Streamed { ended, .. } => *ended,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
-            Inner::Untouched { body } => body.size_hint(),
+            Inner::Untouched { body } | Inner::Tapped { body, .. } => body.size_hint(),
             // With trailers the length stays open: HTTP/1.1 can only send them behind a chunked body.
             Inner::Whole { trailers: Some(_), .. } => SizeHint::default(),
             Inner::Whole { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
             Inner::Streamed { left, .. } => left.map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }
+}
+
+/// The next piece of a body that is all there. Its memory is given back as a whole, with the last piece.
+fn next_piece(data: &mut Option<Bytes>, held: &mut Option<Reservation>) -> Option<Bytes> {
+    let Some(holds) = held else { return data.take() };
+    let all = data.as_mut()?;
+    if all.len() > PIECE {
+        holds.progressed(PIECE as u64);
+        return Some(all.split_to(PIECE));
+    }
+    // A copy: a client that never reads its last piece must not keep the whole record in memory.
+    let last = Bytes::copy_from_slice(all);
+    (*data, *held) = (None, None);
+    Some(last)
 }
 
 fn poll_inner<B>(body: Pin<&mut B>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>>

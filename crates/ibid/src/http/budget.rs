@@ -1,13 +1,50 @@
-//! The memory that buffered bodies may take, all together.
+//! The memory that buffered bodies may take, all together, and how much of it one client may hold.
 //!
-//! Requests reserve before they are claimed and are refused when nothing is left. Answers are only counted: an
-//! operation that has run cannot be refused any more, and how many run is bounded.
+//! Memory is reserved as bytes arrive, never by a declared length. A connection may hold an eighth of the budget, and a
+//! client address a quarter (a trusted proxy speaks for many clients, so only its connections are bounded); a single
+//! body may always use what is free. When the budget is exhausted, the slowest transfers are evicted first: a request
+//! whose body is still arriving is refused, and an answer that its client does not read is cut off. A transfer that has
+//! just begun, or is faster than [`SAFE_SPEED`], is not evicted for a newcomer. Answers of operations that ran are
+//! counted, never refused.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
+use http::Extensions;
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::{
+    Peer,
+    connection::{Connection, Cut},
+};
+use crate::scope::TrustedProxies;
+
+/// A transfer that waits for its client holds at least this: about what its task takes up.
+const MIN_HELD: u64 = 4 << 10;
+/// Nobody is evicted earlier than this after its transfer began.
+const EVICTION_GRACE: Duration = Duration::from_secs(1);
+/// The same for clients that hold much, when the memory is needed by one that does not: they must not fill it again and again.
+const HEAVY_EVICTION_GRACE: Duration = Duration::from_millis(100);
+/// Faster transfers, in bytes per second, are evicted only for faster ones.
+const SAFE_SPEED: u64 = 64 << 10;
+/// The speed of a transfer is measured over this time.
+const RATE_WINDOW: Duration = Duration::from_secs(2);
+/// How long a replay waits until others have been read, or were evicted.
+const ANSWER_WAIT: Duration = Duration::from_secs(5);
+/// How long it waits before it looks again.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LAST_PAUSE: Duration = Duration::from_millis(320);
+
+/// The budget. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Budget(Arc<Inner>);
 
@@ -15,6 +52,35 @@ pub(crate) struct Budget(Arc<Inner>);
 struct Inner {
     limit: u64,
     used: AtomicU64,
+    trusted: TrustedProxies,
+    /// Transfers that can be evicted.
+    transfers: Mutex<Transfers>,
+    /// What client addresses hold. Entries whose account is gone are removed now and then.
+    addresses: Mutex<HashMap<IpAddr, Weak<Account>>>,
+    /// Answers to clients whose connection is not known wait here, one after the other.
+    line: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Transfers {
+    next_id: u64,
+    by_id: HashMap<u64, Arc<Transfer>>,
+}
+
+/// What one connection or one client address holds, in bytes.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    used: AtomicU64,
+    /// Of a connection: its answers that wait for room stand here, one after the other.
+    line: tokio::sync::Mutex<()>,
+}
+
+/// Whom memory is held for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Client {
+    address: Option<IpAddr>,
+    connection: Option<Connection>,
+    cut: Option<Cut>,
 }
 
 /// A part of the budget, until it is dropped.
@@ -24,27 +90,183 @@ pub(crate) struct Reserved {
     bytes: u64,
 }
 
+/// A part of the budget that is held for a client: for a body that it sends, or for an answer that it reads. Until it is
+/// dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation(Arc<Transfer>);
+
+#[derive(Debug)]
+struct Transfer {
+    budget: Arc<Inner>,
+    id: u64,
+    connection: Option<Arc<Account>>,
+    address: Option<Arc<Account>>,
+    is_answer: bool,
+    cut: Option<Cut>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    held: u64,
+    evicted: bool,
+    waker: Option<Waker>,
+    began: Instant,
+    /// When the present window of `RATE_WINDOW` began, the bytes in it, and those in the one before.
+    window: Instant,
+    bytes: u64,
+    bytes_before: u64,
+}
+
+/// The order of eviction: the slowest first, and of equally slow ones that which holds most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    /// The binary logarithm of the bytes per second.
+    speed: u32,
+    held: std::cmp::Reverse<u64>,
+}
+
+/// There is no room, or the transfer was evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Full;
+
 impl Budget {
-    pub(crate) fn new(limit: u64) -> Self {
-        Self(Arc::new(Inner { limit, used: AtomicU64::new(0) }))
+    pub(crate) fn new(limit: u64, trusted: TrustedProxies) -> Self {
+        Self(Arc::new(Inner {
+            limit,
+            used: AtomicU64::new(0),
+            trusted,
+            transfers: Mutex::default(),
+            addresses: Mutex::default(),
+            line: tokio::sync::Mutex::default(),
+        }))
     }
 
+    pub(crate) fn limit(&self) -> u64 {
+        self.0.limit
+    }
+
+    /// Reserves for nobody in particular.
     pub(crate) fn reserve(&self, bytes: u64) -> Option<Reserved> {
-        let mut reserved = Reserved { budget: self.0.clone(), bytes: 0 };
-        reserved.grow_to(bytes).then_some(reserved)
+        self.0.take(bytes).then(|| Reserved { budget: self.0.clone(), bytes })
+    }
+
+    /// Begins to receive a body.
+    pub(crate) fn receive(&self, client: &Client) -> Reservation {
+        self.transfer(client, false)
+    }
+
+    /// Begins to send an answer.
+    pub(crate) fn send(&self, client: &Client) -> Reservation {
+        self.transfer(client, true)
+    }
+
+    fn transfer(&self, client: &Client, is_answer: bool) -> Reservation {
+        let bounded = client.address.filter(|address| !self.0.trusted.trusts(Some(*address)));
+        let address = bounded.map(|address| self.0.account(address));
+        let connection = client.connection.as_ref().map(|connection| connection.0.clone());
+        let mut transfers = self.0.transfers.lock();
+        transfers.next_id += 1;
+        let (id, now) = (transfers.next_id, Instant::now());
+        let state = State { held: 0, evicted: false, waker: None, began: now, window: now, bytes: 0, bytes_before: 0 };
+        let cut = client.cut.clone().filter(|_| is_answer);
+        let (budget, state) = (self.0.clone(), Mutex::new(state));
+        let transfer = Arc::new(Transfer { budget, id, connection, address, is_answer, cut, state });
+        transfers.by_id.insert(id, transfer.clone());
+        Reservation(transfer)
+    }
+
+    /// Reserves for an answer that can still be refused. Waits for a while until there is room; of one connection only one
+    /// answer at a time looks for it.
+    pub(crate) async fn answer(&self, client: &Client, bytes: u64) -> Result<Reservation, Full> {
+        let deadline = Instant::now() + ANSWER_WAIT;
+        let line = client.connection.as_ref().map_or(&self.0.line, |connection| &connection.0.line);
+        let Ok(_turn) = timeout_at(deadline, line.lock()).await else { return Err(Full) };
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let reservation = self.send(client);
+            if reservation.grow_to(bytes).is_ok() {
+                return Ok(reservation);
+            }
+            drop(reservation);
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(Full);
+            }
+            sleep_until(deadline.min(now + pause)).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+}
+
+impl Inner {
+    /// Whether there was room.
+    fn take(&self, bytes: u64) -> bool {
+        if self.used.fetch_add(bytes, Relaxed) + bytes > self.limit {
+            self.used.fetch_sub(bytes, Relaxed);
+            return false;
+        }
+        true
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Relaxed);
+    }
+
+    /// The account of a client address. Of IPv6 a client has a whole /64.
+    fn account(&self, address: IpAddr) -> Arc<Account> {
+        let address = match address.to_canonical() {
+            IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
+            v4 => v4,
+        };
+        let mut addresses = self.addresses.lock();
+        if let Some(account) = addresses.get(&address).and_then(Weak::upgrade) {
+            return account;
+        }
+        if addresses.len() == addresses.capacity() {
+            addresses.retain(|_, account| account.strong_count() > 0);
+        }
+        let account = Arc::new(Account::default());
+        addresses.insert(address, Arc::downgrade(&account));
+        account
+    }
+}
+
+impl Account {
+    /// Whether `bytes` more fit under `bound`. Those who hold nothing else (`own` is theirs) may hold more.
+    fn take(&self, bytes: u64, own: u64, bound: u64) -> bool {
+        let before = self.used.fetch_add(bytes, Relaxed);
+        if before + bytes > bound && before > own {
+            self.subtract(bytes);
+            return false;
+        }
+        true
+    }
+
+    fn add(&self, bytes: u64) {
+        self.used.fetch_add(bytes, Relaxed);
+    }
+
+    fn subtract(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Relaxed);
+    }
+}
+
+impl Client {
+    /// As the server says in a request's extensions.
+    pub(crate) fn of(request: &Extensions) -> Self {
+        Self {
+            address: request.get::<Peer>().map(|peer| peer.0),
+            connection: request.get::<Connection>().cloned(),
+            cut: request.get::<Cut>().cloned(),
+        }
     }
 }
 
 impl Reserved {
-    /// Reserves up to `bytes` in all. Whether there was room.
-    pub(crate) fn grow_to(&mut self, bytes: u64) -> bool {
-        let more = bytes.saturating_sub(self.bytes);
-        if self.budget.used.fetch_add(more, Relaxed) + more > self.budget.limit {
-            self.budget.used.fetch_sub(more, Relaxed);
-            return false;
-        }
-        self.bytes += more;
-        true
+    /// Begins to send an answer, of which nothing can be refused.
+    pub(crate) fn send(&self, client: &Client) -> Reservation {
+        Budget(self.budget.clone()).send(client)
     }
 
     /// Counts bytes that can no longer be refused.
@@ -56,32 +278,247 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Relaxed);
+        self.budget.give_back(self.bytes);
     }
+}
+
+impl Reservation {
+    /// Reserves up to `bytes` in all; evicts slower transfers if there is no room.
+    pub(crate) fn grow_to(&self, bytes: u64) -> Result<(), Full> {
+        let bytes = bytes.max(MIN_HELD);
+        // Whoever else comes may take what was freed: three tries.
+        for _ in 0..3 {
+            match self.0.grow_to(bytes) {
+                Ok(()) => return Ok(()),
+                Err(None) => return Err(Full),
+                Err(Some(at_bound)) => self.0.make_room(bytes, at_bound)?,
+            }
+        }
+        Err(Full)
+    }
+
+    /// Counts bytes that can no longer be refused.
+    pub(crate) fn count(&self, bytes: u64) {
+        self.0.count(bytes);
+    }
+
+    /// Gives a part back, which was sent to the client.
+    pub(crate) fn sent(&self, bytes: u64) {
+        self.progressed(bytes);
+        let mut state = self.0.state.lock();
+        let bytes = bytes.min(state.held);
+        self.0.release(&mut state, bytes);
+    }
+
+    /// So many bytes were received.
+    pub(crate) fn progressed(&self, bytes: u64) {
+        self.0.state.lock().progressed(bytes);
+    }
+
+    /// The transfer is complete: its memory stays reserved, and it is not evicted any more.
+    ///
+    /// # Errors
+    /// If it was evicted already.
+    pub(crate) fn complete(&self) -> Result<(), Full> {
+        self.0.unregister();
+        if self.0.state.lock().evicted { Err(Full) } else { Ok(()) }
+    }
+
+    /// Ready once it was evicted.
+    pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.0.state.lock();
+        if state.evicted {
+            return Poll::Ready(());
+        }
+        if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            state.waker = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// For whoever adds to what is sent.
+    pub(crate) fn counter(&self) -> Counter {
+        Counter(self.0.clone())
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.0.unregister();
+        let mut state = self.0.state.lock();
+        let held = state.held;
+        self.0.release(&mut state, held);
+        // What is counted from now on belongs to nobody.
+        state.evicted = true;
+    }
+}
+
+/// Counts what is on its way to a client, for a [`Reservation`] that gives it back.
+#[derive(Debug)]
+pub(crate) struct Counter(Arc<Transfer>);
+
+impl Counter {
+    pub(crate) fn count(&self, bytes: u64) {
+        self.0.count(bytes);
+    }
+}
+
+impl Transfer {
+    fn connection_bound(&self) -> u64 {
+        self.budget.limit / 8
+    }
+
+    fn address_bound(&self) -> u64 {
+        self.budget.limit / 4
+    }
+
+    /// Whether its client holds much.
+    fn is_heavy(&self) -> bool {
+        let accounts = self.connection.iter().chain(&self.address);
+        accounts.into_iter().any(|account| account.used.load(Relaxed) > self.budget.limit / 64)
+    }
+
+    /// `Err(None)` if it was evicted; else the account that is at its bound, or that there is no room at all.
+    fn grow_to(&self, bytes: u64) -> Result<(), Option<AtBound>> {
+        let mut state = self.state.lock();
+        if state.evicted {
+            return Err(None);
+        }
+        let (own, more) = (state.held, bytes.saturating_sub(state.held));
+        if self.connection.as_ref().is_some_and(|account| !account.take(more, own, self.connection_bound())) {
+            return Err(Some(AtBound::Connection));
+        }
+        let give_back = |account: &Option<Arc<Account>>| {
+            account.iter().for_each(|account| account.subtract(more));
+        };
+        if self.address.as_ref().is_some_and(|account| !account.take(more, own, self.address_bound())) {
+            give_back(&self.connection);
+            return Err(Some(AtBound::Address));
+        }
+        if !self.budget.take(more) {
+            give_back(&self.connection);
+            give_back(&self.address);
+            return Err(Some(AtBound::Budget));
+        }
+        state.held += more;
+        Ok(())
+    }
+
+    fn count(&self, bytes: u64) {
+        let mut state = self.state.lock();
+        if !state.evicted {
+            self.budget.used.fetch_add(bytes, Relaxed);
+            self.connection.iter().chain(&self.address).for_each(|account| account.add(bytes));
+            state.held += bytes;
+        }
+    }
+
+    fn release(&self, state: &mut State, bytes: u64) {
+        self.connection.iter().chain(&self.address).for_each(|account| account.subtract(bytes));
+        state.held -= bytes;
+        self.budget.give_back(bytes);
+    }
+
+    fn unregister(&self) {
+        self.budget.transfers.lock().by_id.remove(&self.id);
+    }
+
+    /// Evicts transfers that are slower than this one, until `bytes` should fit.
+    fn make_room(&self, bytes: u64, at_bound: AtBound) -> Result<(), Full> {
+        let now = Instant::now();
+        let is_same = |ours: &Option<Arc<Account>>, theirs: &Option<Arc<Account>>| {
+            ours.as_ref().zip(theirs.as_ref()).is_some_and(|(ours, theirs)| Arc::ptr_eq(ours, theirs))
+        };
+        let newcomer = Rank { speed: logarithm(SAFE_SPEED), held: std::cmp::Reverse(u64::MAX) };
+        let own_rank = self.state.lock().rank(now, EVICTION_GRACE).unwrap_or(newcomer);
+        let is_light = !self.is_heavy();
+        if self.is_answer && !is_light && at_bound == AtBound::Budget {
+            // It waits for its turn.
+            return Err(Full);
+        }
+        let mut slower: Vec<(Rank, Arc<Transfer>)> = {
+            let transfers = self.budget.transfers.lock();
+            let others = transfers.by_id.values().filter(|other| match at_bound {
+                AtBound::Connection => is_same(&self.connection, &other.connection),
+                AtBound::Address => is_same(&self.address, &other.address),
+                AtBound::Budget => true,
+            });
+            let ranked = others.filter(|other| other.id != self.id).filter_map(|other| {
+                let grace = if is_light && other.is_heavy() { HEAVY_EVICTION_GRACE } else { EVICTION_GRACE };
+                let rank = other.state.lock().rank(now, grace)?;
+                (rank < own_rank).then(|| (rank, other.clone()))
+            });
+            ranked.collect()
+        };
+        slower.sort_unstable_by_key(|(rank, _)| *rank);
+        // A little more than is needed, because this is not cheap.
+        let wanted = bytes.max(self.budget.limit / 64);
+        let mut freed = 0;
+        for (_, other) in slower {
+            if freed >= wanted {
+                break;
+            }
+            freed += other.evict();
+        }
+        if freed == 0 { Err(Full) } else { Ok(()) }
+    }
+
+    /// Its memory is free at once; whoever serves it learns of that.
+    fn evict(&self) -> u64 {
+        let mut state = self.state.lock();
+        let held = state.held;
+        self.release(&mut state, held);
+        state.evicted = true;
+        let waker = state.waker.take();
+        drop(state);
+        self.unregister();
+        waker.into_iter().for_each(Waker::wake);
+        if let Some(cut) = &self.cut {
+            cut.cut();
+        }
+        held
+    }
+}
+
+/// Why there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AtBound {
+    Connection,
+    Address,
+    Budget,
+}
+
+impl State {
+    fn progressed(&mut self, bytes: u64) {
+        self.turn(Instant::now());
+        self.bytes += bytes;
+    }
+
+    fn turn(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.window);
+        if passed >= RATE_WINDOW {
+            self.bytes_before = if passed < RATE_WINDOW * 2 { self.bytes } else { 0 };
+            self.bytes = 0;
+            self.window = now;
+        }
+    }
+
+    /// `None` if it cannot be evicted.
+    fn rank(&mut self, now: Instant, grace: Duration) -> Option<Rank> {
+        if self.evicted || self.held == 0 || now.saturating_duration_since(self.began) < grace {
+            return None;
+        }
+        self.turn(now);
+        let span = (RATE_WINDOW + now.saturating_duration_since(self.window)).as_secs().max(1);
+        let speed = logarithm((self.bytes + self.bytes_before) / span);
+        Some(Rank { speed, held: std::cmp::Reverse(self.held) })
+    }
+}
+
+/// Rounded up; 0 of nothing.
+fn logarithm(number: u64) -> u32 {
+    u64::BITS - number.leading_zeros()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_dropped_can_be_reserved_again() {
-        let budget = Budget::new(10);
-        let mut first = budget.reserve(4).unwrap();
-        assert!(budget.reserve(7).is_none());
-        assert!(first.grow_to(10));
-        assert!(!first.grow_to(11));
-        drop(first);
-        assert!(budget.reserve(10).is_some());
-    }
-
-    #[test]
-    fn answers_are_counted_beyond_the_limit() {
-        let budget = Budget::new(10);
-        let mut running = budget.reserve(1).unwrap();
-        running.count(100);
-        assert!(budget.reserve(1).is_none());
-        drop(running);
-        assert!(budget.reserve(1).is_some());
-    }
-}
+mod tests;

@@ -78,7 +78,7 @@ impl Claimed {
         let entrusted = self.0.entrusted.lock().clone()?;
         let timeless = |record: &Bytes| {
             let record = Record::decode(record.clone()).ok()?;
-            Some(Record { requested_at_ms: 0, completed_at_ms: 0, ..record })
+            Some(Record { requested_at_ms: 0, completed_at_ms: 0, cookies: Vec::new(), ..record })
         };
         Some(with.is_some_and(|with| timeless(with).is_some_and(|with| Some(with) == timeless(&entrusted))))
     }

@@ -38,17 +38,16 @@ impl Cors {
     }
 }
 
-/// Makes an answer readable for this origin, the named headers included. What the app said of credentials stays.
+/// Makes an answer readable for this origin, the named headers included. What the app said of credentials stays; where it
+/// said nothing of origins, scripts that send cookies may read the answer too, as preflights promise: the origins are
+/// named one by one.
 pub(super) fn allow(headers: &mut HeaderMap, origin: &HeaderValue, exposed: impl Iterator<Item = HeaderName>) {
+    if !headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+    }
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
     add_to_list(headers, &header::VARY, ["origin".to_owned()].into_iter());
     add_to_list(headers, &header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed.map(|name| name.as_str().to_owned()));
-}
-
-/// Makes an answer readable that the app never saw, also for scripts that send cookies: its origins are named one by one.
-pub(super) fn allow_own(headers: &mut HeaderMap, origin: &HeaderValue, exposed: impl Iterator<Item = HeaderName>) {
-    headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
-    allow(headers, origin, exposed);
 }
 
 /// Completes the app's answer to a preflight, or makes one where the app has none.

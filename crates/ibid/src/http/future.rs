@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 
 use super::{
+    Route, answer,
     body::ResponseBody,
     cors::{self, Preflight},
 };
@@ -35,7 +36,7 @@ pin_project! {
 pin_project! {
     #[project = KindProject]
     enum Kind<F, B> where B: 'static {
-        Passed { #[pin] future: F, preflight: Option<Box<Patch>> },
+        Passed { #[pin] future: F, preflight: Option<Box<Patch>>, covered: Option<Arc<Route>> },
         Ready { answer: Option<Response<ResponseBody<B>>> },
         Covered { covered: Covered<B> },
     }
@@ -64,7 +65,12 @@ struct Covered<B: 'static> {
 
 impl<F, B: 'static> ResponseFuture<F, B> {
     pub(super) fn passed(future: F, preflight: Option<Box<Patch>>) -> Self {
-        Self { kind: Kind::Passed { future, preflight } }
+        Self { kind: Kind::Passed { future, preflight, covered: None } }
+    }
+
+    /// A request without a key under this route.
+    pub(super) fn keyless(future: F, route: Arc<Route>) -> Self {
+        Self { kind: Kind::Passed { future, preflight: None, covered: Some(route) } }
     }
 
     pub(super) fn ready(answer: Response<ResponseBody<B>>) -> Self {
@@ -85,8 +91,11 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().kind.project() {
-            KindProject::Passed { future, preflight } => {
+            KindProject::Passed { future, preflight, covered } => {
                 let mut answer = ready!(future.poll(cx))?.map(ResponseBody::untouched);
+                if let Some(route) = covered.take() {
+                    answer::remove_own_headers(answer.headers_mut(), &route.policy);
+                }
                 if let Some(patch) = preflight.take() {
                     let (keys, headers) = (patch.keys.into_iter(), answer.headers_mut());
                     if cors::complete_preflight(headers, &patch.origin, &patch.asked, keys) {
@@ -122,8 +131,10 @@ impl<B> Side<B> {
 
 impl<B: 'static> Covered<B> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Response<ResponseBody<B>>> {
-        let work = self.work.as_mut().expect("polled after it was ready");
+        // Out of its place while it is polled: work that panics is gone, and must not be detached.
+        let mut work = self.work.take().expect("polled after it was ready");
         let done = work.as_mut().poll(cx);
+        self.work = Some(work);
         let early = self.side.early.lock().take();
         if let Some(head) = early {
             match done {

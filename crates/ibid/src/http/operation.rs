@@ -17,20 +17,21 @@ use tower_service::Service;
 
 use super::{
     Fate, Grant, Protocol, Route, Unsent,
+    anonymous::AnonymousCaller,
     answer::{self, Telling},
     body::{BoxError, RequestBody, ResponseBody},
-    budget::Reserved,
+    budget::{Client, Reserved},
     claimed::Claimed,
     future::Side,
     reply::{self, Meaning, Read, Stream, Tail},
+    request,
 };
 use crate::{
     engine::{Ended, Operation, Otherwise, ParkedBy, Probed},
     grpc,
-    policy::Mode,
     record::RecordBody,
     refusal::{Reason, Refusal},
-    store::Lease,
+    store::{Fingerprint, Lease},
 };
 
 const ATTEMPT: HeaderName = HeaderName::from_static("ibid-attempt");
@@ -69,9 +70,12 @@ pub(super) struct HttpOperation<S, B, RB> {
     pub(super) side: Arc<Side<RB>>,
     pub(super) telling: Telling,
     pub(super) buffers: Reserved,
+    pub(super) client: Client,
     pub(super) ran: Arc<super::service::Ran>,
     /// Until when the client waits, if it says so.
     pub(super) deadline: Option<Instant>,
+    /// The caller, if it is anonymous.
+    pub(super) anonymous: Option<Arc<AnonymousCaller>>,
     pub(super) _body: std::marker::PhantomData<fn(B)>,
 }
 
@@ -91,7 +95,9 @@ where
         let unsent = Unsent::default();
         request.extensions_mut().insert(unsent.clone());
         let policy = &self.route.policy;
-        let called = timeout(policy.patience(), catching(self.inner.call(request)));
+        let inner = &mut self.inner;
+        // The call itself may panic, before there is a future.
+        let called = timeout(policy.timeout, catching(async move { inner.call(request).await }));
         let ended = match called.await {
             Err(_) if unsent.is_held() => {
                 let detail = "no connection to the app was free in time; nothing was sent to it";
@@ -103,14 +109,24 @@ where
             Ok(Some(Ok(response))) => self.ended(response, started).await,
         };
         self.ran.set(started.elapsed(), lease.map(|lease| lease.attempt));
-        match claimed {
+        let ended = match claimed {
             Some(claimed) => entrusted(&claimed, ended),
             None => ended,
+        };
+        if let (Some(anonymous), Ended::Complete(..)) = (&self.anonymous, &ended) {
+            anonymous.mark_recorded();
         }
+        ended
     }
 
     fn patience(&self) -> Duration {
         self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn fingerprint(&self, version: u8) -> Option<Fingerprint> {
+        let (parts, body, trailers) = self.request.as_ref()?;
+        let made = request::fingerprint(version, &self.route, parts, (body, trailers.as_ref())).ok()??;
+        Some(made.0)
     }
 
     async fn probe(&mut self) -> Probed {
@@ -120,7 +136,7 @@ where
         let mut inner = self.inner.clone();
         let asked = timeout(policy.timeout, async move {
             poll_fn(|cx| inner.poll_ready(cx)).await.ok()?;
-            let response = catching(inner.call(request)).await?.ok()?;
+            let response = catching(async move { inner.call(request).await }).await?.ok()?;
             if response.extensions().get::<Fate>().is_some() {
                 return None;
             }
@@ -132,7 +148,8 @@ where
             Ok(Some((parts, Read::Whole(body, trailers)))) if parts.status.is_success() => {
                 let body = RecordBody::Whole(body);
                 let requested = self.telling.requested_at_ms;
-                Probed::Happened(reply::complete(policy, &parts, body, trailers.as_ref(), requested, started))
+                let trailers = trailers.as_ref();
+                Probed::Happened(reply::complete(policy, &parts, body, trailers, Vec::new(), requested, started))
             }
             Ok(Some((parts, _))) if parts.status == StatusCode::NOT_FOUND => Probed::DidNotHappen,
             _ => Probed::Unclear,
@@ -179,6 +196,8 @@ where
         *request.uri_mut() = Uri::from_parts(uri).ok()?;
         *request.version_mut() = parts.version;
         *request.extensions_mut() = parts.extensions.clone();
+        // It belongs to a claim: a proxy does not take it for a request without a key.
+        request.extensions_mut().insert(Unsent::default());
         let about_body = |name: &HeaderName| {
             name.as_str().starts_with("content-") || matches!(name.as_str(), "transfer-encoding" | "expect" | "trailer")
         };
@@ -204,9 +223,10 @@ where
         let route = self.route.clone();
         let policy = &route.policy;
         let (parts, body) = response.into_parts();
+        let cookies = self.anonymous.as_ref().map(|anonymous| anonymous.cookies_set_by(&parts)).unwrap_or_default();
         let mut body = Box::pin(body);
         let live = is_event_stream(&parts.headers);
-        let left = policy.patience().saturating_sub(started.elapsed());
+        let left = policy.timeout.saturating_sub(started.elapsed());
         let (parts, record, trailers, answer) =
             match timeout(left, reply::read(&mut body, policy.max_response, live)).await {
                 Err(_) => return park(Reason::UpstreamTimeout, "the app's answer did not end in time"),
@@ -226,8 +246,6 @@ where
             Protocol::Http => (reply::meaning(policy, parts.status), None),
             Protocol::Grpc => match grpc::status_of(&parts.headers, trailers.as_ref(), has_body) {
                 Some(code) => (grpc::meaning(policy, code), Some(code)),
-                // Without us the client would have had to make something of it.
-                None if policy.mode == Mode::Shadow => (Meaning::Unknown, None),
                 None => return park(Reason::UpstreamLost, "the app's answer ended without a gRPC status"),
             },
         };
@@ -235,7 +253,7 @@ where
             Meaning::Remember => {
                 let (trailers, requested) = (trailers.as_ref(), self.telling.requested_at_ms);
                 let complete = match code {
-                    None => reply::complete(policy, &parts, record, trailers, requested, started),
+                    None => reply::complete(policy, &parts, record, trailers, cookies, requested, started),
                     Some(code) => grpc::complete(policy, &parts, code, record, trailers, requested, started),
                 };
                 Ended::Complete(answer.under(parts), complete)
@@ -249,9 +267,11 @@ where
     async fn stream(
         &mut self, parts: &http::response::Parts, begun: Bytes, body: &mut Pin<Box<RB>>,
     ) -> Result<(RecordBody, Tail), ParkedBy> {
-        let (mut stream, pieces) = Stream::new(&self.route.policy, is_event_stream(&parts.headers));
+        let reservation = self.buffers.send(&self.client);
+        let ahead = Some(reservation.counter());
+        let (mut stream, pieces) = Stream::new(&self.route.policy, is_event_stream(&parts.headers), ahead);
         let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        let mut head = Response::new(ResponseBody::streamed(pieces, length));
+        let mut head = Response::new(ResponseBody::streamed(pieces, length, Some(reservation)));
         *head.status_mut() = parts.status;
         *head.headers_mut() = parts.headers.clone();
         let head = answer::first(head, None, &self.route.policy, None, &mut self.telling);

@@ -11,7 +11,11 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::body::{BoxError, Piece};
+use super::{
+    answer,
+    body::{BoxError, PIECE, Piece},
+    budget::Counter,
+};
 use crate::{
     engine::{Complete, ParkedBy},
     policy::Policy,
@@ -20,7 +24,7 @@ use crate::{
     time::now_ms,
 };
 
-/// How many frames a streamed answer may be ahead of its client.
+/// How many pieces a streamed answer may be ahead of its client.
 const AHEAD: usize = 16;
 
 /// What a complete reply means.
@@ -105,6 +109,8 @@ pub(super) struct Stream {
     live: bool,
     trailers: Option<HeaderMap>,
     patience: Duration,
+    /// Counts the pieces that the client has not taken yet.
+    ahead: Option<Counter>,
 }
 
 /// The end of a streamed answer: sent once the answer is recorded. Dropped, the client sees a broken answer.
@@ -117,7 +123,7 @@ pub(super) struct Tail {
 }
 
 impl Stream {
-    pub(super) fn new(policy: &Policy, live: bool) -> (Self, mpsc::Receiver<Piece>) {
+    pub(super) fn new(policy: &Policy, live: bool, ahead: Option<Counter>) -> (Self, mpsc::Receiver<Piece>) {
         let (client, pieces) = mpsc::channel(AHEAD);
         let stream = Self {
             client: Some(client),
@@ -128,7 +134,8 @@ impl Stream {
             last: None,
             live,
             trailers: None,
-            patience: policy.patience(),
+            patience: policy.timeout,
+            ahead,
         };
         (stream, pieces)
     }
@@ -164,10 +171,21 @@ impl Stream {
             kept.extend_from_slice(&data);
         }
         let ready = if self.live { Some(data) } else { self.last.replace(data) };
-        if let (Some(ready), Some(client)) = (ready, &self.client)
-            && !matches!(timeout(self.patience, client.send(Piece::Data(ready))).await, Ok(Ok(())))
-        {
-            self.client = None;
+        if let Some(ready) = ready {
+            self.send(ready).await;
+        }
+    }
+
+    /// In pieces, so that their number bounds their size.
+    async fn send(&mut self, mut data: Bytes) {
+        while let (Some(client), false) = (&self.client, data.is_empty()) {
+            let piece = data.split_to(data.len().min(PIECE));
+            if let Some(ahead) = &self.ahead {
+                ahead.count(piece.len() as u64);
+            }
+            if !matches!(timeout(self.patience, client.send(Piece::Data(piece))).await, Ok(Ok(()))) {
+                self.client = None;
+            }
         }
     }
 
@@ -200,14 +218,15 @@ impl Tail {
 
 /// What is remembered of a reply.
 pub(super) fn complete(
-    policy: &Policy, parts: &Parts, body: RecordBody, trailers: Option<&HeaderMap>, requested_at_ms: u64,
-    started: Instant,
+    policy: &Policy, parts: &Parts, body: RecordBody, trailers: Option<&HeaderMap>, cookies: Vec<[u8; 32]>,
+    requested_at_ms: u64, started: Instant,
 ) -> Complete {
     let body = if policy.remember_body { body } else { RecordBody::None };
     let headers = remembered(policy, &parts.headers, body == RecordBody::None);
     let completed_at_ms = now_ms();
     let trailers = if policy.remember_body { trailers.cloned().unwrap_or_default() } else { HeaderMap::new() };
-    let record = Record { status: parts.status, requested_at_ms, completed_at_ms, headers, body, trailers };
+    let status = parts.status;
+    let record = Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies };
     Complete {
         failed: parts.status.is_client_error() || parts.status.is_server_error(),
         record: record.encode(),
@@ -225,7 +244,7 @@ pub fn complete_of(policy: &Policy, response: &Response<Bytes>, requested_at_ms:
     };
     let (mut parts, ()) = Response::new(()).into_parts();
     (parts.status, parts.headers) = (response.status(), response.headers().clone());
-    complete(policy, &parts, body, None, requested_at_ms, started)
+    complete(policy, &parts, body, None, Vec::new(), requested_at_ms, started)
 }
 
 /// The headers that are stored.
@@ -234,6 +253,7 @@ pub(crate) fn remembered(policy: &Policy, headers: &HeaderMap, without_body: boo
     let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
     let is_forgotten = |name: &HeaderName| {
         is_never_stored(name)
+            || answer::is_own(name)
             || policy.drop_headers.contains(name)
             || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
             || without_body && (name == header::ETAG || name.as_str().starts_with("content-"))
@@ -268,7 +288,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_stalls_before_the_end_is_dropped() {
-        let (mut stream, mut pieces) = Stream::new(&Policy::ietf(), false);
+        let (mut stream, mut pieces) = Stream::new(&Policy::ietf(), false, None);
         // As many as fit, and one held back.
         for _ in 0..=AHEAD {
             stream.push(Bytes::from_static(b"piece")).await;

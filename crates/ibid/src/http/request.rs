@@ -1,7 +1,7 @@
 //! Judges a covered request before anything is read or claimed: its key, whose it is, and whether it can be read in
 //! only one way.
 
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header, request::Parts};
@@ -9,14 +9,15 @@ use sha2::{Digest, Sha256};
 
 use super::{Peer, Protocol, Route, Shared, ambiguity};
 use crate::{
-    fingerprint::{Kind, PartDigests, json},
+    engine::store_unavailable,
+    fingerprint::{FingerprintInput, Kind, PartDigests, json},
     grpc,
-    key::{KeyFormat, KeySource, extract_key, hex, mask},
+    key::{Key, KeyFormat, KeySource, hex, mask},
     label,
-    policy::{LabelKey, OnMismatch, Policy},
+    policy::{LabelKey, Mode, OnMismatch, OnStoreDown, Policy},
     refusal::{Reason, Refusal},
-    scope::{Caller, Identity, Scope, ScopePart},
-    store::{Ask, Fingerprint, Tags, Token},
+    scope::{Caller, CallerKind, Identity, Scope, ScopePart, cookies_only},
+    store::{Address, Ask, Fingerprint, Tags, Token},
 };
 
 /// What became of a covered request's head.
@@ -30,12 +31,65 @@ pub(super) enum Judged {
 /// A request that will be claimed.
 pub(super) struct Keyed {
     /// `None` while it has to come from the body.
-    key: Option<String>,
+    key: Option<Key>,
     scope: Scope,
+    pub(super) caller: CallerKind,
     /// Who may name themselves in a key of the form `user:operation:resource:timestamp`.
     owner: Option<String>,
     tenant: String,
     user: String,
+}
+
+/// Whether a request carries a key by a policy's sources, whatever its form. Bodies are not looked into: where a key may
+/// be in one, it counts as carried.
+pub fn carries_key(policy: &Policy, uri: &http::Uri, headers: &HeaderMap) -> bool {
+    let in_query = |name: &str| {
+        let pairs = uri.query().unwrap_or_default().split('&');
+        let mut names = pairs.map(|pair| pair.split('=').next().unwrap_or_default());
+        names.any(|given| decoded(given).as_deref() == Some(name.as_bytes()))
+    };
+    policy.key.from.iter().any(|source| match source {
+        KeySource::Header(name) => headers.contains_key(name),
+        KeySource::Query(name) => in_query(name),
+        KeySource::Json(_) | KeySource::Body => false,
+    }) || may_have_key_in_body(policy, headers)
+}
+
+/// The route that governs a request, what became of its head under it, and the other routes by which it has a key.
+pub(super) type Governed = (Arc<Route>, Judged, Vec<(Arc<Route>, Keyed)>);
+
+/// As [`judge`], for a request that an app could take for one of several routes. What any of them requires is required;
+/// the first by which the request has a key governs it, an enforced one before one in shadow mode.
+pub(super) fn judge_all(shared: &Shared, route: Arc<Route>, also: Vec<Arc<Route>>, parts: &Parts) -> Governed {
+    let enforced = |route: &Route| route.policy.mode == Mode::Enforce;
+    let first = judge(shared, &route, parts);
+    if also.is_empty() || matches!(first, Judged::Refused(..)) && enforced(&route) {
+        return (route, first, Vec::new());
+    }
+    let has_key = matches!(first, Judged::Keyed(_));
+    let mut keyed = Vec::with_capacity(1 + also.len());
+    let mut otherwise = None;
+    match first {
+        Judged::Keyed(found) => keyed.push((route, found)),
+        first => otherwise = Some((route, first)),
+    }
+    for other in also {
+        match judge(shared, &other, parts) {
+            Judged::Keyed(found) => keyed.push((other, found)),
+            refused @ Judged::Refused(..) if enforced(&other) && (other.policy.key.required || !has_key) => {
+                return (other, refused, Vec::new());
+            }
+            _ => {}
+        }
+    }
+    let governs = keyed.iter().position(|(route, _)| enforced(route)).unwrap_or(0);
+    match otherwise {
+        Some((route, first)) if keyed.is_empty() => (route, first, Vec::new()),
+        _ => {
+            let (route, found) = keyed.remove(governs);
+            (route, Judged::Keyed(found), keyed)
+        }
+    }
 }
 
 /// Reads key and scope from the head.
@@ -45,57 +99,68 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
         Ok(key) => key,
         Err(refusal) => return Judged::Refused(refusal, String::new()),
     };
-    let masked = || key.as_deref().map(mask).unwrap_or_default();
+    let masked = || key.as_ref().map(|key| mask(key.as_str())).unwrap_or_default();
+    let credentials = &shared.settings.credentials;
     if key.is_none() && !may_have_key_in_body(policy, &parts.headers) {
         if policy.key.required {
             return Judged::Refused(key_missing(policy), String::new());
         }
-        return match ambiguity::check(policy, &parts.headers) {
+        return match ambiguity::check(policy, credentials, &parts.headers) {
             Ok(()) => Judged::Keyless,
             Err(refusal) => Judged::Refused(refusal, String::new()),
         };
     }
+    // A signature does not cover the path: a copy of a delivery must not run again under another spelling of it.
+    let signed = policy.signature.is_some() && policy.scope.contains(&ScopePart::Path);
+    let plain = signed.then(|| ambiguity::plain(&parts.uri)).flatten();
     let caller = Caller {
         method: &parts.method,
-        uri: &parts.uri,
+        uri: plain.as_ref().unwrap_or(&parts.uri),
         headers: &parts.headers,
         peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
         identity: parts.extensions.get::<Identity>(),
         route: &route.name,
         trusted: &shared.settings.trusted,
+        credentials,
     };
-    let scope = Scope::of(&policy.scope, &caller).and_then(|scope| identified(policy, &caller).map(|()| scope));
+    let scope = Scope::read(&policy.scope, &caller).and_then(|scope| identified(policy, &caller).map(|()| scope));
+    let scope = match scope {
+        // Calls have no cookies that an answer could set.
+        Ok((_, CallerKind::CookiesOnly)) if route.protocol == Protocol::Grpc => Err(cookies_only()),
+        scope => scope,
+    };
     let judged = match scope {
         // In the order of the table.
         Err(refusal) if refusal.reason > Reason::RequestAmbiguous => {
-            ambiguity::check(policy, &parts.headers).and(Err(refusal))
+            ambiguity::check(policy, credentials, &parts.headers).and(Err(refusal))
         }
         scope => scope,
     };
-    let owner = policy.user().filter(|_| policy.checks_owners());
-    let owner = owner.and_then(|part| part.value(&caller).ok()).map(|user| String::from_utf8_lossy(&user).into_owned());
+    let owner = owner(policy, &caller);
     let judged = judged.and_then(|scope| {
-        ambiguity::check(policy, &parts.headers)?;
-        if policy.signature.is_some() && policy.scope.contains(&ScopePart::Path) {
+        ambiguity::check(policy, credentials, &parts.headers)?;
+        if signed {
             ambiguity::check_path(parts.uri.path())?;
         }
         if parts.headers.contains_key(header::UPGRADE) {
             let detail = "a request with an idempotency key cannot upgrade its connection; send it without Upgrade";
             return Err(Refusal::new(Reason::RequestAmbiguous, detail));
         }
+        let owner = owner?;
         if let Some(key) = &key {
             check_owner(owner.as_deref(), key)?;
         }
         if let Some(length) = content_length(&parts.headers) {
-            check_length(policy, length)?;
+            let first = |refusal| if scope.1 == CallerKind::CookiesOnly { cookies_only() } else { refusal };
+            check_length(policy, length).map_err(first)?;
         }
-        Ok(scope)
+        Ok((scope, owner))
     });
     match judged {
         Err(refusal) => Judged::Refused(refusal, masked()),
-        Ok(scope) => {
-            let (tenant, user) = tags(policy, &caller, key.as_deref());
-            Judged::Keyed(Keyed { key, scope, owner, tenant, user })
+        Ok(((scope, kind), owner)) => {
+            let (tenant, user) = tags(policy, &caller, key.as_ref());
+            Judged::Keyed(Keyed { key, scope, caller: kind, owner, tenant, user })
         }
     }
 }
@@ -103,19 +168,41 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
 impl Keyed {
     /// The key, masked; empty while it has to come from the body.
     pub(super) fn masked(&self) -> String {
-        self.key.as_deref().map(mask).unwrap_or_default()
+        self.key.as_ref().map(|key| mask(key.as_str())).unwrap_or_default()
+    }
+
+    /// Where to look for the cookies of a caller who is known by nothing else; `None` for all others, and while the address
+    /// depends on the body.
+    pub(super) fn cookies_only_at(&self, shared: &Shared, policy: &Policy) -> Option<Address> {
+        let is_final = self.caller == CallerKind::CookiesOnly && policy.on_mismatch != OnMismatch::New;
+        let key = self.key.as_ref().filter(|_| is_final)?;
+        Some(self.scope.address(key.as_str(), None, shared.settings.secret.as_ref()))
     }
 
     /// With the body at hand: the claim to make. `None` if there is no key after all and none is required.
     pub(super) fn ask(
-        mut self, shared: &Shared, route: &Route, parts: &Parts, body: &[u8], requested_at_ms: u64,
-    ) -> Result<Option<(Ask, String, Option<PartDigests>)>, Refusal> {
+        &self, shared: &Shared, route: &Route, parts: &Parts, (body, trailers): Content<'_>, requested_at_ms: u64,
+    ) -> Result<Option<Asked>, Refusal> {
+        let content = (body, trailers);
+        let made = fingerprint(Fingerprint::VERSION, route, parts, content)?.expect("the current version is known");
+        let Some(asked) = self.ask_as(shared, route, parts, body, made, requested_at_ms)? else { return Ok(None) };
+        // The fingerprint is a part of the address: what was recorded by older rules is at another address.
         let policy = &route.policy;
-        let (fingerprint, digests) = match route.protocol {
-            Protocol::Http => Fingerprint::with_parts(policy, &parts.method, &parts.uri, &parts.headers, body),
-            Protocol::Grpc => grpc::fingerprint(policy, parts, body)?,
+        let depends = policy.on_mismatch == OnMismatch::New || policy.key.from.contains(&KeySource::Body);
+        let before = if depends { fingerprint(1, route, parts, content)? } else { None };
+        let older = match before.filter(|(before, _)| before.digest != asked.ask.fingerprint.digest) {
+            Some(before) => self.ask_as(shared, route, parts, body, before, requested_at_ms)?.map(Box::new),
+            None => None,
         };
-        let key = match self.key.take() {
+        Ok(Some(Asked { older, ..asked }))
+    }
+
+    fn ask_as(
+        &self, shared: &Shared, route: &Route, parts: &Parts, body: &[u8],
+        (fingerprint, digests): (Fingerprint, PartDigests), requested_at_ms: u64,
+    ) -> Result<Option<Asked>, Refusal> {
+        let policy = &route.policy;
+        let key = match self.key.clone() {
             Some(key) => key,
             None => match key_from_body(policy, parts, body, &fingerprint)? {
                 Some(key) => check_owner(self.owner.as_deref(), &key).map(|()| key)?,
@@ -123,6 +210,7 @@ impl Keyed {
                 None => return Ok(None),
             },
         };
+        let key = key.into_string();
         let digests = (fingerprint != Fingerprint::NONE).then_some(digests);
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
         let address = self.scope.address(&key, own_entry, shared.settings.secret.as_ref());
@@ -153,7 +241,47 @@ impl Keyed {
             keep: policy.ttl,
             over: None,
         };
-        Ok(Some((ask, key, digests)))
+        Ok(Some(Asked { ask, key, digests, older: None }))
+    }
+}
+
+/// A claim to make.
+pub(super) struct Asked {
+    pub(super) ask: Ask,
+    pub(super) key: String,
+    pub(super) digests: Option<PartDigests>,
+    /// The same by the rules of an older version of the fingerprint, where that is another address.
+    pub(super) older: Option<Box<Asked>>,
+}
+
+impl Asked {
+    /// Of the two, the one at whose address there is something. Only a few requests have two: those whose address depends
+    /// on their fingerprint, and of these the ones that have another fingerprint than by the rules of before.
+    ///
+    /// # Errors
+    /// The store does not say, and nothing may run unprotected.
+    pub(super) async fn settled(mut self, shared: &Shared, policy: &Policy) -> Result<Self, Refusal> {
+        let Some(older) = self.older.take() else { return Ok(self) };
+        match shared.engine.store().get(&older.ask.address).await {
+            Ok(Some(_)) => Ok(*older),
+            Err(_) if policy.on_store_down == OnStoreDown::Closed => Err(store_unavailable()),
+            Ok(None) | Err(_) => Ok(self),
+        }
+    }
+}
+
+/// A body that was read, and its trailers.
+pub(super) type Content<'a> = (&'a [u8], Option<&'a HeaderMap>);
+
+/// The fingerprint of a request by the rules of a version. `None` if that version is not known.
+pub(super) fn fingerprint(
+    version: u8, route: &Route, parts: &Parts, (body, trailers): Content<'_>,
+) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
+    let Parts { method, uri, headers, .. } = parts;
+    let input = FingerprintInput { method, uri, headers, body, trailers };
+    match route.protocol {
+        Protocol::Http => Ok(input.fingerprint(version, &route.policy)),
+        Protocol::Grpc => grpc::fingerprint(version, &route.policy, &input),
     }
 }
 
@@ -165,9 +293,19 @@ fn identified(policy: &Policy, caller: &Caller<'_>) -> Result<(), Refusal> {
     }
 }
 
+/// Who the caller is, for keys that name their user. A header that is not believed names nobody.
+fn owner(policy: &Policy, caller: &Caller<'_>) -> Result<Option<String>, Refusal> {
+    let Some(part) = policy.user().filter(|_| policy.checks_owners()) else { return Ok(None) };
+    match part.value(caller) {
+        Ok(user) => Ok(Some(String::from_utf8_lossy(&user).into_owned())),
+        Err(refusal) if refusal.reason == Reason::ScopeRefused => Err(refusal),
+        Err(_) => Ok(None),
+    }
+}
+
 /// A key that names its user is good for that user only.
-fn check_owner(owner: Option<&str>, key: &str) -> Result<(), Refusal> {
-    match (owner, key.split_once(':')) {
+fn check_owner(owner: Option<&str>, key: &Key) -> Result<(), Refusal> {
+    match (owner, key.as_str().split_once(':')) {
         (Some(owner), Some((user, _))) if user != owner => {
             let detail = "the key names a user who is not the caller; a key of this form begins with your own name";
             Err(Refusal::new(Reason::ScopeRefused, detail))
@@ -183,7 +321,7 @@ pub(super) fn check_signature(policy: &Policy, parts: &Parts, body: &[u8]) -> Re
     verified.map_err(|why| Refusal::new(Reason::IdentityInvalid, format!("the delivery is not believed: {why}")))
 }
 
-fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<String>, Refusal> {
+fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<Key>, Refusal> {
     for source in &policy.key.from {
         let found = match source {
             KeySource::Header(name) => {
@@ -192,21 +330,21 @@ fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<String>, Refus
                 if values.next().is_some() {
                     return Err(invalid(format!("the header {name} is sent more than once; send one key")));
                 }
-                first.map(|value| extract_key(value.as_bytes()).map_err(invalid)).transpose()?
+                first.map(|value| Key::from_header(&policy.key, value.as_bytes()).map_err(invalid)).transpose()?
             }
-            KeySource::Query(name) => key_from_query(parts.uri.query().unwrap_or_default(), name)?,
+            KeySource::Query(name) => key_from_query(policy, parts.uri.query().unwrap_or_default(), name)?,
             KeySource::Json(_) if body_kind(&parts.headers) != Kind::Json => None,
             // What stands behind it in the list is only looked at once the body is there.
             KeySource::Json(_) | KeySource::Body => return Ok(None),
         };
-        if let Some(key) = found {
-            return checked(policy, key).map(Some);
+        if found.is_some() {
+            return Ok(found);
         }
     }
     Ok(None)
 }
 
-fn key_from_query(query: &str, name: &str) -> Result<Option<String>, Refusal> {
+fn key_from_query(policy: &Policy, query: &str, name: &str) -> Result<Option<Key>, Refusal> {
     let mut found = None;
     for pair in query.split('&') {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -218,7 +356,7 @@ fn key_from_query(query: &str, name: &str) -> Result<Option<String>, Refusal> {
             return Err(invalid(format!("the parameter {name} is sent more than once; send one key")));
         }
     }
-    found.map(plain).transpose()
+    found.map(|key| Key::new(&policy.key, key).map_err(invalid)).transpose()
 }
 
 fn decoded(text: &str) -> Option<Vec<u8>> {
@@ -249,28 +387,28 @@ fn may_have_key_in_body(policy: &Policy, headers: &HeaderMap) -> bool {
 /// The sources from the first that needs the body on.
 fn key_from_body(
     policy: &Policy, parts: &Parts, body: &[u8], fingerprint: &Fingerprint,
-) -> Result<Option<String>, Refusal> {
+) -> Result<Option<Key>, Refusal> {
+    let plain = |key: &str| Key::new(&policy.key, key).map(Some).map_err(invalid);
     for source in &policy.key.from {
         match source {
             KeySource::Json(pointer) if body_kind(&parts.headers) == Kind::Json => match json::find(body, pointer) {
-                Some(json::Found::String(key)) => {
-                    return checked(policy, plain(key.into_owned().into_bytes())?).map(Some);
-                }
-                Some(json::Found::Number(key)) => return checked(policy, key.to_owned()).map(Some),
+                Some(json::Found::String(key)) => return plain(&key),
+                Some(json::Found::Number(key)) => return plain(key),
                 Some(json::Found::Unusable) => {
                     return Err(invalid(format!("the value at {pointer} is neither a string nor a number")));
                 }
                 Some(json::Found::Absent) | None => {}
             },
-            KeySource::Body => return Ok(Some(hex(&fingerprint.digest))),
+            KeySource::Body => return Ok(Some(Key::of_request(fingerprint))),
             KeySource::Header(name) => {
                 if let Some(value) = parts.headers.get(name) {
-                    return checked(policy, extract_key(value.as_bytes()).map_err(invalid)?).map(Some);
+                    return Key::from_header(&policy.key, value.as_bytes()).map(Some).map_err(invalid);
                 }
             }
             KeySource::Query(name) => {
-                if let Some(key) = key_from_query(parts.uri.query().unwrap_or_default(), name)? {
-                    return checked(policy, key).map(Some);
+                let found = key_from_query(policy, parts.uri.query().unwrap_or_default(), name)?;
+                if found.is_some() {
+                    return Ok(found);
                 }
             }
             KeySource::Json(_) => {}
@@ -279,30 +417,7 @@ fn key_from_body(
     Ok(None)
 }
 
-/// A key that did not come as a header's value: the same rules, without quotes.
-fn plain(bytes: Vec<u8>) -> Result<String, Refusal> {
-    if bytes.is_empty() {
-        return Err(invalid("the key is empty"));
-    }
-    match bytes.iter().find(|byte| !(0x21..=0x7e).contains(*byte)) {
-        None => Ok(String::from_utf8(bytes).expect("just seen to be ASCII")),
-        Some(byte) => Err(invalid(format!("the key has the byte {byte:#04x}; only visible ASCII is allowed"))),
-    }
-}
-
-fn checked(policy: &Policy, mut key: String) -> Result<String, Refusal> {
-    if key.len() > policy.key.max_length {
-        let detail = format!("the key has {} characters; at most {} are allowed", key.len(), policy.key.max_length);
-        return Err(invalid(detail));
-    }
-    policy.key.format.check(&key).map_err(invalid)?;
-    if policy.key.format.lowers() {
-        key.make_ascii_lowercase();
-    }
-    Ok(key)
-}
-
-fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&str>) -> (String, String) {
+fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&Key>) -> (String, String) {
     let mut who = policy.scope.iter().filter(|part| part.names_caller());
     let tenant = policy.label.tenant.as_ref().or_else(|| who.next());
     // A scope of users only has no tenants beside them: then both are the same.
@@ -312,7 +427,7 @@ fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&str>) -> (String, Str
     let mut user = tag(user);
     if user.is_empty()
         && policy.key.format == KeyFormat::Operation
-        && let Some((owner, _)) = key.and_then(|key| key.split_once(':'))
+        && let Some((owner, _)) = key.and_then(|key| key.as_str().split_once(':'))
     {
         user = owner.to_owned();
     }
@@ -322,7 +437,7 @@ fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&str>) -> (String, Str
 /// What operators see of a part. Secrets only as the beginning of their hash.
 fn tag(part: &ScopePart, caller: &Caller<'_>) -> String {
     let Ok(value) = part.value(caller) else { return String::new() };
-    match part {
+    match part.part() {
         _ if value.is_empty() => String::new(),
         ScopePart::Credential | ScopePart::Cookie(_) => hex(&Sha256::digest(&value)[..6]),
         _ => String::from_utf8_lossy(&value).into_owned(),
@@ -359,6 +474,8 @@ fn invalid(detail: impl Into<String>) -> Refusal {
 pub(super) enum Unread<B> {
     /// It is refused. With what was read of it and the rest, for shadow mode.
     Refused(Refusal, Bytes, B),
-    /// There is nothing to refuse: the client broke off, or was too slow.
+    /// There is nothing to refuse: the client broke off.
     Broken(StatusCode, &'static str),
+    /// It did not arrive in time. With what was read of it and the rest, for shadow mode.
+    Late(Bytes, B),
 }

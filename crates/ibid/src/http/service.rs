@@ -1,28 +1,31 @@
 //! A request's way through the layer, top to bottom.
 
 use std::{
-    pin::Pin,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Buf;
 use http::{HeaderMap, Request, Response, StatusCode, header, request::Parts};
 use http_body::Body;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
     Peer, Protocol, Route, Routed, Routing, Shared,
+    anonymous::{self, AnonymousCaller},
     answer::{self, Telling},
     around::{Around, Inside},
     body::{BoxError, RequestBody, ResponseBody},
-    budget::Reserved,
+    budget::{Client, Full},
     cors::{Cors, Preflight},
     future::{Patch, ResponseFuture, Side, Work},
+    key_headers,
     operation::{Answer, HttpOperation},
-    reply::{self, Tail},
-    request::{self, Judged, Keyed, Unread},
+    read_body::{overloaded, read_body},
+    reply::Tail,
+    request::{self, Asked, Judged, Keyed, Unread},
+    shadow, shape,
 };
 use crate::{
     engine::{Stored, Verdict},
@@ -33,13 +36,15 @@ use crate::{
     policy::{Mode, Policy},
     record::Record,
     refusal::{Reason, Refusal},
-    scope::ScopePart,
+    scope::{CallerKind, ScopePart},
     store::{Address, Finished},
     time::now_ms,
 };
 
+/// Smaller answers are not counted: they take up less than the request's own task.
+const SMALL_ANSWER: u64 = 4 << 10;
 /// The status of what is told before there is an answer.
-const NO_ANSWER: u16 = 100;
+pub(super) const NO_ANSWER: u16 = 100;
 
 /// How long the run itself took, told by the operation.
 #[derive(Debug, Default)]
@@ -52,17 +57,18 @@ impl Ran {
 }
 
 /// What is told about one request when it has been answered.
-struct Seen {
-    route: Arc<Route>,
+pub(super) struct Seen {
+    pub(super) route: Arc<Route>,
     method: http::Method,
     uri: http::Uri,
-    key: String,
-    address: Option<Address>,
-    parts: Option<PartDigests>,
+    pub(super) key: String,
+    pub(super) address: Option<Address>,
+    pub(super) parts: Option<PartDigests>,
     peer: Option<std::net::IpAddr>,
+    pub(super) client: Client,
     user_agent: Option<http::HeaderValue>,
     started: Instant,
-    ran: Arc<Ran>,
+    pub(super) ran: Arc<Ran>,
 }
 
 pub(super) fn call<S, B, RB>(
@@ -75,27 +81,36 @@ where
     RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
     let (mut parts, body) = request.into_parts();
-    let route = match routing.route(&parts) {
-        Routed::Covered(route) => route,
-        Routed::Pass => {
+    let (route, also) = match routing.route(&parts) {
+        Routed::Covered { route, also } => (route, also),
+        Routed::UnknownCall(route) => return unknown_call(shared, inner, parts, body, &route),
+        routed @ (Routed::Pass | Routed::Uncovered) => {
+            if let Routed::Uncovered = routed {
+                let notice = Notice::Uncovered { method: parts.method.as_str(), path: parts.uri.path() };
+                shared.engine.observer().noticed(&notice);
+            }
             let preflight = preflight(shared, routing, &parts);
             let request = Request::from_parts(parts, RequestBody::untouched(body));
             return ResponseFuture::passed(inner.call(request), preflight);
         }
         Routed::Refused(refusal) => {
-            let policy = Policy::ietf();
+            let policy = Policy { refusals: routing.refusals(&parts), ..Policy::ietf() };
             let protocol = if grpc::is_call(parts.version, &parts.headers) { Protocol::Grpc } else { Protocol::Http };
-            let mut telling = telling(shared, &parts, protocol);
+            let mut telling = telling(shared, &parts, protocol, &policy);
             return ResponseFuture::ready(answer::refuse(&refusal, &policy, "", &mut telling));
         }
     };
-    let keyed = request::judge(shared, &route, &parts);
+    let (route, keyed, others) = request::judge_all(shared, route, also, &parts);
     strip_own_headers(&mut parts.headers, &route.policy);
     let mut seen = Seen::of(&route, &parts);
     match keyed {
         Judged::Keyless => {
             seen.tell(shared, Outcome::Keyless, NO_ANSWER);
-            ResponseFuture::passed(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
+            let future = inner.call(Request::from_parts(parts, RequestBody::untouched(body)));
+            match route.policy.mode {
+                Mode::Shadow => ResponseFuture::passed(future, None),
+                Mode::Enforce | Mode::Off => ResponseFuture::keyless(future, route),
+            }
         }
         Judged::Refused(refusal, _) if route.policy.mode == Mode::Shadow => {
             seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), NO_ANSWER);
@@ -103,17 +118,21 @@ where
         }
         Judged::Refused(refusal, masked) => {
             seen.key = masked;
-            let mut telling = telling(shared, &parts, route.protocol);
+            let mut telling = telling(shared, &parts, route.protocol, &route.policy);
             let answer = answer::refuse(&refusal, &route.policy, &seen.key, &mut telling);
             seen.tell(shared, Outcome::Refused(refusal.reason), seen.status(&answer));
             ResponseFuture::ready(answer)
         }
         Judged::Keyed(keyed) => {
+            shared.sweeping.start(&shared.engine);
             seen.key = keyed.masked();
             let side = Side::new();
             let around = parts.extensions.get::<Around>().cloned();
-            let work = work(shared.clone(), inner, parts, body, keyed, seen, side.clone());
-            let mut work: Work<RB> = Box::pin(work);
+            let mut work: Work<RB> = if route.policy.mode == Mode::Shadow {
+                Box::pin(shadow::work(shared.clone(), inner, parts, body, keyed, seen))
+            } else {
+                Box::pin(work(shared.clone(), inner, parts, body, keyed, others, seen, side.clone()))
+            };
             if let Some(around) = around {
                 work = Box::pin(Inside { work, around });
             }
@@ -122,11 +141,41 @@ where
     }
 }
 
+/// A gRPC call that may be a stream, and so cannot be claimed.
+fn unknown_call<S, B, RB>(
+    shared: &Shared, mut inner: S, mut parts: Parts, body: B, route: &Arc<Route>,
+) -> ResponseFuture<S::Future, RB>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<RB>>,
+{
+    let policy = &route.policy;
+    let seen = Seen::of(route, &parts);
+    let is_protected = policy.key.required || request::carries_key(policy, &parts.uri, &parts.headers);
+    if is_protected && policy.mode == Mode::Enforce {
+        let detail = format!(
+            "whether {} is a unary method is not known, so the call cannot be protected; name it in a route (match = \
+             \"grpc package.Service/Method\"), set descriptors to a file or \"reflection\", or let such calls pass \
+             unprotected with grpc_unknown = \"pass\"",
+            parts.uri.path()
+        );
+        let refusal = Refusal::new(Reason::MethodUnknown, detail);
+        let answer = grpc::refuse(&refusal, policy, "");
+        seen.tell(shared, Outcome::Refused(refusal.reason), seen.call_status(answer.headers(), None));
+        return ResponseFuture::ready(answer);
+    }
+    let outcome = if is_protected { Outcome::Shadow(Shadow::Refusal(Reason::MethodUnknown)) } else { Outcome::Keyless };
+    seen.tell(shared, outcome, NO_ANSWER);
+    strip_own_headers(&mut parts.headers, policy);
+    ResponseFuture::passed(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
+}
+
 /// Everything about a request with a key. Once `side` is told of the claim, it runs to its end whatever the client
 /// does.
 #[expect(clippy::manual_async_fn, reason = "an async fn would hold its arguments twice")]
+#[allow(clippy::too_many_arguments)]
 fn work<S, B, RB>(
-    shared: Arc<Shared>, mut inner: S, parts: Parts, body: B, keyed: Keyed, mut seen: Seen, side: Arc<Side<RB>>,
+    shared: Arc<Shared>, mut inner: S, parts: Parts, body: B, mut keyed: Keyed, others: Vec<(Arc<Route>, Keyed)>,
+    mut seen: Seen, side: Arc<Side<RB>>,
 ) -> impl Future<Output = Option<Response<ResponseBody<RB>>>> + Send
 where
     S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send> + Clone + Send + 'static,
@@ -137,48 +186,70 @@ where
     async move {
         let route = seen.route.clone();
         let policy = &route.policy;
-        let shadow = policy.mode == Mode::Shadow;
-        let mut telling = telling(&shared, &parts, route.protocol);
+        let mut telling = telling(&shared, &parts, route.protocol, policy);
         let deadline = if route.protocol == Protocol::Grpc { grpc::deadline(&parts.headers) } else { None };
-        let Some(_slot) = shared.engine.running().enter(shared.settings.max_running) else {
-            let body = RequestBody::untouched(body);
-            return Some(refused(&shared, inner, parts, body, overloaded(), shadow, &seen, &mut telling).await);
-        };
-        let (body, trailers, buffers) = match read_body(&shared, &route, &parts, body).await {
-            Ok(read) => read,
-            Err(Unread::Broken(status, detail)) => {
-                let mut answer = answer::plain(status, detail, &telling);
-                if route.protocol == Protocol::Http {
-                    answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
-                }
-                return Some(answer);
-            }
-            Err(Unread::Refused(refusal, begun, rest)) => {
-                let body = RequestBody::begun(begun, rest);
-                return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
-            }
-        };
-        if let Err(refusal) = request::check_signature(policy, &parts, &body) {
-            let body = RequestBody::whole(body, trailers);
-            return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
+        // Before the body is read, where the key is known already: most of these requests are refused.
+        if let Some(at) = keyed.cookies_only_at(&shared, policy)
+            && let Err(refusal) = Box::pin(anonymous::check_cookies(&shared, &parts.headers, &at, None)).await
+        {
+            return Some(refused(&shared, &refusal, &seen, &mut telling));
         }
-        let (ask, key, digests) = match keyed.ask(&shared, &route, &parts, &body, telling.requested_at_ms) {
-            Ok(Some(ask)) => ask,
+        let (body, trailers, buffers) = match read_body(&shared, &route, &seen.client, &parts, body).await {
+            Ok(read) => read,
+            Err(Unread::Broken(status, detail)) => return Some(broken(status, detail, &route, &telling)),
+            Err(Unread::Late(..)) => {
+                return Some(broken(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time", &route, &telling));
+            }
+            Err(Unread::Refused(refusal, ..)) => return Some(refused(&shared, &refusal, &seen, &mut telling)),
+        };
+        // Routes in shadow mode require nothing, and do not govern.
+        let others: Vec<_> = others.into_iter().filter(|(other, _)| other.policy.mode == Mode::Enforce).collect();
+        let mut signed =
+            std::iter::once(&route).chain(others.iter().map(|(other, _)| other)).map(|route| &route.policy);
+        if let Err(refusal) = signed.try_for_each(|policy| request::check_signature(policy, &parts, &body)) {
+            return Some(refused(&shared, &refusal, &seen, &mut telling));
+        }
+        let (content, mut others) = ((&*body, trailers.as_ref()), others.into_iter());
+        let asked = loop {
+            match (keyed.ask(&shared, &seen.route, &parts, content, telling.requested_at_ms), others.next()) {
+                // It has no key by this route after all.
+                (Ok(None), Some((other, next))) => (seen.route, keyed) = (other, next),
+                (asked, _) => break asked,
+            }
+        };
+        let route = seen.route.clone();
+        let policy = &route.policy;
+        telling.protocol = route.protocol;
+        let kind = keyed.caller;
+        let asked = match asked {
+            Ok(Some(asked)) if asked.older.is_some() => Box::pin(asked.settled(&shared, policy)).await.map(Some),
+            asked => asked,
+        };
+        let Asked { ask, key, digests, .. } = match asked {
+            Ok(Some(asked)) => asked,
             Ok(None) => {
                 seen.tell(&shared, Outcome::Keyless, NO_ANSWER);
                 let request = Request::from_parts(parts, RequestBody::whole(body, trailers));
-                return Some(pass(inner.call(request).await, &telling));
+                return Some(pass(inner.call(request).await, policy, &telling));
             }
-            Err(refusal) => {
-                let body = RequestBody::whole(body, trailers);
-                return Some(refused(&shared, inner, parts, body, refusal, shadow, &seen, &mut telling).await);
-            }
+            Err(refusal) => return Some(refused(&shared, &refusal, &seen, &mut telling)),
+        };
+        // Not before the body is complete: those who send slowly take no slot from others.
+        let Some(_slot) = shared.engine.running().enter(shared.settings.max_running) else {
+            return Some(refused(&shared, &overloaded(), &seen, &mut telling));
         };
         seen.address = Some(ask.address);
         seen.parts = digests;
         if seen.key.is_empty() {
             seen.key = mask(&key);
         }
+        let (at, same) = (&ask.address, Some(&ask.fingerprint));
+        if kind == CallerKind::CookiesOnly
+            && let Err(refusal) = Box::pin(anonymous::check_cookies(&shared, &parts.headers, at, same)).await
+        {
+            return Some(refused(&shared, &refusal, &seen, &mut telling));
+        }
+        let anonymous = AnonymousCaller::of(kind, &ask, policy, shared.settings.secret.as_ref());
         if policy.scope.iter().any(ScopePart::names_caller) {
             shared.twins.look(&key, &ask.fingerprint, &ask.address);
         }
@@ -191,11 +262,16 @@ where
             side,
             telling: telling.clone(),
             buffers,
+            client: seen.client.clone(),
             ran: seen.ran.clone(),
             deadline,
+            anonymous: anonymous.clone(),
             _body: std::marker::PhantomData::<fn(B)>,
         };
         let verdict = shared.engine.execute(policy, ask, operation).await;
+        if let Some(anonymous) = anonymous.filter(|caller| caller.has_unrecorded()) {
+            Box::pin(anonymous.keep_cookies(&shared.engine)).await;
+        }
         answered(&shared, verdict, &seen, &mut telling).await
     }
 }
@@ -207,7 +283,14 @@ async fn answered<RB>(
     let policy = &seen.route.policy;
     let (answer, outcome) = match verdict {
         Verdict::Ran(Answer::Whole(answer, whole), stored) => {
-            (answer::first(answer, Some(whole), policy, Some(stored), telling), outcome(stored))
+            let mut answer = answer::first(answer, Some(whole), policy, Some(stored), telling);
+            let length = answer.body().whole_length();
+            if length > SMALL_ANSWER {
+                let reservation = shared.budget.send(&seen.client);
+                reservation.count(length);
+                answer.body_mut().hold(reservation);
+            }
+            (answer, outcome(stored))
         }
         Verdict::Ran(Answer::Tail(tail), stored) => {
             let status = seen.tail_status(&tail);
@@ -220,10 +303,28 @@ async fn answered<RB>(
         }
         Verdict::Ran(Answer::Panicked, stored) => {
             let detail = "the handler failed; whether the operation took place is not known";
-            (answer::plain(StatusCode::INTERNAL_SERVER_ERROR, detail, telling), outcome(stored))
+            (answer::plain(StatusCode::INTERNAL_SERVER_ERROR, detail, policy, telling), outcome(stored))
         }
         Verdict::Replay(finished, stored) => match replayed(shared, finished, seen) {
-            Ok(record) => (answer::replay(record, policy, stored, telling), Outcome::Replayed),
+            Ok(record) => {
+                let mut answer = answer::replay(record, policy, stored, telling);
+                let length = answer.body().whole_length();
+                let reservation = match length > SMALL_ANSWER {
+                    true => Some(Box::pin(shared.budget.answer(&seen.client, length)).await),
+                    false => None,
+                };
+                match reservation {
+                    Some(Err(Full)) => {
+                        let refusal = overloaded();
+                        let outcome = Outcome::Refused(refusal.reason);
+                        (answer::refuse(&refusal, policy, &seen.key, telling), outcome)
+                    }
+                    reservation => {
+                        reservation.into_iter().flatten().for_each(|held| answer.body_mut().hold(held));
+                        (answer, Outcome::Replayed)
+                    }
+                }
+            }
             Err(refusal) => (answer::refuse(&refusal, policy, &seen.key, telling), Outcome::Refused(refusal.reason)),
         },
         Verdict::Refused(refusal) => {
@@ -235,8 +336,8 @@ async fn answered<RB>(
 }
 
 fn replayed(shared: &Shared, finished: Finished, seen: &Seen) -> Result<Record, Refusal> {
-    Record::decode(finished.record).map_err(|why| {
-        let at = seen.address.expect("what was found has an address");
+    let at = seen.address.expect("what was found has an address");
+    Record::decode(shared.records.share(&at, finished.record)).map_err(|why| {
         shared.engine.observer().noticed(&Notice::Unreadable(&at));
         Refusal::new(Reason::StoreUnavailable, format!("the remembered answer cannot be read: {why}"))
     })
@@ -249,90 +350,33 @@ fn outcome(stored: Stored) -> Outcome {
         Stored::Pending => Outcome::Pending,
         Stored::Unknown => Outcome::Unknown,
         Stored::Degraded | Stored::Solo => Outcome::Degraded,
-        Stored::Shadowed(would) => Outcome::Shadow(would),
     }
 }
 
-/// A refusal; in shadow mode the request passes through.
-#[allow(clippy::too_many_arguments)]
-async fn refused<S, B, RB>(
-    shared: &Shared, mut inner: S, parts: Parts, body: RequestBody<B>, refusal: Refusal, shadow: bool, seen: &Seen,
-    telling: &mut Telling,
-) -> Response<ResponseBody<RB>>
-where
-    S: Service<Request<RequestBody<B>>, Response = Response<RB>>,
-{
-    if shadow {
-        seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), NO_ANSWER);
-        return pass(inner.call(Request::from_parts(parts, body)).await, telling);
-    }
-    let answer = answer::refuse(&refusal, &seen.route.policy, &seen.key, telling);
+fn refused<RB>(shared: &Shared, refusal: &Refusal, seen: &Seen, telling: &mut Telling) -> Response<ResponseBody<RB>> {
+    let answer = answer::refuse(refusal, &seen.route.policy, &seen.key, telling);
     seen.tell(shared, Outcome::Refused(refusal.reason), seen.status(&answer));
     answer
 }
 
-fn pass<RB, E>(response: Result<Response<RB>, E>, telling: &Telling) -> Response<ResponseBody<RB>> {
+/// The answer to a body that did not come to its end: what follows it on the connection cannot be told from the rest.
+pub(super) fn broken<RB>(
+    status: StatusCode, detail: &str, route: &Route, telling: &Telling,
+) -> Response<ResponseBody<RB>> {
+    let mut answer = answer::plain(status, detail, &route.policy, telling);
+    if route.protocol == Protocol::Http {
+        answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
+    }
+    answer
+}
+
+pub(super) fn pass<RB, E>(
+    response: Result<Response<RB>, E>, policy: &Policy, telling: &Telling,
+) -> Response<ResponseBody<RB>> {
     match response {
         Ok(response) => response.map(ResponseBody::untouched),
-        Err(_) => answer::plain(StatusCode::BAD_GATEWAY, "the app could not answer", telling),
+        Err(_) => answer::plain(StatusCode::BAD_GATEWAY, "the app could not answer", policy, telling),
     }
-}
-
-type WholeBody = (Bytes, Option<HeaderMap>, Reserved);
-
-/// Reads a request's body: bounded by the policy, by the memory budget and in time.
-async fn read_body<B>(shared: &Shared, route: &Route, parts: &Parts, body: B) -> Result<WholeBody, Unread<Pin<Box<B>>>>
-where
-    B: Body<Data: Buf, Error: Into<BoxError>>,
-{
-    let policy = &route.policy;
-    let mut body = Box::pin(body);
-    let declared = request::content_length(&parts.headers);
-    let Some(mut buffers) = shared.budget.reserve(declared.unwrap_or(0)) else {
-        return Err(Unread::Refused(overloaded(), Bytes::new(), body));
-    };
-    let mut trailers = None;
-    let mut only = Bytes::new();
-    let mut more = BytesMut::new();
-    let deadline = Instant::now() + shared.settings.body_timeout;
-    loop {
-        let frame = match timeout_at(deadline, reply::next(&mut body)).await {
-            Err(_) => return Err(Unread::Broken(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
-            Ok(Some(Err(_))) => {
-                return Err(Unread::Broken(StatusCode::BAD_REQUEST, "the body broke off or is malformed"));
-            }
-            Ok(None) => break,
-            Ok(Some(Ok(frame))) => frame,
-        };
-        match frame.into_data() {
-            Ok(data) if only.is_empty() && more.is_empty() => only = data,
-            Ok(data) => {
-                if more.is_empty() {
-                    more.reserve(declared.unwrap_or(0).min(policy.max_request) as usize);
-                    more.extend_from_slice(&only);
-                }
-                more.extend_from_slice(&data);
-            }
-            Err(frame) => trailers = frame.into_trailers().ok(),
-        }
-        let length = only.len().max(more.len()) as u64;
-        let refusal = match request::check_length(policy, length) {
-            Err(refusal) => Some(refusal),
-            // Without a declared length the reservation grows by doubling.
-            Ok(()) if declared.is_none() && !buffers.grow_to(length.next_power_of_two()) => Some(overloaded()),
-            Ok(()) => None,
-        };
-        if let Some(refusal) = refusal {
-            let begun = if more.is_empty() { only } else { more.freeze() };
-            return Err(Unread::Refused(refusal, begun, body));
-        }
-    }
-    Ok((if more.is_empty() { only } else { more.freeze() }, trailers, buffers))
-}
-
-fn overloaded() -> Refusal {
-    let detail = "more requests are running or being read than this gateway was given room for";
-    Refusal::new(Reason::Overloaded, detail).retry_after(Duration::from_secs(1))
 }
 
 /// What only we may say about a request.
@@ -341,9 +385,11 @@ fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     own.iter().chain(policy.said_of_replays()).for_each(|name| drop(headers.remove(name)));
 }
 
-fn telling(shared: &Shared, parts: &Parts, protocol: Protocol) -> Telling {
+pub(super) fn telling(shared: &Shared, parts: &Parts, protocol: Protocol, policy: &Policy) -> Telling {
     let origin = shared.settings.cors.as_ref().and_then(|cors| cors.origin(&parts.headers));
-    Telling { requested_at_ms: now_ms(), request_id: None, origin, protocol }
+    let echoes = protocol == Protocol::Http && policy.refusals.shape().echoes_key;
+    let sent_key = if echoes { shape::sent_key(&parts.headers, &key_headers(policy)) } else { None };
+    Telling { requested_at_ms: now_ms(), request_id: None, origin, protocol, sent_key }
 }
 
 fn preflight(shared: &Shared, routing: &dyn Routing, parts: &Parts) -> Option<Box<Patch>> {
@@ -364,6 +410,7 @@ impl Seen {
             address: None,
             parts: None,
             peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
+            client: Client::of(&parts.extensions),
             user_agent: parts.headers.get(header::USER_AGENT).cloned(),
             started: Instant::now(),
             ran: Arc::default(),
@@ -389,7 +436,7 @@ impl Seen {
         grpc::status_of(headers, trailers, false).unwrap_or(Code::Unknown).outline()
     }
 
-    fn tell(&self, shared: &Shared, outcome: Outcome, status: u16) {
+    pub(super) fn tell(&self, shared: &Shared, outcome: Outcome, status: u16) {
         let (ran_for, attempt) = self.ran.0.get().copied().unwrap_or_default();
         shared.engine.observer().answered(&Answered {
             route: &self.route.name,

@@ -5,7 +5,8 @@ use std::{fmt, str::FromStr};
 use http::{HeaderName, Method, StatusCode};
 
 use super::{
-    Envelope, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Probe, Remember, StatusRange,
+    Envelope, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Probe, Refusals, Remember,
+    StatusRange,
 };
 
 /// A dial with a fixed set of values: what is written for each.
@@ -35,6 +36,7 @@ words!(OnConcurrent, "on_concurrent", { "reject" => OnConcurrent::Reject, "wait"
 words!(OnUnknown, "on_unknown", { "hold" => OnUnknown::Hold, "retry" => OnUnknown::Retry });
 words!(OnStoreDown, "on_store_down", { "closed" => OnStoreDown::Closed, "open" => OnStoreDown::Open });
 words!(Envelope, "envelope", { "none" => Envelope::None, "metadata" => Envelope::Metadata });
+words!(Refusals, "refusals", { "problem" => Refusals::Problem, "stripe" => Refusals::Stripe });
 words!(Mode, "mode", { "enforce" => Mode::Enforce, "shadow" => Mode::Shadow, "off" => Mode::Off });
 words!(LabelKey, "label key", { "clear" => LabelKey::Clear, "masked" => LabelKey::Masked });
 
@@ -46,14 +48,16 @@ impl FromStr for Part {
             "method" => Self::Method,
             "path" => Self::Path,
             "query" => Self::Query,
+            "type" => Self::Type,
             "body" => Self::Body,
+            "raw" => Self::Raw,
             "preconditions" => Self::Preconditions,
             _ => match text.strip_prefix("header:").map(HeaderName::from_str) {
                 Some(Ok(name)) => Self::Header(name),
                 _ => {
                     return Err(format!(
-                        "{text:?} is no part of a fingerprint; allowed are \"method\" \"path\" \"query\" \"body\" \
-                         \"preconditions\" \"header:NAME\""
+                        "{text:?} is no part of a fingerprint; allowed are \"method\" \"path\" \"query\" \"type\" \
+                         \"body\" \"raw\" \"preconditions\" \"header:NAME\""
                     ));
                 }
             },
@@ -67,7 +71,9 @@ impl fmt::Display for Part {
             Self::Method => f.write_str("method"),
             Self::Path => f.write_str("path"),
             Self::Query => f.write_str("query"),
+            Self::Type => f.write_str("type"),
             Self::Body => f.write_str("body"),
+            Self::Raw => f.write_str("raw"),
             Self::Preconditions => f.write_str("preconditions"),
             Self::Header(name) => write!(f, "header:{name}"),
         }
@@ -107,7 +113,8 @@ impl FromStr for Remember {
             "final" => Ok(Self::Final),
             "success" => Ok(Self::Success),
             _ => Err(format!(
-                "{text:?} is no remember; allowed are \"all\" \"final\" \"success\" or a list such as [\"2xx\", 404]"
+                "{text:?} is no remember; allowed are \"all\" \"final\" \"success\" or a list such as \
+                 [\"2xx\", 404, \"!409\"]"
             )),
         }
     }
@@ -119,9 +126,10 @@ impl fmt::Display for Remember {
             Self::All => f.write_str("all"),
             Self::Final => f.write_str("final"),
             Self::Success => f.write_str("success"),
-            Self::List(ranges) => {
-                let ranges: Vec<_> = ranges.iter().map(ToString::to_string).collect();
-                f.write_str(&ranges.join(" "))
+            Self::List { include, exclude } => {
+                let included = include.iter().map(ToString::to_string);
+                let excluded = exclude.iter().map(|range| format!("!{range}"));
+                f.write_str(&included.chain(excluded).collect::<Vec<_>>().join(" "))
             }
         }
     }

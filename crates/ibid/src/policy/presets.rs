@@ -6,7 +6,7 @@ use http::{HeaderName, Method, StatusCode, header};
 
 use super::{
     Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
-    Remember, StatusRange,
+    Refusals, Remember, StatusRange,
 };
 use crate::{
     key::{KeyFormat, KeySource},
@@ -55,7 +55,7 @@ impl Policy {
             scope: vec![ScopePart::Host, ScopePart::Credential],
             signature: None,
             label: Label { tenant: None, user: None, key: LabelKey::Masked },
-            fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Body, Part::Preconditions],
+            fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Type, Part::Body, Part::Preconditions],
             json_ignore: Vec::new(),
             on_mismatch: OnMismatch::Reject,
             on_concurrent: OnConcurrent::Reject,
@@ -63,6 +63,7 @@ impl Policy {
             resolve: None,
             on_store_down: OnStoreDown::Closed,
             remember: Remember::Final,
+            refusals: Refusals::Problem,
             unknown_status: vec![StatusCode::BAD_GATEWAY, StatusCode::GATEWAY_TIMEOUT],
             remember_body: true,
             max_request: 1 << 20,
@@ -185,12 +186,22 @@ impl Policy {
         }
     }
 
-    /// Stripe's published behaviour: every answer remembered, a reuse is a 400.
+    /// Stripe's published behaviour: nearly every answer remembered, a reuse is a 400, and refusals that its SDKs parse.
     pub fn stripe() -> Self {
         Self {
             methods: vec![Method::POST],
-            fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Body],
-            remember: Remember::All,
+            key: key("idempotency-key", false, KeyFormat::Raw, 255),
+            // A key of the platform acts for its connected accounts: these headers say for which.
+            scope: vec![
+                ScopePart::Host,
+                ScopePart::Credential,
+                ScopePart::Optional(Box::new(ScopePart::Header(HeaderName::from_static("stripe-account")))),
+                ScopePart::Optional(Box::new(ScopePart::Header(HeaderName::from_static("stripe-context")))),
+            ],
+            fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Type, Part::Body],
+            // Conflicts and limits are not results: the same request may succeed later.
+            remember: Remember::all_but([StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS]),
+            refusals: Refusals::Stripe,
             unknown_status: Vec::new(),
             status: vec![(Reason::KeyReused, StatusCode::BAD_REQUEST)],
             ..Self::ietf()
@@ -233,8 +244,8 @@ impl Policy {
             on_concurrent: OnConcurrent::Wait,
             // Senders deliver at least once, so their receivers expect a second run after an unknown end.
             on_unknown: OnUnknown::Retry,
-            // Senders deliver again after a redirect, as after a failure.
-            remember: Remember::List(vec![StatusRange::Class(2)]),
+            // To a sender a 3xx is a failure, and it sends the delivery again.
+            remember: Remember::List { include: vec![StatusRange::Class(2)], exclude: Vec::new() },
             unknown_status: Vec::new(),
             // GitHub sends up to 25 MB.
             max_request: if scheme == Some(Scheme::GitHub) { 25 << 20 } else { 1 << 20 },

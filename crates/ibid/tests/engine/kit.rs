@@ -50,11 +50,12 @@ impl<S: Store> World<S> {
 
     pub(crate) async fn execute(&self, policy: &Policy, ask: Ask, op: Op) -> Verdict<()> {
         let store = self.engine.store().clone();
-        self.engine.execute(policy, ask, Counted { op, log: self.log.clone(), store }).await
+        let policy = policy.clone().checked().unwrap();
+        self.engine.execute(&policy, ask, Counted { op, log: self.log.clone(), store }).await
     }
 
     pub(crate) fn spawn(&self, policy: &Policy, ask: Ask, op: Op) -> JoinHandle<Verdict<()>> {
-        let (engine, policy, log) = (self.engine.clone(), policy.clone(), self.log.clone());
+        let (engine, policy, log) = (self.engine.clone(), policy.clone().checked().unwrap(), self.log.clone());
         let store = engine.store().clone();
         tokio::spawn(async move { engine.execute(&policy, ask, Counted { op, log, store }).await })
     }

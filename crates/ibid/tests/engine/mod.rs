@@ -1,13 +1,15 @@
 //! The engine on stores that fail, clocks that jump and holders that are late. Time is simulated.
 
 mod kit;
+mod refused;
 
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ibid::{
-    Journal, Mode, OnConcurrent, OnStoreDown, OnUnknown, Otherwise, ParkedBy, Policy, Probed, Reason, Stored, Verdict,
-    store::{Claim, ErrorKind, Fence, Fingerprint, Memory, Store},
+    Finish, Journal, Mode, Observed, OnConcurrent, OnStoreDown, OnUnknown, Otherwise, Outcome, ParkedBy, Policy,
+    Probed, Reason, Scope, Shadow, Stored, Verdict,
+    store::{Address, Ask, Claim, ErrorKind, Fence, Fingerprint, Memory, Store},
 };
 use ibid_testkit::wrappers::{Calls, Delays, FailsOnDemand};
 use kit::{Op, World, ask, ask_for, complete, is_refused, is_replay, ran};
@@ -333,21 +335,80 @@ async fn work_that_is_dropped_is_parked_with_its_lease_kept() {
     }
 }
 
+/// Observes a run that ends with an answer, and says what was seen beside it.
+async fn observed<S: Store>(world: &World<S>, ask: Ask) -> Observed {
+    observed_with(world, ask, |_| async { Finish::Complete(kit::complete(b"run 1")) }).await
+}
+
+async fn observed_with<S: Store, F: Future<Output = Finish>>(
+    world: &World<S>, ask: Ask, run: impl FnOnce(Address) -> F,
+) -> Observed {
+    let address = ask.address;
+    let (sender, seen) = tokio::sync::oneshot::channel();
+    let mut policy = Policy::ietf();
+    policy.mode = Mode::Shadow;
+    let report = |observed| assert!(sender.send(observed).is_ok());
+    let observation = world.engine.observe(policy.checked().unwrap(), ask, |_| None, None, report);
+    observation.end(run(address).await);
+    seen.await.unwrap()
+}
+
 #[tokio::test(start_paused = true)]
-async fn shadow_mode_claims_and_records_but_never_refuses_waits_replays_or_fails() {
+async fn shadow_mode_claims_and_records_beside_the_run() {
     let world = World::new(FailsOnDemand::new(Memory::default()));
-    let mut shadow = Policy::ietf();
-    shadow.mode = Mode::Shadow;
-    assert_eq!(ran(world.execute(&shadow, ask("k"), Op::quick()).await), Stored::Yes);
-    assert!(matches!(ran(world.execute(&shadow, ask("k"), Op::quick()).await), Stored::Shadowed(_)));
+    let shadowed = |reason| Outcome::Shadow(Shadow::Refusal(reason));
+    assert_eq!(observed(&world, ask("k")).await, Observed { outcome: Outcome::Executed, attempt: Some(1) });
+    is_replay(world.execute(&Policy::ietf(), ask("k"), Op::quick()).await, b"run 1");
+    let again = observed(&world, ask("k")).await;
+    assert_eq!(again, Observed { outcome: Outcome::Shadow(Shadow::Replay), attempt: None });
     let other = ask_for("k", Fingerprint::of_bytes(b"another request"));
-    assert!(matches!(ran(world.execute(&shadow, other, Op::quick()).await), Stored::Shadowed(_)));
+    assert_eq!(observed(&world, other).await.outcome, shadowed(Reason::KeyReused));
     world.store.fail(Calls::All, ErrorKind::NotApplied);
-    assert!(matches!(ran(world.execute(&shadow, ask("k2"), Op::quick()).await), Stored::Shadowed(_)));
-    assert_eq!(world.runs(), 4);
+    assert_eq!(observed(&world, ask("k2")).await.outcome, shadowed(Reason::StoreUnavailable));
     world.store.heal();
     world.store.fail(Calls::Settle, ErrorKind::NotApplied);
-    assert_eq!(ran(world.execute(&shadow, ask("k3"), Op::quick()).await), Stored::No);
+    assert_eq!(observed(&world, ask("k3")).await.outcome, Outcome::Released);
+    world.store.heal();
+    let running = observed_with(&world, ask("k4"), |_| async {
+        // Long enough for its lease to lapse, if nobody kept it.
+        sleep(LEASE * 3).await;
+        assert_eq!(observed(&world, ask("k4")).await.outcome, shadowed(Reason::InProgress));
+        Finish::Park
+    });
+    assert_eq!(running.await.outcome, Outcome::Unknown);
+    assert_eq!(observed(&world, ask("k4")).await.outcome, shadowed(Reason::OutcomeUnknown));
+    assert_eq!(world.lost_claims(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_claim_that_an_operator_forgot_leaves_nothing() {
+    for finish in [Finish::Complete(kit::complete(b"x")), Finish::Release, Finish::Park] {
+        let world = World::new(Memory::default());
+        let store = world.store.clone();
+        let observed = observed_with(&world, ask("k"), |address| async move {
+            let holder = loop {
+                match store.get(&address).await.unwrap() {
+                    Some(Claim::Busy(holder)) => break holder,
+                    _ => tokio::task::yield_now().await,
+                }
+            };
+            let _ = store.operators().forget(&address, holder.fence).await.unwrap();
+            finish
+        });
+        assert!(matches!(observed.await.outcome, Outcome::Executed | Outcome::Released | Outcome::Unknown));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_shadow_mode_every_call_of_run_runs() {
+    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let mut policy = Policy::ietf();
+    policy.mode = Mode::Shadow;
+    let scope = Scope::from_parts(&["test"]);
+    for _ in 0..2 {
+        let ran = ibid::run(&store, &policy, "k", &scope, |_| async { Ok::<_, &str>(Bytes::from("ok")) }).await;
+        assert_eq!(ran.unwrap(), ibid::Ran::First(Bytes::from("ok")));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -456,15 +517,4 @@ async fn whether_a_transaction_was_committed_is_asked_until_the_store_says() {
     world.store.heal();
     world.engine.later().flushed().await;
     assert_eq!(ran(world.execute(&policy, ask("k"), Op::quick()).await), Stored::Yes);
-}
-
-#[tokio::test(start_paused = true)]
-async fn in_shadow_mode_an_entrusted_answer_is_given_whatever_became_of_it() {
-    let world = World::new(Memory::default());
-    let mut policy = Policy::ietf();
-    policy.mode = Mode::Shadow;
-    for (key, committed) in [("a", true), ("b", false)] {
-        let verdict = world.execute(&policy, ask(key), Op::entrusting(Otherwise::Refuse, committed)).await;
-        assert_eq!(ran(verdict), Stored::No);
-    }
 }

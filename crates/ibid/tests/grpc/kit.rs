@@ -81,7 +81,7 @@ impl Shop {
             let state = state.clone();
             tower::service_fn(move |request| handle(state.clone(), request))
         };
-        let service = ibid.grpc_layer(Unary::methods(METHODS), policy).layer(inner);
+        let service = ibid.grpc_layer(Unary::methods(METHODS), policy).unwrap().layer(inner);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         tokio::spawn(async move {

@@ -129,7 +129,7 @@ struct Shop {
 async fn shop(policy: Policy) -> Shop {
     let state = Arc::new(State { runs: AtomicUsize::new(0), gate: Semaphore::new(0) });
     let ibid = Ibid::new(Arc::new(Memory::default()));
-    let layer = ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), policy);
+    let layer = ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), policy).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let server = Server::builder().layer(layer).add_service(Orders(state.clone()));
@@ -222,8 +222,8 @@ async fn the_layer_fits_around_routes_and_beside_the_one_for_http() {
     let router = tonic::service::Routes::new(Orders(state.clone()))
         .into_axum_router()
         .route("/pay", axum::routing::post(|| async { "paid" }))
-        .layer(ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform()))
-        .layer(ibid.layer(Policy::ietf()));
+        .layer(ibid.layer(Policy::ietf()).unwrap())
+        .layer(ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform()).unwrap());
     let send = async |path: &str, kind: &str| {
         let request = http::Request::post(path)
             .version(http::Version::HTTP_2)

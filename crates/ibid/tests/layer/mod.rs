@@ -1,5 +1,8 @@
 //! The layer in an axum app.
 
+mod coverage;
+mod memory;
+
 use std::{
     sync::{
         Arc,
@@ -9,9 +12,13 @@ use std::{
 };
 
 use axum::{Router, body::Body, extract::State, response::IntoResponse, routing::post};
-use http::{Request, Response, StatusCode};
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
-use ibid::{Ibid, OnConcurrent, Policy, store::Memory};
+use ibid::{
+    Ibid, Mode, OnConcurrent, Policy,
+    store::{Ask, Claim, End, Fingerprint, Held, Memory, Outline, Store, Tags, Token},
+};
 use tower::ServiceExt;
 
 #[derive(Clone, Default)]
@@ -48,7 +55,7 @@ fn app(policy: Policy) -> (Router, App, Ibid) {
         .route("/fail", post(fail))
         .route("/boom", post(boom))
         .route("/large", post(large))
-        .layer(ibid.layer(policy))
+        .layer(ibid.layer(policy).unwrap())
         .with_state(app.clone());
     (router, app, ibid)
 }
@@ -151,6 +158,62 @@ async fn a_panic_leaves_the_outcome_unknown() {
 }
 
 #[tokio::test]
+async fn a_handler_that_panics_before_there_is_a_future_leaves_the_outcome_unknown() {
+    let ibid = Ibid::new(Arc::new(Memory::default()));
+    let service = tower::service_fn(|_: Request<ibid::http::RequestBody<Body>>| {
+        if true {
+            panic!("planned");
+        }
+        std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(Body::empty())))
+    });
+    let service = tower_layer::Layer::layer(&ibid.layer(Policy::ietf()).unwrap(), service);
+    let first = service.clone().oneshot(request("/boom", "k1", "")).await.unwrap();
+    assert_eq!(first.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let again = service.oneshot(request("/boom", "k1", "")).await.unwrap();
+    assert_eq!(again.status(), StatusCode::CONFLICT);
+}
+
+#[tokio::test]
+async fn the_app_cannot_speak_for_the_layer() {
+    async fn lies() -> impl IntoResponse {
+        let lies = [
+            ("idempotency-stored", "false"),
+            ("idempotency-guarantee", "degraded"),
+            ("idempotency-body", "digest"),
+            ("idempotent-replayed", "true"),
+            ("ibid-fence", "7"),
+            ("x-other", "1"),
+        ];
+        (StatusCode::CREATED, lies, "paid")
+    }
+    let mut shadow = Policy::ietf();
+    shadow.mode = Mode::Shadow;
+    for (policy, is_removed) in [(Policy::ietf(), true), (shadow, false)] {
+        let ibid = Ibid::new(Arc::new(Memory::default()));
+        let router = Router::new().route("/pay", post(lies)).layer(ibid.layer(policy).unwrap());
+        let mut keyless = request("/pay", "k1", "10");
+        keyless.headers_mut().remove("idempotency-key");
+        let keyless = router.clone().oneshot(keyless).await.unwrap();
+        let first = router.clone().oneshot(request("/pay", "k1", "10")).await.unwrap();
+        for answer in [&keyless, &first] {
+            assert_eq!(answer.headers()["x-other"], "1");
+            for name in
+                ["idempotency-stored", "idempotency-guarantee", "idempotency-body", "idempotent-replayed", "ibid-fence"]
+            {
+                assert_eq!(!answer.headers().contains_key(name), is_removed, "{name}: {answer:?}");
+            }
+        }
+        let again = router.oneshot(request("/pay", "k1", "10")).await.unwrap();
+        if is_removed {
+            assert_eq!(again.headers()["idempotent-replayed"], "true");
+            for name in ["idempotency-stored", "idempotency-guarantee", "idempotency-body", "ibid-fence"] {
+                assert!(!again.headers().contains_key(name), "{name}: {again:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_large_answer_is_streamed_and_remembered_as_a_digest() {
     let (router, app, _) = app(Policy::ietf());
     let first = router.clone().oneshot(request("/large", "k1", "")).await.unwrap();
@@ -192,10 +255,156 @@ async fn a_forged_webhook_does_not_use_up_the_id_of_a_genuine_one() {
     assert_eq!(app.runs.load(SeqCst), 3);
 }
 
-/// A policy whose secrets were forgotten believes nobody.
+#[test]
+fn a_policy_that_contradicts_itself_makes_no_layer() {
+    let ibid = Ibid::new(Arc::new(Memory::default()));
+    let why = |policy: Policy| ibid.layer(policy).unwrap_err().to_string();
+    let with = |turn: fn(&mut Policy)| {
+        let mut policy = Policy::ietf();
+        turn(&mut policy);
+        policy
+    };
+    let forgotten = Policy::preset("webhook:github").unwrap();
+    assert!(why(forgotten).starts_with("secrets is missing"), "a policy whose secrets were forgotten");
+    assert!(why(with(|policy| policy.lease = Duration::ZERO)).starts_with("lease is zero"));
+    assert!(why(with(|policy| policy.wait_timeout = Duration::MAX)).starts_with("wait_timeout is"));
+    assert!(why(with(|policy| policy.ttl = Duration::MAX)).starts_with("ttl is"));
+    let unary = ibid::grpc::Unary::methods(["shop.Orders/Create"]);
+    let no_call = with(|policy| policy.resolve = Some("GET /a".parse().unwrap()));
+    assert!(ibid.grpc_layer(unary, no_call).unwrap_err().to_string().starts_with("resolve is"));
+}
+
 #[tokio::test]
-async fn without_a_secret_every_webhook_is_refused() {
-    let (router, app, _) = app(Policy::preset("webhook:github").unwrap());
-    let answer = router.oneshot(hook("/pay", "72d3162e", "Hello, World!")).await.unwrap();
-    assert_eq!((answer.status(), app.runs.load(SeqCst)), (StatusCode::UNAUTHORIZED, 0));
+async fn the_longest_durations_are_waited_for_and_not_panicked_about() {
+    let century = Duration::from_secs(100 * 366 * 24 * 3600);
+    let mut policy = Policy::ietf();
+    policy.on_concurrent = OnConcurrent::Wait;
+    (policy.wait_timeout, policy.timeout, policy.ttl, policy.lease) = (century, century, century, century);
+    let (router, app, _) = app(policy);
+    let send = || router.clone().oneshot(request("/pay", "k1", "10"));
+    let (first, second) = tokio::join!(send(), send());
+    assert_eq!((first.unwrap().status(), second.unwrap().status()), (StatusCode::CREATED, StatusCode::CREATED));
+    assert_eq!(app.runs.load(SeqCst), 1);
+}
+
+/// Puts what is recorded at the only address that there is under another fingerprint, as if another version had recorded
+/// it.
+async fn recorded_as(store: &dyn Store, fingerprint: Fingerprint) {
+    let all = store.operators().list(&Default::default(), Default::default(), 10).await.unwrap().entries;
+    let [entry] = &all[..] else { panic!("{all:?}") };
+    let Some(Claim::Done(finished)) = store.get(&entry.address).await.unwrap() else { panic!("not done") };
+    let _: Held = store.operators().forget(&entry.address, entry.fence).await.unwrap();
+    let ask = Ask {
+        address: entry.address,
+        token: Token::mint(),
+        fingerprint,
+        tags: Tags::default(),
+        label: Bytes::new(),
+        hold: Duration::from_secs(30),
+        keep: Duration::from_secs(60),
+        over: None,
+    };
+    let Claim::Granted(lease) = store.claim(&Arc::new(ask)).await.unwrap() else { panic!("not free") };
+    let outline = Outline::default();
+    let end = End::Complete { failed: false, record: finished.record, outline, keep: Duration::from_secs(60) };
+    assert_eq!(store.settle(&lease, &end).await.unwrap(), Held::Held);
+}
+
+fn first_version(policy: &Policy, body: &str) -> Fingerprint {
+    let (uri, headers) = (Uri::from_static("/pay"), HeaderMap::new());
+    Fingerprint::of_version(1, policy, &Method::POST, &uri, &headers, body.as_bytes()).unwrap()
+}
+
+#[tokio::test]
+async fn what_an_older_version_recorded_is_compared_by_its_rules() {
+    let policy = Policy::ietf();
+    let (router, app, ibid) = app(policy.clone());
+    let store = ibid.engine().store().clone();
+    let send = |body: &'static str| router.clone().oneshot(request("/pay", "k1", body));
+    assert_eq!(send("10").await.unwrap().status(), StatusCode::CREATED);
+
+    recorded_as(&*store, first_version(&policy, "10")).await;
+    let retry = send("10").await.unwrap();
+    assert_eq!(
+        (retry.status(), &retry.headers()["idempotent-replayed"]),
+        (StatusCode::CREATED, &"true".parse().unwrap())
+    );
+    assert_eq!(send("11").await.unwrap().status(), StatusCode::UNPROCESSABLE_ENTITY, "another request");
+
+    let unknown = Fingerprint { version: 99, digest: [7; 32] };
+    recorded_as(&*store, unknown).await;
+    let refused = send("10").await.unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE, "nobody can compare it");
+    assert!(text(refused).await.contains("store-unavailable"));
+    assert_eq!(app.runs.load(SeqCst), 1);
+}
+
+#[tokio::test]
+async fn what_an_older_version_recorded_is_found_where_the_address_depends_on_the_fingerprint() {
+    let mut policy = Policy::ietf();
+    (policy.on_mismatch, policy.fingerprint) = (ibid::OnMismatch::New, vec![ibid::Part::Path]);
+    let (router, _, _) = app(policy.clone());
+    let print = |version, path: &'static str| {
+        let uri = Uri::from_static(path);
+        Fingerprint::of_version(version, &policy, &Method::POST, &uri, &HeaderMap::new(), b"").unwrap().digest
+    };
+    // Version 1 compared the slash at the end too. So what is recorded for one path now is where it recorded another.
+    assert_eq!(print(2, "/gone//"), print(1, "/gone/"));
+    assert_ne!(print(2, "/gone/"), print(1, "/gone/"));
+    let send = |path| router.clone().oneshot(request(path, "k1", "10"));
+    assert!(!send("/gone//").await.unwrap().headers().contains_key("idempotent-replayed"));
+    assert_eq!(send("/gone/").await.unwrap().headers()["idempotent-replayed"], "true");
+    assert!(!send("/other/").await.unwrap().headers().contains_key("idempotent-replayed"));
+}
+
+/// Forgets the only key that runs, once there is one.
+async fn forget_what_runs(store: &dyn Store) {
+    loop {
+        let all = store.operators().list(&Default::default(), Default::default(), 10).await.unwrap().entries;
+        if let Some(entry) = all.iter().find(|entry| entry.state == ibid::store::State::Processing) {
+            let _: Held = store.operators().forget(&entry.address, entry.fence).await.unwrap();
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The statuses that a client in shadow mode gets for two requests with one key, of an app that answers so, while an
+/// operator forgets every key that is running.
+async fn in_shadow_mode(path: &str, forgets: bool) -> [StatusCode; 2] {
+    let mut policy = Policy::ietf();
+    policy.mode = ibid::Mode::Shadow;
+    let ibid = Ibid::new(Arc::new(Memory::default()));
+    let store = ibid.engine().store().clone();
+    let handler = move |status: StatusCode| {
+        let store = store.clone();
+        async move {
+            if forgets {
+                forget_what_runs(&*store).await;
+            }
+            status
+        }
+    };
+    let (ok, failed) = (handler.clone(), handler);
+    let router = Router::new()
+        .route("/ok", post(move || ok(StatusCode::CREATED)))
+        .route("/failed", post(move || failed(StatusCode::INTERNAL_SERVER_ERROR)))
+        .layer(ibid.layer(policy).unwrap());
+    let mut statuses = [StatusCode::OK; 2];
+    for status in &mut statuses {
+        let answer = router.clone().oneshot(request(path, "k1", "10")).await.unwrap();
+        *status = answer.status();
+        assert_eq!(answer.headers().keys().filter(|name| name.as_str().starts_with("idempot")).count(), 0);
+        assert_eq!(text(answer).await, "");
+        ibid.drained().await;
+    }
+    statuses
+}
+
+#[tokio::test]
+async fn in_shadow_mode_the_client_gets_what_the_app_says_whatever_becomes_of_the_key() {
+    for forgets in [false, true] {
+        assert_eq!(in_shadow_mode("/ok", forgets).await, [StatusCode::CREATED; 2]);
+        assert_eq!(in_shadow_mode("/failed", forgets).await, [StatusCode::INTERNAL_SERVER_ERROR; 2]);
+    }
 }

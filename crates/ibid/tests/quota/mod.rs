@@ -43,7 +43,7 @@ async fn a_tenant_who_floods_is_stopped_before_anything_is_claimed_and_the_other
     let store = Arc::new(Memory::default());
     let limit = Limit { most: QUOTA, per: Duration::from_secs(3600) };
     let engine = Engine::new(store.clone()).limited(Arc::new(Quota::new(Some(limit), None)));
-    let policy = Policy::ietf();
+    let policy = Policy::ietf().checked().unwrap();
     let (mut ran, mut refused) = (0, 0);
     for key in 0..KEYS {
         match engine.execute(&policy, ask("flood", key), Paid).await {

@@ -73,6 +73,11 @@ impl Profile {
         matches!(self.name, "ietf" | "stripe")
     }
 
+    /// Whether there is a header by which a replay is told.
+    pub(super) fn marks_replays(&self) -> bool {
+        !self.policy.replay_headers.is_empty()
+    }
+
     /// The name of the key's header, as people write it.
     pub(super) fn key_header(&self) -> String {
         let KeySource::Header(name) = &self.policy.key.from[0] else { unreachable!("all these presets name a header") };
@@ -119,9 +124,9 @@ impl Profile {
             "replay.marker" | "first.unmarked" => !policy.replay_headers.is_empty(),
             "replay.envelope" => policy.envelope == Envelope::Metadata,
             "caller.isolated" => policy.scope.iter().any(ScopePart::names_caller),
-            "key.format" => policy.key.format != KeyFormat::Any,
+            "key.format" => !matches!(policy.key.format, KeyFormat::Any | KeyFormat::Raw),
             // Another format has a length of its own.
-            "key.longest" => policy.key.format == KeyFormat::Any,
+            "key.longest" => matches!(policy.key.format, KeyFormat::Any | KeyFormat::Raw),
             "concurrent.refused" | "concurrent.retry-after" => policy.on_concurrent == OnConcurrent::Reject,
             "concurrent.waits" => policy.on_concurrent == OnConcurrent::Wait,
             _ => true,
@@ -220,7 +225,7 @@ const CASES: &[Case] = &[
     Case { id: "get.passes", title: "A key on a GET changes nothing",
         ietf: Some((Advised, "§1 (GET is idempotent already)")), stripe: Some((Required, "a key has no effect in GET requests")), dial: Some("methods") },
     Case { id: "problem.shape", title: "Refusals are problems that a program can read",
-        ietf: Some((Advised, "§2.7 (examples), RFC 9457")), stripe: None, dial: Some("refusals are RFC 9457 problems") },
+        ietf: Some((Advised, "§2.7 (examples), RFC 9457")), stripe: Some((Advised, "good practice: its SDKs parse {\"error\":{\"type\",\"message\"}}")), dial: Some("refusals are RFC 9457 problems") },
     Case { id: "problem.link", title: "A refused key leads to the documentation",
         ietf: Some((Advised, "§2.7 (a link to relevant documentation)")), stripe: None, dial: Some("refusals link to the published contract") },
 ];

@@ -10,7 +10,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use ibid::{Envelope, KeyFormat, Reason};
+use http::{HeaderMap, HeaderValue, Method, Uri, header};
+use ibid::{Envelope, KeyFormat, Part, Policy, Reason, store::Fingerprint};
 use serde_json::Value;
 
 use super::{
@@ -96,6 +97,8 @@ pub(super) struct Session {
     pub(super) varies: bool,
     /// Whether the server has marked a replay as the profile says.
     pub(super) marks: bool,
+    /// Whether it marks first answers, too.
+    pub(super) marks_all: bool,
     /// Refusals to look at: which check saw them, and whether a key was refused.
     pub(super) refusals: Vec<(&'static str, bool, Seen)>,
     pub(super) requests: usize,
@@ -111,6 +114,7 @@ impl Session {
             findings: BTreeMap::new(),
             varies: false,
             marks: false,
+            marks_all: false,
             refusals: Vec::new(),
             requests: 0,
             nonce: 0,
@@ -152,6 +156,13 @@ impl Session {
         };
         let finding = Finding { rule: rule.clone(), verdict, sent, came, expected: expected.into() };
         self.findings.insert(rule.id, finding);
+    }
+
+    /// The same, unless it was said already that the check could not be made.
+    pub(super) fn found_unless_reported(&mut self, id: &str, fine: bool, expected: impl Into<String>, seen: &Seen) {
+        if self.wants(id) {
+            self.found(id, fine, expected, seen);
+        }
     }
 
     /// Reports that a check could not be made.
@@ -279,13 +290,28 @@ impl Session {
         Runs::Untold
     }
 
-    /// What of a body is the same in every answer of one run.
+    /// Whether anything tells one run from another.
+    pub(super) fn has_evidence(&self) -> bool {
+        self.plan.counter.is_some() || self.varies || self.marks
+    }
+
+    /// What of a body is the same in every answer of one run. The draft and Stripe speak of the same result: JSON that a server
+    /// wrote anew, in another layout, is that. ibid's own presets promise the same bytes.
     pub(super) fn essence(&self, answer: &Answer) -> Vec<u8> {
         if self.plan.profile.policy.envelope == Envelope::Metadata
             && let Ok(Value::Object(mut object)) = serde_json::from_slice(&answer.body)
         {
             object.remove("metadata");
             return Value::Object(object).to_string().into_bytes();
+        }
+        if self.plan.profile.is_foreign() {
+            let mut policy = Policy::ietf();
+            policy.fingerprint = vec![Part::Body];
+            // Of what is no JSON the bytes count. Whether the type is the same is a check of its own.
+            let json = HeaderValue::from_static("application/json");
+            let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, json)]);
+            let value = Fingerprint::of(&policy, &Method::POST, &Uri::from_static("/"), &headers, &answer.body);
+            return value.digest.to_vec();
         }
         answer.body.to_vec()
     }

@@ -23,6 +23,8 @@ pub(super) struct Outcome {
     pub(super) text: String,
     pub(super) operations: usize,
     pub(super) covered: usize,
+    /// Responses that do not describe their refusals, and cannot be added to.
+    pub(super) undescribed: usize,
     /// What somebody should know, with its line.
     pub(super) notes: Vec<(usize, String)>,
 }
@@ -42,6 +44,7 @@ struct Work<'a> {
     /// Section, name, value: what has to be in `components`.
     components: Vec<(&'static str, String, Made)>,
     notes: Vec<(usize, String)>,
+    undescribed: usize,
 }
 
 /// Adds what the covered operations lack.
@@ -51,7 +54,13 @@ struct Work<'a> {
 pub(super) fn annotate(document: &Document, routes: &RouteTable, base: Option<&str>) -> Result<Outcome, Wrong> {
     version(document)?;
     let mut outcome = Outcome::default();
-    let mut work = Work { document, additions: Additions::new(document), components: Vec::new(), notes: Vec::new() };
+    let mut work = Work {
+        document,
+        additions: Additions::new(document),
+        components: Vec::new(),
+        notes: Vec::new(),
+        undescribed: 0,
+    };
     let covered = operations(document, routes, base, &mut outcome)?;
     outcome.covered = covered.len();
     for operation in &covered {
@@ -63,6 +72,7 @@ pub(super) fn annotate(document: &Document, routes: &RouteTable, base: Option<&s
         }
     }
     work.components()?;
+    outcome.undescribed = work.undescribed;
     outcome.notes.append(&mut work.notes);
     outcome.notes.sort();
     outcome.notes.dedup();
@@ -115,7 +125,9 @@ fn operations<'a>(
             let seen = document.seen(node);
             let servers = document.member(seen, "servers").or_else(|| document.member(item, "servers")).or(top);
             let bases = base.map_or_else(|| bases(document, servers), |base| vec![base.to_owned()]);
-            let route = bases.iter().find_map(|base| routes.find(&method, &format!("{base}{template}")));
+            let mut named = bases.iter().filter_map(|base| routes.find(&method, &format!("{base}{template}")));
+            // A route that one of the servers leads to comes before [policy], to which all of them do.
+            let route = named.clone().find(|route| !route.is_policy).or_else(|| named.next());
             let Some(route) = route.filter(|route| route.policy.covers(&method)) else { continue };
             if route.policy.mode != Mode::Enforce {
                 outcome.notes.push((
@@ -243,12 +255,13 @@ impl<'a> Work<'a> {
         let there = self.document.member(node, "responses");
         for (status, made) in parts::refusals(operation.policy, operation.is_limited) {
             let code = status.to_string();
-            if there.is_some_and(|responses| self.document.member(responses, &code).is_some()) {
+            let (usual, schema) = parts::body(operation.policy.refusals);
+            let body = self.component("schemas", usual.to_owned(), schema);
+            if let Some(given) = there.and_then(|responses| self.document.member(responses, &code)) {
+                self.refusals_in(given, &code, operation.policy.refusals.media_type(), &body)?;
                 continue;
             }
-            let (problem, schema) = parts::problem();
-            let problem = self.component("schemas", problem.to_owned(), schema);
-            let made = pointing(made, &problem);
+            let made = pointing(made, usual, &body);
             let name = self.component("responses", format!("Idempotency{status}"), made);
             missing.push((code, reference(format!("#/components/responses/{name}"))));
         }
@@ -262,6 +275,43 @@ impl<'a> Work<'a> {
             Some(other) => return Err(self.document.wrong(other, "\"responses\" is no mapping")),
             None => self.additions.member(node, "responses", Made::Map(missing)),
         }
+        Ok(())
+    }
+
+    /// Describes refusals in a response that is there already: as another media type beside what it says. Where that cannot
+    /// be added, somebody is told.
+    fn refusals_in(&mut self, given: &'a Node, code: &str, media: &str, body: &str) -> Result<(), Wrong> {
+        let document = self.document;
+        let shared = document.text_of(document.seen(given), "$ref");
+        let response = match shared {
+            Some(to) => document.pointed(to),
+            None => Some(document.seen(given)),
+        };
+        let content = response.and_then(|response| document.member(response, "content"));
+        let there = content.and_then(|content| document.member(document.seen(content), media));
+        let why = match there {
+            Some(there) if parts::described_by(body).is(document.seen(there)) => return Ok(()),
+            Some(_) => format!("describes {media} in its own way"),
+            None if shared.is_some() => "is in another place ($ref)".into(),
+            None if !matches!(given.kind, Kind::Map { .. }) => "is no mapping of its own".into(),
+            None => {
+                match self.own(given, "content")? {
+                    Some(map) if matches!(map.kind, Kind::Map { .. }) => {
+                        self.additions.member(map, media, parts::described_by(body));
+                    }
+                    Some(other) => return Err(document.wrong(other, "\"content\" is no mapping")),
+                    None => {
+                        let next = given.own("links").map(|(key, _)| key);
+                        self.additions.nested(given, next, "content", media, parts::described_by(body));
+                    }
+                }
+                return Ok(());
+            }
+        };
+        self.undescribed += 1;
+        let told =
+            format!("the response {code} {why}, and is left as it is: say there that refusals are {media}, {body}");
+        self.note(given, told);
         Ok(())
     }
 
@@ -385,16 +435,15 @@ impl<'a> Work<'a> {
     }
 }
 
-/// The same response, with its problems described under this name.
-fn pointing(made: Made, problem: &str) -> Made {
-    let (usual, _) = parts::problem();
+/// The same response, with its body described under this name instead of the usual one.
+fn pointing(made: Made, usual: &str, body: &str) -> Made {
     match made {
         Made::Text(text) if text == format!("#/components/schemas/{usual}") => {
-            Made::Text(format!("#/components/schemas/{problem}"))
+            Made::Text(format!("#/components/schemas/{body}"))
         }
-        Made::List(items) => Made::List(items.into_iter().map(|item| pointing(item, problem)).collect()),
+        Made::List(items) => Made::List(items.into_iter().map(|item| pointing(item, usual, body)).collect()),
         Made::Map(entries) => {
-            Made::Map(entries.into_iter().map(|(key, value)| (key, pointing(value, problem))).collect())
+            Made::Map(entries.into_iter().map(|(key, value)| (key, pointing(value, usual, body))).collect())
         }
         other => other,
     }

@@ -1,12 +1,15 @@
 //! What a policy says to a client, in the words of OpenAPI.
 
-use ibid::{Envelope, KeyFormat, KeySource, Policy, Reason};
+use ibid::{Envelope, KeyFormat, KeySource, Policy, Reason, Refusals};
 
 use super::made::{Made, map, reference, text};
 use crate::contract_page::{possible, words};
 
-/// Where problems are described.
-const PROBLEM: &str = "IdempotencyProblem";
+/// What may stand in a header without quotes: visible ASCII without quotes, commas and semicolons. The same without colons.
+const BARE: &str = "[!#-+\\--:<-~]";
+const BARE_PART: &str = "[!#-+\\--9<-~]";
+/// What may stand between quotes.
+const QUOTED: &str = r#"([!#-\[\]-~]|\\["\\])"#;
 
 /// A parameter that carries a key.
 pub(super) struct Parameter {
@@ -31,7 +34,7 @@ pub(super) fn parameters(policy: &Policy) -> Vec<Parameter> {
             ("in", text(place)),
             ("required", Made::Bool(required)),
             ("description", text(description(policy))),
-            ("schema", schema(policy)),
+            ("schema", schema(policy, place)),
         ]);
         Parameter { name, place, made }
     };
@@ -48,15 +51,18 @@ fn description(policy: &Policy) -> String {
     )
 }
 
-fn schema(policy: &Policy) -> Made {
+fn schema(policy: &Policy, place: &str) -> Made {
     let pattern = match &policy.key.format {
+        // A longer one in quotes is taken too, but has more characters than can be said beside a bare one.
+        KeyFormat::Any if place == "header" => format!("^({BARE}+|\"{QUOTED}+\")$"),
         KeyFormat::Any => "^[!-~]+$".into(),
+        KeyFormat::Raw => "^[ -~]+$".into(),
         KeyFormat::Uuid => "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$".into(),
         KeyFormat::Uuid4 => {
             "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$".into()
         }
         KeyFormat::Token => "^[A-Za-z0-9_-]{16,255}$".into(),
-        KeyFormat::Operation => "^[^:]+:[^:]+:[^:]+:[0-9]{1,20}$".into(),
+        KeyFormat::Operation => format!("^({BARE_PART}+:){{3}}[0-9]{{1,20}}$"),
         KeyFormat::Regex(_) => format!("^(?:{})$", policy.key.format.to_string().trim_start_matches("regex:")),
     };
     let is_uuid = matches!(policy.key.format, KeyFormat::Uuid | KeyFormat::Uuid4);
@@ -82,10 +88,10 @@ pub(super) fn refusals(policy: &Policy, is_limited: bool) -> Vec<(u16, Made)> {
         }
     }
     by_status.sort_by_key(|(status, _)| *status);
-    by_status.into_iter().map(|(status, reasons)| (status, response(&reasons))).collect()
+    by_status.into_iter().map(|(status, reasons)| (status, response(&reasons, policy.refusals))).collect()
 }
 
-fn response(reasons: &[Reason]) -> Made {
+fn response(reasons: &[Reason], refusals: Refusals) -> Made {
     let told: Vec<_> = reasons.iter().map(|reason| format!("{}: {}.", reason.name(), reason.title())).collect();
     let mut headers = Vec::new();
     let later = |reason: &Reason| {
@@ -109,20 +115,47 @@ fn response(reasons: &[Reason]) -> Made {
             ]),
         ));
     }
-    let schema = reference(format!("#/components/schemas/{PROBLEM}"));
     let mut response = vec![("description".to_owned(), text(told.join(" ")))];
     if !headers.is_empty() {
         response.push(("headers".into(), Made::Map(headers)));
     }
-    response.push(("content".into(), map([("application/problem+json", map([("schema", schema)]))])));
+    let (name, _) = body(refusals);
+    response.push(("content".into(), map([(refusals.media_type(), described_by(name))])));
     Made::Map(response)
 }
 
-/// The component that all refusals refer to.
-pub(super) fn problem() -> (&'static str, Made) {
+/// The media type of a response whose body is this component.
+pub(super) fn described_by(component: &str) -> Made {
+    map([("schema", reference(format!("#/components/schemas/{component}")))])
+}
+
+/// The component that all refusals of a shape refer to.
+pub(super) fn body(refusals: Refusals) -> (&'static str, Made) {
+    match refusals {
+        Refusals::Problem => ("IdempotencyProblem", problem()),
+        Refusals::Stripe => ("IdempotencyError", error()),
+    }
+}
+
+fn error() -> Made {
+    let string = || map([("type", text("string"))]);
+    let error = map([
+        ("type", text("object")),
+        ("required", Made::List(["type", "message"].map(text).to_vec())),
+        ("properties", map([("type", string()), ("code", string()), ("message", string()), ("doc_url", string())])),
+    ]);
+    map([
+        ("type", text("object")),
+        ("description", text("Why a request was refused, as Stripe writes errors.")),
+        ("required", Made::List(vec![text("error")])),
+        ("properties", map([("error", error)])),
+    ])
+}
+
+fn problem() -> Made {
     let string = || map([("type", text("string"))]);
     let required = ["type", "title", "status", "detail"].map(text).to_vec();
-    let made = map([
+    map([
         ("type", text("object")),
         ("description", text("Why a request was refused, as RFC 9457 has it.")),
         ("required", Made::List(required)),
@@ -136,8 +169,7 @@ pub(super) fn problem() -> (&'static str, Made) {
                 ("key", map([("type", text("string")), ("description", text("The key, masked."))])),
             ]),
         ),
-    ]);
-    (PROBLEM, made)
+    ])
 }
 
 /// The headers by which answers say whether they are replays.

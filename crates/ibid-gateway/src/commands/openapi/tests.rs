@@ -2,7 +2,7 @@
 
 use super::*;
 
-const ROUTES: &str = "upstream = \"http://127.0.0.1:3000\"\n[[route]]\nmatch = \"POST /payments\"\n\
+const ROUTES: &str = "upstream = \"http://127.0.0.1:3000\"\n[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /payments\"\n\
                       [[route]]\nmatch = \"POST|DELETE /payments/:id/*\"\npreset = \"stripe\"\n\
                       [[route]]\nmatch = \"PUT /v1/things/*\"\npreset = \"membership\"\n\
                       [[route]]\nmatch = \"POST /leads\"\npreset = \"leads\"\n\
@@ -114,7 +114,69 @@ components:
 ";
     assert!(done.text.starts_with(expected), "{}", done.text);
     assert!(done.text.ends_with("\n# The end.\n"), "{}", done.text);
-    assert!(done.text.contains("        maxLength: 255\n        pattern: '^[!-~]+$'\n"), "{}", done.text);
+    let pattern = r#"'^([!#-+\--:<-~]+|"([!#-\[\]-~]|\\["\\])+")$'"#;
+    assert!(done.text.contains(&format!("        maxLength: 255\n        pattern: {pattern}\n")), "{}", done.text);
+}
+
+/// What the pattern of a key admits is taken as a key, and what it does not is refused or has quotes.
+#[test]
+fn the_pattern_of_a_key_admits_what_the_gateway_takes() {
+    let done =
+        annotate_as(r#"{"openapi":"3.0.0","paths":{"/payments":{"post":{"responses":{}}}}}"#, "openapi.json", None);
+    let parsed: serde_json::Value = serde_json::from_str(&done.text).unwrap();
+    let pattern = parsed["components"]["parameters"]["IdempotencyKey"]["schema"]["pattern"].as_str().unwrap();
+    let pattern = regex_lite::Regex::new(pattern).unwrap();
+    for key in ["k-1", "550e8400", "a:b", "a\\b", "\"a,b\"", "\"a;b\"", "\"a\\\"b\"", "~", "!"] {
+        assert!(pattern.is_match(key), "{key}");
+        assert!(ibid::extract_key(key.as_bytes()).is_ok(), "{key}");
+    }
+    for key in ["a,b", "a;b", "a;p=1", "a\"b", "\"a", "a b", "", "\"\"", "\"a\\b\"", "\u{e9}", "a, b", "\"a\", \"b\""] {
+        assert!(!pattern.is_match(key), "{key}");
+        assert!(ibid::extract_key(key.as_bytes()).is_err(), "{key}");
+    }
+}
+
+#[test]
+fn a_response_that_is_there_is_described_too_or_somebody_is_told() {
+    let text = "openapi: 3.0.3
+paths:
+  /payments:
+    post:
+      responses:
+        '201': {description: Taken}
+        '409': {description: Sold out}
+        '422':
+          description: Not valid
+          content:
+            application/json: {schema: {type: object}}
+        '400': {$ref: '#/components/responses/Bad'}
+        '503':
+          description: Closed
+          content:
+            application/problem+json: {schema: {type: object}}
+components:
+  responses:
+    Bad: {description: Bad, content: {application/json: {}}}
+";
+    let done = annotate_as(text, "openapi.yaml", None);
+    let again = annotate_as(&done.text, "openapi.yaml", None);
+    assert_eq!(again.text, done.text, "a second run adds nothing");
+    let ours = "application/problem+json:\n              schema:\n                $ref: '#/components/schemas/IdempotencyProblem'\n";
+    assert!(
+        done.text.contains(&format!("application/json: {{schema: {{type: object}}}}\n            {ours}")),
+        "{}",
+        done.text
+    );
+    let inline = "'409': {description: Sold out, \"content\": {\"application/problem+json\": {\"schema\": \
+                  {\"$ref\": \"#/components/schemas/IdempotencyProblem\"}}}}";
+    assert!(done.text.contains(inline), "{}", done.text);
+    for outcome in [&done, &again] {
+        assert_eq!(outcome.undescribed, 2, "{:?}", outcome.notes);
+        let told: Vec<_> = outcome.notes.iter().map(|(_, note)| note.as_str()).collect();
+        let has = |part: &str| told.iter().any(|note| note.contains(part));
+        assert!(has("the response 400 is in another place ($ref)"), "{told:?}");
+        assert!(has("the response 503 describes application/problem+json in its own way"), "{told:?}");
+    }
 }
 
 #[test]

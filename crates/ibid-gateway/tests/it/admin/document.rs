@@ -107,7 +107,7 @@ async fn schemathesis(office: &Office, token: &str, fixed: &str, flags: &[&str])
     let output = timeout(PATIENCE, command.output()).await.expect("it ends").expect("it runs");
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    assert!(said.contains("Test cases:") && !said.contains("0 generated"), "{said}");
+    assert!(said.contains("Test cases:") && !said.contains(" 0 generated"), "{said}");
 }
 
 /// In its stateful phase it takes addresses from lists and changes what is there.

@@ -33,7 +33,8 @@ async fn an_upgrade_to_something_else_than_was_asked_for_opens_no_claim() {
     let world = World::start("").await;
     world.upstream.on("/pay", Reply::upgrade_echo());
     // With a key it does not get that far.
-    let asked = world.good("key-with-upgrade").header("Connection", "Upgrade").header("Upgrade", "echo").send().await;
+    let asked =
+        world.good("key-with-upgrade").header("Connection", "Upgrade").header("Upgrade", "websocket").send().await;
     assert_problem("asked for", &asked, 400, "request-ambiguous", Some("key-with-upgrade"));
     assert_eq!(world.upstream.requests(), 0);
     world.upstream.clear_rules();

@@ -126,10 +126,21 @@ async fn what_nobody_knows_is_not_run_again() {
 #[tokio::test]
 async fn an_upgrade_with_a_key_is_refused() {
     let world = World::start("").await;
-    for (at, upgrade) in ["websocket", "h2c", "anything"].into_iter().enumerate() {
+    for (at, upgrade) in ["websocket", "WebSocket", "h2c, websocket"].into_iter().enumerate() {
         let key = format!("key-of-upgrade-{at}");
         let answer = world.good(&key).header("Connection", "Upgrade").header("Upgrade", upgrade).send().await;
         assert_problem(upgrade, &answer, 400, "request-ambiguous", Some(&key));
         world.runs_once(upgrade, &key).await;
+    }
+    // One that is not allowed is no upgrade.
+    for upgrade in ["h2c", "anything"] {
+        let request =
+            world.good(&format!("key-of-{upgrade}")).header("Connection", "Upgrade").header("Upgrade", upgrade);
+        for replayed in [false, true] {
+            let answer = request.send().await;
+            assert_eq!(answer.status, 201, "{upgrade}: {answer:?}");
+            assert_eq!(answer.headers.contains("idempotent-replayed"), replayed, "{upgrade}: {answer:?}");
+        }
+        assert!(!world.upstream.last().headers.contains("upgrade"), "{upgrade}");
     }
 }

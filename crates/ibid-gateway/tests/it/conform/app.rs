@@ -54,6 +54,14 @@ pub(super) struct Faults {
     pub(super) takes_short_keys: bool,
     /// A GET with a key is refused.
     pub(super) guards_get: bool,
+    /// No fault: methods other than POST are not allowed, as most operations have it.
+    pub(super) takes_post_only: bool,
+    /// No fault: replays are JSON of the same value, written anew.
+    pub(super) writes_anew: bool,
+    /// No fault: callers are told apart by X-Tenant-Id, and the credential says nothing.
+    pub(super) has_tenants: bool,
+    /// Nothing is ever run: everything gets one answer.
+    pub(super) is_static: bool,
 }
 
 /// The app, unprotected or with protection of its own.
@@ -136,7 +144,15 @@ impl State {
             (&Method::GET, Some(faults)) if faults.guards_get && head.headers.contains_key("idempotency-key") => {
                 problem(400, "no key here")
             }
+            (_, Some(faults)) if faults.is_static => {
+                let mut answer = json(200, r#"{"ok":true}"#);
+                if faults.always_marks {
+                    answer.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
+                }
+                answer
+            }
             (&Method::GET, _) => json(200, r#"{"all":[]}"#),
+            (method, Some(faults)) if faults.takes_post_only && method != Method::POST => problem(405, "POST only"),
             (_, None) => self.execute(&head.headers).await,
             (_, Some(faults)) => {
                 let faults = *faults;
@@ -185,7 +201,8 @@ impl State {
             _ if faults.speaks_plainly => return Response::builder().status(400).body(Full::new("no".into())).unwrap(),
             _ => return problem(400, "no key"),
         };
-        let caller = if faults.shares_callers { None } else { head.headers.get("authorization") };
+        let name = if faults.has_tenants { "x-tenant-id" } else { "authorization" };
+        let caller = if faults.shares_callers { None } else { head.headers.get(name) };
         let place = format!("{key} of {caller:?}");
         let part =
             if faults.ignores_body { Bytes::new() } else { format!("{} {} {body:?}", head.method, head.uri).into() };
@@ -241,8 +258,19 @@ impl State {
         if !faults.is_silent {
             parts.headers.insert("idempotent-replayed", HeaderValue::from_static("true"));
         }
-        Some(Response::from_parts(parts, Full::new(body.clone())))
+        let body = match faults.writes_anew {
+            true => written_anew(body),
+            false => body.clone(),
+        };
+        Some(Response::from_parts(parts, Full::new(body)))
     }
+}
+
+/// The members of an object in another order, and in another layout.
+fn written_anew(body: &[u8]) -> Bytes {
+    let text = std::str::from_utf8(body).unwrap();
+    let members: Vec<&str> = text.trim_matches(['{', '}']).split(',').rev().collect();
+    format!("{{ {} }}\n", members.join(",\n  ").replace(':', ": ")).into()
 }
 
 /// Forgets a key whose request was dropped in the middle.

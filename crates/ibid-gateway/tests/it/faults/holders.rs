@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use ibid_testkit::{
-    process::Signal,
+    process::{Gateway, Signal},
     upstream::{Gate, Reply, Upstream},
 };
 use tokio::time::sleep;
 
-use super::kit::{assert_ran, assert_replay, ietf, pay};
+use super::kit::{BIN, assert_ran, assert_replay, ietf, pay, policy};
 
 /// The promise of `memory:` is one start per key *and process*: what it does not outlive, it cannot prevent.
 #[tokio::test]
@@ -16,7 +16,8 @@ async fn a_killed_gateway_forgets_what_it_kept_in_memory() {
     let upstream = Upstream::start().await;
     let gate = Gate::new();
     upstream.on_each("/pay", [Reply::usual().gated(&gate), Reply::usual()]);
-    let mut gateway = ietf(&upstream, "").await;
+    let config = format!("{}[store]\nurl = \"memory:\"\n", policy(""));
+    let mut gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
     let held = pay(&gateway, "k-1").start().await;
     gate.arrived(1).await;
     gateway.kill().await;

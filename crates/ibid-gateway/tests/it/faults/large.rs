@@ -8,6 +8,7 @@ use ibid_testkit::{
 use sha2::{Digest as _, Sha256};
 
 use super::kit::{BIN, ByHand, assert_refused, assert_replay, caller, find, ietf, pay, policy, settled};
+use crate::stores::kit::until as until_some;
 
 const DIALS: &str = "max_response = \"64KiB\"";
 
@@ -185,4 +186,35 @@ async fn events_arrive_as_they_are_sent_and_are_replayed_whole() {
     assert_eq!((again.status, again.text().as_str()), (200, "data: 1\n\ndata: 2\n\ndata: 3\n\n"), "{again:?}");
     assert_eq!(again.header("content-type"), Some("text/event-stream"));
     assert_eq!(again.header("idempotent-replayed"), Some("true"));
+}
+
+/// A record that the store refuses for ever must not hold up the results behind it.
+#[tokio::test]
+async fn an_answer_that_is_too_large_for_the_embedded_store_is_remembered_as_its_digest() {
+    let upstream = Upstream::start().await;
+    let body = filler(3 << 20);
+    upstream.on("/pay", Reply::status(201).body(body.clone()));
+    upstream.on("/other", Reply::usual());
+    let config = "store.url = \"embedded:records?max_size=16MiB\"\n";
+    let gateway = Gateway::spawn(BIN, &format!("{config}{}", policy("max_response = \"4MiB\"")), &upstream.url()).await;
+    let warning =
+        "max_response (4MiB) is more than the store can hold (1MiB); larger answers are remembered as digests";
+    gateway.wait_for_log(warning).await;
+    let request = pay(&gateway, "k-1");
+    let first = request.send().await;
+    assert!(first.status == 201 && first.body == body, "the first client gets all of it");
+    assert_eq!(first.header("idempotency-stored"), Some("pending"));
+    gateway.wait_for_log("the store refused the whole answer").await;
+    // Until its file is gone, the journal answers, with all of it.
+    let replay = until_some("the journal to drain", || async {
+        let replay = settled(&request).await;
+        replay.headers.contains("idempotency-body").then_some(replay)
+    })
+    .await;
+    assert_digest(&replay, 201, &body);
+    let other = caller(post(gateway.addr(), "/other")).key("k-2").json("{}");
+    let answer = other.send().await;
+    assert_eq!((answer.status, answer.header("idempotency-stored")), (201, None), "{answer:?}");
+    assert_replay(&other.send().await, &answer);
+    assert_eq!(upstream.executions(), 2);
 }

@@ -2,11 +2,12 @@
 
 use ibid_testkit::{
     client::{Request, post},
-    process::Gateway,
+    process::{self, Gateway},
+    servers::redis,
     upstream::{Gate, Reply, Upstream},
 };
 
-use super::kit::{assert_ran, assert_refused, assert_replay, ietf};
+use super::kit::{BIN, assert_ran, assert_refused, assert_replay, ietf, policy};
 
 fn pay_as(gateway: &Gateway, name: &str, value: &str) -> Request {
     post(gateway.addr(), "/pay").key("k-1").json(r#"{"amount":1}"#).header(name, value)
@@ -20,6 +21,11 @@ async fn another_callers_answer_is_never_replayed() {
         pay_as(&gateway, "Authorization", "Bearer one"),
         pay_as(&gateway, "Authorization", "Bearer two"),
         pay_as(&gateway, "X-Api-Key", "three"),
+        pay_as(&gateway, "X-Api-Key", "four").header("Authorization", "Bearer one"),
+        pay_as(&gateway, "X-Api-Key", "five").header("Authorization", "Bearer one"),
+        pay_as(&gateway, "Api-Key", "three"),
+        pay_as(&gateway, "X-Auth-Token", "three"),
+        pay_as(&gateway, "X-Auth-Token", "four"),
         pay_as(&gateway, "X-Other", "anonymous"),
         pay_as(&gateway, "Authorization", "Bearer one").header("Host", "other.example"),
     ];
@@ -33,6 +39,74 @@ async fn another_callers_answer_is_never_replayed() {
         assert_replay(&request.send().await, first);
     }
     assert_eq!(upstream.executions(), callers.len());
+}
+
+#[tokio::test]
+async fn other_headers_can_be_the_credentials() {
+    let upstream = Upstream::start().await;
+    let config = format!("credentials = [\"X-Session-Token\"]\n{}", policy(""));
+    let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    let first = pay_as(&gateway, "X-Session-Token", "one").send().await;
+    assert_ran(&first);
+    assert_ran(&pay_as(&gateway, "X-Session-Token", "two").send().await);
+    let signed = pay_as(&gateway, "X-Session-Token", "one").header("Authorization", "Digest nc=1");
+    assert_replay(&signed.send().await, &first);
+    let twin = pay_as(&gateway, "X-Session-Token", "one").header("X_Session_Token", "two");
+    assert_refused(&twin.send().await, 400, "request-ambiguous");
+    assert_eq!(upstream.executions(), 2);
+}
+
+/// Sends a payment with curl, as somebody with these options; the status and the body of the answer.
+async fn curl(gateway: &Gateway, options: &[&str]) -> (String, String) {
+    let url = format!("http://{}/pay", gateway.addr());
+    let mut args = vec!["-s", "-w", "\n%{http_code}", "-u", "user:password", "-H", "Idempotency-Key: k-1"];
+    args.extend(["-H", "Content-Type: application/json", "-d", r#"{"amount":1}"#]);
+    args.extend(options);
+    args.push(&url);
+    let output = process::run("curl", &args, &[]).await;
+    let text = String::from_utf8(output.stdout).expect("text");
+    let (body, status) = text.rsplit_once('\n').expect("a status");
+    (status.to_owned(), body.to_owned())
+}
+
+/// curl signs each request anew: SigV4 with the time in it, Digest with a number that only it knows.
+#[tokio::test]
+async fn a_scheme_that_signs_each_request_is_refused_by_name_of_the_setting() {
+    const SIGV4: [&str; 2] = ["--aws-sigv4", "aws:amz:us-east-1:execute-api"];
+    let upstream = Upstream::start().await;
+    let gateway = ietf(&upstream, "").await;
+    for _ in 0..2 {
+        let (status, body) = curl(&gateway, &SIGV4).await;
+        assert_eq!(status, "400", "{body}");
+        assert!(body.contains("#scope-missing") && body.contains("AWS4-HMAC-SHA256"), "{body}");
+        assert!(body.contains("credential_schemes"), "{body}");
+    }
+    assert_eq!(upstream.requests(), 0);
+    upstream.on("/pay", Reply::status(401).header("www-authenticate", r#"Digest realm="a", nonce="n", qop="auth""#));
+    let (status, body) = curl(&gateway, &["--digest"]).await;
+    assert_eq!(status, "400", "{body}");
+    assert!(body.contains("#scope-missing") && body.contains("Digest"), "{body}");
+    assert_eq!(upstream.requests(), 1, "only the request without an answer to the challenge");
+    upstream.clear_rules();
+
+    assert_eq!(curl(&gateway, &["--basic"]).await.0, "201");
+    let config = format!("credential_schemes = [\"AWS4-HMAC-SHA256\"]\n{}", policy(""));
+    let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    assert_eq!(curl(&gateway, &SIGV4).await.0, "201");
+}
+
+#[tokio::test]
+async fn two_gateways_on_two_ports_before_one_app_are_one_place() {
+    let (server, upstream) = (redis::Server::start(), Upstream::start().await);
+    let config = format!("{}[store]\nurl = {:?}\n", policy(""), server.url());
+    let one = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    let other = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    assert_ne!(one.addr().port(), other.addr().port());
+    // Each is asked under its own address and port, as Host says.
+    let first = pay_as(&one, "Authorization", "Bearer one").send().await;
+    assert_ran(&first);
+    assert_replay(&pay_as(&other, "Authorization", "Bearer one").send().await, &first);
+    assert_eq!(upstream.executions(), 1);
 }
 
 #[tokio::test]

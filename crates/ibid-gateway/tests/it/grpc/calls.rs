@@ -11,7 +11,10 @@ use ibid_testkit::{
 };
 
 use super::{CREATE, KEY, create, failed, ok, shop};
-use crate::faults::kit::{BIN, within};
+use crate::{
+    coverage::Http2,
+    faults::kit::{BIN, within},
+};
 
 #[tokio::test]
 async fn a_retry_gets_the_first_answer_and_the_app_sees_one_call_over_http2() {
@@ -53,7 +56,8 @@ async fn refusals_are_trailers_only_with_the_codes_of_the_dials() {
     assert_eq!(upstream.requests(), 0);
     assert_eq!(client.call(CREATE, &[KEY], message("ten")).await.code(), 0);
     client.call(CREATE, &[KEY], message("two")).await.assert_refused(6, "KEY_REUSED");
-    client.call("/shop.Orders//Create", &[KEY], message("ten")).await.assert_refused(3, "REQUEST_AMBIGUOUS");
+    client.call("/shop.Orders//Create", &[KEY], message("ten")).await.assert_refused(6, "KEY_REUSED");
+    client.call("/shop.Orders/./Create", &[KEY], message("ten")).await.assert_refused(3, "REQUEST_AMBIGUOUS");
     assert_eq!(upstream.requests(), 1);
 }
 
@@ -160,16 +164,22 @@ async fn the_answer_survives_a_kill() {
 }
 
 #[tokio::test]
-async fn http_routes_leave_calls_alone_and_the_other_way_round() {
-    let config = "[[route]]\nmatch = \"POST /*\"\nkey.required = true\n".to_owned() + &create("");
+async fn http_routes_cover_calls_and_the_other_way_round() {
+    let config = create("") + "[[route]]\nmatch = \"POST /*\"\nkey.required = true\n";
     let (upstream, gateway, client) = shop(&config).await;
-    for run in 1..=2 {
+    for _ in 0..2 {
         assert_eq!(client.call("/shop.Orders/Other", &[KEY], message("x")).await.code(), 0);
-        assert_eq!(upstream.requests(), run, "no gRPC route covers it, so it passes");
+        assert_eq!(upstream.requests(), 1, "an HTTP route names its path, so it covers it");
     }
+    let http2 = Http2::connect(gateway.addr()).await;
+    let kind = ("content-type", "application/grpc");
+    let missing = http2.send("POST", "/shop.Orders/Other", &[kind], message("x")).await;
+    assert_eq!(missing.status, 400);
+    assert_eq!(missing.headers["content-type"], "application/problem+json", "it is handled as an HTTP request");
     client.call(CREATE, &[], message("x")).await.assert_refused(3, "KEY_MISSING");
     let answer = post(gateway.addr(), CREATE).json("{}").send().await;
     assert_eq!((answer.status, answer.header("content-type")), (400, Some("application/problem+json")));
+    assert_eq!(upstream.requests(), 1);
 }
 
 #[tokio::test]

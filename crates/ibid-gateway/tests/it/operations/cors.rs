@@ -12,12 +12,17 @@ const SHOP: &str = "https://shop.example.com";
 const TILL: &str = "https://till.example.com";
 const OTHERS: [&str; 4] =
     ["https://evil.example.com", "http://shop.example.com", "https://shop.example.com.evil.org", "null"];
-const OURS: [&str; 3] =
-    ["access-control-allow-origin", "access-control-expose-headers", "access-control-allow-headers"];
+const OURS: [&str; 4] = [
+    "access-control-allow-origin",
+    "access-control-expose-headers",
+    "access-control-allow-headers",
+    "access-control-allow-credentials",
+];
 
 async fn shop(upstream: &Upstream) -> Gateway {
     let config = format!(
-        "cors = {{ origins = [\"{SHOP}\", \"{TILL}\"] }}\n[[route]]\nmatch = \"POST /pay\"\nkey.required = true\n"
+        "cors = {{ origins = [\"{SHOP}\", \"{TILL}\"] }}\n[policy]\npreset = \"off\"\n\
+         [[route]]\nmatch = \"POST /pay\"\nkey.required = true\n"
     );
     gateway(&config, upstream).await
 }
@@ -36,6 +41,7 @@ fn has(answer: &Response, list: &str, item: &str) -> bool {
 /// The answer can be read by scripts of this origin, with all that ibid says in headers.
 fn assert_readable(answer: &Response, origin: &str) {
     assert_eq!(answer.headers.get_all("access-control-allow-origin"), [origin], "{answer:?}");
+    assert_eq!(answer.headers.get_all("access-control-allow-credentials"), ["true"], "{answer:?}");
     assert!(has(answer, "vary", "origin"), "{answer:?}");
     for name in ["idempotent-replayed", "idempotency-stored", "retry-after"] {
         assert!(has(answer, "access-control-expose-headers", name), "{name}: {answer:?}");
@@ -125,6 +131,19 @@ async fn a_replay_is_made_readable_for_who_asks_now() {
         assert_eq!(replay.header("access-control-allow-credentials"), Some("true"), "{replay:?}");
     }
     assert_eq!(upstream.executions(), 1);
+}
+
+/// An app that answers for origins itself decides about cookies.
+#[tokio::test]
+async fn what_the_app_says_of_credentials_stays() {
+    let upstream = Upstream::start().await;
+    upstream.on("/pay", Reply::usual().header("access-control-allow-origin", SHOP));
+    let gateway = shop(&upstream).await;
+    for _ in 0..2 {
+        let answer = pay(gateway.addr(), "k-1").header("Origin", SHOP).send().await;
+        assert_eq!(answer.header("access-control-allow-origin"), Some(SHOP), "{answer:?}");
+        assert_eq!(answer.header("access-control-allow-credentials"), None, "{answer:?}");
+    }
 }
 
 #[tokio::test]

@@ -51,7 +51,7 @@ async fn the_contract_is_json_unless_a_browser_asks() {
         assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")), "{accept:?}");
         let page = answer.json();
         let routes: Vec<_> = page["routes"].as_array().unwrap().iter().map(|route| route["match"].clone()).collect();
-        assert_eq!(routes, ["POST /pay/*", "PUT /<i>&"]);
+        assert_eq!(routes, ["POST /pay/*", "PUT /<i>&", "*"]);
         let refusals = page["refusals"].as_array().unwrap();
         for reason in Reason::all() {
             let anchor = format!("{CONTRACT}#{}", reason.name());

@@ -170,7 +170,7 @@ async fn store_failures_are_errors() {
     let _logging = tracing::subscriber::set_default(subscriber);
     let upstream = Upstream::start().await;
     let store = switchable();
-    let gateway = start("[policy]\nlease = \"300ms\"", &upstream, store.clone(), Arc::new(Logged)).await;
+    let gateway = start("[policy]\nlease = \"300ms\"", &upstream, store.clone(), Arc::new(Logged::default())).await;
     store.fail(Calls::All, ErrorKind::NotApplied);
     assert_eq!(pay(gateway.address(), "k-1").send().await.status, 503);
     store.heal();
@@ -197,8 +197,8 @@ fn a_store_that_decides_without_the_other_is_a_warning() {
     let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(written.clone()).finish();
     let error = StoreError::new(ErrorKind::NotApplied, "redis", "connection refused");
     tracing::subscriber::with_default(subscriber, || {
-        Logged.noticed(&Notice::Fallback { call: "claim", error: &error });
-        Logged.noticed(&Notice::Solo(&Address([0xab; 32])));
+        Logged::default().noticed(&Notice::Fallback { call: "claim", error: &error });
+        Logged::default().noticed(&Notice::Solo(&Address([0xab; 32])));
     });
     let text = String::from_utf8(written.0.lock().clone()).unwrap();
     let told: Vec<_> = text.lines().map(json).map(|line| (line["level"].clone(), line["message"].clone())).collect();

@@ -13,7 +13,7 @@ use ibid_testkit::{
 use tokio::time::{sleep, timeout};
 
 use super::{
-    common::{DEADLINE, Here, eventually, gateway, pay, refusal},
+    common::{DEADLINE, Here, eventually, gateway, lines, pay, refusal},
     exposition::Page,
 };
 
@@ -84,11 +84,11 @@ async fn every_name_is_there_from_the_start_at_zero() {
     }
     let outcomes = "executed released pending unknown degraded replayed keyless shadow-replay shadow-refusal";
     for outcome in outcomes.split(' ').chain(Reason::all().map(Reason::name)) {
-        for route in ["POST /pay", "POST|PUT /orders/*"] {
+        for route in ["POST /pay", "POST|PUT /orders/*", "*"] {
             page.sum("idempotency_requests_total", &[("route", route), ("outcome", outcome)]);
         }
     }
-    assert_eq!(page.families()[0].samples.len(), 2 * (9 + Reason::COUNT), "and no others");
+    assert_eq!(page.families()[0].samples.len(), 3 * (9 + Reason::COUNT), "and no others");
     for op in ["claim", "extend", "settle", "wait", "get"] {
         assert_eq!(page.asked(op), 0.0);
     }
@@ -108,15 +108,18 @@ fn the_names_are_the_promised_ones() {
         "counter idempotency_conflicts_total",
         "counter idempotency_mismatches_total",
         "counter idempotency_retries_total",
+        "counter idempotency_uncovered_total",
         "counter idempotency_fallback_total",
         "gauge idempotency_processing_gauge",
         "gauge idempotency_stuck_gauge",
         "counter idempotency_unknown_total",
         "counter idempotency_lost_claims_total",
+        "counter idempotency_dropped_total",
         "counter idempotency_shared_keys_total",
         "histogram idempotency_store_seconds",
         "histogram idempotency_overhead_seconds",
         "gauge idempotency_store_bytes",
+        "counter idempotency_log_lines_lost_total",
     ];
     assert_eq!(names, promised);
 }
@@ -342,6 +345,10 @@ async fn what_shadow_mode_would_have_done_is_neither_hit_nor_conflict() {
     }
     let reused = post(gateway.addr(), "/pay").key("k-1").json("{}").send().await;
     assert_eq!((reused.status, upstream.executions()), (201, 3));
+    // It is counted beside the requests, and so maybe after them.
+    for outcome in ["executed", "shadow-replay", "shadow-refusal"] {
+        lines(&gateway, outcome, 1).await;
+    }
     let expected = [
         ("requests_total executed *", 1),
         ("requests_total shadow-replay *", 1),

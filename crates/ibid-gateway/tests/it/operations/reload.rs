@@ -44,7 +44,11 @@ async fn a_new_route_is_in_force_and_a_running_request_survives() {
     let again = pay(gateway.addr(), "k-1").send().await;
     assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body), "{again:?}");
     let page = get(gateway.addr(), "/.well-known/idempotency").send().await;
-    assert_eq!(page.json()["routes"].as_array().map(Vec::len), Some(2), "the contract is published anew");
+    assert_eq!(
+        page.json()["routes"].as_array().map(Vec::len),
+        Some(3),
+        "two routes and [policy]: the contract is published anew"
+    );
 }
 
 #[tokio::test]

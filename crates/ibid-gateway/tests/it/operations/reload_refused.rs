@@ -78,7 +78,7 @@ async fn a_change_that_would_forget_is_refused_unless_accepted() {
         let again = pay(gateway.addr(), "k-1").send().await;
         assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body), "{dial}");
     }
-    gateway.rewrite_config("[[route]]\nmatch = \"POST /other\"\n");
+    gateway.rewrite_config("[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /other\"\n");
     gateway.signal(Signal::Hup);
     let line = gateway.wait_for_log("POST is no longer covered").await;
     assert!(line.contains("accept_forgetting = true"), "{line}");

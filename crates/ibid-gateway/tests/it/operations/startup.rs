@@ -2,7 +2,7 @@
 
 use std::{net::TcpListener, process::Output};
 
-use ibid_testkit::process::run;
+use ibid_testkit::{certificates::Authority, process::run};
 
 use super::common::{BIN, folder_with};
 
@@ -127,7 +127,7 @@ async fn a_port_in_use_is_no_wrong_setting() {
 
 #[tokio::test]
 async fn check_prints_the_dials_of_every_route() {
-    let text = "[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\nttl = \"72h\"\n\
+    let text = "[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\nttl = \"72h\"\n\
                 [[route]]\nmatch = \"PUT /a\"\npreset = \"membership\"\n";
     let (_dir, path) = folder_with("mine.toml", &format!("{UPSTREAM}{text}"));
     let output = run(BIN, &["check", path.to_str().unwrap()], &[]).await;
@@ -138,7 +138,7 @@ async fn check_prints_the_dials_of_every_route() {
     }
     assert!(said.contains("* ttl             72h"), "what differs is marked: {said}");
     for dial in "methods key scope label fingerprint json_ignore on_mismatch on_concurrent on_unknown resolve \
-                 on_store_down remember unknown_status remember_body max_request max_response digest_status ttl lease \
+                 on_store_down remember refusals unknown_status remember_body max_request max_response digest_status ttl lease \
                  timeout wait_timeout first_headers replay_headers drop_headers status grpc_status envelope mode"
         .split_whitespace()
     {
@@ -161,6 +161,29 @@ async fn check_against_says_what_is_forgotten() {
     assert!(stdout(&output).contains("nothing that is remembered is forgotten"));
     let output = run(BIN, &["check", new, "--against", "/not/there.toml"], &[]).await;
     assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
+}
+
+/// Each pair is put together as a start does, also where it would only be used later.
+#[tokio::test]
+async fn check_refuses_a_certificate_and_a_key_that_do_not_fit() {
+    let authority = Authority::new();
+    let (one, other) = (authority.vouch("one"), authority.vouch("other"));
+    for (top, table, named) in [
+        ("", "[tls]\n", "tls"),
+        ("", "[admin.tls]\n", "admin.tls"),
+        ("upstream_", "", "upstream_cert"),
+        ("", "[trace]\notlp = \"https://127.0.0.1:4318\"\n", "trace.cert"),
+    ] {
+        for (key, code) in [(&other.key, 64), (&one.key, 0)] {
+            let pair = format!("{table}{top}cert = {:?}\n{top}key = {key:?}\n", one.cert);
+            let (_dir, file) = folder_with("ibid.toml", &format!("upstream = \"https://127.0.0.1:9\"\n{pair}"));
+            let output = run(BIN, &["check", file.to_str().unwrap()], &[]).await;
+            let said = stderr(&output);
+            assert_eq!(output.status.code(), Some(code), "{pair}: {said}");
+            let told = said.lines().count() == 1 && said.contains(&format!("ibid.toml: {named}: "));
+            assert!(code == 0 || told, "{pair}: {said}");
+        }
+    }
 }
 
 #[tokio::test]

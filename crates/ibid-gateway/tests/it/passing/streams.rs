@@ -201,3 +201,34 @@ async fn an_upgraded_connection_carries_bytes_both_ways() {
     drop(client);
     crate::faults::kit::until("the upstream's side to end", || upstream.connections_open() == 0).await;
 }
+
+#[tokio::test]
+async fn early_hints_reach_the_client_before_the_answer() {
+    let (upstream, gateway) = by_hand().await;
+    let hint = "HTTP/1.1 103 Early Hints\r\nlink: </a.css>; rel=preload\r\nconnection: x\r\n\r\n";
+    let mut client = Raw::connect(gateway.addr()).await;
+    let keyed = "POST /pay HTTP/1.1\r\nhost: a\r\nidempotency-key: k-1\r\ncontent-length: 2\r\n\r\n{}";
+    for request in [keyed, "GET /list HTTP/1.1\r\nhost: a\r\n\r\n"] {
+        client.send(request).await;
+        let mut app = upstream.request().await;
+        app.write("HTTP/1.1 100 Continue\r\n\r\n").await;
+        for _ in 0..2 {
+            app.write(hint).await;
+            // The app has not answered yet.
+            let early = client.read_next().await;
+            assert_eq!((early.status, early.header("link")), (103, Some("</a.css>; rel=preload")), "{early:?}");
+            assert_eq!(early.header("connection"), None, "{early:?}");
+        }
+        // The last one comes in one piece with the answer.
+        app.write(format!("{hint}HTTP/1.1 201 Created\r\ncontent-length: 4\r\nconnection: close\r\n\r\ndone")).await;
+        let answer = client.read_response().await;
+        assert_eq!((answer.status, answer.text().as_str()), (201, "done"), "{answer:?}");
+    }
+    // A replay has none, and two requests at once are answered in step.
+    client.send(format!("{keyed}GET /list HTTP/1.1\r\nhost: a\r\n\r\n")).await;
+    let replay = client.read_response().await;
+    assert_eq!((replay.status, replay.interim.len(), replay.text().as_str()), (201, 0, "done"), "{replay:?}");
+    let mut app = upstream.request().await;
+    app.write(format!("{hint}HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")).await;
+    assert_eq!(client.read_response().await.text(), "ok");
+}

@@ -212,10 +212,10 @@ async fn the_client_of_the_document_gets_its_booking() {
 async fn only_successes_are_remembered() {
     let bench = bench().await;
     let key = |status: u16| format!("usr_abc123:booking.create:res_xyz:{status}");
-    let statuses = [302, 400, 401, 404, 409, 422, 429, 500, 502, 503, 504];
+    let statuses = [307, 308, 400, 401, 404, 409, 422, 429, 500, 502, 503, 504];
     not_remembered(&bench, &statuses, |status| booking(&bench, &key(status)), &NOTHING).await;
     let before = bench.upstream.executions();
-    for (count, status) in [200, 201, 202, 204].into_iter().enumerate() {
+    for (count, status) in [200, 201, 202, 204, 302, 303].into_iter().enumerate() {
         bench.upstream.on_any(Reply::status(status));
         let first = booking(&bench, &key(status)).send().await;
         assert_eq!((first.status, sayings(&first)), (status, NOTHING.to_vec()), "{first:?}");

@@ -273,7 +273,7 @@ async fn an_error_of_the_app_has_metadata_and_is_not_remembered() {
 #[tokio::test]
 async fn only_successes_are_remembered() {
     let bench = bench().await;
-    for (count, status) in [302, 400, 401, 404, 409, 422, 429, 500, 502, 503, 504].into_iter().enumerate() {
+    for (count, status) in [307, 400, 401, 404, 409, 422, 429, 500, 502, 503, 504].into_iter().enumerate() {
         let request = apply(&bench, &format!("user_123_application_{status}"));
         bench.upstream.on(APPLY, Reply::status(status).numbered());
         let failed = request.send().await;

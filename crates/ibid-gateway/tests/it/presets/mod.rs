@@ -49,6 +49,8 @@ const SAYINGS: [&str; 8] = [
     "X-Original-Timestamp",
     "X-Request-Id",
 ];
+/// Where Stripe's SDKs look for what a refusal is.
+const STRIPE_CODES: [(&str, &str); 2] = [("in-progress", "idempotency_key_in_use"), ("quota-exceeded", "rate_limit")];
 const NOTHING: [(&str, &str); 0] = [];
 const NOT_STORED: [(&str, &str); 1] = [("Idempotency-Stored", "false")];
 
@@ -72,8 +74,10 @@ impl Bench {
     /// The same with these dials written under its preset.
     async fn with(preset: &str, dials: &str) -> Bench {
         let (found, under) = (shipped(preset), format!("\"{preset}\""));
+        let set = |name: &str| dials.lines().any(|dial| dial.split('=').next().unwrap_or_default().trim() == name);
         let text = found.lines().map(|line| match line.split_once('=') {
             Some((name, value)) if name.trim() == "preset" && value.trim() == under => format!("{line}\n{dials}\n"),
+            Some((name, _)) if set(name.trim()) => String::new(),
             _ => format!("{line}\n"),
         });
         Bench::run(&text.collect::<String>()).await
@@ -146,23 +150,28 @@ fn is_replay(replay: &Response, first: &Response, says: &[(&str, &str)]) {
 
 /// The headers that a first answer and its replay have in common.
 fn kept(answer: &Response) -> Vec<(String, String)> {
-    let own = |name: &str| SAYINGS.iter().chain(&["date", "set-cookie"]).any(|own| own.eq_ignore_ascii_case(name));
+    let apart = ["date", "set-cookie", "stripe-should-retry"];
+    let own = |name: &str| SAYINGS.iter().chain(&apart).any(|own| own.eq_ignore_ascii_case(name));
     let mut kept: Vec<_> = answer.headers.iter().map(|(name, value)| (name.to_lowercase(), value.to_owned())).collect();
     kept.retain(|(name, _)| !own(name));
     kept.sort();
     kept
 }
 
-/// Checks a refusal as RFC 9457 and the table of refusals have it, and returns the problem.
+/// Checks a refusal as RFC 9457, or an SDK of Stripe, and the table of refusals have it, and returns its body.
 #[track_caller]
 fn is_refusal(answer: &Response, status: u16, name: &str) -> Value {
     assert_eq!(answer.status, status, "{answer:?}");
-    assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{answer:?}");
     let problem = answer.json();
-    assert_eq!(problem["type"], format!("/.well-known/idempotency#{name}"), "{answer:?}");
-    assert_eq!(problem["status"], status, "{answer:?}");
-    for member in ["title", "detail"] {
-        assert!(problem[member].as_str().is_some_and(|text| !text.is_empty()), "{answer:?}");
+    if problem["error"]["type"].is_string() {
+        is_refusal_of_stripe(answer, &problem["error"], name);
+    } else {
+        assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{answer:?}");
+        assert_eq!(problem["type"], format!("/.well-known/idempotency#{name}"), "{answer:?}");
+        assert_eq!(problem["status"], status, "{answer:?}");
+        for member in ["title", "detail"] {
+            assert!(problem[member].as_str().is_some_and(|text| !text.is_empty()), "{answer:?}");
+        }
     }
     let link = answer.header("link").is_some_and(|link| link.contains(r#"rel="describedby""#));
     let bad_request = ["key-missing", "key-invalid", "scope-missing", "request-ambiguous"].contains(&name);
@@ -175,6 +184,23 @@ fn is_refusal(answer: &Response, status: u16, name: &str) -> Value {
     let says: Vec<_> = sayings(answer).into_iter().filter(|(name, _)| *name != "X-Request-Id").collect();
     assert_eq!(says, NOTHING, "{answer:?}");
     problem
+}
+
+#[track_caller]
+fn is_refusal_of_stripe(answer: &Response, error: &Value, name: &str) {
+    assert_eq!(answer.header("content-type"), Some("application/json"), "{answer:?}");
+    assert!(error["message"].as_str().is_some_and(|text| !text.is_empty()), "{answer:?}");
+    let known = STRIPE_CODES.iter().find(|(reason, _)| *reason == name).map(|(_, code)| (*code).to_owned());
+    let code = known.unwrap_or_else(|| name.replace('-', "_"));
+    match name {
+        "key-reused" => assert_eq!((&error["type"], &error["code"]), (&"idempotency_error".into(), &Value::Null)),
+        _ => assert_eq!(error["code"], code, "{answer:?}"),
+    }
+    let retry = answer.header("stripe-should-retry");
+    assert!(matches!(retry, Some("true" | "false")), "{answer:?}");
+    if matches!(name, "key-reused" | "outcome-unknown") {
+        assert_eq!(retry, Some("false"), "{answer:?}");
+    }
 }
 
 /// Sends a request until it is no longer told that the first one is still running, as the documents' clients do.
@@ -377,6 +403,9 @@ async fn checked(preset: &str) -> Vec<Checked> {
     let mut routes: Vec<Checked> = Vec::new();
     let (_, body) = text.split_once("\n\n").expect("a first line");
     for line in body.lines().take_while(|line| *line != "* differs from the preset") {
+        if line.starts_with("[policy]  off ") {
+            break;
+        }
         if line.starts_with("route[") || line.starts_with("[policy]") {
             let name =
                 line.split("    (").next().and_then(|start| start.split_once("  ")).expect("a place and a name").1;

@@ -1,4 +1,5 @@
-//! Stripe's published behaviour: every answer is remembered, a reuse is a 400.
+//! Stripe's published behaviour: every answer but 409 and 429 is remembered, a reuse is a 400, and refusals are as its SDKs
+//! parse them. The SDKs themselves are in `stripe_clients.rs`.
 
 use super::*;
 
@@ -45,8 +46,65 @@ async fn methods_other_than_post_pass_through() {
 #[tokio::test]
 async fn every_answer_is_remembered_errors_too() {
     let bench = bench().await;
-    let statuses = [200, 302, 400, 401, 402, 403, 404, 409, 424, 429, 500, 502, 503, 504];
+    let statuses = [200, 302, 400, 401, 402, 403, 404, 424, 500, 502, 503, 504];
     remembered(&bench, &statuses, |status| charge(&bench, &format!("key-{status}")), &REPLAY).await;
+    for status in statuses {
+        let replay = charge(&bench, &format!("key-{status}")).send().await;
+        let retry = replay.header("stripe-should-retry");
+        assert_eq!(retry, (status >= 400).then_some("false"), "a failure that is replayed stays: {replay:?}");
+    }
+}
+
+#[tokio::test]
+async fn conflicts_and_limits_of_the_app_are_not_remembered() {
+    let bench = bench().await;
+    not_remembered(&bench, &[409, 429], |status| charge(&bench, &format!("key-{status}")), &REPLAY).await;
+}
+
+#[tokio::test]
+async fn every_answer_repeats_the_key_as_it_was_sent() {
+    let bench = bench().await;
+    for (key, status) in [("k-1".into(), 201), ("k-1".into(), 201), ("k".repeat(256), 400)] {
+        let answer = charge(&bench, &key).send().await;
+        assert_eq!((answer.status, answer.header("idempotency-key")), (status, Some(&*key)), "{answer:?}");
+    }
+    let reused = with_body(&bench, "k-1", "amount=1").send().await;
+    assert_eq!((reused.status, reused.header("idempotency-key")), (400, Some("k-1")), "{reused:?}");
+    let two = charge(&bench, "k-2").header("Idempotency-Key", "k-3").send().await;
+    assert_eq!((two.status, two.header("idempotency-key")), (400, None), "{two:?}");
+    bench.executed(1);
+}
+
+#[tokio::test]
+async fn refusals_that_no_route_gives_have_the_shape_too() {
+    let bench = bench().await;
+    // The path, the target and the head are judged before any policy.
+    let spelled = bench.post("/v1/../v1/charges").key(KEY).body("amount=1").send().await;
+    is_refusal(&spelled, 400, "request-ambiguous");
+    let mut raw = Raw::connect(bench.gateway.addr()).await;
+    raw.send(b"POST /v1/charges HTTP/1.1\r\nHost: a\r\nHost: b\r\nContent-Length: 0\r\n\r\n").await;
+    is_refusal(&raw.read_response().await, 400, "request-ambiguous");
+    let large = charge(&bench, KEY).body(vec![b'a'; (1 << 20) + 1]).send().await;
+    is_refusal(&large, 413, "body-too-large");
+    bench.upstream.stop().await;
+    let answer = bench.request("GET", PATH).send().await;
+    is_refusal(&answer, 502, "upstream-unreachable");
+    assert_eq!(answer.header("stripe-should-retry"), Some("true"), "{answer:?}");
+    let head = bench.request("HEAD", PATH).send().await;
+    assert_eq!((head.status, head.header("content-type"), head.body.len()), (502, Some("application/json"), 0));
+}
+
+#[tokio::test]
+async fn the_shape_goes_with_the_envelope_and_with_other_presets() {
+    let bench = Bench::everywhere("membership", "refusals = \"stripe\"").await;
+    let answer = bench.post("/apply").header("X-User-Id", "u1").key("short").json("{}").send().await;
+    let body = is_refusal(&answer, 400, "key-invalid");
+    assert_eq!((&body["success"], &body["error"]["code"]), (&false.into(), &"key_invalid".into()), "{body}");
+    assert_eq!(body["metadata"]["requestId"].as_str(), answer.header("x-request-id"), "{body}");
+    let plain = Bench::with("stripe", "refusals = \"problem\"").await;
+    let answer = charge(&plain, &"k".repeat(256)).send().await;
+    assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{answer:?}");
+    assert_eq!(answer.header("stripe-should-retry"), None, "{answer:?}");
 }
 
 #[tokio::test]
@@ -64,8 +122,8 @@ async fn a_key_used_with_other_parameters_is_a_400() {
         post("/v1/refunds"),
         post("/v1/charges?expand=customer"),
     ] {
-        let problem = is_refusal(&other.send().await, 400, "key-reused");
-        assert_eq!(problem["key"], "KG5L****HyUD", "{problem}");
+        let refused = is_refusal(&other.send().await, 400, "key-reused");
+        assert_eq!(refused["error"]["doc_url"], Value::Null, "{refused}");
     }
     // Preconditions are no parameters, and the order of fields does not count.
     for same in [
@@ -89,12 +147,54 @@ async fn each_account_and_each_host_has_its_own_keys() {
     bench.executed(3);
 }
 
+/// The same secret key acts for several connected accounts.
+#[tokio::test]
+async fn each_connected_account_has_its_own_keys() {
+    let trusting_nobody = format!("trusted_proxies = []\n{}", shipped("stripe"));
+    for config in [shipped("stripe"), trusting_nobody] {
+        let bench = Bench::run(&config).await;
+        let with = |headers: &[(&str, &str)]| {
+            headers.iter().fold(charge(&bench, KEY), |request, (name, value)| request.header(*name, *value))
+        };
+        let callers = [
+            with(&[]),
+            with(&[("Stripe-Account", "acct_1")]),
+            with(&[("Stripe-Account", "acct_2")]),
+            with(&[("Stripe-Context", "acct_1")]),
+            with(&[("Stripe-Account", "acct_1"), ("Stripe-Context", "acct_1")]),
+        ];
+        for (run, caller) in callers.iter().enumerate() {
+            is_run(&caller.send().await, run + 1);
+        }
+        for (run, caller) in callers.iter().enumerate() {
+            is_run_saying(&caller.send().await, run + 1, &REPLAY);
+        }
+        let twice = with(&[("Stripe-Account", "acct_1"), ("Stripe-Account", "acct_2")]);
+        is_refusal(&twice.send().await, 400, "request-ambiguous");
+        bench.executed(callers.len());
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_the_headers_value_as_it_is() {
+    let bench = bench().await;
+    let keys = ["order 1", "order,1", "order;1", "\"order\"", "order", "a=\"b"];
+    for (run, key) in keys.into_iter().enumerate() {
+        let first = charge(&bench, key).send().await;
+        is_run(&first, run + 1);
+        is_replay(&charge(&bench, key).send().await, &first, &REPLAY);
+    }
+    bench.executed(keys.len());
+}
+
 #[tokio::test]
 async fn keys_have_up_to_255_characters() {
     let bench = bench().await;
     is_run(&charge(&bench, &"k".repeat(255)).send().await, 1);
     key_is_invalid(&bench, &charge(&bench, &"k".repeat(256))).await;
-    key_is_invalid(&bench, &charge(&bench, "a b")).await;
+    for bad in ["", "   ", "a\tb"] {
+        key_is_invalid(&bench, &charge(&bench, bad)).await;
+    }
 }
 
 #[tokio::test]
@@ -126,14 +226,15 @@ async fn keys_are_masked_in_the_log() {
 async fn the_configuration_has_the_dials_of_the_column() {
     let column = [
         ("methods", "POST"),
-        ("key", "header:idempotency-key; optional, any, at most 255 characters"),
-        ("scope", "host, credential"),
-        ("fingerprint", "method, path, query, body"),
+        ("key", "header:idempotency-key; optional, raw, at most 255 characters"),
+        ("scope", "host, credential, header:stripe-account?, header:stripe-context?"),
+        ("fingerprint", "method, path, query, type, body"),
         ("on_mismatch", "reject"),
         ("on_concurrent", "reject"),
         ("on_unknown", "hold"),
         ("on_store_down", "closed"),
-        ("remember", "all"),
+        ("remember", "!409 !429"),
+        ("refusals", "stripe"),
         ("unknown_status", "none"),
         ("digest_status", "original"),
         ("ttl", "24h"),

@@ -1,6 +1,12 @@
 //! `on_store_down`, on stores that really go away and come back.
 
-use ibid_testkit::upstream::{Gate, Reply, Upstream};
+use std::time::Duration;
+
+use ibid_testkit::{
+    servers::redis,
+    upstream::{Gate, Reply, Upstream},
+};
+use tokio::time::{Instant, sleep};
 
 use super::kit::{
     Breakable, assert_degraded, assert_ran, assert_refused, assert_replay, journaled, once_protected, pay, two, until,
@@ -135,3 +141,34 @@ when_lost!(redis_is_killed, Breakable::killed_redis());
 when_lost!(redis_is_paused, Breakable::paused_redis());
 when_lost!(redis_refuses, Breakable::refused_redis());
 when_lost!(postgres_is_killed, Breakable::killed_postgres().await);
+
+/// A full Redis refuses new keys. What runs keeps its lease for as long as it takes, and its answer is recorded.
+#[tokio::test]
+async fn what_runs_keeps_its_lease_on_a_full_redis() {
+    let lease = Duration::from_millis(900);
+    let store = Breakable::KilledRedis(redis::Server::start());
+    let Breakable::KilledRedis(server) = &store else { unreachable!() };
+    let upstream = Upstream::start().await;
+    let gate = Gate::new();
+    upstream.on("/pay", Reply::usual().gated(&gate));
+    let [one, other] = two(&store.config("lease = \"900ms\""), &upstream).await;
+    let mut running = pay(&one, "k-1").start().await;
+    gate.arrived(1).await;
+
+    // Less than it uses already; `noeviction` is the default.
+    server.cli(&["CONFIG", "SET", "maxmemory", "100kb"]);
+    let end = Instant::now() + lease * 3;
+    while Instant::now() < end {
+        assert_refused(&pay(&other, "k-1").send().await, 409, "in-progress");
+        sleep(lease / 4).await;
+    }
+    assert_refused(&pay(&other, "k-2").send().await, 503, "store-unavailable");
+    gate.open();
+    let first = running.read_response().await;
+    assert_ran(&first);
+    assert!(!first.headers.contains("idempotency-stored"), "it is recorded: {first:?}");
+    for gateway in [&one, &other] {
+        assert_replay(&pay(gateway, "k-1").send().await, &first);
+    }
+    assert_eq!(upstream.executions(), 1);
+}

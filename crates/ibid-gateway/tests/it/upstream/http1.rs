@@ -286,6 +286,7 @@ async fn truncated_bodies_are_errors() {
 }
 
 /// A body of many frames, all there: hyper writes them one after the other without reading in between.
+#[derive(Default)]
 struct Frames(usize);
 
 impl http_body::Body for Frames {

@@ -265,6 +265,38 @@ async fn a_connection_cut_in_mid_request_is_lost_and_replaced() {
     assert_eq!(server.count(), 2);
 }
 
+/// The first connection answers one request and ends at the next, without an answer.
+async fn ends_at_the_second_request(mut s: TcpStream, n: usize) {
+    if n > 0 {
+        return speak(s, echo).await;
+    }
+    let mut connection = h2::server::handshake(&mut s).await.unwrap();
+    let (request, respond) = connection.accept().await.unwrap().unwrap();
+    tokio::spawn(echo(request, respond));
+    let _second = connection.accept().await;
+}
+
+#[tokio::test]
+async fn only_what_is_safe_is_sent_again_when_a_reused_connection_ends() {
+    let get = || Request::get("/list").header("host", "app.example").body(Full::default()).unwrap();
+    for (request, care, again) in [
+        (get(), Care::Plain, true),
+        (get(), Care::Claimed, false),
+        (post(""), Care::Plain, false),
+        (post("hello"), Care::Plain, false),
+    ] {
+        let server = serve(ends_at_the_second_request).await;
+        let up = up(&server.url("h2c"));
+        assert_eq!(read(send(&up, care).await.unwrap()).await.unwrap(), "hello");
+        let result = within(up.send(request, care, &Affinity::default())).await;
+        match again {
+            true => assert_eq!(read(result.unwrap()).await.unwrap(), ""),
+            false => drop(lost(result)),
+        }
+        assert_eq!(server.count(), if again { 2 } else { 1 });
+    }
+}
+
 #[tokio::test]
 async fn a_connection_closed_while_idle_is_replaced() {
     let closed = Arc::new(Notify::new());

@@ -1,6 +1,6 @@
 //! Which settings a route for webhooks may have, and what each mistake is told.
 
-use ibid::{KeySource, OnConcurrent, OnMismatch, OnUnknown, Policy, Reason, Remember, ScopePart, presets::WEBHOOKS};
+use ibid::{KeySource, OnConcurrent, OnMismatch, OnUnknown, Policy, Reason, ScopePart, presets::WEBHOOKS};
 use ibid_gateway::config::{ConfigError, Env, ServeArgs, Settings, forgets};
 
 fn try_load(text: &str) -> Result<Settings, ConfigError> {
@@ -38,7 +38,7 @@ fn every_preset_has_what_its_sender_needs() {
         assert!(policy.fingerprint.is_empty());
         assert_eq!(policy.on_mismatch, OnMismatch::Ignore);
         assert_eq!((policy.on_concurrent, policy.on_unknown), (OnConcurrent::Wait, OnUnknown::Retry));
-        assert_eq!(policy.remember, Remember::Success);
+        assert_eq!(policy.remember.to_string(), "2xx");
         assert!(policy.unknown_status.is_empty());
         assert_eq!(policy.status_of(Reason::InProgress).as_u16(), 503);
         assert_eq!(policy.ttl.as_secs(), 7 * 24 * 3600);

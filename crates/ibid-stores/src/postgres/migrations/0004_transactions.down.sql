@@ -18,6 +18,7 @@ DROP FUNCTION ibid.fingerprint(bytea);
 DROP FUNCTION ibid.address(text[], text);
 DROP FUNCTION ibid.address_in(bytea, text);
 DROP FUNCTION ibid.part(text, text);
+DROP FUNCTION ibid.credentials(jsonb);
 DROP FUNCTION ibid._frame(text, bytea);
 DROP FUNCTION ibid._le8(bigint);
 DROP TYPE ibid.answer;

@@ -45,21 +45,38 @@ CREATE FUNCTION ibid._frame(tag text, value bytea) RETURNS bytea LANGUAGE sql IM
     SELECT convert_to(tag, 'UTF8') || ibid._le8(octet_length(value)) || value
 $$;
 
--- One part of a scope, as the gateway and the layer frame it. 'value' is a plain one.
+-- The credential headers of a request, as the gateway and the layer frame them: names to values, such as
+-- {"Authorization": "Bearer 7f3a", "X-Api-Key": "k"}. A header that is empty is as good as none.
+CREATE FUNCTION ibid.credentials(headers jsonb) RETURNS bytea
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT ibid._frame('c', coalesce(string_agg(
+        ibid._frame('n', convert_to(lower(h.key), 'UTF8')) || ibid._frame('v', convert_to(h.value, 'UTF8')), ''::bytea
+        ORDER BY lower(h.key) COLLATE "C"), ''::bytea))
+    FROM jsonb_each_text(headers) h WHERE h.value <> ''
+$$;
+
+-- One part of a scope, as the gateway and the layer frame it. 'value' is a plain one; 'credential' is Authorization alone;
+-- 'missing' is an optional part that is not there, whatever its value.
 CREATE FUNCTION ibid.part(kind text, value text) RETURNS bytea
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     tag text := CASE kind WHEN 'value' THEN 'v' WHEN 'credential' THEN 'c' WHEN 'cookie' THEN 'o' WHEN 'header' THEN 'h'
         WHEN 'jwt' THEN 'j' WHEN 'host' THEN 'H' WHEN 'method' THEN 'm' WHEN 'path' THEN 'p' WHEN 'route' THEN 'r'
-        WHEN 'global' THEN 'g' END;
+        WHEN 'global' THEN 'g' WHEN 'missing' THEN '-' END;
 BEGIN
     IF tag IS NULL OR value IS NULL THEN
         RAISE EXCEPTION 'a scope has no part % with the value %', coalesce(quote_literal(kind), 'NULL'),
             coalesce(quote_literal(value), 'NULL')
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'value, credential, cookie, header, jwt, host, method, path, route and global are parts';
+                  HINT = 'value, credential, cookie, header, jwt, host, method, path, route, global and missing are parts';
     END IF;
-    RETURN ibid._frame(tag, convert_to(CASE kind WHEN 'host' THEN lower(value) ELSE value END, 'UTF8'));
+    RETURN CASE kind
+        WHEN 'credential' THEN ibid.credentials(jsonb_build_object('authorization', value))
+        WHEN 'missing' THEN ibid._frame(tag, ''::bytea)
+        -- Without the port.
+        WHEN 'host' THEN ibid._frame(tag, convert_to(
+            lower(regexp_replace(value, '^([^:]*|\[.*\]):[0-9]*$', '\1')), 'UTF8'))
+        ELSE ibid._frame(tag, convert_to(value, 'UTF8')) END;
 END $$;
 
 -- Where a key lives in a scope that was put together from parts.
@@ -70,7 +87,7 @@ BEGIN
         RAISE EXCEPTION 'an address needs a scope and a key that is not empty'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    RETURN sha256('\x01'::bytea || scope || ibid._frame('k', convert_to(key, 'UTF8')));
+    RETURN sha256('\x02'::bytea || scope || ibid._frame('k', convert_to(key, 'UTF8')));
 END $$;
 
 -- Where a key lives in a scope of plain values, such as ARRAY['acme', 'payments'].
@@ -277,7 +294,7 @@ AS $$ SELECT get_byte(b, at) | (get_byte(b, at + 1) << 8) $$;
 CREATE FUNCTION ibid._u32(b bytea, at integer) RETURNS bigint LANGUAGE sql IMMUTABLE
 AS $$ SELECT ibid._u16(b, at)::bigint | (ibid._u16(b, at + 2)::bigint << 16) $$;
 
--- Reads a record of version 1. Its checksum is not verified: that would take longer than all the rest.
+-- Reads a record of version 1 or 2. Its checksum is not verified: that would take longer than all the rest.
 CREATE FUNCTION ibid._read(
     written bytea, OUT is_readable boolean, OUT status integer, OUT names text[], OUT vals text[], OUT body bytea,
     OUT body_length bigint, OUT body_sha256 bytea)
@@ -291,7 +308,7 @@ DECLARE
     value bytea;
 BEGIN
     is_readable := false;
-    IF octet_length(b) < 28 OR get_byte(b, 0) <> 1 THEN
+    IF octet_length(b) < 28 OR get_byte(b, 0) NOT IN (1, 2) THEN
         RETURN;
     END IF;
     kind := get_byte(b, 1);
@@ -324,7 +341,11 @@ BEGIN
         at := at + 2 + ibid._u16(b, at + 2);
         at := at + 4 + ibid._u32(b, at + 2)::integer;
     END LOOP;
-    is_readable := kind <= 2 AND status BETWEEN 100 AND 999 AND at + 2 + 4 = octet_length(b);
+    at := at + 2;
+    IF get_byte(b, 0) = 2 THEN
+        at := at + 2 + 32 * ibid._u16(b, at);
+    END IF;
+    is_readable := kind <= 2 AND status BETWEEN 100 AND 999 AND at + 4 = octet_length(b);
 EXCEPTION
     -- It ends too early, or its numbers are too large: no record of ours.
     WHEN data_exception OR array_subscript_error OR numeric_value_out_of_range OR character_not_in_repertoire THEN
@@ -343,7 +364,7 @@ BEGIN
     told.fence := a.fence;
     told.outcome := CASE coalesce(a.found, 0::smallint) WHEN 0 THEN 'new' WHEN 1 THEN 'run' WHEN 2 THEN 'busy'
         WHEN 3 THEN 'unknown' WHEN 4 THEN 'done' ELSE 'spent' END;
-    IF a.found IN (2, 3, 4) AND (a.fingerprint <> of_fingerprint OR (of_fingerprint IS NOT NULL AND a.fingerprint_version <> 1))
+    IF a.found IN (2, 3, 4) AND (a.fingerprint <> of_fingerprint OR (of_fingerprint IS NOT NULL AND a.fingerprint_version NOT IN (1, 2)))
     THEN
         -- Nothing of another request's answer.
         told := NULL;

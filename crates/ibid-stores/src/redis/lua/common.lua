@@ -8,7 +8,8 @@
 -- there are any: g tags, l label, s spent tokens, w '1' if somebody waits.
 --
 -- A first write that needs memory is refused as a whole by a full server; one that does not lets all others pass.
--- So grants begin with SET, and ends with PEXPIREAT or HDEL: a full server refuses new claims and settles those that run.
+-- So grants begin with SET; heartbeats, waits and ends begin with PEXPIREAT or HDEL: a full server refuses new claims, and
+-- extends and settles those that run.
 --
 -- A command costs about as much as all else that a script does, so none is sent that changes nothing.
 local K, INDEX, FENCES = KEYS[1], KEYS[2], KEYS[3]

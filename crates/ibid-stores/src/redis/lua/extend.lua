@@ -7,7 +7,8 @@ end
 if not held(e) or e.p ~= 'r' then return {'L', view(e)} end
 e.u = now + hold
 e.e = math.max(e.e, now + hold + e.k)
-redis.call('HSET', K, 'v', times_of(e))
+-- First, so that a full server lets the rest pass: see common.lua.
 expire(e)
+redis.call('HSET', K, 'v', times_of(e))
 index(e)
 return {'H'}

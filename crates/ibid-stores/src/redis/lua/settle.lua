@@ -27,8 +27,8 @@ if not held(e) then
   if lease.f == '0' and not spent then
     -- A late copy of that claim must find its token spent, also when whoever is here has gone.
     e.s = trimmed(with_spent(e.s, lease.t, spent_until))
-    redis.call('HSET', K, 's', e.s)
     expire(e)
+    redis.call('HSET', K, 's', e.s)
   elseif spent and kind == 'r' and lease.f ~= '0' then
     return {'H'}
   end

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use ibid::store::{Claim, End, ErrorKind, Held, Store};
+use ibid::store::{Ask, Claim, End, ErrorKind, Held, Lease, Store, Token};
 use ibid_stores::{Remote, redis::Redis};
 use ibid_testkit::servers::redis::Server;
 
@@ -141,6 +141,11 @@ async fn a_full_server_refuses_claims_and_still_settles_those_that_run() {
     let error = store.claim(&refused).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Rejected, "{error}");
     assert!(error.to_string().contains("raise maxmemory"), "{error}");
+    assert_eq!(store.extend(&runs, super::LONG).await.unwrap(), Held::Held, "its lease must not lapse");
+    let waited = store.wait(&first.address, runs.fence, Duration::from_millis(1)).await;
+    assert!(waited.is_ok(), "those who wait need no memory: {waited:?}");
+    let never_came = Lease::unseen(&Arc::new(Ask { token: Token::mint(), ..Ask::clone(&first) }));
+    assert!(matches!(store.settle(&never_came, &End::Release).await.unwrap(), Held::Lost(_)));
     assert_eq!(store.settle(&runs, &complete(b"even so")).await.unwrap(), Held::Held);
     assert_eq!(store.settle(&released, &End::Release).await.unwrap(), Held::Held);
     let park = End::Park { keep: super::LONG, retry_in: Duration::ZERO };

@@ -278,7 +278,7 @@ async fn the_engine_journals_a_solo_answer_and_drains_it() {
     let folder = tempfile::TempDir::new().unwrap();
     let journal = Arc::new(Journal::open(folder.path()).unwrap());
     let engine = Engine::with(Arc::new(gateway.store.clone()), gateway.log.clone(), Some(journal.clone()));
-    let verdict = engine.execute(&Policy::ietf(), Ask::clone(&ask(1)), Quick).await;
+    let verdict = engine.execute(&Policy::ietf().checked().unwrap(), Ask::clone(&ask(1)), Quick).await;
     assert!(matches!(verdict, Verdict::Ran((), Stored::Solo)), "{verdict:?}");
     assert_eq!(journal.len(), 1);
     assert_eq!(&done(&other.store, &ask(1)).await.record[..], b"alone", "others have it from the first store");

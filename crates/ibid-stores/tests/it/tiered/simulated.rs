@@ -290,6 +290,7 @@ async fn client(key: u8, engines: Vec<Engine>, seen: Arc<Seen>, dice: Arc<Dice>)
     policy.wait_timeout = Duration::from_secs(3);
     policy.on_unknown = OnUnknown::Hold;
     policy.on_concurrent = if dice.below(2) == 0 { OnConcurrent::Wait } else { OnConcurrent::Reject };
+    let policy = policy.checked().unwrap();
     for _ in 0..12 {
         sleep(dice.millis(2500)).await;
         let gateway = dice.below(2) as usize;

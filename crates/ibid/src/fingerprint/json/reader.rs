@@ -7,6 +7,7 @@
 //! Example: of `{"b":[1,2],"a":0}`, the array is noted as one text, because it is
 //! canonical as it stands; the object gets a node for each of its members.
 
+use super::Names;
 use super::document::{Document, Kind, Node, Span, Value, bytes};
 use super::sort;
 use super::text::{self, Specials};
@@ -19,6 +20,11 @@ impl<'a> Document<'a> {
     /// Reads a document, for writing it.
     pub(super) fn read(body: &'a [u8]) -> Option<Self> {
         Reader::new(body, false)?.document()
+    }
+
+    /// Reads a document, with a node for every member and element if asked for, where these names are the same.
+    pub(super) fn read_for(body: &'a [u8], every_node: bool, names: Names) -> Option<Self> {
+        Reader { names, ..Reader::new(body, every_node)? }.document()
     }
 
     /// Reads a document, for looking into it: every member and every element
@@ -78,6 +84,7 @@ struct Reader<'a> {
     /// same over a value then the source of the value is canonical.
     changes: usize,
     every_node: bool,
+    names: Names,
 }
 
 impl<'a> Reader<'a> {
@@ -96,6 +103,7 @@ impl<'a> Reader<'a> {
             closed: Vec::with_capacity(body.len() / 8),
             changes: 0,
             every_node,
+            names: Names::AsWritten,
         })
     }
 
@@ -166,6 +174,9 @@ impl<'a> Reader<'a> {
     fn close_sorted(&mut self, first: usize) -> Option<Value> {
         let start = self.closed.len() as u32;
         let members = &mut self.open[first..];
+        if self.names == Names::AnyCase && sort::has_case_twins(self.body, &self.rewritten, members) {
+            return None;
+        }
         sort::append_sorted(self.body, &self.rewritten, members, &mut self.closed)?;
         self.open.truncate(first);
         let end = self.closed.len() as u32;

@@ -64,6 +64,48 @@ pub(super) fn append_sorted(body: &[u8], rewritten: &[u8], members: &mut [Node],
     Some(())
 }
 
+/// Whether two members have names that differ in case only. It may also say so of names that differ in other bits, which
+/// does no harm: the document is then compared as it was sent.
+pub(super) fn has_case_twins(body: &[u8], rewritten: &[u8], members: &[Node]) -> bool {
+    let folded = |node: &Node| folded_hash(inner(bytes(body, rewritten, node.name)));
+    if members.len() <= FEW {
+        let mut seen = [0; FEW];
+        return members.iter().enumerate().any(|(count, node)| {
+            seen[count] = folded(node);
+            seen[..count].contains(&seen[count])
+        });
+    }
+    let mut all: Vec<_> = members.iter().map(folded).collect();
+    all.sort_unstable();
+    all.windows(2).any(|two| two[0] == two[1])
+}
+
+/// The same for names that differ in case only.
+fn folded_hash(name: &[u8]) -> u64 {
+    if name.is_ascii() {
+        return case_blind_hash(name);
+    }
+    // By way of upper case, because the long s and the Kelvin sign are letters that have only that in common with theirs.
+    let text = String::from_utf8_lossy(name);
+    let folded: String = text.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect();
+    case_blind_hash(folded.as_bytes())
+}
+
+/// FNV-1a over words, with the bit that tells the case of ASCII letters set.
+fn case_blind_hash(name: &[u8]) -> u64 {
+    const CASE: u64 = 0x2020_2020_2020_2020;
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    let mix = |hash: u64, word: [u8; 8]| {
+        let hash = (hash ^ (u64::from_le_bytes(word) | CASE)).wrapping_mul(PRIME);
+        hash ^ hash >> 32
+    };
+    let (words, rest) = name.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let hash = words.iter().fold(0xcbf2_9ce4_8422_2325 ^ name.len() as u64, |hash, word| mix(hash, *word));
+    mix(hash, last)
+}
+
 /// Appends a few members to `sorted` in their order, unless two of them have the
 /// same prefix. For a few it is faster to count who goes before whom than to
 /// take the many unpredictable branches of sorting.

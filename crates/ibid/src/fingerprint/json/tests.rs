@@ -10,7 +10,7 @@ fn canonical(body: impl AsRef<[u8]>) -> Option<String> {
 
 fn without(body: impl AsRef<[u8]>, ignore: &[&str]) -> Option<String> {
     let ignore: Vec<_> = ignore.iter().map(|written| pointer(written)).collect();
-    let canonical = super::canonical(body.as_ref(), &ignore)?.into_owned();
+    let canonical = super::canonical(body.as_ref(), &ignore, super::Names::AsWritten)?.into_owned();
     Some(String::from_utf8(canonical).expect("canonical JSON is text"))
 }
 
@@ -122,7 +122,9 @@ fn each_code_point_has_one_spelling() {
 #[test]
 fn canonical_body_is_not_copied() {
     for body in [r#"{"a":[1,{"b":"\n\\é"}],"c":{}}"#, "1", "\"\\\"\""] {
-        assert!(matches!(super::canonical(body.as_bytes(), &[]), Some(Cow::Borrowed(same)) if same == body.as_bytes()));
+        assert!(
+            matches!(super::canonical(body.as_bytes(), &[], super::Names::AsWritten), Some(Cow::Borrowed(same)) if same == body.as_bytes())
+        );
     }
 }
 
@@ -553,7 +555,7 @@ proptest! {
     #[test]
     fn canonical_form_is_canonical(doc in any_doc(), seed: u64) {
         let once = canonical(doc.spell(&mut Dice(seed))).unwrap();
-        let twice = super::canonical(once.as_bytes(), &[]);
+        let twice = super::canonical(once.as_bytes(), &[], super::Names::AsWritten);
         prop_assert!(matches!(twice, Some(Cow::Borrowed(same)) if same == once.as_bytes()));
     }
 
@@ -575,7 +577,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_survived(body: Vec<u8>, text: String) {
-        prop_assert_eq!(super::canonical(&body, &[]).is_some(), find(&body, &pointer("/a/0")).is_some());
+        prop_assert_eq!(super::canonical(&body, &[], super::Names::AsWritten).is_some(), find(&body, &pointer("/a/0")).is_some());
         splice_member(&body, &text, &body);
         canonical(text);
     }
@@ -587,7 +589,7 @@ proptest! {
         let mut body = doc.spell(&mut Dice(seed)).into_bytes();
         let at = at.index(body.len());
         body[at] = byte;
-        let found = super::canonical(&body, &[]);
+        let found = super::canonical(&body, &[], super::Names::AsWritten);
         splice_member(&body, "a", b"1");
         // The oracle keeps the last of duplicate members, where there is no
         // canonical form; everything else has to agree.
@@ -621,5 +623,27 @@ proptest! {
         members.remove(&name);
         let less = Doc::Object(members.into_iter().collect()).spell(&mut Dice(!seed));
         prop_assert_eq!(without(with, &[&format!("/{name}")]), canonical(less));
+    }
+}
+
+#[test]
+fn names_that_differ_in_case_only_are_in_the_order_in_which_they_were_sent() {
+    let canonical = |body: &str| super::canonical(body.as_bytes(), &[], super::Names::AnyCase).is_some();
+    for body in [
+        r#"{"a":1,"A":2}"#,
+        r#"{"amount":1,"currency":"EUR","Amount":2}"#,
+        r#"{"x":[{"longer_than_eight":1,"Longer_Than_Eight":2}]}"#,
+        r#"{"é":1,"É":2}"#,
+        "{\"\u{212a}\":1,\"k\":2}",
+        "{\"\u{17f}\":1,\"S\":2}",
+    ] {
+        assert!(!canonical(body), "{body}");
+        assert!(super::canonical(body.as_bytes(), &[], super::Names::AsWritten).is_some(), "{body}");
+    }
+    let many: Vec<_> = (0..40).rev().map(|n| format!("\"name{n}\":{n}")).collect();
+    assert!(canonical(&format!("{{{}}}", many.join(","))));
+    assert!(!canonical(&format!("{{{},\"NAME7\":0}}", many.join(","))));
+    for body in [r#"{"A":1,"a":2}"#, r#"{"b":1,"a":2}"#, r#"{"b":{"x":1},"a":{"X":2}}"#, r#"{"é":1,"e":2,"É_":3}"#] {
+        assert!(canonical(body), "{body}");
     }
 }

@@ -132,7 +132,7 @@ fn settles(session: &mut Session, answers: &[Seen], settled: &Seen, ran: Option<
         (None, _) => session.found(ID, false, "one success among the answers", settled),
         (Some(won), Ok(answer)) => {
             let fine = answer.is_success() && session.essence(won) == session.essence(answer);
-            session.found(ID, fine, format!("the answer of the one that ran{}", times(ran)), settled);
+            session.found_unless_reported(ID, fine, format!("the answer of the one that ran{}", times(ran)), settled);
         }
         (Some(_), Err(_)) => session.found(ID, false, "an answer", settled),
     }

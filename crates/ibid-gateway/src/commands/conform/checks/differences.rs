@@ -9,18 +9,22 @@ pub(super) async fn all(session: &mut Session) -> Result<(), Stop> {
     let target = session.plan.target.clone();
     let glue = if target.contains('?') { '&' } else { '?' };
     let query = format!("{target}{glue}conform=other");
-    differs(session, "mismatch.query", Part::Query, None, |request| Request { target: query, ..request }).await?;
+    let needs = "the operation takes no other query";
+    let change = |request| Request { target: query.clone(), ..request };
+    differs(session, "mismatch.query", Part::Query, None, needs, change).await?;
     match session.plan.other_target.clone() {
         Some(target) => {
-            let by = Some(ScopePart::Path);
-            differs(session, "mismatch.path", Part::Path, by, |request| Request { target, ..request }).await?;
+            let (by, needs) = (Some(ScopePart::Path), "needs another operation that takes the same body: --other-url");
+            let change = |request| Request { target: target.clone(), ..request };
+            differs(session, "mismatch.path", Part::Path, by, needs, change).await?;
         }
         None => session.not_performed("mismatch.path", "needs another operation on this server: --other-url"),
     }
     match session.plan.other_method.clone() {
         Some(method) => {
-            let by = Some(ScopePart::Method);
-            differs(session, "mismatch.method", Part::Method, by, |request| Request { method, ..request }).await?;
+            let (by, needs) = (Some(ScopePart::Method), "needs a method that this operation has: --other-method");
+            let change = |request| Request { method: method.clone(), ..request };
+            differs(session, "mismatch.method", Part::Method, by, needs, change).await?;
         }
         None => session.not_performed("mismatch.method", "needs another method of this operation: --other-method"),
     }
@@ -50,16 +54,36 @@ async fn body(session: &mut Session) -> Result<(), Stop> {
         session.not_performed("mismatch.keeps-first", why);
         return Ok(());
     };
+    let needs = "needs another valid body of this operation: --other-body";
+    let apart = session.fresh();
+    let apart = Request { body: session.filled(&other), ..apart };
+    if !works(session, "mismatch.body", &apart, needs).await {
+        session.not_performed("mismatch.keeps-first", needs);
+        return Ok(());
+    }
     let request = session.fresh();
     let differing = Request { body: session.filled(&other), ..request.clone() };
     differs_from(session, "mismatch.body", &request, &differing, expected(session, &Part::Body, None)).await
 }
 
+/// Whether what differs works at all, under a key of its own. Where it does not, nothing can be said about the key.
+async fn works(session: &mut Session, id: &'static str, apart: &Request, needs: &str) -> bool {
+    let seen = session.send(apart).await;
+    if !seen.is_success() {
+        session.not_performed(id, format!("{needs} (under a key of its own it gets {})", seen.came()));
+    }
+    seen.is_success()
+}
+
 async fn differs(
-    session: &mut Session, id: &'static str, part: Part, scope: Option<ScopePart>,
-    change: impl FnOnce(Request) -> Request,
+    session: &mut Session, id: &'static str, part: Part, scope: Option<ScopePart>, needs: &str,
+    change: impl Fn(Request) -> Request,
 ) -> Result<(), Stop> {
     if !session.wants(id) {
+        return Ok(());
+    }
+    let apart = change(session.fresh());
+    if !works(session, id, &apart, needs).await {
         return Ok(());
     }
     let request = session.fresh();
@@ -99,16 +123,27 @@ async fn caller(session: &mut Session) -> Result<(), Stop> {
         return Ok(());
     }
     let mut others = session.plan.other_headers.clone();
-    if others.is_empty() {
-        match session.plan.profile.scope_header() {
-            Some(name) => others.push((name.to_owned(), "conform-b".into())),
-            None => {
-                session.not_performed(ID, "needs the credential of a second caller: --other-header 'Authorization: …'");
-                return Ok(());
-            }
+    let gives =
+        |headers: &[(String, String)], name: &str| headers.iter().any(|(found, _)| found.eq_ignore_ascii_case(name));
+    match session.plan.profile.scope_header() {
+        // By the profile, who sends the same header is the same caller.
+        Some(name) if !gives(&others, name) && gives(&session.plan.headers, name) => {
+            session.not_performed(ID, format!("needs the {name} of a second caller: --other-header '{name}: …'"));
+            return Ok(());
         }
+        Some(name) if !gives(&others, name) => others.push((name.to_owned(), "conform-b".into())),
+        None if others.is_empty() => {
+            session.not_performed(ID, "needs the credential of a second caller: --other-header 'Authorization: …'");
+            return Ok(());
+        }
+        _ => {}
     }
     let request = session.fresh();
     let other = request.clone().with_headers(&others);
+    let key = session.fresh().keys;
+    let needs = "needs a second caller who may do this: --other-header 'Authorization: …'";
+    if !works(session, ID, &Request { keys: key, ..other.clone() }, needs).await {
+        return Ok(());
+    }
     differs_from(session, ID, &request, &other, Expected::Own).await
 }

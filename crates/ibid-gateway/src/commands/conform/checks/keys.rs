@@ -107,6 +107,10 @@ async fn longest(session: &mut Session) -> Result<(), Stop> {
     if !session.wants(ID) {
         return Ok(());
     }
+    if !session.has_evidence() {
+        session.not_performed(ID, "nothing shows that keys are looked at; name --count-url");
+        return Ok(());
+    }
     let mut key = session.fresh_key();
     key.push_str(&"k".repeat(session.plan.profile.policy.key.max_length - key.len()));
     let request = session.with_key(key.as_bytes());

@@ -1,19 +1,23 @@
 //! How refusals look: those that the other checks have met.
 
+use ibid::Refusals;
 use serde_json::Value;
 
 use super::super::{session::Session, wire::Answer};
 
 pub(super) fn all(session: &mut Session) {
     let refusals = std::mem::take(&mut session.refusals);
+    let refusals_are = session.plan.profile.policy.refusals;
     let answers =
         || refusals.iter().filter_map(|(id, of_key, seen)| Some((id, *of_key, seen, seen.answer.as_ref().ok()?)));
     match answers().next() {
         None => session.not_performed("problem.shape", "no refusal was seen"),
-        Some((_, _, any, _)) => match answers().find_map(|(id, _, seen, answer)| Some((id, seen, wrong(answer)?))) {
-            None => session.found("problem.shape", true, "application/problem+json", any),
-            Some((id, seen, why)) => session.found("problem.shape", false, format!("{why} (seen in {id})"), seen),
-        },
+        Some((_, _, any, _)) => {
+            match answers().find_map(|(id, _, seen, answer)| Some((id, seen, wrong(answer, refusals_are)?))) {
+                None => session.found("problem.shape", true, refusals_are.media_type(), any),
+                Some((id, seen, why)) => session.found("problem.shape", false, format!("{why} (seen in {id})"), seen),
+            }
+        }
     }
     match answers().find(|(_, of_key, ..)| *of_key) {
         None => session.not_performed("problem.link", "no key was refused"),
@@ -28,14 +32,18 @@ pub(super) fn all(session: &mut Session) {
 }
 
 /// What is wrong with a problem, in the words of what was expected.
-fn wrong(answer: &Answer) -> Option<String> {
+fn wrong(answer: &Answer, refusals: Refusals) -> Option<String> {
     let kind = answer.header("content-type").unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    if !kind.eq_ignore_ascii_case("application/problem+json") {
-        return Some("content-type: application/problem+json".into());
+    if !kind.eq_ignore_ascii_case(refusals.media_type()) {
+        return Some(format!("content-type: {}", refusals.media_type()));
     }
     let Ok(Value::Object(problem)) = serde_json::from_slice(&answer.body) else {
         return Some("a JSON object".into());
     };
+    if refusals == Refusals::Stripe {
+        let text = |name: &str| problem.get("error").is_some_and(|error| error[name].is_string());
+        return ["type", "message"].into_iter().find(|name| !text(name)).map(|name| format!("a {name} in its error"));
+    }
     if problem.get("status").is_some_and(|status| *status != answer.status) {
         return Some(format!("the status of the answer, {}, in the problem's status", answer.status));
     }

@@ -35,8 +35,8 @@ pub(super) async fn first(session: &mut Session) -> Result<Option<First>, Stop> 
     let seen = session.send(&request).await;
     answered(&seen)?;
     let ran = ran_since(session, before).await?;
-    session.found("first.processed", seen.is_success(), "success (2xx)", &seen);
     let Some(answer) = seen.answer.as_ref().ok().filter(|answer| answer.is_success()).cloned() else {
+        session.found("first.processed", false, "success (2xx)", &seen);
         let why = "the operation does not succeed: give it what it needs with --method, --header and --body";
         session.nothing_else(why);
         return Ok(None);
@@ -46,9 +46,9 @@ pub(super) async fn first(session: &mut Session) -> Result<Option<First>, Stop> 
             format!("--count-url does not count this operation: a first request moved it by {}", ran.unwrap_or(0));
         return Err(Stop::Usage(why));
     }
-    let marked = session.is_marked(&answer);
+    session.marks_all = session.is_marked(&answer);
     let expected = format!("not {}", session.markers());
-    session.found("first.unmarked", !marked, expected, &seen);
+    session.found("first.unmarked", !session.marks_all, expected, &seen);
 
     let before = count(session).await?;
     let other = session.fresh();
@@ -84,16 +84,41 @@ pub(super) async fn retry(session: &mut Session, first: First) -> Result<(), Sto
             .find(|seen| !seen.answer.as_ref().is_ok_and(fine))
             .map_or((true, &retries[0]), |seen| (false, seen))
     };
-    let (fine, seen) = wrong(&|answer| session.is_marked(answer));
-    let expected = session.markers();
-    session.marks = fine;
+    // What is on first answers too says nothing.
+    let (fine, seen) = wrong(&|answer| session.is_marked(answer) && !session.marks_all);
+    let expected = format!("{}, which a first answer does not say", session.markers());
+    session.marks = fine && session.plan.profile.marks_replays();
     session.found("replay.marker", fine, expected, seen);
 
+    if !session.has_evidence() {
+        let why =
+            "every operation gets the same answer, so nothing shows that any ran or was remembered; name --count-url";
+        for id in
+            ["first.processed", "replay.status", "replay.body", "replay.headers", "replay.once", "concurrent.settles"]
+        {
+            session.not_performed(id, why);
+        }
+    }
+    if session.wants("first.processed") {
+        session.found("first.processed", true, "success (2xx)", &sent);
+    }
+    retried(session, &sent, &first, &retries, ran);
+    Ok(())
+}
+
+/// What two retries got, held against the first answer.
+fn retried(session: &mut Session, sent: &Seen, first: &Answer, retries: &[Seen; 2], ran: Option<u64>) {
+    let wrong = |fine: &dyn Fn(&Answer) -> bool| {
+        retries
+            .iter()
+            .find(|seen| !seen.answer.as_ref().is_ok_and(fine))
+            .map_or((true, &retries[0]), |seen| (false, seen))
+    };
     let (fine, seen) = wrong(&|answer| answer.status == first.status);
-    session.found("replay.status", fine, format!("{}, as first", first.status), seen);
-    let (fine, seen) = wrong(&|answer| session.essence(answer) == session.essence(&first));
-    session.found("replay.body", fine, format!("the first body: {}", sent.came()), seen);
-    let (fine, seen) = wrong(&|answer| is_enveloped(&first, answer));
+    session.found_unless_reported("replay.status", fine, format!("{}, as first", first.status), seen);
+    let (fine, seen) = wrong(&|answer| session.essence(answer) == session.essence(first));
+    session.found_unless_reported("replay.body", fine, format!("the first body: {}", sent.came()), seen);
+    let (fine, seen) = wrong(&|answer| is_enveloped(first, answer));
     let expected = "metadata.cached true, and originalTimestamp the first timestamp";
     session.found("replay.envelope", fine, expected, seen);
     let lost = |answer: &Answer| DESCRIBING.into_iter().find(|name| !answer.values(name).eq(first.values(name)));
@@ -102,7 +127,7 @@ pub(super) async fn retry(session: &mut Session, first: First) -> Result<(), Sto
         Some(name) => format!("{name}: {}", first.header(name).unwrap_or("(none)")),
         None => "the first answer's headers".into(),
     };
-    session.found("replay.headers", fine, expected, seen);
+    session.found_unless_reported("replay.headers", fine, expected, seen);
     match first.header("set-cookie") {
         None => session.not_performed("replay.cookies", "the operation sets no cookie"),
         Some(_) => {
@@ -111,20 +136,16 @@ pub(super) async fn retry(session: &mut Session, first: First) -> Result<(), Sto
         }
     }
     let told = |seen: &&Seen| {
-        let runs = seen.answer.as_ref().map(|answer| session.same_run(&first, answer, ran));
+        let runs = seen.answer.as_ref().map(|answer| session.same_run(first, answer, ran));
         !matches!(runs, Ok(Runs::Same))
     };
     match retries.iter().find(told) {
         None => session.found("replay.once", true, "no run", &retries[1]),
-        Some(seen) => match &seen.answer {
-            Ok(answer) if session.same_run(&first, answer, ran) == Runs::Untold => {
-                let why = "every run gives the same bytes, and no marker tells a replay; name --count-url";
-                session.not_performed("replay.once", why);
-            }
-            _ => session.found("replay.once", false, format!("no run{}", times(ran)), &seen.clone()),
-        },
+        Some(seen) => {
+            let expected = format!("no run{}", times(ran));
+            session.found_unless_reported("replay.once", false, expected, &seen.clone());
+        }
     }
-    Ok(())
 }
 
 /// Whether both say in their `metadata` which is the replay of which.

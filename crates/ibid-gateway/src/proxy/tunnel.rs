@@ -1,0 +1,178 @@
+//! Upgraded connections: which protocols are allowed, and the bytes that go both ways.
+//!
+//! Invariant: only protocols of the setting `upgrades` are tunnelled. Inside a tunnel nothing is covered, so that
+//! `Upgrade: h2c` must never open one. A tunnel counts as one of the client connections until it ends, and it ends when
+//! neither side has sent anything for its limit.
+
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{HeaderMap, HeaderValue, Request, Version, header};
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional},
+    time::{Instant, sleep_until},
+};
+
+/// Leaves only those protocols in the header `Upgrade` that are allowed; without one the request is an ordinary one.
+pub fn keep_allowed(headers: &mut HeaderMap, version: Version, allowed: &[String]) {
+    if !headers.contains_key(header::UPGRADE) {
+        return;
+    }
+    let kept: Vec<_> = match version {
+        Version::HTTP_11 => protocols(headers).filter(|name| is_one_of(name, allowed)).collect(),
+        _ => Vec::new(),
+    };
+    let kept = HeaderValue::from_str(&kept.join(", ")).ok().filter(|kept| !kept.is_empty());
+    match kept {
+        Some(kept) => drop(headers.insert(header::UPGRADE, kept)),
+        None => drop(headers.remove(header::UPGRADE)),
+    }
+}
+
+/// What the client wants its connection to become, and the connection once it has. The server left allowed protocols only.
+pub(super) fn wanted<B>(request: &mut Request<B>) -> Option<(HeaderValue, OnUpgrade)> {
+    if request.version() != Version::HTTP_11 {
+        return None;
+    }
+    let named = |line: &HeaderValue| {
+        let line = line.to_str().unwrap_or_default();
+        line.split(',').any(|token| token.trim().eq_ignore_ascii_case("upgrade"))
+    };
+    let asked = request.headers().get_all(header::CONNECTION).iter().any(named);
+    let protocol = request.headers().get(header::UPGRADE).filter(|_| asked)?.clone();
+    Some((protocol, hyper::upgrade::on(request)))
+}
+
+/// Whether the app changes to protocols that were asked for, and to nothing else.
+pub(super) fn is_agreed(asked: &HeaderValue, reply: &HeaderMap) -> bool {
+    let asked: Vec<_> = asked.to_str().unwrap_or_default().split(',').map(|name| name.trim().to_owned()).collect();
+    let mut agreed = protocols(reply).peekable();
+    agreed.peek().is_some() && agreed.all(|name| is_one_of(name, &asked))
+}
+
+fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    // What is no text is no protocol that is allowed.
+    let lines = headers.get_all(header::UPGRADE).iter().map(|line| line.to_str().unwrap_or("?"));
+    lines.flat_map(|line| line.split(',')).map(str::trim).filter(|name| !name.is_empty())
+}
+
+fn is_one_of(name: &str, names: &[String]) -> bool {
+    names.iter().any(|one| one.eq_ignore_ascii_case(name))
+}
+
+/// Carries bytes both ways until one side ends it, or both are silent for longer than `limit`.
+pub(super) async fn carry(
+    client: impl Future<Output = hyper::Result<Upgraded>>, upstream: impl Future<Output = hyper::Result<Upgraded>>,
+    limit: Duration,
+) {
+    let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else { return };
+    let activity = Activity { since: Instant::now(), last: AtomicU64::new(0) };
+    let mut client = Noting { io: TokioIo::new(client), activity: &activity };
+    let mut upstream = Noting { io: TokioIo::new(upstream), activity: &activity };
+    tokio::select! {
+        // Either side ends it; there is nobody left to tell how.
+        _ = copy_bidirectional(&mut client, &mut upstream) => {}
+        () = activity.silent_for(limit) => tracing::debug!("an upgraded connection was silent for {limit:?}"),
+    }
+}
+
+/// When something last came from either side.
+struct Activity {
+    since: Instant,
+    /// Milliseconds after `since`.
+    last: AtomicU64,
+}
+
+impl Activity {
+    async fn silent_for(&self, limit: Duration) {
+        loop {
+            let due = self.since + Duration::from_millis(self.last.load(Relaxed)) + limit;
+            if due <= Instant::now() {
+                return;
+            }
+            sleep_until(due).await;
+        }
+    }
+}
+
+/// One side of a tunnel: notes when something comes from it.
+struct Noting<'a, T> {
+    io: T,
+    activity: &'a Activity,
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Noting<'_, T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.io).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            this.activity.last.store(this.activity.since.elapsed().as_millis() as u64, Relaxed);
+        }
+        read
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Noting<'_, T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_allowed_protocols_stay() {
+        let allowed = ["websocket".to_owned(), "spdy/3.1".to_owned()];
+        for (version, sent, kept) in [
+            (Version::HTTP_11, &["websocket"][..], Some("websocket")),
+            (Version::HTTP_11, &["WebSocket"], Some("WebSocket")),
+            (Version::HTTP_11, &["h2c"], None),
+            (Version::HTTP_11, &["h2c, websocket"], Some("websocket")),
+            (Version::HTTP_11, &["websocket", "h2c", "SPDY/3.1"], Some("websocket, SPDY/3.1")),
+            (Version::HTTP_11, &["websocket/13"], None),
+            (Version::HTTP_11, &[""], None),
+            (Version::HTTP_11, &["\u{e9}"], None),
+            (Version::HTTP_10, &["websocket"], None),
+        ] {
+            let mut headers = HeaderMap::new();
+            for line in sent {
+                headers.append(header::UPGRADE, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+            }
+            keep_allowed(&mut headers, version, &allowed);
+            let left: Vec<_> = headers.get_all(header::UPGRADE).iter().map(|line| line.to_str().unwrap()).collect();
+            assert_eq!(left, kept.into_iter().collect::<Vec<_>>(), "{sent:?}");
+        }
+    }
+
+    #[test]
+    fn the_app_may_agree_to_what_was_asked_for_only() {
+        let asked = HeaderValue::from_static("websocket, spdy/3.1");
+        for (agreed, is) in
+            [("websocket", true), ("WEBSOCKET", true), ("h2c", false), ("websocket, h2c", false), ("", false)]
+        {
+            let mut reply = HeaderMap::new();
+            reply.insert(header::UPGRADE, HeaderValue::from_static(agreed));
+            assert_eq!(is_agreed(&asked, &reply), is, "{agreed:?}");
+        }
+        assert!(!is_agreed(&asked, &HeaderMap::new()));
+    }
+}

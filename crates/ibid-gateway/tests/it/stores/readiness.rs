@@ -1,0 +1,146 @@
+//! `/readyz` says whether a new key would be granted, on stores that answer and refuse every new key.
+
+use std::{fs, net::SocketAddr};
+
+use ibid_testkit::{
+    client::get,
+    process::Gateway,
+    servers::{postgres, redis},
+    upstream::{Reply, Upstream},
+};
+use serde_json::Value;
+
+use super::kit::{
+    BIN, assert_degraded, assert_ran, assert_refused, assert_replay, migrated, once_protected, pay, until, until_ready,
+};
+use crate::disk::Mount;
+
+async fn ready(gateway: &Gateway) -> (u16, Value) {
+    let answer = get(gateway.admin_addr(), "/readyz").send().await;
+    (answer.status, answer.json())
+}
+
+/// Breaks the store, so that it refuses new keys for this reason, and mends it.
+async fn follows(gateway: &Gateway, refuse: impl AsyncFn(), grant: impl AsyncFn(), why: &str) {
+    let first = pay(gateway, "before").send().await;
+    assert_ran(&first);
+    let (status, said) = ready(gateway).await;
+    assert_eq!(
+        (status, &said["store"]["claims"], &said["store"]["reads"]),
+        (200, &true.into(), &true.into()),
+        "{said}"
+    );
+
+    refuse().await;
+    until_ready(gateway, false).await;
+    assert_refused(&pay(gateway, "during").send().await, 503, "store-unavailable");
+    assert_replay(&pay(gateway, "before").send().await, &first);
+    let (status, said) = ready(gateway).await;
+    let store = &said["store"];
+    assert_eq!((status, &store["claims"], &store["reads"]), (503, &false.into(), &true.into()), "{said}");
+    let trouble = store["trouble"].as_str().unwrap_or_default();
+    assert!(trouble.starts_with("new keys are refused: ") && trouble.contains(why), "{trouble}");
+    assert!(trouble.ends_with("; finished answers are still replayed"), "{trouble}");
+
+    grant().await;
+    until_ready(gateway, true).await;
+    assert_ran(&once_protected(&pay(gateway, "during")).await);
+}
+
+async fn gateway(store: &str, upstream: &Upstream) -> Gateway {
+    Gateway::spawn(BIN, &format!("[store]\n{store}\nnear = \"0\"\ntimeout = \"1s\"\n"), &upstream.url()).await
+}
+
+#[tokio::test]
+async fn of_a_postgresql_that_is_read_only() {
+    let (server, upstream) = (postgres::Server::start(), Upstream::start().await);
+    let (url, _) = migrated(&server, server.port()).await;
+    let gateway = gateway(&format!("url = {url:?}"), &upstream).await;
+    let set = |value: &str| {
+        server.sql("postgres", &format!("ALTER SYSTEM SET default_transaction_read_only = {value}"));
+        server.sql("postgres", "SELECT pg_reload_conf()");
+    };
+    let grant = async || {
+        // The reset is a write itself, in a session that may.
+        server.sql("postgres", "SET default_transaction_read_only = off");
+        set("off");
+    };
+    follows(&gateway, async || set("on"), grant, "read-only").await;
+}
+
+#[tokio::test]
+async fn of_a_redis_that_is_out_of_memory() {
+    let (server, upstream) = (redis::Server::start(), Upstream::start().await);
+    let gateway = gateway(&format!("url = {:?}", server.url()), &upstream).await;
+    let limit = |bytes: &str| drop(server.cli(&["CONFIG", "SET", "maxmemory", bytes]));
+    follows(&gateway, async || limit("1"), async || limit("0"), "maxmemory").await;
+}
+
+#[tokio::test]
+async fn of_a_redis_that_is_a_replica() {
+    let (server, upstream) = (redis::Server::start(), Upstream::start().await);
+    let gateway = gateway(&format!("url = {:?}", server.url()), &upstream).await;
+    // Of a master that is not there, so that it keeps what it has.
+    let refuse = async || drop(server.cli(&["REPLICAOF", "127.0.0.1", "1"]));
+    let grant = async || drop(server.cli(&["REPLICAOF", "NO", "ONE"]));
+    follows(&gateway, refuse, grant, "replica").await;
+}
+
+#[tokio::test]
+async fn of_an_embedded_store_that_is_full() {
+    let (mount, upstream) = (Mount::tmpfs("24m"), Upstream::start().await);
+    upstream.on("/pay", Reply::status(201).large(64 << 10));
+    let url = format!("embedded:{}?max_size=16MiB", mount.path().join("data").display());
+    let gateway = gateway(&format!("url = {url:?}"), &upstream).await;
+    let refuse = async || {
+        mount.fill();
+        let mut keys = 0;
+        while pay(&gateway, &format!("fills-{keys}")).send().await.status == 201 {
+            keys += 1;
+            assert!(keys < 1000, "it is never full");
+        }
+    };
+    let grant = async || fs::remove_file(mount.path().join("ballast")).expect("the ballast goes");
+    follows(&gateway, refuse, grant, "No space left").await;
+}
+
+/// Of two stores, the one that decides is away: new keys are granted, and their answers say how.
+#[tokio::test]
+async fn of_two_stores_of_which_one_stands_in() {
+    let (postgres, redis) = (postgres::Server::start(), redis::Server::start());
+    let upstream = Upstream::start().await;
+    let (url, _) = migrated(&postgres, postgres.port()).await;
+    let gateway = gateway(&format!("url = {:?}\nfallback = {url:?}", redis.url()), &upstream).await;
+    assert_eq!(ready(&gateway).await.0, 200);
+    assert!(ready(&gateway).await.1["store"]["degraded"].is_null());
+    postgres.stop();
+    let degraded = until("it to be ready without the one that decides", || async {
+        let (status, said) = ready(&gateway).await;
+        (status == 200).then(|| said["store"]["degraded"].as_str().map(str::to_owned)).flatten()
+    })
+    .await;
+    assert!(degraded.starts_with("new keys are granted without the store that decides"), "{degraded}");
+    assert_degraded(&pay(&gateway, "during").send().await);
+    postgres.restart();
+    until("both to be there", || async {
+        let (status, said) = ready(&gateway).await;
+        (status == 200 && said["store"]["degraded"].is_null()).then_some(())
+    })
+    .await;
+}
+
+/// The probe leaves nothing behind that operators would have to look at.
+#[tokio::test]
+async fn the_probe_is_no_record() {
+    let upstream = Upstream::start().await;
+    let config = "[admin]\ntoken = \"token-of-the-admin\"\n[store]\nurl = \"embedded:data\"\n";
+    let gateway = Gateway::spawn(BIN, config, &upstream.url()).await;
+    let admin: SocketAddr = gateway.admin_addr();
+    assert_eq!(ready(&gateway).await.0, 200);
+    let records = get(admin, "/api/records").header("Authorization", "Bearer token-of-the-admin").send().await;
+    assert_eq!((records.status, records.json()["records"].as_array().map(Vec::len)), (200, Some(0)), "{records:?}");
+    let page = get(admin, "/metrics").send().await.text();
+    for counted in ["idempotency_processing_gauge 0", "idempotency_stuck_gauge 0", "idempotency_cache_miss_total 0"] {
+        assert!(page.contains(&format!("\n{counted}\n")), "{counted} is not in\n{page}");
+    }
+}

@@ -1,0 +1,189 @@
+//! Reads a request's body: bounded by the policy, by the memory budget and in time.
+
+use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::{HeaderMap, StatusCode, request::Parts};
+use http_body::{Body, Frame};
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    Route, Shared,
+    body::BoxError,
+    budget::{Budget, Client, Reservation, Reserved},
+    request::{self, Unread},
+};
+use crate::refusal::{Reason, Refusal};
+
+/// Smaller bodies that are there at once are only counted; larger ones are charged to their client.
+const SMALL: u64 = 16 << 10;
+
+/// Longer than anybody waits: what would overflow the clock.
+const ENDLESS: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// A body, its trailers, and the memory that is counted until the operation ends.
+pub(super) type WholeBody = (Bytes, Option<HeaderMap>, Reserved);
+
+/// What is known of a body so far. Most bodies are one frame: that one is handed on as it is, without a copy.
+#[derive(Default)]
+struct Begun {
+    only: Bytes,
+    more: BytesMut,
+}
+
+/// A body's bytes and the memory that is reserved for them. The memory is given back when they have been sent on.
+struct Held {
+    bytes: Bytes,
+    _reservation: Reservation,
+}
+
+enum Next {
+    Frame(Frame<Bytes>),
+    End,
+    Broken,
+    Evicted,
+}
+
+pub(super) async fn read_body<B>(
+    shared: &Shared, route: &Route, client: &Client, parts: &Parts, body: B,
+) -> Result<WholeBody, Unread<Pin<Box<B>>>>
+where
+    B: Body<Data: Buf, Error: Into<BoxError>>,
+{
+    let budget = &shared.budget;
+    let mut body = Box::pin(body);
+    let declared = request::content_length(&parts.headers);
+    if declared.is_some_and(|length| length > budget.limit()) {
+        return Err(Unread::Refused(overloaded(), Bytes::new(), body));
+    }
+    let mut trailers = None;
+    let mut begun = Begun::default();
+    // None while nothing was waited for and little is here.
+    let mut reservation: Option<Reservation> = None;
+    let deadline = Instant::now() + shared.settings.body_timeout.min(ENDLESS);
+    loop {
+        let next = match poll_fn(|cx| Poll::Ready(poll_next(&mut body, reservation.as_ref(), cx))).await {
+            Poll::Ready(next) => next,
+            Poll::Pending => {
+                let waiting = reservation.get_or_insert_with(|| budget.receive(client));
+                if waiting.grow_to(step(begun.len(), declared)).is_err() {
+                    return Err(Unread::Refused(overloaded(), begun.bytes(), body));
+                }
+                match timeout_at(deadline, poll_fn(|cx| poll_next(&mut body, Some(waiting), cx))).await {
+                    Err(_) => return Err(Unread::Late(begun.bytes(), body)),
+                    Ok(next) => next,
+                }
+            }
+        };
+        match next {
+            Next::Frame(frame) => match frame.into_data() {
+                Ok(data) => {
+                    if let Some(reservation) = &reservation {
+                        reservation.progressed(data.len() as u64);
+                    }
+                    begun.push(data);
+                }
+                Err(frame) => trailers = frame.into_trailers().ok(),
+            },
+            Next::End => break,
+            Next::Evicted => return Err(Unread::Refused(evicted(), begun.bytes(), body)),
+            Next::Broken => {
+                return Err(Unread::Broken(StatusCode::BAD_REQUEST, "the body broke off or is malformed"));
+            }
+        }
+        if let Err(refusal) = check(budget, route, client, begun.len(), declared, &mut reservation) {
+            return Err(Unread::Refused(refusal, begun.bytes(), body));
+        }
+    }
+    match reservation {
+        Some(reservation) if begun.len() > SMALL => {
+            // Evicted at the last moment: then its memory belongs to others.
+            let Some(counted) = reservation.complete().ok().and_then(|()| budget.reserve(0)) else {
+                return Err(Unread::Refused(evicted(), begun.bytes(), body));
+            };
+            let held = Held { bytes: begun.bytes(), _reservation: reservation };
+            Ok((Bytes::from_owner(held), trailers, counted))
+        }
+        reservation => {
+            drop(reservation);
+            match budget.reserve(begun.len()) {
+                Some(counted) => Ok((begun.bytes(), trailers, counted)),
+                None => Err(Unread::Refused(overloaded(), begun.bytes(), body)),
+            }
+        }
+    }
+}
+
+/// After each frame: is it too long, and is there memory for it?
+fn check(
+    budget: &Budget, route: &Route, client: &Client, length: u64, declared: Option<u64>,
+    reservation: &mut Option<Reservation>,
+) -> Result<(), Refusal> {
+    request::check_length(&route.policy, length)?;
+    if reservation.is_none() && length <= SMALL {
+        return Ok(());
+    }
+    let reservation = reservation.get_or_insert_with(|| budget.receive(client));
+    reservation.grow_to(step(length, declared)).map_err(|_| overloaded())
+}
+
+/// What is reserved for so many bytes: buffers grow by doubling, up to the length that was declared.
+fn step(length: u64, declared: Option<u64>) -> u64 {
+    let doubled = if length == 0 { 0 } else { length.next_power_of_two() };
+    doubled.min(declared.unwrap_or(u64::MAX).max(length))
+}
+
+fn poll_next<B>(body: &mut Pin<Box<B>>, waiting: Option<&Reservation>, cx: &mut std::task::Context<'_>) -> Poll<Next>
+where
+    B: Body<Data: Buf, Error: Into<BoxError>>,
+{
+    if let Poll::Ready(frame) = body.as_mut().poll_frame(cx) {
+        return Poll::Ready(match frame {
+            Some(Ok(frame)) => Next::Frame(frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))),
+            Some(Err(_)) => Next::Broken,
+            None => Next::End,
+        });
+    }
+    match waiting.map(|waiting| waiting.poll_evicted(cx)) {
+        Some(Poll::Ready(())) => Poll::Ready(Next::Evicted),
+        _ => Poll::Pending,
+    }
+}
+
+impl Begun {
+    fn push(&mut self, data: Bytes) {
+        if self.only.is_empty() && self.more.is_empty() {
+            self.only = data;
+            return;
+        }
+        if self.more.is_empty() {
+            self.more.extend_from_slice(&self.only);
+            self.only = Bytes::new();
+        }
+        self.more.extend_from_slice(&data);
+    }
+
+    fn len(&self) -> u64 {
+        self.only.len().max(self.more.len()) as u64
+    }
+
+    fn bytes(self) -> Bytes {
+        if self.more.is_empty() { self.only } else { self.more.freeze() }
+    }
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+pub(super) fn overloaded() -> Refusal {
+    let detail = "more requests are running or being read than this gateway was given room for";
+    Refusal::new(Reason::Overloaded, detail).retry_after(Duration::from_secs(1))
+}
+
+fn evicted() -> Refusal {
+    let detail = "the body arrived too slowly while memory was short";
+    Refusal::new(Reason::Overloaded, detail).retry_after(Duration::from_secs(1))
+}

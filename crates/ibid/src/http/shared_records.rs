@@ -1,0 +1,67 @@
+//! Shares the bytes of large records among the replays that are on their way to clients: however many there are, a record
+//! is in memory once.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::store::Address;
+
+/// Smaller records are not worth the look-up.
+const SMALL: usize = 16 << 10;
+
+#[derive(Debug, Default)]
+pub(super) struct SharedRecords(Mutex<HashMap<Address, Weak<Bytes>>>);
+
+struct Share(Arc<Bytes>);
+
+impl SharedRecords {
+    /// The same bytes; those of an earlier replay, if that is still going on.
+    pub(super) fn share(&self, at: &Address, record: Bytes) -> Bytes {
+        if record.len() < SMALL {
+            return record;
+        }
+        let earlier = self.0.lock().get(at).and_then(Weak::upgrade);
+        if let Some(earlier) = earlier.filter(|earlier| **earlier == record) {
+            return Bytes::from_owner(Share(earlier));
+        }
+        let record = Arc::new(record);
+        let mut records = self.0.lock();
+        if records.len() == records.capacity() {
+            records.retain(|_, record| record.strong_count() > 0);
+        }
+        records.insert(*at, Arc::downgrade(&record));
+        Bytes::from_owner(Share(record))
+    }
+}
+
+impl AsRef<[u8]> for Share {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_records_are_in_memory_once() {
+        let records = SharedRecords::default();
+        let (at, other) = (Address([1; 32]), Address([2; 32]));
+        let record = |byte: u8| Bytes::from(vec![byte; SMALL]);
+        let first = records.share(&at, record(1));
+        assert_eq!(records.share(&at, record(1)).as_ptr(), first.as_ptr());
+        assert_ne!(records.share(&other, record(1)).as_ptr(), first.as_ptr());
+        assert_eq!(records.share(&at, record(3)), record(3), "another record is never taken for it");
+        drop(first);
+        for at in 0..=255 {
+            drop(records.share(&Address([at; 32]), record(at)));
+        }
+        assert!(records.0.lock().capacity() < 64, "those that nobody reads are forgotten");
+    }
+}
