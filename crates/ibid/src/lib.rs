@@ -11,7 +11,6 @@
 //! # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
 //! let ibid = Ibid::new(Arc::new(Memory::default()));
 //! let app: Router = Router::new().route("/payments", post(pay)).layer(ibid.layer(Policy::ietf())?);
-//! # Ok::<(), ibid::InvalidPolicy>(())
 //!
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //! axum::serve(listener, app).await?;
@@ -64,6 +63,8 @@ mod refusal;
 mod run;
 mod running;
 mod scope;
+#[doc(hidden)]
+pub mod squeeze;
 pub mod store;
 mod time;
 pub mod webhook;

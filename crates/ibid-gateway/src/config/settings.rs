@@ -116,6 +116,8 @@ pub struct Trace {
 pub struct Quota {
     /// Per tenant, counted in the store.
     pub new_keys: Option<Limit>,
+    /// Per tenant, counted in the store as answers are recorded.
+    pub new_bytes: Option<Limit>,
     /// Per tenant and user, counted by each gateway.
     pub rate: Option<Limit>,
 }
@@ -123,7 +125,7 @@ pub struct Quota {
 impl Quota {
     /// Whether anybody is limited.
     pub fn is_set(&self) -> bool {
-        self.new_keys.is_some() || self.rate.is_some()
+        self.new_keys.is_some() || self.new_bytes.is_some() || self.rate.is_some()
     }
 }
 

@@ -102,14 +102,14 @@ fn named<'a>(spans: &'a [Span], name: &str) -> &'a Span {
 #[tokio::test]
 async fn a_request_is_traced_to_the_app_and_a_replay_links_to_it() {
     let (upstream, collector) = (Upstream::start().await, Collector::start().await);
-    upstream.on("/pay", Reply::usual().header("ibid-trace", OTHER));
+    upstream.on("/pay", Reply::usual().header("x-ibid-trace", OTHER));
     // The port, and with it the host, is another one after the restart.
     let config = format!("{}[[route]]\nmatch = \"POST /pay\"\nscope = \"global\"\n", collector.config());
     let mut gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
     let pay = |caller: &str| post(gateway.addr(), "/pay").key("order-1841-pay").header("traceparent", caller);
 
     let first = pay(CALLER).header("tracestate", "shop=1").send().await;
-    assert_eq!((first.status, first.header("ibid-trace")), (201, None), "{first:?}");
+    assert_eq!((first.status, first.header("x-ibid-trace")), (201, None), "{first:?}");
     let spans = collector.trace(CALLER).await;
     let below = [("POST /pay", "caller"), ("claim", "POST /pay"), ("run", "POST /pay"), ("settle", "POST /pay")];
     assert_eq!(tree(&spans), below);
@@ -136,7 +136,7 @@ async fn a_request_is_traced_to_the_app_and_a_replay_links_to_it() {
 
     let again = pay(OTHER).send().await;
     assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")));
-    assert_eq!((again.header("ibid-trace"), &again.body), (None, &first.body));
+    assert_eq!((again.header("x-ibid-trace"), &again.body), (None, &first.body));
     let spans = collector.trace(OTHER).await;
     assert_eq!(tree(&spans), [("POST /pay", "caller"), ("claim", "POST /pay")]);
     let replay = named(&spans, "POST /pay");
@@ -150,7 +150,7 @@ async fn a_request_is_traced_to_the_app_and_a_replay_links_to_it() {
     gateway.rewrite_config(&untraced);
     gateway.restart().await;
     let later = post(gateway.addr(), "/pay").key("order-1841-pay").send().await;
-    assert_eq!((later.header("idempotent-replayed"), later.header("ibid-trace")), (Some("true"), None), "{later:?}");
+    assert_eq!((later.header("idempotent-replayed"), later.header("x-ibid-trace")), (Some("true"), None), "{later:?}");
     assert_eq!(upstream.executions(), 1);
 }
 

@@ -25,7 +25,6 @@ async fn another_request_under_the_same_key_is_refused() {
         ("no body", world.post("/pay").key(key)),
         ("the same bytes as text", world.post("/pay").key(key).header("Content-Type", "text/plain").body(BODY)),
         ("another path", dressed(world.post("/refund"))),
-        ("a trailing slash", dressed(world.post("/pay/"))),
         ("another case", dressed(world.post("/PAY"))),
         ("a query", dressed(world.post("/pay?x=1"))),
         ("an empty query with a value", dressed(world.post("/pay?="))),
@@ -39,6 +38,8 @@ async fn another_request_under_the_same_key_is_refused() {
         assert_problem(case, &answer, 422, "key-reused", Some(key));
         assert_eq!(world.upstream.requests(), 1, "{case}");
     }
+    // Frameworks redirect between the two forms of a path.
+    assert_replay("a trailing slash", &dressed(world.post("/pay/")).send().await, 1);
     // None of it changed the record.
     assert_replay("the first again", &world.good(key).send().await, 1);
     assert_eq!(world.upstream.executions(), 1);

@@ -134,7 +134,8 @@ impl World {
 }
 
 fn is_refused(way: &Way) -> bool {
-    way.has_dots || !way.upgrade.is_empty()
+    // Other upgrades are not tunnelled: the request goes on as an ordinary one.
+    way.has_dots || way.upgrade == "websocket"
 }
 
 async fn holds(policy: &str, one_in: usize) {

@@ -17,7 +17,8 @@ const ENDPOINTS: [&str; 9] = [
     "POST /coach-blocks",
     "POST /coaches/:id/students",
 ];
-const PAYMENTS: [&str; 3] = ["POST /offline-payments", "POST /refunds", "POST /payment-intents"];
+const PAYMENTS: [&str; 4] =
+    ["POST /bookings/:id/confirm", "POST /offline-payments", "POST /refunds", "POST /payment-intents"];
 
 async fn bench() -> Bench {
     Bench::shipped("bookings").await
