@@ -145,7 +145,9 @@ fn rules(settings: &Jwt) -> Validation {
 fn token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a str, Refusal> {
     for source in from {
         let (mut found, name) = match source {
-            TokenSource::Header(name) => (headers.get_all(name).iter().map(HeaderValue::as_bytes).collect(), name.as_str()),
+            TokenSource::Header(name) => {
+                (headers.get_all(name).iter().map(HeaderValue::as_bytes).collect(), name.as_str())
+            }
             TokenSource::Cookie(name) => (cookies(headers, name), name.as_str()),
         };
         let Some(value) = found.pop() else { continue };
@@ -155,7 +157,9 @@ fn token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a str, Re
         }
         let value = std::str::from_utf8(value).map_err(|_| missing(from))?.trim();
         return match (source, value.split_once(' ')) {
-            (TokenSource::Header(_), Some((scheme, token))) if scheme.eq_ignore_ascii_case("bearer") => Ok(token.trim()),
+            (TokenSource::Header(_), Some((scheme, token))) if scheme.eq_ignore_ascii_case("bearer") => {
+                Ok(token.trim())
+            }
             (TokenSource::Header(name), None) if name != header::AUTHORIZATION => Ok(value),
             (TokenSource::Cookie(_), None) => Ok(value),
             _ => Err(missing(from)),

@@ -60,8 +60,7 @@ fn sources(written: Option<Vec<String>>, wrong: Wrong<'_>) -> Result<Vec<TokenSo
         _ => None,
     };
     let allowed = "allowed are \"header:NAME\" and \"cookie:NAME\"";
-    let checked =
-        |text: &String| source(text).ok_or_else(|| wrong("jwt.from", &format!("found {text:?}; {allowed}")));
+    let checked = |text: &String| source(text).ok_or_else(|| wrong("jwt.from", &format!("found {text:?}; {allowed}")));
     written.iter().map(checked).collect()
 }
 
