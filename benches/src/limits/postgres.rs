@@ -236,7 +236,7 @@ impl Statements {
 }
 
 /// The parameters of a claim as expressions in which `i` is the row, in the shape of [`ask`].
-fn claim_values() -> [&'static str; 13] {
+fn claim_values() -> [&'static str; 14] {
     [
         "sha256(int8send(:a::bigint + i))",
         "decode(md5((:b::bigint + i)::text), 'hex')",
@@ -246,6 +246,7 @@ fn claim_values() -> [&'static str; 13] {
         "'u1'::text",
         "'POST /orders'::text",
         "md5((:b::bigint - i)::text)",
+        "left(md5((:b::bigint - i)::text), 16)",
         "NULL::bytea",
         "''::bytea",
         "30000000::bigint",

@@ -289,6 +289,7 @@ impl Live {
         snapshot.jwt.iter().for_each(Verifier::keep_fresh);
         let limits = snapshot.settings.quota;
         let quota = Arc::new(Quota::new(limits.new_keys, limits.rate));
+        quota.set_bytes(limits.new_bytes);
         let started = snapshot.settings.clone();
         Arc::new(Self { now: ArcSwap::from_pointee(snapshot), started, reloading: Mutex::default(), args, quota })
     }
@@ -352,6 +353,7 @@ impl Live {
                 let limits = snapshot.settings.quota;
                 if limits != before.settings.quota {
                     self.quota.set(limits.new_keys, limits.rate);
+                    self.quota.set_bytes(limits.new_bytes);
                 }
                 self.now.store(Arc::new(snapshot));
                 Reload::Taken(fixed)

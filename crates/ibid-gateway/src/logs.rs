@@ -194,6 +194,7 @@ impl Observer for Logged {
                     attempt = request.attempt,
                     took_ms = request.took.as_secs_f64() * 1000.0,
                     ran_ms = request.ran_for.as_secs_f64() * 1000.0,
+                    request_id = request.request_id,
                     peer = request.peer.map(|peer| peer.to_string()),
                     user_agent = request.user_agent.map(|agent| String::from_utf8_lossy(agent).into_owned()),
                     "{}",

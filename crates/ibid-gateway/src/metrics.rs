@@ -83,12 +83,12 @@ pub const FAMILIES: [Family; 18] = [
              help: "Requests that were answered from the record and ran nothing." },
     Family { name: "idempotency_cache_miss_total", labels: &[], kind: Kind::Counter,
              help: "Requests that found no answer and were granted a run." },
-    Family { name: "idempotency_conflicts_total", labels: &[], kind: Kind::Counter,
-             help: "Requests refused as in-progress: another one with the same key was still running." },
+    Family { name: "idempotency_conflicts_total", labels: &["reason"], kind: Kind::Counter,
+             help: "Requests refused because of another one with their key: in_progress (it was still running) or mismatch (it was a different request)." },
     Family { name: "idempotency_mismatches_total", labels: &[], kind: Kind::Counter,
              help: "Requests refused as key-reused: their key was first used for a different request." },
     Family { name: "idempotency_retries_total", labels: &[], kind: Kind::Counter,
-             help: "Runs of an operation that had been started before (attempt 2 and above)." },
+             help: "Requests beyond the first for their key: replayed, refused because of an earlier one, or run again." },
     Family { name: "idempotency_uncovered_total", labels: &[], kind: Kind::Counter,
              help: "Requests that carried a key and that no policy covers: they passed through unprotected." },
     Family { name: "idempotency_fallback_total", labels: &[], kind: Kind::Counter,
@@ -144,7 +144,7 @@ pub struct Totals {
     pub hits: u64,
     /// `idempotency_cache_miss_total`.
     pub misses: u64,
-    /// `idempotency_conflicts_total`.
+    /// `idempotency_conflicts_total` with the reason `in_progress`.
     pub conflicts: u64,
     /// `idempotency_mismatches_total`.
     pub mismatches: u64,
@@ -229,7 +229,10 @@ impl Metrics {
             }
             "idempotency_cache_hit_total" => page.sample(&[], total(|rest| &rest.hits)),
             "idempotency_cache_miss_total" => page.sample(&[], total(|rest| &rest.misses)),
-            "idempotency_conflicts_total" => page.sample(&[], outcome(Outcome::Refused(Reason::InProgress))),
+            "idempotency_conflicts_total" => {
+                page.sample(&["in_progress"], outcome(Outcome::Refused(Reason::InProgress)));
+                page.sample(&["mismatch"], outcome(Outcome::Refused(Reason::KeyReused)));
+            }
             "idempotency_mismatches_total" => page.sample(&[], outcome(Outcome::Refused(Reason::KeyReused))),
             "idempotency_retries_total" => page.sample(&[], total(|rest| &rest.retries)),
             "idempotency_uncovered_total" => page.sample(&[], total(|rest| &rest.uncovered)),
@@ -264,16 +267,12 @@ impl Observer for Metrics {
         mine.overhead.observe(request.took.saturating_sub(request.ran_for));
         match request.attempt {
             // Whatever it was answered with: one that lost its claim ran, and got the record of another.
-            Some(attempt) => {
-                mine.misses.fetch_add(1, Relaxed);
-                if attempt > 1 {
-                    mine.retries.fetch_add(1, Relaxed);
-                }
-            }
-            None if request.outcome == Outcome::Replayed => {
-                mine.hits.fetch_add(1, Relaxed);
-            }
-            None => {}
+            Some(_) => mine.misses.fetch_add(1, Relaxed),
+            None if request.outcome == Outcome::Replayed => mine.hits.fetch_add(1, Relaxed),
+            None => 0,
+        };
+        if is_retry(request) {
+            mine.retries.fetch_add(1, Relaxed);
         }
     }
 
@@ -354,6 +353,20 @@ impl fmt::Display for Kind {
             Self::Gauge => "gauge",
             Self::Histogram => "histogram",
         })
+    }
+}
+
+/// Whether the request met an earlier one with its key. One that ran is the first if its attempt is: a holder that lost its
+/// claim gets the record of another, and was there before it.
+fn is_retry(request: &Answered<'_>) -> bool {
+    if let Some(attempt) = request.attempt {
+        return attempt > 1;
+    }
+    let met = |reason| matches!(reason, Reason::InProgress | Reason::KeyReused | Reason::OutcomeUnknown);
+    match request.outcome {
+        Outcome::Replayed | Outcome::Shadow(Shadow::Replay) => true,
+        Outcome::Refused(reason) | Outcome::Shadow(Shadow::Refusal(reason)) => met(reason),
+        _ => false,
     }
 }
 

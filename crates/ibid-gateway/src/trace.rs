@@ -59,6 +59,7 @@ struct Noted {
     route: Option<String>,
     outcome: Option<&'static str>,
     key: String,
+    request_id: String,
     attempt: Option<u32>,
     status: Option<u16>,
     ended: Option<Instant>,
@@ -230,6 +231,7 @@ impl Drop for Traced {
         span.number("http.response.status_code", noted.status.map(i64::from));
         span.text("ibid.outcome", noted.outcome.map(str::to_owned));
         span.text("ibid.key", Some(noted.key).filter(|key| !key.is_empty()));
+        span.text("ibid.request_id", Some(noted.request_id).filter(|id| !id.is_empty()));
         span.number("ibid.attempt", noted.attempt.map(i64::from));
         // Its client has gone, and what it asked for was done all the same.
         span.text("ibid.client", noted.ended.is_none().then(|| "gone".to_owned()));
@@ -250,6 +252,7 @@ impl Observer for Watching {
             noted.route = Some(request.route.to_owned());
             noted.outcome = Some(request.outcome.name());
             noted.key = request.key.to_owned();
+            noted.request_id = request.request_id.to_owned();
             noted.attempt = request.attempt;
             if let Some(run) = noted.run.as_mut().filter(|_| request.outcome != Outcome::Keyless) {
                 // With the body of the answer, which came behind its head.

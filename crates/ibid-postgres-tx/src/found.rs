@@ -16,7 +16,7 @@ pub(crate) const CLAIM: &str = "SELECT c.locked, c.xid, (c.answer).found, (c.ans
     (c.answer).fingerprint_version, (c.answer).fingerprint, (c.answer).takeover_in_us, (c.answer).record, \
     (c.answer).status, (c.answer).header_names, (c.answer).header_values, (c.answer).body, (c.answer).requested_ms, \
     (c.answer).completed_ms \
-    FROM ibid._run_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) c";
+    FROM ibid._run_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) c";
 
 #[derive(Debug)]
 pub(crate) enum Found {

@@ -222,7 +222,7 @@ impl Inbox {
     }
 
     /// Forgets an event, its mark and its failures, so that the next delivery of it is new whatever its age: before it is
-    /// sent again from a dead-letter queue. Whether it was marked.
+    /// sent again from a dead-letter queue. Whether there was anything to forget: it was handled, or has failed.
     ///
     /// # Errors
     /// As [`claim`](Self::claim).

@@ -19,7 +19,7 @@ use http::{Response, header};
 use ibid::{
     Comparison, OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
     http::complete_of,
-    store::{Address, Fence, Fingerprint, Token},
+    store::{Address, Fence, Fingerprint, Token, key_hash},
 };
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -122,6 +122,7 @@ where
         call,
         address: call.address(policy, &key),
         shown: call.shown(policy, &key),
+        key_hash: key_hash(key.as_str()),
         token: Token::mint(),
         over: None,
         tries: 0,
@@ -137,6 +138,7 @@ struct Run<'a, P> {
     call: &'a Call,
     address: Address,
     shown: String,
+    key_hash: String,
     token: Token,
     /// Whom to take over.
     over: Option<Fence>,
@@ -373,6 +375,7 @@ impl<P: Pool> Run<'_, P> {
             Value::Text(Some(&self.call.user)),
             Value::Text(Some(&self.call.endpoint)),
             Value::Text(Some(&self.shown)),
+            Value::Text(Some(&self.key_hash)),
             Value::Bigint(Some(micros(policy.lease))),
             Value::Bigint(Some(micros(policy.ttl))),
             Value::Bigint(self.over.map(|fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),

@@ -21,7 +21,7 @@ use ibid::store::{
 use tokio::task::AbortHandle;
 use tokio_postgres::Row;
 
-pub use self::migrate::{Migrate, migrate};
+pub use self::migrate::{Migrate, migrate, migrate_for};
 use self::{
     faults::{STORE, failed},
     lane::Lane,

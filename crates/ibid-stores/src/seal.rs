@@ -45,7 +45,6 @@ mod hidden;
 mod keys;
 mod reseal;
 mod sealed;
-mod squeeze;
 
 pub use self::reseal::Resealed;
 

@@ -294,6 +294,14 @@ impl Engine {
         Box::pin(quota.spend(self.store.as_ref(), &lease.ask.tags)).await.err().map(quota_exceeded)
     }
 
+    /// What was recorded counts in its tenant's quota of bytes.
+    async fn charge(&self, lease: &Lease, recorded: usize) {
+        let Some(quota) = self.quota.as_ref().filter(|quota| quota.is_set()) else { return };
+        let Ask { tags, label, .. } = &*lease.ask;
+        let bytes = (recorded + tags.as_bytes().len() + label.len()) as u64;
+        Box::pin(quota.recorded(self.store.as_ref(), tags, bytes)).await;
+    }
+
     /// Runs a granted operation under its lease and settles it.
     async fn run<O: Operation>(
         &self, policy: &Policy, lease: Lease, sent: Instant, operation: &mut O,
@@ -308,8 +316,11 @@ impl Engine {
         let keep_unknown = policy.ttl.saturating_sub(now - sent).max(policy.lease);
         let verdict = match ended {
             Ended::Complete(answer, Complete { failed, record, outline }) => {
+                let recorded = record.len();
                 let end = End::Complete { failed, record, outline, keep: policy.ttl };
-                match self.settle(&lease, &end, now).await {
+                let settled = self.settle(&lease, &end, now).await;
+                self.charge(&lease, recorded).await;
+                match settled {
                     Ok(Held::Lost(there)) => self.lost(policy, &lease, *there, operation),
                     Ok(_) if lease.solo => Verdict::Ran(answer, Stored::Degraded),
                     Ok(_) => Verdict::Ran(answer, Stored::Yes),
@@ -683,7 +694,7 @@ fn not_known_yet() -> Refusal {
 }
 
 fn quota_exceeded(after: Duration) -> Refusal {
-    let detail = "nothing was executed, because this caller has begun as many operations as they may for now; \
+    let detail = "nothing was executed, because this caller has begun or stored as much as they may for now; \
                   retries of earlier ones are still answered";
     Refusal::new(Reason::QuotaExceeded, detail).retry_after(after)
 }

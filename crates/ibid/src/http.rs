@@ -63,6 +63,7 @@ mod budget;
 mod claimed;
 mod connection;
 mod cors;
+mod forwarded;
 mod future;
 mod layer;
 mod operation;
@@ -103,6 +104,7 @@ struct Settings {
     buffer_memory: u64,
     body_timeout: Duration,
     cors: Option<Cors>,
+    compress: bool,
     sweep_every: Option<Duration>,
 }
 
@@ -244,6 +246,7 @@ impl Ibid {
                 buffer_memory: 256 << 20,
                 body_timeout: Duration::from_secs(30),
                 cors: None,
+                compress: false,
                 sweep_every: Some(Duration::from_secs(60)),
             },
         }
@@ -306,6 +309,13 @@ impl Builder {
     /// Where answers go that the store cannot record.
     pub fn journal(mut self, journal: Arc<Journal>) -> Self {
         self.journal = Some(journal);
+        self
+    }
+
+    /// Whether answers above 1 KiB are compressed before they are remembered; not by default. Every reader reads both. Leave it off
+    /// for a store that seals, which compresses by itself, and where SQL functions are to read the answers.
+    pub fn compress(mut self, compress: bool) -> Self {
+        self.settings.compress = compress;
         self
     }
 

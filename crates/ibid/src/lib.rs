@@ -63,6 +63,8 @@ mod refusal;
 mod run;
 mod running;
 mod scope;
+#[doc(hidden)]
+pub mod squeeze;
 pub mod store;
 mod time;
 pub mod webhook;

@@ -89,8 +89,10 @@ pub struct Answered<'a> {
     pub took: Duration,
     /// Of `took`, what the operation itself took.
     pub ran_for: Duration,
-    /// Who sent it.
+    /// Who sent it: the client's address, past the proxies that are trusted.
     pub peer: Option<IpAddr>,
+    /// What the client calls the request (`X-Request-Id`), or a new name. The app gets the same.
+    pub request_id: &'a str,
     /// As sent; may hold anything.
     pub user_agent: Option<&'a [u8]>,
     /// What tells its parts apart, if it got that far and anything of it is compared.

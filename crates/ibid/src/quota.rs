@@ -1,4 +1,4 @@
-//! How much a tenant may begin: new keys in a window, counted in the store, and a rate, counted here.
+//! How much a tenant may begin: new keys and bytes in a window, counted in the store, and a rate, counted here.
 //!
 //! Only a grant spends. A request is looked at before it claims, so that one that is over its quota leaves nothing
 //! behind; but where nothing is left, the store is asked first whether the key is known: a retry is answered, not refused.
@@ -6,6 +6,9 @@
 //! Allowances are reserved in the store some at a time and spent here. What is reserved and not spent when a process ends is
 //! lost to its tenant until the window ends: at most a hundredth of the quota per process. A store that cannot count
 //! refuses nobody.
+//!
+//! How many bytes an answer takes is known when it is recorded. Then they are charged, whether any are left or not; the next new
+//! key of a tenant who has none left is refused.
 
 use std::{
     fmt,
@@ -25,6 +28,8 @@ use crate::store::{Address, Counters, Store, Tags, Windows};
 mod buckets;
 mod places;
 
+/// At most so many new keys are reserved at a time.
+const KEYS_AT_ONCE: u64 = 1000;
 /// How often one request asks for more when others were faster.
 const TRIES: u32 = 8;
 /// Told to those who were not fast enough.
@@ -49,6 +54,8 @@ pub struct Quota {
     here: Windows,
     /// By tenant: what may be spent without asking the store.
     places: Mutex<Places>,
+    /// The same, of bytes.
+    bytes: Mutex<Places>,
     /// By tenant and user.
     buckets: Mutex<Buckets>,
 }
@@ -59,7 +66,8 @@ impl Quota {
         let quota = Self {
             is_set: AtomicBool::new(false),
             here: Windows::default(),
-            places: Mutex::default(),
+            places: Mutex::new(Places::new(KEYS_AT_ONCE)),
+            bytes: Mutex::new(Places::new(u64::MAX)),
             buckets: Mutex::default(),
         };
         quota.set(new_keys, rate);
@@ -69,10 +77,22 @@ impl Quota {
     /// Other limits, from now on. What was begun under the old ones counts: nobody gets a new allowance by the change. A
     /// window that has begun ends when it would have.
     pub fn set(&self, new_keys: Option<Limit>, rate: Option<Limit>) {
-        let sound = |limit: Limit| Limit { most: limit.most.max(1), per: limit.per.min(LONGEST) };
         self.places.lock().set(new_keys.map(sound));
         self.buckets.lock().set(rate.map(sound));
-        self.is_set.store(new_keys.is_some() || rate.is_some(), Relaxed);
+        self.update_is_set();
+    }
+
+    /// How many bytes a tenant's new answers may take up in the store, from now on: what is recorded of each, with its headers and
+    /// what operators see of it. As with [`set`](Self::set), what was recorded counts.
+    pub fn set_bytes(&self, new_bytes: Option<Limit>) {
+        self.bytes.lock().set(new_bytes.map(sound));
+        self.update_is_set();
+    }
+
+    fn update_is_set(&self) {
+        let (places, bytes, buckets) = (self.places.lock(), self.bytes.lock(), self.buckets.lock());
+        let is_set = places.limit().or(bytes.limit()).or(buckets.rate()).is_some();
+        self.is_set.store(is_set, Relaxed);
     }
 
     /// Whether anybody is limited.
@@ -83,14 +103,18 @@ impl Quota {
     /// Whether one more may begin. `Err` says when to try again.
     pub(crate) async fn has_room(&self, store: &dyn Store, tags: &Tags) -> Result<(), Duration> {
         self.take(tags, false)?;
-        let who = named(&[tags.tenant()]);
-        let room = self.places.lock().room(&who, false);
+        self.is_left(&self.bytes, store, &bytes_of(tags)).await?;
+        self.is_left(&self.places, store, &named(&[tags.tenant()])).await
+    }
+
+    async fn is_left(&self, places: &Mutex<Places>, store: &dyn Store, who: &Address) -> Result<(), Duration> {
+        let room = places.lock().room(who, false);
         match room {
             Room::Free => Ok(()),
             Room::UsedUp(until) => Err(until),
             Room::Ask(some, window) => {
-                self.reserve(store, &who, some, window).await;
-                match self.places.lock().room(&who, false) {
+                self.reserve(places, store, who, some, window).await;
+                match places.lock().room(who, false) {
                     Room::UsedUp(until) => Err(until),
                     // What others were faster to take can be asked for again, by the claim.
                     Room::Free | Room::Ask(..) => Ok(()),
@@ -109,16 +133,34 @@ impl Quota {
             match room {
                 Room::Free => return Ok(()),
                 Room::UsedUp(until) => return Err(until),
-                Room::Ask(some, window) => self.reserve(store, &who, some, window).await,
+                Room::Ask(some, window) => self.reserve(&self.places, store, &who, some, window).await,
             }
         }
         Err(SOON)
     }
 
-    async fn reserve(&self, store: &dyn Store, who: &Address, some: u64, window: Duration) {
+    /// So many bytes were recorded.
+    pub(crate) async fn recorded(&self, store: &dyn Store, tags: &Tags, bytes: u64) {
+        let who = bytes_of(tags);
+        let missing = self.bytes.lock().charge(&who, bytes);
+        if missing == 0 {
+            return;
+        }
+        let (limit, room) = {
+            let mut bytes = self.bytes.lock();
+            (bytes.limit(), bytes.room(&who, false))
+        };
+        let Some(Limit { per, .. }) = limit else { return };
+        // With some for those who come next, if any are left.
+        let more = if let Room::Ask(more, _) = room { more } else { 0 };
+        self.reserve(&self.bytes, store, &who, missing.saturating_add(more), per).await;
+        let _ = self.bytes.lock().charge(&who, missing);
+    }
+
+    async fn reserve(&self, places: &Mutex<Places>, store: &dyn Store, who: &Address, some: u64, window: Duration) {
         let counters = store.counters().unwrap_or(&self.here as &dyn Counters);
         let answer = counters.reserve(who, some, window).await;
-        let mut places = self.places.lock();
+        let mut places = places.lock();
         match answer {
             Ok(used) => places.reserved(who, some, used),
             Err(_) => places.uncounted(who),
@@ -129,6 +171,15 @@ impl Quota {
         let who = named(&[tags.tenant(), tags.user()]);
         self.buckets.lock().take(&who, spend)
     }
+}
+
+fn sound(limit: Limit) -> Limit {
+    Limit { most: limit.most.max(1), per: limit.per.min(LONGEST) }
+}
+
+/// Where a tenant's bytes are counted.
+fn bytes_of(tags: &Tags) -> Address {
+    named(&["bytes", "", tags.tenant()])
 }
 
 fn named(parts: &[&str]) -> Address {
@@ -142,8 +193,13 @@ fn named(parts: &[&str]) -> Address {
 
 impl fmt::Debug for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (new_keys, rate) = (self.places.lock().limit(), self.buckets.lock().rate());
-        f.debug_struct("Quota").field("new_keys", &new_keys).field("rate", &rate).finish_non_exhaustive()
+        let (new_keys, new_bytes) = (self.places.lock().limit(), self.bytes.lock().limit());
+        let rate = self.buckets.lock().rate();
+        f.debug_struct("Quota")
+            .field("new_keys", &new_keys)
+            .field("new_bytes", &new_bytes)
+            .field("rate", &rate)
+            .finish_non_exhaustive()
     }
 }
 
@@ -178,6 +234,41 @@ mod tests {
             assert_eq!(quotas[0].has_room(&store, &tags("b", "u")).await, Ok(()), "another tenant");
             tokio::time::advance(hour).await;
             assert_eq!(quotas[0].has_room(&store, &tags("a", "u")).await, Ok(()), "another window");
+        }
+    }
+
+    /// How many answers of this size a tenant may record before it is refused.
+    async fn records(quota: &Quota, store: &Memory, bytes: u64) -> u64 {
+        let mut recorded = 0;
+        while recorded < 10_000 && quota.has_room(store, &tags("a", "u")).await.is_ok() {
+            assert_eq!(quota.spend(store, &tags("a", "u")).await, Ok(()));
+            quota.recorded(store, &tags("a", "u"), bytes).await;
+            recorded += 1;
+        }
+        recorded
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_records_as_many_bytes_as_the_quota_says_and_what_had_begun() {
+        let hour = Duration::from_secs(3600);
+        for (bytes, answers) in [(1, 1000), (7, 143), (300, 4), (5000, 1)] {
+            let store = Memory::default();
+            let quota = Quota::new(None, None);
+            quota.set_bytes(Some(Limit { most: 1000, per: hour }));
+            assert!(quota.is_set());
+            assert_eq!(records(&quota, &store, bytes).await, answers, "of {bytes} bytes");
+            let other = Quota::new(None, None);
+            other.set_bytes(Some(Limit { most: 1000, per: hour }));
+            assert_eq!(other.has_room(&store, &tags("a", "u")).await, Err(hour), "another gateway knows it");
+            assert_eq!(quota.has_room(&store, &tags("b", "u")).await, Ok(()), "another tenant");
+            // What ran meanwhile is recorded and counted all the same.
+            quota.recorded(&store, &tags("a", "u"), 10_000).await;
+            quota.set_bytes(Some(Limit { most: 10_000, per: hour }));
+            assert!(records(&quota, &store, 1).await <= 10, "what was recorded counts under another limit");
+            tokio::time::advance(hour).await;
+            assert_eq!(quota.has_room(&store, &tags("a", "u")).await, Ok(()), "another window");
+            quota.set_bytes(None);
+            assert!(!quota.is_set());
         }
     }
 

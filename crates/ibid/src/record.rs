@@ -11,17 +11,30 @@
 //! cookies:  count u16 │ SHA-256 … (only in version 2)
 //! CRC-32C u32 of all that
 //! ```
+//! Version 3 is a compressed record of version 1 or 2: `version u8 │ length u32 │ raw DEFLATE of that record, its checksum
+//! included │ CRC-32C`, where `length` is that of what was compressed.
+//!
 //! Numbers are little-endian. A reader refuses versions that it does not know, and reads all older ones. A record without
 //! cookies is written as version 1.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
-use crate::wire::{self, Reader};
+use crate::{
+    squeeze,
+    wire::{self, Reader},
+};
 
-const VERSION: u8 = 2;
 /// The version without cookies.
 const WITHOUT_COOKIES: u8 = 1;
+const WITH_COOKIES: u8 = 2;
+const COMPRESSED: u8 = 3;
+/// The latest.
+const VERSION: u8 = COMPRESSED;
+/// Up to this many bytes a record is not compressed: it would cost time and save next to nothing.
+const SMALL: usize = 1024;
+/// DEFLATE makes nothing smaller than to a thousandth, roughly. What claims more was not written here.
+const MOST_RATIO: usize = 1100;
 
 /// A remembered answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,7 +97,7 @@ impl Record {
         };
         let cookies = if self.cookies.is_empty() { 0 } else { 2 + 32 * self.cookies.len() };
         let mut out = BytesMut::with_capacity(24 + size(&self.headers) + body + size(&self.trailers) + cookies);
-        out.put_u8(if cookies == 0 { WITHOUT_COOKIES } else { VERSION });
+        out.put_u8(if cookies == 0 { WITHOUT_COOKIES } else { WITH_COOKIES });
         out.put_u8(match self.body {
             RecordBody::Whole(_) => 0,
             RecordBody::Digest { .. } => 1,
@@ -118,11 +131,58 @@ impl Record {
         let content = wire::open(bytes).ok_or(Unreadable::Checksum)?;
         let mut reader = Reader::new(content);
         match reader.u8() {
-            Some(version @ (WITHOUT_COOKIES | VERSION)) => read(version, &mut reader).ok_or(Unreadable::Malformed),
+            Some(version @ (WITHOUT_COOKIES | WITH_COOKIES)) => read(version, &mut reader).ok_or(Unreadable::Malformed),
+            Some(COMPRESSED) => spread(reader).ok_or(Unreadable::Malformed).and_then(Self::decode),
             Some(version) => Err(Unreadable::Version(version)),
             None => Err(Unreadable::Malformed),
         }
     }
+}
+
+/// A record in fewer bytes, if it is larger than 1 KiB and becomes smaller. Otherwise as it was.
+pub(crate) fn compressed(record: Bytes) -> Bytes {
+    if record.len() <= SMALL || record[0] == COMPRESSED {
+        return record;
+    }
+    let (Some(small), Ok(length)) = (squeeze::squeezed(&record), u32::try_from(record.len())) else { return record };
+    let mut out = BytesMut::with_capacity(5 + small.len() + 4);
+    out.put_u8(COMPRESSED);
+    out.put_u32_le(length);
+    out.put_slice(&small);
+    wire::seal(out)
+}
+
+/// What was compressed of a record that is compressed. Any other is returned as it was.
+pub(crate) fn decompressed(record: Bytes) -> Bytes {
+    if record.first() != Some(&COMPRESSED) {
+        return record;
+    }
+    let inside = wire::open(record.clone()).and_then(|content| {
+        let mut reader = Reader::new(content);
+        reader.u8().and_then(|_| spread(reader))
+    });
+    inside.unwrap_or(record)
+}
+
+/// The length of a record, or of what was compressed if it is compressed. Only as good as what was written there.
+pub(crate) fn decompressed_length(record: &[u8]) -> usize {
+    match record {
+        [COMPRESSED, length @ ..] if length.len() >= 4 => {
+            u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize
+        }
+        record => record.len(),
+    }
+}
+
+/// What was compressed, behind its version. It is not itself compressed.
+fn spread(mut reader: Reader) -> Option<Bytes> {
+    let length = reader.u32()? as usize;
+    let small = reader.rest();
+    if length / MOST_RATIO > small.len() {
+        return None;
+    }
+    let record = squeeze::spread(&small, length)?;
+    matches!(record.first()?, &WITHOUT_COOKIES | &WITH_COOKIES).then(|| record.into())
 }
 
 fn read(version: u8, reader: &mut Reader) -> Option<Record> {
@@ -197,7 +257,7 @@ mod tests {
             assert_eq!(record.encode()[0], WITHOUT_COOKIES);
             record.cookies = vec![[1; 32], [2; 32]];
             assert_eq!(Record::decode(record.encode()).unwrap(), record);
-            assert_eq!(record.encode()[0], VERSION);
+            assert_eq!(record.encode()[0], WITH_COOKIES);
         }
     }
 
@@ -244,6 +304,37 @@ mod tests {
         let mut bytes = BytesMut::from(&b"\x07whatever"[..]);
         bytes.reserve(4);
         assert_eq!(Record::decode(wire::seal(bytes)), Err(Unreadable::Version(7)));
+    }
+
+    #[test]
+    fn a_large_record_is_compressed_and_reads_the_same() {
+        let body: Vec<u8> = b"{\"id\":17,\"paid\":true}".iter().copied().cycle().take(8192).collect();
+        let with_cookies = Record { cookies: vec![[1; 32]], ..sample(RecordBody::Whole(body.clone().into())) };
+        assert_eq!(Record::decode(compressed(with_cookies.encode())).unwrap(), with_cookies);
+        let record = sample(RecordBody::Whole(body.into()));
+        let (plain, small) = (record.encode(), compressed(record.encode()));
+        assert!(small.len() < plain.len() / 10, "{} of {}", small.len(), plain.len());
+        assert_eq!(Record::decode(small.clone()).unwrap(), record);
+        assert_eq!(compressed(small.clone()), small, "twice is once");
+        assert_eq!((decompressed(small.clone()), decompressed(plain.clone())), (plain.clone(), plain.clone()));
+        assert_eq!([&small, &plain].map(|record| decompressed_length(record)), [plain.len(); 2]);
+        for cut in 0..small.len() - 4 {
+            let content = BytesMut::from(&small[..cut]);
+            assert!(Record::decode(wire::seal(content)).is_err(), "cut at {cut}");
+        }
+        let mut bomb = BytesMut::from(&small[..small.len() - 4]);
+        bomb[1..5].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(Record::decode(wire::seal(bomb)), Err(Unreadable::Malformed));
+    }
+
+    #[test]
+    fn what_is_small_or_does_not_become_smaller_is_left_alone() {
+        let small = sample(RecordBody::Whole(vec![b'x'; 500].into())).encode();
+        assert_eq!(compressed(small.clone()), small);
+        let mut noise = vec![0; 4096];
+        getrandom::fill(&mut noise).unwrap();
+        let noise = sample(RecordBody::Whole(noise.into())).encode();
+        assert_eq!(compressed(noise.clone()), noise);
     }
 
     /// Written by format version 1. It must stay readable for ever.

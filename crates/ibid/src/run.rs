@@ -14,7 +14,7 @@ use crate::{
     policy::{CheckedPolicy, InvalidPolicy, LabelKey, Mode, OnMismatch, Policy},
     refusal::{Reason, Refusal},
     scope::Scope,
-    store::{Ask, Fingerprint, Lease, Outline, Store, Tags, Token},
+    store::{Ask, Fingerprint, Lease, Outline, Store, Tags, Token, key_hash},
     time::now_ms,
 };
 
@@ -92,7 +92,7 @@ where
         address: scope.address(&key, own_entry, None),
         token: Token::mint(),
         fingerprint,
-        tags: Tags::new("", "", "run", &shown),
+        tags: Tags::from_parts(["", "", "run", &shown, &key_hash(&key)]),
         label: Bytes::new(),
         hold: policy.lease,
         keep: policy.ttl,

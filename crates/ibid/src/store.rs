@@ -33,7 +33,7 @@ pub use self::{
     error::{ErrorKind, StoreError},
     memory::{Memory, MemoryLimits},
     operators::{Counts, Cursor, Filter, Listed, Operators, Page, State},
-    words::{Address, Fence, Fingerprint, Tags, Token},
+    words::{Address, Fence, Fingerprint, Tags, Token, key_hash},
 };
 
 pub(crate) mod counters;

@@ -40,6 +40,10 @@ impl Reader {
         self.take(length as usize)
     }
 
+    pub(crate) fn rest(self) -> Bytes {
+        self.0
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

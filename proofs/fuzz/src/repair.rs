@@ -5,7 +5,7 @@
 const SECTOR: usize = 512;
 const FIRST_BATCH: usize = 4096;
 const SHARDS: usize = 1024;
-const SLOT: usize = 44;
+const SLOT: usize = 48;
 
 /// By its name.
 pub fn file(name: &str, bytes: &mut [u8]) {

@@ -27,7 +27,7 @@ fn block(language: &str) -> String {
 async fn run(program: &str, folder: &Path, args: &[&str]) -> (Output, String) {
     let output = Command::new(program).args(args).current_dir(folder).kill_on_drop(true).output();
     let output = timeout(Duration::from_secs(60), output).await.unwrap_or_else(|_| panic!("{program} does not end"));
-    let output = output.unwrap_or_else(|error| panic!("{program} (Debian packages python3, nodejs): {error}"));
+    let output = output.unwrap_or_else(|error| panic!("{program} (Debian packages python3, nodejs, php-cli): {error}"));
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     (output, said)
 }
@@ -108,6 +108,33 @@ async fn the_code_in_python_retries_replays_and_stops() {
     );
     assert!(second.contains("still in-progress after 5 attempts"), "{second}");
     assert!(first.starts_with("201 ") && first.ends_with("False\n"), "{first}");
+}
+
+#[tokio::test]
+async fn the_code_in_php_retries_replays_and_stops() {
+    let folder = tempfile::tempdir().unwrap();
+    let code = block("php").replace("'https://api.example.com/pay'", "$argv[1]");
+    let code = code.replace("bin2hex(random_bytes(16))", "$argv[2]");
+    let print = "echo $status, ' ', $text, ' ', var_export($replayed, true), \"\\n\";";
+    fs::write(folder.path().join("pay.php"), format!("<?php\n{code}\n{print}\n")).unwrap();
+    let upstream = Upstream::start().await;
+    let gateway = gateway("", &upstream).await;
+    let link = Link::to(gateway.addr());
+    let url = |path: &str| format!("http://{}{path}", link.addr());
+    let pay = async |path: &str, key: &str| run("php", folder.path(), &["pay.php", &url(path), key]).await;
+
+    link.break_answers(2);
+    assert_eq!(pay("/pay", "k-1").await.1, "201 {\"id\":1,\"run\":1} true\n");
+    assert_eq!(pay("/pay", "k-2").await.1, "201 {\"id\":2,\"run\":2} false\n");
+    upstream.on("/none", Reply::status(404));
+    assert_eq!(pay("/none", "k-3").await.1, "404  false\n");
+    assert_eq!(upstream.executions_at("/none"), 1);
+    upstream.on("/lost", Fault::ResetAfterRequest);
+    let (output, said) = pay("/lost", "k-4").await;
+    assert!(!output.status.success() && said.contains("outcome-unknown: "), "{said}");
+    assert_eq!(upstream.executions_at("/lost"), 1);
+    upstream.on("/later", Reply::status(503).header("retry-after", "3600"));
+    assert!(pay("/later", "k-5").await.1.contains("still 503; keep the key"));
 }
 
 #[tokio::test]

@@ -177,7 +177,7 @@ struct TagArgs {
     /// Only those of this endpoint, such as 'POST /payments/*'
     #[arg(long, value_name = "TEXT")]
     endpoint: Option<String>,
-    /// Only those with this key: as the client sent it, or as it is stored, which may be masked
+    /// Only those with exactly this key as the client sent it, or with a key that is shown like this
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
 }

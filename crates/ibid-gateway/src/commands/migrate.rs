@@ -16,7 +16,7 @@ use crate::config::{self, Env, StoreChoice};
 pub struct MigrateArgs {
     #[command(flatten)]
     store: StoreChoice,
-    /// Say what would be done, and change nothing
+    /// Print the SQL that would do it, as a file for psql, and change nothing
     #[arg(long)]
     dry_run: bool,
     /// Remove everything that ibid has made there, records included
@@ -42,7 +42,7 @@ pub fn run(args: &MigrateArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result
         _ => Migrate::Up,
     };
     let lines = outside::block_on(async {
-        let done = postgres::migrate(server.expose(), how).await;
+        let done = postgres::migrate_for(server.expose(), how, settings.rls_user.as_deref()).await;
         done.map_err(|why| Failed::Store(format!("{url} was not migrated: {why}")))
     })?;
     lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;

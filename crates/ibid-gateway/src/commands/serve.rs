@@ -204,6 +204,8 @@ fn build(live: &Live, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Res
         .max_running(settings.max_running)
         .buffer_memory(settings.buffer_memory)
         .body_timeout(settings.limits.body_timeout)
+        // What is sealed is compressed before that.
+        .compress(settings.seal.is_none() && settings.store.compresses())
         .quota(live.quota().clone());
     if let Some(secret) = settings.seal.as_ref().and_then(Seal::address_secret) {
         builder = builder.address_secret(secret);
@@ -240,11 +242,9 @@ async fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), Str
             promise.wanting.join("; ")
         ));
     }
-    if settings.quota.new_keys.is_some() && store.counters().is_none() {
-        tracing::warn!(
-            store = promise.store,
-            "quota.new_keys: this store keeps no counts, so every gateway counts on its own"
-        );
+    let is_counted = settings.quota.new_keys.or(settings.quota.new_bytes).is_some();
+    if is_counted && store.counters().is_none() {
+        tracing::warn!(store = promise.store, "quota: this store keeps no counts, so every gateway counts on its own");
     }
     let patience = settings.store.timeout.max(PATIENCE);
     let trouble = match timeout(patience, store.get(&Address([0; 32]))).await {

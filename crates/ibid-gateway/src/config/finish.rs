@@ -21,7 +21,7 @@ use super::{
         Admin, Limits, Log, LogFormat, LogLevel, Pem, Quota, REFLECTION, Role, Settings, Shown, Tls, Token, Trace,
     },
     store,
-    values::Size,
+    values::{ByteLimit, Size},
     warnings,
 };
 use crate::admin::hosts;
@@ -74,8 +74,11 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
     let trace = trace(file.trace, &pem, &wrong)?;
     let jwt = file.jwt.map(|jwt| jwt::finish(jwt, &pem, &wrong)).transpose()?;
     jwt::check_routes(jwt.as_ref(), &routes, &wrong)?;
-    let quota =
-        Quota { new_keys: file.quota.new_keys.map(|One(limit)| limit), rate: file.quota.rate.map(|One(limit)| limit) };
+    let quota = Quota {
+        new_keys: file.quota.new_keys.map(|One(limit)| limit),
+        new_bytes: file.quota.new_bytes.map(|One(ByteLimit(limit))| limit),
+        rate: file.quota.rate.map(|One(limit)| limit),
+    };
     let grpc_unknown = file.grpc_unknown.map(|One(set)| set);
     let routes = routes.limited(quota.is_set()).with_unknown_calls(grpc_unknown);
     let upstream_ca = file.upstream_ca.as_ref().map(|One(path)| {
@@ -83,7 +86,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         pem("upstream_ca", &written)
     });
     let store = store::finish(file.store, &wrong)?;
-    let seal = file.seal.map(|written| seal::finish(written, store.compress, &wrong)).transpose()?;
+    let seal = file.seal.map(|written| seal::finish(written, store.compress.unwrap_or(true), &wrong)).transpose()?;
     let journal = match file.journal {
         Some(One(path)) if path == "off" => None,
         Some(One(path)) if path.is_empty() => {

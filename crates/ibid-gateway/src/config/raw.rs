@@ -19,7 +19,7 @@ use super::{
     scalar::{List, One, Scalar},
     secret::{Secret, StoreUrl, Upstream},
     settings::{LogFormat, LogLevel, Role},
-    values::{DigestStatus, GrpcCode, Listed, Listen, Origin, Preset, Size, Upgrade},
+    values::{ByteLimit, DigestStatus, GrpcCode, Listed, Listen, Origin, Preset, Size, Upgrade},
 };
 use crate::routes::{GrpcUnknown, Match};
 
@@ -83,6 +83,7 @@ pub(super) struct Jwt {
     pub(super) key: Option<One<Secret>>,
     pub(super) issuer: Option<One<String>>,
     pub(super) audience: Option<List<String>>,
+    pub(super) from: Option<List<String>>,
     pub(super) leeway: Option<One<Duration>>,
     pub(super) refresh: Option<One<Duration>>,
 }
@@ -91,6 +92,7 @@ pub(super) struct Jwt {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Quota {
     pub(super) new_keys: Option<One<Limit>>,
+    pub(super) new_bytes: Option<One<ByteLimit>>,
     pub(super) rate: Option<One<Limit>>,
 }
 
@@ -157,6 +159,7 @@ pub(super) struct Store {
     pub(super) wait_replicas: Option<One<usize>>,
     pub(super) near: Option<One<Size>>,
     pub(super) compress: Option<One<bool>>,
+    pub(super) rls_user: Option<One<String>>,
     pub(super) sweep_every: Option<One<Duration>>,
     pub(super) strict: Option<One<bool>>,
 }

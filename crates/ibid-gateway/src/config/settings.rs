@@ -3,7 +3,7 @@
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use bytes::Bytes;
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 use ibid::{Credentials, Limit, TrustedProxies};
 use ibid_stores::seal::Sealing;
 
@@ -116,6 +116,8 @@ pub struct Trace {
 pub struct Quota {
     /// Per tenant, counted in the store.
     pub new_keys: Option<Limit>,
+    /// Per tenant, counted in the store as answers are recorded.
+    pub new_bytes: Option<Limit>,
     /// Per tenant and user, counted by each gateway.
     pub rate: Option<Limit>,
 }
@@ -123,7 +125,7 @@ pub struct Quota {
 impl Quota {
     /// Whether anybody is limited.
     pub fn is_set(&self) -> bool {
-        self.new_keys.is_some() || self.rate.is_some()
+        self.new_keys.is_some() || self.new_bytes.is_some() || self.rate.is_some()
     }
 }
 
@@ -140,10 +142,21 @@ pub struct Jwt {
     pub issuer: Option<String>,
     /// For whom they must be; for anybody if empty.
     pub audience: Vec<String>,
+    /// Where a token is looked for. The first source that is present counts.
+    pub from: Vec<TokenSource>,
     /// By how much clocks may differ.
     pub leeway: Duration,
     /// How often keys are fetched.
     pub refresh: Duration,
+}
+
+/// Where a caller's token is looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenSource {
+    /// A header: `Bearer TOKEN`, or the token alone in headers other than Authorization.
+    Header(HeaderName),
+    /// A cookie.
+    Cookie(String),
 }
 
 /// The keys that tokens are verified with.

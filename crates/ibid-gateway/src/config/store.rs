@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ibid_stores::{Contradiction, Layout, Parts};
+use ibid_stores::{Contradiction, Kind, Layout, Parts};
 use serde::Deserialize;
 
 use super::{
@@ -42,8 +42,10 @@ pub struct Store {
     pub wait_replicas: u32,
     /// Bytes of finished answers that are kept in this process. None: what is usual for the store.
     pub near: Option<u64>,
-    /// Whether records are compressed before they are sealed.
-    pub compress: bool,
+    /// Whether records are compressed. None: what is usual for the store.
+    pub compress: Option<bool>,
+    /// For `ibid migrate`: the SQL expression for the user whose rows row-level security shows.
+    pub rls_user: Option<String>,
     /// How often expired entries are removed.
     pub sweep_every: Duration,
     /// Whether a promise that does not hold stops the start.
@@ -120,6 +122,12 @@ impl Store {
         })
     }
 
+    /// Whether records that are not sealed are compressed. PostgreSQL compresses by itself, and its SQL functions can only read what is
+    /// not.
+    pub fn compresses(&self) -> bool {
+        self.compress.unwrap_or_else(|| self.decides().named().kind() != Kind::Postgres)
+    }
+
     /// The URL of the store whose word counts.
     pub fn decides(&self) -> &StoreUrl {
         self.fallback.as_ref().unwrap_or(&self.url)
@@ -146,10 +154,20 @@ pub(super) fn finish(file: raw::Store, wrong: Wrong<'_>) -> Result<Store, Config
         timeout: not_zero("store.timeout", file.timeout, Duration::from_millis(500), wrong)?,
         wait_replicas: wait_replicas as u32,
         near: file.near.map(|written| written.0.0),
-        compress: or(file.compress, true),
+        compress: file.compress.map(|written| written.0),
+        rls_user: file.rls_user.map(|written| written.0),
         sweep_every: not_zero("store.sweep_every", file.sweep_every, Duration::from_secs(60), wrong)?,
         strict: or(file.strict, false),
     };
+    if let Some(user) = &store.rls_user {
+        let such_as = "allowed is an SQL expression such as \"auth.uid()\"";
+        if user.trim().is_empty() || user.contains(';') {
+            return Err(wrong("store.rls_user", &format!("found {user:?}; {such_as}")));
+        }
+        if store.decides().named().kind() != Kind::Postgres {
+            return Err(wrong("store.rls_user", "only a postgres store has row-level security"));
+        }
+    }
     match store.try_layout() {
         Ok(_) => Ok(store),
         Err(Contradiction { key, what }) => Err(wrong(&format!("store.{key}"), &what)),

@@ -245,11 +245,26 @@ impl Scalar for Limit {
     fn from_text(text: &str) -> Result<Self, String> {
         let wrong = || format!("{text:?} is no limit; allowed is {}", Self::ALLOWED);
         let (most, per) = text.split_once('/').ok_or_else(wrong)?;
-        let most = most.trim().parse().ok().filter(|most| (1..=1 << 40).contains(most)).ok_or_else(wrong)?;
+        let most = most.trim().parse().ok().filter(|most| (1..=1 << 50).contains(most)).ok_or_else(wrong)?;
         let per = per.trim();
         let per = if per.starts_with(|c: char| c.is_ascii_digit()) { per.to_owned() } else { format!("1{per}") };
         let per = Duration::from_text(&per).ok().filter(|per| !per.is_zero()).ok_or_else(wrong)?;
         Ok(Self { most, per })
+    }
+}
+
+/// `"1GiB/24h"`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ByteLimit(pub(super) Limit);
+
+impl Scalar for ByteLimit {
+    const ALLOWED: &'static str = "so many bytes in so long, such as \"1GiB/24h\"";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no limit of bytes; allowed is {}", Self::ALLOWED);
+        let (most, per) = text.split_once('/').ok_or_else(wrong)?;
+        let most = ibid_stores::parse_size(most.trim()).ok_or_else(wrong)?;
+        Limit::from_text(&format!("{most}/{per}")).map(Self).map_err(|_| wrong())
     }
 }
 

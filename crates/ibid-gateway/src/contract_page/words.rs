@@ -204,7 +204,7 @@ pub(super) fn unknown(policy: &Policy) -> &'static str {
 
 /// A header's value with what is filled in.
 pub(super) fn value(value: &ibid::Template) -> String {
-    let value = value.to_string().replace("{request_id}", "(new each time)");
+    let value = value.to_string().replace("{request_id}", "(yours, or a new one)");
     value.replace("{original_time}", "(when it was first answered)")
 }
 

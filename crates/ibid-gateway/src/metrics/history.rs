@@ -310,6 +310,7 @@ mod tests {
                 took: Duration::from_micros(1700),
                 ran_for: Duration::from_millis(1),
                 peer: None,
+                request_id: "",
                 user_agent: None,
                 parts: None,
             });

@@ -188,6 +188,7 @@ mod tests {
             took: Duration::from_millis(3),
             ran_for: Duration::from_millis(1),
             peer: None,
+            request_id: "",
             user_agent: None,
             parts: None,
         });

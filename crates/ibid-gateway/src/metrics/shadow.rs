@@ -132,6 +132,7 @@ mod tests {
             took: Duration::ZERO,
             ran_for: Duration::ZERO,
             peer: None,
+            request_id: "",
             user_agent: agent,
             parts: None,
         });

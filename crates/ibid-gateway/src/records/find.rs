@@ -1,10 +1,7 @@
 //! Which entries are meant, and what the store holds of them.
 
 use bytes::Bytes;
-use ibid::{
-    mask,
-    store::{Address, Claim, Cursor, ErrorKind, Filter, Finished, Listed, State, Store, StoreError},
-};
+use ibid::store::{Address, Claim, Cursor, ErrorKind, Filter, Finished, Listed, State, Store, StoreError, key_hash};
 
 use super::{NotFound, Query};
 
@@ -13,7 +10,8 @@ const PAGE: usize = 1000;
 /// How often an entry that changes while it is read is read again.
 const TRIES: u32 = 5;
 
-/// What is looked for. Usually one filter; two if a key was given in clear, because it may be stored masked.
+/// What is looked for. Usually one filter; with a key, one for the entries that show it so, and one for the entries that
+/// have exactly it, whatever they show (two for a UUID: most policies write those in lower case).
 #[derive(Debug, Clone)]
 pub struct Wanted(Vec<Filter>);
 
@@ -39,10 +37,13 @@ impl Wanted {
     /// What a query asks for.
     pub fn of(query: Query) -> Self {
         let Query { address, state, tenant, user, endpoint, key, older_than } = query;
-        let masked = key.as_deref().map(mask).filter(|masked| key.as_ref() != Some(masked));
-        let filter = Filter { state, address, tenant, user, endpoint, key, older_than };
-        let second = masked.map(|masked| Filter { key: Some(masked), ..filter.clone() });
-        Self([filter].into_iter().chain(second).collect())
+        let filter = Filter { state, address, tenant, user, endpoint, older_than, ..Filter::default() };
+        let Some(key) = key else { return Self(vec![filter]) };
+        let lower = key.to_ascii_lowercase();
+        let spellings = if is_uuid(&key) && lower != key { vec![&key, &lower] } else { vec![&key] };
+        let exactly = spellings.into_iter().map(|key| Filter { key_hash: Some(key_hash(key)), ..filter.clone() });
+        let filters: Vec<_> = exactly.collect();
+        Self([Filter { key: Some(key.clone()), ..filter }].into_iter().chain(filters).collect())
     }
 
     /// Those behind `from`, in the order of their addresses.
@@ -56,6 +57,7 @@ impl Wanted {
             entries.extend(collect(store, filter, from, limit + 1).await?);
         }
         entries.sort_unstable_by_key(|listed| listed.address);
+        entries.dedup_by_key(|listed| listed.address);
         let more = entries.len() > limit;
         entries.truncate(limit);
         let next = entries.last().filter(|_| more).map(|last| last.address);
@@ -80,6 +82,13 @@ impl Wanted {
         }
         Err(NotFound::Restless)
     }
+}
+
+/// Whether it has the form of a UUID.
+fn is_uuid(key: &str) -> bool {
+    let dash = |at| matches!(at, 8 | 13 | 18 | 23);
+    key.len() == 36
+        && key.bytes().enumerate().all(|(at, byte)| if dash(at) { byte == b'-' } else { byte.is_ascii_hexdigit() })
 }
 
 /// What is at an address now. `None` if nothing is.

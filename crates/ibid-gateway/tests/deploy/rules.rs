@@ -42,7 +42,7 @@ fn the_rules_are_valid_and_do_what_their_tests_say() {
 
 /// What could be wrong with an alert: where it says one thing, it says another.
 #[rustfmt::skip]
-const WRONG: [(&str, &str, &str, &str); 37] = [
+const WRONG: [(&str, &str, &str, &str); 39] = [
     ("IbidHitRateHigh", "/expr", "> 0.1\n", "> 0.12\n"),
     ("IbidHitRateHigh", "/expr", "> 0.1\n", "> 0.09\n"),
     ("IbidHitRateHigh", "/expr", ">= 20", ">= 2"),
@@ -51,11 +51,13 @@ const WRONG: [(&str, &str, &str, &str); 37] = [
     ("IbidConflictRateHigh", "/expr", "> 0.05\n", "> 0.07\n"),
     ("IbidConflictRateHigh", "/expr", "> 0.05\n", "> 0.04\n"),
     ("IbidConflictRateHigh", "/expr", ">= 20", ">= 2"),
+    ("IbidConflictRateHigh", "/expr", "{reason=\"in_progress\"}", ""),
     ("IbidConflictRateHigh", "/for", "10m", "3m"),
     ("IbidConflictsRising", "/expr", "> 2 * (", "> 1 * ("),
     ("IbidConflictsRising", "/expr", "> 2 * (", "> 4 * ("),
     ("IbidConflictsRising", "/expr", ">= 10", ">= 2"),
     ("IbidConflictsRising", "/expr", ">= 10", ">= 100"),
+    ("IbidConflictsRising", "/expr", "conflicts_total[", "conflicts_total{reason=\"in_progress\"}["),
     ("IbidFallback", "/expr", "> 0", "> 2"),
     ("IbidFallback", "/expr", "> 0", ">= 0"),
     ("IbidStuck", "/expr", "max by (job) (idempotency_stuck_gauge)", "idempotency_stuck_gauge"),

@@ -10,7 +10,6 @@ use ibid_testkit::{
     process::Gateway,
     upstream::Upstream,
 };
-use serde_json::Value;
 
 mod answers;
 mod bodies;
@@ -107,7 +106,7 @@ impl World {
 }
 
 /// The answer is the refusal of that name: status, type, masked key and headers. `key` is `None` where the problem must
-/// not name one.
+/// not name one; a key that is invalid is named as it was sent, masked.
 #[track_caller]
 fn assert_problem(case: &str, answer: &Response, status: u16, name: &str, key: Option<&str>) {
     assert_eq!(answer.status, status, "{case}: {answer:?}");
@@ -119,8 +118,13 @@ fn assert_problem(case: &str, answer: &Response, status: u16, name: &str, key: O
     for member in ["title", "detail"] {
         assert!(problem[member].as_str().is_some_and(|text| !text.is_empty()), "{case}: {answer:?}");
     }
-    let masked = key.map_or(Value::Null, |key| masked(key).into());
-    assert_eq!(problem["key"], masked, "{case}: {answer:?}");
+    match (key, problem["key"].as_str()) {
+        (None, Some(shown)) if name == "key-invalid" => {
+            let hides = shown == "****" || shown.chars().count() == 12 && shown.contains("****");
+            assert!(hides, "{case}: {answer:?}");
+        }
+        (key, shown) => assert_eq!(shown, key.map(masked).as_deref(), "{case}: {answer:?}"),
+    }
     let linked = answer.header("link").is_some_and(|link| link.contains("rel=\"describedby\""));
     assert_eq!(linked, status == 400 && name != "key-reused", "{case}: {answer:?}");
     let retry = answer.header("retry-after").map(|after| after.parse::<u32>().expect("seconds"));

@@ -244,6 +244,21 @@ mod what_can_be_written {
             let shown = format!("{settings:?} {layout:?}");
             assert!(!shown.contains("s3cret"), "{shown}");
         }
+        let tiered = format!("{redis}fallback = \"postgres://ibid@127.0.0.1/ibid\"");
+        for (text, compresses) in [
+            ("", true),
+            (redis, true),
+            (&format!("{redis}compress = false"), false),
+            (postgres, false),
+            (&tiered, false),
+            (&format!("{postgres}compress = true"), true),
+        ] {
+            assert_eq!(load(text).store.compresses(), compresses, "{text}");
+        }
+        let settings = load(&format!("{postgres}rls_user = \"auth.uid()\"\n[quota]\nnew_bytes = \"1GiB/24h\""));
+        assert_eq!(settings.store.rls_user.as_deref(), Some("auth.uid()"));
+        let limit = settings.quota.new_bytes.expect("a limit");
+        assert_eq!((limit.most, limit.per), (1 << 30, Duration::from_secs(86_400)));
         let settings = load(&format!("{redis}prefix = \"shop\"\ntimeout = \"250ms\"\nwait_replicas = 2"));
         let shown = format!("{:?}", settings.store.layout());
         for part in ["prefix: \"shop\"", "timeout: 250ms", "wait_replicas: 2"] {
@@ -631,6 +646,23 @@ mod what_each_mistake_is_told {
         let text = format!("{UPSTREAM}[store]\nurl = {REDIS:?}\nfallback = {POSTGRES:?}");
         let told = Settings::from_text(&text, None, &args, &Env::of(&[])).unwrap_err().to_string();
         assert_eq!(told, "store.fallback: only a redis store.url has a fallback; store.url is an embedded store");
+    }
+
+    #[test]
+    fn quotas_of_bytes_and_users_of_rows() {
+        for most in ["1GiB", "lots/24h", "1GiB/never", "0/24h"] {
+            top(
+                &format!("quota.new_bytes = \"{most}\""),
+                &format!(
+                    "quota.new_bytes: \"{most}\" is no limit of bytes; allowed is so many bytes in so long, such as \"1GiB/24h\""
+                ),
+            );
+        }
+        top("store.rls_user = \"auth.uid()\"", "store.rls_user: only a postgres store has row-level security");
+        top(
+            "store.url = \"postgres://ibid@127.0.0.1/ibid\"\nstore.rls_user = \"a(); DROP TABLE b\"",
+            "store.rls_user: found \"a(); DROP TABLE b\"; allowed is an SQL expression such as \"auth.uid()\"",
+        );
     }
 
     #[test]

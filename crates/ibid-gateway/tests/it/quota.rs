@@ -67,6 +67,30 @@ async fn refused(gateway: &Gateway) -> usize {
 }
 
 #[tokio::test]
+async fn bytes_are_limited_per_tenant_and_retries_are_not() {
+    for store in ["memory:", "embedded:data"] {
+        let upstream = Upstream::start().await;
+        upstream.on("/pay", Reply::status(201).body(vec![b'x'; 4096]));
+        let plain = "[store]\ncompress = false";
+        let gateway = gateway(&upstream, "new_bytes = \"10KiB/1h\"", plain, store).await;
+        let mut firsts = Vec::new();
+        for key in ["k-1", "k-2", "k-3"] {
+            firsts.push((key, pay(&gateway, "a", key).send().await));
+        }
+        let after = over(pay(&gateway, "a", "k-4")).await;
+        assert!((3500..=3600).contains(&after), "{after}");
+        for (key, first) in &firsts {
+            assert_eq!(first.status, 201);
+            assert_replay(&pay(&gateway, "a", key).send().await, first);
+        }
+        // Other tenants are not concerned, nor is what has no key.
+        assert_eq!(pay(&gateway, "b", "k-4").send().await.status, 201);
+        let keyless = post(gateway.addr(), "/pay").header("X-Tenant-Id", "a").json("{}").send().await;
+        assert_eq!((keyless.status, upstream.executions()), (201, 5), "{keyless:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_window_ends_and_the_next_begins() {
     let upstream = Upstream::start().await;
     let gateway = gateway(&upstream, "new_keys = \"2/2s\"", "", "memory:").await;

@@ -1,8 +1,8 @@
 //! Where in the log each address is: many small hash tables in memory, so that no growth stalls anybody.
 //!
 //! ```text
-//! slot (44 bytes)   address prefix [16]   version u64   segment u32   offset u32   length u32 (kind in its upper bits)
-//!                   expires u32   dies u32 (seconds since the epoch, rounded up)
+//! slot (48 bytes)   address prefix [16]   version u64   segment u32   offset u32   length u32 (kind in its upper bits)
+//!                   expires u32   dies u32 (seconds since the epoch, rounded up)   key u32 (a checksum of the key's hash)
 //! ```
 //!
 //! Invariants: there is a slot for each address whose current entry has not died, and for no other; it changes only
@@ -39,11 +39,21 @@ pub(super) struct Slot {
     length_and_kind: u32,
     expires: u32,
     dies: u32,
+    /// Tells without a look at the disk which entries an exact key cannot be.
+    key: u32,
 }
 
 impl Slot {
-    const EMPTY: Self =
-        Self { prefix: [0; 16], version: [0; 2], segment: 0, offset: 0, length_and_kind: 0, expires: 0, dies: 0 };
+    const EMPTY: Self = Self {
+        prefix: [0; 16],
+        version: [0; 2],
+        segment: 0,
+        offset: 0,
+        length_and_kind: 0,
+        expires: 0,
+        dies: 0,
+        key: 0,
+    };
     /// What an entry's length must stay below.
     pub(super) const MAX_LENGTH: usize = 1 << KIND_SHIFT;
 
@@ -57,11 +67,14 @@ impl Slot {
             length_and_kind: length as u32 | (entry.kind() as u32) << KIND_SHIFT,
             expires: seconds(entry.expires),
             dies: seconds(entry.dies_at),
+            key: checksum(entry.ask.tags.key_hash()),
         }
     }
 
     /// Its length in a snapshot.
-    pub(super) const ENCODED: usize = 44;
+    pub(super) const ENCODED: usize = 48;
+    /// The same without the checksum of its key, which entries of that time did not have.
+    pub(super) const FIRST_ENCODED: usize = 44;
 
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         out.put_slice(&self.prefix);
@@ -70,6 +83,7 @@ impl Slot {
         }
         out.put_u32_le(self.expires);
         out.put_u32_le(self.dies);
+        out.put_u32_le(self.key);
     }
 
     /// Reads what [`Self::encode`] wrote, if it can be a slot.
@@ -80,8 +94,9 @@ impl Slot {
         let version = [field()?, field()?];
         let [segment, offset, length_and_kind] = [field()?, field()?, field()?];
         let [expires, dies] = [field()?, field()?];
+        let key = field().unwrap_or_else(|| checksum(""));
         Kind::from_bits((length_and_kind >> KIND_SHIFT) as u8).filter(|_| segment != 0)?;
-        Some(Self { prefix, version, segment, offset, length_and_kind, expires, dies })
+        Some(Self { prefix, version, segment, offset, length_and_kind, expires, dies, key })
     }
 
     pub(super) fn shard(&self) -> usize {
@@ -98,6 +113,11 @@ impl Slot {
 
     pub(super) fn kind(&self) -> Kind {
         Kind::from_bits((self.length_and_kind >> KIND_SHIFT) as u8).expect("only kinds are put in")
+    }
+
+    /// Whether its key may have this hash.
+    pub(super) fn may_have(&self, key_hash: &str) -> bool {
+        self.key == checksum(key_hash)
     }
 
     pub(super) fn has_expired(&self, now: Micros) -> bool {
@@ -391,6 +411,10 @@ pub(super) fn shard_of(address: &[u8]) -> usize {
 
 fn prefix(at: &Address) -> [u8; 16] {
     *at.0.first_chunk().expect("an address is longer")
+}
+
+fn checksum(key_hash: &str) -> u32 {
+    crc32c::crc32c(key_hash.as_bytes())
 }
 
 /// Rounded up: nothing is taken for dead too early.

@@ -87,7 +87,7 @@ impl Embedded {
         let mut read = 0;
         let mut passed = from.0;
         for nth in passed.map_or(0, |from| shard_of(&from.0))..SHARDS {
-            for entry in self.in_shard(nth, passed, now, READ - read + 1) {
+            for entry in self.in_shard(nth, filter, passed, now, READ - read + 1) {
                 if read == READ || entries.len() == at_most {
                     return Page { entries, next: Some(Cursor(passed)) };
                 }
@@ -99,13 +99,15 @@ impl Embedded {
         Page { entries, next: None }
     }
 
-    /// The first entries of a shard behind `from`, in the order of their addresses.
-    fn in_shard(&self, nth: usize, from: Option<Address>, now: Micros, at_most: usize) -> Vec<Entry> {
+    /// The first entries of a shard behind `from`, in the order of their addresses. With a hash of a key in the filter,
+    /// only those that may have it are read.
+    fn in_shard(&self, nth: usize, filter: &Filter, from: Option<Address>, now: Micros, at_most: usize) -> Vec<Entry> {
         let mut slots: Vec<Slot> = {
             let shard = self.log.index.nth(nth);
             let behind = |slot: &&Slot| from.is_none_or(|from| slot.prefix()[..] >= from.0[..16]);
             let shown = |slot: &&Slot| slot.kind() != Kind::Free && !slot.has_expired(now);
-            shard.slots().filter(behind).filter(shown).copied().collect()
+            let fits = |slot: &&Slot| filter.key_hash.as_deref().is_none_or(|hash| slot.may_have(hash));
+            shard.slots().filter(behind).filter(shown).filter(fits).copied().collect()
         };
         slots.sort_unstable_by_key(|slot| *slot.prefix());
         let mut entries: Vec<Entry> = Vec::new();

@@ -1,8 +1,8 @@
 //! The index on the disk, so that a start need not read the whole log.
 //!
 //! ```text
-//! index.snap   blocks: shard 0 … shard 1023, each: slots (44 bytes), crc u32
-//!              trailer: magic "ibid idx"   store id [16]   version u64   clock u64   fences u64
+//! index.snap   blocks: shard 0 … shard 1023, each: slots (48 bytes), crc u32
+//!              trailer: magic "ibid ix2"   store id [16]   version u64   clock u64   fences u64
 //!                       1024 × slots in the block u32
 //!                       count u32, then per segment: id u32  salt u64  lane u8  first u64  last u64  end u64
 //!              crc u32 of the trailer   length of the trailer u32
@@ -38,7 +38,9 @@ use super::{
 pub(super) const NAME: &str = "index.snap";
 pub(super) const UNFINISHED: &str = "index.tmp";
 
-const MAGIC: &[u8; 8] = b"ibid idx";
+const MAGIC: &[u8; 8] = b"ibid ix2";
+/// Of snapshots whose slots say nothing about keys.
+const FIRST_MAGIC: &[u8; 8] = b"ibid idx";
 /// How much is written before others get a turn.
 const PIECE: usize = 1 << 20;
 /// How many threads read it.
@@ -51,6 +53,8 @@ pub(super) struct Snapshot {
     pub(super) version: u64,
     pub(super) clock: u64,
     pub(super) fences: u64,
+    /// The length of a slot in it.
+    slot: usize,
     /// Slots per shard.
     counts: Vec<u32>,
     /// The segments that need not be read: salt, and what they hold, by number.
@@ -103,7 +107,8 @@ fn write_unfinished(log: &Log, version: u64, pace: &dyn Fn()) -> io::Result<()> 
         }
     }
     let SoFar { clock, fences, .. } = log.so_far();
-    Snapshot { store: log.segments.store, version, clock, fences, counts, covers }.encode(&mut piece);
+    let slot = Slot::ENCODED;
+    Snapshot { store: log.segments.store, version, clock, fences, slot, counts, covers }.encode(&mut piece);
     file.write_at(&piece, at)?;
     file.sync_data()
 }
@@ -176,11 +181,14 @@ impl Snapshot {
         let mut trailer = vec![0; length as usize];
         file.read_at(&mut trailer, all - 8 - length)?;
         let decoded = if crc32c::crc32c(&trailer) == crc { Self::decode(&trailer) } else { None };
-        Ok(decoded.filter(|snapshot| snapshot.counts.iter().copied().map(block).sum::<u64>() == all - 8 - length))
+        Ok(decoded.filter(|snapshot| snapshot.blocks(0..SHARDS) == all - 8 - length))
     }
 
     fn decode(trailer: &[u8]) -> Option<Self> {
-        let mut rest = trailer.strip_prefix(MAGIC)?;
+        let (mut rest, slot) = match trailer.strip_prefix(MAGIC) {
+            Some(rest) => (rest, Slot::ENCODED),
+            None => (trailer.strip_prefix(FIRST_MAGIC)?, Slot::FIRST_ENCODED),
+        };
         let mut store = [0; 16];
         rest.try_copy_to_slice(&mut store).ok()?;
         let [version, clock, fences] =
@@ -195,15 +203,15 @@ impl Snapshot {
                 [rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?];
             covers.insert(id, (salt, Sealed { lane, first, last, end }));
         }
-        rest.is_empty().then_some(Self { store, version, clock, fences, counts, covers })
+        rest.is_empty().then_some(Self { store, version, clock, fences, slot, counts, covers })
     }
 
     /// Whether all of these shards read.
     fn read_shards(&self, file: &dyn DiskFile, shards: std::ops::Range<usize>, index: &Index) -> io::Result<bool> {
-        let mut at: u64 = self.counts[..shards.start].iter().copied().map(block).sum();
+        let mut at = self.blocks(0..shards.start);
         let mut bytes = Vec::new();
         for nth in shards {
-            bytes.resize(block(self.counts[nth]) as usize, 0);
+            bytes.resize(self.blocks(nth..nth + 1) as usize, 0);
             file.read_at(&mut bytes, at)?;
             at += bytes.len() as u64;
             let (slots, crc) = bytes.split_at(bytes.len() - 4);
@@ -211,7 +219,7 @@ impl Snapshot {
                 return Ok(false);
             }
             let slots: Option<Vec<Slot>> = slots
-                .chunks_exact(Slot::ENCODED)
+                .chunks_exact(self.slot)
                 .map(|bytes| Slot::decode(bytes).filter(|slot| slot.shard() == nth))
                 .collect();
             let Some(slots) = slots else { return Ok(false) };
@@ -219,9 +227,9 @@ impl Snapshot {
         }
         Ok(true)
     }
-}
 
-/// The length of a block of so many slots.
-fn block(slots: u32) -> u64 {
-    u64::from(slots) * Slot::ENCODED as u64 + 4
+    /// The length of the blocks of these shards.
+    fn blocks(&self, shards: std::ops::Range<usize>) -> u64 {
+        self.counts[shards].iter().map(|slots| u64::from(*slots) * self.slot as u64 + 4).sum()
+    }
 }

@@ -38,7 +38,7 @@ impl Postgres {
     }
 
     async fn page(&self, filter: &Filter, from: Cursor, at_most: u32) -> Result<Page, StoreError> {
-        let tags = [&filter.tenant, &filter.user, &filter.endpoint, &filter.key];
+        let tags = [&filter.tenant, &filter.user, &filter.endpoint, &filter.key, &filter.key_hash];
         let tags = tags.map(|tag| tag.as_deref().map(as_text));
         let address = filter.address.as_ref().map(|at| &at.0[..]);
         let (from, age) = (from.0.as_ref().map(|at| at.0), filter.older_than.map(micros));
@@ -56,7 +56,7 @@ impl Postgres {
             Some(State::Done) => " AND k.state = 'done'",
             Some(State::Failed) => " AND k.state = 'failed'",
         };
-        for (column, tag) in ["tenant", "user_id", "endpoint", "key"].into_iter().zip(&tags) {
+        for (column, tag) in ["tenant", "user_id", "endpoint", "key", "key_hash"].into_iter().zip(&tags) {
             if let Some(tag) = tag {
                 params.push((tag, Type::TEXT));
                 sql += &format!(" AND k.{column} = ${}", params.len());

@@ -62,6 +62,7 @@ pub(super) struct Columns<'a> {
     users: Vec<Cow<'a, str>>,
     endpoints: Vec<Cow<'a, str>>,
     keys: Vec<Cow<'a, str>>,
+    key_hashes: Vec<Cow<'a, str>>,
     tags: Vec<Option<&'a [u8]>>,
     labels: Vec<&'a [u8]>,
     holds: Vec<i64>,
@@ -128,6 +129,7 @@ impl<'a> Columns<'a> {
         self.users.push(as_text(ask.tags.user()));
         self.endpoints.push(as_text(ask.tags.endpoint()));
         self.keys.push(as_text(ask.tags.key()));
+        self.key_hashes.push(as_text(ask.tags.key_hash()));
         self.tags.push(beyond_text(&ask.tags));
         self.labels.push(&ask.label);
         self.holds.push(micros(ask.hold));
@@ -151,8 +153,8 @@ impl<'a> Columns<'a> {
         self.retries.push(end.retry);
     }
 
-    /// In the order of the functions' parameters; a claim has the first 13 only.
-    pub(super) fn params(&self) -> [&(dyn ToSql + Sync); 24] {
+    /// In the order of the functions' parameters; a claim has the first 14 only.
+    pub(super) fn params(&self) -> [&(dyn ToSql + Sync); 25] {
         [
             &self.addresses,
             &self.tokens,
@@ -162,6 +164,7 @@ impl<'a> Columns<'a> {
             &self.users,
             &self.endpoints,
             &self.keys,
+            &self.key_hashes,
             &self.tags,
             &self.labels,
             &self.holds,
@@ -276,7 +279,7 @@ pub(super) const LISTED: &str = "k.address, k.state, k.fence, k.attempt, k.finge
     k.tenant, k.user_id, k.endpoint, k.key, k.tags, k.label, \
     ibid._us(statement_timestamp() - k.claimed_at), ibid._us(k.expires_at - statement_timestamp()), \
     k.lease_until > statement_timestamp(), k.status, ibid._clock_us(k.requested_at) / 1000, \
-    ibid._clock_us(k.completed_at) / 1000, ibid._us(k.took)";
+    ibid._clock_us(k.completed_at) / 1000, ibid._us(k.took), k.key_hash";
 
 pub(super) fn listed(row: &Row) -> Result<Listed, StoreError> {
     let address: &[u8] = column(row, 0)?;
@@ -290,11 +293,11 @@ pub(super) fn listed(row: &Row) -> Result<Listed, StoreError> {
         other => return Err(unreadable(format!("its state is {other:?}"))),
     };
     let exact: Option<Blob> = column(row, 10)?;
-    let parts: [&str; 4] = [column(row, 6)?, column(row, 7)?, column(row, 8)?, column(row, 9)?];
+    let parts: [&str; 5] = [column(row, 6)?, column(row, 7)?, column(row, 8)?, column(row, 9)?, column(row, 19)?];
     let tags = match exact {
         Some(exact) => Tags::from_bytes(exact.0).ok_or_else(|| unreadable("its tags are malformed"))?,
-        None if parts == [""; 4] => Tags::default(),
-        None => Tags::new(parts[0], parts[1], parts[2], parts[3]),
+        None if parts == [""; 5] => Tags::default(),
+        None => Tags::from_parts(parts),
     };
     let label: Blob = column(row, 11)?;
     let outline = match state {
@@ -373,7 +376,7 @@ pub(super) fn as_text(tag: &str) -> Cow<'_, str> {
 
 /// The exact form of tags that would not come back the same from their columns.
 fn beyond_text(tags: &Tags) -> Option<&[u8]> {
-    let parts = [tags.tenant(), tags.user(), tags.endpoint(), tags.key()];
-    let is_lost = parts.iter().any(|part| part.contains('\0')) || (parts == [""; 4] && !tags.as_bytes().is_empty());
+    let parts = [tags.tenant(), tags.user(), tags.endpoint(), tags.key(), tags.key_hash()];
+    let is_lost = parts.iter().any(|part| part.contains('\0')) || (parts == [""; 5] && !tags.as_bytes().is_empty());
     is_lost.then(|| &tags.as_bytes()[..])
 }

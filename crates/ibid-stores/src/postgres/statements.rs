@@ -65,13 +65,13 @@ impl Statement {
             Self::Claim => concat!(
                 "SELECT a.nth, ",
                 answer!("a.answer"),
-                " FROM ibid._claim_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) a"
+                " FROM ibid._claim_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) a"
             ),
             Self::Settle => concat!(
                 "SELECT a.nth, ",
                 answer!("a.answer"),
                 " FROM ibid._settle_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, ",
-                "$18, $19, $20, $21, $22, $23, $24) a"
+                "$18, $19, $20, $21, $22, $23, $24, $25) a"
             ),
             Self::Get => concat!("SELECT 1, ", answer!("a"), " FROM ibid._get($1) a"),
             Self::Change => {
@@ -88,7 +88,7 @@ impl Statement {
 
     pub(super) fn types(self) -> &'static [Type] {
         match self {
-            Self::Claim => &SETTLE[..13],
+            Self::Claim => &SETTLE[..14],
             Self::Settle => &SETTLE,
             Self::Get => &CHANGE[..1],
             Self::Change => &CHANGE,
@@ -103,11 +103,12 @@ impl Statement {
     }
 }
 
-static SETTLE: [Type; 24] = [
+static SETTLE: [Type; 25] = [
     Type::BYTEA_ARRAY,
     Type::BYTEA_ARRAY,
     Type::INT2_ARRAY,
     Type::BYTEA_ARRAY,
+    Type::TEXT_ARRAY,
     Type::TEXT_ARRAY,
     Type::TEXT_ARRAY,
     Type::TEXT_ARRAY,

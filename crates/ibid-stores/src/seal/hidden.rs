@@ -33,13 +33,13 @@ impl Hiding {
     }
 
     pub(super) fn tags(&self, tags: &Tags) -> Tags {
-        let [tenant, user, endpoint, key] =
-            [(0, tags.tenant()), (1, tags.user()), (2, tags.endpoint()), (3, tags.key())]
-                .map(|(which, tag)| self.tag(which, tag));
-        if [&tenant, &user, &endpoint, &key].iter().all(|tag| tag.is_empty()) {
+        let tags = [tags.tenant(), tags.user(), tags.endpoint(), tags.key(), tags.key_hash()];
+        if tags.iter().all(|tag| tag.is_empty()) {
             return Tags::default();
         }
-        Tags::new(&tenant, &user, &endpoint, &key)
+        let mut which = 0..;
+        let hidden = tags.map(|tag| self.tag(which.next().unwrap_or_default(), tag));
+        Tags::from_parts(hidden.each_ref().map(String::as_str))
     }
 
     pub(super) fn filter(&self, filter: &Filter) -> Filter {
@@ -49,6 +49,7 @@ impl Hiding {
             user: keyed(1, &filter.user),
             endpoint: keyed(2, &filter.endpoint),
             key: keyed(3, &filter.key),
+            key_hash: keyed(4, &filter.key_hash),
             ..filter.clone()
         }
     }
@@ -144,6 +145,10 @@ mod tests {
         let found = hiding.tags(&Tags::new("acme", "", "", &long));
         assert_eq!((asked.tenant.as_deref(), asked.user), (Some(found.tenant()), None));
         assert_eq!(asked.key.as_deref(), Some(found.key()), "cut at the same place");
+        let exact = hiding.tags(&Tags::from_parts(["acme", "", "", "****", "0123456789abcdef"]));
+        let filter = Filter { key_hash: Some("0123456789abcdef".into()), ..Filter::default() };
+        assert_eq!(hiding.filter(&filter).key_hash.as_deref(), Some(exact.key_hash()));
+        assert_ne!(exact.key_hash(), "0123456789abcdef");
     }
 
     proptest! {

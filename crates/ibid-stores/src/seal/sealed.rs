@@ -14,12 +14,12 @@ use std::str;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use chacha20poly1305::{AeadInOut as _, XNonce};
-use ibid::store::{Address, Fingerprint};
-
-use super::{
-    keys::{LONGEST_ID, Sealing, is_id},
+use ibid::{
     squeeze,
+    store::{Address, Fingerprint},
 };
+
+use super::keys::{LONGEST_ID, Sealing, is_id};
 
 const MAGIC: [u8; 7] = *b"ibid-sl";
 const VERSION: u8 = 1;

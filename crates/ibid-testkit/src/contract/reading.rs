@@ -95,10 +95,11 @@ pub async fn a_listing_filters_by_state(store: &dyn Store) {
 /// Entries are found by each of their tags, exactly, and by all that are given together.
 pub async fn a_listing_filters_by_tags_and_address(store: &dyn Store) {
     let [tenant, user, endpoint, key] = [unique(), unique(), unique(), unique()];
-    let wanted = Ask { tags: Tags::new(&tenant, &user, &endpoint, &key), ..fresh() };
+    let hash = ibid::store::key_hash(&key);
+    let wanted = Ask { tags: Tags::from_parts([&tenant, &user, &endpoint, &key, &hash]), ..fresh() };
     granted(store, &wanted).await;
     for tags in [
-        Tags::new(&user, &tenant, &key, &endpoint),
+        Tags::from_parts([&user, &tenant, &key, &endpoint, &ibid::store::key_hash(&endpoint)]),
         Tags::new(&format!("{tenant}x"), &user[1..], &endpoint.to_uppercase(), ""),
         Tags::default(),
     ] {
@@ -110,6 +111,8 @@ pub async fn a_listing_filters_by_tags_and_address(store: &dyn Store) {
         Filter { user: Some(user.clone()), ..none() },
         Filter { endpoint: Some(endpoint.clone()), ..none() },
         Filter { key: Some(key.clone()), ..none() },
+        Filter { key_hash: Some(hash.clone()), ..none() },
+        Filter { tenant: Some(tenant.clone()), key_hash: Some(hash.clone()), ..none() },
         Filter { address: Some(wanted.address), ..none() },
         Filter { tenant: Some(tenant.clone()), key: Some(key.clone()), state: Some(State::Processing), ..none() },
     ] {
@@ -118,6 +121,8 @@ pub async fn a_listing_filters_by_tags_and_address(store: &dyn Store) {
     }
     for filter in [
         Filter { tenant: Some(tenant.clone()), user: Some(tenant.clone()), ..none() },
+        Filter { key_hash: Some(key.clone()), ..none() },
+        Filter { tenant: Some(user.clone()), key_hash: Some(hash), ..none() },
         Filter { tenant: Some(tenant), state: Some(State::Done), ..none() },
         Filter { address: Some(fresh().address), ..none() },
     ] {

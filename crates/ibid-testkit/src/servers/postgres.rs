@@ -5,6 +5,7 @@
 //! holds.) A missing program fails the test and names its package.
 
 use std::{
+    ffi::OsStr,
     fs,
     io::Write,
     net::TcpListener,
@@ -178,8 +179,20 @@ impl Server {
     /// # Errors
     /// What psql said.
     pub fn sql_as(&self, role: &str, database: &str, sql: &str) -> Result<String, String> {
+        self.psql(role, database, &["-c".as_ref(), sql.as_ref()])
+    }
+
+    /// Runs a file of SQL as a role.
+    ///
+    /// # Errors
+    /// What psql said.
+    pub fn sql_file(&self, role: &str, database: &str, file: &Path) -> Result<String, String> {
+        self.psql(role, database, &["-f".as_ref(), file.as_ref()])
+    }
+
+    fn psql(&self, role: &str, database: &str, what: &[&OsStr]) -> Result<String, String> {
         let mut psql = Command::new(program("psql"));
-        psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", &self.url(role, database), "-c", sql]);
+        psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", &self.url(role, database)]).args(what);
         let ran = psql.stdin(Stdio::null()).output().expect("psql runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
         if ran.status.success() { Ok(text(&ran.stdout)) } else { Err(text(&ran.stderr)) }

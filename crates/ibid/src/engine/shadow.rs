@@ -190,7 +190,11 @@ impl Engine {
                 (End::Park { keep: policy.ttl.max(policy.lease), retry_in: Duration::ZERO }, Outcome::Unknown)
             }
         };
-        match self.settle(lease, &end, Instant::now()).await {
+        let settled = self.settle(lease, &end, Instant::now()).await;
+        if let End::Complete { record, .. } = &end {
+            self.charge(lease, record.len()).await;
+        }
+        match settled {
             Ok(Held::Lost(_)) => Outcome::Released,
             Ok(_) => outcome,
             Err(_) => {

@@ -7,22 +7,22 @@ use super::{
     Protocol,
     body::ResponseBody,
     cors, key_headers,
+    request::{REQUEST_ID, request_id},
     shape::{Told, common_head},
 };
 use crate::{
-    engine::Stored,
+    engine::{Complete, Stored},
     fingerprint::{Kind, json},
     grpc,
     key::{hex, mask},
     policy::{Envelope, Policy, Template},
-    record::{Record, RecordBody},
+    record::{self, Record, RecordBody},
     refusal::{Reason, Refusal},
     time::rfc3339,
 };
 
 const STORED: HeaderName = HeaderName::from_static("idempotency-stored");
 const GUARANTEE: HeaderName = HeaderName::from_static("idempotency-guarantee");
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const BODY: HeaderName = HeaderName::from_static("idempotency-body");
 
 /// What only this layer may say about an answer.
@@ -41,17 +41,34 @@ const OF_THE_BODY: [HeaderName; 5] = [
 #[derive(Debug, Clone)]
 pub(super) struct Telling {
     pub(super) requested_at_ms: u64,
-    /// Made when it is first needed: most policies do not tell it.
-    pub(super) request_id: Option<String>,
+    /// The client's, or a new one.
+    pub(super) request_id: HeaderValue,
     pub(super) origin: Option<HeaderValue>,
     pub(super) protocol: Protocol,
+    /// Whether large answers are compressed in the store.
+    pub(super) compress: bool,
     /// The key as it was sent, where answers repeat it.
     pub(super) sent_key: Option<(HeaderName, HeaderValue)>,
 }
 
 impl Telling {
-    fn request_id(&mut self) -> &str {
-        self.request_id.get_or_insert_with(crate::generate_key)
+    /// For an answer of which only the policy is known.
+    fn of_nothing(requested_at_ms: u64, protocol: Protocol) -> Self {
+        let request_id = request_id(&HeaderMap::new());
+        Self { requested_at_ms, request_id, origin: None, protocol, compress: false, sent_key: None }
+    }
+
+    fn request_id(&self) -> &str {
+        self.request_id.to_str().expect("visible ASCII")
+    }
+
+    /// What is to be recorded. Only for what the layer records itself: what a handler's transaction has recorded is not
+    /// compressed, because SQL functions read it.
+    pub(super) fn compressed(&self, complete: Complete) -> Complete {
+        match self.compress {
+            true => Complete { record: record::compressed(complete.record), ..complete },
+            false => complete,
+        }
     }
 
     fn repeat_key(&self, headers: &mut HeaderMap) {
@@ -178,8 +195,7 @@ pub(super) fn replay<B>(
 /// A refusal in the shape that the policy asks for. `key` is masked here; empty if there is none.
 pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Response<ResponseBody<B>> {
     let requested_at_ms = crate::time::now_ms();
-    let mut telling =
-        Telling { requested_at_ms, request_id: None, origin: None, protocol: Protocol::Http, sent_key: None };
+    let mut telling = Telling::of_nothing(requested_at_ms, Protocol::Http);
     let masked = if key.is_empty() { String::new() } else { mask(key) };
     refuse(refusal, policy, &masked, &mut telling)
 }
@@ -188,8 +204,7 @@ pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Res
 pub fn plain_response<B>(
     status: StatusCode, detail: &str, policy: &Policy, protocol: Protocol,
 ) -> Response<ResponseBody<B>> {
-    let telling = Telling { requested_at_ms: 0, request_id: None, origin: None, protocol, sent_key: None };
-    plain(status, detail, policy, &telling)
+    plain(status, detail, policy, &Telling::of_nothing(0, protocol))
 }
 
 pub(super) fn refuse<B>(
@@ -220,8 +235,8 @@ pub(super) fn refuse<B>(
     common_head(shape, &told, headers);
     telling.repeat_key(headers);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if let (Envelope::Metadata, Some(id)) = (policy.envelope, &telling.request_id) {
-        headers.insert(REQUEST_ID, HeaderValue::from_str(id).expect("a UUID"));
+    if policy.envelope == Envelope::Metadata {
+        headers.insert(REQUEST_ID, telling.request_id.clone());
     }
     if let Some(after) = refusal.retry_after {
         headers

@@ -24,7 +24,7 @@ use super::{
     claimed::Claimed,
     future::Side,
     reply::{self, Meaning, Read, Stream, Tail},
-    request,
+    request::{self, name_request},
 };
 use crate::{
     engine::{Ended, Operation, Otherwise, ParkedBy, Probed},
@@ -113,10 +113,11 @@ where
             Some(claimed) => entrusted(&claimed, ended),
             None => ended,
         };
-        if let (Some(anonymous), Ended::Complete(..)) = (&self.anonymous, &ended) {
+        let Ended::Complete(answer, complete) = ended else { return ended };
+        if let Some(anonymous) = &self.anonymous {
             anonymous.mark_recorded();
         }
-        ended
+        Ended::Complete(answer, self.telling.compressed(complete))
     }
 
     fn patience(&self) -> Duration {
@@ -149,7 +150,8 @@ where
                 let body = RecordBody::Whole(body);
                 let requested = self.telling.requested_at_ms;
                 let trailers = trailers.as_ref();
-                Probed::Happened(reply::complete(policy, &parts, body, trailers, Vec::new(), requested, started))
+                let complete = reply::complete(policy, &parts, body, trailers, Vec::new(), requested, started);
+                Probed::Happened(self.telling.compressed(complete))
             }
             Ok(Some((parts, _))) if parts.status == StatusCode::NOT_FOUND => Probed::DidNotHappen,
             _ => Probed::Unclear,
@@ -167,6 +169,7 @@ where
         // What is stored must suit every client that may ask for it later.
         parts.headers.remove(header::ACCEPT_ENCODING);
         parts.headers.remove(header::EXPECT);
+        name_request(&mut parts.headers, &self.route.policy, &self.telling.request_id);
         if self.route.protocol == Protocol::Grpc {
             grpc::prepare(&mut parts.headers, &self.route.policy);
         }
@@ -205,6 +208,7 @@ where
             request.headers_mut().append(name, value.clone());
         }
         request.headers_mut().remove(header::ACCEPT_ENCODING);
+        name_request(request.headers_mut(), &self.route.policy, &self.telling.request_id);
         Some(request)
     }
 

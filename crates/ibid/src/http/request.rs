@@ -4,20 +4,20 @@
 use std::{sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header, request::Parts};
 use sha2::{Digest, Sha256};
 
-use super::{Peer, Protocol, Route, Shared, ambiguity};
+use super::{Peer, Protocol, Route, Shared, ambiguity, forwarded::client_address};
 use crate::{
     engine::store_unavailable,
     fingerprint::{FingerprintInput, Kind, PartDigests, json},
     grpc,
-    key::{Key, KeyFormat, KeySource, hex, mask},
+    key::{Key, KeyFormat, KeySource, generate_key, hex, mask},
     label,
     policy::{LabelKey, Mode, OnMismatch, OnStoreDown, Policy},
     refusal::{Reason, Refusal},
     scope::{Caller, CallerKind, Identity, Scope, ScopePart, cookies_only},
-    store::{Address, Ask, Fingerprint, Tags, Token},
+    store::{Address, Ask, Fingerprint, Tags, Token, key_hash},
 };
 
 /// What became of a covered request's head.
@@ -97,7 +97,7 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
     let policy = &route.policy;
     let key = match key_from_head(policy, parts) {
         Ok(key) => key,
-        Err(refusal) => return Judged::Refused(refusal, String::new()),
+        Err(refusal) => return Judged::Refused(refusal, refused_key(policy, parts, &[])),
     };
     let masked = || key.as_ref().map(|key| mask(key.as_str())).unwrap_or_default();
     let credentials = &shared.settings.credentials;
@@ -219,23 +219,26 @@ impl Keyed {
             LabelKey::Masked => mask(&key),
         };
         let named;
-        let endpoint = if route.name.is_empty() {
+        // The name of a policy for everything says nothing about the request.
+        let endpoint = if matches!(route.name.as_str(), "" | "*") {
             named = match route.protocol {
-                Protocol::Http => format!("{} {}", parts.method, parts.uri.path()),
+                Protocol::Http => format!("{} {}", parts.method, path_pattern(parts.uri.path())),
                 Protocol::Grpc => format!("grpc {}", parts.uri.path().trim_start_matches('/')),
             };
             &named
         } else {
             &route.name
         };
-        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0.to_string()).unwrap_or_default();
+        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
+        let client = client_address(&parts.headers, peer, &shared.settings.trusted);
+        let client = client.map(|client| client.to_string()).unwrap_or_default();
         let agent = parts.headers.get(header::USER_AGENT).map(|agent| agent.as_bytes()).unwrap_or_default();
-        let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), peer.as_bytes(), agent];
+        let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
         let ask = Ask {
             address,
             token: Token::mint(),
             fingerprint,
-            tags: Tags::new(&self.tenant, &self.user, endpoint, &shown),
+            tags: Tags::from_parts([&self.tenant, &self.user, endpoint, &shown, &key_hash(&key)]),
             label: label::encode(requested_at_ms, told, digests.as_ref()),
             hold: policy.lease,
             keep: policy.ttl,
@@ -283,6 +286,16 @@ pub(super) fn fingerprint(
         Protocol::Http => Ok(input.fingerprint(version, &route.policy)),
         Protocol::Grpc => grpc::fingerprint(version, &route.policy, &input),
     }
+}
+
+/// A path with `:id` for each segment that names one of many: a number, or a UUID.
+fn path_pattern(path: &str) -> String {
+    let is_id = |segment: &str| {
+        let digits = !segment.is_empty() && segment.bytes().all(|byte| byte.is_ascii_digit());
+        digits || KeyFormat::Uuid.check(segment).is_ok()
+    };
+    let segments: Vec<_> = path.split('/').map(|segment| if is_id(segment) { ":id" } else { segment }).collect();
+    segments.join("/")
 }
 
 /// A label needs its token, too: otherwise whoever leaves it away is somebody whom operators cannot name.
@@ -417,6 +430,54 @@ fn key_from_body(
     Ok(None)
 }
 
+/// The key of a request that was refused because of it: as it was sent, masked, without what a log could not show.
+pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> String {
+    let sent = policy.key.from.iter().find_map(|source| match source {
+        KeySource::Header(name) => {
+            let value = parts.headers.get(name)?.as_bytes().trim_ascii();
+            let quoted = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
+            Some(quoted.unwrap_or(value).to_vec())
+        }
+        KeySource::Query(name) => parts.uri.query()?.split('&').find_map(|pair| {
+            let (key, value) = pair.split_once('=')?;
+            let is_it = decoded(key).as_deref() == Some(name.as_bytes());
+            is_it.then(|| decoded(value).unwrap_or_else(|| value.as_bytes().to_vec()))
+        }),
+        KeySource::Json(pointer) if body_kind(&parts.headers) == Kind::Json => match json::find(body, pointer)? {
+            json::Found::String(key) => Some(key.into_owned().into_bytes()),
+            json::Found::Number(key) => Some(key.as_bytes().to_vec()),
+            json::Found::Unusable | json::Found::Absent => None,
+        },
+        KeySource::Json(_) | KeySource::Body => None,
+    });
+    let visible = |byte: &u8| if (0x21..=0x7e).contains(byte) { char::from(*byte) } else { '?' };
+    match sent.unwrap_or_default() {
+        sent if sent.is_empty() => String::new(),
+        sent => mask(&sent.iter().map(visible).collect::<String>()),
+    }
+}
+
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The client's `X-Request-Id` if it is one value of 1 to 128 visible ASCII characters, else a new one.
+pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let mut sent = headers.get_all(REQUEST_ID).iter();
+    let fits = |id: &&HeaderValue| {
+        (1..=128).contains(&id.len()) && id.as_bytes().iter().all(|byte| (0x21..=0x7e).contains(byte))
+    };
+    match (sent.next().filter(fits), sent.next()) {
+        (Some(id), None) => id.clone(),
+        _ => HeaderValue::from_maybe_shared(Bytes::from(generate_key())).expect("a UUID"),
+    }
+}
+
+/// Tells the app what the request is called. A header that the key comes from stays as it was sent.
+pub(super) fn name_request(headers: &mut HeaderMap, policy: &Policy, id: &HeaderValue) {
+    if !policy.key.from.contains(&KeySource::Header(REQUEST_ID)) {
+        headers.insert(REQUEST_ID, id.clone());
+    }
+}
+
 fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&Key>) -> (String, String) {
     let mut who = policy.scope.iter().filter(|part| part.names_caller());
     let tenant = policy.label.tenant.as_ref().or_else(|| who.next());
@@ -478,4 +539,22 @@ pub(super) enum Unread<B> {
     Broken(StatusCode, &'static str),
     /// It did not arrive in time. With what was read of it and the rest, for shadow mode.
     Late(Bytes, B),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_without_a_route_is_told_as_a_pattern() {
+        for (path, pattern) in [
+            ("/", "/"),
+            ("/payments", "/payments"),
+            ("/payments/42/refunds/", "/payments/:id/refunds/"),
+            ("/a/550e8400-e29b-41d4-a716-446655440000", "/a/:id"),
+            ("/v1/a2b", "/v1/a2b"),
+        ] {
+            assert_eq!(path_pattern(path), pattern);
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Buf;
-use http::{HeaderMap, Request, Response, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request::Parts};
 use http_body::Body;
 use tokio::time::Instant;
 use tower_service::Service;
@@ -19,6 +19,7 @@ use super::{
     body::{BoxError, RequestBody, ResponseBody},
     budget::{Client, Full},
     cors::{Cors, Preflight},
+    forwarded::client_address,
     future::{Patch, ResponseFuture, Side, Work},
     key_headers,
     operation::{Answer, HttpOperation},
@@ -66,7 +67,8 @@ pub(super) struct Seen {
     pub(super) parts: Option<PartDigests>,
     peer: Option<std::net::IpAddr>,
     pub(super) client: Client,
-    user_agent: Option<http::HeaderValue>,
+    user_agent: Option<HeaderValue>,
+    pub(super) request_id: HeaderValue,
     started: Instant,
     pub(super) ran: Arc<Ran>,
 }
@@ -96,15 +98,16 @@ where
         Routed::Refused(refusal) => {
             let policy = Policy { refusals: routing.refusals(&parts), ..Policy::ietf() };
             let protocol = if grpc::is_call(parts.version, &parts.headers) { Protocol::Grpc } else { Protocol::Http };
-            let mut telling = telling(shared, &parts, protocol, &policy);
+            let mut telling = telling(shared, &parts, protocol, &policy, request::request_id(&parts.headers));
             return ResponseFuture::ready(answer::refuse(&refusal, &policy, "", &mut telling));
         }
     };
     let (route, keyed, others) = request::judge_all(shared, route, also, &parts);
     strip_own_headers(&mut parts.headers, &route.policy);
-    let mut seen = Seen::of(&route, &parts);
+    let mut seen = Seen::of(shared, &route, &parts);
     match keyed {
         Judged::Keyless => {
+            seen.name_request(&mut parts.headers);
             seen.tell(shared, Outcome::Keyless, NO_ANSWER);
             let future = inner.call(Request::from_parts(parts, RequestBody::untouched(body)));
             match route.policy.mode {
@@ -113,12 +116,13 @@ where
             }
         }
         Judged::Refused(refusal, _) if route.policy.mode == Mode::Shadow => {
+            seen.name_request(&mut parts.headers);
             seen.tell(shared, Outcome::Shadow(Shadow::Refusal(refusal.reason)), NO_ANSWER);
             ResponseFuture::passed(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
         }
         Judged::Refused(refusal, masked) => {
             seen.key = masked;
-            let mut telling = telling(shared, &parts, route.protocol, &route.policy);
+            let mut telling = telling(shared, &parts, route.protocol, &route.policy, seen.request_id.clone());
             let answer = answer::refuse(&refusal, &route.policy, &seen.key, &mut telling);
             seen.tell(shared, Outcome::Refused(refusal.reason), seen.status(&answer));
             ResponseFuture::ready(answer)
@@ -149,7 +153,7 @@ where
     S: Service<Request<RequestBody<B>>, Response = Response<RB>>,
 {
     let policy = &route.policy;
-    let seen = Seen::of(route, &parts);
+    let seen = Seen::of(shared, route, &parts);
     let is_protected = policy.key.required || request::carries_key(policy, &parts.uri, &parts.headers);
     if is_protected && policy.mode == Mode::Enforce {
         let detail = format!(
@@ -166,6 +170,7 @@ where
     let outcome = if is_protected { Outcome::Shadow(Shadow::Refusal(Reason::MethodUnknown)) } else { Outcome::Keyless };
     seen.tell(shared, outcome, NO_ANSWER);
     strip_own_headers(&mut parts.headers, policy);
+    seen.name_request(&mut parts.headers);
     ResponseFuture::passed(inner.call(Request::from_parts(parts, RequestBody::untouched(body))), None)
 }
 
@@ -174,7 +179,7 @@ where
 #[expect(clippy::manual_async_fn, reason = "an async fn would hold its arguments twice")]
 #[allow(clippy::too_many_arguments)]
 fn work<S, B, RB>(
-    shared: Arc<Shared>, mut inner: S, parts: Parts, body: B, mut keyed: Keyed, others: Vec<(Arc<Route>, Keyed)>,
+    shared: Arc<Shared>, mut inner: S, mut parts: Parts, body: B, mut keyed: Keyed, others: Vec<(Arc<Route>, Keyed)>,
     mut seen: Seen, side: Arc<Side<RB>>,
 ) -> impl Future<Output = Option<Response<ResponseBody<RB>>>> + Send
 where
@@ -186,7 +191,7 @@ where
     async move {
         let route = seen.route.clone();
         let policy = &route.policy;
-        let mut telling = telling(&shared, &parts, route.protocol, policy);
+        let mut telling = telling(&shared, &parts, route.protocol, policy, seen.request_id.clone());
         let deadline = if route.protocol == Protocol::Grpc { grpc::deadline(&parts.headers) } else { None };
         // Before the body is read, where the key is known already: most of these requests are refused.
         if let Some(at) = keyed.cookies_only_at(&shared, policy)
@@ -229,10 +234,16 @@ where
             Ok(Some(asked)) => asked,
             Ok(None) => {
                 seen.tell(&shared, Outcome::Keyless, NO_ANSWER);
+                seen.name_request(&mut parts.headers);
                 let request = Request::from_parts(parts, RequestBody::whole(body, trailers));
                 return Some(pass(inner.call(request).await, policy, &telling));
             }
-            Err(refusal) => return Some(refused(&shared, &refusal, &seen, &mut telling)),
+            Err(refusal) => {
+                if seen.key.is_empty() {
+                    seen.key = request::refused_key(policy, &parts, &body);
+                }
+                return Some(refused(&shared, &refusal, &seen, &mut telling));
+            }
         };
         // Not before the body is complete: those who send slowly take no slot from others.
         let Some(_slot) = shared.engine.running().enter(shared.settings.max_running) else {
@@ -365,7 +376,7 @@ pub(super) fn broken<RB>(
 ) -> Response<ResponseBody<RB>> {
     let mut answer = answer::plain(status, detail, &route.policy, telling);
     if route.protocol == Protocol::Http {
-        answer.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     answer
 }
@@ -385,11 +396,14 @@ fn strip_own_headers(headers: &mut HeaderMap, policy: &Policy) {
     own.iter().chain(policy.said_of_replays()).for_each(|name| drop(headers.remove(name)));
 }
 
-pub(super) fn telling(shared: &Shared, parts: &Parts, protocol: Protocol, policy: &Policy) -> Telling {
+pub(super) fn telling(
+    shared: &Shared, parts: &Parts, protocol: Protocol, policy: &Policy, request_id: HeaderValue,
+) -> Telling {
     let origin = shared.settings.cors.as_ref().and_then(|cors| cors.origin(&parts.headers));
     let echoes = protocol == Protocol::Http && policy.refusals.shape().echoes_key;
     let sent_key = if echoes { shape::sent_key(&parts.headers, &key_headers(policy)) } else { None };
-    Telling { requested_at_ms: now_ms(), request_id: None, origin, protocol, sent_key }
+    let compress = shared.settings.compress;
+    Telling { requested_at_ms: now_ms(), request_id, origin, protocol, compress, sent_key }
 }
 
 fn preflight(shared: &Shared, routing: &dyn Routing, parts: &Parts) -> Option<Box<Patch>> {
@@ -401,7 +415,8 @@ fn preflight(shared: &Shared, routing: &dyn Routing, parts: &Parts) -> Option<Bo
 }
 
 impl Seen {
-    fn of(route: &Arc<Route>, parts: &Parts) -> Self {
+    fn of(shared: &Shared, route: &Arc<Route>, parts: &Parts) -> Self {
+        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
         Self {
             route: route.clone(),
             method: parts.method.clone(),
@@ -409,12 +424,17 @@ impl Seen {
             key: String::new(),
             address: None,
             parts: None,
-            peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
+            peer: client_address(&parts.headers, peer, &shared.settings.trusted),
             client: Client::of(&parts.extensions),
+            request_id: request::request_id(&parts.headers),
             user_agent: parts.headers.get(header::USER_AGENT).cloned(),
             started: Instant::now(),
             ran: Arc::default(),
         }
+    }
+
+    fn name_request(&self, headers: &mut HeaderMap) {
+        request::name_request(headers, &self.route.policy, &self.request_id);
     }
 
     /// The status of an answer, as it is told to operators: see [`Code::outline`].
@@ -450,6 +470,7 @@ impl Seen {
             took: self.started.elapsed(),
             ran_for,
             peer: self.peer,
+            request_id: self.request_id.to_str().unwrap_or_default(),
             user_agent: self.user_agent.as_ref().map(|agent| agent.as_bytes()),
             parts: self.parts,
         });

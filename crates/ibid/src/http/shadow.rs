@@ -18,6 +18,7 @@ use tower_service::Service;
 
 use super::{
     Fate, Protocol, Route, Shared, anonymous,
+    answer::Telling,
     body::{BoxError, RequestBody, ResponseBody},
     budget::Reserved,
     read_body::{overloaded, read_body},
@@ -39,7 +40,7 @@ use crate::{
 
 /// Everything about a request with a key in shadow mode.
 pub(super) async fn work<S, B, RB>(
-    shared: Arc<Shared>, mut inner: S, parts: Parts, body: B, keyed: Keyed, mut seen: Seen,
+    shared: Arc<Shared>, mut inner: S, mut parts: Parts, body: B, keyed: Keyed, mut seen: Seen,
 ) -> Option<Response<ResponseBody<RB>>>
 where
     S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send> + Clone + Send + 'static,
@@ -47,8 +48,8 @@ where
     B: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
     RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let (route, telling) =
-        (seen.route.clone(), service::telling(&shared, &parts, seen.route.protocol, &seen.route.policy));
+    let route = seen.route.clone();
+    let telling = service::telling(&shared, &parts, route.protocol, &route.policy, seen.request_id.clone());
     let (body, would) = match look(&shared, &parts, body, keyed, &mut seen, telling.requested_at_ms).await {
         Ok(looked) => looked,
         Err((status, detail)) => return Some(service::broken(status, detail, &route, &telling)),
@@ -59,11 +60,13 @@ where
             if let Some(outcome) = outcome {
                 seen.tell(&shared, outcome, NO_ANSWER);
             }
+            request::name_request(&mut parts.headers, &route.policy, &telling.request_id);
             return Some(service::pass(inner.call(Request::from_parts(parts, body)).await, &route.policy, &telling));
         }
     };
     let (started, answered) = (Instant::now(), Answered::default());
     let observation = would.observe(&shared, &parts, seen, answered.clone());
+    request::name_request(&mut parts.headers, &route.policy, &telling.request_id);
     let response = match inner.call(Request::from_parts(parts, body)).await {
         Ok(response) => response,
         failed => {
@@ -89,7 +92,7 @@ where
         status: head.status,
         headers: head.headers.clone(),
         trailers: None,
-        requested_at_ms: telling.requested_at_ms,
+        telling,
         started,
         expected: body.size_hint().exact(),
         length: 0,
@@ -201,7 +204,7 @@ pub(super) struct Tap {
     status: StatusCode,
     headers: HeaderMap,
     trailers: Option<HeaderMap>,
-    requested_at_ms: u64,
+    telling: Telling,
     started: Instant,
     /// The length of the body, if it is known. Servers do not always ask for an end that they expect.
     expected: Option<u64>,
@@ -263,11 +266,11 @@ impl Tap {
             Meaning::Remember => {
                 let (mut head, ()) = Response::new(()).into_parts();
                 (head.status, head.headers) = (self.status, std::mem::take(&mut self.headers));
-                let (requested, started) = (self.requested_at_ms, self.started);
-                Finish::Complete(match code {
+                let (requested, started) = (self.telling.requested_at_ms, self.started);
+                Finish::Complete(self.telling.compressed(match code {
                     None => reply::complete(policy, &head, body, trailers, Vec::new(), requested, started),
                     Some(code) => grpc::complete(policy, &head, code, body, trailers, requested, started),
-                })
+                }))
             }
         };
         (finish, status)

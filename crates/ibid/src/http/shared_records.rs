@@ -1,5 +1,5 @@
 //! Shares the bytes of large records among the replays that are on their way to clients: however many there are, a record
-//! is in memory once.
+//! is in memory once, and a compressed one is decompressed once.
 
 use std::{
     collections::HashMap,
@@ -9,27 +9,34 @@ use std::{
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::store::Address;
+use crate::{record, store::Address};
 
 /// Smaller records are not worth the look-up.
 const SMALL: usize = 16 << 10;
 
 #[derive(Debug, Default)]
-pub(super) struct SharedRecords(Mutex<HashMap<Address, Weak<Bytes>>>);
+pub(super) struct SharedRecords(Mutex<HashMap<Address, Weak<Shared>>>);
 
-struct Share(Arc<Bytes>);
+#[derive(Debug)]
+struct Shared {
+    /// As the store has it.
+    stored: Bytes,
+    decompressed: Bytes,
+}
+
+struct Share(Arc<Shared>);
 
 impl SharedRecords {
-    /// The same bytes; those of an earlier replay, if that is still going on.
+    /// The same record, decompressed if it is large; the bytes of an earlier replay, if that is still going on.
     pub(super) fn share(&self, at: &Address, record: Bytes) -> Bytes {
-        if record.len() < SMALL {
+        if record::decompressed_length(&record) < SMALL {
             return record;
         }
         let earlier = self.0.lock().get(at).and_then(Weak::upgrade);
-        if let Some(earlier) = earlier.filter(|earlier| **earlier == record) {
+        if let Some(earlier) = earlier.filter(|earlier| earlier.stored == record) {
             return Bytes::from_owner(Share(earlier));
         }
-        let record = Arc::new(record);
+        let record = Arc::new(Shared { decompressed: record::decompressed(record.clone()), stored: record });
         let mut records = self.0.lock();
         if records.len() == records.capacity() {
             records.retain(|_, record| record.strong_count() > 0);
@@ -41,7 +48,7 @@ impl SharedRecords {
 
 impl AsRef<[u8]> for Share {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        &self.0.decompressed
     }
 }
 
@@ -63,5 +70,24 @@ mod tests {
             drop(records.share(&Address([at; 32]), record(at)));
         }
         assert!(records.0.lock().capacity() < 64, "those that nobody reads are forgotten");
+    }
+
+    #[test]
+    fn a_compressed_record_is_decompressed_once() {
+        let plain = record::Record {
+            status: http::StatusCode::OK,
+            requested_at_ms: 1,
+            completed_at_ms: 2,
+            headers: http::HeaderMap::new(),
+            body: record::RecordBody::Whole(vec![b'x'; SMALL].into()),
+            trailers: http::HeaderMap::new(),
+            cookies: Vec::new(),
+        };
+        let stored = record::compressed(plain.encode());
+        assert!(stored.len() < 1024);
+        let (records, at) = (SharedRecords::default(), Address([1; 32]));
+        let first = records.share(&at, stored.clone());
+        assert_eq!(first, plain.encode());
+        assert_eq!(records.share(&at, stored).as_ptr(), first.as_ptr());
     }
 }

@@ -1,4 +1,5 @@
 //! What this process has reserved of its tenants' windows: places, numbered from 1 in the order that the store gave them out.
+//! A place is a new key, or a byte.
 //!
 //! A place is good if its number is within the limit that holds *now*. So a limit that changes needs no bookkeeping: under a
 //! lower one the places beyond it are worth nothing any more, under a higher one those that were reserved in vain are
@@ -11,8 +12,6 @@ use tokio::time::Instant;
 use super::{Limit, SOON};
 use crate::store::{Address, Used, counters::Table};
 
-/// At most so many are reserved at a time.
-const AT_ONCE: u64 = 1000;
 /// The number of a place that a store could not count: within every limit.
 const UNCOUNTED: u64 = 0;
 
@@ -20,8 +19,9 @@ const UNCOUNTED: u64 = 0;
 const AROUND: Duration = Duration::from_secs(60);
 
 /// By tenant.
-#[derive(Default)]
 pub(super) struct Places {
+    /// At most so many are reserved at a time.
+    at_once: u64,
     limit: Option<Limit>,
     table: Table<Window>,
 }
@@ -46,6 +46,10 @@ pub(super) enum Room {
 }
 
 impl Places {
+    pub(super) fn new(at_once: u64) -> Self {
+        Self { at_once, limit: None, table: Table::default() }
+    }
+
     pub(super) fn set(&mut self, limit: Option<Limit>) {
         self.limit = limit;
     }
@@ -57,7 +61,7 @@ impl Places {
     /// Looks for a good place, and takes it if `take`.
     pub(super) fn room(&mut self, who: &Address, take: bool) -> Room {
         let Some(Limit { most, per }) = self.limit else { return Room::Free };
-        let ask = Room::Ask((most / 100).clamp(1, AT_ONCE), per);
+        let ask = Room::Ask((most / 100).clamp(1, self.at_once), per);
         let now = Instant::now();
         let Some(window) = self.table.all.get_mut(who).filter(|window| window.until > now) else { return ask };
         match window.ranges.iter().position(|(first, _)| *first <= most) {
@@ -74,6 +78,30 @@ impl Places {
             }
             Some(_) => Room::Free,
         }
+    }
+
+    /// Takes `n` places for what has been done already. Returns how many are missing: those are to be reserved.
+    pub(super) fn charge(&mut self, who: &Address, n: u64) -> u64 {
+        let Some(Limit { most, .. }) = self.limit else { return 0 };
+        let now = Instant::now();
+        let Some(window) = self.table.all.get_mut(who).filter(|window| window.until > now) else { return n };
+        let mut missing = n;
+        while missing > 0
+            && let Some(at) = window.ranges.iter().position(|(first, _)| *first <= most)
+        {
+            let (first, last) = &mut window.ranges[at];
+            if *first == UNCOUNTED {
+                return 0;
+            }
+            let there = *last - *first + 1;
+            if there <= missing {
+                window.ranges.remove(at);
+            } else {
+                *first += missing;
+            }
+            missing = missing.saturating_sub(there);
+        }
+        missing
     }
 
     /// The store has given out `some` places, the last of which has the number `used.total`.

@@ -54,6 +54,8 @@ pub struct Filter {
     pub endpoint: Option<String>,
     /// With this key tag.
     pub key: Option<String>,
+    /// With this hash of the whole key: see [`key_hash`](super::key_hash).
+    pub key_hash: Option<String>,
     /// Claimed longer ago than this.
     pub older_than: Option<Duration>,
 }
@@ -69,6 +71,7 @@ impl Filter {
             && tag(&self.user, entry.tags.user())
             && tag(&self.endpoint, entry.tags.endpoint())
             && tag(&self.key, entry.tags.key())
+            && tag(&self.key_hash, entry.tags.key_hash())
     }
 }
 

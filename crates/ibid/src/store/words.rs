@@ -1,6 +1,9 @@
 use std::{cell::RefCell, fmt, str};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use sha2::{Digest as _, Sha256};
+
+use crate::key::hex;
 
 /// Where an entry lives: a digest of scope and key. Displays as 64 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,7 +26,8 @@ pub struct Fingerprint {
     pub digest: [u8; 32],
 }
 
-/// What operators can search by: tenant, user, endpoint and key, in one allocation.
+/// What operators can search by: tenant, user, endpoint, the key as it is shown, and a hash of the whole key, in one
+/// allocation.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct Tags(Bytes);
 
@@ -81,11 +85,17 @@ impl Fingerprint {
 }
 
 impl Tags {
-    /// Each is cut at 1,024 bytes (at a character's end).
+    /// Without a hash of the key. Each is cut at 1,024 bytes (at a character's end).
     pub fn new(tenant: &str, user: &str, endpoint: &str, key: &str) -> Self {
-        let parts = [tenant, user, endpoint, key].map(|part| &part[..part.floor_char_boundary(1024)]);
-        let mut all = BytesMut::with_capacity(parts.iter().map(|part| part.len() + 2).sum());
-        for part in parts {
+        Self::from_parts([tenant, user, endpoint, key, ""])
+    }
+
+    /// As [`new`](Self::new), of which `key_hash` is the last. It is left out if it is empty.
+    pub fn from_parts(parts: [&str; 5]) -> Self {
+        let parts = parts.map(|part| &part[..part.floor_char_boundary(1024)]);
+        let written = if parts[4].is_empty() { &parts[..4] } else { &parts[..] };
+        let mut all = BytesMut::with_capacity(written.iter().map(|part| part.len() + 2).sum());
+        for part in written {
             all.put_u16(part.len() as u16);
             all.put_slice(part.as_bytes());
         }
@@ -96,7 +106,9 @@ impl Tags {
     pub fn from_bytes(bytes: Bytes) -> Option<Self> {
         let mut rest = &bytes[..];
         if !rest.is_empty() {
-            for _ in 0..4 {
+            let mut parts = 0;
+            while parts < 4 || (parts == 4 && !rest.is_empty()) {
+                parts += 1;
                 let (length, tail) = rest.split_first_chunk::<2>()?;
                 let (part, tail) = tail.split_at_checked(u16::from_be_bytes(*length).into())?;
                 str::from_utf8(part).ok()?;
@@ -131,6 +143,11 @@ impl Tags {
         self.part(3)
     }
 
+    /// What the whole key is found by, however it is shown: [`key_hash`] of it, as the store sees that. May be empty.
+    pub fn key_hash(&self) -> &str {
+        self.part(4)
+    }
+
     fn part(&self, nth: usize) -> &str {
         let mut rest = &self.0[..];
         for at in 0.. {
@@ -143,6 +160,15 @@ impl Tags {
         }
         ""
     }
+}
+
+/// What a key is found by although only a part of it is shown: 16 hex digits of its SHA-256, under a prefix of its own.
+/// A store that seals keys it with its secret.
+pub fn key_hash(key: &str) -> String {
+    if key.is_empty() {
+        return String::new();
+    }
+    hex(&Sha256::new().chain_update(b"ibid key ").chain_update(key).finalize()[..8])
 }
 
 impl fmt::Display for Address {
@@ -204,6 +230,18 @@ mod tests {
         assert_eq!(Tags::from_bytes(tags.as_bytes().clone()), Some(tags));
         assert_eq!(Tags::default().key(), "");
         assert_eq!(Tags::from_bytes(Bytes::from_static(b"\0\x05abc")), None);
+        let hashed = Tags::from_parts(["acme", "", "POST /payments", "550e****0000", &key_hash("550e-0000")]);
+        assert_eq!((hashed.key(), hashed.key_hash()), ("550e****0000", key_hash("550e-0000").as_str()));
+        assert_eq!(Tags::from_bytes(hashed.as_bytes().clone()), Some(hashed.clone()));
+        let longer = [&hashed.as_bytes()[..], b"\0\x01x"].concat();
+        assert_eq!(Tags::from_bytes(longer.into()), None);
+    }
+
+    /// The functions in the database compute the same.
+    #[test]
+    fn a_hash_of_a_key_is_as_it_was() {
+        assert_eq!(key_hash("abc-123"), "52859189666fa8e9");
+        assert_eq!(key_hash(""), "");
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod memory;
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
@@ -13,11 +13,12 @@ use std::{
 
 use axum::{Router, body::Body, extract::State, response::IntoResponse, routing::post};
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
 use ibid::{
-    Ibid, Mode, OnConcurrent, Policy,
-    store::{Ask, Claim, End, Fingerprint, Held, Memory, Outline, Store, Tags, Token},
+    Answered, Ibid, LabelText, Mode, Observer, OnConcurrent, Policy,
+    http::Peer,
+    store::{Ask, Claim, Cursor, End, Filter, Fingerprint, Held, Memory, Outline, Store, Tags, Token},
 };
 use tower::ServiceExt;
 
@@ -407,4 +408,154 @@ async fn in_shadow_mode_the_client_gets_what_the_app_says_whatever_becomes_of_th
         assert_eq!(in_shadow_mode("/ok", forgets).await, [StatusCode::CREATED; 2]);
         assert_eq!(in_shadow_mode("/failed", forgets).await, [StatusCode::INTERNAL_SERVER_ERROR; 2]);
     }
+}
+
+/// Keys, client addresses and request ids of what was answered.
+#[derive(Default)]
+struct Told(Mutex<Vec<(String, String, String)>>);
+
+impl Observer for Told {
+    fn answered(&self, request: &Answered<'_>) {
+        let peer = request.peer.map(|peer| peer.to_string()).unwrap_or_default();
+        self.0.lock().unwrap().push((request.key.into(), peer, request.request_id.into()));
+    }
+}
+
+/// An app that answers with the id of the request as it got it.
+fn naming(policy: Policy) -> (Router, Arc<Told>) {
+    naming_on(Arc::new(Memory::default()), policy)
+}
+
+fn naming_on(store: Arc<dyn Store>, policy: Policy) -> (Router, Arc<Told>) {
+    let told = Arc::new(Told::default());
+    let ibid = Ibid::builder(store).observer(told.clone()).build();
+    let name = |headers: HeaderMap| async move {
+        let ids: Vec<_> = headers.get_all("x-request-id").iter().map(|id| id.to_str().unwrap().to_owned()).collect();
+        ids.join(" and ")
+    };
+    (Router::new().route("/pay", post(name)).layer(ibid.layer(policy).unwrap()), told)
+}
+
+#[tokio::test]
+async fn an_invalid_key_is_masked_in_the_refusal_and_for_observers() {
+    let mut from_body = Policy::ietf();
+    from_body.key.from = vec!["json:/key".parse().unwrap()];
+    from_body.key.format = "uuid".parse().unwrap();
+    let uuid1 = "550e8400-e29b-11d4-a716-446655440000";
+    let in_body = format!("{{\"key\":\"{uuid1}x\"}}");
+    for (policy, key, body, masked) in [
+        (Policy::leads(), uuid1, "", "550e****0000"),
+        (Policy::leads(), "\"550e8400 e29b 0000\"", "", "550e****0000"),
+        (Policy::leads(), "550e8400-é-0000", "", "550e****0000"),
+        (Policy::leads(), "short", "", "****"),
+        (from_body, "", in_body.as_str(), "550e****000x"),
+    ] {
+        let (router, told) = naming(policy);
+        let mut request = Request::post("/pay").header("host", "x").header("content-type", "application/json");
+        if !key.is_empty() {
+            request = request.header("x-idempotency-key", HeaderValue::from_bytes(key.as_bytes()).unwrap());
+        }
+        let answer = router.oneshot(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{key}{body}");
+        let problem: serde_json::Value = serde_json::from_str(&text(answer).await).unwrap();
+        assert_eq!(problem["key"], masked, "{key}{body}: {problem}");
+        assert_eq!(told.0.lock().unwrap()[0].0, masked, "{key}{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_valid_request_id_is_kept_and_another_is_made() {
+    let mut policy = Policy::membership();
+    policy.scope = vec!["global".parse().unwrap()];
+    let (router, told) = naming(policy);
+    let (longest, too_long) = ("x".repeat(128), "x".repeat(129));
+    let sent: [(&[&str], bool); 6] = [
+        (&["req-1"], true),
+        (&[&longest], true),
+        (&[&too_long], false),
+        (&["with space"], false),
+        (&["req-1", "req-2"], false),
+        (&[], false),
+    ];
+    for (nth, (ids, kept)) in sent.into_iter().enumerate() {
+        for with_key in [true, false] {
+            let mut request = request("/pay", &format!("a-key-of-this-case-{nth}"), "");
+            if !with_key {
+                request.headers_mut().remove("idempotency-key");
+            }
+            for id in ids {
+                request.headers_mut().append("x-request-id", id.parse().unwrap());
+            }
+            let answer = router.clone().oneshot(request).await.unwrap();
+            let answered = answer.headers().get("x-request-id").map(|id| id.to_str().unwrap().to_owned());
+            let got = text(answer).await;
+            let (_, _, logged) = told.0.lock().unwrap().last().unwrap().clone();
+            assert_eq!(got, logged, "the app has the same id, and one");
+            assert_eq!(got == *ids.first().unwrap_or(&""), kept, "{ids:?} became {got}");
+            assert!(kept || got.len() == 36, "{got}");
+            if with_key {
+                assert_eq!(answered.as_deref(), Some(got.as_str()), "the preset says so in its answers");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_header_that_the_key_comes_from_reaches_the_app_as_it_was_sent() {
+    let mut policy = Policy::ietf();
+    policy.key.from = vec!["header:X-Request-Id".parse().unwrap()];
+    let (router, _) = naming(policy);
+    let long = "x".repeat(200);
+    let mut request = request("/pay", "unused", "");
+    request.headers_mut().insert("x-request-id", long.parse().unwrap());
+    assert_eq!(text(router.oneshot(request).await.unwrap()).await, long);
+}
+
+#[tokio::test]
+async fn the_client_is_found_behind_trusted_proxies() {
+    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let (router, told) = naming_on(store.clone(), Policy::ietf());
+    for (peer, chain, client) in
+        [("127.0.0.1", "198.51.100.9, 203.0.113.7", "203.0.113.7"), ("192.0.2.4", "203.0.113.7", "192.0.2.4")]
+    {
+        let mut request = request("/pay", "k1", "");
+        request.headers_mut().insert("x-forwarded-for", chain.parse().unwrap());
+        request.extensions_mut().insert(Peer(peer.parse().unwrap()));
+        let _ = router.clone().oneshot(request).await.unwrap();
+        assert_eq!(told.0.lock().unwrap().last().unwrap().1, client);
+    }
+    let page = store.operators().list(&Filter::default(), Cursor::default(), 9).await.unwrap();
+    let record = LabelText::decode(&page.entries[0].label).unwrap();
+    assert_eq!(record.peer, "203.0.113.7", "the first");
+}
+
+#[tokio::test]
+async fn large_answers_are_compressed_in_the_store_and_read_by_everybody() {
+    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let runs = Arc::new(AtomicUsize::new(0));
+    let routers = [true, false].map(|compress| {
+        let (ibid, runs) = (Ibid::builder(store.clone()).compress(compress).build(), runs.clone());
+        let report = move || {
+            let run = runs.fetch_add(1, SeqCst);
+            async move { format!("{run} {}", "{\"id\":17,\"paid\":true}".repeat(400)) }
+        };
+        Router::new().route("/report", post(report)).layer(ibid.layer(Policy::ietf()).unwrap())
+    });
+    for (by, key) in [(0, "compressed-1"), (1, "plain-key-2")] {
+        let first = text(routers[by].clone().oneshot(request("/report", key, "")).await.unwrap()).await;
+        for router in &routers {
+            let again = router.clone().oneshot(request("/report", key, "")).await.unwrap();
+            assert_eq!(again.headers()["idempotent-replayed"], "true");
+            assert_eq!(text(again).await, first);
+        }
+    }
+    let page = store.operators().list(&Filter::default(), Cursor::default(), 9).await.unwrap();
+    let mut sizes = Vec::new();
+    for entry in &page.entries {
+        let Some(Claim::Done(done)) = store.get(&entry.address).await.unwrap() else { panic!("{entry:?}") };
+        sizes.push((entry.tags.key().to_owned(), done.record.len()));
+    }
+    sizes.sort_by_key(|(_, size)| *size);
+    assert!(sizes[0].0 == "comp****ed-1" && sizes[0].1 < 1000, "{sizes:?}");
+    assert!(sizes[1].1 > 8000, "{sizes:?}");
 }

@@ -102,8 +102,13 @@ pub(super) async fn a_key_is_found_as_sent_though_it_is_stored_masked(place: &Pl
         let records = scene.list(&["--key", by, "--state", "unknown"]).await;
         assert_eq!(keys(&records), ["key-****-one"].into(), "{by}");
     }
-    // A mask fits several keys, and says so.
-    let several = scene.keys(&["show", "--key", LOST]).await;
+    // A whole key is one entry, though others look the same; a mask fits several keys, and says so.
+    assert_eq!(scene.list(&["--key", LOST]).await.len(), 1);
+    let exact = scene.keys(&["show", "--key", LOST, "--json"]).await.json();
+    assert_eq!((&exact["key"], &exact["state"]), (&"key-****-one".into(), &"unknown".into()), "{exact:#}");
+    assert_eq!(scene.list(&["--key", "key-of-another-one"]).await.len(), 0, "shown alike, and never sent");
+    assert_eq!(scene.list(&["--key", "key-****-one"]).await.len(), 3);
+    let several = scene.keys(&["show", "--key", "key-****-one"]).await;
     assert_eq!(several.code, Some(1), "{several:?}");
     assert!(several.said.contains("more than one entry matches; name one by its address, such as "), "{several:?}");
     let one = scene.keys(&["show", "--key", &key(2)]).await;

@@ -11,7 +11,7 @@ use ibid::{
 };
 use ibid_gateway::logs::Logged;
 use ibid_testkit::{
-    client::post,
+    client::{Request, post},
     process::{Gateway, Signal},
     upstream::{Gate, Reply, Upstream},
     wrappers::Calls,
@@ -110,6 +110,22 @@ async fn as_text_each_line_has_the_same() {
         assert!(!line.contains('\x1b'), "no colours: {line:?}");
     }
     assert!(all.iter().any(|line| line.contains("key=\"550e****0000\"")), "{all:#?}");
+}
+
+/// Behind a proxy on this machine, as most are.
+#[tokio::test]
+async fn a_line_has_the_clients_address_and_the_id_of_its_request() {
+    let upstream = Upstream::start().await;
+    let gateway = gateway("log = { format = \"json\" }\n[policy]\nkey.required = true\n", &upstream).await;
+    let behind = |request: Request| request.header("X-Forwarded-For", "198.51.100.9, 203.0.113.7");
+    behind(pay(gateway.addr(), "k-1")).header("X-Request-Id", "req-42").send().await;
+    behind(post(gateway.addr(), "/pay")).send().await;
+    let stored = json(&lines(&gateway, "answer stored", 1).await[0]);
+    assert_eq!((&stored["peer"], &stored["request_id"]), (&"203.0.113.7".into(), &"req-42".into()), "{stored}");
+    assert_eq!(upstream.last().header("x-request-id"), Some("req-42"));
+    let missing = json(&lines(&gateway, "missing idempotency key", 1).await[0]);
+    assert_eq!(missing["peer"], "203.0.113.7", "{missing}");
+    assert_eq!(missing["request_id"].as_str().map(str::len), Some(36), "{missing}");
 }
 
 #[tokio::test]

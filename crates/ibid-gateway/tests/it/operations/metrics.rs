@@ -137,13 +137,13 @@ fn steps(addr: SocketAddr) -> Vec<(Request, u16, Vec<&'static str>)> {
     let other = post(addr, "/pay").key("/pay").json("{}");
     vec![
         (at("/pay"), 201, ran(&["requests_total executed POST /*"])),
-        (at("/pay"), 201, begun(&["requests_total replayed POST /*", "cache_hit_total"])),
-        (other, 422, begun(&["requests_total key-reused POST /*", "mismatches_total"])),
+        (at("/pay"), 201, begun(&["requests_total replayed POST /*", "cache_hit_total", "retries_total"])),
+        (other, 422, begun(&["requests_total key-reused POST /*", "mismatches_total", "conflicts_total mismatch", "retries_total"])),
         (post(addr, "/pay"), 201, vec!["requests_total keyless POST /*"]),
         (post(addr, "/strict"), 400, vec!["requests_total key-missing POST /strict"]),
-        (at("/slow"), 409, begun(&["requests_total in-progress POST /*", "conflicts_total"])),
+        (at("/slow"), 409, begun(&["requests_total in-progress POST /*", "conflicts_total in_progress", "retries_total"])),
         (at("/unknown"), 504, ran(&["requests_total unknown POST /*", "unknown_total"])),
-        (at("/unknown"), 409, begun(&["requests_total outcome-unknown POST /*"])),
+        (at("/unknown"), 409, begun(&["requests_total outcome-unknown POST /*", "retries_total"])),
         (at("/released"), 500, ran(&["requests_total released POST /*"])),
         (at("/released"), 201, ran(&["requests_total executed POST /*", "retries_total"])),
         (at("/retried"), 504, ran(&["requests_total unknown POST /retried", "unknown_total"])),
@@ -217,6 +217,7 @@ async fn fifty_at_once_are_counted_exactly() {
         ("requests_total replayed *", 50),
         ("cache_hit_total", 50),
         ("cache_miss_total", 100),
+        ("retries_total", 50),
         ("store_seconds_count claim", 150),
         ("store_seconds_count settle", 100),
         ("overhead_seconds_count", 150),
@@ -236,7 +237,9 @@ async fn one_key_sent_fifty_times_at_once_runs_once_and_every_request_is_counted
     gate.open();
     assert_eq!(first.read_response().await.status, 201);
     let page = scrape(gateway.admin_addr()).await;
-    assert_eq!((page.value("idempotency_conflicts_total"), page.outcome("executed")), (49.0, 1.0));
+    let conflicts = |reason| page.sum("idempotency_conflicts_total", &[("reason", reason)]);
+    assert_eq!((conflicts("in_progress"), conflicts("mismatch"), page.outcome("executed")), (49.0, 0.0, 1.0));
+    assert_eq!(page.value("idempotency_retries_total"), 49.0);
     assert_eq!((page.value("idempotency_cache_miss_total"), page.value("idempotency_cache_hit_total")), (1.0, 0.0));
 }
 
@@ -291,7 +294,12 @@ async fn a_lost_claim_is_counted_and_its_request_is_no_hit() {
     assert_eq!(page.value("idempotency_lost_claims_total"), 1.0);
     assert_eq!((page.value("idempotency_cache_miss_total"), page.value("idempotency_cache_hit_total")), (2.0, 0.0));
     assert_eq!((page.outcome("executed"), page.outcome("replayed")), (1.0, 1.0));
-    assert_eq!(page.value("idempotency_retries_total"), 1.0);
+    let refused = page.outcome("in-progress") + page.outcome("outcome-unknown");
+    assert_eq!(
+        page.value("idempotency_retries_total"),
+        refused + 1.0,
+        "the first is none, though it got another's record"
+    );
     assert!(page.asked("extend") >= 1.0, "failed calls are timed, too");
 }
 
@@ -354,6 +362,7 @@ async fn what_shadow_mode_would_have_done_is_neither_hit_nor_conflict() {
         ("requests_total shadow-replay *", 1),
         ("requests_total shadow-refusal *", 1),
         ("cache_miss_total", 1),
+        ("retries_total", 2),
         ("store_seconds_count claim", 3),
         ("store_seconds_count settle", 1),
         ("overhead_seconds_count", 3),
@@ -381,7 +390,7 @@ async fn a_duplicate_that_waits_is_a_hit_and_its_wait_is_timed() {
     gate.open();
     assert_eq!((first.read_response().await.status, second.read_response().await.status), (201, 201));
     let page = scrape(admin).await;
-    assert_eq!((page.value("idempotency_cache_hit_total"), page.value("idempotency_conflicts_total")), (1.0, 0.0));
+    assert_eq!((page.value("idempotency_cache_hit_total"), page.sum("idempotency_conflicts_total", &[])), (1.0, 0.0));
     assert!(page.asked("wait") >= 1.0);
     assert!(page.sum("idempotency_store_seconds_sum", &[("op", "wait")]) >= 0.1);
     assert!(page.value("idempotency_overhead_seconds_sum") >= 0.1);

@@ -17,7 +17,8 @@ const ENDPOINTS: [&str; 9] = [
     "POST /coach-blocks",
     "POST /coaches/:id/students",
 ];
-const PAYMENTS: [&str; 3] = ["POST /offline-payments", "POST /refunds", "POST /payment-intents"];
+const PAYMENTS: [&str; 4] =
+    ["POST /bookings/:id/confirm", "POST /offline-payments", "POST /refunds", "POST /payment-intents"];
 
 async fn bench() -> Bench {
     Bench::shipped("bookings").await
@@ -315,6 +316,7 @@ async fn the_configuration_lists_the_nine_endpoints_and_keeps_payments_for_72_ho
         ("unknown_status", "none"),
         ("digest_status", "200"),
         ("lease", "5m"),
+        ("timeout", "5m"),
         ("first_headers", "none"),
         ("replay_headers", "none"),
         ("envelope", "none"),

@@ -322,8 +322,11 @@ async fn log_events_have_the_levels_of_the_document() {
     let agent = |request: Request| request.header("User-Agent", "lead-form/2");
     agent(bench.post(PATH).json(LEAD)).send().await;
     let missing = bench.gateway.wait_for_log("missing idempotency key").await;
-    agent(bench.post(PATH).header("X-Idempotency-Key", "abc-123").json(LEAD)).send().await;
+    let uuid1 = "550e8400-e29b-11d4-a716-446655440000";
+    let refused = agent(bench.post(PATH).header("X-Idempotency-Key", uuid1).json(LEAD)).send().await;
+    assert_eq!(refused.json()["key"], MASKED, "{refused:?}");
     let invalid = bench.gateway.wait_for_log("invalid idempotency key").await;
+    assert!(invalid.contains(&format!("key=\"{MASKED}\"")), "{invalid}");
     agent(lead(&bench, LEAD)).send().await;
     let stored = bench.gateway.wait_for_log("answer stored").await;
     agent(lead(&bench, LEAD)).send().await;
@@ -353,6 +356,7 @@ async fn the_configuration_has_the_dials_of_the_column() {
         ("digest_status", "original"),
         ("ttl", "5m"),
         ("lease", "5m"),
+        ("timeout", "5m"),
         ("first_headers", "none"),
         ("replay_headers", "none"),
         ("envelope", "none"),

@@ -200,7 +200,7 @@ async fn bookings_on_redis_with_postgres_behind_it() {
 async fn platform_on_postgres() {
     let case = Case {
         preset: "platform",
-        endpoint: "*",
+        endpoint: "POST /orders",
         request: |addr, key| post(addr, "/orders").key(key),
         keys: ["order-1841-of-today", "order-1842-of-today"],
         bodies: [r#"{"sku":"A1","count":2}"#, r#"{"sku":"A1","count":3}"#],

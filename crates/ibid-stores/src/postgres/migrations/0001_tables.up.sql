@@ -9,7 +9,9 @@ CREATE TABLE ibid.idempotency_keys (
     user_id             text        COLLATE "C" NOT NULL DEFAULT '',
     endpoint            text        COLLATE "C" NOT NULL DEFAULT '',
     key                 text        COLLATE "C" NOT NULL DEFAULT '',
-    -- The four above, byte for byte, where they hold what text cannot (a zero byte).
+    -- Of the whole key, of which the one above may be masked: what an exact key is found by.
+    key_hash            text        COLLATE "C" NOT NULL DEFAULT '',
+    -- The five above, byte for byte, where they hold what text cannot (a zero byte).
     tags                bytea,
     label               bytea       NOT NULL DEFAULT '',
     attempt             integer     NOT NULL,
@@ -58,6 +60,7 @@ CREATE INDEX idempotency_keys_lease_until ON ibid.idempotency_keys (lease_until)
 CREATE INDEX idempotency_keys_tenant ON ibid.idempotency_keys (tenant) WHERE tenant <> '';
 CREATE INDEX idempotency_keys_user_id ON ibid.idempotency_keys (user_id) WHERE user_id <> '';
 CREATE INDEX idempotency_keys_key ON ibid.idempotency_keys (key) WHERE key <> '';
+CREATE INDEX idempotency_keys_key_hash ON ibid.idempotency_keys (key_hash) WHERE key_hash <> '';
 
 -- The highest fence of the rows that are gone, per first byte of their address: with it fences grow beyond a row's
 -- life even if the clock is set back.

@@ -147,8 +147,8 @@ BEGIN
         RETURN FOUND;
     END IF;
     UPDATE ibid.idempotency_keys k SET
-        state = r.state, tenant = r.tenant, user_id = r.user_id, endpoint = r.endpoint, key = r.key, tags = r.tags,
-        label = r.label, attempt = r.attempt, fence = r.fence, token = r.token,
+        state = r.state, tenant = r.tenant, user_id = r.user_id, endpoint = r.endpoint, key = r.key,
+        key_hash = r.key_hash, tags = r.tags, label = r.label, attempt = r.attempt, fence = r.fence, token = r.token,
         fingerprint_version = r.fingerprint_version, fingerprint = r.fingerprint, claimed_at = r.claimed_at,
         lease_until = r.lease_until, takeover_at = r.takeover_at, expires_at = r.expires_at,
         delete_after = r.delete_after, hold_us = r.hold_us, keep_us = r.keep_us, took_over = r.took_over,
@@ -420,7 +420,7 @@ END $$;
 -- The asks of a call with many: one row each, in the order in which they are to be visited.
 CREATE FUNCTION ibid._asks(
     addresses bytea[], tokens bytea[], versions smallint[], fingerprints bytea[], tenants text[], users text[],
-    endpoints text[], keys text[], tags bytea[], labels bytea[], holds bigint[], keeps bigint[],
+    endpoints text[], keys text[], key_hashes text[], tags bytea[], labels bytea[], holds bigint[], keeps bigint[],
     fences bigint[], attempts integer[], OUT nth integer, OUT ask ibid.idempotency_keys) RETURNS SETOF record
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -433,6 +433,7 @@ BEGIN
         ask.user_id := users[nth];
         ask.endpoint := endpoints[nth];
         ask.key := keys[nth];
+        ask.key_hash := key_hashes[nth];
         ask.tags := tags[nth];
         ask.label := labels[nth];
         ask.hold_us := holds[nth];
@@ -452,7 +453,7 @@ END $$;
 -- there is goes one by one. Always by the primary key: a plan made while the table was small would read all of it.
 CREATE FUNCTION ibid._claim_many(
     addresses bytea[], tokens bytea[], versions smallint[], fingerprints bytea[], tenants text[], users text[],
-    endpoints text[], keys text[], tags bytea[], labels bytea[], holds bigint[], keeps bigint[], overs bigint[],
+    endpoints text[], keys text[], key_hashes text[], tags bytea[], labels bytea[], holds bigint[], keeps bigint[], overs bigint[],
     OUT nth integer, OUT answer ibid._answer) RETURNS SETOF record
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms'
     SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -481,14 +482,15 @@ BEGIN
 
     WITH new AS (
         INSERT INTO ibid.idempotency_keys (
-            address, state, tenant, user_id, endpoint, key, tags, label, attempt, fence, token, fingerprint_version,
+            address, state, tenant, user_id, endpoint, key, key_hash, tags, label, attempt, fence, token, fingerprint_version,
             fingerprint, claimed_at, lease_until, expires_at, delete_after, hold_us, keep_us)
-        SELECT u.address, 'processing', u.tenant, u.user_id, u.endpoint, u.key, u.tags, u.label, 1,
+        SELECT u.address, 'processing', u.tenant, u.user_id, u.endpoint, u.key, u.key_hash, u.tags, u.label, 1,
                greatest(ibid._clock_us(at), f.high + 1), u.token, u.version, u.fingerprint, at, ibid._after(at, u.hold),
                ibid._after(ibid._after(at, u.hold), u.keep), ibid._after(ibid._after(at, u.hold), u.keep), u.hold, u.keep
-        FROM unnest(addresses, tokens, versions, fingerprints, tenants, users, endpoints, keys, tags, labels, holds, keeps)
-             WITH ORDINALITY AS u(address, token, version, fingerprint, tenant, user_id, endpoint, key, tags, label, hold,
-                                  keep, nth)
+        FROM unnest(addresses, tokens, versions, fingerprints, tenants, users, endpoints, keys, key_hashes, tags,
+                    labels, holds, keeps)
+             WITH ORDINALITY AS u(address, token, version, fingerprint, tenant, user_id, endpoint, key, key_hash, tags,
+                                  label, hold, keep, nth)
         JOIN ibid.fences f ON f.bucket = get_byte(u.address, 0)
         WHERE u.nth <> ALL (answered)
             AND NOT EXISTS (SELECT FROM ibid.idempotency_keys k WHERE k.address = u.address)
@@ -523,7 +525,7 @@ BEGIN
     END IF;
 
     FOR asked IN SELECT a.nth, a.ask FROM ibid._asks(addresses, tokens, versions, fingerprints, tenants, users,
-        endpoints, keys, tags, labels, holds, keeps, NULL, NULL) a WHERE a.nth <> ALL (answered)
+        endpoints, keys, key_hashes, tags, labels, holds, keeps, NULL, NULL) a WHERE a.nth <> ALL (answered)
     LOOP
         nth := asked.nth;
         answer := ibid._claim(asked.ask, overs[nth]);
@@ -535,7 +537,7 @@ END $$;
 -- Whatever else there is goes one by one.
 CREATE FUNCTION ibid._settle_many(
     addresses bytea[], tokens bytea[], versions smallint[], fingerprints bytea[], tenants text[], users text[],
-    endpoints text[], keys text[], tags bytea[], labels bytea[], holds bigint[], keeps bigint[], overs bigint[],
+    endpoints text[], keys text[], key_hashes text[], tags bytea[], labels bytea[], holds bigint[], keeps bigint[], overs bigint[],
     fences bigint[], attempts integer[], hows smallint[], faileds boolean[], records bytea[], statuses integer[],
     requested bigint[], completed bigint[], tooks bigint[], end_keeps bigint[], retries bigint[],
     OUT nth integer, OUT answer ibid._answer) RETURNS SETOF record
@@ -569,7 +571,7 @@ BEGIN
         RETURN;
     END IF;
     FOR asked IN SELECT a.nth, a.ask FROM ibid._asks(addresses, tokens, versions, fingerprints, tenants, users,
-        endpoints, keys, tags, labels, holds, keeps, fences, attempts) a WHERE a.nth <> ALL (answered)
+        endpoints, keys, key_hashes, tags, labels, holds, keeps, fences, attempts) a WHERE a.nth <> ALL (answered)
     LOOP
         nth := asked.nth;
         answer := ibid._settle(asked.ask, overs[nth], hows[nth], faileds[nth], records[nth], statuses[nth], requested[nth],

@@ -117,9 +117,15 @@ AS $$ SELECT ('x' || encode(substr(address, 1, 8), 'hex'))::bit(64)::bigint $$;
 CREATE FUNCTION ibid._span_us(span interval) RETURNS bigint LANGUAGE sql IMMUTABLE
 AS $$ SELECT least(greatest(extract(epoch FROM span) * 1000000, 0), 315576000000000000)::bigint $$;
 
+-- What a whole key is found by, as the gateway and the layer hash it.
+CREATE FUNCTION ibid._key_hash(key text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN coalesce(key, '') = '' THEN ''
+           ELSE left(encode(sha256(convert_to('ibid key ' || key, 'UTF8')), 'hex'), 16) END
+$$;
+
 CREATE FUNCTION ibid._ask(
     address bytea, token bytea, version smallint, fingerprint bytea, tenant text, user_id text, endpoint text, key text,
-    hold_us bigint, keep_us bigint, OUT ask ibid.idempotency_keys)
+    key_hash text, hold_us bigint, keep_us bigint, OUT ask ibid.idempotency_keys)
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     ask.address := address;
@@ -130,6 +136,7 @@ BEGIN
     ask.user_id := left(coalesce(user_id, ''), 1024);
     ask.endpoint := left(coalesce(endpoint, ''), 1024);
     ask.key := left(coalesce(key, ''), 1024);
+    ask.key_hash := coalesce(key_hash, '');
     ask.label := '';
     ask.hold_us := hold_us;
     ask.keep_us := keep_us;
@@ -170,11 +177,11 @@ BEGIN
         -- By far most claims find nothing: written out, because rows as values take longer than all the rest.
         at := clock_timestamp();
         INSERT INTO ibid.idempotency_keys (
-            address, state, tenant, user_id, endpoint, key, label, attempt, fence, token, fingerprint_version,
+            address, state, tenant, user_id, endpoint, key, key_hash, label, attempt, fence, token, fingerprint_version,
             fingerprint, claimed_at, lease_until, expires_at, delete_after, hold_us, keep_us)
         VALUES (
-            ask.address, 'processing', ask.tenant, ask.user_id, ask.endpoint, ask.key, ask.label, 1, ibid._clock_us(at),
-            ask.token, ask.fingerprint_version, ask.fingerprint, at, ibid._after(at, ask.hold_us),
+            ask.address, 'processing', ask.tenant, ask.user_id, ask.endpoint, ask.key, ask.key_hash, ask.label, 1,
+            ibid._clock_us(at), ask.token, ask.fingerprint_version, ask.fingerprint, at, ibid._after(at, ask.hold_us),
             ibid._after(ibid._after(at, ask.hold_us), ask.keep_us),
             ibid._after(ibid._after(at, ask.hold_us), ask.keep_us), ask.hold_us, ask.keep_us)
         ON CONFLICT DO NOTHING
@@ -251,7 +258,7 @@ END $$;
 -- caller whose machine is gone would otherwise keep its key until TCP gives up.
 CREATE FUNCTION ibid._run_claim(
     address bytea, token bytea, version smallint, fingerprint bytea, tenant text, user_id text, endpoint text, key text,
-    hold_us bigint, keep_us bigint, over bigint, idle_ms bigint, OUT locked boolean, OUT xid bigint,
+    key_hash text, hold_us bigint, keep_us bigint, over bigint, idle_ms bigint, OUT locked boolean, OUT xid bigint,
     OUT answer ibid._answer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms'
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
@@ -260,7 +267,7 @@ DECLARE
     idle bigint;
 BEGIN
     SELECT * INTO claimed FROM ibid._tx_claim(
-        ibid._ask(address, token, version, fingerprint, tenant, user_id, endpoint, key, hold_us, keep_us), over);
+        ibid._ask(address, token, version, fingerprint, tenant, user_id, endpoint, key, key_hash, hold_us, keep_us), over);
     locked := claimed.locked;
     answer := claimed.answer;
     IF answer.found = 1 THEN
@@ -420,7 +427,7 @@ BEGIN
     ask := ibid._ask(address, coalesce(token, uuid_send(gen_random_uuid())),
         CASE WHEN fingerprint IS NULL THEN 0::smallint ELSE 1::smallint END,
         coalesce(fingerprint, decode(repeat('00', 32), 'hex')), tenant, user_id, endpoint, key,
-        ibid._span_us(coalesce(lease, '1 minute')), ibid._span_us(coalesce(ttl, '24 hours')));
+        ibid._key_hash(key), ibid._span_us(coalesce(lease, '1 minute')), ibid._span_us(coalesce(ttl, '24 hours')));
     SELECT * INTO claimed FROM ibid._tx_claim(ask, NULL);
     a := claimed.answer;
     told := ibid._told(a, fingerprint);
@@ -488,7 +495,7 @@ BEGIN
         RAISE EXCEPTION 'an address has 32 bytes, a token has 16' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     a := ibid._settle(
-        ibid._ask(address, token, 0::smallint, decode(repeat('00', 32), 'hex'), '', '', '', '', 0, 0),
+        ibid._ask(address, token, 0::smallint, decode(repeat('00', 32), 'hex'), '', '', '', '', '', 0, 0),
         NULL, 1::smallint, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
     RETURN a.held = 0;
 END $$;

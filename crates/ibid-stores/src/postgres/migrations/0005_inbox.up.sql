@@ -135,8 +135,8 @@ BEGIN
     RETURN counted;
 END $$;
 
--- Forgets an event, marks and failures, so that it is handled again whatever its age. Returns whether it was handled
--- before.
+-- Forgets an event, marks and failures, so that it is handled again whatever its age. Returns whether there was anything to
+-- forget: it was handled, or has failed.
 CREATE FUNCTION ibid._forget_event(of_consumer text, of_source text, id text, keep_us bigint) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -145,7 +145,9 @@ DECLARE
 BEGIN
     DELETE FROM ibid.processed_events p
     WHERE p.consumer = of_consumer COLLATE "C" AND p.source = of_source COLLATE "C" AND p.event_id = id COLLATE "C";
-    was_there := FOUND;
+    was_there := FOUND OR EXISTS (
+        SELECT FROM ibid.failed_events f WHERE f.consumer = of_consumer COLLATE "C" AND f.source = of_source COLLATE "C"
+            AND f.event_id = id COLLATE "C" AND f.attempts > 0);
     INSERT INTO ibid.failed_events AS f
         (consumer, source, event_id, attempts, first_failed_at, last_failed_at, last_error, redriven, forget_after)
     VALUES (of_consumer, of_source, id, 0, at, at, 'forgotten, to be handled again', true, ibid._after(at, keep_us))

@@ -1,4 +1,4 @@
-//! Compression before sealing: what is sealed cannot be compressed any more.
+//! Compression of what is remembered: raw DEFLATE, at its fastest. For the stores of this project; may change.
 
 use std::cell::RefCell;
 
@@ -14,7 +14,7 @@ thread_local! {
 }
 
 /// The same in fewer bytes, if that can be.
-pub(super) fn squeezed(plain: &[u8]) -> Option<Vec<u8>> {
+pub fn squeezed(plain: &[u8]) -> Option<Vec<u8>> {
     if plain.len() < LEAST {
         return None;
     }
@@ -28,7 +28,7 @@ pub(super) fn squeezed(plain: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// What [`squeezed`] was given, which had this length.
-pub(super) fn spread(squeezed: &[u8], length: usize) -> Option<Vec<u8>> {
+pub fn spread(squeezed: &[u8], length: usize) -> Option<Vec<u8>> {
     // One more, so that what is too long is noticed.
     let mut out = Vec::with_capacity(length + 1);
     SPREADING.with_borrow_mut(|spreading| {
