@@ -47,7 +47,8 @@ pub use operator::{AdminTls, AdminTlsArgs};
 pub use seal::Seal;
 pub use secret::{Secret, StoreUrl};
 pub use settings::{
-    Admin, Jwt, JwtKeys, Limits, Log, LogFormat, LogLevel, Pem, Quota, Role, Settings, Shown, Tls, Token, Trace,
+    Admin, Jwt, JwtKeys, Limits, Log, LogFormat, LogLevel, Pem, Quota, Role, Settings, Shown, Tls, Token, TokenSource,
+    Trace,
 };
 pub use store::{DEFAULT_STORE, Store, StoreChoice};
 pub(crate) use webhooks::is_for_webhooks;

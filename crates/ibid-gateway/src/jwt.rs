@@ -11,14 +11,14 @@
 use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderValue, header};
 use ibid::{Claims, Identity, Reason, Refusal};
 use jsonwebtoken::{Validation, decode, decode_header, errors::ErrorKind};
 use serde_json::{Map, Value};
 
 pub(crate) use self::keys::KeySet;
 use self::{keys::Found, remote::Remote};
-use crate::config::{Jwt, JwtKeys};
+use crate::config::{Jwt, JwtKeys, TokenSource};
 
 mod keys;
 mod remote;
@@ -64,7 +64,7 @@ impl Verifier {
 
     /// What becomes of the token in a request: the claims that were asked for, or a refusal.
     pub(crate) async fn identify(&self, headers: &HeaderMap, wanted: &HashSet<String>) -> Identity {
-        let token = match bearer(headers) {
+        let token = match token(headers, &self.settings.from) {
             Ok(token) => token,
             Err(refusal) => return Identity(Err(refusal)),
         };
@@ -141,19 +141,56 @@ fn rules(settings: &Jwt) -> Validation {
     rules
 }
 
-/// The token of `Authorization: Bearer TOKEN`.
-fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {
-    let mut values = headers.get_all(header::AUTHORIZATION).iter();
-    let first = values.next();
-    if values.next().is_some() {
-        return Err(Refusal::new(Reason::RequestAmbiguous, "the header authorization is sent more than once"));
+/// The token of a request, from the first source that is present.
+fn token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a str, Refusal> {
+    for source in from {
+        let (mut found, name) = match source {
+            TokenSource::Header(name) => {
+                (headers.get_all(name).iter().map(HeaderValue::as_bytes).collect(), name.as_str())
+            }
+            TokenSource::Cookie(name) => (cookies(headers, name), name.as_str()),
+        };
+        let Some(value) = found.pop() else { continue };
+        if !found.is_empty() {
+            let detail = format!("the {} is sent more than once", described(source, name));
+            return Err(Refusal::new(Reason::RequestAmbiguous, detail));
+        }
+        let value = std::str::from_utf8(value).map_err(|_| missing(from))?.trim();
+        return match (source, value.split_once(' ')) {
+            (TokenSource::Header(_), Some((scheme, token))) if scheme.eq_ignore_ascii_case("bearer") => {
+                Ok(token.trim())
+            }
+            (TokenSource::Header(name), None) if name != header::AUTHORIZATION => Ok(value),
+            (TokenSource::Cookie(_), None) => Ok(value),
+            _ => Err(missing(from)),
+        };
     }
-    let missing = || {
-        let detail = "the caller is known by a token, and there is none; send it as Authorization: Bearer TOKEN";
-        Refusal::new(Reason::IdentityInvalid, detail)
+    Err(missing(from))
+}
+
+/// The values of every cookie of this name.
+fn cookies<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a [u8]> {
+    let pairs = headers.get_all(header::COOKIE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
+    let value = |pair: &'a [u8]| pair.trim_ascii().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
+    pairs.filter_map(value).collect()
+}
+
+fn described(source: &TokenSource, name: &str) -> String {
+    match source {
+        TokenSource::Header(_) => format!("header {name}"),
+        TokenSource::Cookie(_) => format!("cookie {name:?}"),
+    }
+}
+
+fn missing(from: &[TokenSource]) -> Refusal {
+    let place = |source: &TokenSource| match source {
+        TokenSource::Header(name) if name == header::AUTHORIZATION => "Authorization: Bearer TOKEN".to_owned(),
+        TokenSource::Header(name) => described(source, name.as_str()),
+        TokenSource::Cookie(name) => described(source, name),
     };
-    let (scheme, token) = first.and_then(|value| value.to_str().ok()?.split_once(' ')).ok_or_else(missing)?;
-    if scheme.eq_ignore_ascii_case("bearer") { Ok(token.trim()) } else { Err(missing()) }
+    let places: Vec<_> = from.iter().map(place).collect();
+    let detail = format!("the caller is known by a token, and there is none; send it as {}", places.join(" or "));
+    Refusal::new(Reason::IdentityInvalid, detail)
 }
 
 /// The claims that were asked for and are one value: text, or a whole number.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::Uri;
+use http::{Uri, header};
 
 use super::{
     error::ConfigError,
@@ -10,7 +10,7 @@ use super::{
     raw,
     scalar::One,
     secret::Secret,
-    settings::{Jwt, JwtKeys},
+    settings::{Jwt, JwtKeys, TokenSource},
 };
 use crate::{jwt::KeySet, routes::RouteTable};
 
@@ -42,9 +42,26 @@ pub(super) fn finish(file: raw::Jwt, pem: ReadPem<'_>, wrong: Wrong<'_>) -> Resu
         identity: identity("jwt.", file.cert, file.key, pem, wrong)?,
         issuer: file.issuer.map(|One(issuer)| issuer),
         audience: file.audience.map(|list| list.0).unwrap_or_default(),
+        from: sources(file.from.map(|list| list.0), wrong)?,
         leeway: or(file.leeway, Duration::from_secs(60)),
         refresh: not_zero("jwt.refresh", file.refresh, Duration::from_secs(300), wrong)?,
     })
+}
+
+/// The `Authorization` header unless other sources are named.
+fn sources(written: Option<Vec<String>>, wrong: Wrong<'_>) -> Result<Vec<TokenSource>, ConfigError> {
+    let Some(written) = written else { return Ok(vec![TokenSource::Header(header::AUTHORIZATION)]) };
+    if written.is_empty() {
+        return Err(wrong("jwt.from", "found no source; name at least one, such as \"header:Authorization\""));
+    }
+    let source = |text: &String| match text.split_once(':') {
+        Some(("header", name)) => name.parse().ok().map(TokenSource::Header),
+        Some(("cookie", name)) if !name.is_empty() => Some(TokenSource::Cookie(name.into())),
+        _ => None,
+    };
+    let allowed = "allowed are \"header:NAME\" and \"cookie:NAME\"";
+    let checked = |text: &String| source(text).ok_or_else(|| wrong("jwt.from", &format!("found {text:?}; {allowed}")));
+    written.iter().map(checked).collect()
 }
 
 /// A claim counts for nothing if nobody verifies it.

@@ -83,6 +83,7 @@ pub(super) struct Jwt {
     pub(super) key: Option<One<Secret>>,
     pub(super) issuer: Option<One<String>>,
     pub(super) audience: Option<List<String>>,
+    pub(super) from: Option<List<String>>,
     pub(super) leeway: Option<One<Duration>>,
     pub(super) refresh: Option<One<Duration>>,
 }

@@ -3,7 +3,7 @@
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use bytes::Bytes;
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 use ibid::{Credentials, Limit, TrustedProxies};
 use ibid_stores::seal::Sealing;
 
@@ -142,10 +142,21 @@ pub struct Jwt {
     pub issuer: Option<String>,
     /// For whom they must be; for anybody if empty.
     pub audience: Vec<String>,
+    /// Where a token is looked for. The first source that is present counts.
+    pub from: Vec<TokenSource>,
     /// By how much clocks may differ.
     pub leeway: Duration,
     /// How often keys are fetched.
     pub refresh: Duration,
+}
+
+/// Where a caller's token is looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenSource {
+    /// A header: `Bearer TOKEN`, or the token alone in headers other than Authorization.
+    Header(HeaderName),
+    /// A cookie.
+    Cookie(String),
 }
 
 /// The keys that tokens are verified with.

@@ -149,6 +149,31 @@ async fn what_is_not_believed_is_refused_before_anything_is_claimed() {
 }
 
 #[tokio::test]
+async fn a_token_is_found_in_every_place_that_is_configured() {
+    let upstream = Upstream::start().await;
+    let from = "from = [\"header:Authorization\", \"cookie:sb-access-token\", \"header:X-Token\"]";
+    let gateway = gateway(&upstream, &format!("{}\n{from}", by_secret()), BY_SUB).await;
+    let token = Signer::secret().token(&claims("u1"));
+    let bare = || post(gateway.addr(), "/pay").key("k-1").json("{}");
+    let first = pay(&gateway, &token, "k-1").send().await;
+    assert_ran(&first);
+    assert_replay(&bare().header("Cookie", format!("a=1; sb-access-token={token}")).send().await, &first);
+    assert_replay(&bare().header("X-Token", token.clone()).send().await, &first);
+    assert_replay(&bare().header("X-Token", format!("Bearer {token}")).send().await, &first);
+    // The first place that is present counts, whatever the others hold.
+    let other = Signer::secret().token(&claims("u2"));
+    let both = bare().header("Cookie", format!("sb-access-token={token}")).header("X-Token", other.clone());
+    assert_replay(&both.send().await, &first);
+    let bad = bare().header("Authorization", "Bearer garbage").header("X-Token", token.clone());
+    disbelieved(&bad.send().await, "not a signed token");
+    let twice = bare().header("Cookie", format!("sb-access-token={token}; sb-access-token={other}"));
+    assert_refused(&twice.send().await, 400, "request-ambiguous");
+    disbelieved(&bare().send().await, "Authorization: Bearer TOKEN or cookie \"sb-access-token\" or header x-token");
+    // A cookie whose name only begins like it is another cookie.
+    disbelieved(&bare().header("Cookie", format!("sb-access-token2={token}")).send().await, "there is none");
+}
+
+#[tokio::test]
 async fn neither_tokens_nor_secrets_are_ever_logged() {
     let upstream = Upstream::start().await;
     let gateway = gateway(&upstream, &by_secret(), BY_SUB).await;

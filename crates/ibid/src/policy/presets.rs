@@ -98,6 +98,7 @@ impl Policy {
             unknown_status: Vec::new(),
             ttl: Duration::from_secs(5 * MINUTES),
             lease: Duration::from_secs(5 * MINUTES),
+            timeout: Duration::from_secs(5 * MINUTES),
             replay_headers: Vec::new(),
             ..Self::ietf()
         }
@@ -115,7 +116,10 @@ impl Policy {
             on_store_down: OnStoreDown::Open,
             remember: Remember::All,
             unknown_status: Vec::new(),
+            max_request: 10 << 20,
+            max_response: 10 << 20,
             lease: Duration::from_secs(5 * MINUTES),
+            timeout: Duration::from_secs(5 * MINUTES),
             replay_headers: headers(&[("x-idempotency-replay", "true")]),
             ..Self::ietf()
         }
@@ -134,6 +138,7 @@ impl Policy {
             remember: Remember::Success,
             unknown_status: Vec::new(),
             lease: Duration::from_secs(5 * MINUTES),
+            timeout: Duration::from_secs(5 * MINUTES),
             digest_status: Some(StatusCode::OK),
             replay_headers: Vec::new(),
             ..Self::ietf()
@@ -150,6 +155,7 @@ impl Policy {
             remember: Remember::All,
             unknown_status: Vec::new(),
             lease: Duration::from_secs(5 * MINUTES),
+            timeout: Duration::from_secs(5 * MINUTES),
             replay_headers: Vec::new(),
             ..Self::ietf()
         }
@@ -168,6 +174,7 @@ impl Policy {
             remember: Remember::Success,
             unknown_status: Vec::new(),
             lease: Duration::from_secs(5 * MINUTES),
+            timeout: Duration::from_secs(5 * MINUTES),
             first_headers: headers(&[("x-idempotency-cached", "false"), ("x-request-id", "{request_id}")]),
             replay_headers: headers(&[
                 ("x-idempotency-cached", "true"),

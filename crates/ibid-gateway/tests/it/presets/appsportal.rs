@@ -224,6 +224,19 @@ async fn a_replay_too_large_to_keep_has_the_first_status() {
 }
 
 #[tokio::test]
+async fn a_complete_response_of_three_megabytes_is_kept_and_a_request_of_two_is_taken() {
+    let bench = bench().await;
+    bench.upstream.on(PATH, Reply::status(200).header("Content-Type", "text/plain").large(3_000_000));
+    let request = || invoice(&bench, "abc-123").body(vec![b'a'; 2_000_000]);
+    let first = request().send().await;
+    assert_eq!((first.status, first.body.len()), (200, 3_000_000));
+    let replay = request().send().await;
+    assert_eq!((replay.status, sayings(&replay)), (200, REPLAY.to_vec()), "{}", replay.status);
+    assert!(replay.body == first.body, "the whole response");
+    bench.executed(1);
+}
+
+#[tokio::test]
 async fn keys_are_masked_in_the_log() {
     let bench = bench().await;
     super::keys_are_masked_in_the_log(&bench, &invoice(&bench, UUID), UUID, MASKED).await;
@@ -245,6 +258,9 @@ async fn the_configuration_has_the_dials_of_the_column() {
         ("digest_status", "original"),
         ("ttl", "24h"),
         ("lease", "5m"),
+        ("timeout", "5m"),
+        ("max_request", "10MiB"),
+        ("max_response", "10MiB"),
         ("first_headers", "none"),
         ("replay_headers", "x-idempotency-replay: true"),
         ("envelope", "none"),

@@ -316,6 +316,7 @@ async fn the_configuration_lists_the_nine_endpoints_and_keeps_payments_for_72_ho
         ("unknown_status", "none"),
         ("digest_status", "200"),
         ("lease", "5m"),
+        ("timeout", "5m"),
         ("first_headers", "none"),
         ("replay_headers", "none"),
         ("envelope", "none"),

@@ -356,6 +356,7 @@ async fn the_configuration_has_the_dials_of_the_column() {
         ("digest_status", "original"),
         ("ttl", "5m"),
         ("lease", "5m"),
+        ("timeout", "5m"),
         ("first_headers", "none"),
         ("replay_headers", "none"),
         ("envelope", "none"),

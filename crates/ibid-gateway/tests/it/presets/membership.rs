@@ -500,6 +500,7 @@ async fn the_configuration_has_the_dials_of_the_column() {
         ("digest_status", "original"),
         ("ttl", "24h"),
         ("lease", "5m"),
+        ("timeout", "5m"),
         ("first_headers", "x-idempotency-cached: false, x-request-id: {request_id}"),
         (
             "replay_headers",

@@ -29,6 +29,7 @@ mod ietf;
 mod leads;
 mod membership;
 mod platform;
+mod requirements;
 mod stripe;
 
 const BIN: &str = env!("CARGO_BIN_EXE_ibid");
