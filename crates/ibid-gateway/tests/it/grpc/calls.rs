@@ -35,7 +35,7 @@ async fn a_retry_gets_the_first_answer_and_the_app_sees_one_call_over_http2() {
     assert_eq!((seen.version, seen.path(), &seen.body[..]), (Version::HTTP_2, CREATE, &message("ten")[..]));
     for (name, value) in [
         ("te", "trailers"),
-        ("grpc-timeout", "60000m"),
+        ("grpc-timeout", "300000m"),
         ("grpc-accept-encoding", "identity"),
         ("content-type", "application/grpc"),
         ("idempotency-key", "key-1"),
