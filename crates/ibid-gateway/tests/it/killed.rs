@@ -206,6 +206,8 @@ async fn killed_at_random_moments_it_runs_nothing_twice_and_forgets_nothing() {
     // Once more from the disk alone, and every key is asked for the last time.
     gateway.restart().await;
     *scene.addr.lock() = gateway.addr();
+    // Before the first check is spawned: a check may answer before this task runs again.
+    let replays = scene.replays.swap(0, SeqCst);
     let mut checks = Vec::new();
     for keys in known.clone() {
         let mut client = Client::new(&scene, seed);
@@ -215,7 +217,6 @@ async fn killed_at_random_moments_it_runs_nothing_twice_and_forgets_nothing() {
             }
         }));
     }
-    let replays = scene.replays.swap(0, SeqCst);
     for check in checks {
         check.await.expect("every key answers what it answered");
     }
