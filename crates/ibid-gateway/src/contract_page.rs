@@ -99,6 +99,7 @@ fn route(route: &Route, calls: &[&str]) -> Value {
         "on_mismatch": policy.on_mismatch.to_string(),
         "on_concurrent": policy.on_concurrent.to_string(),
         "wait_timeout_seconds": policy.wait_timeout.as_secs_f64(),
+        "late_answer_seconds": policy.late_answer().as_secs_f64(),
         "on_unknown": policy.on_unknown.to_string(),
         "on_store_down": policy.on_store_down.to_string(),
         "first_headers": headers(&policy.first_headers),

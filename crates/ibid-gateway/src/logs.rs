@@ -207,6 +207,7 @@ impl Observer for Logged {
             Refused(Reason::KeyInvalid) => line!(warn, "invalid idempotency key"),
             Refused(Reason::StoreUnavailable) | Degraded => line!(error, "store unavailable"),
             Unknown => line!(warn, "outcome unknown"),
+            Refused(Reason::UpstreamTimeout) => line!(warn, "no answer in time; it is still waited for"),
             Refused(Reason::InProgress) => line!(info, "duplicate while the first is running"),
             Refused(_) => line!(info, "refused"),
             Outcome::Replayed => line!(info, "duplicate: stored answer replayed"),
@@ -226,7 +227,8 @@ impl Observer for Logged {
             | Notice::Fallback { .. }
             | Notice::Solo(_)
             | Notice::Journaled(_)
-            | Notice::Shortened(_) => tracing::warn!("{notice}"),
+            | Notice::Shortened(_)
+            | Notice::LateAnswer { outcome: Outcome::Unknown, .. } => tracing::warn!("{notice}"),
             Notice::Uncovered { path, .. } => self.uncovered(notice, path),
             _ => tracing::info!("{notice}"),
         }

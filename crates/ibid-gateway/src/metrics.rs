@@ -76,7 +76,7 @@ pub enum Kind {
 
 /// Everything that there is, in the order of the page.
 #[rustfmt::skip]
-pub const FAMILIES: [Family; 18] = [
+pub const FAMILIES: [Family; 19] = [
     Family { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: Kind::Counter,
              help: "Covered requests by route and by what they got." },
     Family { name: "idempotency_cache_hit_total", labels: &[], kind: Kind::Counter,
@@ -99,6 +99,8 @@ pub const FAMILIES: [Family; 18] = [
              help: "Entries in the store whose end nobody knows: silent for longer than their lease, or parked." },
     Family { name: "idempotency_unknown_total", labels: &[], kind: Kind::Counter,
              help: "Runs that were parked: whether the operation took place is not known." },
+    Family { name: "idempotency_late_answers_total", labels: &[], kind: Kind::Counter,
+             help: "Answers that came after timeout and within late_answer: a retry gets them." },
     Family { name: "idempotency_lost_claims_total", labels: &[], kind: Kind::Counter,
              help: "Claims found taken over while their operation ran: it may have run twice." },
     Family { name: "idempotency_dropped_total", labels: &[], kind: Kind::Counter,
@@ -130,6 +132,9 @@ struct Rest {
     retries: AtomicU64,
     uncovered: AtomicU64,
     fallbacks: AtomicU64,
+    late_answers: AtomicU64,
+    /// Operations that did not answer within `late_answer` either.
+    late_unknown: AtomicU64,
     lost_claims: AtomicU64,
     dropped: AtomicU64,
     shared_keys: AtomicU64,
@@ -195,7 +200,7 @@ impl Metrics {
 
     /// The same numbers for people and programs that are not Prometheus.
     pub fn totals(&self) -> Totals {
-        let total = |of: fn(&Rest) -> &AtomicU64| self.rest.iter().map(|shard| of(shard).load(Relaxed)).sum();
+        let total = |of: fn(&Rest) -> &AtomicU64| self.rest.iter().map(|shard| of(shard).load(Relaxed)).sum::<u64>();
         let routes = self.requests.shown().map(|tally| RouteTotals {
             route: tally.route().into(),
             outcomes: tally.read().map(|(outcome, count)| (outcome.name(), count)).collect(),
@@ -207,7 +212,7 @@ impl Metrics {
             mismatches: self.requests.all_of(Outcome::Refused(Reason::KeyReused)),
             retries: total(|rest| &rest.retries),
             fallbacks: total(|rest| &rest.fallbacks),
-            unknown: self.requests.all_of(Outcome::Unknown),
+            unknown: self.requests.all_of(Outcome::Unknown) + total(|rest| &rest.late_unknown),
             lost_claims: total(|rest| &rest.lost_claims),
             routes: routes.collect(),
         }
@@ -215,7 +220,7 @@ impl Metrics {
 
     fn family(&self, page: &mut Exposition<'_>, name: &str, stored: Counts) {
         let outcome = |outcome| self.requests.all_of(outcome);
-        let total = |of: fn(&Rest) -> &AtomicU64| self.rest.iter().map(|shard| of(shard).load(Relaxed)).sum();
+        let total = |of: fn(&Rest) -> &AtomicU64| self.rest.iter().map(|shard| of(shard).load(Relaxed)).sum::<u64>();
         let spread = |of: &dyn Fn(&Rest) -> &Histogram| {
             self.rest.iter().fold(Spread::default(), |sum, shard| sum + of(shard).read())
         };
@@ -239,7 +244,10 @@ impl Metrics {
             "idempotency_fallback_total" => page.sample(&[], total(|rest| &rest.fallbacks)),
             "idempotency_processing_gauge" => page.sample(&[], stored.processing),
             "idempotency_stuck_gauge" => page.sample(&[], stored.unknown),
-            "idempotency_unknown_total" => page.sample(&[], outcome(Outcome::Unknown)),
+            "idempotency_unknown_total" => {
+                page.sample(&[], outcome(Outcome::Unknown) + total(|rest| &rest.late_unknown));
+            }
+            "idempotency_late_answers_total" => page.sample(&[], total(|rest| &rest.late_answers)),
             "idempotency_lost_claims_total" => page.sample(&[], total(|rest| &rest.lost_claims)),
             "idempotency_dropped_total" => page.sample(&[], total(|rest| &rest.dropped)),
             "idempotency_shared_keys_total" => page.sample(&[], total(|rest| &rest.shared_keys)),
@@ -284,6 +292,10 @@ impl Observer for Metrics {
         let mine = self.rest.mine();
         match notice {
             Notice::LostClaim(_) => mine.lost_claims.fetch_add(1, Relaxed),
+            Notice::LateAnswer { outcome: Outcome::Unknown, .. } => mine.late_unknown.fetch_add(1, Relaxed),
+            Notice::LateAnswer { outcome: Outcome::Executed | Outcome::Pending | Outcome::Released, .. } => {
+                mine.late_answers.fetch_add(1, Relaxed)
+            }
             Notice::Dropped(_) => mine.dropped.fetch_add(1, Relaxed),
             Notice::Uncovered { .. } => mine.uncovered.fetch_add(1, Relaxed),
             Notice::SharedKey(_) => mine.shared_keys.fetch_add(1, Relaxed),

@@ -110,10 +110,24 @@ pub struct Complete {
 /// Why an outcome is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParkedBy {
-    /// The answer was lost, or leaves it open.
+    /// The app's complete answer leaves it open, or the handler panicked. It runs no more.
     Answer,
-    /// It took too long and may still be running: not to be taken over before the lease has lapsed.
+    /// The answer was lost. The operation may still be running.
+    Lost,
+    /// The operation took too long and may still be running.
     Timeout,
+    /// No answer came within `timeout` and `late_answer`. The operation counts as ended.
+    NoLateAnswer,
+}
+
+impl ParkedBy {
+    /// When the claim may be taken over: an operation that may still be running has the time of a lease to end.
+    fn retry_in(self, policy: &Policy) -> Duration {
+        match self {
+            Self::Lost | Self::Timeout => policy.lease,
+            Self::Answer | Self::NoLateAnswer => Duration::ZERO,
+        }
+    }
 }
 
 /// What the app says about an earlier run.
@@ -258,15 +272,19 @@ impl Engine {
                         }
                     }
                     match policy.on_unknown {
+                        // It may still be running. Once it cannot be any more, the app is asked, or it runs again.
+                        _ if !ripe && (policy.on_unknown == OnUnknown::Retry || policy.resolve.is_some()) => {
+                            if policy.on_concurrent == OnConcurrent::Reject || left.is_zero() {
+                                return Verdict::Refused(in_progress(holder.takeover_in.max(SOON)));
+                            }
+                            sleep(holder.takeover_in.min(left)).await;
+                        }
                         OnUnknown::Hold => return Verdict::Refused(outcome_unknown()),
-                        OnUnknown::Retry if ripe && takeovers < TAKEOVERS => {
+                        OnUnknown::Retry if takeovers < TAKEOVERS => {
                             takeovers += 1;
                             ask = Arc::new(Ask { over: Some(holder.fence), ..Ask::clone(&ask) });
                         }
-                        OnUnknown::Retry if policy.on_concurrent == OnConcurrent::Wait && !left.is_zero() => {
-                            sleep(holder.takeover_in.min(left)).await;
-                        }
-                        OnUnknown::Retry => return Verdict::Refused(in_progress(holder.takeover_in.max(SOON))),
+                        OnUnknown::Retry => return Verdict::Refused(in_progress(SOON)),
                     }
                 }
                 // An operator forgot the claim while its answer was on the way: start over under another name.
@@ -337,7 +355,7 @@ impl Engine {
                 self.entrusted(policy, &lease, answer, otherwise, (now, keep_unknown), operation).await
             }
             Ended::Park(answer, by) => {
-                let end = End::Park { keep: keep_unknown, retry_in: retry_in(policy, by) };
+                let end = End::Park { keep: keep_unknown, retry_in: by.retry_in(policy) };
                 self.end(policy, &lease, end, now, operation, || Verdict::Ran(answer, Stored::Unknown)).await
             }
         };
@@ -352,7 +370,7 @@ impl Engine {
         (now, keep): (Instant, Duration), operation: &mut O,
     ) -> Verdict<O::Answer> {
         let end = match otherwise {
-            Otherwise::Park(by) => End::Park { keep, retry_in: retry_in(policy, by) },
+            Otherwise::Park(by) => End::Park { keep, retry_in: by.retry_in(policy) },
             Otherwise::Refuse | Otherwise::Release => End::Release,
         };
         let settled = self.settle(lease, &end, now).await;
@@ -635,11 +653,6 @@ fn mismatch_by(
         Comparison::Different => Some(reused()),
         Comparison::UnknownVersion => Some(not_comparable()),
     }
-}
-
-/// When a parked claim may be taken over: what took too long may still be running.
-fn retry_in(policy: &Policy, by: ParkedBy) -> Duration {
-    if by == ParkedBy::Timeout { policy.lease } else { Duration::ZERO }
 }
 
 fn pause(asked: u32) -> Duration {

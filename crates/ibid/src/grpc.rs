@@ -162,7 +162,7 @@ impl Routing for Calls {
 pub(crate) fn prepare(headers: &mut HeaderMap, policy: &Policy) {
     headers.insert("grpc-accept-encoding", HeaderValue::from_static("identity"));
     if policy.mode != Mode::Shadow {
-        headers.insert("grpc-timeout", timeout::written(policy.timeout));
+        headers.insert("grpc-timeout", timeout::written(policy.timeout.saturating_add(policy.late_answer())));
     }
 }
 

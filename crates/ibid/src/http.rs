@@ -65,6 +65,7 @@ mod connection;
 mod cors;
 mod forwarded;
 mod future;
+mod late;
 mod layer;
 mod operation;
 mod read_body;
@@ -101,6 +102,7 @@ struct Settings {
     credentials: Credentials,
     secret: Option<AddressSecret>,
     max_running: usize,
+    max_late_answers: usize,
     buffer_memory: u64,
     body_timeout: Duration,
     cors: Option<Cors>,
@@ -114,6 +116,7 @@ struct Shared {
     budget: budget::Budget,
     records: shared_records::SharedRecords,
     sweeping: sweep::Sweeping,
+    late: late::LateAnswers,
     twins: Arc<twins::Twins>,
 }
 
@@ -243,6 +246,7 @@ impl Ibid {
                 credentials: Credentials::default(),
                 secret: None,
                 max_running: 10_000,
+                max_late_answers: 256,
                 buffer_memory: 256 << 20,
                 body_timeout: Duration::from_secs(30),
                 cors: None,
@@ -350,6 +354,13 @@ impl Builder {
         self
     }
 
+    /// How many operations are waited for beyond their policy's `timeout`, for up to its `late_answer`; 256 by default. A newer
+    /// one replaces the oldest, whose outcome is then unknown.
+    pub fn max_late_answers(mut self, at_most: usize) -> Self {
+        self.settings.max_late_answers = at_most;
+        self
+    }
+
     /// All buffered bodies together, of requests and of answers that have not been sent yet. When it is exhausted, the
     /// slowest clients are cut off first, and then requests are refused. 256 MiB by default. One address of a client that
     /// is no trusted proxy holds at most a quarter of it ([`Peer`]), one connection an eighth ([`Connection`]).
@@ -388,7 +399,8 @@ impl Builder {
         let records = shared_records::SharedRecords::default();
         let sweeping = sweep::Sweeping::new(self.settings.sweep_every);
         sweeping.start(&engine);
-        Ibid { shared: Arc::new(Shared { engine, settings: self.settings, budget, records, sweeping, twins }) }
+        let late = late::LateAnswers::new(self.settings.max_late_answers);
+        Ibid { shared: Arc::new(Shared { engine, settings: self.settings, budget, records, sweeping, late, twins }) }
     }
 }
 

@@ -170,6 +170,13 @@ pub enum Notice<'a> {
     SharedKey(&'a Address),
     /// A record could not be read. It is never answered from.
     Unreadable(&'a Address),
+    /// An operation whose client was refused after `timeout` has ended, or is waited for no longer.
+    LateAnswer {
+        /// Where its entry lives.
+        address: &'a Address,
+        /// What became of it: [`Outcome::Executed`] if its answer came and was recorded.
+        outcome: Outcome,
+    },
     /// A request carried a key, and no policy covers it: it passed through unprotected.
     Uncovered {
         /// Of the request.
@@ -224,6 +231,12 @@ impl fmt::Display for Notice<'_> {
                 write!(f, "{}: two callers sent the same key with the same request; each has its own answer", short(at))
             }
             Self::Unreadable(at) => write!(f, "{}: the record cannot be read and was not answered from", short(at)),
+            Self::LateAnswer { address, outcome: Outcome::Unknown } => {
+                write!(f, "{}: no answer came during late_answer either; the outcome is unknown", short(address))
+            }
+            Self::LateAnswer { address, outcome } => {
+                write!(f, "{}: the answer came after timeout; {}", short(address), outcome.name())
+            }
             Self::Uncovered { method, path } => {
                 write!(f, "{method} {path}: a request carried a key, but no policy covers it; it is not protected")
             }

@@ -84,6 +84,8 @@ pub struct Policy {
     pub timeout: Duration,
     /// How long a duplicate waits.
     pub wait_timeout: Duration,
+    /// How long an answer still counts after `timeout`, when the client has been refused already; one lease if `None`.
+    pub late_answer: Option<Duration>,
     /// Set on first answers.
     pub first_headers: Vec<(HeaderName, Template)>,
     /// Set on replays.
@@ -273,7 +275,8 @@ impl Policy {
             }
         }
         let longest = [("ttl", self.ttl), ("lease", self.lease), ("timeout", self.timeout)];
-        for (dial, duration) in longest.into_iter().chain([("wait_timeout", self.wait_timeout)]) {
+        let may_be_zero = [("wait_timeout", self.wait_timeout), ("late_answer", self.late_answer())];
+        for (dial, duration) in longest.into_iter().chain(may_be_zero) {
             if duration > LONGEST {
                 return Err(format!("{dial} is {duration:?}; it must be at most a hundred years, \"36600d\""));
             }
@@ -322,6 +325,11 @@ impl Policy {
             return Err(what.into());
         }
         signature.check()
+    }
+
+    /// How long an answer still counts after `timeout`.
+    pub fn late_answer(&self) -> Duration {
+        self.late_answer.unwrap_or(self.lease)
     }
 
     /// Whether this method is covered at all.

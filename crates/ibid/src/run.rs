@@ -1,9 +1,10 @@
 //! Idempotency for handlers without a layer.
 
-use std::{error::Error, fmt, future::Future, sync::Arc, time::Duration};
+use std::{error::Error, fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::{
+    sync::oneshot,
     task::JoinError,
     time::{Instant, timeout},
 };
@@ -51,8 +52,9 @@ pub enum RunError<E> {
 /// Runs an operation at most once per key and scope, and remembers its result.
 ///
 /// The operation runs in a task of its own: dropping the returned future does not cancel it. `Ok` is remembered for
-/// the policy's `ttl`; `Err` says that it did not happen, and the next call runs it again; a panic or a run beyond the
-/// policy's `timeout` leaves the outcome unknown. The key must be as the policy's `key` says, and is lower-cased where a layer
+/// the policy's `ttl`; `Err` says that it did not happen, and the next call runs it again; a panic leaves the outcome unknown.
+/// A run beyond the policy's `timeout` refuses the caller and goes on: if it ends within `late_answer` its result is
+/// remembered, else the outcome is unknown. The key must be as the policy's `key` says, and is lower-cased where a layer
 /// would do so. Of the policy, the dials about requests and answers of HTTP mean nothing here.
 ///
 /// ```
@@ -102,19 +104,31 @@ where
     if policy.mode == Mode::Shadow {
         return observed(&engine, policy, ask, operation).await;
     }
-    let operation =
-        Function { operation: Some(operation), fingerprint, timeout: policy.timeout, marker: std::marker::PhantomData };
+    let (late, is_late) = oneshot::channel();
+    let operation = Function {
+        operation: Some(operation),
+        fingerprint,
+        timeout: policy.timeout,
+        late_answer: policy.late_answer(),
+        late: Some(late),
+        marker: std::marker::PhantomData,
+    };
     let task = tokio::spawn(async move { engine.execute(&policy, ask, operation).await });
-    match task.await.map_err(RunError::Aborted)? {
+    let late = || {
+        let detail = format!("the operation did not end in time; whether it took place is not known ({})", mask(&key));
+        Err(RunError::Refused(Refusal::new(Reason::UpstreamTimeout, detail)))
+    };
+    let ended = tokio::select! {
+        biased;
+        ended = task => ended,
+        Ok(()) = is_late => return late(),
+    };
+    match ended.map_err(RunError::Aborted)? {
         Verdict::Ran(Ok(bytes), Stored::Yes | Stored::Degraded | Stored::Pending | Stored::Solo | Stored::No) => {
             Ok(Ran::First(bytes))
         }
         Verdict::Ran(Err(Some(error)), _) => Err(RunError::Failed(error)),
-        Verdict::Ran(_, _) => {
-            let detail =
-                format!("the operation did not end in time; whether it took place is not known ({})", mask(&key));
-            Err(RunError::Refused(Refusal::new(Reason::UpstreamTimeout, detail)))
-        }
+        Verdict::Ran(_, _) => late(),
         Verdict::Replay(finished, _) => Ok(Ran::Replayed(finished.record)),
         Verdict::Refused(refusal) => Err(RunError::Refused(refusal)),
     }
@@ -148,6 +162,9 @@ struct Function<F, R> {
     operation: Option<F>,
     fingerprint: Fingerprint,
     timeout: Duration,
+    late_answer: Duration,
+    /// Tells the caller that `timeout` has passed and the operation goes on without it.
+    late: Option<oneshot::Sender<()>>,
     marker: std::marker::PhantomData<fn() -> R>,
 }
 
@@ -164,8 +181,16 @@ where
         let (started, requested_at_ms) = (Instant::now(), now_ms());
         let operation = self.operation.take().expect("an operation runs once");
         let attempt = lease.map_or(1, |lease| lease.attempt);
-        match timeout(self.timeout, operation(attempt)).await {
-            Err(_) => Ended::Park(Err(None), ParkedBy::Timeout),
+        let mut running = pin!(operation(attempt));
+        let mut result = timeout(self.timeout, &mut running).await;
+        let mut by = ParkedBy::Timeout;
+        if result.is_err() && lease.is_some() && !self.late_answer.is_zero() {
+            let _ = self.late.take().map(|late| late.send(()));
+            result = timeout(self.late_answer, running).await;
+            by = ParkedBy::NoLateAnswer;
+        }
+        match result {
+            Err(_) => Ended::Park(Err(None), by),
             Ok(Err(error)) => Ended::Release(Err(Some(error))),
             Ok(Ok(bytes)) => {
                 let outline =

@@ -202,6 +202,7 @@ fn build(live: &Live, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Res
         .trusted_proxies(settings.trusted_proxies.clone())
         .credentials(settings.credentials.clone())
         .max_running(settings.max_running)
+        .max_late_answers((settings.max_upstream / 4).max(1))
         .buffer_memory(settings.buffer_memory)
         .body_timeout(settings.limits.body_timeout)
         // What is sealed is compressed before that.

@@ -210,6 +210,7 @@ impl Dials {
             lease = One(value) => value;
             timeout = One(value) => value;
             wait_timeout = One(value) => value;
+            late_answer = One(value) => value;
             first_headers = Headers(value) => value;
             replay_headers = Headers(value) => value;
             drop_headers = List(value) => value;

@@ -215,6 +215,7 @@ pub(super) struct Dials {
     pub(super) lease: Option<One<Duration>>,
     pub(super) timeout: Option<One<Duration>>,
     pub(super) wait_timeout: Option<One<Duration>>,
+    pub(super) late_answer: Option<One<Duration>>,
     pub(super) first_headers: Option<Headers>,
     pub(super) replay_headers: Option<Headers>,
     pub(super) drop_headers: Option<List<HeaderName>>,

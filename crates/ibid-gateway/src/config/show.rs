@@ -47,6 +47,7 @@ pub(crate) fn dials(policy: &Policy) -> Vec<(&'static str, String)> {
         ("lease", duration(policy.lease)),
         ("timeout", duration(policy.timeout)),
         ("wait_timeout", duration(policy.wait_timeout)),
+        ("late_answer", duration(policy.late_answer())),
         ("first_headers", headers(&policy.first_headers)),
         ("replay_headers", headers(&policy.replay_headers)),
         ("drop_headers", list(&policy.drop_headers)),

@@ -61,6 +61,7 @@ route[1]  POST /payments/*    (preset stripe)
   lease           30s
   timeout         1m
   wait_timeout    10s
+  late_answer     30s
   first_headers   none
   replay_headers  idempotent-replayed: true
   drop_headers    server-timing, alt-svc, age

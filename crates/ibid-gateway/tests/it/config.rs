@@ -127,6 +127,7 @@ mod what_can_be_written {
             lease = "500ms"
             timeout = "5m"
             wait_timeout = "1h"
+            late_answer = "0s"
             first_headers = { X-First = "{request_id}" }
             replay_headers = { X-Replay = "yes", X-Time = "{original_time}" }
             drop_headers = ["X-Trace"]
@@ -155,6 +156,7 @@ mod what_can_be_written {
         assert_eq!(policy.digest_status, Some(StatusCode::OK));
         assert_eq!(policy.ttl, Duration::from_secs(7 * 86_400));
         assert_eq!(policy.lease, Duration::from_millis(500));
+        assert_eq!(policy.late_answer, Some(Duration::ZERO));
         assert_eq!(policy.replay_headers.len(), 2);
         assert_eq!(policy.drop_headers, ["x-trace"]);
         assert_eq!(policy.status_of(Reason::InProgress), StatusCode::TOO_EARLY);

@@ -7,6 +7,7 @@ mod crowd;
 mod demo;
 mod exposition;
 mod health;
+mod late_answers;
 mod logs;
 mod logs_lost;
 mod logs_secret;

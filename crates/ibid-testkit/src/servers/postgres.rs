@@ -8,7 +8,6 @@ use std::{
     ffi::OsStr,
     fs,
     io::Write,
-    net::TcpListener,
     os::unix::fs::{MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -23,6 +22,7 @@ use std::{
 use parking_lot::Mutex;
 
 pub use self::bouncer::Bouncer;
+use super::redis::place::free_port;
 use crate::certificates::{Authority, Vouched};
 
 mod bouncer;
@@ -343,10 +343,6 @@ fn own(path: &Path) {
         let why = "there is no user postgres: install the Debian package postgresql-15";
         assert!(given.is_ok_and(|status| status.success()), "{why}");
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
 }
 
 fn write(path: &Path, content: &str) {

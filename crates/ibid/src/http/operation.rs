@@ -12,19 +12,20 @@ use std::{
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header, request::Parts};
 use http_body::Body;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use tower_service::Service;
 
 use super::{
-    Fate, Grant, Protocol, Route, Unsent,
+    Fate, Grant, Protocol, Route, Shared, Unsent,
     anonymous::AnonymousCaller,
     answer::{self, Telling},
     body::{BoxError, RequestBody, ResponseBody},
-    budget::{Client, Reserved},
+    budget::Reserved,
     claimed::Claimed,
     future::Side,
     reply::{self, Meaning, Read, Stream, Tail},
     request::{self, name_request},
+    service::{Seen, refused},
 };
 use crate::{
     engine::{Ended, Operation, Otherwise, ParkedBy, Probed},
@@ -61,7 +62,9 @@ impl<B> Answer<B> {
     }
 }
 
-pub(super) struct HttpOperation<S, B, RB> {
+pub(super) struct HttpOperation<'a, S, B, RB> {
+    pub(super) shared: &'a Shared,
+    pub(super) seen: &'a Seen,
     pub(super) inner: S,
     /// Taken by the run.
     pub(super) request: Option<(Parts, Bytes, Option<HeaderMap>)>,
@@ -70,8 +73,6 @@ pub(super) struct HttpOperation<S, B, RB> {
     pub(super) side: Arc<Side<RB>>,
     pub(super) telling: Telling,
     pub(super) buffers: Reserved,
-    pub(super) client: Client,
-    pub(super) ran: Arc<super::service::Ran>,
     /// Until when the client waits, if it says so.
     pub(super) deadline: Option<Instant>,
     /// The caller, if it is anonymous.
@@ -79,7 +80,7 @@ pub(super) struct HttpOperation<S, B, RB> {
     pub(super) _body: std::marker::PhantomData<fn(B)>,
 }
 
-impl<S, B, RB> Operation for HttpOperation<S, B, RB>
+impl<S, B, RB> Operation for HttpOperation<'_, S, B, RB>
 where
     S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send> + Clone + Send,
     S::Error: Into<BoxError> + Send,
@@ -94,21 +95,11 @@ where
         let claimed = request.extensions().get::<Claimed>().cloned();
         let unsent = Unsent::default();
         request.extensions_mut().insert(unsent.clone());
-        let policy = &self.route.policy;
-        let inner = &mut self.inner;
-        // The call itself may panic, before there is a future.
-        let called = timeout(policy.timeout, catching(async move { inner.call(request).await }));
-        let ended = match called.await {
-            Err(_) if unsent.is_held() => {
-                let detail = "no connection to the app was free in time; nothing was sent to it";
-                Ended::NotStarted(Refusal::new(Reason::UpstreamUnreachable, detail))
-            }
-            Err(_) => park(Reason::UpstreamTimeout, "no answer came in time"),
-            Ok(None) => Ended::Park(Answer::Panicked, ParkedBy::Answer),
-            Ok(Some(Err(error))) => park(Reason::UpstreamLost, &lost(&error.into())),
-            Ok(Some(Ok(response))) => self.ended(response, started).await,
+        let ended = match self.call(request, lease, &unsent, started).await {
+            Ok((response, deadline)) => self.ended(response, started, deadline).await,
+            Err(ended) => ended,
         };
-        self.ran.set(started.elapsed(), lease.map(|lease| lease.attempt));
+        self.seen.ran.set(started.elapsed(), lease.map(|lease| lease.attempt));
         let ended = match claimed {
             Some(claimed) => entrusted(&claimed, ended),
             None => ended,
@@ -159,7 +150,49 @@ where
     }
 }
 
-impl<S, B, RB> HttpOperation<S, B, RB>
+impl<S, B, RB> HttpOperation<'_, S, B, RB>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<RB>, Future: Send>,
+    S::Error: Into<BoxError>,
+{
+    /// The head of the app's reply, and until when its body must have come. `Err` says how the run ended without one.
+    async fn call(
+        &mut self, request: Request<RequestBody<B>>, lease: Option<&Lease>, unsent: &Unsent, started: Instant,
+    ) -> Result<(Response<RB>, Instant), Ended<Answer<RB>>> {
+        let policy = &self.route.policy;
+        let inner = &mut self.inner;
+        // The call itself may panic, before there is a future.
+        let mut call = pin!(catching(async move { inner.call(request).await }));
+        let (called, deadline) = match timeout(policy.timeout, &mut call).await {
+            Ok(called) => (called, started + policy.timeout),
+            Err(_) if unsent.is_held() => {
+                let detail = "no connection to the app was free in time; nothing was sent to it";
+                return Err(Ended::NotStarted(Refusal::new(Reason::UpstreamUnreachable, detail)));
+            }
+            Err(_) => {
+                let refusal = Refusal::new(Reason::UpstreamTimeout, "no answer came in time");
+                let late_answer = policy.late_answer();
+                let Some(lease) = lease.filter(|_| !late_answer.is_zero()) else {
+                    return Err(Ended::Park(Answer::Refused(refusal), ParkedBy::Timeout));
+                };
+                // The client gets its refusal now. The rest of the work goes on without it.
+                self.seen.ran.set(started.elapsed(), Some(lease.attempt));
+                self.seen.ran.set_late();
+                self.side.answer_early(refused(self.shared, &refusal, self.seen, &mut self.telling));
+                let called = self.shared.late.wait(late_answer, call).await;
+                let deadline = started + policy.timeout + late_answer;
+                (called.map_err(|by| Ended::Park(Answer::Refused(refusal), by))?, deadline)
+            }
+        };
+        match called {
+            None => Err(Ended::Park(Answer::Panicked, ParkedBy::Answer)),
+            Some(Err(error)) => Err(park(Reason::UpstreamLost, &lost(&error.into()))),
+            Some(Ok(response)) => Ok((response, deadline)),
+        }
+    }
+}
+
+impl<S, B, RB> HttpOperation<'_, S, B, RB>
 where
     RB: Body<Data: Buf + Send, Error: Into<BoxError>> + Send + 'static,
 {
@@ -212,8 +245,8 @@ where
         Some(request)
     }
 
-    /// What a reply means, once all of it has been read.
-    async fn ended(&mut self, response: Response<RB>, started: Instant) -> Ended<Answer<RB>> {
+    /// What a reply means, once all of it has been read. Its body must end before the deadline.
+    async fn ended(&mut self, response: Response<RB>, started: Instant, deadline: Instant) -> Ended<Answer<RB>> {
         match response.extensions().get::<Fate>() {
             Some(Fate::NotStarted(why)) => {
                 return Ended::NotStarted(Refusal::new(Reason::UpstreamUnreachable, why.clone()));
@@ -230,9 +263,8 @@ where
         let cookies = self.anonymous.as_ref().map(|anonymous| anonymous.cookies_set_by(&parts)).unwrap_or_default();
         let mut body = Box::pin(body);
         let live = is_event_stream(&parts.headers);
-        let left = policy.timeout.saturating_sub(started.elapsed());
         let (parts, record, trailers, answer) =
-            match timeout(left, reply::read(&mut body, policy.max_response, live)).await {
+            match timeout_at(deadline, reply::read(&mut body, policy.max_response, live)).await {
                 Err(_) => return park(Reason::UpstreamTimeout, "the app's answer did not end in time"),
                 Ok(Err(error)) => return park(Reason::UpstreamLost, &lost(&error)),
                 Ok(Ok(Read::Whole(whole, trailers))) => {
@@ -271,9 +303,16 @@ where
     async fn stream(
         &mut self, parts: &http::response::Parts, begun: Bytes, body: &mut Pin<Box<RB>>,
     ) -> Result<(RecordBody, Tail), ParkedBy> {
-        let reservation = self.buffers.send(&self.client);
+        let is_event_stream = is_event_stream(&parts.headers);
+        if self.seen.ran.is_late() {
+            // Its client has been refused.
+            let (mut stream, _) = Stream::new(&self.route.policy, is_event_stream, None);
+            stream.pump(begun, body).await?;
+            return Ok(stream.end(parts.status));
+        }
+        let reservation = self.buffers.send(&self.seen.client);
         let ahead = Some(reservation.counter());
-        let (mut stream, pieces) = Stream::new(&self.route.policy, is_event_stream(&parts.headers), ahead);
+        let (mut stream, pieces) = Stream::new(&self.route.policy, is_event_stream, ahead);
         let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         let mut head = Response::new(ResponseBody::streamed(pieces, length, Some(reservation)));
         *head.status_mut() = parts.status;
@@ -321,14 +360,16 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
 }
 
 fn park<B>(reason: Reason, why: &str) -> Ended<Answer<B>> {
-    let by = if reason == Reason::UpstreamTimeout { ParkedBy::Timeout } else { ParkedBy::Answer };
+    let by = if reason == Reason::UpstreamTimeout { ParkedBy::Timeout } else { ParkedBy::Lost };
     Ended::Park(Answer::Refused(Refusal::new(reason, why)), by)
 }
 
 fn park_by<B>(by: ParkedBy) -> Ended<Answer<B>> {
     match by {
-        ParkedBy::Timeout => park(Reason::UpstreamTimeout, "the app's answer did not end in time"),
-        ParkedBy::Answer => park(Reason::UpstreamLost, "the app's answer broke off"),
+        ParkedBy::Timeout | ParkedBy::NoLateAnswer => {
+            park(Reason::UpstreamTimeout, "the app's answer did not end in time")
+        }
+        ParkedBy::Lost | ParkedBy::Answer => park(Reason::UpstreamLost, "the app's answer broke off"),
     }
 }
 

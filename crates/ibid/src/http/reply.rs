@@ -149,7 +149,7 @@ impl Stream {
         loop {
             match timeout(self.patience, next(body)).await {
                 Err(_) => return Err(ParkedBy::Timeout),
-                Ok(Some(Err(_))) => return Err(ParkedBy::Answer),
+                Ok(Some(Err(_))) => return Err(ParkedBy::Lost),
                 Ok(None) => return Ok(()),
                 Ok(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => self.push(data).await,

@@ -1,7 +1,10 @@
 //! A request's way through the layer, top to bottom.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -47,13 +50,27 @@ const SMALL_ANSWER: u64 = 4 << 10;
 /// The status of what is told before there is an answer.
 pub(super) const NO_ANSWER: u16 = 100;
 
-/// How long the run itself took, told by the operation.
+/// What the operation tells of its run.
 #[derive(Debug, Default)]
-pub(super) struct Ran(OnceLock<(Duration, Option<u32>)>);
+pub(super) struct Ran {
+    /// How long it took, and which attempt it was.
+    run: OnceLock<(Duration, Option<u32>)>,
+    /// The client was refused after `timeout`, and the answer is still waited for.
+    is_late: AtomicBool,
+}
 
 impl Ran {
+    /// The first one counts: of a run that is late, what it took until its client was refused.
     pub(super) fn set(&self, took: Duration, attempt: Option<u32>) {
-        let _ = self.0.set((took, attempt));
+        let _ = self.run.set((took, attempt));
+    }
+
+    pub(super) fn set_late(&self) {
+        self.is_late.store(true, Relaxed);
+    }
+
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late.load(Relaxed)
     }
 }
 
@@ -70,7 +87,7 @@ pub(super) struct Seen {
     user_agent: Option<HeaderValue>,
     pub(super) request_id: HeaderValue,
     started: Instant,
-    pub(super) ran: Arc<Ran>,
+    pub(super) ran: Ran,
 }
 
 pub(super) fn call<S, B, RB>(
@@ -254,9 +271,9 @@ where
         if seen.key.is_empty() {
             seen.key = mask(&key);
         }
-        let (at, same) = (&ask.address, Some(&ask.fingerprint));
+        let (at, same) = (ask.address, Some(&ask.fingerprint));
         if kind == CallerKind::CookiesOnly
-            && let Err(refusal) = Box::pin(anonymous::check_cookies(&shared, &parts.headers, at, same)).await
+            && let Err(refusal) = Box::pin(anonymous::check_cookies(&shared, &parts.headers, &at, same)).await
         {
             return Some(refused(&shared, &refusal, &seen, &mut telling));
         }
@@ -266,6 +283,8 @@ where
         }
         side.claim();
         let operation = HttpOperation {
+            shared: &shared,
+            seen: &seen,
             inner,
             request: Some((parts, body, trailers)),
             key,
@@ -273,8 +292,6 @@ where
             side,
             telling: telling.clone(),
             buffers,
-            client: seen.client.clone(),
-            ran: seen.ran.clone(),
             deadline,
             anonymous: anonymous.clone(),
             _body: std::marker::PhantomData::<fn(B)>,
@@ -283,7 +300,21 @@ where
         if let Some(anonymous) = anonymous.filter(|caller| caller.has_unrecorded()) {
             Box::pin(anonymous.keep_cookies(&shared.engine)).await;
         }
+        if seen.ran.is_late() {
+            let notice = Notice::LateAnswer { address: &at, outcome: late_outcome(&verdict) };
+            shared.engine.observer().noticed(&notice);
+            return None;
+        }
         answered(&shared, verdict, &seen, &mut telling).await
+    }
+}
+
+/// What became of an operation whose client has been refused already.
+fn late_outcome<RB>(verdict: &Verdict<Answer<RB>>) -> Outcome {
+    match verdict {
+        Verdict::Ran(_, stored) => outcome(*stored),
+        Verdict::Replay(..) => Outcome::Replayed,
+        Verdict::Refused(refusal) => Outcome::Refused(refusal.reason),
     }
 }
 
@@ -364,7 +395,10 @@ fn outcome(stored: Stored) -> Outcome {
     }
 }
 
-fn refused<RB>(shared: &Shared, refusal: &Refusal, seen: &Seen, telling: &mut Telling) -> Response<ResponseBody<RB>> {
+/// Refuses a request and tells so.
+pub(super) fn refused<RB>(
+    shared: &Shared, refusal: &Refusal, seen: &Seen, telling: &mut Telling,
+) -> Response<ResponseBody<RB>> {
     let answer = answer::refuse(refusal, &seen.route.policy, &seen.key, telling);
     seen.tell(shared, Outcome::Refused(refusal.reason), seen.status(&answer));
     answer
@@ -429,7 +463,7 @@ impl Seen {
             request_id: request::request_id(&parts.headers),
             user_agent: parts.headers.get(header::USER_AGENT).cloned(),
             started: Instant::now(),
-            ran: Arc::default(),
+            ran: Ran::default(),
         }
     }
 
@@ -457,7 +491,7 @@ impl Seen {
     }
 
     pub(super) fn tell(&self, shared: &Shared, outcome: Outcome, status: u16) {
-        let (ran_for, attempt) = self.ran.0.get().copied().unwrap_or_default();
+        let (ran_for, attempt) = self.ran.run.get().copied().unwrap_or_default();
         shared.engine.observer().answered(&Answered {
             route: &self.route.name,
             method: self.method.as_str(),

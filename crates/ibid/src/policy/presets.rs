@@ -73,6 +73,7 @@ impl Policy {
             lease: Duration::from_secs(30),
             timeout: Duration::from_secs(60),
             wait_timeout: Duration::from_secs(10),
+            late_answer: None,
             first_headers: Vec::new(),
             replay_headers: headers(&[("idempotent-replayed", "true")]),
             drop_headers: vec![HeaderName::from_static("server-timing"), header::ALT_SVC, header::AGE],

@@ -457,6 +457,33 @@ async fn a_full_store_refuses_new_keys_and_still_settles_and_replays() {
     assert_eq!(ran(world.execute(&Policy::ietf(), ask("new"), Op::quick()).await), Stored::Yes, "room again");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_function_that_is_late_is_refused_and_its_result_is_remembered() {
+    let (store, scope): (Arc<dyn Store>, _) = (Arc::new(Memory::default()), ibid::Scope::from_parts(&["acme"]));
+    let mut policy = Policy::ietf();
+    (policy.timeout, policy.lease) = (Duration::from_secs(1), Duration::from_secs(5));
+    let slow = |seconds| {
+        move |_| async move {
+            sleep(Duration::from_secs(seconds)).await;
+            Ok::<_, &str>(Bytes::from("ok"))
+        }
+    };
+    for key in ["late", "too-late"] {
+        let takes = if key == "late" { 3 } else { 60 };
+        let Err(ibid::RunError::Refused(refusal)) = ibid::run(&store, &policy, key, &scope, slow(takes)).await else {
+            panic!("it was refused after a second");
+        };
+        assert_eq!(refusal.reason, Reason::UpstreamTimeout);
+    }
+    sleep(Duration::from_secs(10)).await;
+    let late = ibid::run(&store, &policy, "late", &scope, slow(0)).await.unwrap();
+    assert_eq!(late, ibid::Ran::Replayed(Bytes::from("ok")));
+    let Err(ibid::RunError::Refused(refusal)) = ibid::run(&store, &policy, "too-late", &scope, slow(0)).await else {
+        panic!("nobody knows whether it took place");
+    };
+    assert_eq!(refusal.reason, Reason::OutcomeUnknown);
+}
+
 #[tokio::test]
 async fn run_remembers_results_and_not_failures() {
     let store: Arc<dyn Store> = Arc::new(Memory::default());

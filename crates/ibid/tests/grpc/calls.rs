@@ -42,7 +42,7 @@ async fn a_replay_has_the_same_headers_message_and_trailers() {
         (&headers["ibid-attempt"], &headers["grpc-accept-encoding"]),
         (&"1".parse().unwrap(), &"identity".parse().unwrap())
     );
-    assert_eq!(headers["grpc-timeout"], "300000m", "the route's own, not the client's");
+    assert_eq!(headers["grpc-timeout"], "600000m", "the route's timeout and late_answer, not the client's");
 }
 
 #[tokio::test]

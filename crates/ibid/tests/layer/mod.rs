@@ -136,6 +136,24 @@ async fn a_client_that_hangs_up_does_not_cancel_the_write() {
     assert_eq!(app.runs.load(SeqCst), 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_is_late_is_refused_and_its_answer_is_remembered() {
+    let mut policy = Policy::ietf();
+    policy.timeout = Duration::from_millis(5);
+    let (router, app, ibid) = app(policy);
+    let first = router.clone().oneshot(request("/pay", "k1", "10")).await.unwrap();
+    assert_eq!(first.status(), StatusCode::GATEWAY_TIMEOUT);
+    let meanwhile = router.clone().oneshot(request("/pay", "k1", "10")).await.unwrap();
+    assert!(text(meanwhile).await.contains("#in-progress"));
+    ibid.drained().await;
+    let again = router.oneshot(request("/pay", "k1", "10")).await.unwrap();
+    assert_eq!(
+        (again.status(), &again.headers()["idempotent-replayed"]),
+        (StatusCode::CREATED, &"true".parse().unwrap())
+    );
+    assert_eq!(app.runs.load(SeqCst), 1);
+}
+
 #[tokio::test]
 async fn a_server_error_is_not_remembered_by_default() {
     let (router, app, _) = app(Policy::ietf());

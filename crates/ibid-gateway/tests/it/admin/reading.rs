@@ -59,7 +59,8 @@ async fn one_record_is_shown_in_full() {
         assert!(headers.contains(&serde_json::json!(["location", "/p/1"])), "{headers:?}");
     }
     let lost = office.json(&format!("/api/records/{}", office.address("key-two-of-u1-lost").await)).await;
-    assert_eq!((&lost["state"], &lost["takeover_in_ms"]), (&"unknown".into(), &0.into()));
+    assert_eq!(lost["state"], "unknown");
+    assert!(lost["takeover_in_ms"].as_u64().is_some_and(|ms| ms > 0), "it may still be running: {lost:#}");
     assert!(lost.get("response").is_none(), "{lost:#}");
     assert_problem(&office.get(ADMIN, &format!("/api/records/{NOWHERE}")).await, 404, "nothing matches");
 }

@@ -39,7 +39,7 @@ async fn a_lost_answer_leaves_the_outcome_unknown() {
 #[tokio::test]
 async fn a_lost_answer_is_retried_where_the_policy_says_so() {
     let upstream = Upstream::start().await;
-    let gateway = ietf(&upstream, "on_unknown = \"retry\"").await;
+    let gateway = ietf(&upstream, "on_unknown = \"retry\"\nlease = \"300ms\"").await;
     for (path, fault) in LOSSES {
         upstream.on_each(path, [fault.into(), Reply::usual()]);
         let request = pay_at(&gateway, path, path);
@@ -49,10 +49,12 @@ async fn a_lost_answer_is_retried_where_the_policy_says_so() {
         // Whoever sends something else under this key takes nothing over.
         assert_refused(&other_pay_at(&gateway, path, path).send().await, 422, "key-reused");
         assert_eq!(upstream.executions_at(path), 1, "{path}");
-        let second = request.send().await;
+        let second = settled(&request).await;
         assert_ran(&second);
         let ran = upstream.last();
         assert_eq!(ran.attempt(), Some(2), "{path}");
+        let after = ran.at.duration_since(lost.at);
+        assert!(after >= Duration::from_millis(300), "{path}: run again {after:?} after it, within the lease");
         assert!(ran.fence() > lost.fence() && lost.fence().is_some(), "{path}: {lost:?} {ran:?}");
         assert_replay(&request.send().await, &second);
         assert_eq!(upstream.executions_at(path), 2, "{path}");
@@ -63,11 +65,11 @@ async fn a_lost_answer_is_retried_where_the_policy_says_so() {
 async fn a_takeover_that_cannot_start_leaves_the_outcome_unknown() {
     let upstream = Upstream::start().await;
     upstream.on_each("/pay", [Fault::CloseWithoutReply.into(), Reply::usual()]);
-    let gateway = ietf(&upstream, "on_unknown = \"retry\"").await;
+    let gateway = ietf(&upstream, "on_unknown = \"retry\"\nlease = \"300ms\"").await;
     let request = pay(&gateway, "k-1");
     assert_refused(&request.send().await, 502, "upstream-lost");
     upstream.stop().await;
-    assert_refused(&request.send().await, 502, "upstream-unreachable");
+    assert_refused(&settled(&request).await, 502, "upstream-unreachable");
     upstream.restart().await;
     // Released, it would be free for anything; it is still what may have happened.
     assert_refused(&other_pay_at(&gateway, "/pay", "k-1").send().await, 422, "key-reused");
@@ -82,9 +84,7 @@ async fn no_answer_in_time_leaves_the_outcome_unknown() {
     let gateway = ietf(&upstream, "timeout = \"300ms\"\nlease = \"500ms\"").await;
     let request = pay(&gateway, "k-1");
     assert_refused(&request.send().await, 504, "upstream-timeout");
-    for _ in 0..2 {
-        assert_refused(&request.send().await, 409, "outcome-unknown");
-    }
+    assert_refused(&settled(&request).await, 409, "outcome-unknown");
     assert_refused(&other_pay_at(&gateway, "/pay", "k-1").send().await, 422, "key-reused");
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert_refused(&request.send().await, 409, "outcome-unknown");
@@ -154,7 +154,7 @@ async fn an_answer_that_is_not_remembered_says_so_and_the_retry_runs() {
 #[tokio::test]
 async fn a_lost_answer_over_http2_leaves_the_outcome_unknown() {
     let upstream = Upstream::start_h2c().await;
-    let config = super::kit::policy("timeout = \"500ms\"");
+    let config = super::kit::policy("timeout = \"500ms\"\nlate_answer = \"100ms\"");
     let url = format!("h2c://{}", upstream.addr());
     let gateway = ibid_testkit::process::Gateway::spawn(super::kit::BIN, &config, &url).await;
     for (path, fault) in [
@@ -169,7 +169,7 @@ async fn a_lost_answer_over_http2_leaves_the_outcome_unknown() {
             Fault::Hang => assert_refused(&request.send().await, 504, "upstream-timeout"),
             _ => assert_refused(&request.send().await, 502, "upstream-lost"),
         }
-        assert_refused(&request.send().await, 409, "outcome-unknown");
+        assert_refused(&settled(&request).await, 409, "outcome-unknown");
         assert_eq!(upstream.executions_at(path), 1, "{path}");
     }
 }

@@ -6,13 +6,13 @@ use ibid_testkit::{
     upstream::{Fault, Reply, Upstream},
 };
 
-use super::kit::{assert_ran, assert_refused, assert_replay, ietf, pay};
+use super::kit::{assert_ran, assert_refused, assert_replay, ietf, pay, settled};
 
 /// An upstream that loses its first answer, and a gateway that asks it at `/found`.
 async fn losing() -> (Upstream, Gateway) {
     let upstream = Upstream::start().await;
     upstream.on_each("/pay", [Fault::CloseWithoutReply.into(), Reply::usual()]);
-    let gateway = ietf(&upstream, "resolve = \"GET /found?key={key}\"").await;
+    let gateway = ietf(&upstream, "resolve = \"GET /found?key={key}\"\nlease = \"300ms\"").await;
     (upstream, gateway)
 }
 
@@ -23,7 +23,10 @@ async fn what_the_app_found_is_remembered_as_the_answer() {
     let request = pay(&gateway, "k-1");
     assert_refused(&request.send().await, 502, "upstream-lost");
     assert_eq!(upstream.requests(), 1, "nobody asks before somebody needs to know");
-    let found = request.send().await;
+    let early = request.send().await;
+    assert_refused(&early, 409, "in-progress");
+    assert_eq!((early.header("retry-after"), upstream.requests()), (Some("1"), 1), "it may still be running");
+    let found = settled(&request).await;
     assert_eq!((found.status, found.text().as_str()), (200, r#"{"id":7}"#), "{found:?}");
     assert_eq!(found.header("location"), Some("/payments/7"));
     let probe = upstream.last();
@@ -40,7 +43,7 @@ async fn what_the_app_did_not_find_is_released_and_run() {
     upstream.on("/found", Reply::status(404));
     let request = pay(&gateway, "k-1");
     assert_refused(&request.send().await, 502, "upstream-lost");
-    let second = request.send().await;
+    let second = settled(&request).await;
     assert_ran(&second);
     assert_eq!(upstream.last().attempt(), Some(2));
     assert_replay(&request.send().await, &second);
@@ -55,7 +58,7 @@ async fn an_app_that_cannot_say_leaves_the_outcome_unknown() {
     let request = pay(&gateway, "k-1");
     assert_refused(&request.send().await, 502, "upstream-lost");
     for _ in 0..3 {
-        assert_refused(&request.send().await, 409, "outcome-unknown");
+        assert_refused(&settled(&request).await, 409, "outcome-unknown");
     }
     assert_eq!(upstream.executions(), 1);
     assert_eq!(request.send().await.status, 200, "asked again, it can say");
@@ -68,7 +71,7 @@ async fn the_key_is_percent_encoded_in_the_probe() {
     let key = "a/b&c=d%e#f+g?h";
     let request = pay(&gateway, &format!("\"{key}\""));
     assert_refused(&request.send().await, 502, "upstream-lost");
-    assert_eq!(request.send().await.status, 200);
+    assert_eq!(settled(&request).await.status, 200);
     assert_eq!(upstream.last().target, "/found?key=a%2Fb%26c%3Dd%25e%23f%2Bg%3Fh");
 }
 
@@ -87,7 +90,7 @@ async fn of_many_who_ask_at_once_one_runs() {
     let upstream = Upstream::start().await;
     upstream.on_each("/pay", [Fault::CloseWithoutReply.into(), Reply::usual()]);
     upstream.on("/found", Reply::status(404));
-    let dials = "resolve = \"GET /found?key={key}\"\non_concurrent = \"wait\"";
+    let dials = "resolve = \"GET /found?key={key}\"\nlease = \"300ms\"\non_concurrent = \"wait\"";
     let gateway = ietf(&upstream, dials).await;
     let request = pay(&gateway, "k-1");
     assert_refused(&request.send().await, 502, "upstream-lost");

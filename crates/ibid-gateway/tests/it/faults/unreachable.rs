@@ -6,7 +6,7 @@ use ibid_testkit::{
     upstream::{Fault, Reply, Upstream, filler},
 };
 
-use super::kit::{BIN, assert_ran, assert_refused, assert_replay, caller, ietf, pay, policy, until};
+use super::kit::{BIN, assert_ran, assert_refused, assert_replay, caller, ietf, pay, policy, settled, until};
 
 #[tokio::test]
 async fn a_refused_connection_is_released_and_the_retry_runs() {
@@ -97,7 +97,7 @@ async fn an_idle_connection_that_closes_while_it_is_written_to_runs_nothing_twic
 async fn a_reused_connection_that_closes_at_the_request_costs_a_retry_and_no_second_run() {
     let upstream = Upstream::start().await;
     upstream.on("/pay", Fault::CloseReused);
-    let gateway = ietf(&upstream, "on_unknown = \"retry\"").await;
+    let gateway = ietf(&upstream, "on_unknown = \"retry\"\nlease = \"100ms\"").await;
     let mut raw = Raw::connect(gateway.addr()).await;
     let mut lost = 0;
     for n in 0..100 {
@@ -107,7 +107,7 @@ async fn a_reused_connection_that_closes_at_the_request_costs_a_retry_and_no_sec
             lost += 1;
             assert_refused(&answer, 502, "upstream-lost");
             assert_eq!(upstream.executions_with_key(&key), 0);
-            answer = pay(&gateway, &key).send_on(&mut raw).await;
+            answer = settled(&pay(&gateway, &key)).await;
         }
         assert_ran(&answer);
         assert_eq!(upstream.executions_with_key(&key), 1);

@@ -35,7 +35,7 @@ async fn a_retry_gets_the_first_answer_and_the_app_sees_one_call_over_http2() {
     assert_eq!((seen.version, seen.path(), &seen.body[..]), (Version::HTTP_2, CREATE, &message("ten")[..]));
     for (name, value) in [
         ("te", "trailers"),
-        ("grpc-timeout", "300000m"),
+        ("grpc-timeout", "600000m"),
         ("grpc-accept-encoding", "identity"),
         ("content-type", "application/grpc"),
         ("idempotency-key", "key-1"),
@@ -123,7 +123,8 @@ async fn an_app_that_is_away_is_unavailable_and_the_call_may_run_later() {
 
 #[tokio::test]
 async fn an_answer_that_is_lost_leaves_the_outcome_open() {
-    let (upstream, _gateway, client) = shop(&create("on_unknown = \"hold\"\ntimeout = \"300ms\"")).await;
+    let (upstream, _gateway, client) =
+        shop(&create("on_unknown = \"hold\"\ntimeout = \"300ms\"\nlate_answer = \"0s\"")).await;
     upstream.on(CREATE, Fault::ResetAfterRequest);
     client.call(CREATE, &[KEY], message("x")).await.assert_refused(2, "UPSTREAM_LOST");
     client.call(CREATE, &[KEY], message("x")).await.assert_refused(9, "OUTCOME_UNKNOWN");

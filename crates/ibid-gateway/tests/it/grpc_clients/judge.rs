@@ -12,7 +12,7 @@ pub(super) async fn a_first_call_runs_once_and_arrives_as_it_was_sent(scene: &Sc
     for (name, value) in [
         ("idempotency-key", "Zmlyc3Q="),          // first
         ("grpc-accept-encoding", "aWRlbnRpdHk="), // identity
-        ("grpc-timeout", "MzAwMDAwbQ=="),         // 300000m
+        ("grpc-timeout", "NjAwMDAwbQ=="),         // 600000m
         ("ibid-attempt", "MQ=="),                 // 1
     ] {
         assert_eq!(values(&answer["echo"], name), [value], "{name}");

@@ -81,11 +81,11 @@ pub(super) async fn an_unknown_one_has_no_answer(place: &Place) {
     let scene = Scene::filled(place).await;
     let shown = scene.keys(&["show", "--key", LOST]).await;
     assert_eq!(shown.code, Some(0), "{shown:?}");
-    for (name, value) in
-        [("state", "unknown"), ("status code", "-"), ("completed at", "-"), ("success", "-"), ("takeover", "now")]
-    {
+    for (name, value) in [("state", "unknown"), ("status code", "-"), ("completed at", "-"), ("success", "-")] {
         assert_eq!(shown.field(name), value, "{name}");
     }
+    // The app may still be running it: not before its lease has lapsed.
+    assert!(shown.field("takeover").starts_with("in "), "{shown:?}");
     assert_recent(&shown.field("requested at"));
     assert!(!shown.text().contains("response"), "{}", shown.text());
     let json = scene.keys(&["show", "--key", LOST, "--json"]).await.json();

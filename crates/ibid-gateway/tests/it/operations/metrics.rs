@@ -113,6 +113,7 @@ fn the_names_are_the_promised_ones() {
         "gauge idempotency_processing_gauge",
         "gauge idempotency_stuck_gauge",
         "counter idempotency_unknown_total",
+        "counter idempotency_late_answers_total",
         "counter idempotency_lost_claims_total",
         "counter idempotency_dropped_total",
         "counter idempotency_shared_keys_total",

@@ -195,8 +195,8 @@ async fn every_answer_is_remembered_errors_too() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_is_run_again_by_a_retry() {
-    let bench = bench().await;
+async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
+    let bench = Bench::with("appsportal", SHORT_LEASE).await;
     let (second, third) = a_lost_answer_runs_again(&bench, &invoice(&bench, "abc-123")).await;
     is_run(&second, 2);
     is_replay(&third, &second, &REPLAY);

@@ -270,8 +270,8 @@ async fn a_response_that_just_fits_is_kept_whole() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_is_run_again_by_a_retry() {
-    let bench = bench().await;
+async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
+    let bench = Bench::with("bookings", SHORT_LEASE).await;
     let (second, third) = a_lost_answer_runs_again(&bench, &booking(&bench, KEY)).await;
     is_run(&second, 2);
     is_replay(&third, &second, &NOTHING);

@@ -232,6 +232,9 @@ async fn a_timed_out_operation_is_held() {
     let bench = Bench::with("ietf", "timeout = \"200ms\"\nlease = \"200ms\"").await;
     bench.upstream.on_each(PATH, [Fault::Hang.into(), Reply::usual()]);
     is_refusal(&payment(&bench, KEY).send().await, 504, "upstream-timeout");
+    is_refusal(&payment(&bench, KEY).send().await, 409, "in-progress");
+    // Nobody knows it once `late_answer`, a lease, has passed.
+    sleep(Duration::from_millis(600)).await;
     is_refusal(&payment(&bench, KEY).send().await, 409, "outcome-unknown");
     // Nor does the end of its lease change that.
     sleep(Duration::from_millis(300)).await;

@@ -274,8 +274,8 @@ async fn a_failure_is_what_those_who_waited_get() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_is_run_again_by_a_retry() {
-    let bench = bench().await;
+async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
+    let bench = Bench::with("leads", SHORT_LEASE).await;
     let (second, third) = a_lost_answer_runs_again(&bench, &lead(&bench, LEAD)).await;
     is_run(&second, 2);
     is_replay(&third, &second, &NOTHING);

@@ -272,14 +272,18 @@ async fn of_fifty_one_runs_and_the_others_wait(bench: &Bench, request: &Request)
     answers
 }
 
-/// `on_unknown = "retry"`: after a lost answer a retry runs again, as the second attempt under a higher fence. Returns
-/// the answers of that run and of the next retry.
+const SHORT_LEASE: &str = "lease = \"1s\"";
+
+/// `on_unknown = "retry"`: after a lost answer a retry runs again once the lease has lapsed, as the second attempt under a
+/// higher fence. Returns the answers of that run and of the next retry. The bench has [`SHORT_LEASE`].
 async fn a_lost_answer_runs_again(bench: &Bench, request: &Request) -> (Response, Response) {
+    let start = Instant::now();
     bench.upstream.on_any(Fault::ResetAfterRequest);
     is_refusal(&request.send().await, 502, "upstream-lost");
     bench.executed(1);
     bench.upstream.clear_rules();
-    let second = request.send().await;
+    let second = until_not_in_progress(request).await;
+    assert!(start.elapsed() >= Duration::from_secs(1), "taken over after {:?}", start.elapsed());
     let log = bench.upstream.log();
     assert_eq!(log.iter().map(|seen| seen.attempt()).collect::<Vec<_>>(), [Some(1), Some(2)]);
     assert!(log[0].fence() < log[1].fence(), "{log:#?}");

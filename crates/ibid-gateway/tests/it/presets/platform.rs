@@ -181,8 +181,8 @@ async fn any_visible_ascii_up_to_255_characters_is_a_key() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_is_run_again_by_a_retry() {
-    let bench = bench().await;
+async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
+    let bench = Bench::with("platform", SHORT_LEASE).await;
     let (second, third) = a_lost_answer_runs_again(&bench, &order(&bench, KEY)).await;
     is_run(&second, 2);
     is_replay(&third, &second, &NOTHING);

@@ -151,7 +151,7 @@ async fn a_sender_that_hangs_up_finds_the_answer_on_its_next_attempt() {
 
 #[tokio::test]
 async fn an_answer_that_was_lost_is_run_again() {
-    let bench = Bench::start().await;
+    let bench = Bench::with("lease = \"200ms\"").await;
     for (count, sender) in SENDERS.into_iter().enumerate() {
         let delivery = sender.delivery("evt_1");
         bench.upstream.on_any(Fault::ResetAfterRequest);

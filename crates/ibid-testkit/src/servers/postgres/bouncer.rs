@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Folder, PATIENCE, Server, as_nobody, free_port, own, write};
+use super::{super::redis::place::free_port, Folder, PATIENCE, Server, as_nobody, own, write};
 
 /// pgbouncer in transaction mode: each statement may get another session.
 #[derive(Debug)]
