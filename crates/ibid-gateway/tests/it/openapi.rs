@@ -10,6 +10,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
 
+mod served;
+
 const BIN: &str = env!("CARGO_BIN_EXE_ibid");
 const YAML: &str = "payments-3.0.yaml";
 const JSON: &str = "orders-3.1.json";
