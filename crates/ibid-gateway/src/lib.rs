@@ -11,6 +11,7 @@ pub mod jwt;
 pub mod live;
 pub mod logs;
 pub mod metrics;
+mod openapi_document;
 pub mod proxy;
 pub mod records;
 mod reflection;

@@ -24,6 +24,7 @@ use crate::{
     config::{ConfigError, Env, Seal, ServeArgs, Settings},
     contract_page,
     jwt::Verifier,
+    openapi_document::Document,
     proxy::Body,
     routes::{Named, Route},
     tls,
@@ -53,6 +54,8 @@ pub struct Snapshot {
     pub(crate) collector: Option<Arc<Collecting>>,
     /// Who may use the admin port.
     pub tokens: Tokens,
+    /// The app's own OpenAPI documents, which are annotated.
+    documents: Vec<Arc<Document>>,
     /// The published contract.
     pub page: Page,
 }
@@ -176,7 +179,9 @@ impl Snapshot {
             },
         };
         let tokens = Tokens::new(settings.admin.as_ref().map_or(&[], |admin| &admin.tokens));
-        Ok(Self { settings, upstreams, default, for_calls, tls, admin_tls, jwt, collector, tokens, page })
+        let documents = settings.openapi.iter();
+        let documents = documents.map(|path| Document::new(path.clone(), settings.routes.clone())).collect();
+        Ok(Self { settings, upstreams, default, for_calls, tls, admin_tls, jwt, collector, tokens, documents, page })
     }
 
     /// Who verifies the token of a request, and the claims that its route asks for. `None` if it asks for none.
@@ -219,6 +224,15 @@ impl Snapshot {
         // Where its path leads to, whether or not anything covers it.
         let upstream = self.upstream(protocol, named.first);
         Chosen { upstream, refusals: self.settings.routes.refusals(path), routed: self.routed(head, &named) }
+    }
+
+    /// The OpenAPI document that a request asks for, if no route covers it.
+    pub(crate) fn document(&self, head: Head<'_>) -> Option<Arc<Document>> {
+        let document = self.documents.iter().find(|document| document.is_at(head.uri.path()))?;
+        // The app is asked with GET for both.
+        let is_read = matches!(*head.method, Method::GET | Method::HEAD);
+        let passes = |method| matches!(self.choose(Head { method, ..head }).routed, Routed::Pass | Routed::Uncovered);
+        (is_read && passes(head.method) && passes(&Method::GET)).then(|| document.clone())
     }
 
     /// Method and path alone decide what covers a request; media type and version only decide how it is handled.

@@ -229,7 +229,10 @@ fn shaped(refusals: Refusals) -> Policy {
     policy
 }
 
-fn failed(reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool, refusals: Refusals) -> Response<Reply> {
+/// The refusal of a request whose reply did not come, or broke off.
+pub(crate) fn failed(
+    reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool, refusals: Refusals,
+) -> Response<Reply> {
     // Where the upstream is is not the caller's business; operators read it in the log.
     tracing::warn!(reason = reason.name(), why, "upstream");
     let detail = match reason {

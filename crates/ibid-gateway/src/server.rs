@@ -46,6 +46,7 @@ use crate::{
     contract_page,
     jwt::Verifier,
     live::{ByChoice, Head, Live},
+    openapi_document::Asked,
     proxy::{Client, Proxy, Reply, tunnel},
     trace::{self, Trace, Tracer},
     upstream::keep_client_alive,
@@ -77,6 +78,8 @@ enum Early {
     Answer(Answer),
     /// It goes on, once this has looked at its token.
     Goes(Option<(Arc<Verifier>, HashSet<String>)>),
+    /// It asks for a document of the app that is annotated.
+    Document(Box<Asked>),
 }
 
 /// What all connections share.
@@ -271,6 +274,7 @@ impl Front {
             let answer = async {
                 let verifier = match early {
                     Early::Answer(answer) => return answer,
+                    Early::Document(asked) => return Box::pin(asked.answer(service, request)).await,
                     Early::Goes(verifier) => verifier,
                 };
                 if let Some((verifier, wanted)) = verifier {
@@ -321,12 +325,19 @@ impl Front {
         own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
         let version = request.version();
         tunnel::keep_allowed(request.headers_mut(), version, &now.settings.upgrades);
-        let chosen =
-            now.choose(Head { method: request.method(), uri: request.uri(), version, headers: request.headers() });
-        let verifier = now.verifier(&chosen);
+        let head = Head { method: request.method(), uri: request.uri(), version, headers: request.headers() };
+        let chosen = now.choose(head);
+        let document = now.document(head);
+        let (verifier, refusals) = (now.verifier(&chosen), chosen.refusals);
         request.extensions_mut().insert(chosen);
         request.extensions_mut().insert(Peer(peer.ip()));
-        Early::Goes(verifier)
+        match document {
+            None => Early::Goes(verifier),
+            Some(document) => {
+                let timeout = self.limits.reply_timeout;
+                Early::Document(Box::new(Asked { document, ibid: self.ibid.clone(), timeout, refusals }))
+            }
+        }
     }
 }
 

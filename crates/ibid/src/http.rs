@@ -33,6 +33,7 @@ pub use self::{
     answer::{error_answer, plain_response, refusal_response, success_answer},
     around::Around,
     body::{BoxError, BrokenOff, RequestBody, ResponseBody},
+    budget::Reserved,
     claimed::{Claimed, NotRemembered},
     connection::{Connection, Cut},
     cors::Cors,
@@ -295,6 +296,12 @@ impl Ibid {
     pub async fn drained(&self) {
         self.shared.engine.running().drained().await;
         let _ = timeout(FLUSH_TIMEOUT, self.shared.engine.later().flushed()).await;
+    }
+
+    /// Reserves a part of [`buffer_memory`](Builder::buffer_memory) for a body that is buffered outside of the layers. `None`
+    /// if there is no room.
+    pub fn reserve(&self, bytes: u64) -> Option<Reserved> {
+        self.shared.budget.reserve(bytes)
     }
 
     /// The engine beneath.

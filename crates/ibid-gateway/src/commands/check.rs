@@ -140,6 +140,9 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
         lines.push(("credential_schemes", show::list(settings.credentials.schemes())));
     }
     lines.extend(settings.grpc_unknown.map(|set| ("grpc_unknown", set.to_string())));
+    if !settings.openapi.is_empty() {
+        lines.push(("openapi", format!("{}, annotated", show::list(&settings.openapi))));
+    }
     lines.extend(settings.trace.as_ref().map(|trace| ("trace", trace.collector.to_string())));
     lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));
     for (name, value) in lines {

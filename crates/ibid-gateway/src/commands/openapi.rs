@@ -11,7 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use self::tree::{Document, Wrong};
+use self::tree::Document;
+pub(crate) use self::{annotate::Outcome, tree::Wrong};
 use super::Failed;
 use crate::{
     config::{Env, ServeArgs, Settings},
@@ -105,16 +106,28 @@ fn put(path: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-fn annotated(given: &str, path: &Path, routes: &RouteTable, base: Option<&str>) -> Result<annotate::Outcome, Wrong> {
+fn annotated(given: &str, path: &Path, routes: &RouteTable, base: Option<&str>) -> Result<Outcome, Wrong> {
+    let is_yaml =
+        path.extension().is_some_and(|name| name.eq_ignore_ascii_case("yaml") || name.eq_ignore_ascii_case("yml"));
+    annotated_text(given, is_yaml, routes, base)
+}
+
+/// A document with what it lacks.
+///
+/// # Errors
+/// It cannot be understood, or the result would not be what was given with additions.
+pub(crate) fn annotated_text(
+    given: &str, is_yaml: bool, routes: &RouteTable, base: Option<&str>,
+) -> Result<Outcome, Wrong> {
     // Kept out of the way of parsers that do not know it.
     let (mark, given) = given.strip_prefix('\u{feff}').map_or(("", given), |rest| ("\u{feff}", rest));
-    let old = read(given, path)?;
+    let old = read(given, is_yaml)?;
     let mut done = annotate::annotate(&old, routes, base)?;
     let broken = |why: &str| Wrong {
         line: 1,
         why: format!("{why}; nothing was written. This is a fault of ibid: please report it with the document"),
     };
-    let new = read(&done.text, path)
+    let new = read(&done.text, is_yaml)
         .map_err(|wrong| broken(&format!("with the additions, line {} is wrong: {}", wrong.line, wrong.why)))?;
     if !tree::only_added((&old, &old.root), (&new, &new.root)) {
         return Err(broken("the additions would change what is there"));
@@ -128,10 +141,8 @@ fn annotated(given: &str, path: &Path, routes: &RouteTable, base: Option<&str>) 
     Ok(done)
 }
 
-/// JSON if it looks like it, else YAML. YAML may look like JSON, where its name says so.
-fn read(text: &str, path: &Path) -> Result<Document, Wrong> {
-    let is_yaml =
-        path.extension().is_some_and(|name| name.eq_ignore_ascii_case("yaml") || name.eq_ignore_ascii_case("yml"));
+/// JSON if it looks like it, else YAML. YAML may look like JSON, where its name or media type says so.
+fn read(text: &str, is_yaml: bool) -> Result<Document, Wrong> {
     if !text.trim_start().starts_with('{') {
         return yaml::read(text.to_owned());
     }

@@ -129,6 +129,7 @@ pub(super) fn finish(file: raw::File, path: Option<PathBuf>, lookup: &Lookup<'_>
         journal,
         descriptors: file.descriptors.map(|One(path)| path),
         grpc_unknown,
+        openapi: file.openapi.map(|list| list.0.into_iter().map(|path| path.0).collect()).unwrap_or_default(),
         reflected: lookup.reflected.clone(),
         limits: limits(file.limits, &wrong)?,
         log: Log { format: or(file.log.format, LogFormat::Text), level: or(file.log.level, LogLevel::Info) },

@@ -19,7 +19,7 @@ use super::{
     scalar::{List, One, Scalar},
     secret::{Secret, StoreUrl, Upstream},
     settings::{LogFormat, LogLevel, Role},
-    values::{ByteLimit, DigestStatus, GrpcCode, Listed, Listen, Origin, Preset, Size, Upgrade},
+    values::{ByteLimit, DigestStatus, DocumentPath, GrpcCode, Listed, Listen, Origin, Preset, Size, Upgrade},
 };
 use crate::routes::{GrpcUnknown, Match};
 
@@ -44,6 +44,7 @@ pub(super) struct File {
     pub(super) journal: Option<One<String>>,
     pub(super) descriptors: Option<One<String>>,
     pub(super) grpc_unknown: Option<One<GrpcUnknown>>,
+    pub(super) openapi: Option<List<DocumentPath>>,
     pub(super) cors: Cors,
     pub(super) tls: Option<Tls>,
     pub(super) jwt: Option<Jwt>,

@@ -58,6 +58,8 @@ pub struct Settings {
     pub descriptors: Option<String>,
     /// What becomes of calls to gRPC methods that nothing is known about, if it is set.
     pub grpc_unknown: Option<GrpcUnknown>,
+    /// Paths of the app's own OpenAPI documents, which are annotated as they pass.
+    pub openapi: Vec<String>,
     /// What the upstreams said about themselves, if they were asked: a descriptor set.
     pub reflected: Option<Bytes>,
     /// What a connection may do.

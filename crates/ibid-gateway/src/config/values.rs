@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, str::FromStr, time::Duration};
 
-use http::{HeaderName, HeaderValue, Method, StatusCode};
+use http::{HeaderName, HeaderValue, Method, StatusCode, uri::PathAndQuery};
 use ibid::{
     Envelope, KeyFormat, KeySource, LabelKey, Limit, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part,
     Pointer, Probe, Refusals, ScopePart, StatusRange, Template,
@@ -42,6 +42,10 @@ pub(super) struct Origin(pub(super) HeaderValue);
 /// A protocol that a connection may be upgraded to, in lower case.
 #[derive(Debug, Clone)]
 pub(super) struct Upgrade(pub(super) String);
+
+/// The path of an OpenAPI document.
+#[derive(Debug, Clone)]
+pub(super) struct DocumentPath(pub(super) String);
 
 /// Something to listen on, or `off`.
 #[derive(Debug, Clone, Copy)]
@@ -119,6 +123,17 @@ impl Scalar for Upgrade {
             ));
         }
         Ok(Self(name))
+    }
+}
+
+impl Scalar for DocumentPath {
+    const ALLOWED: &'static str = "a path such as \"/swagger/v1/swagger.json\", without a query";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let is_path = text.starts_with('/')
+            && !text.contains(['?', '#'])
+            && text.parse::<PathAndQuery>().is_ok_and(|parsed| parsed.path() == text);
+        if is_path { Ok(Self(text.into())) } else { Err(format!("{text:?} is no path; allowed is {}", Self::ALLOWED)) }
     }
 }
 

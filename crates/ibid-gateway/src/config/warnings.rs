@@ -75,6 +75,13 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool) -> Vec<String>
     if routes.is_empty() {
         found.push("policy: preset is \"off\" and there is no route, so nothing is covered".into());
     }
+    for path in &settings.openapi {
+        let is_covered =
+            settings.routes.find(&Method::GET, path).is_some_and(|route| route.policy.covers(&Method::GET));
+        if is_covered {
+            found.push(format!("openapi: a route covers GET {path}, so it is not annotated"));
+        }
+    }
     let is_call = |route: &&Route| route.protocol == Protocol::Grpc;
     if settings.descriptors.is_some() && !routes.iter().any(is_call) {
         found.push("descriptors: no route uses it; write one such as match = \"grpc *\"".into());

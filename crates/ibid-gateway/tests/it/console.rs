@@ -1,6 +1,6 @@
 //! The console, in a browser and without one.
 
-mod browser;
+pub(crate) mod browser;
 mod kit;
 mod operator;
 mod pages;

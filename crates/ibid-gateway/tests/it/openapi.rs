@@ -10,6 +10,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
 
+mod served;
+
 const BIN: &str = env!("CARGO_BIN_EXE_ibid");
 const YAML: &str = "payments-3.0.yaml";
 const JSON: &str = "orders-3.1.json";
@@ -121,7 +123,10 @@ async fn operations_say_what_their_routes_promise() {
     let refund = &document["paths"]["/payments/{id}/refunds"]["post"];
     assert_eq!(refund["responses"]["422"], Value::Null);
     assert_eq!(refund["responses"]["409"]["description"], "Somebody else is refunding it");
-    assert_eq!(refund["parameters"].as_array().unwrap().len(), 2);
+    let added = ["#/components/parameters/StripeAccountParameter", "#/components/parameters/StripeContextParameter"];
+    let parameters = refund["parameters"].as_array().unwrap();
+    assert_eq!(parameters.len(), 4);
+    assert_eq!(added.map(|to| parameters.iter().filter(|found| found["$ref"] == to).count()), [1, 1]);
     // Reading is not covered, and hooks are where their own server says.
     assert_eq!(document["paths"]["/payments"]["get"]["responses"]["409"], Value::Null);
     assert_eq!(component(&document["paths"]["/hooks"]["post"]["parameters"][0])["required"], true);

@@ -238,7 +238,7 @@ impl Connection {
             Fault::ResetAfterRequest => return Ok(Break(End::Reset)),
             Fault::CloseWithoutReply => {}
             Fault::Truncated { content_length, sent } => {
-                let mut bytes = head(200, &[]).into_bytes();
+                let mut bytes = head(200, &reply.headers).into_bytes();
                 bytes.extend(format!("content-length: {content_length}\r\n\r\n").as_bytes());
                 bytes.extend(filler(sent));
                 self.writer.write_all(&bytes).await?;

@@ -13,7 +13,10 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::sync::mpsc;
 
-use super::{budget::Reservation, shadow::Tap};
+use super::{
+    budget::{Reservation, Reserved},
+    shadow::Tap,
+};
 
 /// Answers go out in pieces of this size, so that a client that does not read holds back the body itself, with the
 /// memory that is reserved for it.
@@ -122,6 +125,7 @@ pin_project! {
         Whole { data: Option<Bytes>, trailers: Option<HeaderMap>, held: Option<Reservation> },
         Streamed { pieces: mpsc::Receiver<Piece>, ended: bool, left: Option<u64>, held: Option<Reservation> },
         Tapped { #[pin] body: B, tap: Box<Tap> },
+        Begun { first: Option<Bytes>, held: Option<Reserved>, rest: Pin<Box<ResponseBody<B>>> },
     }
 }
 
@@ -161,6 +165,12 @@ impl<B> ResponseBody<B> {
         Self { inner: Inner::Whole { data, trailers, held: None } }
     }
 
+    /// A body whose beginning was read, and the memory that is reserved for the beginning.
+    pub fn begun(first: Bytes, held: Option<Reserved>, rest: Self) -> Self {
+        let first = Some(first).filter(|first| !first.is_empty());
+        Self { inner: Inner::Begun { first, held, rest: Box::pin(rest) } }
+    }
+
     /// The length of a body that is all there.
     pub(crate) fn whole_length(&self) -> u64 {
         match &self.inner {
@@ -180,7 +190,7 @@ impl<B> ResponseBody<B> {
     pub(crate) fn trailers(&self) -> Option<&HeaderMap> {
         match &self.inner {
             Inner::Whole { trailers, .. } => trailers.as_ref(),
-            Inner::Untouched { .. } | Inner::Streamed { .. } | Inner::Tapped { .. } => None,
+            Inner::Untouched { .. } | Inner::Streamed { .. } | Inner::Tapped { .. } | Inner::Begun { .. } => None,
         }
     }
 
@@ -215,6 +225,13 @@ where
                 }
                 Poll::Ready(frame)
             }
+            InnerProject::Begun { first, held, rest } => match first.take() {
+                Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
+                None => {
+                    *held = None;
+                    rest.as_mut().poll_frame(cx)
+                }
+            },
             InnerProject::Streamed { ended: true, .. } => Poll::Ready(None),
             InnerProject::Streamed { ended, held: Some(held), .. } if held.poll_evicted(cx).is_ready() => {
                 *ended = true;
@@ -246,6 +263,7 @@ where
             Inner::Untouched { body } | Inner::Tapped { body, .. } => body.is_end_stream(),
             Inner::Whole { data, trailers, .. } => data.is_none() && trailers.is_none(),
             Inner::Streamed { ended, .. } => *ended,
+            Inner::Begun { first, rest, .. } => first.is_none() && rest.is_end_stream(),
         }
     }
 
@@ -256,6 +274,15 @@ where
             Inner::Whole { trailers: Some(_), .. } => SizeHint::default(),
             Inner::Whole { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
             Inner::Streamed { left, .. } => left.map_or_else(SizeHint::default, SizeHint::with_exact),
+            Inner::Begun { first, rest, .. } => {
+                let (first, rest) = (first.as_ref().map_or(0, |first| first.len() as u64), rest.size_hint());
+                let mut hint = SizeHint::new();
+                hint.set_lower(rest.lower() + first);
+                if let Some(upper) = rest.upper() {
+                    hint.set_upper(upper + first);
+                }
+                hint
+            }
         }
     }
 }

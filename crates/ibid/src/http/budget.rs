@@ -83,9 +83,9 @@ pub(crate) struct Client {
     cut: Option<Cut>,
 }
 
-/// A part of the budget, until it is dropped.
+/// A part of the memory for buffered bodies, until it is dropped; see [`Ibid::reserve`](super::Ibid::reserve).
 #[derive(Debug)]
-pub(crate) struct Reserved {
+pub struct Reserved {
     budget: Arc<Inner>,
     bytes: u64,
 }
@@ -264,6 +264,14 @@ impl Client {
 }
 
 impl Reserved {
+    /// Reserves more. `false` if there is no room: then nothing changes.
+    #[must_use]
+    pub fn grow(&mut self, bytes: u64) -> bool {
+        let has_room = self.budget.take(bytes);
+        self.bytes += if has_room { bytes } else { 0 };
+        has_room
+    }
+
     /// Begins to send an answer, of which nothing can be refused.
     pub(crate) fn send(&self, client: &Client) -> Reservation {
         Budget(self.budget.clone()).send(client)

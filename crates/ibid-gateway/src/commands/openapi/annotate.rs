@@ -1,5 +1,7 @@
 //! Which operations are covered, and what each still lacks.
 
+use std::collections::HashMap;
+
 use http::Method;
 use ibid::{Mode, Policy};
 
@@ -18,15 +20,15 @@ const AFTER_PARAMETERS: [&str; 4] = ["requestBody", "responses", "callbacks", "d
 
 /// What was found.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     /// The whole text.
-    pub(super) text: String,
-    pub(super) operations: usize,
-    pub(super) covered: usize,
+    pub(crate) text: String,
+    pub(crate) operations: usize,
+    pub(crate) covered: usize,
     /// Responses that do not describe their refusals, and cannot be added to.
-    pub(super) undescribed: usize,
+    pub(crate) undescribed: usize,
     /// What somebody should know, with its line.
-    pub(super) notes: Vec<(usize, String)>,
+    pub(crate) notes: Vec<(usize, String)>,
 }
 
 struct Operation<'a> {
@@ -45,6 +47,8 @@ struct Work<'a> {
     components: Vec<(&'static str, String, Made)>,
     notes: Vec<(usize, String)>,
     undescribed: usize,
+    /// Whether shared responses are those of covered operations alone, by reference.
+    ours: HashMap<String, bool>,
 }
 
 /// Adds what the covered operations lack.
@@ -60,6 +64,7 @@ pub(super) fn annotate(document: &Document, routes: &RouteTable, base: Option<&s
         components: Vec::new(),
         notes: Vec::new(),
         undescribed: 0,
+        ours: HashMap::new(),
     };
     let covered = operations(document, routes, base, &mut outcome)?;
     outcome.covered = covered.len();
@@ -204,7 +209,7 @@ impl<'a> Work<'a> {
             let all: Vec<&Node> = lists.flat_map(|list| self.document.seen(list).items()).collect();
             let mut there = false;
             for given in all {
-                there |= self.is_parameter(given, &parameter.name, parameter.place);
+                there |= self.is_parameter(given, &parameter);
             }
             if !there {
                 let name = format!("{}Parameter", camel(&parameter.name)).replace("KeyParameter", "Key");
@@ -230,17 +235,17 @@ impl<'a> Work<'a> {
     }
 
     /// Whether it is this parameter, here or where it points to.
-    fn is_parameter(&mut self, given: &'a Node, name: &str, place: &str) -> bool {
-        let document = self.document;
+    fn is_parameter(&mut self, given: &'a Node, wanted: &parts::Parameter) -> bool {
+        let (document, name, place) = (self.document, &wanted.name, wanted.place);
         let mut given = document.seen(given);
         if let Some(to) = document.text_of(given, "$ref") {
             match document.pointed(to) {
                 Some(found) => given = found,
                 None => {
-                    let told = to.to_lowercase().contains("idempotency");
-                    let then = if told { "it is taken for the key" } else { "it is not taken for the key" };
-                    self.note(given, format!("{to} is not in this document; {then}"));
-                    return told;
+                    let is_it = to.to_lowercase().contains(&wanted.known_by);
+                    let not = if is_it { "" } else { "not " };
+                    self.note(given, format!("{to} is not in this document; it is {not}taken for {name}"));
+                    return is_it;
                 }
             }
         }
@@ -349,14 +354,19 @@ impl<'a> Work<'a> {
     }
 
     /// Whether a shared response is used by successes of covered operations only.
-    fn is_ours(&self, to: &str, covered: &[Operation<'a>]) -> bool {
+    fn is_ours(&mut self, to: &str, covered: &[Operation<'a>]) -> bool {
+        if let Some(known) = self.ours.get(to) {
+            return *known;
+        }
         let ours = |operation: &Operation<'a>| {
             let responses = self.document.member(operation.node, "responses").map(|found| self.document.seen(found));
             let successes = responses.map(Node::entries).unwrap_or_default().iter();
             let successes = successes.filter(|(code, _)| code.scalar().is_some_and(|code| code.starts_with('2')));
             successes.filter(|(_, value)| self.document.text_of(self.document.seen(value), "$ref") == Some(to)).count()
         };
-        self.document.root.references(to) == covered.iter().map(ours).sum::<usize>()
+        let is_ours = self.document.root.references(to) == covered.iter().map(ours).sum::<usize>();
+        self.ours.insert(to.to_owned(), is_ours);
+        is_ours
     }
 
     fn headers_of(&mut self, response: &'a Node, headers: &[(String, Made)]) -> Result<(), Wrong> {

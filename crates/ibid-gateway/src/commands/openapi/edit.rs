@@ -1,6 +1,6 @@
 //! Insertions into a document's text. Nothing is ever replaced or removed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::{
     made::{Made, quoted},
@@ -12,6 +12,9 @@ pub(super) struct Additions<'a> {
     document: &'a Document,
     /// By place and depth of the collection: those that end at the same place are written from the inside out.
     to: BTreeMap<usize, Addition<'a>>,
+    newline: &'static str,
+    /// What a level of the document is indented by.
+    unit: String,
 }
 
 struct Addition<'a> {
@@ -24,7 +27,8 @@ struct Addition<'a> {
 
 impl<'a> Additions<'a> {
     pub(super) fn new(document: &'a Document) -> Self {
-        Self { document, to: BTreeMap::new() }
+        let newline = if document.text.contains("\r\n") { "\r\n" } else { "\n" };
+        Self { document, to: BTreeMap::new(), newline, unit: unit(document) }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -76,8 +80,10 @@ impl<'a> Additions<'a> {
     /// Where nothing can be inserted.
     pub(super) fn applied(&self) -> Result<String, Wrong> {
         let mut inserted: Vec<(usize, usize, String)> = Vec::new();
-        for addition in self.to.values() {
-            let depth = depth(&self.document.root, addition.node, 0).unwrap_or(0);
+        let mut depths = HashMap::new();
+        self.depths(&self.document.root, 0, &mut depths);
+        for (address, addition) in &self.to {
+            let depth = depths.get(address).copied().unwrap_or(0);
             for (next, name, made) in &addition.before {
                 let (place, text) = self.before(addition.node, next, name, made);
                 inserted.push((place, depth, text));
@@ -99,27 +105,18 @@ impl<'a> Additions<'a> {
         Ok(text)
     }
 
-    fn newline(&self) -> &'static str {
-        if self.document.text.contains("\r\n") { "\r\n" } else { "\n" }
+    /// The depths of the collections that something is added to.
+    fn depths(&self, node: &Node, level: usize, found: &mut HashMap<usize, usize>) {
+        let address = std::ptr::from_ref(node).addr();
+        if self.to.contains_key(&address) {
+            found.insert(address, level);
+        }
+        let members = node.entries().iter().map(|(_, value)| value);
+        members.chain(node.items()).for_each(|child| self.depths(child, level + 1, found));
     }
 
-    /// What a level of the document is indented by.
-    fn unit(&self) -> String {
-        let root = &self.document.root;
-        let inner = root.entries().iter().find_map(|(_, value)| value.entries().first().map(|(key, _)| key));
-        let first = match self.document.syntax {
-            Syntax::Json => root.entries().first().map(|(key, _)| key),
-            Syntax::Yaml => inner.filter(|key| self.document.line(key.start) > 1),
-        };
-        let found = first.and_then(|key| self.indent_before(key.start));
-        found.filter(|unit| !unit.is_empty() && unit.len() <= 8).unwrap_or_else(|| "  ".into())
-    }
-
-    /// What stands before a place in its line, if it is only space.
     fn indent_before(&self, at: usize) -> Option<String> {
-        let before = &self.document.text[..at];
-        let line = &before[before.rfind('\n').map_or(0, |found| found + 1)..];
-        line.bytes().all(|byte| byte == b' ' || byte == b'\t').then(|| line.to_owned())
+        indent_before(self.document, at)
     }
 
     /// The indent of the line of a place.
@@ -135,11 +132,11 @@ impl<'a> Additions<'a> {
 
     /// A member before another.
     fn before(&self, to: &Node, next: &Node, name: &str, made: &Made) -> (usize, String) {
-        let (newline, unit) = (self.newline(), self.unit());
+        let (newline, unit) = (self.newline, &self.unit);
         if let Kind::Map { flow: true, .. } = to.kind {
             return match self.indent_before(next.start) {
                 Some(indent) => {
-                    let value = made.json(Some((&indent, &unit)), newline);
+                    let value = made.json(Some((&indent, unit)), newline);
                     (next.start, format!("{}: {value},{newline}{indent}", quoted(name)))
                 }
                 None => (next.start, format!("{}: {}, ", quoted(name), made.json(None, newline))),
@@ -198,7 +195,7 @@ impl<'a> Additions<'a> {
     }
 
     fn last_in_flow(&self, addition: &Addition<'_>, first: Option<usize>, last: Option<usize>) -> (usize, String) {
-        let (newline, unit) = (self.newline(), self.unit());
+        let (newline, unit) = (self.newline, &self.unit);
         let close = addition.node.end - 1;
         let write = |lines: Option<(&str, &str)>| -> Vec<String> {
             let one = |(name, made): &(Option<String>, Made)| match name {
@@ -217,14 +214,14 @@ impl<'a> Additions<'a> {
             }
             let outer = self.indent_of_line(addition.node.start);
             let indent = format!("{outer}{unit}");
-            let inside = write(Some((&indent, &unit))).join(&format!(",{newline}{indent}"));
+            let inside = write(Some((&indent, unit))).join(&format!(",{newline}{indent}"));
             return (addition.node.start + 1, format!("{newline}{indent}{inside}{newline}{outer}"));
         };
         // YAML allows a comma behind the last one.
         let comma = if has_comma(&self.document.text[last..close]) { "" } else { "," };
         match self.indent_before(first) {
             Some(indent) => {
-                let inside = write(Some((&indent, &unit))).join(&format!(",{newline}{indent}"));
+                let inside = write(Some((&indent, unit))).join(&format!(",{newline}{indent}"));
                 let place = if comma.is_empty() { after_comma(&self.document.text, last) } else { last };
                 (place, format!("{comma}{newline}{indent}{inside}"))
             }
@@ -236,7 +233,7 @@ impl<'a> Additions<'a> {
     }
 
     fn last_in_block(&self, addition: &Addition<'_>, column: usize) -> (usize, String) {
-        let (newline, unit) = (self.newline(), self.unit().len());
+        let (newline, unit) = (self.newline, self.unit.len());
         let write = |(name, made): &(Option<String>, Made)| match name {
             Some(name) => made.member(name, column, unit, newline),
             None => made.item(column, unit, newline),
@@ -290,12 +287,23 @@ impl<'a> Additions<'a> {
     }
 }
 
-fn depth(from: &Node, to: &Node, level: usize) -> Option<usize> {
-    if std::ptr::eq(from, to) {
-        return Some(level);
-    }
-    let members = from.entries().iter().map(|(_, value)| value);
-    members.chain(from.items()).find_map(|child| depth(child, to, level + 1))
+/// What a level of a document is indented by.
+fn unit(document: &Document) -> String {
+    let root = &document.root;
+    let inner = root.entries().iter().find_map(|(_, value)| value.entries().first().map(|(key, _)| key));
+    let first = match document.syntax {
+        Syntax::Json => root.entries().first().map(|(key, _)| key),
+        Syntax::Yaml => inner.filter(|key| document.line(key.start) > 1),
+    };
+    let found = first.and_then(|key| indent_before(document, key.start));
+    found.filter(|unit| !unit.is_empty() && unit.len() <= 8).unwrap_or_else(|| "  ".into())
+}
+
+/// What stands before a place in its line, if it is only space.
+fn indent_before(document: &Document, at: usize) -> Option<String> {
+    let before = &document.text[..at];
+    let line = &before[before.rfind('\n').map_or(0, |found| found + 1)..];
+    line.bytes().all(|byte| byte == b' ' || byte == b'\t').then(|| line.to_owned())
 }
 
 fn end_of_line(text: &str, at: usize) -> usize {

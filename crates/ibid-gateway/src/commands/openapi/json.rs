@@ -63,6 +63,8 @@ impl Scan<'_> {
         }
         self.at += 1;
         self.depth -= 1;
+        // Most are small, and there are many.
+        all.shrink_to_fit();
         Some(all)
     }
 

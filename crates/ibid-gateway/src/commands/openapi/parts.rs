@@ -1,6 +1,7 @@
 //! What a policy says to a client, in the words of OpenAPI.
 
-use ibid::{Envelope, KeyFormat, KeySource, Policy, Reason, Refusals};
+use http::{HeaderName, header};
+use ibid::{Envelope, KeyFormat, KeySource, Policy, Reason, Refusals, ScopePart};
 
 use super::made::{Made, map, reference, text};
 use crate::contract_page::{possible, words};
@@ -11,16 +12,48 @@ const BARE_PART: &str = "[!#-+\\--9<-~]";
 /// What may stand between quotes.
 const QUOTED: &str = r#"([!#-\[\]-~]|\\["\\])"#;
 
-/// A parameter that carries a key.
+/// OpenAPI ignores parameters for these.
+const DESCRIBED_ELSEWHERE: [HeaderName; 3] = [header::ACCEPT, header::CONTENT_TYPE, header::AUTHORIZATION];
+
+/// A parameter that carries a key, or says whose key it is.
 pub(super) struct Parameter {
     pub(super) name: String,
     /// `header` or `query`.
     pub(super) place: &'static str,
+    /// A reference to another document that has this in it, in lower case, is taken for this parameter.
+    pub(super) known_by: String,
     pub(super) made: Made,
 }
 
-/// The parameters of a policy. Keys in the body, and bodies as keys, have none.
+/// The parameters of a policy: its key, then the headers of its scope.
 pub(super) fn parameters(policy: &Policy) -> Vec<Parameter> {
+    let mut all = keys(policy);
+    for part in &policy.scope {
+        let Some(header) = part.header().filter(|name| !DESCRIBED_ELSEWHERE.contains(name)) else { continue };
+        if !all.iter().any(|known| known.place == "header" && known.name.eq_ignore_ascii_case(header.as_str())) {
+            all.push(scope(policy, header, matches!(part, ScopePart::Optional(_))));
+        }
+    }
+    all
+}
+
+/// A header of the scope. It is needed for a key: where the key may be left out, so may the header.
+fn scope(policy: &Policy, header: &HeaderName, is_optional: bool) -> Parameter {
+    let needed = if is_optional || policy.key.required { "" } else { " Required with a key." };
+    let told = format!("Whose key it is: the same key with another value names another operation.{needed}");
+    let name = words::header(header);
+    let made = map([
+        ("name", text(&name)),
+        ("in", text("header")),
+        ("required", Made::Bool(policy.key.required && !is_optional)),
+        ("description", text(told)),
+        ("schema", map([("type", text("string")), ("minLength", Made::Number(1))])),
+    ]);
+    Parameter { name, place: "header", known_by: header.as_str().replace('-', ""), made }
+}
+
+/// Keys in the body, and bodies as keys, have no parameter.
+fn keys(policy: &Policy) -> Vec<Parameter> {
     let sources = policy.key.from.iter().filter_map(|source| match source {
         KeySource::Header(name) => Some((words::header(name), "header")),
         KeySource::Query(name) => Some((name.clone(), "query")),
@@ -36,7 +69,7 @@ pub(super) fn parameters(policy: &Policy) -> Vec<Parameter> {
             ("description", text(description(policy))),
             ("schema", schema(policy, place)),
         ]);
-        Parameter { name, place, made }
+        Parameter { name, place, known_by: "idempotency".into(), made }
     };
     sources.map(parameter).collect()
 }

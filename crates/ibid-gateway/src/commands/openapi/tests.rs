@@ -244,7 +244,7 @@ fn a_key_that_is_there_is_kept() {
     let done = annotate(&with("", elsewhere));
     assert_eq!(
         done.notes,
-        [(6, "common.yaml#/IdempotencyKey is not in this document; it is taken for the key".into())]
+        [(6, "common.yaml#/IdempotencyKey is not in this document; it is taken for Idempotency-Key".into())]
     );
 }
 
@@ -370,4 +370,41 @@ fn keys_are_described_as_the_policy_has_them() {
     assert!(done.contains(part), "{done}");
     assert!(done.contains("        format: uuid\n        minLength: 1\n        maxLength: 36\n"), "{done}");
     assert!(!done.contains("'422'") && !done.contains("Idempotent-Replayed"), "{done}");
+}
+
+#[test]
+fn headers_of_the_scope_are_parameters() {
+    let config = "upstream = \"http://127.0.0.1:3000\"\n[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /api/*\"\npreset = \"appsportal\"\n\
+                  [[route]]\nmatch = \"POST /orders\"\nkey.required = true\n\
+                  scope = [\"credential\", \"header:X-Shop\", \"header:Stripe-Account?\", \"header:Authorization\"]\n";
+    let text = "openapi: 3.0.0\npaths:\n  /api/invoices:\n    post:\n      responses: {}\n  /orders:\n    post:\n      parameters:\n        \
+                - {name: x-shop, in: header, schema: {type: string}}\n      responses: {}\n  /api/other:\n    post:\n      parameters:\n        \
+                - $ref: 'common.yaml#/XTenantId'\n      responses: {}\n";
+    let done = annotated(text, "openapi.yaml".as_ref(), &routes(config), None).unwrap();
+    let parameters = |path: &str| {
+        let (_, rest) = done.text.split_once(&format!("  {path}:\n")).unwrap();
+        rest.split_once("responses").unwrap().0.to_owned()
+    };
+    let invoices = parameters("/api/invoices");
+    for name in ["XIdempotencyKey", "XTenantIdParameter"] {
+        assert!(invoices.contains(&format!("#/components/parameters/{name}'")), "{invoices}");
+    }
+    // Not what is there already, nor what OpenAPI describes by other means.
+    let orders = parameters("/orders");
+    assert!(orders.contains("StripeAccountParameter'") && !orders.contains("XShop"), "{orders}");
+    assert!(!done.text.contains("Authorization"), "{}", done.text);
+    assert!(!parameters("/api/other").contains("#/components/parameters/XTenantId"), "{}", done.text);
+    let notes: Vec<_> = done.notes.iter().map(|(_, note)| note.as_str()).collect();
+    let known = "common.yaml#/XTenantId is not in this document; it is taken for X-Tenant-Id";
+    assert!(notes.contains(&known), "{notes:?}");
+    // Needed for a key, so only required where the key is.
+    let component = |name: &str| {
+        let (_, rest) = done.text.split_once(&format!("\n    {name}:\n")).unwrap();
+        rest.lines().take_while(|line| line.starts_with("      ")).collect::<Vec<_>>().join("\n")
+    };
+    let tenant = component("XTenantIdParameter");
+    assert!(tenant.contains("name: X-Tenant-Id") && tenant.contains("required: false"), "{tenant}");
+    assert!(tenant.contains("Required with a key."), "{tenant}");
+    let account = component("StripeAccountParameter");
+    assert!(account.contains("required: false") && !account.contains("Required with a key."), "{account}");
 }

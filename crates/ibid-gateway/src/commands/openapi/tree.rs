@@ -14,6 +14,8 @@ pub(super) struct Document {
     pub(super) root: Node,
     pub(super) syntax: Syntax,
     anchors: HashMap<usize, Node>,
+    /// Where lines end.
+    ends: Vec<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,19 +60,20 @@ pub(super) enum Style {
 
 /// What is wrong, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Wrong {
-    pub(super) line: usize,
-    pub(super) why: String,
+pub(crate) struct Wrong {
+    pub(crate) line: usize,
+    pub(crate) why: String,
 }
 
 impl Document {
     pub(super) fn new(text: String, root: Node, syntax: Syntax, anchors: HashMap<usize, Node>) -> Self {
-        Self { text, root, syntax, anchors }
+        let ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect();
+        Self { text, root, syntax, anchors, ends }
     }
 
     /// The line of a place, from 1.
     pub(super) fn line(&self, at: usize) -> usize {
-        self.text.as_bytes()[..at.min(self.text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
+        self.ends.partition_point(|end| *end < at) + 1
     }
 
     pub(super) fn wrong(&self, node: &Node, why: impl Into<String>) -> Wrong {

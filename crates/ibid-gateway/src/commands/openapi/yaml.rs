@@ -118,6 +118,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> Build<'a, I> {
             items.push(item);
         }
         self.depth -= 1;
+        items.shrink_to_fit();
         let end = if flow { self.closed(least) } else { items.last().map_or(start, |last| last.end) };
         let start = if flow { start } else { items.first().map_or(start, |first| self.dash(start, first.start)) };
         Ok(Node { start, end, kind: Kind::List { flow, items } })
@@ -183,6 +184,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> Build<'a, I> {
             entries.push((key, value));
         }
         self.depth -= 1;
+        entries.shrink_to_fit();
         let (start, end) = match (flow, entries.first(), entries.last()) {
             (true, _, last) => (start, self.closed(last.map_or(start + 1, |(_, value)| value.end))),
             (false, Some((first, _)), Some((_, last))) => (first.start, last.end),

@@ -24,7 +24,7 @@ use url::{ParseError, Url};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A browser with one tab.
-pub(super) struct Browser {
+pub(crate) struct Browser {
     client: Client,
     driver: Driver,
     _profile: TempDir,
@@ -38,13 +38,13 @@ struct Driver {
 
 /// What a browser is told besides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scripts {
+pub(crate) enum Scripts {
     On,
     Off,
 }
 
 impl Browser {
-    pub(super) async fn start(scripts: Scripts) -> Browser {
+    pub(crate) async fn start(scripts: Scripts) -> Browser {
         let mut driver = Driver::start();
         let profile = tempfile::tempdir().expect("a folder for its profile");
         let mut args: Vec<String> = [
@@ -78,7 +78,7 @@ impl Browser {
     }
 
     /// Waits for an element.
-    pub(super) async fn see(&self, css: &str) -> Element {
+    pub(crate) async fn see(&self, css: &str) -> Element {
         let found = self.client.wait().at_most(PATIENCE).for_element(Locator::Css(css)).await;
         match found {
             Ok(element) => element,
@@ -87,7 +87,7 @@ impl Browser {
     }
 
     /// Waits until the page says so.
-    pub(super) async fn reads(&self, text: &str) {
+    pub(crate) async fn reads(&self, text: &str) {
         let until = Instant::now() + PATIENCE;
         while !self.text().await.contains(text) {
             assert!(Instant::now() < until, "the page does not say {text:?}:\n{}", self.text().await);
@@ -96,19 +96,19 @@ impl Browser {
     }
 
     /// What a person reads on the page.
-    pub(super) async fn text(&self) -> String {
+    pub(crate) async fn text(&self) -> String {
         match self.client.find(Locator::Css("body")).await {
             Ok(body) => body.text().await.unwrap_or_default(),
             Err(_) => String::new(),
         }
     }
 
-    pub(super) async fn click(&self, css: &str) {
+    pub(crate) async fn click(&self, css: &str) {
         self.see(css).await.click().await.unwrap_or_else(|why| panic!("{css} cannot be clicked: {why}"));
     }
 
     /// Clicks what has this text.
-    pub(super) async fn press(&self, text: &str) {
+    pub(crate) async fn press(&self, text: &str) {
         let path = format!("//*[self::a or self::button or self::summary][normalize-space()={text:?}]");
         let found = self.client.wait().at_most(PATIENCE).for_element(Locator::XPath(&path)).await;
         let found = match found {
@@ -118,20 +118,20 @@ impl Browser {
         found.click().await.unwrap_or_else(|why| panic!("{text:?} cannot be pressed: {why}"));
     }
 
-    pub(super) async fn type_into(&self, css: &str, text: &str) {
+    pub(crate) async fn type_into(&self, css: &str, text: &str) {
         let field = self.see(css).await;
         field.clear().await.expect("it can be emptied");
         field.send_keys(text).await.unwrap_or_else(|why| panic!("{css} takes no text: {why}"));
     }
 
     /// A command of the browser's own protocol.
-    pub(super) async fn tell(&self, command: &'static str, params: Value) -> Value {
+    pub(crate) async fn tell(&self, command: &'static str, params: Value) -> Value {
         let told: Result<Value, CmdError> = self.client.issue_cmd(DevTools { command, params }).await;
         told.unwrap_or_else(|why| panic!("{command}: {why}"))
     }
 
     /// What scripts complained about, and what the policy of the page stopped.
-    pub(super) async fn complaints(&self) -> Vec<String> {
+    pub(crate) async fn complaints(&self) -> Vec<String> {
         let lines: Value = self.client.issue_cmd(Log("browser")).await.expect("the browser's log");
         let lines = lines.as_array().cloned().unwrap_or_default();
         let bad = lines.iter().filter(|line| line["level"] == "SEVERE" || line["level"] == "WARNING");
@@ -139,7 +139,7 @@ impl Browser {
     }
 
     /// Every address that pages asked for since the last look. The browser's own pages are not counted.
-    pub(super) async fn asked_for(&self) -> Vec<String> {
+    pub(crate) async fn asked_for(&self) -> Vec<String> {
         let lines: Value = self.client.issue_cmd(Log("performance")).await.expect("the browser's log");
         let lines = lines.as_array().cloned().unwrap_or_default();
         let events = lines.iter().filter_map(|line| serde_json::from_str::<Value>(line["message"].as_str()?).ok());
@@ -149,12 +149,12 @@ impl Browser {
     }
 
     /// As wide and as high as a screen.
-    pub(super) async fn screen(&self, width: u32, height: u32, phone: bool) {
+    pub(crate) async fn screen(&self, width: u32, height: u32, phone: bool) {
         let params = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone });
         self.tell("Emulation.setDeviceMetricsOverride", params).await;
     }
 
-    pub(super) async fn prefers(&self, scheme: &str) {
+    pub(crate) async fn prefers(&self, scheme: &str) {
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
         self.tell("Emulation.setEmulatedMedia", json!({ "features": features })).await;
     }

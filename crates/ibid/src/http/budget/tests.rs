@@ -28,6 +28,10 @@ async fn what_is_dropped_can_be_reserved_again() {
     let first = budget.reserve(4).unwrap();
     assert!(budget.reserve(7).is_none());
     assert!(budget.reserve(6).is_some());
+    let mut second = budget.reserve(1).unwrap();
+    assert!(!second.grow(6) && second.grow(5) && budget.reserve(1).is_none());
+    drop(second);
+    assert!(budget.reserve(6).is_some());
     drop(first);
     assert!(budget.reserve(10).is_some());
 }

@@ -1,0 +1,410 @@
+//! The app's own OpenAPI document, annotated as it passes: what `ibid openapi` does offline.
+//!
+//! Every request goes to the app, which decides who may read the document. It is asked with the entity tag of the version
+//! that was annotated last, so that a 304 means: that version is still right. Conditions of the client do not reach the app,
+//! because they are about the annotated document, which also changes with the configuration.
+//!
+//! Invariant: an answer is the app's own, unchanged, or the whole annotated document under an entity tag of its own.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use ibid::{
+    Ibid, Reason, Refusals,
+    http::{Fate, IbidService, Reserved, ResponseBody},
+};
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use tokio::{sync::OwnedMutexGuard, time::timeout};
+use tower_service::Service;
+
+use self::conditions::Conditions;
+use crate::{
+    commands::openapi::{Outcome, annotated_text},
+    proxy::{self, Proxy, Reply},
+    routes::RouteTable,
+};
+
+mod conditions;
+
+/// Larger documents pass unchanged.
+const MAX_DOCUMENT: u64 = 10 << 20;
+/// What is reserved while a document is annotated, per byte of it: two trees of nodes and the new text.
+const MEMORY_PER_BYTE: u64 = 16;
+
+/// Of the app's answer, these do not hold for the annotated document.
+const REPLACED: [HeaderName; 9] = [
+    header::ACCEPT_RANGES,
+    header::CONTENT_ENCODING,
+    header::CONTENT_LENGTH,
+    header::LAST_MODIFIED,
+    header::TRAILER,
+    HeaderName::from_static("content-digest"),
+    HeaderName::from_static("content-md5"),
+    HeaderName::from_static("digest"),
+    HeaderName::from_static("repr-digest"),
+];
+
+type Answer = Response<ResponseBody<Reply>>;
+
+/// A document of the app, under one configuration.
+pub(crate) struct Document {
+    path: String,
+    routes: RouteTable,
+    /// Held while a version is annotated: one at a time.
+    annotating: Arc<tokio::sync::Mutex<()>>,
+    last: Mutex<Option<Arc<Version>>>,
+    /// Whether it was said that there is no memory for it.
+    told_of_memory: AtomicBool,
+}
+
+/// A version of the document, as the app has it.
+struct Version {
+    /// Host, path and query of the request that it answered.
+    target: String,
+    /// The app's.
+    etag: Option<HeaderValue>,
+    /// SHA-256 of its bytes, if all of them were read.
+    digest: Option<[u8; 32]>,
+    /// The annotated document, or why there is none.
+    made: Result<Annotated, String>,
+}
+
+#[derive(Clone)]
+struct Annotated {
+    text: Bytes,
+    etag: HeaderValue,
+    content_type: HeaderValue,
+    _memory: Arc<Reserved>,
+}
+
+/// A request for a document.
+pub(crate) struct Asked {
+    pub(crate) document: Arc<Document>,
+    pub(crate) ibid: Ibid,
+    /// How long the app may take for the body.
+    pub(crate) timeout: Duration,
+    /// The shape of the answer if it takes longer, or breaks off.
+    pub(crate) refusals: Refusals,
+}
+
+/// The body of the app's answer.
+enum Read {
+    Whole(Bytes, Option<HeaderMap>, Reserved),
+    /// Why it was not read further, and all of it for the client.
+    Begun(Unread, ResponseBody<Reply>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unread {
+    TooLarge,
+    NoMemory,
+}
+
+impl Document {
+    pub(crate) fn new(path: String, routes: RouteTable) -> Arc<Self> {
+        Arc::new(Self {
+            path,
+            routes,
+            annotating: Arc::default(),
+            last: Mutex::default(),
+            told_of_memory: AtomicBool::default(),
+        })
+    }
+
+    /// Whether it is at this path.
+    pub(crate) fn is_at(&self, path: &str) -> bool {
+        self.path == path
+    }
+
+    fn last(&self) -> Option<Arc<Version>> {
+        self.last.lock().clone()
+    }
+
+    /// The version with these bytes, if it is the last one.
+    fn same_bytes(&self, digest: &[u8; 32]) -> Option<Arc<Version>> {
+        self.last().filter(|last| last.digest.as_ref() == Some(digest))
+    }
+
+    /// A version with the same bytes, as another answer sent them: from now on the last one.
+    fn under(
+        &self, same: &Version, content_type: HeaderValue, target: String, etag: Option<HeaderValue>,
+    ) -> Arc<Version> {
+        let made = same.made.clone().map(|made| Annotated { content_type, ..made });
+        let version = Arc::new(Version { target, etag, digest: same.digest, made });
+        *self.last.lock() = Some(version.clone());
+        version
+    }
+
+    /// Keeps a version as the last one. Says why it passes unchanged, unless that was said of it before.
+    fn keep(&self, version: Arc<Version>) {
+        let last = self.last.lock().replace(version.clone());
+        let Err(why) = &version.made else { return };
+        let is_known = last.is_some_and(|last| {
+            (&last.target, &last.etag, &last.digest) == (&version.target, &version.etag, &version.digest)
+                && last.made.as_ref().err() == Some(why)
+        });
+        if !is_known {
+            self.warn(why);
+        }
+    }
+
+    fn warn(&self, why: &str) {
+        tracing::warn!(path = self.path, why, "openapi: the document passes unchanged");
+    }
+
+    fn warn_of_memory(&self) {
+        if !self.told_of_memory.swap(true, Relaxed) {
+            self.warn(&format!("buffer_memory has no room for it: it takes {MEMORY_PER_BYTE} times its size"));
+        }
+    }
+
+    /// Annotates a version. Blocks.
+    fn annotate(&self, given: &[u8], content_type: HeaderValue, ibid: &Ibid) -> Result<Annotated, NotAnnotated> {
+        let text = std::str::from_utf8(given).map_err(|why| NotAnnotated::Wrong(format!("it is not UTF-8: {why}")))?;
+        let _working = ibid.reserve(given.len() as u64 * MEMORY_PER_BYTE).ok_or(NotAnnotated::NoMemory)?;
+        let is_yaml = format_of(&content_type) == Some(Format::Yaml);
+        let done = annotated_text(text, is_yaml, &self.routes, None)
+            .map_err(|wrong| NotAnnotated::Wrong(format!("line {}: {}", wrong.line, wrong.why)))?;
+        let memory = ibid.reserve(done.text.len() as u64).ok_or(NotAnnotated::NoMemory)?;
+        self.tell(&done);
+        let text = Bytes::from(done.text);
+        let digest: String = Sha256::digest(&text)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let etag = HeaderValue::from_str(&format!("\"{digest}\"")).expect("hexadecimal digits");
+        Ok(Annotated { text, etag, content_type, _memory: Arc::new(memory) })
+    }
+
+    fn tell(&self, done: &Outcome) {
+        let Outcome { operations, covered, .. } = *done;
+        if covered == 0 {
+            let why = "do the paths of its servers and the routes agree?";
+            tracing::warn!(path = self.path, operations, why, "openapi: no operation of the document is covered");
+        } else {
+            tracing::info!(path = self.path, operations, covered, "openapi: document annotated");
+        }
+        for (line, note) in &done.notes {
+            tracing::debug!(path = self.path, line, note, "openapi");
+        }
+    }
+}
+
+/// Why a document was not annotated.
+enum NotAnnotated {
+    /// As long as these bytes are the document's.
+    Wrong(String),
+    /// Now.
+    NoMemory,
+}
+
+impl Asked {
+    /// Asks the app, and answers with the annotated document if it sends one.
+    pub(crate) async fn answer(self, mut service: IbidService<Proxy>, mut request: Request<Incoming>) -> Answer {
+        let is_head = request.method() == Method::HEAD;
+        // An answer to HEAD would not have what the headers of the annotated document are computed from.
+        *request.method_mut() = Method::GET;
+        let target = target(&request);
+        let conditions = Conditions::take(request.headers_mut());
+        let headers = request.headers_mut();
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        let known = self.document.last().filter(|last| last.target == target && last.etag.is_some());
+        // Of a version that passes unchanged there is no copy: a 304 helps only a client that has one.
+        let known = known.filter(|known| known.made.is_ok() || conditions.hold(known.etag.as_ref()));
+        if let Some(etag) = known.as_ref().and_then(|known| known.etag.as_ref()) {
+            headers.insert(header::IF_NONE_MATCH, etag.clone());
+        }
+        let answer = service.call(request).await.unwrap_or_else(|never| match never {});
+        let answer = match (answer.status(), known) {
+            (StatusCode::NOT_MODIFIED, Some(known)) => match &known.made {
+                Ok(annotated) => annotated.instead_of(answer),
+                Err(_) => answer,
+            },
+            (StatusCode::OK, _) => self.annotated(answer, target).await,
+            _ => answer,
+        };
+        let is_unmodified = answer.status() == StatusCode::OK && conditions.hold(answer.headers().get(header::ETAG));
+        let answer = if is_unmodified { not_modified(answer) } else { answer };
+        if is_head { without_body(answer) } else { answer }
+    }
+
+    /// The app's answer, annotated if it is a document.
+    async fn annotated(&self, answer: Answer, target: String) -> Answer {
+        let etag = answer.headers().get(header::ETAG).filter(|etag| conditions::opaque(etag).is_some()).cloned();
+        let left = |why: String, etag| Arc::new(Version { target: target.clone(), etag, digest: None, made: Err(why) });
+        let content_type = match document_type(answer.headers()) {
+            Ok(content_type) => content_type,
+            Err(why) => {
+                self.document.keep(left(why, etag));
+                return answer;
+            }
+        };
+        let is_left = |last: Arc<Version>| last.target == target && last.etag == etag && last.made.is_err();
+        if etag.is_some() && self.document.last().is_some_and(is_left) {
+            return answer;
+        }
+        let (head, body) = answer.into_parts();
+        let (given, trailers, memory) = match timeout(self.timeout, read(&self.ibid, body)).await {
+            Ok(Ok(Read::Whole(given, trailers, memory))) => (given, trailers, memory),
+            Ok(Ok(Read::Begun(unread, body))) => {
+                match unread {
+                    Unread::TooLarge => self.document.keep(left(too_large(), etag)),
+                    Unread::NoMemory => self.document.warn_of_memory(),
+                }
+                return Response::from_parts(head, body);
+            }
+            Ok(Err(why)) => return self.failed(Reason::UpstreamLost, &why),
+            Err(_) => return self.failed(Reason::UpstreamTimeout, "the body did not end within limits.reply_timeout"),
+        };
+        let version = self.version(given.clone(), content_type, target, etag).await;
+        match version.as_ref().map(|version| &version.made) {
+            Some(Ok(annotated)) => annotated.instead_of(Response::from_parts(head, ResponseBody::whole("", None))),
+            Some(Err(_)) | None => {
+                let end = ResponseBody::whole("", trailers);
+                Response::from_parts(head, ResponseBody::begun(given, Some(memory), end))
+            }
+        }
+    }
+
+    /// The version with these bytes, from now on the last one. `None` if it could not be made now.
+    async fn version(
+        &self, given: Bytes, content_type: HeaderValue, target: String, etag: Option<HeaderValue>,
+    ) -> Option<Arc<Version>> {
+        let digest: [u8; 32] = Sha256::digest(&given).into();
+        if let Some(same) = self.document.same_bytes(&digest) {
+            return Some(self.document.under(&same, content_type, target, etag));
+        }
+        let alone = self.document.annotating.clone().lock_owned().await;
+        // Another request may have made it meanwhile.
+        if let Some(same) = self.document.same_bytes(&digest) {
+            return Some(self.document.under(&same, content_type, target, etag));
+        }
+        // To its end even if the client hangs up, so that the next one finds it.
+        let (document, ibid) = (self.document.clone(), self.ibid.clone());
+        let work = move || {
+            let _alone: OwnedMutexGuard<()> = alone;
+            let made = match document.annotate(&given, content_type, &ibid) {
+                Ok(made) => Ok(made),
+                Err(NotAnnotated::Wrong(why)) => Err(why),
+                Err(NotAnnotated::NoMemory) => {
+                    document.warn_of_memory();
+                    return None;
+                }
+            };
+            let version = Arc::new(Version { target, etag, digest: Some(digest), made });
+            document.keep(version.clone());
+            Some(version)
+        };
+        tokio::task::spawn_blocking(work).await.ok().flatten()
+    }
+
+    fn failed(&self, reason: Reason, why: &str) -> Answer {
+        proxy::failed(reason, why, Fate::Lost, false, self.refusals).map(ResponseBody::untouched)
+    }
+}
+
+impl Annotated {
+    /// An answer that the app gave to a request for the document, with the annotated document in it.
+    fn instead_of(&self, answer: Answer) -> Answer {
+        let (mut head, _) = answer.into_parts();
+        head.status = StatusCode::OK;
+        REPLACED.iter().for_each(|name| drop(head.headers.remove(name)));
+        head.headers.insert(header::ETAG, self.etag.clone());
+        head.headers.insert(header::CONTENT_TYPE, self.content_type.clone());
+        head.headers.insert(header::CONTENT_LENGTH, self.text.len().into());
+        Response::from_parts(head, ResponseBody::whole(self.text.clone(), None))
+    }
+}
+
+fn too_large() -> String {
+    format!("it is larger than {} MiB", MAX_DOCUMENT >> 20)
+}
+
+/// Reads a body, unless it is too large.
+async fn read(ibid: &Ibid, mut body: ResponseBody<Reply>) -> Result<Read, String> {
+    if body.size_hint().lower() > MAX_DOCUMENT {
+        return Ok(Read::Begun(Unread::TooLarge, body));
+    }
+    let Some(mut memory) = ibid.reserve(0) else { return Ok(Read::Begun(Unread::NoMemory, body)) };
+    let (mut given, mut trailers) = (Vec::new(), None);
+    while let Some(frame) = Pin::new(&mut body).frame().await {
+        match frame.map_err(|why| why.to_string())?.into_data() {
+            Ok(data) => {
+                let has_room = memory.grow(data.len() as u64);
+                given.extend_from_slice(&data);
+                let unread = match given.len() as u64 > MAX_DOCUMENT {
+                    true => Some(Unread::TooLarge),
+                    false => (!has_room).then_some(Unread::NoMemory),
+                };
+                if let Some(unread) = unread {
+                    return Ok(Read::Begun(unread, ResponseBody::begun(given.into(), Some(memory), body)));
+                }
+            }
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
+    }
+    Ok(Read::Whole(given.into(), trailers, memory))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Json,
+    Yaml,
+}
+
+fn format_of(content_type: &HeaderValue) -> Option<Format> {
+    let media = content_type.to_str().ok()?.split(';').next()?.trim().to_ascii_lowercase();
+    match media.as_str() {
+        "application/json" | "text/json" => Some(Format::Json),
+        "application/yaml" | "application/x-yaml" | "text/yaml" | "text/x-yaml" => Some(Format::Yaml),
+        _ if media.ends_with("+json") => Some(Format::Json),
+        _ if media.ends_with("+yaml") => Some(Format::Yaml),
+        _ => None,
+    }
+}
+
+/// The media type of an answer that may be a document, or why it is none.
+fn document_type(headers: &HeaderMap) -> Result<HeaderValue, String> {
+    let shown = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+    if let Some(coding) = headers.get(header::CONTENT_ENCODING).filter(|coding| *coding != "identity") {
+        return Err(format!("its content coding is {}, although identity was asked for", shown(coding)));
+    }
+    match headers.get(header::CONTENT_TYPE) {
+        Some(found) if format_of(found).is_some() => Ok(found.clone()),
+        Some(other) => Err(format!("its media type is {}, neither JSON nor YAML", shown(other))),
+        None => Err("it has no media type".into()),
+    }
+}
+
+/// What is asked for: apps with several hosts may have a document for each.
+fn target<B>(request: &Request<B>) -> String {
+    let uri = request.uri();
+    let host = match uri.authority() {
+        Some(authority) => authority.as_str(),
+        None => request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default(),
+    };
+    format!("{host} {}", uri.path_and_query().map_or("", |found| found.as_str()))
+}
+
+fn not_modified(answer: Answer) -> Answer {
+    let (mut head, _) = answer.into_parts();
+    head.status = StatusCode::NOT_MODIFIED;
+    for name in [header::CONTENT_LENGTH, header::CONTENT_TYPE, header::CONTENT_ENCODING, header::TRAILER] {
+        head.headers.remove(name);
+    }
+    Response::from_parts(head, ResponseBody::whole("", None))
+}
+
+fn without_body(answer: Answer) -> Answer {
+    let (head, _) = answer.into_parts();
+    Response::from_parts(head, ResponseBody::whole("", None))
+}
