@@ -60,7 +60,7 @@ const WRONG: [(&str, &str, &str, &str); 39] = [
     ("IbidConflictsRising", "/expr", "conflicts_total[", "conflicts_total{reason=\"in_progress\"}["),
     ("IbidFallback", "/expr", "> 0", "> 2"),
     ("IbidFallback", "/expr", "> 0", ">= 0"),
-    ("IbidStuck", "/expr", "max by (job) (idempotency_stuck_gauge)", "idempotency_stuck_gauge"),
+    ("IbidStuck", "/expr", "max by (job) (idempotency_outcome_unknown)", "idempotency_outcome_unknown"),
     ("IbidStuck", "/expr", "> 0", "> 1"),
     ("IbidStuck", "/expr", "> 0", ">= 0"),
     ("IbidStuck", "/for", "5m", "1m"),

@@ -111,7 +111,7 @@ fn the_names_are_the_promised_ones() {
         "counter idempotency_uncovered_total",
         "counter idempotency_fallback_total",
         "gauge idempotency_processing_gauge",
-        "gauge idempotency_stuck_gauge",
+        "gauge idempotency_outcome_unknown",
         "counter idempotency_unknown_total",
         "counter idempotency_lost_claims_total",
         "counter idempotency_dropped_total",
@@ -183,7 +183,7 @@ async fn each_event_is_counted_once_and_nothing_else_is() {
         assert_eq!(BTreeMap::from_iter(grown(&before, &after)), counts, "step {n}");
         before = after;
     }
-    let page = until(admin, "idempotency_stuck_gauge", 1.0).await;
+    let page = until(admin, "idempotency_outcome_unknown", 1.0).await;
     assert_eq!(page.value("idempotency_processing_gauge"), 1.0);
     assert!(page.value("idempotency_store_bytes") > 500.0, "some entries are there");
     gate.open();
@@ -316,7 +316,7 @@ async fn a_store_that_is_down_leaves_the_page_as_it_was() {
     // Longer than any number is kept without asking again.
     sleep(Duration::from_millis(1500)).await;
     let down = scrape(admin).await;
-    for gauge in ["processing_gauge", "stuck_gauge", "store_bytes"] {
+    for gauge in ["processing_gauge", "outcome_unknown", "store_bytes"] {
         let gauge = format!("idempotency_{gauge}");
         assert_eq!(down.value(&gauge), up.value(&gauge), "{gauge}");
     }

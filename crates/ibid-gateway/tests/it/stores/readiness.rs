@@ -140,7 +140,7 @@ async fn the_probe_is_no_record() {
     let records = get(admin, "/api/records").header("Authorization", "Bearer token-of-the-admin").send().await;
     assert_eq!((records.status, records.json()["records"].as_array().map(Vec::len)), (200, Some(0)), "{records:?}");
     let page = get(admin, "/metrics").send().await.text();
-    for counted in ["idempotency_processing_gauge 0", "idempotency_stuck_gauge 0", "idempotency_cache_miss_total 0"] {
+    for counted in ["idempotency_processing_gauge 0", "idempotency_outcome_unknown 0", "idempotency_cache_miss_total 0"] {
         assert!(page.contains(&format!("\n{counted}\n")), "{counted} is not in\n{page}");
     }
 }
