@@ -76,7 +76,7 @@ pub enum Kind {
 
 /// Everything that there is, in the order of the page.
 #[rustfmt::skip]
-pub const FAMILIES: [Family; 18] = [
+pub const FAMILIES: [Family; 19] = [
     Family { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: Kind::Counter,
              help: "Covered requests by route and by what they got." },
     Family { name: "idempotency_cache_hit_total", labels: &[], kind: Kind::Counter,
@@ -111,6 +111,8 @@ pub const FAMILIES: [Family; 18] = [
              help: "What requests with a key took beyond their operation, from head to answer, waiting included." },
     Family { name: "idempotency_store_bytes", labels: &[], kind: Kind::Gauge,
              help: "What the entries in the store take up, roughly." },
+    Family { name: "idempotency_store_up", labels: &["store"], kind: Kind::Gauge,
+             help: "Whether a store answers and grants new keys: 1, else 0. Of two stores, each." },
     Family { name: "idempotency_log_lines_lost_total", labels: &[], kind: Kind::Counter,
              help: "Log lines that were never written, because standard error did not take them." },
 ];
@@ -183,12 +185,12 @@ impl Metrics {
         routes.iter().for_each(|route| self.requests.show(&route.name));
     }
 
-    /// All of it, in Prometheus' text format.
-    pub fn render(&self, stored: Counts) -> String {
+    /// All of it, in Prometheus' text format. `up` says of each store whether it is.
+    pub fn render(&self, stored: Counts, up: &[(&str, bool)]) -> String {
         let mut page = Exposition::default();
         for family in &FAMILIES {
             page.begin(family);
-            self.family(&mut page, family.name, stored);
+            self.family(&mut page, family.name, stored, up);
         }
         page.into_text()
     }
@@ -213,7 +215,7 @@ impl Metrics {
         }
     }
 
-    fn family(&self, page: &mut Exposition<'_>, name: &str, stored: Counts) {
+    fn family(&self, page: &mut Exposition<'_>, name: &str, stored: Counts, up: &[(&str, bool)]) {
         let outcome = |outcome| self.requests.all_of(outcome);
         let total = |of: fn(&Rest) -> &AtomicU64| self.rest.iter().map(|shard| of(shard).load(Relaxed)).sum();
         let spread = |of: &dyn Fn(&Rest) -> &Histogram| {
@@ -250,6 +252,7 @@ impl Metrics {
             }
             "idempotency_overhead_seconds" => page.histogram(&[], &spread(&|rest| &rest.overhead)),
             "idempotency_store_bytes" => page.sample(&[], stored.bytes),
+            "idempotency_store_up" => up.iter().for_each(|(store, is_up)| page.sample(&[store], u64::from(*is_up))),
             "idempotency_log_lines_lost_total" => page.sample(&[], logs::lost()),
             _ => unreachable!("{name} is in the list and has no value"),
         }
@@ -440,7 +443,7 @@ mod tests {
         metrics.noticed(&Notice::Solo(&at));
         metrics.noticed(&Notice::StoreFailed { call: "claim", error: &error });
         metrics.noticed(&Notice::Restored(&at));
-        let page = metrics.render(Counts::default());
+        let page = metrics.render(Counts::default(), &[]);
         assert!(page.contains("\nidempotency_fallback_total 2\n"), "{page}");
         assert!(page.contains("\nidempotency_lost_claims_total 0\n"), "{page}");
     }

@@ -80,7 +80,9 @@ async fn every_name_is_there_from_the_start_at_zero() {
     assert_eq!(found, listed);
     for family in page.families() {
         assert!(!family.samples.is_empty(), "{}", family.name);
-        assert!(family.samples.iter().all(|sample| sample.value == 0.0), "{family:#?}");
+        // A store that is up is up from the start.
+        let at_first = if family.name == "idempotency_store_up" { 1.0 } else { 0.0 };
+        assert!(family.samples.iter().all(|sample| sample.value == at_first), "{family:#?}");
     }
     let outcomes = "executed released pending unknown degraded replayed keyless shadow-replay shadow-refusal";
     for outcome in outcomes.split(' ').chain(Reason::all().map(Reason::name)) {
@@ -119,6 +121,7 @@ fn the_names_are_the_promised_ones() {
         "histogram idempotency_store_seconds",
         "histogram idempotency_overhead_seconds",
         "gauge idempotency_store_bytes",
+        "gauge idempotency_store_up",
         "counter idempotency_log_lines_lost_total",
     ];
     assert_eq!(names, promised);
