@@ -16,7 +16,7 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, heade
 use http_body_util::Full;
 use hyper::body::Incoming;
 use ibid::Ibid;
-use ibid_stores::seal::Sealed;
+use ibid_stores::{Member, seal::Sealed};
 use serde_json::json;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -28,13 +28,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 pub use self::problem::{Gone, Problem};
-use self::{
-    audit::Audit,
-    auth::Auth,
-    health::{Health, Probe},
-    problem::Reply,
-    reseal::Reseals,
-};
+use self::{audit::Audit, auth::Auth, health::Health, problem::Reply, reseal::Reseals, store_state::StoreProbes};
 use crate::{
     config,
     console::Console,
@@ -55,6 +49,7 @@ pub(crate) mod query;
 pub mod records;
 mod reseal;
 pub mod stats;
+pub(crate) mod store_state;
 
 /// Connections at a time; more wait in the system's queue.
 const CONNECTIONS: usize = 1024;
@@ -102,8 +97,8 @@ pub struct Desk {
     pub history: Arc<History>,
     /// When it began, in milliseconds since the Unix epoch.
     pub started_ms: u64,
-    /// Whether new keys are granted.
-    probe: Probe,
+    /// How each store is.
+    stores: StoreProbes,
 }
 
 impl Desk {
@@ -112,7 +107,8 @@ impl Desk {
     /// # Errors
     /// If the audit trail cannot be opened.
     pub fn new(
-        settings: &config::Admin, ibid: Ibid, sealed: Option<Arc<Sealed>>, live: Arc<Live>, watched: &Watched,
+        settings: &config::Admin, ibid: Ibid, members: Vec<Member>, sealed: Option<Arc<Sealed>>, live: Arc<Live>,
+        watched: &Watched,
     ) -> Result<Self, String> {
         let audit = Audit::open(settings.audit.as_deref()).map_err(|why| {
             let path = settings.audit.as_deref().unwrap_or_else(|| "".as_ref()).display();
@@ -130,13 +126,13 @@ impl Desk {
             refusals: watched.refusals().clone(),
             history: History::new(watched.metrics()),
             started_ms: now_ms(),
-            probe: Probe::default(),
+            stores: StoreProbes::new(members),
         })
     }
 
     /// How the store is now.
     pub(crate) async fn health(&self) -> Health {
-        Health::ask(&self.ibid, &self.probe).await
+        Health::ask(&self.ibid, &self.stores).await
     }
 }
 
@@ -146,13 +142,14 @@ impl Admin {
     /// # Errors
     /// If it cannot be bound, or the audit trail cannot be opened.
     pub async fn bind(
-        settings: &config::Admin, ibid: Ibid, sealed: Option<Arc<Sealed>>, live: Arc<Live>, watched: &Watched,
+        settings: &config::Admin, ibid: Ibid, members: Vec<Member>, sealed: Option<Arc<Sealed>>, live: Arc<Live>,
+        watched: &Watched,
     ) -> Result<Self, String> {
         let listen = settings.listen;
         let listener = TcpListener::bind(listen).await;
         let listener = listener.map_err(|why| format!("admin.listen: {listen} cannot be bound: {why}"))?;
         let secure = settings.tls.is_some();
-        Ok(Self { listener, secure, desk: Arc::new(Desk::new(settings, ibid, sealed, live, watched)?) })
+        Ok(Self { listener, secure, desk: Arc::new(Desk::new(settings, ibid, members, sealed, live, watched)?) })
     }
 
     /// Where it listens.
@@ -264,10 +261,13 @@ const READ: &str = "GET, HEAD, OPTIONS";
 const NOTHING: &str = "there are the console at /, /healthz, /readyz, /metrics and /api/openapi.json here\n";
 
 async fn exposition(desk: &Desk) -> Reply {
+    // One after the other: the gauges would count the key that is claimed for the second.
     let stored = desk.gauges.read().await;
+    let stores = desk.stores.ask().await;
     // Those of a configuration that was taken up since the last look, too.
     desk.metrics.show(&desk.live.now().settings.routes);
-    reply(StatusCode::OK, metrics::CONTENT_TYPE, desk.metrics.render(stored))
+    let up: Vec<_> = stores.iter().map(|store| (store.name, store.is_up())).collect();
+    reply(StatusCode::OK, metrics::CONTENT_TYPE, desk.metrics.render(stored, &up))
 }
 
 async fn ready(desk: &Desk, stopping: bool) -> Reply {
@@ -277,17 +277,8 @@ async fn ready(desk: &Desk, stopping: bool) -> Reply {
         "ready": ready,
         "stopping": stopping,
         "running": desk.ibid.engine().running().count(),
-        "store": {
-            "name": health.name,
-            "durable": health.durable,
-            "shared": health.shared,
-            "wanting": health.wanting,
-            "trouble": health.trouble,
-            "degraded": health.degraded,
-            "claims": health.claims,
-            "reads": health.reads,
-            "waiting": health.waiting,
-        },
+        // Without URLs: no token is asked for here.
+        "store": health.to_json(|_| None),
     });
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     reply(status, "application/json", format!("{body}\n"))

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use ibid::{Answered, Notice, Observer, Outcome, Reason, grpc::Code, mask};
+use ibid::{Answered, Notice, Observer, Outcome, Reason, grpc::Code, http::current_request_id, mask};
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -218,9 +218,11 @@ impl Observer for Logged {
     }
 
     fn noticed(&self, notice: &Notice<'_>) {
+        let id = current_request_id();
+        let request_id = id.as_ref().and_then(|id| id.to_str().ok());
         match notice {
             Notice::StoreFailed { .. } | Notice::JournalFailed(_) | Notice::Unreadable(_) | Notice::Dropped(_) => {
-                tracing::error!("{notice}")
+                tracing::error!(request_id, "{notice}")
             }
             Notice::LostClaim(_)
             | Notice::Restored(_)
@@ -228,9 +230,9 @@ impl Observer for Logged {
             | Notice::Solo(_)
             | Notice::Journaled(_)
             | Notice::Shortened(_)
-            | Notice::LateAnswer { outcome: Outcome::Unknown, .. } => tracing::warn!("{notice}"),
+            | Notice::LateAnswer { outcome: Outcome::Unknown, .. } => tracing::warn!(request_id, "{notice}"),
             Notice::Uncovered { path, .. } => self.uncovered(notice, path),
-            _ => tracing::info!("{notice}"),
+            _ => tracing::info!(request_id, "{notice}"),
         }
     }
 }

@@ -76,7 +76,7 @@ pub enum Kind {
 
 /// Everything that there is, in the order of the page.
 #[rustfmt::skip]
-pub const FAMILIES: [Family; 19] = [
+pub const FAMILIES: [Family; 20] = [
     Family { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: Kind::Counter,
              help: "Covered requests by route and by what they got." },
     Family { name: "idempotency_cache_hit_total", labels: &[], kind: Kind::Counter,
@@ -95,7 +95,7 @@ pub const FAMILIES: [Family; 19] = [
              help: "Store calls that one of two stores decided alone because the other could not be reached." },
     Family { name: "idempotency_processing_gauge", labels: &[], kind: Kind::Gauge,
              help: "Entries in the store that run and were heard of within their lease." },
-    Family { name: "idempotency_stuck_gauge", labels: &[], kind: Kind::Gauge,
+    Family { name: "idempotency_outcome_unknown", labels: &[], kind: Kind::Gauge,
              help: "Entries in the store whose end nobody knows: silent for longer than their lease, or parked." },
     Family { name: "idempotency_unknown_total", labels: &[], kind: Kind::Counter,
              help: "Runs that were parked: whether the operation took place is not known." },
@@ -113,6 +113,8 @@ pub const FAMILIES: [Family; 19] = [
              help: "What requests with a key took beyond their operation, from head to answer, waiting included." },
     Family { name: "idempotency_store_bytes", labels: &[], kind: Kind::Gauge,
              help: "What the entries in the store take up, roughly." },
+    Family { name: "idempotency_store_up", labels: &["store"], kind: Kind::Gauge,
+             help: "Whether a store answers and grants new keys: 1, else 0. Of two stores, each." },
     Family { name: "idempotency_log_lines_lost_total", labels: &[], kind: Kind::Counter,
              help: "Log lines that were never written, because standard error did not take them." },
 ];
@@ -188,12 +190,12 @@ impl Metrics {
         routes.iter().for_each(|route| self.requests.show(&route.name));
     }
 
-    /// All of it, in Prometheus' text format.
-    pub fn render(&self, stored: Counts) -> String {
+    /// All of it, in Prometheus' text format. `up` says of each store whether it is.
+    pub fn render(&self, stored: Counts, up: &[(&str, bool)]) -> String {
         let mut page = Exposition::default();
         for family in &FAMILIES {
             page.begin(family);
-            self.family(&mut page, family.name, stored);
+            self.family(&mut page, family.name, stored, up);
         }
         page.into_text()
     }
@@ -218,7 +220,7 @@ impl Metrics {
         }
     }
 
-    fn family(&self, page: &mut Exposition<'_>, name: &str, stored: Counts) {
+    fn family(&self, page: &mut Exposition<'_>, name: &str, stored: Counts, up: &[(&str, bool)]) {
         let outcome = |outcome| self.requests.all_of(outcome);
         let total = |of: fn(&Rest) -> &AtomicU64| self.rest.iter().map(|shard| of(shard).load(Relaxed)).sum::<u64>();
         let spread = |of: &dyn Fn(&Rest) -> &Histogram| {
@@ -243,7 +245,7 @@ impl Metrics {
             "idempotency_uncovered_total" => page.sample(&[], total(|rest| &rest.uncovered)),
             "idempotency_fallback_total" => page.sample(&[], total(|rest| &rest.fallbacks)),
             "idempotency_processing_gauge" => page.sample(&[], stored.processing),
-            "idempotency_stuck_gauge" => page.sample(&[], stored.unknown),
+            "idempotency_outcome_unknown" => page.sample(&[], stored.unknown),
             "idempotency_unknown_total" => {
                 page.sample(&[], outcome(Outcome::Unknown) + total(|rest| &rest.late_unknown));
             }
@@ -258,6 +260,7 @@ impl Metrics {
             }
             "idempotency_overhead_seconds" => page.histogram(&[], &spread(&|rest| &rest.overhead)),
             "idempotency_store_bytes" => page.sample(&[], stored.bytes),
+            "idempotency_store_up" => up.iter().for_each(|(store, is_up)| page.sample(&[store], u64::from(*is_up))),
             "idempotency_log_lines_lost_total" => page.sample(&[], logs::lost()),
             _ => unreachable!("{name} is in the list and has no value"),
         }
@@ -452,7 +455,7 @@ mod tests {
         metrics.noticed(&Notice::Solo(&at));
         metrics.noticed(&Notice::StoreFailed { call: "claim", error: &error });
         metrics.noticed(&Notice::Restored(&at));
-        let page = metrics.render(Counts::default());
+        let page = metrics.render(Counts::default(), &[]);
         assert!(page.contains("\nidempotency_fallback_total 2\n"), "{page}");
         assert!(page.contains("\nidempotency_lost_claims_total 0\n"), "{page}");
     }

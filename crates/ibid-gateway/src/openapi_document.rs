@@ -97,6 +97,8 @@ pub(crate) struct Asked {
     pub(crate) timeout: Duration,
     /// The shape of the answer if it takes longer, or breaks off.
     pub(crate) refusals: Refusals,
+    /// For the log.
+    pub(crate) request_id: Option<HeaderValue>,
 }
 
 /// The body of the app's answer.
@@ -308,7 +310,8 @@ impl Asked {
     }
 
     fn failed(&self, reason: Reason, why: &str) -> Answer {
-        proxy::failed(reason, why, Fate::Lost, false, self.refusals).map(ResponseBody::untouched)
+        let request_id = self.request_id.as_ref();
+        proxy::failed(reason, why, Fate::Lost, false, self.refusals, request_id).map(ResponseBody::untouched)
     }
 }
 

@@ -17,7 +17,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Ve
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use ibid::{
     Policy, Reason, Refusal, Refusals, TrustedProxies, grpc,
-    http::{Around, Fate, Grant, Protocol, RequestBody, ResponseBody, Unsent, plain_response, refusal_response},
+    http::{
+        Around, Fate, Grant, Protocol, RequestBody, ResponseBody, Unsent, plain_response, refusal_response,
+        sent_request_id,
+    },
 };
 use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
@@ -114,6 +117,8 @@ async fn forward(client: &Client, mut request: Request<RequestBody<Incoming>>) -
     // The server has answered it by now.
     request.headers_mut().remove(header::EXPECT);
     say_who_asked(client, &mut request);
+    let request_id = sent_request_id(request.headers()).cloned();
+    let request_id = request_id.as_ref();
     let is_call = grpc::is_call(request.version(), request.headers());
     if is_call {
         // Servers take a call without it for one that came through a proxy which loses trailers.
@@ -153,18 +158,27 @@ async fn forward(client: &Client, mut request: Request<RequestBody<Incoming>>) -
         _ => reply.await,
     };
     let mut answer = match reply {
-        Some(Ok(reply)) => answer(client, reply, upgrade, refusals),
+        Some(Ok(reply)) => answer(client, reply, upgrade, refusals, request_id),
         Some(Err(Failure::NeverWritten(why @ upstream::Error::NoneFree { .. }))) => {
-            failed(Reason::Overloaded, &why.to_string(), Fate::NotStarted, is_call, refusals)
+            failed(Reason::Overloaded, &why.to_string(), Fate::NotStarted, is_call, refusals, request_id)
         }
         Some(Err(Failure::NeverWritten(why))) => {
-            failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted, is_call, refusals)
+            failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted, is_call, refusals, request_id)
         }
         Some(Err(Failure::Lost(_))) if progress.is_some_and(|progress| progress.is_silent()) => {
             body_failed(&NotBegun::Silent, version, refusals)
         }
-        Some(Err(Failure::Lost(why))) => failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call, refusals),
-        None => failed(Reason::UpstreamTimeout, "no reply within limits.reply_timeout", Fate::Lost, is_call, refusals),
+        Some(Err(Failure::Lost(why))) => {
+            failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call, refusals, request_id)
+        }
+        None => failed(
+            Reason::UpstreamTimeout,
+            "no reply within limits.reply_timeout",
+            Fate::Lost,
+            is_call,
+            refusals,
+            request_id,
+        ),
     };
     // Whatever the app means by it: here it means what the gateway says.
     trace::take_kept(&mut answer);
@@ -188,6 +202,7 @@ async fn begin(
 
 fn answer(
     client: &Client, mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>, refusals: Refusals,
+    request_id: Option<&HeaderValue>,
 ) -> Response<Reply> {
     if reply.status() != StatusCode::SWITCHING_PROTOCOLS {
         remove_hop_by_hop(reply.headers_mut());
@@ -195,7 +210,7 @@ fn answer(
     }
     let Some((_, onto)) = upgrade.filter(|(asked, _)| tunnel::is_agreed(asked, reply.headers())) else {
         let why = "the app answered with an upgrade that was not asked for";
-        return failed(Reason::UpstreamLost, why, Fate::Lost, false, refusals);
+        return failed(Reason::UpstreamLost, why, Fate::Lost, false, refusals, request_id);
     };
     let upstream = hyper::upgrade::on(&mut reply);
     let (place, limit) = (client.place.upgrade(), client.tunnel_timeout);
@@ -232,9 +247,11 @@ fn shaped(refusals: Refusals) -> Policy {
 /// The refusal of a request whose reply did not come, or broke off.
 pub(crate) fn failed(
     reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool, refusals: Refusals,
+    request_id: Option<&HeaderValue>,
 ) -> Response<Reply> {
     // Where the upstream is is not the caller's business; operators read it in the log.
-    tracing::warn!(reason = reason.name(), why, "upstream");
+    let request_id = request_id.and_then(|id| id.to_str().ok());
+    tracing::warn!(reason = reason.name(), why, request_id, "upstream");
     let detail = match reason {
         Reason::UpstreamUnreachable => "the app could not be reached; nothing was sent to it",
         Reason::Overloaded => "no connection to the app was free in time; nothing was sent to it",

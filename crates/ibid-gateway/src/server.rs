@@ -24,7 +24,10 @@ use hyper_util::{
 };
 use ibid::{
     Ibid, Policy, Reason, Refusal, grpc,
-    http::{Connection, IbidLayer, IbidService, Peer, Protocol, ResponseBody, plain_response, refusal_response},
+    http::{
+        Connection, IbidLayer, IbidService, Peer, Protocol, ResponseBody, plain_response, refusal_response,
+        sent_request_id,
+    },
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -335,7 +338,8 @@ impl Front {
             None => Early::Goes(verifier),
             Some(document) => {
                 let timeout = self.limits.reply_timeout;
-                Early::Document(Box::new(Asked { document, ibid: self.ibid.clone(), timeout, refusals }))
+                let request_id = sent_request_id(request.headers()).cloned();
+                Early::Document(Box::new(Asked { document, ibid: self.ibid.clone(), timeout, refusals, request_id }))
             }
         }
     }

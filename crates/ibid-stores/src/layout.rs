@@ -89,6 +89,28 @@ pub struct Opened {
     pub store: Arc<dyn Store>,
     /// The seal in it, for whoever brings what it holds under another key. `None` if nothing is sealed.
     pub sealed: Option<Arc<Sealed>>,
+    /// The stores that it consists of, for whoever reports the state of each. The one that decides comes last.
+    pub members: Vec<Member>,
+}
+
+/// One of the stores that a layout consists of, without the copies and the seal around it.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// The store itself.
+    pub store: Arc<dyn Store>,
+    /// What it does beside the others.
+    pub role: Role,
+}
+
+/// What a store does in its layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It decides. A single store always does.
+    Authority,
+    /// It is asked first, and decides alone while the authority cannot be reached: a Redis with a `fallback`.
+    Front,
+    /// It is asked first, and never decides: a `cache`.
+    Cache,
 }
 
 /// Two settings that cannot both be.
@@ -179,8 +201,11 @@ impl Layout {
             }
         };
         let with = Remote { copies: told, ..self.remote.clone() };
-        let store = match &self.stores {
-            Stores::One(named) => named.open(&with).await?,
+        let (store, members): (Arc<dyn Store>, _) = match &self.stores {
+            Stores::One(named) => {
+                let store = named.open(&with).await?;
+                (store.clone(), vec![Member { store, role: Role::Authority }])
+            }
             #[cfg(all(feature = "redis", feature = "postgres"))]
             Stores::Two { first, last, mode } => {
                 // Every forget goes to the one that decides, and is told from there.
@@ -189,15 +214,19 @@ impl Layout {
                 let last = Postgres::open(last.expose(), with).await;
                 let last = Arc::new(last.map_err(|why| format!("the PostgreSQL store: {why}"))?);
                 let generations = Arc::new(Numbered::new(first.clone(), last.clone()));
+                let role = if *mode == Mode::Loose { Role::Front } else { Role::Cache };
+                let members =
+                    vec![Member { store: first.clone(), role }, Member { store: last.clone(), role: Role::Authority }];
                 let tiered = Tiered::new(first, last, *mode, observer.clone(), Some(generations));
                 tiered.follow().await;
-                Arc::new(tiered)
+                (Arc::new(tiered), members)
             }
         };
         let mut opened = match &self.seal {
             None => Opened::plain(store),
             Some(sealing) => Opened::sealed(Sealed::new(store, sealing.clone(), observer)),
         };
+        opened.members = members;
         if let Some(copies) = copies {
             opened.store = Arc::new(Near::new(opened.store, copies));
         }
@@ -241,16 +270,27 @@ impl Layout {
     }
 }
 
+impl Role {
+    /// As the admin API names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Authority => "authority",
+            Self::Front => "front",
+            Self::Cache => "cache",
+        }
+    }
+}
+
 impl Opened {
     /// A store in which nothing is sealed.
     pub fn plain(store: Arc<dyn Store>) -> Self {
-        Self { store, sealed: None }
+        Self { members: vec![Member { store: store.clone(), role: Role::Authority }], store, sealed: None }
     }
 
     /// A store in which everything is.
     pub fn sealed(sealed: Sealed) -> Self {
         let sealed = Arc::new(sealed);
-        Self { store: sealed.clone(), sealed: Some(sealed) }
+        Self { sealed: Some(sealed.clone()), ..Self::plain(sealed) }
     }
 }
 

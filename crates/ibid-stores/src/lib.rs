@@ -19,7 +19,7 @@ pub mod redis;
 pub mod seal;
 pub mod tiered;
 
-pub use layout::{Contradiction, Layout, Opened, Parts};
+pub use layout::{Contradiction, Layout, Member, Opened, Parts, Role};
 pub use lock::Lock;
 pub use remote::Remote;
 pub use url::{Kind, Named, ServerUrl, UrlError, open, parse_size};

@@ -28,7 +28,6 @@ use std::{
 use http::{HeaderName, Method, request::Parts};
 use tokio::time::timeout;
 
-pub(crate) use self::reply::{Meaning, remembered};
 pub use self::{
     answer::{error_answer, plain_response, refusal_response, success_answer},
     around::Around,
@@ -41,6 +40,11 @@ pub use self::{
     layer::{IbidLayer, IbidService},
     reply::complete_of,
     request::carries_key,
+    request_id::{current_request_id, sent_request_id},
+};
+pub(crate) use self::{
+    reply::{Meaning, remembered},
+    request_id::UnderRequestId,
 };
 use crate::{
     engine::Engine,
@@ -72,6 +76,7 @@ mod operation;
 mod read_body;
 mod reply;
 mod request;
+mod request_id;
 mod service;
 mod shadow;
 mod shape;

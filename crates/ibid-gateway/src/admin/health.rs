@@ -1,27 +1,14 @@
-//! Whether the store does its work, as everybody is told: `/readyz`, the API and the console.
-//!
-//! A store that answers may still refuse every new key: a read-only PostgreSQL, a Redis out of memory, a full disk. So a
-//! new key is claimed and released ([`Probe`]), and something is read.
+//! Whether the stores do their work, and what still works if one of them does not: the same for `/readyz`, the API and the
+//! console.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use bytes::Bytes;
-use ibid::{
-    Ibid, StoreCall,
-    store::{Address, Ask, Claim, End, ErrorKind, Fingerprint, Lease, Store, Tags, Token},
-};
-use tokio::{
-    sync::Mutex,
-    time::{Instant, timeout},
-};
+use ibid::{Ibid, StoreCall};
+use ibid_stores::Role;
+use serde_json::{Value, json};
 
-/// A store that takes longer to answer is not well.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// No new key is claimed while the last one that was granted is younger than this.
-const GRANTED_FOR: Duration = Duration::from_secs(1);
-/// Lease and retention of a claim that nobody could release.
-const PROBE_LEASE: Duration = Duration::from_secs(5);
-const PROBE_TTL: Duration = Duration::from_secs(1);
+use super::store_state::{StoreProbes, StoreState};
+use crate::records::view::date;
 
 /// How the store is.
 #[derive(Debug, Clone)]
@@ -33,13 +20,15 @@ pub(crate) struct Health {
     pub(crate) wanting: Vec<String>,
     /// Why it cannot be used now.
     pub(crate) trouble: Option<String>,
-    /// Why it can be used with a weaker guarantee only.
+    /// Of two stores: which is down, and what the other does without it.
     pub(crate) degraded: Option<String>,
-    /// Whether new keys are granted.
-    pub(crate) claims: bool,
-    /// Whether what is stored can be read, and so replayed.
-    pub(crate) reads: bool,
-    /// How long it took to answer.
+    /// Whether new keys are granted, and by which store.
+    pub(crate) claims: Works,
+    /// Whether what is stored can be replayed, and from which store.
+    pub(crate) replays: Works,
+    /// Each store, the one that decides last.
+    pub(crate) stores: Vec<StoreState>,
+    /// How long the one that decides took to answer.
     pub(crate) took: Option<Duration>,
     /// Ends that it has not taken yet.
     pub(crate) waiting: u64,
@@ -49,126 +38,152 @@ pub(crate) struct Health {
     pub(crate) word: &'static str,
 }
 
-/// Claims a new key, and releases it: at most one at a time, and at most one a second while they are granted.
-#[derive(Debug, Default)]
-pub(crate) struct Probe(Mutex<Option<(Instant, Granted)>>);
-
-/// How a new key was granted.
+/// How much of something works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Granted {
-    Fully,
-    /// Of two stores, without the one that decides.
-    Degraded,
-}
-
-impl Probe {
-    /// Whether a new key is granted, and if not, why. `fresh` asks the store in any case.
-    async fn claims(&self, store: &dyn Store, fresh: bool) -> Result<Granted, String> {
-        let mut last = self.0.lock().await;
-        match *last {
-            Some((at, granted)) if !fresh && at.elapsed() < GRANTED_FOR => return Ok(granted),
-            _ => *last = None,
-        }
-        let granted = claims(store).await?;
-        *last = Some((Instant::now(), granted));
-        Ok(granted)
-    }
-}
-
-/// Claims a key that nobody else has, and releases it.
-///
-/// # Errors
-/// Why it was not granted.
-async fn claims(store: &dyn Store) -> Result<Granted, String> {
-    let mut address = [0; 32];
-    address[..16].copy_from_slice(&Token::mint().0);
-    address[16..].copy_from_slice(&Token::mint().0);
-    let ask = Arc::new(Ask {
-        address: Address(address),
-        token: Token::mint(),
-        fingerprint: Fingerprint { version: 0, digest: [0; 32] },
-        tags: Tags::new("", "", "readiness probe", ""),
-        label: Bytes::new(),
-        hold: PROBE_LEASE,
-        keep: PROBE_TTL,
-        over: None,
-    });
-    let (lease, granted) = match timeout(PATIENCE, store.claim(&ask)).await {
-        Ok(Ok(Claim::Granted(lease))) => {
-            let granted = if lease.solo { Granted::Degraded } else { Granted::Fully };
-            (lease, Ok(granted))
-        }
-        Ok(Ok(other)) => return Err(format!("a key that was never used was not granted: {other:?}")),
-        Ok(Err(why)) if why.kind != ErrorKind::Ambiguous => return Err(why.to_string()),
-        Ok(Err(why)) => (Lease::unseen(&ask), Err(why.to_string())),
-        Err(_) => (Lease::unseen(&ask), Err(format!("no answer within {PATIENCE:?}"))),
-    };
-    // If that fails, too, its lease and retention end soon.
-    let _ = timeout(PATIENCE, store.settle(&lease, &End::Release)).await;
-    granted
+pub(crate) enum Works {
+    /// With the store that decides.
+    Full,
+    /// With the Redis in front of it alone.
+    FrontOnly,
+    None,
 }
 
 impl Health {
-    /// Asks the store for something that is not there, and for a new key.
-    pub(crate) async fn ask(ibid: &Ibid, probe: &Probe) -> Self {
+    /// Asks every store.
+    pub(crate) async fn ask(ibid: &Ibid, probes: &StoreProbes) -> Self {
         let engine = ibid.engine();
-        let store = &**engine.store();
-        let sent = Instant::now();
-        let reads = async {
-            let found = timeout(PATIENCE, store.get(&Address([0; 32]))).await;
-            engine.observer().asked(StoreCall::Get, sent.elapsed());
-            match found {
-                Ok(Ok(_)) => Ok(()),
-                Ok(Err(why)) => Err(why.to_string()),
-                Err(_) => Err(format!("no answer within {PATIENCE:?}")),
-            }
-        };
-        let (reads, mut claims) = tokio::join!(reads, probe.claims(store, false));
-        if reads.is_err() && claims == Ok(Granted::Fully) {
-            claims = probe.claims(store, true).await;
-        }
-        let took = sent.elapsed();
+        let stores = probes.ask().await;
         let promise = engine.store().promise();
         let waiting = engine.later().waiting() as u64;
-        let (trouble, degraded) = match (&claims, &reads) {
-            (Ok(Granted::Degraded), reads) => (None, Some(without_the_other(reads.as_ref().err()))),
-            (Ok(Granted::Fully), Ok(())) => (None, None),
-            (_, Err(why)) => (Some(why.clone()), None),
-            (Err(why), Ok(())) => {
-                (Some(format!("new keys are refused: {why}; finished answers are still replayed")), None)
-            }
+        let (front, authority) = match &stores[..] {
+            [front, authority] => (Some(front), authority),
+            [authority] => (None, authority),
+            _ => unreachable!("a gateway has one store, or two"),
         };
-        let (kind, word) = match (&claims, &reads, waiting, promise.wanting.is_empty()) {
-            _ if trouble.is_some() && reads.is_err() => ("bad", "does not answer"),
+        engine.observer().asked(StoreCall::Get, authority.took);
+        let claims = match front {
+            _ if authority.claims => Works::Full,
+            Some(front) if front.role == Role::Front && front.claims => Works::FrontOnly,
+            _ => Works::None,
+        };
+        let replays = match front {
+            _ if authority.reads => Works::Full,
+            Some(front) if front.reads => Works::FrontOnly,
+            _ => Works::None,
+        };
+        let trouble = (claims == Works::None).then(|| trouble(front, authority, replays));
+        let degraded = if trouble.is_none() { front.and_then(|front| degraded(front, authority)) } else { None };
+        let (kind, word) = match (waiting, promise.wanting.is_empty()) {
+            _ if trouble.is_some() && replays == Works::None => ("bad", "does not answer"),
             _ if trouble.is_some() => ("bad", "refuses new keys"),
-            _ if degraded.is_some() => ("warn", "one of two does not answer"),
-            (_, _, 1.., _) => ("warn", "behind"),
-            (_, _, 0, false) => ("warn", "answers, promise weakened"),
-            (_, _, 0, true) => ("good", "answers"),
+            _ if degraded.is_some() => ("warn", "one of two is down"),
+            (1.., _) => ("warn", "behind"),
+            (0, false) => ("warn", "answers, promise weakened"),
+            (0, true) => ("good", "answers"),
         };
         Self {
             name: promise.store,
             durable: promise.durable,
             shared: promise.shared,
             wanting: promise.wanting,
-            took: trouble.is_none().then_some(took),
-            claims: claims.is_ok(),
-            reads: reads.is_ok(),
+            took: authority.reads.then_some(authority.took),
+            claims,
+            replays,
             trouble,
             degraded,
+            stores,
             waiting,
             kind,
             word,
         }
     }
 
-    /// Whether it grants new keys and answers what it has.
+    /// Whether new keys are granted.
     pub(crate) fn is_well(&self) -> bool {
         self.trouble.is_none()
     }
+
+    /// For programs: `/readyz` and `/api/store` say the same. `url` gives a store's, without its password, to those who
+    /// may see it.
+    pub(crate) fn to_json(&self, url: impl Fn(Role) -> Option<String>) -> Value {
+        let stores: Vec<Value> = self
+            .stores
+            .iter()
+            .map(|store| {
+                let mut shown = json!({
+                    "name": store.name,
+                    "role": store.role.name(),
+                    "state": if store.is_up() { "up" } else { "down" },
+                    "since": date(store.since_ms),
+                    "claims": store.claims,
+                    "reads": store.reads,
+                    "last_error": store.last_error.as_ref().map(|error| json!({
+                        "at": date(error.at_ms),
+                        "text": error.text,
+                    })),
+                });
+                if let Some(url) = url(store.role) {
+                    shown["url"] = url.into();
+                }
+                shown
+            })
+            .collect();
+        json!({
+            "name": self.name,
+            "durable": self.durable,
+            "shared": self.shared,
+            "wanting": self.wanting,
+            "trouble": self.trouble,
+            "degraded": self.degraded,
+            "claims": self.claims.name(),
+            "replays": self.replays.name(),
+            "stores": stores,
+            "waiting": self.waiting,
+        })
+    }
 }
 
-fn without_the_other(why: Option<&String>) -> String {
-    let why = why.map_or_else(String::new, |why| format!(": {why}"));
-    format!("new keys are granted without the store that decides, and their answers say degraded{why}")
+impl Works {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::FrontOnly => "front-only",
+            Self::None => "none",
+        }
+    }
+}
+
+/// Why new keys are refused, and what is left.
+fn trouble(front: Option<&StoreState>, authority: &StoreState, replays: Works) -> String {
+    let why = match front {
+        None => authority.error().unwrap_or_default().to_owned(),
+        Some(front) => {
+            let down = [authority, front].into_iter().filter(|store| !store.is_up());
+            let down: Vec<String> = down.map(is_down).collect();
+            format!("new keys are refused: {}", down.join("; "))
+        }
+    };
+    match (replays, front) {
+        (Works::Full, _) => format!("{why}; finished answers are still replayed"),
+        (Works::FrontOnly, Some(front)) => {
+            format!("{why}; finished answers of which {} has a copy are still replayed", front.name)
+        }
+        (Works::FrontOnly | Works::None, _) => why,
+    }
+}
+
+/// Which of two stores is down, and what the other does without it.
+fn degraded(front: &StoreState, authority: &StoreState) -> Option<String> {
+    match (front.is_up(), authority.is_up()) {
+        (true, true) => None,
+        (false, _) => Some(format!("{}; {} decides alone", is_down(front), authority.name)),
+        (true, false) => {
+            let alone = "grants new keys alone, and their answers say degraded";
+            Some(format!("{}; {} {alone}", is_down(authority), front.name))
+        }
+    }
+}
+
+fn is_down(store: &StoreState) -> String {
+    format!("{} is down ({})", store.name, store.error().unwrap_or_default())
 }

@@ -10,6 +10,7 @@ use ibid::{
     http::Protocol,
     store::{Address, Counts, Cursor, Filter, Store},
 };
+use ibid_stores::Role;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
@@ -137,19 +138,17 @@ pub async fn store(desk: &Desk) -> Value {
     let stored = desk.gauges.read().await;
     let now = desk.live.now();
     let settings = &now.settings.store;
-    json!({
-        "name": health.name,
-        "url": settings.url.to_string(),
-        "fallback": settings.fallback.as_ref().map(ToString::to_string),
-        "cache": settings.cache.as_ref().map(ToString::to_string),
-        "durable": health.durable,
-        "shared": health.shared,
-        "wanting": health.wanting,
-        "trouble": health.trouble,
-        "degraded": health.degraded,
-        "waiting": health.waiting,
-        "stored": counts(stored),
-    })
+    let url = |role: Role| match role {
+        Role::Authority => Some(settings.fallback.as_ref().unwrap_or(&settings.url).to_string()),
+        Role::Front => Some(settings.url.to_string()),
+        Role::Cache => settings.cache.as_ref().map(ToString::to_string),
+    };
+    let mut shown = health.to_json(url);
+    shown["url"] = settings.url.to_string().into();
+    shown["fallback"] = settings.fallback.as_ref().map(ToString::to_string).into();
+    shown["cache"] = settings.cache.as_ref().map(ToString::to_string).into();
+    shown["stored"] = counts(stored);
+    shown
 }
 
 fn counts(stored: Counts) -> Value {

@@ -99,7 +99,7 @@ impl Gateway {
         settings: Settings, args: ServeArgs, opened: Opened, watched: Arc<Watched>,
     ) -> Result<Self, String> {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        let Opened { store, sealed } = opened;
+        let Opened { store, sealed, members } = opened;
         check_promise(&settings, store.as_ref()).await?;
         watched.metrics().show(&settings.routes);
         let sweep_every = settings.store.sweep_every;
@@ -111,7 +111,7 @@ impl Gateway {
         let journal = live.now().settings.journal.as_deref().map(taken).transpose()?;
         let ibid = build(&live, store, observer)?;
         let admin = match admin {
-            Some(admin) => Some(Admin::bind(&admin, ibid.clone(), sealed, live.clone(), &watched).await?),
+            Some(admin) => Some(Admin::bind(&admin, ibid.clone(), members, sealed, live.clone(), &watched).await?),
             None => None,
         };
         let server = Server::bind(live.clone(), ibid.clone(), tracer.clone()).await?;

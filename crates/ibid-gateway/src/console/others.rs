@@ -2,6 +2,7 @@
 
 use askama::Template;
 use ibid::{Mode, StoreCall, store::Counts};
+use ibid_stores::Role;
 
 use super::{
     form::Form,
@@ -12,10 +13,12 @@ use super::{
 use crate::{
     admin::{
         audit::Audit,
-        health::Health,
+        health::{Health, Works},
         stats::{self, Dial},
+        store_state::StoreState,
     },
     metrics::Metrics,
+    records::view::date,
     routes::{Route, RouteTable},
 };
 
@@ -63,11 +66,23 @@ pub(super) struct StorePage {
     health: Health,
     trouble: Option<String>,
     advice: Vec<&'static str>,
+    degraded: Option<String>,
     wanting: Vec<String>,
+    stores: Vec<Member>,
     promise: Vec<Field>,
     counted: &'static str,
     holds: Vec<Field>,
     calls: Vec<Call>,
+}
+
+/// One of the stores.
+struct Member {
+    name: &'static str,
+    role: &'static str,
+    kind: &'static str,
+    state: &'static str,
+    since: String,
+    last_error: String,
 }
 
 struct Call {
@@ -88,6 +103,8 @@ impl StorePage {
             Field::new("Promise", promise),
             Field::new("Survives a crash", yes_no(health.durable, "no", "yes")),
             Field::new("Shared", yes_no(health.shared, "no", "yes")),
+            Field::new("Grants new keys", works(health.claims)),
+            Field::new("Replays", works(health.replays)),
             Field::new("Answered in", took(health.took)),
             Field::new("Not taken yet", count(health.waiting)).under("told again and again until they are"),
         ];
@@ -110,13 +127,43 @@ impl StorePage {
             name: health.name,
             trouble: health.trouble.clone(),
             advice: STORE_LOST.to_vec(),
+            degraded: health.degraded.clone(),
             wanting: health.wanting.clone(),
+            stores: health.stores.iter().map(Member::of).collect(),
             promise,
             counted: if health.is_well() { "counted now" } else { "as last counted" },
             holds,
             calls: calls.collect(),
             health,
         }
+    }
+}
+
+impl Member {
+    fn of(store: &StoreState) -> Self {
+        let (kind, state) = if store.is_up() { ("good", "up") } else { ("bad", "down") };
+        let last_error = store.last_error.as_ref();
+        Self {
+            name: store.name,
+            role: match store.role {
+                Role::Authority => "decides",
+                Role::Front => "in front, decides alone while the other is down",
+                Role::Cache => "cache",
+            },
+            kind,
+            state,
+            since: when(&date(store.since_ms)),
+            last_error: last_error
+                .map_or("–".into(), |error| format!("{}: {}", when(&date(error.at_ms)), plain(&error.text))),
+        }
+    }
+}
+
+fn works(works: Works) -> &'static str {
+    match works {
+        Works::Full => "yes",
+        Works::FrontOnly => "only by the Redis in front",
+        Works::None => "no",
     }
 }
 

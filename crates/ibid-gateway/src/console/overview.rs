@@ -10,7 +10,7 @@ use super::{
     words::{clock, count, percent, rate, size, took, when},
 };
 use crate::{
-    admin::health::Health,
+    admin::health::{Health, Works},
     metrics::{CONFLICTS_LIMIT, HITS_LIMIT, History, Lately, Metrics, Requests, Window},
     records::view::date,
 };
@@ -131,11 +131,12 @@ fn troubles(health: &Health, metrics: &Metrics) -> Vec<Trouble> {
             "{why}. Requests are refused, or run unprotected where the route says on_store_down = \"open\". \
              What is counted here goes on; records come back with the store."
         );
-        let what = if health.reads { "The store refuses new keys." } else { "The store does not answer." };
+        let what =
+            if health.replays != Works::None { "The store refuses new keys." } else { "The store does not answer." };
         troubles.push(Trouble { what, advice });
     }
     if let Some(why) = &health.degraded {
-        troubles.push(Trouble { what: "One of two stores does not answer.", advice: format!("{why}.") });
+        troubles.push(Trouble { what: "One of two stores is down.", advice: format!("{why}.") });
     }
     if health.waiting > 0 {
         let advice =

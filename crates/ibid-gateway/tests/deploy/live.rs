@@ -133,7 +133,7 @@ async fn the_alerts_fire_on_a_real_gateway_and_the_dashboard_shows_it() {
 
     // Nobody has asked for anything yet.
     let since = Instant::now();
-    while prometheus.query("idempotency_stuck_gauge").await.is_empty() {
+    while prometheus.query("idempotency_outcome_unknown").await.is_empty() {
         assert!(since.elapsed() < PATIENCE, "nothing is scraped: {}", prometheus.log());
         sleep(Duration::from_millis(200)).await;
     }

@@ -42,7 +42,7 @@ fn the_rules_are_valid_and_do_what_their_tests_say() {
 
 /// What could be wrong with an alert: where it says one thing, it says another.
 #[rustfmt::skip]
-const WRONG: [(&str, &str, &str, &str); 39] = [
+const WRONG: [(&str, &str, &str, &str); 42] = [
     ("IbidHitRateHigh", "/expr", "> 0.1\n", "> 0.12\n"),
     ("IbidHitRateHigh", "/expr", "> 0.1\n", "> 0.09\n"),
     ("IbidHitRateHigh", "/expr", ">= 20", ">= 2"),
@@ -60,7 +60,10 @@ const WRONG: [(&str, &str, &str, &str); 39] = [
     ("IbidConflictsRising", "/expr", "conflicts_total[", "conflicts_total{reason=\"in_progress\"}["),
     ("IbidFallback", "/expr", "> 0", "> 2"),
     ("IbidFallback", "/expr", "> 0", ">= 0"),
-    ("IbidStuck", "/expr", "max by (job) (idempotency_stuck_gauge)", "idempotency_stuck_gauge"),
+    ("IbidStoreDown", "/expr", "== 0", "== 1"),
+    ("IbidStoreDown", "/expr", "== 0", "< 0"),
+    ("IbidStoreDown", "/for", "1m", "0m"),
+    ("IbidStuck", "/expr", "max by (job) (idempotency_outcome_unknown)", "idempotency_outcome_unknown"),
     ("IbidStuck", "/expr", "> 0", "> 1"),
     ("IbidStuck", "/expr", "> 0", ">= 0"),
     ("IbidStuck", "/for", "5m", "1m"),

@@ -7,4 +7,5 @@ mod pair;
 mod presets;
 mod readiness;
 mod round_trips;
+mod two_stores;
 mod waiters;

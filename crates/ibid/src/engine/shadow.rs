@@ -14,6 +14,7 @@ use tokio::{
 
 use super::{Complete, Engine, fingerprint_of, mismatch_by};
 use crate::{
+    http::UnderRequestId,
     observe::{Outcome, Shadow},
     policy::CheckedPolicy,
     refusal::Reason,
@@ -106,13 +107,13 @@ impl Engine {
         let (sender, ended) = oneshot::channel();
         let (engine, run, recording) = (self.clone(), (ask.address, ask.token), self.recording.clone());
         let before = recording.at(&ask.address);
-        self.running.detach(async move {
+        self.running.detach(UnderRequestId::current(async move {
             engine.recording.settled(&before).await;
             let observed = engine.beside(&policy, Arc::new(ask), by_version, ended).await;
             engine.recording.recorded(run);
             report(observed);
             drop(slot);
-        });
+        }));
         Observation { ended: sender, run, recording }
     }
 

@@ -7,7 +7,8 @@ use super::{
     Protocol,
     body::ResponseBody,
     cors, key_headers,
-    request::{REQUEST_ID, request_id},
+    request::request_id,
+    request_id::REQUEST_ID,
     shape::{Told, common_head},
 };
 use crate::{

@@ -4,10 +4,14 @@
 use std::{sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts};
 use sha2::{Digest, Sha256};
 
-use super::{Peer, Protocol, Route, Shared, ambiguity, forwarded::client_address};
+use super::{
+    Peer, Protocol, Route, Shared, ambiguity,
+    forwarded::client_address,
+    request_id::{REQUEST_ID, sent_request_id},
+};
 use crate::{
     engine::store_unavailable,
     fingerprint::{FingerprintInput, Kind, PartDigests, json},
@@ -457,18 +461,10 @@ pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> String
     }
 }
 
-pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// The client's `X-Request-Id` if it is one value of 1 to 128 visible ASCII characters, else a new one.
+/// The client's `X-Request-Id` if it is valid, else a new one.
 pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
-    let mut sent = headers.get_all(REQUEST_ID).iter();
-    let fits = |id: &&HeaderValue| {
-        (1..=128).contains(&id.len()) && id.as_bytes().iter().all(|byte| (0x21..=0x7e).contains(byte))
-    };
-    match (sent.next().filter(fits), sent.next()) {
-        (Some(id), None) => id.clone(),
-        _ => HeaderValue::from_maybe_shared(Bytes::from(generate_key())).expect("a UUID"),
-    }
+    let new = || HeaderValue::from_maybe_shared(Bytes::from(generate_key())).expect("a UUID");
+    sent_request_id(headers).cloned().unwrap_or_else(new)
 }
 
 /// Tells the app what the request is called. A header that the key comes from stays as it was sent.

@@ -29,6 +29,7 @@ use super::{
     read_body::{overloaded, read_body},
     reply::Tail,
     request::{self, Asked, Judged, Keyed, Unread},
+    request_id::UnderRequestId,
     shadow, shape,
 };
 use crate::{
@@ -149,10 +150,12 @@ where
             seen.key = keyed.masked();
             let side = Side::new();
             let around = parts.extensions.get::<Around>().cloned();
+            let id = seen.request_id.clone();
             let mut work: Work<RB> = if route.policy.mode == Mode::Shadow {
-                Box::pin(shadow::work(shared.clone(), inner, parts, body, keyed, seen))
+                Box::pin(UnderRequestId::new(id, shadow::work(shared.clone(), inner, parts, body, keyed, seen)))
             } else {
-                Box::pin(work(shared.clone(), inner, parts, body, keyed, others, seen, side.clone()))
+                let work = work(shared.clone(), inner, parts, body, keyed, others, seen, side.clone());
+                Box::pin(UnderRequestId::new(id, work))
             };
             if let Some(around) = around {
                 work = Box::pin(Inside { work, around });

@@ -13,7 +13,7 @@ use ibid_gateway::logs::Logged;
 use ibid_testkit::{
     client::{Request, post},
     process::{Gateway, Signal},
-    upstream::{Gate, Reply, Upstream},
+    upstream::{Fault, Gate, Reply, Upstream},
     wrappers::Calls,
 };
 use parking_lot::Mutex;
@@ -29,6 +29,10 @@ fn stderr(gateway: &Gateway) -> Vec<String> {
 
 fn json(line: &str) -> Value {
     serde_json::from_str(line).unwrap_or_else(|why| panic!("not JSON ({why}): {line}"))
+}
+
+fn text<'a>(line: &'a Value, field: &str) -> &'a str {
+    line[field].as_str().unwrap_or_else(|| panic!("no {field}: {line}"))
 }
 
 /// One request of each kind.
@@ -126,6 +130,53 @@ async fn a_line_has_the_clients_address_and_the_id_of_its_request() {
     let missing = json(&lines(&gateway, "missing idempotency key", 1).await[0]);
     assert_eq!(missing["peer"], "203.0.113.7", "{missing}");
     assert_eq!(missing["request_id"].as_str().map(str::len), Some(36), "{missing}");
+}
+
+/// Also the lines about the app and the store that are written on the way, and what the claim beside a run in shadow mode
+/// meets.
+#[tokio::test]
+async fn every_line_that_is_written_while_a_request_is_handled_has_its_id() {
+    let upstream = Upstream::start().await;
+    upstream.on("/lost", Fault::CloseWithoutReply);
+    let gate = Gate::new();
+    upstream.on("/slow", Reply::usual().gated(&gate));
+    let config = "log = { format = \"json\" }\nlimits.reply_timeout = \"200ms\"\n[store]\nurl = \"redis://127.0.0.1:9/0\"\n\
+                  [policy]\non_store_down = \"open\"\n\
+                  [[route]]\nmatch = \"POST /shadow\"\nmode = \"shadow\"\n[[route]]\nmatch = \"POST /far\"\nupstream = \"http://127.0.0.1:9\"\n\
+                  on_store_down = \"open\"\n";
+    let gateway = gateway(config, &upstream).await;
+    let send = async |path: &str, id: &str, key: Option<&str>| {
+        let request = post(gateway.addr(), path).header("X-Request-Id", id);
+        key.into_iter().fold(request, |request, key| request.key(key)).send().await.status
+    };
+    assert_eq!(send("/lost", "lost-with-key", Some("k-1")).await, 502);
+    assert_eq!(send("/lost", "lost-without-key", None).await, 502);
+    assert_eq!(send("/far", "far-with-key", Some("k-2")).await, 502);
+    assert_eq!(send("/slow", "slow-without-key", None).await, 504);
+    assert_eq!(send("/shadow", "beside-a-run", Some("k-3")).await, 201);
+    // One is made where none is sent.
+    assert_eq!(post(gateway.addr(), "/lost").key("k-4").send().await.status, 502);
+
+    let upstream = lines(&gateway, "\"message\":\"upstream\"", 5).await;
+    let upstream: Vec<Value> = upstream.iter().map(|line| json(line)).collect();
+    let told: Vec<_> = upstream.iter().map(|line| (text(line, "reason"), text(line, "request_id"))).collect();
+    let made = told[4].1;
+    assert_eq!(made.len(), 36, "a UUID: {told:?}");
+    let expected = [
+        ("upstream-lost", "lost-with-key"),
+        ("upstream-lost", "lost-without-key"),
+        ("upstream-unreachable", "far-with-key"),
+        ("upstream-timeout", "slow-without-key"),
+        ("upstream-lost", made),
+    ];
+    assert_eq!(told, expected);
+    let failed = lines(&gateway, "claim: the redis store", 4).await;
+    let failed: Vec<Value> = failed.iter().map(|line| json(line)).collect();
+    let told: Vec<_> = failed.iter().map(|line| text(line, "request_id")).collect();
+    assert_eq!(told, ["lost-with-key", "far-with-key", "beside-a-run", made]);
+    let answered = lines(&gateway, "\"outcome\":\"degraded\"", 2).await;
+    assert_eq!(json(&answered[1])["request_id"], made);
+    gate.open();
 }
 
 #[tokio::test]

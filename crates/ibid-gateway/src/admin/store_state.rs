@@ -1,0 +1,196 @@
+//! The state of each store, found by asking it when somebody looks.
+//!
+//! A store that answers may still refuse every new key: a read-only PostgreSQL, a Redis out of memory, a full disk. So
+//! something is read, and a new key is claimed and released. Of two stores each is asked by itself: what one of them
+//! does for the other hides which of them is down.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use ibid::store::{Address, Ask, Claim, End, ErrorKind, Fingerprint, Lease, Store, Tags, Token};
+use ibid_stores::{Member, Role};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout},
+};
+
+use crate::records::view::now_ms;
+
+/// A store that takes longer to answer is down.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// No new key is claimed while the last one that was granted is younger than this.
+const GRANTED_FOR: Duration = Duration::from_secs(1);
+/// Lease and retention of a claim that nobody could release.
+const PROBE_LEASE: Duration = Duration::from_secs(5);
+const PROBE_TTL: Duration = Duration::from_secs(1);
+
+/// How one store is.
+#[derive(Debug, Clone)]
+pub(crate) struct StoreState {
+    /// `memory`, `embedded`, `redis` or `postgres`. Two stores of a gateway have different names.
+    pub(crate) name: &'static str,
+    pub(crate) role: Role,
+    /// Whether it grants new keys. Never without `reads`.
+    pub(crate) claims: bool,
+    /// Whether what it holds can be read, and so replayed.
+    pub(crate) reads: bool,
+    /// When the gateway first found it up, or down, as it is now. Milliseconds since the Unix epoch.
+    pub(crate) since_ms: u64,
+    /// The last time that it failed. Kept when it is up again.
+    pub(crate) last_error: Option<LastError>,
+    /// How long it took to read.
+    pub(crate) took: Duration,
+}
+
+/// Why a store counted as down, and when.
+#[derive(Debug, Clone)]
+pub(crate) struct LastError {
+    pub(crate) at_ms: u64,
+    pub(crate) text: String,
+}
+
+/// Asks every store of a gateway.
+#[derive(Debug)]
+pub(crate) struct StoreProbes(Vec<StoreProbe>);
+
+/// Asks one store: one question at a time, and at most one claim a second while they are granted.
+#[derive(Debug)]
+struct StoreProbe {
+    name: &'static str,
+    member: Member,
+    last: Mutex<Option<Found>>,
+}
+
+#[derive(Debug)]
+struct Found {
+    /// When it was begun to ask.
+    asked: Instant,
+    /// When a new key was granted.
+    granted: Option<Instant>,
+    state: StoreState,
+}
+
+impl StoreState {
+    /// Whether it grants new keys and answers what it has.
+    pub(crate) fn is_up(&self) -> bool {
+        self.claims
+    }
+
+    /// Why it is down.
+    pub(crate) fn error(&self) -> Option<&str> {
+        self.last_error.as_ref().filter(|_| !self.is_up()).map(|error| error.text.as_str())
+    }
+}
+
+impl StoreProbes {
+    pub(crate) fn new(members: Vec<Member>) -> Self {
+        let probe = |member: Member| StoreProbe { name: member.store.promise().store, member, last: Mutex::default() };
+        Self(members.into_iter().map(probe).collect())
+    }
+
+    /// How each store is now, the one that decides last.
+    pub(crate) async fn ask(&self) -> Vec<StoreState> {
+        join_all(self.0.iter().map(StoreProbe::ask)).await
+    }
+}
+
+impl StoreProbe {
+    async fn ask(&self) -> StoreState {
+        let wanted = Instant::now();
+        let mut last = self.last.lock().await;
+        // Somebody else has asked since.
+        if let Some(found) = last.as_ref().filter(|found| found.asked >= wanted) {
+            return found.state.clone();
+        }
+        let asked = Instant::now();
+        let granted = last.as_ref().and_then(|found| found.granted).filter(|at| at.elapsed() < GRANTED_FOR);
+        let store = &self.member.store;
+        let read = async {
+            let read = read(&**store).await;
+            (read, asked.elapsed())
+        };
+        let claim = async {
+            match granted {
+                Some(at) => Ok(at),
+                None => claim_and_release(store).await.map(|()| Instant::now()),
+            }
+        };
+        let ((read, took), claimed) = tokio::join!(read, claim);
+        let error = match (&read, &claimed) {
+            (Err(why), _) => Some(why.clone()),
+            (Ok(()), Err(why)) => Some(format!("new keys are refused: {why}")),
+            (Ok(()), Ok(_)) => None,
+        };
+        let reads = read.is_ok();
+        let before = last.as_ref().map(|found| &found.state);
+        let state = StoreState {
+            name: self.name,
+            role: self.member.role,
+            // A key may have been granted before it stopped answering.
+            claims: claimed.is_ok() && reads,
+            reads,
+            since_ms: match before {
+                Some(before) if before.is_up() == error.is_none() => before.since_ms,
+                _ => now_ms(),
+            },
+            last_error: match error {
+                Some(text) => Some(LastError { at_ms: now_ms(), text }),
+                None => before.and_then(|before| before.last_error.clone()),
+            },
+            took,
+        };
+        let granted = claimed.ok().filter(|_| reads);
+        *last = Some(Found { asked, granted, state: state.clone() });
+        state
+    }
+}
+
+/// Reads something that is not there.
+///
+/// # Errors
+/// Why it could not be read.
+async fn read(store: &dyn Store) -> Result<(), String> {
+    match timeout(ANSWER_TIMEOUT, store.get(&Address([0; 32]))).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(why)) => Err(why.to_string()),
+        Err(_) => Err(format!("no answer within {ANSWER_TIMEOUT:?}")),
+    }
+}
+
+/// Claims a key that nobody else has, and releases it.
+///
+/// # Errors
+/// Why it was not granted.
+async fn claim_and_release(store: &Arc<dyn Store>) -> Result<(), String> {
+    let mut address = [0; 32];
+    address[..16].copy_from_slice(&Token::mint().0);
+    address[16..].copy_from_slice(&Token::mint().0);
+    let ask = Arc::new(Ask {
+        address: Address(address),
+        token: Token::mint(),
+        fingerprint: Fingerprint { version: 0, digest: [0; 32] },
+        tags: Tags::new("", "", "readiness probe", ""),
+        label: Bytes::new(),
+        hold: PROBE_LEASE,
+        keep: PROBE_TTL,
+        over: None,
+    });
+    let why = match timeout(ANSWER_TIMEOUT, store.claim(&ask)).await {
+        Ok(Ok(Claim::Granted(lease))) => {
+            // If that fails, its lease and retention end soon.
+            let _ = timeout(ANSWER_TIMEOUT, store.settle(&lease, &End::Release)).await;
+            return Ok(());
+        }
+        Ok(Ok(other)) => return Err(format!("a key that was never used was not granted: {other:?}")),
+        Ok(Err(why)) if why.kind != ErrorKind::Ambiguous => return Err(why.to_string()),
+        Ok(Err(why)) => why.to_string(),
+        Err(_) => format!("no answer within {ANSWER_TIMEOUT:?}"),
+    };
+    // It may have been granted. Nobody waits for a store that does not answer.
+    let store = store.clone();
+    tokio::spawn(async move {
+        let _ = timeout(ANSWER_TIMEOUT, store.settle(&Lease::unseen(&ask), &End::Release)).await;
+    });
+    Err(why)
+}

@@ -1,0 +1,99 @@
+//! The id of the request that is worked on: for lines of a log that are written meanwhile.
+//!
+//! What an [`Observer`](crate::Observer) is told by the engine and the store names no request. The work on a request is
+//! polled with its id at hand instead, wherever it is polled: also in a task of its own, after its client has gone.
+
+use std::{
+    cell::RefCell,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use pin_project_lite::pin_project;
+
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+thread_local!(static CURRENT: RefCell<Option<HeaderValue>> = const { RefCell::new(None) });
+
+/// The id of the request with a key on whose behalf this is called, as in [`Answered`](crate::Answered). `None` outside the
+/// work on such a request.
+pub fn current_request_id() -> Option<HeaderValue> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
+/// The client's `X-Request-Id`, if it is one value of 1 to 128 visible ASCII characters.
+pub fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let mut sent = headers.get_all(REQUEST_ID).iter();
+    let fits = |id: &&HeaderValue| {
+        (1..=128).contains(&id.len()) && id.as_bytes().iter().all(|byte| (0x21..=0x7e).contains(byte))
+    };
+    let first = sent.next().filter(fits)?;
+    sent.next().is_none().then_some(first)
+}
+
+pin_project! {
+    /// Work on the request with this id.
+    pub(crate) struct UnderRequestId<W> {
+        #[pin]
+        work: W,
+        // Taken while the work is polled.
+        id: Option<HeaderValue>,
+    }
+}
+
+impl<W> UnderRequestId<W> {
+    pub(super) fn new(id: HeaderValue, work: W) -> Self {
+        Self { work, id: Some(id) }
+    }
+
+    /// Work that belongs to the request that is worked on now, if there is one, and is polled elsewhere.
+    pub(crate) fn current(work: W) -> Self {
+        Self { work, id: current_request_id() }
+    }
+}
+
+impl<W: Future> Future for UnderRequestId<W> {
+    type Output = W::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<W::Output> {
+        /// Puts both ids back, also when the work panics.
+        struct Leave<'a> {
+            id: &'a mut Option<HeaderValue>,
+            outer: Option<HeaderValue>,
+        }
+        impl Drop for Leave<'_> {
+            fn drop(&mut self) {
+                *self.id = CURRENT.replace(self.outer.take());
+            }
+        }
+        let this = self.project();
+        let outer = CURRENT.replace(this.id.take());
+        let _leave = Leave { id: this.id, outer };
+        this.work.poll(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn current() -> Option<String> {
+        tokio::task::yield_now().await;
+        current_request_id().map(|id| id.to_str().unwrap().to_owned())
+    }
+
+    #[tokio::test]
+    async fn only_the_work_on_a_request_has_its_id() {
+        let under = |id: &'static str, work| UnderRequestId::new(HeaderValue::from_static(id), work);
+        let work = async {
+            let inner = Box::pin(under("inner", current())).await;
+            (current().await, inner, current().await)
+        };
+        let outer = UnderRequestId::new(HeaderValue::from_static("outer"), work);
+        let (outer, other) = tokio::join!(outer, under("other", current()));
+        assert_eq!(outer, (Some("outer".into()), Some("inner".into()), Some("outer".into())));
+        assert_eq!((other, current().await), (Some("other".into()), None));
+    }
+}
