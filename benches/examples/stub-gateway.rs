@@ -18,19 +18,19 @@ use hyper::{body::Incoming, client::conn::http1::SendRequest, server::conn::http
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 
-type Failure = Box<dyn Error + Send + Sync>;
-type Upstream = tokio::sync::Mutex<SendRequest<Full<Bytes>>>;
-type Answers = Mutex<HashMap<HeaderValue, (http::response::Parts, Bytes)>>;
+type StubError = Box<dyn Error + Send + Sync>;
+type StubUpstream = tokio::sync::Mutex<SendRequest<Full<Bytes>>>;
+type StubAnswers = Mutex<HashMap<HeaderValue, (http::response::Parts, Bytes)>>;
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Failure> {
+async fn main() -> Result<(), StubError> {
     let args: Vec<String> = std::env::args().collect();
     let replaying = args.get(1).is_some_and(|arg| arg == "serve");
     let at = args.iter().position(|arg| arg == "--upstream").ok_or("--upstream http://ADDR is needed")?;
     let upstream = args.get(at + 1).and_then(|url| url.strip_prefix("http://")).ok_or("not http://ADDR")?.to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("stub listening on http://{}", listener.local_addr()?);
-    let answers = Arc::new(Answers::default());
+    let answers = Arc::new(StubAnswers::default());
     loop {
         let (client, _) = listener.accept().await?;
         client.set_nodelay(true)?;
@@ -40,7 +40,7 @@ async fn main() -> Result<(), Failure> {
         tokio::spawn(async move {
             let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
             tokio::spawn(connection);
-            let upstream = Arc::new(Upstream::new(sender));
+            let upstream = Arc::new(StubUpstream::new(sender));
             let service = service_fn(move |request| answer(answers.clone(), Arc::clone(&upstream), request));
             http1::Builder::new().serve_connection(TokioIo::new(client), service).await
         });
@@ -48,8 +48,8 @@ async fn main() -> Result<(), Failure> {
 }
 
 async fn answer(
-    answers: Option<Arc<Answers>>, upstream: Arc<Upstream>, request: Request<Incoming>,
-) -> Result<Response<Full<Bytes>>, Failure> {
+    answers: Option<Arc<StubAnswers>>, upstream: Arc<StubUpstream>, request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, StubError> {
     let (parts, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
     let key = parts.headers.get("idempotency-key").cloned();

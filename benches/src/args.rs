@@ -28,7 +28,7 @@ Exit: 0 all rows valid, 1 a row was invalid or the run failed, 2 missed a target
 
 /// A parsed command line.
 #[derive(Clone, Debug)]
-pub struct Args {
+pub struct BenchArgs {
     /// Patterns of row names; empty means the defaults.
     pub rows: Vec<String>,
     /// Only print the rows.
@@ -40,17 +40,17 @@ pub struct Args {
     /// Measured time per contender and round.
     pub measure: Duration,
     /// Unmeasured time before it.
-    pub settle: Duration,
+    pub warm_up: Duration,
     /// Connections of the load generator.
     pub connections: usize,
     /// Distinct keys of replay rows.
     pub replay_keys: u64,
     /// Size of the app's answer.
-    pub answer: usize,
+    pub response_bytes: usize,
     /// Threads of the benchmark's own servers.
     pub app_threads: usize,
     /// Share of the machine (0–1) used by strangers above which a round is played again.
-    pub redo_above: f64,
+    pub max_foreign_load: f64,
     /// Whether a missed target makes the exit code 2.
     pub strict: bool,
     /// Where to write the machine-readable result.
@@ -60,10 +60,10 @@ pub struct Args {
     /// The gateway.
     pub ibid_bin: PathBuf,
     /// Where this package's own binaries are.
-    pub own_bins: PathBuf,
+    pub bin_folder: PathBuf,
 }
 
-impl Args {
+impl BenchArgs {
     /// Reads the command line; `env` looks up environment variables, `own_bins` is the folder of this program.
     ///
     /// # Errors
@@ -77,25 +77,25 @@ impl Args {
             help: false,
             rounds: 5,
             measure: Duration::from_secs(3),
-            settle: Duration::from_millis(300),
+            warm_up: Duration::from_millis(300),
             connections: 64,
             replay_keys: 256,
-            answer: 300,
+            response_bytes: 300,
             app_threads: 0,
-            redo_above: f64::INFINITY,
+            max_foreign_load: f64::INFINITY,
             strict: false,
             json: None,
             proxy_bin: env("IBID_BENCH_PROXY").unwrap_or_else(|| own_bins.join("bare-proxy")),
             ibid_bin: env("IBID_BENCH_IBID").unwrap_or_else(|| own_bins.join("ibid")),
-            own_bins,
+            bin_folder: own_bins,
         };
         let mut args = args.into_iter();
         while let Some(name) = args.next() {
-            if parsed.switch(&name) {
+            if parsed.set_flag(&name) {
                 continue;
             }
             let value = args.next().ok_or_else(|| format!("{name}: unknown, or it needs a value; see --help"))?;
-            parsed.set(&name, &value)?;
+            parsed.set_value(&name, &value)?;
         }
         match () {
             () if parsed.rounds == 0 => Err("--rounds must be at least 1".into()),
@@ -107,10 +107,10 @@ impl Args {
     }
 
     /// Applies a flag without value; false if it is none.
-    fn switch(&mut self, name: &str) -> bool {
+    fn set_flag(&mut self, name: &str) -> bool {
         match name {
             "--quick" => {
-                (self.rounds, self.measure, self.settle) = (2, Duration::from_millis(400), Duration::from_millis(100));
+                (self.rounds, self.measure, self.warm_up) = (2, Duration::from_millis(400), Duration::from_millis(100));
                 self.replay_keys = 64;
             }
             "--strict" => self.strict = true,
@@ -121,19 +121,19 @@ impl Args {
         true
     }
 
-    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+    fn set_value(&mut self, name: &str, value: &str) -> Result<(), String> {
         let bad = || format!("{name} {value}: not understood; see --help");
         let seconds = || value.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok()).ok_or_else(bad);
         match name {
             "--rows" => self.rows = value.split(',').filter(|row| !row.is_empty()).map(str::to_owned).collect(),
             "--rounds" => self.rounds = value.parse().map_err(|_| bad())?,
             "--seconds" => self.measure = seconds()?,
-            "--settle" => self.settle = seconds()?,
+            "--settle" => self.warm_up = seconds()?,
             "--connections" => self.connections = value.parse().map_err(|_| bad())?,
             "--replay-keys" => self.replay_keys = value.parse().map_err(|_| bad())?,
-            "--answer" => self.answer = value.parse().map_err(|_| bad())?,
+            "--answer" => self.response_bytes = value.parse().map_err(|_| bad())?,
             "--app-threads" => self.app_threads = value.parse().map_err(|_| bad())?,
-            "--redo-above" => self.redo_above = value.parse::<f64>().map_err(|_| bad())? / 100.0,
+            "--redo-above" => self.max_foreign_load = value.parse::<f64>().map_err(|_| bad())? / 100.0,
             "--json" => self.json = Some(value.into()),
             "--proxy-bin" => self.proxy_bin = value.into(),
             "--ibid-bin" => self.ibid_bin = value.into(),
@@ -147,9 +147,9 @@ impl Args {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Args, String> {
+    fn parse(line: &str) -> Result<BenchArgs, String> {
         let env = |name: &str| (name == "IBID_BENCH_PROXY").then(|| PathBuf::from("/env/proxy"));
-        Args::parse(line.split_whitespace().map(str::to_owned), env, "/bins".into())
+        BenchArgs::parse(line.split_whitespace().map(str::to_owned), env, "/bins".into())
     }
 
     #[test]

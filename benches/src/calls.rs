@@ -15,16 +15,16 @@ use tonic::{
     server::{Grpc, UnaryService},
 };
 
-use crate::server::App;
+use crate::server::CountingApp;
 
 /// Executes once, and answers with status OK.
-pub async fn create(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    Grpc::new(AsIs).unary(Create(app), request).await
+pub async fn create(State(app): State<Arc<CountingApp>>, request: Request) -> Response<Body> {
+    Grpc::new(BytesCodec).unary(CreateMethod(app), request).await
 }
 
-struct Create(Arc<App>);
+struct CreateMethod(Arc<CountingApp>);
 
-impl UnaryService<Bytes> for Create {
+impl UnaryService<Bytes> for CreateMethod {
     type Response = Bytes;
     type Future = Ready<Result<tonic::Response<Bytes>, Status>>;
 
@@ -33,24 +33,24 @@ impl UnaryService<Bytes> for Create {
     }
 }
 
-struct AsIs;
+struct BytesCodec;
 
-impl Codec for AsIs {
+impl Codec for BytesCodec {
     type Encode = Bytes;
     type Decode = Bytes;
-    type Encoder = AsIs;
-    type Decoder = AsIs;
+    type Encoder = BytesCodec;
+    type Decoder = BytesCodec;
 
-    fn encoder(&mut self) -> AsIs {
-        AsIs
+    fn encoder(&mut self) -> BytesCodec {
+        BytesCodec
     }
 
-    fn decoder(&mut self) -> AsIs {
-        AsIs
+    fn decoder(&mut self) -> BytesCodec {
+        BytesCodec
     }
 }
 
-impl Encoder for AsIs {
+impl Encoder for BytesCodec {
     type Item = Bytes;
     type Error = Status;
 
@@ -60,7 +60,7 @@ impl Encoder for AsIs {
     }
 }
 
-impl Decoder for AsIs {
+impl Decoder for BytesCodec {
     type Item = Bytes;
     type Error = Status;
 

@@ -3,25 +3,25 @@
 use std::time::Duration;
 
 /// Each power of two of nanoseconds is divided into this many buckets.
-const STEPS: u64 = 32;
-const STEP_BITS: u32 = STEPS.trailing_zeros();
+const BUCKETS_PER_OCTAVE: u64 = 32;
+const STEP_BITS: u32 = BUCKETS_PER_OCTAVE.trailing_zeros();
 /// Up to 2^40 ns, about 18 minutes; longer samples land in the last bucket.
-const BUCKETS: usize = (40 - STEP_BITS as usize + 1) * STEPS as usize;
+const BUCKETS: usize = (40 - STEP_BITS as usize + 1) * BUCKETS_PER_OCTAVE as usize;
 
 /// Counts of samples per bucket.
 #[derive(Clone, Debug)]
-pub struct Histogram {
+pub struct LatencyHistogram {
     counts: Vec<u64>,
     total: u64,
 }
 
-impl Default for Histogram {
+impl Default for LatencyHistogram {
     fn default() -> Self {
         Self { counts: vec![0; BUCKETS], total: 0 }
     }
 }
 
-impl Histogram {
+impl LatencyHistogram {
     /// Counts one sample.
     pub fn record(&mut self, sample: Duration) {
         let nanos = u64::try_from(sample.as_nanos()).unwrap_or(u64::MAX);
@@ -52,23 +52,23 @@ impl Histogram {
     }
 }
 
-/// Below `STEPS` the buckets are exact; above, the leading bit chooses the row and the next `STEP_BITS` bits the bucket.
+/// Below `BUCKETS_PER_OCTAVE` the buckets are exact; above, the leading bit chooses the row and the next `STEP_BITS` bits the bucket.
 fn bucket(nanos: u64) -> usize {
-    if nanos < STEPS {
+    if nanos < BUCKETS_PER_OCTAVE {
         return nanos as usize;
     }
     let row = nanos.ilog2() - STEP_BITS;
-    let index = u64::from(row + 1) * STEPS + ((nanos >> row) - STEPS);
+    let index = u64::from(row + 1) * BUCKETS_PER_OCTAVE + ((nanos >> row) - BUCKETS_PER_OCTAVE);
     (index as usize).min(BUCKETS - 1)
 }
 
 fn upper_bound(index: usize) -> u64 {
     let index = index as u64;
-    if index < STEPS {
+    if index < BUCKETS_PER_OCTAVE {
         return index;
     }
-    let row = index / STEPS - 1;
-    ((STEPS + index % STEPS + 1) << row) - 1
+    let row = index / BUCKETS_PER_OCTAVE - 1;
+    ((BUCKETS_PER_OCTAVE + index % BUCKETS_PER_OCTAVE + 1) << row) - 1
 }
 
 #[cfg(test)]
@@ -85,12 +85,12 @@ mod tests {
 
     #[test]
     fn quantiles_of_a_uniform_ramp() {
-        let mut ramp = Histogram::default();
+        let mut ramp = LatencyHistogram::default();
         (1..=1000).for_each(|us| ramp.record(Duration::from_micros(us)));
         let p50 = ramp.quantile(0.5).as_micros();
         let p99 = ramp.quantile(0.99).as_micros();
         assert!((500..=520).contains(&p50), "{p50}");
         assert!((990..=1030).contains(&p99), "{p99}");
-        assert_eq!(Histogram::default().quantile(0.5), Duration::ZERO);
+        assert_eq!(LatencyHistogram::default().quantile(0.5), Duration::ZERO);
     }
 }

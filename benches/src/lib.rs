@@ -9,13 +9,13 @@
 //! | [`args`] | the command line |
 //! | [`rows`] | the table of scenes, contenders, rows and targets |
 //! | [`runner`] | starts a scene's processes, runs the rounds, collects samples |
-//! | [`child`] | a process that is certain to be killed |
+//! | [`server_child`] | a process that is certain to be killed |
 //! | [`load`] | the closed-loop load generator, for HTTP/1.1 and gRPC |
 //! | [`wire`] | request bytes and response framing for it |
 //! | [`stores`] | the servers of shared stores, for one run |
-//! | [`limits`] | loads on a store or its server directly: what a gateway on it is compared with |
+//! | [`store_limits`] | loads on a store or its server directly: what a gateway on it is compared with |
 //! | [`timing`] | whether two kinds of requests can be told apart by their times |
-//! | [`trips`] | how often a store is asked per operation, counted on the wire |
+//! | [`round_trips`] | how often a store is asked per operation, counted on the wire |
 //! | [`histogram`], [`cpu`] | latency buckets; CPU time of a process |
 //! | [`verdict`], [`report`] | comparison with the targets; the printed table and the JSON file |
 //! | [`server`], [`calls`] | what the benchmark's own servers share; the gRPC method of one of them |
@@ -26,17 +26,17 @@
 
 pub mod args;
 pub mod calls;
-pub mod child;
 pub mod cpu;
 pub mod histogram;
-pub mod limits;
 pub mod load;
 pub mod report;
+pub mod round_trips;
 pub mod rows;
 pub mod runner;
 pub mod server;
+pub mod server_child;
+pub mod store_limits;
 pub mod stores;
 pub mod timing;
-pub mod trips;
 pub mod verdict;
 pub mod wire;

@@ -25,24 +25,24 @@ use std::{
 use tokio::{io::AsyncWriteExt, net::TcpStream, task::JoinSet, time::timeout};
 
 use self::{
-    calls::Calls,
-    http1::{BUFFER, Http1, read_response},
+    grpc::GrpcLoadConnection,
+    http1::{Http1LoadConnection, INITIAL_BUFFER_BYTES, read_response},
 };
-use crate::{cpu, histogram::Histogram};
+use crate::{cpu, histogram::LatencyHistogram};
 
-mod calls;
+mod grpc;
 mod http1;
 
 /// A server that leaves a request unanswered for so long has failed the run.
-const PATIENCE: Duration = Duration::from_secs(15);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What to send, where to, and what to expect.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct LoadPlan {
     /// The server.
     pub addr: SocketAddr,
     /// What to speak with it.
-    pub protocol: Protocol,
+    pub protocol: LoadProtocol,
     /// The request's path.
     pub path: String,
     /// Size of the JSON body.
@@ -52,19 +52,19 @@ pub struct Plan {
     /// The first half of every key: two plans with different namespaces share no key.
     pub namespace: u64,
     /// Which keys to use.
-    pub keys: Keys,
+    pub keys: LoadKeys,
 }
 
 /// What is spoken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum LoadProtocol {
     /// HTTP/1.1, answered with 201.
     Http1,
     /// Unary gRPC calls over HTTP/2 without TLS, answered with OK. A failed call counts under 1000 and its code.
     Grpc,
 }
 
-impl Protocol {
+impl LoadProtocol {
     /// The only status that does not invalidate the run.
     fn expected(self) -> u16 {
         match self {
@@ -76,16 +76,16 @@ impl Protocol {
 
 /// Which idempotency keys a load uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keys {
+pub enum LoadKeys {
     /// A new key for every request.
     Unique,
-    /// The same few keys again and again; [`Load::warm_up`] makes them known.
+    /// The same few keys again and again; [`LoadGenerator::warm_up`] makes them known.
     Fixed(u64),
 }
 
 /// When to stop.
 #[derive(Clone, Copy, Debug)]
-pub enum Stop {
+pub enum StopCondition {
     /// After this time, and the requests then in flight.
     After(Duration),
     /// After this many requests, divided evenly among the connections (rounded up).
@@ -94,7 +94,7 @@ pub enum Stop {
 
 /// What a run came to.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct LoadResult {
     /// Responses received, of any status.
     pub requests: u64,
     /// From the first request to the last response.
@@ -102,7 +102,7 @@ pub struct Outcome {
     /// Responses by status.
     pub statuses: BTreeMap<u16, u64>,
     /// Time from sending a request to having its whole response.
-    pub latency: Histogram,
+    pub latency: LatencyHistogram,
     /// CPU time the server's process consumed meanwhile.
     pub server_cpu: Duration,
     /// CPU time this process consumed meanwhile.
@@ -111,7 +111,7 @@ pub struct Outcome {
     pub problem: Option<String>,
 }
 
-impl Outcome {
+impl LoadResult {
     /// Requests per second.
     #[must_use]
     pub fn per_second(&self) -> f64 {
@@ -127,27 +127,29 @@ impl Outcome {
 
 /// Open connections to one server.
 #[derive(Debug)]
-pub struct Load {
-    connections: Vec<Connection>,
-    keys: Keys,
+pub struct LoadGenerator {
+    connections: Vec<LoadConnection>,
+    keys: LoadKeys,
     expect: u16,
 }
 
-impl Load {
+impl LoadGenerator {
     /// Opens all connections of `plan`.
     ///
     /// # Errors
     /// If one of them cannot be opened.
-    pub async fn connect(plan: &Plan) -> io::Result<Self> {
+    pub async fn connect(plan: &LoadPlan) -> io::Result<Self> {
         let mut connections = Vec::with_capacity(plan.connections);
         for index in 0..plan.connections as u64 {
             let stream = TcpStream::connect(plan.addr).await?;
             stream.set_nodelay(true)?;
             let line = match plan.protocol {
-                Protocol::Http1 => Line::Http1(Http1::new(stream, plan)),
-                Protocol::Grpc => Line::Grpc(Box::new(Calls::connect(stream, plan).await?)),
+                LoadProtocol::Http1 => ProtocolConnection::Http1(Http1LoadConnection::new(stream, plan)),
+                LoadProtocol::Grpc => {
+                    ProtocolConnection::Grpc(Box::new(GrpcLoadConnection::connect(stream, plan).await?))
+                }
             };
-            connections.push(Connection { line, serials: Serials::of(plan.keys, index) });
+            connections.push(LoadConnection { protocol: line, serials: KeySerials::of(plan.keys, index) });
         }
         Ok(Self { connections, keys: plan.keys, expect: plan.protocol.expected() })
     }
@@ -155,14 +157,14 @@ impl Load {
     /// Sends every fixed key once, one after the other, or a few unique ones; says what went wrong, if anything.
     ///
     /// # Errors
-    /// As [`Load::run`].
+    /// As [`LoadGenerator::run`].
     pub async fn warm_up(&mut self) -> io::Result<Option<String>> {
         let requests = match self.keys {
-            Keys::Unique => 16,
-            Keys::Fixed(count) => count,
+            LoadKeys::Unique => 16,
+            LoadKeys::Fixed(count) => count,
         };
         let rest = self.connections.split_off(1);
-        let outcome = self.run(Stop::Requests(requests), std::process::id()).await;
+        let outcome = self.run(StopCondition::Requests(requests), std::process::id()).await;
         self.connections.extend(rest);
         Ok(outcome?.problem)
     }
@@ -171,28 +173,28 @@ impl Load {
     ///
     /// # Errors
     /// If the process cannot be observed or the server stops answering. Wrong answers are not errors but an
-    /// [`Outcome::problem`].
-    pub async fn run(&mut self, stop: Stop, server_pid: u32) -> io::Result<Outcome> {
+    /// [`LoadResult::problem`].
+    pub async fn run(&mut self, stop: StopCondition, server_pid: u32) -> io::Result<LoadResult> {
         let limit = match stop {
-            Stop::After(duration) => duration + PATIENCE,
-            Stop::Requests(_) => PATIENCE * 4,
+            StopCondition::After(duration) => duration + RESPONSE_TIMEOUT,
+            StopCondition::Requests(_) => RESPONSE_TIMEOUT * 4,
         };
         let share = match stop {
-            Stop::After(_) => u64::MAX,
-            Stop::Requests(total) => total.div_ceil(self.connections.len().max(1) as u64),
+            StopCondition::After(_) => u64::MAX,
+            StopCondition::Requests(total) => total.div_ceil(self.connections.len().max(1) as u64),
         };
-        let server_cpu = cpu::consumed(server_pid)?;
-        let own_cpu = cpu::consumed(std::process::id())?;
+        let server_cpu = cpu::cpu_time(server_pid)?;
+        let own_cpu = cpu::cpu_time(std::process::id())?;
         let start = Instant::now();
         let until = match stop {
-            Stop::After(duration) => start + duration,
-            Stop::Requests(_) => start + limit,
+            StopCondition::After(duration) => start + duration,
+            StopCondition::Requests(_) => start + limit,
         };
         let mut tasks = JoinSet::new();
         for connection in self.connections.drain(..) {
             tasks.spawn(connection.drive(share, until, self.expect));
         }
-        let mut outcome = Outcome::default();
+        let mut outcome = LoadResult::default();
         let all = async {
             while let Some(done) = tasks.join_next().await {
                 let (connection, tally) = done.map_err(io::Error::other)?;
@@ -205,26 +207,26 @@ impl Load {
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the server stopped answering"))??;
         outcome.elapsed = start.elapsed();
-        outcome.server_cpu = cpu::consumed(server_pid)?.saturating_sub(server_cpu);
-        outcome.own_cpu = cpu::consumed(std::process::id())?.saturating_sub(own_cpu);
+        outcome.server_cpu = cpu::cpu_time(server_pid)?.saturating_sub(server_cpu);
+        outcome.own_cpu = cpu::cpu_time(std::process::id())?.saturating_sub(own_cpu);
         Ok(outcome)
     }
 }
 
 /// The serial numbers of one connection's keys.
 #[derive(Debug)]
-enum Serials {
+enum KeySerials {
     /// Counts up from a start that no other connection reaches.
     Unique(u64),
     /// Goes round the fixed keys.
     Round { next: u64, count: u64 },
 }
 
-impl Serials {
-    fn of(keys: Keys, connection: u64) -> Self {
+impl KeySerials {
+    fn of(keys: LoadKeys, connection: u64) -> Self {
         match keys {
-            Keys::Unique => Self::Unique(connection << 40),
-            Keys::Fixed(count) => Self::Round { next: connection % count.max(1), count: count.max(1) },
+            LoadKeys::Unique => Self::Unique(connection << 40),
+            LoadKeys::Fixed(count) => Self::Round { next: connection % count.max(1), count: count.max(1) },
         }
     }
 
@@ -243,21 +245,21 @@ impl Serials {
 }
 
 #[derive(Debug)]
-struct Connection {
-    line: Line,
-    serials: Serials,
+struct LoadConnection {
+    protocol: ProtocolConnection,
+    serials: KeySerials,
 }
 
 #[derive(Debug)]
-enum Line {
-    Http1(Http1),
-    Grpc(Box<Calls>),
+enum ProtocolConnection {
+    Http1(Http1LoadConnection),
+    Grpc(Box<GrpcLoadConnection>),
 }
 
-impl Connection {
+impl LoadConnection {
     /// Sends up to `requests`, none after `until`, and hands the connection back for the next run.
-    async fn drive(mut self, requests: u64, until: Instant, expect: u16) -> (Self, Tally) {
-        let mut tally = Tally::default();
+    async fn drive(mut self, requests: u64, until: Instant, expect: u16) -> (Self, ConnectionTally) {
+        let mut tally = ConnectionTally::default();
         let mut sent = Instant::now();
         for _ in 0..requests {
             if sent >= until {
@@ -277,7 +279,9 @@ impl Connection {
                 tally.expected += 1;
             } else {
                 *tally.others.entry(status).or_default() += 1;
-                tally.problem.get_or_insert_with(|| format!("status {status} instead of {expect}:\n{}", self.last()));
+                tally
+                    .problem
+                    .get_or_insert_with(|| format!("status {status} instead of {expect}:\n{}", self.last_response()));
             }
         }
         tally.status = expect;
@@ -287,33 +291,33 @@ impl Connection {
     /// One request and its whole answer, of which the status is told.
     async fn exchange(&mut self) -> io::Result<u16> {
         let serial = self.serials.advance();
-        match &mut self.line {
-            Line::Http1(line) => line.exchange(serial).await,
-            Line::Grpc(calls) => calls.exchange(serial).await,
+        match &mut self.protocol {
+            ProtocolConnection::Http1(line) => line.exchange(serial).await,
+            ProtocolConnection::Grpc(calls) => calls.exchange(serial).await,
         }
     }
 
     /// The last answer, for people.
-    fn last(&self) -> String {
-        match &self.line {
-            Line::Http1(line) => line.last(),
-            Line::Grpc(calls) => calls.last(),
+    fn last_response(&self) -> String {
+        match &self.protocol {
+            ProtocolConnection::Http1(line) => line.last(),
+            ProtocolConnection::Grpc(calls) => calls.last(),
         }
     }
 }
 
 /// One connection's share of an [`Outcome`].
 #[derive(Default)]
-struct Tally {
+struct ConnectionTally {
     status: u16,
     expected: u64,
     others: BTreeMap<u16, u64>,
-    latency: Histogram,
+    latency: LatencyHistogram,
     problem: Option<String>,
 }
 
-impl Tally {
-    fn add_to(self, outcome: &mut Outcome) {
+impl ConnectionTally {
+    fn add_to(self, outcome: &mut LoadResult) {
         let expected = (self.expected > 0).then_some((self.status, self.expected));
         for (status, count) in expected.into_iter().chain(self.others) {
             *outcome.statuses.entry(status).or_default() += count;
@@ -332,10 +336,10 @@ pub async fn executions(addr: SocketAddr) -> io::Result<u64> {
     let ask = async {
         let mut stream = TcpStream::connect(addr).await?;
         stream.write_all(format!("GET /count HTTP/1.1\r\nHost: {addr}\r\n\r\n").as_bytes()).await?;
-        let mut buffer = vec![0; BUFFER];
+        let mut buffer = vec![0; INITIAL_BUFFER_BYTES];
         let response = read_response(&mut stream, &mut buffer).await?;
         let body = String::from_utf8_lossy(&buffer[response.body_at..response.len]);
         body.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{addr}/count: {body:?}")))
     };
-    timeout(PATIENCE, ask).await?
+    timeout(RESPONSE_TIMEOUT, ask).await?
 }

@@ -9,9 +9,9 @@ use std::{
 };
 
 use ibid_bench::{
-    args::{Args, HELP},
-    report::Report,
-    rows, runner, trips,
+    args::{BenchArgs, HELP},
+    report::BenchReport,
+    round_trips, rows, runner,
 };
 use tokio::{
     runtime::Builder,
@@ -31,13 +31,13 @@ fn main() -> ExitCode {
 fn run() -> Result<ExitCode, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program's own path: {error}"))?;
     let own_bins = program.parent().map(Path::to_path_buf).unwrap_or_default();
-    let args = Args::parse(std::env::args().skip(1), |name| std::env::var_os(name).map(PathBuf::from), own_bins)?;
+    let args = BenchArgs::parse(std::env::args().skip(1), |name| std::env::var_os(name).map(PathBuf::from), own_bins)?;
     if args.help {
         print!("{HELP}");
         return Ok(ExitCode::SUCCESS);
     }
     if args.list {
-        rows::SCENES.iter().flat_map(|scene| scene.rows).for_each(|row| println!("{}", row.name));
+        rows::BENCHMARKS.iter().flat_map(|scene| scene.rows).for_each(|row| println!("{}", row.name));
         return Ok(ExitCode::SUCCESS);
     }
     // One thread for everything: the generator must leave the other core to the servers.
@@ -45,8 +45,8 @@ fn run() -> Result<ExitCode, String> {
     let report = runtime.block_on(async {
         // Dropping `play` on a signal drops the servers, and dropping a server kills it.
         tokio::select! {
-            report = play(&args) => report,
-            () = terminated() => Err("interrupted; all servers were stopped".into()),
+            report = run_benchmarks(&args) => report,
+            () = wait_for_termination() => Err("interrupted; all servers were stopped".into()),
         }
     })?;
     print!("{}", report.table());
@@ -60,22 +60,22 @@ fn run() -> Result<ExitCode, String> {
     })
 }
 
-async fn play(args: &Args) -> Result<Report, String> {
+async fn run_benchmarks(args: &BenchArgs) -> Result<BenchReport, String> {
     let chosen = rows::select(&args.rows)?;
     runner::check_programs(args, &chosen)?;
     let (stores, gateways) = runner::shared_stores(&chosen);
     let mut played = Vec::new();
     for (scene, rows) in chosen {
-        played.push(runner::play(args, scene, rows).await?);
+        played.push(runner::run_benchmark(args, scene, rows).await?);
     }
-    let mut trips = if stores { trips::of_stores().await? } else { Vec::new() };
+    let mut trips = if stores { round_trips::count_store_trips().await? } else { Vec::new() };
     if gateways {
-        trips.extend(trips::of_gateways(args).await?);
+        trips.extend(round_trips::count_gateway_trips(args).await?);
     }
-    Ok(Report::new(args, &played, trips))
+    Ok(BenchReport::new(args, &played, trips))
 }
 
-async fn terminated() {
+async fn wait_for_termination() {
     let wait = async |kind| match signal(kind) {
         Ok(mut signal) => {
             signal.recv().await;

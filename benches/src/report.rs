@@ -3,11 +3,11 @@
 use std::fmt::Write;
 
 use crate::{
-    args::Args,
-    rows::{Measure, Row},
-    runner::{Measured, Played, Sample},
-    trips::{self, Trips},
-    verdict::{Judged, Spread, Verdict, judge},
+    args::BenchArgs,
+    round_trips::{self, RoundTrips},
+    rows::{BenchmarkRow, TargetMeasure},
+    runner::{BenchmarkResult, ContenderResult, RoundSample},
+    verdict::{RoundSpread, TargetResult, TargetVerdict, judge_target},
 };
 
 /// With fewer rounds the noise of this kind of machine decides, so nothing is judged.
@@ -18,62 +18,62 @@ const NOISY_PERCENT: f64 = 10.0;
 
 /// One line, or one per target, of the table.
 #[derive(Debug)]
-struct Entry {
+struct ReportEntry {
     /// The row's name, or the baseline's within its scene.
     name: String,
     contender: &'static str,
-    samples: Vec<Sample>,
+    samples: Vec<RoundSample>,
     problem: Option<String>,
     /// Empty for a baseline.
-    judged: Vec<Judged>,
+    judgements: Vec<TargetResult>,
 }
 
 /// All results of one invocation.
 #[derive(Debug)]
-pub struct Report {
+pub struct BenchReport {
     settings: String,
     rounds: usize,
     /// Rounds of all scenes that were played again because of noise.
-    redone: usize,
-    entries: Vec<Entry>,
+    repeated_rounds: usize,
+    entries: Vec<ReportEntry>,
     /// If shared stores were played.
-    trips: Vec<Trips>,
+    round_trips: Vec<RoundTrips>,
 }
 
-impl Report {
+impl BenchReport {
     /// Judges everything that was played.
     #[must_use]
-    pub fn new(args: &Args, played: &[Played], trips: Vec<Trips>) -> Self {
+    pub fn new(args: &BenchArgs, played: &[BenchmarkResult], round_trips: Vec<RoundTrips>) -> Self {
         let settings = format!(
             "{} rounds of {} s, {} connections, answer {} B, {} replay keys, app threads {}, {} cores",
             args.rounds,
             args.measure.as_secs_f64(),
             args.connections,
-            args.answer,
+            args.response_bytes,
             args.replay_keys,
             args.app_threads,
             std::thread::available_parallelism().map_or(0, usize::from),
         );
         let judging = args.rounds >= ROUNDS_TO_JUDGE;
         let entries = played.iter().flat_map(|played| entries(played, judging)).collect();
-        let redone = played.iter().map(|played| played.redone).sum();
-        Self { settings, rounds: args.rounds, redone, entries, trips }
+        let repeated_rounds = played.iter().map(|played| played.repeated_rounds).sum();
+        Self { settings, rounds: args.rounds, repeated_rounds, entries, round_trips }
     }
 
     /// Whether some row's figures mean nothing, or a store was asked more or less often than it should have been.
     #[must_use]
     pub fn any_invalid(&self) -> bool {
-        self.has(Verdict::Invalid) || self.trips.iter().any(|trips| !trips.are_as_due())
+        self.has(TargetVerdict::Invalid) || self.round_trips.iter().any(|trips| !trips.are_as_expected())
     }
 
     /// Whether some target was missed.
     #[must_use]
     pub fn any_missed(&self) -> bool {
-        self.has(Verdict::Missed)
+        self.has(TargetVerdict::Missed)
     }
 
-    fn has(&self, verdict: Verdict) -> bool {
-        self.entries.iter().flat_map(|entry| &entry.judged).any(|judged| judged.verdict == verdict)
+    fn has(&self, verdict: TargetVerdict) -> bool {
+        self.entries.iter().flat_map(|entry| &entry.judgements).any(|judged| judged.verdict == verdict)
     }
 
     /// The table.
@@ -96,18 +96,18 @@ impl Report {
                 let _ = writeln!(table, "|{}|", widths.map(|width| "-".repeat(width + 2)).join("|"));
             }
         }
-        if !self.trips.is_empty() {
-            let _ = write!(table, "\n{}", trips::table(&self.trips));
+        if !self.round_trips.is_empty() {
+            let _ = write!(table, "\n{}", round_trips::table(&self.round_trips));
         }
         let samples = || self.entries.iter().flat_map(|entry| &entry.samples);
-        if let Some(others) = Spread::of(samples().map(|sample| sample.others * 100.0)) {
+        if let Some(others) = RoundSpread::of(samples().map(|sample| sample.foreign_load * 100.0)) {
             let _ = writeln!(
                 table,
                 "\nOther processes used {:.0} % of the machine (worst run {:.0} %).",
                 others.median, others.max
             );
-            if self.redone > 0 {
-                let _ = writeln!(table, "{} noisy rounds were played again (--redo-above).", self.redone);
+            if self.repeated_rounds > 0 {
+                let _ = writeln!(table, "{} noisy rounds were played again (--redo-above).", self.repeated_rounds);
             }
             if others.max > NOISY_PERCENT {
                 let _ = writeln!(table, "That is a noisy machine: repeat before believing a narrow verdict.");
@@ -125,12 +125,12 @@ impl Report {
     #[must_use]
     pub fn json(&self) -> String {
         let entries: Vec<_> = self.entries.iter().map(entry_json).collect();
-        let trips: Vec<_> = self.trips.iter().map(trips_json).collect();
+        let trips: Vec<_> = self.round_trips.iter().map(trips_json).collect();
         format!(
             "{{\"settings\":{},\"rounds\":{},\"redone\":{},\"entries\":[\n{}\n],\"round_trips\":[{}]}}\n",
             quoted(&self.settings),
             self.rounds,
-            self.redone,
+            self.repeated_rounds,
             entries.join(",\n"),
             trips.join(",")
         )
@@ -138,38 +138,41 @@ impl Report {
 }
 
 /// First the scene's baselines, then its rows.
-fn entries(played: &Played, judging: bool) -> Vec<Entry> {
-    let is_row = |measured: &&Measured| played.rows.iter().any(|row| row.contender == measured.name);
-    let baselines = played.measured.iter().filter(|measured| !is_row(measured)).map(|measured| Entry {
-        name: format!("{}: {}", played.scene.name, measured.name),
+fn entries(played: &BenchmarkResult, judging: bool) -> Vec<ReportEntry> {
+    let is_row = |measured: &&ContenderResult| played.rows.iter().any(|row| row.contender == measured.name);
+    let baselines = played.measured.iter().filter(|measured| !is_row(measured)).map(|measured| ReportEntry {
+        name: format!("{}: {}", played.benchmark.name, measured.name),
         contender: measured.name,
         samples: measured.samples.clone(),
         problem: measured.problem.clone(),
-        judged: Vec::new(),
+        judgements: Vec::new(),
     });
     let rows = played.rows.iter().filter_map(|row| row_entry(row, &played.measured, judging));
     baselines.chain(rows).collect()
 }
 
-fn row_entry(row: &'static Row, measured: &[Measured], judging: bool) -> Option<Entry> {
+fn row_entry(row: &'static BenchmarkRow, measured: &[ContenderResult], judging: bool) -> Option<ReportEntry> {
     let find = |name| measured.iter().find(|measured| measured.name == name);
     let own = find(row.contender)?;
-    let judged =
-        row.targets.iter().filter_map(|target| Some(judge(target, own, find(target.baseline)?, judging))).collect();
-    Some(Entry {
+    let judged = row
+        .targets
+        .iter()
+        .filter_map(|target| Some(judge_target(target, own, find(target.baseline)?, judging)))
+        .collect();
+    Some(ReportEntry {
         name: row.name.to_owned(),
         contender: row.contender,
         samples: own.samples.clone(),
         problem: own.problem.clone(),
-        judged,
+        judgements: judged,
     })
 }
 
 /// Figures on the first line; a further line for every further target.
-fn table_lines(entry: &Entry) -> Vec<[String; 8]> {
-    let figure = |pick: fn(&Sample) -> Option<f64>, digits: usize| match (
+fn table_lines(entry: &ReportEntry) -> Vec<[String; 8]> {
+    let figure = |pick: fn(&RoundSample) -> Option<f64>, digits: usize| match (
         &entry.problem,
-        Spread::of(entry.samples.iter().filter_map(pick)),
+        RoundSpread::of(entry.samples.iter().filter_map(pick)),
     ) {
         (None, Some(spread)) => format!("{:.digits$}", spread.median),
         _ => "–".to_owned(),
@@ -180,13 +183,13 @@ fn table_lines(entry: &Entry) -> Vec<[String; 8]> {
         figure(|sample| sample.p99_us, 0),
         figure(|sample| Some(sample.cpu_us), 1),
     ];
-    if entry.judged.is_empty() {
+    if entry.judgements.is_empty() {
         let [speed, p50, p99, cpu] = figures;
-        let verdict = if entry.problem.is_some() { Verdict::Invalid.name() } else { "baseline" };
+        let verdict = if entry.problem.is_some() { TargetVerdict::Invalid.name() } else { "baseline" };
         return vec![[entry.name.clone(), speed, "–".into(), p50, p99, cpu, "–".into(), verdict.into()]];
     }
     let mut lines = Vec::new();
-    for (index, judged) in entry.judged.iter().enumerate() {
+    for (index, judged) in entry.judgements.iter().enumerate() {
         let [speed, p50, p99, cpu] = if index == 0 { figures.clone() } else { Default::default() };
         let name = if index == 0 { entry.name.clone() } else { String::new() };
         let (ratio, target) = comparison(judged);
@@ -195,28 +198,28 @@ fn table_lines(entry: &Entry) -> Vec<[String; 8]> {
     lines
 }
 
-fn comparison(judged: &Judged) -> (String, String) {
+fn comparison(judged: &TargetResult) -> (String, String) {
     let base = judged.target.baseline;
     let target = match judged.target.measure {
-        Measure::Speed(at_least) => format!("≥ {at_least:.2} × {base}"),
-        Measure::CpuAdded(at_most) => format!("≤ {at_most:.0} µs CPU over {base}"),
-        Measure::Shown => format!("(× {base}, shown only)"),
+        TargetMeasure::Speed(at_least) => format!("≥ {at_least:.2} × {base}"),
+        TargetMeasure::CpuAdded(at_most) => format!("≤ {at_most:.0} µs CPU over {base}"),
+        TargetMeasure::SpeedNotJudged => format!("(× {base}, shown only)"),
     };
     let shown = match (judged.spread, judged.target.measure) {
         (None, _) => "–".to_owned(),
-        (Some(Spread { median, min, max }), Measure::CpuAdded(_)) => {
+        (Some(RoundSpread { median, min, max }), TargetMeasure::CpuAdded(_)) => {
             format!("{median:+.1} µs ({min:+.1}–{max:+.1})")
         }
-        (Some(Spread { median, min, max }), _) => format!("{median:.2} ({min:.2}–{max:.2})"),
+        (Some(RoundSpread { median, min, max }), _) => format!("{median:.2} ({min:.2}–{max:.2})"),
     };
     (shown, target)
 }
 
-fn entry_json(entry: &Entry) -> String {
+fn entry_json(entry: &ReportEntry) -> String {
     let samples: Vec<_> = entry
         .samples
         .iter()
-        .map(|Sample { per_second, p50_us, p99_us, cpu_us, load_cpu_us, idle, others }| {
+        .map(|RoundSample { per_second, p50_us, p99_us, cpu_us, load_cpu_us, idle, foreign_load: others }| {
             let time = |us: &Option<f64>| us.map_or("null".to_owned(), |us| format!("{us:.1}"));
             let (p50, p99) = (time(p50_us), time(p99_us));
             format!(
@@ -225,7 +228,7 @@ fn entry_json(entry: &Entry) -> String {
             )
         })
         .collect();
-    let targets: Vec<_> = entry.judged.iter().map(judged_json).collect();
+    let targets: Vec<_> = entry.judgements.iter().map(judged_json).collect();
     format!(
         "{{\"name\":{},\"contender\":{},\"problem\":{},\"samples\":[{}],\"targets\":[{}]}}",
         quoted(&entry.name),
@@ -236,13 +239,13 @@ fn entry_json(entry: &Entry) -> String {
     )
 }
 
-fn judged_json(judged: &Judged) -> String {
+fn judged_json(judged: &TargetResult) -> String {
     let (measure, bound) = match judged.target.measure {
-        Measure::Speed(at_least) => ("speed-at-least", at_least.to_string()),
-        Measure::CpuAdded(at_most) => ("cpu-us-added-at-most", at_most.to_string()),
-        Measure::Shown => ("speed-shown", "null".to_owned()),
+        TargetMeasure::Speed(at_least) => ("speed-at-least", at_least.to_string()),
+        TargetMeasure::CpuAdded(at_most) => ("cpu-us-added-at-most", at_most.to_string()),
+        TargetMeasure::SpeedNotJudged => ("speed-shown", "null".to_owned()),
     };
-    let spread = judged.spread.map_or("null".to_owned(), |Spread { median, min, max }| {
+    let spread = judged.spread.map_or("null".to_owned(), |RoundSpread { median, min, max }| {
         format!("{{\"median\":{median:.4},\"min\":{min:.4},\"max\":{max:.4}}}")
     });
     let (base, verdict) = (quoted(judged.target.baseline), quoted(judged.verdict.name()));
@@ -251,8 +254,8 @@ fn judged_json(judged: &Judged) -> String {
     )
 }
 
-fn trips_json(trips: &Trips) -> String {
-    let Trips { on, operation, counted: [redis, postgres], due: [redis_due, postgres_due] } = trips;
+fn trips_json(trips: &RoundTrips) -> String {
+    let RoundTrips { subject: on, operation, counted: [redis, postgres], expected: [redis_due, postgres_due] } = trips;
     let name = quoted(&format!("{on}: {operation}"));
     format!(
         "{{\"name\":{name},\"redis\":{redis},\"redis_due\":{redis_due},\"postgres\":{postgres},\

@@ -3,21 +3,21 @@
 //! A *scene* is a set of contenders that are loaded in turn with the same request. A *row* judges one contender of a
 //! scene against others of the same round.
 
-use crate::{limits::Limit, load::Protocol, stores::Stores};
+use crate::{load::LoadProtocol, store_limits::StoreLimit, stores::SharedStores};
 
 /// Contenders that run interleaved under the same load.
 #[derive(Debug)]
-pub struct Scene {
+pub struct Benchmark {
     /// For progress messages and reference lines.
     pub name: &'static str,
     /// What all contenders are spoken to in.
-    pub protocol: Protocol,
+    pub protocol: LoadProtocol,
     /// Size of the request's JSON body; of its message, in a gRPC call.
     pub body_bytes: usize,
     /// Who takes part, if a chosen row needs it.
     pub contenders: &'static [Contender],
     /// What is judged.
-    pub rows: &'static [Row],
+    pub rows: &'static [BenchmarkRow],
 }
 
 /// One way to have the same requests answered.
@@ -26,16 +26,16 @@ pub struct Contender {
     /// Unique within the scene.
     pub name: &'static str,
     /// The process to start for it; each contender has its own, so that none inherits another's heap or records.
-    pub program: Program,
+    pub program: ContenderProgram,
     /// The path to POST to.
     pub path: &'static str,
     /// The keys, and with them how often the app must execute.
-    pub traffic: Traffic,
+    pub traffic: KeyTraffic,
 }
 
 /// Which binary a contender runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
+pub enum ContenderProgram {
     /// `bare-upstream` of this package.
     Upstream,
     /// `--proxy-bin`, in front of an upstream.
@@ -47,29 +47,29 @@ pub enum Program {
     /// As `Ibid`, on the embedded store in a fresh folder, synced before every claim is answered.
     IbidEmbedded,
     /// As `Ibid`, with one route, for the gRPC method `Guarded`, in front of `layer-app`.
-    IbidCalls,
+    IbidGrpc,
     /// As `Ibid`, on shared stores, whose servers are started or emptied for the run.
-    IbidOn(Stores),
+    IbidOn(SharedStores),
     /// `layer-app` of this package.
     LayerApp,
     /// No server that is sent requests, but a load on a store or on its server.
-    Limit(Limit),
+    Limit(StoreLimit),
 }
 
-impl Program {
+impl ContenderProgram {
     /// The app that it needs behind it, if it is a gateway.
     #[must_use]
     pub fn upstream(self) -> Option<Self> {
         match self {
             Self::Proxy | Self::Ibid | Self::IbidLogging | Self::IbidEmbedded | Self::IbidOn(_) => Some(Self::Upstream),
-            Self::IbidCalls => Some(Self::LayerApp),
+            Self::IbidGrpc => Some(Self::LayerApp),
             Self::Upstream | Self::LayerApp | Self::Limit(_) => None,
         }
     }
 
     /// The shared stores that it needs.
     #[must_use]
-    pub fn stores(self) -> Option<Stores> {
+    pub fn stores(self) -> Option<SharedStores> {
         match self {
             Self::IbidOn(stores) => Some(stores),
             Self::Limit(limit) => Some(limit.stores()),
@@ -80,7 +80,7 @@ impl Program {
 
 /// What a contender is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Traffic {
+pub enum KeyTraffic {
     /// A new key per request: the app must execute each.
     Miss,
     /// Keys that were answered before: the app must execute none.
@@ -89,38 +89,38 @@ pub enum Traffic {
 
 /// A line of the result that can be met or missed.
 #[derive(Debug)]
-pub struct Row {
+pub struct BenchmarkRow {
     /// What `--rows` selects by.
     pub name: &'static str,
     /// The contender judged.
     pub contender: &'static str,
     /// Judgements, each against a baseline of the same scene.
-    pub targets: &'static [Target],
+    pub targets: &'static [BenchmarkTarget],
     /// Whether it runs without being named in `--rows`.
     pub by_default: bool,
 }
 
 /// One judgement.
 #[derive(Debug)]
-pub struct Target {
+pub struct BenchmarkTarget {
     /// The contender compared with.
     pub baseline: &'static str,
     /// What is compared, and the bound.
-    pub measure: Measure,
+    pub measure: TargetMeasure,
 }
 
 /// What a target compares, per round.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Measure {
+pub enum TargetMeasure {
     /// Requests per second as a multiple of the baseline's: at least this.
     Speed(f64),
     /// Microseconds of server CPU per request beyond the baseline's: at most this.
     CpuAdded(f64),
     /// The speed as above, shown and not judged.
-    Shown,
+    SpeedNotJudged,
 }
 
-impl Row {
+impl BenchmarkRow {
     /// The contenders that must run for this row.
     pub fn needs(&self) -> impl Iterator<Item = &'static str> {
         std::iter::once(self.contender).chain(self.targets.iter().map(|target| target.baseline))
@@ -131,90 +131,102 @@ impl Row {
 ///
 /// # Errors
 /// A sentence for the user, if a pattern selects nothing.
-pub fn select(patterns: &[String]) -> Result<Vec<(&'static Scene, Vec<&'static Row>)>, String> {
-    let known = || SCENES.iter().flat_map(|scene| scene.rows);
+pub fn select(patterns: &[String]) -> Result<Vec<(&'static Benchmark, Vec<&'static BenchmarkRow>)>, String> {
+    let known = || BENCHMARKS.iter().flat_map(|scene| scene.rows);
     if let Some(lost) = patterns.iter().find(|pattern| !known().any(|row| row.name.contains(pattern.as_str()))) {
         let names: Vec<_> = known().map(|row| row.name).collect();
         return Err(format!("no row is named like {lost:?}; rows: {}", names.join(", ")));
     }
-    let chosen = |row: &&Row| match patterns {
+    let chosen = |row: &&BenchmarkRow| match patterns {
         [] => row.by_default,
         _ => patterns.iter().any(|pattern| row.name.contains(pattern.as_str())),
     };
-    Ok(SCENES
+    Ok(BENCHMARKS
         .iter()
         .map(|scene| (scene, scene.rows.iter().filter(chosen).collect::<Vec<_>>()))
         .filter(|(_, rows)| !rows.is_empty())
         .collect())
 }
 
-const fn contender(name: &'static str, program: Program, path: &'static str, traffic: Traffic) -> Contender {
+const fn contender(
+    name: &'static str, program: ContenderProgram, path: &'static str, traffic: KeyTraffic,
+) -> Contender {
     Contender { name, program, path, traffic }
 }
 
 /// A load on a store or its server. It has no path, and its keys are its own business.
-const fn limit(name: &'static str, limit: Limit) -> Contender {
-    contender(name, Program::Limit(limit), "", Traffic::Miss)
+const fn limit(name: &'static str, limit: StoreLimit) -> Contender {
+    contender(name, ContenderProgram::Limit(limit), "", KeyTraffic::Miss)
 }
 
-const fn row(name: &'static str, contender: &'static str, targets: &'static [Target]) -> Row {
-    Row { name, contender, targets, by_default: true }
+const fn row(name: &'static str, contender: &'static str, targets: &'static [BenchmarkTarget]) -> BenchmarkRow {
+    BenchmarkRow { name, contender, targets, by_default: true }
 }
 
-const fn speed(baseline: &'static str, at_least: f64) -> Target {
-    Target { baseline, measure: Measure::Speed(at_least) }
+const fn speed(baseline: &'static str, at_least: f64) -> BenchmarkTarget {
+    BenchmarkTarget { baseline, measure: TargetMeasure::Speed(at_least) }
 }
 
-const fn cpu_added(baseline: &'static str, at_most_us: f64) -> Target {
-    Target { baseline, measure: Measure::CpuAdded(at_most_us) }
+const fn cpu_added(baseline: &'static str, at_most_us: f64) -> BenchmarkTarget {
+    BenchmarkTarget { baseline, measure: TargetMeasure::CpuAdded(at_most_us) }
 }
 
-const fn shown(baseline: &'static str) -> Target {
-    Target { baseline, measure: Measure::Shown }
+const fn shown(baseline: &'static str) -> BenchmarkTarget {
+    BenchmarkTarget { baseline, measure: TargetMeasure::SpeedNotJudged }
 }
 
 const PLAIN_CALL: &str = "/bench.Orders/Plain";
 const GUARDED_CALL: &str = "/bench.Orders/Guarded";
 
 const GATEWAY: &[Contender] = &[
-    contender("upstream", Program::Upstream, "/orders", Traffic::Miss),
-    contender("proxy", Program::Proxy, "/orders", Traffic::Miss),
-    contender("ibid-miss", Program::Ibid, "/orders", Traffic::Miss),
-    contender("ibid-replay", Program::Ibid, "/orders", Traffic::Replay),
-    contender("ibid-logging-miss", Program::IbidLogging, "/orders", Traffic::Miss),
-    contender("embedded-miss", Program::IbidEmbedded, "/orders", Traffic::Miss),
-    contender("embedded-replay", Program::IbidEmbedded, "/orders", Traffic::Replay),
+    contender("upstream", ContenderProgram::Upstream, "/orders", KeyTraffic::Miss),
+    contender("proxy", ContenderProgram::Proxy, "/orders", KeyTraffic::Miss),
+    contender("ibid-miss", ContenderProgram::Ibid, "/orders", KeyTraffic::Miss),
+    contender("ibid-replay", ContenderProgram::Ibid, "/orders", KeyTraffic::Replay),
+    contender("ibid-logging-miss", ContenderProgram::IbidLogging, "/orders", KeyTraffic::Miss),
+    contender("embedded-miss", ContenderProgram::IbidEmbedded, "/orders", KeyTraffic::Miss),
+    contender("embedded-replay", ContenderProgram::IbidEmbedded, "/orders", KeyTraffic::Replay),
 ];
-const GATEWAY_MISS: &[Target] = &[speed("proxy", 0.92), cpu_added("proxy", 8.0)];
-const GATEWAY_REPLAY: &[Target] = &[speed("proxy", 2.5), speed("upstream", 1.0)];
+const GATEWAY_MISS: &[BenchmarkTarget] = &[speed("proxy", 0.92), cpu_added("proxy", 8.0)];
+const GATEWAY_REPLAY: &[BenchmarkTarget] = &[speed("proxy", 2.5), speed("upstream", 1.0)];
 
-const SHARED: &[Contender] = &[
-    contender("upstream", Program::Upstream, "/orders", Traffic::Miss),
-    contender("proxy", Program::Proxy, "/orders", Traffic::Miss),
-    contender("redis-miss", Program::IbidOn(Stores::Redis), "/orders", Traffic::Miss),
-    contender("redis-replay", Program::IbidOn(Stores::Redis), "/orders", Traffic::Replay),
-    contender("redis-near-replay", Program::IbidOn(Stores::RedisNear), "/orders", Traffic::Replay),
-    contender("redis-everysec-miss", Program::IbidOn(Stores::RedisEverySecond), "/orders", Traffic::Miss),
-    contender("redis-always-miss", Program::IbidOn(Stores::RedisAlways), "/orders", Traffic::Miss),
-    contender("postgres-miss", Program::IbidOn(Stores::Postgres), "/orders", Traffic::Miss),
-    contender("postgres-replay", Program::IbidOn(Stores::Postgres), "/orders", Traffic::Replay),
-    contender("tiered-miss", Program::IbidOn(Stores::Tiered), "/orders", Traffic::Miss),
-    contender("tiered-replay", Program::IbidOn(Stores::Tiered), "/orders", Traffic::Replay),
-    limit("redis-benchmark claim", Limit::RedisClaims { deep: 1 }),
-    limit("redis-benchmark claim -P 16", Limit::RedisClaims { deep: 16 }),
-    limit("redis-callers", Limit::Callers(Stores::Redis)),
-    limit("pgbench claim", Limit::PostgresClaims { rows: 1 }),
-    limit("pgbench claim of 16", Limit::PostgresClaims { rows: 16 }),
-    limit("pgbench claim, settle", Limit::PostgresMisses),
-    limit("pgbench replay", Limit::PostgresReplays),
-    limit("postgres-callers", Limit::Callers(Stores::Postgres)),
+const SHARED_STORES: &[Contender] = &[
+    contender("upstream", ContenderProgram::Upstream, "/orders", KeyTraffic::Miss),
+    contender("proxy", ContenderProgram::Proxy, "/orders", KeyTraffic::Miss),
+    contender("redis-miss", ContenderProgram::IbidOn(SharedStores::Redis), "/orders", KeyTraffic::Miss),
+    contender("redis-replay", ContenderProgram::IbidOn(SharedStores::Redis), "/orders", KeyTraffic::Replay),
+    contender(
+        "redis-near-replay",
+        ContenderProgram::IbidOn(SharedStores::RedisLocalCache),
+        "/orders",
+        KeyTraffic::Replay,
+    ),
+    contender(
+        "redis-everysec-miss",
+        ContenderProgram::IbidOn(SharedStores::RedisEverySecond),
+        "/orders",
+        KeyTraffic::Miss,
+    ),
+    contender("redis-always-miss", ContenderProgram::IbidOn(SharedStores::RedisAlways), "/orders", KeyTraffic::Miss),
+    contender("postgres-miss", ContenderProgram::IbidOn(SharedStores::Postgres), "/orders", KeyTraffic::Miss),
+    contender("postgres-replay", ContenderProgram::IbidOn(SharedStores::Postgres), "/orders", KeyTraffic::Replay),
+    contender("tiered-miss", ContenderProgram::IbidOn(SharedStores::Tiered), "/orders", KeyTraffic::Miss),
+    contender("tiered-replay", ContenderProgram::IbidOn(SharedStores::Tiered), "/orders", KeyTraffic::Replay),
+    limit("redis-benchmark claim", StoreLimit::RedisClaims { deep: 1 }),
+    limit("redis-benchmark claim -P 16", StoreLimit::RedisClaims { deep: 16 }),
+    limit("redis-callers", StoreLimit::InProcess(SharedStores::Redis)),
+    limit("pgbench claim", StoreLimit::PostgresClaims { rows: 1 }),
+    limit("pgbench claim of 16", StoreLimit::PostgresClaims { rows: 16 }),
+    limit("pgbench claim, settle", StoreLimit::PostgresMisses),
+    limit("pgbench replay", StoreLimit::PostgresReplays),
+    limit("postgres-callers", StoreLimit::InProcess(SharedStores::Postgres)),
 ];
 
 /// Everything there is to measure; the targets are those of the project's performance page.
-pub const SCENES: &[Scene] = &[
-    Scene {
+pub const BENCHMARKS: &[Benchmark] = &[
+    Benchmark {
         name: "gateway-300",
-        protocol: Protocol::Http1,
+        protocol: LoadProtocol::Http1,
         body_bytes: 300,
         contenders: GATEWAY,
         rows: &[
@@ -226,9 +238,9 @@ pub const SCENES: &[Scene] = &[
             row("gateway-memory-miss-300-log-info", "ibid-logging-miss", &[shown("ibid-miss"), shown("proxy")]),
         ],
     },
-    Scene {
+    Benchmark {
         name: "gateway-16k",
-        protocol: Protocol::Http1,
+        protocol: LoadProtocol::Http1,
         body_bytes: 16 * 1024,
         contenders: GATEWAY,
         rows: &[
@@ -236,14 +248,14 @@ pub const SCENES: &[Scene] = &[
             row("gateway-memory-replay-16k", "ibid-replay", GATEWAY_REPLAY),
         ],
     },
-    Scene {
+    Benchmark {
         name: "layer-300",
-        protocol: Protocol::Http1,
+        protocol: LoadProtocol::Http1,
         body_bytes: 300,
         contenders: &[
-            contender("axum-plain", Program::LayerApp, "/plain", Traffic::Miss),
-            contender("axum-ibid-miss", Program::LayerApp, "/guarded", Traffic::Miss),
-            contender("axum-ibid-replay", Program::LayerApp, "/guarded", Traffic::Replay),
+            contender("axum-plain", ContenderProgram::LayerApp, "/plain", KeyTraffic::Miss),
+            contender("axum-ibid-miss", ContenderProgram::LayerApp, "/guarded", KeyTraffic::Miss),
+            contender("axum-ibid-replay", ContenderProgram::LayerApp, "/guarded", KeyTraffic::Replay),
         ],
         rows: &[
             row("layer-memory-miss-300", "axum-ibid-miss", &[speed("axum-plain", 0.85)]),
@@ -251,11 +263,11 @@ pub const SCENES: &[Scene] = &[
         ],
     },
     // Shared stores against the bare proxy, and against what their servers do if asked directly in the same round.
-    Scene {
+    Benchmark {
         name: "shared-300",
-        protocol: Protocol::Http1,
+        protocol: LoadProtocol::Http1,
         body_bytes: 300,
-        contenders: SHARED,
+        contenders: SHARED_STORES,
         rows: &[
             row(
                 "gateway-redis-miss-300",
@@ -284,30 +296,30 @@ pub const SCENES: &[Scene] = &[
         ],
     },
     // There are no targets for gRPC: what is shown is the ratio to the same way without idempotency.
-    Scene {
+    Benchmark {
         name: "grpc-layer-300",
-        protocol: Protocol::Grpc,
+        protocol: LoadProtocol::Grpc,
         body_bytes: 300,
         contenders: &[
-            contender("tonic-plain", Program::LayerApp, PLAIN_CALL, Traffic::Miss),
-            contender("tonic-ibid-miss", Program::LayerApp, GUARDED_CALL, Traffic::Miss),
-            contender("tonic-ibid-replay", Program::LayerApp, GUARDED_CALL, Traffic::Replay),
+            contender("tonic-plain", ContenderProgram::LayerApp, PLAIN_CALL, KeyTraffic::Miss),
+            contender("tonic-ibid-miss", ContenderProgram::LayerApp, GUARDED_CALL, KeyTraffic::Miss),
+            contender("tonic-ibid-replay", ContenderProgram::LayerApp, GUARDED_CALL, KeyTraffic::Replay),
         ],
         rows: &[
             row("grpc-layer-miss-300", "tonic-ibid-miss", &[shown("tonic-plain")]),
             row("grpc-layer-replay-300", "tonic-ibid-replay", &[shown("tonic-plain")]),
         ],
     },
-    Scene {
+    Benchmark {
         name: "grpc-gateway-300",
-        protocol: Protocol::Grpc,
+        protocol: LoadProtocol::Grpc,
         body_bytes: 300,
         contenders: &[
-            contender("tonic-plain", Program::LayerApp, PLAIN_CALL, Traffic::Miss),
+            contender("tonic-plain", ContenderProgram::LayerApp, PLAIN_CALL, KeyTraffic::Miss),
             // The same gateway, which lets this method pass.
-            contender("ibid-passing", Program::IbidCalls, PLAIN_CALL, Traffic::Miss),
-            contender("ibid-miss", Program::IbidCalls, GUARDED_CALL, Traffic::Miss),
-            contender("ibid-replay", Program::IbidCalls, GUARDED_CALL, Traffic::Replay),
+            contender("ibid-passing", ContenderProgram::IbidGrpc, PLAIN_CALL, KeyTraffic::Miss),
+            contender("ibid-miss", ContenderProgram::IbidGrpc, GUARDED_CALL, KeyTraffic::Miss),
+            contender("ibid-replay", ContenderProgram::IbidGrpc, GUARDED_CALL, KeyTraffic::Replay),
         ],
         rows: &[
             row("grpc-gateway-miss-300", "ibid-miss", &[shown("ibid-passing")]),
@@ -315,18 +327,18 @@ pub const SCENES: &[Scene] = &[
         ],
     },
     // Two processes of the same server: how far from 1.00 their ratio strays is what other rows' ratios are worth.
-    Scene {
+    Benchmark {
         name: "noise-300",
-        protocol: Protocol::Http1,
+        protocol: LoadProtocol::Http1,
         body_bytes: 300,
         contenders: &[
-            contender("upstream", Program::Upstream, "/orders", Traffic::Miss),
-            contender("upstream-again", Program::Upstream, "/orders", Traffic::Miss),
+            contender("upstream", ContenderProgram::Upstream, "/orders", KeyTraffic::Miss),
+            contender("upstream-again", ContenderProgram::Upstream, "/orders", KeyTraffic::Miss),
         ],
-        rows: &[Row {
+        rows: &[BenchmarkRow {
             name: "noise-300",
             contender: "upstream-again",
-            targets: &[Target { baseline: "upstream", measure: Measure::Shown }],
+            targets: &[BenchmarkTarget { baseline: "upstream", measure: TargetMeasure::SpeedNotJudged }],
             by_default: false,
         }],
     },
@@ -338,8 +350,8 @@ mod tests {
 
     #[test]
     fn every_row_names_contenders_of_its_own_scene() {
-        for scene in SCENES {
-            for name in scene.rows.iter().flat_map(Row::needs) {
+        for scene in BENCHMARKS {
+            for name in scene.rows.iter().flat_map(BenchmarkRow::needs) {
                 assert_eq!(scene.contenders.iter().filter(|contender| contender.name == name).count(), 1, "{name}");
             }
         }
@@ -347,7 +359,7 @@ mod tests {
 
     #[test]
     fn all_gateways_of_a_scene_have_the_same_app_behind_them() {
-        for scene in SCENES {
+        for scene in BENCHMARKS {
             let mut apps = scene.contenders.iter().filter_map(|contender| contender.program.upstream());
             let first = apps.next();
             assert!(apps.all(|app| Some(app) == first), "{}", scene.name);

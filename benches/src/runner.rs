@@ -17,53 +17,53 @@ use std::{
 use tokio::time::sleep;
 
 use crate::{
-    args::Args,
-    child::Server,
-    cpu::{self, Machine},
-    limits::{Limit, Reached},
-    load::{self, Keys, Load, Outcome, Plan, Stop},
-    rows::{Contender, Program, Row, Scene, Traffic},
-    stores::{self, Backing, Database},
+    args::BenchArgs,
+    cpu::{self, MachineTimes},
+    load::{self, LoadGenerator, LoadKeys, LoadPlan, LoadResult, StopCondition},
+    rows::{Benchmark, BenchmarkRow, Contender, ContenderProgram, KeyTraffic},
+    server_child::ServerChild,
+    store_limits::{LimitResult, StoreLimit},
+    stores::{self, BenchDatabase, StoreServers},
 };
 
 /// Rest between two runs, for the last server to notice that its connections are gone.
-const REST: Duration = Duration::from_millis(50);
+const PAUSE_BETWEEN_RUNS: Duration = Duration::from_millis(50);
 
 /// The gateway under test.
-const SERVE: &[&str] =
+const SERVE_ARGS: &[&str] =
     &["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--journal", "off", "--preset", "ietf"];
 /// Its routes, where it is to protect one gRPC method and let the others pass.
-const CALLS: &str = "grpc_unknown = \"pass\"\n[[route]]\nmatch = \"grpc bench.Orders/Guarded\"\n";
-const MEMORY: &[&str] = &["--store", "memory:"];
-const QUIET: &[&str] = &["--log-level", "warn"];
+const GRPC_ROUTES: &str = "grpc_unknown = \"pass\"\n[[route]]\nmatch = \"grpc bench.Orders/Guarded\"\n";
+const MEMORY_STORE_ARGS: &[&str] = &["--store", "memory:"];
+const QUIET_LOG_ARGS: &[&str] = &["--log-level", "warn"];
 
 /// A scene's results.
 #[derive(Debug)]
-pub struct Played {
+pub struct BenchmarkResult {
     /// The scene.
-    pub scene: &'static Scene,
+    pub benchmark: &'static Benchmark,
     /// The rows to judge.
-    pub rows: Vec<&'static Row>,
+    pub rows: Vec<&'static BenchmarkRow>,
     /// What was measured of each contender that the rows need.
-    pub measured: Vec<Measured>,
+    pub measured: Vec<ContenderResult>,
     /// Rounds that were played again because of strangers' noise.
-    pub redone: usize,
+    pub repeated_rounds: usize,
 }
 
 /// What was measured of one contender.
 #[derive(Debug)]
-pub struct Measured {
+pub struct ContenderResult {
     /// The contender's name.
     pub name: &'static str,
     /// One sample per round, while there was no problem.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<RoundSample>,
     /// Why its figures mean nothing.
     pub problem: Option<String>,
 }
 
 /// One contender's figures of one round.
 #[derive(Clone, Copy, Debug)]
-pub struct Sample {
+pub struct RoundSample {
     /// Requests per second.
     pub per_second: f64,
     /// Median latency in microseconds, unless the tool does not tell.
@@ -78,15 +78,15 @@ pub struct Sample {
     /// Share of the machine (0–1) that was idle: much of it means that generator and server were kept on one core.
     pub idle: f64,
     /// Share of the machine (0–1) that strangers used or the hypervisor took: the noise of this run.
-    pub others: f64,
+    pub foreign_load: f64,
 }
 
-impl Sample {
+impl RoundSample {
     /// Figures of `run`, between two looks at the `machine`; `behind` is the CPU time of the upstream and the stores behind
     /// a gateway.
-    fn new(run: &Outcome, machine: [Machine; 2], behind: Duration) -> Self {
+    fn new(run: &LoadResult, machine: [MachineTimes; 2], behind: Duration) -> Self {
         let quantile = |share| Some(micros(run.latency.quantile(share)));
-        let (idle, others) = shares(machine, run.server_cpu + run.own_cpu + behind);
+        let (idle, foreign_load) = shares(machine, run.server_cpu + run.own_cpu + behind);
         Self {
             per_second: run.per_second(),
             p50_us: quantile(0.5),
@@ -94,14 +94,14 @@ impl Sample {
             cpu_us: run.cpu_us(run.server_cpu),
             load_cpu_us: run.cpu_us(run.own_cpu),
             idle,
-            others,
+            foreign_load,
         }
     }
 
     /// Figures of a load on a store.
-    fn of_limit(reached: &Reached) -> Self {
+    fn of_limit(reached: &LimitResult) -> Self {
         let each = |cpu| micros(cpu) / reached.operations.max(1) as f64;
-        let (idle, others) = shares(reached.machine, reached.store_cpu + reached.own_cpu);
+        let (idle, foreign_load) = shares(reached.machine, reached.store_cpu + reached.own_cpu);
         Self {
             per_second: reached.per_second,
             p50_us: reached.latency.map(|[p50, _]| micros(p50)),
@@ -109,7 +109,7 @@ impl Sample {
             cpu_us: each(reached.store_cpu),
             load_cpu_us: each(reached.own_cpu),
             idle,
-            others,
+            foreign_load,
         }
     }
 }
@@ -119,7 +119,7 @@ fn micros(duration: Duration) -> f64 {
 }
 
 /// Between two looks at the machine: which share of it was idle, and which was used by others than `ours`.
-fn shares([before, after]: [Machine; 2], ours: Duration) -> (f64, f64) {
+fn shares([before, after]: [MachineTimes; 2], ours: Duration) -> (f64, f64) {
     let idle = after.idle.saturating_sub(before.idle);
     let busy = after.busy.saturating_sub(before.busy);
     let share = |part: Duration| part.as_secs_f64() / (idle + busy).as_secs_f64().max(f64::MIN_POSITIVE);
@@ -130,12 +130,14 @@ fn shares([before, after]: [Machine; 2], ours: Duration) -> (f64, f64) {
 ///
 /// # Errors
 /// A sentence for the user, naming the program, the rows that need it and the flag.
-pub fn check_programs(args: &Args, chosen: &[(&'static Scene, Vec<&'static Row>)]) -> Result<(), String> {
+pub fn check_programs(
+    args: &BenchArgs, chosen: &[(&'static Benchmark, Vec<&'static BenchmarkRow>)],
+) -> Result<(), String> {
     let mut missing: Vec<(String, String, Vec<&str>)> = Vec::new();
     for (scene, rows) in chosen {
         for row in rows {
-            let contenders = needed(scene, &[row]);
-            for (program, hint) in contenders.iter().flat_map(|contender| lacking(args, contender.program)) {
+            let contenders = needed_contenders(scene, &[row]);
+            for (program, hint) in contenders.iter().flat_map(|contender| missing_programs(args, contender.program)) {
                 match missing.iter_mut().find(|(known, ..)| *known == program) {
                     Some((.., rows)) if rows.contains(&row.name) => {}
                     Some((.., rows)) => rows.push(row.name),
@@ -155,11 +157,11 @@ pub fn check_programs(args: &Args, chosen: &[(&'static Scene, Vec<&'static Row>)
 }
 
 /// Programs that a contender runs and that are not there, each with how to have it.
-fn lacking(args: &Args, program: Program) -> Vec<(String, String)> {
-    let own = binary(args, program).filter(|(path, _)| !path.is_file());
+fn missing_programs(args: &BenchArgs, program: ContenderProgram) -> Vec<(String, String)> {
+    let own = program_path(args, program).filter(|(path, _)| !path.is_file());
     let own = own.map(|(path, hint)| (path.display().to_string(), hint.to_owned()));
-    let tool = if let Program::Limit(limit) = program { limit.program() } else { None };
-    let servers = program.stores().into_iter().flat_map(stores::Stores::programs);
+    let tool = if let ContenderProgram::Limit(limit) = program { limit.program() } else { None };
+    let servers = program.stores().into_iter().flat_map(stores::SharedStores::programs);
     let installed = servers.chain(tool).filter(|(name, _)| !stores::is_installed(name));
     let installed = installed.map(|(name, package)| (name.to_owned(), format!("install the Debian package {package}")));
     own.into_iter().chain(installed).collect()
@@ -169,19 +171,22 @@ fn lacking(args: &Args, program: Program) -> Vec<(String, String)> {
 ///
 /// # Errors
 /// If the upstream or the database behind the gateways cannot be started; anything that concerns one contender is a
-/// [`Measured::problem`].
-pub async fn play(args: &Args, scene: &'static Scene, rows: Vec<&'static Row>) -> Result<Played, String> {
-    let contenders = needed(scene, &rows);
+/// [`ContenderResult::problem`].
+pub async fn run_benchmark(
+    args: &BenchArgs, scene: &'static Benchmark, rows: Vec<&'static BenchmarkRow>,
+) -> Result<BenchmarkResult, String> {
+    let contenders = needed_contenders(scene, &rows);
     let upstream = match contenders.iter().find_map(|contender| contender.program.upstream()) {
-        Some(app) => Some(start(args, app, None, None).await?),
+        Some(app) => Some(start_server(args, app, None, None).await?),
         None => None,
     };
     let mut stores = contenders.iter().filter_map(|contender| contender.program.stores());
-    let database = if stores.any(stores::Stores::has_postgres) { Some(Database::start().await?) } else { None };
-    let stage = Stage { args, scene, upstream, database };
+    let database =
+        if stores.any(stores::SharedStores::has_postgres) { Some(BenchDatabase::start().await?) } else { None };
+    let stage = BenchmarkRun { args, benchmark: scene, upstream, database };
     let mut measured: Vec<_> = contenders
         .iter()
-        .map(|contender| Measured { name: contender.name, samples: Vec::new(), problem: None })
+        .map(|contender| ContenderResult { name: contender.name, samples: Vec::new(), problem: None })
         .collect();
     let (mut kept, mut redone) = (0, 0);
     while kept < args.rounds {
@@ -195,7 +200,7 @@ pub async fn play(args: &Args, scene: &'static Scene, rows: Vec<&'static Row>) -
             let prefix = format!("{} round {}/{} {}", scene.name, kept + 1, args.rounds, contender.name);
             match stage.run(contender).await {
                 Ok(sample) => {
-                    eprintln!("{prefix}: {}", line(&sample));
+                    eprintln!("{prefix}: {}", format_sample(&sample));
                     samples[place] = Some(sample);
                 }
                 Err(problem) => {
@@ -203,10 +208,10 @@ pub async fn play(args: &Args, scene: &'static Scene, rows: Vec<&'static Row>) -
                     measured.problem = Some(problem);
                 }
             }
-            sleep(REST).await;
+            sleep(PAUSE_BETWEEN_RUNS).await;
         }
         // Decided by what strangers did, never by what the contenders achieved, and for the round as a whole.
-        let noisy = samples.iter().flatten().any(|sample| sample.others > args.redo_above);
+        let noisy = samples.iter().flatten().any(|sample| sample.foreign_load > args.max_foreign_load);
         if noisy && redone < args.rounds {
             redone += 1;
             eprintln!("{}: that round was noisy; it is played again ({redone} so far)", scene.name);
@@ -215,11 +220,11 @@ pub async fn play(args: &Args, scene: &'static Scene, rows: Vec<&'static Row>) -
         kept += 1;
         measured.iter_mut().zip(samples).for_each(|(measured, sample)| measured.samples.extend(sample));
     }
-    Ok(Played { scene, rows, measured, redone })
+    Ok(BenchmarkResult { benchmark: scene, rows, measured, repeated_rounds: redone })
 }
 
-fn line(sample: &Sample) -> String {
-    let Sample { per_second, p50_us, p99_us, cpu_us, load_cpu_us, idle, others } = sample;
+fn format_sample(sample: &RoundSample) -> String {
+    let RoundSample { per_second, p50_us, p99_us, cpu_us, load_cpu_us, idle, foreign_load: others } = sample;
     let time = |us: &Option<f64>| us.map_or("–".to_owned(), |us| format!("{us:.0} µs"));
     let (p50, p99) = (time(p50_us), time(p99_us));
     format!(
@@ -230,139 +235,149 @@ fn line(sample: &Sample) -> String {
     )
 }
 
-fn needed(scene: &'static Scene, rows: &[&'static Row]) -> Vec<&'static Contender> {
+fn needed_contenders(scene: &'static Benchmark, rows: &[&'static BenchmarkRow]) -> Vec<&'static Contender> {
     let names: Vec<_> = rows.iter().flat_map(|row| row.needs()).collect();
     scene.contenders.iter().filter(|contender| names.contains(&contender.name)).collect()
 }
 
 /// Whether some of these rows need the servers of shared stores, and whether gateways on them.
 #[must_use]
-pub fn shared_stores(chosen: &[(&'static Scene, Vec<&'static Row>)]) -> (bool, bool) {
-    let programs = || chosen.iter().flat_map(|(scene, rows)| needed(scene, rows)).map(|contender| contender.program);
-    let is_gateway = |program| matches!(program, Program::IbidOn(_));
+pub fn shared_stores(chosen: &[(&'static Benchmark, Vec<&'static BenchmarkRow>)]) -> (bool, bool) {
+    let programs =
+        || chosen.iter().flat_map(|(scene, rows)| needed_contenders(scene, rows)).map(|contender| contender.program);
+    let is_gateway = |program| matches!(program, ContenderProgram::IbidOn(_));
     (programs().any(|program| program.stores().is_some()), programs().any(is_gateway))
 }
 
 /// What the runs of a scene share.
-struct Stage<'a> {
-    args: &'a Args,
-    scene: &'static Scene,
+struct BenchmarkRun<'a> {
+    args: &'a BenchArgs,
+    benchmark: &'static Benchmark,
     /// The app behind the gateways; the same for all of them, so that they differ in nothing else.
-    upstream: Option<Server>,
+    upstream: Option<ServerChild>,
     /// The PostgreSQL of all stores that have one.
-    database: Option<Database>,
+    database: Option<BenchDatabase>,
 }
 
-impl Stage<'_> {
+impl BenchmarkRun<'_> {
     /// One run of one contender, or why it does not count.
-    async fn run(&self, contender: &Contender) -> Result<Sample, String> {
+    async fn run(&self, contender: &Contender) -> Result<RoundSample, String> {
         let stores = contender.program.stores();
-        let backing = stores.map(|stores| Backing::start(stores, self.database.as_ref())).transpose()?;
-        if let (Program::Limit(limit), Some(backing)) = (contender.program, &backing) {
-            return self.limit(limit, backing).await;
+        let backing = stores.map(|stores| StoreServers::start(stores, self.database.as_ref())).transpose()?;
+        if let (ContenderProgram::Limit(limit), Some(backing)) = (contender.program, &backing) {
+            return self.measure_limit(limit, backing).await;
         }
-        let config = backing.as_ref().map(Backing::config).transpose()?;
+        let config = backing.as_ref().map(StoreServers::config).transpose()?;
         let behind = self.upstream.as_ref().filter(|_| contender.program.upstream().is_some());
-        let server = start(self.args, contender.program, behind.map(Server::addr), config).await?;
+        let server = start_server(self.args, contender.program, behind.map(ServerChild::addr), config).await?;
         let app = behind.unwrap_or(&server).addr();
-        let mut load = self.warmed_up(contender, &server).await?;
+        let mut load = self.warm_up(contender, &server).await?;
         let executed_before = load::executions(app).await.map_err(|error| error.to_string())?;
-        let behind_before = behind_cpu(behind, backing.as_ref())?;
-        let machine_before = cpu::machine().map_err(|error| error.to_string())?;
-        let run = load.run(Stop::After(self.args.measure), server.pid()).await.map_err(|error| error.to_string())?;
-        let machine = [machine_before, cpu::machine().map_err(|error| error.to_string())?];
-        let behind = behind_cpu(behind, backing.as_ref())?.saturating_sub(behind_before);
+        let behind_before = backend_cpu_time(behind, backing.as_ref())?;
+        let machine_before = cpu::read_machine().map_err(|error| error.to_string())?;
+        let run =
+            load.run(StopCondition::After(self.args.measure), server.pid()).await.map_err(|error| error.to_string())?;
+        let machine = [machine_before, cpu::read_machine().map_err(|error| error.to_string())?];
+        let behind = backend_cpu_time(behind, backing.as_ref())?.saturating_sub(behind_before);
         let executed = load::executions(app).await.map_err(|error| error.to_string())? - executed_before;
         if let Some(problem) = &run.problem {
             return Err(format!("{problem}\nby status: {:?}", run.statuses));
         }
         let due = match contender.traffic {
-            Traffic::Miss => run.requests,
-            Traffic::Replay => 0,
+            KeyTraffic::Miss => run.requests,
+            KeyTraffic::Replay => 0,
         };
         if executed != due {
             return Err(format!("{} requests were executed {executed} times instead of {due}", run.requests));
         }
-        Ok(Sample::new(&run, machine, behind))
+        Ok(RoundSample::new(&run, machine, behind))
     }
 
-    async fn limit(&self, limit: Limit, backing: &Backing<'_>) -> Result<Sample, String> {
-        limit.reach(self.args, backing).await.map(|reached| Sample::of_limit(&reached))
+    async fn measure_limit(&self, limit: StoreLimit, backing: &StoreServers<'_>) -> Result<RoundSample, String> {
+        limit.measure(self.args, backing).await.map(|reached| RoundSample::of_limit(&reached))
     }
 
     /// Connections whose keys are known to the server, if they are to be, and which have settled.
-    async fn warmed_up(&self, contender: &Contender, server: &Server) -> Result<Load, String> {
+    async fn warm_up(&self, contender: &Contender, server: &ServerChild) -> Result<LoadGenerator, String> {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let plan = Plan {
+        let plan = LoadPlan {
             addr: server.addr(),
-            protocol: self.scene.protocol,
+            protocol: self.benchmark.protocol,
             path: contender.path.to_owned(),
-            body_bytes: self.scene.body_bytes,
+            body_bytes: self.benchmark.body_bytes,
             connections: self.args.connections,
             namespace: since_epoch.as_nanos() as u64,
             keys: match contender.traffic {
-                Traffic::Miss => Keys::Unique,
-                Traffic::Replay => Keys::Fixed(self.args.replay_keys),
+                KeyTraffic::Miss => LoadKeys::Unique,
+                KeyTraffic::Replay => LoadKeys::Fixed(self.args.replay_keys),
             },
         };
         let failed = |what: &dyn std::fmt::Display| format!("warming up: {what}");
-        let mut load = Load::connect(&plan).await.map_err(|error| failed(&error))?;
+        let mut load = LoadGenerator::connect(&plan).await.map_err(|error| failed(&error))?;
         let mut problem = load.warm_up().await.map_err(|error| failed(&error))?;
         if problem.is_none() {
-            let settling = load.run(Stop::After(self.args.settle), server.pid()).await;
+            let settling = load.run(StopCondition::After(self.args.warm_up), server.pid()).await;
             problem = settling.map_err(|error| failed(&error))?.problem;
         }
         problem.map_or(Ok(load), |problem| Err(failed(&problem)))
     }
 }
 
-fn behind_cpu(upstream: Option<&Server>, backing: Option<&Backing<'_>>) -> Result<Duration, String> {
-    let upstream = upstream.map_or(Ok(Duration::ZERO), |server| cpu::consumed(server.pid()));
-    let stores = backing.map_or(Ok(Duration::ZERO), Backing::cpu);
+fn backend_cpu_time(upstream: Option<&ServerChild>, backing: Option<&StoreServers<'_>>) -> Result<Duration, String> {
+    let upstream = upstream.map_or(Ok(Duration::ZERO), |server| cpu::cpu_time(server.pid()));
+    let stores = backing.map_or(Ok(Duration::ZERO), StoreServers::cpu);
     upstream.and_then(|upstream| Ok(upstream + stores?)).map_err(|error| error.to_string())
 }
 
 /// Where a program is, and how to say otherwise; none if it is no server of ours.
-fn binary(args: &Args, program: Program) -> Option<(PathBuf, &'static str)> {
+fn program_path(args: &BenchArgs, program: ContenderProgram) -> Option<(PathBuf, &'static str)> {
     Some(match program {
-        Program::Upstream => (args.own_bins.join("bare-upstream"), "build all binaries of ibid-bench"),
-        Program::LayerApp => (args.own_bins.join("layer-app"), "build all binaries of ibid-bench"),
-        Program::Proxy => (args.proxy_bin.clone(), "set --proxy-bin or IBID_BENCH_PROXY"),
-        Program::Ibid | Program::IbidLogging | Program::IbidEmbedded | Program::IbidCalls | Program::IbidOn(_) => {
-            (args.ibid_bin.clone(), "set --ibid-bin or IBID_BENCH_IBID")
-        }
-        Program::Limit(_) => return None,
+        ContenderProgram::Upstream => (args.bin_folder.join("bare-upstream"), "build all binaries of ibid-bench"),
+        ContenderProgram::LayerApp => (args.bin_folder.join("layer-app"), "build all binaries of ibid-bench"),
+        ContenderProgram::Proxy => (args.proxy_bin.clone(), "set --proxy-bin or IBID_BENCH_PROXY"),
+        ContenderProgram::Ibid
+        | ContenderProgram::IbidLogging
+        | ContenderProgram::IbidEmbedded
+        | ContenderProgram::IbidGrpc
+        | ContenderProgram::IbidOn(_) => (args.ibid_bin.clone(), "set --ibid-bin or IBID_BENCH_IBID"),
+        ContenderProgram::Limit(_) => return None,
     })
 }
 
 /// Starts a server, with a configuration file if there is one to be.
-pub(crate) async fn start(
-    args: &Args, program: Program, upstream: Option<SocketAddr>, config: Option<String>,
-) -> Result<Server, String> {
-    let (path, _) = binary(args, program).ok_or_else(|| format!("{program:?} is no server"))?;
+pub(crate) async fn start_server(
+    args: &BenchArgs, program: ContenderProgram, upstream: Option<SocketAddr>, config: Option<String>,
+) -> Result<ServerChild, String> {
+    let (path, _) = program_path(args, program).ok_or_else(|| format!("{program:?} is no server"))?;
     let upstream = upstream.map(|addr| format!("http://{addr}")).unwrap_or_default();
-    let answer = args.answer.to_string();
+    let answer = args.response_bytes.to_string();
     let threads = args.app_threads.to_string();
     let folder = tempfile::tempdir().map_err(|why| format!("no folder for a store: {why}"))?;
     let embedded = format!("embedded:{}", folder.path().display());
     let file = folder.path().join("ibid.toml");
-    let config = config.or_else(|| (program == Program::IbidCalls).then(|| CALLS.to_owned()));
+    let config = config.or_else(|| (program == ContenderProgram::IbidGrpc).then(|| GRPC_ROUTES.to_owned()));
     if let Some(config) = config {
         fs::write(&file, config).map_err(|why| format!("{}: {why}", file.display()))?;
     }
     let file = file.display().to_string();
     let flags: Vec<&str> = match program {
-        Program::Upstream | Program::LayerApp => {
+        ContenderProgram::Upstream | ContenderProgram::LayerApp => {
             vec!["--listen", "127.0.0.1:0", "--answer", &answer, "--threads", &threads]
         }
-        Program::Proxy => vec!["--upstream", &upstream, "--listen", "127.0.0.1:0"],
-        Program::Ibid => [SERVE, MEMORY, QUIET, &["--upstream", &upstream]].concat(),
-        Program::IbidLogging => [SERVE, MEMORY, &["--upstream", &upstream]].concat(),
-        Program::IbidCalls => [SERVE, MEMORY, QUIET, &["--upstream", &upstream, "--config", &file]].concat(),
-        Program::IbidEmbedded => [SERVE, QUIET, &["--upstream", &upstream, "--store", &embedded]].concat(),
-        Program::IbidOn(_) => [SERVE, QUIET, &["--upstream", &upstream, "--config", &file]].concat(),
-        Program::Limit(_) => Vec::new(),
+        ContenderProgram::Proxy => vec!["--upstream", &upstream, "--listen", "127.0.0.1:0"],
+        ContenderProgram::Ibid => [SERVE_ARGS, MEMORY_STORE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream]].concat(),
+        ContenderProgram::IbidLogging => [SERVE_ARGS, MEMORY_STORE_ARGS, &["--upstream", &upstream]].concat(),
+        ContenderProgram::IbidGrpc => {
+            [SERVE_ARGS, MEMORY_STORE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream, "--config", &file]].concat()
+        }
+        ContenderProgram::IbidEmbedded => {
+            [SERVE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream, "--store", &embedded]].concat()
+        }
+        ContenderProgram::IbidOn(_) => {
+            [SERVE_ARGS, QUIET_LOG_ARGS, &["--upstream", &upstream, "--config", &file]].concat()
+        }
+        ContenderProgram::Limit(_) => Vec::new(),
     };
     let flags: Vec<String> = flags.into_iter().map(str::to_owned).collect();
-    Ok(Server::start(&path, &flags).await?.keeping(folder))
+    Ok(ServerChild::start(&path, &flags).await?.with_folder(folder))
 }

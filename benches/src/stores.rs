@@ -9,38 +9,38 @@
 
 use std::{io, path::Path, time::Duration};
 
-use ibid_stores::postgres::{Migrate, migrate};
+use ibid_stores::postgres::{MigrateAction, migrate};
 use ibid_testkit::servers::{postgres, redis};
 
 use crate::cpu;
 
 /// Every call may take so long: a machine that is slow for a moment is to be measured as that, not as a failure.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 const POSTGRES_BIN: &str = "/usr/lib/postgresql/15/bin";
 
 /// Which stores a gateway, or a caller of a store, works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stores {
+pub enum SharedStores {
     /// A Redis that writes nothing to disk, as it is shipped.
     Redis,
     /// The same, with finished answers kept in the gateway.
-    RedisNear,
+    RedisLocalCache,
     /// A Redis that syncs its log every second.
     RedisEverySecond,
     /// A Redis that syncs its log before it answers.
     RedisAlways,
     /// A PostgreSQL.
     Postgres,
-    /// A PostgreSQL that decides, with a Redis as in [`Stores::Redis`] in front of it.
+    /// A PostgreSQL that decides, with a Redis as in [`SharedStores::Redis`] in front of it.
     Tiered,
 }
 
-impl Stores {
+impl SharedStores {
     /// What its Redis is told, if it has one.
     fn redis(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Redis | Self::RedisNear | Self::Tiered => Some(&["appendonly no"]),
+            Self::Redis | Self::RedisLocalCache | Self::Tiered => Some(&["appendonly no"]),
             Self::RedisEverySecond => Some(&["appendonly yes", "appendfsync everysec"]),
             Self::RedisAlways => Some(&["appendonly yes", "appendfsync always"]),
             Self::Postgres => None,
@@ -55,8 +55,8 @@ impl Stores {
 
     /// How many bytes of finished answers are kept in the gateway.
     #[must_use]
-    pub fn near(self) -> u64 {
-        if self == Self::RedisNear { 64 << 20 } else { 0 }
+    pub fn local_cache_bytes(self) -> u64 {
+        if self == Self::RedisLocalCache { 64 << 20 } else { 0 }
     }
 
     /// What it takes, by path or name, with the Debian package that has it.
@@ -82,13 +82,13 @@ pub fn postgres_program(name: &str) -> String {
 
 /// A PostgreSQL with the store's schema in it.
 #[derive(Debug)]
-pub struct Database {
+pub struct BenchDatabase {
     server: postgres::Server,
     name: String,
     pid: u32,
 }
 
-impl Database {
+impl BenchDatabase {
     /// Starts it.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl Database {
     pub async fn start() -> Result<Self, String> {
         let server = postgres::Server::start_with(&["shared_buffers=128MB"]);
         let name = server.create_database();
-        migrate(&server.url("migrator", &name), Migrate::Up).await.map_err(|why| format!("the schema: {why}"))?;
+        migrate(&server.url("migrator", &name), MigrateAction::Up).await.map_err(|why| format!("the schema: {why}"))?;
         let pid = server.sql("postgres", "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)");
         let pid = pid.parse().map_err(|_| format!("postmaster.pid says {pid:?}"))?;
         Ok(Self { server, name, pid })
@@ -136,7 +136,7 @@ impl Database {
     }
 
     /// Forgets all entries, and writes what earlier runs left to write.
-    fn empty(&self) {
+    fn clear(&self) {
         let _ = self.sql("TRUNCATE ibid.idempotency_keys");
         let _ = self.sql("CHECKPOINT");
     }
@@ -144,27 +144,27 @@ impl Database {
 
 /// The servers of one run.
 #[derive(Debug)]
-pub struct Backing<'a> {
-    stores: Stores,
+pub struct StoreServers<'a> {
+    stores: SharedStores,
     redis: Option<(redis::Server, u32)>,
-    database: Option<&'a Database>,
+    database: Option<&'a BenchDatabase>,
 }
 
-impl<'a> Backing<'a> {
+impl<'a> StoreServers<'a> {
     /// Starts or empties what the stores need.
     ///
     /// # Errors
     /// What is not there.
-    pub fn start(stores: Stores, database: Option<&'a Database>) -> Result<Self, String> {
+    pub fn start(stores: SharedStores, database: Option<&'a BenchDatabase>) -> Result<Self, String> {
         let database = database.filter(|_| stores.has_postgres());
         if stores.has_postgres() && database.is_none() {
             return Err("no PostgreSQL was started for this scene".into());
         }
-        database.iter().for_each(|database| database.empty());
+        database.iter().for_each(|database| database.clear());
         let redis = match stores.redis() {
             None => None,
             Some(config) => {
-                let server = redis::Server::configured(config);
+                let server = redis::Server::start_with_config(config);
                 let pid = server.info("process_id");
                 let pid = pid.trim().parse().map_err(|_| format!("INFO says process_id:{pid}"))?;
                 Some((server, pid))
@@ -185,7 +185,7 @@ impl<'a> Backing<'a> {
     ///
     /// # Errors
     /// If it has none.
-    pub fn database(&self) -> Result<&'a Database, String> {
+    pub fn database(&self) -> Result<&'a BenchDatabase, String> {
         self.database.ok_or_else(|| format!("{:?} has no PostgreSQL", self.stores))
     }
 
@@ -194,7 +194,7 @@ impl<'a> Backing<'a> {
     /// # Errors
     /// If a server is missing.
     pub fn config(&self) -> Result<String, String> {
-        let ports = (self.redis.as_ref().map(|(server, _)| server.port()), self.database.map(Database::port));
+        let ports = (self.redis.as_ref().map(|(server, _)| server.port()), self.database.map(BenchDatabase::port));
         self.config_through(ports.0, ports.1)
     }
 
@@ -205,7 +205,7 @@ impl<'a> Backing<'a> {
     pub fn config_through(&self, redis: Option<u16>, postgres: Option<u16>) -> Result<String, String> {
         let (url, cache) = self.urls_through(redis, postgres)?;
         let cache = cache.map(|cache| format!("cache = \"{cache}\"\n")).unwrap_or_default();
-        let (near, timeout) = (self.stores.near(), PATIENCE.as_secs());
+        let (near, timeout) = (self.stores.local_cache_bytes(), STORE_CALL_TIMEOUT.as_secs());
         Ok(format!("[store]\nurl = \"{url}\"\n{cache}near = {near}\ntimeout = \"{timeout}s\"\n"))
     }
 
@@ -228,8 +228,8 @@ impl<'a> Backing<'a> {
     /// # Errors
     /// If one of them is gone.
     pub fn cpu(&self) -> io::Result<Duration> {
-        let redis = self.redis.as_ref().map_or(Ok(Duration::ZERO), |(_, pid)| cpu::consumed(*pid))?;
-        let postgres = self.database.map_or(Ok(Duration::ZERO), |database| cpu::of_family(database.pid))?;
+        let redis = self.redis.as_ref().map_or(Ok(Duration::ZERO), |(_, pid)| cpu::cpu_time(*pid))?;
+        let postgres = self.database.map_or(Ok(Duration::ZERO), |database| cpu::family_cpu_time(database.pid))?;
         Ok(redis + postgres)
     }
 }

@@ -12,27 +12,27 @@
 //! assert!(compared.auc > 0.9 && compared.medians == [4.0, 2.0]);
 //! ```
 
-use crate::verdict::Spread;
+use crate::verdict::RoundSpread;
 
 /// Beyond so many standard errors two kinds count as told apart. With a few dozen rows, chance gets there once in five hundred runs.
-pub const TOLD_APART: f64 = 4.0;
+pub const DISTINGUISHABLE_ERRORS: f64 = 4.0;
 
 /// Two sets of times beside each other.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Compared {
+pub struct TimingDifference {
     /// The median of each.
     pub medians: [f64; 2],
     /// How likely one of the first is larger than one of the second.
     pub auc: f64,
     /// The standard error of that, if there is no difference.
-    pub error: f64,
+    pub standard_error: f64,
 }
 
-impl Compared {
+impl TimingDifference {
     /// Of two sets; `None` if one of them is empty.
     #[must_use]
     pub fn of(first: &[f64], second: &[f64]) -> Option<Self> {
-        let medians = [first, second].map(|times| Spread::of(times.iter().copied()).map(|spread| spread.median));
+        let medians = [first, second].map(|times| RoundSpread::of(times.iter().copied()).map(|spread| spread.median));
         let [Some(one), Some(other)] = medians else { return None };
         let (n, m) = (first.len() as f64, second.len() as f64);
         let mut all: Vec<_> =
@@ -46,19 +46,19 @@ impl Compared {
             before += equal.len() as f64;
         }
         let auc = (ranks - n * (n + 1.0) / 2.0) / (n * m);
-        Some(Self { medians: [one, other], auc, error: ((n + m + 1.0) / (12.0 * n * m)).sqrt() })
+        Some(Self { medians: [one, other], auc, standard_error: ((n + m + 1.0) / (12.0 * n * m)).sqrt() })
     }
 
     /// How many standard errors it is away from no difference.
     #[must_use]
-    pub fn errors_away(&self) -> f64 {
-        (self.auc - 0.5) / self.error
+    pub fn standard_errors_away(&self) -> f64 {
+        (self.auc - 0.5) / self.standard_error
     }
 
     /// Whether the two are told apart.
     #[must_use]
-    pub fn tells_apart(&self) -> bool {
-        self.errors_away().abs() > TOLD_APART
+    pub fn is_distinguishable(&self) -> bool {
+        self.standard_errors_away().abs() > DISTINGUISHABLE_ERRORS
     }
 }
 
@@ -86,14 +86,14 @@ mod tests {
 
     #[test]
     fn it_counts_pairs() {
-        let auc = |first: &[f64], second: &[f64]| Compared::of(first, second).unwrap().auc;
+        let auc = |first: &[f64], second: &[f64]| TimingDifference::of(first, second).unwrap().auc;
         assert_eq!(auc(&[2.0, 3.0], &[0.0, 1.0]), 1.0);
         assert_eq!(auc(&[0.0, 1.0], &[2.0, 3.0]), 0.0);
         assert_eq!(auc(&[1.0, 1.0], &[1.0]), 0.5);
         assert_eq!(auc(&[1.0, 4.0], &[2.0, 3.0]), 0.5);
         // Of four pairs, one is larger, one a tie.
         assert_eq!(auc(&[1.0, 3.0], &[3.0, 2.0]), 1.5 / 4.0);
-        assert_eq!(Compared::of(&[], &[1.0]), None);
+        assert_eq!(TimingDifference::of(&[], &[1.0]), None);
     }
 
     #[test]
@@ -103,9 +103,9 @@ mod tests {
         let mut squares = 0.0;
         for _ in 0..runs {
             let all = numbers(400, &mut seed);
-            let compared = Compared::of(&all[..200], &all[200..]).unwrap();
-            squares += compared.errors_away().powi(2);
-            assert!(!compared.tells_apart(), "{compared:?}");
+            let compared = TimingDifference::of(&all[..200], &all[200..]).unwrap();
+            squares += compared.standard_errors_away().powi(2);
+            assert!(!compared.is_distinguishable(), "{compared:?}");
         }
         let spread = (squares / f64::from(runs)).sqrt();
         assert!((0.85..1.15).contains(&spread), "{spread} standard errors instead of one");
@@ -117,7 +117,7 @@ mod tests {
         let tail = |n: f64| 100.0 + 40.0 / (1.0 - n / 4001.0);
         let first: Vec<_> = numbers(4000, &mut seed).into_iter().map(|n| tail(n) + 5.0).collect();
         let second: Vec<_> = numbers(4000, &mut seed).into_iter().map(tail).collect();
-        assert!(Compared::of(&first, &second).unwrap().tells_apart());
-        assert!(!Compared::of(&first, &first).unwrap().tells_apart());
+        assert!(TimingDifference::of(&first, &second).unwrap().is_distinguishable());
+        assert!(!TimingDifference::of(&first, &first).unwrap().is_distinguishable());
     }
 }

@@ -1,13 +1,13 @@
 //! From samples to verdicts: compare within each round, then take the median over rounds.
 
 use crate::{
-    rows::{Measure, Target},
-    runner::Measured,
+    rows::{BenchmarkTarget, TargetMeasure},
+    runner::ContenderResult,
 };
 
 /// Median and extremes over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
+pub struct RoundSpread {
     /// The middle value, or the mean of the two in the middle.
     pub median: f64,
     /// The smallest.
@@ -16,7 +16,7 @@ pub struct Spread {
     pub max: f64,
 }
 
-impl Spread {
+impl RoundSpread {
     /// Of at least one value; none gives `None`.
     #[must_use]
     pub fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
@@ -34,7 +34,7 @@ impl Spread {
 
 /// How a target came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum TargetVerdict {
     /// The median keeps the bound.
     Met,
     /// It does not.
@@ -45,7 +45,7 @@ pub enum Verdict {
     Invalid,
 }
 
-impl Verdict {
+impl TargetVerdict {
     /// How it is printed.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -60,60 +60,66 @@ impl Verdict {
 
 /// A target with its result.
 #[derive(Debug)]
-pub struct Judged {
+pub struct TargetResult {
     /// The target.
-    pub target: &'static Target,
+    pub target: &'static BenchmarkTarget,
     /// The per-round comparison with the baseline.
-    pub spread: Option<Spread>,
+    pub spread: Option<RoundSpread>,
     /// How it came out.
-    pub verdict: Verdict,
+    pub verdict: TargetVerdict,
 }
 
 /// Compares a contender with a target's baseline; without `judging`, figures only.
 #[must_use]
-pub fn judge(target: &'static Target, own: &Measured, baseline: &Measured, judging: bool) -> Judged {
+pub fn judge_target(
+    target: &'static BenchmarkTarget, own: &ContenderResult, baseline: &ContenderResult, judging: bool,
+) -> TargetResult {
     if own.problem.is_some() || baseline.problem.is_some() {
-        return Judged { target, spread: None, verdict: Verdict::Invalid };
+        return TargetResult { target, spread: None, verdict: TargetVerdict::Invalid };
     }
     // Both have a sample for every round, in the order of rounds, because neither has a problem.
     let rounds = own.samples.iter().zip(&baseline.samples);
-    let spread = Spread::of(rounds.map(|(own, base)| match target.measure {
-        Measure::Speed(_) | Measure::Shown => own.per_second / base.per_second,
-        Measure::CpuAdded(_) => own.cpu_us - base.cpu_us,
+    let spread = RoundSpread::of(rounds.map(|(own, base)| match target.measure {
+        TargetMeasure::Speed(_) | TargetMeasure::SpeedNotJudged => own.per_second / base.per_second,
+        TargetMeasure::CpuAdded(_) => own.cpu_us - base.cpu_us,
     }));
     let kept = spread.and_then(|spread| match target.measure {
-        Measure::Speed(at_least) => Some(spread.median >= at_least),
-        Measure::CpuAdded(at_most) => Some(spread.median <= at_most),
-        Measure::Shown => None,
+        TargetMeasure::Speed(at_least) => Some(spread.median >= at_least),
+        TargetMeasure::CpuAdded(at_most) => Some(spread.median <= at_most),
+        TargetMeasure::SpeedNotJudged => None,
     });
     let verdict = match kept {
-        Some(true) if judging => Verdict::Met,
-        Some(false) if judging => Verdict::Missed,
-        _ => Verdict::NotJudged,
+        Some(true) if judging => TargetVerdict::Met,
+        Some(false) if judging => TargetVerdict::Missed,
+        _ => TargetVerdict::NotJudged,
     };
-    Judged { target, spread, verdict }
+    TargetResult { target, spread, verdict }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{rows::SCENES, runner::Sample};
+    use crate::{rows::BENCHMARKS, runner::RoundSample};
 
-    fn measured(name: &'static str, speeds: &[f64], problem: Option<&str>) -> Measured {
-        let sample = |per_second| Sample {
+    fn measured(name: &'static str, speeds: &[f64], problem: Option<&str>) -> ContenderResult {
+        let sample = |per_second| RoundSample {
             per_second,
             p50_us: Some(1.0),
             p99_us: Some(2.0),
             cpu_us: 20.0,
             load_cpu_us: 9.0,
             idle: 0.0,
-            others: 0.0,
+            foreign_load: 0.0,
         };
-        Measured { name, samples: speeds.iter().copied().map(sample).collect(), problem: problem.map(str::to_owned) }
+        ContenderResult {
+            name,
+            samples: speeds.iter().copied().map(sample).collect(),
+            problem: problem.map(str::to_owned),
+        }
     }
 
-    fn miss(own: &Measured, base: &Measured) -> Judged {
-        judge(&SCENES[0].rows[0].targets[0], own, base, true)
+    fn miss(own: &ContenderResult, base: &ContenderResult) -> TargetResult {
+        judge_target(&BENCHMARKS[0].rows[0].targets[0], own, base, true)
     }
 
     #[test]
@@ -121,15 +127,15 @@ mod tests {
         let base = measured("proxy", &[100.0, 200.0, 400.0, 100.0, 100.0], None);
         let own = measured("ibid-miss", &[95.0, 190.0, 200.0, 95.0, 95.0], None);
         let judged = miss(&own, &base);
-        assert_eq!(judged.verdict, Verdict::Met);
-        assert_eq!(judged.spread, Some(Spread { median: 0.95, min: 0.5, max: 0.95 }));
+        assert_eq!(judged.verdict, TargetVerdict::Met);
+        assert_eq!(judged.spread, Some(RoundSpread { median: 0.95, min: 0.5, max: 0.95 }));
     }
 
     #[test]
     fn a_problem_on_either_side_makes_the_row_invalid() {
         let good = measured("proxy", &[1.0], None);
         let bad = measured("ibid-miss", &[], Some("status 503"));
-        assert_eq!(miss(&bad, &good).verdict, Verdict::Invalid);
-        assert_eq!(miss(&good, &bad).verdict, Verdict::Invalid);
+        assert_eq!(miss(&bad, &good).verdict, TargetVerdict::Invalid);
+        assert_eq!(miss(&good, &bad).verdict, TargetVerdict::Invalid);
     }
 }

@@ -7,12 +7,12 @@ const SERIAL_DIGITS: usize = 16;
 
 /// A POST whose bytes are ready to send; only the key's serial number is patched between requests.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct PreparedRequest {
     bytes: Vec<u8>,
     serial_at: usize,
 }
 
-impl Request {
+impl PreparedRequest {
     /// A request to `path` with a JSON body of `body_bytes`. All its keys begin with `namespace`.
     #[must_use]
     pub fn new(host: &str, path: &str, namespace: u64, body_bytes: usize) -> Self {
@@ -72,7 +72,7 @@ pub fn json_body(bytes: usize) -> String {
 
 /// A response whose bytes have all arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Response {
+pub struct ResponseFrame {
     /// The status code.
     pub status: u16,
     /// Length of head and body together, that is where the next response begins.
@@ -83,56 +83,58 @@ pub struct Response {
 
 /// A response the generator cannot frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed(pub &'static str);
+pub struct MalformedResponse(pub &'static str);
 
 /// Looks for one whole response at the start of `bytes`; `None` means that more must be read.
 ///
 /// # Errors
-/// [`Malformed`] if no number of further bytes would help.
-pub fn response(bytes: &[u8]) -> Result<Option<Response>, Malformed> {
+/// [`MalformedResponse`] if no number of further bytes would help.
+pub fn parse_response(bytes: &[u8]) -> Result<Option<ResponseFrame>, MalformedResponse> {
     let Some(end) = find(bytes, b"\r\n\r\n") else {
         return Ok(None);
     };
     let head = &bytes[..end];
     let body_at = end + 4;
-    let digits =
-        head.strip_prefix(b"HTTP/1.1 ").and_then(|rest| rest.get(..3)).ok_or(Malformed("no HTTP/1.1 status line"))?;
-    let status = u16::try_from(number(digits, 10)?).map_err(|_| Malformed("status"))?;
-    let body_len = match framing(head)? {
+    let digits = head
+        .strip_prefix(b"HTTP/1.1 ")
+        .and_then(|rest| rest.get(..3))
+        .ok_or(MalformedResponse("no HTTP/1.1 status line"))?;
+    let status = u16::try_from(parse_number(digits, 10)?).map_err(|_| MalformedResponse("status"))?;
+    let body_len = match parse_framing(head)? {
         _ if matches!(status, 204 | 304) => Some(0),
-        Framing::Length(len) => Some(len),
-        Framing::Chunked => chunked_len(&bytes[body_at..])?,
-        Framing::UntilClose => {
-            return Err(Malformed("a response without Content-Length or chunks"));
+        ResponseFraming::Length(len) => Some(len),
+        ResponseFraming::Chunked => chunked_len(&bytes[body_at..])?,
+        ResponseFraming::UntilClose => {
+            return Err(MalformedResponse("a response without Content-Length or chunks"));
         }
     };
-    Ok(body_len.and_then(|len| body_at.checked_add(len)).filter(|len| *len <= bytes.len()).map(|len| Response {
+    Ok(body_len.and_then(|len| body_at.checked_add(len)).filter(|len| *len <= bytes.len()).map(|len| ResponseFrame {
         status,
         len,
         body_at,
     }))
 }
 
-enum Framing {
+enum ResponseFraming {
     Length(usize),
     Chunked,
     UntilClose,
 }
 
-fn framing(head: &[u8]) -> Result<Framing, Malformed> {
-    let mut found = Framing::UntilClose;
+fn parse_framing(head: &[u8]) -> Result<ResponseFraming, MalformedResponse> {
+    let mut found = ResponseFraming::UntilClose;
     let mut rest = head;
     while let Some(at) = find(rest, b"\r\n") {
         rest = &rest[at + 2..];
         // Two letters decide for nearly every line that it is of no interest.
         match rest {
             [b'c' | b'C', b'o' | b'O', ..] => {
-                if let Some(value) = value_of(rest, b"content-length:") {
-                    found = Framing::Length(number(value, 10)?);
+                if let Some(value) = header_value(rest, b"content-length:") {
+                    found = ResponseFraming::Length(parse_number(value, 10)?);
                 }
             }
-            [b't' | b'T', b'r' | b'R', ..] if value_of(rest, b"transfer-encoding:").is_some_and(is_chunked) => {
-                return Ok(Framing::Chunked);
+            [b't' | b'T', b'r' | b'R', ..] if header_value(rest, b"transfer-encoding:").is_some_and(is_chunked) => {
+                return Ok(ResponseFraming::Chunked);
             }
             _ => {}
         }
@@ -144,26 +146,26 @@ fn is_chunked(value: &[u8]) -> bool {
     value.eq_ignore_ascii_case(b"chunked")
 }
 
-fn value_of<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+fn header_value<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let (start, rest) = line.split_at_checked(name.len())?;
     let end = find(rest, b"\r\n").unwrap_or(rest.len());
     start.eq_ignore_ascii_case(name).then(|| rest[..end].trim_ascii())
 }
 
 /// Length of a whole chunked body including its trailers; `None` while it is incomplete.
-fn chunked_len(body: &[u8]) -> Result<Option<usize>, Malformed> {
+fn chunked_len(body: &[u8]) -> Result<Option<usize>, MalformedResponse> {
     let mut at = 0;
     loop {
         let Some(line) = find(&body[at..], b"\r\n") else {
             return Ok(None);
         };
         let size = body[at..at + line].split(|byte| *byte == b';').next().unwrap_or_default();
-        let size = number(size.trim_ascii(), 16)?;
+        let size = parse_number(size.trim_ascii(), 16)?;
         at += line + 2;
         if size == 0 {
             break;
         }
-        at = at.checked_add(size + 2).ok_or(Malformed("chunk size"))?;
+        at = at.checked_add(size + 2).ok_or(MalformedResponse("chunk size"))?;
         if at > body.len() {
             return Ok(None);
         }
@@ -179,12 +181,12 @@ fn chunked_len(body: &[u8]) -> Result<Option<usize>, Malformed> {
     }
 }
 
-fn number(digits: &[u8], radix: u32) -> Result<usize, Malformed> {
+fn parse_number(digits: &[u8], radix: u32) -> Result<usize, MalformedResponse> {
     if digits.is_empty() || digits.len() > 8 {
-        return Err(Malformed("a number of no or too many digits"));
+        return Err(MalformedResponse("a number of no or too many digits"));
     }
     digits.iter().try_fold(0_usize, |sum, digit| {
-        let value = char::from(*digit).to_digit(radix).ok_or(Malformed("not a number"))?;
+        let value = char::from(*digit).to_digit(radix).ok_or(MalformedResponse("not a number"))?;
         Ok(sum * radix as usize + value as usize)
     })
 }
@@ -216,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_serial_is_the_end_of_the_key() {
-        let mut request = Request::new("h", "/p", 0xabc, 300);
+        let mut request = PreparedRequest::new("h", "/p", 0xabc, 300);
         request.set_serial(0x1f);
         let text = String::from_utf8(request.bytes().to_vec()).unwrap();
         assert!(text.contains("Idempotency-Key: 0000000000000abc000000000000001f\r\n\r\n{"), "{text}");
@@ -226,10 +228,10 @@ mod tests {
     /// Every proper prefix must ask for more, the whole must be recognised, and a following response must not matter.
     fn framed(bytes: &[u8], status: u16) {
         for cut in 0..bytes.len() {
-            assert_eq!(response(&bytes[..cut]), Ok(None), "cut at {cut}");
+            assert_eq!(parse_response(&bytes[..cut]), Ok(None), "cut at {cut}");
         }
         let more = [bytes, b"HTTP/1.1 200"].concat();
-        let found = response(&more).unwrap().unwrap();
+        let found = parse_response(&more).unwrap().unwrap();
         assert_eq!((found.status, found.len), (status, bytes.len()));
     }
 
@@ -253,7 +255,7 @@ mod tests {
             b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999999999999\r\n\r\n",
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
         ] {
-            assert!(response(bytes).is_err(), "{}", String::from_utf8_lossy(bytes));
+            assert!(parse_response(bytes).is_err(), "{}", String::from_utf8_lossy(bytes));
         }
     }
 }

@@ -10,12 +10,12 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_T
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use ibid_bench::server::{App, Flags, runtime};
+use ibid_bench::server::{AppFlags, CountingApp, runtime};
 use tokio::net::TcpListener;
 
 fn main() -> ExitCode {
     let run = || -> Result<(), Box<dyn Error>> {
-        let flags = Flags::parse(std::env::args().skip(1))?;
+        let flags = AppFlags::parse(std::env::args().skip(1))?;
         runtime(flags.threads)?.block_on(serve(flags))
     };
     match run() {
@@ -27,10 +27,10 @@ fn main() -> ExitCode {
     }
 }
 
-async fn serve(flags: Flags) -> Result<(), Box<dyn Error>> {
+async fn serve(flags: AppFlags) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(flags.listen).await?;
     println!("listening {}", listener.local_addr()?);
-    let app = Arc::new(App::new(flags.answer));
+    let app = Arc::new(CountingApp::new(flags.response_bytes));
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
@@ -43,7 +43,7 @@ async fn serve(flags: Flags) -> Result<(), Box<dyn Error>> {
     }
 }
 
-async fn answer(app: Arc<App>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(app: Arc<CountingApp>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let counting = request.method() != Method::POST;
     let mut body = request.into_body();
     while let Some(Ok(_)) = body.frame().await {}

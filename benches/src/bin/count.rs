@@ -2,7 +2,7 @@
 //!
 //! `count MODE N` runs the operation of [`MODES`] N times and prints nothing. What is set up before does not depend on
 //! N, so that two runs with N and 2N differ by N operations; `scripts/bench` does that under callgrind.
-//! `count ratios` compares fingerprints with plain SHA-256 by the clock, in alternating batches.
+//! `count print_ratios` compares fingerprints with plain SHA-256 by the clock, in alternating batches.
 //! `count sha` says how SHA-256 is computed where it runs: valgrind may not know the processor's own instructions.
 
 use std::{
@@ -19,19 +19,19 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
 use ibid::{
-    CheckedPolicy, Complete, Ended, Engine, Ibid, Operation, Policy, Scope, Silent, Verdict,
+    CheckedPolicy, CompletedAnswer, Decision, Engine, Ibid, NoopObserver, Operation, Policy, RunOutcome, Scope,
     http::{IbidService, RequestBody},
-    store::{Ask, Fingerprint, Lease, Memory, Outline, Tags, Token},
+    store::{ClaimRequest, ClaimToken, Fingerprint, Lease, Memory, RecordSummary, Tags},
 };
 use ibid_bench::wire::json_body;
-use ibid_gateway::metrics::Watched;
+use ibid_gateway::metrics::MetricsObserver;
 use sha2::{Digest, Sha256};
 use tower_layer::Layer;
 use tower_service::Service;
 
 /// What can be run; sizes are those of the JSON body.
-const MODES: &[(&str, Run)] = &[
-    ("inner", |n| block_on(inner(n))),
+const MODES: &[(&str, CountedRun)] = &[
+    ("inner", |n| block_on(app_only(n))),
     ("service-miss", |n| block_on(service_miss(n, service()))),
     ("service-miss-counted", |n| block_on(service_miss(n, counted_service()))),
     ("service-replay", |n| block_on(service_replay(n))),
@@ -40,23 +40,23 @@ const MODES: &[(&str, Run)] = &[
     ("fingerprint-300", |n| fingerprints(n, 300)),
     ("fingerprint-1024", |n| fingerprints(n, 1024)),
     ("fingerprint-16384", |n| fingerprints(n, 16384)),
-    ("sha256-300", |n| hashes(n, 300)),
-    ("sha256-1024", |n| hashes(n, 1024)),
-    ("sha256-16384", |n| hashes(n, 16384)),
+    ("sha256-300", |n| hash_bodies(n, 300)),
+    ("sha256-1024", |n| hash_bodies(n, 1024)),
+    ("sha256-16384", |n| hash_bodies(n, 16384)),
 ];
 
-type Run = fn(u64);
+type CountedRun = fn(u64);
 
 /// Keys that replays take turns with.
-const KNOWN: u64 = 256;
+const REPLAYED_KEYS: u64 = 256;
 /// Of the request and of the answer, in all modes that have no size of their own.
-const BODY: usize = 300;
+const BODY_BYTES: usize = 300;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["ratios"] => ratios(),
-        ["sha"] => println!("{}", sha_unit()),
+        ["ratios"] => print_ratios(),
+        ["sha"] => println!("{}", sha_implementation()),
         [mode, count] => match (MODES.iter().find(|(name, _)| *name == mode), count.parse()) {
             (Some((_, run)), Ok(count)) => run(count),
             _ => return usage(),
@@ -72,7 +72,7 @@ fn usage() -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn sha_unit() -> &'static str {
+fn sha_implementation() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     let by_processor = std::arch::is_x86_feature_detected!("sha");
     #[cfg(target_arch = "aarch64")]
@@ -89,9 +89,9 @@ fn block_on<F: Future<Output = ()>>(work: F) {
 
 /// An app that answers at once.
 #[derive(Clone)]
-struct App(Bytes);
+struct InstantApp(Bytes);
 
-impl<B> Service<Request<B>> for App {
+impl<B> Service<Request<B>> for InstantApp {
     type Response = Response<Full<Bytes>>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -109,12 +109,12 @@ impl<B> Service<Request<B>> for App {
 }
 
 /// The requests of the load generator, in process.
-struct Requests {
+struct RequestFactory {
     headers: HeaderMap,
     body: Bytes,
 }
 
-impl Requests {
+impl RequestFactory {
     fn new(size: usize) -> Self {
         let mut headers = HeaderMap::new();
         headers.insert(header::HOST, HeaderValue::from_static("127.0.0.1:8080"));
@@ -140,63 +140,63 @@ fn key(serial: u64) -> String {
 }
 
 /// What is not the layer's: making a request, and the app.
-async fn inner(count: u64) {
-    let requests = Requests::new(BODY);
-    let mut app = App(json_body(BODY).into());
+async fn app_only(count: u64) {
+    let requests = RequestFactory::new(BODY_BYTES);
+    let mut app = InstantApp(json_body(BODY_BYTES).into());
     for serial in 0..count {
         let request = requests.with_key(serial).map(RequestBody::untouched);
         let _ = black_box(app.call(request).await);
     }
 }
 
-fn service() -> IbidService<App> {
+fn service() -> IbidService<InstantApp> {
     let ibid = Ibid::new(Arc::new(Memory::default()));
-    ibid.layer(Policy::ietf()).expect("a preset").layer(App(json_body(BODY).into()))
+    ibid.layer(Policy::ietf()).expect("a preset").layer(InstantApp(json_body(BODY_BYTES).into()))
 }
 
 /// The same with the metrics of the gateway.
-fn counted_service() -> IbidService<App> {
-    let ibid = Ibid::builder(Arc::new(Memory::default())).observer(Watched::new(Silent)).build();
-    ibid.layer(Policy::ietf()).expect("a preset").layer(App(json_body(BODY).into()))
+fn counted_service() -> IbidService<InstantApp> {
+    let ibid = Ibid::builder(Arc::new(Memory::default())).observer(MetricsObserver::new(NoopObserver)).build();
+    ibid.layer(Policy::ietf()).expect("a preset").layer(InstantApp(json_body(BODY_BYTES).into()))
 }
 
-async fn answered(service: &mut IbidService<App>, request: Request<Full<Bytes>>) {
+async fn send_request(service: &mut IbidService<InstantApp>, request: Request<Full<Bytes>>) {
     let answer = service.call(request).await.unwrap_or_else(|never| match never {});
     assert_eq!(answer.status(), StatusCode::CREATED);
     black_box(answer);
 }
 
-async fn service_miss(count: u64, mut service: IbidService<App>) {
-    let requests = Requests::new(BODY);
+async fn service_miss(count: u64, mut service: IbidService<InstantApp>) {
+    let requests = RequestFactory::new(BODY_BYTES);
     for serial in 0..count {
-        answered(&mut service, requests.with_key(serial)).await;
+        send_request(&mut service, requests.with_key(serial)).await;
     }
     // What it costs to give a whole store back is no operation's.
     std::mem::forget(service);
 }
 
 async fn service_replay(count: u64) {
-    let (requests, mut service) = (Requests::new(BODY), service());
-    for serial in (0..KNOWN).chain((0..count).map(|serial| serial % KNOWN)) {
-        answered(&mut service, requests.with_key(serial)).await;
+    let (requests, mut service) = (RequestFactory::new(BODY_BYTES), service());
+    for serial in (0..REPLAYED_KEYS).chain((0..count).map(|serial| serial % REPLAYED_KEYS)) {
+        send_request(&mut service, requests.with_key(serial)).await;
     }
     // What it costs to give a whole store back is no operation's.
     std::mem::forget(service);
 }
 
 /// An operation that has its answer already.
-struct Known(Bytes);
+struct CompletedOperation(Bytes);
 
-impl Operation for Known {
+impl Operation for CompletedOperation {
     type Answer = ();
 
-    async fn run(&mut self, _: Option<&Lease>) -> Ended<()> {
+    async fn run(&mut self, _: Option<&Lease>) -> RunOutcome<()> {
         let record = std::mem::take(&mut self.0);
-        Ended::Complete((), Complete { failed: false, record, outline: Outline::default() })
+        RunOutcome::Complete((), CompletedAnswer { failed: false, record, summary: RecordSummary::default() })
     }
 }
 
-struct Asks {
+struct EngineBench {
     engine: Engine,
     policy: CheckedPolicy,
     scope: Scope,
@@ -204,58 +204,58 @@ struct Asks {
     record: Bytes,
 }
 
-impl Asks {
+impl EngineBench {
     fn new() -> Self {
         Self {
             engine: Engine::new(Arc::new(Memory::default())),
             policy: Policy::ietf().checked().expect("a preset"),
             scope: Scope::from_parts(&["bench"]),
             tags: Tags::new("", "", "POST /orders", "0000****0000"),
-            record: json_body(BODY).into(),
+            record: json_body(BODY_BYTES).into(),
         }
     }
 
-    async fn execute(&self, serial: u64) -> Verdict<()> {
-        let ask = Ask {
+    async fn execute(&self, serial: u64) -> Decision<()> {
+        let ask = ClaimRequest {
             address: self.scope.address(&key(serial), None, None),
-            token: Token::mint(),
+            token: ClaimToken::mint(),
             fingerprint: Fingerprint::NONE,
             tags: self.tags.clone(),
             label: Bytes::new(),
-            hold: self.policy.lease,
-            keep: self.policy.ttl,
-            over: None,
+            lease: self.policy.lease,
+            ttl: self.policy.ttl,
+            take_over: None,
         };
-        self.engine.execute(&self.policy, ask, Known(self.record.clone())).await
+        self.engine.execute(&self.policy, ask, CompletedOperation(self.record.clone())).await
     }
 }
 
 async fn engine_miss(count: u64) {
-    let asks = Asks::new();
+    let asks = EngineBench::new();
     for serial in 0..count {
-        assert!(matches!(asks.execute(serial).await, Verdict::Ran(..)));
+        assert!(matches!(asks.execute(serial).await, Decision::Ran(..)));
     }
     std::mem::forget(asks);
 }
 
 async fn engine_replay(count: u64) {
-    let asks = Asks::new();
-    for serial in 0..KNOWN {
-        assert!(matches!(asks.execute(serial).await, Verdict::Ran(..)));
+    let asks = EngineBench::new();
+    for serial in 0..REPLAYED_KEYS {
+        assert!(matches!(asks.execute(serial).await, Decision::Ran(..)));
     }
     for serial in 0..count {
-        assert!(matches!(asks.execute(serial % KNOWN).await, Verdict::Replay(..)));
+        assert!(matches!(asks.execute(serial % REPLAYED_KEYS).await, Decision::Replay(..)));
     }
 }
 
 fn fingerprints(count: u64, size: usize) {
-    let (requests, policy, uri) = (Requests::new(size), Policy::ietf(), Uri::from_static("/orders"));
+    let (requests, policy, uri) = (RequestFactory::new(size), Policy::ietf(), Uri::from_static("/orders"));
     for _ in 0..count {
         black_box(Fingerprint::of(&policy, &Method::POST, &uri, &requests.headers, black_box(&requests.body)));
     }
 }
 
-fn hashes(count: u64, size: usize) {
+fn hash_bodies(count: u64, size: usize) {
     let body = json_body(size);
     for _ in 0..count {
         black_box(Sha256::digest(black_box(body.as_bytes())));
@@ -263,10 +263,10 @@ fn hashes(count: u64, size: usize) {
 }
 
 /// The fastest of many short batches, taken in turns: what disturbs one disturbs the other.
-fn ratios() {
+fn print_ratios() {
     const BATCHES: u32 = 400;
     let batch = Duration::from_micros(500);
-    println!("| JSON body | fingerprint | SHA-256 ({}) | ratio |\n|---|---|---|---|", sha_unit());
+    println!("| JSON body | fingerprint | SHA-256 ({}) | ratio |\n|---|---|---|---|", sha_implementation());
     for size in [300, 1024, 16384] {
         let timed = |run: fn(u64, usize), count| {
             let start = Instant::now();
@@ -274,11 +274,11 @@ fn ratios() {
             start.elapsed()
         };
         let enough = |run| (1..).map(|n| 1 << n).find(|count| timed(run, *count) > batch).unwrap_or(1);
-        let (prints, shas) = (enough(fingerprints), enough(hashes));
+        let (prints, shas) = (enough(fingerprints), enough(hash_bodies));
         let (mut print, mut sha) = (Duration::MAX, Duration::MAX);
         for _ in 0..BATCHES {
             print = print.min(timed(fingerprints, prints));
-            sha = sha.min(timed(hashes, shas));
+            sha = sha.min(timed(hash_bodies, shas));
         }
         let print = print.as_secs_f64() * 1e9 / prints as f64;
         let sha = sha.as_secs_f64() * 1e9 / shas as f64;

@@ -14,16 +14,16 @@ use axum::{
     response::IntoResponse,
     routing::{get, post},
 };
-use ibid::{Ibid, Policy, grpc::Unary, store::Memory};
+use ibid::{Ibid, Policy, grpc::UnaryMethods, store::Memory};
 use ibid_bench::{
     calls,
-    server::{App, Flags, runtime},
+    server::{AppFlags, CountingApp, runtime},
 };
 use tokio::net::TcpListener;
 
 fn main() -> ExitCode {
     let run = || -> Result<(), Box<dyn Error>> {
-        let flags = Flags::parse(std::env::args().skip(1))?;
+        let flags = AppFlags::parse(std::env::args().skip(1))?;
         runtime(flags.threads)?.block_on(serve(flags))
     };
     match run() {
@@ -35,10 +35,10 @@ fn main() -> ExitCode {
     }
 }
 
-async fn serve(flags: Flags) -> Result<(), Box<dyn Error>> {
+async fn serve(flags: AppFlags) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(flags.listen).await?;
     println!("listening {}", listener.local_addr()?);
-    let app = Arc::new(App::new(flags.answer));
+    let app = Arc::new(CountingApp::new(flags.response_bytes));
     let router = Router::new().merge(plain()).merge(guarded()).route("/count", get(count)).with_state(app);
     Ok(axum::serve(without_nagle(listener), router).await?)
 }
@@ -51,14 +51,14 @@ fn without_nagle(listener: TcpListener) -> impl axum::serve::Listener<Addr = std
     })
 }
 
-fn plain() -> Router<Arc<App>> {
+fn plain() -> Router<Arc<CountingApp>> {
     Router::new().route("/plain", post(create)).route("/bench.Orders/Plain", post(calls::create))
 }
 
 /// The same handler under the layer.
-fn guarded() -> Router<Arc<App>> {
+fn guarded() -> Router<Arc<CountingApp>> {
     let ibid = Ibid::new(Arc::new(Memory::default()));
-    let calls = ibid.grpc_layer(Unary::methods(["bench.Orders/Guarded"]), Policy::ietf()).expect("a preset");
+    let calls = ibid.grpc_layer(UnaryMethods::methods(["bench.Orders/Guarded"]), Policy::ietf()).expect("a preset");
     let calls = Router::new().route("/bench.Orders/Guarded", post(calls::create)).route_layer(calls);
     Router::new()
         .route("/guarded", post(create))
@@ -67,10 +67,10 @@ fn guarded() -> Router<Arc<App>> {
 }
 
 /// Reads the whole body, as an app would.
-async fn create(State(app): State<Arc<App>>, _body: Bytes) -> impl IntoResponse {
+async fn create(State(app): State<Arc<CountingApp>>, _body: Bytes) -> impl IntoResponse {
     (StatusCode::CREATED, [(CONTENT_TYPE, "application/json")], app.execute())
 }
 
-async fn count(State(app): State<Arc<App>>) -> String {
+async fn count(State(app): State<Arc<CountingApp>>) -> String {
     app.executions().to_string()
 }

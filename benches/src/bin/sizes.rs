@@ -20,24 +20,24 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
-use ibid::{Ibid, Policy, http::Peer, store::Store};
-use ibid_bench::stores::{Backing, Database, PATIENCE, Stores};
-use ibid_stores::{Named, Remote};
+use ibid::{Ibid, Policy, http::PeerAddress, store::Store};
+use ibid_bench::stores::{BenchDatabase, STORE_CALL_TIMEOUT, SharedStores, StoreServers};
+use ibid_stores::{RemoteOptions, StoreUrl};
 use tokio::{sync::Semaphore, task::JoinSet, time::sleep};
 use tower_layer::Layer;
 use tower_service::Service;
 
 /// Answers as they are measured.
-const ANSWERS: [usize; 2] = [300, 2048];
+const ANSWER_BYTES: [usize; 2] = [300, 2048];
 /// Held in the app at a time.
-const HELD: u64 = 2000;
+const HELD_REQUESTS: u64 = 2000;
 /// In flight while records are made.
-const IN_FLIGHT: u64 = 64;
+const MAX_IN_FLIGHT: u64 = 64;
 
 fn main() -> ExitCode {
     let records = std::env::args().nth(1).map_or(Ok(100_000), |count| count.parse());
-    let Ok(records @ HELD..) = records else {
-        eprintln!("sizes [RECORDS], at least {HELD}");
+    let Ok(records @ HELD_REQUESTS..) = records else {
+        eprintln!("sizes [RECORDS], at least {HELD_REQUESTS}");
         return ExitCode::FAILURE;
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -54,31 +54,31 @@ async fn measure(records: u64) -> Result<(), String> {
     println!("{records} records; bytes per key\n");
     println!("| store | answer | what | bytes |");
     println!("|---|---|---|---|");
-    for answer in ANSWERS {
-        redis(records, answer).await?;
+    for answer in ANSWER_BYTES {
+        measure_redis(records, answer).await?;
     }
-    let database = Database::start().await?;
-    for answer in ANSWERS {
-        postgres(&database, records, answer).await?;
+    let database = BenchDatabase::start().await?;
+    for answer in ANSWER_BYTES {
+        measure_postgres(&database, records, answer).await?;
     }
     Ok(())
 }
 
-async fn redis(records: u64, answer: usize) -> Result<(), String> {
-    let backing = Backing::start(Stores::RedisEverySecond, None)?;
+async fn measure_redis(records: u64, answer: usize) -> Result<(), String> {
+    let backing = StoreServers::start(SharedStores::RedisEverySecond, None)?;
     let server = backing.redis()?;
     let number = |name: &str| server.info(name).trim().parse::<u64>().map_err(|_| format!("INFO says no {name}"));
     let row = |what: &str, bytes: u64| println!("| Redis | {answer} B | {what} | {bytes} |");
     // Else the log shrinks meanwhile.
     server.cli(&["CONFIG", "SET", "auto-aof-rewrite-percentage", "0"]);
-    let load = Load::new(&server.url(), answer).await?;
-    load.hold(0..1).await?;
+    let load = LayerLoad::new(&server.url(), answer).await?;
+    load.start_held(0..1).await?;
     let (memory, log) = (number("used_memory")?, number("aof_current_size")?);
-    let held = load.hold(1..HELD + 1).await?;
-    row("memory, a claim in flight", (number("used_memory")? - memory) / HELD);
-    row("log (AOF) written, a claim", (number("aof_current_size")? - log) / HELD);
-    load.finish(held).await;
-    load.run(HELD + 1..records + 1).await;
+    let held = load.start_held(1..HELD_REQUESTS + 1).await?;
+    row("memory, a claim in flight", (number("used_memory")? - memory) / HELD_REQUESTS);
+    row("log (AOF) written, a claim", (number("aof_current_size")? - log) / HELD_REQUESTS);
+    load.release_held(held).await;
+    load.run(HELD_REQUESTS + 1..records + 1).await;
     row("memory, a finished entry", (number("used_memory")? - memory) / records);
     row("log (AOF) written, claim and end", (number("aof_current_size")? - log) / records);
     let names = server.cli(&["--scan", "--pattern", "idempotency:{7f}:*"]);
@@ -92,8 +92,8 @@ async fn redis(records: u64, answer: usize) -> Result<(), String> {
     Ok(())
 }
 
-async fn postgres(database: &Database, records: u64, answer: usize) -> Result<(), String> {
-    let _backing = Backing::start(Stores::Postgres, Some(database))?;
+async fn measure_postgres(database: &BenchDatabase, records: u64, answer: usize) -> Result<(), String> {
+    let _backing = StoreServers::start(SharedStores::Postgres, Some(database))?;
     let number = |sql: &str| {
         let said = database.sql(sql);
         said.trim().parse::<u64>().map_err(|_| format!("{sql} says {said}"))
@@ -104,13 +104,13 @@ async fn postgres(database: &Database, records: u64, answer: usize) -> Result<()
     // What vacuum writes is measured by itself.
     let quiet = "SET (autovacuum_enabled = off, toast.autovacuum_enabled = off)";
     let _ = database.sql(&format!("ALTER TABLE ibid.idempotency_keys {quiet}"));
-    let load = Load::new(&database.url(database.port()), answer).await?;
-    load.hold(0..1).await?;
+    let load = LayerLoad::new(&database.url(database.port()), answer).await?;
+    load.start_held(0..1).await?;
     let before = wal()?;
-    let held = load.hold(1..HELD + 1).await?;
-    row("write-ahead log, a claim", (wal()? - before) / HELD);
-    load.finish(held).await;
-    load.run(HELD + 1..records + 1).await;
+    let held = load.start_held(1..HELD_REQUESTS + 1).await?;
+    row("write-ahead log, a claim", (wal()? - before) / HELD_REQUESTS);
+    load.release_held(held).await;
+    load.run(HELD_REQUESTS + 1..records + 1).await;
     row("write-ahead log, claim and end", (wal()? - before) / records);
     row("table, TOAST included", number(&format!("SELECT pg_table_size({TABLE})"))? / records);
     row("its indexes", number(&format!("SELECT pg_indexes_size({TABLE})"))? / records);
@@ -126,22 +126,22 @@ async fn postgres(database: &Database, records: u64, answer: usize) -> Result<()
 }
 
 /// Requests through the layer, on one store.
-struct Load {
+struct LayerLoad {
     ibid: Ibid,
-    app: App,
+    app: GatedApp,
 }
 
-impl Load {
+impl LayerLoad {
     async fn new(url: &str, answer: usize) -> Result<Self, String> {
-        let named: Named = url.parse().map_err(|why| format!("{why}"))?;
-        let remote = Remote { timeout: PATIENCE, ..Remote::default() };
+        let named: StoreUrl = url.parse().map_err(|why| format!("{why}"))?;
+        let remote = RemoteOptions { timeout: STORE_CALL_TIMEOUT, ..RemoteOptions::default() };
         let store: Arc<dyn Store> = named.open(&remote).await?;
-        let app = App { answer, arrived: Arc::default(), gate: Arc::new(Semaphore::new(0)) };
+        let app = GatedApp { answer, arrived: Arc::default(), gate: Arc::new(Semaphore::new(0)) };
         Ok(Self { ibid: Ibid::new(store), app })
     }
 
     /// Sends requests whose app does not answer, and returns once all of them have been claimed.
-    async fn hold(&self, serials: std::ops::Range<u64>) -> Result<JoinSet<()>, String> {
+    async fn start_held(&self, serials: std::ops::Range<u64>) -> Result<JoinSet<()>, String> {
         let expected = self.app.arrived.load(SeqCst) + (serials.end - serials.start);
         let mut held = JoinSet::new();
         serials.for_each(|serial| drop(held.spawn(self.send(serial))));
@@ -157,7 +157,7 @@ impl Load {
     }
 
     /// From now on the app answers at once.
-    async fn finish(&self, mut held: JoinSet<()>) {
+    async fn release_held(&self, mut held: JoinSet<()>) {
         self.app.gate.add_permits(Semaphore::MAX_PERMITS);
         while held.join_next().await.is_some() {}
     }
@@ -165,7 +165,7 @@ impl Load {
     async fn run(&self, serials: std::ops::Range<u64>) {
         let mut running = JoinSet::new();
         for serial in serials {
-            if running.len() as u64 >= IN_FLIGHT {
+            if running.len() as u64 >= MAX_IN_FLIGHT {
                 running.join_next().await.expect("some run").expect("no request panics");
             }
             running.spawn(self.send(serial));
@@ -188,7 +188,7 @@ impl Load {
         // As long as a UUID.
         let key = format!("{:08x}-0000-4000-8000-{serial:012x}", serial.wrapping_mul(0x9e37_79b9) as u32);
         headers.insert("idempotency-key", HeaderValue::from_str(&key).expect("hex digits"));
-        request.extensions_mut().insert(Peer([192, 0, 2, 7].into()));
+        request.extensions_mut().insert(PeerAddress([192, 0, 2, 7].into()));
         async move {
             let answer = service.call(request).await.unwrap_or_else(|never| match never {});
             let (head, body) = answer.into_parts();
@@ -200,13 +200,13 @@ impl Load {
 
 /// Answers with random letters, once the gate is open.
 #[derive(Clone)]
-struct App {
+struct GatedApp {
     answer: usize,
     arrived: Arc<AtomicU64>,
     gate: Arc<Semaphore>,
 }
 
-impl<B> Service<Request<B>> for App {
+impl<B> Service<Request<B>> for GatedApp {
     type Response = Response<Full<Bytes>>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -220,7 +220,7 @@ impl<B> Service<Request<B>> for App {
         let serial = this.arrived.fetch_add(1, SeqCst);
         Box::pin(async move {
             let _open = this.gate.acquire().await;
-            let mut answer = Response::new(Full::new(letters(serial, this.answer)));
+            let mut answer = Response::new(Full::new(random_letters(serial, this.answer)));
             *answer.status_mut() = StatusCode::CREATED;
             let headers = answer.headers_mut();
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -232,7 +232,7 @@ impl<B> Service<Request<B>> for App {
 }
 
 /// Letters that look random: a xorshift of the serial number.
-fn letters(serial: u64, length: usize) -> Bytes {
+fn random_letters(serial: u64, length: usize) -> Bytes {
     let mut state = serial.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {
         state ^= state << 13;

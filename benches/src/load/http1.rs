@@ -7,26 +7,26 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::Plan;
-use crate::wire::{self, Request, Response};
+use super::LoadPlan;
+use crate::wire::{self, PreparedRequest, ResponseFrame};
 
-/// A response must fit; doubled from [`BUFFER`].
-const MAX_RESPONSE: usize = 16 << 20;
-pub(super) const BUFFER: usize = 4096;
+/// A response must fit; doubled from [`INITIAL_BUFFER_BYTES`].
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
+pub(super) const INITIAL_BUFFER_BYTES: usize = 4096;
 
 #[derive(Debug)]
-pub(super) struct Http1 {
+pub(super) struct Http1LoadConnection {
     stream: TcpStream,
-    request: Request,
+    request: PreparedRequest,
     buffer: Vec<u8>,
     /// How much of the buffer is the last response.
     last: usize,
 }
 
-impl Http1 {
-    pub(super) fn new(stream: TcpStream, plan: &Plan) -> Self {
-        let request = Request::new(&plan.addr.to_string(), &plan.path, plan.namespace, plan.body_bytes);
-        Self { stream, request, buffer: vec![0; BUFFER], last: 0 }
+impl Http1LoadConnection {
+    pub(super) fn new(stream: TcpStream, plan: &LoadPlan) -> Self {
+        let request = PreparedRequest::new(&plan.addr.to_string(), &plan.path, plan.namespace, plan.body_bytes);
+        Self { stream, request, buffer: vec![0; INITIAL_BUFFER_BYTES], last: 0 }
     }
 
     pub(super) async fn exchange(&mut self, serial: u64) -> io::Result<u16> {
@@ -44,12 +44,12 @@ impl Http1 {
 }
 
 /// Reads exactly one response into the start of `buffer`.
-pub(super) async fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Response> {
+pub(super) async fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<ResponseFrame> {
     let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
     let mut filled = 0;
     loop {
         if filled == buffer.len() {
-            if filled >= MAX_RESPONSE {
+            if filled >= MAX_RESPONSE_BYTES {
                 return Err(invalid("the response is larger than the generator reads".into()));
             }
             buffer.resize(filled * 2, 0);
@@ -60,11 +60,11 @@ pub(super) async fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) 
             }
             read => filled += read,
         }
-        match wire::response(&buffer[..filled]) {
+        match wire::parse_response(&buffer[..filled]) {
             Ok(None) => {}
             Ok(Some(response)) if response.len == filled => return Ok(response),
             Ok(Some(_)) => return Err(invalid("bytes after the end of the response".into())),
-            Err(wire::Malformed(what)) => {
+            Err(wire::MalformedResponse(what)) => {
                 return Err(invalid(format!("{what}:\n{}", String::from_utf8_lossy(&buffer[..filled.min(600)]))));
             }
         }

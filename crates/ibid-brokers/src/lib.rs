@@ -1,7 +1,7 @@
 //! Deliveries of message brokers for ibid's inbox.
 //!
-//! A delivery of [NATS JetStream](nats) or [RabbitMQ](rabbitmq) becomes an [`Event`](ibid::inbox::Event), and a
-//! [`Reply`](ibid::inbox::Reply) becomes what the broker understands. In between is an inbox: that of `ibid-postgres-tx`,
+//! A delivery of [NATS JetStream](nats) or [RabbitMQ](rabbitmq) becomes an [`Event`](ibid::inbox::InboxEvent), and a
+//! [`Reply`](ibid::inbox::BrokerReply) becomes what the broker understands. In between is an inbox: that of `ibid-postgres-tx`,
 //! where the effect and the mark of it commit together, or [`ibid::inbox::Inbox`] over any store.
 //!
 //! ```text

@@ -36,99 +36,104 @@ use async_nats::{
     },
 };
 use futures_util::StreamExt;
-use ibid::inbox::{BrokerId, Delivered, Event, Reply, Unidentified};
+use ibid::inbox::{BrokerMessageId, BrokerReply, DeliveredMessage, EventIdentityError, InboxEvent};
 use tokio::{task::JoinHandle, time::sleep};
 
 /// What NATS knows a message by. It also drops a second message with the same one, for a while.
-const MESSAGE_ID: &str = "Nats-Msg-Id";
+const MESSAGE_ID_HEADER: &str = "Nats-Msg-Id";
 /// Why a message is a dead letter.
-pub const WHY: &str = "Ibid-Dead-Letter-Why";
+pub const DEAD_LETTER_REASON_HEADER: &str = "Ibid-Dead-Letter-Why";
 /// The subject that a dead letter was published to.
-pub const SUBJECT: &str = "Ibid-Dead-Letter-Subject";
+pub const DEAD_LETTER_SUBJECT_HEADER: &str = "Ibid-Dead-Letter-Subject";
 /// The `Nats-Msg-Id` that a dead letter came with.
-pub const ID: &str = "Ibid-Dead-Letter-Msg-Id";
+pub const DEAD_LETTER_MESSAGE_ID_HEADER: &str = "Ibid-Dead-Letter-Msg-Id";
 
 /// A fault of the broker, or of the way to it. What was not confirmed comes again.
 #[derive(Debug)]
 pub struct NatsError {
-    what: &'static str,
+    action: &'static str,
     source: Box<dyn Error + Send + Sync>,
 }
 
 /// What a pull consumer is given, one by one.
-pub struct Deliveries {
+pub struct NatsDeliveries {
     messages: pull::Stream,
-    to: To,
+    context: NatsDeliveryContext,
 }
 
 /// For whom deliveries are, and where dead letters go.
 #[derive(Clone)]
-struct To {
-    context: Context,
+struct NatsDeliveryContext {
+    jetstream: Context,
     consumer: String,
     dead_letters: String,
     /// How often the server is told that a delivery is being handled.
-    beat: Duration,
+    progress_interval: Duration,
 }
 
 /// One delivery, known by its event. Dropped without a reply, it comes again.
-pub struct Delivery {
+pub struct NatsDelivery {
     message: Message,
-    event: Event,
-    to: To,
-    beating: Beating,
+    event: InboxEvent,
+    context: NatsDeliveryContext,
+    progress_task: AckProgressTask,
 }
 
 /// Tells the server that a delivery is being handled, until it is dropped.
-struct Beating(JoinHandle<()>);
+struct AckProgressTask(JoinHandle<()>);
 
-impl Drop for Beating {
+impl Drop for AckProgressTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl Deliveries {
+impl NatsDeliveries {
     /// Those of a consumer with explicit acknowledgement. `name` is the consumer in the events; two names are two
     /// independent consumers.
     ///
     /// # Errors
     /// If no stream keeps `dead_letters`, or the server cannot be asked.
-    pub async fn of(
+    pub async fn open(
         context: &Context, mut consumer: PullConsumer, name: &str, dead_letters: &str,
     ) -> Result<Self, NatsError> {
         let kept = context.stream_by_subject(dead_letters).await;
-        kept.map_err(NatsError::of(
+        kept.map_err(NatsError::context(
             "no stream keeps the subject of dead letters; make one before messages are consumed",
         ))?;
-        let info = consumer.info().await.map_err(NatsError::of("the consumer cannot be asked about itself"))?;
+        let info = consumer.info().await.map_err(NatsError::context("the consumer cannot be asked about itself"))?;
         // The server's default, if none is set.
         let wait = if info.config.ack_wait.is_zero() { Duration::from_secs(30) } else { info.config.ack_wait };
-        let messages = consumer.messages().await.map_err(NatsError::of("nothing can be pulled"))?;
-        let to = To {
-            context: context.clone(),
+        let messages = consumer.messages().await.map_err(NatsError::context("nothing can be pulled"))?;
+        let to = NatsDeliveryContext {
+            jetstream: context.clone(),
             consumer: name.into(),
             dead_letters: dead_letters.into(),
-            beat: (wait / 3).max(Duration::from_millis(50)),
+            progress_interval: (wait / 3).max(Duration::from_millis(50)),
         };
-        Ok(Self { messages, to })
+        Ok(Self { messages, context: to })
     }
 
     /// The next delivery. One whose event nobody can tell becomes a dead letter, and the next one is returned.
-    pub async fn next(&mut self) -> Option<Result<Delivery, NatsError>> {
+    pub async fn next(&mut self) -> Option<Result<NatsDelivery, NatsError>> {
         loop {
             let message = match self.messages.next().await? {
                 Ok(message) => message,
-                Err(error) => return Some(Err(NatsError::of("nothing can be pulled")(error))),
+                Err(error) => return Some(Err(NatsError::context("nothing can be pulled")(error))),
             };
-            match identify(&self.to.consumer, &message) {
+            match identify(&self.context.consumer, &message) {
                 Ok(event) => {
-                    let beating = beating(&message, self.to.beat);
-                    return Some(Ok(Delivery { message, event, to: self.to.clone(), beating }));
+                    let beating = spawn_progress_task(&message, self.context.progress_interval);
+                    return Some(Ok(NatsDelivery {
+                        message,
+                        event,
+                        context: self.context.clone(),
+                        progress_task: beating,
+                    }));
                 }
                 Err(why) => {
                     tracing::warn!(subject = %message.subject, %why, "a message without an identity");
-                    if let Err(error) = self.to.dead_letter(&message, &why.to_string()).await {
+                    if let Err(error) = self.context.dead_letter(&message, &why.to_string()).await {
                         // It comes again, and so does this attempt.
                         tracing::error!(subject = %message.subject, %error, "a dead letter was not taken");
                     }
@@ -138,9 +143,9 @@ impl Deliveries {
     }
 }
 
-impl Delivery {
+impl NatsDelivery {
     /// Which event it is.
-    pub fn event(&self) -> &Event {
+    pub fn event(&self) -> &InboxEvent {
         &self.event
     }
 
@@ -151,7 +156,7 @@ impl Delivery {
 
     /// How often it was delivered, this time included. A handler that takes its process down is never counted by an inbox
     /// in a transaction; this is.
-    pub fn delivered(&self) -> u64 {
+    pub fn delivery_count(&self) -> u64 {
         self.message.info().map_or(1, |info| u64::try_from(info.delivered).unwrap_or(1))
     }
 
@@ -159,44 +164,48 @@ impl Delivery {
     ///
     /// # Errors
     /// If the broker did not confirm it. Then it may come again, and will be a duplicate if it was handled.
-    pub async fn reply(self, reply: Reply) -> Result<(), NatsError> {
+    pub async fn reply(self, reply: BrokerReply) -> Result<(), NatsError> {
         let told = match reply {
-            Reply::Acknowledge => self.message.double_ack().await,
-            Reply::Again { after } => self.message.double_ack_with(AckKind::Nak(Some(after))).await,
-            Reply::DeadLetter { why } => {
+            BrokerReply::Acknowledge => self.message.double_ack().await,
+            BrokerReply::Redeliver { after } => self.message.double_ack_with(AckKind::Nak(Some(after))).await,
+            BrokerReply::DeadLetter { why } => {
                 tracing::warn!(event = %self.event, why, "a dead letter");
-                return self.to.dead_letter(&self.message, &why).await;
+                return self.context.dead_letter(&self.message, &why).await;
             }
         };
-        drop(self.beating);
-        told.map_err(|source| NatsError { what: "the reply was not confirmed", source })
+        drop(self.progress_task);
+        told.map_err(|source| NatsError { action: "the reply was not confirmed", source })
     }
 }
 
-impl To {
+impl NatsDeliveryContext {
     /// Kept elsewhere first, then ended here: whatever happens in between, it is not lost.
     async fn dead_letter(&self, message: &Message, why: &str) -> Result<(), NatsError> {
         let mut headers = HeaderMap::new();
         for (name, values) in message.headers.iter().flat_map(HeaderMap::iter) {
-            let renamed = if name.to_string().eq_ignore_ascii_case(MESSAGE_ID) { ID } else { name.as_ref() };
+            let renamed = if name.to_string().eq_ignore_ascii_case(MESSAGE_ID_HEADER) {
+                DEAD_LETTER_MESSAGE_ID_HEADER
+            } else {
+                name.as_ref()
+            };
             for value in values {
                 headers.append(renamed, value.as_str());
             }
         }
         // A header is one line.
-        headers.insert(WHY, why.replace(['\r', '\n'], " ").as_str());
-        headers.insert(SUBJECT, message.subject.as_str());
+        headers.insert(DEAD_LETTER_REASON_HEADER, why.replace(['\r', '\n'], " ").as_str());
+        headers.insert(DEAD_LETTER_SUBJECT_HEADER, message.subject.as_str());
         if let Ok(info) = message.info() {
             // Kept once, even if it must be sent again. Two consumers have a dead letter each.
             let id = format!("dead:{}:{}:{}", self.consumer, info.stream, info.stream_sequence);
-            headers.insert(MESSAGE_ID, id.as_str());
+            headers.insert(MESSAGE_ID_HEADER, id.as_str());
         }
         let subject = self.dead_letters.clone();
-        let sent = self.context.publish_with_headers(subject, headers, message.payload.clone()).await;
-        let kept = sent.map_err(NatsError::of("the dead letter was not sent"))?.await;
-        kept.map_err(NatsError::of("the dead letter was not kept"))?;
+        let sent = self.jetstream.publish_with_headers(subject, headers, message.payload.clone()).await;
+        let kept = sent.map_err(NatsError::context("the dead letter was not sent"))?.await;
+        kept.map_err(NatsError::context("the dead letter was not kept"))?;
         let ended = message.double_ack_with(AckKind::Term).await;
-        ended.map_err(|source| NatsError { what: "the end of a dead letter was not confirmed", source })
+        ended.map_err(|source| NatsError { action: "the end of a dead letter was not confirmed", source })
     }
 }
 
@@ -208,14 +217,16 @@ impl To {
 /// duplicate window.
 pub async fn redrive(context: &Context, dead: &async_nats::Message) -> Result<(), NatsError> {
     let all = dead.headers.clone().unwrap_or_default();
-    let Some(subject) = all.get(SUBJECT).map(|subject| subject.to_string()) else {
-        return Err(NatsError::of("this is no dead letter")(format!("it has no header {SUBJECT}")));
+    let Some(subject) = all.get(DEAD_LETTER_SUBJECT_HEADER).map(|subject| subject.to_string()) else {
+        return Err(NatsError::context("this is no dead letter")(format!(
+            "it has no header {DEAD_LETTER_SUBJECT_HEADER}"
+        )));
     };
     let mut headers = HeaderMap::new();
     for (name, values) in all.iter() {
         let renamed = match name.as_ref() {
-            WHY | SUBJECT | MESSAGE_ID => continue,
-            ID => MESSAGE_ID,
+            DEAD_LETTER_REASON_HEADER | DEAD_LETTER_SUBJECT_HEADER | MESSAGE_ID_HEADER => continue,
+            DEAD_LETTER_MESSAGE_ID_HEADER => MESSAGE_ID_HEADER,
             other => other,
         };
         for value in values {
@@ -223,10 +234,11 @@ pub async fn redrive(context: &Context, dead: &async_nats::Message) -> Result<()
         }
     }
     let sent = context.publish_with_headers(subject, headers, dead.payload.clone()).await;
-    let kept = sent.map_err(NatsError::of("it was not sent"))?.await.map_err(NatsError::of("it was not kept"))?;
+    let kept =
+        sent.map_err(NatsError::context("it was not sent"))?.await.map_err(NatsError::context("it was not kept"))?;
     if kept.duplicate {
         let why = "the stream has a message with this Nats-Msg-Id; try again after its duplicate window";
-        return Err(NatsError::of("it was not kept")(why));
+        return Err(NatsError::context("it was not kept")(why));
     }
     Ok(())
 }
@@ -235,7 +247,7 @@ pub async fn redrive(context: &Context, dead: &async_nats::Message) -> Result<()
 ///
 /// # Errors
 /// If nobody can say.
-pub fn identify(consumer: &str, message: &jetstream::Message) -> Result<Event, Unidentified> {
+pub fn identify(consumer: &str, message: &jetstream::Message) -> Result<InboxEvent, EventIdentityError> {
     let info = message.info().ok();
     let headers: Vec<(&str, &[u8])> = message
         .headers
@@ -243,16 +255,25 @@ pub fn identify(consumer: &str, message: &jetstream::Message) -> Result<Event, U
         .flat_map(HeaderMap::iter)
         .flat_map(|(name, values)| values.iter().map(move |value| (name.as_ref(), value.as_str().as_bytes())))
         .collect();
-    let id = message.headers.as_ref().and_then(|headers| headers.get(MESSAGE_ID));
+    let id = message.headers.as_ref().and_then(|headers| headers.get(MESSAGE_ID_HEADER));
     let source = info.as_ref().map(|info| format!("nats:{}", info.stream));
-    let broker = id.zip(source.as_ref()).map(|(id, source)| BrokerId { source, id: id.as_str() });
+    let broker = id.zip(source.as_ref()).map(|(id, source)| BrokerMessageId { source, id: id.as_str() });
     let published = info.as_ref().map(|info| SystemTime::from(info.published));
-    Event::of(consumer, &Delivered { headers: &headers, content_type: None, body: &message.payload, broker, published })
+    InboxEvent::of(
+        consumer,
+        &DeliveredMessage {
+            headers: &headers,
+            content_type: None,
+            body: &message.payload,
+            broker,
+            published_at: published,
+        },
+    )
 }
 
-fn beating(message: &Message, every: Duration) -> Beating {
+fn spawn_progress_task(message: &Message, every: Duration) -> AckProgressTask {
     let acker = Acker::new(message.context.clone(), message.reply.clone());
-    Beating(tokio::spawn(async move {
+    AckProgressTask(tokio::spawn(async move {
         loop {
             sleep(every).await;
             if let Err(error) = acker.ack_with(AckKind::Progress).await {
@@ -263,14 +284,14 @@ fn beating(message: &Message, every: Duration) -> Beating {
 }
 
 impl NatsError {
-    fn of<E: Into<Box<dyn Error + Send + Sync>>>(what: &'static str) -> impl FnOnce(E) -> Self {
-        move |source| Self { what, source: source.into() }
+    fn context<E: Into<Box<dyn Error + Send + Sync>>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self { action: what, source: source.into() }
     }
 }
 
 impl fmt::Display for NatsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NATS: {}: {}", self.what, self.source)
+        write!(f, "NATS: {}: {}", self.action, self.source)
     }
 }
 
@@ -280,13 +301,13 @@ impl Error for NatsError {
     }
 }
 
-impl fmt::Debug for Deliveries {
+impl fmt::Debug for NatsDeliveries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deliveries").field("consumer", &self.to.consumer).finish_non_exhaustive()
+        f.debug_struct("Deliveries").field("consumer", &self.context.consumer).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Delivery {
+impl fmt::Debug for NatsDelivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery").field("event", &self.event).finish_non_exhaustive()
     }

@@ -31,7 +31,7 @@ use std::{
 };
 
 use futures_util::StreamExt;
-use ibid::inbox::{BrokerId, Delivered, Event, Reply, Unidentified};
+use ibid::inbox::{BrokerMessageId, BrokerReply, DeliveredMessage, EventIdentityError, InboxEvent};
 use lapin::{
     Acker, Channel, ExchangeKind,
     message::Delivery as Message,
@@ -44,27 +44,27 @@ use lapin::{
 use tokio::time::sleep;
 
 /// The longest that a delivery is held back: servers end channels that leave one unanswered for half an hour.
-pub const LONGEST_HOLD: Duration = Duration::from_secs(5 * 60);
+pub const MAX_REQUEUE_DELAY: Duration = Duration::from_secs(5 * 60);
 
 /// A fault of the broker, or of the way to it. What was not answered comes again.
 #[derive(Debug)]
-pub struct RabbitError {
-    what: &'static str,
+pub struct RabbitmqError {
+    action: &'static str,
     /// `None`: the channel that it came on is gone.
     source: Option<lapin::Error>,
 }
 
 /// What a queue delivers, one by one.
-pub struct Deliveries {
+pub struct RabbitmqDeliveries {
     messages: lapin::Consumer,
     consumer: String,
     queue: String,
 }
 
 /// One delivery, known by its event. Without a reply it comes again once the channel is closed.
-pub struct Delivery {
+pub struct RabbitmqDelivery {
     message: Message,
-    event: Event,
+    event: InboxEvent,
 }
 
 /// A durable queue NAME with a place for dead letters: the exchange and the queue NAME.dead. A replicated (quorum) queue, so
@@ -72,9 +72,9 @@ pub struct Delivery {
 ///
 /// # Errors
 /// If the broker does not make them: a queue of that name with other settings is there already, for example.
-pub async fn declare(channel: &Channel, queue: &str) -> Result<(), RabbitError> {
+pub async fn declare(channel: &Channel, queue: &str) -> Result<(), RabbitmqError> {
     let dead = format!("{queue}.dead");
-    let failed = RabbitError::of("the queue and its dead letters cannot be declared");
+    let failed = RabbitmqError::context("the queue and its dead letters cannot be declared");
     let exchange = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
     let made = channel.exchange_declare(dead.as_str().into(), ExchangeKind::Fanout, exchange, FieldTable::default());
     made.await.map_err(failed)?;
@@ -98,14 +98,14 @@ pub async fn declare(channel: &Channel, queue: &str) -> Result<(), RabbitError> 
     Ok(())
 }
 
-impl Deliveries {
+impl RabbitmqDeliveries {
     /// Those of a queue, at most `prefetch` of them unanswered at a time. `consumer` is the consumer in the events; two
     /// names are two independent consumers.
     ///
     /// # Errors
     /// If the queue is not there.
-    pub async fn of(channel: &Channel, queue: &str, consumer: &str, prefetch: u16) -> Result<Self, RabbitError> {
-        let failed = RabbitError::of("the queue cannot be consumed");
+    pub async fn open(channel: &Channel, queue: &str, consumer: &str, prefetch: u16) -> Result<Self, RabbitmqError> {
+        let failed = RabbitmqError::context("the queue cannot be consumed");
         channel.basic_qos(prefetch, BasicQosOptions::default()).await.map_err(failed)?;
         let messages =
             channel.basic_consume(queue.into(), "".into(), BasicConsumeOptions::default(), FieldTable::default());
@@ -114,14 +114,14 @@ impl Deliveries {
     }
 
     /// The next delivery. One whose event nobody can tell becomes a dead letter, and the next one is returned.
-    pub async fn next(&mut self) -> Option<Result<Delivery, RabbitError>> {
+    pub async fn next(&mut self) -> Option<Result<RabbitmqDelivery, RabbitmqError>> {
         loop {
             let message = match self.messages.next().await? {
                 Ok(message) => message,
-                Err(error) => return Some(Err(RabbitError::of("nothing is delivered")(error))),
+                Err(error) => return Some(Err(RabbitmqError::context("nothing is delivered")(error))),
             };
             match identify(&self.consumer, &self.queue, &message) {
-                Ok(event) => return Some(Ok(Delivery { message, event })),
+                Ok(event) => return Some(Ok(RabbitmqDelivery { message, event })),
                 Err(why) => {
                     tracing::warn!(queue = self.queue, %why, "a message without an identity");
                     if let Err(error) = reject(&message.acker).await {
@@ -133,9 +133,9 @@ impl Deliveries {
     }
 }
 
-impl Delivery {
+impl RabbitmqDelivery {
     /// Which event it is.
-    pub fn event(&self) -> &Event {
+    pub fn event(&self) -> &InboxEvent {
         &self.event
     }
 
@@ -146,7 +146,7 @@ impl Delivery {
 
     /// How often it was delivered, this time included, if the queue counts (quorum queues do). A handler that takes its
     /// process down is never counted by an inbox in a transaction; this is.
-    pub fn delivered(&self) -> Option<u64> {
+    pub fn delivery_count(&self) -> Option<u64> {
         let headers = self.message.properties.headers().as_ref();
         let before = match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {
             None if self.message.redelivered => return None,
@@ -165,13 +165,15 @@ impl Delivery {
     ///
     /// # Errors
     /// If the channel is gone. Then it comes again, and will be a duplicate if it was handled.
-    pub async fn reply(self, reply: Reply) -> Result<(), RabbitError> {
+    pub async fn reply(self, reply: BrokerReply) -> Result<(), RabbitmqError> {
         let acker = self.message.acker;
         match reply {
-            Reply::Acknowledge => told("it was not acknowledged", acker.ack(BasicAckOptions::default()).await),
-            Reply::Again { after } => {
+            BrokerReply::Acknowledge => {
+                check_sent("it was not acknowledged", acker.ack(BasicAckOptions::default()).await)
+            }
+            BrokerReply::Redeliver { after } => {
                 tokio::spawn(async move {
-                    sleep(after.min(LONGEST_HOLD)).await;
+                    sleep(after.min(MAX_REQUEUE_DELAY)).await;
                     // If the channel is gone by now, so is the delivery: it has returned already.
                     let requeue = BasicNackOptions { requeue: true, ..BasicNackOptions::default() };
                     if let Err(error) = acker.nack(requeue).await {
@@ -180,7 +182,7 @@ impl Delivery {
                 });
                 Ok(())
             }
-            Reply::DeadLetter { why } => {
+            BrokerReply::DeadLetter { why } => {
                 tracing::warn!(event = %self.event, why, "a dead letter");
                 reject(&acker).await
             }
@@ -192,7 +194,7 @@ impl Delivery {
 ///
 /// # Errors
 /// If nobody can say.
-pub fn identify(consumer: &str, queue: &str, message: &Message) -> Result<Event, Unidentified> {
+pub fn identify(consumer: &str, queue: &str, message: &Message) -> Result<InboxEvent, EventIdentityError> {
     let properties = &message.properties;
     let headers: Vec<(&str, &[u8])> = properties
         .headers()
@@ -206,47 +208,50 @@ pub fn identify(consumer: &str, queue: &str, message: &Message) -> Result<Event,
         })
         .collect();
     let source = format!("rabbitmq:{queue}");
-    let broker = properties.message_id().as_ref().map(|id| BrokerId { source: &source, id: id.as_str() });
+    let broker = properties.message_id().as_ref().map(|id| BrokerMessageId { source: &source, id: id.as_str() });
     let published = properties.timestamp().and_then(|at| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(at)));
     let content_type = properties.content_type().as_ref().map(|content_type| content_type.as_str());
-    Event::of(consumer, &Delivered { headers: &headers, content_type, body: &message.data, broker, published })
+    InboxEvent::of(
+        consumer,
+        &DeliveredMessage { headers: &headers, content_type, body: &message.data, broker, published_at: published },
+    )
 }
 
-async fn reject(acker: &Acker) -> Result<(), RabbitError> {
-    told("it was not rejected", acker.reject(BasicRejectOptions { requeue: false }).await)
+async fn reject(acker: &Acker) -> Result<(), RabbitmqError> {
+    check_sent("it was not rejected", acker.reject(BasicRejectOptions { requeue: false }).await)
 }
 
 /// `false` says that there is no channel to tell it on.
-fn told(what: &'static str, told: lapin::Result<bool>) -> Result<(), RabbitError> {
+fn check_sent(what: &'static str, told: lapin::Result<bool>) -> Result<(), RabbitmqError> {
     match told {
         Ok(true) => Ok(()),
-        Ok(false) => Err(RabbitError { what, source: None }),
-        Err(error) => Err(RabbitError::of(what)(error)),
+        Ok(false) => Err(RabbitmqError { action: what, source: None }),
+        Err(error) => Err(RabbitmqError::context(what)(error)),
     }
 }
 
-impl RabbitError {
-    fn of(what: &'static str) -> impl Fn(lapin::Error) -> Self + Copy {
-        move |source| Self { what, source: Some(source) }
+impl RabbitmqError {
+    fn context(what: &'static str) -> impl Fn(lapin::Error) -> Self + Copy {
+        move |source| Self { action: what, source: Some(source) }
     }
 }
 
-impl fmt::Display for RabbitError {
+impl fmt::Display for RabbitmqError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
-            Some(source) => write!(f, "RabbitMQ: {}: {source}", self.what),
-            None => write!(f, "RabbitMQ: {}: the channel that it came on is gone", self.what),
+            Some(source) => write!(f, "RabbitMQ: {}: {source}", self.action),
+            None => write!(f, "RabbitMQ: {}: the channel that it came on is gone", self.action),
         }
     }
 }
 
-impl Error for RabbitError {
+impl Error for RabbitmqError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.as_ref().map(|source| source as _)
     }
 }
 
-impl fmt::Debug for Deliveries {
+impl fmt::Debug for RabbitmqDeliveries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Deliveries")
             .field("consumer", &self.consumer)
@@ -255,7 +260,7 @@ impl fmt::Debug for Deliveries {
     }
 }
 
-impl fmt::Debug for Delivery {
+impl fmt::Debug for RabbitmqDelivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery").field("event", &self.event).finish_non_exhaustive()
     }

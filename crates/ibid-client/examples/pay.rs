@@ -6,7 +6,7 @@
 
 use std::{error::Error, process::ExitCode};
 
-use ibid_client::{Options, send};
+use ibid_client::{SendOptions, send};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -16,7 +16,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
     };
     let client = reqwest::Client::new();
     let request = client.post(url).header("content-type", "application/json").body(r#"{"amount":1}"#).build()?;
-    let options = Options::in_folder(folder).operation(operation);
+    let options = SendOptions::in_folder(folder).operation(operation);
     match send(&client, request, &options).await {
         Ok(answer) => {
             let (replayed, status) = (answer.replayed, answer.response.status().as_u16());
@@ -26,7 +26,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
         Err(stopped) => {
             eprintln!("{stopped}");
             // 75 is for what may work later (sysexits: EX_TEMPFAIL).
-            Ok(if stopped.may_be_sent_again() { ExitCode::from(75) } else { ExitCode::FAILURE })
+            Ok(if stopped.is_retryable() { ExitCode::from(75) } else { ExitCode::FAILURE })
         }
     }
 }

@@ -15,7 +15,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::Key;
+use crate::ClientKey;
 
 pub use self::file::FileJournal;
 
@@ -33,52 +33,52 @@ pub trait KeyJournal: fmt::Debug + Send + Sync {
     /// time is over, `fresh` is kept from now on.
     ///
     /// When this returns, the key survives whatever the journal promises to survive.
-    fn keep<'a>(&'a self, operation: &'a str, fresh: Key) -> JournalFuture<'a, Kept>;
+    fn load_or_store<'a>(&'a self, operation: &'a str, fresh: ClientKey) -> JournalFuture<'a, StoredKey>;
 
     /// The operation has succeeded: if its key still is this one, it stays until then, and is removed some time later. If
     /// it has succeeded before, nothing changes.
-    fn finish<'a>(&'a self, operation: &'a str, key: &'a Key, until: SystemTime) -> JournalFuture<'a, ()>;
+    fn finish<'a>(&'a self, operation: &'a str, key: &'a ClientKey, until: SystemTime) -> JournalFuture<'a, ()>;
 
     /// Forgets the key of this operation; if one is given, only if it still is that one, because another one belongs to
     /// somebody who began anew.
-    fn forget<'a>(&'a self, operation: &'a str, key: Option<&'a Key>) -> JournalFuture<'a, ()>;
+    fn forget<'a>(&'a self, operation: &'a str, key: Option<&'a ClientKey>) -> JournalFuture<'a, ()>;
 
     /// The operations that have not had their final answer, the oldest first: what to go on with after a restart.
-    fn pending(&self) -> JournalFuture<'_, Vec<Pending>>;
+    fn pending(&self) -> JournalFuture<'_, Vec<PendingOperation>>;
 }
 
 /// A kept key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct StoredKey {
     /// The key.
-    pub key: Key,
+    pub key: ClientKey,
     /// Since when it is kept.
-    pub since: SystemTime,
+    pub created_at: SystemTime,
     /// If the operation has succeeded: until when its key stays.
-    pub until: Option<SystemTime>,
+    pub expires_at: Option<SystemTime>,
 }
 
-impl Kept {
+impl StoredKey {
     /// A key that is kept from now on.
-    fn fresh(key: Key, since: SystemTime) -> Kept {
-        Kept { key, since, until: None }
+    fn new_key(key: ClientKey, created_at: SystemTime) -> StoredKey {
+        StoredKey { key, created_at, expires_at: None }
     }
 
     /// Whether the operation has ended, and its key is not needed any more.
-    fn is_over(&self, now: SystemTime) -> bool {
-        self.until.is_some_and(|until| until < now)
+    fn is_expired(&self, now: SystemTime) -> bool {
+        self.expires_at.is_some_and(|until| until < now)
     }
 }
 
 /// An operation without its final answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pending {
+pub struct PendingOperation {
     /// Its name.
     pub operation: String,
     /// Its key.
-    pub key: Key,
+    pub key: ClientKey,
     /// Since when.
-    pub since: SystemTime,
+    pub created_at: SystemTime,
 }
 
 /// A journal that cannot be used. Nothing was sent.
@@ -120,32 +120,32 @@ pub enum JournalError {
 }
 
 /// How many operations that have succeeded are kept in memory.
-const MAX_FINISHED: usize = 100_000;
+const MAX_FINISHED_KEYS: usize = 100_000;
 
 /// Keeps keys in memory: across retries, not across restarts. Of the operations that have succeeded it keeps the latest
 /// 100,000.
 #[derive(Default)]
 pub struct MemoryJournal {
     /// Written by whoever calls.
-    entries: Mutex<Entries>,
+    entries: Mutex<JournalEntries>,
 }
 
 #[derive(Default)]
-struct Entries {
+struct JournalEntries {
     /// By operation.
-    kept: HashMap<String, Kept>,
+    keys: HashMap<String, StoredKey>,
     /// Those that have succeeded, in that order; some may have been forgotten since.
-    finished: VecDeque<(String, Key)>,
+    finished: VecDeque<(String, ClientKey)>,
 }
 
-impl Entries {
+impl JournalEntries {
     /// Removes what is over from the front, and the oldest of what is too much.
-    fn tidy(&mut self, now: SystemTime) {
+    fn evict(&mut self, now: SystemTime) {
         while let Some((operation, key)) = self.finished.front() {
-            let found = self.kept.get(operation).filter(|kept| kept.key == *key);
+            let found = self.keys.get(operation).filter(|kept| kept.key == *key);
             match found {
-                Some(kept) if !kept.is_over(now) && self.finished.len() <= MAX_FINISHED => return,
-                Some(_) => drop(self.kept.remove(operation)),
+                Some(kept) if !kept.is_expired(now) && self.finished.len() <= MAX_FINISHED_KEYS => return,
+                Some(_) => drop(self.keys.remove(operation)),
                 None => {}
             }
             self.finished.pop_front();
@@ -154,51 +154,51 @@ impl Entries {
 }
 
 impl KeyJournal for MemoryJournal {
-    fn keep<'a>(&'a self, operation: &'a str, fresh: Key) -> JournalFuture<'a, Kept> {
+    fn load_or_store<'a>(&'a self, operation: &'a str, fresh: ClientKey) -> JournalFuture<'a, StoredKey> {
         let (mut entries, now) = (self.entries.lock(), SystemTime::now());
-        entries.tidy(now);
-        let entry = entries.kept.entry(operation.to_owned()).or_insert_with(|| Kept::fresh(fresh.clone(), now));
-        if entry.is_over(now) {
-            *entry = Kept::fresh(fresh, now);
+        entries.evict(now);
+        let entry = entries.keys.entry(operation.to_owned()).or_insert_with(|| StoredKey::new_key(fresh.clone(), now));
+        if entry.is_expired(now) {
+            *entry = StoredKey::new_key(fresh, now);
         }
         let found = entry.clone();
         Box::pin(async move { Ok(found) })
     }
 
-    fn finish<'a>(&'a self, operation: &'a str, key: &'a Key, until: SystemTime) -> JournalFuture<'a, ()> {
+    fn finish<'a>(&'a self, operation: &'a str, key: &'a ClientKey, until: SystemTime) -> JournalFuture<'a, ()> {
         let mut entries = self.entries.lock();
-        let found = entries.kept.get_mut(operation).filter(|kept| kept.key == *key && kept.until.is_none());
+        let found = entries.keys.get_mut(operation).filter(|kept| kept.key == *key && kept.expires_at.is_none());
         if let Some(kept) = found {
-            kept.until = Some(until);
+            kept.expires_at = Some(until);
             entries.finished.push_back((operation.to_owned(), key.clone()));
-            entries.tidy(SystemTime::now());
+            entries.evict(SystemTime::now());
         }
         Box::pin(async { Ok(()) })
     }
 
-    fn forget<'a>(&'a self, operation: &'a str, key: Option<&'a Key>) -> JournalFuture<'a, ()> {
-        let kept = &mut self.entries.lock().kept;
+    fn forget<'a>(&'a self, operation: &'a str, key: Option<&'a ClientKey>) -> JournalFuture<'a, ()> {
+        let kept = &mut self.entries.lock().keys;
         if kept.get(operation).is_some_and(|kept| key.is_none_or(|key| kept.key == *key)) {
             kept.remove(operation);
         }
         Box::pin(async { Ok(()) })
     }
 
-    fn pending(&self) -> JournalFuture<'_, Vec<Pending>> {
-        let kept = &self.entries.lock().kept;
-        let entries = kept.iter().filter(|(_, kept)| kept.until.is_none()).map(|(operation, kept)| {
-            let Kept { key, since, .. } = kept.clone();
-            Pending { operation: operation.clone(), key, since }
+    fn pending(&self) -> JournalFuture<'_, Vec<PendingOperation>> {
+        let kept = &self.entries.lock().keys;
+        let entries = kept.iter().filter(|(_, kept)| kept.expires_at.is_none()).map(|(operation, kept)| {
+            let StoredKey { key, created_at: since, .. } = kept.clone();
+            PendingOperation { operation: operation.clone(), key, created_at: since }
         });
         let mut entries: Vec<_> = entries.collect();
-        entries.sort_by(|a, b| (a.since, &a.operation).cmp(&(b.since, &b.operation)));
+        entries.sort_by(|a, b| (a.created_at, &a.operation).cmp(&(b.created_at, &b.operation)));
         Box::pin(async { Ok(entries) })
     }
 }
 
 impl fmt::Debug for MemoryJournal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryJournal").field("kept", &self.entries.lock().kept.len()).finish()
+        f.debug_struct("MemoryJournal").field("kept", &self.entries.lock().keys.len()).finish()
     }
 }
 
@@ -209,17 +209,17 @@ mod tests {
     #[tokio::test]
     async fn memory_keeps_what_has_not_ended_and_the_latest_that_have() {
         let journal = MemoryJournal::default();
-        let (now, key) = (SystemTime::now(), |name: String| Key::new(name).unwrap());
-        journal.keep("pending", key("p".into())).await.unwrap();
-        for at in 0..MAX_FINISHED + 10 {
+        let (now, key) = (SystemTime::now(), |name: String| ClientKey::new(name).unwrap());
+        journal.load_or_store("pending", key("p".into())).await.unwrap();
+        for at in 0..MAX_FINISHED_KEYS + 10 {
             let name = format!("o-{at}");
-            journal.keep(&name, key(name.clone())).await.unwrap();
+            journal.load_or_store(&name, key(name.clone())).await.unwrap();
             journal.finish(&name, &key(name.clone()), now + Duration::from_secs(3600)).await.unwrap();
         }
-        assert_eq!(journal.entries.lock().kept.len(), MAX_FINISHED + 1);
-        assert_eq!(journal.keep("pending", key("q".into())).await.unwrap().key, key("p".into()));
-        assert_eq!(journal.keep("o-9", key("q".into())).await.unwrap().key, key("q".into()));
-        assert_eq!(journal.keep("o-10", key("q".into())).await.unwrap().key, key("o-10".into()));
+        assert_eq!(journal.entries.lock().keys.len(), MAX_FINISHED_KEYS + 1);
+        assert_eq!(journal.load_or_store("pending", key("q".into())).await.unwrap().key, key("p".into()));
+        assert_eq!(journal.load_or_store("o-9", key("q".into())).await.unwrap().key, key("q".into()));
+        assert_eq!(journal.load_or_store("o-10", key("q".into())).await.unwrap().key, key("o-10".into()));
         assert_eq!(journal.pending().await.unwrap().len(), 2);
     }
 }

@@ -8,28 +8,28 @@ use std::{fmt, time::SystemTime};
 use http::HeaderValue;
 
 /// The longest key that an ibid route can take.
-const LONGEST: usize = 255;
+const MAX_KEY_LENGTH: usize = 255;
 
 /// What a client names one operation with.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Key(String);
+pub struct ClientKey(String);
 
 /// A key that cannot be sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the idempotency key {why}; a key is 1 to 255 characters of visible ASCII")]
-pub struct BadKey {
-    why: &'static str,
+#[error("the idempotency key {reason}; a key is 1 to 255 characters of visible ASCII")]
+pub struct InvalidKey {
+    reason: &'static str,
 }
 
 /// How the key of a new operation is made.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub enum Mint {
+pub enum KeyGenerator {
     /// A random UUID. Right for nearly everything.
     #[default]
-    V4,
+    UuidV4,
     /// A random UUID that begins with the time, so that keys sort by it. Not for routes that ask for `uuid4`.
-    V7,
+    UuidV7,
     /// `user:operation:resource:timestamp`, as the `bookings` preset asks for. The timestamp is the time of minting, in
     /// milliseconds: the same three parts twice are two operations.
     Operation {
@@ -44,23 +44,23 @@ pub enum Mint {
     /// without any journal: only safe if no two operations have the same parts.
     Derived(Vec<String>),
     /// A key from elsewhere.
-    Given(Key),
+    Fixed(ClientKey),
 }
 
-impl Key {
+impl ClientKey {
     /// A key from elsewhere.
     ///
     /// # Errors
     /// If it cannot be sent.
-    pub fn new(text: impl Into<String>) -> Result<Key, BadKey> {
+    pub fn new(text: impl Into<String>) -> Result<ClientKey, InvalidKey> {
         let text = text.into();
         let why = match text.len() {
             0 => "is empty",
-            length if length > LONGEST => "is too long",
+            length if length > MAX_KEY_LENGTH => "is too long",
             _ if !text.bytes().all(|byte| byte.is_ascii_graphic()) => "has a character that is not allowed",
-            _ => return Ok(Key(text)),
+            _ => return Ok(ClientKey(text)),
         };
-        Err(BadKey { why })
+        Err(InvalidKey { reason: why })
     }
 
     /// The key as it is.
@@ -82,55 +82,56 @@ impl Key {
     }
 
     /// Reads the header that the caller has set by hand.
-    pub(crate) fn from_header(value: &HeaderValue) -> Result<Key, BadKey> {
-        let read = ibid::extract_key(value.as_bytes()).map_err(|_| BadKey { why: "in the request cannot be read" })?;
-        Key::new(read)
+    pub(crate) fn from_header(value: &HeaderValue) -> Result<ClientKey, InvalidKey> {
+        let read =
+            ibid::extract_key(value.as_bytes()).map_err(|_| InvalidKey { reason: "in the request cannot be read" })?;
+        ClientKey::new(read)
     }
 }
 
-impl Mint {
-    /// Parts as they come: `Mint::derived(["invoice", "17"])`.
-    pub fn derived<T: Into<String>>(parts: impl IntoIterator<Item = T>) -> Mint {
-        Mint::Derived(parts.into_iter().map(Into::into).collect())
+impl KeyGenerator {
+    /// Parts as they come: `KeyGenerator::derived(["invoice", "17"])`.
+    pub fn derived<T: Into<String>>(parts: impl IntoIterator<Item = T>) -> KeyGenerator {
+        KeyGenerator::Derived(parts.into_iter().map(Into::into).collect())
     }
 
     /// Whether minting twice gives the same key.
-    pub(crate) fn repeats(&self) -> bool {
-        matches!(self, Mint::Derived(_) | Mint::Given(_))
+    pub(crate) fn is_deterministic(&self) -> bool {
+        matches!(self, KeyGenerator::Derived(_) | KeyGenerator::Fixed(_))
     }
 
-    pub(crate) fn mint(&self, now: SystemTime) -> Result<Key, BadKey> {
+    pub(crate) fn generate(&self, now: SystemTime) -> Result<ClientKey, InvalidKey> {
         match self {
-            Mint::V4 => Ok(Key(ibid::generate_key())),
-            Mint::V7 => Ok(Key(uuid_v7(now))),
-            Mint::Operation { user, operation, resource } => {
-                let key = Key::new(format!("{user}:{operation}:{resource}:{}", millis(now)))?;
+            KeyGenerator::UuidV4 => Ok(ClientKey(ibid::generate_key())),
+            KeyGenerator::UuidV7 => Ok(ClientKey(uuid_v7(now))),
+            KeyGenerator::Operation { user, operation, resource } => {
+                let key = ClientKey::new(format!("{user}:{operation}:{resource}:{}", unix_millis(now)))?;
                 match ibid::KeyFormat::Operation.check(key.as_str()) {
                     Ok(()) => Ok(key),
-                    Err(_) => Err(BadKey { why: "has an empty part, or a part with a colon in it" }),
+                    Err(_) => Err(InvalidKey { reason: "has an empty part, or a part with a colon in it" }),
                 }
             }
-            Mint::Derived(parts) => {
+            KeyGenerator::Derived(parts) => {
                 let parts: Vec<_> = parts.iter().map(String::as_str).collect();
-                Ok(Key(ibid::derive_key(&parts)))
+                Ok(ClientKey(ibid::derive_key(&parts)))
             }
-            Mint::Given(key) => Ok(key.clone()),
+            KeyGenerator::Fixed(key) => Ok(key.clone()),
         }
     }
 }
 
 /// RFC 9562: 48 bits of milliseconds, then random ones. The random UUID supplies those, and the variant.
 fn uuid_v7(now: SystemTime) -> String {
-    let time = format!("{:012x}", millis(now) & 0xffff_ffff_ffff);
+    let time = format!("{:012x}", unix_millis(now) & 0xffff_ffff_ffff);
     let random = ibid::generate_key();
     format!("{}-{}-7{}", &time[..8], &time[8..], &random[15..])
 }
 
-fn millis(time: SystemTime) -> u128 {
+fn unix_millis(time: SystemTime) -> u128 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis()
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for ClientKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Key").field(&format_args!("{}", self.masked())).finish()
     }
@@ -148,19 +149,23 @@ mod tests {
 
     #[test]
     fn each_mint_makes_what_it_says() {
-        let mint = |mint: &Mint| mint.mint(at(1_704_067_200_000)).unwrap();
-        assert!(ibid::KeyFormat::Uuid4.check(mint(&Mint::V4).as_str()).is_ok());
-        let seven = mint(&Mint::V7);
+        let mint = |mint: &KeyGenerator| mint.generate(at(1_704_067_200_000)).unwrap();
+        assert!(ibid::KeyFormat::Uuid4.check(mint(&KeyGenerator::UuidV4).as_str()).is_ok());
+        let seven = mint(&KeyGenerator::UuidV7);
         assert!(seven.as_str().starts_with("018cc251-f400-7"), "{}", seven.as_str());
         assert!(ibid::KeyFormat::Uuid.check(seven.as_str()).is_ok(), "{}", seven.as_str());
         assert!(matches!(seven.as_str().as_bytes()[19], b'8' | b'9' | b'a' | b'b'));
-        assert_ne!(seven, mint(&Mint::V7));
-        let named = Mint::Operation { user: "u1".into(), operation: "booking.create".into(), resource: "r9".into() };
+        assert_ne!(seven, mint(&KeyGenerator::UuidV7));
+        let named =
+            KeyGenerator::Operation { user: "u1".into(), operation: "booking.create".into(), resource: "r9".into() };
         assert_eq!(mint(&named).as_str(), "u1:booking.create:r9:1704067200000");
-        assert_eq!(mint(&Mint::derived(["ab", "c"])).as_str(), ibid::derive_key(&["ab", "c"]));
+        assert_eq!(mint(&KeyGenerator::derived(["ab", "c"])).as_str(), ibid::derive_key(&["ab", "c"]));
         // The JavaScript client makes the same.
-        assert_eq!(mint(&Mint::derived(["invoice", "17", "\u{fc}"])).as_str(), "0ee9896b-d819-4c46-9b73-128482f0ff3a");
-        assert_ne!(mint(&Mint::derived(["ab", "c"])), mint(&Mint::derived(["a", "bc"])));
+        assert_eq!(
+            mint(&KeyGenerator::derived(["invoice", "17", "\u{fc}"])).as_str(),
+            "0ee9896b-d819-4c46-9b73-128482f0ff3a"
+        );
+        assert_ne!(mint(&KeyGenerator::derived(["ab", "c"])), mint(&KeyGenerator::derived(["a", "bc"])));
     }
 
     #[test]
@@ -172,27 +177,28 @@ mod tests {
     #[test]
     fn a_key_that_cannot_be_sent_is_refused() {
         for bad in ["", " ", "a b", "a\n", "schl\u{fc}ssel", &"k".repeat(256)] {
-            assert!(Key::new(bad).is_err(), "{bad:?}");
+            assert!(ClientKey::new(bad).is_err(), "{bad:?}");
         }
-        let colon = Mint::Operation { user: "u:1".into(), operation: "o".into(), resource: "r".into() };
-        let empty = Mint::Operation { user: String::new(), operation: "o".into(), resource: "r".into() };
+        let colon = KeyGenerator::Operation { user: "u:1".into(), operation: "o".into(), resource: "r".into() };
+        let empty = KeyGenerator::Operation { user: String::new(), operation: "o".into(), resource: "r".into() };
         for mint in [colon, empty] {
-            assert!(mint.mint(SystemTime::now()).is_err(), "{mint:?}");
+            assert!(mint.generate(SystemTime::now()).is_err(), "{mint:?}");
         }
     }
 
     #[test]
     fn what_is_sent_is_read_back_as_the_same_key() {
         for text in ["abc", "a,b", "a;b", "\"", "a\"b", "\\", "a\\b,", "u1:o:r:1"] {
-            let key = Key::new(text).unwrap();
-            assert_eq!(Key::from_header(&key.header()).unwrap(), key, "{text}");
+            let key = ClientKey::new(text).unwrap();
+            assert_eq!(ClientKey::from_header(&key.header()).unwrap(), key, "{text}");
         }
-        assert_eq!(Key::new("u1:o:r:1").unwrap().header(), "u1:o:r:1");
+        assert_eq!(ClientKey::new("u1:o:r:1").unwrap().header(), "u1:o:r:1");
     }
 
     #[test]
     fn debug_shows_no_key() {
-        let shown = format!("{:?}", Mint::Given(Key::new("550e8400-e29b-41d4-a716-446655440000").unwrap()));
+        let shown =
+            format!("{:?}", KeyGenerator::Fixed(ClientKey::new("550e8400-e29b-41d4-a716-446655440000").unwrap()));
         assert_eq!(shown, "Given(Key(550e****0000))");
     }
 }

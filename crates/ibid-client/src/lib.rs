@@ -16,7 +16,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`send`] is a plain function; [`Idempotent`] is the same as a layer of `reqwest-middleware`. What is retried and what is not:
+//! [`send`] is a plain function; [`IdempotencyMiddleware`] is the same as a layer of `reqwest-middleware`. What is retried and what is not:
 //!
 //! | answer | then |
 //! |---|---|
@@ -24,12 +24,12 @@
 //! | 409 in progress | again, by the schedule |
 //! | 429, 503 | again, by `Retry-After` (bounded), and not before the schedule |
 //! | 502, 504 of an ibid gateway that did not get the app's answer | again, by the schedule |
-//! | 409 outcome unknown, 422 key reused, any other refusal of ibid | [`Stopped`] |
-//! | another 5xx | the [`Answer`]; again if [`Options::retry_5xx`] |
-//! | anything else | the [`Answer`] |
+//! | 409 outcome unknown, 422 key reused, any other refusal of ibid | [`SendError`] |
+//! | another 5xx | the [`SentResponse`]; again if [`SendOptions::retry_5xx`] |
+//! | anything else | the [`Response`] |
 //!
 //! `Ok` means that the operation's own answer is here, whatever its status. The key of a named operation is kept *before*
-//! anything is sent. After a success it stays for as long as the server remembers it ([`Options::lifetime`]), so that running
+//! anything is sent. After a success it stays for as long as the server remembers it ([`SendOptions::server_ttl`]), so that running
 //! the operation again gets the same answer; after a final 4xx it is forgotten. 401, 403, 408, 425 and 5xx are not
 //! final, because an earlier attempt may have had its effect. Dropping a call's future leaves the key where it is.
 //!
@@ -38,28 +38,28 @@
 use reqwest::{Client, Request, Response};
 
 #[cfg(feature = "middleware")]
-pub use self::middleware::{Idempotent, Told};
+pub use self::middleware::{IdempotencyMiddleware, ResponseInfo};
 pub use self::{
-    journal::{FileJournal, JournalError, JournalFuture, Kept, KeyJournal, MemoryJournal, Pending},
-    judge::Problem,
-    key::{BadKey, Key, Mint},
-    options::{Operation, Options},
+    classify::ServerProblem,
+    journal::{FileJournal, JournalError, JournalFuture, KeyJournal, MemoryJournal, PendingOperation, StoredKey},
+    key::{ClientKey, InvalidKey, KeyGenerator},
+    options::{OperationSpec, SendOptions},
+    outcome::{LastAttempt, SendError, SendErrorReason, SentResponse},
     schedule::Schedule,
-    stopped::{Answer, Last, Reason, Stopped},
 };
 
-use self::drive::{Failure, Once, drive};
+use self::retry::{Transport, TransportError, send_with_retries};
 
-mod drive;
+mod buffered;
+mod classify;
 mod journal;
-mod judge;
 mod key;
 #[cfg(feature = "middleware")]
 mod middleware;
 mod options;
+mod outcome;
+mod retry;
 mod schedule;
-mod stopped;
-mod whole;
 
 /// Sends a request until it has its answer, or a reason to stop.
 ///
@@ -67,26 +67,26 @@ mod whole;
 ///
 /// # Errors
 /// Why it stopped: after how many attempts, and what the last one brought.
-pub async fn send(client: &Client, request: Request, options: &Options) -> Result<Answer, Stopped> {
-    drive(request, options, &options.operation, &mut Direct(client)).await
+pub async fn send(client: &Client, request: Request, options: &SendOptions) -> Result<SentResponse, SendError> {
+    send_with_retries(request, options, &options.operation, &mut ClientTransport(client)).await
 }
 
-struct Direct<'a>(&'a Client);
+struct ClientTransport<'a>(&'a Client);
 
-impl Once for Direct<'_> {
-    async fn once(&mut self, request: Request) -> Result<Response, Failure> {
-        self.0.execute(request).await.map_err(Failure::from)
+impl Transport for ClientTransport<'_> {
+    async fn send_once(&mut self, request: Request) -> Result<Response, TransportError> {
+        self.0.execute(request).await.map_err(TransportError::from)
     }
 }
 
-impl From<reqwest::Error> for Failure {
+impl From<reqwest::Error> for TransportError {
     fn from(error: reqwest::Error) -> Self {
         let for_good = error.is_builder() || error.is_redirect();
-        Failure { error: error.into(), for_good }
+        TransportError { error: error.into(), is_permanent: for_good }
     }
 }
 
 /// The guide's code, tested with the rest.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/clients.md")]
-struct Guide;
+struct GuideDoctests;

@@ -6,7 +6,7 @@
 use std::{fmt, time::Duration};
 
 /// No wait of a schedule is longer.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// How the waits between attempts grow, and how many attempts there are.
 ///
@@ -16,27 +16,32 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// | [`linear`](Schedule::linear) | 1, 2 s (then 3, 4 …, if there are more attempts) | 3 |
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Schedule {
-    growth: Growth,
-    first: Duration,
+    growth: WaitGrowth,
+    initial_wait: Duration,
     attempts: u32,
     jitter: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Growth {
-    Doubling,
-    Adding,
+enum WaitGrowth {
+    Exponential,
+    Linear,
 }
 
 impl Schedule {
     /// 100 ms, then twice as long each time; 5 attempts.
     pub const fn exponential() -> Schedule {
-        Schedule { growth: Growth::Doubling, first: Duration::from_millis(100), attempts: 5, jitter: true }
+        Schedule {
+            growth: WaitGrowth::Exponential,
+            initial_wait: Duration::from_millis(100),
+            attempts: 5,
+            jitter: true,
+        }
     }
 
     /// 1 s, then a second longer each time; 3 attempts.
     pub const fn linear() -> Schedule {
-        Schedule { growth: Growth::Adding, first: Duration::from_secs(1), attempts: 3, jitter: true }
+        Schedule { growth: WaitGrowth::Linear, initial_wait: Duration::from_secs(1), attempts: 3, jitter: true }
     }
 
     /// One attempt, no retry.
@@ -45,7 +50,7 @@ impl Schedule {
     }
 
     /// The schedule of that name: `exponential`, `linear` or `once`.
-    pub fn named(name: &str) -> Option<Schedule> {
+    pub fn from_name(name: &str) -> Option<Schedule> {
         match name {
             "exponential" => Some(Schedule::exponential()),
             "linear" => Some(Schedule::linear()),
@@ -61,7 +66,7 @@ impl Schedule {
 
     /// Another first wait, from which the others grow.
     pub const fn first(self, first: Duration) -> Schedule {
-        Schedule { first, ..self }
+        Schedule { initial_wait: first, ..self }
     }
 
     /// Exactly the schedule's waits. For tests, and for a client that is alone.
@@ -80,14 +85,14 @@ impl Schedule {
             return None;
         }
         let factor = match self.growth {
-            Growth::Doubling => 1u32.checked_shl(attempts_made - 1).unwrap_or(u32::MAX),
-            Growth::Adding => attempts_made,
+            WaitGrowth::Exponential => 1u32.checked_shl(attempts_made - 1).unwrap_or(u32::MAX),
+            WaitGrowth::Linear => attempts_made,
         };
-        Some(self.first.saturating_mul(factor).min(LONGEST))
+        Some(self.initial_wait.saturating_mul(factor).min(MAX_WAIT))
     }
 
     /// A wait with its jitter: up to a quarter more.
-    pub(crate) fn jittered(&self, wait: Duration) -> Duration {
+    pub(crate) fn with_jitter(&self, wait: Duration) -> Duration {
         if !self.jitter {
             return wait;
         }
@@ -106,7 +111,7 @@ impl Default for Schedule {
 
 impl fmt::Debug for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (first, attempts) = (self.first, self.attempts);
+        let (first, attempts) = (self.initial_wait, self.attempts);
         write!(f, "Schedule({:?} from {first:?}, {attempts} attempts)", self.growth)
     }
 }
@@ -126,15 +131,15 @@ mod tests {
         assert_eq!(waits(Schedule::linear().attempts(5)), [1000, 2000, 3000, 4000]);
         assert_eq!(waits(Schedule::once()), [0; 0]);
         assert_eq!(waits(Schedule::linear().attempts(0)), [0; 0]);
-        assert_eq!(Schedule::named("linear"), Some(Schedule::linear()));
-        assert_eq!(Schedule::named("never"), None);
+        assert_eq!(Schedule::from_name("linear"), Some(Schedule::linear()));
+        assert_eq!(Schedule::from_name("never"), None);
     }
 
     #[test]
     fn waits_are_bounded_however_many_there_are() {
         let long = Schedule::exponential().attempts(u32::MAX);
         for made in [11, 33, 1000, u32::MAX - 1] {
-            assert_eq!(long.wait(made), Some(LONGEST), "{made}");
+            assert_eq!(long.wait(made), Some(MAX_WAIT), "{made}");
         }
     }
 
@@ -142,9 +147,9 @@ mod tests {
     fn jitter_only_adds_and_at_most_a_quarter() {
         let schedule = Schedule::exponential();
         let wait = Duration::from_millis(100);
-        let seen: Vec<_> = (0..500).map(|_| schedule.jittered(wait)).collect();
+        let seen: Vec<_> = (0..500).map(|_| schedule.with_jitter(wait)).collect();
         assert!(seen.iter().all(|got| (wait..=wait * 5 / 4).contains(got)), "{seen:?}");
         assert!(seen.iter().any(|got| *got != seen[0]), "it is no jitter if it never differs");
-        assert_eq!(schedule.without_jitter().jittered(wait), wait);
+        assert_eq!(schedule.without_jitter().with_jitter(wait), wait);
     }
 }

@@ -1,7 +1,7 @@
 //! The admin port: whether the gateway is alive and can do its work, what it has done, and what operators see and
 //! change.
 //!
-//! [`Desk`] is everything that is known here; [`api`] gives it to programs, and the console to people. Health and metrics
+//! [`AdminState`] is everything that is known here; [`api`] gives it to programs, and the console to people. Health and metrics
 //! need no token, everything else does ([`auth`]), and is asked by a name of this machine ([`hosts`]). No answer may be
 //! cached, framed, or read by pages of other origins.
 
@@ -16,7 +16,7 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, heade
 use http_body_util::Full;
 use hyper::body::Incoming;
 use ibid::Ibid;
-use ibid_stores::{Member, seal::Sealed};
+use ibid_stores::{Member, seal::SealedStore};
 use serde_json::json;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -27,13 +27,16 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-pub use self::problem::{Gone, Problem};
-use self::{audit::Audit, auth::Auth, health::Health, problem::Reply, reseal::Reseals, store_state::StoreProbes};
+pub use self::problem::{AdminProblem, UnavailablePart};
+use self::{
+    audit::AuditTrail, auth::Authenticator, health::StoreHealth, problem::AdminResponse, reseal::Resealer,
+    store_state::StoreProbes,
+};
 use crate::{
     config,
     console::Console,
-    live::Live,
-    metrics::{self, Gauges, History, Metrics, Refusals, ShadowReport, Watched},
+    live_config::LiveConfig,
+    metrics::{self, Metrics, MetricsHistory, MetricsObserver, RefusalLog, ShadowCounters, StoreGauges},
     records::view::now_ms,
 };
 
@@ -52,21 +55,21 @@ pub mod stats;
 pub(crate) mod store_state;
 
 /// Connections at a time; more wait in the system's queue.
-const CONNECTIONS: usize = 1024;
+const MAX_CONNECTIONS: usize = 1024;
 /// A TLS handshake that takes longer is given up.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The admin port, bound.
-pub struct Admin {
+pub struct AdminServer {
     listener: TcpListener,
     /// Whether operators connect with TLS.
     secure: bool,
-    desk: Arc<Desk>,
+    state: Arc<AdminState>,
 }
 
 /// Who asks: from where, and whether nobody on the way could listen.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asking {
+pub(crate) struct ClientInfo {
     pub(crate) client: IpAddr,
     pub(crate) secure: bool,
     /// The address of this machine that they connected to.
@@ -74,82 +77,82 @@ pub(crate) struct Asking {
 }
 
 /// Everything that operators may see, and what they change it through.
-pub struct Desk {
+pub struct AdminState {
     /// The engine and its store.
     pub ibid: Ibid,
     /// Brings what is sealed under the first key. `None` if nothing is.
-    pub reseals: Option<Reseals>,
+    pub resealer: Option<Resealer>,
     /// The configuration in force.
-    pub live: Arc<Live>,
+    pub live: Arc<LiveConfig>,
     /// Who was seen; who may says the configuration.
-    pub auth: Auth,
+    pub auth: Authenticator,
     /// Who did.
-    pub audit: Audit,
+    pub audit: AuditTrail,
     /// What was counted.
     pub metrics: Arc<Metrics>,
     /// What the store holds.
-    pub gauges: Gauges,
+    pub gauges: StoreGauges,
     /// What shadow mode saw.
-    pub shadow: Arc<ShadowReport>,
+    pub shadow: Arc<ShadowCounters>,
     /// The last refusals.
-    pub refusals: Arc<Refusals>,
+    pub refusals: Arc<RefusalLog>,
     /// How it went over the last day.
-    pub history: Arc<History>,
+    pub history: Arc<MetricsHistory>,
     /// When it began, in milliseconds since the Unix epoch.
     pub started_ms: u64,
     /// How each store is.
     stores: StoreProbes,
 }
 
-impl Desk {
+impl AdminState {
     /// For a gateway with these settings.
     ///
     /// # Errors
     /// If the audit trail cannot be opened.
     pub fn new(
-        settings: &config::Admin, ibid: Ibid, members: Vec<Member>, sealed: Option<Arc<Sealed>>, live: Arc<Live>,
-        watched: &Watched,
+        settings: &config::AdminSettings, ibid: Ibid, members: Vec<Member>, sealed: Option<Arc<SealedStore>>,
+        live: Arc<LiveConfig>, watched: &MetricsObserver,
     ) -> Result<Self, String> {
-        let audit = Audit::open(settings.audit.as_deref()).map_err(|why| {
+        let audit = AuditTrail::open(settings.audit.as_deref()).map_err(|why| {
             let path = settings.audit.as_deref().unwrap_or_else(|| "".as_ref()).display();
             format!("admin.audit: {path}: {why}")
         })?;
         Ok(Self {
-            gauges: Gauges::new(ibid.engine().store().clone()),
+            gauges: StoreGauges::new(ibid.engine().store().clone()),
             ibid,
-            reseals: sealed.map(Reseals::new),
+            resealer: sealed.map(Resealer::new),
             live,
-            auth: Auth::default(),
+            auth: Authenticator::default(),
             audit,
             metrics: watched.metrics().clone(),
             shadow: watched.shadow().clone(),
             refusals: watched.refusals().clone(),
-            history: History::new(watched.metrics()),
+            history: MetricsHistory::new(watched.metrics()),
             started_ms: now_ms(),
             stores: StoreProbes::new(members),
         })
     }
 
     /// How the store is now.
-    pub(crate) async fn health(&self) -> Health {
-        Health::ask(&self.ibid, &self.stores).await
+    pub(crate) async fn store_health(&self) -> StoreHealth {
+        StoreHealth::check(&self.ibid, &self.stores).await
     }
 }
 
-impl Admin {
+impl AdminServer {
     /// Binds the address.
     ///
     /// # Errors
     /// If it cannot be bound, or the audit trail cannot be opened.
     pub async fn bind(
-        settings: &config::Admin, ibid: Ibid, members: Vec<Member>, sealed: Option<Arc<Sealed>>, live: Arc<Live>,
-        watched: &Watched,
+        settings: &config::AdminSettings, ibid: Ibid, members: Vec<Member>, sealed: Option<Arc<SealedStore>>,
+        live: Arc<LiveConfig>, watched: &MetricsObserver,
     ) -> Result<Self, String> {
         let listen = settings.listen;
         let listener = TcpListener::bind(listen).await;
         let listener = listener.map_err(|why| format!("admin.listen: {listen} cannot be bound: {why}"))?;
         let secure = settings.tls.is_some();
-        Ok(Self { listener, secure, desk: Arc::new(Desk::new(settings, ibid, members, sealed, live, watched)?) })
+        Ok(Self { listener, secure, state: Arc::new(AdminState::new(settings, ibid, members, sealed, live, watched)?) })
     }
 
     /// Where it listens.
@@ -168,15 +171,15 @@ impl Admin {
     /// Serves until `ended` is told, or cannot be any more; during a shutdown it says that the gateway is not ready. Nothing
     /// of it is left then: another gateway may have its address and its audit trail.
     pub async fn run(self, stop: watch::Receiver<bool>, mut ended: oneshot::Receiver<()>) {
-        let Self { listener, secure, desk } = self;
-        tokio::spawn(desk.history.clone().follow(desk.metrics.clone(), stop.clone()));
+        let Self { listener, secure, state: desk } = self;
+        tokio::spawn(desk.history.clone().run_sampler(desk.metrics.clone(), stop.clone()));
         let console = Arc::new(Console::default());
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
                 _ = &mut ended => break,
                 Some(_) = connections.join_next() => continue,
-                accepted = listener.accept(), if connections.len() < CONNECTIONS => accepted,
+                accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => accepted,
             };
             let Ok((socket, peer)) = accepted else {
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -186,11 +189,11 @@ impl Admin {
             let tls = if secure { desk.live.now().admin_tls.clone().map(TlsAcceptor::from) } else { None };
             let connected_to = socket.local_addr().map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip());
             let (desk, console, stop) = (desk.clone(), console.clone(), stop.clone());
-            let connection = Connection { desk, console, peer: peer.ip(), connected_to, stop };
+            let connection = AdminConnection { state: desk, console, peer: peer.ip(), connected_to, stop };
             connections.spawn(async move {
                 match tls {
                     None => connection.serve(socket, false).await,
-                    Some(tls) => match timeout(HANDSHAKE, tls.accept(socket)).await {
+                    Some(tls) => match timeout(TLS_HANDSHAKE_TIMEOUT, tls.accept(socket)).await {
                         Ok(Ok(socket)) => connection.serve(socket, true).await,
                         Ok(Err(why)) => tracing::debug!(%peer, %why, "no TLS connection to the admin port"),
                         Err(_) => tracing::debug!(%peer, "the TLS handshake with the admin port took too long"),
@@ -203,76 +206,78 @@ impl Admin {
 }
 
 /// One of an operator.
-struct Connection {
-    desk: Arc<Desk>,
+struct AdminConnection {
+    state: Arc<AdminState>,
     console: Arc<Console>,
     peer: IpAddr,
     connected_to: IpAddr,
     stop: watch::Receiver<bool>,
 }
 
-impl Connection {
+impl AdminConnection {
     async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, socket: S, secure: bool) {
-        let Self { desk, console, peer, connected_to, stop } = self;
-        let asking = Asking { client: peer, secure, connected_to };
+        let Self { state: desk, console, peer, connected_to, stop } = self;
+        let asking = ClientInfo { client: peer, secure, connected_to };
         idle::serve(socket, |request| {
             let stopping = *stop.borrow();
-            answer(&desk, &console, request, asking, stopping)
+            handle_request(&desk, &console, request, asking, stopping)
         })
         .await;
     }
 }
 
-async fn answer(desk: &Desk, console: &Console, request: Request<Incoming>, asking: Asking, stopping: bool) -> Reply {
+async fn handle_request(
+    desk: &AdminState, console: &Console, request: Request<Incoming>, asking: ClientInfo, stopping: bool,
+) -> AdminResponse {
     let path = request.uri().path();
     let known = matches!(path, "/healthz" | "/readyz" | "/metrics");
     if !known {
         let now = desk.live.now();
         let allowed = now.settings.admin.as_ref().map_or(&[][..], |admin| &admin.hosts);
-        if let Err(problem) = hosts::check(&request, asking.connected_to, allowed) {
-            return problem.into_reply();
+        if let Err(problem) = hosts::check_host(&request, asking.connected_to, allowed) {
+            return problem.into_response();
         }
     }
     if path.starts_with("/api/") {
-        return api::answer(desk, request, asking.client).await;
+        return api::respond(desk, request, asking.client).await;
     }
     match *request.method() {
         Method::GET | Method::HEAD => {}
         Method::OPTIONS if known => {
-            let mut reply = plain(StatusCode::NO_CONTENT, "");
-            reply.headers_mut().insert(header::ALLOW, HeaderValue::from_static(READ));
+            let mut reply = text_response(StatusCode::NO_CONTENT, "");
+            reply.headers_mut().insert(header::ALLOW, HeaderValue::from_static(READ_METHODS));
             return reply;
         }
-        _ if known => return Problem::method(READ).into_reply(),
+        _ if known => return AdminProblem::method_not_allowed(READ_METHODS).into_response(),
         _ => {}
     }
     match path {
-        "/healthz" => plain(StatusCode::OK, "ok\n"),
-        "/readyz" => ready(desk, stopping).await,
-        "/metrics" => exposition(desk).await,
+        "/healthz" => text_response(StatusCode::OK, "ok\n"),
+        "/readyz" => readiness_response(desk, stopping).await,
+        "/metrics" => metrics_response(desk).await,
         _ => {
             let page = console.answer(desk, request, asking).await;
-            page.unwrap_or_else(|| plain(StatusCode::NOT_FOUND, NOTHING))
+            page.unwrap_or_else(|| text_response(StatusCode::NOT_FOUND, NOT_FOUND_TEXT))
         }
     }
 }
 
-const READ: &str = "GET, HEAD, OPTIONS";
-const NOTHING: &str = "there are the console at /, /healthz, /readyz, /metrics and /api/openapi.json here\n";
+const READ_METHODS: &str = "GET, HEAD, OPTIONS";
+const NOT_FOUND_TEXT: &str = "there are the console at /, /healthz, /readyz, /metrics and /api/openapi.json here\n";
 
-async fn exposition(desk: &Desk) -> Reply {
+async fn metrics_response(desk: &AdminState) -> AdminResponse {
     // One after the other: the gauges would count the key that is claimed for the second.
     let stored = desk.gauges.read().await;
     let stores = desk.stores.ask().await;
     // Those of a configuration that was taken up since the last look, too.
-    desk.metrics.show(&desk.live.now().settings.routes);
+    desk.metrics.register_routes(&desk.live.now().settings.routes);
     let up: Vec<_> = stores.iter().map(|store| (store.name, store.is_up())).collect();
-    reply(StatusCode::OK, metrics::CONTENT_TYPE, desk.metrics.render(stored, &up))
+    build_response(StatusCode::OK, metrics::CONTENT_TYPE, desk.metrics.render(stored, &up))
 }
 
-async fn ready(desk: &Desk, stopping: bool) -> Reply {
-    let health = desk.health().await;
-    let ready = health.is_well() && !stopping;
+async fn readiness_response(desk: &AdminState, stopping: bool) -> AdminResponse {
+    let health = desk.store_health().await;
+    let ready = health.is_healthy() && !stopping;
     let body = json!({
         "ready": ready,
         "stopping": stopping,
@@ -281,15 +286,15 @@ async fn ready(desk: &Desk, stopping: bool) -> Reply {
         "store": health.to_json(|_| None),
     });
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    reply(status, "application/json", format!("{body}\n"))
+    build_response(status, "application/json", format!("{body}\n"))
 }
 
-fn plain(status: StatusCode, text: &str) -> Reply {
-    reply(status, "text/plain; charset=utf-8", text.to_owned())
+fn text_response(status: StatusCode, text: &str) -> AdminResponse {
+    build_response(status, "text/plain; charset=utf-8", text.to_owned())
 }
 
 /// An answer of this port, with what holds for all of them.
-pub(crate) fn reply(status: StatusCode, kind: &'static str, text: String) -> Reply {
+pub(crate) fn build_response(status: StatusCode, kind: &'static str, text: String) -> AdminResponse {
     let mut answer = Response::new(Full::new(Bytes::from(text)));
     *answer.status_mut() = status;
     let headers = answer.headers_mut();

@@ -12,7 +12,7 @@ pub mod serve;
 pub mod store;
 pub mod sweep;
 
+mod admin_client;
 mod outside;
-mod remote;
 
-pub use outside::Failed;
+pub use outside::CommandError;

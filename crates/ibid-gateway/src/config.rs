@@ -1,7 +1,7 @@
-//! From a file, variables and flags to finished [`Settings`]: past start-up nothing can be invalid.
+//! From a file, variables and flags to finished [`GatewaySettings`]: past start-up nothing can be invalid.
 //!
 //! The way goes in one direction: `raw` (the file as written) → `args` (variables and flags laid over it) →
-//! `finish` (defaults, contradictions) → [`Settings`]. This is the only module that reads the environment.
+//! `finish` (defaults, contradictions) → [`GatewaySettings`]. This is the only module that reads the environment.
 //!
 //! ```
 //! use ibid_gateway::config::{Env, ServeArgs, Settings};
@@ -17,62 +17,64 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use serde::Deserialize;
 
+mod admin_tls;
 mod args;
 mod collector;
+mod deserializer;
+pub(crate) mod dial_format;
 mod dials;
 mod env;
 mod error;
-mod finish;
-mod forgets;
 mod jwt;
-mod operator;
 pub(crate) mod raw;
+mod reload_check;
 mod scalar;
 mod seal;
 mod secret;
 mod settings;
-pub(crate) mod show;
 mod store;
-mod tree;
+mod validate;
 mod values;
 mod warnings;
 mod webhooks;
 
+pub use admin_tls::{AdminTls, AdminTlsArgs};
 pub use args::ServeArgs;
 pub use collector::Collector;
 pub use env::Env;
 pub use error::ConfigError;
-pub use forgets::{forgets, shortened};
-pub use operator::{AdminTls, AdminTlsArgs};
-pub use seal::Seal;
-pub use secret::{Secret, StoreUrl};
+pub use reload_check::{forgotten_answers, shortened_ttls};
+pub use seal::SealSettings;
+pub use secret::{RedactedStoreUrl, Secret};
 pub use settings::{
-    Admin, Jwt, JwtKeys, Limits, Log, LogFormat, LogLevel, Pem, Quota, Role, Settings, Shown, Tls, Token, TokenSource,
-    Trace,
+    AdminSettings, AdminToken, ClientIdentity, GatewaySettings, JwtKeys, JwtSettings, LimitSettings, LogFormat,
+    LogLevel, LogSettings, Pem, QuotaSettings, Role, TlsSettings, TokenSource, TraceSettings,
 };
-pub use store::{DEFAULT_STORE, Store, StoreChoice};
-pub(crate) use webhooks::is_for_webhooks;
+pub use store::{DEFAULT_STORE, StoreSelection, StoreSettings};
+pub(crate) use webhooks::is_webhook_preset;
 
-impl Settings {
+impl GatewaySettings {
     /// Reads the file, if one is named, lays variables and flags over it and finishes it.
     ///
     /// # Errors
     /// One line about the first setting that cannot be.
     pub fn load(args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
-        Self::load_knowing(args, env, None)
+        Self::load_with_reflection(args, env, None)
     }
 
     /// The same, if the upstreams were asked which gRPC methods they have: with what they said.
     ///
     /// # Errors
     /// One line about the first setting that cannot be.
-    pub fn load_knowing(args: &ServeArgs, env: &Env<'_>, reflected: Option<Bytes>) -> Result<Self, ConfigError> {
-        let path = args.file(env)?;
+    pub fn load_with_reflection(
+        args: &ServeArgs, env: &Env<'_>, reflected: Option<Bytes>,
+    ) -> Result<Self, ConfigError> {
+        let path = args.config_path(env)?;
         let text = match &path {
             None => String::new(),
-            Some(path) => text_of(path)?,
+            Some(path) => read_file(path)?,
         };
-        Self::finished(&text, path, args, env, reflected)
+        Self::parse_and_validate(&text, path, args, env, reflected)
     }
 
     /// The same, of a file whose text is at hand.
@@ -80,17 +82,17 @@ impl Settings {
     /// # Errors
     /// One line about the first setting that cannot be.
     pub fn from_text(text: &str, path: Option<PathBuf>, args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
-        Self::finished(text, path, args, env, None)
+        Self::parse_and_validate(text, path, args, env, None)
     }
 
-    fn finished(
+    fn parse_and_validate(
         text: &str, path: Option<PathBuf>, args: &ServeArgs, env: &Env<'_>, reflected: Option<Bytes>,
     ) -> Result<Self, ConfigError> {
         let folder = path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).to_owned();
-        let lookup = env::Lookup::new(env, folder, reflected);
-        let mut file = read(text, path.as_deref(), &lookup)?;
-        args.lay_over(&mut file, env)?;
-        finish::finish(file, path, &lookup)
+        let lookup = env::ValueResolver::new(env, folder, reflected);
+        let mut file = deserialize_file(text, path.as_deref(), &lookup)?;
+        args.apply_to(&mut file, env)?;
+        validate::validate(file, path, &lookup)
     }
 }
 
@@ -102,27 +104,29 @@ pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     scalar::Scalar::from_text(text)
 }
 
-fn text_of(path: &Path) -> Result<String, ConfigError> {
+fn read_file(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|why| ConfigError {
         source: Some(std::io::Error::from(why.kind())),
         ..ConfigError::new(path.display().to_string(), "", format!("cannot be read: {why}"))
     })
 }
 
-fn read(text: &str, path: Option<&Path>, lookup: &env::Lookup<'_>) -> Result<raw::File, ConfigError> {
+fn deserialize_file(
+    text: &str, path: Option<&Path>, lookup: &env::ValueResolver<'_>,
+) -> Result<raw::RawFile, ConfigError> {
     let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
-    let table: toml::Table = text.parse().map_err(|why| syntax(&origin, text, &why))?;
+    let table: toml::Table = text.parse().map_err(|why| syntax_error(&origin, text, &why))?;
     let value = toml::Value::Table(table);
-    raw::File::deserialize(tree::Node { value: &value, lookup }).map_err(|wrong| {
-        let route = wrong.route().and_then(|number| value.get("route")?.get(number - 1)?.get("match")?.as_str());
+    raw::RawFile::deserialize(deserializer::TomlNode { value: &value, lookup }).map_err(|wrong| {
+        let route = wrong.route_number().and_then(|number| value.get("route")?.get(number - 1)?.get("match")?.as_str());
         let route = route.map(str::to_owned);
-        let (key, what) = wrong.told();
+        let (key, what) = wrong.into_key_and_message();
         ConfigError { route, ..ConfigError::new(origin, key, what) }
     })
 }
 
 /// `ibid.toml: line 3, column 7: ...`
-fn syntax(origin: &str, text: &str, why: &toml::de::Error) -> ConfigError {
+fn syntax_error(origin: &str, text: &str, why: &toml::de::Error) -> ConfigError {
     let start = why.span().map_or(0, |span| span.start).min(text.len());
     let before = text.get(..start).unwrap_or(text);
     let line = before.matches('\n').count() + 1;

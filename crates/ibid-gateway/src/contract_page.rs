@@ -4,30 +4,31 @@
 //! the upstream, the store or the operators' labels is.
 
 use ibid::{
-    KeySource, Mode, OnMismatch, OnStoreDown, OnUnknown, Policy, Reason, ScopePart, grpc::Code, http::Protocol,
+    KeySource, OnMismatch, OnStoreDown, OnUnknown, Policy, PolicyMode, RefusalReason, ScopePart, grpc::GrpcStatusCode,
+    http::Protocol,
 };
 use serde_json::{Value, json};
 
-use crate::routes::{Route, RouteTable};
+use crate::routes::{RouteEntry, RouteTable};
 
+pub(crate) mod describe;
 mod html;
-pub(crate) mod words;
 
-pub use html::html;
+pub use html::render_html;
 
 /// Where the gateway serves it.
-pub const PATH: &str = "/.well-known/idempotency";
+pub const CONTRACT_PATH: &str = "/.well-known/idempotency";
 
 /// The contract for programs.
 pub fn json(routes: &RouteTable) -> Value {
     json!({
-        "contract": PATH,
-        "routes": published(routes).map(|found| route(found, &calls(routes, found))).collect::<Vec<_>>(),
-        "refusals": Reason::all().map(|reason| json!({
+        "contract": CONTRACT_PATH,
+        "routes": published_routes(routes).map(|found| route_json(found, &grpc_methods(routes, found))).collect::<Vec<_>>(),
+        "refusals": RefusalReason::all().map(|reason| json!({
             "name": reason.name(),
-            "type": format!("{PATH}#{}", reason.name()),
+            "type": format!("{CONTRACT_PATH}#{}", reason.name()),
             "status": reason.status().as_u16(),
-            "grpc_status": Code::of(reason.grpc_status().into()).name(),
+            "grpc_status": GrpcStatusCode::from_number(reason.grpc_status().into()).name(),
             "title": reason.title(),
             "help": reason.help(),
         })).collect::<Vec<_>>(),
@@ -35,12 +36,12 @@ pub fn json(routes: &RouteTable) -> Value {
 }
 
 /// Routes that are off promise nothing.
-fn published(routes: &RouteTable) -> impl Iterator<Item = &Route> {
-    routes.iter().filter(|route| route.policy.mode != Mode::Off)
+fn published_routes(routes: &RouteTable) -> impl Iterator<Item = &RouteEntry> {
+    routes.iter().filter(|route| route.policy.mode != PolicyMode::Off)
 }
 
 /// The gRPC methods that a route covers.
-fn calls<'a>(routes: &'a RouteTable, route: &Route) -> Vec<&'a str> {
+fn grpc_methods<'a>(routes: &'a RouteTable, route: &RouteEntry) -> Vec<&'a str> {
     if route.protocol == Protocol::Http {
         return Vec::new();
     }
@@ -48,21 +49,21 @@ fn calls<'a>(routes: &'a RouteTable, route: &Route) -> Vec<&'a str> {
     routes.calls().into_iter().filter(is_its_own).collect()
 }
 
-fn route(route: &Route, calls: &[&str]) -> Value {
+fn route_json(route: &RouteEntry, calls: &[&str]) -> Value {
     let policy = &route.policy;
-    let headers = |headers: &[(http::HeaderName, ibid::Template)]| {
-        let headers = headers.iter().map(|(name, value)| (words::header(name), Value::from(value.to_string())));
+    let headers = |headers: &[(http::HeaderName, ibid::HeaderTemplate)]| {
+        let headers = headers.iter().map(|(name, value)| (describe::header(name), Value::from(value.to_string())));
         Value::Object(headers.collect())
     };
     let is_call = route.protocol == Protocol::Grpc;
-    let refusal = |reason: Reason| {
+    let refusal = |reason: RefusalReason| {
         let status = match is_call {
-            true => Value::from(words::status(route, reason)),
+            true => Value::from(describe::refusal_status(route, reason)),
             false => Value::from(policy.status_of(reason).as_u16()),
         };
         json!({
             "name": reason.name(),
-            "type": format!("{PATH}#{}", reason.name()),
+            "type": format!("{CONTRACT_PATH}#{}", reason.name()),
             (if is_call { "grpc_status" } else { "status" }): status,
             "title": reason.title(),
             "help": reason.help(),
@@ -73,25 +74,25 @@ fn route(route: &Route, calls: &[&str]) -> Value {
         "protocol": if is_call { "grpc" } else { "http" },
         "methods": policy.methods.iter().map(http::Method::as_str).collect::<Vec<_>>(),
         "path": route.pattern.to_string(),
-        "enforced": policy.mode == Mode::Enforce,
+        "enforced": policy.mode == PolicyMode::Enforce,
         "key": {
-            "from": policy.key.from.iter().map(words::source_code).collect::<Vec<_>>(),
+            "from": policy.key.from.iter().map(describe::key_source_code).collect::<Vec<_>>(),
             "required": policy.key.required,
             "format": policy.key.format.to_string(),
-            "format_in_words": words::format(&policy.key.format),
+            "format_in_words": describe::key_format(&policy.key.format),
             "max_length": policy.key.max_length,
         },
         "signature": policy.signature.as_ref().map(|signature| json!({
             "scheme": signature.scheme.name(),
-            "in_words": words::signature(signature),
-            "headers": signature.scheme.headers().iter().map(words::header).collect::<Vec<_>>(),
-            "tolerance_seconds": signature.scheme.has_time().then_some(signature.tolerance.as_secs()),
+            "in_words": describe::signature(signature),
+            "headers": signature.scheme.headers().iter().map(describe::header).collect::<Vec<_>>(),
+            "tolerance_seconds": signature.scheme.has_timestamp().then_some(signature.tolerance.as_secs()),
         })),
-        "scope": words::scope(&policy.scope),
-        "same_request": words::fingerprint(policy),
+        "scope": describe::scope(&policy.scope),
+        "same_request": describe::fingerprint(policy),
         "ttl_seconds": policy.ttl.as_secs(),
         "remembered": policy.remember.to_string(),
-        "remembered_in_words": words::remembered(route),
+        "remembered_in_words": describe::remembered(route),
         "body_remembered": policy.remember_body,
         "max_request_bytes": policy.max_request,
         "max_response_bytes": policy.max_response,
@@ -99,13 +100,13 @@ fn route(route: &Route, calls: &[&str]) -> Value {
         "on_mismatch": policy.on_mismatch.to_string(),
         "on_concurrent": policy.on_concurrent.to_string(),
         "wait_timeout_seconds": policy.wait_timeout.as_secs_f64(),
-        "late_answer_seconds": policy.late_answer().as_secs_f64(),
+        "late_answer_seconds": policy.late_answer_or_lease().as_secs_f64(),
         "on_unknown": policy.on_unknown.to_string(),
         "on_store_down": policy.on_store_down.to_string(),
         "first_headers": headers(&policy.first_headers),
         "replay_headers": headers(&policy.replay_headers),
         "refusal_shape": policy.refusals.to_string(),
-        "refusals": Reason::all().filter(|reason| possible(policy, route.is_limited, *reason)).map(refusal).collect::<Vec<_>>(),
+        "refusals": RefusalReason::all().filter(|reason| is_possible(policy, route.has_quota, *reason)).map(refusal).collect::<Vec<_>>(),
     });
     if is_call {
         contract["calls"] = calls.iter().map(|path| path.trim_start_matches('/')).collect();
@@ -114,25 +115,25 @@ fn route(route: &Route, calls: &[&str]) -> Value {
 }
 
 /// Whether a client of this route can meet this refusal. A policy that is only observed refuses nothing.
-pub(crate) fn possible(policy: &Policy, is_limited: bool, reason: Reason) -> bool {
-    if policy.mode != Mode::Enforce {
+pub(crate) fn is_possible(policy: &Policy, is_limited: bool, reason: RefusalReason) -> bool {
+    if policy.mode != PolicyMode::Enforce {
         return false;
     }
     let scope = |wanted: fn(&ScopePart) -> bool| policy.scope.iter().any(wanted);
     match reason {
-        Reason::KeyMissing => policy.key.required && !policy.key.from.contains(&KeySource::Body),
-        Reason::ScopeMissing => scope(ScopePart::names_caller),
-        Reason::IdentityInvalid => policy.signature.is_some() || policy.claims().next().is_some(),
-        Reason::ScopeRefused => {
+        RefusalReason::KeyMissing => policy.key.required && !policy.key.from.contains(&KeySource::Body),
+        RefusalReason::ScopeMissing => scope(ScopePart::names_caller),
+        RefusalReason::IdentityInvalid => policy.signature.is_some() || policy.claims().next().is_some(),
+        RefusalReason::ScopeRefused => {
             let believes = scope(|part| part.header().is_some()) && !scope(|part| *part == ScopePart::Credential);
-            believes || policy.checks_owners()
+            believes || policy.checks_key_owner()
         }
-        Reason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
+        RefusalReason::StoreUnavailable => policy.on_store_down == OnStoreDown::Closed,
         // Of calls that are not known to be a route's.
-        Reason::MethodUnknown => false,
-        Reason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
-        Reason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,
-        Reason::QuotaExceeded => is_limited,
+        RefusalReason::MethodUnknown => false,
+        RefusalReason::KeyReused => policy.on_mismatch == OnMismatch::Reject,
+        RefusalReason::OutcomeUnknown => policy.on_unknown == OnUnknown::Hold,
+        RefusalReason::QuotaExceeded => is_limited,
         _ => true,
     }
 }
@@ -140,11 +141,11 @@ pub(crate) fn possible(policy: &Policy, is_limited: bool, reason: Reason) -> boo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Env, ServeArgs, Settings};
+    use crate::config::{Env, GatewaySettings, ServeArgs};
 
     fn routes(text: &str) -> RouteTable {
         let text = format!("upstream = \"http://10.9.8.7:3000\"\n{text}");
-        Settings::from_text(&text, None, &ServeArgs::default(), &Env::of(&[])).unwrap().routes
+        GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap().routes
     }
 
     #[test]
@@ -174,15 +175,15 @@ mod tests {
         let names = limited["routes"][0]["refusals"].as_array().unwrap().iter().map(|refusal| &refusal["name"]);
         assert!(names.into_iter().any(|name| name == "quota-exceeded"));
         assert_eq!(status("scope-refused"), None);
-        assert_eq!(page["refusals"].as_array().unwrap().len(), Reason::all().count());
+        assert_eq!(page["refusals"].as_array().unwrap().len(), RefusalReason::all().count());
     }
 
     #[test]
     fn every_preset_has_a_page_and_every_refusal_its_place_on_it() {
-        for preset in ibid::presets::NAMES {
+        for preset in ibid::presets::PRESET_NAMES {
             let routes = routes(&format!("[policy]\npreset = {preset:?}"));
-            let page = html(&routes);
-            for reason in Reason::all() {
+            let page = render_html(&routes);
+            for reason in RefusalReason::all() {
                 assert_eq!(page.matches(&format!("id=\"{}\"", reason.name())).count(), 1, "{preset} {reason}");
             }
             assert!(!page.contains("<script"));
@@ -197,7 +198,7 @@ mod tests {
             "[[route]]\nmatch = \"POST /<em2>&'\"\nkey.format = \"regex:<i>&\\\"\"\nkey.from = \"query:<u>\"\n\
              scope = \"cookie:<s>\"\nreplay_headers = { X-A = \"<q>\" }",
         );
-        let page = html(&routes);
+        let page = render_html(&routes);
         for tag in ["<em2>", "<i>", "<u>", "<s>", "<q>"] {
             assert!(!page.contains(tag), "{tag}");
         }

@@ -12,78 +12,78 @@ use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use http::{HeaderMap, HeaderValue, header};
-use ibid::{Claims, Identity, Reason, Refusal};
+use ibid::{Refusal, RefusalReason, TokenClaims, TokenVerification};
 use jsonwebtoken::{Validation, decode, decode_header, errors::ErrorKind};
 use serde_json::{Map, Value};
 
 pub(crate) use self::keys::KeySet;
-use self::{keys::Found, remote::Remote};
-use crate::config::{Jwt, JwtKeys, TokenSource};
+use self::{keys::KeyLookup, remote::RemoteJwks};
+use crate::config::{JwtKeys, JwtSettings, TokenSource};
 
 mod keys;
 mod remote;
 
 /// Told to those whose token cannot be judged yet.
-const SOON: Duration = Duration::from_secs(1);
+const RETRY_AFTER_NO_KEYS: Duration = Duration::from_secs(1);
 
 /// Verifies tokens.
-pub struct Verifier {
-    settings: Jwt,
-    rules: Validation,
+pub struct JwtVerifier {
+    settings: JwtSettings,
+    validation: Validation,
     keys: ArcSwap<KeySet>,
-    remote: Option<Remote>,
+    remote: Option<RemoteJwks>,
 }
 
 /// Why a token is not believed.
-enum Doubt {
+enum TokenError {
     /// Perhaps its key is new: worth a look.
     UnknownKey,
-    Said(String),
+    Invalid(String),
 }
 
-impl Verifier {
+impl JwtVerifier {
     /// Fetches nothing yet.
     ///
     /// # Errors
     /// What is wrong with the keys.
-    pub fn new(settings: &Jwt) -> Result<Self, String> {
+    pub fn new(settings: &JwtSettings) -> Result<Self, String> {
         let (keys, remote) = match &settings.keys {
             JwtKeys::Secret(secret) => (KeySet::from_secret(secret.expose())?, None),
             JwtKeys::Pem(pem) => (KeySet::from_pem(pem.text())?, None),
-            JwtKeys::Set(text) => (KeySet::from_jwks(text.expose().as_bytes())?, None),
-            JwtKeys::Url(url) => (KeySet::default(), Some(Remote::new(url, settings)?)),
+            JwtKeys::Jwks(text) => (KeySet::from_jwks(text.expose().as_bytes())?, None),
+            JwtKeys::JwksUrl(url) => (KeySet::default(), Some(RemoteJwks::new(url, settings)?)),
         };
-        let rules = rules(settings);
-        Ok(Self { settings: settings.clone(), rules, keys: ArcSwap::from_pointee(keys), remote })
+        let rules = validation(settings);
+        Ok(Self { settings: settings.clone(), validation: rules, keys: ArcSwap::from_pointee(keys), remote })
     }
 
     /// Whether it verifies by these settings.
-    pub(crate) fn is_for(&self, settings: &Jwt) -> bool {
+    pub(crate) fn uses_settings(&self, settings: &JwtSettings) -> bool {
         self.settings == *settings
     }
 
     /// What becomes of the token in a request: the claims that were asked for, or a refusal.
-    pub(crate) async fn identify(&self, headers: &HeaderMap, wanted: &HashSet<String>) -> Identity {
-        let token = match token(headers, &self.settings.from) {
+    pub(crate) async fn identify_caller(&self, headers: &HeaderMap, wanted: &HashSet<String>) -> TokenVerification {
+        let token = match extract_token(headers, &self.settings.from) {
             Ok(token) => token,
-            Err(refusal) => return Identity(Err(refusal)),
+            Err(refusal) => return TokenVerification(Err(refusal)),
         };
         let mut verified = self.verify(token);
-        if let (Err(Doubt::UnknownKey), Some(remote)) = (&verified, &self.remote) {
+        if let (Err(TokenError::UnknownKey), Some(remote)) = (&verified, &self.remote) {
             remote.refresh(&self.keys).await;
             verified = self.verify(token);
         }
-        Identity(match verified {
-            Ok(claims) => Ok(usable(claims, wanted)),
-            Err(Doubt::UnknownKey) if self.keys.load().is_empty() => Err(no_keys_yet()),
-            Err(Doubt::UnknownKey) => Err(refusal("no key is known that it could be verified with")),
-            Err(Doubt::Said(why)) => Err(refusal(&why)),
+        TokenVerification(match verified {
+            Ok(claims) => Ok(select_claims(claims, wanted)),
+            Err(TokenError::UnknownKey) if self.keys.load().is_empty() => Err(no_keys_refusal()),
+            Err(TokenError::UnknownKey) => Err(token_refusal("no key is known that it could be verified with")),
+            Err(TokenError::Invalid(why)) => Err(token_refusal(&why)),
         })
     }
 
     /// Keeps keys that come from a URL fresh, for as long as somebody holds the verifier.
-    pub(crate) fn keep_fresh(self: &Arc<Self>) {
-        let Some(every) = self.remote.as_ref().map(|remote| remote.every) else { return };
+    pub(crate) fn refresh_in_background(self: &Arc<Self>) {
+        let Some(every) = self.remote.as_ref().map(|remote| remote.refresh_interval) else { return };
         let verifier = Arc::downgrade(self);
         tokio::spawn(async move {
             while let Some(verifier) = verifier.upgrade() {
@@ -96,29 +96,29 @@ impl Verifier {
         });
     }
 
-    fn verify(&self, token: &str) -> Result<Map<String, Value>, Doubt> {
-        let header = decode_header(token).map_err(|why| said(why.kind()))?;
+    fn verify(&self, token: &str) -> Result<Map<String, Value>, TokenError> {
+        let header = decode_header(token).map_err(|why| describe_error(why.kind()))?;
         if header.crit.is_some() {
-            return Err(Doubt::Said("it asks for extensions (crit) that are not known here".into()));
+            return Err(TokenError::Invalid("it asks for extensions (crit) that are not known here".into()));
         }
         let keys = self.keys.load();
         let candidates = match keys.find(header.kid.as_deref(), header.alg) {
-            Found::Keys(keys) => keys,
-            Found::WrongAlgorithm => {
-                return Err(Doubt::Said(format!("{:?} is no algorithm for the key that it names", header.alg)));
+            KeyLookup::Candidates(keys) => keys,
+            KeyLookup::WrongAlgorithm => {
+                return Err(TokenError::Invalid(format!("{:?} is no algorithm for the key that it names", header.alg)));
             }
-            Found::Unknown => return Err(Doubt::UnknownKey),
+            KeyLookup::UnknownKey => return Err(TokenError::UnknownKey),
         };
-        let rules = Validation { algorithms: vec![header.alg], ..self.rules.clone() };
-        let mut doubt = Doubt::UnknownKey;
+        let rules = Validation { algorithms: vec![header.alg], ..self.validation.clone() };
+        let mut doubt = TokenError::UnknownKey;
         for key in candidates {
             match decode::<Map<String, Value>>(token, key, &rules) {
                 Ok(verified) => return Ok(verified.claims),
                 Err(why) => match why.kind() {
                     // Without a name it may be of a key that is newer than ours.
                     ErrorKind::InvalidSignature if header.kid.is_none() && self.remote.is_some() => {}
-                    ErrorKind::InvalidSignature => doubt = said(&ErrorKind::InvalidSignature),
-                    kind => return Err(said(kind)),
+                    ErrorKind::InvalidSignature => doubt = describe_error(&ErrorKind::InvalidSignature),
+                    kind => return Err(describe_error(kind)),
                 },
             }
         }
@@ -126,7 +126,7 @@ impl Verifier {
     }
 }
 
-fn rules(settings: &Jwt) -> Validation {
+fn validation(settings: &JwtSettings) -> Validation {
     let mut rules = Validation { leeway: settings.leeway.as_secs(), validate_nbf: true, ..Validation::default() };
     if let Some(issuer) = &settings.issuer {
         rules.set_issuer(&[issuer]);
@@ -142,71 +142,71 @@ fn rules(settings: &Jwt) -> Validation {
 }
 
 /// The token of a request, from the first source that is present.
-fn token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a str, Refusal> {
+fn extract_token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a str, Refusal> {
     for source in from {
         let (mut found, name) = match source {
             TokenSource::Header(name) => {
                 (headers.get_all(name).iter().map(HeaderValue::as_bytes).collect(), name.as_str())
             }
-            TokenSource::Cookie(name) => (cookies(headers, name), name.as_str()),
+            TokenSource::Cookie(name) => (cookie_values(headers, name), name.as_str()),
         };
         let Some(value) = found.pop() else { continue };
         if !found.is_empty() {
-            let detail = format!("the {} is sent more than once", described(source, name));
-            return Err(Refusal::new(Reason::RequestAmbiguous, detail));
+            let detail = format!("the {} is sent more than once", describe_source(source, name));
+            return Err(Refusal::new(RefusalReason::RequestAmbiguous, detail));
         }
-        let value = std::str::from_utf8(value).map_err(|_| missing(from))?.trim();
+        let value = std::str::from_utf8(value).map_err(|_| missing_token_refusal(from))?.trim();
         return match (source, value.split_once(' ')) {
             (TokenSource::Header(_), Some((scheme, token))) if scheme.eq_ignore_ascii_case("bearer") => {
                 Ok(token.trim())
             }
             (TokenSource::Header(name), None) if name != header::AUTHORIZATION => Ok(value),
             (TokenSource::Cookie(_), None) => Ok(value),
-            _ => Err(missing(from)),
+            _ => Err(missing_token_refusal(from)),
         };
     }
-    Err(missing(from))
+    Err(missing_token_refusal(from))
 }
 
 /// The values of every cookie of this name.
-fn cookies<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a [u8]> {
+fn cookie_values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a [u8]> {
     let pairs = headers.get_all(header::COOKIE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
     let value = |pair: &'a [u8]| pair.trim_ascii().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
     pairs.filter_map(value).collect()
 }
 
-fn described(source: &TokenSource, name: &str) -> String {
+fn describe_source(source: &TokenSource, name: &str) -> String {
     match source {
         TokenSource::Header(_) => format!("header {name}"),
         TokenSource::Cookie(_) => format!("cookie {name:?}"),
     }
 }
 
-fn missing(from: &[TokenSource]) -> Refusal {
+fn missing_token_refusal(from: &[TokenSource]) -> Refusal {
     let place = |source: &TokenSource| match source {
         TokenSource::Header(name) if name == header::AUTHORIZATION => "Authorization: Bearer TOKEN".to_owned(),
-        TokenSource::Header(name) => described(source, name.as_str()),
-        TokenSource::Cookie(name) => described(source, name),
+        TokenSource::Header(name) => describe_source(source, name.as_str()),
+        TokenSource::Cookie(name) => describe_source(source, name),
     };
     let places: Vec<_> = from.iter().map(place).collect();
     let detail = format!("the caller is known by a token, and there is none; send it as {}", places.join(" or "));
-    Refusal::new(Reason::IdentityInvalid, detail)
+    Refusal::new(RefusalReason::IdentityInvalid, detail)
 }
 
 /// The claims that were asked for and are one value: text, or a whole number.
-fn usable(all: Map<String, Value>, wanted: &HashSet<String>) -> Claims {
+fn select_claims(all: Map<String, Value>, wanted: &HashSet<String>) -> TokenClaims {
     let text = |value: Value| match value {
         Value::String(text) => Some(text),
         Value::Number(number) if number.is_i64() || number.is_u64() => Some(number.to_string()),
         _ => None,
     };
     let asked = all.into_iter().filter(|(name, _)| wanted.contains(name));
-    Claims(asked.filter_map(|(name, value)| Some((name, text(value)?))).collect())
+    TokenClaims(asked.filter_map(|(name, value)| Some((name, text(value)?))).collect())
 }
 
 /// In words that help whoever has to get a better token, and that quote nothing of it.
-fn said(kind: &ErrorKind) -> Doubt {
-    Doubt::Said(match kind {
+fn describe_error(kind: &ErrorKind) -> TokenError {
+    TokenError::Invalid(match kind {
         ErrorKind::ExpiredSignature => "it has expired".into(),
         ErrorKind::ImmatureSignature => "it is not good yet (nbf)".into(),
         ErrorKind::InvalidIssuer => "it is of another issuer (iss)".into(),
@@ -218,17 +218,17 @@ fn said(kind: &ErrorKind) -> Doubt {
     })
 }
 
-fn refusal(why: &str) -> Refusal {
-    Refusal::new(Reason::IdentityInvalid, format!("the token is not believed: {why}"))
+fn token_refusal(why: &str) -> Refusal {
+    Refusal::new(RefusalReason::IdentityInvalid, format!("the token is not believed: {why}"))
 }
 
-fn no_keys_yet() -> Refusal {
+fn no_keys_refusal() -> Refusal {
     let detail = "nothing was executed, because the keys that tokens are verified with could not be fetched yet; \
                   try again with the same key";
-    Refusal::new(Reason::StoreUnavailable, detail).retry_after(SOON)
+    Refusal::new(RefusalReason::StoreUnavailable, detail).retry_after(RETRY_AFTER_NO_KEYS)
 }
 
-impl fmt::Debug for Verifier {
+impl fmt::Debug for JwtVerifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Verifier({:?})", self.settings)
     }

@@ -8,7 +8,7 @@ pub mod config;
 mod console;
 pub mod contract_page;
 pub mod jwt;
-pub mod live;
+pub mod live_config;
 pub mod logs;
 pub mod metrics;
 mod openapi_document;

@@ -2,7 +2,7 @@
 //!
 //! Lines are gathered and written by a thread of their own, because a write per request would cost more than
 //! everything else that the gateway does for it. Requests never wait for that thread: if standard error takes nothing for
-//! long, lines are lost. They are counted ([`lost`]), and the log says how many once it is written again.
+//! long, lines are lost. They are counted ([`lost_lines`]), and the log says how many once it is written again.
 
 use std::{
     collections::HashSet,
@@ -18,41 +18,44 @@ use std::{
     time::Duration,
 };
 
-use ibid::{Answered, Notice, Observer, Outcome, Reason, grpc::Code, http::current_request_id, mask};
+use ibid::{
+    EngineEvent, Observer, RefusalReason, RequestOutcome, RequestReport, grpc::GrpcStatusCode,
+    http::current_request_id, mask,
+};
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::config::{Log, LogFormat};
+use crate::config::{LogFormat, LogSettings};
 
 /// How long a line may wait for others to be written with.
-const GATHER: Duration = Duration::from_millis(20);
+const FLUSH_INTERVAL: Duration = Duration::from_millis(20);
 /// More than this is written at once; beyond it the writing thread has fallen behind, and lines are dropped.
-const MOST: usize = 4 << 20;
+const MAX_BUFFERED_BYTES: usize = 4 << 20;
 /// How long the end of the process waits for the last lines to be written.
-const LAST_LINES: Duration = Duration::from_secs(2);
+const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Lines that were never written, since the process began. There is one standard error.
-static LOST: AtomicU64 = AtomicU64::new(0);
+static LOST_LINES: AtomicU64 = AtomicU64::new(0);
 
 /// How many lines could not be written since the process began.
-pub fn lost() -> u64 {
-    LOST.load(Relaxed)
+pub fn lost_lines() -> u64 {
+    LOST_LINES.load(Relaxed)
 }
 
 /// Writes what is logged. Dropped, it writes what is left.
-pub struct Logs {
+pub struct LogFlushGuard {
     stop: Option<mpsc::Sender<()>>,
     /// Closed once the last line is written.
-    written: mpsc::Receiver<()>,
+    finished: mpsc::Receiver<()>,
 }
 
 /// Lines that wait to be written.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Gathered>>);
+struct LogBuffer(Arc<Mutex<BufferedLines>>);
 
 #[derive(Default)]
-struct Gathered {
+struct BufferedLines {
     lines: Vec<u8>,
     /// Lines for which there was no room since the last ones were taken.
     lost: u64,
@@ -62,8 +65,8 @@ struct Gathered {
 ///
 /// # Errors
 /// If a logger was set before.
-pub fn start(log: &Log) -> Result<Logs, String> {
-    let lines = Lines::default();
+pub fn start(log: &LogSettings) -> Result<LogFlushGuard, String> {
+    let lines = LogBuffer::default();
     let level = LevelFilter::from_str(&log.level.to_string()).expect("its names are ours");
     let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(lines.clone()).with_target(false);
     let set = match log.format {
@@ -74,20 +77,20 @@ pub fn start(log: &Log) -> Result<Logs, String> {
     let (stop, stopped) = mpsc::channel();
     let (writing, written) = mpsc::channel();
     let thread = thread::Builder::new().name("logs".into()).spawn(move || {
-        while stopped.recv_timeout(GATHER) == Err(mpsc::RecvTimeoutError::Timeout) {
-            lines.write_out();
+        while stopped.recv_timeout(FLUSH_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
+            lines.flush_buffer();
         }
-        while lines.write_out() {}
+        while lines.flush_buffer() {}
         drop(writing);
     });
     thread.map_err(|why| format!("logs: {why}"))?;
-    Ok(Logs { stop: Some(stop), written })
+    Ok(LogFlushGuard { stop: Some(stop), finished: written })
 }
 
-impl Lines {
+impl LogBuffer {
     /// Writes what was gathered. Returns whether there was anything.
-    fn write_out(&self) -> bool {
-        let Gathered { lines, lost } = std::mem::take(&mut *self.0.lock());
+    fn flush_buffer(&self) -> bool {
+        let BufferedLines { lines, lost } = std::mem::take(&mut *self.0.lock());
         if lost > 0 {
             // There is room again: it comes behind the lines that were gathered before the first was lost.
             tracing::warn!(lost, "{lost} log lines were lost, because standard error did not take them");
@@ -105,34 +108,34 @@ fn write_all(out: &mut impl Write, mut lines: &[u8]) {
             Ok(some) => lines = &lines[some..],
             Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
             // Somebody made standard error non-blocking.
-            Err(why) if why.kind() == io::ErrorKind::WouldBlock => rest(),
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => pause(),
             Err(_) => break,
         }
     }
-    LOST.fetch_add(lines.iter().filter(|byte| **byte == b'\n').count() as u64, Relaxed);
+    LOST_LINES.fetch_add(lines.iter().filter(|byte| **byte == b'\n').count() as u64, Relaxed);
 }
 
 #[expect(clippy::disallowed_methods, reason = "no task shares this thread")]
-fn rest() {
-    thread::sleep(GATHER);
+fn pause() {
+    thread::sleep(FLUSH_INTERVAL);
 }
 
-impl Drop for Logs {
+impl Drop for LogFlushGuard {
     fn drop(&mut self) {
         drop(self.stop.take());
         // A standard error that takes nothing must not keep the process from ending.
-        let _ = self.written.recv_timeout(LAST_LINES);
+        let _ = self.finished.recv_timeout(FINAL_FLUSH_TIMEOUT);
     }
 }
 
-impl Write for Lines {
+impl Write for LogBuffer {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut gathered = self.0.lock();
-        if gathered.lines.len() + line.len() <= MOST {
+        if gathered.lines.len() + line.len() <= MAX_BUFFERED_BYTES {
             gathered.lines.extend_from_slice(line);
         } else {
             gathered.lost += 1;
-            LOST.fetch_add(1, Relaxed);
+            LOST_LINES.fetch_add(1, Relaxed);
         }
         Ok(line.len())
     }
@@ -142,7 +145,7 @@ impl Write for Lines {
     }
 }
 
-impl<'a> MakeWriter<'a> for Lines {
+impl<'a> MakeWriter<'a> for LogBuffer {
     type Writer = Self;
 
     fn make_writer(&'a self) -> Self {
@@ -155,17 +158,17 @@ const MAX_UNCOVERED_PATHS: usize = 1000;
 
 /// Logs what the engine tells.
 #[derive(Debug, Default)]
-pub struct Logged {
+pub struct LogObserver {
     /// Hashes of the paths that requests with a key went to uncovered. Written here only.
-    uncovered: Mutex<HashSet<u64>>,
+    uncovered_paths: Mutex<HashSet<u64>>,
     hasher: RandomState,
 }
 
-impl Logged {
+impl LogObserver {
     /// One line per path: a client that sends keys in vain does so with every request.
-    fn uncovered(&self, notice: &Notice<'_>, path: &str) {
+    fn log_uncovered(&self, notice: &EngineEvent<'_>, path: &str) {
         let hash = self.hasher.hash_one(path);
-        let mut known = self.uncovered.lock();
+        let mut known = self.uncovered_paths.lock();
         if known.len() >= MAX_UNCOVERED_PATHS || !known.insert(hash) {
             return;
         }
@@ -176,10 +179,10 @@ impl Logged {
     }
 }
 
-impl Observer for Logged {
-    fn answered(&self, request: &Answered<'_>) {
-        use Outcome::{Degraded, Keyless, Refused, Unknown};
-        let code = Code::of_outline(request.status);
+impl Observer for LogObserver {
+    fn answered(&self, request: &RequestReport<'_>) {
+        use RequestOutcome::{Degraded, Keyless, Refused, Unknown};
+        let code = GrpcStatusCode::from_summary_status(request.status);
         macro_rules! line {
             ($level:ident, $text:expr) => {
                 tracing::$level!(
@@ -190,12 +193,12 @@ impl Observer for Logged {
                     key = request.key,
                     address = request.address.map(|at| mask(&at.to_string())),
                     status = if code.is_some() { 200 } else { request.status },
-                    grpc_status = code.map(Code::name),
+                    grpc_status = code.map(GrpcStatusCode::name),
                     attempt = request.attempt,
                     took_ms = request.took.as_secs_f64() * 1000.0,
-                    ran_ms = request.ran_for.as_secs_f64() * 1000.0,
+                    ran_ms = request.run_took.as_secs_f64() * 1000.0,
                     request_id = request.request_id,
-                    peer = request.peer.map(|peer| peer.to_string()),
+                    peer = request.client_address.map(|peer| peer.to_string()),
                     user_agent = request.user_agent.map(|agent| String::from_utf8_lossy(agent).into_owned()),
                     "{}",
                     $text
@@ -203,35 +206,40 @@ impl Observer for Logged {
             };
         }
         match request.outcome {
-            Refused(Reason::KeyMissing) => line!(warn, "missing idempotency key"),
-            Refused(Reason::KeyInvalid) => line!(warn, "invalid idempotency key"),
-            Refused(Reason::StoreUnavailable) | Degraded => line!(error, "store unavailable"),
+            Refused(RefusalReason::KeyMissing) => line!(warn, "missing idempotency key"),
+            Refused(RefusalReason::KeyInvalid) => line!(warn, "invalid idempotency key"),
+            Refused(RefusalReason::StoreUnavailable) | Degraded => line!(error, "store unavailable"),
             Unknown => line!(warn, "outcome unknown"),
-            Refused(Reason::UpstreamTimeout) => line!(warn, "no answer in time; it is still waited for"),
-            Refused(Reason::InProgress) => line!(info, "duplicate while the first is running"),
+            Refused(RefusalReason::UpstreamTimeout) => line!(warn, "no answer in time; it is still waited for"),
+            Refused(RefusalReason::InProgress) => line!(info, "duplicate while the first is running"),
             Refused(_) => line!(info, "refused"),
-            Outcome::Replayed => line!(info, "duplicate: stored answer replayed"),
-            Outcome::Executed => line!(info, "answer stored"),
+            RequestOutcome::Replayed => line!(info, "duplicate: stored answer replayed"),
+            RequestOutcome::Executed => line!(info, "answer stored"),
             Keyless => line!(debug, "no key"),
             _ => line!(info, "answered"),
         }
     }
 
-    fn noticed(&self, notice: &Notice<'_>) {
+    fn on_event(&self, notice: &EngineEvent<'_>) {
         let id = current_request_id();
         let request_id = id.as_ref().and_then(|id| id.to_str().ok());
         match notice {
-            Notice::StoreFailed { .. } | Notice::JournalFailed(_) | Notice::Unreadable(_) | Notice::Dropped(_) => {
+            EngineEvent::StoreFailed { .. }
+            | EngineEvent::JournalFailed(_)
+            | EngineEvent::RecordUnreadable(_)
+            | EngineEvent::SettlementDropped(_) => {
                 tracing::error!(request_id, "{notice}")
             }
-            Notice::LostClaim(_)
-            | Notice::Restored(_)
-            | Notice::Fallback { .. }
-            | Notice::Solo(_)
-            | Notice::Journaled(_)
-            | Notice::Shortened(_)
-            | Notice::LateAnswer { outcome: Outcome::Unknown, .. } => tracing::warn!(request_id, "{notice}"),
-            Notice::Uncovered { path, .. } => self.uncovered(notice, path),
+            EngineEvent::ClaimLost(_)
+            | EngineEvent::EntryRestored(_)
+            | EngineEvent::Fallback { .. }
+            | EngineEvent::FrontOnlyClaim(_)
+            | EngineEvent::Journaled(_)
+            | EngineEvent::BodyNotStored(_)
+            | EngineEvent::LateAnswer { outcome: RequestOutcome::Unknown, .. } => {
+                tracing::warn!(request_id, "{notice}")
+            }
+            EngineEvent::UncoveredKey { path, .. } => self.log_uncovered(notice, path),
             _ => tracing::info!(request_id, "{notice}"),
         }
     }

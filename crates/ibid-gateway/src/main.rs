@@ -4,12 +4,12 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use ibid_gateway::{
-    commands::{Failed, check, conform, demo, health, keys, migrate, openapi, report, serve, store, sweep},
+    commands::{CommandError, check, conform, demo, health, keys, migrate, openapi, report, serve, store, sweep},
     config::{Env, ServeArgs},
 };
 
 /// A setting is wrong: `EX_USAGE` of sysexits.
-const WRONG_SETTING: u8 = 64;
+const EXIT_INVALID_CONFIG: u8 = 64;
 
 #[derive(Parser)]
 #[command(
@@ -49,13 +49,13 @@ fn main() -> ExitCode {
         Err(why) => {
             let _ = why.print();
             // Help and the version are what was asked for.
-            return if why.use_stderr() { WRONG_SETTING.into() } else { ExitCode::SUCCESS };
+            return if why.use_stderr() { EXIT_INVALID_CONFIG.into() } else { ExitCode::SUCCESS };
         }
     };
     let failed = match command {
         Command::Demo(args) => demo::run(&args).err().map(|why| (why, 1)),
         Command::Serve(args) => serve::run(args, &env).err().map(|why| match why {
-            serve::ServeError::Settings(line) => (line, WRONG_SETTING),
+            serve::ServeError::Settings(line) => (line, EXIT_INVALID_CONFIG),
             why => (why.to_string(), 1),
         }),
         Command::Store(args) => match store::run(&args, &mut io::stdout(), &mut io::stderr()) {
@@ -63,12 +63,14 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(why) => Some((why, 1)),
         },
-        Command::Health(args) => return ended(health::run(&args, &env, &mut io::stdout().lock())),
-        Command::Keys(args) => return ended(keys::run(&args, &env, &mut io::stdout().lock(), &mut io::stderr())),
-        Command::Report(args) => return ended(report::run(&args, &env, &mut io::stdout().lock())),
-        Command::Sweep(args) => return ended(sweep::run(&args, &env, &mut io::stdout().lock())),
-        Command::Migrate(args) => return ended(migrate::run(&args, &env, &mut io::stdout().lock())),
-        Command::Openapi(args) => return ended(openapi::run(&args, &env, &mut io::stdout().lock(), &mut io::stderr())),
+        Command::Health(args) => return exit_code(health::run(&args, &env, &mut io::stdout().lock())),
+        Command::Keys(args) => return exit_code(keys::run(&args, &env, &mut io::stdout().lock(), &mut io::stderr())),
+        Command::Report(args) => return exit_code(report::run(&args, &env, &mut io::stdout().lock())),
+        Command::Sweep(args) => return exit_code(sweep::run(&args, &env, &mut io::stdout().lock())),
+        Command::Migrate(args) => return exit_code(migrate::run(&args, &env, &mut io::stdout().lock())),
+        Command::Openapi(args) => {
+            return exit_code(openapi::run(&args, &env, &mut io::stdout().lock(), &mut io::stderr()));
+        }
         Command::Conform(args) => match conform::run(&args, &mut io::stdout().lock()) {
             Ok(conforms) => return conforms.code().into(),
             // Whoever reads it has read enough.
@@ -79,7 +81,7 @@ fn main() -> ExitCode {
             Ok(verdict) => return verdict.code().into(),
             // Whoever reads it has read enough.
             Err(check::CheckError::Print(why)) if why.kind() == io::ErrorKind::BrokenPipe => None,
-            Err(why) => Some((why.to_string(), WRONG_SETTING)),
+            Err(why) => Some((why.to_string(), EXIT_INVALID_CONFIG)),
         },
     };
     match failed {
@@ -92,11 +94,11 @@ fn main() -> ExitCode {
 }
 
 /// The end of a command that worked on a store.
-fn ended(end: Result<(), Failed>) -> ExitCode {
+fn exit_code(end: Result<(), CommandError>) -> ExitCode {
     match end {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads it has read enough.
-        Err(Failed::Print(why)) if why.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(CommandError::Output(why)) if why.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("{why}");
             why.code().into()

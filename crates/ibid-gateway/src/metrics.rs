@@ -17,55 +17,57 @@ use std::{
     time::Duration,
 };
 
-use ibid::{Answered, Notice, Observer, Outcome, Reason, Shadow, StoreCall, store::Counts};
+use ibid::{
+    EngineEvent, Observer, RefusalReason, RequestOutcome, RequestReport, ShadowOutcome, StoreCall, store::EntryCounts,
+};
 use serde::Serialize;
 
 use self::{
     exposition::Exposition,
+    route_counters::RouteCounters,
     sharded::{Histogram, Sharded},
-    tallies::Tallies,
 };
 pub use self::{
-    gauges::Gauges,
-    history::History,
-    refusals::{Refusals, Refused},
-    shadow::{ShadowReport, Unkeyed},
+    gauges::StoreGauges,
+    history::MetricsHistory,
+    refusals::{RefusalLog, RefusedRequest},
+    shadow::{KeylessAgent, ShadowCounters},
 };
 pub(crate) use self::{
-    history::{CONFLICTS_LIMIT, HITS_LIMIT, Lately, Window},
-    reading::{Reading, Requests},
-    sharded::Spread,
+    history::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, RecentTotals},
+    sharded::HistogramSnapshot,
+    snapshot::{MetricsSnapshot, RequestCounts},
 };
 use crate::{logs, routes::RouteTable};
 
 mod exposition;
 mod gauges;
 mod history;
-mod reading;
 mod refusals;
+mod route_counters;
 mod shadow;
 mod sharded;
-mod tallies;
+mod snapshot;
 
 /// What the page is, in the words of HTTP.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// All values of one name.
 #[derive(Debug)]
-pub struct Family {
+pub struct MetricFamily {
     /// As Prometheus knows it.
     pub name: &'static str,
     /// What its samples are told apart by.
     pub labels: &'static [&'static str],
     /// What it is.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// What it means, on one line.
     pub help: &'static str,
 }
 
 /// What a family is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only grows, until the process ends.
     Counter,
     /// Rises and falls.
@@ -76,59 +78,59 @@ pub enum Kind {
 
 /// Everything that there is, in the order of the page.
 #[rustfmt::skip]
-pub const FAMILIES: [Family; 20] = [
-    Family { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: Kind::Counter,
+pub const FAMILIES: [MetricFamily; 20] = [
+    MetricFamily { name: "idempotency_requests_total", labels: &["route", "outcome"], kind: MetricKind::Counter,
              help: "Covered requests by route and by what they got." },
-    Family { name: "idempotency_cache_hit_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_cache_hit_total", labels: &[], kind: MetricKind::Counter,
              help: "Requests that were answered from the record and ran nothing." },
-    Family { name: "idempotency_cache_miss_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_cache_miss_total", labels: &[], kind: MetricKind::Counter,
              help: "Requests that found no answer and were granted a run." },
-    Family { name: "idempotency_conflicts_total", labels: &["reason"], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_conflicts_total", labels: &["reason"], kind: MetricKind::Counter,
              help: "Requests refused because of another one with their key: in_progress (it was still running) or mismatch (it was a different request)." },
-    Family { name: "idempotency_mismatches_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_mismatches_total", labels: &[], kind: MetricKind::Counter,
              help: "Requests refused as key-reused: their key was first used for a different request." },
-    Family { name: "idempotency_retries_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_retries_total", labels: &[], kind: MetricKind::Counter,
              help: "Requests beyond the first for their key: replayed, refused because of an earlier one, or run again." },
-    Family { name: "idempotency_uncovered_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_uncovered_total", labels: &[], kind: MetricKind::Counter,
              help: "Requests that carried a key and that no policy covers: they passed through unprotected." },
-    Family { name: "idempotency_fallback_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_fallback_total", labels: &[], kind: MetricKind::Counter,
              help: "Store calls that one of two stores decided alone because the other could not be reached." },
-    Family { name: "idempotency_processing_gauge", labels: &[], kind: Kind::Gauge,
+    MetricFamily { name: "idempotency_processing_gauge", labels: &[], kind: MetricKind::Gauge,
              help: "Entries in the store that run and were heard of within their lease." },
-    Family { name: "idempotency_outcome_unknown", labels: &[], kind: Kind::Gauge,
+    MetricFamily { name: "idempotency_outcome_unknown", labels: &[], kind: MetricKind::Gauge,
              help: "Entries in the store whose end nobody knows: silent for longer than their lease, or parked." },
-    Family { name: "idempotency_unknown_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_unknown_total", labels: &[], kind: MetricKind::Counter,
              help: "Runs that were parked: whether the operation took place is not known." },
-    Family { name: "idempotency_late_answers_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_late_answers_total", labels: &[], kind: MetricKind::Counter,
              help: "Answers that came after timeout and within late_answer: a retry gets them." },
-    Family { name: "idempotency_lost_claims_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_lost_claims_total", labels: &[], kind: MetricKind::Counter,
              help: "Claims found taken over while their operation ran: it may have run twice." },
-    Family { name: "idempotency_dropped_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_dropped_total", labels: &[], kind: MetricKind::Counter,
              help: "Results that the store did not take and that were given up: their outcome is unknown." },
-    Family { name: "idempotency_shared_keys_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_shared_keys_total", labels: &[], kind: MetricKind::Counter,
              help: "Requests whose key another caller had sent with the same request: mostly one client whose credential changed." },
-    Family { name: "idempotency_store_seconds", labels: &["op"], kind: Kind::Histogram,
+    MetricFamily { name: "idempotency_store_seconds", labels: &["op"], kind: MetricKind::Histogram,
              help: "How long the store took, by call; wait lasts as long as another request's run." },
-    Family { name: "idempotency_overhead_seconds", labels: &[], kind: Kind::Histogram,
+    MetricFamily { name: "idempotency_overhead_seconds", labels: &[], kind: MetricKind::Histogram,
              help: "What requests with a key took beyond their operation, from head to answer, waiting included." },
-    Family { name: "idempotency_store_bytes", labels: &[], kind: Kind::Gauge,
+    MetricFamily { name: "idempotency_store_bytes", labels: &[], kind: MetricKind::Gauge,
              help: "What the entries in the store take up, roughly." },
-    Family { name: "idempotency_store_up", labels: &["store"], kind: Kind::Gauge,
+    MetricFamily { name: "idempotency_store_up", labels: &["store"], kind: MetricKind::Gauge,
              help: "Whether a store answers and grants new keys: 1, else 0. Of two stores, each." },
-    Family { name: "idempotency_log_lines_lost_total", labels: &[], kind: Kind::Counter,
+    MetricFamily { name: "idempotency_log_lines_lost_total", labels: &[], kind: MetricKind::Counter,
              help: "Log lines that were never written, because standard error did not take them." },
 ];
 
 /// Counts what an engine tells.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    requests: Tallies,
-    rest: Sharded<Rest>,
+    requests: RouteCounters,
+    counters: Sharded<GatewayCounters>,
 }
 
 /// What is counted once per gateway, not per route.
 #[derive(Debug, Default)]
-struct Rest {
+struct GatewayCounters {
     hits: AtomicU64,
     misses: AtomicU64,
     retries: AtomicU64,
@@ -146,7 +148,7 @@ struct Rest {
 
 /// What was counted since the process began, under the names of the families.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Totals {
+pub struct MetricTotals {
     /// `idempotency_cache_hit_total`.
     pub hits: u64,
     /// `idempotency_cache_miss_total`.
@@ -177,59 +179,63 @@ pub struct RouteTotals {
 }
 
 /// Counts, then tells somebody else.
-pub struct Watched {
+pub struct MetricsObserver {
     metrics: Arc<Metrics>,
-    shadow: Arc<ShadowReport>,
-    refusals: Arc<Refusals>,
-    then: Arc<dyn Observer>,
+    shadow: Arc<ShadowCounters>,
+    refusals: Arc<RefusalLog>,
+    next: Arc<dyn Observer>,
 }
 
 impl Metrics {
     /// Shows these routes from now on, at zero if nothing was counted for them.
-    pub fn show(&self, routes: &RouteTable) {
-        routes.iter().for_each(|route| self.requests.show(&route.name));
+    pub fn register_routes(&self, routes: &RouteTable) {
+        routes.iter().for_each(|route| self.requests.register(&route.name));
     }
 
     /// All of it, in Prometheus' text format. `up` says of each store whether it is.
-    pub fn render(&self, stored: Counts, up: &[(&str, bool)]) -> String {
+    pub fn render(&self, stored: EntryCounts, up: &[(&str, bool)]) -> String {
         let mut page = Exposition::default();
         for family in &FAMILIES {
-            page.begin(family);
-            self.family(&mut page, family.name, stored, up);
+            page.begin_family(family);
+            self.write_family(&mut page, family.name, stored, up);
         }
         page.into_text()
     }
 
     /// The same numbers for people and programs that are not Prometheus.
-    pub fn totals(&self) -> Totals {
-        let total = |of: fn(&Rest) -> &AtomicU64| self.rest.iter().map(|shard| of(shard).load(Relaxed)).sum::<u64>();
-        let routes = self.requests.shown().map(|tally| RouteTotals {
+    pub fn totals(&self) -> MetricTotals {
+        let total = |of: fn(&GatewayCounters) -> &AtomicU64| {
+            self.counters.iter().map(|shard| of(shard).load(Relaxed)).sum::<u64>()
+        };
+        let routes = self.requests.iter().map(|tally| RouteTotals {
             route: tally.route().into(),
-            outcomes: tally.read().map(|(outcome, count)| (outcome.name(), count)).collect(),
+            outcomes: tally.counts_by_outcome().map(|(outcome, count)| (outcome.name(), count)).collect(),
         });
-        Totals {
+        MetricTotals {
             hits: total(|rest| &rest.hits),
             misses: total(|rest| &rest.misses),
-            conflicts: self.requests.all_of(Outcome::Refused(Reason::InProgress)),
-            mismatches: self.requests.all_of(Outcome::Refused(Reason::KeyReused)),
+            conflicts: self.requests.total(RequestOutcome::Refused(RefusalReason::InProgress)),
+            mismatches: self.requests.total(RequestOutcome::Refused(RefusalReason::KeyReused)),
             retries: total(|rest| &rest.retries),
             fallbacks: total(|rest| &rest.fallbacks),
-            unknown: self.requests.all_of(Outcome::Unknown) + total(|rest| &rest.late_unknown),
+            unknown: self.requests.total(RequestOutcome::Unknown) + total(|rest| &rest.late_unknown),
             lost_claims: total(|rest| &rest.lost_claims),
             routes: routes.collect(),
         }
     }
 
-    fn family(&self, page: &mut Exposition<'_>, name: &str, stored: Counts, up: &[(&str, bool)]) {
-        let outcome = |outcome| self.requests.all_of(outcome);
-        let total = |of: fn(&Rest) -> &AtomicU64| self.rest.iter().map(|shard| of(shard).load(Relaxed)).sum::<u64>();
-        let spread = |of: &dyn Fn(&Rest) -> &Histogram| {
-            self.rest.iter().fold(Spread::default(), |sum, shard| sum + of(shard).read())
+    fn write_family(&self, page: &mut Exposition<'_>, name: &str, stored: EntryCounts, up: &[(&str, bool)]) {
+        let outcome = |outcome| self.requests.total(outcome);
+        let total = |of: fn(&GatewayCounters) -> &AtomicU64| {
+            self.counters.iter().map(|shard| of(shard).load(Relaxed)).sum::<u64>()
+        };
+        let spread = |of: &dyn Fn(&GatewayCounters) -> &Histogram| {
+            self.counters.iter().fold(HistogramSnapshot::default(), |sum, shard| sum + of(shard).snapshot())
         };
         match name {
             "idempotency_requests_total" => {
-                for tally in self.requests.shown() {
-                    for (outcome, count) in tally.read() {
+                for tally in self.requests.iter() {
+                    for (outcome, count) in tally.counts_by_outcome() {
                         page.sample(&[tally.route(), outcome.name()], count);
                     }
                 }
@@ -237,17 +243,19 @@ impl Metrics {
             "idempotency_cache_hit_total" => page.sample(&[], total(|rest| &rest.hits)),
             "idempotency_cache_miss_total" => page.sample(&[], total(|rest| &rest.misses)),
             "idempotency_conflicts_total" => {
-                page.sample(&["in_progress"], outcome(Outcome::Refused(Reason::InProgress)));
-                page.sample(&["mismatch"], outcome(Outcome::Refused(Reason::KeyReused)));
+                page.sample(&["in_progress"], outcome(RequestOutcome::Refused(RefusalReason::InProgress)));
+                page.sample(&["mismatch"], outcome(RequestOutcome::Refused(RefusalReason::KeyReused)));
             }
-            "idempotency_mismatches_total" => page.sample(&[], outcome(Outcome::Refused(Reason::KeyReused))),
+            "idempotency_mismatches_total" => {
+                page.sample(&[], outcome(RequestOutcome::Refused(RefusalReason::KeyReused)))
+            }
             "idempotency_retries_total" => page.sample(&[], total(|rest| &rest.retries)),
             "idempotency_uncovered_total" => page.sample(&[], total(|rest| &rest.uncovered)),
             "idempotency_fallback_total" => page.sample(&[], total(|rest| &rest.fallbacks)),
             "idempotency_processing_gauge" => page.sample(&[], stored.processing),
             "idempotency_outcome_unknown" => page.sample(&[], stored.unknown),
             "idempotency_unknown_total" => {
-                page.sample(&[], outcome(Outcome::Unknown) + total(|rest| &rest.late_unknown));
+                page.sample(&[], outcome(RequestOutcome::Unknown) + total(|rest| &rest.late_unknown));
             }
             "idempotency_late_answers_total" => page.sample(&[], total(|rest| &rest.late_answers)),
             "idempotency_lost_claims_total" => page.sample(&[], total(|rest| &rest.lost_claims)),
@@ -261,25 +269,25 @@ impl Metrics {
             "idempotency_overhead_seconds" => page.histogram(&[], &spread(&|rest| &rest.overhead)),
             "idempotency_store_bytes" => page.sample(&[], stored.bytes),
             "idempotency_store_up" => up.iter().for_each(|(store, is_up)| page.sample(&[store], u64::from(*is_up))),
-            "idempotency_log_lines_lost_total" => page.sample(&[], logs::lost()),
+            "idempotency_log_lines_lost_total" => page.sample(&[], logs::lost_lines()),
             _ => unreachable!("{name} is in the list and has no value"),
         }
     }
 }
 
 impl Observer for Metrics {
-    fn answered(&self, request: &Answered<'_>) {
-        self.requests.of(request.route).add(request.outcome);
+    fn answered(&self, request: &RequestReport<'_>) {
+        self.requests.get_or_insert(request.route).increment(request.outcome);
         // Without an address nothing was asked of the store, and a request without a key has only begun.
         if request.address.is_none() {
             return;
         }
-        let mine = self.rest.mine();
-        mine.overhead.observe(request.took.saturating_sub(request.ran_for));
+        let mine = self.counters.local();
+        mine.overhead.observe(request.took.saturating_sub(request.run_took));
         match request.attempt {
             // Whatever it was answered with: one that lost its claim ran, and got the record of another.
             Some(_) => mine.misses.fetch_add(1, Relaxed),
-            None if request.outcome == Outcome::Replayed => mine.hits.fetch_add(1, Relaxed),
+            None if request.outcome == RequestOutcome::Replayed => mine.hits.fetch_add(1, Relaxed),
             None => 0,
         };
         if is_retry(request) {
@@ -288,45 +296,46 @@ impl Observer for Metrics {
     }
 
     fn asked(&self, call: StoreCall, took: Duration) {
-        self.rest.mine().store[call as usize].observe(took);
+        self.counters.local().store[call as usize].observe(took);
     }
 
-    fn noticed(&self, notice: &Notice<'_>) {
-        let mine = self.rest.mine();
+    fn on_event(&self, notice: &EngineEvent<'_>) {
+        let mine = self.counters.local();
         match notice {
-            Notice::LostClaim(_) => mine.lost_claims.fetch_add(1, Relaxed),
-            Notice::LateAnswer { outcome: Outcome::Unknown, .. } => mine.late_unknown.fetch_add(1, Relaxed),
-            Notice::LateAnswer { outcome: Outcome::Executed | Outcome::Pending | Outcome::Released, .. } => {
-                mine.late_answers.fetch_add(1, Relaxed)
-            }
-            Notice::Dropped(_) => mine.dropped.fetch_add(1, Relaxed),
-            Notice::Uncovered { .. } => mine.uncovered.fetch_add(1, Relaxed),
-            Notice::SharedKey(_) => mine.shared_keys.fetch_add(1, Relaxed),
+            EngineEvent::ClaimLost(_) => mine.lost_claims.fetch_add(1, Relaxed),
+            EngineEvent::LateAnswer { outcome: RequestOutcome::Unknown, .. } => mine.late_unknown.fetch_add(1, Relaxed),
+            EngineEvent::LateAnswer {
+                outcome: RequestOutcome::Executed | RequestOutcome::Pending | RequestOutcome::Released,
+                ..
+            } => mine.late_answers.fetch_add(1, Relaxed),
+            EngineEvent::SettlementDropped(_) => mine.dropped.fetch_add(1, Relaxed),
+            EngineEvent::UncoveredKey { .. } => mine.uncovered.fetch_add(1, Relaxed),
+            EngineEvent::SharedKey(_) => mine.shared_keys.fetch_add(1, Relaxed),
             // A store that had to do without the first, or without the one that decides: never both for one call.
-            Notice::Fallback { .. } | Notice::Solo(_) => mine.fallbacks.fetch_add(1, Relaxed),
+            EngineEvent::Fallback { .. } | EngineEvent::FrontOnlyClaim(_) => mine.fallbacks.fetch_add(1, Relaxed),
             _ => return,
         };
     }
 }
 
-impl Watched {
+impl MetricsObserver {
     /// Counts from zero what `then` is told.
     pub fn new(then: impl Observer) -> Arc<Self> {
-        Self::by(Arc::new(then))
+        Self::with_shared_observer(Arc::new(then))
     }
 
     /// As [`new`](Self::new), for an observer that somebody else has, too.
-    pub fn by(then: Arc<dyn Observer>) -> Arc<Self> {
-        Arc::new(Self { metrics: Arc::default(), shadow: Arc::default(), refusals: Arc::default(), then })
+    pub fn with_shared_observer(then: Arc<dyn Observer>) -> Arc<Self> {
+        Arc::new(Self { metrics: Arc::default(), shadow: Arc::default(), refusals: Arc::default(), next: then })
     }
 
     /// What shadow mode saw, and who sent no key.
-    pub fn shadow(&self) -> &Arc<ShadowReport> {
+    pub fn shadow(&self) -> &Arc<ShadowCounters> {
         &self.shadow
     }
 
     /// The last refusals.
-    pub fn refusals(&self) -> &Arc<Refusals> {
+    pub fn refusals(&self) -> &Arc<RefusalLog> {
         &self.refusals
     }
 
@@ -336,32 +345,32 @@ impl Watched {
     }
 }
 
-impl Observer for Watched {
-    fn answered(&self, request: &Answered<'_>) {
+impl Observer for MetricsObserver {
+    fn answered(&self, request: &RequestReport<'_>) {
         self.metrics.answered(request);
-        self.shadow.answered(request);
-        self.refusals.answered(request);
-        self.then.answered(request);
+        self.shadow.on_request(request);
+        self.refusals.on_request(request);
+        self.next.answered(request);
     }
 
     fn asked(&self, call: StoreCall, took: Duration) {
         self.metrics.asked(call, took);
-        self.then.asked(call, took);
+        self.next.asked(call, took);
     }
 
-    fn noticed(&self, notice: &Notice<'_>) {
-        self.metrics.noticed(notice);
-        self.then.noticed(notice);
+    fn on_event(&self, notice: &EngineEvent<'_>) {
+        self.metrics.on_event(notice);
+        self.next.on_event(notice);
     }
 }
 
-impl fmt::Debug for Watched {
+impl fmt::Debug for MetricsObserver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watched").field("metrics", &self.metrics).finish_non_exhaustive()
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for MetricKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Counter => "counter",
@@ -373,53 +382,56 @@ impl fmt::Display for Kind {
 
 /// Whether the request met an earlier one with its key. One that ran is the first if its attempt is: a holder that lost its
 /// claim gets the record of another, and was there before it.
-fn is_retry(request: &Answered<'_>) -> bool {
+fn is_retry(request: &RequestReport<'_>) -> bool {
     if let Some(attempt) = request.attempt {
         return attempt > 1;
     }
-    let met = |reason| matches!(reason, Reason::InProgress | Reason::KeyReused | Reason::OutcomeUnknown);
+    let met =
+        |reason| matches!(reason, RefusalReason::InProgress | RefusalReason::KeyReused | RefusalReason::OutcomeUnknown);
     match request.outcome {
-        Outcome::Replayed | Outcome::Shadow(Shadow::Replay) => true,
-        Outcome::Refused(reason) | Outcome::Shadow(Shadow::Refusal(reason)) => met(reason),
+        RequestOutcome::Replayed | RequestOutcome::Shadow(ShadowOutcome::Replay) => true,
+        RequestOutcome::Refused(reason) | RequestOutcome::Shadow(ShadowOutcome::Refusal(reason)) => met(reason),
         _ => false,
     }
 }
 
 /// How many outcomes there are.
-const OUTCOMES: usize = NOT_REFUSED.len() + Reason::COUNT;
+const OUTCOME_COUNT: usize = NON_REFUSAL_OUTCOMES.len() + RefusalReason::COUNT;
 
 /// Outcomes but refusals. What a shadow refusal would have been for is in the log.
-const NOT_REFUSED: [Outcome; 9] = [
-    Outcome::Executed,
-    Outcome::Released,
-    Outcome::Pending,
-    Outcome::Unknown,
-    Outcome::Degraded,
-    Outcome::Replayed,
-    Outcome::Keyless,
-    Outcome::Shadow(Shadow::Replay),
-    Outcome::Shadow(Shadow::Refusal(Reason::KeyMissing)),
+const NON_REFUSAL_OUTCOMES: [RequestOutcome; 9] = [
+    RequestOutcome::Executed,
+    RequestOutcome::Released,
+    RequestOutcome::Pending,
+    RequestOutcome::Unknown,
+    RequestOutcome::Degraded,
+    RequestOutcome::Replayed,
+    RequestOutcome::Keyless,
+    RequestOutcome::Shadow(ShadowOutcome::Replay),
+    RequestOutcome::Shadow(ShadowOutcome::Refusal(RefusalReason::KeyMissing)),
 ];
 
 /// All outcomes that have a name of their own, each at its [`place`].
-fn outcomes() -> [Outcome; OUTCOMES] {
-    let mut refusals = Reason::all().map(Outcome::Refused);
-    array::from_fn(|at| NOT_REFUSED.get(at).copied().or_else(|| refusals.next()).expect("as many as are counted"))
+fn all_outcomes() -> [RequestOutcome; OUTCOME_COUNT] {
+    let mut refusals = RefusalReason::all().map(RequestOutcome::Refused);
+    array::from_fn(|at| {
+        NON_REFUSAL_OUTCOMES.get(at).copied().or_else(|| refusals.next()).expect("as many as are counted")
+    })
 }
 
 /// Where an outcome is counted.
-fn place(outcome: Outcome) -> usize {
+fn outcome_index(outcome: RequestOutcome) -> usize {
     match outcome {
-        Outcome::Executed => 0,
-        Outcome::Released => 1,
-        Outcome::Pending => 2,
-        Outcome::Unknown => 3,
-        Outcome::Degraded => 4,
-        Outcome::Replayed => 5,
-        Outcome::Keyless => 6,
-        Outcome::Shadow(Shadow::Replay) => 7,
-        Outcome::Shadow(Shadow::Refusal(_)) => 8,
-        Outcome::Refused(reason) => NOT_REFUSED.len() + reason as usize,
+        RequestOutcome::Executed => 0,
+        RequestOutcome::Released => 1,
+        RequestOutcome::Pending => 2,
+        RequestOutcome::Unknown => 3,
+        RequestOutcome::Degraded => 4,
+        RequestOutcome::Replayed => 5,
+        RequestOutcome::Keyless => 6,
+        RequestOutcome::Shadow(ShadowOutcome::Replay) => 7,
+        RequestOutcome::Shadow(ShadowOutcome::Refusal(_)) => 8,
+        RequestOutcome::Refused(reason) => NON_REFUSAL_OUTCOMES.len() + reason as usize,
     }
 }
 
@@ -431,12 +443,12 @@ mod tests {
 
     #[test]
     fn every_outcome_has_a_place_and_a_name_of_its_own() {
-        let all = outcomes();
+        let all = all_outcomes();
         for (at, outcome) in all.into_iter().enumerate() {
-            assert_eq!(place(outcome), at, "{outcome:?}");
+            assert_eq!(outcome_index(outcome), at, "{outcome:?}");
         }
         let names: HashSet<_> = all.iter().map(|outcome| outcome.name()).collect();
-        assert_eq!(names.len(), OUTCOMES);
+        assert_eq!(names.len(), OUTCOME_COUNT);
     }
 
     #[test]
@@ -451,11 +463,11 @@ mod tests {
         let metrics = Metrics::default();
         let error = ibid::store::StoreError::new(ibid::store::ErrorKind::NotApplied, "redis", "gone");
         let at = ibid::store::Address([7; 32]);
-        metrics.noticed(&Notice::Fallback { call: "claim", error: &error });
-        metrics.noticed(&Notice::Solo(&at));
-        metrics.noticed(&Notice::StoreFailed { call: "claim", error: &error });
-        metrics.noticed(&Notice::Restored(&at));
-        let page = metrics.render(Counts::default(), &[]);
+        metrics.on_event(&EngineEvent::Fallback { call: "claim", error: &error });
+        metrics.on_event(&EngineEvent::FrontOnlyClaim(&at));
+        metrics.on_event(&EngineEvent::StoreFailed { call: "claim", error: &error });
+        metrics.on_event(&EngineEvent::EntryRestored(&at));
+        let page = metrics.render(EntryCounts::default(), &[]);
         assert!(page.contains("\nidempotency_fallback_total 2\n"), "{page}");
         assert!(page.contains("\nidempotency_lost_claims_total 0\n"), "{page}");
     }

@@ -21,8 +21,8 @@ use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use ibid::{
-    Ibid, Reason, Refusals,
-    http::{Fate, IbidService, Reserved, ResponseBody},
+    Ibid, RefusalFormat, RefusalReason,
+    http::{DispatchOutcome, IbidService, MemoryReservation, ResponseBody},
 };
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -31,8 +31,8 @@ use tower_service::Service;
 
 use self::conditions::Conditions;
 use crate::{
-    commands::openapi::{Outcome, annotated_text},
-    proxy::{self, Proxy, Reply},
+    commands::openapi::{AnnotateOutcome, annotated_text},
+    proxy::{self, Proxy, ProxyResponseBody},
     routes::RouteTable,
 };
 
@@ -56,7 +56,7 @@ const REPLACED: [HeaderName; 9] = [
     HeaderName::from_static("repr-digest"),
 ];
 
-type Answer = Response<ResponseBody<Reply>>;
+type Answer = Response<ResponseBody<ProxyResponseBody>>;
 
 /// A document of the app, under one configuration.
 pub(crate) struct Document {
@@ -86,7 +86,7 @@ struct Annotated {
     text: Bytes,
     etag: HeaderValue,
     content_type: HeaderValue,
-    _memory: Arc<Reserved>,
+    _memory: Arc<MemoryReservation>,
 }
 
 /// A request for a document.
@@ -96,16 +96,16 @@ pub(crate) struct Asked {
     /// How long the app may take for the body.
     pub(crate) timeout: Duration,
     /// The shape of the answer if it takes longer, or breaks off.
-    pub(crate) refusals: Refusals,
+    pub(crate) refusals: RefusalFormat,
     /// For the log.
     pub(crate) request_id: Option<HeaderValue>,
 }
 
 /// The body of the app's answer.
 enum Read {
-    Whole(Bytes, Option<HeaderMap>, Reserved),
+    Whole(Bytes, Option<HeaderMap>, MemoryReservation),
     /// Why it was not read further, and all of it for the client.
-    Begun(Unread, ResponseBody<Reply>),
+    Begun(Unread, ResponseBody<ProxyResponseBody>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -187,8 +187,8 @@ impl Document {
         Ok(Annotated { text, etag, content_type, _memory: Arc::new(memory) })
     }
 
-    fn tell(&self, done: &Outcome) {
-        let Outcome { operations, covered, .. } = *done;
+    fn tell(&self, done: &AnnotateOutcome) {
+        let AnnotateOutcome { operations, covered, .. } = *done;
         if covered == 0 {
             let why = "do the paths of its servers and the routes agree?";
             tracing::warn!(path = self.path, operations, why, "openapi: no operation of the document is covered");
@@ -264,8 +264,10 @@ impl Asked {
                 }
                 return Response::from_parts(head, body);
             }
-            Ok(Err(why)) => return self.failed(Reason::UpstreamLost, &why),
-            Err(_) => return self.failed(Reason::UpstreamTimeout, "the body did not end within limits.reply_timeout"),
+            Ok(Err(why)) => return self.failed(RefusalReason::UpstreamLost, &why),
+            Err(_) => {
+                return self.failed(RefusalReason::UpstreamTimeout, "the body did not end within limits.reply_timeout");
+            }
         };
         let version = self.version(given.clone(), content_type, target, etag).await;
         match version.as_ref().map(|version| &version.made) {
@@ -309,9 +311,10 @@ impl Asked {
         tokio::task::spawn_blocking(work).await.ok().flatten()
     }
 
-    fn failed(&self, reason: Reason, why: &str) -> Answer {
+    fn failed(&self, reason: RefusalReason, why: &str) -> Answer {
         let request_id = self.request_id.as_ref();
-        proxy::failed(reason, why, Fate::Lost, false, self.refusals, request_id).map(ResponseBody::untouched)
+        proxy::failed(reason, why, DispatchOutcome::ResponseLost, false, self.refusals, request_id)
+            .map(ResponseBody::untouched)
     }
 }
 
@@ -333,7 +336,7 @@ fn too_large() -> String {
 }
 
 /// Reads a body, unless it is too large.
-async fn read(ibid: &Ibid, mut body: ResponseBody<Reply>) -> Result<Read, String> {
+async fn read(ibid: &Ibid, mut body: ResponseBody<ProxyResponseBody>) -> Result<Read, String> {
     if body.size_hint().lower() > MAX_DOCUMENT {
         return Ok(Read::Begun(Unread::TooLarge, body));
     }

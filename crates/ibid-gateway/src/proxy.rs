@@ -1,7 +1,7 @@
 //! Takes a request to its upstream and brings the reply back: the innermost service of the gateway.
 //!
 //! It never sends a request again by itself once a byte may have been written. What it knows about a failure it says
-//! in the reply's extensions ([`Fate`]), and the layer around it settles by that.
+//! in the reply's extensions ([`DispatchOutcome`]), and the layer around it settles by that.
 
 use std::{
     convert::Infallible,
@@ -16,66 +16,66 @@ use std::{
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use ibid::{
-    Policy, Reason, Refusal, Refusals, TrustedProxies, grpc,
+    Policy, Refusal, RefusalFormat, RefusalReason, TrustedProxies, grpc,
     http::{
-        Around, Fate, Grant, Protocol, RequestBody, ResponseBody, Unsent, plain_response, refusal_response,
-        sent_request_id,
+        DispatchOutcome, PollHook, Protocol, RequestBody, ResponseBody, RunInfo, SendState, plain_response,
+        refusal_response, sent_request_id,
     },
 };
 use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
-use self::outgoing::{NotBegun, Outgoing, Progress};
+use self::outgoing_body::{BodyProgress, BodyStartError, OutgoingBody};
 use crate::{
-    config::Limits,
-    live::Chosen,
-    server::interim::Interim,
-    trace::{self, Trace},
-    upstream::{self, Affinity, Care, Failure, UpstreamBody, join_lines},
+    config::LimitSettings,
+    live_config::RoutedUpstream,
+    server::interim::InterimResponses,
+    trace::{self, RequestTrace},
+    upstream::{self, Affinity, ReusePolicy, SendFailure, UpstreamBody, join_header_lines},
 };
 
-mod outgoing;
+mod outgoing_body;
 pub mod tunnel;
 
 /// A request's body on its way to the upstream.
-pub type Body = Outgoing;
+pub type UpstreamRequestBody = OutgoingBody;
 /// A reply's body on its way back.
-pub type Reply = ResponseBody<UpstreamBody>;
+pub type ProxyResponseBody = ResponseBody<UpstreamBody>;
 
 /// What the gateway knows about one client's connection.
-pub struct Client {
+pub struct ProxyClient {
     /// Who is at its other end.
     pub peer: IpAddr,
     /// Whether it came over TLS.
-    pub secure: bool,
+    pub is_secure: bool,
     /// Whether its forwarding headers are believed.
-    pub trusted: bool,
+    pub is_trusted: bool,
     /// Its place under `limits.max_connections`. Weak, because operations outlive the connection; a tunnel holds it.
-    place: Weak<OwnedSemaphorePermit>,
+    connection_permit: Weak<OwnedSemaphorePermit>,
     body_timeout: Duration,
     reply_timeout: Duration,
     tunnel_timeout: Duration,
     /// What it is sent before an answer.
-    pub(crate) interim: Arc<Interim>,
-    affinity: Affinity<Body>,
+    pub(crate) interim: Arc<InterimResponses>,
+    affinity: Affinity<UpstreamRequestBody>,
 }
 
 /// The innermost service: one per client connection.
 #[derive(Clone)]
 pub struct Proxy {
-    client: Arc<Client>,
+    client: Arc<ProxyClient>,
 }
 
-impl Client {
+impl ProxyClient {
     /// A connection that has just been accepted.
     pub fn new(
-        peer: IpAddr, secure: bool, trusted: &TrustedProxies, limits: &Limits, place: Weak<OwnedSemaphorePermit>,
+        peer: IpAddr, secure: bool, trusted: &TrustedProxies, limits: &LimitSettings, place: Weak<OwnedSemaphorePermit>,
     ) -> Arc<Self> {
         Arc::new(Self {
             peer,
-            secure,
-            trusted: trusted.trusts(Some(peer)),
-            place,
+            is_secure: secure,
+            is_trusted: trusted.trusts(Some(peer)),
+            connection_permit: place,
             body_timeout: limits.body_timeout,
             reply_timeout: limits.reply_timeout,
             tunnel_timeout: limits.tunnel_timeout,
@@ -87,15 +87,15 @@ impl Client {
 
 impl Proxy {
     /// For one client.
-    pub fn new(client: Arc<Client>) -> Self {
+    pub fn new(client: Arc<ProxyClient>) -> Self {
         Self { client }
     }
 }
 
 impl Service<Request<RequestBody<Incoming>>> for Proxy {
-    type Response = Response<Reply>;
+    type Response = Response<ProxyResponseBody>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Reply>, Infallible>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<ProxyResponseBody>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -107,8 +107,8 @@ impl Service<Request<RequestBody<Incoming>>> for Proxy {
     }
 }
 
-async fn forward(client: &Client, mut request: Request<RequestBody<Incoming>>) -> Response<Reply> {
-    let upgrade = tunnel::wanted(&mut request);
+async fn forward(client: &ProxyClient, mut request: Request<RequestBody<Incoming>>) -> Response<ProxyResponseBody> {
+    let upgrade = tunnel::requested_upgrade(&mut request);
     remove_hop_by_hop(request.headers_mut());
     if let Some((protocol, _)) = &upgrade {
         request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
@@ -116,7 +116,7 @@ async fn forward(client: &Client, mut request: Request<RequestBody<Incoming>>) -
     }
     // The server has answered it by now.
     request.headers_mut().remove(header::EXPECT);
-    say_who_asked(client, &mut request);
+    set_forwarded_headers(client, &mut request);
     let request_id = sent_request_id(request.headers()).cloned();
     let request_id = request_id.as_ref();
     let is_call = grpc::is_call(request.version(), request.headers());
@@ -124,64 +124,74 @@ async fn forward(client: &Client, mut request: Request<RequestBody<Incoming>>) -
         // Servers take a call without it for one that came through a proxy which loses trailers.
         request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
     }
-    let runs = request.extensions().get::<Grant>().is_some();
+    let runs = request.extensions().get::<RunInfo>().is_some();
     // Probes belong to a claim too.
-    let is_claimed = runs || request.extensions().get::<Unsent>().is_some();
-    let care = if is_claimed { Care::Claimed } else { Care::Plain };
-    let chosen = request.extensions_mut().remove::<Chosen>().expect("the server chose an upstream");
-    request.extensions_mut().remove::<Around>();
-    let traced = request.extensions_mut().remove::<Trace>();
+    let is_claimed = runs || request.extensions().get::<SendState>().is_some();
+    let care = if is_claimed { ReusePolicy::Claimed } else { ReusePolicy::PassThrough };
+    let chosen = request.extensions_mut().remove::<RoutedUpstream>().expect("the server chose an upstream");
+    request.extensions_mut().remove::<PollHook>();
+    let traced = request.extensions_mut().remove::<RequestTrace>();
     let version = request.version();
     let refusals = chosen.refusals;
     // Claimed requests are timed by their policy; gRPC calls, which may be silent streams, by their clients.
-    let is_timed = !is_claimed && !chosen.upstream.is_for_calls();
-    let (request, progress) = match begin(client, request, is_timed).await {
+    let is_timed = !is_claimed && !chosen.upstream.is_grpc();
+    let (request, progress) = match start_request(client, request, is_timed).await {
         Ok(begun) => begun,
-        Err(not_begun) => return body_failed(&not_begun, version, refusals),
+        Err(not_begun) => return body_error_response(&not_begun, version, refusals),
     };
     let (mut head, body) = request.into_parts();
     let sent = traced.map(|trace| trace.send(&mut head.headers, runs));
     let mut request = Request::from_parts(head, body);
     if version == Version::HTTP_11 {
-        let (interim, serial) = (client.interim.clone(), client.interim.serial());
+        let (interim, serial) = (client.interim.clone(), client.interim.request_number());
         hyper::ext::on_informational(&mut request, move |reply| interim.push(serial, reply.status(), reply.headers()));
     }
     let reply = chosen.upstream.send(request, care, &client.affinity);
     let reply = async {
         match is_timed {
-            true => outgoing::in_time(reply, progress.as_deref(), client.reply_timeout).await,
+            true => outgoing_body::wait_for_reply(reply, progress.as_deref(), client.reply_timeout).await,
             false => Some(reply.await),
         }
     };
     let reply = match version {
-        Version::HTTP_11 => client.interim.written_during(reply).await,
+        Version::HTTP_11 => client.interim.write_while_waiting(reply).await,
         _ => reply.await,
     };
     let mut answer = match reply {
-        Some(Ok(reply)) => answer(client, reply, upgrade, refusals, request_id),
-        Some(Err(Failure::NeverWritten(why @ upstream::Error::NoneFree { .. }))) => {
-            failed(Reason::Overloaded, &why.to_string(), Fate::NotStarted, is_call, refusals, request_id)
+        Some(Ok(reply)) => build_response(client, reply, upgrade, refusals, request_id),
+        Some(Err(SendFailure::NeverWritten(why @ upstream::UpstreamError::PoolExhausted { .. }))) => {
+            failed(RefusalReason::Overloaded, &why.to_string(), DispatchOutcome::NotSent, is_call, refusals, request_id)
         }
-        Some(Err(Failure::NeverWritten(why))) => {
-            failed(Reason::UpstreamUnreachable, &why.to_string(), Fate::NotStarted, is_call, refusals, request_id)
+        Some(Err(SendFailure::NeverWritten(why))) => failed(
+            RefusalReason::UpstreamUnreachable,
+            &why.to_string(),
+            DispatchOutcome::NotSent,
+            is_call,
+            refusals,
+            request_id,
+        ),
+        Some(Err(SendFailure::MaybeWritten(_))) if progress.is_some_and(|progress| progress.has_timed_out()) => {
+            body_error_response(&BodyStartError::TimedOut, version, refusals)
         }
-        Some(Err(Failure::Lost(_))) if progress.is_some_and(|progress| progress.is_silent()) => {
-            body_failed(&NotBegun::Silent, version, refusals)
-        }
-        Some(Err(Failure::Lost(why))) => {
-            failed(Reason::UpstreamLost, &why.to_string(), Fate::Lost, is_call, refusals, request_id)
-        }
+        Some(Err(SendFailure::MaybeWritten(why))) => failed(
+            RefusalReason::UpstreamLost,
+            &why.to_string(),
+            DispatchOutcome::ResponseLost,
+            is_call,
+            refusals,
+            request_id,
+        ),
         None => failed(
-            Reason::UpstreamTimeout,
+            RefusalReason::UpstreamTimeout,
             "no reply within limits.reply_timeout",
-            Fate::Lost,
+            DispatchOutcome::ResponseLost,
             is_call,
             refusals,
             request_id,
         ),
     };
     // Whatever the app means by it: here it means what the gateway says.
-    trace::take_kept(&mut answer);
+    trace::take_original_context(&mut answer);
     if let Some(sent) = sent {
         sent.answered(&mut answer);
     }
@@ -189,47 +199,47 @@ async fn forward(client: &Client, mut request: Request<RequestBody<Incoming>>) -
 }
 
 /// The request as it is sent on. If it is timed, once its body has begun.
-async fn begin(
-    client: &Client, request: Request<RequestBody<Incoming>>, is_timed: bool,
-) -> Result<(Request<Body>, Option<Arc<Progress>>), NotBegun> {
+async fn start_request(
+    client: &ProxyClient, request: Request<RequestBody<Incoming>>, is_timed: bool,
+) -> Result<(Request<UpstreamRequestBody>, Option<Arc<BodyProgress>>), BodyStartError> {
     let (head, body) = request.into_parts();
     let (body, progress) = match is_timed {
-        true => Outgoing::begun(body, client.body_timeout).await?,
-        false => (Outgoing::unwatched(body), None),
+        true => OutgoingBody::wait_for_first_frame(body, client.body_timeout).await?,
+        false => (OutgoingBody::without_timeout(body), None),
     };
     Ok((Request::from_parts(head, body), progress))
 }
 
-fn answer(
-    client: &Client, mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>, refusals: Refusals,
-    request_id: Option<&HeaderValue>,
-) -> Response<Reply> {
+fn build_response(
+    client: &ProxyClient, mut reply: Response<UpstreamBody>, upgrade: Option<(HeaderValue, OnUpgrade)>,
+    refusals: RefusalFormat, request_id: Option<&HeaderValue>,
+) -> Response<ProxyResponseBody> {
     if reply.status() != StatusCode::SWITCHING_PROTOCOLS {
         remove_hop_by_hop(reply.headers_mut());
-        return reply.map(Reply::untouched);
+        return reply.map(ProxyResponseBody::untouched);
     }
-    let Some((_, onto)) = upgrade.filter(|(asked, _)| tunnel::is_agreed(asked, reply.headers())) else {
+    let Some((_, onto)) = upgrade.filter(|(asked, _)| tunnel::is_upgrade_accepted(asked, reply.headers())) else {
         let why = "the app answered with an upgrade that was not asked for";
-        return failed(Reason::UpstreamLost, why, Fate::Lost, false, refusals, request_id);
+        return failed(RefusalReason::UpstreamLost, why, DispatchOutcome::ResponseLost, false, refusals, request_id);
     };
     let upstream = hyper::upgrade::on(&mut reply);
-    let (place, limit) = (client.place.upgrade(), client.tunnel_timeout);
+    let (place, limit) = (client.connection_permit.upgrade(), client.tunnel_timeout);
     let (head, body) = reply.into_parts();
     tokio::spawn(async move {
-        tunnel::carry(onto, upstream, limit).await;
+        tunnel::copy_both_ways(onto, upstream, limit).await;
         // Both connections count until here.
         drop((place, body));
     });
-    Response::from_parts(head, Reply::whole("", None))
+    Response::from_parts(head, ProxyResponseBody::whole("", None))
 }
 
 /// A request that passes through and whose body did not come.
-fn body_failed(why: &NotBegun, version: Version, refusals: Refusals) -> Response<Reply> {
+fn body_error_response(why: &BodyStartError, version: Version, refusals: RefusalFormat) -> Response<ProxyResponseBody> {
     let (status, detail) = match why {
-        NotBegun::Silent => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
-        NotBegun::Broken => (StatusCode::BAD_REQUEST, "the body broke off or is malformed"),
+        BodyStartError::TimedOut => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
+        BodyStartError::Broken => (StatusCode::BAD_REQUEST, "the body broke off or is malformed"),
     };
-    let mut answer = plain_response(status, detail, &shaped(refusals), Protocol::Http);
+    let mut answer = plain_response(status, detail, &refusal_policy(refusals), Protocol::Http);
     if version != Version::HTTP_2 {
         // What follows on this connection may be the rest of the body.
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -238,7 +248,7 @@ fn body_failed(why: &NotBegun, version: Version, refusals: Refusals) -> Response
 }
 
 /// No policy refuses it; only the shape counts.
-fn shaped(refusals: Refusals) -> Policy {
+fn refusal_policy(refusals: RefusalFormat) -> Policy {
     let mut policy = Policy::ietf();
     policy.refusals = refusals;
     policy
@@ -246,20 +256,22 @@ fn shaped(refusals: Refusals) -> Policy {
 
 /// The refusal of a request whose reply did not come, or broke off.
 pub(crate) fn failed(
-    reason: Reason, why: &str, fate: fn(String) -> Fate, is_call: bool, refusals: Refusals,
+    reason: RefusalReason, why: &str, fate: fn(String) -> DispatchOutcome, is_call: bool, refusals: RefusalFormat,
     request_id: Option<&HeaderValue>,
-) -> Response<Reply> {
+) -> Response<ProxyResponseBody> {
     // Where the upstream is is not the caller's business; operators read it in the log.
     let request_id = request_id.and_then(|id| id.to_str().ok());
     tracing::warn!(reason = reason.name(), why, request_id, "upstream");
     let detail = match reason {
-        Reason::UpstreamUnreachable => "the app could not be reached; nothing was sent to it",
-        Reason::Overloaded => "no connection to the app was free in time; nothing was sent to it",
-        Reason::UpstreamTimeout => "the app did not begin its answer in time; the request may have been executed",
+        RefusalReason::UpstreamUnreachable => "the app could not be reached; nothing was sent to it",
+        RefusalReason::Overloaded => "no connection to the app was free in time; nothing was sent to it",
+        RefusalReason::UpstreamTimeout => {
+            "the app did not begin its answer in time; the request may have been executed"
+        }
         _ => "the app's answer was lost; the request may have been executed",
     };
-    let (mut refusal, policy) = (Refusal::new(reason, detail), shaped(refusals));
-    if reason == Reason::Overloaded {
+    let (mut refusal, policy) = (Refusal::new(reason, detail), refusal_policy(refusals));
+    if reason == RefusalReason::Overloaded {
         refusal = refusal.retry_after(Duration::from_secs(1));
     }
     let mut answer = match is_call {
@@ -300,7 +312,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
 ///
 /// What is a list (`X-Forwarded-For`, `Forwarded`) is made one line, in the order of its lines. Of the others, the last line
 /// counts: it is what the nearest proxy says.
-fn say_who_asked<B>(client: &Client, request: &mut Request<B>) {
+fn set_forwarded_headers<B>(client: &ProxyClient, request: &mut Request<B>) {
     const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
     const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
     const HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -308,15 +320,15 @@ fn say_who_asked<B>(client: &Client, request: &mut Request<B>) {
         Some(authority) => HeaderValue::from_str(authority.as_str()).ok(),
         None => request.headers().get(header::HOST).cloned(),
     };
-    let own_proto = HeaderValue::from_static(if client.secure { "https" } else { "http" });
+    let own_proto = HeaderValue::from_static(if client.is_secure { "https" } else { "http" });
     let headers = request.headers_mut();
-    if !client.trusted {
+    if !client.is_trusted {
         [header::FORWARDED, FOR, PROTO, HOST].iter().for_each(|name| drop(headers.remove(name)));
     }
     let peer = client.peer.to_canonical().to_string();
     headers.append(FOR, HeaderValue::from_str(&peer).expect("an address"));
-    join_lines(headers, FOR, b", ");
-    join_lines(headers, header::FORWARDED, b", ");
+    join_header_lines(headers, FOR, b", ");
+    join_header_lines(headers, header::FORWARDED, b", ");
     for (name, own) in [(PROTO, Some(own_proto)), (HOST, own_host)] {
         let last = headers.get_all(&name).iter().next_back().cloned();
         if let Some(value) = last.or(own) {

@@ -5,13 +5,15 @@
 //!
 //! Invariant: every change is a compare-and-set on the fence of the entry that was seen, and has a reason.
 
-use ibid::store::{Address, State, StoreError};
+use ibid::store::{Address, EntryState, StoreError};
 
 pub use self::{
-    change::{Answer, Change, Changed, LARGEST_BODY, Made, Outcome, What},
-    find::{Entry, Found, Wanted, at},
-    reseal::{Resealed, Unopened},
-    view::{BodyView, Page, Response, View},
+    change::{
+        ChangeAction, ChangeOutcome, ChangeReport, ChangeRequest, ChangeResult, MAX_ANSWER_BODY_BYTES, ResolvedAnswer,
+    },
+    find::{FilterSet, FoundEntries, RecordEntry, at},
+    reseal::{ResealReport, UnopenedRecord},
+    view::{AnswerView, BodyView, RecordList, RecordView},
 };
 
 pub(crate) mod change;
@@ -21,11 +23,11 @@ pub(crate) mod view;
 
 /// What entries are asked for by. All that is set must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Query {
+pub struct RecordQuery {
     /// At this address.
     pub address: Option<Address>,
     /// In this state.
-    pub state: Option<State>,
+    pub state: Option<EntryState>,
     /// Of this tenant.
     pub tenant: Option<String>,
     /// Of this user.
@@ -40,32 +42,34 @@ pub struct Query {
 
 /// Why entries could not be found.
 #[derive(Debug, thiserror::Error)]
-pub enum NotFound {
+pub enum RecordLookupError {
     /// Nothing is there.
     #[error("nothing matches: it was never there, was released or forgotten, or has expired")]
-    Absent,
+    NotFound,
     /// More than the one that was meant.
     #[error("more than one entry matches; name one by its address, such as {0} or {1}")]
-    Many(Address, Address),
+    Ambiguous(Address, Address),
     /// It never stood still.
     #[error("it changes faster than it can be read; try again")]
-    Restless,
+    KeepsChanging,
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 /// The state's name.
-pub fn state_name(state: State) -> &'static str {
+pub fn state_name(state: EntryState) -> &'static str {
     match state {
-        State::Processing => "processing",
-        State::Done => "done",
-        State::Failed => "failed",
-        State::Unknown => "unknown",
+        EntryState::Processing => "processing",
+        EntryState::Done => "done",
+        EntryState::Failed => "failed",
+        EntryState::Unknown => "unknown",
     }
 }
 
 /// The state of that name.
-pub fn state_named(name: &str) -> Option<State> {
-    [State::Processing, State::Done, State::Failed, State::Unknown].into_iter().find(|state| state_name(*state) == name)
+pub fn state_from_name(name: &str) -> Option<EntryState> {
+    [EntryState::Processing, EntryState::Done, EntryState::Failed, EntryState::Unknown]
+        .into_iter()
+        .find(|state| state_name(*state) == name)
 }

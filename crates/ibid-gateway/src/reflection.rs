@@ -15,62 +15,64 @@ use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use ibid::{
-    grpc::{ReflectionError, reflected},
+    grpc::{self, ReflectionError},
     http::Protocol,
 };
 use tower_service::Service;
 
 use crate::{
     commands::serve::ServeError,
-    config::{Env, ServeArgs, Settings},
-    live::{Live, Reload, Snapshot},
-    proxy::Body,
-    upstream::{Affinity, Care, Failure, Upstream, UpstreamBody},
+    config::{Env, GatewaySettings, ServeArgs},
+    live_config::{ConfigSnapshot, LiveConfig, ReloadOutcome},
+    proxy::UpstreamRequestBody,
+    upstream::{Affinity, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient},
 };
 
 /// How long one upstream may take to say it.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REFLECTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two tries, while the gateway cannot start without.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Between two looks, while it runs: an app may come back with other methods.
-const KEEP_UP: Duration = Duration::from_secs(30);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(30);
 
 /// These settings, with the methods of upstreams that are to be asked for them. Waits for upstreams that are not there yet.
-pub(crate) async fn known(settings: Settings, args: &ServeArgs, env: &Env<'_>) -> Result<Settings, ServeError> {
-    if !settings.reflects() {
+pub(crate) async fn load_methods(
+    settings: GatewaySettings, args: &ServeArgs, env: &Env<'_>,
+) -> Result<GatewaySettings, ServeError> {
+    if !settings.uses_reflection() {
         return Ok(settings);
     }
     let told = loop {
-        match ask(&settings).await {
+        match fetch_descriptors(&settings).await {
             Ok(told) => break told,
             Err((url, ReflectionError::Unreachable(why))) => {
                 tracing::warn!(upstream = url, "waiting for the upstream to say which gRPC methods it has: {why}");
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
             Err((url, why)) => {
                 return Err(ServeError::Start(format!("descriptors: the upstream {url} was asked: {why}")));
             }
         }
     };
-    Settings::load_knowing(args, env, Some(told)).map_err(|why| ServeError::Settings(why.to_string()))
+    GatewaySettings::load_with_reflection(args, env, Some(told)).map_err(|why| ServeError::Settings(why.to_string()))
 }
 
 /// Takes up what the upstreams say later.
-pub(crate) async fn keep_up(live: Arc<Live>) {
+pub(crate) async fn refresh_methods(live: Arc<LiveConfig>) {
     loop {
-        tokio::time::sleep(KEEP_UP).await;
+        tokio::time::sleep(REFRESH_INTERVAL).await;
         let snapshot = live.now().clone();
-        if !snapshot.settings.reflects() {
+        if !snapshot.settings.uses_reflection() {
             continue;
         }
         // One that is away, or that says nothing, has not changed its mind.
-        match ask_on(&snapshot).await {
-            Ok(told) if snapshot.settings.reflected.as_ref() != Some(&told) => {
-                let reload = live.reload_knowing(&Env::process(), &snapshot, told);
-                if matches!(reload, Reload::Taken(_)) {
+        match fetch_descriptors_from(&snapshot).await {
+            Ok(told) if snapshot.settings.reflected_descriptors.as_ref() != Some(&told) => {
+                let reload = live.reload_with_reflection(&Env::process(), &snapshot, told);
+                if matches!(reload, ReloadOutcome::Applied(_)) {
                     tracing::info!("the upstreams have other gRPC methods than before");
                 }
-                live.say(reload);
+                live.log_outcome(reload);
             }
             Ok(_) => {}
             Err((url, why)) => tracing::debug!(upstream = url, "gRPC methods stay as they were: {why}"),
@@ -78,36 +80,37 @@ pub(crate) async fn keep_up(live: Arc<Live>) {
     }
 }
 
-async fn ask(settings: &Settings) -> Result<Bytes, (String, ReflectionError)> {
-    let snapshot = Snapshot::new(settings.clone(), None);
+async fn fetch_descriptors(settings: &GatewaySettings) -> Result<Bytes, (String, ReflectionError)> {
+    let snapshot = ConfigSnapshot::new(settings.clone(), None);
     let snapshot = snapshot.map_err(|why| (settings.upstream.clone(), ReflectionError::Refused(why)))?;
-    ask_on(&snapshot).await
+    fetch_descriptors_from(&snapshot).await
 }
 
 /// All upstreams of gRPC routes, or where there is none that of `[policy]`, one after the other. Descriptor sets one behind the other are a descriptor set.
-async fn ask_on(snapshot: &Snapshot) -> Result<Bytes, (String, ReflectionError)> {
+async fn fetch_descriptors_from(snapshot: &ConfigSnapshot) -> Result<Bytes, (String, ReflectionError)> {
     let settings = &snapshot.settings;
-    let is_named = settings.routes.iter().any(|route| route.protocol == Protocol::Grpc && !route.is_policy);
-    let calls = settings.routes.iter().filter(|route| route.protocol == Protocol::Grpc && route.is_policy != is_named);
+    let is_named = settings.routes.iter().any(|route| route.protocol == Protocol::Grpc && !route.is_default_policy);
+    let calls =
+        settings.routes.iter().filter(|route| route.protocol == Protocol::Grpc && route.is_default_policy != is_named);
     let urls: BTreeSet<&String> = calls.map(|route| route.upstream.as_ref().unwrap_or(&settings.upstream)).collect();
     let mut all = BytesMut::new();
     for url in urls {
-        let mut server = Asked(snapshot.upstreams(Protocol::Grpc)[url].clone());
-        let told = tokio::time::timeout(PATIENCE, reflected(&mut server)).await;
-        let late = |_| ReflectionError::Unreachable(format!("no answer within {PATIENCE:?}"));
+        let mut server = ReflectionService(snapshot.upstreams(Protocol::Grpc)[url].clone());
+        let told = tokio::time::timeout(REFLECTION_TIMEOUT, grpc::fetch_descriptors(&mut server)).await;
+        let late = |_| ReflectionError::Unreachable(format!("no answer within {REFLECTION_TIMEOUT:?}"));
         all.extend_from_slice(&told.map_err(late).flatten().map_err(|why| (url.clone(), why))?);
     }
     Ok(all.freeze())
 }
 
-struct Asked(Arc<Upstream<Body>>);
+struct ReflectionService(Arc<UpstreamClient<UpstreamRequestBody>>);
 
-impl Service<Request<Full<Bytes>>> for Asked {
+impl Service<Request<Full<Bytes>>> for ReflectionService {
     type Response = Response<UpstreamBody>;
-    type Error = Failure;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Failure>> + Send>>;
+    type Error = SendFailure;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, SendFailure>> + Send>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), SendFailure>> {
         Poll::Ready(Ok(()))
     }
 
@@ -116,8 +119,8 @@ impl Service<Request<Full<Bytes>>> for Asked {
         Box::pin(async move {
             let (head, body) = request.into_parts();
             let Ok(whole) = body.collect().await;
-            let request = Request::from_parts(head, Body::whole(whole.to_bytes(), None));
-            upstream.send(request, Care::Plain, &Affinity::default()).await
+            let request = Request::from_parts(head, UpstreamRequestBody::complete(whole.to_bytes(), None));
+            upstream.send(request, ReusePolicy::PassThrough, &Affinity::default()).await
         })
     }
 }

@@ -7,67 +7,67 @@ use std::{cmp::Ordering, collections::BTreeSet, ops::Deref, sync::Arc};
 
 use http::{HeaderMap, HeaderName, Method};
 use ibid::{
-    CheckedPolicy, Mode, Policy, Refusals,
-    grpc::Unary,
+    CheckedPolicy, Policy, PolicyMode, RefusalFormat,
+    grpc::UnaryMethods,
     http::{Protocol, Route as Guard, key_headers},
 };
 
-use self::pattern::Compared;
+use self::pattern::PathComparison;
 
 mod path;
 mod pattern;
 
 pub use path::normalise;
-pub use pattern::{Match, Pattern};
+pub use pattern::{Match, PathPattern};
 
 /// One route: which requests, and what holds for them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Route {
+pub struct RouteEntry {
     /// What operators call it, and what `scope = ["route"]` puts into the address: `POST /payments/*`, or `*`; and
     /// what holds. The policy's methods are those of the route.
     pub guard: Arc<Guard>,
     /// Of a route for gRPC calls: the same for requests to its methods that are not gRPC, such as Connect.
-    pub(crate) for_http: Option<Arc<Guard>>,
+    pub(crate) http_guard: Option<Arc<Guard>>,
     /// Which paths.
-    pub pattern: Pattern,
+    pub pattern: PathPattern,
     /// Where its requests go, if not to the top-level upstream. Normalised, such as `http://127.0.0.1:3000`.
     pub upstream: Option<String>,
     /// The preset that the policy started from.
     pub preset: &'static str,
     /// Whether it went through `[policy]`, or from the preset straight to the route.
-    pub via_policy: bool,
+    pub inherits_policy: bool,
     /// Whether it is `[policy]` itself: for what no route names.
-    pub is_policy: bool,
+    pub is_default_policy: bool,
     /// Whether it is `[policy]`, and there are routes.
-    pub is_beside_routes: bool,
+    pub is_fallback_policy: bool,
     /// Whether there is a quota on what callers may begin.
-    pub is_limited: bool,
+    pub has_quota: bool,
 }
 
 /// All routes, in the order of the file, then `[policy]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouteTable {
-    routes: Vec<Route>,
+    routes: Vec<RouteEntry>,
     /// The gRPC methods that are known to be unary.
-    unary: Unary,
+    unary_methods: UnaryMethods,
     /// Their paths, sorted without regard to case.
     unary_paths: Vec<String>,
     /// Every header in which some policy looks for a key.
     key_headers: Vec<HeaderName>,
     /// What holds for gRPC calls that no route names and whose method is not known. `None`: they pass.
-    unknown_calls: Option<Arc<Guard>>,
+    unknown_call_guard: Option<Arc<Guard>>,
 }
 
 /// The routes that a request may be under.
 #[derive(Debug, Default)]
-pub struct Named<'a> {
+pub struct RouteCandidates<'a> {
     /// The one that its path names as it was sent; else the first in the file that its path names if it is read in another
     /// way; else `[policy]`.
-    pub first: Option<&'a Route>,
+    pub first: Option<&'a RouteEntry>,
     /// The others that its path names if it is read in another way.
-    pub also: Vec<&'a Route>,
+    pub others: Vec<&'a RouteEntry>,
     /// Whether the path has dot segments, and may lead to any other.
-    pub has_dots: bool,
+    pub has_dot_segments: bool,
 }
 
 /// What becomes of gRPC calls that no route names and whose method is not known to be unary.
@@ -79,48 +79,48 @@ pub enum GrpcUnknown {
     Pass,
 }
 
-impl Route {
+impl RouteEntry {
     /// A route of the file.
     pub(crate) fn new(at: &Match, policy: Policy, preset: &'static str) -> Self {
-        let guard = Guard { name: at.to_string(), policy: checked(policy), protocol: at.protocol() };
+        let guard = Guard { name: at.to_string(), policy: expect_valid(policy), protocol: at.protocol() };
         let for_http = Guard { protocol: Protocol::Http, ..guard.clone() };
         Self {
             guard: Arc::new(guard),
-            for_http: (at.protocol() == Protocol::Grpc).then(|| Arc::new(for_http)),
+            http_guard: (at.protocol() == Protocol::Grpc).then(|| Arc::new(for_http)),
             pattern: at.pattern().clone(),
             upstream: None,
             preset,
-            via_policy: false,
-            is_policy: false,
-            is_beside_routes: false,
-            is_limited: false,
+            inherits_policy: false,
+            is_default_policy: false,
+            is_fallback_policy: false,
+            has_quota: false,
         }
     }
 
     /// `[policy]`: every path that no route names.
-    pub(crate) fn everything(policy: Policy, preset: &'static str) -> Self {
+    pub(crate) fn for_all_paths(policy: Policy, preset: &'static str) -> Self {
         Self {
-            guard: Arc::new(Guard { name: "*".into(), policy: checked(policy), protocol: Protocol::Http }),
-            for_http: None,
-            pattern: Pattern::everything(),
+            guard: Arc::new(Guard { name: "*".into(), policy: expect_valid(policy), protocol: Protocol::Http }),
+            http_guard: None,
+            pattern: PathPattern::all_paths(),
             upstream: None,
             preset,
-            via_policy: true,
-            is_policy: true,
-            is_beside_routes: false,
-            is_limited: false,
+            inherits_policy: true,
+            is_default_policy: true,
+            is_fallback_policy: false,
+            has_quota: false,
         }
     }
 
     /// The same for gRPC calls: every method that is known to be unary.
-    pub(crate) fn every_call(policy: Policy, preset: &'static str) -> Self {
+    pub(crate) fn for_all_calls(policy: Policy, preset: &'static str) -> Self {
         let at: Match = "grpc *".parse().expect("a match");
-        Self { via_policy: true, is_policy: true, ..Self::new(&at, policy, preset) }
+        Self { inherits_policy: true, is_default_policy: true, ..Self::new(&at, policy, preset) }
     }
 
     /// Its name for people.
     pub(crate) fn title(&self) -> &str {
-        match (self.is_unnamed(), self.is_beside_routes) {
+        match (self.matches_unknown_paths(), self.is_fallback_policy) {
             (false, _) => &self.name,
             (true, false) => "every path",
             (true, true) => "every other path",
@@ -128,21 +128,21 @@ impl Route {
     }
 
     /// Whether it is `[policy]` for paths that nothing is known about.
-    pub(crate) fn is_unnamed(&self) -> bool {
-        self.is_policy && self.protocol == Protocol::Http
+    pub(crate) fn matches_unknown_paths(&self) -> bool {
+        self.is_default_policy && self.protocol == Protocol::Http
     }
 
     /// What holds for a gRPC call, or for another request.
     pub(crate) fn guard(&self, is_call: bool) -> &Arc<Guard> {
-        self.for_http.as_ref().filter(|_| !is_call).unwrap_or(&self.guard)
+        self.http_guard.as_ref().filter(|_| !is_call).unwrap_or(&self.guard)
     }
 }
 
-fn checked(policy: Policy) -> CheckedPolicy {
+fn expect_valid(policy: Policy) -> CheckedPolicy {
     policy.checked().expect("checked with its configuration")
 }
 
-impl Deref for Route {
+impl Deref for RouteEntry {
     type Target = Guard;
 
     fn deref(&self) -> &Guard {
@@ -152,168 +152,178 @@ impl Deref for Route {
 
 impl RouteTable {
     /// These routes, the first match winning; `[policy]` comes last.
-    pub fn new(routes: Vec<Route>) -> Self {
+    pub fn new(routes: Vec<RouteEntry>) -> Self {
         let mut headers: Vec<HeaderName> = Vec::new();
         for name in routes.iter().flat_map(|route| key_headers(&route.policy)) {
             if !headers.contains(&name) {
                 headers.push(name);
             }
         }
-        Self { routes, unary: Unary::default(), unary_paths: Vec::new(), key_headers: headers, unknown_calls: None }
-            .with_unknown_calls(None)
+        Self {
+            routes,
+            unary_methods: UnaryMethods::default(),
+            unary_paths: Vec::new(),
+            key_headers: headers,
+            unknown_call_guard: None,
+        }
+        .with_unknown_calls(None)
     }
 
     /// With the gRPC methods that are known to be unary.
-    pub fn knowing(self, unary: Unary) -> Self {
+    pub fn with_unary_methods(self, unary: UnaryMethods) -> Self {
         let mut unary_paths: Vec<String> = unary.paths().map(str::to_owned).collect();
-        unary_paths.sort_by(|one, two| without_case(one.as_bytes(), two.as_bytes()));
-        Self { unary, unary_paths, ..self }
+        unary_paths.sort_by(|one, two| cmp_ignore_case(one.as_bytes(), two.as_bytes()));
+        Self { unary_methods: unary, unary_paths, ..self }
     }
 
     /// With what is set about gRPC calls that no route names and whose method is not known.
     pub(crate) fn with_unknown_calls(mut self, set: Option<GrpcUnknown>) -> Self {
-        let policy = self.routes.iter().find(|route| route.is_policy).map(|route| Policy::clone(&route.policy));
-        let policy = policy.filter(|policy| policy.mode != Mode::Off);
+        let policy = self.routes.iter().find(|route| route.is_default_policy).map(|route| Policy::clone(&route.policy));
+        let policy = policy.filter(|policy| policy.mode != PolicyMode::Off);
         let policy = match set {
             Some(GrpcUnknown::Pass) => None,
             Some(GrpcUnknown::Refuse) => Some(policy.unwrap_or_else(Policy::ietf)),
             None => policy,
         };
-        self.unknown_calls = policy.map(|policy| {
+        self.unknown_call_guard = policy.map(|policy| {
             let mut policy = policy.for_grpc();
             policy.key.required |= set.is_some();
-            Arc::new(Guard { name: "*".into(), policy: checked(policy), protocol: Protocol::Grpc })
+            Arc::new(Guard { name: "*".into(), policy: expect_valid(policy), protocol: Protocol::Grpc })
         });
         self
     }
 
     /// With a quota on what callers may begin, or without one.
-    pub(crate) fn limited(mut self, is_limited: bool) -> Self {
-        self.routes.iter_mut().for_each(|route| route.is_limited = is_limited);
+    pub(crate) fn with_quota(mut self, is_limited: bool) -> Self {
+        self.routes.iter_mut().for_each(|route| route.has_quota = is_limited);
         self
     }
 
     /// The gRPC methods that are known to be unary.
-    pub fn unary(&self) -> &Unary {
-        &self.unary
+    pub fn unary_methods(&self) -> &UnaryMethods {
+        &self.unary_methods
     }
 
     /// What holds for gRPC calls that no route names and whose method is not known. `None`: they pass.
-    pub(crate) fn unknown_calls(&self) -> Option<&Arc<Guard>> {
-        self.unknown_calls.as_ref()
+    pub(crate) fn unknown_call_guard(&self) -> Option<&Arc<Guard>> {
+        self.unknown_call_guard.as_ref()
     }
 
     /// Whether a request has a header in which some policy looks for a key.
-    pub(crate) fn carries_key(&self, headers: &HeaderMap) -> bool {
+    pub(crate) fn has_key_header(&self, headers: &HeaderMap) -> bool {
         self.key_headers.iter().any(|name| headers.contains_key(name))
     }
 
     /// The route that a path names as it was sent, without the query; else `[policy]`. Its mode may be `off`:
     /// [`Policy::covers`] tells whether anything is done about it.
-    pub fn find(&self, method: &Method, raw_path: &str) -> Option<&Route> {
+    pub fn find(&self, method: &Method, raw_path: &str) -> Option<&RouteEntry> {
         let path = normalise(raw_path);
-        let named = self.first(method, path.as_bytes(), Compared::EXACTLY).map(|at| &self.routes[at]);
-        named.or_else(|| self.policy(method, [path.as_bytes()]))
+        let named = self.first_match(method, path.as_bytes(), PathComparison::EXACT).map(|at| &self.routes[at]);
+        named.or_else(|| self.default_policy(method, [path.as_bytes()]))
     }
 
     /// The route of a gRPC call, such as `/shop.Orders/Create`. `None` for one that is not known to be unary.
-    pub fn find_call(&self, raw_path: &str) -> Option<&Route> {
+    pub fn find_call(&self, raw_path: &str) -> Option<&RouteEntry> {
         self.find(&Method::POST, raw_path).filter(|route| route.protocol == Protocol::Grpc)
     }
 
     /// The paths of every gRPC method that a route covers, sorted.
     pub fn calls(&self) -> BTreeSet<&str> {
-        let named = self.iter().filter(|route| route.protocol == Protocol::Grpc && route.pattern.names_one());
-        let all = named.map(|route| route.pattern.text()).chain(self.unary.paths());
+        let named = self.iter().filter(|route| route.protocol == Protocol::Grpc && route.pattern.is_single_method());
+        let all = named.map(|route| route.pattern.text()).chain(self.unary_methods.paths());
         all.filter(|path| self.find_call(path).is_some()).collect()
     }
 
     /// Every route that a request may be under. `raw_path` is the path as it was sent, without the query.
-    pub fn named(&self, method: &Method, raw_path: &str) -> Named<'_> {
-        if path::is_plain(raw_path) {
+    pub fn candidates(&self, method: &Method, raw_path: &str) -> RouteCandidates<'_> {
+        if path::has_single_reading(raw_path) {
             // What matches exactly matches loosely, too: if the first loose match is exact, all readings agree.
-            let loosely = self.first(method, raw_path.as_bytes(), Compared::LOOSELY);
-            if loosely.is_none_or(|at| self.names(at, method, raw_path.as_bytes(), Compared::EXACTLY)) {
+            let loosely = self.first_match(method, raw_path.as_bytes(), PathComparison::LOOSE);
+            if loosely.is_none_or(|at| self.route_matches(at, method, raw_path.as_bytes(), PathComparison::EXACT)) {
                 let route = loosely.map(|at| &self.routes[at]);
-                let first = route.or_else(|| self.policy(method, [raw_path.as_bytes()]));
-                return Named { first, ..Named::default() };
+                let first = route.or_else(|| self.default_policy(method, [raw_path.as_bytes()]));
+                return RouteCandidates { first, ..RouteCandidates::default() };
             }
         }
-        let path::Readings { paths, has_dots } = path::readings(raw_path);
-        let sent = self.first(method, &paths[0], Compared::EXACTLY);
+        let path::PathReadings { paths, has_dot_segments: has_dots } = path::readings(raw_path);
+        let sent = self.first_match(method, &paths[0], PathComparison::EXACT);
         let mut read = BTreeSet::new();
         for path in &paths {
-            read.extend(Compared::ALL.iter().filter_map(|compared| self.first(method, path, *compared)));
+            read.extend(
+                PathComparison::ALL_MODES.iter().filter_map(|compared| self.first_match(method, path, *compared)),
+            );
         }
         let others = read.into_iter().filter(|at| Some(*at) != sent);
         let mut routes = sent.into_iter().chain(others).map(|at| &self.routes[at]).collect::<Vec<_>>();
         if sent.is_none() || has_dots {
-            routes.extend(self.policy(method, paths.iter().map(Vec::as_slice)));
+            routes.extend(self.default_policy(method, paths.iter().map(Vec::as_slice)));
         }
         let mut routes = routes.into_iter();
-        Named { first: routes.next(), also: routes.collect(), has_dots }
+        RouteCandidates { first: routes.next(), others: routes.collect(), has_dot_segments: has_dots }
     }
 
     /// The shape of a refusal that no policy gives, or of a request that none covers: that of the first route whose pattern has
     /// the path, whatever its methods.
-    pub fn refusals(&self, path: &str) -> Refusals {
-        if self.iter().all(|route| route.policy.refusals == Refusals::default()) {
-            return Refusals::default();
+    pub fn refusal_shape(&self, path: &str) -> RefusalFormat {
+        if self.iter().all(|route| route.policy.refusals == RefusalFormat::default()) {
+            return RefusalFormat::default();
         }
-        let has_it = |route: &&Route| {
-            route.protocol == Protocol::Http && route.pattern.reads_as(path.as_bytes(), Compared::LOOSELY)
+        let has_it = |route: &&RouteEntry| {
+            route.protocol == Protocol::Http && route.pattern.matches_reading(path.as_bytes(), PathComparison::LOOSE)
         };
         self.iter().find(has_it).map(|route| route.policy.refusals).unwrap_or_default()
     }
 
     /// In the order of the file, then `[policy]`.
-    pub fn iter(&self) -> std::slice::Iter<'_, Route> {
+    pub fn iter(&self) -> std::slice::Iter<'_, RouteEntry> {
         self.routes.iter()
     }
 
     /// The first route of the file that a reading of a path names.
-    fn first(&self, method: &Method, path: &[u8], compared: Compared) -> Option<usize> {
-        (0..self.routes.len()).find(|at| !self.routes[*at].is_policy && self.names(*at, method, path, compared))
+    fn first_match(&self, method: &Method, path: &[u8], compared: PathComparison) -> Option<usize> {
+        (0..self.routes.len())
+            .find(|at| !self.routes[*at].is_default_policy && self.route_matches(*at, method, path, compared))
     }
 
-    fn names(&self, at: usize, method: &Method, path: &[u8], compared: Compared) -> bool {
+    fn route_matches(&self, at: usize, method: &Method, path: &[u8], compared: PathComparison) -> bool {
         let route = &self.routes[at];
-        if !route.policy.names(method) {
+        if !route.policy.lists_method(method) {
             return false;
         }
         let matches = match compared {
-            Compared::EXACTLY => std::str::from_utf8(path).is_ok_and(|path| route.pattern.matches(path)),
-            _ => route.pattern.reads_as(path, compared),
+            PathComparison::EXACT => std::str::from_utf8(path).is_ok_and(|path| route.pattern.matches(path)),
+            _ => route.pattern.matches_reading(path, compared),
         };
         matches
             // Who names a gRPC method says that it is unary.
-            && (route.protocol == Protocol::Http || route.pattern.names_one() || self.is_unary(path))
+            && (route.protocol == Protocol::Http || route.pattern.is_single_method() || self.is_unary_path(path))
     }
 
     /// `[policy]`, if it is about this method, for a path in all its readings.
-    fn policy<'p>(&self, method: &Method, readings: impl IntoIterator<Item = &'p [u8]>) -> Option<&Route> {
+    fn default_policy<'p>(&self, method: &Method, readings: impl IntoIterator<Item = &'p [u8]>) -> Option<&RouteEntry> {
         let of = |protocol: Protocol| {
-            let mut all = self.routes.iter().filter(|route| route.is_policy && route.policy.names(method));
+            let mut all =
+                self.routes.iter().filter(|route| route.is_default_policy && route.policy.lists_method(method));
             all.find(|route| route.protocol == protocol)
         };
-        let is_unary = |_: &&Route| readings.into_iter().any(|path| self.is_unary(path));
+        let is_unary = |_: &&RouteEntry| readings.into_iter().any(|path| self.is_unary_path(path));
         of(Protocol::Grpc).filter(is_unary).or_else(|| of(Protocol::Http))
     }
 
     /// Whether a path is that of a method that is known to be unary, in whatever case.
-    fn is_unary(&self, path: &[u8]) -> bool {
+    fn is_unary_path(&self, path: &[u8]) -> bool {
         let path = path.strip_suffix(b"/").unwrap_or(path);
-        self.unary_paths.binary_search_by(|known| without_case(known.as_bytes(), path)).is_ok()
+        self.unary_paths.binary_search_by(|known| cmp_ignore_case(known.as_bytes(), path)).is_ok()
     }
 }
 
-fn without_case(one: &[u8], two: &[u8]) -> Ordering {
+fn cmp_ignore_case(one: &[u8], two: &[u8]) -> Ordering {
     one.iter().map(u8::to_ascii_lowercase).cmp(two.iter().map(u8::to_ascii_lowercase))
 }
 
 impl<'a> IntoIterator for &'a RouteTable {
-    type Item = &'a Route;
-    type IntoIter = std::slice::Iter<'a, Route>;
+    type Item = &'a RouteEntry;
+    type IntoIter = std::slice::Iter<'a, RouteEntry>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
@@ -329,7 +339,7 @@ mod tests {
             let at: Match = text.parse().unwrap();
             let mut policy = Policy::ietf();
             policy.methods = at.methods().to_vec();
-            Route::new(&at, policy, "ietf")
+            RouteEntry::new(&at, policy, "ietf")
         };
         RouteTable::new(matches.iter().map(route).collect())
     }
@@ -348,8 +358,8 @@ mod tests {
 
     /// The names of the routes that a POST may be under, the one that governs it first.
     fn named(table: &RouteTable, path: &str) -> Vec<String> {
-        let named = table.named(&Method::POST, path);
-        named.first.into_iter().chain(named.also).map(|route| route.name.clone()).collect()
+        let named = table.candidates(&Method::POST, path);
+        named.first.into_iter().chain(named.others).map(|route| route.name.clone()).collect()
     }
 
     #[test]
@@ -369,8 +379,8 @@ mod tests {
         {
             assert_eq!(named(&table, path), ["POST /payments"], "{path}");
             let lower = Method::from_bytes(b"post").unwrap();
-            assert_eq!(table.named(&lower, path).first.map(|route| route.name.as_str()), Some("POST /payments"));
-            assert!(table.named(&Method::GET, path).first.is_none(), "{path}");
+            assert_eq!(table.candidates(&lower, path).first.map(|route| route.name.as_str()), Some("POST /payments"));
+            assert!(table.candidates(&Method::GET, path).first.is_none(), "{path}");
         }
         for path in ["/hooks/github/", "/Hooks/GitHub", "/hooks%2Fgithub", "/hooks;a/github;b"] {
             assert_eq!(named(&table, path), ["POST /hooks/github"], "{path}");
@@ -379,7 +389,7 @@ mod tests {
             assert!(named(&table, path).is_empty(), "{path}");
         }
         for (path, has_dots) in [("/x/..;/payments", true), ("/a/%2e%2e/b", true), ("/a//b", false), ("/a", false)] {
-            assert_eq!(table.named(&Method::POST, path).has_dots, has_dots, "{path}");
+            assert_eq!(table.candidates(&Method::POST, path).has_dot_segments, has_dots, "{path}");
         }
     }
 
@@ -402,7 +412,7 @@ mod tests {
     #[test]
     fn what_no_route_names_is_under_the_policy() {
         let mut routes = table(&["POST /a"]).routes;
-        routes.push(Route::everything(Policy::ietf(), "ietf"));
+        routes.push(RouteEntry::for_all_paths(Policy::ietf(), "ietf"));
         let table = RouteTable::new(routes);
         assert_eq!(named(&table, "/b"), ["*"]);
         assert_eq!(named(&table, "/a"), ["POST /a"]);
@@ -414,11 +424,11 @@ mod tests {
     #[test]
     fn paths_of_grpc_methods_are_covered_whatever_is_sent_to_them() {
         let mut routes = table(&["grpc shop.Orders/Create", "grpc shop.Users/*"]).routes;
-        routes.push(Route::everything(Policy::ietf(), "ietf"));
-        routes.push(Route::every_call(Policy::ietf(), "ietf"));
-        let unary = Unary::methods(["shop.Users/Add", "shop.Carts/Fill"]);
-        let table = RouteTable::new(routes).knowing(unary);
-        let first = |path| table.named(&Method::POST, path).first.unwrap();
+        routes.push(RouteEntry::for_all_paths(Policy::ietf(), "ietf"));
+        routes.push(RouteEntry::for_all_calls(Policy::ietf(), "ietf"));
+        let unary = UnaryMethods::methods(["shop.Users/Add", "shop.Carts/Fill"]);
+        let table = RouteTable::new(routes).with_unary_methods(unary);
+        let first = |path| table.candidates(&Method::POST, path).first.unwrap();
         for (path, name) in [
             ("/shop.Orders/Create", "grpc shop.Orders/Create"),
             ("/shop.Orders/create/", "grpc shop.Orders/Create"),

@@ -23,9 +23,9 @@ use hyper_util::{
     server::conn::auto,
 };
 use ibid::{
-    Ibid, Policy, Reason, Refusal, grpc,
+    Ibid, Policy, Refusal, RefusalReason, grpc,
     http::{
-        Connection, IbidLayer, IbidService, Peer, Protocol, ResponseBody, plain_response, refusal_response,
+        IbidLayer, IbidService, PeerAddress, PeerConnection, Protocol, ResponseBody, plain_response, refusal_response,
         sent_request_id,
     },
 };
@@ -41,66 +41,66 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use self::{
-    sending::{Sending, StreamExecutor},
-    traffic::Traffic,
+    connection_activity::ConnectionActivity,
+    write_progress::{StreamExecutor, WriteProgress},
 };
 use crate::{
-    config::Limits,
+    config::LimitSettings,
     contract_page,
-    jwt::Verifier,
-    live::{ByChoice, Head, Live},
+    jwt::JwtVerifier,
+    live_config::{LiveConfig, RequestHead, RoutedUpstreamLookup},
     openapi_document::Asked,
-    proxy::{Client, Proxy, Reply, tunnel},
-    trace::{self, Trace, Tracer},
-    upstream::keep_client_alive,
+    proxy::{Proxy, ProxyClient, ProxyResponseBody, tunnel},
+    trace::{self, RequestTrace, Tracer},
+    upstream::set_client_keep_alive,
 };
 
+mod connection_activity;
 pub mod interim;
-mod sending;
-mod traffic;
+mod write_progress;
 
 /// How long the ends of given-up operations may take to reach the store.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const SETTLE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// A TLS handshake that takes longer is given up.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client may take to hang up when it has been told to, and nothing goes on.
-const GOODBYE: Duration = Duration::from_secs(2);
+const CLIENT_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What clients get.
-type Answer = Response<ResponseBody<Reply>>;
+type ClientResponse = Response<ResponseBody<ProxyResponseBody>>;
 
 /// A gateway that listens.
-pub struct Server {
+pub struct GatewayServer {
     listener: TcpListener,
-    secure: bool,
-    front: Arc<Front>,
+    is_secure: bool,
+    state: Arc<ServerState>,
 }
 
 /// What is known about a request before any policy.
-enum Early {
-    Answer(Answer),
+enum Precheck {
+    Respond(ClientResponse),
     /// It goes on, once this has looked at its token.
-    Goes(Option<(Arc<Verifier>, HashSet<String>)>),
+    Continue(Option<(Arc<JwtVerifier>, HashSet<String>)>),
     /// It asks for a document of the app that is annotated.
     Document(Box<Asked>),
 }
 
 /// What all connections share.
-struct Front {
-    live: Arc<Live>,
+struct ServerState {
+    live: Arc<LiveConfig>,
     ibid: Ibid,
     layer: IbidLayer,
-    limits: Limits,
-    trusted: ibid::TrustedProxies,
+    limits: LimitSettings,
+    trusted_proxies: ibid::TrustedProxies,
     tracer: Option<Tracer>,
 }
 
-impl Server {
+impl GatewayServer {
     /// Binds the address of the settings in force.
     ///
     /// # Errors
     /// If the address cannot be bound, or the certificate makes no sense.
-    pub async fn bind(live: Arc<Live>, ibid: Ibid, tracer: Option<Tracer>) -> Result<Self, String> {
+    pub async fn bind(live: Arc<LiveConfig>, ibid: Ibid, tracer: Option<Tracer>) -> Result<Self, String> {
         let (listen, secure, limits, trusted) = {
             let now = live.now();
             let settings = &now.settings;
@@ -108,9 +108,9 @@ impl Server {
         };
         let listener =
             TcpListener::bind(listen).await.map_err(|why| format!("listen: {listen} cannot be bound: {why}"))?;
-        let layer = ibid.layer_by(Arc::new(ByChoice(live.clone())));
-        let front = Arc::new(Front { live, ibid, layer, limits, trusted, tracer });
-        Ok(Self { listener, secure, front })
+        let layer = ibid.layer_with_routing(Arc::new(RoutedUpstreamLookup(live.clone())));
+        let front = Arc::new(ServerState { live, ibid, layer, limits, trusted_proxies: trusted, tracer });
+        Ok(Self { listener, is_secure: secure, state: front })
     }
 
     /// Where it listens.
@@ -123,13 +123,13 @@ impl Server {
 
     /// Whether clients connect with TLS.
     pub fn is_secure(&self) -> bool {
-        self.secure
+        self.is_secure
     }
 
     /// Serves until `stop` says so, then ends in good order.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut connections = JoinSet::new();
-        let room = Arc::new(Semaphore::new(self.front.limits.max_connections));
+        let room = Arc::new(Semaphore::new(self.state.limits.max_connections));
         loop {
             // At the limit nobody is accepted; newcomers wait in the system's queue.
             let permit = tokio::select! {
@@ -144,11 +144,11 @@ impl Server {
             match accepted {
                 Ok((socket, peer)) => {
                     // The certificates in force now: each connection has its own.
-                    let tls = if self.secure { self.front.live.now().tls.clone() } else { None };
-                    let (front, tls, stop) = (self.front.clone(), tls.map(TlsAcceptor::from), stop.clone());
+                    let tls = if self.is_secure { self.state.live.now().tls.clone() } else { None };
+                    let (front, tls, stop) = (self.state.clone(), tls.map(TlsAcceptor::from), stop.clone());
                     // A tunnel takes a share of the permit, and keeps it when the connection is no longer HTTP.
                     let place = Arc::new(permit);
-                    connections.spawn(async move { front.connection(socket, peer, tls, place, stop).await });
+                    connections.spawn(async move { front.serve_socket(socket, peer, tls, place, stop).await });
                 }
                 Err(why) => {
                     tracing::error!(%why, "a connection could not be accepted");
@@ -158,84 +158,86 @@ impl Server {
             }
         }
         drop(self.listener);
-        self.front.end(connections).await;
+        self.state.shut_down(connections).await;
     }
 }
 
-impl Front {
-    async fn end(&self, mut connections: JoinSet<()>) {
+impl ServerState {
+    async fn shut_down(&self, mut connections: JoinSet<()>) {
         let running = self.ibid.engine().running();
         let all = async {
             while connections.join_next().await.is_some() {}
-            running.drained().await;
+            running.wait_idle().await;
         };
         if timeout(self.limits.shutdown, all).await.is_err() {
             tracing::warn!(running = running.count(), "shutdown: operations still run; their outcome is unknown");
             running.close();
             connections.shutdown().await;
         }
-        let later = self.ibid.engine().later();
-        if timeout(LAST_WORDS, later.flushed()).await.is_err() {
-            tracing::warn!(waiting = later.waiting(), "shutdown: the store did not take every end; their leases lapse");
+        let later = self.ibid.engine().settle_queue();
+        if timeout(SETTLE_FLUSH_TIMEOUT, later.wait_until_empty()).await.is_err() {
+            tracing::warn!(waiting = later.pending(), "shutdown: the store did not take every end; their leases lapse");
         }
     }
 
-    async fn connection(
+    async fn serve_socket(
         self: Arc<Self>, socket: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>,
         place: Arc<OwnedSemaphorePermit>, stop: watch::Receiver<bool>,
     ) {
         let _ = socket.set_nodelay(true);
-        let _ = keep_client_alive(&socket);
-        let client = |secure| Client::new(peer.ip(), secure, &self.trusted, &self.limits, Arc::downgrade(&place));
+        let _ = set_client_keep_alive(&socket);
+        let client =
+            |secure| ProxyClient::new(peer.ip(), secure, &self.trusted_proxies, &self.limits, Arc::downgrade(&place));
         match tls {
-            None => self.serve(socket, peer, client(false), stop).await,
-            Some(tls) => match timeout(HANDSHAKE, tls.accept(socket)).await {
-                Ok(Ok(socket)) => self.serve(socket, peer, client(true), stop).await,
+            None => self.serve_connection(socket, peer, client(false), stop).await,
+            Some(tls) => match timeout(TLS_HANDSHAKE_TIMEOUT, tls.accept(socket)).await {
+                Ok(Ok(socket)) => self.serve_connection(socket, peer, client(true), stop).await,
                 Ok(Err(why)) => tracing::debug!(%peer, %why, "no TLS connection"),
                 Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
             },
         }
     }
 
-    async fn serve<S>(
-        self: &Arc<Self>, socket: S, peer: SocketAddr, client: Arc<Client>, mut stop: watch::Receiver<bool>,
+    async fn serve_connection<S>(
+        self: &Arc<Self>, socket: S, peer: SocketAddr, client: Arc<ProxyClient>, mut stop: watch::Receiver<bool>,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let interim = client.interim.clone();
         let service = self.layer.layer(Proxy::new(client));
-        let traffic = Arc::new(Traffic::new());
-        let sending = Sending::new();
+        let traffic = Arc::new(ConnectionActivity::new());
+        let sending = WriteProgress::new();
         let answer = {
             let (front, traffic, interim, sending) = (self.clone(), traffic.clone(), interim.clone(), sending.clone());
-            let link = Connection::new();
+            let link = PeerConnection::new();
             service_fn(move |mut request: Request<Incoming>| {
-                let busy = Traffic::begin(&traffic);
+                let busy = ConnectionActivity::begin(&traffic);
                 request.extensions_mut().insert(link.clone());
                 let (front, service, sending) = (front.clone(), service.clone(), sending.clone());
                 let is_call = grpc::is_call(request.version(), request.headers());
                 let interim = (request.version() == Version::HTTP_11).then(|| interim.clone());
-                interim.iter().for_each(|interim| interim.open());
+                interim.iter().for_each(|interim| interim.begin_request());
                 async move {
                     // All of it in here: also what panics before the first await must not end the connection.
                     let writing = sending.clone();
-                    let answer = catching(async move { front.answer(service, request, peer, writing).await }).await;
-                    let answer = answer.unwrap_or_else(|| panicked(is_call));
-                    interim.iter().for_each(|interim| interim.close());
-                    Ok::<_, Infallible>(answer.map(|body| busy.during(body, Sending::current(&sending))))
+                    let answer =
+                        catch_panic(async move { front.handle_request(service, request, peer, writing).await }).await;
+                    let answer = answer.unwrap_or_else(|| panic_response(is_call));
+                    interim.iter().for_each(|interim| interim.end_request());
+                    Ok::<_, Infallible>(answer.map(|body| busy.track_body(body, WriteProgress::current(&sending))))
                 }
             })
         };
-        let builder = protocol(&self.limits);
-        let socket = interim::Socket { io: socket, interim };
+        let builder = connection_builder(&self.limits);
+        let socket = interim::InterimSocket { io: socket, interim };
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(socket), answer);
         let mut connection = pin!(connection);
         let (mut stopping, mut idle, mut timer) = (false, None, None);
         let write_timeout = self.limits.write_timeout;
         loop {
             let (limit, since) = match idle {
-                None => (self.limits.idle_timeout, traffic.opened()),
-                Some(since) => (GOODBYE, since),
+                None => (self.limits.idle_timeout, traffic.opened_at()),
+                Some(since) => (CLIENT_CLOSE_TIMEOUT, since),
             };
             tokio::select! {
                 // The connection first: what is beneath looks at what it has done.
@@ -254,7 +256,7 @@ impl Front {
                     tracing::debug!(%peer, "the client does not read its answer");
                     return;
                 }
-                () = traffic.idle_for(limit, since), if !stopping => {
+                () = traffic.wait_until_idle(limit, since), if !stopping => {
                     if idle.is_some() {
                         // Over HTTP/2 clients are asked whether they have understood; some would never say.
                         tracing::debug!(%peer, "the client does not hang up");
@@ -268,48 +270,49 @@ impl Front {
     }
 
     /// One request: what holds for all of them, before any policy.
-    fn answer(
-        &self, mut service: IbidService<Proxy>, mut request: Request<Incoming>, peer: SocketAddr, sending: Arc<Sending>,
-    ) -> impl Future<Output = Answer> + Send + use<> {
-        let trace = self.tracer.as_ref().and_then(|tracer| Trace::begin(tracer, &mut request));
-        let early = self.before_policies(&mut request, peer);
+    fn handle_request(
+        &self, mut service: IbidService<Proxy>, mut request: Request<Incoming>, peer: SocketAddr,
+        sending: Arc<WriteProgress>,
+    ) -> impl Future<Output = ClientResponse> + Send + use<> {
+        let trace = self.tracer.as_ref().and_then(|tracer| RequestTrace::begin(tracer, &mut request));
+        let early = self.precheck(&mut request, peer);
         async move {
             let answer = async {
                 let verifier = match early {
-                    Early::Answer(answer) => return answer,
-                    Early::Document(asked) => return Box::pin(asked.answer(service, request)).await,
-                    Early::Goes(verifier) => verifier,
+                    Precheck::Respond(answer) => return answer,
+                    Precheck::Document(asked) => return Box::pin(asked.answer(service, request)).await,
+                    Precheck::Continue(verifier) => verifier,
                 };
                 if let Some((verifier, wanted)) = verifier {
-                    let identity = Box::pin(verifier.identify(request.headers(), &wanted)).await;
+                    let identity = Box::pin(verifier.identify_caller(request.headers(), &wanted)).await;
                     request.extensions_mut().insert(identity);
                 }
-                request.extensions_mut().insert(Sending::current(&sending).cut().clone());
+                request.extensions_mut().insert(WriteProgress::current(&sending).cut().clone());
                 service.call(request).await.unwrap_or_else(|never| match never {})
             };
             match trace {
                 Some(trace) => {
-                    let mut answer = trace.around(answer).await;
+                    let mut answer = trace.scope(answer).await;
                     trace.answered(&mut answer);
                     answer
                 }
                 None => {
                     let mut answer = answer.await;
                     // Of an answer that was remembered while there was tracing.
-                    trace::take_kept(&mut answer);
+                    trace::take_original_context(&mut answer);
                     answer
                 }
             }
         }
     }
 
-    fn before_policies(&self, request: &mut Request<Incoming>, peer: SocketAddr) -> Early {
+    fn precheck(&self, request: &mut Request<Incoming>, peer: SocketAddr) -> Precheck {
         let is_call = grpc::is_call(request.version(), request.headers());
         let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
-        if let Some(detail) = unclear(request) {
-            let refusal = Refusal::new(Reason::RequestAmbiguous, detail);
+        if let Some(detail) = ambiguity(request) {
+            let refusal = Refusal::new(RefusalReason::RequestAmbiguous, detail);
             let mut policy = Policy::ietf();
-            policy.refusals = self.live.now().settings.routes.refusals(request.uri().path());
+            policy.refusals = self.live.now().settings.routes.refusal_shape(request.uri().path());
             let mut answer = match protocol {
                 Protocol::Http => refusal_response(&refusal, &policy, ""),
                 Protocol::Grpc => grpc::refusal_response(&refusal, &policy, ""),
@@ -318,35 +321,37 @@ impl Front {
                 // What follows on this connection may be the rest of what was not understood.
                 answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
-            return Early::Answer(answer);
+            return Precheck::Respond(answer);
         }
         let now = self.live.now();
-        if request.uri().path() == contract_page::PATH && matches!(*request.method(), Method::GET | Method::HEAD) {
-            return Early::Answer(contract(&now.page, request));
+        if request.uri().path() == contract_page::CONTRACT_PATH
+            && matches!(*request.method(), Method::GET | Method::HEAD)
+        {
+            return Precheck::Respond(contract_response(&now.page, request));
         }
         let own: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("ibid-")).cloned().collect();
         own.iter().for_each(|name| drop(request.headers_mut().remove(name)));
         let version = request.version();
-        tunnel::keep_allowed(request.headers_mut(), version, &now.settings.upgrades);
-        let head = Head { method: request.method(), uri: request.uri(), version, headers: request.headers() };
-        let chosen = now.choose(head);
+        tunnel::retain_allowed_upgrades(request.headers_mut(), version, &now.settings.upgrades);
+        let head = RequestHead { method: request.method(), uri: request.uri(), version, headers: request.headers() };
+        let chosen = now.route_request(head);
         let document = now.document(head);
-        let (verifier, refusals) = (now.verifier(&chosen), chosen.refusals);
+        let (verifier, refusals) = (now.verifier_for(&chosen), chosen.refusals);
         request.extensions_mut().insert(chosen);
-        request.extensions_mut().insert(Peer(peer.ip()));
+        request.extensions_mut().insert(PeerAddress(peer.ip()));
         match document {
-            None => Early::Goes(verifier),
+            None => Precheck::Continue(verifier),
             Some(document) => {
                 let timeout = self.limits.reply_timeout;
                 let request_id = sent_request_id(request.headers()).cloned();
-                Early::Document(Box::new(Asked { document, ibid: self.ibid.clone(), timeout, refusals, request_id }))
+                Precheck::Document(Box::new(Asked { document, ibid: self.ibid.clone(), timeout, refusals, request_id }))
             }
         }
     }
 }
 
 /// The output of a future, or `None` if it panicked. The panic itself is in the log.
-async fn catching<F: Future>(future: F) -> Option<F::Output> {
+async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
         Ok(poll) => poll.map(Some),
@@ -356,7 +361,7 @@ async fn catching<F: Future>(future: F) -> Option<F::Output> {
 }
 
 /// The answer to a request on which the gateway itself failed. Work that had claimed was parked when it was dropped.
-fn panicked(is_call: bool) -> Answer {
+fn panic_response(is_call: bool) -> ClientResponse {
     tracing::error!("a request failed inside the gateway");
     let detail = "the gateway failed; whether the operation took place is not known";
     let protocol = if is_call { Protocol::Grpc } else { Protocol::Http };
@@ -364,12 +369,12 @@ fn panicked(is_call: bool) -> Answer {
 }
 
 /// Why the app, or a proxy on the way, could take a request for another one, whatever its policy.
-fn unclear(request: &Request<Incoming>) -> Option<&'static str> {
-    unclear_framing(request).or_else(|| unclear_host(request)).or_else(|| unclear_target(request))
+fn ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
+    framing_ambiguity(request).or_else(|| host_ambiguity(request)).or_else(|| target_ambiguity(request))
 }
 
 /// hyper looks at the last coding only; the others would be taken off here without having been decoded.
-fn unclear_framing(request: &Request<Incoming>) -> Option<&'static str> {
+fn framing_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
     let mut codings = request.headers().get_all(header::TRANSFER_ENCODING).iter();
     let only = codings.next()?;
     let plain = codings.next().is_none() && only.as_bytes().eq_ignore_ascii_case(b"chunked");
@@ -377,7 +382,7 @@ fn unclear_framing(request: &Request<Incoming>) -> Option<&'static str> {
 }
 
 /// Of two hosts one would decide the scope, the other what the app serves. HTTP/1.1 asks for exactly one.
-fn unclear_host(request: &Request<Incoming>) -> Option<&'static str> {
+fn host_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let (first, second) = (hosts.next(), hosts.next());
     if second.is_some() {
@@ -401,7 +406,7 @@ fn unclear_host(request: &Request<Incoming>) -> Option<&'static str> {
 
 /// Routes match paths, so that a target without one would pass all of them by; and who asks for a tunnel would speak to
 /// the app unseen.
-fn unclear_target(request: &Request<Incoming>) -> Option<&'static str> {
+fn target_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
     if request.method() == Method::CONNECT {
         return Some("there are no tunnels through here");
     }
@@ -411,7 +416,7 @@ fn unclear_target(request: &Request<Incoming>) -> Option<&'static str> {
 }
 
 /// How connections of clients are spoken to.
-pub fn protocol(limits: &Limits) -> auto::Builder<StreamExecutor> {
+pub fn connection_builder(limits: &LimitSettings) -> auto::Builder<StreamExecutor> {
     let head = usize::try_from(limits.max_header_bytes).unwrap_or(usize::MAX).max(8192);
     let mut builder = auto::Builder::new(StreamExecutor { write_timeout: limits.write_timeout });
     builder
@@ -432,7 +437,7 @@ pub fn protocol(limits: &Limits) -> auto::Builder<StreamExecutor> {
     builder
 }
 
-fn contract(page: &crate::live::Page, request: &Request<Incoming>) -> Answer {
+fn contract_response(page: &crate::live_config::RenderedContract, request: &Request<Incoming>) -> ClientResponse {
     let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let html = accept.find("text/html");
     let json = accept.find("json");
@@ -458,17 +463,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_before_or_after_the_first_await_is_a_500() {
-        async fn fails(late: bool) -> Answer {
+        async fn fails(late: bool) -> ClientResponse {
             if late {
                 tokio::task::yield_now().await;
             }
             panic!("a fault of ours");
         }
         for late in [false, true] {
-            assert!(catching(fails(late)).await.is_none());
+            assert!(catch_panic(fails(late)).await.is_none());
         }
-        assert_eq!(panicked(false).status(), StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!(panicked(true).headers()["grpc-status"], "2");
-        assert_eq!(catching(async { 7 }).await, Some(7));
+        assert_eq!(panic_response(false).status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(panic_response(true).headers()["grpc-status"], "2");
+        assert_eq!(catch_panic(async { 7 }).await, Some(7));
     }
 }

@@ -13,32 +13,32 @@ use rustls::{
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 
-use crate::config::{Pem, Shown, Tls};
+use crate::config::{ClientIdentity, Pem, TlsSettings};
 
 /// How the listener speaks TLS: HTTP/2 where the client can, else HTTP/1.1.
 ///
 /// # Errors
 /// What is wrong with the certificate or its key.
-pub fn for_listener(tls: &Tls) -> Result<Arc<ServerConfig>, String> {
-    for_port("tls", tls, &["h2", "http/1.1"])
+pub fn listener_config(tls: &TlsSettings) -> Result<Arc<ServerConfig>, String> {
+    server_config("tls", tls, &["h2", "http/1.1"])
 }
 
 /// How the admin port does: HTTP/1.1.
 ///
 /// # Errors
 /// What is wrong with the certificate or its key.
-pub fn for_admin(tls: &Tls) -> Result<Arc<ServerConfig>, String> {
-    for_port("admin.tls", tls, &["http/1.1"])
+pub fn admin_config(tls: &TlsSettings) -> Result<Arc<ServerConfig>, String> {
+    server_config("admin.tls", tls, &["http/1.1"])
 }
 
 /// `table` is the one that the certificate is configured in.
-fn for_port(table: &str, tls: &Tls, spoken: &[&str]) -> Result<Arc<ServerConfig>, String> {
-    let chain = certificates(&tls.cert).map_err(|why| format!("{table}.cert: {why}"))?;
+fn server_config(table: &str, tls: &TlsSettings, spoken: &[&str]) -> Result<Arc<ServerConfig>, String> {
+    let chain = parse_certificates(&tls.cert).map_err(|why| format!("{table}.cert: {why}"))?;
     let key = PrivateKeyDer::from_pem_slice(tls.key.text().as_bytes()).map_err(|why| format!("{table}.key: {why}"))?;
-    let mut config = ServerConfig::builder_with_provider(provider())
+    let mut config = ServerConfig::builder_with_provider(crypto_provider())
         .with_safe_default_protocol_versions()
         .expect("the provider knows them")
-        .with_client_cert_verifier(clients(table, tls.client_ca.as_ref())?)
+        .with_client_cert_verifier(client_verifier(table, tls.client_ca.as_ref())?)
         .with_single_cert(chain, key)
         .map_err(|why| format!("{table}: {why}"))?;
     config.alpn_protocols = spoken.iter().map(|name| name.as_bytes().to_vec()).collect();
@@ -46,11 +46,13 @@ fn for_port(table: &str, tls: &Tls, spoken: &[&str]) -> Result<Arc<ServerConfig>
 }
 
 /// Who may connect: anybody, or who shows a certificate that one of these vouches for.
-fn clients(table: &str, ca: Option<&Pem>) -> Result<Arc<dyn ClientCertVerifier>, String> {
+fn client_verifier(table: &str, ca: Option<&Pem>) -> Result<Arc<dyn ClientCertVerifier>, String> {
     let Some(ca) = ca else { return Ok(WebPkiClientVerifier::no_client_auth()) };
     let named = format!("{table}.client_ca");
-    let roots = Arc::new(roots(&named, ca)?);
-    WebPkiClientVerifier::builder_with_provider(roots, provider()).build().map_err(|why| format!("{named}: {why}"))
+    let roots = Arc::new(parse_roots(&named, ca)?);
+    WebPkiClientVerifier::builder_with_provider(roots, crypto_provider())
+        .build()
+        .map_err(|why| format!("{named}: {why}"))
 }
 
 /// How another server is checked, and what it is shown if it asks; `None` trusts what the system trusts and shows nothing.
@@ -58,26 +60,28 @@ fn clients(table: &str, ca: Option<&Pem>) -> Result<Arc<dyn ClientCertVerifier>,
 ///
 /// # Errors
 /// What is wrong with the certificates.
-pub fn towards(whose: &str, ca: Option<&Pem>, shown: Option<&Shown>) -> Result<Option<Arc<ClientConfig>>, String> {
+pub fn client_config(
+    whose: &str, ca: Option<&Pem>, shown: Option<&ClientIdentity>,
+) -> Result<Option<Arc<ClientConfig>>, String> {
     if ca.is_none() && shown.is_none() {
         return Ok(None);
     }
     let roots = match ca {
-        Some(ca) => roots(&format!("{whose}ca"), ca)?,
+        Some(ca) => parse_roots(&format!("{whose}ca"), ca)?,
         None => native_roots().map_err(|why| format!("no usable root certificates on this system: {why}"))?,
     };
-    let config = ClientConfig::builder_with_provider(provider())
+    let config = ClientConfig::builder_with_provider(crypto_provider())
         .with_safe_default_protocol_versions()
         .expect("the provider knows them")
         .with_root_certificates(roots);
-    Ok(Some(Arc::new(showing(config, whose, shown)?)))
+    Ok(Some(Arc::new(with_identity(config, whose, shown)?)))
 }
 
-fn showing(
-    config: ConfigBuilder<ClientConfig, WantsClientCert>, whose: &str, shown: Option<&Shown>,
+fn with_identity(
+    config: ConfigBuilder<ClientConfig, WantsClientCert>, whose: &str, shown: Option<&ClientIdentity>,
 ) -> Result<ClientConfig, String> {
-    let Some(Shown { cert, key }) = shown else { return Ok(config.with_no_client_auth()) };
-    let chain = certificates(cert).map_err(|why| format!("{whose}cert: {why}"))?;
+    let Some(ClientIdentity { cert, key }) = shown else { return Ok(config.with_no_client_auth()) };
+    let chain = parse_certificates(cert).map_err(|why| format!("{whose}cert: {why}"))?;
     let key = PrivateKeyDer::from_pem_slice(key.text().as_bytes()).map_err(|why| format!("{whose}key: {why}"))?;
     config.with_client_auth_cert(chain, key).map_err(|why| format!("{whose}cert: {why}"))
 }
@@ -87,18 +91,25 @@ fn showing(
 ///
 /// # Errors
 /// What is wrong with the certificates.
-pub fn for_health(whose: &str, ca: Option<&Pem>, shown: Option<&Shown>) -> Result<Arc<ClientConfig>, String> {
+pub fn health_client_config(
+    whose: &str, ca: Option<&Pem>, shown: Option<&ClientIdentity>,
+) -> Result<Arc<ClientConfig>, String> {
     let named = format!("{whose}ca");
     let chain = ca.map(|ca| {
-        let roots = Arc::new(roots(&named, ca)?);
-        WebPkiServerVerifier::builder_with_provider(roots, provider()).build().map_err(|why| format!("{named}: {why}"))
+        let roots = Arc::new(parse_roots(&named, ca)?);
+        WebPkiServerVerifier::builder_with_provider(roots, crypto_provider())
+            .build()
+            .map_err(|why| format!("{named}: {why}"))
     });
-    let config = ClientConfig::builder_with_provider(provider())
+    let config = ClientConfig::builder_with_provider(crypto_provider())
         .with_safe_default_protocol_versions()
         .expect("the provider knows them")
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyName { chain: chain.transpose()?, provider: provider() }));
-    Ok(Arc::new(showing(config, whose, shown)?))
+        .with_custom_certificate_verifier(Arc::new(AnyNameVerifier {
+            chain: chain.transpose()?,
+            provider: crypto_provider(),
+        }));
+    Ok(Arc::new(with_identity(config, whose, shown)?))
 }
 
 /// How `ibid conform` checks a server: against these certificates, against those of the system, or not at all.
@@ -106,17 +117,17 @@ pub fn for_health(whose: &str, ca: Option<&Pem>, shown: Option<&Shown>) -> Resul
 /// # Errors
 /// What is wrong with the certificates.
 pub fn for_checks(ca: Option<&str>, insecure: bool) -> Result<Arc<ClientConfig>, String> {
-    let builder = ClientConfig::builder_with_provider(provider())
+    let builder = ClientConfig::builder_with_provider(crypto_provider())
         .with_safe_default_protocol_versions()
         .expect("the provider knows them");
     let mut config = if insecure {
-        let anybody = AnyName { chain: None, provider: provider() };
+        let anybody = AnyNameVerifier { chain: None, provider: crypto_provider() };
         builder.dangerous().with_custom_certificate_verifier(Arc::new(anybody)).with_no_client_auth()
     } else {
         let mut roots = RootCertStore::empty();
         match ca {
             Some(pem) => {
-                for certificate in in_pem(pem).map_err(|why| format!("--ca: {why}"))? {
+                for certificate in parse_pem(pem).map_err(|why| format!("--ca: {why}"))? {
                     roots.add(certificate).map_err(|why| format!("--ca: {why}"))?;
                 }
             }
@@ -131,12 +142,12 @@ pub fn for_checks(ca: Option<&str>, insecure: bool) -> Result<Arc<ClientConfig>,
 /// Takes certificates whatever they name, and with nobody to vouch for them every one, as `--insecure` asks for. The
 /// handshake itself is still checked.
 #[derive(Debug)]
-struct AnyName {
+struct AnyNameVerifier {
     chain: Option<Arc<WebPkiServerVerifier>>,
     provider: Arc<rustls::crypto::CryptoProvider>,
 }
 
-impl ServerCertVerifier for AnyName {
+impl ServerCertVerifier for AnyNameVerifier {
     fn verify_server_cert(
         &self, shown: &CertificateDer<'_>, between: &[CertificateDer<'_>], name: &ServerName<'_>, ocsp: &[u8],
         now: UnixTime,
@@ -178,9 +189,9 @@ impl ServerCertVerifier for AnyName {
     }
 }
 
-fn roots(key: &str, ca: &Pem) -> Result<RootCertStore, String> {
+fn parse_roots(key: &str, ca: &Pem) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(ca).map_err(|why| format!("{key}: {why}"))? {
+    for certificate in parse_certificates(ca).map_err(|why| format!("{key}: {why}"))? {
         roots.add(certificate).map_err(|why| format!("{key}: {why}"))?;
     }
     Ok(roots)
@@ -198,11 +209,11 @@ pub(crate) fn native_roots() -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-fn certificates(pem: &Pem) -> Result<Vec<CertificateDer<'static>>, String> {
-    in_pem(pem.text())
+fn parse_certificates(pem: &Pem) -> Result<Vec<CertificateDer<'static>>, String> {
+    parse_pem(pem.text())
 }
 
-fn in_pem(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+fn parse_pem(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     match all {
         Ok(all) if all.is_empty() => Err("there is no certificate in it".into()),
@@ -211,6 +222,6 @@ fn in_pem(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+fn crypto_provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }

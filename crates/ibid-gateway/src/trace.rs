@@ -2,7 +2,7 @@
 //!
 //! The caller's `traceparent` is continued, and the app is sent one of its own, so that its spans hang below the run. A request
 //! has a span; below it each call of the store, and the run. A replay *links* to the request whose answer it got: its place in
-//! that trace is kept with the answer, in a header that no client sees ([`KEPT`]).
+//! that trace is kept with the answer, in a header that no client sees ([`ORIGINAL_TRACE_HEADER`]).
 //!
 //! Invariant: tracing never holds a request up. Spans that the collector does not take in time are dropped and counted.
 //!
@@ -22,40 +22,40 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, Request, Response};
-use ibid::{Answered, Notice, Observer, Outcome, StoreCall, http::Around, store::Token};
+use ibid::{EngineEvent, Observer, RequestOutcome, RequestReport, StoreCall, http::PollHook, store::ClaimToken};
 use parking_lot::Mutex;
 
-pub(crate) use self::export::Collecting;
+pub(crate) use self::export::OtlpExporter;
 pub use self::export::Tracer;
 use self::{
-    export::{Kind, Span},
-    ids::Place,
+    export::{FinishedSpan, SpanKind},
+    span_context::SpanContext,
 };
 
 mod export;
-mod ids;
+mod span_context;
 
 /// Where the request of a remembered answer stands in its trace. Only ever between the app and the gateway.
-pub const KEPT: HeaderName = HeaderName::from_static("x-ibid-trace");
+pub const ORIGINAL_TRACE_HEADER: HeaderName = HeaderName::from_static("x-ibid-trace");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The trace of one request. Its span ends when nobody works on the request any more.
 #[derive(Clone)]
-pub struct Trace(Arc<Traced>);
+pub struct RequestTrace(Arc<RequestSpan>);
 
-struct Traced {
+struct RequestSpan {
     tracer: Tracer,
-    place: Place,
+    context: SpanContext,
     parent: Option<[u8; 8]>,
-    began: Clock,
+    began: TraceClock,
     method: String,
     path: String,
-    noted: Mutex<Noted>,
+    details: Mutex<SpanDetails>,
 }
 
 /// What becomes known on the way.
 #[derive(Default)]
-struct Noted {
+struct SpanDetails {
     route: Option<String>,
     outcome: Option<&'static str>,
     key: String,
@@ -63,13 +63,13 @@ struct Noted {
     attempt: Option<u32>,
     status: Option<u16>,
     ended: Option<Instant>,
-    run: Option<Run>,
-    original: Option<Place>,
+    run: Option<RunSpan>,
+    original: Option<SpanContext>,
 }
 
 /// The app at work.
-struct Run {
-    place: Place,
+struct RunSpan {
+    context: SpanContext,
     began: Instant,
     took: Option<Duration>,
     status: Option<u16>,
@@ -77,17 +77,17 @@ struct Run {
 
 /// The time of day of moments, by one reading of it.
 #[derive(Clone, Copy)]
-struct Clock {
+struct TraceClock {
     wall: SystemTime,
     at: Instant,
 }
 
-impl Clock {
+impl TraceClock {
     fn now() -> Self {
         Self { wall: SystemTime::now(), at: Instant::now() }
     }
 
-    fn wall(self, moment: Instant) -> SystemTime {
+    fn wall_time(self, moment: Instant) -> SystemTime {
         match moment.checked_duration_since(self.at) {
             Some(later) => self.wall + later,
             None => self.wall - self.at.duration_since(moment),
@@ -95,97 +95,101 @@ impl Clock {
     }
 }
 
-thread_local!(static CURRENT: RefCell<Option<Trace>> = const { RefCell::new(None) });
+thread_local!(static CURRENT: RefCell<Option<RequestTrace>> = const { RefCell::new(None) });
 
-impl Trace {
+impl RequestTrace {
     /// Continues the caller's trace, or begins one. Nothing if the caller has decided that this one is not traced.
     pub fn begin<B>(tracer: &Tracer, request: &mut Request<B>) -> Option<Self> {
-        let caller = Place::of_caller(request.headers(), &TRACEPARENT);
+        let caller = SpanContext::from_headers(request.headers(), &TRACEPARENT);
         if caller.is_some_and(|(_, sampled)| !sampled) {
             return None;
         }
         let parent = caller.map(|(place, _)| place);
-        let place = parent.map_or_else(Place::first, Place::child);
-        let traced = Traced {
+        let place = parent.map_or_else(SpanContext::new_root, SpanContext::child);
+        let traced = RequestSpan {
             tracer: tracer.clone(),
-            place,
-            parent: parent.map(|parent| parent.span),
-            began: Clock::now(),
+            context: place,
+            parent: parent.map(|parent| parent.span_id),
+            began: TraceClock::now(),
             method: request.method().to_string(),
             path: request.uri().path().to_owned(),
-            noted: Mutex::default(),
+            details: Mutex::default(),
         };
         let trace = Self(Arc::new(traced));
         let inside = trace.clone();
-        request.extensions_mut().insert(Around::new(move |poll| inside.enter(poll)));
+        request.extensions_mut().insert(PollHook::new(move |poll| inside.enter(poll)));
         request.extensions_mut().insert(trace.clone());
         Some(trace)
     }
 
     /// Polls a future so that what observers are told meanwhile is told about this request.
-    pub async fn around<F: Future>(&self, future: F) -> F::Output {
+    pub async fn scope<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         poll_fn(|cx| self.enter(|| future.as_mut().poll(cx))).await
     }
 
     /// The request is answered. What was kept of the original's trace is taken off.
     pub fn answered<B>(&self, answer: &mut Response<B>) {
-        let kept = take_kept(answer);
-        let mut noted = self.0.noted.lock();
+        let kept = take_original_context(answer);
+        let mut noted = self.0.details.lock();
         noted.ended = Some(Instant::now());
         noted.status = Some(answer.status().as_u16());
-        noted.original = kept.filter(|original| *original != self.0.place);
+        noted.original = kept.filter(|original| *original != self.0.context);
     }
 
     /// The request goes to the app, as a run under a claim or as it came.
-    pub fn send(&self, headers: &mut HeaderMap, claimed: bool) -> Sent {
-        let place = self.0.place.child();
-        headers.insert(TRACEPARENT, place.header());
-        let run = Run { place, began: Instant::now(), took: None, status: None };
+    pub fn send(&self, headers: &mut HeaderMap, claimed: bool) -> UpstreamSpan {
+        let place = self.0.context.child();
+        headers.insert(TRACEPARENT, place.to_header());
+        let run = RunSpan { context: place, began: Instant::now(), took: None, status: None };
         if !claimed {
-            return Sent { trace: self.clone(), other: Some(run) };
+            return UpstreamSpan { trace: self.clone(), unclaimed_run: Some(run) };
         }
-        self.0.noted.lock().run = Some(run);
-        Sent { trace: self.clone(), other: None }
+        self.0.details.lock().run = Some(run);
+        UpstreamSpan { trace: self.clone(), unclaimed_run: None }
     }
 
     fn enter<R>(&self, inside: impl FnOnce() -> R) -> R {
-        struct Leave(Option<Trace>);
-        impl Drop for Leave {
+        struct CurrentTraceGuard(Option<RequestTrace>);
+        impl Drop for CurrentTraceGuard {
             fn drop(&mut self) {
                 CURRENT.set(self.0.take());
             }
         }
-        let _leave = Leave(CURRENT.replace(Some(self.clone())));
+        let _leave = CurrentTraceGuard(CURRENT.replace(Some(self.clone())));
         inside()
     }
 }
 
 /// What was kept with an answer.
-pub fn take_kept<B>(answer: &mut Response<B>) -> Option<Place> {
-    answer.headers_mut().remove(KEPT).and_then(|kept| Place::read(&kept)).map(|(place, _)| place)
+pub fn take_original_context<B>(answer: &mut Response<B>) -> Option<SpanContext> {
+    answer
+        .headers_mut()
+        .remove(ORIGINAL_TRACE_HEADER)
+        .and_then(|kept| SpanContext::parse(&kept))
+        .map(|(place, _)| place)
 }
 
 /// A request that the app has.
-pub struct Sent {
-    trace: Trace,
+pub struct UpstreamSpan {
+    trace: RequestTrace,
     /// No run under a claim: its span ends with the head of the answer.
-    other: Option<Run>,
+    unclaimed_run: Option<RunSpan>,
 }
 
-impl Sent {
+impl UpstreamSpan {
     /// The head of the app's answer, or what the gateway makes of there being none.
     pub fn answered<B>(self, answer: &mut Response<B>) {
         let status = Some(answer.status().as_u16());
         let traced = &self.trace.0;
-        match self.other {
+        match self.unclaimed_run {
             Some(run) => {
                 let took = run.began.elapsed();
-                traced.run("pass", &Run { took: Some(took), status, ..run });
+                traced.export_run("pass", &RunSpan { took: Some(took), status, ..run });
             }
             None => {
-                answer.headers_mut().insert(KEPT, traced.place.header());
-                if let Some(run) = &mut traced.noted.lock().run {
+                answer.headers_mut().insert(ORIGINAL_TRACE_HEADER, traced.context.to_header());
+                if let Some(run) = &mut traced.details.lock().run {
                     run.took = Some(run.began.elapsed());
                     run.status = status;
                 }
@@ -194,27 +198,27 @@ impl Sent {
     }
 }
 
-impl Traced {
+impl RequestSpan {
     /// A span below the request's.
-    fn below(&self, place: Place, name: &str, began: Instant, took: Duration) -> Span {
-        let start = self.began.wall(began);
-        Span::new(place, Some(self.place.span), name.to_owned(), Kind::Client, start, start + took)
+    fn child_span(&self, place: SpanContext, name: &str, began: Instant, took: Duration) -> FinishedSpan {
+        let start = self.began.wall_time(began);
+        FinishedSpan::new(place, Some(self.context.span_id), name.to_owned(), SpanKind::Client, start, start + took)
     }
 
-    fn run(&self, name: &str, run: &Run) {
+    fn export_run(&self, name: &str, run: &RunSpan) {
         let took = run.took.unwrap_or_else(|| run.began.elapsed());
-        let mut span = self.below(run.place, name, run.began, took);
-        span.number("http.response.status_code", run.status.map(i64::from));
+        let mut span = self.child_span(run.context, name, run.began, took);
+        span.set_number("http.response.status_code", run.status.map(i64::from));
         span.failed = run.status.is_none_or(|status| status >= 500);
-        self.tracer.tell(span);
+        self.tracer.submit(span);
     }
 }
 
-impl Drop for Traced {
+impl Drop for RequestSpan {
     fn drop(&mut self) {
-        let noted = std::mem::take(self.noted.get_mut());
+        let noted = std::mem::take(self.details.get_mut());
         if let Some(run) = &noted.run {
-            self.run("run", run);
+            self.export_run("run", run);
         }
         let name = noted.route.as_ref().map_or_else(
             || self.method.clone(),
@@ -223,40 +227,40 @@ impl Drop for Traced {
                 route => route.to_owned(),
             },
         );
-        let end = self.began.wall(noted.ended.unwrap_or_else(Instant::now));
-        let mut span = Span::new(self.place, self.parent, name, Kind::Server, self.began.wall, end);
-        span.text("http.request.method", Some(self.method.clone()));
-        span.text("url.path", Some(self.path.clone()));
-        span.text("http.route", noted.route);
-        span.number("http.response.status_code", noted.status.map(i64::from));
-        span.text("ibid.outcome", noted.outcome.map(str::to_owned));
-        span.text("ibid.key", Some(noted.key).filter(|key| !key.is_empty()));
-        span.text("ibid.request_id", Some(noted.request_id).filter(|id| !id.is_empty()));
-        span.number("ibid.attempt", noted.attempt.map(i64::from));
+        let end = self.began.wall_time(noted.ended.unwrap_or_else(Instant::now));
+        let mut span = FinishedSpan::new(self.context, self.parent, name, SpanKind::Server, self.began.wall, end);
+        span.set_text("http.request.method", Some(self.method.clone()));
+        span.set_text("url.path", Some(self.path.clone()));
+        span.set_text("http.route", noted.route);
+        span.set_number("http.response.status_code", noted.status.map(i64::from));
+        span.set_text("ibid.outcome", noted.outcome.map(str::to_owned));
+        span.set_text("ibid.key", Some(noted.key).filter(|key| !key.is_empty()));
+        span.set_text("ibid.request_id", Some(noted.request_id).filter(|id| !id.is_empty()));
+        span.set_number("ibid.attempt", noted.attempt.map(i64::from));
         // Its client has gone, and what it asked for was done all the same.
-        span.text("ibid.client", noted.ended.is_none().then(|| "gone".to_owned()));
+        span.set_text("ibid.client", noted.ended.is_none().then(|| "gone".to_owned()));
         span.failed = noted.status.is_some_and(|status| status >= 500);
         span.link = noted.original;
-        self.tracer.tell(span);
+        self.tracer.submit(span);
     }
 }
 
 /// Notes what the engine tells about the request that it works on, then tells somebody else.
-pub struct Watching(pub Arc<dyn Observer>);
+pub struct TraceObserver(pub Arc<dyn Observer>);
 
-impl Observer for Watching {
-    fn answered(&self, request: &Answered<'_>) {
+impl Observer for TraceObserver {
+    fn answered(&self, request: &RequestReport<'_>) {
         CURRENT.with_borrow(|current| {
-            let Some(Trace(traced)) = current else { return };
-            let mut noted = traced.noted.lock();
+            let Some(RequestTrace(traced)) = current else { return };
+            let mut noted = traced.details.lock();
             noted.route = Some(request.route.to_owned());
             noted.outcome = Some(request.outcome.name());
             noted.key = request.key.to_owned();
             noted.request_id = request.request_id.to_owned();
             noted.attempt = request.attempt;
-            if let Some(run) = noted.run.as_mut().filter(|_| request.outcome != Outcome::Keyless) {
+            if let Some(run) = noted.run.as_mut().filter(|_| request.outcome != RequestOutcome::Keyless) {
                 // With the body of the answer, which came behind its head.
-                run.took = Some(request.ran_for.max(run.took.unwrap_or_default()));
+                run.took = Some(request.run_took.max(run.took.unwrap_or_default()));
             }
         });
         self.0.answered(request);
@@ -264,22 +268,22 @@ impl Observer for Watching {
 
     fn asked(&self, call: StoreCall, took: Duration) {
         CURRENT.with_borrow(|current| {
-            let Some(Trace(traced)) = current else { return };
+            let Some(RequestTrace(traced)) = current else { return };
             let now = Instant::now();
             let began = now.checked_sub(took).unwrap_or(now);
-            traced.tracer.tell(traced.below(traced.place.child(), call.name(), began, took));
+            traced.tracer.submit(traced.child_span(traced.context.child(), call.name(), began, took));
         });
         self.0.asked(call, took);
     }
 
-    fn noticed(&self, notice: &Notice<'_>) {
-        self.0.noticed(notice);
+    fn on_event(&self, notice: &EngineEvent<'_>) {
+        self.0.on_event(notice);
     }
 }
 
 /// Random, and never zero but for the odds.
-fn random() -> [u8; 16] {
-    Token::mint().0
+fn random_id() -> [u8; 16] {
+    ClaimToken::mint().0
 }
 
 #[cfg(test)]
@@ -288,9 +292,9 @@ mod tests {
 
     #[test]
     fn moments_before_and_after_have_their_time_of_day() {
-        let clock = Clock::now();
+        let clock = TraceClock::now();
         let second = Duration::from_secs(1);
-        assert_eq!(clock.wall(clock.at + second), clock.wall + second);
-        assert_eq!(clock.wall(clock.at - second), clock.wall - second);
+        assert_eq!(clock.wall_time(clock.at + second), clock.wall + second);
+        assert_eq!(clock.wall_time(clock.at - second), clock.wall - second);
     }
 }

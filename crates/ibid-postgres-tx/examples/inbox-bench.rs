@@ -7,9 +7,9 @@
 
 use std::time::{Duration, Instant};
 
-use ibid::inbox::Event;
-use ibid_postgres_tx::inbox::{Handled, Inbox};
-use ibid_stores::postgres::{Migrate, migrate};
+use ibid::inbox::InboxEvent;
+use ibid_postgres_tx::inbox::{TxEventOutcome, TxInbox};
+use ibid_stores::postgres::{MigrateAction, migrate};
 use ibid_testkit::servers::postgres::Server;
 use sqlx::PgPool;
 
@@ -21,7 +21,7 @@ async fn main() {
     let span = Duration::from_millis(if rounds > 1 { 1000 } else { 100 });
     let server = Server::start();
     let name = server.create_database();
-    migrate(&server.url("migrator", &name), Migrate::Up).await.expect("it migrates");
+    migrate(&server.url("migrator", &name), MigrateAction::Up).await.expect("it migrates");
     server.sql(&name, "CREATE TABLE public.effects (id text); GRANT ALL ON public.effects TO PUBLIC");
     let pool = PgPool::connect(&server.url("gateway", &name)).await.expect("it connects");
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); BATCHES.len()];
@@ -45,10 +45,11 @@ async fn main() {
 }
 
 async fn rate(pool: &PgPool, size: usize, span: Duration, next: &mut usize) -> f64 {
-    let (inbox, began, mut handled) = (Inbox::default(), Instant::now(), 0);
+    let (inbox, began, mut handled) = (TxInbox::default(), Instant::now(), 0);
     while began.elapsed() < span {
-        let events: Vec<Event> =
-            (*next..*next + size).map(|nth| Event::new("bench", "/bench", &nth.to_string()).expect("a name")).collect();
+        let events: Vec<InboxEvent> = (*next..*next + size)
+            .map(|nth| InboxEvent::new("bench", "/bench", &nth.to_string()).expect("a name"))
+            .collect();
         *next += size;
         let ends = if size == 1 {
             let id = events[0].id().to_owned();
@@ -68,7 +69,7 @@ async fn rate(pool: &PgPool, size: usize, span: Duration, next: &mut usize) -> f
             });
             many.await.expect("the server answers")
         };
-        assert!(ends.iter().all(|end| matches!(end, Handled::Done)));
+        assert!(ends.iter().all(|end| matches!(end, TxEventOutcome::Done)));
         handled += size;
     }
     handled as f64 / began.elapsed().as_secs_f64()

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::Response;
 use ibid::{Policy, Scope};
-use ibid_postgres_tx::{Call, Ran, run_tx};
-use ibid_stores::postgres::{Migrate, migrate};
+use ibid_postgres_tx::{IdempotentCall, TxOutcome, run_tx};
+use ibid_stores::postgres::{MigrateAction, migrate};
 use ibid_testkit::servers::postgres::Server;
 use sqlx::postgres::{PgPool, PgPoolOptions};
 
@@ -22,9 +22,9 @@ const CONNECTIONS: u32 = 16;
 const BODY: &[u8] = &[b'x'; 300];
 const INSERT: &str = "INSERT INTO payments (what) VALUES ($1)";
 
-type Failed = Box<dyn std::error::Error + Send + Sync>;
+type TxBenchError = Box<dyn std::error::Error + Send + Sync>;
 
-struct Bench {
+struct TxBench {
     sqlx: PgPool,
     deadpool: deadpool_postgres::Pool,
     keys: AtomicU64,
@@ -32,7 +32,7 @@ struct Bench {
 }
 
 #[derive(Clone, Copy)]
-enum Row {
+enum TxBenchRow {
     SqlxPlain,
     SqlxRun,
     DeadpoolPlain,
@@ -40,18 +40,24 @@ enum Row {
     SqlxReplay,
 }
 
-const ROWS: [Row; 5] = [Row::SqlxPlain, Row::SqlxRun, Row::DeadpoolPlain, Row::DeadpoolRun, Row::SqlxReplay];
+const ROWS: [TxBenchRow; 5] = [
+    TxBenchRow::SqlxPlain,
+    TxBenchRow::SqlxRun,
+    TxBenchRow::DeadpoolPlain,
+    TxBenchRow::DeadpoolRun,
+    TxBenchRow::SqlxReplay,
+];
 
-impl Bench {
-    async fn once(&self, row: Row) -> Result<(), Failed> {
+impl TxBench {
+    async fn once(&self, row: TxBenchRow) -> Result<(), TxBenchError> {
         let nth = self.keys.fetch_add(1, Relaxed) as i64;
         match row {
-            Row::SqlxPlain => {
+            TxBenchRow::SqlxPlain => {
                 let mut tx = self.sqlx.begin().await?;
                 sqlx::query(INSERT).bind(nth).execute(&mut *tx).await?;
                 tx.commit().await?;
             }
-            Row::SqlxRun => {
+            TxBenchRow::SqlxRun => {
                 let call = call(nth);
                 let ran = run_tx(&self.sqlx, &self.policy, &call, |tx| {
                     Box::pin(async move {
@@ -59,23 +65,23 @@ impl Bench {
                         Ok::<_, sqlx::Error>(Response::new(Bytes::from_static(BODY)))
                     })
                 });
-                assert!(matches!(ran.await?, Ran::First(_)));
+                assert!(matches!(ran.await?, TxOutcome::Executed(_)));
             }
-            Row::SqlxReplay => {
+            TxBenchRow::SqlxReplay => {
                 let call = call(-1);
                 let ran = run_tx(&self.sqlx, &self.policy, &call, |_| {
-                    Box::pin(async { Ok::<_, Failed>(Response::new(Bytes::from_static(BODY))) })
+                    Box::pin(async { Ok::<_, TxBenchError>(Response::new(Bytes::from_static(BODY))) })
                 });
                 drop(ran.await?);
             }
-            Row::DeadpoolPlain => {
+            TxBenchRow::DeadpoolPlain => {
                 let mut client = self.deadpool.get().await?;
                 let tx = client.transaction().await?;
                 let insert = tx.prepare_cached(INSERT).await?;
                 tx.execute(&insert, &[&nth]).await?;
                 tx.commit().await?;
             }
-            Row::DeadpoolRun => {
+            TxBenchRow::DeadpoolRun => {
                 let call = call(nth);
                 let ran = run_tx(&self.deadpool, &self.policy, &call, |tx| {
                     Box::pin(async move {
@@ -84,21 +90,21 @@ impl Bench {
                         Ok::<_, tokio_postgres::Error>(Response::new(Bytes::from_static(BODY)))
                     })
                 });
-                assert!(matches!(ran.await?, Ran::First(_)));
+                assert!(matches!(ran.await?, TxOutcome::Executed(_)));
             }
         }
         Ok(())
     }
 
     /// Operations per second.
-    async fn measure(&self, row: Row, span: Duration) -> Result<f64, Failed> {
+    async fn measure(&self, row: TxBenchRow, span: Duration) -> Result<f64, TxBenchError> {
         let (began, done) = (Instant::now(), AtomicU64::new(0));
         let callers = (0..CALLERS).map(|_| async {
             while began.elapsed() < span {
                 self.once(row).await?;
                 done.fetch_add(1, Relaxed);
             }
-            Ok::<_, Failed>(())
+            Ok::<_, TxBenchError>(())
         });
         for ended in join_all(callers).await {
             ended?;
@@ -107,8 +113,8 @@ impl Bench {
     }
 }
 
-fn call(nth: i64) -> Call {
-    Call::new(&Scope::from_parts(&["bench"]), format!("order-{nth}")).request(BODY)
+fn call(nth: i64) -> IdempotentCall {
+    IdempotentCall::new(&Scope::from_parts(&["bench"]), format!("order-{nth}")).request(BODY)
 }
 
 fn median(mut of: Vec<f64>) -> f64 {
@@ -117,7 +123,7 @@ fn median(mut of: Vec<f64>) -> f64 {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Failed> {
+async fn main() -> Result<(), TxBenchError> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let quick = args.iter().any(|arg| arg == "--quick");
     let mut numbers = args.iter().filter_map(|arg| arg.parse::<f64>().ok());
@@ -126,18 +132,18 @@ async fn main() -> Result<(), Failed> {
 
     let server = Server::start();
     let name = server.create_database();
-    migrate(&server.url("migrator", &name), Migrate::Up).await?;
+    migrate(&server.url("migrator", &name), MigrateAction::Up).await?;
     server.sql(&name, "CREATE TABLE payments (what bigint PRIMARY KEY); GRANT ALL ON payments TO gateway");
     let url = server.url("gateway", &name);
     let manager = deadpool_postgres::Manager::new(url.parse()?, tokio_postgres::NoTls);
-    let bench = Bench {
+    let bench = TxBench {
         sqlx: PgPoolOptions::new().max_connections(CONNECTIONS).connect(&url).await?,
         deadpool: deadpool_postgres::Pool::builder(manager).max_size(CONNECTIONS as usize).build()?,
         keys: AtomicU64::new(0),
         policy: Policy::ietf(),
     };
     // Whatever is replayed has to be there.
-    bench.once(Row::SqlxReplay).await?;
+    bench.once(TxBenchRow::SqlxReplay).await?;
     for row in ROWS {
         bench.measure(row, span / 4).await?;
     }

@@ -1,7 +1,7 @@
 //! What is to be done once.
 
 use ibid::{
-    AddressSecret, Key, LabelKey, OnMismatch, Policy, Scope, mask,
+    AddressSecret, IdempotencyKey, LabelKeyDisplay, OnMismatch, Policy, Scope, mask,
     store::{Address, Fingerprint},
 };
 
@@ -12,13 +12,13 @@ use crate::{driver::Isolation, error::TxError};
 /// A gateway or a layer finds what was remembered under the same scope, key and, where its policy compares requests,
 /// fingerprint: make them with [`Scope::of`] and [`Fingerprint::of`] from the request, as those do.
 #[derive(Debug, Clone)]
-pub struct Call {
+pub struct IdempotentCall {
     scope: Scope,
     key: String,
     secret: Option<AddressSecret>,
     pub(crate) fingerprint: Fingerprint,
     /// The same by the rules of other versions.
-    older: Older,
+    older_fingerprints: OlderFingerprints,
     pub(crate) tenant: String,
     pub(crate) user: String,
     pub(crate) endpoint: String,
@@ -26,13 +26,13 @@ pub struct Call {
 }
 
 #[derive(Debug, Clone)]
-enum Older {
+enum OlderFingerprints {
     /// Of plain bytes: the same in every version.
-    Bytes,
+    RawBytes,
     Digested(Vec<Fingerprint>),
 }
 
-impl Call {
+impl IdempotentCall {
     /// A key in a scope. Calls are not compared unless something is given to compare.
     pub fn new(scope: &Scope, key: impl Into<String>) -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Call {
             key: key.into(),
             secret: None,
             fingerprint: Fingerprint::NONE,
-            older: Older::Bytes,
+            older_fingerprints: OlderFingerprints::RawBytes,
             tenant: String::new(),
             user: String::new(),
             endpoint: String::new(),
@@ -50,30 +50,32 @@ impl Call {
 
     /// What is asked for: with other bytes the key is refused, or as the policy says.
     pub fn request(mut self, request: &[u8]) -> Self {
-        (self.fingerprint, self.older) = (Fingerprint::of_bytes(request), Older::Bytes);
+        (self.fingerprint, self.older_fingerprints) = (Fingerprint::of_bytes(request), OlderFingerprints::RawBytes);
         self
     }
 
     /// The same, already digested.
     pub fn fingerprint(mut self, fingerprint: Fingerprint) -> Self {
-        (self.fingerprint, self.older) = (fingerprint, Older::Digested(Vec::new()));
+        (self.fingerprint, self.older_fingerprints) = (fingerprint, OlderFingerprints::Digested(Vec::new()));
         self
     }
 
     /// The same request's [fingerprint of an older version](Fingerprint::of_version), for what was recorded before an
     /// upgrade. Call it after [`fingerprint`](Self::fingerprint).
     pub fn older_fingerprint(mut self, fingerprint: Fingerprint) -> Self {
-        if let Older::Digested(older) = &mut self.older {
+        if let OlderFingerprints::Digested(older) = &mut self.older_fingerprints {
             older.push(fingerprint);
         }
         self
     }
 
     /// The fingerprint by the rules of a version, if it is known.
-    pub(crate) fn by_version(&self, version: u8) -> Option<Fingerprint> {
-        match &self.older {
-            Older::Bytes => (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..self.fingerprint }),
-            Older::Digested(older) => older.iter().find(|older| older.version == version).copied(),
+    pub(crate) fn fingerprint_of_version(&self, version: u8) -> Option<Fingerprint> {
+        match &self.older_fingerprints {
+            OlderFingerprints::RawBytes => {
+                (version <= Fingerprint::VERSION).then_some(Fingerprint { version, ..self.fingerprint })
+            }
+            OlderFingerprints::Digested(older) => older.iter().find(|older| older.version == version).copied(),
         }
     }
 
@@ -85,19 +87,19 @@ impl Call {
 
     /// Whose data it is, for operators.
     pub fn tenant(mut self, tenant: &str) -> Self {
-        self.tenant = text(tenant);
+        self.tenant = postgres_text(tenant);
         self
     }
 
     /// Who asks, for operators.
     pub fn user(mut self, user: &str) -> Self {
-        self.user = text(user);
+        self.user = postgres_text(user);
         self
     }
 
     /// What it is about, for operators, such as `POST /payments`.
     pub fn endpoint(mut self, endpoint: &str) -> Self {
-        self.endpoint = text(endpoint);
+        self.endpoint = postgres_text(endpoint);
         self
     }
 
@@ -108,24 +110,24 @@ impl Call {
     }
 
     /// Its key, in the spelling that a layer would give it.
-    pub(crate) fn key(&self, policy: &Policy) -> Result<Key, TxError> {
-        Key::new(&policy.key, self.key.as_str()).map_err(TxError::KeyInvalid)
+    pub(crate) fn key(&self, policy: &Policy) -> Result<IdempotencyKey, TxError> {
+        IdempotencyKey::new(&policy.key, self.key.as_str()).map_err(TxError::KeyInvalid)
     }
 
     /// Where a key of it is remembered.
-    pub(crate) fn address(&self, policy: &Policy, key: &Key) -> Address {
+    pub(crate) fn address(&self, policy: &Policy, key: &IdempotencyKey) -> Address {
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&self.fingerprint);
         self.scope.address(key.as_str(), own_entry, self.secret.as_ref())
     }
 
     /// The key as operators see it.
-    pub(crate) fn shown(&self, policy: &Policy, key: &Key) -> String {
-        if policy.label.key == LabelKey::Clear { text(key.as_str()) } else { mask(key.as_str()) }
+    pub(crate) fn displayed_key(&self, policy: &Policy, key: &IdempotencyKey) -> String {
+        if policy.label.key == LabelKeyDisplay::Clear { postgres_text(key.as_str()) } else { mask(key.as_str()) }
     }
 }
 
 /// Text in PostgreSQL cannot hold a zero byte: people see its symbol instead.
-fn text(value: &str) -> String {
+fn postgres_text(value: &str) -> String {
     let value = &value[..value.floor_char_boundary(1024)];
     value.replace('\0', "\u{2400}")
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Response;
 use ibid::{
-    Complete,
-    http::{Claimed, NotRemembered},
-    store::{Address, Fence, Token},
+    CompletedAnswer,
+    http::{HandlerClaim, NotRememberedError},
+    store::{Address, ClaimToken, Fence},
 };
 
-use crate::driver::{Fault, Transaction, Value};
+use crate::driver::{DriverError, SqlValue, Transaction};
 
-const COMPLETE: &str = "SELECT FROM ibid._run_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+const COMPLETE_SQL: &str = "SELECT FROM ibid._run_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 
 /// Why [`complete_in`] did not record the answer. The transaction can only be rolled back, except after
 /// [`NotRemembered`](Self::NotRemembered).
@@ -21,30 +21,30 @@ const COMPLETE: &str = "SELECT FROM ibid._run_complete($1, $2, $3, $4, $5, $6, $
 pub enum CompleteError {
     /// The policy would not remember such an answer, so nothing was written.
     #[error(transparent)]
-    NotRemembered(#[from] NotRemembered),
+    NotRemembered(#[from] NotRememberedError),
     /// The claim is in another database: the layer's store is not the one that this transaction writes to.
     #[error(
         "the claim of this request is not in the database of this transaction; \
          the layer must have the PostgreSQL store of the same database"
     )]
-    Elsewhere(#[source] Fault),
+    OtherDatabase(#[source] DriverError),
     /// The claim was taken over, released or forgotten meanwhile: somebody else may have done the same.
     #[error(
         "this request has lost its claim meanwhile; roll back, so that its effect does not come on top of another's"
     )]
-    Lost(#[source] Fault),
+    ClaimLost(#[source] DriverError),
     /// It was called before, and that was committed or is in this very transaction.
     #[error("the answer of this request was recorded before; an answer is recorded once")]
-    Twice(#[source] Fault),
+    AlreadyRecorded(#[source] DriverError),
     /// The database did not do it.
     #[error("the answer could not be recorded: {0}")]
-    Database(#[source] Fault),
+    Database(#[source] DriverError),
 }
 
 /// Records the answer of a handler under the layer in the handler's own transaction: it is remembered if, and only if,
 /// that transaction commits.
 ///
-/// Take [`Claimed`] from the request's extensions, write, call this, commit, and return the same response. What the
+/// Take [`ibid::http::HandlerClaim`] from the request's extensions, write, call this, commit, and return the same response. What the
 /// client gets is then decided by the database:
 ///
 /// | the transaction | the handler returns | the client gets |
@@ -52,7 +52,7 @@ pub enum CompleteError {
 /// | was committed | the same response | it |
 /// | was committed (even if the handler could not know) | anything else, or it panicked | what was recorded |
 /// | was rolled back | the same response | 503: nothing was done, try again with the same key |
-/// | was rolled back | anything else | that; nothing is remembered (`Idempotency-Stored: false`) |
+/// | was rolled back | anything else | that; nothing is remembered (`Idempotency-StoredAs: false`) |
 ///
 /// ```no_run
 /// # #[cfg(feature = "sqlx")] mod example {
@@ -124,59 +124,59 @@ pub enum CompleteError {
 /// # Errors
 /// See [`CompleteError`]. Return the error from the handler: a transaction with a failed statement commits nothing.
 pub async fn complete_in<T: Transaction>(
-    tx: &mut T, claimed: &Claimed, response: &Response<Bytes>,
+    tx: &mut T, claimed: &HandlerClaim, response: &Response<Bytes>,
 ) -> Result<(), CompleteError> {
     let lease = claimed.lease();
-    let complete = claimed.entrust(response)?;
-    let written = Written {
-        address: &lease.ask.address,
-        token: &lease.ask.token,
+    let complete = claimed.delegate(response)?;
+    let written = AnswerWrite {
+        address: &lease.request.address,
+        token: &lease.request.token,
         fence: lease.fence,
         xid: None,
-        complete: &complete,
-        keep: claimed.ttl(),
+        answer: &complete,
+        ttl: claimed.ttl(),
     };
-    written.to(tx).await.map_err(|fault| match fault.code.as_deref() {
-        Some("IB001") => CompleteError::Elsewhere(fault),
-        Some("IB002") => CompleteError::Lost(fault),
-        Some("IB004") => CompleteError::Twice(fault),
+    written.execute(tx).await.map_err(|fault| match fault.code.as_deref() {
+        Some("IB001") => CompleteError::OtherDatabase(fault),
+        Some("IB002") => CompleteError::ClaimLost(fault),
+        Some("IB004") => CompleteError::AlreadyRecorded(fault),
         _ => CompleteError::Database(fault),
     })
 }
 
 /// An answer, and whose it is.
-pub(crate) struct Written<'a> {
+pub(crate) struct AnswerWrite<'a> {
     pub(crate) address: &'a Address,
-    pub(crate) token: &'a Token,
+    pub(crate) token: &'a ClaimToken,
     pub(crate) fence: Fence,
     /// The transaction that it must be written in.
     pub(crate) xid: Option<i64>,
-    pub(crate) complete: &'a Complete,
-    pub(crate) keep: Duration,
+    pub(crate) answer: &'a CompletedAnswer,
+    pub(crate) ttl: Duration,
 }
 
-impl Written<'_> {
-    pub(crate) async fn to<T: Transaction>(&self, tx: &mut T) -> Result<(), Fault> {
-        let Complete { failed, record, outline } = self.complete;
-        let ms = |ms: u64| Value::Bigint(Some(i64::try_from(ms).unwrap_or(i64::MAX / 1000)));
+impl AnswerWrite<'_> {
+    pub(crate) async fn execute<T: Transaction>(&self, tx: &mut T) -> Result<(), DriverError> {
+        let CompletedAnswer { failed, record, summary: outline } = self.answer;
+        let ms = |ms: u64| SqlValue::Bigint(Some(i64::try_from(ms).unwrap_or(i64::MAX / 1000)));
         let values = [
-            Value::Bytea(Some(&self.address.0)),
-            Value::Bytea(Some(&self.token.0)),
-            Value::Bigint(Some(i64::try_from(self.fence.0).unwrap_or(i64::MAX))),
-            Value::Bigint(self.xid),
-            Value::Boolean(Some(*failed)),
-            Value::Bytea(Some(record)),
-            Value::Integer(Some(outline.status.into())),
+            SqlValue::Bytea(Some(&self.address.0)),
+            SqlValue::Bytea(Some(&self.token.0)),
+            SqlValue::Bigint(Some(i64::try_from(self.fence.0).unwrap_or(i64::MAX))),
+            SqlValue::Bigint(self.xid),
+            SqlValue::Boolean(Some(*failed)),
+            SqlValue::Bytea(Some(record)),
+            SqlValue::Integer(Some(outline.status.into())),
             ms(outline.requested_at_ms),
             ms(outline.completed_at_ms),
-            Value::Bigint(Some(micros(outline.took))),
-            Value::Bigint(Some(micros(self.keep))),
+            SqlValue::Bigint(Some(clamp_micros(outline.took))),
+            SqlValue::Bigint(Some(clamp_micros(self.ttl))),
         ];
-        tx.rows(COMPLETE, &values).await.map(drop)
+        tx.query_rows(COMPLETE_SQL, &values).await.map(drop)
     }
 }
 
 /// Clamped at ten thousand years, so that no sum of a few overflows a timestamp.
-pub(crate) fn micros(span: Duration) -> i64 {
+pub(crate) fn clamp_micros(span: Duration) -> i64 {
     span.as_micros().min(315_576_000_000_000_000) as i64
 }

@@ -6,29 +6,30 @@
 use bytes::Bytes;
 
 #[cfg(feature = "sqlx")]
-mod by_sqlx;
+mod sqlx_driver;
 #[cfg(feature = "tokio-postgres")]
-mod by_tokio_postgres;
+mod tokio_postgres_driver;
 
 /// An open transaction: `sqlx::Transaction<'_, Postgres>`, `tokio_postgres::Transaction<'_>` or deadpool's.
 ///
 /// Sealed, and implemented for nothing else: whatever is written through a pool or a bare connection would commit by
 /// itself.
-pub trait Transaction: sealed::Statements {}
+pub trait Transaction: sealed::StatementExecutor {}
 
 /// Where transactions come from: `sqlx::PgPool` or `deadpool_postgres::Pool`. Sealed.
-pub trait Pool: sealed::Connections<Connection = Self::Of> + Send + Sync {
+pub trait TxPool: sealed::ConnectionSource<Connection = Self::Conn> + Send + Sync {
     /// One of its connections.
-    type Of: Connection;
+    type Conn: TxConnection;
 }
 
-/// A connection of a [`Pool`]. Sealed.
-pub trait Connection: sealed::Begins + Send + 'static {
+/// A connection of a [`TxPool`]. Sealed.
+pub trait TxConnection: sealed::DiscardableConnection + Send + 'static {
     /// A transaction on it.
-    type Tx<'c>: Transaction + sealed::Ends + Send;
+    type Tx<'c>: Transaction + sealed::TransactionEnd + Send;
 
     #[doc(hidden)]
-    fn begin(&mut self, isolation: Option<Isolation>) -> impl Future<Output = Result<Self::Tx<'_>, Fault>> + Send;
+    fn begin(&mut self, isolation: Option<Isolation>)
+    -> impl Future<Output = Result<Self::Tx<'_>, DriverError>> + Send;
 }
 
 /// How much of other transactions a transaction sees.
@@ -43,42 +44,42 @@ pub enum Isolation {
 }
 
 pub(crate) mod sealed {
-    use super::{Fault, Row, Value};
+    use super::{DriverError, SqlRow, SqlValue};
 
     /// Runs one statement.
-    pub trait Statements: Send {
+    pub trait StatementExecutor: Send {
         /// All its rows. The number of values is the number of parameters.
-        fn rows<'a>(
-            &'a mut self, sql: &'static str, values: &'a [Value<'a>],
-        ) -> impl Future<Output = Result<Vec<Row>, Fault>> + Send + 'a;
+        fn query_rows<'a>(
+            &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
+        ) -> impl Future<Output = Result<Vec<SqlRow>, DriverError>> + Send + 'a;
     }
 
     /// Gives connections.
-    pub trait Connections {
+    pub trait ConnectionSource {
         /// One of them.
         type Connection;
         /// Waits for a free one.
-        fn connection(&self) -> impl Future<Output = Result<Self::Connection, Fault>> + Send;
+        fn connection(&self) -> impl Future<Output = Result<Self::Connection, DriverError>> + Send;
     }
 
     /// Can be thrown away.
-    pub trait Begins {
+    pub trait DiscardableConnection {
         /// Not to be used by anybody again.
         fn discard(self);
     }
 
     /// Ends.
-    pub trait Ends: Sized {
+    pub trait TransactionEnd: Sized {
         /// Commits. An `Ok` does not say that there was something left to commit.
-        fn commit(self) -> impl Future<Output = Result<(), Fault>> + Send;
+        fn commit(self) -> impl Future<Output = Result<(), DriverError>> + Send;
         /// Rolls back.
-        fn rollback(self) -> impl Future<Output = Result<(), Fault>> + Send;
+        fn rollback(self) -> impl Future<Output = Result<(), DriverError>> + Send;
     }
 }
 
 /// A parameter of a statement. What it is called is its type in SQL.
 #[derive(Debug, Clone, Copy)]
-pub enum Value<'a> {
+pub enum SqlValue<'a> {
     /// `bytea`.
     Bytea(Option<&'a [u8]>),
     /// `text`.
@@ -101,10 +102,10 @@ pub enum Value<'a> {
 
 /// A row of either driver. Columns count from 0; NULL is `None`.
 #[derive(Debug)]
-pub struct Row(Inner);
+pub struct SqlRow(DriverRow);
 
 #[derive(Debug)]
-enum Inner {
+enum DriverRow {
     #[cfg(feature = "sqlx")]
     Sqlx(sqlx::postgres::PgRow),
     #[cfg(feature = "tokio-postgres")]
@@ -113,14 +114,14 @@ enum Inner {
 
 /// What a driver could not do.
 #[derive(Debug, thiserror::Error)]
-#[error("{said}")]
-pub struct Fault {
+#[error("{message}")]
+pub struct DriverError {
     /// What became of the transaction.
-    pub kind: FaultKind,
+    pub kind: DriverErrorKind,
     /// The server's SQLSTATE, if it answered.
     pub code: Option<String>,
     /// For people.
-    pub said: String,
+    pub message: String,
     /// The driver's error.
     #[source]
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
@@ -128,35 +129,40 @@ pub struct Fault {
 
 /// What a failure says about the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FaultKind {
+pub enum DriverErrorKind {
     /// The server answered with an ERROR: it can only be rolled back. Of a COMMIT: it was.
     RolledBack,
     /// No connection was to be had: nothing was sent.
     NotSent,
     /// The connection broke or fell silent. Of a COMMIT: it may have taken place.
-    Lost,
+    ConnectionLost,
     /// The answer is not what was asked for.
     Unreadable,
 }
 
-impl Fault {
+impl DriverError {
     /// Whether the transaction was only in the way of another, and may succeed if it is run again.
     pub fn is_transient(&self) -> bool {
-        self.kind == FaultKind::RolledBack && self.code.as_deref().is_some_and(is_transient_code)
+        self.kind == DriverErrorKind::RolledBack && self.code.as_deref().is_some_and(is_transient_code)
     }
 
     pub(crate) fn unreadable(said: impl Into<String>) -> Self {
-        Self { kind: FaultKind::Unreadable, code: None, said: said.into(), source: None }
+        Self { kind: DriverErrorKind::Unreadable, code: None, message: said.into(), source: None }
     }
 
     /// Of a transaction that the operation itself gave up, for a reason that passes.
-    pub(crate) fn of_operation(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
-        let code = sqlstate_in(&*error);
-        Self { kind: FaultKind::RolledBack, code, said: error.to_string(), source: Some(error) }
+    pub(crate) fn from_operation(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        let code = find_sqlstate(&*error);
+        Self { kind: DriverErrorKind::RolledBack, code, message: error.to_string(), source: Some(error) }
     }
 
-    pub(crate) fn silent(what: &str) -> Self {
-        Self { kind: FaultKind::Lost, code: None, said: format!("no answer to {what} in time"), source: None }
+    pub(crate) fn timed_out(what: &str) -> Self {
+        Self {
+            kind: DriverErrorKind::ConnectionLost,
+            code: None,
+            message: format!("no answer to {what} in time"),
+            source: None,
+        }
     }
 }
 
@@ -166,20 +172,20 @@ fn is_transient_code(code: &str) -> bool {
 }
 
 /// The SQLSTATE somewhere in a chain of errors, if one of the drivers put it there.
-pub(crate) fn sqlstate_in(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+pub(crate) fn find_sqlstate(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut next = Some(error);
     // No chain is as long as this, unless it has no end.
     for _ in 0..32 {
         let error = next?;
-        if let Some(fault) = error.downcast_ref::<Fault>() {
+        if let Some(fault) = error.downcast_ref::<DriverError>() {
             return fault.code.clone();
         }
         #[cfg(feature = "sqlx")]
-        if let Some(code) = by_sqlx::code(error) {
+        if let Some(code) = sqlx_driver::sqlstate(error) {
             return Some(code);
         }
         #[cfg(feature = "tokio-postgres")]
-        if let Some(code) = by_tokio_postgres::code(error) {
+        if let Some(code) = tokio_postgres_driver::sqlstate(error) {
             return Some(code);
         }
         next = error.source();
@@ -187,19 +193,19 @@ pub(crate) fn sqlstate_in(error: &(dyn std::error::Error + 'static)) -> Option<S
     None
 }
 
-pub(crate) fn is_transient_in(error: &(dyn std::error::Error + 'static)) -> bool {
-    sqlstate_in(error).as_deref().is_some_and(is_transient_code)
+pub(crate) fn has_transient_sqlstate(error: &(dyn std::error::Error + 'static)) -> bool {
+    find_sqlstate(error).as_deref().is_some_and(is_transient_code)
 }
 
 macro_rules! getters {
     ($($(#[$doc:meta])* $name:ident: $type:ty;)*) => {
         $($(#[$doc])*
-        pub(crate) fn $name(&self, at: usize) -> Result<Option<$type>, Fault> {
+        pub(crate) fn $name(&self, at: usize) -> Result<Option<$type>, DriverError> {
             match &self.0 {
                 #[cfg(feature = "sqlx")]
-                Inner::Sqlx(row) => by_sqlx::column(row, at),
+                DriverRow::Sqlx(row) => sqlx_driver::column(row, at),
                 #[cfg(feature = "tokio-postgres")]
-                Inner::TokioPostgres(row) => by_tokio_postgres::column(row, at),
+                DriverRow::TokioPostgres(row) => tokio_postgres_driver::column(row, at),
             }
         })*
     };
@@ -207,7 +213,7 @@ macro_rules! getters {
 
 // What only one of our two users reads is still part of what a row can do.
 #[allow(dead_code)]
-impl Row {
+impl SqlRow {
     getters! {
         /// A `bigint`.
         bigint: i64;
@@ -224,18 +230,18 @@ impl Row {
     }
 
     /// A `bytea`.
-    pub(crate) fn bytea(&self, at: usize) -> Result<Option<Bytes>, Fault> {
+    pub(crate) fn bytea(&self, at: usize) -> Result<Option<Bytes>, DriverError> {
         let found: Option<Vec<u8>> = match &self.0 {
             #[cfg(feature = "sqlx")]
-            Inner::Sqlx(row) => by_sqlx::column(row, at)?,
+            DriverRow::Sqlx(row) => sqlx_driver::column(row, at)?,
             #[cfg(feature = "tokio-postgres")]
-            Inner::TokioPostgres(row) => by_tokio_postgres::column(row, at)?,
+            DriverRow::TokioPostgres(row) => tokio_postgres_driver::column(row, at)?,
         };
         Ok(found.map(Bytes::from))
     }
 
     /// What must not be NULL.
-    pub(crate) fn known<T>(found: Option<T>, what: &str) -> Result<T, Fault> {
-        found.ok_or_else(|| Fault::unreadable(format!("{what} is NULL")))
+    pub(crate) fn require<T>(found: Option<T>, what: &str) -> Result<T, DriverError> {
+        found.ok_or_else(|| DriverError::unreadable(format!("{what} is NULL")))
     }
 }

@@ -4,7 +4,7 @@
 //! does. The broker is told afterwards: what was committed and not acknowledged comes again, and is a duplicate.
 //!
 //! Invariants: nothing is marked outside the handler's transaction; what is so old that its mark may have been removed is
-//! [`Claimed::TooOld`], never new; events of one batch are marked in the order of their names, so that two batches
+//! [`TxEventClaim::TooOld`], never new; events of one batch are marked in the order of their names, so that two batches
 //! that overlap never wait for each other in a circle.
 //!
 //! ```no_run
@@ -21,7 +21,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Inbox::handle`] does all of this, counts failures and says what the broker is to be told; [`Inbox::handle_batch`] does
+//! [`TxInbox::handle`] does all of this, counts failures and says what the broker is to be told; [`TxInbox::handle_batch`] does
 //! it for many events in one transaction.
 
 use std::{
@@ -30,15 +30,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ibid::inbox::{Backoff, Event};
+use ibid::inbox::{InboxEvent, RedeliveryBackoff};
 use tokio::time::timeout;
 
 use crate::driver::{
-    Connection, Fault, FaultKind, Pool, Row, Transaction, Value,
-    sealed::{Ends, Statements},
+    DriverError, DriverErrorKind, SqlRow, SqlValue, Transaction, TxConnection, TxPool,
+    sealed::{StatementExecutor, TransactionEnd},
 };
 
-pub use self::handle::{Handled, Why};
+pub use self::handle::{TxEventFailure, TxEventOutcome};
 
 mod handle;
 
@@ -46,27 +46,27 @@ mod handle;
 pub const MAX_BATCH: usize = 10_000;
 
 /// Nobody knows when it happened.
-const NEVER: i64 = i64::MIN;
+const NO_TIMESTAMP: i64 = i64::MIN;
 /// What a timestamp of PostgreSQL can hold with room to spare: the years 1 to 9999.
-const FIRST_US: i64 = -62_135_596_800_000_000;
-const LAST_US: i64 = 253_402_300_799_000_000;
-const LIMIT: Duration = Duration::from_secs(5 * 60);
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+const MIN_TIMESTAMP_US: i64 = -62_135_596_800_000_000;
+const MAX_TIMESTAMP_US: i64 = 253_402_300_799_000_000;
+const DEFAULT_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+const MAX_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// How events are marked, and for how long. The table belongs to all inboxes of a database; consumers are told apart
 /// by the names in their events.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inbox {
-    keep: Duration,
+pub struct TxInbox {
+    ttl: Duration,
     poison_after: u32,
-    backoff: Backoff,
-    limit: Duration,
+    backoff: RedeliveryBackoff,
+    transaction_timeout: Duration,
 }
 
 /// What a claim found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
-pub enum Claimed {
+pub enum TxEventClaim {
     /// It is marked as handled, if this transaction commits: handle it now.
     New,
     /// It was handled before.
@@ -84,7 +84,7 @@ pub enum Claimed {
 
 /// How often an event has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Failures {
+pub struct TxEventFailures {
     /// So often, in all.
     pub attempts: u32,
     /// Whether that is too often: further claims find it poisoned.
@@ -93,7 +93,7 @@ pub struct Failures {
 
 /// What a sweep did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Swept {
+pub struct TxInboxSweep {
     /// Marks and failures removed.
     pub removed: u32,
     /// Whether more were waiting when it stopped.
@@ -103,20 +103,25 @@ pub struct Swept {
 /// The database could not be asked. The event was not handled, unless it [may have been](Self::may_have_committed); let
 /// it come again in any case.
 #[derive(Debug)]
-pub struct InboxError(Fault);
+pub struct TxInboxError(DriverError);
 
-impl Default for Inbox {
+impl Default for TxInbox {
     /// Marks are kept for seven days; an event that has failed five times is poisoned; a transaction has five minutes.
     fn default() -> Self {
-        Self { keep: Duration::from_secs(7 * 24 * 3600), poison_after: 5, backoff: Backoff::default(), limit: LIMIT }
+        Self {
+            ttl: Duration::from_secs(7 * 24 * 3600),
+            poison_after: 5,
+            backoff: RedeliveryBackoff::default(),
+            transaction_timeout: DEFAULT_TRANSACTION_TIMEOUT,
+        }
     }
 }
 
-impl Inbox {
+impl TxInbox {
     /// How long a mark is kept, and so how old an event may be. Longer than the broker keeps and redelivers messages.
     #[must_use]
-    pub fn keep(self, keep: Duration) -> Self {
-        Self { keep, ..self }
+    pub fn ttl(self, keep: Duration) -> Self {
+        Self { ttl: keep, ..self }
     }
 
     /// How many failures an event may have, at least one.
@@ -127,15 +132,15 @@ impl Inbox {
 
     /// When failed events should come again.
     #[must_use]
-    pub fn backoff(self, backoff: Backoff) -> Self {
+    pub fn backoff(self, backoff: RedeliveryBackoff) -> Self {
         Self { backoff, ..self }
     }
 
     /// How long a transaction of [`handle`](Self::handle) or [`handle_batch`](Self::handle_batch) may take, handlers included.
     /// One that takes longer, because the server is silent for example, is given up with its connection.
     #[must_use]
-    pub fn limit(self, limit: Duration) -> Self {
-        Self { limit, ..self }
+    pub fn transaction_timeout(self, limit: Duration) -> Self {
+        Self { transaction_timeout: limit, ..self }
     }
 
     /// Marks an event as handled in your transaction. The mark is there once you commit, and gone if you do not.
@@ -149,9 +154,9 @@ impl Inbox {
     ///
     /// # Errors
     /// If the database could not be asked: roll back, and let the event come again.
-    pub async fn claim<T: Transaction>(&self, tx: &mut T, event: &Event) -> Result<Claimed, InboxError> {
+    pub async fn claim<T: Transaction>(&self, tx: &mut T, event: &InboxEvent) -> Result<TxEventClaim, TxInboxError> {
         let mut claims = self.claim_batch(tx, std::slice::from_ref(event)).await?;
-        claims.pop().ok_or_else(|| InboxError(Fault::unreadable("a claim without an answer")))
+        claims.pop().ok_or_else(|| TxInboxError(DriverError::unreadable("a claim without an answer")))
     }
 
     /// Marks many events, in one statement. The answers are in the order of the events; of an event that is there twice
@@ -162,44 +167,46 @@ impl Inbox {
     ///
     /// # Errors
     /// As [`claim`](Self::claim); also if there are more than [`MAX_BATCH`].
-    pub async fn claim_batch<T: Transaction>(&self, tx: &mut T, events: &[Event]) -> Result<Vec<Claimed>, InboxError> {
+    pub async fn claim_batch<T: Transaction>(
+        &self, tx: &mut T, events: &[InboxEvent],
+    ) -> Result<Vec<TxEventClaim>, TxInboxError> {
         if events.is_empty() {
             return Ok(Vec::new());
         }
         if events.len() > MAX_BATCH {
             let said = format!("a batch of {} events; allowed are at most {MAX_BATCH}", events.len());
-            return Err(InboxError(Fault::unreadable(said)));
+            return Err(TxInboxError(DriverError::unreadable(said)));
         }
-        let consumers: Vec<&str> = events.iter().map(Event::consumer).collect();
-        let sources: Vec<&str> = events.iter().map(Event::source).collect();
-        let ids: Vec<&str> = events.iter().map(Event::id).collect();
-        let ats: Vec<i64> = events.iter().map(|event| event.at().map_or(NEVER, micros)).collect();
+        let consumers: Vec<&str> = events.iter().map(InboxEvent::consumer).collect();
+        let sources: Vec<&str> = events.iter().map(InboxEvent::source).collect();
+        let ids: Vec<&str> = events.iter().map(InboxEvent::id).collect();
+        let ats: Vec<i64> = events.iter().map(|event| event.at().map_or(NO_TIMESTAMP, clamp_timestamp_us)).collect();
         let values = [
-            Value::Texts(&consumers),
-            Value::Texts(&sources),
-            Value::Texts(&ids),
-            Value::Bigints(&ats),
-            Value::Bigint(Some(self.keep_us())),
-            Value::Integer(Some(i32::try_from(self.poison_after).unwrap_or(i32::MAX))),
+            SqlValue::Texts(&consumers),
+            SqlValue::Texts(&sources),
+            SqlValue::Texts(&ids),
+            SqlValue::Bigints(&ats),
+            SqlValue::Bigint(Some(self.ttl_us())),
+            SqlValue::Integer(Some(i32::try_from(self.poison_after).unwrap_or(i32::MAX))),
         ];
         let sql =
             "SELECT c.found, c.attempts, c.error FROM ibid._claim_events($1, $2, $3, $4, $5, $6) c ORDER BY c.nth";
-        let rows = tx.rows(sql, &values).await?;
+        let rows = tx.query_rows(sql, &values).await?;
         if rows.len() != events.len() {
             let said = format!("{} answers to {} claims", rows.len(), events.len());
-            return Err(InboxError(Fault::unreadable(said)));
+            return Err(TxInboxError(DriverError::unreadable(said)));
         }
-        rows.iter().map(|row| Ok(claimed(row)?)).collect()
+        rows.iter().map(|row| Ok(read_claim(row)?)).collect()
     }
 
     /// Takes back the mark that this transaction made, so that it can commit without this event. `false` if there is none.
     ///
     /// # Errors
     /// As [`claim`](Self::claim).
-    pub async fn unclaim<T: Transaction>(&self, tx: &mut T, event: &Event) -> Result<bool, InboxError> {
+    pub async fn unclaim<T: Transaction>(&self, tx: &mut T, event: &InboxEvent) -> Result<bool, TxInboxError> {
         let sql = "SELECT ibid._unclaim_event($1, $2, $3)";
-        let rows = tx.rows(sql, &named(event)).await?;
-        Ok(only(&rows)?.boolean(0)?.unwrap_or(false))
+        let rows = tx.query_rows(sql, &event_params(event)).await?;
+        Ok(first_row(&rows)?.boolean(0)?.unwrap_or(false))
     }
 
     /// Counts a failure, in a transaction of its own, because the handler's was rolled back. Roll back first: this must not
@@ -207,18 +214,18 @@ impl Inbox {
     ///
     /// # Errors
     /// If it could not be counted. Let the event come again all the same.
-    pub async fn failed<P: Pool>(
-        &self, pool: &P, event: &Event, error: &(impl fmt::Display + ?Sized),
-    ) -> Result<Failures, InboxError> {
+    pub async fn record_failure<P: TxPool>(
+        &self, pool: &P, event: &InboxEvent, error: &(impl fmt::Display + ?Sized),
+    ) -> Result<TxEventFailures, TxInboxError> {
         // Text in PostgreSQL has no zero bytes.
         let error = error.to_string().replace('\0', " ");
-        let keep = Value::Bigint(Some(self.keep_us()));
-        let [consumer, source, id] = named(event);
-        let values = [consumer, source, id, Value::Text(Some(&error)), keep];
-        let rows = self.in_its_own(pool, "SELECT ibid._event_failed($1, $2, $3, $4, $5)", &values).await?;
-        let attempts = Row::known(only(&rows)?.integer(0)?, "the number of failures")?;
+        let keep = SqlValue::Bigint(Some(self.ttl_us()));
+        let [consumer, source, id] = event_params(event);
+        let values = [consumer, source, id, SqlValue::Text(Some(&error)), keep];
+        let rows = self.run_in_own_transaction(pool, "SELECT ibid._event_failed($1, $2, $3, $4, $5)", &values).await?;
+        let attempts = SqlRow::require(first_row(&rows)?.integer(0)?, "the number of failures")?;
         let attempts = u32::try_from(attempts).unwrap_or_default();
-        Ok(Failures { attempts, poisoned: attempts >= self.poison_after })
+        Ok(TxEventFailures { attempts, poisoned: attempts >= self.poison_after })
     }
 
     /// Forgets an event, its mark and its failures, so that the next delivery of it is new whatever its age: before it is
@@ -226,11 +233,11 @@ impl Inbox {
     ///
     /// # Errors
     /// As [`claim`](Self::claim).
-    pub async fn forget<T: Transaction>(&self, tx: &mut T, event: &Event) -> Result<bool, InboxError> {
-        let [consumer, source, id] = named(event);
-        let values = [consumer, source, id, Value::Bigint(Some(self.keep_us()))];
-        let rows = tx.rows("SELECT ibid._forget_event($1, $2, $3, $4)", &values).await?;
-        Ok(only(&rows)?.boolean(0)?.unwrap_or(false))
+    pub async fn forget<T: Transaction>(&self, tx: &mut T, event: &InboxEvent) -> Result<bool, TxInboxError> {
+        let [consumer, source, id] = event_params(event);
+        let values = [consumer, source, id, SqlValue::Bigint(Some(self.ttl_us()))];
+        let rows = tx.query_rows("SELECT ibid._forget_event($1, $2, $3, $4)", &values).await?;
+        Ok(first_row(&rows)?.boolean(0)?.unwrap_or(false))
     }
 
     /// Removes at most so many marks and failures that have had their time, in a transaction of its own. Gateways on this
@@ -238,73 +245,75 @@ impl Inbox {
     ///
     /// # Errors
     /// If the database could not be asked.
-    pub async fn sweep<P: Pool>(&self, pool: &P, at_most: u32) -> Result<Swept, InboxError> {
-        let at_most = Value::Integer(Some(i32::try_from(at_most).unwrap_or(i32::MAX)));
-        let rows = self.in_its_own(pool, "SELECT s.removed, s.more FROM ibid._sweep_events($1) s", &[at_most]).await?;
-        let row = only(&rows)?;
+    pub async fn sweep<P: TxPool>(&self, pool: &P, at_most: u32) -> Result<TxInboxSweep, TxInboxError> {
+        let at_most = SqlValue::Integer(Some(i32::try_from(at_most).unwrap_or(i32::MAX)));
+        let rows = self
+            .run_in_own_transaction(pool, "SELECT s.removed, s.more FROM ibid._sweep_events($1) s", &[at_most])
+            .await?;
+        let row = first_row(&rows)?;
         let removed = u32::try_from(row.integer(0)?.unwrap_or_default()).unwrap_or_default();
-        Ok(Swept { removed, more: row.boolean(1)?.unwrap_or(false) })
+        Ok(TxInboxSweep { removed, more: row.boolean(1)?.unwrap_or(false) })
     }
 
-    async fn in_its_own<P: Pool>(
-        &self, pool: &P, sql: &'static str, values: &[Value<'_>],
-    ) -> Result<Vec<Row>, InboxError> {
+    async fn run_in_own_transaction<P: TxPool>(
+        &self, pool: &P, sql: &'static str, values: &[SqlValue<'_>],
+    ) -> Result<Vec<SqlRow>, TxInboxError> {
         let mut connection = self.connection(pool).await?;
-        let done = timeout(self.limit, async {
+        let done = timeout(self.transaction_timeout, async {
             let mut tx = connection.begin(None).await?;
-            let rows = tx.rows(sql, values).await?;
+            let rows = tx.query_rows(sql, values).await?;
             tx.commit().await?;
             Ok(rows)
         });
-        done.await.unwrap_or_else(|_| Err(given_up(connection)))
+        done.await.unwrap_or_else(|_| Err(discard_timed_out(connection)))
     }
 
-    async fn connection<P: Pool>(&self, pool: &P) -> Result<P::Of, InboxError> {
-        let connected = timeout(self.limit, pool.connection()).await;
-        Ok(connected.unwrap_or_else(|_| Err(Fault::silent("a pool's call for a connection")))?)
+    async fn connection<P: TxPool>(&self, pool: &P) -> Result<P::Conn, TxInboxError> {
+        let connected = timeout(self.transaction_timeout, pool.connection()).await;
+        Ok(connected.unwrap_or_else(|_| Err(DriverError::timed_out("a pool's call for a connection")))?)
     }
 
-    fn keep_us(&self) -> i64 {
-        i64::try_from(self.keep.min(LONGEST).as_micros()).unwrap_or(i64::MAX)
+    fn ttl_us(&self) -> i64 {
+        i64::try_from(self.ttl.min(MAX_TTL).as_micros()).unwrap_or(i64::MAX)
     }
 }
 
 /// What is given up may be silent, or busy with what nobody wants any more: nobody gets it again.
-fn given_up(connection: impl Connection) -> InboxError {
+fn discard_timed_out(connection: impl TxConnection) -> TxInboxError {
     connection.discard();
-    Fault::silent("a transaction of the inbox").into()
+    DriverError::timed_out("a transaction of the inbox").into()
 }
 
-fn named(event: &Event) -> [Value<'_>; 3] {
-    [event.consumer(), event.source(), event.id()].map(|part| Value::Text(Some(part)))
+fn event_params(event: &InboxEvent) -> [SqlValue<'_>; 3] {
+    [event.consumer(), event.source(), event.id()].map(|part| SqlValue::Text(Some(part)))
 }
 
-fn only(rows: &[Row]) -> Result<&Row, Fault> {
-    rows.first().ok_or_else(|| Fault::unreadable("an empty answer"))
+fn first_row(rows: &[SqlRow]) -> Result<&SqlRow, DriverError> {
+    rows.first().ok_or_else(|| DriverError::unreadable("an empty answer"))
 }
 
-fn claimed(row: &Row) -> Result<Claimed, Fault> {
-    Ok(match Row::known(row.smallint(0)?, "what a claim found")? {
-        0 => Claimed::New,
-        1 => Claimed::Duplicate,
-        2 => Claimed::TooOld,
-        3 => Claimed::Poisoned {
+fn read_claim(row: &SqlRow) -> Result<TxEventClaim, DriverError> {
+    Ok(match SqlRow::require(row.smallint(0)?, "what a claim found")? {
+        0 => TxEventClaim::New,
+        1 => TxEventClaim::Duplicate,
+        2 => TxEventClaim::TooOld,
+        3 => TxEventClaim::Poisoned {
             attempts: u32::try_from(row.integer(1)?.unwrap_or_default()).unwrap_or_default(),
             error: row.text(2)?.unwrap_or_default(),
         },
-        other => return Err(Fault::unreadable(format!("a claim found {other}"))),
+        other => return Err(DriverError::unreadable(format!("a claim found {other}"))),
     })
 }
 
-fn micros(at: SystemTime) -> i64 {
+fn clamp_timestamp_us(at: SystemTime) -> i64 {
     let us = |span: Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
     match at.duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(after) => us(after).min(LAST_US),
-        Err(before) => (-us(before.duration())).max(FIRST_US),
+        Ok(after) => us(after).min(MAX_TIMESTAMP_US),
+        Err(before) => (-us(before.duration())).max(MIN_TIMESTAMP_US),
     }
 }
 
-impl InboxError {
+impl TxInboxError {
     /// Whether the transaction was only in the way of another (a serialization failure, a deadlock) and is worth another
     /// try at once.
     pub fn is_transient(&self) -> bool {
@@ -314,7 +323,7 @@ impl InboxError {
     /// Whether the connection broke while something was to be committed: the event may have been handled. The next
     /// delivery finds out.
     pub fn may_have_committed(&self) -> bool {
-        self.0.kind == FaultKind::Lost
+        self.0.kind == DriverErrorKind::ConnectionLost
     }
 
     /// The server's SQLSTATE, if it answered.
@@ -323,13 +332,13 @@ impl InboxError {
     }
 }
 
-impl From<Fault> for InboxError {
-    fn from(fault: Fault) -> Self {
+impl From<DriverError> for TxInboxError {
+    fn from(fault: DriverError) -> Self {
         Self(fault)
     }
 }
 
-impl fmt::Display for InboxError {
+impl fmt::Display for TxInboxError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let then = match self.sqlstate() {
             Some("3F000" | "42P01" | "42883") => "; run ibid migrate on this database",
@@ -340,7 +349,7 @@ impl fmt::Display for InboxError {
     }
 }
 
-impl Error for InboxError {
+impl Error for TxInboxError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.0.source()
     }

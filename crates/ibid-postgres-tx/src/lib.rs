@@ -37,17 +37,17 @@
 compile_error!("ibid-postgres-tx needs a driver: turn on its feature \"sqlx\" or \"tokio-postgres\"");
 
 pub use self::{
-    call::Call,
+    call::IdempotentCall,
     complete::{CompleteError, complete_in},
-    driver::{Connection, Fault, FaultKind, Isolation, Pool, Transaction},
+    driver::{DriverError, DriverErrorKind, Isolation, Transaction, TxConnection, TxPool},
     error::TxError,
-    run::{BoxFuture, Ran, Tx, run_tx},
+    run::{Tx, TxFuture, TxOutcome, run_tx},
 };
 
 mod call;
+mod claim_outcome;
 mod complete;
 mod driver;
 mod error;
-mod found;
 pub mod inbox;
 mod run;

@@ -1,4 +1,4 @@
-//! Claim, business write and answer as one transaction. Read [`run_tx`], then `Run::decide`.
+//! Claim, business write and answer as one transaction. Read [`run_tx`], then `TxRun::decide`.
 //!
 //! Invariants:
 //!
@@ -6,7 +6,7 @@
 //!   connection: duplicates give theirs back and come again.
 //! - A COMMIT whose answer was lost is looked up by claiming again with the same token. That cannot be answered before
 //!   the old transaction has ended, because that holds the lock; then it finds what was committed, or nothing.
-//! - Every loop is bounded: by `wait_timeout` where others are at it, by [`TRIES`] where it was rolled back.
+//! - Every loop is bounded: by `wait_timeout` where others are at it, by [`MAX_ATTEMPTS`] where it was rolled back.
 
 use std::{
     future::Future,
@@ -17,51 +17,51 @@ use std::{
 use bytes::Bytes;
 use http::{Response, header};
 use ibid::{
-    Comparison, OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
-    http::complete_of,
-    store::{Address, Fence, Fingerprint, Token, key_hash},
+    FingerprintComparison, OnConcurrent, OnMismatch, OnUnknown, Policy, Record, RecordBody,
+    http::completed_answer_of,
+    store::{Address, ClaimToken, Fence, Fingerprint, key_hash},
 };
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::{
-    call::Call,
-    complete::{Written, micros},
+    call::IdempotentCall,
+    claim_outcome::{CLAIM_SQL, StoredAnswer, TxClaimOutcome},
+    complete::{AnswerWrite, clamp_micros},
     driver::{
-        Connection, Fault, FaultKind, Pool, Value, is_transient_in,
-        sealed::{Begins as _, Ends as _, Statements as _},
+        DriverError, DriverErrorKind, SqlValue, TxConnection, TxPool, has_transient_sqlstate,
+        sealed::{DiscardableConnection as _, StatementExecutor as _, TransactionEnd as _},
     },
-    error::{BoxError, TxError},
-    found::{CLAIM, Found, Remembered},
+    error::{TxBoxError, TxError},
 };
 
 /// How often a transaction is tried that others roll back, or whose connection breaks.
-const TRIES: u32 = 10;
+const MAX_ATTEMPTS: u32 = 10;
 /// How long one of our own statements may take. The driver itself would wait for ever.
-const STATEMENT: Duration = Duration::from_secs(15);
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long at least the end of a transaction in doubt is looked for.
-const DOUBT: Duration = Duration::from_secs(10);
+const MIN_COMMIT_LOOKUP_TIME: Duration = Duration::from_secs(10);
 /// Nobody waits longer.
-const A_YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LAST_PAUSE: Duration = Duration::from_millis(250);
+const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(5);
+const MAX_BACKOFF: Duration = Duration::from_millis(250);
 
 /// A future that borrows the transaction: `Box::pin(async move { … })`.
-pub type BoxFuture<'t, T> = Pin<Box<dyn Future<Output = T> + Send + 't>>;
+pub type TxFuture<'t, T> = Pin<Box<dyn Future<Output = T> + Send + 't>>;
 
 /// A transaction of a pool.
-pub type Tx<'c, P> = <<P as Pool>::Of as Connection>::Tx<'c>;
+pub type Tx<'c, P> = <<P as TxPool>::Conn as TxConnection>::Tx<'c>;
 
 /// What [`run_tx`] gives back.
 #[derive(Debug)]
 #[must_use]
-pub enum Ran {
+pub enum TxOutcome {
     /// The operation ran and was committed now.
-    First(Response<Bytes>),
+    Executed(Response<Bytes>),
     /// It was done before; this was its answer.
     Replayed(Record),
 }
 
-impl Ran {
+impl TxOutcome {
     /// Whether it was done before.
     pub fn is_replay(&self) -> bool {
         matches!(self, Self::Replayed(_))
@@ -70,7 +70,7 @@ impl Ran {
     /// As an answer for whoever asked. A body that was too large to be kept is told by its length and digest, as JSON.
     pub fn into_response(self) -> Response<Bytes> {
         let record = match self {
-            Self::First(response) => return response,
+            Self::Executed(response) => return response,
             Self::Replayed(record) => record,
         };
         let mut response = Response::new(Bytes::new());
@@ -107,170 +107,174 @@ impl Ran {
 ///
 /// # Errors
 /// See [`TxError`].
-pub async fn run_tx<P, F, E>(pool: &P, policy: &Policy, call: &Call, mut operation: F) -> Result<Ran, TxError>
+pub async fn run_tx<P, F, E>(
+    pool: &P, policy: &Policy, call: &IdempotentCall, mut operation: F,
+) -> Result<TxOutcome, TxError>
 where
-    P: Pool,
-    F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> BoxFuture<'t, Result<Response<Bytes>, E>> + Send,
-    E: Into<BoxError> + Send,
+    P: TxPool,
+    F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<Response<Bytes>, E>> + Send,
+    E: Into<TxBoxError> + Send,
 {
     policy.check().map_err(TxError::PolicyInvalid)?;
     let key = call.key(policy)?;
     let waits = policy.on_concurrent == OnConcurrent::Wait;
-    let mut run = Run {
+    let mut run = TxRun {
         pool,
         policy,
         call,
         address: call.address(policy, &key),
-        shown: call.shown(policy, &key),
+        displayed_key: call.displayed_key(policy, &key),
         key_hash: key_hash(key.as_str()),
-        token: Token::mint(),
-        over: None,
-        tries: 0,
-        patience: Instant::now() + if waits { policy.wait_timeout.min(A_YEAR) } else { Duration::ZERO },
-        doubt: None,
+        token: ClaimToken::mint(),
+        take_over: None,
+        failed_attempts: 0,
+        wait_deadline: Instant::now() + if waits { policy.wait_timeout.min(MAX_WAIT) } else { Duration::ZERO },
+        uncertain_commit: None,
     };
-    run.decide(&mut operation).await
+    run.run(&mut operation).await
 }
 
-struct Run<'a, P> {
+struct TxRun<'a, P> {
     pool: &'a P,
     policy: &'a Policy,
-    call: &'a Call,
+    call: &'a IdempotentCall,
     address: Address,
-    shown: String,
+    displayed_key: String,
     key_hash: String,
-    token: Token,
+    token: ClaimToken,
     /// Whom to take over.
-    over: Option<Fence>,
+    take_over: Option<Fence>,
     /// How often something went wrong that may go better next time.
-    tries: u32,
+    failed_attempts: u32,
     /// Until when others are waited for.
-    patience: Instant,
-    doubt: Option<Doubt>,
+    wait_deadline: Instant,
+    uncertain_commit: Option<UncertainCommit>,
 }
 
 /// How one transaction ended.
-enum Step {
+enum TxAttempt {
     Committed(Response<Bytes>),
     /// Nothing was run: this is there.
-    Found(Found),
+    NotGranted(TxClaimOutcome),
     /// The database could not be asked.
-    Unreached(Fault),
+    Unreachable(DriverError),
     /// It was ours to run, was rolled back, and is worth another try.
-    Again(Fault),
+    RolledBack(DriverError),
     /// It was run, and nobody knows whether it was committed.
-    InDoubt(Doubt),
+    CommitUncertain(UncertainCommit),
 }
 
 /// What comes after a step.
-enum Next {
+enum TxNextAction {
     /// Another transaction, at once.
-    Now,
+    RetryNow,
     /// Another one after a pause.
-    Pause,
-    Over(Box<Ran>),
+    RetryLater,
+    Finish(Box<TxOutcome>),
 }
 
 /// A commit that was not answered.
-struct Doubt {
+struct UncertainCommit {
     fence: Fence,
     response: Response<Bytes>,
-    fault: Fault,
+    error: DriverError,
 }
 
-impl<P: Pool> Run<'_, P> {
-    async fn decide<F, E>(&mut self, operation: &mut F) -> Result<Ran, TxError>
+impl<P: TxPool> TxRun<'_, P> {
+    async fn run<F, E>(&mut self, operation: &mut F) -> Result<TxOutcome, TxError>
     where
-        F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> BoxFuture<'t, Result<Response<Bytes>, E>> + Send,
-        E: Into<BoxError> + Send,
+        F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<Response<Bytes>, E>> + Send,
+        E: Into<TxBoxError> + Send,
     {
-        let mut pause = FIRST_PAUSE;
+        let mut pause = INITIAL_BACKOFF;
         loop {
             let step = self.attempt(operation).await?;
-            match self.after(step)? {
-                Next::Over(ran) => return Ok(*ran),
-                Next::Now => {}
-                Next::Pause => {
-                    sleep(jittered(pause)).await;
-                    pause = (pause * 2).min(LAST_PAUSE);
+            match self.next_action(step)? {
+                TxNextAction::Finish(ran) => return Ok(*ran),
+                TxNextAction::RetryNow => {}
+                TxNextAction::RetryLater => {
+                    sleep(with_jitter(pause)).await;
+                    pause = (pause * 2).min(MAX_BACKOFF);
                 }
             }
         }
     }
 
     /// All branching, top to bottom.
-    fn after(&mut self, step: Step) -> Result<Next, TxError> {
+    fn next_action(&mut self, step: TxAttempt) -> Result<TxNextAction, TxError> {
         match step {
-            Step::Committed(response) => Ok(Next::Over(Box::new(Ran::First(response)))),
-            Step::InDoubt(doubt) => {
-                self.patience = self.patience.max(Instant::now() + DOUBT);
-                self.doubt = Some(doubt);
-                self.once_more().map_err(|_| self.still_in_doubt())
+            TxAttempt::Committed(response) => Ok(TxNextAction::Finish(Box::new(TxOutcome::Executed(response)))),
+            TxAttempt::CommitUncertain(doubt) => {
+                self.wait_deadline = self.wait_deadline.max(Instant::now() + MIN_COMMIT_LOOKUP_TIME);
+                self.uncertain_commit = Some(doubt);
+                self.count_failed_attempt().map_err(|_| self.in_doubt_error())
             }
             // Nothing is in doubt any more: it could be run again only because the one before was rolled back.
-            Step::Again(fault) => {
-                self.doubt = None;
-                self.once_more().map_err(|tries| given_up(tries, fault))
+            TxAttempt::RolledBack(fault) => {
+                self.uncertain_commit = None;
+                self.count_failed_attempt().map_err(|tries| attempts_exhausted(tries, fault))
             }
-            Step::Unreached(_) if self.doubt.is_some() => self.wait(),
-            Step::Unreached(fault) if fault.kind == FaultKind::NotSent => Err(TxError::Database(fault)),
-            Step::Unreached(fault) => self.once_more().map_err(|tries| given_up(tries, fault)),
-            Step::Found(Found::Done { fence, fingerprint, answer }) => {
-                if let Some(doubt) = self.doubt.take_if(|doubt| doubt.fence == fence) {
-                    return Ok(Next::Over(Box::new(Ran::First(doubt.response))));
+            TxAttempt::Unreachable(_) if self.uncertain_commit.is_some() => self.retry_until_deadline(),
+            TxAttempt::Unreachable(fault) if fault.kind == DriverErrorKind::NotSent => Err(TxError::Database(fault)),
+            TxAttempt::Unreachable(fault) => {
+                self.count_failed_attempt().map_err(|tries| attempts_exhausted(tries, fault))
+            }
+            TxAttempt::NotGranted(TxClaimOutcome::Done { fence, fingerprint, answer }) => {
+                if let Some(doubt) = self.uncertain_commit.take_if(|doubt| doubt.fence == fence) {
+                    return Ok(TxNextAction::Finish(Box::new(TxOutcome::Executed(doubt.response))));
                 }
-                self.compare(fingerprint)?;
-                Ok(Next::Over(Box::new(Ran::Replayed(answer.read()?))))
+                self.check_fingerprint(fingerprint)?;
+                Ok(TxNextAction::Finish(Box::new(TxOutcome::Replayed(answer.read()?))))
             }
-            Step::Found(Found::Locked) => self.wait(),
-            Step::Found(Found::Busy(fingerprint)) => {
-                self.compare(fingerprint)?;
-                self.wait()
+            TxAttempt::NotGranted(TxClaimOutcome::Locked) => self.retry_until_deadline(),
+            TxAttempt::NotGranted(TxClaimOutcome::Busy(fingerprint)) => {
+                self.check_fingerprint(fingerprint)?;
+                self.retry_until_deadline()
             }
-            Step::Found(Found::Unknown { fence, fingerprint, takeover_in }) => {
-                self.compare(fingerprint)?;
+            TxAttempt::NotGranted(TxClaimOutcome::OutcomeUnknown { fence, fingerprint, takeover_in }) => {
+                self.check_fingerprint(fingerprint)?;
                 match self.policy.on_unknown {
                     OnUnknown::Hold => Err(TxError::OutcomeUnknown),
-                    OnUnknown::Retry if !takeover_in.is_zero() => self.wait(),
+                    OnUnknown::Retry if !takeover_in.is_zero() => self.retry_until_deadline(),
                     OnUnknown::Retry => {
-                        self.over = Some(fence);
-                        self.once_more().map(|_| Next::Now).map_err(|_| TxError::InProgress)
+                        self.take_over = Some(fence);
+                        self.count_failed_attempt().map(|_| TxNextAction::RetryNow).map_err(|_| TxError::InProgress)
                     }
                 }
             }
             // Somebody forgot it while its answer was on the way: another name. What is granted is not found.
-            Step::Found(Found::Spent | Found::Granted { .. }) => {
-                (self.token, self.over) = (Token::mint(), None);
-                self.once_more().map(|_| Next::Now).map_err(|_| TxError::InProgress)
+            TxAttempt::NotGranted(TxClaimOutcome::TokenSpent | TxClaimOutcome::Granted { .. }) => {
+                (self.token, self.take_over) = (ClaimToken::mint(), None);
+                self.count_failed_attempt().map(|_| TxNextAction::RetryNow).map_err(|_| TxError::InProgress)
             }
         }
     }
 
-    fn once_more(&mut self) -> Result<Next, u32> {
-        self.tries += 1;
-        if self.tries < TRIES { Ok(Next::Pause) } else { Err(self.tries) }
+    fn count_failed_attempt(&mut self) -> Result<TxNextAction, u32> {
+        self.failed_attempts += 1;
+        if self.failed_attempts < MAX_ATTEMPTS { Ok(TxNextAction::RetryLater) } else { Err(self.failed_attempts) }
     }
 
-    fn wait(&mut self) -> Result<Next, TxError> {
-        if Instant::now() < self.patience {
-            return Ok(Next::Pause);
+    fn retry_until_deadline(&mut self) -> Result<TxNextAction, TxError> {
+        if Instant::now() < self.wait_deadline {
+            return Ok(TxNextAction::RetryLater);
         }
-        Err(if self.doubt.is_some() { self.still_in_doubt() } else { TxError::InProgress })
+        Err(if self.uncertain_commit.is_some() { self.in_doubt_error() } else { TxError::InProgress })
     }
 
-    fn still_in_doubt(&mut self) -> TxError {
-        let fault = self.doubt.take().map(|doubt| doubt.fault);
-        TxError::InDoubt(fault.unwrap_or_else(|| Fault::silent("COMMIT")))
+    fn in_doubt_error(&mut self) -> TxError {
+        let fault = self.uncertain_commit.take().map(|doubt| doubt.error);
+        TxError::InDoubt(fault.unwrap_or_else(|| DriverError::timed_out("COMMIT")))
     }
 
-    fn compare(&self, seen: Fingerprint) -> Result<(), TxError> {
+    fn check_fingerprint(&self, seen: Fingerprint) -> Result<(), TxError> {
         if self.policy.on_mismatch != OnMismatch::Reject {
             return Ok(());
         }
-        match self.call.fingerprint.compare(&seen, |version| self.call.by_version(version)) {
-            Comparison::Same => Ok(()),
-            Comparison::Different => Err(TxError::Reused),
-            Comparison::UnknownVersion => {
+        match self.call.fingerprint.compare(&seen, |version| self.call.fingerprint_of_version(version)) {
+            FingerprintComparison::Same => Ok(()),
+            FingerprintComparison::Different => Err(TxError::KeyReused),
+            FingerprintComparison::UnknownVersion => {
                 let why = format!("its request has a fingerprint of version {}, which is not known", seen.version);
                 Err(TxError::Corrupt(why.into()))
             }
@@ -278,25 +282,28 @@ impl<P: Pool> Run<'_, P> {
     }
 
     /// One connection, one transaction.
-    async fn attempt<F, E>(&self, operation: &mut F) -> Result<Step, TxError>
+    async fn attempt<F, E>(&self, operation: &mut F) -> Result<TxAttempt, TxError>
     where
-        F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> BoxFuture<'t, Result<Response<Bytes>, E>> + Send,
-        E: Into<BoxError> + Send,
+        F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<Response<Bytes>, E>> + Send,
+        E: Into<TxBoxError> + Send,
     {
         let connecting = self.pool.connection();
-        let connected = match &self.doubt {
+        let connected = match &self.uncertain_commit {
             // How long a pool tries is its own business, unless somebody waits to hear what became of a commit.
-            Some(_) => timeout_at(self.patience, connecting).await,
+            Some(_) => timeout_at(self.wait_deadline, connecting).await,
             None => Ok(connecting.await),
         };
-        let mut connection = match connected.unwrap_or_else(|_| Err(Fault::silent("a pool's call for a connection"))) {
-            Ok(connection) => connection,
-            Err(fault) => return Ok(Step::Unreached(fault)),
-        };
-        let ended = self.on(&mut connection, operation).await;
+        let mut connection =
+            match connected.unwrap_or_else(|_| Err(DriverError::timed_out("a pool's call for a connection"))) {
+                Ok(connection) => connection,
+                Err(fault) => return Ok(TxAttempt::Unreachable(fault)),
+            };
+        let ended = self.attempt_on(&mut connection, operation).await;
         let is_suspect = match &ended {
-            Ok(Step::InDoubt(_)) | Err(TxError::TimedOut(_)) => true,
-            Ok(Step::Unreached(fault) | Step::Again(fault)) => fault.kind == FaultKind::Lost,
+            Ok(TxAttempt::CommitUncertain(_)) | Err(TxError::TimedOut(_)) => true,
+            Ok(TxAttempt::Unreachable(fault) | TxAttempt::RolledBack(fault)) => {
+                fault.kind == DriverErrorKind::ConnectionLost
+            }
             _ => false,
         };
         if is_suspect {
@@ -306,114 +313,114 @@ impl<P: Pool> Run<'_, P> {
         ended
     }
 
-    async fn on<F, E>(&self, connection: &mut P::Of, operation: &mut F) -> Result<Step, TxError>
+    async fn attempt_on<F, E>(&self, connection: &mut P::Conn, operation: &mut F) -> Result<TxAttempt, TxError>
     where
-        F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> BoxFuture<'t, Result<Response<Bytes>, E>> + Send,
-        E: Into<BoxError> + Send,
+        F: for<'t, 'c> FnMut(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<Response<Bytes>, E>> + Send,
+        E: Into<TxBoxError> + Send,
     {
-        let mut tx = match within("BEGIN", connection.begin(self.call.isolation)).await {
+        let mut tx = match with_statement_timeout("BEGIN", connection.begin(self.call.isolation)).await {
             Ok(tx) => tx,
-            Err(fault) => return unclaimed(fault),
+            Err(fault) => return claim_failed(fault),
         };
-        let (fence, xid) = match within("the claim", self.claim(&mut tx)).await {
-            Ok(Found::Granted { fence, xid }) => (fence, xid),
+        let (fence, xid) = match with_statement_timeout("the claim", self.claim(&mut tx)).await {
+            Ok(TxClaimOutcome::Granted { fence, xid }) => (fence, xid),
             Ok(found) => {
                 // Nothing was changed: if this fails, only the connection is lost.
-                drop(within("ROLLBACK", tx.rollback()).await);
-                return Ok(Step::Found(found));
+                drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
+                return Ok(TxAttempt::NotGranted(found));
             }
             Err(fault) => {
-                drop(within("ROLLBACK", tx.rollback()).await);
-                return unclaimed(fault);
+                drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
+                return claim_failed(fault);
             }
         };
-        let (started, requested_at_ms) = (Instant::now(), now_ms());
+        let (started, requested_at_ms) = (Instant::now(), unix_now_ms());
         let response = match timeout(self.policy.timeout, operation(&mut tx)).await {
             Err(_) => return Err(TxError::TimedOut(self.policy.timeout)),
             Ok(Ok(response)) => response,
             Ok(Err(error)) => {
-                drop(within("ROLLBACK", tx.rollback()).await);
+                drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
                 let error = error.into();
-                if is_transient_in(&*error) {
-                    return Ok(Step::Again(Fault::of_operation(error)));
+                if has_transient_sqlstate(&*error) {
+                    return Ok(TxAttempt::RolledBack(DriverError::from_operation(error)));
                 }
                 return Err(TxError::Failed(error));
             }
         };
-        let complete = complete_of(self.policy, &response, requested_at_ms, started);
-        let written = Written {
+        let complete = completed_answer_of(self.policy, &response, requested_at_ms, started);
+        let written = AnswerWrite {
             address: &self.address,
             token: &self.token,
             fence,
             xid: Some(xid),
-            complete: &complete,
-            keep: self.policy.ttl,
+            answer: &complete,
+            ttl: self.policy.ttl,
         };
-        if let Err(fault) = within("the answer", written.to(&mut tx)).await {
-            drop(within("ROLLBACK", tx.rollback()).await);
-            return unanswered(fault);
+        if let Err(fault) = with_statement_timeout("the answer", written.execute(&mut tx)).await {
+            drop(with_statement_timeout("ROLLBACK", tx.rollback()).await);
+            return recording_failed(fault);
         }
         // Nothing failed in the transaction: the statement before would have, and a COMMIT that rolls back says so.
-        match within("COMMIT", tx.commit()).await {
-            Ok(()) => Ok(Step::Committed(response)),
-            Err(fault) if fault.is_transient() => Ok(Step::Again(fault)),
-            Err(fault) if fault.kind == FaultKind::RolledBack => Err(TxError::RolledBack(fault)),
-            Err(fault) => Ok(Step::InDoubt(Doubt { fence, response, fault })),
+        match with_statement_timeout("COMMIT", tx.commit()).await {
+            Ok(()) => Ok(TxAttempt::Committed(response)),
+            Err(fault) if fault.is_transient() => Ok(TxAttempt::RolledBack(fault)),
+            Err(fault) if fault.kind == DriverErrorKind::RolledBack => Err(TxError::RolledBack(fault)),
+            Err(fault) => Ok(TxAttempt::CommitUncertain(UncertainCommit { fence, response, error: fault })),
         }
     }
 
-    async fn claim(&self, tx: &mut Tx<'_, P>) -> Result<Found, Fault> {
+    async fn claim(&self, tx: &mut Tx<'_, P>) -> Result<TxClaimOutcome, DriverError> {
         let policy = self.policy;
         // A little longer than the operation may take.
         let idle = policy.timeout.saturating_add(Duration::from_secs(5)).as_millis();
         let values = [
-            Value::Bytea(Some(&self.address.0)),
-            Value::Bytea(Some(&self.token.0)),
-            Value::Smallint(Some(self.call.fingerprint.version.into())),
-            Value::Bytea(Some(&self.call.fingerprint.digest)),
-            Value::Text(Some(&self.call.tenant)),
-            Value::Text(Some(&self.call.user)),
-            Value::Text(Some(&self.call.endpoint)),
-            Value::Text(Some(&self.shown)),
-            Value::Text(Some(&self.key_hash)),
-            Value::Bigint(Some(micros(policy.lease))),
-            Value::Bigint(Some(micros(policy.ttl))),
-            Value::Bigint(self.over.map(|fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),
-            Value::Bigint(Some(i64::try_from(idle).unwrap_or(i64::MAX))),
+            SqlValue::Bytea(Some(&self.address.0)),
+            SqlValue::Bytea(Some(&self.token.0)),
+            SqlValue::Smallint(Some(self.call.fingerprint.version.into())),
+            SqlValue::Bytea(Some(&self.call.fingerprint.digest)),
+            SqlValue::Text(Some(&self.call.tenant)),
+            SqlValue::Text(Some(&self.call.user)),
+            SqlValue::Text(Some(&self.call.endpoint)),
+            SqlValue::Text(Some(&self.displayed_key)),
+            SqlValue::Text(Some(&self.key_hash)),
+            SqlValue::Bigint(Some(clamp_micros(policy.lease))),
+            SqlValue::Bigint(Some(clamp_micros(policy.ttl))),
+            SqlValue::Bigint(self.take_over.map(|fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),
+            SqlValue::Bigint(Some(i64::try_from(idle).unwrap_or(i64::MAX))),
         ];
-        let rows = tx.rows(CLAIM, &values).await?;
-        Found::read(rows.first().ok_or_else(|| Fault::unreadable("a claim was answered with no row"))?)
+        let rows = tx.query_rows(CLAIM_SQL, &values).await?;
+        TxClaimOutcome::read(rows.first().ok_or_else(|| DriverError::unreadable("a claim was answered with no row"))?)
     }
 }
 
 /// Nothing was run.
-fn unclaimed(fault: Fault) -> Result<Step, TxError> {
+fn claim_failed(fault: DriverError) -> Result<TxAttempt, TxError> {
     match fault.kind {
-        FaultKind::Unreadable => Err(TxError::Corrupt(Box::new(fault))),
-        FaultKind::Lost | FaultKind::NotSent => Ok(Step::Unreached(fault)),
+        DriverErrorKind::Unreadable => Err(TxError::Corrupt(Box::new(fault))),
+        DriverErrorKind::ConnectionLost | DriverErrorKind::NotSent => Ok(TxAttempt::Unreachable(fault)),
         // Also a row that is locked for longer than we wait.
-        FaultKind::RolledBack if fault.is_transient() || fault.code.as_deref() == Some("55P03") => {
-            Ok(Step::Unreached(fault))
+        DriverErrorKind::RolledBack if fault.is_transient() || fault.code.as_deref() == Some("55P03") => {
+            Ok(TxAttempt::Unreachable(fault))
         }
-        FaultKind::RolledBack => Err(TxError::Database(fault)),
+        DriverErrorKind::RolledBack => Err(TxError::Database(fault)),
     }
 }
 
 /// It was run, and cannot be committed.
-fn unanswered(fault: Fault) -> Result<Step, TxError> {
+fn recording_failed(fault: DriverError) -> Result<TxAttempt, TxError> {
     match fault.code.as_deref() {
         // in_failed_sql_transaction; and the operation ended its transaction, or took its claim away.
         Some("25P02" | "IB001" | "IB002" | "IB003" | "IB004") => Err(TxError::RolledBack(fault)),
-        _ if fault.is_transient() || fault.kind == FaultKind::Lost => Ok(Step::Again(fault)),
+        _ if fault.is_transient() || fault.kind == DriverErrorKind::ConnectionLost => Ok(TxAttempt::RolledBack(fault)),
         _ => Err(TxError::Database(fault)),
     }
 }
 
-fn given_up(tries: u32, source: Fault) -> TxError {
+fn attempts_exhausted(tries: u32, source: DriverError) -> TxError {
     if source.is_transient() { TxError::Conflict { tries, source } } else { TxError::Database(source) }
 }
 
-impl Remembered {
+impl StoredAnswer {
     fn read(self) -> Result<Record, TxError> {
         match self {
             Self::Encoded(record) => Record::decode(record).map_err(|error| TxError::Corrupt(Box::new(error))),
@@ -422,16 +429,18 @@ impl Remembered {
     }
 }
 
-async fn within<T>(what: &str, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
-    timeout(STATEMENT, work).await.unwrap_or_else(|_| Err(Fault::silent(what)))
+async fn with_statement_timeout<T>(
+    what: &str, work: impl Future<Output = Result<T, DriverError>>,
+) -> Result<T, DriverError> {
+    timeout(STATEMENT_TIMEOUT, work).await.unwrap_or_else(|_| Err(DriverError::timed_out(what)))
 }
 
 /// Between half of it and all of it.
-fn jittered(pause: Duration) -> Duration {
-    let [random, ..] = Token::mint().0;
+fn with_jitter(pause: Duration) -> Duration {
+    let [random, ..] = ClaimToken::mint().0;
     pause / 2 + pause / 2 * u32::from(random) / 255
 }
 
-fn now_ms() -> u64 {
+fn unix_now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

@@ -37,50 +37,50 @@ use std::{
 };
 
 use ibid::store::{
-    Address, Ask, Claim, Counters, End, ErrorKind, Fence, Held, Lease, Operators, Promise, Store, StoreError,
-    StoreFuture, Swept,
+    Address, ClaimOutcome, ClaimRequest, Counters, ErrorKind, Fence, Guarantees, Lease, SettleOutcome, Settlement,
+    Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
 };
 use tokio::{sync::oneshot, time::timeout};
 
 use self::{
-    clock::Clock,
-    counts::Counts,
-    entry::{Micros, Phase, micros},
-    keeper::Keeper,
-    log::{Log, NAME, failed},
-    recovery::{Recovered, Trust, mend},
-    segments::{NoRoom, Room, Segment, Segments},
-    writer::{Call, Change, Reply, Tail, What, Writer},
+    clock::StoreClock,
+    compactor::Compactor,
+    entry::{LogEntryPhase, UnixMicros, micros},
+    log::{STORE_NAME, SharedLog, store_error},
+    quota_counters::QuotaCounters,
+    recovery::{RecoveredLog, RecoveryMode, repair},
+    segments::{LogLimits, LogSegment, SegmentError, SegmentSet},
+    writer::{EntryChange, LogTail, LogWriter, WriterCall, WriterReply, WriterRequest},
 };
 pub use self::{
     clock::TimeSource,
     disk::{Directory, Disk, DiskFile},
-    format::Flaw,
-    report::{Found, Report},
-    tools::{Compacted, check, compact, dump},
+    format::Corruption,
+    maintenance::{CompactionResult, check, compact, dump},
+    report::{CorruptRange, StoreReport},
 };
 
+mod admin;
 mod clock;
-mod counts;
-mod decide;
+mod compactor;
+mod decisions;
 mod disk;
 mod entry;
 mod format;
 mod index;
-mod keeper;
 mod log;
-mod operators;
-mod reading;
+mod maintenance;
+mod quota_counters;
 mod recovery;
 mod report;
 mod scan;
+mod segment_reader;
 mod segments;
 mod snapshot;
-mod tools;
 mod writer;
 
 /// How many unfinished claims are named in the log at a start.
-const OVERDUE_NAMED: usize = 20;
+const MAX_OVERDUE_LISTED: usize = 20;
 
 /// What a store survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -94,7 +94,7 @@ pub enum Durability {
 
 /// How a store is opened.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct EmbeddedOptions {
     /// What it survives.
     pub durability: Durability,
     /// How many bytes of disk it may take up. A full store refuses new keys; it evicts nothing.
@@ -105,7 +105,7 @@ pub struct Options {
     pub time: TimeSource,
 }
 
-impl Default for Options {
+impl Default for EmbeddedOptions {
     fn default() -> Self {
         Self {
             durability: Durability::default(),
@@ -116,15 +116,15 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl EmbeddedOptions {
     /// Larger records do not fit into a segment, roughly.
-    pub fn largest_record(&self) -> u64 {
-        self.room().segment_size / 2
+    pub fn max_record_size(&self) -> u64 {
+        self.limits().segment_size / 2
     }
 
-    fn room(&self) -> Room {
+    fn limits(&self) -> LogLimits {
         let segment_size = self.segment_size.min(self.max_size / 8).clamp(16 << 10, 1 << 30);
-        Room { segment_size: segment_size & !4095, max_size: self.max_size.max(4 * segment_size) }
+        LogLimits { segment_size: segment_size & !4095, max_size: self.max_size.max(4 * segment_size) }
     }
 }
 
@@ -145,20 +145,20 @@ pub enum OpenError {
     },
     /// Not even an empty store fits.
     #[error("{0}")]
-    NoRoom(String),
+    NoSpace(String),
     /// Something does not read, and compacting would remove it.
     #[error("{0}; compacting would remove what is left of it, so nothing was changed")]
-    Damaged(String),
+    Corrupt(String),
 }
 
 /// The embedded store.
 pub struct Embedded {
-    log: Arc<Log>,
+    log: Arc<SharedLog>,
     /// Taken when the store is closed.
-    queue: Option<Sender<Call>>,
+    queue: Option<Sender<WriterCall>>,
     threads: Vec<JoinHandle<()>>,
-    report: Report,
-    counts: Counts,
+    report: StoreReport,
+    quotas: QuotaCounters,
     /// Held until everything above has ended.
     _lock: Box<dyn fmt::Debug + Send + Sync>,
 }
@@ -168,7 +168,7 @@ impl Embedded {
     ///
     /// # Errors
     /// If another process has it open, if its files are of a later version, or if the disk fails.
-    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self, OpenError> {
+    pub fn open(path: impl AsRef<Path>, options: EmbeddedOptions) -> Result<Self, OpenError> {
         Self::open_on(Arc::new(Directory::open(path.as_ref())?), options)
     }
 
@@ -176,88 +176,92 @@ impl Embedded {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn open_on(disk: Arc<dyn Disk>, options: Options) -> Result<Self, OpenError> {
+    pub fn open_on(disk: Arc<dyn Disk>, options: EmbeddedOptions) -> Result<Self, OpenError> {
         let lock = disk.lock()?;
-        let Recovery { log, any, found, cold, covered, report } = recover(disk.clone(), options)?;
-        tell_overdue(&report.overdue);
+        let OpenedLog { log, any_segment: any, writer_start: found, cold_sequence: cold, covered, report } =
+            recover_log(disk.clone(), options)?;
+        warn_overdue(&report.overdue_claims);
         let log = Arc::new(log);
-        let counts = Counts::open(log.clone(), disk, found.opened);
-        let mut keeper = Keeper::new(log.clone(), cold + 1, covered);
-        keeper.tidy_before_start();
-        let tail = match (log.segments.prepare(format::MAIN, log.so_far(), None), any) {
-            (Ok(segment), _) => Tail::new(segment, log.so_far().sequence + 1),
+        let counts = QuotaCounters::open(log.clone(), disk, found.opened_at);
+        let mut keeper = Compactor::new(log.clone(), cold + 1, covered);
+        keeper.compact_before_start();
+        let tail = match (log.segments.prepare_segment(format::MAIN_LANE, log.position(), None), any) {
+            (Ok(segment), _) => LogTail::new(segment, log.position().sequence + 1),
             // It serves what it has, and claims again once there is room.
-            (Err(_), Some(any)) => Tail::full(any),
-            (Err(NoRoom::Io(error)), None) => return Err(error.into()),
-            (Err(full), None) => return Err(OpenError::NoRoom(full.to_string())),
+            (Err(_), Some(any)) => LogTail::full(any),
+            (Err(SegmentError::Io(error)), None) => return Err(error.into()),
+            (Err(full), None) => return Err(OpenError::NoSpace(full.to_string())),
         };
         Self::start(log, keeper, tail, found, report, counts, lock)
     }
 
     fn start(
-        log: Arc<Log>, keeper: Keeper, tail: Tail, found: writer::Found, report: Report, counts: Counts,
-        lock: Box<dyn fmt::Debug + Send + Sync>,
+        log: Arc<SharedLog>, keeper: Compactor, tail: LogTail, found: writer::WriterStart, report: StoreReport,
+        counts: QuotaCounters, lock: Box<dyn fmt::Debug + Send + Sync>,
     ) -> Result<Self, OpenError> {
         let keeper = thread::Builder::new().name("ibid-keeper".into()).spawn(move || keeper.run())?;
         let (queue, calls) = mpsc::channel();
         let mut store =
-            Self { log: log.clone(), queue: Some(queue), threads: vec![keeper], report, counts, _lock: lock };
-        let writer = Writer::new(log, calls, tail, found)?;
+            Self { log: log.clone(), queue: Some(queue), threads: vec![keeper], report, quotas: counts, _lock: lock };
+        let writer = LogWriter::new(log, calls, tail, found)?;
         let writer = thread::Builder::new().name("ibid-writer".into()).spawn(move || writer.run())?;
         store.threads.insert(0, writer);
         Ok(store)
     }
 
     /// What opening found in the files.
-    pub fn report(&self) -> &Report {
+    pub fn report(&self) -> &StoreReport {
         &self.report
     }
 
     /// How many batches were written since the log began.
-    pub fn batches(&self) -> u64 {
-        self.log.so_far().sequence
+    pub fn batch_count(&self) -> u64 {
+        self.log.position().sequence
     }
 
-    fn ask<T: Unpin + Send + 'static>(&self, now: Micros, what: impl FnOnce(Reply<T>) -> What) -> StoreFuture<'_, T> {
+    fn send_to_writer<T: Unpin + Send + 'static>(
+        &self, now: UnixMicros, what: impl FnOnce(WriterReply<T>) -> WriterRequest,
+    ) -> StoreFuture<'_, T> {
         let (reply, answer) = oneshot::channel();
-        let sent = self.queue.as_ref().is_some_and(|queue| queue.send(Call { now, what: what(reply) }).is_ok());
+        let sent =
+            self.queue.as_ref().is_some_and(|queue| queue.send(WriterCall { now, request: what(reply) }).is_ok());
         StoreFuture::boxed(async move {
             match answer.await {
                 Ok(answered) => answered,
-                Err(_) if !sent => Err(failed(ErrorKind::NotApplied, "the store is closed")),
-                Err(_) => Err(failed(ErrorKind::Ambiguous, "the store ended before it answered")),
+                Err(_) if !sent => Err(store_error(ErrorKind::NotApplied, "the store is closed")),
+                Err(_) => Err(store_error(ErrorKind::Ambiguous, "the store ended before it answered")),
             }
         })
     }
 
-    fn change(&self, at: &Address, change: Change) -> StoreFuture<'_, Held> {
+    fn change_entry(&self, at: &Address, change: EntryChange) -> StoreFuture<'_, SettleOutcome> {
         let at = *at;
-        self.ask(self.log.clock.now(), move |reply| What::Change(at, change, reply))
+        self.send_to_writer(self.log.clock.now(), move |reply| WriterRequest::Change(at, change, reply))
     }
 
     /// A claim that changes nothing is answered from what is durable, without the writer.
-    fn claim_unchanged(&self, ask: &Arc<Ask>, now: Micros) -> Result<Option<Claim>, StoreError> {
+    fn claim_unchanged(&self, ask: &Arc<ClaimRequest>, now: UnixMicros) -> Result<Option<ClaimOutcome>, StoreError> {
         let current = self.log.load(&ask.address)?;
-        let (answer, granted) = decide::claim(current.as_deref(), ask, Fence::UNSEEN, now);
+        let (answer, granted) = decisions::claim(current.as_deref(), ask, Fence::UNSEEN, now);
         Ok(granted.is_none().then_some(answer))
     }
 }
 
 impl Store for Embedded {
-    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
+    fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
         let now = self.log.clock.now();
         match self.claim_unchanged(ask, now).transpose() {
             Some(answered) => StoreFuture::ready(answered),
-            None => self.ask(now, |reply| What::Claim(ask.clone(), reply)),
+            None => self.send_to_writer(now, |reply| WriterRequest::Claim(ask.clone(), reply)),
         }
     }
 
-    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
-        self.change(&lease.ask.address, Change::Extend(lease.clone(), hold))
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
+        self.change_entry(&lease.request.address, EntryChange::Extend(lease.clone(), hold))
     }
 
-    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held> {
-        self.change(&lease.ask.address, Change::Settle(lease.clone(), end.clone()))
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
+        self.change_entry(&lease.request.address, EntryChange::Settle(lease.clone(), end.clone()))
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
@@ -268,7 +272,7 @@ impl Store for Embedded {
                 let (waiters, lapses) = {
                     let now = clock.now();
                     let mut shard = self.log.index.shard(at);
-                    let running = shard.running.get(at).and_then(|entry| entry.runs_until(seen, now));
+                    let running = shard.running_entries.get(at).and_then(|entry| entry.running_lease_end(seen, now));
                     let Some(lapses) = running else { return Ok(()) };
                     (shard.waiters.entry(*at).or_default().clone(), lapses)
                 };
@@ -294,33 +298,35 @@ impl Store for Embedded {
         })
     }
 
-    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         let now = self.log.clock.now();
         let found = self.log.load(at).map(|entry| {
-            entry.filter(|entry| entry.is_live(now) && entry.phase != Phase::Free).map(|entry| entry.view(now))
+            entry
+                .filter(|entry| entry.is_live(now) && entry.phase != LogEntryPhase::Released)
+                .map(|entry| entry.claim_outcome(now))
         });
         StoreFuture::ready(found)
     }
 
-    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
         let now = self.log.clock.now();
-        let (removed, more) = self.log.index.sweep(now, at_most, |slot| self.log.segments.lose(slot));
-        StoreFuture::ready(Ok(Swept { removed, lapsed: 0, more }))
+        let (removed, more) = self.log.index.sweep(now, at_most, |slot| self.log.segments.remove_slot(slot));
+        StoreFuture::ready(Ok(SweepResult { removed, lapsed: 0, more }))
     }
 
-    fn operators(&self) -> &dyn Operators {
+    fn admin(&self) -> &dyn StoreAdmin {
         self
     }
 
     fn counters(&self) -> Option<&dyn Counters> {
-        Some(&self.counts)
+        Some(&self.quotas)
     }
 
-    fn promise(&self) -> Promise {
+    fn guarantees(&self) -> Guarantees {
         let unread = self.report.found.iter().map(|found| format!("not readable, and not served: {found}"));
         let mut wanting: Vec<String> = unread.collect();
-        wanting.extend(self.log.read_only().map(String::from));
-        Promise { store: NAME, durable: true, shared: false, wanting }
+        wanting.extend(self.log.read_only_reason().map(String::from));
+        Guarantees { store: STORE_NAME, durable: true, shared: false, warnings: wanting }
     }
 }
 
@@ -335,7 +341,7 @@ impl Drop for Embedded {
             // A thread that panicked has nothing more to say.
             let _ = writer.join();
         }
-        self.log.spares.close();
+        self.log.segment_pool.close();
         if let Some(keeper) = keeper {
             let _ = keeper.join();
         }
@@ -349,54 +355,54 @@ impl fmt::Debug for Embedded {
 }
 
 /// A log that was read and mended, before anything is written to it.
-struct Recovery {
-    log: Log,
+struct OpenedLog {
+    log: SharedLog,
     /// Any of its segments.
-    any: Option<Arc<Segment>>,
-    found: writer::Found,
+    any_segment: Option<Arc<LogSegment>>,
+    writer_start: writer::WriterStart,
     /// The last sequence number of the cold lane.
-    cold: u64,
+    cold_sequence: u64,
     /// The segments that a snapshot covers.
     covered: HashSet<u32>,
-    report: Report,
+    report: StoreReport,
 }
 
-fn recover(disk: Arc<dyn Disk>, options: Options) -> Result<Recovery, OpenError> {
-    let now = Clock::new(options.time.clone(), 0).now();
-    let (mut recovered, unsealed) = Recovered::read(&*disk, now, Trust::Snapshot)?;
-    mend(&*disk, &mut recovered, unsealed)?;
-    let Recovered {
+fn recover_log(disk: Arc<dyn Disk>, options: EmbeddedOptions) -> Result<OpenedLog, OpenError> {
+    let now = StoreClock::new(options.time.clone(), 0).now();
+    let (mut recovered, unsealed) = RecoveredLog::read(&*disk, now, RecoveryMode::UseSnapshot)?;
+    repair(&*disk, &mut recovered, unsealed)?;
+    let RecoveredLog {
         index,
         segments,
-        store,
+        store_id: store,
         next_id,
         sequences,
         version,
-        clock: opened,
-        seen,
-        fences,
-        covered,
-        last,
+        opened_at: opened,
+        last_log_time: seen,
+        highest_fence: fences,
+        snapshot_segments: covered,
+        last_written: last,
         renewed,
         report,
     } = recovered;
-    let store = store.map_or_else(random, Ok)?;
+    let store = store.map_or_else(random_bytes, Ok)?;
     let any = segments.first().cloned();
-    let segments = Segments::new(disk, options.room(), store, segments, next_id);
+    let segments = SegmentSet::new(disk, options.limits(), store, segments, next_id);
     let synced = options.durability == Durability::Power;
     let [main, cold] = sequences;
-    let log = Log::new(index, segments, Clock::new(options.time, seen), synced, (main, fences, version));
-    let found = writer::Found { opened, version, last, renewed };
-    Ok(Recovery { log, any, found, cold, covered, report })
+    let log = SharedLog::new(index, segments, StoreClock::new(options.time, seen), synced, (main, fences, version));
+    let found = writer::WriterStart { opened_at: opened, version, last_written: last, renewed };
+    Ok(OpenedLog { log, any_segment: any, writer_start: found, cold_sequence: cold, covered, report })
 }
 
 /// Says which unfinished claims outlived their retention while the store was closed.
-fn tell_overdue(overdue: &[Address]) {
+fn warn_overdue(overdue: &[Address]) {
     if overdue.is_empty() {
         return;
     }
-    let named: Vec<String> = overdue.iter().take(OVERDUE_NAMED).map(Address::to_string).collect();
-    let more = if overdue.len() > OVERDUE_NAMED { ", …" } else { "" };
+    let named: Vec<String> = overdue.iter().take(MAX_OVERDUE_LISTED).map(Address::to_string).collect();
+    let more = if overdue.len() > MAX_OVERDUE_LISTED { ", …" } else { "" };
     tracing::warn!(
         claims = overdue.len(),
         "{} claims were unfinished when the store was closed, and their ttl has passed since; their outcome is unknown, and is \
@@ -406,7 +412,7 @@ fn tell_overdue(overdue: &[Address]) {
     );
 }
 
-fn random<const N: usize>() -> io::Result<[u8; N]> {
+fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(bytes)

@@ -7,11 +7,11 @@
 //! # Ok::<_, ibid_stores::UrlError>(()) }).unwrap();
 //! ```
 //!
-//! A [`Layout`] is a whole configuration: one store, or two as one, with finished answers kept near,
+//! A [`StoreConfig`] is a whole configuration: one store, or two as one, with finished answers kept near,
 //! sealed if there are keys.
 
 pub mod embedded;
-pub mod near;
+pub mod local_cache;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
@@ -19,16 +19,16 @@ pub mod redis;
 pub mod seal;
 pub mod tiered;
 
-pub use layout::{Contradiction, Layout, Member, Opened, Parts, Role};
-pub use lock::Lock;
-pub use remote::Remote;
-pub use url::{Kind, Named, ServerUrl, UrlError, open, parse_size};
+pub use lock::ProcessLock;
+pub use remote::RemoteOptions;
+pub use store_config::{Member, OpenedStore, Role, StoreConfig, StoreConfigError, StoreOptions};
+pub use url::{ServerUrl, StoreKind, StoreUrl, UrlError, open, parse_size};
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod breaker;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod certificates;
-mod layout;
 mod lock;
 mod remote;
+mod store_config;
 mod url;

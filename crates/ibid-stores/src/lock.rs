@@ -11,52 +11,52 @@ use std::{
 /// The file says who has it, and stays.
 #[derive(Debug)]
 #[expect(dead_code, reason = "held, and never looked at")]
-pub struct Lock {
+pub struct ProcessLock {
     file: File,
-    folder: Option<File>,
+    directory: Option<File>,
 }
 
-impl Lock {
+impl ProcessLock {
     /// Takes it, making the file if it is missing.
     ///
     /// # Errors
     /// If another has it ([`io::ErrorKind::WouldBlock`]; the message says who), or the file cannot be used.
-    pub fn take(path: &Path) -> io::Result<Self> {
+    pub fn acquire(path: &Path) -> io::Result<Self> {
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         match file.try_lock() {
             Ok(()) => {
                 let host = rustix::system::uname();
                 file.set_len(0)?;
                 write!(file, "process {} on {}", std::process::id(), host.nodename().to_string_lossy())?;
-                Ok(Self { file, folder: None })
+                Ok(Self { file, directory: None })
             }
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
                 file.read_to_string(&mut holder)?;
-                Err(in_use_by(&holder))
+                Err(in_use_error(&holder))
             }
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
 
-    /// Takes a folder, and the file `name` in it as [`Self::take`] does. Removing the file frees nothing: the folder itself
+    /// Takes a folder, and the file `name` in it as [`Self::acquire`] does. Removing the file frees nothing: the folder itself
     /// is locked, too, where the file system can lock one (NFS cannot).
     ///
     /// # Errors
-    /// As [`Self::take`].
-    pub fn take_folder(folder: &Path, name: &str) -> io::Result<Self> {
+    /// As [`Self::acquire`].
+    pub fn acquire_directory(folder: &Path, name: &str) -> io::Result<Self> {
         let path = folder.join(name);
         let directory = File::open(folder)?;
         let directory = match directory.try_lock() {
             Ok(()) => Some(directory),
-            Err(TryLockError::WouldBlock) => return Err(in_use_by(&fs::read_to_string(path).unwrap_or_default())),
+            Err(TryLockError::WouldBlock) => return Err(in_use_error(&fs::read_to_string(path).unwrap_or_default())),
             Err(TryLockError::Error(_)) => None,
         };
-        Ok(Self { folder: directory, ..Self::take(&path)? })
+        Ok(Self { directory, ..Self::acquire(&path)? })
     }
 }
 
-fn in_use_by(holder: &str) -> io::Error {
+fn in_use_error(holder: &str) -> io::Error {
     let holder = if holder.is_empty() { "another process" } else { holder };
     io::Error::new(io::ErrorKind::WouldBlock, format!("it is in use by {holder}"))
 }
@@ -69,23 +69,23 @@ mod tests {
     fn one_has_it_until_it_lets_go() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
-        let lock = Lock::take(&path).unwrap();
-        let refused = Lock::take(&path).unwrap_err();
+        let lock = ProcessLock::acquire(&path).unwrap();
+        let refused = ProcessLock::acquire(&path).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
         assert!(refused.to_string().contains(&format!("in use by process {} on ", std::process::id())), "{refused}");
         drop(lock);
-        Lock::take(&path).unwrap();
+        ProcessLock::acquire(&path).unwrap();
     }
 
     #[test]
     fn a_folder_stays_locked_when_its_file_is_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let lock = Lock::take_folder(folder.path(), "lock").unwrap();
+        let lock = ProcessLock::acquire_directory(folder.path(), "lock").unwrap();
         fs::remove_file(folder.path().join("lock")).unwrap();
-        let refused = Lock::take_folder(folder.path(), "lock").unwrap_err();
+        let refused = ProcessLock::acquire_directory(folder.path(), "lock").unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
         assert_eq!(refused.to_string(), "it is in use by another process");
         drop(lock);
-        Lock::take_folder(folder.path(), "lock").unwrap();
+        ProcessLock::acquire_directory(folder.path(), "lock").unwrap();
     }
 }

@@ -15,48 +15,48 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::store::{
-    Address, Ask, Claim, Counters, End, ErrorKind, Fence, Held, Lease, Operators, Promise, Store, StoreError,
-    StoreFuture, Swept,
+    Address, ClaimOutcome, ClaimRequest, Counters, ErrorKind, Fence, Guarantees, Lease, SettleOutcome, Settlement,
+    Store, StoreAdmin, StoreError, StoreFuture, SweepResult,
 };
 use tokio::task::AbortHandle;
 use tokio_postgres::Row;
 
-pub use self::migrate::{Migrate, migrate, migrate_for};
+pub use self::migrate::{MigrateAction, migrate, migrate_with_rls_user};
 use self::{
-    faults::{STORE, failed},
-    lane::Lane,
-    place::Place,
-    pool::Pool,
-    rows::{Answer, What, column},
+    error::{STORE_NAME, store_error},
+    lane::Batcher,
+    pool::PostgresPool,
+    rows::{RowOperation, RowOutcome, column},
     statements::Statement,
-    waiting::Waiting,
+    url::PostgresUrl,
+    waiting::PostgresWaiters,
 };
-use crate::{near::Copies, remote::Remote};
+use crate::{local_cache::AnswerCache, remote::RemoteOptions};
 
+mod admin;
 mod checks;
-mod faults;
+mod connection;
+mod error;
 mod lane;
-mod link;
 mod migrate;
-mod operators;
-mod place;
 mod pool;
 mod rows;
 mod statements;
 mod tls;
+mod url;
 mod waiting;
 
 /// A sweep may have to remove many rows.
-const SWEEPING: Duration = Duration::from_secs(10);
+const SWEEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The PostgreSQL store.
 #[derive(Debug)]
 pub struct Postgres {
-    pool: Arc<Pool>,
-    claims: Arc<Lane>,
-    settles: Arc<Lane>,
-    waiting: Arc<Waiting>,
-    copies: Option<Copies>,
+    pool: Arc<PostgresPool>,
+    claim_batcher: Arc<Batcher>,
+    settle_batcher: Arc<Batcher>,
+    waiters: Arc<PostgresWaiters>,
+    answer_cache: Option<AnswerCache>,
     tasks: [AbortHandle; 2],
 }
 
@@ -65,26 +65,26 @@ pub struct Postgres {
 /// # Errors
 /// What is wrong, and what is allowed.
 pub fn check(url: &str) -> Result<(), String> {
-    url.parse::<Place>().map(drop)
+    url.parse::<PostgresUrl>().map(drop)
 }
 
 impl Postgres {
-    /// Opens the store that a URL names. A server that cannot be reached is no error: see [`Store::promise`].
+    /// Opens the store that a URL names. A server that cannot be reached is no error: see [`Store::guarantees`].
     ///
     /// # Errors
     /// If the URL, or a file that it names, cannot be used.
-    pub async fn open(url: &str, with: Remote) -> Result<Self, String> {
-        let place: Place = url.parse()?;
-        let certificates = place.tls.certificates()?;
-        let pool = Pool::new(place, certificates, with.timeout);
-        pool.is_tried().await;
-        let waiting = Waiting::new(pool.clone(), with.copies.clone());
-        let tasks = [tokio::spawn(waiting.clone().look()), tokio::spawn(waiting.clone().listen())];
+    pub async fn open(url: &str, with: RemoteOptions) -> Result<Self, String> {
+        let place: PostgresUrl = url.parse()?;
+        let certificates = place.tls.reloading_config()?;
+        let pool = PostgresPool::new(place, certificates, with.timeout);
+        pool.wait_until_tried().await;
+        let waiting = PostgresWaiters::new(pool.clone(), with.answer_cache.clone());
+        let tasks = [tokio::spawn(waiting.clone().run_poller()), tokio::spawn(waiting.clone().run_listener())];
         Ok(Self {
-            claims: Lane::new(pool.clone(), Statement::Claim),
-            settles: Lane::new(pool.clone(), Statement::Settle),
-            waiting,
-            copies: with.copies,
+            claim_batcher: Batcher::new(pool.clone(), Statement::Claim),
+            settle_batcher: Batcher::new(pool.clone(), Statement::Settle),
+            waiters: waiting,
+            answer_cache: with.answer_cache,
             tasks: tasks.map(|task| task.abort_handle()),
             pool,
         })
@@ -96,7 +96,7 @@ impl Postgres {
     /// If the server does not say.
     pub async fn generation(&self) -> Result<u64, StoreError> {
         let found = self.pool.read("SELECT m.generation FROM ibid.meta m", &[], self.pool.timeout).await?;
-        column::<i64>(self.first(&found)?, 0).map(|generation| generation.max(0) as u64)
+        column::<i64>(self.first_row(&found)?, 0).map(|generation| generation.max(0) as u64)
     }
 
     /// Begins a new generation: copies of all before it are not to be trusted any more. Returns it.
@@ -106,60 +106,62 @@ impl Postgres {
     pub async fn raise_generation(&self) -> Result<u64, StoreError> {
         let sql = "UPDATE ibid.meta m SET generation = m.generation + 1 RETURNING m.generation";
         let found = self.pool.write(sql).await?;
-        column::<i64>(self.first(&found)?, 0).map(|generation| generation.max(0) as u64)
+        column::<i64>(self.first_row(&found)?, 0).map(|generation| generation.max(0) as u64)
     }
 
-    fn first<'a>(&self, found: &'a [Row]) -> Result<&'a Row, StoreError> {
-        found.first().ok_or_else(|| failed(ErrorKind::Corrupt, "a statement was answered with no row"))
+    fn first_row<'a>(&self, found: &'a [Row]) -> Result<&'a Row, StoreError> {
+        found.first().ok_or_else(|| store_error(ErrorKind::Corrupt, "a statement was answered with no row"))
     }
 
-    fn only(&self, found: &[Row], ask: Option<&Arc<Ask>>) -> Result<Answer, StoreError> {
-        rows::answer(self.first(found)?, ask)
+    fn single_outcome(&self, found: &[Row], ask: Option<&Arc<ClaimRequest>>) -> Result<RowOutcome, StoreError> {
+        rows::read_outcome(self.first_row(found)?, ask)
     }
 }
 
 impl Store for Postgres {
-    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
-        let lease = Lease { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 0, solo: false };
-        StoreFuture::boxed(async move { self.claims.call(lease, What::Claim).await?.into_claim() })
+    fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
+        let lease = Lease { request: ask.clone(), fence: Fence::UNSEEN, attempt: 0, front_only: false };
+        StoreFuture::boxed(
+            async move { self.claim_batcher.call(lease, RowOperation::Claim).await?.into_claim_outcome() },
+        )
     }
 
-    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
-        let call = self.settles.call(lease.clone(), What::Extend(hold));
-        StoreFuture::boxed(async move { call.await?.into_held() })
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
+        let call = self.settle_batcher.call(lease.clone(), RowOperation::Extend(hold));
+        StoreFuture::boxed(async move { call.await?.into_settle_outcome() })
     }
 
-    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held> {
-        let call = self.settles.call(lease.clone(), What::End(end.clone()));
-        StoreFuture::boxed(async move { call.await?.into_held() })
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
+        let call = self.settle_batcher.call(lease.clone(), RowOperation::Settle(end.clone()));
+        StoreFuture::boxed(async move { call.await?.into_settle_outcome() })
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
         StoreFuture::boxed(async move {
-            self.waiting.wait(at, seen, limit).await;
+            self.waiters.wait(at, seen, limit).await;
             Ok(())
         })
     }
 
-    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         StoreFuture::boxed(async move {
             let found = self.pool.call(Statement::Get, &[&&at.0[..]], self.pool.deadline()).await?;
-            self.only(&found, None).map(|answer| answer.found)
+            self.single_outcome(&found, None).map(|answer| answer.outcome)
         })
     }
 
-    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
         StoreFuture::boxed(async move {
             let at_most = i32::try_from(at_most).unwrap_or(i32::MAX);
-            let deadline = tokio::time::Instant::now() + SWEEPING;
+            let deadline = tokio::time::Instant::now() + SWEEP_TIMEOUT;
             let found = self.pool.call(Statement::Sweep, &[&at_most], deadline).await?;
-            let row = self.first(&found)?;
+            let row = self.first_row(&found)?;
             let number = |at| column::<i32>(row, at).map(|number| number.max(0) as u32);
-            Ok(Swept { removed: number(0)?, lapsed: number(1)?, more: column(row, 2)? })
+            Ok(SweepResult { removed: number(0)?, lapsed: number(1)?, more: column(row, 2)? })
         })
     }
 
-    fn operators(&self) -> &dyn Operators {
+    fn admin(&self) -> &dyn StoreAdmin {
         self
     }
 
@@ -167,24 +169,24 @@ impl Store for Postgres {
         Some(self)
     }
 
-    fn promise(&self) -> Promise {
+    fn guarantees(&self) -> Guarantees {
         let findings = self.pool.findings();
-        let mut wanting = findings.as_ref().map(|found| found.wanting.clone()).unwrap_or_default();
+        let mut wanting = findings.as_ref().map(|found| found.warnings.clone()).unwrap_or_default();
         if findings.is_none() {
-            wanting.push(match self.pool.fault() {
+            wanting.push(match self.pool.last_error() {
                 Some((ErrorKind::Rejected, why)) => why,
-                Some((_, why)) => format!("{} could not be checked: {why}", self.pool.place),
-                None => format!("{} could not be checked yet", self.pool.place),
+                Some((_, why)) => format!("{} could not be checked: {why}", self.pool.url),
+                None => format!("{} could not be checked yet", self.pool.url),
             });
         }
-        let durable = !findings.is_some_and(|found| found.loses);
-        Promise { store: STORE, durable, shared: true, wanting }
+        let durable = !findings.is_some_and(|found| found.may_lose_commits);
+        Guarantees { store: STORE_NAME, durable, shared: true, warnings: wanting }
     }
 }
 
 impl Counters for Postgres {
-    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, ibid::store::Used> {
-        let (n, window) = (n.min(1 << 48), rows::micros(window));
+    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, ibid::store::CounterUsage> {
+        let (n, window) = (n.min(1 << 48), rows::micros_param(window));
         // A window that is over begins anew. What others have left behind goes with it, some at a time.
         let sql = format!(
             "WITH gone AS (DELETE FROM ibid.quota WHERE tenant IN (SELECT q.tenant FROM ibid.quota q \
@@ -199,8 +201,8 @@ impl Counters for Postgres {
         );
         StoreFuture::boxed(async move {
             let found = self.pool.write(&sql).await?;
-            let number = |at| column::<i64>(self.first(&found)?, at).map(|number| number.max(0).unsigned_abs());
-            Ok(ibid::store::Used { total: number(0)?, resets_in: Duration::from_micros(number(1)?.max(1)) })
+            let number = |at| column::<i64>(self.first_row(&found)?, at).map(|number| number.max(0).unsigned_abs());
+            Ok(ibid::store::CounterUsage { total: number(0)?, resets_in: Duration::from_micros(number(1)?.max(1)) })
         })
     }
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::near::Copies;
+use crate::local_cache::AnswerCache;
 
 /// How a remote store is used, besides its URL.
 #[derive(Debug, Clone)]
-pub struct Remote {
+pub struct RemoteOptions {
     /// What the names of its keys start with, where names are shared with others (Redis).
     pub prefix: String,
     /// The deadline of one call.
@@ -14,11 +14,11 @@ pub struct Remote {
     /// How many replicas must have a claim before it is answered (Redis).
     pub wait_replicas: u32,
     /// Copies of its answers in this process: told what was forgotten, flushed when that may have been missed.
-    pub copies: Option<Copies>,
+    pub answer_cache: Option<AnswerCache>,
 }
 
-impl Default for Remote {
+impl Default for RemoteOptions {
     fn default() -> Self {
-        Self { prefix: "idempotency".into(), timeout: Duration::from_millis(500), wait_replicas: 0, copies: None }
+        Self { prefix: "idempotency".into(), timeout: Duration::from_millis(500), wait_replicas: 0, answer_cache: None }
     }
 }

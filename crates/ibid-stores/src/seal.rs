@@ -5,12 +5,12 @@
 //!   attempt and whether it is a failure. What was moved or changed does not open.
 //! - **Tags and fingerprints** are keyed. A tag can still be searched for, by who has the secret.
 //! - **What does not open is never answered.** The call fails as [`ErrorKind::Corrupt`], and the observer is told
-//!   ([`Notice::Unreadable`]). A holder that comes back to such a record learns that the outcome is unknown.
-//! - **What is not sealed** is treated alike, unless [`Rules::accept_plain`] says otherwise.
-//! - **Several keys**: the first seals, all open, and they may change while the store is in use ([`Sealing::rekey`]).
+//!   ([`EngineEvent::RecordUnreadable`]). A holder that comes back to such a record learns that the outcome is unknown.
+//! - **What is not sealed** is treated alike, unless [`SealOptions::accept_plain`] says otherwise.
+//! - **Several keys**: the first seals, all open, and they may change while the store is in use ([`Sealer::rekey`]).
 //!
 //! In clear remain: when, for how long and in what state something was; its status, attempt, fence, token and size; which
-//! entries share a tag. Copies of answers near this store ([`crate::near`]) are outside of it: this process's memory holds
+//! entries share a tag. Copies of answers near this store ([`crate::local_cache`]) are outside of it: this process's memory holds
 //! them in clear.
 //!
 //! ```
@@ -28,243 +28,260 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use ibid::{
-    Notice, Observer, mask,
+    EngineEvent, Observer, mask,
     store::{
-        Address, Ask, Claim, Counts, Cursor, End, ErrorKind, Fence, Filter, Fingerprint, Finished, Held, Holder, Lease,
-        Listed, Operators, Page, Promise, Store, StoreError, StoreFuture, Swept, Tags,
+        Address, ClaimOutcome, ClaimRequest, CompletedEntry, EntryCounts, EntryFilter, EntryInfo, EntryPage, ErrorKind,
+        Fence, Fingerprint, Guarantees, Holder, Lease, ListCursor, SettleOutcome, Settlement, Store, StoreAdmin,
+        StoreError, StoreFuture, SweepResult, Tags,
     },
 };
 
-use self::sealed::{Kind, Place};
+use self::format::{AssociatedData, SealedKind};
 pub use self::{
-    keys::{Rules, SealKey, Sealing},
-    sealed::{Unopened, sealed_with},
+    format::{UnsealError, sealing_key_id},
+    keys::{SealKey, SealOptions, Sealer},
 };
 
-mod hidden;
+mod blind_index;
+mod format;
 mod keys;
 mod reseal;
-mod sealed;
 
-pub use self::reseal::Resealed;
+pub use self::reseal::ResealOutcome;
 
 /// A store that holds nothing in clear.
 #[derive(Debug)]
-pub struct Sealed {
+pub struct SealedStore {
     store: Arc<dyn Store>,
-    sealing: Sealing,
-    observer: Told,
+    sealer: Sealer,
+    observer: UnreadableObserver,
 }
 
 /// Who is told what does not open.
-struct Told(Arc<dyn Observer>);
+struct UnreadableObserver(Arc<dyn Observer>);
 
 /// Whether a fingerprint, as a store holds it, was written by a gateway that seals.
 pub fn is_sealed(fingerprint: &Fingerprint) -> bool {
-    hidden::is_enciphered(fingerprint)
+    blind_index::is_enciphered(fingerprint)
 }
 
-impl Sealed {
+impl SealedStore {
     /// Around `store`. `observer` is told what does not open.
-    pub fn new(store: Arc<dyn Store>, sealing: Sealing, observer: Arc<dyn Observer>) -> Self {
-        Self { store, sealing, observer: Told(observer) }
+    pub fn new(store: Arc<dyn Store>, sealer: Sealer, observer: Arc<dyn Observer>) -> Self {
+        Self { store, sealer, observer: UnreadableObserver(observer) }
     }
 
     /// An ask as the store is to see it.
-    fn hidden(&self, ask: &Ask) -> Result<Arc<Ask>, StoreError> {
+    fn seal_request(&self, ask: &ClaimRequest) -> Result<Arc<ClaimRequest>, StoreError> {
         if is_sealed(&ask.fingerprint) {
             let why =
                 format!("fingerprints of version {} cannot be sealed; allowed is 0 to 127", ask.fingerprint.version);
-            return Err(StoreError::new(ErrorKind::Rejected, self.name(), why));
+            return Err(StoreError::new(ErrorKind::Rejected, self.store_name(), why));
         }
-        Ok(Arc::new(self.sealing.hide(ask)))
+        Ok(Arc::new(self.sealer.seal_request_fields(ask)))
     }
 
-    fn hidden_lease(&self, lease: &Lease) -> Result<Lease, StoreError> {
-        Ok(Lease { ask: self.hidden(&lease.ask)?, ..lease.clone() })
+    fn seal_lease(&self, lease: &Lease) -> Result<Lease, StoreError> {
+        Ok(Lease { request: self.seal_request(&lease.request)?, ..lease.clone() })
     }
 
-    async fn claim(&self, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
-        match self.store.claim(&self.hidden(ask)?).await? {
-            Claim::Granted(lease) => Ok(Claim::Granted(Lease { ask: ask.clone(), ..lease })),
-            found => self.opened(&ask.address, found),
+    async fn claim(&self, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
+        match self.store.claim(&self.seal_request(ask)?).await? {
+            ClaimOutcome::Granted(lease) => Ok(ClaimOutcome::Granted(Lease { request: ask.clone(), ..lease })),
+            found => self.open_outcome(&ask.address, found),
         }
     }
 
-    async fn extend(&self, lease: &Lease, hold: Duration) -> Result<Held, StoreError> {
-        let held = self.store.extend(&self.hidden_lease(lease)?, hold).await?;
-        Ok(self.answered(&lease.ask.address, held))
+    async fn extend(&self, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
+        let held = self.store.extend(&self.seal_lease(lease)?, hold).await?;
+        Ok(self.open_settle_outcome(&lease.request.address, held))
     }
 
-    async fn settle(&self, lease: &Lease, end: &End) -> Result<Held, StoreError> {
-        let Lease { ask, attempt, .. } = lease;
-        let end = self.sealed_end(&ask.address, &ask.fingerprint, *attempt, end);
-        let held = self.store.settle(&self.hidden_lease(lease)?, &end).await?;
-        Ok(self.answered(&ask.address, held))
+    async fn settle(&self, lease: &Lease, end: &Settlement) -> Result<SettleOutcome, StoreError> {
+        let Lease { request: ask, attempt, .. } = lease;
+        let end = self.seal_settlement(&ask.address, &ask.fingerprint, *attempt, end);
+        let held = self.store.settle(&self.seal_lease(lease)?, &end).await?;
+        Ok(self.open_settle_outcome(&ask.address, held))
     }
 
-    async fn get(&self, at: &Address) -> Result<Option<Claim>, StoreError> {
-        self.store.get(at).await?.map(|found| self.opened(at, found)).transpose()
+    async fn get(&self, at: &Address) -> Result<Option<ClaimOutcome>, StoreError> {
+        self.store.get(at).await?.map(|found| self.open_outcome(at, found)).transpose()
     }
 
-    async fn list(&self, filter: &Filter, from: Cursor, at_most: u32) -> Result<Page, StoreError> {
-        let filter = self.sealing.0.hiding.filter(filter);
-        let mut page = self.store.operators().list(&filter, from, at_most).await?;
-        page.entries.iter_mut().for_each(|listed| self.sealing.show(listed));
+    async fn list(&self, filter: &EntryFilter, from: ListCursor, at_most: u32) -> Result<EntryPage, StoreError> {
+        let filter = self.sealer.0.blind_index.index_filter(filter);
+        let mut page = self.store.admin().list(&filter, from, at_most).await?;
+        page.entries.iter_mut().for_each(|listed| self.sealer.open_entry_info(listed));
         Ok(page)
     }
 
     /// The record is sealed for the holder that was seen. If that is no longer there, or never was, nothing is written;
     /// if it goes meanwhile, the store writes nothing either.
-    async fn resolve(&self, at: &Address, seen: Fence, end: &End) -> Result<Held, StoreError> {
+    async fn resolve(&self, at: &Address, seen: Fence, end: &Settlement) -> Result<SettleOutcome, StoreError> {
         let end = match end {
-            End::Complete { .. } => match self.store.get(at).await? {
-                Some(Claim::Busy(holder) | Claim::Unknown(holder)) if holder.fence == seen => {
-                    let fingerprint = self.fingerprint(at, &holder.fingerprint)?;
-                    self.sealed_end(at, &fingerprint, holder.attempt, end)
+            Settlement::Complete { .. } => match self.store.get(at).await? {
+                Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder))
+                    if holder.fence == seen =>
+                {
+                    let fingerprint = self.open_fingerprint(at, &holder.fingerprint)?;
+                    self.seal_settlement(at, &fingerprint, holder.attempt, end)
                 }
-                found => return Ok(self.lost(at, found)),
+                found => return Ok(self.claim_lost(at, found)),
             },
-            End::Release | End::Park { .. } => end.clone(),
+            Settlement::Release | Settlement::Park { .. } => end.clone(),
         };
-        Ok(self.answered(at, self.store.operators().resolve(at, seen, &end).await?))
+        Ok(self.open_settle_outcome(at, self.store.admin().resolve(at, seen, &end).await?))
     }
 
-    async fn replace(&self, at: &Address, seen: Fence, record: &[u8]) -> Result<Held, StoreError> {
+    async fn replace(&self, at: &Address, seen: Fence, record: &[u8]) -> Result<SettleOutcome, StoreError> {
         let finished = match self.store.get(at).await? {
-            Some(Claim::Done(finished)) if finished.fence == seen => finished,
-            found => return Ok(self.lost(at, found)),
+            Some(ClaimOutcome::Completed(finished)) if finished.fence == seen => finished,
+            found => return Ok(self.claim_lost(at, found)),
         };
-        let fingerprint = self.sealing.0.hiding.decipher(at, &finished.fingerprint).unwrap_or(finished.fingerprint);
-        let record = self.sealing.seal(&place_of(at, &fingerprint, &finished), record);
-        Ok(self.answered(at, self.store.operators().replace(at, seen, record).await?))
+        let fingerprint = self.sealer.0.blind_index.decipher(at, &finished.fingerprint).unwrap_or(finished.fingerprint);
+        let record = self.sealer.seal(&record_data(at, &fingerprint, &finished), record);
+        Ok(self.open_settle_outcome(at, self.store.admin().replace_record(at, seen, record).await?))
     }
 
-    fn sealed_end(&self, at: &Address, fingerprint: &Fingerprint, attempt: u32, end: &End) -> End {
+    fn seal_settlement(&self, at: &Address, fingerprint: &Fingerprint, attempt: u32, end: &Settlement) -> Settlement {
         match end {
-            End::Complete { failed, record, outline, keep } => {
-                let place = Place { kind: Kind::Record, at, fingerprint, attempt, failed: *failed };
-                let record = self.sealing.seal(&place, record);
-                End::Complete { failed: *failed, record, outline: *outline, keep: *keep }
+            Settlement::Complete { failed, record, summary: outline, ttl: keep } => {
+                let place =
+                    AssociatedData { kind: SealedKind::Record, address: at, fingerprint, attempt, failed: *failed };
+                let record = self.sealer.seal(&place, record);
+                Settlement::Complete { failed: *failed, record, summary: *outline, ttl: *keep }
             }
-            End::Release | End::Park { .. } => end.clone(),
+            Settlement::Release | Settlement::Park { .. } => end.clone(),
         }
     }
 
     /// What a claim or a look found, in clear.
-    fn opened(&self, at: &Address, found: Claim) -> Result<Claim, StoreError> {
+    fn open_outcome(&self, at: &Address, found: ClaimOutcome) -> Result<ClaimOutcome, StoreError> {
         Ok(match found {
-            Claim::Busy(holder) => Claim::Busy(self.opened_holder(at, holder)?),
-            Claim::Unknown(holder) => Claim::Unknown(self.opened_holder(at, holder)?),
-            Claim::Done(finished) => Claim::Done(self.opened_record(at, finished)?),
-            found @ (Claim::Granted(_) | Claim::Spent) => found,
+            ClaimOutcome::InProgress(holder) => ClaimOutcome::InProgress(self.open_holder(at, holder)?),
+            ClaimOutcome::OutcomeUnknown(holder) => ClaimOutcome::OutcomeUnknown(self.open_holder(at, holder)?),
+            ClaimOutcome::Completed(finished) => ClaimOutcome::Completed(self.open_record(at, finished)?),
+            found @ (ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent) => found,
         })
     }
 
-    fn opened_holder(&self, at: &Address, holder: Holder) -> Result<Holder, StoreError> {
-        Ok(Holder { fingerprint: self.fingerprint(at, &holder.fingerprint)?, ..holder })
+    fn open_holder(&self, at: &Address, holder: Holder) -> Result<Holder, StoreError> {
+        Ok(Holder { fingerprint: self.open_fingerprint(at, &holder.fingerprint)?, ..holder })
     }
 
-    fn opened_record(&self, at: &Address, finished: Finished) -> Result<Finished, StoreError> {
+    fn open_record(&self, at: &Address, finished: CompletedEntry) -> Result<CompletedEntry, StoreError> {
         // In clear it may be, of a record that was sealed later: it is sealed along, so it is none but the true one.
-        let fingerprint = self.sealing.0.hiding.decipher(at, &finished.fingerprint).unwrap_or(finished.fingerprint);
-        let opened = self.sealing.open(&place_of(at, &fingerprint, &finished), finished.record.clone());
-        let record = opened.map_err(|why| self.corrupt(at, &why))?;
-        Ok(Finished { fingerprint, record, ..finished })
+        let fingerprint = self.sealer.0.blind_index.decipher(at, &finished.fingerprint).unwrap_or(finished.fingerprint);
+        let opened = self.sealer.open(&record_data(at, &fingerprint, &finished), finished.record.clone());
+        let record = opened.map_err(|why| self.corrupt_error(at, &why))?;
+        Ok(CompletedEntry { fingerprint, record, ..finished })
     }
 
-    fn fingerprint(&self, at: &Address, stored: &Fingerprint) -> Result<Fingerprint, StoreError> {
-        self.sealing.fingerprint(at, stored).ok_or_else(|| self.corrupt(at, &Unopened::Plain))
+    fn open_fingerprint(&self, at: &Address, stored: &Fingerprint) -> Result<Fingerprint, StoreError> {
+        self.sealer.decipher_fingerprint(at, stored).ok_or_else(|| self.corrupt_error(at, &UnsealError::NotSealed))
     }
 
     /// What a holder or an operator is told. A change that was not made need not fail because of what is there instead:
     /// of a record that does not open they learn that nobody knows how it ended.
-    fn answered(&self, at: &Address, held: Held) -> Held {
+    fn open_settle_outcome(&self, at: &Address, held: SettleOutcome) -> SettleOutcome {
         match held {
-            Held::Lost(found) => self.lost(at, Some(*found)),
-            Held::Held | Held::Restored => held,
+            SettleOutcome::ClaimLost(found) => self.claim_lost(at, Some(*found)),
+            SettleOutcome::Applied | SettleOutcome::Restored => held,
         }
     }
 
-    fn lost(&self, at: &Address, found: Option<Claim>) -> Held {
-        let told = match found.unwrap_or(Claim::Spent) {
-            Claim::Done(finished) => {
+    fn claim_lost(&self, at: &Address, found: Option<ClaimOutcome>) -> SettleOutcome {
+        let told = match found.unwrap_or(ClaimOutcome::TokenSpent) {
+            ClaimOutcome::Completed(finished) => {
                 let unknown = Holder {
                     fence: finished.fence,
                     attempt: finished.attempt,
-                    fingerprint: self.sealing.fingerprint(at, &finished.fingerprint).unwrap_or(finished.fingerprint),
+                    fingerprint: self
+                        .sealer
+                        .decipher_fingerprint(at, &finished.fingerprint)
+                        .unwrap_or(finished.fingerprint),
                     age: Duration::ZERO,
                     takeover_in: finished.expires_in,
                 };
-                self.opened_record(at, finished).map_or(Claim::Unknown(unknown), Claim::Done)
+                self.open_record(at, finished).map_or(ClaimOutcome::OutcomeUnknown(unknown), ClaimOutcome::Completed)
             }
-            Claim::Busy(holder) => Claim::Busy(self.told_holder(at, holder)),
-            Claim::Unknown(holder) => Claim::Unknown(self.told_holder(at, holder)),
-            found @ (Claim::Granted(_) | Claim::Spent) => found,
+            ClaimOutcome::InProgress(holder) => ClaimOutcome::InProgress(self.open_holder_lossy(at, holder)),
+            ClaimOutcome::OutcomeUnknown(holder) => ClaimOutcome::OutcomeUnknown(self.open_holder_lossy(at, holder)),
+            found @ (ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent) => found,
         };
-        Held::Lost(Box::new(told))
+        SettleOutcome::ClaimLost(Box::new(told))
     }
 
-    fn told_holder(&self, at: &Address, holder: Holder) -> Holder {
+    fn open_holder_lossy(&self, at: &Address, holder: Holder) -> Holder {
         Holder {
-            fingerprint: self.sealing.fingerprint(at, &holder.fingerprint).unwrap_or(holder.fingerprint),
+            fingerprint: self.sealer.decipher_fingerprint(at, &holder.fingerprint).unwrap_or(holder.fingerprint),
             ..holder
         }
     }
 
-    fn corrupt(&self, at: &Address, why: &Unopened) -> StoreError {
-        self.observer.0.noticed(&Notice::Unreadable(at));
+    fn corrupt_error(&self, at: &Address, why: &UnsealError) -> StoreError {
+        self.observer.0.on_event(&EngineEvent::RecordUnreadable(at));
         let at = mask(&at.to_string());
-        StoreError::new(ErrorKind::Corrupt, self.name(), format!("what is at {at} {why}; it is not answered from"))
+        StoreError::new(
+            ErrorKind::Corrupt,
+            self.store_name(),
+            format!("what is at {at} {why}; it is not answered from"),
+        )
     }
 
-    fn name(&self) -> &'static str {
-        self.store.promise().store
+    fn store_name(&self) -> &'static str {
+        self.store.guarantees().store
     }
 }
 
-fn place_of<'a>(at: &'a Address, fingerprint: &'a Fingerprint, finished: &Finished) -> Place<'a> {
-    Place { kind: Kind::Record, at, fingerprint, attempt: finished.attempt, failed: finished.failed }
+fn record_data<'a>(at: &'a Address, fingerprint: &'a Fingerprint, finished: &CompletedEntry) -> AssociatedData<'a> {
+    AssociatedData {
+        kind: SealedKind::Record,
+        address: at,
+        fingerprint,
+        attempt: finished.attempt,
+        failed: finished.failed,
+    }
 }
 
-impl Sealing {
+impl Sealer {
     /// The label is sealed with the tags, which cannot be had back from what the store sees of them.
-    fn hide(&self, ask: &Ask) -> Ask {
+    fn seal_request_fields(&self, ask: &ClaimRequest) -> ClaimRequest {
         let tags = ask.tags.as_bytes();
         let mut label = BytesMut::with_capacity(4 + tags.len() + ask.label.len());
         label.put_u32_le(tags.len() as u32);
         label.put_slice(tags);
         label.put_slice(&ask.label);
-        Ask {
-            fingerprint: self.0.hiding.encipher(&ask.address, &ask.fingerprint),
-            tags: self.0.hiding.tags(&ask.tags),
-            label: self.seal(&label_at(&ask.address, &ask.fingerprint), &label),
+        ClaimRequest {
+            fingerprint: self.0.blind_index.encipher(&ask.address, &ask.fingerprint),
+            tags: self.0.blind_index.index_tags(&ask.tags),
+            label: self.seal(&label_data(&ask.address, &ask.fingerprint), &label),
             ..ask.clone()
         }
     }
 
     /// As the request has it. `None` if it is in clear, and what is in clear is not believed.
-    fn fingerprint(&self, at: &Address, stored: &Fingerprint) -> Option<Fingerprint> {
-        let deciphered = self.0.hiding.decipher(at, stored);
-        deciphered.or_else(|| self.with().rules.accept_plain.then_some(*stored))
+    fn decipher_fingerprint(&self, at: &Address, stored: &Fingerprint) -> Option<Fingerprint> {
+        let deciphered = self.0.blind_index.decipher(at, stored);
+        deciphered.or_else(|| self.key_ring().options.accept_plain.then_some(*stored))
     }
 
     /// Shows operators what can be shown: an entry whose label does not open keeps it sealed, and its tags keyed.
-    fn show(&self, listed: &mut Listed) {
-        let Some(fingerprint) = self.0.hiding.decipher(&listed.address, &listed.fingerprint) else { return };
+    fn open_entry_info(&self, listed: &mut EntryInfo) {
+        let Some(fingerprint) = self.0.blind_index.decipher(&listed.address, &listed.fingerprint) else { return };
         listed.fingerprint = fingerprint;
-        let opened = self.open(&label_at(&listed.address, &fingerprint), listed.label.clone());
-        if let Some((tags, label)) = opened.ok().and_then(label_parts) {
+        let opened = self.open(&label_data(&listed.address, &fingerprint), listed.label.clone());
+        if let Some((tags, label)) = opened.ok().and_then(split_label) {
             (listed.tags, listed.label) = (tags, label);
         }
     }
 }
 
-fn label_at<'a>(at: &'a Address, fingerprint: &'a Fingerprint) -> Place<'a> {
-    Place { kind: Kind::Label, at, fingerprint, attempt: 0, failed: false }
+fn label_data<'a>(at: &'a Address, fingerprint: &'a Fingerprint) -> AssociatedData<'a> {
+    AssociatedData { kind: SealedKind::Label, address: at, fingerprint, attempt: 0, failed: false }
 }
 
-fn label_parts(mut opened: Bytes) -> Option<(Tags, Bytes)> {
+fn split_label(mut opened: Bytes) -> Option<(Tags, Bytes)> {
     let (length, _) = opened.split_first_chunk::<4>()?;
     let tags = u32::from_le_bytes(*length) as usize;
     let label = (opened.len() - 4 >= tags).then(|| opened.split_off(4 + tags))?;
@@ -272,30 +289,36 @@ fn label_parts(mut opened: Bytes) -> Option<(Tags, Bytes)> {
 }
 
 /// The journal's files are sealed like what the store holds: an answer waits there in full.
-impl ibid::JournalSeal for Sealing {
+impl ibid::JournalSeal for Sealer {
     fn seal(&self, at: &Address, plain: &[u8]) -> Bytes {
-        self.seal(&journal_at(at), plain)
+        self.seal(&journal_data(at), plain)
     }
 
     fn open(&self, at: &Address, sealed: Bytes) -> Option<Bytes> {
-        self.open(&journal_at(at), sealed).ok()
+        self.open(&journal_data(at), sealed).ok()
     }
 }
 
-fn journal_at(at: &Address) -> Place<'_> {
-    Place { kind: Kind::Journal, at, fingerprint: &Fingerprint::NONE, attempt: 0, failed: false }
+fn journal_data(at: &Address) -> AssociatedData<'_> {
+    AssociatedData {
+        kind: SealedKind::Journal,
+        address: at,
+        fingerprint: &Fingerprint::NONE,
+        attempt: 0,
+        failed: false,
+    }
 }
 
-impl Store for Sealed {
-    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
+impl Store for SealedStore {
+    fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
         StoreFuture::boxed(self.claim(ask))
     }
 
-    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(self.extend(lease, hold))
     }
 
-    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held> {
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(self.settle(lease, end))
     }
 
@@ -303,15 +326,15 @@ impl Store for Sealed {
         self.store.wait(at, seen, limit)
     }
 
-    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         StoreFuture::boxed(self.get(at))
     }
 
-    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
         self.store.sweep(at_most)
     }
 
-    fn operators(&self) -> &dyn Operators {
+    fn admin(&self) -> &dyn StoreAdmin {
         self
     }
 
@@ -320,35 +343,35 @@ impl Store for Sealed {
         self.store.counters()
     }
 
-    fn promise(&self) -> Promise {
-        self.store.promise()
+    fn guarantees(&self) -> Guarantees {
+        self.store.guarantees()
     }
 }
 
-impl Operators for Sealed {
-    fn list<'a>(&'a self, filter: &'a Filter, from: Cursor, at_most: u32) -> StoreFuture<'a, Page> {
+impl StoreAdmin for SealedStore {
+    fn list<'a>(&'a self, filter: &'a EntryFilter, from: ListCursor, at_most: u32) -> StoreFuture<'a, EntryPage> {
         StoreFuture::boxed(self.list(filter, from, at_most))
     }
 
-    fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a End) -> StoreFuture<'a, Held> {
+    fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(self.resolve(at, seen, end))
     }
 
-    fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, Held> {
-        let forgotten = self.store.operators().forget(at, seen);
-        StoreFuture::boxed(async move { Ok(self.answered(at, forgotten.await?)) })
+    fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
+        let forgotten = self.store.admin().forget(at, seen);
+        StoreFuture::boxed(async move { Ok(self.open_settle_outcome(at, forgotten.await?)) })
     }
 
-    fn replace<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, Held> {
+    fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move { self.replace(at, seen, &record).await })
     }
 
-    fn counts(&self) -> StoreFuture<'_, Counts> {
-        self.store.operators().counts()
+    fn counts(&self) -> StoreFuture<'_, EntryCounts> {
+        self.store.admin().counts()
     }
 }
 
-impl std::fmt::Debug for Told {
+impl std::fmt::Debug for UnreadableObserver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Told")
     }

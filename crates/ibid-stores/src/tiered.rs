@@ -14,13 +14,13 @@
 //!    its two claims. If it has lapsed, it never started: it is taken over in `first`, then step 2; but not by another
 //!    request, whose name the entry would bear. (If it is parked, `last` has known and forgotten it: `first` forgets it
 //!    too.)
-//! 4. `first` cannot be reached → `last.claim` decides ([`Notice::Fallback`]).
+//! 4. `first` cannot be reached → `last.claim` decides ([`EngineEvent::Fallback`]).
 //! 5. A takeover that the caller asks for goes to `last`, if that has the holder, and then overwrites `first`. If only
 //!    `first` has it, it is taken over there; if it ran solo, `last` is told so, as unknown; then it is taken over in `last`.
 //!
 //! # Solo (loose only)
 //!
-//! `last.claim` provably not applied → the claim may run on `first` alone ([`Notice::Solo`]): write a marker in `first`,
+//! `last.claim` provably not applied → the claim may run on `first` alone ([`EngineEvent::FrontOnlyClaim`]): write a marker in `first`,
 //! **then** extend the claim there, which must say `Held`; only then is it granted. Whoever takes over a lapsed claim in
 //! `first` looks for a marker **after** the takeover; if it is there, it gives the takeover back. U is about to run solo, V
 //! wants to take over:
@@ -55,7 +55,7 @@
 //!
 //! Two starts of one key are possible if one claim sees only `first` and another, then or later, sees only `last`; if
 //! `first` loses a solo claim before `last` has it; or if `first` loses its copy of what `last` decided, and `last` is away
-//! then. They leave traces: [`Notice::Solo`], [`Notice::Fallback`], [`Notice::LostClaim`]. Strict has none of these windows.
+//! then. They leave traces: [`EngineEvent::FrontOnlyClaim`], [`EngineEvent::Fallback`], [`EngineEvent::ClaimLost`]. Strict has none of these windows.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -65,28 +65,29 @@ use std::{
 };
 
 use ibid::{
-    Notice, Observer,
+    EngineEvent, Observer,
     store::{
-        Address, Ask, Claim, Fence, Held, Lease, Operators, Promise, Store, StoreError, StoreFuture, Swept, Token,
+        Address, ClaimOutcome, ClaimRequest, ClaimToken, Fence, Guarantees, Lease, SettleOutcome, Store, StoreAdmin,
+        StoreError, StoreFuture, SweepResult,
     },
 };
 use parking_lot::Mutex;
 use tokio::{sync::Semaphore, time::Instant};
 
-pub use self::generation::Generations;
-use self::{behind::Forgets, generation::Trust};
+pub use self::generation::GenerationCounter;
+use self::{background::RecentForgets, generation::GenerationTracker};
 
-mod behind;
+mod admin;
+mod background;
 mod claim;
-mod copy;
+mod front_copy;
+mod front_only;
 mod generation;
-mod operate;
 mod settle;
-mod solo;
 
 /// How much the second store may stand in for the one that decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum TieredMode {
     /// Never: without `last` nothing is claimed.
     Strict,
     /// While `last` is away, claims run on `first` alone, and say so.
@@ -95,100 +96,102 @@ pub enum Mode {
 
 /// Two stores as one. Cheap to clone.
 #[derive(Clone)]
-pub struct Tiered(Arc<Parts>);
+pub struct TieredStore(Arc<TieredInner>);
 
-struct Parts {
-    first: Arc<dyn Store>,
-    last: Arc<dyn Store>,
-    mode: Mode,
+struct TieredInner {
+    front: Arc<dyn Store>,
+    authority: Arc<dyn Store>,
+    mode: TieredMode,
     observer: Arc<dyn Observer>,
-    trust: Trust,
+    generation: GenerationTracker,
     /// Bounds what is done behind the answers.
-    behind: Arc<Semaphore>,
-    /// Tokens that `last` was asked for and may hold, while `first` does not or nobody knows. At most [`UNCLEAR`].
-    unclear: Mutex<HashSet<Token>>,
+    background: Arc<Semaphore>,
+    /// Tokens that `last` was asked for and may hold, while `first` does not or nobody knows. At most [`MAX_TRACKED_TOKENS`].
+    ambiguous: Mutex<HashSet<ClaimToken>>,
     /// Running claims whose token was spent in `first` though not by its owner, and the token that they have there
     /// instead. A fresh one, so that nothing that is still on its way there under the old one reaches it. At most
-    /// [`UNCLEAR`]; loose only.
-    other_names: Mutex<HashMap<Token, Token>>,
+    /// [`MAX_TRACKED_TOKENS`]; loose only.
+    token_aliases: Mutex<HashMap<ClaimToken, ClaimToken>>,
     /// What operators have freed here lately.
-    forgets: Mutex<Forgets>,
+    recent_forgets: Mutex<RecentForgets>,
 }
 
 /// More are not remembered. Forgetting one costs a key its lease at worst, never a second run.
-const UNCLEAR: usize = 16 * 1024;
+const MAX_TRACKED_TOKENS: usize = 16 * 1024;
 /// How many things are done behind the answers at the same time; beyond that, `first` is left to lapse.
-const BEHIND: usize = 1024;
+const MAX_BACKGROUND_TASKS: usize = 1024;
 /// While a holder is waited for in `first`, `last` is asked so often whether it still runs there.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const AUTHORITY_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Tiered {
+impl TieredStore {
     /// `last` decides, `first` is asked first. Without `generations`, a forget that cannot reach `first` fails and has to
     /// be repeated.
     pub fn new(
-        first: Arc<dyn Store>, last: Arc<dyn Store>, mode: Mode, observer: Arc<dyn Observer>,
-        generations: Option<Arc<dyn Generations>>,
+        first: Arc<dyn Store>, last: Arc<dyn Store>, mode: TieredMode, observer: Arc<dyn Observer>,
+        generations: Option<Arc<dyn GenerationCounter>>,
     ) -> Self {
-        Self(Arc::new(Parts {
-            first,
-            last,
+        Self(Arc::new(TieredInner {
+            front: first,
+            authority: last,
             mode,
             observer,
-            trust: Trust::new(generations),
-            behind: Arc::new(Semaphore::new(BEHIND)),
-            unclear: Mutex::default(),
-            other_names: Mutex::default(),
-            forgets: Mutex::default(),
+            generation: GenerationTracker::new(generations),
+            background: Arc::new(Semaphore::new(MAX_BACKGROUND_TASKS)),
+            ambiguous: Mutex::default(),
+            token_aliases: Mutex::default(),
+            recent_forgets: Mutex::default(),
         }))
     }
 
     /// Reads the generation now, if it can be read, and every few seconds from now on. For whoever opens the store: one
     /// that does not know it is under another number in `first` than everybody else, and believes nothing there.
-    pub async fn follow(&self) {
-        self.0.trust.refresh(&self.0).await;
-        tokio::spawn(generation::follow(Arc::downgrade(&self.0)));
+    pub async fn follow_generation(&self) {
+        self.0.generation.refresh(&self.0).await;
+        tokio::spawn(generation::refresh_periodically(Arc::downgrade(&self.0)));
     }
 }
 
-impl Parts {
+impl TieredInner {
     fn is_loose(&self) -> bool {
-        self.mode == Mode::Loose
+        self.mode == TieredMode::Loose
     }
 
     /// `first` could not: told to the observer, and its answers are confirmed before they are believed again.
-    fn fell_back(&self, call: &'static str, error: &StoreError) {
-        self.trust.lost_sight();
-        self.observer.noticed(&Notice::Fallback { call, error });
+    fn report_front_error(&self, call: &'static str, error: &StoreError) {
+        self.generation.mark_front_unconfirmed();
+        self.observer.on_event(&EngineEvent::Fallback { call, error });
     }
 
     /// What a claim would find.
-    async fn get(&self, at: &Address) -> Result<Option<Claim>, StoreError> {
-        let there = match self.last.get(at).await {
+    async fn get(&self, at: &Address) -> Result<Option<ClaimOutcome>, StoreError> {
+        let there = match self.authority.get(at).await {
             Ok(None) if self.is_loose() => Ok(None),
             Err(error) if self.is_loose() => Err(error),
             answered => return answered,
         };
         // Nothing there, or nobody knows: what ran solo is in `first` only.
-        let here = match self.first.get(at).await {
+        let here = match self.front.get(at).await {
             Ok(here) => here,
             Err(error) => {
-                self.fell_back("get", &error);
+                self.report_front_error("get", &error);
                 return there;
             }
         };
         match here {
-            Some(Claim::Done(finished)) if self.trust.holds(self).await => {
-                Ok(Some(Claim::Done(copy::opened(finished).finished)))
+            Some(ClaimOutcome::Completed(finished)) if self.generation.is_front_current(self).await => {
+                Ok(Some(ClaimOutcome::Completed(front_copy::decode(finished).entry)))
             }
-            Some(Claim::Busy(holder)) => Ok(Some(Claim::Busy(holder))),
+            Some(ClaimOutcome::InProgress(holder)) => Ok(Some(ClaimOutcome::InProgress(holder))),
             // A claim would take over what never started.
-            Some(Claim::Unknown(holder)) if there.is_err() => Ok(Some(Claim::Unknown(holder))),
-            Some(Claim::Unknown(holder)) => match self.marked(at).await {
+            Some(ClaimOutcome::OutcomeUnknown(holder)) if there.is_err() => {
+                Ok(Some(ClaimOutcome::OutcomeUnknown(holder)))
+            }
+            Some(ClaimOutcome::OutcomeUnknown(holder)) => match self.find_marker(at).await {
                 Ok(None) => Ok(None),
-                Ok(Some(_)) => Ok(Some(Claim::Unknown(holder))),
+                Ok(Some(_)) => Ok(Some(ClaimOutcome::OutcomeUnknown(holder))),
                 Err(error) => {
-                    self.fell_back("get", &error);
-                    Ok(Some(Claim::Unknown(holder)))
+                    self.report_front_error("get", &error);
+                    Ok(Some(ClaimOutcome::OutcomeUnknown(holder)))
                 }
             },
             _ => there,
@@ -206,31 +209,31 @@ impl Parts {
             if left.is_zero() {
                 return Ok(());
             }
-            let there = self.last.get(at).await;
-            let runs_there = matches!(&there, Ok(Some(Claim::Busy(holder))) if holder.fence == seen);
-            let here = match self.first.get(at).await {
-                Ok(Some(Claim::Busy(holder))) => Some(holder.fence),
+            let there = self.authority.get(at).await;
+            let runs_there = matches!(&there, Ok(Some(ClaimOutcome::InProgress(holder))) if holder.fence == seen);
+            let here = match self.front.get(at).await {
+                Ok(Some(ClaimOutcome::InProgress(holder))) => Some(holder.fence),
                 Ok(_) => None,
                 Err(error) => {
-                    self.fell_back("wait", &error);
+                    self.report_front_error("wait", &error);
                     None
                 }
             };
-            let slice = left.min(LOOK_AGAIN);
+            let slice = left.min(AUTHORITY_POLL_INTERVAL);
             let asked = Instant::now();
             let waited = match (here, &there) {
-                (Some(fence), _) if runs_there && !misled => self.first.wait(at, fence, slice).await,
-                (Some(fence), Ok(None)) if fence == seen => self.first.wait(at, seen, slice).await,
+                (Some(fence), _) if runs_there && !misled => self.front.wait(at, fence, slice).await,
+                (Some(fence), Ok(None)) if fence == seen => self.front.wait(at, seen, slice).await,
                 // Nobody knows whether it runs there: whoever is here is all there is to go by.
-                (Some(fence), Err(_)) => return self.first.wait(at, fence, slice).await,
-                _ if runs_there => return self.last.wait(at, seen, left).await,
+                (Some(fence), Err(_)) => return self.front.wait(at, fence, slice).await,
+                _ if runs_there => return self.authority.wait(at, seen, left).await,
                 (_, Ok(_)) => return Ok(()),
                 (None, Err(_)) => return there.map(|_| ()),
             };
             match waited {
                 Ok(()) => misled = asked.elapsed() < slice,
                 Err(error) => {
-                    self.fell_back("wait", &error);
+                    self.report_front_error("wait", &error);
                     misled = true;
                 }
             }
@@ -238,16 +241,16 @@ impl Parts {
     }
 }
 
-impl Store for Tiered {
-    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
+impl Store for TieredStore {
+    fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
         StoreFuture::boxed(self.0.claim(ask))
     }
 
-    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(self.0.extend(lease, hold))
     }
 
-    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a ibid::store::End) -> StoreFuture<'a, Held> {
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a ibid::store::Settlement) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(self.0.settle(lease, end))
     }
 
@@ -255,50 +258,50 @@ impl Store for Tiered {
         StoreFuture::boxed(self.0.wait(at, seen, limit))
     }
 
-    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         StoreFuture::boxed(self.0.get(at))
     }
 
     /// Sweeps both; what is counted is what the store that decides removed.
-    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
         StoreFuture::boxed(async move {
-            if let Err(error) = self.0.first.sweep(at_most).await {
-                self.0.fell_back("sweep", &error);
+            if let Err(error) = self.0.front.sweep(at_most).await {
+                self.0.report_front_error("sweep", &error);
             }
-            self.0.last.sweep(at_most).await
+            self.0.authority.sweep(at_most).await
         })
     }
 
-    fn operators(&self) -> &dyn Operators {
+    fn admin(&self) -> &dyn StoreAdmin {
         self
     }
 
     /// On the faster of both: a count that is lost with it costs nobody their effect.
     fn counters(&self) -> Option<&dyn ibid::store::Counters> {
-        self.0.first.counters().or_else(|| self.0.last.counters())
+        self.0.front.counters().or_else(|| self.0.authority.counters())
     }
 
-    fn promise(&self) -> Promise {
-        let (first, last) = (self.0.first.promise(), self.0.last.promise());
+    fn guarantees(&self) -> Guarantees {
+        let (first, last) = (self.0.front.guarantees(), self.0.authority.guarantees());
         match self.0.mode {
-            Mode::Strict => Promise { store: "tiered", ..last },
+            TieredMode::Strict => Guarantees { store: "tiered", ..last },
             // What runs on `first` alone is as durable and as shared as that is.
-            Mode::Loose => Promise {
+            TieredMode::Loose => Guarantees {
                 store: "tiered",
                 durable: first.durable && last.durable,
                 shared: first.shared && last.shared,
-                wanting: first.wanting.into_iter().chain(last.wanting).collect(),
+                warnings: first.warnings.into_iter().chain(last.warnings).collect(),
             },
         }
     }
 }
 
-impl fmt::Debug for Tiered {
+impl fmt::Debug for TieredStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tiered")
             .field("mode", &self.0.mode)
-            .field("first", &self.0.first)
-            .field("last", &self.0.last)
+            .field("first", &self.0.front)
+            .field("last", &self.0.authority)
             .finish_non_exhaustive()
     }
 }

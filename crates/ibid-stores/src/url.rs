@@ -1,4 +1,4 @@
-//! A store from its URL. Each scheme that is built in has its place in [`Named::from_str`] and in [`BUILT_IN`]; this is
+//! A store from its URL. Each scheme that is built in has its place in [`Named::from_str`] and in [`SUPPORTED_SCHEMES`]; this is
 //! where further stores plug in.
 //!
 //! Invariant: a password in a URL is shown by nothing here, neither by `Debug` nor in an error.
@@ -12,8 +12,8 @@ use crate::postgres::{self, Postgres};
 #[cfg(feature = "redis")]
 use crate::redis::{self, Redis};
 use crate::{
-    Remote,
-    embedded::{Durability, Embedded, Options},
+    RemoteOptions,
+    embedded::{Durability, Embedded, EmbeddedOptions},
 };
 
 /// A store URL that names no store.
@@ -21,8 +21,8 @@ use crate::{
 #[non_exhaustive]
 pub enum UrlError {
     /// Not built in.
-    #[error("{url:?} names no store of this build; built in are {}", built_in())]
-    Scheme {
+    #[error("{url:?} names no store of this build; built in are {}", supported_schemes())]
+    UnknownScheme {
         /// What was asked for, without a password.
         url: String,
     },
@@ -36,7 +36,7 @@ pub enum UrlError {
     },
     /// It is there, and cannot be opened.
     #[error("{url:?} cannot be opened: {why}")]
-    Open {
+    OpenFailed {
         /// What was asked for.
         url: String,
         /// Why.
@@ -46,11 +46,11 @@ pub enum UrlError {
 
 /// A store that a URL names: checked, not opened yet.
 #[derive(Debug, Clone)]
-pub enum Named {
+pub enum StoreUrl {
     /// In this process.
     Memory(MemoryLimits),
     /// On this machine's disk.
-    Embedded(PathBuf, Options),
+    Embedded(PathBuf, EmbeddedOptions),
     /// A Redis server, with sentinels, or a cluster.
     #[cfg(feature = "redis")]
     Redis(ServerUrl),
@@ -61,7 +61,7 @@ pub enum Named {
 
 /// What kind of store it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum StoreKind {
     /// `memory:`
     Memory,
     /// `embedded:`
@@ -77,7 +77,7 @@ pub enum Kind {
 pub struct ServerUrl(String);
 
 /// What a URL may start with.
-const BUILT_IN: &[&str] = &[
+const SUPPORTED_SCHEMES: &[&str] = &[
     "memory:",
     "embedded:",
     #[cfg(feature = "redis")]
@@ -93,47 +93,50 @@ const BUILT_IN: &[&str] = &[
 ];
 
 /// A URL, taken apart.
-struct Url<'a> {
+struct UrlParts<'a> {
     /// Behind the scheme's colon, without the query.
-    rest: &'a str,
+    path: &'a str,
     options: Vec<(&'a str, &'a str)>,
 }
 
-/// Opens the store that a URL names, a remote one with the usual [`Remote`].
+/// Opens the store that a URL names, a remote one with the usual [`RemoteOptions`].
 ///
 /// # Errors
 /// If no store of this build has that name, or it cannot be opened. A server that is not there yet is no error: see
-/// [`Named::open`].
+/// [`StoreUrl::open`].
 pub async fn open(url: &str) -> Result<Arc<dyn Store>, UrlError> {
-    let named: Named = url.parse()?;
-    named.open(&Remote::default()).await.map_err(|why| UrlError::Open { url: shown(url), why })
+    let named: StoreUrl = url.parse()?;
+    named.open(&RemoteOptions::default()).await.map_err(|why| UrlError::OpenFailed { url: redact_url(url), why })
 }
 
-impl FromStr for Named {
+impl FromStr for StoreUrl {
     type Err = UrlError;
 
     fn from_str(url: &str) -> Result<Self, UrlError> {
-        let Some((scheme, rest)) = url.split_once(':') else { return Err(UrlError::Scheme { url: shown(url) }) };
+        let Some((scheme, rest)) = url.split_once(':') else {
+            return Err(UrlError::UnknownScheme { url: redact_url(url) });
+        };
         let read = match scheme {
-            "memory" => memory(&Url::of(rest)),
-            "embedded" => embedded(&Url::of(rest)),
+            "memory" => parse_memory_url(&UrlParts::parse(rest)),
+            "embedded" => parse_embedded_url(&UrlParts::parse(rest)),
             #[cfg(feature = "redis")]
-            _ if is_redis(scheme) => {
-                let checked = slashes(rest, "redis://127.0.0.1:6379/0").and_then(|()| redis::check(url));
+            _ if is_redis_scheme(scheme) => {
+                let checked = require_double_slash(rest, "redis://127.0.0.1:6379/0").and_then(|()| redis::check(url));
                 checked.map(|()| Self::Redis(ServerUrl(url.into())))
             }
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" => {
-                let checked = slashes(rest, "postgres://ibid@127.0.0.1/ibid").and_then(|()| postgres::check(url));
+                let checked =
+                    require_double_slash(rest, "postgres://ibid@127.0.0.1/ibid").and_then(|()| postgres::check(url));
                 checked.map(|()| Self::Postgres(ServerUrl(url.into())))
             }
-            _ => return Err(UrlError::Scheme { url: shown(url) }),
+            _ => return Err(UrlError::UnknownScheme { url: redact_url(url) }),
         };
-        read.map_err(|why| UrlError::Option { url: shown(url), why })
+        read.map_err(|why| UrlError::Option { url: redact_url(url), why })
     }
 }
 
-impl Named {
+impl StoreUrl {
     /// Opens it. What is in this process or on this machine takes nothing from `with`.
     ///
     /// A server that cannot be reached is no error: the store is made, says so in its promise, and answers once the
@@ -141,7 +144,7 @@ impl Named {
     ///
     /// # Errors
     /// Why it cannot be opened.
-    pub async fn open(&self, with: &Remote) -> Result<Arc<dyn Store>, String> {
+    pub async fn open(&self, with: &RemoteOptions) -> Result<Arc<dyn Store>, String> {
         #[cfg(not(any(feature = "redis", feature = "postgres")))]
         let _ = with;
         Ok(match self {
@@ -157,33 +160,33 @@ impl Named {
     }
 
     /// The largest record that it can hold, roughly, if there is such a bound.
-    pub fn largest_record(&self) -> Option<u64> {
+    pub fn max_record_size(&self) -> Option<u64> {
         match self {
-            Self::Embedded(_, options) => Some(options.largest_record()),
+            Self::Embedded(_, options) => Some(options.max_record_size()),
             _ => None,
         }
     }
 
     /// What kind of store it is.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> StoreKind {
         match self {
-            Self::Memory(_) => Kind::Memory,
-            Self::Embedded(..) => Kind::Embedded,
+            Self::Memory(_) => StoreKind::Memory,
+            Self::Embedded(..) => StoreKind::Embedded,
             #[cfg(feature = "redis")]
-            Self::Redis(_) => Kind::Redis,
+            Self::Redis(_) => StoreKind::Redis,
             #[cfg(feature = "postgres")]
-            Self::Postgres(_) => Kind::Postgres,
+            Self::Postgres(_) => StoreKind::Postgres,
         }
     }
 
     /// What it promises, in one line.
-    pub fn promise(&self) -> &'static str {
+    pub fn guarantee_summary(&self) -> &'static str {
         match self {
             Self::Memory(_) => "at most one run per key and process; forgotten on restart",
-            Self::Embedded(_, Options { durability: Durability::Power, .. }) => {
+            Self::Embedded(_, EmbeddedOptions { durability: Durability::Power, .. }) => {
                 "at most one run per key; survives SIGKILL and power loss; one machine"
             }
-            Self::Embedded(_, Options { durability: Durability::Crash, .. }) => {
+            Self::Embedded(_, EmbeddedOptions { durability: Durability::Crash, .. }) => {
                 "at most one run per key; survives SIGKILL, not power loss; one machine"
             }
             #[cfg(feature = "redis")]
@@ -198,14 +201,14 @@ impl Named {
     }
 }
 
-impl Kind {
+impl StoreKind {
     /// Several gateways can share it.
     pub fn is_shared(self) -> bool {
         matches!(self, Self::Redis | Self::Postgres)
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for StoreKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Memory => "memory",
@@ -225,32 +228,32 @@ impl ServerUrl {
 
 impl fmt::Debug for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&shown(&self.0))
+        f.write_str(&redact_url(&self.0))
     }
 }
 
-impl<'a> Url<'a> {
-    fn of(rest: &'a str) -> Self {
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+impl<'a> UrlParts<'a> {
+    fn parse(rest: &'a str) -> Self {
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let pairs = query.split('&').filter(|pair| !pair.is_empty());
-        Self { rest, options: pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect() }
+        Self { path, options: pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect() }
     }
 }
 
 /// Which of them it is, and whether its options are known, is the Redis store's own business.
 #[cfg(feature = "redis")]
-fn is_redis(scheme: &str) -> bool {
+fn is_redis_scheme(scheme: &str) -> bool {
     let (first, _) = scheme.split_once('+').unwrap_or((scheme, ""));
     matches!(first, "redis" | "rediss")
 }
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
-fn slashes(rest: &str, such_as: &str) -> Result<(), String> {
+fn require_double_slash(rest: &str, such_as: &str) -> Result<(), String> {
     if rest.starts_with("//") { Ok(()) } else { Err(format!("it lacks \"//\"; write one such as {such_as}")) }
 }
 
-fn memory(url: &Url<'_>) -> Result<Named, String> {
-    if !url.rest.is_empty() {
+fn parse_memory_url(url: &UrlParts<'_>) -> Result<StoreUrl, String> {
+    if !url.path.is_empty() {
         return Err("the memory store has no path; write memory: or memory:?max_size=1GiB".into());
     }
     let mut limits = MemoryLimits::default();
@@ -263,17 +266,17 @@ fn memory(url: &Url<'_>) -> Result<Named, String> {
             _ => return Err(format!("{name:?} is no option of the memory store; allowed is max_size")),
         }
     }
-    Ok(Named::Memory(limits))
+    Ok(StoreUrl::Memory(limits))
 }
 
 /// Below this not even a few segments fit.
-const LEAST: u64 = 16 << 20;
+const MIN_EMBEDDED_SIZE: u64 = 16 << 20;
 
-fn embedded(url: &Url<'_>) -> Result<Named, String> {
-    if url.rest.is_empty() {
+fn parse_embedded_url(url: &UrlParts<'_>) -> Result<StoreUrl, String> {
+    if url.path.is_empty() {
         return Err("the embedded store needs a path; write embedded:/var/lib/ibid".into());
     }
-    let mut options = Options::default();
+    let mut options = EmbeddedOptions::default();
     for (name, value) in &url.options {
         match *name {
             "durability" => {
@@ -285,7 +288,7 @@ fn embedded(url: &Url<'_>) -> Result<Named, String> {
             }
             "max_size" => {
                 options.max_size = parse_size(value)
-                    .filter(|size| *size >= LEAST)
+                    .filter(|size| *size >= MIN_EMBEDDED_SIZE)
                     .ok_or_else(|| format!("max_size is {value:?}; write a size of at least 16MiB, such as 10GiB"))?
             }
             _ => {
@@ -295,7 +298,7 @@ fn embedded(url: &Url<'_>) -> Result<Named, String> {
             }
         }
     }
-    Ok(Named::Embedded(url.rest.into(), options))
+    Ok(StoreUrl::Embedded(url.path.into(), options))
 }
 
 /// Bytes, or `64KiB`, `1MiB`, `2GiB`, `10KB`, `1MB`, `1GB`.
@@ -315,19 +318,19 @@ pub fn parse_size(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-fn built_in() -> String {
-    BUILT_IN.join(" ")
+fn supported_schemes() -> String {
+    SUPPORTED_SCHEMES.join(" ")
 }
 
 /// The URL without what may be secret: what stands before its last `@`, and its query. A path on this machine is shown.
-fn shown(url: &str) -> String {
+fn redact_url(url: &str) -> String {
     // What is no URL at all may be a password that somebody took for one.
     let Some((scheme, rest)) = url.split_once(':') else { return "****".into() };
     if matches!(scheme, "memory" | "embedded") {
         return url.into();
     }
     let Some(rest) = rest.strip_prefix("//") else {
-        let is_known = BUILT_IN.iter().any(|known| known.split(':').next() == Some(scheme));
+        let is_known = SUPPORTED_SCHEMES.iter().any(|known| known.split(':').next() == Some(scheme));
         return if is_known { format!("{scheme}:****") } else { "****".into() };
     };
     // A password may hold a question mark of its own.
@@ -341,18 +344,18 @@ mod tests {
     use super::*;
 
     fn why(url: &str) -> String {
-        url.parse::<Named>().unwrap_err().to_string()
+        url.parse::<StoreUrl>().unwrap_err().to_string()
     }
 
     #[tokio::test]
     async fn memory_is_built_in() {
-        assert_eq!(open("memory:").await.unwrap().promise().store, "memory");
+        assert_eq!(open("memory:").await.unwrap().guarantees().store, "memory");
         assert!(open("memory:?max_size=1MiB").await.is_ok());
     }
 
     #[test]
     fn what_is_not_built_in_is_said_plainly() {
-        let built_in = BUILT_IN.join(" ");
+        let built_in = SUPPORTED_SCHEMES.join(" ");
         assert_eq!(
             why("mysql://u:secret@h/db"),
             format!(r#""mysql://****@h/db" names no store of this build; built in are {built_in}"#)
@@ -373,7 +376,7 @@ mod tests {
     async fn embedded_is_built_in() {
         let path = std::env::temp_dir().join(format!("ibid-url-{}", std::process::id()));
         let store = open(&format!("embedded:{}?durability=crash&max_size=64MiB", path.display())).await.unwrap();
-        assert_eq!((store.promise().store, store.promise().durable), ("embedded", true));
+        assert_eq!((store.guarantees().store, store.guarantees().durable), ("embedded", true));
         let second = open(&format!("embedded:{}", path.display())).await.unwrap_err().to_string();
         assert!(second.contains("in use by process"), "{second}");
         drop(store);
@@ -388,14 +391,14 @@ mod tests {
     #[test]
     fn servers_are_built_in() {
         for (url, kind) in [
-            ("redis://127.0.0.1:6379/0", Kind::Redis),
-            ("rediss://u:p@cache.example/1", Kind::Redis),
-            ("redis+sentinel://a:26379,b:26379/main", Kind::Redis),
-            ("redis+cluster://a:7000,b:7000", Kind::Redis),
-            ("postgres://ibid@127.0.0.1/ibid", Kind::Postgres),
-            ("postgresql://ibid@127.0.0.1/ibid", Kind::Postgres),
+            ("redis://127.0.0.1:6379/0", StoreKind::Redis),
+            ("rediss://u:p@cache.example/1", StoreKind::Redis),
+            ("redis+sentinel://a:26379,b:26379/main", StoreKind::Redis),
+            ("redis+cluster://a:7000,b:7000", StoreKind::Redis),
+            ("postgres://ibid@127.0.0.1/ibid", StoreKind::Postgres),
+            ("postgresql://ibid@127.0.0.1/ibid", StoreKind::Postgres),
         ] {
-            let named: Named = url.parse().unwrap_or_else(|why| panic!("{why}"));
+            let named: StoreUrl = url.parse().unwrap_or_else(|why| panic!("{why}"));
             assert_eq!(named.kind(), kind, "{url}");
             assert!(named.kind().is_shared());
         }
@@ -412,7 +415,7 @@ mod tests {
             "postgres://ibid:s3?cr@et@127.0.0.1/ibid",
             "postgres://127.0.0.1/ibid?password=s3cret",
         ] {
-            let named: Named = url.parse().unwrap();
+            let named: StoreUrl = url.parse().unwrap();
             let shown = format!("{named:?}");
             assert!(shown.contains("127.0.0.1") && !shown.contains("s3") && !shown.contains("cr"), "{shown}");
         }

@@ -18,13 +18,13 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use ibid::store::Store;
 
-pub use self::store::Broken;
+pub use self::store::FaultyStore;
 use crate::contract::cases;
 
-mod counting;
+mod counters;
 mod store;
 
-/// What is wrong with a [`Broken`] store.
+/// What is wrong with a [`FaultyStore`] store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
     /// Every claim is granted.
@@ -52,7 +52,7 @@ pub enum Bug {
     /// A released takeover is free.
     ReleasedTakeoverIsFree,
     /// An unseen release frees whoever runs.
-    UnseenIgnoresToken,
+    UnseenReleaseIgnoresToken,
     /// What is parked is free.
     ParkIsRelease,
     /// A wait never ends before its limit.
@@ -60,13 +60,13 @@ pub enum Bug {
     /// A wait ends at once.
     WaitReturns,
     /// A record's life counts from the claim.
-    KeepCountsFromClaim,
+    TtlCountsFromClaim,
     /// Fences begin again with each life of an entry.
     FencesRestart,
     /// A second complete overwrites the first.
     CompleteOverwrites,
     /// A record is cut at one mebibyte.
-    CutsRecords,
+    TruncatesRecords,
     /// Every page is the first.
     ListIgnoresCursor,
     /// A page holds whatever there is.
@@ -82,7 +82,7 @@ pub enum Bug {
     /// Looks, then counts: what others used in between is lost.
     CountsRace,
     /// Everybody's use is one count.
-    CountsTogether,
+    CountsAllTenantsTogether,
     /// Every use begins the window anew.
     WindowsSlide,
     /// A window that was begun goes on for ever.
@@ -105,14 +105,14 @@ pub const BUGS: [(Bug, &str); 31] = [
     (Bug::NeverRestores, "complete_puts_an_absent_entry_back"),
     (Bug::ReleaseLeavesNothing, "a_released_token_is_spent"),
     (Bug::ReleasedTakeoverIsFree, "a_released_takeover_is_unknown_again"),
-    (Bug::UnseenIgnoresToken, "an_unseen_release_with_a_foreign_token_changes_nothing"),
+    (Bug::UnseenReleaseIgnoresToken, "an_unseen_release_with_a_foreign_token_changes_nothing"),
     (Bug::ParkIsRelease, "a_parked_claim_is_unknown"),
     (Bug::WaitSleeps, "wait_returns_soon_after_the_holder_settles"),
     (Bug::WaitReturns, "wait_returns_after_its_limit"),
-    (Bug::KeepCountsFromClaim, "keep_counts_from_completion"),
+    (Bug::TtlCountsFromClaim, "keep_counts_from_completion"),
     (Bug::FencesRestart, "a_finished_entry_answers_for_keep_and_is_gone_afterwards"),
     (Bug::CompleteOverwrites, "complete_is_repeatable_and_the_first_record_stays"),
-    (Bug::CutsRecords, "a_large_record_comes_back_whole"),
+    (Bug::TruncatesRecords, "a_large_record_comes_back_whole"),
     (Bug::ListIgnoresCursor, "paging_shows_every_entry_once"),
     (Bug::ListIgnoresAtMost, "paging_shows_every_entry_once"),
     (Bug::ForgetIgnoresSeen, "forget_with_a_wrong_fence_is_lost"),
@@ -120,7 +120,7 @@ pub const BUGS: [(Bug, &str); 31] = [
     (Bug::EvictsLive, "live_entries_are_not_evicted_by_new_ones"),
     (Bug::SweepsFinished, "sweep_removes_only_what_has_expired"),
     (Bug::CountsRace, "what_is_reserved_adds_up"),
-    (Bug::CountsTogether, "what_is_reserved_adds_up"),
+    (Bug::CountsAllTenantsTogether, "what_is_reserved_adds_up"),
     (Bug::WindowsSlide, "a_window_ends_by_itself"),
     (Bug::WindowsNeverEnd, "a_window_ends_by_itself"),
     (Bug::WindowsOverflow, "endless_windows_do_not_overflow"),

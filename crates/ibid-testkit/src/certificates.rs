@@ -9,14 +9,14 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, Extend
 use tempfile::TempDir;
 
 /// Somebody who vouches for others.
-pub struct Authority {
+pub struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     folder: TempDir,
 }
 
 /// A certificate and its key.
 #[derive(Clone, Debug)]
-pub struct Vouched {
+pub struct IssuedCertificate {
     /// The certificate.
     pub der: Vec<u8>,
     /// Its private key, as PKCS #8.
@@ -27,17 +27,17 @@ pub struct Vouched {
     pub key: PathBuf,
 }
 
-impl Authority {
+impl CertificateAuthority {
     /// One of its own, whom nobody else knows.
     #[expect(clippy::new_without_default, reason = "each is another one")]
-    pub fn new() -> Authority {
+    pub fn new() -> CertificateAuthority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().expect("a key");
         let issuer = CertifiedIssuer::self_signed(params, key).expect("a certificate");
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("ca.pem"), issuer.pem()).expect("written");
-        Authority { issuer, folder }
+        CertificateAuthority { issuer, folder }
     }
 
     /// The file of its own certificate.
@@ -52,7 +52,7 @@ impl Authority {
 
     /// A certificate of this common name, for `localhost` and 127.0.0.1, good for a server and for a client. Another one of the
     /// same name takes the place of its files.
-    pub fn vouch(&self, name: &str) -> Vouched {
+    pub fn vouch(&self, name: &str) -> IssuedCertificate {
         let mut params = CertificateParams::new(["localhost", "127.0.0.1"].map(String::from)).expect("names");
         params.distinguished_name.push(DnType::CommonName, name);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
@@ -62,7 +62,7 @@ impl Authority {
         let (cert_path, key_path) = (path("crt"), path("key"));
         fs::write(&cert_path, cert.pem()).expect("written");
         fs::write(&key_path, key.serialize_pem()).expect("written");
-        Vouched { der: cert.der().to_vec(), key_der: key.serialize_der(), cert: cert_path, key: key_path }
+        IssuedCertificate { der: cert.der().to_vec(), key_der: key.serialize_der(), cert: cert_path, key: key_path }
     }
 }
 

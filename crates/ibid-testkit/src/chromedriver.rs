@@ -6,14 +6,14 @@ use std::{
 };
 
 /// It takes a free port of one address family and then wants the same one of the other, where somebody may be already.
-const TRIES: u32 = 5;
+const MAX_START_ATTEMPTS: u32 = 5;
 
 /// Starts one, and says on which port of 127.0.0.1 it listens. Whoever has it ends it.
 ///
 /// # Panics
 /// If it cannot be started, or ends each time before it listens.
 pub fn start() -> (Child, u16) {
-    for _ in 0..TRIES {
+    for _ in 0..MAX_START_ATTEMPTS {
         let mut command = Command::new("chromedriver");
         command.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut driver = command.spawn().unwrap_or_else(|why| {
@@ -32,5 +32,5 @@ pub fn start() -> (Child, u16) {
         let _ = driver.kill();
         let _ = driver.wait();
     }
-    panic!("chromedriver ended {TRIES} times before it said where it listens");
+    panic!("chromedriver ended {MAX_START_ATTEMPTS} times before it said where it listens");
 }

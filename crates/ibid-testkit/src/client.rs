@@ -1,6 +1,6 @@
 //! A test client that sends exactly the bytes it is given.
 //!
-//! [`Raw`] is one connection. [`Request`] builds a correct request, for the many tests in which its bytes do not matter.
+//! [`RawClient`] is one connection. [`TestRequest`] builds a correct request, for the many tests in which its bytes do not matter.
 //! Every wait ends after ten seconds, and a failure shows what had been received by then.
 //!
 //! ```no_run
@@ -27,37 +27,37 @@ use tokio::{
     time::timeout,
 };
 
-pub use self::request::{Request, delete, get, patch, post, put, request};
-use crate::http1::{DEADLINE, Framing, Headers, Wire, malformed, text};
+pub use self::request::{TestRequest, delete, get, patch, post, put, request};
+use crate::http1::{BodyFraming, HeaderList, MessageReader, WAIT_TIMEOUT, malformed, to_text};
 
 mod request;
 
 /// How much of what was received a failure shows.
-const SHOWN_BYTES: usize = 2000;
+const MAX_SHOWN_BYTES: usize = 2000;
 
 /// One connection, byte by byte.
 #[derive(Debug)]
-pub struct Raw {
-    wire: Wire,
+pub struct RawClient {
+    reader: MessageReader,
     writer: OwnedWriteHalf,
 }
 
-impl Raw {
+impl RawClient {
     /// Opens a connection.
     ///
     /// # Panics
     ///
     /// If nobody listens there.
-    pub async fn connect(addr: SocketAddr) -> Raw {
-        Raw::try_connect(addr).await.unwrap_or_else(|error| panic!("cannot connect to {addr}: {error}"))
+    pub async fn connect(addr: SocketAddr) -> RawClient {
+        RawClient::try_connect(addr).await.unwrap_or_else(|error| panic!("cannot connect to {addr}: {error}"))
     }
 
     /// Opens a connection, or says why not.
-    pub async fn try_connect(addr: SocketAddr) -> io::Result<Raw> {
-        let stream = timeout(DEADLINE, TcpStream::connect(addr)).await??;
+    pub async fn try_connect(addr: SocketAddr) -> io::Result<RawClient> {
+        let stream = timeout(WAIT_TIMEOUT, TcpStream::connect(addr)).await??;
         stream.set_nodelay(true)?;
         let (reader, writer) = stream.into_split();
-        Ok(Raw { wire: Wire::new(reader), writer })
+        Ok(RawClient { reader: MessageReader::new(reader), writer })
     }
 
     /// Sends these bytes. A peer that has closed already is no failure here: its answer, or its silence, is what
@@ -75,14 +75,14 @@ impl Raw {
 
     /// Sends these bytes, or says why not.
     pub async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
-        timeout(DEADLINE, self.writer.write_all(bytes.as_ref())).await?
+        timeout(WAIT_TIMEOUT, self.writer.write_all(bytes.as_ref())).await?
     }
 
     /// Sends while reading the answer, so that a server that answers early is heard whatever becomes of the rest.
-    async fn exchange(&mut self, bytes: &[u8], head_only: bool) -> Result<Response, Broken> {
-        let Raw { wire, writer } = self;
+    async fn exchange(&mut self, bytes: &[u8], head_only: bool) -> Result<TestResponse, Broken> {
+        let RawClient { reader: wire, writer } = self;
         let write = async {
-            let _ = timeout(DEADLINE, writer.write_all(bytes)).await;
+            let _ = timeout(WAIT_TIMEOUT, writer.write_all(bytes)).await;
             std::future::pending::<()>().await;
         };
         tokio::select! {
@@ -91,19 +91,19 @@ impl Raw {
         }
     }
 
-    /// Reads the next final answer; what came before it (100, 103) is in [`Response::interim`]. A 101 is final, and
-    /// what follows it is read with [`read_some`](Raw::read_some).
+    /// Reads the next final answer; what came before it (100, 103) is in [`TestResponse::interim`]. A 101 is final, and
+    /// what follows it is read with [`read_some`](RawClient::read_some).
     ///
     /// # Panics
     ///
     /// If there is no complete answer within ten seconds.
-    pub async fn read_response(&mut self) -> Response {
+    pub async fn read_response(&mut self) -> TestResponse {
         self.try_read_response().await.unwrap_or_else(|broken| panic!("{broken}"))
     }
 
-    /// Like [`read_response`](Raw::read_response), for a test that expects the answer to break off.
-    pub async fn try_read_response(&mut self) -> Result<Response, Broken> {
-        read_final(&mut self.wire, false).await
+    /// Like [`read_response`](RawClient::read_response), for a test that expects the answer to break off.
+    pub async fn try_read_response(&mut self) -> Result<TestResponse, Broken> {
+        read_final(&mut self.reader, false).await
     }
 
     /// Reads the answer to a HEAD request, which has no body whatever its headers say.
@@ -111,8 +111,8 @@ impl Raw {
     /// # Panics
     ///
     /// If there is no complete answer within ten seconds.
-    pub async fn read_head_response(&mut self) -> Response {
-        read_final(&mut self.wire, true).await.unwrap_or_else(|broken| panic!("{broken}"))
+    pub async fn read_head_response(&mut self) -> TestResponse {
+        read_final(&mut self.reader, true).await.unwrap_or_else(|broken| panic!("{broken}"))
     }
 
     /// Reads whatever answer comes next, be it interim (`100 Continue`) or final.
@@ -120,8 +120,8 @@ impl Raw {
     /// # Panics
     ///
     /// If there is no complete answer within ten seconds.
-    pub async fn read_next(&mut self) -> Response {
-        read_one(&mut self.wire, false).await.unwrap_or_else(|broken| panic!("{broken}"))
+    pub async fn read_next(&mut self) -> TestResponse {
+        read_message(&mut self.reader, false).await.unwrap_or_else(|broken| panic!("{broken}"))
     }
 
     /// Reads at least one byte, after a 101 or in the middle of a stream; nothing if the peer closed.
@@ -130,10 +130,10 @@ impl Raw {
     ///
     /// If nothing happens for ten seconds, or the connection is reset.
     pub async fn read_some(&mut self) -> Vec<u8> {
-        match timeout(DEADLINE, self.wire.some()).await {
+        match timeout(WAIT_TIMEOUT, self.reader.read_some()).await {
             Ok(Ok(bytes)) => bytes,
             Ok(Err(error)) => panic!("reading failed: {error}"),
-            Err(_) => panic!("nothing was received for {DEADLINE:?}"),
+            Err(_) => panic!("nothing was received for {WAIT_TIMEOUT:?}"),
         }
     }
 
@@ -146,10 +146,10 @@ impl Raw {
         let mut all = Vec::new();
         loop {
             let more = self.read_some().await;
-            assert!(!more.is_empty(), "closed before {needle:?} came; received:\n{}", shown(&all));
+            assert!(!more.is_empty(), "closed before {needle:?} came; received:\n{}", preview(&all));
             all.extend(more);
             if all.windows(needle.len()).any(|window| window == needle.as_bytes()) {
-                return text(&all);
+                return to_text(&all);
             }
         }
     }
@@ -161,7 +161,7 @@ impl Raw {
 
     /// Resets the connection, as a crashed client does.
     pub fn abort(self) {
-        let Raw { wire, writer } = self;
+        let RawClient { reader: wire, writer } = self;
         let _ = writer.as_ref().set_zero_linger();
         // Dropped without this, the writing half would send an orderly end before the reset.
         writer.forget();
@@ -175,28 +175,28 @@ impl Raw {
 
     /// Whether the peer closes or resets the connection within this time.
     pub async fn is_closed_within(&mut self, limit: Duration) -> bool {
-        timeout(limit, self.wire.gone()).await.is_ok()
+        timeout(limit, self.reader.wait_closed()).await.is_ok()
     }
 }
 
 /// A complete answer.
 #[derive(Clone)]
-pub struct Response {
+pub struct TestResponse {
     /// The status code.
     pub status: u16,
     /// The status line as received.
     pub status_line: String,
     /// The headers as received.
-    pub headers: Headers,
+    pub headers: HeaderList,
     /// The body without its framing.
     pub body: Bytes,
     /// The trailers of a chunked body.
-    pub trailers: Headers,
+    pub trailers: HeaderList,
     /// The status codes of the interim answers (1xx) that came before.
     pub interim: Vec<u16>,
 }
 
-impl Response {
+impl TestResponse {
     /// The first value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)
@@ -204,7 +204,7 @@ impl Response {
 
     /// The body as text.
     pub fn text(&self) -> String {
-        text(&self.body)
+        to_text(&self.body)
     }
 
     /// The body as JSON.
@@ -217,13 +217,13 @@ impl Response {
     }
 }
 
-impl fmt::Debug for Response {
+impl fmt::Debug for TestResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.status_line)?;
         for (name, value) in self.headers.iter() {
             writeln!(f, "{name}: {value}")?;
         }
-        write!(f, "\n{}", shown(&self.body))?;
+        write!(f, "\n{}", preview(&self.body))?;
         for (name, value) in self.trailers.iter() {
             write!(f, "\n{name}: {value}")?;
         }
@@ -238,12 +238,12 @@ pub struct Broken {
     pub received: Bytes,
     /// What went wrong; `TimedOut` if the deadline passed.
     pub kind: io::ErrorKind,
-    why: String,
+    reason: String,
 }
 
 impl Broken {
     fn new(kind: io::ErrorKind, why: impl fmt::Display) -> Self {
-        Broken { received: Bytes::new(), kind, why: why.to_string() }
+        Broken { received: Bytes::new(), kind, reason: why.to_string() }
     }
 
     /// Whether the peer ended or reset the connection.
@@ -262,7 +262,7 @@ impl Broken {
 
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no complete answer: {}; received so far:\n{}", self.why, shown(&self.received))
+        write!(f, "no complete answer: {}; received so far:\n{}", self.reason, preview(&self.received))
     }
 }
 
@@ -274,13 +274,13 @@ impl std::error::Error for Broken {}
 /// # Panics
 ///
 /// If any of them gets no complete answer.
-pub async fn many(n: usize, mut make: impl FnMut() -> Request) -> Vec<Response> {
+pub async fn many(n: usize, mut make: impl FnMut() -> TestRequest) -> Vec<TestResponse> {
     let start = Arc::new(Barrier::new(n));
     let tasks: Vec<_> = (0..n)
         .map(|_| {
             let (request, start) = (make(), Arc::clone(&start));
             tokio::spawn(async move {
-                let raw = Raw::try_connect(request.addr()).await;
+                let raw = RawClient::try_connect(request.addr()).await;
                 // Waits even after a failure, or the others would wait for ever.
                 start.wait().await;
                 let mut raw = raw.unwrap_or_else(|error| panic!("cannot connect to {}: {error}", request.addr()));
@@ -298,55 +298,55 @@ pub async fn many(n: usize, mut make: impl FnMut() -> Request) -> Vec<Response> 
     responses
 }
 
-async fn read_final(wire: &mut Wire, head_only: bool) -> Result<Response, Broken> {
+async fn read_final(wire: &mut MessageReader, head_only: bool) -> Result<TestResponse, Broken> {
     let mut interim = Vec::new();
     loop {
-        let response = read_one(wire, head_only).await?;
+        let response = read_message(wire, head_only).await?;
         if response.status == 101 || response.status >= 200 {
-            return Ok(Response { interim, ..response });
+            return Ok(TestResponse { interim, ..response });
         }
         interim.push(response.status);
     }
 }
 
-async fn read_one(wire: &mut Wire, head_only: bool) -> Result<Response, Broken> {
-    match in_time(parse(wire, head_only)).await {
+async fn read_message(wire: &mut MessageReader, head_only: bool) -> Result<TestResponse, Broken> {
+    match with_timeout(parse(wire, head_only)).await {
         Ok(response) => Ok(response),
         Err(broken) => Err(Broken { received: Bytes::copy_from_slice(wire.received()), ..broken }),
     }
 }
 
-async fn in_time<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, Broken> {
-    match timeout(DEADLINE, work).await {
+async fn with_timeout<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, Broken> {
+    match timeout(WAIT_TIMEOUT, work).await {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(error)) => Err(Broken::new(error.kind(), error)),
-        Err(_) => Err(Broken::new(io::ErrorKind::TimedOut, format_args!("not within {DEADLINE:?}"))),
+        Err(_) => Err(Broken::new(io::ErrorKind::TimedOut, format_args!("not within {WAIT_TIMEOUT:?}"))),
     }
 }
 
-async fn parse(wire: &mut Wire, head_only: bool) -> io::Result<Response> {
+async fn parse(wire: &mut MessageReader, head_only: bool) -> io::Result<TestResponse> {
     if !wire.next_message().await? {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed before any answer"));
     }
-    let status_line = wire.line().await?;
+    let status_line = wire.read_line().await?;
     let mut parts = status_line.splitn(3, ' ');
     let version = parts.next().unwrap_or_default();
     let status = parts.next().and_then(|status| status.parse::<u16>().ok());
     let (true, Some(status)) = (version.starts_with("HTTP/1."), status) else {
         return Err(malformed(format!("the status line is {status_line:?}")));
     };
-    let headers = wire.fields().await?;
+    let headers = wire.read_fields().await?;
     let framing = match status {
-        100..200 | 204 | 304 => Framing::Length(0),
-        _ if head_only => Framing::Length(0),
-        _ => Framing::of(&headers, Framing::UntilClose)?,
+        100..200 | 204 | 304 => BodyFraming::Length(0),
+        _ if head_only => BodyFraming::Length(0),
+        _ => BodyFraming::of(&headers, BodyFraming::UntilClose)?,
     };
     let (body, trailers) = wire.body(framing).await?;
-    Ok(Response { status, status_line, headers, body: body.into(), trailers, interim: Vec::new() })
+    Ok(TestResponse { status, status_line, headers, body: body.into(), trailers, interim: Vec::new() })
 }
 
-fn shown(bytes: &[u8]) -> String {
-    let cut = &bytes[..bytes.len().min(SHOWN_BYTES)];
+fn preview(bytes: &[u8]) -> String {
+    let cut = &bytes[..bytes.len().min(MAX_SHOWN_BYTES)];
     let text = String::from_utf8_lossy(cut).into_owned();
     match bytes.len() - cut.len() {
         0 => text,

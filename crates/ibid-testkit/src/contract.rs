@@ -14,29 +14,29 @@
 //! }
 //! ```
 //!
-//! One case needs a store of its own and is therefore not in the table: [`operating::sweeps_count_what_they_remove`].
+//! One case needs a store of its own and is therefore not in the table: [`admin::sweeps_count_what_they_remove`].
 
 use std::sync::Arc;
 
 pub use futures_util::future::BoxFuture;
 use ibid::store::Store;
 
+pub mod admin;
 pub mod claims;
-pub mod counting;
+mod common;
+pub mod counters;
 pub mod ends;
-mod kit;
 pub mod lifetimes;
-pub mod operating;
 pub mod reading;
 pub mod takeovers;
-pub mod unseen;
+pub mod unseen_claims;
 pub mod waiting;
 
 /// A case, ready to be run on a store.
-pub type Case = fn(Arc<dyn Store>) -> BoxFuture<'static, ()>;
+pub type ContractCase = fn(Arc<dyn Store>) -> BoxFuture<'static, ()>;
 
 /// All cases by name, for those who run them in a loop.
-pub fn cases() -> Vec<(&'static str, Case)> {
+pub fn cases() -> Vec<(&'static str, ContractCase)> {
     crate::__each_case!(__as_list)
 }
 
@@ -110,13 +110,13 @@ macro_rules! __each_case {
             lifetimes::a_release_after_expiry_spends_the_token;
             lifetimes::endless_lifetimes_do_not_overflow;
             lifetimes::fences_strictly_grow_over_a_long_history;
-            unseen::an_unseen_release_frees_a_claim_that_was_applied;
-            unseen::an_unseen_release_spends_a_claim_that_never_came;
-            unseen::an_unseen_release_with_a_foreign_token_changes_nothing;
-            unseen::an_unseen_release_spends_its_token_beside_another_holder;
-            unseen::an_unseen_release_of_a_takeover_is_unknown_again;
-            unseen::an_unseen_release_of_a_refused_takeover_changes_nothing;
-            unseen::an_unseen_complete_of_a_claim_that_never_came_is_lost;
+            unseen_claims::an_unseen_release_frees_a_claim_that_was_applied;
+            unseen_claims::an_unseen_release_spends_a_claim_that_never_came;
+            unseen_claims::an_unseen_release_with_a_foreign_token_changes_nothing;
+            unseen_claims::an_unseen_release_spends_its_token_beside_another_holder;
+            unseen_claims::an_unseen_release_of_a_takeover_is_unknown_again;
+            unseen_claims::an_unseen_release_of_a_refused_takeover_changes_nothing;
+            unseen_claims::an_unseen_complete_of_a_claim_that_never_came_is_lost;
             waiting::wait_returns_at_once_unless_seen_runs;
             waiting::wait_returns_soon_after_the_holder_settles;
             waiting::wait_returns_soon_after_a_forget;
@@ -135,22 +135,22 @@ macro_rules! __each_case {
             reading::paging_shows_every_entry_once;
             reading::counts_follow_what_is_there;
             reading::an_expired_entry_is_not_listed;
-            operating::resolve_as_complete_makes_an_unknown_entry_done;
-            operating::a_holder_comes_back_too_late_after_resolve_as_complete;
-            operating::resolve_as_release_frees_an_unknown_entry;
-            operating::resolve_as_release_frees_a_takeover;
-            operating::a_released_takeover_stays_spent_when_it_is_resolved;
-            operating::resolve_need_not_wait_for_retry_in;
-            operating::resolve_is_refused_unless_it_is_unknown_and_seen;
-            operating::forget_takes_a_running_entry_from_its_holder;
-            operating::forget_works_in_every_state;
-            operating::forget_with_a_wrong_fence_is_lost;
-            operating::replace_swaps_bytes_and_keeps_life;
-            operating::replace_of_anything_else_is_lost;
-            operating::sweep_removes_only_what_has_expired;
-            counting::what_is_reserved_adds_up;
-            counting::a_window_ends_by_itself;
-            counting::endless_windows_do_not_overflow;
+            admin::resolve_as_complete_makes_an_unknown_entry_done;
+            admin::a_holder_comes_back_too_late_after_resolve_as_complete;
+            admin::resolve_as_release_frees_an_unknown_entry;
+            admin::resolve_as_release_frees_a_takeover;
+            admin::a_released_takeover_stays_spent_when_it_is_resolved;
+            admin::resolve_need_not_wait_for_retry_in;
+            admin::resolve_is_refused_unless_it_is_unknown_and_seen;
+            admin::forget_takes_a_running_entry_from_its_holder;
+            admin::forget_works_in_every_state;
+            admin::forget_with_a_wrong_fence_is_lost;
+            admin::replace_swaps_bytes_and_keeps_life;
+            admin::replace_of_anything_else_is_lost;
+            admin::sweep_removes_only_what_has_expired;
+            counters::what_is_reserved_adds_up;
+            counters::a_window_ends_by_itself;
+            counters::endless_windows_do_not_overflow;
         }
     };
 }
@@ -180,7 +180,7 @@ macro_rules! __as_list {
     ([] $($file:ident :: $case:ident;)*) => {
         vec![$((
             stringify!($case),
-            (|store| Box::pin(async move { $crate::contract::$file::$case(&*store).await })) as $crate::contract::Case,
+            (|store| Box::pin(async move { $crate::contract::$file::$case(&*store).await })) as $crate::contract::ContractCase,
         )),*]
     };
 }

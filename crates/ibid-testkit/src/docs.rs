@@ -1,6 +1,6 @@
 //! Runs the commands that the documentation shows, and compares what they print with what it says.
 //!
-//! A page is Markdown. Its first `toml` block is the configuration ([`Page::config`], also put into the commands' folder
+//! A page is Markdown. Its first `toml` block is the configuration ([`DocPage::config`], also put into the commands' folder
 //! as `ibid.toml`); in its `console` blocks, a line that starts with `$ ` is a command (one that ends with `\` goes on in
 //! the next line), and the lines after it are its output, stdout and stderr together:
 //!
@@ -33,29 +33,29 @@ use std::{
 use tokio::{process::Command, time::timeout};
 
 use self::{
-    compare::{Difference, compare},
-    parse::{Block, Step},
+    compare::{OutputDifference, compare},
+    parse::{DocCommand, FencedBlock},
 };
 
 mod compare;
 mod parse;
 
 /// How long the commands of one page may take together, unless said otherwise.
-const LIMIT: Duration = Duration::from_secs(60);
+const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The address of the gateway in every page.
-const GATEWAY: &str = "127.0.0.1:8080";
+const DOCUMENTED_GATEWAY_ADDR: &str = "127.0.0.1:8080";
 
 /// One page of documentation.
 #[derive(Clone, Debug)]
-pub struct Page {
+pub struct DocPage {
     path: PathBuf,
     config: Option<String>,
-    steps: Vec<Step>,
+    steps: Vec<DocCommand>,
     /// What the page says, and what it is in this run.
-    replaced: Vec<(String, String)>,
+    replacements: Vec<(String, String)>,
     env: Vec<(OsString, OsString)>,
-    limit: Duration,
+    timeout: Duration,
 }
 
 /// Runs a page against the gateway at `addr`.
@@ -64,24 +64,31 @@ pub struct Page {
 ///
 /// If any output is not as the page says, with each such command, what was expected and what was printed.
 pub async fn run_page(path: impl AsRef<Path>, addr: SocketAddr) {
-    Page::read(path).gateway(addr).run().await;
+    DocPage::read(path).gateway(addr).run().await;
 }
 
-impl Page {
+impl DocPage {
     /// Reads a page.
     ///
     /// # Panics
     ///
     /// If there is none, or one of its blocks makes no sense.
-    pub fn read(path: impl AsRef<Path>) -> Page {
+    pub fn read(path: impl AsRef<Path>) -> DocPage {
         let path = path.as_ref();
         let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let blocks = parse::blocks(&text);
-        let config = blocks.iter().find(|block| block.language == "toml").map(Block::text);
-        let steps = blocks.iter().filter(|block| block.language == "console").map(parse::steps);
+        let blocks = parse::parse_blocks(&text);
+        let config = blocks.iter().find(|block| block.language == "toml").map(FencedBlock::text);
+        let steps = blocks.iter().filter(|block| block.language == "console").map(parse::parse_commands);
         let steps: Result<Vec<_>, _> = steps.collect();
         let steps = steps.unwrap_or_else(|(line, why)| panic!("{}:{line}: {why}", path.display())).concat();
-        Page { path: path.to_owned(), config, steps, replaced: Vec::new(), env: Vec::new(), limit: LIMIT }
+        DocPage {
+            path: path.to_owned(),
+            config,
+            steps,
+            replacements: Vec::new(),
+            env: Vec::new(),
+            timeout: PAGE_TIMEOUT,
+        }
     }
 
     /// The configuration that the page shows first.
@@ -96,12 +103,12 @@ impl Page {
 
     /// Where the gateway of this run is, in place of `127.0.0.1:8080`.
     pub fn gateway(self, addr: SocketAddr) -> Self {
-        self.replace(GATEWAY, &addr.to_string())
+        self.replace(DOCUMENTED_GATEWAY_ADDR, &addr.to_string())
     }
 
     /// Puts `actual` for `shown` in commands, and `shown` for `actual` in what they print.
     pub fn replace(mut self, shown: &str, actual: &str) -> Self {
-        self.replaced.push((shown.to_owned(), actual.to_owned()));
+        self.replacements.push((shown.to_owned(), actual.to_owned()));
         self
     }
 
@@ -113,7 +120,7 @@ impl Page {
 
     /// How long all commands together may take; a minute by default.
     pub fn limit(mut self, limit: Duration) -> Self {
-        self.limit = limit;
+        self.timeout = limit;
         self
     }
 
@@ -141,21 +148,27 @@ impl Page {
         if self.steps.is_empty() {
             return Err(format!("{}: the page has no command", self.path.display()));
         }
-        let outputs = self.execute().await;
+        let outputs = self.run_commands().await;
         let mut report = String::new();
         for (step, output) in self.steps.iter().zip(outputs) {
-            let got = output.text.as_deref().map(|text| self.as_shown(text)).unwrap_or_default();
+            let got = output.output.as_deref().map(|text| self.to_documented(text)).unwrap_or_default();
             match &output.status {
                 Some(status) => {
                     if let Err(difference) = compare(&step.expected, &got) {
-                        self.describe(&mut report, step, &got, &format!("exit status {status}"), &difference);
+                        self.describe_difference(
+                            &mut report,
+                            step,
+                            &got,
+                            &format!("exit status {status}"),
+                            &difference,
+                        );
                     }
                 }
                 // Whatever it printed, the page's later commands never ran.
                 None => {
-                    let why = output.why_unfinished();
-                    let difference = Difference { expected: step.expected.len(), got: got.lines().count() };
-                    self.describe(&mut report, step, &got, why, &difference);
+                    let why = output.failure_reason();
+                    let difference = OutputDifference { expected: step.expected.len(), got: got.lines().count() };
+                    self.describe_difference(&mut report, step, &got, why, &difference);
                 }
             }
         }
@@ -164,7 +177,7 @@ impl Page {
 
     /// Runs every command, in one shell. Each is a file of its own, read by that shell, so that one with a mistake
     /// cannot swallow the next; its output goes to a file, so that a process left behind cannot hold up the end.
-    async fn execute(&self) -> Vec<Ran> {
+    async fn run_commands(&self) -> Vec<CommandRun> {
         let home = tempfile::Builder::new().prefix("ibid-page-").tempdir().expect("a temporary folder");
         let files = tempfile::Builder::new().prefix("ibid-steps-").tempdir().expect("a temporary folder");
         if let Some(config) = &self.config {
@@ -173,14 +186,14 @@ impl Page {
         let file = |index: usize, kind: &str| files.path().join(format!("{index}.{kind}"));
         let mut session = String::new();
         for (index, step) in self.steps.iter().enumerate() {
-            fs::write(file(index, "sh"), self.as_run(&step.command) + "\n").expect("the command is written");
+            fs::write(file(index, "sh"), self.to_actual(&step.command) + "\n").expect("the command is written");
             let [sh, out, status] = ["sh", "out", "status"].map(|kind| file(index, kind).display().to_string());
             let _ = writeln!(session, ". '{sh}' </dev/null >'{out}' 2>&1; echo $? >'{status}'");
         }
-        let finished = self.shell(&session, home.path()).await;
+        let finished = self.run_shell(&session, home.path()).await;
         let read = |path: PathBuf| fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        let ran = (0..self.steps.len()).map(|index| Ran {
-            text: read(file(index, "out")),
+        let ran = (0..self.steps.len()).map(|index| CommandRun {
+            output: read(file(index, "out")),
             status: read(file(index, "status")).map(|status| status.trim().to_owned()),
             timed_out: !finished,
         });
@@ -188,7 +201,7 @@ impl Page {
     }
 
     /// Whether the shell came to its end in time. Whatever it left running is killed.
-    async fn shell(&self, session: &str, home: &Path) -> bool {
+    async fn run_shell(&self, session: &str, home: &Path) -> bool {
         let mut command = Command::new("bash");
         command.args(["--norc", "--noprofile", "-c", session]).current_dir(home).env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", home);
@@ -196,44 +209,46 @@ impl Page {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut shell = command.process_group(0).kill_on_drop(true).spawn().expect("bash is installed");
         let group = shell.id().expect("the shell is not reaped yet");
-        let finished = timeout(self.limit, shell.wait()).await.is_ok();
+        let finished = timeout(self.timeout, shell.wait()).await.is_ok();
         let group = format!("-{group}");
         let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status().await;
         finished
     }
 
-    fn as_run(&self, command: &str) -> String {
-        self.replaced.iter().fold(command.to_owned(), |text, (shown, actual)| text.replace(shown, actual))
+    fn to_actual(&self, command: &str) -> String {
+        self.replacements.iter().fold(command.to_owned(), |text, (shown, actual)| text.replace(shown, actual))
     }
 
-    fn as_shown(&self, output: &str) -> String {
-        self.replaced.iter().fold(output.to_owned(), |text, (shown, actual)| text.replace(actual, shown))
+    fn to_documented(&self, output: &str) -> String {
+        self.replacements.iter().fold(output.to_owned(), |text, (shown, actual)| text.replace(actual, shown))
     }
 
-    fn describe(&self, report: &mut String, step: &Step, got: &str, status: &str, difference: &Difference) {
+    fn describe_difference(
+        &self, report: &mut String, step: &DocCommand, got: &str, status: &str, difference: &OutputDifference,
+    ) {
         let _ = writeln!(report, "{}:{}: not as the page says ({status})", self.path.display(), step.line);
         let _ = writeln!(report, "  $ {}", step.command.replace('\n', "\n    "));
         let _ = writeln!(report, "expected:");
-        let got: Vec<_> = compare::lines(got);
-        list(report, &step.expected, difference.expected);
+        let got: Vec<_> = compare::output_lines(got);
+        write_lines(report, &step.expected, difference.expected);
         let _ = writeln!(report, "got:");
-        list(report, &got, difference.got);
+        write_lines(report, &got, difference.got);
         report.push('\n');
     }
 }
 
 /// What became of one command.
-struct Ran {
+struct CommandRun {
     /// What it printed; none if it was never reached.
-    text: Option<String>,
+    output: Option<String>,
     /// None if it did not come to its end.
     status: Option<String>,
     timed_out: bool,
 }
 
-impl Ran {
-    fn why_unfinished(&self) -> &'static str {
-        match (&self.text, self.timed_out) {
+impl CommandRun {
+    fn failure_reason(&self) -> &'static str {
+        match (&self.output, self.timed_out) {
             (None, _) => "never run: a command before it did not end, or ended the shell",
             (Some(_), true) => "did not end in time",
             (Some(_), false) => "it ended the shell",
@@ -242,7 +257,7 @@ impl Ran {
 }
 
 /// The lines, the first one that differs marked.
-fn list(report: &mut String, lines: &[String], marked: usize) {
+fn write_lines(report: &mut String, lines: &[String], marked: usize) {
     for (index, line) in lines.iter().enumerate() {
         let mark = if index == marked { '>' } else { ' ' };
         let _ = writeln!(report, "{mark} | {line}");

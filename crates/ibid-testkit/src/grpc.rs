@@ -17,10 +17,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, Request};
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::http1::DEADLINE;
+use crate::http1::WAIT_TIMEOUT;
 
 /// A message in its frame: a flag, its length in four bytes, itself.
-pub fn framed(flag: u8, message: &[u8]) -> Bytes {
+pub fn frame_message(flag: u8, message: &[u8]) -> Bytes {
     let mut frame = BytesMut::with_capacity(message.len() + 5);
     frame.put_u8(flag);
     frame.put_u32(u32::try_from(message.len()).expect("a message is shorter than 4 GiB"));
@@ -30,12 +30,12 @@ pub fn framed(flag: u8, message: &[u8]) -> Bytes {
 
 /// A plain message in its frame.
 pub fn message(text: &str) -> Bytes {
-    framed(0, text.as_bytes())
+    frame_message(0, text.as_bytes())
 }
 
 /// What a call ended with.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
+pub struct GrpcTestResponse {
     /// Initial metadata, or all there is of an answer of trailers only.
     pub headers: HeaderMap,
     /// The headers were the end of it.
@@ -46,7 +46,7 @@ pub struct Answer {
     pub trailers: HeaderMap,
 }
 
-impl Answer {
+impl GrpcTestResponse {
     /// The first value of a name, in the trailers or else in the headers.
     pub fn value(&self, name: &str) -> Option<&str> {
         self.trailers.get(name).or(self.headers.get(name)).and_then(|value| value.to_str().ok())
@@ -73,7 +73,7 @@ impl Answer {
     }
 
     /// Without what every answer has of its own, to be compared with another.
-    pub fn stripped(mut self) -> Self {
+    pub fn without_per_call_metadata(mut self) -> Self {
         self.headers.remove("date");
         self.headers.remove("idempotent-replayed");
         self
@@ -90,7 +90,7 @@ impl Answer {
         assert_eq!(self.value("content-type"), Some("application/grpc"), "{self:?}");
         assert_eq!(self.code(), code, "{self:?}");
         let details = self.value("grpc-status-details-bin").unwrap_or_else(|| panic!("no details: {self:?}"));
-        let details = decoded(details);
+        let details = decode_base64(details);
         let text = String::from_utf8_lossy(&details);
         assert!(text.contains("type.googleapis.com/google.rpc.ErrorInfo"), "{text}");
         assert!(text.contains(reason), "{reason} is not in {text}");
@@ -98,7 +98,7 @@ impl Answer {
 }
 
 /// Base64 without padding.
-fn decoded(text: &str) -> Vec<u8> {
+fn decode_base64(text: &str) -> Vec<u8> {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',
         b'a'..=b'z' => byte - b'a' + 26,
@@ -121,17 +121,17 @@ fn decoded(text: &str) -> Vec<u8> {
 
 /// A connection.
 #[derive(Clone)]
-pub struct Client(h2::client::SendRequest<Bytes>);
+pub struct GrpcTestClient(h2::client::SendRequest<Bytes>);
 
 /// A call whose answer has not come yet.
-pub struct Call {
+pub struct GrpcTestCall {
     /// The answer's head.
     pub answer: h2::client::ResponseFuture,
     /// What is still to be sent.
     pub send: h2::SendStream<Bytes>,
 }
 
-impl Client {
+impl GrpcTestClient {
     /// Connects without TLS, by prior knowledge.
     ///
     /// # Panics
@@ -149,7 +149,7 @@ impl Client {
     /// # Panics
     ///
     /// If the connection is closed, or a header is none.
-    pub async fn open(&self, path: &str, headers: &[(&str, &str)]) -> Call {
+    pub async fn open(&self, path: &str, headers: &[(&str, &str)]) -> GrpcTestCall {
         let mut request = Request::post(format!("http://shop{path}"))
             .header("te", "trailers")
             .header("content-type", "application/grpc");
@@ -161,11 +161,11 @@ impl Client {
         }
         let mut ready = self.0.clone().ready().await.expect("an open connection");
         let (answer, send) = ready.send_request(request.body(()).expect("valid headers"), false).expect("a stream");
-        Call { answer, send }
+        GrpcTestCall { answer, send }
     }
 
     /// Sends all of a call, each piece in a frame of its own.
-    pub async fn start(&self, path: &str, headers: &[(&str, &str)], pieces: &[Bytes]) -> Call {
+    pub async fn start(&self, path: &str, headers: &[(&str, &str)], pieces: &[Bytes]) -> GrpcTestCall {
         let mut call = self.open(path, headers).await;
         for piece in pieces {
             // A call may be refused before it was sent whole.
@@ -181,27 +181,27 @@ impl Client {
     /// # Panics
     ///
     /// If it does not come whole within ten seconds.
-    pub async fn call(&self, path: &str, headers: &[(&str, &str)], body: Bytes) -> Answer {
+    pub async fn call(&self, path: &str, headers: &[(&str, &str)], body: Bytes) -> GrpcTestResponse {
         self.start(path, headers, &[body]).await.end().await
     }
 }
 
-impl Call {
+impl GrpcTestCall {
     /// Waits for the end.
     ///
     /// # Panics
     ///
     /// If it does not come whole within ten seconds.
-    pub async fn end(self) -> Answer {
-        let ended = timeout(DEADLINE, self.try_end()).await;
-        ended.unwrap_or_else(|_| panic!("no answer within {DEADLINE:?}")).expect("a whole answer")
+    pub async fn end(self) -> GrpcTestResponse {
+        let ended = timeout(WAIT_TIMEOUT, self.try_finish()).await;
+        ended.unwrap_or_else(|_| panic!("no answer within {WAIT_TIMEOUT:?}")).expect("a whole answer")
     }
 
     /// Waits for the end, for a test that expects it to break off.
     ///
     /// # Errors
     /// If it does.
-    pub async fn try_end(self) -> Result<Answer, h2::Error> {
+    pub async fn try_finish(self) -> Result<GrpcTestResponse, h2::Error> {
         let response = self.answer.await?;
         assert_eq!(response.status(), 200, "{response:?}");
         let (parts, mut stream) = response.into_parts();
@@ -213,6 +213,6 @@ impl Call {
             body.extend_from_slice(&data);
         }
         let trailers = stream.trailers().await?.unwrap_or_default();
-        Ok(Answer { headers: parts.headers, trailers_only, body: body.freeze(), trailers })
+        Ok(GrpcTestResponse { headers: parts.headers, trailers_only, body: body.freeze(), trailers })
     }
 }

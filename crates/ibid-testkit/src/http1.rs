@@ -1,6 +1,6 @@
 //! HTTP/1.1 as it is on the wire, read by hand.
 //!
-//! Both ends of the harness, [`Upstream`](crate::upstream::Upstream) and [`Raw`](crate::client::Raw), read with this, so
+//! Both ends of the harness, [`Upstream`](crate::upstream::TestUpstream) and [`Raw`](crate::client::RawClient), read with this, so
 //! that a test sees exactly what was sent: the order and spelling of headers, trailers, interim answers, half a body.
 //! Nothing here repairs or hides anything.
 
@@ -9,7 +9,7 @@ use std::{fmt, io, time::Duration};
 use tokio::{io::AsyncReadExt as _, net::tcp::OwnedReadHalf};
 
 /// How long any single wait of the harness may take before the test fails.
-pub const DEADLINE: Duration = Duration::from_secs(10);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest line read; more is an error, so that a broken peer cannot fill the memory.
 const MAX_LINE_BYTES: usize = 1 << 20;
@@ -18,9 +18,9 @@ const MAX_LINE_BYTES: usize = 1 << 20;
 ///
 /// A value is text: UTF-8 where it is valid UTF-8, otherwise each byte is the character of that number.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Headers(Vec<(String, String)>);
+pub struct HeaderList(Vec<(String, String)>);
 
-impl Headers {
+impl HeaderList {
     /// The first value of `name`, in any case.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
@@ -61,20 +61,20 @@ impl Headers {
     }
 }
 
-impl From<&http::HeaderMap> for Headers {
+impl From<&http::HeaderMap> for HeaderList {
     fn from(map: &http::HeaderMap) -> Self {
-        Headers(map.iter().map(|(name, value)| (name.to_string(), text(value.as_bytes()))).collect())
+        HeaderList(map.iter().map(|(name, value)| (name.to_string(), to_text(value.as_bytes()))).collect())
     }
 }
 
-impl fmt::Debug for Headers {
+impl fmt::Debug for HeaderList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|(name, value)| format!("{name}: {value}"))).finish()
     }
 }
 
 /// The bytes as text, without loss of information for a test that looks.
-pub(crate) fn text(bytes: &[u8]) -> String {
+pub(crate) fn to_text(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
         Err(_) => bytes.iter().map(|byte| char::from(*byte)).collect(),
@@ -83,22 +83,22 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 
 /// How the end of a body is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Framing {
+pub(crate) enum BodyFraming {
     Length(usize),
     Chunked,
     UntilClose,
 }
 
-impl Framing {
+impl BodyFraming {
     /// What the headers say; `otherwise` where they say nothing.
-    pub(crate) fn of(headers: &Headers, otherwise: Framing) -> io::Result<Framing> {
+    pub(crate) fn of(headers: &HeaderList, otherwise: BodyFraming) -> io::Result<BodyFraming> {
         if headers.has_token("transfer-encoding", "chunked") {
-            return Ok(Framing::Chunked);
+            return Ok(BodyFraming::Chunked);
         }
         match headers.get("content-length") {
             None => Ok(otherwise),
             Some(length) => match length.parse() {
-                Ok(length) => Ok(Framing::Length(length)),
+                Ok(length) => Ok(BodyFraming::Length(length)),
                 Err(_) => Err(malformed(format!("content-length is {length:?}"))),
             },
         }
@@ -107,7 +107,7 @@ impl Framing {
 
 /// The reading half of a connection, message by message.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub(crate) struct MessageReader {
     half: OwnedReadHalf,
     /// Everything since the start of the present message, so that a failure can show it.
     buffer: Vec<u8>,
@@ -115,9 +115,9 @@ pub(crate) struct Wire {
     position: usize,
 }
 
-impl Wire {
+impl MessageReader {
     pub(crate) fn new(half: OwnedReadHalf) -> Self {
-        Wire { half, buffer: Vec::new(), position: 0 }
+        MessageReader { half, buffer: Vec::new(), position: 0 }
     }
 
     /// Forgets the message just read and waits for the next one's first byte; false if the peer closed instead.
@@ -139,7 +139,7 @@ impl Wire {
     }
 
     /// Returns once the peer has closed or reset the connection. Safe to cancel; what arrives meanwhile is kept.
-    pub(crate) async fn gone(&mut self) {
+    pub(crate) async fn wait_closed(&mut self) {
         while let Ok(true) = self.fill().await {}
     }
 
@@ -151,13 +151,13 @@ impl Wire {
     }
 
     /// One line without its end.
-    pub(crate) async fn line(&mut self) -> io::Result<String> {
+    pub(crate) async fn read_line(&mut self) -> io::Result<String> {
         let mut searched = self.position;
         loop {
             if let Some(found) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
                 let end = searched + found;
                 let line = &self.buffer[self.position..end];
-                let line = text(line.strip_suffix(b"\r").unwrap_or(line));
+                let line = to_text(line.strip_suffix(b"\r").unwrap_or(line));
                 self.position = end + 1;
                 return Ok(line);
             }
@@ -170,10 +170,10 @@ impl Wire {
     }
 
     /// Header or trailer fields, up to and including the empty line.
-    pub(crate) async fn fields(&mut self) -> io::Result<Headers> {
-        let mut headers = Headers::default();
+    pub(crate) async fn read_fields(&mut self) -> io::Result<HeaderList> {
+        let mut headers = HeaderList::default();
         loop {
-            let line = self.line().await?;
+            let line = self.read_line().await?;
             if line.is_empty() {
                 return Ok(headers);
             }
@@ -185,7 +185,7 @@ impl Wire {
     }
 
     /// Exactly `length` bytes.
-    pub(crate) async fn exactly(&mut self, length: usize) -> io::Result<Vec<u8>> {
+    pub(crate) async fn read_exactly(&mut self, length: usize) -> io::Result<Vec<u8>> {
         while self.buffer.len() - self.position < length {
             self.fill_or_fail().await?;
         }
@@ -195,7 +195,7 @@ impl Wire {
     }
 
     /// Whatever is there, at least one byte; nothing at the end.
-    pub(crate) async fn some(&mut self) -> io::Result<Vec<u8>> {
+    pub(crate) async fn read_some(&mut self) -> io::Result<Vec<u8>> {
         if self.position == self.buffer.len() {
             self.fill().await?;
         }
@@ -204,29 +204,29 @@ impl Wire {
     }
 
     /// A whole body, and its trailers.
-    pub(crate) async fn body(&mut self, framing: Framing) -> io::Result<(Vec<u8>, Headers)> {
+    pub(crate) async fn body(&mut self, framing: BodyFraming) -> io::Result<(Vec<u8>, HeaderList)> {
         match framing {
-            Framing::Length(length) => Ok((self.exactly(length).await?, Headers::default())),
-            Framing::UntilClose => {
+            BodyFraming::Length(length) => Ok((self.read_exactly(length).await?, HeaderList::default())),
+            BodyFraming::UntilClose => {
                 while self.fill().await? {}
                 let rest = self.buffer.len() - self.position;
-                Ok((self.exactly(rest).await?, Headers::default()))
+                Ok((self.read_exactly(rest).await?, HeaderList::default()))
             }
-            Framing::Chunked => self.chunked().await,
+            BodyFraming::Chunked => self.read_chunked().await,
         }
     }
 
-    async fn chunked(&mut self) -> io::Result<(Vec<u8>, Headers)> {
+    async fn read_chunked(&mut self) -> io::Result<(Vec<u8>, HeaderList)> {
         let mut body = Vec::new();
         loop {
-            let line = self.line().await?;
+            let line = self.read_line().await?;
             let size = line.split(';').next().unwrap_or_default().trim();
             let size = usize::from_str_radix(size, 16).map_err(|_| malformed(format!("chunk size {line:?}")))?;
             if size == 0 {
-                return Ok((body, self.fields().await?));
+                return Ok((body, self.read_fields().await?));
             }
-            body.extend(self.exactly(size).await?);
-            let end = self.line().await?;
+            body.extend(self.read_exactly(size).await?);
+            let end = self.read_line().await?;
             if !end.is_empty() {
                 return Err(malformed(format!("{end:?} after a chunk")));
             }

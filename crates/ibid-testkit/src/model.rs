@@ -18,105 +18,105 @@
 
 use std::collections::HashMap;
 
-use ibid::store::FREE_FOR;
+use ibid::store::SPENT_TOKEN_TTL;
 
 /// Microseconds: of time, and of lifetimes.
-pub type Micros = u64;
+pub type ReferenceMicros = u64;
 
-/// What is asked, see [`Ask`](ibid::store::Ask).
+/// What is asked, see [`Ask`](ibid::store::ClaimRequest).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
-pub struct Wish {
+pub struct ReferenceRequest {
     pub at: usize,
     pub token: u32,
-    pub hold: Micros,
-    pub keep: Micros,
+    pub hold: ReferenceMicros,
+    pub keep: ReferenceMicros,
     pub over: Option<u64>,
 }
 
 /// What a holder has in its hand, see [`Lease`](ibid::store::Lease).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
-pub struct Grip {
-    pub wish: Wish,
+pub struct ReferenceLease {
+    pub request: ReferenceRequest,
     pub fence: u64,
     pub attempt: u32,
 }
 
-/// What a claim finds, see [`Claim`](ibid::store::Claim).
+/// What a claim finds, see [`Claim`](ibid::store::ClaimOutcome).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
-pub enum Found {
+pub enum ReferenceClaimOutcome {
     Granted { fence: u64, attempt: u32 },
-    Busy(Who),
-    Unknown(Who),
-    Done { fence: u64, attempt: u32, record: u8, expires_in: Micros },
+    Busy(ReferenceHolder),
+    Unknown(ReferenceHolder),
+    Done { fence: u64, attempt: u32, record: u8, expires_in: ReferenceMicros },
     Spent,
 }
 
 /// Who runs or ran, see [`Holder`](ibid::store::Holder).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
-pub struct Who {
+pub struct ReferenceHolder {
     pub fence: u64,
     pub attempt: u32,
-    pub age: Micros,
-    pub takeover_in: Micros,
+    pub age: ReferenceMicros,
+    pub takeover_in: ReferenceMicros,
 }
 
-/// How a claim ends, see [`End`](ibid::store::End). A record is one byte.
+/// How a claim ends, see [`End`](ibid::store::Settlement). A record is one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
-pub enum Ending {
-    Complete { record: u8, keep: Micros },
+pub enum ReferenceSettlement {
+    Complete { record: u8, keep: ReferenceMicros },
     Release,
-    Park { keep: Micros, retry_in: Micros },
+    Park { keep: ReferenceMicros, retry_in: ReferenceMicros },
 }
 
-/// Whether a holder still was the holder, see [`Held`](ibid::store::Held).
+/// Whether a holder still was the holder, see [`Held`](ibid::store::SettleOutcome).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
-pub enum Answer {
+pub enum ReferenceSettleOutcome {
     Held,
     Restored,
-    Lost(Found),
+    ClaimLost(ReferenceClaimOutcome),
 }
 
 /// The model.
 #[derive(Debug, Default)]
-pub struct Model {
-    now: Micros,
-    entries: HashMap<usize, Entry>,
+pub struct ReferenceStore {
+    now: ReferenceMicros,
+    entries: HashMap<usize, ReferenceEntry>,
     /// The highest fence ever given, per address: it outlives the entries.
     fences: HashMap<usize, u64>,
     /// Every token that was ever released or forgotten, and until when that has to be remembered.
-    spent: HashMap<u32, Micros>,
+    spent_tokens: HashMap<u32, ReferenceMicros>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
-    wish: Wish,
+struct ReferenceEntry {
+    request: ReferenceRequest,
     fence: u64,
     attempt: u32,
     took_over: bool,
-    claimed: Micros,
-    expires: Micros,
-    phase: Phase,
+    claimed_at: ReferenceMicros,
+    expires_at: ReferenceMicros,
+    phase: ReferenceState,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Phase {
-    Running { until: Micros, takeover: Micros },
-    Unknown { takeover: Micros, released: bool },
-    Done { record: u8, resolved: bool },
+enum ReferenceState {
+    Running { lease_until: ReferenceMicros, takeover_from: ReferenceMicros },
+    OutcomeUnknown { takeover_from: ReferenceMicros, released: bool },
+    Completed { record: u8, resolved: bool },
     Free,
 }
 
-impl Model {
+impl ReferenceStore {
     /// Lets time pass.
-    pub fn advance(&mut self, by: Micros) {
+    pub fn advance(&mut self, by: ReferenceMicros) {
         self.now += by;
-        self.entries.retain(|_, entry| self.now < entry.expires);
+        self.entries.retain(|_, entry| self.now < entry.expires_at);
     }
 
     /// What a durable store that serves one process says after that has started again: whatever ran is unknown at once,
@@ -124,231 +124,272 @@ impl Model {
     pub fn restart(&mut self) {
         let now = self.now;
         for entry in self.entries.values_mut() {
-            if let Phase::Running { until, takeover } = &mut entry.phase {
-                *takeover = (now + entry.wish.hold).max(*takeover);
+            if let ReferenceState::Running { lease_until: until, takeover_from: takeover } = &mut entry.phase {
+                *takeover = (now + entry.request.hold).max(*takeover);
                 *until = now.min(*until);
             }
         }
     }
 
     /// See [`Store::claim`](ibid::store::Store::claim).
-    pub fn claim(&mut self, wish: Wish) -> Found {
-        if self.spent.get(&wish.token).is_some_and(|until| self.now < *until) {
-            return Found::Spent;
+    pub fn claim(&mut self, wish: ReferenceRequest) -> ReferenceClaimOutcome {
+        if self.spent_tokens.get(&wish.token).is_some_and(|until| self.now < *until) {
+            return ReferenceClaimOutcome::Spent;
         }
         let before = self.entries.get(&wish.at).copied();
         if let Some(entry) = before {
             let found = entry.view(self.now);
-            let same = entry.wish.token == wish.token;
+            let same = entry.request.token == wish.token;
             match (entry.phase, found) {
-                (Phase::Running { .. }, _) if same => {
-                    return Found::Granted { fence: entry.fence, attempt: entry.attempt };
+                (ReferenceState::Running { .. }, _) if same => {
+                    return ReferenceClaimOutcome::Granted { fence: entry.fence, attempt: entry.attempt };
                 }
-                (Phase::Unknown { released: true, .. }, _) if same => return Found::Spent,
-                (Phase::Free, _) => {}
-                (_, Found::Unknown(who)) if who.takeover_in == 0 && wish.over == Some(who.fence) => {}
+                (ReferenceState::OutcomeUnknown { released: true, .. }, _) if same => {
+                    return ReferenceClaimOutcome::Spent;
+                }
+                (ReferenceState::Free, _) => {}
+                (_, ReferenceClaimOutcome::Unknown(who)) if who.takeover_in == 0 && wish.over == Some(who.fence) => {}
                 _ => return found,
             }
         }
         let fence = self.fences.entry(wish.at).or_default();
         *fence += 1;
-        let entry = Entry {
-            wish,
+        let entry = ReferenceEntry {
+            request: wish,
             fence: *fence,
             attempt: before.map_or(1, |before| before.attempt + 1),
-            took_over: before.is_some_and(|before| !matches!(before.phase, Phase::Free)),
-            claimed: self.now,
-            expires: self.now + wish.hold + wish.keep,
-            phase: Phase::running(self.now + wish.hold),
+            took_over: before.is_some_and(|before| !matches!(before.phase, ReferenceState::Free)),
+            claimed_at: self.now,
+            expires_at: self.now + wish.hold + wish.keep,
+            phase: ReferenceState::running(self.now + wish.hold),
         };
-        self.put(entry);
-        Found::Granted { fence: entry.fence, attempt: entry.attempt }
+        self.insert(entry);
+        ReferenceClaimOutcome::Granted { fence: entry.fence, attempt: entry.attempt }
     }
 
     /// See [`Store::extend`](ibid::store::Store::extend).
-    pub fn extend(&mut self, grip: Grip, hold: Micros) -> Answer {
-        let phase = Phase::running(self.now + hold);
-        let least = self.now + hold + grip.wish.keep;
-        match self.entries.get_mut(&grip.wish.at).filter(|entry| !entry.gives_way_to(grip, &self.spent, self.now)) {
+    pub fn extend(&mut self, grip: ReferenceLease, hold: ReferenceMicros) -> ReferenceSettleOutcome {
+        let phase = ReferenceState::running(self.now + hold);
+        let least = self.now + hold + grip.request.keep;
+        match self
+            .entries
+            .get_mut(&grip.request.at)
+            .filter(|entry| !entry.yields_to(grip, &self.spent_tokens, self.now))
+        {
             None => self.restore(grip, phase, least),
-            Some(entry) if entry.is_held_by(grip) && matches!(entry.phase, Phase::Running { .. }) => {
+            Some(entry) if entry.is_held_by(grip) && matches!(entry.phase, ReferenceState::Running { .. }) => {
                 entry.phase = phase;
-                entry.expires = entry.expires.max(least);
-                Answer::Held
+                entry.expires_at = entry.expires_at.max(least);
+                ReferenceSettleOutcome::Held
             }
-            Some(entry) => Answer::Lost(entry.view(self.now)),
+            Some(entry) => ReferenceSettleOutcome::ClaimLost(entry.view(self.now)),
         }
     }
 
     /// See [`Store::settle`](ibid::store::Store::settle).
-    pub fn settle(&mut self, grip: Grip, end: Ending) -> Answer {
+    pub fn settle(&mut self, grip: ReferenceLease, end: ReferenceSettlement) -> ReferenceSettleOutcome {
         let now = self.now;
-        let spent_until = now + grip.wish.hold.max(FREE_FOR.as_micros() as Micros);
-        let released = Phase::Unknown { takeover: now, released: true };
-        let there = self.entries.get_mut(&grip.wish.at).filter(|entry| !entry.gives_way_to(grip, &self.spent, now));
+        let spent_until = now + grip.request.hold.max(SPENT_TOKEN_TTL.as_micros() as ReferenceMicros);
+        let released = ReferenceState::OutcomeUnknown { takeover_from: now, released: true };
+        let there =
+            self.entries.get_mut(&grip.request.at).filter(|entry| !entry.yields_to(grip, &self.spent_tokens, now));
         let Some(entry) = there else {
-            if end == Ending::Release {
-                let until = self.spent.entry(grip.wish.token).or_default();
+            if end == ReferenceSettlement::Release {
+                let until = self.spent_tokens.entry(grip.request.token).or_default();
                 *until = spent_until.max(*until);
             }
             return match end {
-                Ending::Release if grip.fence == 0 => {
-                    self.restore(grip, Phase::Free, spent_until);
-                    Answer::Held
+                ReferenceSettlement::Release if grip.fence == 0 => {
+                    self.restore(grip, ReferenceState::Free, spent_until);
+                    ReferenceSettleOutcome::Held
                 }
-                Ending::Release if grip.wish.over.is_some() => {
-                    self.restore(grip, released, spent_until.max(now + grip.wish.keep))
+                ReferenceSettlement::Release if grip.request.over.is_some() => {
+                    self.restore(grip, released, spent_until.max(now + grip.request.keep))
                 }
-                Ending::Release => self.restore(grip, Phase::Free, spent_until),
-                Ending::Complete { keep, .. } | Ending::Park { keep, .. } => {
-                    self.restore(grip, Phase::of(end, now), now + keep)
+                ReferenceSettlement::Release => self.restore(grip, ReferenceState::Free, spent_until),
+                ReferenceSettlement::Complete { keep, .. } | ReferenceSettlement::Park { keep, .. } => {
+                    self.restore(grip, ReferenceState::of(end, now), now + keep)
                 }
             };
         };
         if !entry.is_held_by(grip) {
-            let spent = self.spent.get(&grip.wish.token).is_some_and(|until| now < *until);
+            let spent = self.spent_tokens.get(&grip.request.token).is_some_and(|until| now < *until);
             if grip.fence == 0 && !spent {
-                self.spent.insert(grip.wish.token, spent_until);
-            } else if grip.fence != 0 && spent && end == Ending::Release {
-                return Answer::Held;
+                self.spent_tokens.insert(grip.request.token, spent_until);
+            } else if grip.fence != 0 && spent && end == ReferenceSettlement::Release {
+                return ReferenceSettleOutcome::Held;
             }
-            return Answer::Lost(entry.view(now));
+            return ReferenceSettleOutcome::ClaimLost(entry.view(now));
         }
         match (entry.phase, end) {
-            (Phase::Running { .. }, Ending::Release) if entry.took_over => {
+            (ReferenceState::Running { .. }, ReferenceSettlement::Release) if entry.took_over => {
                 entry.phase = released;
-                entry.expires = entry.expires.max(spent_until);
+                entry.expires_at = entry.expires_at.max(spent_until);
             }
-            (Phase::Running { .. }, _) | (Phase::Unknown { released: false, .. }, Ending::Complete { .. }) => {
+            (ReferenceState::Running { .. }, _)
+            | (ReferenceState::OutcomeUnknown { released: false, .. }, ReferenceSettlement::Complete { .. }) => {
                 entry.end(end, now);
             }
-            (Phase::Done { resolved: false, .. }, Ending::Complete { .. })
-            | (Phase::Unknown { released: false, .. }, Ending::Park { .. })
-            | (Phase::Unknown { released: true, .. } | Phase::Free, Ending::Release) => {}
-            _ => return Answer::Lost(entry.view(now)),
+            (ReferenceState::Completed { resolved: false, .. }, ReferenceSettlement::Complete { .. })
+            | (ReferenceState::OutcomeUnknown { released: false, .. }, ReferenceSettlement::Park { .. })
+            | (
+                ReferenceState::OutcomeUnknown { released: true, .. } | ReferenceState::Free,
+                ReferenceSettlement::Release,
+            ) => {}
+            _ => return ReferenceSettleOutcome::ClaimLost(entry.view(now)),
         }
-        if end == Ending::Release {
-            self.spent.entry(grip.wish.token).or_insert(spent_until);
+        if end == ReferenceSettlement::Release {
+            self.spent_tokens.entry(grip.request.token).or_insert(spent_until);
         }
-        Answer::Held
+        ReferenceSettleOutcome::Held
     }
 
     /// See [`Store::get`](ibid::store::Store::get).
-    pub fn get(&self, at: usize) -> Option<Found> {
+    pub fn get(&self, at: usize) -> Option<ReferenceClaimOutcome> {
         let entry = self.entries.get(&at)?;
-        (!matches!(entry.phase, Phase::Free)).then(|| entry.view(self.now))
+        (!matches!(entry.phase, ReferenceState::Free)).then(|| entry.view(self.now))
     }
 
-    /// See [`Operators::resolve`](ibid::store::Operators::resolve).
-    pub fn resolve(&mut self, at: usize, seen: u64, end: Ending) -> Answer {
+    /// See [`StoreAdmin::resolve`](ibid::store::StoreAdmin::resolve).
+    pub fn resolve(&mut self, at: usize, seen: u64, end: ReferenceSettlement) -> ReferenceSettleOutcome {
         let now = self.now;
-        let Some(entry) = self.entries.get_mut(&at) else { return Answer::Lost(Found::Spent) };
+        let Some(entry) = self.entries.get_mut(&at) else {
+            return ReferenceSettleOutcome::ClaimLost(ReferenceClaimOutcome::Spent);
+        };
         match entry.view(now) {
-            Found::Unknown(who) if who.fence == seen => {}
-            found => return Answer::Lost(found),
+            ReferenceClaimOutcome::Unknown(who) if who.fence == seen => {}
+            found => return ReferenceSettleOutcome::ClaimLost(found),
         }
-        let was_released = matches!(entry.phase, Phase::Unknown { released: true, .. });
+        let was_released = matches!(entry.phase, ReferenceState::OutcomeUnknown { released: true, .. });
         entry.end(end, now);
         match &mut entry.phase {
-            Phase::Done { resolved, .. } => *resolved = true,
-            Phase::Unknown { released, .. } => *released = was_released,
-            Phase::Free => drop(self.spent.entry(entry.wish.token).or_insert(entry.expires)),
-            Phase::Running { .. } => {}
+            ReferenceState::Completed { resolved, .. } => *resolved = true,
+            ReferenceState::OutcomeUnknown { released, .. } => *released = was_released,
+            ReferenceState::Free => drop(self.spent_tokens.entry(entry.request.token).or_insert(entry.expires_at)),
+            ReferenceState::Running { .. } => {}
         }
-        Answer::Held
+        ReferenceSettleOutcome::Held
     }
 
-    /// See [`Operators::forget`](ibid::store::Operators::forget).
-    pub fn forget(&mut self, at: usize, seen: u64) -> Answer {
+    /// See [`StoreAdmin::forget`](ibid::store::StoreAdmin::forget).
+    pub fn forget(&mut self, at: usize, seen: u64) -> ReferenceSettleOutcome {
         let now = self.now;
         match self.entries.get_mut(&at) {
-            None => Answer::Lost(Found::Spent),
-            Some(entry) if entry.fence != seen || matches!(entry.phase, Phase::Free) => Answer::Lost(entry.view(now)),
+            None => ReferenceSettleOutcome::ClaimLost(ReferenceClaimOutcome::Spent),
+            Some(entry) if entry.fence != seen || matches!(entry.phase, ReferenceState::Free) => {
+                ReferenceSettleOutcome::ClaimLost(entry.view(now))
+            }
             Some(entry) => {
-                entry.end(Ending::Release, now);
-                self.spent.entry(entry.wish.token).or_insert(entry.expires);
-                Answer::Held
+                entry.end(ReferenceSettlement::Release, now);
+                self.spent_tokens.entry(entry.request.token).or_insert(entry.expires_at);
+                ReferenceSettleOutcome::Held
             }
         }
     }
 
     /// The fence that is there, if any is, even if it is free.
-    pub fn current(&self, at: usize) -> Option<u64> {
+    pub fn current_fence(&self, at: usize) -> Option<u64> {
         self.entries.get(&at).map(|entry| entry.fence)
     }
 
     /// Whether the contract leaves open what this claim, or its holder, finds: its token was spent, and that need not be remembered any
     /// more.
-    pub fn leaves_open(&self, wish: Wish) -> bool {
-        self.spent.get(&wish.token).is_some_and(|until| *until <= self.now)
+    pub fn is_unspecified(&self, wish: ReferenceRequest) -> bool {
+        self.spent_tokens.get(&wish.token).is_some_and(|until| *until <= self.now)
     }
 
     /// Whether this token was spent and others have been here since. It may then find them, or its own end if that was put
     /// back after they had gone, but is never granted.
-    pub fn was_spent_before(&self, wish: Wish) -> bool {
-        let is_other = |entry: &Entry| entry.wish.token != wish.token || matches!(entry.phase, Phase::Done { .. });
-        self.spent.contains_key(&wish.token) && self.entries.get(&wish.at).is_none_or(is_other)
+    pub fn was_spent_and_replaced(&self, wish: ReferenceRequest) -> bool {
+        let is_other = |entry: &ReferenceEntry| {
+            entry.request.token != wish.token || matches!(entry.phase, ReferenceState::Completed { .. })
+        };
+        self.spent_tokens.contains_key(&wish.token) && self.entries.get(&wish.at).is_none_or(is_other)
     }
 
-    fn restore(&mut self, grip: Grip, phase: Phase, expires: Micros) -> Answer {
-        let Grip { wish, fence, attempt } = grip;
-        self.put(Entry { wish, fence, attempt, took_over: wish.over.is_some(), claimed: self.now, expires, phase });
-        Answer::Restored
+    fn restore(
+        &mut self, grip: ReferenceLease, phase: ReferenceState, expires: ReferenceMicros,
+    ) -> ReferenceSettleOutcome {
+        let ReferenceLease { request: wish, fence, attempt } = grip;
+        self.insert(ReferenceEntry {
+            request: wish,
+            fence,
+            attempt,
+            took_over: wish.over.is_some(),
+            claimed_at: self.now,
+            expires_at: expires,
+            phase,
+        });
+        ReferenceSettleOutcome::Restored
     }
 
-    fn put(&mut self, entry: Entry) {
-        if self.now < entry.expires {
-            self.entries.insert(entry.wish.at, entry);
+    fn insert(&mut self, entry: ReferenceEntry) {
+        if self.now < entry.expires_at {
+            self.entries.insert(entry.request.at, entry);
         } else {
-            self.entries.remove(&entry.wish.at);
+            self.entries.remove(&entry.request.at);
         }
     }
 }
 
-impl Entry {
-    fn is_held_by(&self, grip: Grip) -> bool {
-        self.wish.token == grip.wish.token && (grip.fence == self.fence || grip.fence == 0)
+impl ReferenceEntry {
+    fn is_held_by(&self, grip: ReferenceLease) -> bool {
+        self.request.token == grip.request.token && (grip.fence == self.fence || grip.fence == 0)
     }
 
     /// Somebody else was here and has gone: for this holder, of whom nothing is said, it is as if nothing were here.
-    fn gives_way_to(&self, grip: Grip, spent: &HashMap<u32, Micros>, now: Micros) -> bool {
-        matches!(self.phase, Phase::Free)
+    fn yields_to(&self, grip: ReferenceLease, spent: &HashMap<u32, ReferenceMicros>, now: ReferenceMicros) -> bool {
+        matches!(self.phase, ReferenceState::Free)
             && grip.fence != 0
-            && self.wish.token != grip.wish.token
-            && spent.get(&grip.wish.token).is_none_or(|until| *until <= now)
+            && self.request.token != grip.request.token
+            && spent.get(&grip.request.token).is_none_or(|until| *until <= now)
     }
 
-    fn end(&mut self, end: Ending, now: Micros) {
-        self.phase = Phase::of(end, now);
-        self.expires = now
+    fn end(&mut self, end: ReferenceSettlement, now: ReferenceMicros) {
+        self.phase = ReferenceState::of(end, now);
+        self.expires_at = now
             + match end {
-                Ending::Complete { keep, .. } | Ending::Park { keep, .. } => keep,
-                Ending::Release => self.wish.hold.max(FREE_FOR.as_micros() as Micros),
+                ReferenceSettlement::Complete { keep, .. } | ReferenceSettlement::Park { keep, .. } => keep,
+                ReferenceSettlement::Release => self.request.hold.max(SPENT_TOKEN_TTL.as_micros() as ReferenceMicros),
             };
     }
 
-    fn view(&self, now: Micros) -> Found {
+    fn view(&self, now: ReferenceMicros) -> ReferenceClaimOutcome {
         let Self { fence, attempt, .. } = *self;
-        let who = |from: Micros| Who { fence, attempt, age: now - self.claimed, takeover_in: from.saturating_sub(now) };
+        let who = |from: ReferenceMicros| ReferenceHolder {
+            fence,
+            attempt,
+            age: now - self.claimed_at,
+            takeover_in: from.saturating_sub(now),
+        };
         match self.phase {
-            Phase::Running { until, takeover } if now < until => Found::Busy(who(takeover)),
-            Phase::Running { takeover, .. } | Phase::Unknown { takeover, .. } => Found::Unknown(who(takeover)),
-            Phase::Done { record, .. } => Found::Done { fence, attempt, record, expires_in: self.expires - now },
-            Phase::Free => Found::Spent,
+            ReferenceState::Running { lease_until: until, takeover_from: takeover } if now < until => {
+                ReferenceClaimOutcome::Busy(who(takeover))
+            }
+            ReferenceState::Running { takeover_from: takeover, .. }
+            | ReferenceState::OutcomeUnknown { takeover_from: takeover, .. } => {
+                ReferenceClaimOutcome::Unknown(who(takeover))
+            }
+            ReferenceState::Completed { record, .. } => {
+                ReferenceClaimOutcome::Done { fence, attempt, record, expires_in: self.expires_at - now }
+            }
+            ReferenceState::Free => ReferenceClaimOutcome::Spent,
         }
     }
 }
 
-impl Phase {
-    fn running(until: Micros) -> Self {
-        Self::Running { until, takeover: until }
+impl ReferenceState {
+    fn running(lease_until: ReferenceMicros) -> Self {
+        Self::Running { lease_until, takeover_from: lease_until }
     }
 
-    fn of(end: Ending, now: Micros) -> Self {
+    fn of(end: ReferenceSettlement, now: ReferenceMicros) -> Self {
         match end {
-            Ending::Complete { record, .. } => Self::Done { record, resolved: false },
-            Ending::Release => Self::Free,
-            Ending::Park { retry_in, .. } => Self::Unknown { takeover: now + retry_in, released: false },
+            ReferenceSettlement::Complete { record, .. } => Self::Completed { record, resolved: false },
+            ReferenceSettlement::Release => Self::Free,
+            ReferenceSettlement::Park { retry_in, .. } => {
+                Self::OutcomeUnknown { takeover_from: now + retry_in, released: false }
+            }
         }
     }
 }

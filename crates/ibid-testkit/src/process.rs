@@ -1,7 +1,7 @@
 //! The gateway as a process of its own, as its users run it.
 //!
-//! [`Launch`] says how, [`Gateway`] is the running process: its addresses, its logs, its signals. It lives in a temporary
-//! folder that is also its working directory, so `embedded:data` is a store that survives [`Gateway::restart`].
+//! [`GatewayLauncher`] says how, [`GatewayProcess`] is the running process: its addresses, its logs, its signals. It lives in a temporary
+//! folder that is also its working directory, so `embedded:data` is a store that survives [`GatewayProcess::restart`].
 //!
 //! Invariant: no process outlives its `Gateway`. A test that fails shows the end of the process's logs.
 //!
@@ -32,22 +32,22 @@ use std::{
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
-use self::capture::Capture;
-use crate::http1::DEADLINE;
+use self::capture::OutputCapture;
+use crate::http1::WAIT_TIMEOUT;
 
 mod capture;
 
 /// How long a start may take: longer than other waits, because many tests start at once on few cores.
-const START: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How many lines of log a failing test shows.
-const SHOWN_LINES: usize = 60;
+const MAX_SHOWN_LOG_LINES: usize = 60;
 
-const CONFIG: &str = "ibid.toml";
+const CONFIG_FILE: &str = "ibid.toml";
 
 /// How to run the gateway.
 #[derive(Clone, Debug)]
-pub struct Launch {
+pub struct GatewayLauncher {
     bin: PathBuf,
     config: String,
     upstream: Option<String>,
@@ -56,7 +56,7 @@ pub struct Launch {
     env: Vec<(OsString, OsString)>,
 }
 
-impl Launch {
+impl GatewayLauncher {
     /// The text of its configuration file; without one the file is empty.
     pub fn config(mut self, text: impl Into<String>) -> Self {
         self.config = text.into();
@@ -92,18 +92,18 @@ impl Launch {
     /// # Panics
     ///
     /// If it exits instead, or says nothing for thirty seconds, with all that it printed.
-    pub async fn start(self) -> Gateway {
+    pub async fn start(self) -> GatewayProcess {
         let dir = tempfile::Builder::new().prefix("ibid-").tempdir().expect("a temporary folder");
-        fs::write(dir.path().join(CONFIG), &self.config).expect("the configuration is written");
-        let (child, capture) = self.run(dir.path());
-        let mut gateway = Gateway { launch: self, dir, child, capture, exit: None, addr: None, admin: None };
-        gateway.until_listening().await;
+        fs::write(dir.path().join(CONFIG_FILE), &self.config).expect("the configuration is written");
+        let (child, capture) = self.spawn_process(dir.path());
+        let mut gateway = GatewayProcess { launch: self, dir, child, capture, exit: None, addr: None, admin: None };
+        gateway.wait_until_listening().await;
         gateway
     }
 
-    fn run(&self, dir: &Path) -> (Child, Arc<Capture>) {
-        let mut command = command(&self.bin);
-        command.arg("serve").arg("--config").arg(dir.join(CONFIG)).args(["--listen", "127.0.0.1:0"]);
+    fn spawn_process(&self, dir: &Path) -> (Child, Arc<OutputCapture>) {
+        let mut command = base_command(&self.bin);
+        command.arg("serve").arg("--config").arg(dir.join(CONFIG_FILE)).args(["--listen", "127.0.0.1:0"]);
         if self.admin {
             command.args(["--admin", "127.0.0.1:0"]);
         }
@@ -113,14 +113,14 @@ impl Launch {
         command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value))).current_dir(dir);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {}: {error}", self.bin.display()));
-        let capture = Capture::start(&mut child);
+        let capture = OutputCapture::start(&mut child);
         (child, capture)
     }
 }
 
 /// A signal to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
+pub enum ProcessSignal {
     /// SIGTERM: finish and leave.
     Term,
     /// SIGINT: as if by Ctrl-C.
@@ -135,34 +135,34 @@ pub enum Signal {
     Cont,
 }
 
-impl Signal {
+impl ProcessSignal {
     fn flag(self) -> &'static str {
         match self {
-            Signal::Term => "-TERM",
-            Signal::Int => "-INT",
-            Signal::Hup => "-HUP",
-            Signal::Kill => "-KILL",
-            Signal::Stop => "-STOP",
-            Signal::Cont => "-CONT",
+            ProcessSignal::Term => "-TERM",
+            ProcessSignal::Int => "-INT",
+            ProcessSignal::Hup => "-HUP",
+            ProcessSignal::Kill => "-KILL",
+            ProcessSignal::Stop => "-STOP",
+            ProcessSignal::Cont => "-CONT",
         }
     }
 }
 
 /// A running gateway. Dropping it kills the process and waits for its end.
-pub struct Gateway {
-    launch: Launch,
+pub struct GatewayProcess {
+    launch: GatewayLauncher,
     dir: TempDir,
     child: Child,
-    capture: Arc<Capture>,
+    capture: Arc<OutputCapture>,
     exit: Option<ExitStatus>,
     addr: Option<SocketAddr>,
     admin: Option<SocketAddr>,
 }
 
-impl Gateway {
+impl GatewayProcess {
     /// How to run this binary; `start` runs it.
-    pub fn launch(bin: impl AsRef<Path>) -> Launch {
-        Launch {
+    pub fn launch(bin: impl AsRef<Path>) -> GatewayLauncher {
+        GatewayLauncher {
             bin: bin.as_ref().to_owned(),
             config: String::new(),
             upstream: None,
@@ -176,9 +176,9 @@ impl Gateway {
     ///
     /// # Panics
     ///
-    /// As [`Launch::start`].
-    pub async fn spawn(bin: impl AsRef<Path>, config: &str, upstream: &str) -> Gateway {
-        Gateway::launch(bin).config(config).upstream(upstream).start().await
+    /// As [`GatewayLauncher::start`].
+    pub async fn spawn(bin: impl AsRef<Path>, config: &str, upstream: &str) -> GatewayProcess {
+        GatewayProcess::launch(bin).config(config).upstream(upstream).start().await
     }
 
     /// Where it listens. Another port after a restart.
@@ -216,10 +216,10 @@ impl Gateway {
     ///
     /// If none comes within ten seconds.
     pub async fn wait_for_log(&self, part: &str) -> String {
-        match timeout(DEADLINE, self.capture.line_with(part)).await {
+        match timeout(WAIT_TIMEOUT, self.capture.wait_for_line(part)).await {
             Ok(Some(line)) => line,
-            Ok(None) => panic!("the process ended without logging {part:?}:\n{}", self.tail()),
-            Err(_) => panic!("waited {DEADLINE:?} for {part:?} in the log:\n{}", self.tail()),
+            Ok(None) => panic!("the process ended without logging {part:?}:\n{}", self.log_tail()),
+            Err(_) => panic!("waited {WAIT_TIMEOUT:?} for {part:?} in the log:\n{}", self.log_tail()),
         }
     }
 
@@ -227,7 +227,7 @@ impl Gateway {
     pub fn rewrite_config(&self, text: &str) {
         let next = self.dir().join("ibid.toml.next");
         fs::write(&next, text).expect("the configuration is written");
-        fs::rename(&next, self.dir().join(CONFIG)).expect("the configuration is replaced");
+        fs::rename(&next, self.dir().join(CONFIG_FILE)).expect("the configuration is replaced");
     }
 
     /// Sends a signal; nothing if it has ended already.
@@ -235,7 +235,7 @@ impl Gateway {
     /// # Panics
     ///
     /// If the `kill` command fails.
-    pub fn signal(&mut self, signal: Signal) {
+    pub fn signal(&mut self, signal: ProcessSignal) {
         // Once reaped its number may belong to another process.
         if self.has_exited() {
             return;
@@ -264,74 +264,74 @@ impl Gateway {
             }
         };
         if timeout(deadline, ended).await.is_err() {
-            panic!("the process still runs after {deadline:?}:\n{}", self.tail());
+            panic!("the process still runs after {deadline:?}:\n{}", self.log_tail());
         }
-        let _ = timeout(Duration::from_secs(1), self.capture.ended()).await;
+        let _ = timeout(Duration::from_secs(1), self.capture.wait_for_end()).await;
         self.exit.expect("just seen")
     }
 
     /// Kills it, as a crash would, and waits for its end. The folder stays.
     pub async fn kill(&mut self) {
-        self.signal(Signal::Kill);
-        self.wait_exit(DEADLINE).await;
+        self.signal(ProcessSignal::Kill);
+        self.wait_exit(WAIT_TIMEOUT).await;
     }
 
     /// Runs it again in the same folder, with the present configuration file; kills it first if it still runs.
     ///
     /// # Panics
     ///
-    /// As [`Launch::start`].
+    /// As [`GatewayLauncher::start`].
     pub async fn restart(&mut self) {
         self.kill().await;
         let old = self.logs();
-        let (child, capture) = self.launch.run(self.dir.path());
-        capture.put_before(old);
+        let (child, capture) = self.launch.spawn_process(self.dir.path());
+        capture.prepend(old);
         (self.child, self.capture, self.exit) = (child, capture, None);
-        self.until_listening().await;
+        self.wait_until_listening().await;
     }
 
-    async fn until_listening(&mut self) {
+    async fn wait_until_listening(&mut self) {
         (self.addr, self.admin) = (None, None);
         let admin = self.launch.admin;
         let capture = Arc::clone(&self.capture);
         let lines = async {
-            let addr = capture.address_after("ibid: listening on ").await?;
-            let admin = if admin { Some(capture.address_after("ibid: admin on ").await?) } else { None };
+            let addr = capture.wait_for_address("ibid: listening on ").await?;
+            let admin = if admin { Some(capture.wait_for_address("ibid: admin on ").await?) } else { None };
             Some((addr, admin))
         };
-        match timeout(START, lines).await {
+        match timeout(START_TIMEOUT, lines).await {
             Ok(Some((addr, admin))) => (self.addr, self.admin) = (Some(addr), admin),
             Ok(None) => {
-                let exit = self.wait_exit(DEADLINE).await;
-                panic!("the gateway ended ({exit}) before it listened:\n{}", self.tail());
+                let exit = self.wait_exit(WAIT_TIMEOUT).await;
+                panic!("the gateway ended ({exit}) before it listened:\n{}", self.log_tail());
             }
-            Err(_) => panic!("the gateway did not listen within {START:?}:\n{}", self.tail()),
+            Err(_) => panic!("the gateway did not listen within {START_TIMEOUT:?}:\n{}", self.log_tail()),
         }
     }
 
-    fn tail(&self) -> String {
+    fn log_tail(&self) -> String {
         let lines = self.logs();
-        lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")
+        lines[lines.len().saturating_sub(MAX_SHOWN_LOG_LINES)..].join("\n")
     }
 }
 
-impl fmt::Debug for Gateway {
+impl fmt::Debug for GatewayProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gateway").field("addr", &self.addr).field("exit", &self.exit).finish_non_exhaustive()
     }
 }
 
-impl Drop for Gateway {
+impl Drop for GatewayProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("--- the gateway's log ---\n{}\n---", self.tail());
+            eprintln!("--- the gateway's log ---\n{}\n---", self.log_tail());
         }
     }
 }
 
-/// Runs a command of the binary to its end, say `ibid check FILE`.
+/// Runs a command of the binary to its end, say `ibid check MAX_FILE_BYTES`.
 ///
 /// # Panics
 ///
@@ -339,17 +339,17 @@ impl Drop for Gateway {
 pub async fn run(bin: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Output {
     // What it makes, it makes where it is thrown away.
     let folder = tempfile::tempdir().expect("a folder");
-    let mut command = command(bin.as_ref());
+    let mut command = base_command(bin.as_ref());
     command.args(args).envs(env.iter().copied()).stdin(Stdio::null()).current_dir(folder.path());
     let output = tokio::process::Command::from(command).kill_on_drop(true).output();
-    match timeout(START, output).await {
+    match timeout(START_TIMEOUT, output).await {
         Ok(output) => output.unwrap_or_else(|error| panic!("cannot run {}: {error}", bin.as_ref().display())),
-        Err(_) => panic!("{} {args:?} did not end within {START:?}", bin.as_ref().display()),
+        Err(_) => panic!("{} {args:?} did not end within {START_TIMEOUT:?}", bin.as_ref().display()),
     }
 }
 
 /// A command with the test's environment, but for settings meant for another gateway.
-fn command(bin: &Path) -> Command {
+fn base_command(bin: &Path) -> Command {
     let mut command = Command::new(bin);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("IBID_")) {
         command.env_remove(name);

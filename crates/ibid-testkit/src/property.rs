@@ -1,8 +1,8 @@
 //! Random histories, told to a store and to the [model](crate::model), which must answer alike.
 //!
-//! With a [paused clock](Clock::Paused) every duration is compared exactly; a store that has a clock of its own gets
-//! the [time-free subset](Clock::Real), in which nothing lapses or expires. Invariant: what the contract leaves open is
-//! not compared: for how long beyond [`FREE_FOR`](ibid::store::FREE_FOR) a token stays spent, and whether a spent token
+//! With a [paused clock](HistoryClock::Paused) every duration is compared exactly; a store that has a clock of its own gets
+//! the [time-free subset](HistoryClock::Real), in which nothing lapses or expires. Invariant: what the contract leaves open is
+//! not compared: for how long beyond [`SPENT_TOKEN_TTL`](ibid::store::SPENT_TOKEN_TTL) a token stays spent, and whether a spent token
 //! finds that it is, or the others that have come since.
 //!
 //! ```
@@ -16,16 +16,22 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ibid::store::{Address, Ask, Claim, End, Fence, Fingerprint, Held, Holder, Lease, Outline, Store, Tags, Token};
+use ibid::store::{
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, Fence, Fingerprint, Holder, Lease, RecordSummary, SettleOutcome,
+    Settlement, Store, Tags,
+};
 use proptest::{
     prelude::*,
     sample::select,
     test_runner::{Config, TestCaseError, TestRunner},
 };
 
-use crate::model::{Answer, Ending, Found, Grip, Micros, Model, Who, Wish};
+use crate::model::{
+    ReferenceClaimOutcome, ReferenceHolder, ReferenceLease, ReferenceMicros, ReferenceRequest, ReferenceSettleOutcome,
+    ReferenceSettlement, ReferenceStore,
+};
 
-const SECOND: Micros = 1_000_000;
+const SECOND: ReferenceMicros = 1_000_000;
 /// How many addresses a history is about.
 pub const ADDRESSES: usize = 3;
 /// How many there are at each address that claim.
@@ -33,7 +39,7 @@ pub const CLAIMERS: usize = 4;
 
 /// Which clock the store runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Clock {
+pub enum HistoryClock {
     /// Tokio's, paused: time passes only as the history says, and lifetimes are exact.
     Paused,
     /// Its own: lifetimes are long, no time passes, durations are not compared.
@@ -41,13 +47,13 @@ pub enum Clock {
 }
 
 /// Somebody at an address: address, claimer.
-pub type Seat = (usize, usize);
+pub type ClaimerId = (usize, usize);
 
 /// Which fence is named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Named {
+pub enum FenceChoice {
     /// None, or one that never was.
-    Nobody,
+    NoFence,
     /// That of the holder that is there.
     Current,
     /// The one before it.
@@ -57,97 +63,99 @@ pub enum Named {
 /// One step of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after the call that it stands for")]
-pub enum Op {
+pub enum HistoryStep {
     /// With a fresh token.
     Claim {
-        seat: Seat,
-        over: Named,
-        hold: Micros,
-        keep: Micros,
+        claimer: ClaimerId,
+        over: FenceChoice,
+        hold: ReferenceMicros,
+        keep: ReferenceMicros,
     },
     /// The same claim again.
-    Again {
-        seat: Seat,
+    RepeatClaim {
+        claimer: ClaimerId,
     },
     Extend {
-        seat: Seat,
-        hold: Micros,
+        claimer: ClaimerId,
+        hold: ReferenceMicros,
     },
     Settle {
-        seat: Seat,
-        end: Ending,
+        claimer: ClaimerId,
+        end: ReferenceSettlement,
     },
     /// A release by a claimer that saw no answer.
-    Unseen {
-        seat: Seat,
+    UnseenRelease {
+        claimer: ClaimerId,
     },
     Get {
         at: usize,
     },
     Resolve {
         at: usize,
-        seen: Named,
-        end: Ending,
+        seen: FenceChoice,
+        end: ReferenceSettlement,
     },
     Forget {
         at: usize,
-        seen: Named,
+        seen: FenceChoice,
     },
     Sweep {
         at_most: u32,
     },
     Advance {
-        by: Micros,
+        by: ReferenceMicros,
     },
     /// The store is closed and opened again. Only in histories [with restarts](check_restarts).
     Restart,
 }
 
 /// Histories for stores with such a clock.
-pub fn histories(clock: Clock) -> impl Strategy<Value = Vec<Op>> {
-    const LONG: Micros = 100_000 * SECOND;
+pub fn histories(clock: HistoryClock) -> impl Strategy<Value = Vec<HistoryStep>> {
+    const LONG: ReferenceMicros = 100_000 * SECOND;
     let ops = match clock {
-        Clock::Paused => {
+        HistoryClock::Paused => {
             let lives = vec![SECOND / 1000, SECOND, 10 * SECOND, 59 * SECOND, 200 * SECOND, LONG];
-            ops(select(lives.clone()).boxed(), select(lives[..5].to_vec()).boxed())
+            history_steps(select(lives.clone()).boxed(), select(lives[..5].to_vec()).boxed())
         }
-        Clock::Real => ops(Just(LONG).boxed(), Just(0).boxed()),
+        HistoryClock::Real => history_steps(Just(LONG).boxed(), Just(0).boxed()),
     };
     proptest::collection::vec(ops, 1..80)
 }
 
 /// Histories for durable stores: lives of minutes and of days side by side, and a restart now and then.
-pub fn histories_with_restarts() -> impl Strategy<Value = Vec<Op>> {
-    const MINUTE: Micros = 60 * SECOND;
-    const DAY: Micros = 24 * 60 * MINUTE;
+pub fn histories_with_restarts() -> impl Strategy<Value = Vec<HistoryStep>> {
+    const MINUTE: ReferenceMicros = 60 * SECOND;
+    const DAY: ReferenceMicros = 24 * 60 * MINUTE;
     let lives = select(vec![SECOND, 59 * SECOND, 5 * MINUTE, 60 * MINUTE, DAY, 7 * DAY]).boxed();
     let advance = select(vec![SECOND, 59 * SECOND, 4 * MINUTE, 60 * MINUTE, DAY, 3 * DAY]).boxed();
-    let ops = prop_oneof![15 => ops(lives, advance), 1 => Just(Op::Restart)];
+    let ops = prop_oneof![15 => history_steps(lives, advance), 1 => Just(HistoryStep::Restart)];
     proptest::collection::vec(ops, 1..160)
 }
 
-fn ops(life: BoxedStrategy<Micros>, advance: BoxedStrategy<Micros>) -> BoxedStrategy<Op> {
+fn history_steps(
+    life: BoxedStrategy<ReferenceMicros>, advance: BoxedStrategy<ReferenceMicros>,
+) -> BoxedStrategy<HistoryStep> {
     let seat = || (0..ADDRESSES, 0..CLAIMERS);
     let retry = prop_oneof![2 => Just(0), 1 => life.clone()];
     let ending = prop_oneof![
-        (any::<u8>(), life.clone()).prop_map(|(record, keep)| Ending::Complete { record, keep }),
-        Just(Ending::Release),
-        (life.clone(), retry).prop_map(|(keep, retry_in)| Ending::Park { keep, retry_in }),
+        (any::<u8>(), life.clone()).prop_map(|(record, keep)| ReferenceSettlement::Complete { record, keep }),
+        Just(ReferenceSettlement::Release),
+        (life.clone(), retry).prop_map(|(keep, retry_in)| ReferenceSettlement::Park { keep, retry_in }),
     ]
     .boxed();
-    let named = || select(vec![Named::Nobody, Named::Current, Named::Current, Named::Stale]);
+    let named = || select(vec![FenceChoice::NoFence, FenceChoice::Current, FenceChoice::Current, FenceChoice::Stale]);
     prop_oneof![
         6 => (seat(), named(), life.clone(), life.clone())
-            .prop_map(|(seat, over, hold, keep)| Op::Claim { seat, over, hold, keep }),
-        3 => seat().prop_map(|seat| Op::Again { seat }),
-        2 => (seat(), life).prop_map(|(seat, hold)| Op::Extend { seat, hold }),
-        6 => (seat(), ending.clone()).prop_map(|(seat, end)| Op::Settle { seat, end }),
-        1 => seat().prop_map(|seat| Op::Unseen { seat }),
-        1 => (0..ADDRESSES).prop_map(|at| Op::Get { at }),
-        1 => (0..ADDRESSES, named(), ending).prop_map(|(at, seen, end)| Op::Resolve { at, seen, end }),
-        1 => (0..ADDRESSES, named()).prop_map(|(at, seen)| Op::Forget { at, seen }),
-        1 => (0..20_u32).prop_map(|at_most| Op::Sweep { at_most }),
-        4 => advance.prop_map(|by| Op::Advance { by }),
+            .prop_map(|(claimer, over, hold, keep)| HistoryStep::Claim { claimer, over, hold, keep }),
+        3 => seat().prop_map(|claimer| HistoryStep::RepeatClaim { claimer }),
+        2 => (seat(), life).prop_map(|(claimer, hold)| HistoryStep::Extend { claimer, hold }),
+        6 => (seat(), ending.clone()).prop_map(|(claimer, end)| HistoryStep::Settle { claimer, end }),
+        1 => seat().prop_map(|claimer| HistoryStep::UnseenRelease { claimer }),
+        1 => (0..ADDRESSES).prop_map(|at| HistoryStep::Get { at }),
+        1 => (0..ADDRESSES, named(), ending).prop_map(|(at, seen, end)| HistoryStep::Resolve { at, seen, end }),
+        1 => (0..ADDRESSES, named()).prop_map(|(at, seen)| HistoryStep::Forget { at, seen }),
+        1 => (0..20_u32).prop_map(|at_most| HistoryStep::Sweep { at_most }),
+        4 => advance.prop_map(|by| HistoryStep::Advance { by }),
     ]
     .boxed()
 }
@@ -156,7 +164,7 @@ fn ops(life: BoxedStrategy<Micros>, advance: BoxedStrategy<Micros>) -> BoxedStra
 ///
 /// # Panics
 /// With the shortest history found on which store and model differ.
-pub fn check_histories(histories_to_try: u32, clock: Clock, make_store: impl AsyncFn() -> Arc<dyn Store>) {
+pub fn check_histories(histories_to_try: u32, clock: HistoryClock, make_store: impl AsyncFn() -> Arc<dyn Store>) {
     check(histories_to_try, clock, histories(clock), async |history| {
         let store = make_store().await;
         check_history(&*store, &history, clock).await
@@ -171,12 +179,12 @@ pub fn check_histories(histories_to_try: u32, clock: Clock, make_store: impl Asy
 pub fn check_restarts<D>(
     histories_to_try: u32, make_disk: impl AsyncFn() -> D, open: impl AsyncFn(&D) -> Arc<dyn Store>,
 ) {
-    check(histories_to_try, Clock::Paused, histories_with_restarts(), async |history| {
+    check(histories_to_try, HistoryClock::Paused, histories_with_restarts(), async |history| {
         let disk = make_disk().await;
         let mut store = Some(open(&disk).await);
-        let mut walk = Walk::new(Clock::Paused);
+        let mut walk = HistoryRun::new(HistoryClock::Paused);
         for (step, op) in history.iter().enumerate() {
-            if *op == Op::Restart {
+            if *op == HistoryStep::Restart {
                 drop(store.take());
                 store = Some(open(&disk).await);
                 walk.model.restart();
@@ -189,12 +197,12 @@ pub fn check_restarts<D>(
 }
 
 fn check(
-    histories_to_try: u32, clock: Clock, histories: impl Strategy<Value = Vec<Op>>,
-    check: impl AsyncFn(Vec<Op>) -> Result<(), String>,
+    histories_to_try: u32, clock: HistoryClock, histories: impl Strategy<Value = Vec<HistoryStep>>,
+    check: impl AsyncFn(Vec<HistoryStep>) -> Result<(), String>,
 ) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .start_paused(clock == Clock::Paused)
+        .start_paused(clock == HistoryClock::Paused)
         .build()
         .expect("a runtime");
     let config = Config { cases: histories_to_try, failure_persistence: None, ..Config::default() };
@@ -209,8 +217,8 @@ fn check(
 ///
 /// # Errors
 /// If they do.
-pub async fn check_history(store: &dyn Store, history: &[Op], clock: Clock) -> Result<(), String> {
-    let mut walk = Walk::new(clock);
+pub async fn check_history(store: &dyn Store, history: &[HistoryStep], clock: HistoryClock) -> Result<(), String> {
+    let mut walk = HistoryRun::new(clock);
     for (step, op) in history.iter().enumerate() {
         walk.step(store, *op).await.map_err(|how| format!("step {step}, {op:?}: {how}"))?;
     }
@@ -218,94 +226,102 @@ pub async fn check_history(store: &dyn Store, history: &[Op], clock: Clock) -> R
 }
 
 /// What was asked, in the model's words and in the store's, and what was granted.
-type Asked = (Wish, Arc<Ask>, Option<Grip>);
+type ClaimRecord = (ReferenceRequest, Arc<ClaimRequest>, Option<ReferenceLease>);
 
 /// A history on its way.
-struct Walk {
-    clock: Clock,
-    model: Model,
+struct HistoryRun {
+    clock: HistoryClock,
+    model: ReferenceStore,
     addresses: [Address; ADDRESSES],
     /// What was last asked, by seat, and what was granted to it.
-    seats: [[Option<Asked>; CLAIMERS]; ADDRESSES],
+    claims: [[Option<ClaimRecord>; CLAIMERS]; ADDRESSES],
     /// Real fences by address; the model's fence `n` stands at `n - 1`.
     fences: [Vec<Fence>; ADDRESSES],
-    tokens: u32,
+    next_token: u32,
 }
 
-impl Walk {
-    fn new(clock: Clock) -> Self {
+impl HistoryRun {
+    fn new(clock: HistoryClock) -> Self {
         let address = |_| {
             let mut address = [0; 32];
-            address[..16].copy_from_slice(&Token::mint().0);
-            address[16..].copy_from_slice(&Token::mint().0);
+            address[..16].copy_from_slice(&ClaimToken::mint().0);
+            address[16..].copy_from_slice(&ClaimToken::mint().0);
             Address(address)
         };
         Self {
             clock,
-            model: Model::default(),
+            model: ReferenceStore::default(),
             addresses: std::array::from_fn(address),
-            seats: Default::default(),
+            claims: Default::default(),
             fences: Default::default(),
-            tokens: 0,
+            next_token: 0,
         }
     }
 
-    async fn step(&mut self, store: &dyn Store, op: Op) -> Result<(), String> {
+    async fn step(&mut self, store: &dyn Store, op: HistoryStep) -> Result<(), String> {
         match op {
-            Op::Claim { seat: (at, who), over, hold, keep } => {
-                self.tokens += 1;
-                let wish = Wish { at, token: self.tokens, hold, keep, over: self.named(at, over) };
-                let ask = Arc::new(self.ask(wish));
-                self.seats[at][who] = Some((wish, ask, None));
+            HistoryStep::Claim { claimer: (at, who), over, hold, keep } => {
+                self.next_token += 1;
+                let wish =
+                    ReferenceRequest { at, token: self.next_token, hold, keep, over: self.choose_fence(at, over) };
+                let ask = Arc::new(self.real_request(wish));
+                self.claims[at][who] = Some((wish, ask, None));
                 self.claim(store, (at, who)).await
             }
-            Op::Again { seat } => self.claim(store, seat).await,
-            Op::Extend { seat: (at, who), hold } => {
-                let Some((_, ask, Some(grip))) = self.seats[at][who].clone() else { return Ok(()) };
-                if self.model.leaves_open(grip.wish) {
+            HistoryStep::RepeatClaim { claimer: seat } => self.claim(store, seat).await,
+            HistoryStep::Extend { claimer: (at, who), hold } => {
+                let Some((_, ask, Some(grip))) = self.claims[at][who].clone() else { return Ok(()) };
+                if self.model.is_unspecified(grip.request) {
                     return Ok(());
                 }
-                let answered = store.extend(&self.lease(&ask, grip), micros(hold)).await;
+                let answered = store.extend(&self.real_lease(&ask, grip), to_duration(hold)).await;
                 let expected = self.model.extend(grip, hold);
-                self.same_answer(at, expected, answered.map_err(|error| error.to_string())?)
+                self.compare_settle(at, expected, answered.map_err(|error| error.to_string())?)
             }
-            Op::Settle { seat: (at, who), end } => {
-                let Some((_, ask, Some(grip))) = self.seats[at][who].clone() else { return Ok(()) };
+            HistoryStep::Settle { claimer: (at, who), end } => {
+                let Some((_, ask, Some(grip))) = self.claims[at][who].clone() else { return Ok(()) };
                 self.settle(store, &ask, grip, end).await
             }
-            Op::Unseen { seat: (at, who) } => {
-                let Some((wish, ask, _)) = self.seats[at][who].clone() else { return Ok(()) };
-                self.settle(store, &ask, Grip { wish, fence: 0, attempt: 0 }, Ending::Release).await
+            HistoryStep::UnseenRelease { claimer: (at, who) } => {
+                let Some((wish, ask, _)) = self.claims[at][who].clone() else { return Ok(()) };
+                self.settle(
+                    store,
+                    &ask,
+                    ReferenceLease { request: wish, fence: 0, attempt: 0 },
+                    ReferenceSettlement::Release,
+                )
+                .await
             }
-            Op::Get { at } => {
+            HistoryStep::Get { at } => {
                 let found = store.get(&self.addresses[at]).await.map_err(|error| error.to_string())?;
                 match (self.model.get(at), found) {
                     (None, None) => Ok(()),
-                    (Some(expected), Some(found)) => self.same_found(at, expected, &found),
+                    (Some(expected), Some(found)) => self.compare_claim(at, expected, &found),
                     (expected, found) => Err(format!("the model says {expected:?}, the store {found:?}")),
                 }
             }
-            Op::Resolve { at, seen, end } => {
-                let seen = self.named(at, seen).unwrap_or(u64::MAX);
-                let answered = store.operators().resolve(&self.addresses[at], self.fence(at, seen), &real(end)).await;
+            HistoryStep::Resolve { at, seen, end } => {
+                let seen = self.choose_fence(at, seen).unwrap_or(u64::MAX);
+                let answered =
+                    store.admin().resolve(&self.addresses[at], self.real_fence(at, seen), &real_settlement(end)).await;
                 let expected = self.model.resolve(at, seen, end);
-                self.same_answer(at, expected, answered.map_err(|error| error.to_string())?)
+                self.compare_settle(at, expected, answered.map_err(|error| error.to_string())?)
             }
-            Op::Forget { at, seen } => {
-                let seen = self.named(at, seen).unwrap_or(u64::MAX);
-                let answered = store.operators().forget(&self.addresses[at], self.fence(at, seen)).await;
+            HistoryStep::Forget { at, seen } => {
+                let seen = self.choose_fence(at, seen).unwrap_or(u64::MAX);
+                let answered = store.admin().forget(&self.addresses[at], self.real_fence(at, seen)).await;
                 let expected = self.model.forget(at, seen);
-                self.same_answer(at, expected, answered.map_err(|error| error.to_string())?)
+                self.compare_settle(at, expected, answered.map_err(|error| error.to_string())?)
             }
-            Op::Sweep { at_most } => {
+            HistoryStep::Sweep { at_most } => {
                 let swept = store.sweep(at_most).await.map_err(|error| error.to_string())?;
                 let kept_to_it = swept.removed <= at_most;
                 kept_to_it.then_some(()).ok_or_else(|| format!("a sweep removed {}", swept.removed))
             }
-            Op::Restart => Ok(()),
-            Op::Advance { by } => {
-                if self.clock == Clock::Paused {
-                    tokio::time::advance(micros(by)).await;
+            HistoryStep::Restart => Ok(()),
+            HistoryStep::Advance { by } => {
+                if self.clock == HistoryClock::Paused {
+                    tokio::time::advance(to_duration(by)).await;
                     self.model.advance(by);
                 }
                 Ok(())
@@ -313,116 +329,133 @@ impl Walk {
         }
     }
 
-    async fn claim(&mut self, store: &dyn Store, (at, who): Seat) -> Result<(), String> {
-        let Some((wish, ask, _)) = self.seats[at][who].clone() else { return Ok(()) };
-        if self.model.leaves_open(wish) {
+    async fn claim(&mut self, store: &dyn Store, (at, who): ClaimerId) -> Result<(), String> {
+        let Some((wish, ask, _)) = self.claims[at][who].clone() else { return Ok(()) };
+        if self.model.is_unspecified(wish) {
             return Ok(());
         }
         let found = store.claim(&ask).await.map_err(|error| error.to_string())?;
-        if self.model.was_spent_before(wish) && !matches!(found, Claim::Granted(_)) {
+        if self.model.was_spent_and_replaced(wish) && !matches!(found, ClaimOutcome::Granted(_)) {
             return Ok(());
         }
         let expected = self.model.claim(wish);
-        if let Found::Granted { fence, attempt } = expected {
-            if let (Claim::Granted(lease), true) = (&found, fence as usize > self.fences[at].len()) {
+        if let ReferenceClaimOutcome::Granted { fence, attempt } = expected {
+            if let (ClaimOutcome::Granted(lease), true) = (&found, fence as usize > self.fences[at].len()) {
                 if self.fences[at].iter().any(|before| *before >= lease.fence) {
                     return Err(format!("fence {} after {:?}", lease.fence, self.fences[at]));
                 }
                 self.fences[at].push(lease.fence);
             }
-            self.seats[at][who] = Some((wish, ask, Some(Grip { wish, fence, attempt })));
+            self.claims[at][who] = Some((wish, ask, Some(ReferenceLease { request: wish, fence, attempt })));
         }
-        self.same_found(at, expected, &found)
+        self.compare_claim(at, expected, &found)
     }
 
-    async fn settle(&mut self, store: &dyn Store, ask: &Arc<Ask>, grip: Grip, end: Ending) -> Result<(), String> {
-        if self.model.leaves_open(grip.wish) {
+    async fn settle(
+        &mut self, store: &dyn Store, ask: &Arc<ClaimRequest>, grip: ReferenceLease, end: ReferenceSettlement,
+    ) -> Result<(), String> {
+        if self.model.is_unspecified(grip.request) {
             return Ok(());
         }
-        let answered = store.settle(&self.lease(ask, grip), &real(end)).await;
+        let answered = store.settle(&self.real_lease(ask, grip), &real_settlement(end)).await;
         let expected = self.model.settle(grip, end);
-        self.same_answer(grip.wish.at, expected, answered.map_err(|error| error.to_string())?)
+        self.compare_settle(grip.request.at, expected, answered.map_err(|error| error.to_string())?)
     }
 
-    fn same_answer(&self, at: usize, expected: Answer, answered: Held) -> Result<(), String> {
+    fn compare_settle(
+        &self, at: usize, expected: ReferenceSettleOutcome, answered: SettleOutcome,
+    ) -> Result<(), String> {
         match (expected, &answered) {
-            (Answer::Held, Held::Held) | (Answer::Restored, Held::Restored) => Ok(()),
-            (Answer::Lost(expected), Held::Lost(found)) => self.same_found(at, expected, found),
+            (ReferenceSettleOutcome::Held, SettleOutcome::Applied)
+            | (ReferenceSettleOutcome::Restored, SettleOutcome::Restored) => Ok(()),
+            (ReferenceSettleOutcome::ClaimLost(expected), SettleOutcome::ClaimLost(found)) => {
+                self.compare_claim(at, expected, found)
+            }
             _ => Err(format!("the model says {expected:?}, the store {answered:?}")),
         }
     }
 
-    fn same_found(&self, at: usize, expected: Found, found: &Claim) -> Result<(), String> {
-        let time = |expected: Micros, found: Duration| self.clock == Clock::Real || micros(expected) == found;
-        let holder = |who: Who, holder: &Holder| {
-            (self.fence(at, who.fence), who.attempt) == (holder.fence, holder.attempt)
+    fn compare_claim(&self, at: usize, expected: ReferenceClaimOutcome, found: &ClaimOutcome) -> Result<(), String> {
+        let time = |expected: ReferenceMicros, found: Duration| {
+            self.clock == HistoryClock::Real || to_duration(expected) == found
+        };
+        let holder = |who: ReferenceHolder, holder: &Holder| {
+            (self.real_fence(at, who.fence), who.attempt) == (holder.fence, holder.attempt)
                 && time(who.age, holder.age)
                 && time(who.takeover_in, holder.takeover_in)
         };
         let same = match (expected, found) {
-            (Found::Granted { fence, attempt }, Claim::Granted(lease)) => {
-                (self.fence(at, fence), attempt) == (lease.fence, lease.attempt)
+            (ReferenceClaimOutcome::Granted { fence, attempt }, ClaimOutcome::Granted(lease)) => {
+                (self.real_fence(at, fence), attempt) == (lease.fence, lease.attempt)
             }
-            (Found::Busy(who), Claim::Busy(found)) | (Found::Unknown(who), Claim::Unknown(found)) => holder(who, found),
-            (Found::Done { fence, attempt, record, expires_in }, Claim::Done(done)) => {
-                (self.fence(at, fence), attempt) == (done.fence, done.attempt)
+            (ReferenceClaimOutcome::Busy(who), ClaimOutcome::InProgress(found))
+            | (ReferenceClaimOutcome::Unknown(who), ClaimOutcome::OutcomeUnknown(found)) => holder(who, found),
+            (ReferenceClaimOutcome::Done { fence, attempt, record, expires_in }, ClaimOutcome::Completed(done)) => {
+                (self.real_fence(at, fence), attempt) == (done.fence, done.attempt)
                     && (done.record[..] == [record] && done.failed == (record % 2 == 1))
                     && time(expires_in, done.expires_in)
             }
-            (Found::Spent, Claim::Spent) => true,
+            (ReferenceClaimOutcome::Spent, ClaimOutcome::TokenSpent) => true,
             _ => false,
         };
         let fences = &self.fences[at];
         same.then_some(()).ok_or_else(|| format!("the model says {expected:?}, the store {found:?}; fences {fences:?}"))
     }
 
-    fn named(&self, at: usize, named: Named) -> Option<u64> {
+    fn choose_fence(&self, at: usize, named: FenceChoice) -> Option<u64> {
         match named {
-            Named::Nobody => None,
-            Named::Current => self.model.current(at),
-            Named::Stale => Some(self.model.current(at)?.saturating_sub(1)),
+            FenceChoice::NoFence => None,
+            FenceChoice::Current => self.model.current_fence(at),
+            FenceChoice::Stale => Some(self.model.current_fence(at)?.saturating_sub(1)),
         }
     }
 
-    fn fence(&self, at: usize, fence: u64) -> Fence {
+    fn real_fence(&self, at: usize, fence: u64) -> Fence {
         match fence {
             0 => Fence::UNSEEN,
             _ => self.fences[at].get(fence as usize - 1).copied().unwrap_or(Fence(u64::MAX >> 1)),
         }
     }
 
-    fn lease(&self, ask: &Arc<Ask>, grip: Grip) -> Lease {
-        Lease { ask: ask.clone(), fence: self.fence(grip.wish.at, grip.fence), attempt: grip.attempt, solo: false }
+    fn real_lease(&self, ask: &Arc<ClaimRequest>, grip: ReferenceLease) -> Lease {
+        Lease {
+            request: ask.clone(),
+            fence: self.real_fence(grip.request.at, grip.fence),
+            attempt: grip.attempt,
+            front_only: false,
+        }
     }
 
-    fn ask(&self, wish: Wish) -> Ask {
-        Ask {
+    fn real_request(&self, wish: ReferenceRequest) -> ClaimRequest {
+        ClaimRequest {
             address: self.addresses[wish.at],
-            token: Token::mint(),
+            token: ClaimToken::mint(),
             fingerprint: Fingerprint::NONE,
             tags: Tags::default(),
             label: Bytes::new(),
-            hold: micros(wish.hold),
-            keep: micros(wish.keep),
-            over: wish.over.map(|fence| self.fence(wish.at, fence)),
+            lease: to_duration(wish.hold),
+            ttl: to_duration(wish.keep),
+            take_over: wish.over.map(|fence| self.real_fence(wish.at, fence)),
         }
     }
 }
 
 /// Records are one byte; the odd ones are failures.
-fn real(end: Ending) -> End {
+fn real_settlement(end: ReferenceSettlement) -> Settlement {
     match end {
-        Ending::Complete { record, keep } => End::Complete {
+        ReferenceSettlement::Complete { record, keep } => Settlement::Complete {
             failed: record % 2 == 1,
             record: Bytes::copy_from_slice(&[record]),
-            outline: Outline::default(),
-            keep: micros(keep),
+            summary: RecordSummary::default(),
+            ttl: to_duration(keep),
         },
-        Ending::Release => End::Release,
-        Ending::Park { keep, retry_in } => End::Park { keep: micros(keep), retry_in: micros(retry_in) },
+        ReferenceSettlement::Release => Settlement::Release,
+        ReferenceSettlement::Park { keep, retry_in } => {
+            Settlement::Park { ttl: to_duration(keep), retry_in: to_duration(retry_in) }
+        }
     }
 }
 
-fn micros(micros: Micros) -> Duration {
+fn to_duration(micros: ReferenceMicros) -> Duration {
     Duration::from_micros(micros)
 }

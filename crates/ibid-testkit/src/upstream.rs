@@ -2,8 +2,8 @@
 //!
 //! A request with a mutating method is an *execution*: it is written to the log before it is answered, and the answer,
 //! `201 {"id":N,"run":N}`, carries its number, so that a test can tell a replay from a second run by the body alone.
-//! A GET is logged and answered with `200 {"ok":true}`. Rules by path change the answer ([`Reply`]) or break the
-//! connection ([`Fault`]).
+//! A GET is logged and answered with `200 {"ok":true}`. Rules by path change the answer ([`UpstreamReply`]) or break the
+//! connection ([`UpstreamFault`]).
 //!
 //! Invariant: an execution is in the log before the first byte of its answer, or its fault, is on the wire.
 //!
@@ -37,68 +37,69 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::ledger::Ledger;
+use self::request_log::RequestLog;
 pub use self::{
-    gate::Gate,
-    ledger::Seen,
-    reply::{Fault, Reply, filler},
+    gate::ReplyGate,
+    reply::{UpstreamFault, UpstreamReply, filler},
+    request_log::LoggedRequest,
 };
-use crate::http1::DEADLINE;
+use crate::http1::WAIT_TIMEOUT;
 
 mod gate;
 mod h1;
 mod h2c;
-mod ledger;
 mod reply;
+mod request_log;
 
 /// The upstream. Dropping it closes everything.
-pub struct Upstream {
-    ledger: Arc<Ledger>,
+pub struct TestUpstream {
+    request_log: Arc<RequestLog>,
     addr: SocketAddr,
-    protocol: Protocol,
-    state: Mutex<State>,
+    protocol: UpstreamProtocol,
+    state: Mutex<UpstreamState>,
 }
 
 /// What is spoken on new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Protocol {
+enum UpstreamProtocol {
     /// HTTP/1.1 by hand, with every fault.
     Http1,
     /// HTTP/2 with prior knowledge (HTTP/1.1 too), by hyper.
     H2c,
 }
 
-enum State {
+enum UpstreamState {
     Listening(JoinHandle<()>),
     /// The port stays bound, so that nobody else gets it, but refuses connections.
     Refusing(TcpSocket),
     Changing,
 }
 
-impl Upstream {
+impl TestUpstream {
     /// Starts an HTTP/1.1 upstream on a free port of the loopback.
-    pub async fn start() -> Upstream {
-        Upstream::start_as(Protocol::Http1)
+    pub async fn start() -> TestUpstream {
+        TestUpstream::start_with(UpstreamProtocol::Http1)
     }
 
     /// Starts an upstream that speaks HTTP/2 without TLS (and HTTP/1.1). Faults act on the stream; those that only make
-    /// sense on a raw connection are refused by [`on`](Upstream::on).
-    pub async fn start_h2c() -> Upstream {
-        Upstream::start_as(Protocol::H2c)
+    /// sense on a raw connection are refused by [`on`](TestUpstream::on).
+    pub async fn start_h2c() -> TestUpstream {
+        TestUpstream::start_with(UpstreamProtocol::H2c)
     }
 
-    fn start_as(protocol: Protocol) -> Upstream {
+    fn start_with(protocol: UpstreamProtocol) -> TestUpstream {
         let socket = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a free port");
         let addr = socket.local_addr().expect("a bound socket has an address");
-        let ledger = Arc::new(Ledger::default());
-        let upstream = Upstream { ledger, addr, protocol, state: Mutex::new(State::Refusing(socket)) };
-        upstream.listen();
+        let ledger = Arc::new(RequestLog::default());
+        let upstream =
+            TestUpstream { request_log: ledger, addr, protocol, state: Mutex::new(UpstreamState::Refusing(socket)) };
+        upstream.start_listening();
         upstream
     }
 
-    /// An upstream whose port is taken but refuses every connection, until [`restart`](Upstream::restart).
-    pub async fn start_refusing() -> Upstream {
-        let upstream = Upstream::start().await;
+    /// An upstream whose port is taken but refuses every connection, until [`restart`](TestUpstream::restart).
+    pub async fn start_refusing() -> TestUpstream {
+        let upstream = TestUpstream::start().await;
         upstream.stop().await;
         upstream
     }
@@ -119,7 +120,7 @@ impl Upstream {
     /// # Panics
     ///
     /// If this upstream's protocol cannot do it.
-    pub fn on(&self, path: &str, reply: impl Into<Reply>) {
+    pub fn on(&self, path: &str, reply: impl Into<UpstreamReply>) {
         self.on_each(path, [reply.into()]);
     }
 
@@ -128,8 +129,8 @@ impl Upstream {
     /// # Panics
     ///
     /// If there is no reply, or this upstream's protocol cannot do one.
-    pub fn on_each(&self, path: &str, replies: impl IntoIterator<Item = Reply>) {
-        self.ledger.set_rule(Some(path), self.checked(replies));
+    pub fn on_each(&self, path: &str, replies: impl IntoIterator<Item = UpstreamReply>) {
+        self.request_log.set_rule(Some(path), self.check_replies(replies));
     }
 
     /// Answers every path without a rule of its own like this from now on.
@@ -137,65 +138,69 @@ impl Upstream {
     /// # Panics
     ///
     /// If this upstream's protocol cannot do it.
-    pub fn on_any(&self, reply: impl Into<Reply>) {
-        self.ledger.set_rule(None, self.checked([reply.into()]));
+    pub fn reply_by_default(&self, reply: impl Into<UpstreamReply>) {
+        self.request_log.set_rule(None, self.check_replies([reply.into()]));
     }
 
     /// Removes every rule; the log stays.
     pub fn clear_rules(&self) {
-        self.ledger.clear_rules();
+        self.request_log.clear_rules();
     }
 
-    fn checked(&self, replies: impl IntoIterator<Item = Reply>) -> Vec<Reply> {
+    fn check_replies(&self, replies: impl IntoIterator<Item = UpstreamReply>) -> Vec<UpstreamReply> {
         let replies: Vec<_> = replies.into_iter().collect();
         assert!(!replies.is_empty(), "a rule needs a reply");
-        if self.protocol == Protocol::H2c {
-            replies.iter().for_each(h2c::check);
+        if self.protocol == UpstreamProtocol::H2c {
+            replies.iter().for_each(h2c::check_supported);
         }
         replies
     }
 
     /// Closes every connection, answered or not, and refuses new ones.
     pub async fn stop(&self) {
-        let state = std::mem::replace(&mut *self.state.lock(), State::Changing);
+        let state = std::mem::replace(&mut *self.state.lock(), UpstreamState::Changing);
         let socket = match state {
-            State::Listening(task) => {
+            UpstreamState::Listening(task) => {
                 task.abort();
                 let _ = task.await;
-                self.all_closed().await;
-                self.bind_again().await
+                self.wait_all_closed().await;
+                self.rebind().await
             }
-            State::Refusing(socket) => socket,
-            State::Changing => panic!("two tasks stop or restart one upstream"),
+            UpstreamState::Refusing(socket) => socket,
+            UpstreamState::Changing => panic!("two tasks stop or restart one upstream"),
         };
-        *self.state.lock() = State::Refusing(socket);
+        *self.state.lock() = UpstreamState::Refusing(socket);
     }
 
     /// Accepts connections again, on the same port, with the same log and rules.
     pub async fn restart(&self) {
         self.stop().await;
-        self.listen();
+        self.start_listening();
     }
 
-    fn listen(&self) {
+    fn start_listening(&self) {
         let mut state = self.state.lock();
-        let State::Refusing(socket) = std::mem::replace(&mut *state, State::Changing) else {
+        let UpstreamState::Refusing(socket) = std::mem::replace(&mut *state, UpstreamState::Changing) else {
             panic!("the upstream is listening already");
         };
         let listener = socket.listen(1024).expect("a bound socket can listen");
-        *state = State::Listening(tokio::spawn(accept(listener, Arc::clone(&self.ledger), self.protocol)));
+        *state = UpstreamState::Listening(tokio::spawn(accept_connections(
+            listener,
+            Arc::clone(&self.request_log),
+            self.protocol,
+        )));
     }
 
-    async fn all_closed(&self) {
+    async fn wait_all_closed(&self) {
         let closed = async {
             while self.connections_open() > 0 {
                 sleep(Duration::from_millis(2)).await;
             }
         };
-        timeout(DEADLINE, closed).await.expect("the upstream's connections end");
+        timeout(WAIT_TIMEOUT, closed).await.expect("the upstream's connections end");
     }
 
-    async fn bind_again(&self) -> TcpSocket {
+    async fn rebind(&self) -> TcpSocket {
         let bound = async {
             loop {
                 match bind(self.addr) {
@@ -204,12 +209,12 @@ impl Upstream {
                 }
             }
         };
-        timeout(DEADLINE, bound).await.unwrap_or_else(|_| panic!("{} was taken by another process", self.addr))
+        timeout(WAIT_TIMEOUT, bound).await.unwrap_or_else(|_| panic!("{} was taken by another process", self.addr))
     }
 }
 
 /// What happened so far.
-impl Upstream {
+impl TestUpstream {
     /// How many requests with a mutating method arrived whole and were carried out.
     pub fn executions(&self) -> usize {
         self.count(|seen| seen.execution.is_some())
@@ -231,8 +236,8 @@ impl Upstream {
     }
 
     /// Everything that arrived, in order.
-    pub fn log(&self) -> Vec<Seen> {
-        self.ledger.log()
+    pub fn log(&self) -> Vec<LoggedRequest> {
+        self.request_log.log()
     }
 
     /// The last request that arrived.
@@ -240,7 +245,7 @@ impl Upstream {
     /// # Panics
     ///
     /// If there was none.
-    pub fn last(&self) -> Seen {
+    pub fn last(&self) -> LoggedRequest {
         self.log().pop().expect("a request reached the upstream")
     }
 
@@ -250,46 +255,46 @@ impl Upstream {
     ///
     /// If they do not arrive within ten seconds, with what did.
     pub async fn wait_for(&self, n: usize) {
-        if timeout(DEADLINE, self.ledger.arrived(n)).await.is_err() {
+        if timeout(WAIT_TIMEOUT, self.request_log.wait_arrived(n)).await.is_err() {
             let log = self.log();
-            panic!("waited {DEADLINE:?} for {n} requests at the upstream; {} arrived: {log:#?}", log.len());
+            panic!("waited {WAIT_TIMEOUT:?} for {n} requests at the upstream; {} arrived: {log:#?}", log.len());
         }
     }
 
     /// How many connections were ever accepted.
     pub fn connections(&self) -> usize {
-        self.ledger.connections()
+        self.request_log.connections()
     }
 
     /// How many connections are open now.
     pub fn connections_open(&self) -> usize {
-        self.ledger.connections_open()
+        self.request_log.connections_open()
     }
 
     /// How often the other side closed the connection while its answer was being held back (HTTP/1.1 only).
-    pub fn hung_up(&self) -> usize {
-        self.ledger.hung_up()
+    pub fn client_disconnects(&self) -> usize {
+        self.request_log.client_disconnects()
     }
 
     /// How many requests broke off or were malformed; these are not in the log.
     pub fn broken(&self) -> usize {
-        self.ledger.broken()
+        self.request_log.malformed_requests()
     }
 
-    fn count(&self, which: impl Fn(&Seen) -> bool) -> usize {
-        self.ledger.count(which)
+    fn count(&self, which: impl Fn(&LoggedRequest) -> bool) -> usize {
+        self.request_log.count(which)
     }
 }
 
-impl fmt::Debug for Upstream {
+impl fmt::Debug for TestUpstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Upstream").field("addr", &self.addr).field("log", &self.log()).finish_non_exhaustive()
     }
 }
 
-impl Drop for Upstream {
+impl Drop for TestUpstream {
     fn drop(&mut self) {
-        if let State::Listening(task) = &*self.state.lock() {
+        if let UpstreamState::Listening(task) = &*self.state.lock() {
             task.abort();
         }
     }
@@ -304,7 +309,7 @@ fn bind(addr: SocketAddr) -> std::io::Result<TcpSocket> {
 }
 
 /// Serves until aborted; the connections end with it, for they are tasks of the set.
-async fn accept(listener: TcpListener, ledger: Arc<Ledger>, protocol: Protocol) {
+async fn accept_connections(listener: TcpListener, ledger: Arc<RequestLog>, protocol: UpstreamProtocol) {
     let mut connections = JoinSet::new();
     loop {
         let stream = match listener.accept().await {
@@ -316,10 +321,10 @@ async fn accept(listener: TcpListener, ledger: Arc<Ledger>, protocol: Protocol) 
         };
         while connections.try_join_next().is_some() {}
         let _ = stream.set_nodelay(true);
-        let open = Ledger::open(&ledger);
+        let open = RequestLog::open(&ledger);
         match protocol {
-            Protocol::Http1 => connections.spawn(h1::serve(stream, open)),
-            Protocol::H2c => connections.spawn(h2c::serve(stream, open)),
+            UpstreamProtocol::Http1 => connections.spawn(h1::serve(stream, open)),
+            UpstreamProtocol::H2c => connections.spawn(h2c::serve(stream, open)),
         };
     }
 }

@@ -18,34 +18,34 @@
 
 use std::time::Duration;
 
-use ibid::store::{Claim, Counts, Held, Page, StoreError, Swept};
+use ibid::store::{ClaimOutcome, EntryCounts, EntryPage, SettleOutcome, StoreError, SweepResult};
 
 pub use self::{
-    delays::Delays,
-    fails_on_demand::{Calls, FailsOnDemand},
-    loses_answers::LosesAnswers,
-    resending::Resending,
+    delayed::DelayedStore,
+    failing::{CallFilter, FailingStore},
+    lossy::LossyStore,
+    retrying::RetryingStore,
 };
 
-mod delays;
-mod fails_on_demand;
-mod loses_answers;
-mod resending;
+mod delayed;
+mod failing;
+mod lossy;
+mod retrying;
 
 /// The calls of a store, operators' ones included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Call {
+enum StoreCallKind {
     Claim,
     Extend,
     Settle,
     /// Waits, reads and sweeps: nothing is lost if they happen twice.
-    Look,
+    Read,
     /// A compare-and-set without a token: sent again after it was applied, it is refused.
-    Change,
+    AdminChange,
 }
 
 /// An answer of any call.
-trait Answer: Send + Unpin {
+trait StoreAnswer: Send + Unpin {
     /// Whether the call, sent again, is answered in the same way. Not so where it put an entry back: the second time it
     /// is there.
     fn is_repeatable(&self) -> bool {
@@ -53,13 +53,13 @@ trait Answer: Send + Unpin {
     }
 }
 
-impl Answer for () {}
-impl Answer for Claim {}
-impl Answer for Option<Claim> {}
-impl Answer for Swept {}
-impl Answer for Page {}
-impl Answer for Counts {}
-impl Answer for Held {
+impl StoreAnswer for () {}
+impl StoreAnswer for ClaimOutcome {}
+impl StoreAnswer for Option<ClaimOutcome> {}
+impl StoreAnswer for SweepResult {}
+impl StoreAnswer for EntryPage {}
+impl StoreAnswer for EntryCounts {}
+impl StoreAnswer for SettleOutcome {
     fn is_repeatable(&self) -> bool {
         !matches!(self, Self::Restored)
     }
@@ -69,64 +69,72 @@ impl Answer for Held {
 macro_rules! store_around {
     ($wrapper:ident) => {
         impl<S: ibid::store::Store> ibid::store::Store for $wrapper<S> {
-            fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
-                StoreFuture::boxed(self.around(Call::Claim, move || self.inner.claim(ask)))
+            fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
+                StoreFuture::boxed(self.around(StoreCallKind::Claim, move || self.inner.claim(ask)))
             }
-            fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
-                StoreFuture::boxed(self.around(Call::Extend, move || self.inner.extend(lease, hold)))
+            fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
+                StoreFuture::boxed(self.around(StoreCallKind::Extend, move || self.inner.extend(lease, hold)))
             }
-            fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held> {
-                StoreFuture::boxed(self.around(Call::Settle, move || self.inner.settle(lease, end)))
+            fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
+                StoreFuture::boxed(self.around(StoreCallKind::Settle, move || self.inner.settle(lease, end)))
             }
             fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
-                StoreFuture::boxed(self.around(Call::Look, move || self.inner.wait(at, seen, limit)))
+                StoreFuture::boxed(self.around(StoreCallKind::Read, move || self.inner.wait(at, seen, limit)))
             }
-            fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
-                StoreFuture::boxed(self.around(Call::Look, move || self.inner.get(at)))
+            fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
+                StoreFuture::boxed(self.around(StoreCallKind::Read, move || self.inner.get(at)))
             }
-            fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
-                StoreFuture::boxed(self.around(Call::Look, move || self.inner.sweep(at_most)))
+            fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
+                StoreFuture::boxed(self.around(StoreCallKind::Read, move || self.inner.sweep(at_most)))
             }
-            fn operators(&self) -> &dyn Operators {
+            fn admin(&self) -> &dyn StoreAdmin {
                 self
             }
             fn counters(&self) -> Option<&dyn ibid::store::Counters> {
                 self.inner.counters()
             }
-            fn promise(&self) -> Promise {
-                self.inner.promise()
+            fn guarantees(&self) -> Guarantees {
+                self.inner.guarantees()
             }
         }
 
-        impl<S: ibid::store::Store> Operators for $wrapper<S> {
-            fn list<'a>(&'a self, filter: &'a Filter, from: Cursor, at_most: u32) -> StoreFuture<'a, Page> {
-                let list = move || self.inner.operators().list(filter, from.clone(), at_most);
-                StoreFuture::boxed(self.around(Call::Look, list))
+        impl<S: ibid::store::Store> StoreAdmin for $wrapper<S> {
+            fn list<'a>(
+                &'a self, filter: &'a EntryFilter, from: ListCursor, at_most: u32,
+            ) -> StoreFuture<'a, EntryPage> {
+                let list = move || self.inner.admin().list(filter, from.clone(), at_most);
+                StoreFuture::boxed(self.around(StoreCallKind::Read, list))
             }
-            fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a End) -> StoreFuture<'a, Held> {
-                StoreFuture::boxed(self.around(Call::Change, move || self.inner.operators().resolve(at, seen, end)))
+            fn resolve<'a>(
+                &'a self, at: &'a Address, seen: Fence, end: &'a Settlement,
+            ) -> StoreFuture<'a, SettleOutcome> {
+                StoreFuture::boxed(
+                    self.around(StoreCallKind::AdminChange, move || self.inner.admin().resolve(at, seen, end)),
+                )
             }
-            fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, Held> {
-                StoreFuture::boxed(self.around(Call::Change, move || self.inner.operators().forget(at, seen)))
+            fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
+                StoreFuture::boxed(self.around(StoreCallKind::AdminChange, move || self.inner.admin().forget(at, seen)))
             }
-            fn replace<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, Held> {
-                let replace = move || self.inner.operators().replace(at, seen, record.clone());
-                StoreFuture::boxed(self.around(Call::Change, replace))
+            fn replace_record<'a>(
+                &'a self, at: &'a Address, seen: Fence, record: Bytes,
+            ) -> StoreFuture<'a, SettleOutcome> {
+                let replace = move || self.inner.admin().replace_record(at, seen, record.clone());
+                StoreFuture::boxed(self.around(StoreCallKind::AdminChange, replace))
             }
-            fn counts(&self) -> StoreFuture<'_, Counts> {
-                StoreFuture::boxed(self.around(Call::Look, move || self.inner.operators().counts()))
+            fn counts(&self) -> StoreFuture<'_, EntryCounts> {
+                StoreFuture::boxed(self.around(StoreCallKind::Read, move || self.inner.admin().counts()))
             }
         }
     };
 }
 use store_around;
 
-fn failure(kind: ibid::store::ErrorKind, why: &'static str) -> StoreError {
+fn injected_error(kind: ibid::store::ErrorKind, why: &'static str) -> StoreError {
     StoreError::new(kind, "testkit", why)
 }
 
 /// Lets time pass; nothing at all if it is zero, so that no timer is needed then.
-async fn pause(duration: Duration) {
+async fn sleep_unless_zero(duration: Duration) {
     if !duration.is_zero() {
         tokio::time::sleep(duration).await;
     }

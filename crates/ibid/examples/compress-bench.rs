@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid::squeeze::{spread, squeezed};
+use ibid::compression::{compress, decompress};
 use sha2::{Digest, Sha256};
 
 const BATCHES: u32 = 200;
@@ -22,13 +22,13 @@ fn main() {
     println!("|---|---|---|---|---|---|");
     for size in [1 << 10, 4 << 10, 64 << 10] {
         let answer = payments(size);
-        let small = squeezed(&answer).expect("JSON becomes smaller");
-        assert_eq!(spread(&small, size).as_deref(), Some(&answer[..]), "it comes back");
+        let small = compress(&answer).expect("JSON becomes smaller");
+        assert_eq!(decompress(&small, size).as_deref(), Some(&answer[..]), "it comes back");
         let [compress, decompress, sha] = fastest(
             size,
             [
-                &|| drop(black_box(squeezed(black_box(&answer)))),
-                &|| drop(black_box(spread(black_box(&small), size))),
+                &|| drop(black_box(compress(black_box(&answer)))),
+                &|| drop(black_box(decompress(black_box(&small), size))),
                 &|| {
                     let _ = black_box(Sha256::digest(black_box(&answer)));
                 },

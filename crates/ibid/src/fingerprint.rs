@@ -13,10 +13,10 @@
 use http::{HeaderMap, HeaderName, Method, Uri, header};
 use sha2::{Digest, Sha256};
 
-pub use self::json::{Pointer, PointerError};
+pub use self::json::{JsonPointer, JsonPointerError};
 use self::media::MediaType;
 use crate::{
-    policy::{Part, Policy},
+    policy::{FingerprintPart, Policy},
     store::Fingerprint,
 };
 
@@ -26,11 +26,11 @@ mod media;
 mod multipart;
 mod v1;
 
-const PRECONDITIONS: [HeaderName; 4] =
+const PRECONDITION_HEADERS: [HeaderName; 4] =
     [header::IF_MATCH, header::IF_NONE_MATCH, header::IF_UNMODIFIED_SINCE, header::CONTENT_RANGE];
 
 /// Headers by which some frameworks replace the method of a request.
-pub(crate) const METHOD_OVERRIDES: [HeaderName; 3] = [
+pub(crate) const METHOD_OVERRIDE_HEADERS: [HeaderName; 3] = [
     HeaderName::from_static("x-http-method-override"),
     HeaderName::from_static("x-http-method"),
     HeaderName::from_static("x-method-override"),
@@ -57,17 +57,17 @@ impl PartDigests {
 
 /// A fingerprint that is being taken, part by part.
 #[derive(Default)]
-pub(crate) struct Printing {
+pub(crate) struct FingerprintHasher {
     hash: Sha256,
     parts: PartDigests,
     /// The part that is being added.
-    at: usize,
+    current_part: usize,
 }
 
-impl Printing {
+impl FingerprintHasher {
     pub(crate) fn framed(&mut self, tag: u8, bytes: &[u8]) {
         framed(&mut self.hash, tag, bytes);
-        let sum = &mut self.parts.0[self.at];
+        let sum = &mut self.parts.0[self.current_part];
         *sum = crc32c::crc32c_append(*sum ^ u32::from(tag), bytes);
     }
 
@@ -84,7 +84,7 @@ impl Printing {
 /// Whether a stored fingerprint is that of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub enum Comparison {
+pub enum FingerprintComparison {
     /// The requests are the same.
     Same,
     /// They are not.
@@ -119,13 +119,13 @@ impl Fingerprint {
 
     /// Compares the fingerprint of a request with a stored one, which may have another version. `by_version` computes the
     /// fingerprint of the same request by the rules of that version, and gives `None` if it does not know them.
-    pub fn compare(&self, stored: &Self, by_version: impl FnOnce(u8) -> Option<Self>) -> Comparison {
-        let is_same = |is_same| if is_same { Comparison::Same } else { Comparison::Different };
+    pub fn compare(&self, stored: &Self, by_version: impl FnOnce(u8) -> Option<Self>) -> FingerprintComparison {
+        let is_same = |is_same| if is_same { FingerprintComparison::Same } else { FingerprintComparison::Different };
         let nothing = Self::NONE.version;
         if self.version == stored.version || self.version == nothing || stored.version == nothing {
             return is_same(self == stored);
         }
-        by_version(stored.version).map_or(Comparison::UnknownVersion, |own| is_same(own == *stored))
+        by_version(stored.version).map_or(FingerprintComparison::UnknownVersion, |own| is_same(own == *stored))
     }
 }
 
@@ -150,19 +150,19 @@ impl FingerprintInput<'_> {
 
     /// The same, where the protocol has its own way of comparing bodies.
     pub(crate) fn with_body(
-        &self, version: u8, policy: &Policy, body: impl Fn(&mut Printing),
+        &self, version: u8, policy: &Policy, body: impl Fn(&mut FingerprintHasher),
     ) -> Option<(Fingerprint, PartDigests)> {
         if policy.fingerprint.is_empty() {
             return Some((Fingerprint::NONE, PartDigests::default()));
         }
-        let mut printing = Printing::default();
+        let mut printing = FingerprintHasher::default();
         for part in &policy.fingerprint {
-            printing.at = match part {
-                Part::Method => 0,
-                Part::Path => 1,
-                Part::Query => 2,
-                Part::Body | Part::Raw => 3,
-                Part::Type | Part::Header(_) | Part::Preconditions => 4,
+            printing.current_part = match part {
+                FingerprintPart::Method => 0,
+                FingerprintPart::Path => 1,
+                FingerprintPart::Query => 2,
+                FingerprintPart::Body | FingerprintPart::Raw => 3,
+                FingerprintPart::Type | FingerprintPart::Header(_) | FingerprintPart::Preconditions => 4,
             };
             match version {
                 1 => v1::hash_part(&mut printing, part, self, &body),
@@ -173,71 +173,76 @@ impl FingerprintInput<'_> {
         Some((Fingerprint { version, digest: printing.hash.finalize().into() }, printing.parts))
     }
 
-    fn hash_part(&self, printing: &mut Printing, part: &Part, body: impl Fn(&mut Printing)) {
+    fn hash_part(
+        &self, printing: &mut FingerprintHasher, part: &FingerprintPart, body: impl Fn(&mut FingerprintHasher),
+    ) {
         let headers = self.headers;
         match part {
-            Part::Method => {
+            FingerprintPart::Method => {
                 printing.framed(b'm', self.method.as_str().as_bytes());
-                METHOD_OVERRIDES.iter().for_each(|name| printing.header(headers, name));
+                METHOD_OVERRIDE_HEADERS.iter().for_each(|name| printing.header(headers, name));
             }
-            Part::Path => {
+            FingerprintPart::Path => {
                 let path = self.uri.path();
                 printing.framed(b'p', path.strip_suffix('/').unwrap_or(path).as_bytes());
             }
-            Part::Query => printing.framed(b'q', self.uri.query().unwrap_or_default().as_bytes()),
-            Part::Type => self.hash_type(printing),
-            Part::Body => {
+            FingerprintPart::Query => printing.framed(b'q', self.uri.query().unwrap_or_default().as_bytes()),
+            FingerprintPart::Type => self.hash_type(printing),
+            FingerprintPart::Body => {
                 body(printing);
                 self.hash_trailers(printing);
             }
-            Part::Raw => {
+            FingerprintPart::Raw => {
                 printing.framed(b'R', self.body);
                 self.hash_trailers(printing);
             }
-            Part::Header(name) => printing.header(headers, name),
-            Part::Preconditions => PRECONDITIONS.iter().for_each(|name| printing.header(headers, name)),
+            FingerprintPart::Header(name) => printing.header(headers, name),
+            FingerprintPart::Preconditions => {
+                PRECONDITION_HEADERS.iter().for_each(|name| printing.header(headers, name))
+            }
         }
     }
 
-    fn hash_type(&self, printing: &mut Printing) {
+    fn hash_type(&self, printing: &mut FingerprintHasher) {
         for value in self.headers.get_all(header::CONTENT_TYPE) {
-            printing.framed(b't', &MediaType::read(value.as_bytes()).compared());
+            printing.framed(b't', &MediaType::read(value.as_bytes()).canonical());
         }
-        self.codings().for_each(|coding| printing.framed(b'c', coding));
+        self.content_codings().for_each(|coding| printing.framed(b'c', coding));
     }
 
     /// The kind is part of the hash: a form never equals the JSON that its bytes might also be.
-    fn hash_body(&self, printing: &mut Printing, policy: &Policy) {
+    fn hash_body(&self, printing: &mut FingerprintHasher, policy: &Policy) {
         let mut types = self.headers.get_all(header::CONTENT_TYPE).iter();
         let content_type = types.next().map(|value| value.as_bytes()).unwrap_or_default();
         let media = MediaType::read(content_type);
-        let kind = content_type_kind(content_type);
-        let is_encoded = self.codings().next().is_some();
+        let kind = content_type_format(content_type);
+        let is_encoded = self.content_codings().next().is_some();
         // What the bytes mean depends on more than themselves: they are compared as sent, together with that.
         if is_encoded || types.next().is_some() || media.has_other_charset() {
-            self.codings().for_each(|coding| printing.framed(b'e', coding));
+            self.content_codings().for_each(|coding| printing.framed(b'e', coding));
             let types = self.headers.get_all(header::CONTENT_TYPE).iter();
             types.filter(|_| !is_encoded).for_each(|value| printing.framed(b's', value.as_bytes()));
             return printing.framed(b'r', self.body);
         }
         match kind {
-            Kind::Json => {
-                if let Some(canonical) = json::canonical(self.body, &policy.json_ignore, json::Names::AnyCase) {
+            BodyFormat::Json => {
+                if let Some(canonical) = json::canonical(self.body, &policy.json_ignore, json::NameEquality::IgnoreCase)
+                {
                     return printing.framed(b'j', &canonical);
                 }
             }
-            Kind::Form => {
+            BodyFormat::Form => {
                 let mut canonical = Vec::with_capacity(self.body.len() + 64);
                 match form::canonical(self.body, &mut canonical) {
-                    Some(form::Order::Sorted) => return printing.framed(b'f', &canonical),
-                    Some(form::Order::Kept) => return printing.framed(b'F', &canonical),
+                    Some(form::PairOrder::Sorted) => return printing.framed(b'f', &canonical),
+                    Some(form::PairOrder::PartlySorted) => return printing.framed(b'F', &canonical),
                     None => {}
                 }
             }
-            Kind::Multipart => {
+            BodyFormat::Multipart => {
                 let text = std::str::from_utf8(content_type).unwrap_or_default();
                 let mut canonical = Vec::with_capacity(self.body.len());
-                if let Some(strict) = multipart::strict(text, self.body)
+                if let Some(strict) = multipart::parse_strict(text, self.body)
                     && multipart::canonical(text, self.body, &mut canonical)
                 {
                     printing.framed(b'u', &canonical);
@@ -248,7 +253,7 @@ impl FingerprintInput<'_> {
                     return;
                 }
             }
-            Kind::Other => {}
+            BodyFormat::Other => {}
         }
         if media.is_multipart() {
             // The same bytes have other parts under another boundary.
@@ -257,7 +262,7 @@ impl FingerprintInput<'_> {
         printing.framed(b'r', self.body);
     }
 
-    fn hash_trailers(&self, printing: &mut Printing) {
+    fn hash_trailers(&self, printing: &mut FingerprintHasher) {
         let Some(trailers) = self.trailers.filter(|trailers| !trailers.is_empty()) else { return };
         let mut names: Vec<_> = trailers.keys().collect();
         names.sort_unstable_by_key(|name| name.as_str());
@@ -266,14 +271,14 @@ impl FingerprintInput<'_> {
     }
 
     /// The content codings, except `identity`, which changes nothing.
-    fn codings(&self) -> impl Iterator<Item = &[u8]> {
+    fn content_codings(&self) -> impl Iterator<Item = &[u8]> {
         let all = self.headers.get_all(header::CONTENT_ENCODING).iter().map(|coding| coding.as_bytes());
         all.filter(|coding| !coding.eq_ignore_ascii_case(b"identity"))
     }
 }
 
-fn content_type_kind(content_type: &[u8]) -> Kind {
-    std::str::from_utf8(content_type).map_or(Kind::Other, Kind::of)
+fn content_type_format(content_type: &[u8]) -> BodyFormat {
+    std::str::from_utf8(content_type).map_or(BodyFormat::Other, BodyFormat::of)
 }
 
 pub(crate) fn framed(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
@@ -285,14 +290,14 @@ pub(crate) fn framed(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
 
 /// What a body is, by its Content-Type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum BodyFormat {
     Json,
     Form,
     Multipart,
     Other,
 }
 
-impl Kind {
+impl BodyFormat {
     pub(crate) fn of(content_type: &str) -> Self {
         let essence = content_type.split(';').next().unwrap_or_default().trim();
         let is = |name: &str| essence.eq_ignore_ascii_case(name);

@@ -11,14 +11,14 @@
 //! # Ok::<(), ibid::InvalidPolicy>(())
 //! ```
 //!
-//! A call goes the same way as a request; a [`Route`](crate::http::Route) of [`Protocol::Grpc`] differs where the
+//! A call goes the same way as a request; a [`Route`] of [`Protocol::Grpc`] differs where the
 //! protocol does, and only there:
 //!
 //! | | HTTP | gRPC |
 //! |---|---|---|
-//! | what is covered | methods | [unary methods](Unary) |
+//! | what is covered | methods | [unary methods](UnaryMethods) |
 //! | body | canonical by its type | one message, compared after decompression (`framing`) |
-//! | what an answer means | its status | its `grpc-status` ([`Code`]) |
+//! | what an answer means | its status | its `grpc-status` ([`GrpcStatusCode`]) |
 //! | refusals | problem documents | trailers-only answers (`refuse`) |
 //! | how long a duplicate waits | `wait_timeout` | that, and never beyond its own `grpc-timeout` (`timeout`) |
 //!
@@ -30,36 +30,36 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderValue, Method, Version, header, request::Parts};
 
 pub(crate) use self::{
-    code::meaning,
+    code::classify_code,
     framing::fingerprint,
-    refuse::{plain, refuse},
-    reply::{complete, left_out, status_of},
+    refusal::{refusal_with_masked_key, status_response},
     timeout::deadline,
+    unary_response::{completed_answer, replay_without_message, status_of},
 };
 pub use self::{
-    code::{CallEnd, Code},
-    methods::{DescriptorError, Unary, UnaryError},
-    reflection::{ReflectionError, reflected},
-    refuse::refusal_response,
+    code::{CallOutcome, GrpcStatusCode},
+    methods::{DescriptorError, MethodNameError, UnaryMethods},
+    reflection::{ReflectionError, fetch_descriptors},
+    refusal::refusal_response,
 };
 use crate::{
-    http::{Protocol, Route, Routed, Routing, carries_key, uncovered},
+    http::{Protocol, Route, RouteMatch, Routing, carries_key, match_uncovered},
     key::KeySource,
-    policy::{InvalidPolicy, Mode, Policy},
+    policy::{InvalidPolicy, Policy, PolicyMode},
 };
 
 mod code;
 mod framing;
+mod header_encoding;
 mod methods;
 mod proto;
 mod reflection;
-mod refuse;
-mod reply;
-mod text;
+mod refusal;
 mod timeout;
+mod unary_response;
 
 /// The headers under which clients send keys, in the order in which they are looked for.
-const KEY_HEADERS: [&str; 2] = ["idempotency-key", "x-idempotency-key"];
+const GRPC_KEY_HEADERS: [&str; 2] = ["idempotency-key", "x-idempotency-key"];
 
 /// Whether a message is gRPC by its Content-Type. gRPC-Web is not: its trailers are in the body.
 pub fn is_grpc(headers: &HeaderMap) -> bool {
@@ -80,9 +80,9 @@ impl Policy {
     pub fn for_grpc(mut self) -> Self {
         self.methods = vec![Method::POST];
         if let [KeySource::Header(name)] = &self.key.from[..]
-            && let Some(at) = KEY_HEADERS.iter().position(|usual| name == usual)
+            && let Some(at) = GRPC_KEY_HEADERS.iter().position(|usual| name == usual)
         {
-            let other = http::HeaderName::from_static(KEY_HEADERS[1 - at]);
+            let other = http::HeaderName::from_static(GRPC_KEY_HEADERS[1 - at]);
             self.key.from.push(KeySource::Header(other));
         }
         self
@@ -126,30 +126,30 @@ fn is_metadata(name: &str) -> bool {
 }
 
 /// One policy for the unary methods of a server.
-pub(crate) struct Calls {
-    unary: Unary,
+pub(crate) struct UnaryRouting {
+    methods: UnaryMethods,
     /// For gRPC calls.
-    route: Arc<Route>,
+    grpc_route: Arc<Route>,
     /// The same for requests to these methods that are not gRPC: Connect, JSON.
-    for_http: Arc<Route>,
+    http_route: Arc<Route>,
 }
 
-impl Calls {
-    pub(crate) fn new(unary: Unary, name: String, policy: Policy) -> Result<Self, InvalidPolicy> {
+impl UnaryRouting {
+    pub(crate) fn new(unary: UnaryMethods, name: String, policy: Policy) -> Result<Self, InvalidPolicy> {
         let route = Route { name, policy: policy.for_grpc().checked_for_grpc()?, protocol: Protocol::Grpc };
         let for_http = Route { protocol: Protocol::Http, ..route.clone() };
-        Ok(Self { unary, route: Arc::new(route), for_http: Arc::new(for_http) })
+        Ok(Self { methods: unary, grpc_route: Arc::new(route), http_route: Arc::new(for_http) })
     }
 }
 
-impl Routing for Calls {
-    fn route(&self, request: &Parts) -> Routed {
-        let policy = &self.route.policy;
-        if !policy.covers(&request.method) || !self.unary.has(request.uri.path()) {
-            return uncovered(&request.method, carries_key(policy, &request.uri, &request.headers));
+impl Routing for UnaryRouting {
+    fn route(&self, request: &Parts) -> RouteMatch {
+        let policy = &self.grpc_route.policy;
+        if !policy.covers(&request.method) || !self.methods.contains(request.uri.path()) {
+            return match_uncovered(&request.method, carries_key(policy, &request.uri, &request.headers));
         }
-        let route = if is_grpc(&request.headers) { &self.route } else { &self.for_http };
-        Routed::covered(route.clone())
+        let route = if is_grpc(&request.headers) { &self.grpc_route } else { &self.http_route };
+        RouteMatch::covered(route.clone())
     }
 
     fn key_headers(&self, _: &Method, _: &Parts) -> Option<Vec<http::HeaderName>> {
@@ -161,8 +161,11 @@ impl Routing for Calls {
 /// the route gives it. A server that gave up at this client's deadline would drop an answer that a retry could have.
 pub(crate) fn prepare(headers: &mut HeaderMap, policy: &Policy) {
     headers.insert("grpc-accept-encoding", HeaderValue::from_static("identity"));
-    if policy.mode != Mode::Shadow {
-        headers.insert("grpc-timeout", timeout::written(policy.timeout.saturating_add(policy.late_answer())));
+    if policy.mode != PolicyMode::Shadow {
+        headers.insert(
+            "grpc-timeout",
+            timeout::format_timeout(policy.timeout.saturating_add(policy.late_answer_or_lease())),
+        );
     }
 }
 
@@ -198,7 +201,7 @@ mod tests {
 
     #[test]
     fn dials_that_make_no_sense_are_named() {
-        for preset in crate::presets::NAMES {
+        for preset in crate::presets::PRESET_NAMES {
             assert_eq!(Policy::preset(preset).unwrap().for_grpc().check_grpc(), Ok(()), "{preset}");
         }
         let told = |turn: &dyn Fn(&mut Policy)| {

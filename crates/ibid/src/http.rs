@@ -29,30 +29,30 @@ use http::{HeaderName, Method, request::Parts};
 use tokio::time::timeout;
 
 pub use self::{
-    answer::{error_answer, plain_response, refusal_response, success_answer},
-    around::Around,
-    body::{BoxError, BrokenOff, RequestBody, ResponseBody},
-    budget::Reserved,
-    claimed::{Claimed, NotRemembered},
-    connection::{Connection, Cut},
+    body::{BoxError, RequestBody, ResponseBody, TruncatedResponse},
+    budget::MemoryReservation,
+    client_response::{error_answer, plain_response, refusal_response, success_answer},
+    connection::{PeerConnection, ResponseAbort},
     cors::Cors,
     future::ResponseFuture,
+    handler_claim::{HandlerClaim, NotRememberedError},
+    inner_response::completed_answer_of,
     layer::{IbidLayer, IbidService},
-    reply::complete_of,
+    poll_hook::PollHook,
     request::carries_key,
     request_id::{current_request_id, sent_request_id},
 };
 pub(crate) use self::{
-    reply::{Meaning, remembered},
+    inner_response::{ResponseMeaning, stored_headers},
     request_id::UnderRequestId,
 };
 use crate::{
     engine::Engine,
-    grpc::{self, Unary},
+    grpc::{self, UnaryMethods},
     journal::Journal,
     key::KeySource,
-    observe::{Observer, Silent},
-    policy::{CheckedPolicy, InvalidPolicy, LONGEST, Policy, Refusals},
+    observe::{NoopObserver, Observer},
+    policy::{CheckedPolicy, InvalidPolicy, MAX_DURATION, Policy, RefusalFormat},
     quota::Quota,
     refusal::Refusal,
     scope::{AddressSecret, Credentials, TrustedProxies},
@@ -61,52 +61,52 @@ use crate::{
 
 mod ambiguity;
 mod anonymous;
-mod answer;
-mod around;
 mod body;
 mod budget;
-mod claimed;
+mod client_response;
 mod connection;
 mod cors;
 mod forwarded;
 mod future;
-mod late;
+mod handler_claim;
+mod inner_response;
+mod late_answers;
 mod layer;
 mod operation;
+mod poll_hook;
 mod read_body;
-mod reply;
+mod refusal_style;
 mod request;
 mod request_id;
 mod service;
 mod shadow;
-mod shape;
 mod shared_records;
-mod sweep;
+mod sweeper;
 mod twins;
 
 /// How long [`Ibid::drained`] waits for the store.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
+const SETTLE_QUEUE_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Idempotency for HTTP services: makes layers that share one store and one set of limits.
 #[derive(Clone)]
 pub struct Ibid {
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
 }
 
 /// Sets up an [`Ibid`].
-pub struct Builder {
+pub struct IbidBuilder {
     store: Arc<dyn Store>,
     observer: Arc<dyn Observer>,
     journal: Option<Arc<Journal>>,
     quota: Option<Arc<Quota>>,
-    settings: Settings,
+    settings: LayerSettings,
 }
 
 /// What holds for every route.
-struct Settings {
-    trusted: TrustedProxies,
+struct LayerSettings {
+    trusted_proxies: TrustedProxies,
     credentials: Credentials,
-    secret: Option<AddressSecret>,
+    address_secret: Option<AddressSecret>,
     max_running: usize,
     max_late_answers: usize,
     buffer_memory: u64,
@@ -116,45 +116,45 @@ struct Settings {
     sweep_every: Option<Duration>,
 }
 
-struct Shared {
+struct LayerState {
     engine: Engine,
-    settings: Settings,
-    budget: budget::Budget,
-    records: shared_records::SharedRecords,
-    sweeping: sweep::Sweeping,
-    late: late::LateAnswers,
-    twins: Arc<twins::Twins>,
+    settings: LayerSettings,
+    budget: budget::MemoryBudget,
+    shared_records: shared_records::SharedRecords,
+    sweeper: sweeper::Sweeper,
+    late_answers: late_answers::LateAnswerLimiter,
+    shared_key_detector: Arc<twins::SharedKeyDetector>,
 }
 
 /// Finds the policy of a request.
 pub trait Routing: Send + Sync + 'static {
     /// Whether and how a request is covered.
-    fn route(&self, request: &Parts) -> Routed;
+    fn route(&self, request: &Parts) -> RouteMatch;
 
     /// The headers that carry the key of a request with this method, for the preflight that asks about it. `None` if
     /// such a request would not be covered: then its preflight is not ours to answer.
     fn key_headers(&self, method: &Method, preflight: &Parts) -> Option<Vec<HeaderName>>;
 
     /// The shape of a refusal that no route's policy gives.
-    fn refusals(&self, _request: &Parts) -> Refusals {
-        Refusals::Problem
+    fn refusals(&self, _request: &Parts) -> RefusalFormat {
+        RefusalFormat::Problem
     }
 }
 
 /// What a [`Routing`] found.
 #[derive(Debug, Clone)]
-pub enum Routed {
+pub enum RouteMatch {
     /// Nothing covers it: it passes through untouched.
-    Pass,
+    NotCovered,
     /// Nothing covers it although it carries a key: it passes through untouched, and the observer is told.
-    Uncovered,
+    UncoveredKey,
     /// This covers it.
     Covered {
         /// The route that the request is under.
         route: Arc<Route>,
         /// Further routes that an app could take the request for. What they require holds too: a key, a signature. If the
         /// request has no key by `route`, the first of these by which it has one takes its place.
-        also: Vec<Arc<Route>>,
+        alternatives: Vec<Arc<Route>>,
     },
     /// A gRPC call under this policy whose method is not known to be unary. It is never buffered: if it carries a key, or
     /// the policy requires one, it is refused (`method-unknown`), else it passes through.
@@ -163,10 +163,10 @@ pub enum Routed {
     Refused(Refusal),
 }
 
-impl Routed {
+impl RouteMatch {
     /// One route covers it, and it cannot be taken for a request of another.
     pub fn covered(route: Arc<Route>) -> Self {
-        Self::Covered { route, also: Vec::new() }
+        Self::Covered { route, alternatives: Vec::new() }
     }
 }
 
@@ -193,11 +193,11 @@ pub enum Protocol {
 
 /// The address of who sent a request, put into its extensions by the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Peer(pub IpAddr);
+pub struct PeerAddress(pub IpAddr);
 
 /// Which run of its operation a request is, put into its extensions for the handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grant {
+pub struct RunInfo {
     /// 1 for the first run.
     pub attempt: u32,
     /// Grows with every run of the same operation: a resource can refuse a lower one than it has seen.
@@ -206,30 +206,30 @@ pub struct Grant {
 
 /// How a proxy says what became of a request, in the extensions of its response.
 #[derive(Debug, Clone)]
-pub enum Fate {
+pub enum DispatchOutcome {
     /// Not one byte of it was written.
-    NotStarted(String),
+    NotSent(String),
     /// It may have been executed.
-    Lost(String),
+    ResponseLost(String),
 }
 
 /// How a proxy says that it has not begun to send a request, which has this in its extensions: given up meanwhile,
 /// the request provably did not happen. Handlers that know nothing of it have always begun.
 #[derive(Debug, Clone, Default)]
-pub struct Unsent(Arc<AtomicBool>);
+pub struct SendState(Arc<AtomicBool>);
 
-impl Unsent {
-    /// Nothing was sent, and nothing will be before [`sending`](Self::sending).
+impl SendState {
+    /// Nothing was sent, and nothing will be before [`sending`](Self::mark_sending).
     pub fn hold(&self) {
         self.0.store(true, SeqCst);
     }
 
     /// From now on something may have been sent.
-    pub fn sending(&self) {
+    pub fn mark_sending(&self) {
         self.0.store(false, SeqCst);
     }
 
-    fn is_held(&self) -> bool {
+    fn is_unsent(&self) -> bool {
         self.0.load(SeqCst)
     }
 }
@@ -241,16 +241,16 @@ impl Ibid {
     }
 
     /// With everything that can be set.
-    pub fn builder(store: Arc<dyn Store>) -> Builder {
-        Builder {
+    pub fn builder(store: Arc<dyn Store>) -> IbidBuilder {
+        IbidBuilder {
             store,
-            observer: Arc::new(Silent),
+            observer: Arc::new(NoopObserver),
             journal: None,
             quota: None,
-            settings: Settings {
-                trusted: TrustedProxies::loopback(),
+            settings: LayerSettings {
+                trusted_proxies: TrustedProxies::loopback(),
                 credentials: Credentials::default(),
-                secret: None,
+                address_secret: None,
                 max_running: 10_000,
                 max_late_answers: 256,
                 buffer_memory: 256 << 20,
@@ -278,7 +278,7 @@ impl Ibid {
     /// As [`layer`](Self::layer).
     pub fn layer_named(&self, name: impl Into<String>, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
         let route = Route { name: name.into(), policy: policy.checked()?, protocol: Protocol::Http };
-        Ok(self.layer_by(Arc::new(One(Arc::new(route)))))
+        Ok(self.layer_with_routing(Arc::new(SingleRoute(Arc::new(route)))))
     }
 
     /// A layer with one policy for the unary methods of a gRPC server; requests to every other path pass through it untouched.
@@ -287,25 +287,25 @@ impl Ibid {
     ///
     /// # Errors
     /// As [`layer`](Self::layer), and if a dial makes no sense for gRPC calls.
-    pub fn grpc_layer(&self, methods: Unary, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
-        Ok(self.layer_by(Arc::new(grpc::Calls::new(methods, String::new(), policy)?)))
+    pub fn grpc_layer(&self, methods: UnaryMethods, policy: Policy) -> Result<IbidLayer, InvalidPolicy> {
+        Ok(self.layer_with_routing(Arc::new(grpc::UnaryRouting::new(methods, String::new(), policy)?)))
     }
 
     /// A layer that looks the policy up for each request.
-    pub fn layer_by(&self, routing: Arc<dyn Routing>) -> IbidLayer {
+    pub fn layer_with_routing(&self, routing: Arc<dyn Routing>) -> IbidLayer {
         IbidLayer { shared: self.shared.clone(), routing }
     }
 
     /// Returns once no operation runs and the store has every result that waited for it: await it before the process
     /// ends. It waits at most ten seconds for the store.
     pub async fn drained(&self) {
-        self.shared.engine.running().drained().await;
-        let _ = timeout(FLUSH_TIMEOUT, self.shared.engine.later().flushed()).await;
+        self.shared.engine.running().wait_idle().await;
+        let _ = timeout(SETTLE_QUEUE_FLUSH_TIMEOUT, self.shared.engine.settle_queue().wait_until_empty()).await;
     }
 
-    /// Reserves a part of [`buffer_memory`](Builder::buffer_memory) for a body that is buffered outside of the layers. `None`
+    /// Reserves a part of [`buffer_memory`](IbidBuilder::buffer_memory) for a body that is buffered outside of the layers. `None`
     /// if there is no room.
-    pub fn reserve(&self, bytes: u64) -> Option<Reserved> {
+    pub fn reserve(&self, bytes: u64) -> Option<MemoryReservation> {
         self.shared.budget.reserve(bytes)
     }
 
@@ -315,7 +315,7 @@ impl Ibid {
     }
 }
 
-impl Builder {
+impl IbidBuilder {
     /// Who is told what happens.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = observer;
@@ -342,9 +342,9 @@ impl Builder {
         self
     }
 
-    /// Whose scope headers are believed; loopback by default. Needs the [`Peer`] in each request's extensions.
+    /// Whose scope headers are believed; loopback by default. Needs the [`PeerAddress`] in each request's extensions.
     pub fn trusted_proxies(mut self, trusted: TrustedProxies) -> Self {
-        self.settings.trusted = trusted;
+        self.settings.trusted_proxies = trusted;
         self
     }
 
@@ -356,7 +356,7 @@ impl Builder {
 
     /// Makes addresses unguessable. Must never change while records live.
     pub fn address_secret(mut self, secret: AddressSecret) -> Self {
-        self.settings.secret = Some(secret);
+        self.settings.address_secret = Some(secret);
         self
     }
 
@@ -375,7 +375,7 @@ impl Builder {
 
     /// All buffered bodies together, of requests and of answers that have not been sent yet. When it is exhausted, the
     /// slowest clients are cut off first, and then requests are refused. 256 MiB by default. One address of a client that
-    /// is no trusted proxy holds at most a quarter of it ([`Peer`]), one connection an eighth ([`Connection`]).
+    /// is no trusted proxy holds at most a quarter of it ([`PeerAddress`]), one connection an eighth ([`PeerConnection`]).
     pub fn buffer_memory(mut self, bytes: u64) -> Self {
         self.settings.buffer_memory = bytes;
         self
@@ -383,7 +383,7 @@ impl Builder {
 
     /// How long a client may take to send a body that must be read; 30 seconds by default.
     pub fn body_timeout(mut self, at_most: Duration) -> Self {
-        self.settings.body_timeout = at_most.min(LONGEST);
+        self.settings.body_timeout = at_most.min(MAX_DURATION);
         self
     }
 
@@ -402,34 +402,44 @@ impl Builder {
 
     /// Done.
     pub fn build(self) -> Ibid {
-        let twins = twins::Twins::new(self.observer.clone());
-        let mut engine = Engine::with(self.store, self.observer, self.journal);
+        let twins = twins::SharedKeyDetector::new(self.observer.clone());
+        let mut engine = Engine::with_observer(self.store, self.observer, self.journal);
         if let Some(quota) = self.quota {
-            engine = engine.limited(quota);
+            engine = engine.with_quota(quota);
         }
-        let budget = budget::Budget::new(self.settings.buffer_memory, self.settings.trusted.clone());
+        let budget = budget::MemoryBudget::new(self.settings.buffer_memory, self.settings.trusted_proxies.clone());
         let records = shared_records::SharedRecords::default();
-        let sweeping = sweep::Sweeping::new(self.settings.sweep_every);
+        let sweeping = sweeper::Sweeper::new(self.settings.sweep_every);
         sweeping.start(&engine);
-        let late = late::LateAnswers::new(self.settings.max_late_answers);
-        Ibid { shared: Arc::new(Shared { engine, settings: self.settings, budget, records, sweeping, late, twins }) }
+        let late = late_answers::LateAnswerLimiter::new(self.settings.max_late_answers);
+        Ibid {
+            shared: Arc::new(LayerState {
+                engine,
+                settings: self.settings,
+                budget,
+                shared_records: records,
+                sweeper: sweeping,
+                late_answers: late,
+                shared_key_detector: twins,
+            }),
+        }
     }
 }
 
 /// One policy for everything.
-struct One(Arc<Route>);
+struct SingleRoute(Arc<Route>);
 
-impl Routing for One {
-    fn route(&self, request: &Parts) -> Routed {
+impl Routing for SingleRoute {
+    fn route(&self, request: &Parts) -> RouteMatch {
         let policy = &self.0.policy;
         if !policy.covers(&request.method) {
-            return uncovered(&request.method, carries_key(policy, &request.uri, &request.headers));
+            return match_uncovered(&request.method, carries_key(policy, &request.uri, &request.headers));
         }
         // gRPC calls may be streams, which must not be buffered, and say how they ended in their trailers only.
         match grpc::is_call(request.version, &request.headers) {
-            false => Routed::covered(self.0.clone()),
-            true if request.extensions.get::<Grant>().is_some() => Routed::Pass,
-            true => Routed::UnknownCall(self.0.clone()),
+            false => RouteMatch::covered(self.0.clone()),
+            true if request.extensions.get::<RunInfo>().is_some() => RouteMatch::NotCovered,
+            true => RouteMatch::UnknownCall(self.0.clone()),
         }
     }
 
@@ -439,9 +449,9 @@ impl Routing for One {
 }
 
 /// What becomes of a request that nothing covers. A key on GET, HEAD or OPTIONS is no mistake: they change nothing.
-pub fn uncovered(method: &Method, has_key: bool) -> Routed {
+pub fn match_uncovered(method: &Method, has_key: bool) -> RouteMatch {
     let is_safe = ["GET", "HEAD", "OPTIONS"].iter().any(|safe| method.as_str().eq_ignore_ascii_case(safe));
-    if has_key && !is_safe { Routed::Uncovered } else { Routed::Pass }
+    if has_key && !is_safe { RouteMatch::UncoveredKey } else { RouteMatch::NotCovered }
 }
 
 /// The headers that carry a policy's keys.

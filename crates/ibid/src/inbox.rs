@@ -1,6 +1,6 @@
 //! Events of a message broker: which event a delivery is, and handlers that run once per event.
 //!
-//! Brokers deliver at least once. [`Event::of`] says which event a delivery is; an [`Inbox`] remembers, in any
+//! Brokers deliver at least once. [`InboxEvent::of`] says which event a delivery is; an [`Inbox`] remembers, in any
 //! [`Store`], which events were handled. Handlers that write to PostgreSQL do better with the inbox of
 //! `ibid-postgres-tx`, where the effect and the memory of it commit together.
 //!
@@ -37,33 +37,38 @@ use parking_lot::Mutex;
 use tokio::task::JoinError;
 
 use crate::{
-    engine::{Engine, Verdict},
-    observe::{Observer, Silent},
-    policy::{CheckedPolicy, LONGEST, OnConcurrent, OnMismatch, OnUnknown, Policy},
-    refusal::{Reason, Refusal},
-    store::{Ask, Claim, End, Fingerprint, Held, Outline, Store, StoreError, Tags, Token},
+    engine::{Decision, Engine},
+    observe::{NoopObserver, Observer},
+    policy::{CheckedPolicy, MAX_DURATION, OnConcurrent, OnMismatch, OnUnknown, Policy},
+    refusal::{Refusal, RefusalReason},
+    store::{
+        ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, RecordSummary, SettleOutcome, Settlement, Store,
+        StoreError, Tags,
+    },
 };
 
-use self::run::{CRASHED, Did, Failed, Lent, Run};
+use self::run::{BorrowedOperation, CRASHED_ERROR, FailureRecord, HandlerOutcome, HandlerRun};
 pub use self::{
-    event::{BrokerId, Delivered, Event, MAX_CONSUMER, MAX_PART, Unidentified},
-    reply::{Backoff, Reply},
+    broker_reply::{BrokerReply, RedeliveryBackoff},
+    event::{
+        BrokerMessageId, DeliveredMessage, EventIdentityError, InboxEvent, MAX_CONSUMER_BYTES, MAX_IDENTITY_PART_BYTES,
+    },
 };
 
+mod broker_reply;
 mod event;
 mod identity;
-mod reply;
 mod run;
 #[cfg(test)]
 mod tests;
 
 /// How many runs an event gets, unless said otherwise.
-const POISON_AFTER: u32 = 5;
+const DEFAULT_POISON_AFTER: u32 = 5;
 /// How long a handled event is remembered, unless said otherwise.
-const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
+const DEFAULT_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How often one delivery tries to run a failed event again before it is told to come back.
-const TRIES: u32 = 8;
-const SOON: Duration = Duration::from_secs(1);
+const MAX_RERUN_ATTEMPTS: u32 = 8;
+const RETRY_SOON: Duration = Duration::from_secs(1);
 
 /// Remembers which events were handled. Cheap to clone.
 #[derive(Clone)]
@@ -71,19 +76,19 @@ pub struct Inbox {
     engine: Engine,
     policy: CheckedPolicy,
     poison_after: u32,
-    backoff: Backoff,
+    backoff: RedeliveryBackoff,
 }
 
 /// What became of a delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
-pub enum Handled {
+pub enum HandleOutcome {
     /// Handled now, and remembered.
-    Done,
+    Handled,
     /// Handled before.
     Duplicate,
     /// Being handled elsewhere, or by somebody who is silent and may still be at it.
-    Busy {
+    InProgress {
         /// When to come back.
         retry_in: Duration,
     },
@@ -95,7 +100,7 @@ pub enum Handled {
         error: String,
     },
     /// A run of it was never heard of again, and the inbox is told to hold such events until somebody resolves it.
-    Held,
+    OutcomeUnknown,
     /// It is so old that it may have been handled and forgotten since.
     TooOld,
 }
@@ -124,41 +129,41 @@ pub enum HandleError<E> {
 impl Inbox {
     /// An inbox in a store: five runs per event, remembered for seven days.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self::watched(store, Arc::new(Silent))
+        Self::with_observer(store, Arc::new(NoopObserver))
     }
 
     /// The same, with somebody who is told of failing store calls and lost claims.
-    pub fn watched(store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Self {
+    pub fn with_observer(store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Self {
         let mut policy = Policy::ietf();
-        policy.ttl = KEEP;
+        policy.ttl = DEFAULT_TTL;
         policy.on_mismatch = OnMismatch::Ignore;
         policy.on_concurrent = OnConcurrent::Reject;
         policy.on_unknown = OnUnknown::Retry;
-        let engine = Engine::with(store, observer, None);
+        let engine = Engine::with_observer(store, observer, None);
         let policy = policy.checked().expect("every dial is within its range");
-        Self { engine, policy, poison_after: POISON_AFTER, backoff: Backoff::default() }
+        Self { engine, policy, poison_after: DEFAULT_POISON_AFTER, backoff: RedeliveryBackoff::default() }
     }
 
     /// How long a handled event is remembered. Longer than a broker keeps a message, or a late copy runs again.
     #[must_use]
     pub fn keep(self, keep: Duration) -> Self {
-        self.with(|policy| policy.ttl = keep)
+        self.with_policy(|policy| policy.ttl = keep)
     }
 
     /// Durations that are too short or too long count as the shortest or the longest.
-    fn with(self, turn: impl FnOnce(&mut Policy)) -> Self {
+    fn with_policy(self, turn: impl FnOnce(&mut Policy)) -> Self {
         let mut policy = self.policy.into_policy();
         turn(&mut policy);
-        policy.ttl = policy.ttl.clamp(Duration::from_millis(1), LONGEST);
-        policy.timeout = policy.timeout.clamp(Duration::from_millis(1), LONGEST);
-        policy.lease = policy.lease.clamp(Duration::from_millis(100), LONGEST);
+        policy.ttl = policy.ttl.clamp(Duration::from_millis(1), MAX_DURATION);
+        policy.timeout = policy.timeout.clamp(Duration::from_millis(1), MAX_DURATION);
+        policy.lease = policy.lease.clamp(Duration::from_millis(100), MAX_DURATION);
         Self { policy: policy.checked().expect("every dial is within its range"), ..self }
     }
 
     /// How long a handler may take, and how long its claim may stay silent before it counts as crashed.
     #[must_use]
-    pub fn times(self, timeout: Duration, lease: Duration) -> Self {
-        self.with(|policy| (policy.timeout, policy.lease) = (timeout, lease))
+    pub fn timeouts(self, timeout: Duration, lease: Duration) -> Self {
+        self.with_policy(|policy| (policy.timeout, policy.lease) = (timeout, lease))
     }
 
     /// How many runs an event gets, at least one.
@@ -171,12 +176,12 @@ impl Inbox {
     /// What becomes of an event whose handler crashed.
     #[must_use]
     pub fn on_crash(self, on_unknown: OnUnknown) -> Self {
-        self.with(|policy| policy.on_unknown = on_unknown)
+        self.with_policy(|policy| policy.on_unknown = on_unknown)
     }
 
     /// When failed events should come again.
     #[must_use]
-    pub fn backoff(mut self, backoff: Backoff) -> Self {
+    pub fn backoff(mut self, backoff: RedeliveryBackoff) -> Self {
         self.backoff = backoff;
         self
     }
@@ -187,71 +192,75 @@ impl Inbox {
     ///
     /// # Errors
     /// See [`HandleError`]; [`reply`](Self::reply) says what to tell the broker.
-    pub async fn handle<F, R, E>(&self, event: &Event, handler: F) -> Result<Handled, HandleError<E>>
+    pub async fn handle<F, R, E>(&self, event: &InboxEvent, handler: F) -> Result<HandleOutcome, HandleError<E>>
     where
         F: FnOnce(u32) -> R + Send + 'static,
         R: Future<Output = Result<(), E>> + Send + 'static,
         E: fmt::Display + Send + 'static,
     {
         if self.is_too_old(event).await.map_err(HandleError::Store)? {
-            return Ok(Handled::TooOld);
+            return Ok(HandleOutcome::TooOld);
         }
         let failure = Arc::new(Mutex::new(None));
-        let run = Run {
+        let run = HandlerRun {
             handler: Some(handler),
             timeout: self.policy.timeout,
             poison_after: self.poison_after,
-            forgiven: 0,
+            uncounted_attempts: 0,
             failure: failure.clone(),
         };
         let (inbox, event) = (self.clone(), event.clone());
         let verdict = tokio::spawn(async move { inbox.execute(&event, run).await }).await;
         let failure = failure.lock().take();
         match (verdict.map_err(HandleError::Aborted)?, failure) {
-            (Verdict::Replay(finished, _), _) if !finished.failed => Ok(Handled::Duplicate),
+            (Decision::Replay(finished, _), _) if !finished.failed => Ok(HandleOutcome::Duplicate),
             (_, Some((error, attempt))) => {
                 Err(HandleError::Failed { error, attempt, poisoned: attempt >= self.poison_after })
             }
-            (Verdict::Replay(finished, _), None) => {
-                let failed = Failed::read(&finished);
-                Ok(Handled::Poisoned { attempts: failed.attempts, error: failed.error })
+            (Decision::Replay(finished, _), None) => {
+                let failed = FailureRecord::decode(&finished);
+                Ok(HandleOutcome::Poisoned { attempts: failed.attempts, error: failed.error })
             }
-            (Verdict::Ran(Did::Handle, _), None) => Ok(Handled::Done),
-            (Verdict::Ran(Did::Fail, _), None) => unreachable!("what a handler failed of is in its slot"),
-            (Verdict::Ran(Did::TimeOut, _), None) => Err(HandleError::TimedOut),
-            (Verdict::Ran(Did::Refuse(attempts), _), None) => {
-                Ok(Handled::Poisoned { attempts, error: CRASHED.to_owned() })
+            (Decision::Ran(HandlerOutcome::Handled, _), None) => Ok(HandleOutcome::Handled),
+            (Decision::Ran(HandlerOutcome::Failed, _), None) => unreachable!("what a handler failed of is in its slot"),
+            (Decision::Ran(HandlerOutcome::TimedOut, _), None) => Err(HandleError::TimedOut),
+            (Decision::Ran(HandlerOutcome::Poisoned(attempts), _), None) => {
+                Ok(HandleOutcome::Poisoned { attempts, error: CRASHED_ERROR.to_owned() })
             }
-            (Verdict::Refused(refusal), None) => match refusal.reason {
-                Reason::InProgress => Ok(Handled::Busy { retry_in: refusal.retry_after.unwrap_or(SOON) }),
-                Reason::OutcomeUnknown => Ok(Handled::Held),
+            (Decision::Refused(refusal), None) => match refusal.reason {
+                RefusalReason::InProgress => {
+                    Ok(HandleOutcome::InProgress { retry_in: refusal.retry_after.unwrap_or(RETRY_SOON) })
+                }
+                RefusalReason::OutcomeUnknown => Ok(HandleOutcome::OutcomeUnknown),
                 _ => Err(HandleError::Store(refusal)),
             },
         }
     }
 
     /// What to tell the broker about a delivery that was handled like this.
-    pub fn reply<E: fmt::Display>(&self, handled: &Result<Handled, HandleError<E>>) -> Reply {
+    pub fn reply<E: fmt::Display>(&self, handled: &Result<HandleOutcome, HandleError<E>>) -> BrokerReply {
         match handled {
-            Ok(Handled::Done | Handled::Duplicate) => Reply::Acknowledge,
-            Ok(Handled::Busy { retry_in }) => Reply::Again { after: *retry_in },
-            Ok(Handled::Poisoned { attempts, error }) => {
-                Reply::DeadLetter { why: format!("it was tried {attempts} times; the last time: {error}") }
+            Ok(HandleOutcome::Handled | HandleOutcome::Duplicate) => BrokerReply::Acknowledge,
+            Ok(HandleOutcome::InProgress { retry_in }) => BrokerReply::Redeliver { after: *retry_in },
+            Ok(HandleOutcome::Poisoned { attempts, error }) => {
+                BrokerReply::DeadLetter { why: format!("it was tried {attempts} times; the last time: {error}") }
             }
-            Ok(Handled::Held) => {
+            Ok(HandleOutcome::OutcomeUnknown) => {
                 let why = "a run of it was never heard of again: look what became of it, then resolve or forget it";
-                Reply::DeadLetter { why: why.into() }
+                BrokerReply::DeadLetter { why: why.into() }
             }
-            Ok(Handled::TooOld) => {
+            Ok(HandleOutcome::TooOld) => {
                 let why = "it is older than handled events are remembered: it may have been handled already";
-                Reply::DeadLetter { why: why.into() }
+                BrokerReply::DeadLetter { why: why.into() }
             }
             Err(HandleError::Failed { error, attempt, poisoned: true }) => {
-                Reply::DeadLetter { why: format!("it was tried {attempt} times; the last time: {error}") }
+                BrokerReply::DeadLetter { why: format!("it was tried {attempt} times; the last time: {error}") }
             }
-            Err(HandleError::Failed { attempt, .. }) => Reply::Again { after: self.backoff.after(*attempt) },
-            Err(HandleError::TimedOut | HandleError::Aborted(_)) => Reply::Again { after: self.policy.lease },
-            Err(HandleError::Store(refusal)) => Reply::Again { after: refusal.retry_after.unwrap_or(SOON) },
+            Err(HandleError::Failed { attempt, .. }) => BrokerReply::Redeliver { after: self.backoff.after(*attempt) },
+            Err(HandleError::TimedOut | HandleError::Aborted(_)) => BrokerReply::Redeliver { after: self.policy.lease },
+            Err(HandleError::Store(refusal)) => {
+                BrokerReply::Redeliver { after: refusal.retry_after.unwrap_or(RETRY_SOON) }
+            }
         }
     }
 
@@ -262,79 +271,82 @@ impl Inbox {
     ///
     /// # Errors
     /// If the store cannot be used. It may be called again.
-    pub async fn forget(&self, event: &Event) -> Result<bool, StoreError> {
-        let (store, ask) = (self.engine.store(), Arc::new(self.ask(event)));
+    pub async fn forget(&self, event: &InboxEvent) -> Result<bool, StoreError> {
+        let (store, ask) = (self.engine.store(), Arc::new(self.claim_request(event)));
         let fence = match store.get(&ask.address).await? {
-            Some(Claim::Done(finished)) => finished.fence,
-            Some(Claim::Unknown(holder)) => holder.fence,
-            Some(Claim::Busy(_) | Claim::Granted(_)) => return Ok(false),
-            None | Some(Claim::Spent) => return Ok(true),
+            Some(ClaimOutcome::Completed(finished)) => finished.fence,
+            Some(ClaimOutcome::OutcomeUnknown(holder)) => holder.fence,
+            Some(ClaimOutcome::InProgress(_) | ClaimOutcome::Granted(_)) => return Ok(false),
+            None | Some(ClaimOutcome::TokenSpent) => return Ok(true),
         };
-        let forgotten = store.operators().forget(&ask.address, fence).await?;
-        if matches!(forgotten, Held::Lost(now) if !matches!(*now, Claim::Spent)) {
+        let forgotten = store.admin().forget(&ask.address, fence).await?;
+        if matches!(forgotten, SettleOutcome::ClaimLost(now) if !matches!(*now, ClaimOutcome::TokenSpent)) {
             return Ok(false);
         }
         // The store goes on counting for a while. What it has counted so far is noted, as a failure that counts nothing.
-        let Claim::Granted(lease) = store.claim(&ask).await? else { return Ok(false) };
-        let record = Failed::record(lease.attempt, "it is to be handled again");
-        let end = End::Complete { failed: true, record, outline: Outline::default(), keep: self.policy.ttl };
-        Ok(!matches!(store.settle(&lease, &end).await?, Held::Lost(_)))
+        let ClaimOutcome::Granted(lease) = store.claim(&ask).await? else { return Ok(false) };
+        let record = FailureRecord::encode(lease.attempt, "it is to be handled again");
+        let end =
+            Settlement::Complete { failed: true, record, summary: RecordSummary::default(), ttl: self.policy.ttl };
+        Ok(!matches!(store.settle(&lease, &end).await?, SettleOutcome::ClaimLost(_)))
     }
 
     /// An event that happened longer ago than handled ones are remembered may have been handled and forgotten. If
     /// there is an entry, it says more.
-    async fn is_too_old(&self, event: &Event) -> Result<bool, Refusal> {
+    async fn is_too_old(&self, event: &InboxEvent) -> Result<bool, Refusal> {
         let age = event.at().and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
         if age <= self.policy.ttl {
             return Ok(false);
         }
         let found = self.engine.store().get(&event.scope().address(event.id(), None, None)).await;
         found.map(|found| found.is_none()).map_err(|error| {
-            Refusal::new(Reason::StoreUnavailable, format!("nothing was executed: {error}")).retry_after(SOON)
+            Refusal::new(RefusalReason::StoreUnavailable, format!("nothing was executed: {error}"))
+                .retry_after(RETRY_SOON)
         })
     }
 
     /// Runs it, also if all that is remembered are failures, but not too many.
-    async fn execute<F, R, E>(&self, event: &Event, run: Run<F, E>) -> Verdict<Did>
+    async fn execute<F, R, E>(&self, event: &InboxEvent, run: HandlerRun<F, E>) -> Decision<HandlerOutcome>
     where
         F: FnOnce(u32) -> R + Send,
         R: Future<Output = Result<(), E>> + Send,
         E: fmt::Display + Send,
     {
         let mut run = Some(run);
-        for _ in 0..TRIES {
-            let ask = self.ask(event);
+        for _ in 0..MAX_RERUN_ATTEMPTS {
+            let ask = self.claim_request(event);
             let address = ask.address;
-            let verdict = self.engine.execute(&self.policy, ask, Lent(&mut run)).await;
-            let Verdict::Replay(finished, _) = &verdict else { return verdict };
+            let verdict = self.engine.execute(&self.policy, ask, BorrowedOperation(&mut run)).await;
+            let Decision::Replay(finished, _) = &verdict else { return verdict };
             // If it ran here and lost its claim, what the record says counts.
             let Some(run) = &mut run else { return verdict };
-            let failed = Failed::read(finished);
+            let failed = FailureRecord::decode(finished);
             if !finished.failed || failed.attempts >= self.poison_after {
                 return verdict;
             }
-            run.forgiven = failed.forgiven;
+            run.uncounted_attempts = failed.uncounted_attempts;
             // Only one of several deliveries forgets this very failure; the others find the next run.
-            if let Err(error) = self.engine.store().operators().forget(&address, finished.fence).await {
+            if let Err(error) = self.engine.store().admin().forget(&address, finished.fence).await {
                 let what = format!("nothing was executed: {error}");
-                return Verdict::Refused(Refusal::new(Reason::StoreUnavailable, what).retry_after(SOON));
+                return Decision::Refused(Refusal::new(RefusalReason::StoreUnavailable, what).retry_after(RETRY_SOON));
             }
         }
-        Verdict::Refused(
-            Refusal::new(Reason::InProgress, "others handle the same event again and again").retry_after(SOON),
+        Decision::Refused(
+            Refusal::new(RefusalReason::InProgress, "others handle the same event again and again")
+                .retry_after(RETRY_SOON),
         )
     }
 
-    fn ask(&self, event: &Event) -> Ask {
-        Ask {
+    fn claim_request(&self, event: &InboxEvent) -> ClaimRequest {
+        ClaimRequest {
             address: event.scope().address(event.id(), None, None),
-            token: Token::mint(),
+            token: ClaimToken::mint(),
             fingerprint: Fingerprint::NONE,
             tags: Tags::new(event.consumer(), "", event.source(), event.id()),
             label: Bytes::new(),
-            hold: self.policy.lease,
-            keep: self.policy.ttl,
-            over: None,
+            lease: self.policy.lease,
+            ttl: self.policy.ttl,
+            take_over: None,
         }
     }
 }

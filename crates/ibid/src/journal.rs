@@ -23,14 +23,16 @@ use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
 use crate::{
-    store::{Address, Ask, End, Fence, Fingerprint, Finished, Lease, Outline, Tags, Token},
+    store::{
+        Address, ClaimRequest, ClaimToken, CompletedEntry, Fence, Fingerprint, Lease, RecordSummary, Settlement, Tags,
+    },
     time::now_ms,
-    wire::{self, Reader},
+    wire::{self, ByteReader},
 };
 
-const VERSION: u8 = 1;
-const FAILED: u8 = 1;
-const SOLO: u8 = 2;
+const JOURNAL_VERSION: u8 = 1;
+const FAILED_FLAG: u8 = 1;
+const FRONT_ONLY_FLAG: u8 = 2;
 
 /// Seals what the journal writes, and opens it again.
 pub trait JournalSeal: fmt::Debug + Send + Sync + 'static {
@@ -45,7 +47,7 @@ pub trait JournalSeal: fmt::Debug + Send + Sync + 'static {
 pub struct Journal {
     folder: PathBuf,
     seal: Option<Arc<dyn JournalSeal>>,
-    entries: Mutex<HashMap<Address, Entry>>,
+    entries: Mutex<HashMap<Address, JournalEntry>>,
     /// Of `entries`, so that the common case costs no lock.
     count: AtomicUsize,
     /// Files that could not be read when it was opened; set aside, never answered from.
@@ -53,13 +55,13 @@ pub struct Journal {
 }
 
 #[derive(Clone)]
-struct Entry {
+struct JournalEntry {
     lease: Lease,
     failed: bool,
     record: Bytes,
-    outline: Outline,
+    summary: RecordSummary,
     /// By the wall clock, because it outlives the process.
-    answers_until_ms: u64,
+    expires_at_ms: u64,
 }
 
 impl Journal {
@@ -89,9 +91,9 @@ impl Journal {
             if path.extension().is_some_and(|extension| extension == "part") {
                 fs::remove_file(&path)?;
             } else if path.extension().is_some_and(|extension| extension == "answer") {
-                match read(&path, seal.as_deref())? {
+                match read_entry(&path, seal.as_deref())? {
                     Some(entry) => {
-                        entries.insert(entry.lease.ask.address, entry);
+                        entries.insert(entry.lease.request.address, entry);
                     }
                     None => {
                         let aside = path.with_extension("unreadable");
@@ -122,53 +124,53 @@ impl Journal {
         self.len() == 0
     }
 
-    pub(crate) fn find(&self, at: &Address) -> Option<(Finished, bool)> {
+    pub(crate) fn find(&self, at: &Address) -> Option<(CompletedEntry, bool)> {
         if self.is_empty() {
             return None;
         }
         let entries = self.entries.lock();
         let entry = entries.get(at)?;
-        let left = entry.answers_until_ms.saturating_sub(now_ms());
-        let finished = Finished {
+        let left = entry.expires_at_ms.saturating_sub(now_ms());
+        let finished = CompletedEntry {
             fence: entry.lease.fence,
             attempt: entry.lease.attempt,
-            fingerprint: entry.lease.ask.fingerprint,
+            fingerprint: entry.lease.request.fingerprint,
             failed: entry.failed,
             record: entry.record.clone(),
             expires_in: Duration::from_millis(left),
         };
-        (left > 0).then_some((finished, entry.lease.solo))
+        (left > 0).then_some((finished, entry.lease.front_only))
     }
 
-    pub(crate) fn all(&self) -> Vec<(Lease, End)> {
+    pub(crate) fn entries(&self) -> Vec<(Lease, Settlement)> {
         let now = now_ms();
-        let end = |entry: &Entry| End::Complete {
+        let end = |entry: &JournalEntry| Settlement::Complete {
             failed: entry.failed,
             record: entry.record.clone(),
-            outline: entry.outline,
-            keep: Duration::from_millis(entry.answers_until_ms.saturating_sub(now).max(1)),
+            summary: entry.summary,
+            ttl: Duration::from_millis(entry.expires_at_ms.saturating_sub(now).max(1)),
         };
         self.entries.lock().values().map(|entry| (entry.lease.clone(), end(entry))).collect()
     }
 
     /// Returns once the answer is safe on disk. Only answers that are remembered belong here.
-    pub(crate) async fn append(self: &Arc<Self>, lease: &Lease, end: &End) -> io::Result<()> {
-        let End::Complete { failed, record, outline, keep } = end else {
+    pub(crate) async fn append(self: &Arc<Self>, lease: &Lease, end: &Settlement) -> io::Result<()> {
+        let Settlement::Complete { failed, record, summary: outline, ttl: keep } = end else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "only remembered answers are journaled"));
         };
-        let entry = Entry {
+        let entry = JournalEntry {
             lease: lease.clone(),
             failed: *failed,
             record: record.clone(),
-            outline: *outline,
-            answers_until_ms: now_ms() + keep.as_millis() as u64,
+            summary: *outline,
+            expires_at_ms: now_ms() + keep.as_millis() as u64,
         };
         let journal = self.clone();
         spawn_blocking(move || {
-            let address = entry.lease.ask.address;
-            let path = journal.path(&address);
+            let address = entry.lease.request.address;
+            let path = journal.entry_path(&address);
             let part = path.with_extension("part");
-            let mut file = private(&part)?;
+            let mut file = create_private_file(&part)?;
             let plain = encode(&entry);
             file.write_all(&journal.seal.as_ref().map_or(plain.clone(), |seal| seal.seal(&address, &plain)))?;
             file.sync_all()?;
@@ -187,7 +189,7 @@ impl Journal {
         spawn_blocking(move || {
             // Under the lock: once the file is gone, nobody is answered from here any more.
             let mut entries = journal.entries.lock();
-            match fs::remove_file(journal.path(&at)) {
+            match fs::remove_file(journal.entry_path(&at)) {
                 Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
                 _ => {}
             }
@@ -198,7 +200,7 @@ impl Journal {
         .await?
     }
 
-    fn path(&self, at: &Address) -> PathBuf {
+    fn entry_path(&self, at: &Address) -> PathBuf {
         self.folder.join(format!("{at}.answer"))
     }
 }
@@ -212,7 +214,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// A new file that nobody but its owner may read: whole answers are in it.
-fn private(path: &Path) -> io::Result<fs::File> {
+fn create_private_file(path: &Path) -> io::Result<fs::File> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(true);
     #[cfg(unix)]
@@ -221,48 +223,48 @@ fn private(path: &Path) -> io::Result<fs::File> {
 }
 
 /// `None` if it is no answer of ours. A sealed one opens under the name that it was written under only.
-fn read(path: &Path, seal: Option<&dyn JournalSeal>) -> io::Result<Option<Entry>> {
+fn read_entry(path: &Path, seal: Option<&dyn JournalSeal>) -> io::Result<Option<JournalEntry>> {
     let bytes = Bytes::from(fs::read(path)?);
     let Some(seal) = seal else { return Ok(decode(bytes)) };
     let at = path.file_stem().and_then(|name| name.to_str()).and_then(Address::from_hex);
     let opened = at.and_then(|at| seal.open(&at, bytes)).and_then(decode);
-    Ok(opened.filter(|entry| Some(entry.lease.ask.address) == at))
+    Ok(opened.filter(|entry| Some(entry.lease.request.address) == at))
 }
 
-fn encode(entry: &Entry) -> Bytes {
-    let ask = &entry.lease.ask;
+fn encode(entry: &JournalEntry) -> Bytes {
+    let ask = &entry.lease.request;
     let mut out = BytesMut::with_capacity(256 + ask.tags.as_bytes().len() + ask.label.len() + entry.record.len());
-    out.put_u8(VERSION);
-    out.put_u8(u8::from(entry.failed) | if entry.lease.solo { SOLO } else { 0 });
+    out.put_u8(JOURNAL_VERSION);
+    out.put_u8(u8::from(entry.failed) | if entry.lease.front_only { FRONT_ONLY_FLAG } else { 0 });
     out.put_slice(&ask.address.0);
     out.put_slice(&ask.token.0);
     out.put_u8(ask.fingerprint.version);
     out.put_slice(&ask.fingerprint.digest);
     out.put_u64_le(entry.lease.fence.0);
     out.put_u32_le(entry.lease.attempt);
-    out.put_u64_le(ask.hold.as_millis() as u64);
-    out.put_u64_le(ask.keep.as_millis() as u64);
-    out.put_u64_le(ask.over.map_or(0, |fence| fence.0));
-    out.put_u64_le(entry.answers_until_ms);
-    out.put_u16_le(entry.outline.status);
-    out.put_u64_le(entry.outline.requested_at_ms);
-    out.put_u64_le(entry.outline.completed_at_ms);
-    out.put_u64_le(entry.outline.took.as_micros() as u64);
+    out.put_u64_le(ask.lease.as_millis() as u64);
+    out.put_u64_le(ask.ttl.as_millis() as u64);
+    out.put_u64_le(ask.take_over.map_or(0, |fence| fence.0));
+    out.put_u64_le(entry.expires_at_ms);
+    out.put_u16_le(entry.summary.status);
+    out.put_u64_le(entry.summary.requested_at_ms);
+    out.put_u64_le(entry.summary.completed_at_ms);
+    out.put_u64_le(entry.summary.took.as_micros() as u64);
     wire::put_framed(&mut out, ask.tags.as_bytes());
     wire::put_framed(&mut out, &ask.label);
     wire::put_framed(&mut out, &entry.record);
-    wire::seal(out)
+    wire::append_checksum(out)
 }
 
-fn decode(bytes: Bytes) -> Option<Entry> {
-    let mut reader = Reader::new(wire::open(bytes)?);
-    if reader.u8()? != VERSION {
+fn decode(bytes: Bytes) -> Option<JournalEntry> {
+    let mut reader = ByteReader::new(wire::verify_checksum(bytes)?);
+    if reader.u8()? != JOURNAL_VERSION {
         return None;
     }
     let flags = reader.u8()?;
-    let (failed, solo) = (flags & FAILED != 0, flags & SOLO != 0);
+    let (failed, solo) = (flags & FAILED_FLAG != 0, flags & FRONT_ONLY_FLAG != 0);
     let address = Address(reader.array()?);
-    let token = Token(reader.array()?);
+    let token = ClaimToken(reader.array()?);
     let fingerprint = Fingerprint { version: reader.u8()?, digest: reader.array()? };
     let fence = Fence(reader.u64()?);
     let attempt = reader.u32()?;
@@ -270,7 +272,7 @@ fn decode(bytes: Bytes) -> Option<Entry> {
     let keep = Duration::from_millis(reader.u64()?);
     let over = Some(Fence(reader.u64()?)).filter(|fence| fence.0 != 0);
     let answers_until_ms = reader.u64()?;
-    let outline = Outline {
+    let outline = RecordSummary {
         status: reader.u16()?,
         requested_at_ms: reader.u64()?,
         completed_at_ms: reader.u64()?,
@@ -279,9 +281,15 @@ fn decode(bytes: Bytes) -> Option<Entry> {
     let tags = Tags::from_bytes(reader.framed()?)?;
     let label = reader.framed()?;
     let record = reader.framed()?;
-    let ask = Ask { address, token, fingerprint, tags, label, hold, keep, over };
-    let lease = Lease { ask: Arc::new(ask), fence, attempt, solo };
-    reader.is_empty().then_some(Entry { lease, failed, record, outline, answers_until_ms })
+    let ask = ClaimRequest { address, token, fingerprint, tags, label, lease: hold, ttl: keep, take_over: over };
+    let lease = Lease { request: Arc::new(ask), fence, attempt, front_only: solo };
+    reader.is_empty().then_some(JournalEntry {
+        lease,
+        failed,
+        record,
+        summary: outline,
+        expires_at_ms: answers_until_ms,
+    })
 }
 
 impl fmt::Debug for Journal {

@@ -20,14 +20,14 @@ use std::{fmt, str::FromStr};
 use http::HeaderName;
 use sha2::{Digest, Sha256};
 
-use crate::{fingerprint::Pointer, policy::KeyPolicy, store::Fingerprint};
+use crate::{fingerprint::JsonPointer, policy::KeyPolicy, store::Fingerprint};
 
 #[cfg(test)]
 mod tests;
 
 /// A key that a policy accepts, in the spelling in which it is addressed.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Key(String);
+pub struct IdempotencyKey(String);
 
 /// Where a key is looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub enum KeySource {
     /// A header.
     Header(HeaderName),
     /// A string or number in a JSON body.
-    Json(Pointer),
+    Json(JsonPointer),
     /// A parameter of the query.
     Query(String),
     /// The fingerprint itself: for double clicks without a client's key.
@@ -58,17 +58,17 @@ pub enum KeyFormat {
     /// `user:operation:resource:timestamp`.
     Operation,
     /// Anything that the whole pattern matches.
-    Regex(Pattern),
+    Regex(KeyFormatPattern),
 }
 
 /// A regular expression that must match a whole key.
 #[derive(Debug, Clone)]
-pub struct Pattern {
-    text: String,
+pub struct KeyFormatPattern {
+    source: String,
     regex: regex_lite::Regex,
 }
 
-impl Key {
+impl IdempotencyKey {
     /// The key in a header's value: unquoted, unless the policy takes it raw.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl Key {
             return Err(format!("the key has {} characters; at most {} are allowed", key.len(), rules.max_length));
         }
         rules.format.check(&key)?;
-        if rules.format.lowers() {
+        if rules.format.folds_case() {
             key.make_ascii_lowercase();
         }
         Ok(Self(key))
@@ -122,7 +122,7 @@ impl Key {
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({})", mask(&self.0))
     }
@@ -138,7 +138,7 @@ pub fn extract_key(value: &[u8]) -> Result<String, String> {
         return Err("the key is empty".into());
     };
     if *first != b'"' {
-        return bare(value);
+        return parse_bare_key(value);
     }
     let mut key = String::with_capacity(rest.len());
     let mut bytes = rest.iter();
@@ -164,7 +164,7 @@ pub fn extract_key(value: &[u8]) -> Result<String, String> {
     }
 }
 
-fn bare(value: &[u8]) -> Result<String, String> {
+fn parse_bare_key(value: &[u8]) -> Result<String, String> {
     for byte in value {
         match byte {
             b',' => return Err("the header has a comma; send one key, and quote it if it has a comma in it".into()),
@@ -180,7 +180,7 @@ fn bare(value: &[u8]) -> Result<String, String> {
 
 /// A key for one operation: a random UUID (version 4).
 pub fn generate_key() -> String {
-    uuid(crate::store::Token::mint().0)
+    format_uuid4(crate::store::ClaimToken::mint().0)
 }
 
 /// A key derived from what names the operation. The same parts give the same key, so it is only safe if no two
@@ -192,11 +192,11 @@ pub fn derive_key(parts: &[&str]) -> String {
         hash.update(part);
     }
     let digest = hash.finalize();
-    uuid(digest[..16].try_into().expect("16 of 32"))
+    format_uuid4(digest[..16].try_into().expect("16 of 32"))
 }
 
 /// Formats 16 bytes as a UUID of version 4.
-fn uuid(mut bytes: [u8; 16]) -> String {
+fn format_uuid4(mut bytes: [u8; 16]) -> String {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     let mut text = String::with_capacity(36);
@@ -261,14 +261,14 @@ impl KeyFormat {
                 if pattern.matches(key) {
                     return Ok(());
                 }
-                return Err(format!("the key must match {}", pattern.text));
+                return Err(format!("the key must match {}", pattern.source));
             }
         };
         if fits { Ok(()) } else { Err(format!("the key must be {what}")) }
     }
 
     /// Whether keys are lower-cased before they are addressed.
-    pub fn lowers(&self) -> bool {
+    pub fn folds_case(&self) -> bool {
         matches!(self, Self::Uuid | Self::Uuid4)
     }
 }
@@ -292,15 +292,15 @@ fn is_operation(key: &str) -> bool {
     ![user, operation, resource].contains(&"") && (1..=20).contains(&timestamp.len()) && digits
 }
 
-impl Pattern {
+impl KeyFormatPattern {
     fn matches(&self, key: &str) -> bool {
         self.regex.is_match(key)
     }
 }
 
-impl PartialEq for Pattern {
+impl PartialEq for KeyFormatPattern {
     fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
+        self.source == other.source
     }
 }
 
@@ -319,7 +319,7 @@ impl FromStr for KeyFormat {
                 Some(pattern) => {
                     let regex = regex_lite::Regex::new(&format!("^(?:{pattern})$"))
                         .map_err(|why| format!("{pattern:?} is no regular expression: {why}"))?;
-                    Self::Regex(Pattern { text: pattern.into(), regex })
+                    Self::Regex(KeyFormatPattern { source: pattern.into(), regex })
                 }
                 None => {
                     return Err(format!(
@@ -341,7 +341,7 @@ impl fmt::Display for KeyFormat {
             Self::Uuid4 => f.write_str("uuid4"),
             Self::Token => f.write_str("token"),
             Self::Operation => f.write_str("operation"),
-            Self::Regex(pattern) => write!(f, "regex:{}", pattern.text),
+            Self::Regex(pattern) => write!(f, "regex:{}", pattern.source),
         }
     }
 }
@@ -361,7 +361,7 @@ impl FromStr for KeySource {
         match text.split_once(':') {
             Some(("header", name)) => HeaderName::from_str(name).map(Self::Header).map_err(|_| wrong()),
             Some(("json", pointer)) => {
-                Pointer::parse(pointer).map(Self::Json).map_err(|why| format!("{text:?}: {why}"))
+                JsonPointer::parse(pointer).map(Self::Json).map_err(|why| format!("{text:?}: {why}"))
             }
             Some(("query", name)) if !name.is_empty() => Ok(Self::Query(name.into())),
             _ => Err(wrong()),

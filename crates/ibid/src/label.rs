@@ -4,12 +4,12 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::{
     fingerprint::PartDigests,
-    wire::{self, Reader},
+    wire::{self, ByteReader},
 };
 
-const VERSION: u8 = 1;
+const LABEL_VERSION: u8 = 1;
 /// Longer ones are cut: a label must not become a way to fill the store.
-const LONGEST: usize = 512;
+const MAX_LABEL_PART_BYTES: usize = 512;
 
 /// Who asked for what, and when.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -29,10 +29,10 @@ pub struct LabelText {
 }
 
 pub(crate) fn encode(requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&PartDigests>) -> Bytes {
-    let parts = parts.map(|part| &part[..part.len().min(LONGEST)]);
+    let parts = parts.map(|part| &part[..part.len().min(MAX_LABEL_PART_BYTES)]);
     let mut out =
         BytesMut::with_capacity(9 + size_of::<PartDigests>() + parts.iter().map(|part| part.len() + 4).sum::<usize>());
-    out.put_u8(VERSION);
+    out.put_u8(LABEL_VERSION);
     out.put_u64_le(requested_at_ms);
     for part in parts {
         wire::put_framed(&mut out, part);
@@ -47,8 +47,8 @@ pub(crate) fn encode(requested_at_ms: u64, parts: [&[u8]; 4], digests: Option<&P
 impl LabelText {
     /// Reads a label. `None` if it is of another version, or sealed.
     pub fn decode(label: &Bytes) -> Option<Self> {
-        let mut reader = Reader::new(label.clone());
-        if reader.u8()? != VERSION {
+        let mut reader = ByteReader::new(label.clone());
+        if reader.u8()? != LABEL_VERSION {
             return None;
         }
         let requested_at_ms = reader.u64()?;
@@ -77,7 +77,7 @@ mod tests {
         let label = encode(7, told, Some(&digests));
         let text = LabelText::decode(&label).unwrap();
         assert_eq!((text.requested_at_ms, text.method.as_str(), text.path.as_str()), (7, "POST", "/pay"));
-        assert_eq!(text.user_agent.len(), LONGEST);
+        assert_eq!(text.user_agent.len(), MAX_LABEL_PART_BYTES);
         assert_eq!(text.parts, Some(digests));
         let old = LabelText::decode(&encode(7, told, None)).unwrap();
         assert_eq!(old, LabelText { parts: None, ..text });

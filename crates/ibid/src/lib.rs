@@ -24,28 +24,35 @@
 
 pub use self::{
     engine::{
-        Complete, Ended, Engine, Finish, Observation, Observed, Operation, Otherwise, ParkedBy, Probed, Stored, Verdict,
+        CompletedAnswer, Decision, Engine, OnRollback, Operation, ProbeOutcome, RunOutcome, ShadowClaim, ShadowResult,
+        ShadowRunOutcome, StoredAs, UnknownCause,
     },
-    fingerprint::{Comparison, PartDigests, Pointer, PointerError},
+    fingerprint::{FingerprintComparison, JsonPointer, JsonPointerError, PartDigests},
     http::{Ibid, IbidLayer},
     journal::{Journal, JournalSeal},
-    key::{Key, KeyFormat, KeySource, Pattern, derive_key, extract_key, generate_key, is_valid_key, mask},
-    label::LabelText,
-    later::Later,
-    observe::{Answered, Notice, Observer, Outcome, Shadow, Silent, StoreCall},
-    policy::{
-        CheckedPolicy, Envelope, InvalidPolicy, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch,
-        OnStoreDown, OnUnknown, Part, Policy, Probe, Refusals, Remember, StatusRange, Template, presets,
+    key::{
+        IdempotencyKey, KeyFormat, KeyFormatPattern, KeySource, derive_key, extract_key, generate_key, is_valid_key,
+        mask,
     },
-    quota::{Limit, Quota},
-    record::{Record, RecordBody, Unreadable},
-    refusal::{Reason, Refusal},
-    run::{Ran, RunError, RunKey, run},
-    running::{Running, Slot},
-    scope::{AddressSecret, Caller, Claims, Credentials, Identity, Scope, ScopePart, TrustedProxies},
+    label::LabelText,
+    observe::{EngineEvent, NoopObserver, Observer, RequestOutcome, RequestReport, ShadowOutcome, StoreCall},
+    policy::{
+        CheckedPolicy, FingerprintPart, HeaderTemplate, InvalidPolicy, KeyPolicy, LabelKeyDisplay, LabelPolicy,
+        OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy, PolicyMode, RefusalFormat, Remember, ResolveProbe,
+        ResponseEnvelope, StatusRange, presets,
+    },
+    quota::{Quota, QuotaLimit},
+    record::{Record, RecordBody, RecordError},
+    refusal::{Refusal, RefusalReason},
+    run::{RunError, RunKey, RunResult, run},
+    running::{RunSlot, RunningOperations},
+    scope::{AddressSecret, Credentials, Scope, ScopeInput, ScopePart, TokenClaims, TokenVerification, TrustedProxies},
+    settle_queue::SettleQueue,
     time::rfc3339,
 };
 
+#[doc(hidden)]
+pub mod compression;
 mod engine;
 mod fingerprint;
 pub mod grpc;
@@ -54,7 +61,6 @@ pub mod inbox;
 mod journal;
 mod key;
 mod label;
-mod later;
 mod observe;
 mod policy;
 mod quota;
@@ -63,8 +69,7 @@ mod refusal;
 mod run;
 mod running;
 mod scope;
-#[doc(hidden)]
-pub mod squeeze;
+mod settle_queue;
 pub mod store;
 mod time;
 pub mod webhook;
@@ -73,9 +78,9 @@ mod wire;
 /// The README's code, tested with the rest.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
-struct Readme;
+struct ReadmeDoctests;
 
 /// The code of the page on events.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/events.md")]
-struct Events;
+struct EventsDoctests;

@@ -7,14 +7,14 @@ use std::{fmt, net::IpAddr, time::Duration};
 
 use crate::{
     fingerprint::PartDigests,
-    refusal::Reason,
+    refusal::RefusalReason,
     store::{Address, StoreError},
 };
 
 /// Is told how requests ended. Called on the request's path: it must not block, and should not allocate.
 pub trait Observer: Send + Sync + 'static {
     /// One covered request was answered.
-    fn answered(&self, request: &Answered<'_>) {
+    fn answered(&self, request: &RequestReport<'_>) {
         let _ = request;
     }
 
@@ -24,16 +24,16 @@ pub trait Observer: Send + Sync + 'static {
     }
 
     /// Something happened that an operator may want to know.
-    fn noticed(&self, notice: &Notice<'_>) {
+    fn on_event(&self, notice: &EngineEvent<'_>) {
         let _ = notice;
     }
 }
 
 /// Watches nothing.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Silent;
+pub struct NoopObserver;
 
-impl Observer for Silent {}
+impl Observer for NoopObserver {}
 
 /// A call of the store that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,7 +68,7 @@ impl StoreCall {
 
 /// How one covered request ended.
 #[derive(Debug, Clone)]
-pub struct Answered<'a> {
+pub struct RequestReport<'a> {
     /// The route's name, bounded in number.
     pub route: &'a str,
     /// Of the request.
@@ -80,17 +80,17 @@ pub struct Answered<'a> {
     /// Where the entry lives, if it got that far.
     pub address: Option<Address>,
     /// What it got.
-    pub outcome: Outcome,
-    /// The status of the answer; of a gRPC call its code and 1000, as [`Code::outline`](crate::grpc::Code::outline) has it.
+    pub outcome: RequestOutcome,
+    /// The status of the answer; of a gRPC call its code and 1000, as [`Code::outline`](crate::grpc::GrpcStatusCode::outline) has it.
     pub status: u16,
     /// Of the run, if it ran.
     pub attempt: Option<u32>,
     /// From the request's head to its answer.
     pub took: Duration,
     /// Of `took`, what the operation itself took.
-    pub ran_for: Duration,
+    pub run_took: Duration,
     /// Who sent it: the client's address, past the proxies that are trusted.
-    pub peer: Option<IpAddr>,
+    pub client_address: Option<IpAddr>,
     /// What the client calls the request (`X-Request-Id`), or a new name. The app gets the same.
     pub request_id: &'a str,
     /// As sent; may hold anything.
@@ -101,7 +101,7 @@ pub struct Answered<'a> {
 
 /// What a covered request got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// Ran, and its answer was stored.
     Executed,
     /// Ran, and its answer is not remembered.
@@ -115,30 +115,30 @@ pub enum Outcome {
     /// Answered from the record.
     Replayed,
     /// Refused.
-    Refused(Reason),
+    Refused(RefusalReason),
     /// Had no key and passed through.
     Keyless,
     /// Shadow mode: passed through; enforced it would have been this.
-    Shadow(Shadow),
+    Shadow(ShadowOutcome),
 }
 
 /// What a request in shadow mode would have got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Shadow {
+pub enum ShadowOutcome {
     /// The stored answer.
     Replay,
     /// A refusal.
-    Refusal(Reason),
+    Refusal(RefusalReason),
 }
 
 /// Something that an operator may want to know.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Notice<'a> {
+pub enum EngineEvent<'a> {
     /// A holder found its claim taken over: the operation may have run twice.
-    LostClaim(&'a Address),
+    ClaimLost(&'a Address),
     /// A holder found its entry gone and put it back: the store forgot it.
-    Restored(&'a Address),
+    EntryRestored(&'a Address),
     /// A store call failed.
     StoreFailed {
         /// Which call.
@@ -154,31 +154,31 @@ pub enum Notice<'a> {
         error: &'a StoreError,
     },
     /// A claim was granted without the store that decides: until that is back, another gateway may run it too.
-    Solo(&'a Address),
+    FrontOnlyClaim(&'a Address),
     /// An answer could not be recorded and went to the journal.
     Journaled(&'a Address),
     /// The journal's answer has reached the store.
-    Drained(&'a Address),
+    JournalDrained(&'a Address),
     /// The journal could not be written.
     JournalFailed(&'a std::io::Error),
     /// The store refused the whole answer, and recorded its digest: a replay does not have the body.
-    Shortened(&'a Address),
+    BodyNotStored(&'a Address),
     /// Too many ends wait to be settled, or the store refuses this one for good. It was dropped; its lease will lapse.
-    Dropped(&'a Address),
+    SettlementDropped(&'a Address),
     /// Two callers sent the same key with the same request. Told up to a second later, so that neither can see it by the time
     /// of an answer.
     SharedKey(&'a Address),
     /// A record could not be read. It is never answered from.
-    Unreadable(&'a Address),
+    RecordUnreadable(&'a Address),
     /// An operation whose client was refused after `timeout` has ended, or is waited for no longer.
     LateAnswer {
         /// Where its entry lives.
         address: &'a Address,
-        /// What became of it: [`Outcome::Executed`] if its answer came and was recorded.
-        outcome: Outcome,
+        /// What became of it: [`RequestOutcome::Executed`] if its answer came and was recorded.
+        outcome: RequestOutcome,
     },
     /// A request carried a key, and no policy covers it: it passed through unprotected.
-    Uncovered {
+    UncoveredKey {
         /// Of the request.
         method: &'a str,
         /// Of the request, without its query.
@@ -186,7 +186,7 @@ pub enum Notice<'a> {
     },
 }
 
-impl Outcome {
+impl RequestOutcome {
     /// Its name, for labels and logs.
     pub fn name(self) -> &'static str {
         match self {
@@ -198,46 +198,50 @@ impl Outcome {
             Self::Replayed => "replayed",
             Self::Refused(reason) => reason.name(),
             Self::Keyless => "keyless",
-            Self::Shadow(Shadow::Replay) => "shadow-replay",
-            Self::Shadow(Shadow::Refusal(_)) => "shadow-refusal",
+            Self::Shadow(ShadowOutcome::Replay) => "shadow-replay",
+            Self::Shadow(ShadowOutcome::Refusal(_)) => "shadow-refusal",
         }
     }
 }
 
-impl fmt::Display for Notice<'_> {
+impl fmt::Display for EngineEvent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let short = |address: &Address| {
             let hex = address.to_string();
             crate::mask(&hex)
         };
         match self {
-            Self::LostClaim(at) => {
+            Self::ClaimLost(at) => {
                 write!(f, "{}: the claim was taken over while the operation ran; it may have run twice", short(at))
             }
-            Self::Restored(at) => write!(f, "{}: the store had forgotten a running claim; it was put back", short(at)),
+            Self::EntryRestored(at) => {
+                write!(f, "{}: the store had forgotten a running claim; it was put back", short(at))
+            }
             Self::StoreFailed { call, error } => write!(f, "{call}: {error}"),
             Self::Fallback { call, error } => write!(f, "{call}: decided by the fallback store: {error}"),
-            Self::Solo(at) => write!(f, "{}: claimed without the store that decides; degraded", short(at)),
+            Self::FrontOnlyClaim(at) => write!(f, "{}: claimed without the store that decides; degraded", short(at)),
             Self::Journaled(at) => write!(f, "{}: the answer could not be stored and waits in the journal", short(at)),
-            Self::Drained(at) => write!(f, "{}: the journal's answer has reached the store", short(at)),
+            Self::JournalDrained(at) => write!(f, "{}: the journal's answer has reached the store", short(at)),
             Self::JournalFailed(why) => write!(f, "the journal could not be written: {why}"),
-            Self::Shortened(at) => {
+            Self::BodyNotStored(at) => {
                 write!(f, "{}: the store refused the whole answer, so only its digest is recorded", short(at))
             }
-            Self::Dropped(at) => {
+            Self::SettlementDropped(at) => {
                 write!(f, "{}: the result could not be stored and is given up; its outcome will be unknown", short(at))
             }
             Self::SharedKey(at) => {
                 write!(f, "{}: two callers sent the same key with the same request; each has its own answer", short(at))
             }
-            Self::Unreadable(at) => write!(f, "{}: the record cannot be read and was not answered from", short(at)),
-            Self::LateAnswer { address, outcome: Outcome::Unknown } => {
+            Self::RecordUnreadable(at) => {
+                write!(f, "{}: the record cannot be read and was not answered from", short(at))
+            }
+            Self::LateAnswer { address, outcome: RequestOutcome::Unknown } => {
                 write!(f, "{}: no answer came during late_answer either; the outcome is unknown", short(address))
             }
             Self::LateAnswer { address, outcome } => {
                 write!(f, "{}: the answer came after timeout; {}", short(address), outcome.name())
             }
-            Self::Uncovered { method, path } => {
+            Self::UncoveredKey { method, path } => {
                 write!(f, "{method} {path}: a request carried a key, but no policy covers it; it is not protected")
             }
         }

@@ -15,11 +15,11 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::{
-    fingerprint::Pointer,
+    fingerprint::JsonPointer,
     key::{KeyFormat, KeySource},
-    refusal::Reason,
+    refusal::RefusalReason,
     scope::ScopePart,
-    webhook::Verifier,
+    webhook::WebhookVerifier,
 };
 
 pub use self::checked::{CheckedPolicy, InvalidPolicy};
@@ -31,7 +31,7 @@ pub mod presets;
 mod tests;
 
 /// The longest duration of a dial, a hundred years: stores compute with them in microseconds.
-pub(crate) const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
+pub(crate) const MAX_DURATION: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 
 /// Everything that can be set about one route. Dials mean what the guide's table says; [`Policy::ietf`] has the
 /// defaults.
@@ -45,13 +45,13 @@ pub struct Policy {
     /// Who and where a key is valid.
     pub scope: Vec<ScopePart>,
     /// Who must have signed a request. `None`: nobody.
-    pub signature: Option<Verifier>,
+    pub signature: Option<WebhookVerifier>,
     /// What operators see.
-    pub label: Label,
+    pub label: LabelPolicy,
     /// What makes two requests the same.
-    pub fingerprint: Vec<Part>,
+    pub fingerprint: Vec<FingerprintPart>,
     /// Left out of the fingerprint of JSON bodies.
-    pub json_ignore: Vec<Pointer>,
+    pub json_ignore: Vec<JsonPointer>,
     /// The key was used with another fingerprint.
     pub on_mismatch: OnMismatch,
     /// The key is running.
@@ -59,13 +59,13 @@ pub struct Policy {
     /// It started, and nobody knows how it ended.
     pub on_unknown: OnUnknown,
     /// How to ask the app about an unknown outcome.
-    pub resolve: Option<Probe>,
+    pub resolve: Option<ResolveProbe>,
     /// The store cannot decide.
     pub on_store_down: OnStoreDown,
     /// Which answers are remembered.
     pub remember: Remember,
     /// How refusals are written.
-    pub refusals: Refusals,
+    pub refusals: RefusalFormat,
     /// Answers that leave the outcome open. Wins over `remember`.
     pub unknown_status: Vec<StatusCode>,
     /// Whether the body is remembered, or the status only.
@@ -87,19 +87,19 @@ pub struct Policy {
     /// How long an answer still counts after `timeout`, when the client has been refused already; one lease if `None`.
     pub late_answer: Option<Duration>,
     /// Set on first answers.
-    pub first_headers: Vec<(HeaderName, Template)>,
+    pub first_headers: Vec<(HeaderName, HeaderTemplate)>,
     /// Set on replays.
-    pub replay_headers: Vec<(HeaderName, Template)>,
+    pub replay_headers: Vec<(HeaderName, HeaderTemplate)>,
     /// Never stored, besides Set-Cookie and hop-by-hop headers.
     pub drop_headers: Vec<HeaderName>,
     /// Codes of refusals, where they differ from the table.
-    pub status: Vec<(Reason, StatusCode)>,
+    pub status: Vec<(RefusalReason, StatusCode)>,
     /// gRPC codes of refusals, where they differ from the table.
-    pub grpc_status: Vec<(Reason, u8)>,
+    pub grpc_status: Vec<(RefusalReason, u8)>,
     /// What is spliced into answers.
-    pub envelope: Envelope,
+    pub envelope: ResponseEnvelope,
     /// Whether the policy is enforced.
-    pub mode: Mode,
+    pub mode: PolicyMode,
 }
 
 /// Where a key comes from and what a valid one is.
@@ -117,18 +117,18 @@ pub struct KeyPolicy {
 
 /// What operators see of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Label {
+pub struct LabelPolicy {
     /// From the scope's first part if `None`.
     pub tenant: Option<ScopePart>,
     /// From the scope's second part if `None`.
     pub user: Option<ScopePart>,
     /// Whether the key is kept readable.
-    pub key: LabelKey,
+    pub key: LabelKeyDisplay,
 }
 
 /// How a key is kept for operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LabelKey {
+pub enum LabelKeyDisplay {
     /// As it was sent.
     Clear,
     /// `550e****0000`.
@@ -137,7 +137,7 @@ pub enum LabelKey {
 
 /// A part of the fingerprint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum FingerprintPart {
     /// The method, and the headers by which some frameworks replace it.
     Method,
     /// The path, as sent but for one trailing slash.
@@ -223,7 +223,7 @@ pub enum StatusRange {
 
 /// How refusals are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Refusals {
+pub enum RefusalFormat {
     /// RFC 9457: `application/problem+json`.
     #[default]
     Problem,
@@ -233,7 +233,7 @@ pub enum Refusals {
 
 /// What is spliced into JSON answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Envelope {
+pub enum ResponseEnvelope {
     /// Nothing.
     None,
     /// The member `metadata`.
@@ -242,7 +242,7 @@ pub enum Envelope {
 
 /// Whether a policy is enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum PolicyMode {
     /// It is.
     Enforce,
     /// It claims and records, but never refuses, waits, replays or fails.
@@ -253,14 +253,14 @@ pub enum Mode {
 
 /// How to ask the app about an unknown outcome: `GET /payments?key={key}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Probe {
+pub struct ResolveProbe {
     method: Method,
     target: Arc<str>,
 }
 
 /// A header's value with `{request_id}` and `{original_time}` in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Template(Arc<str>);
+pub struct HeaderTemplate(Arc<str>);
 
 impl Policy {
     /// Which dials contradict each other. `Ok` if none.
@@ -275,9 +275,9 @@ impl Policy {
             }
         }
         let longest = [("ttl", self.ttl), ("lease", self.lease), ("timeout", self.timeout)];
-        let may_be_zero = [("wait_timeout", self.wait_timeout), ("late_answer", self.late_answer())];
+        let may_be_zero = [("wait_timeout", self.wait_timeout), ("late_answer", self.late_answer_or_lease())];
         for (dial, duration) in longest.into_iter().chain(may_be_zero) {
-            if duration > LONGEST {
+            if duration > MAX_DURATION {
                 return Err(format!("{dial} is {duration:?}; it must be at most a hundred years, \"36600d\""));
             }
         }
@@ -308,7 +308,8 @@ impl Policy {
                 "fingerprint is empty, so nothing can mismatch; set on_mismatch = \"ignore\" or add parts".into()
             );
         }
-        let [has_body, has_raw] = [Part::Body, Part::Raw].map(|part| self.fingerprint.contains(&part));
+        let [has_body, has_raw] =
+            [FingerprintPart::Body, FingerprintPart::Raw].map(|part| self.fingerprint.contains(&part));
         if body_is_key && !has_body && !has_raw {
             return Err("key.from has \"body\", which takes the fingerprint as key; add \"body\" to fingerprint".into());
         }
@@ -318,7 +319,7 @@ impl Policy {
         self.signature.as_ref().map_or(Ok(()), |signature| self.check_signature(signature))
     }
 
-    fn check_signature(&self, signature: &Verifier) -> Result<(), String> {
+    fn check_signature(&self, signature: &WebhookVerifier) -> Result<(), String> {
         if !self.key.required {
             let what = "key.required is false; where deliveries are signed it must be true, because what has no key passes \
                         unchecked";
@@ -328,17 +329,17 @@ impl Policy {
     }
 
     /// How long an answer still counts after `timeout`.
-    pub fn late_answer(&self) -> Duration {
+    pub fn late_answer_or_lease(&self) -> Duration {
         self.late_answer.unwrap_or(self.lease)
     }
 
     /// Whether this method is covered at all.
     pub fn covers(&self, method: &Method) -> bool {
-        self.mode != Mode::Off && self.names(method)
+        self.mode != PolicyMode::Off && self.lists_method(method)
     }
 
     /// Whether a method is one of the policy's. Compared without regard to case: some apps run `post` as `POST`.
-    pub fn names(&self, method: &Method) -> bool {
+    pub fn lists_method(&self, method: &Method) -> bool {
         self.methods.iter().any(|named| named.as_str().eq_ignore_ascii_case(method.as_str()))
     }
 
@@ -354,7 +355,7 @@ impl Policy {
 
     /// What says who the user is, where that is said plainly: what is set for operators, else `jwt:sub` or a header such as
     /// X-User-Id in the scope.
-    pub(crate) fn user(&self) -> Option<&ScopePart> {
+    pub(crate) fn user_part(&self) -> Option<&ScopePart> {
         match &self.label.user {
             Some(part) if matches!(part.part(), ScopePart::Jwt(_) | ScopePart::Header(_)) => Some(part),
             _ => self.scope.iter().find(|part| part.names_user()),
@@ -362,40 +363,40 @@ impl Policy {
     }
 
     /// Whether a key that names its user is good for that user only.
-    pub fn checks_owners(&self) -> bool {
-        self.key.format == KeyFormat::Operation && self.user().is_some()
+    pub fn checks_key_owner(&self) -> bool {
+        self.key.format == KeyFormat::Operation && self.user_part().is_some()
     }
 
     /// Headers that say "this is a replay": nobody else may say it, neither a client nor the app.
-    pub(crate) fn only_on_replays(&self) -> impl Iterator<Item = &HeaderName> {
+    pub(crate) fn replay_only_headers(&self) -> impl Iterator<Item = &HeaderName> {
         let also_first = |name: &HeaderName| self.first_headers.iter().any(|(first, _)| first == name);
         self.replay_headers.iter().map(|(name, _)| name).filter(move |name| !also_first(name))
     }
 
     /// Headers of answers by which a replay is told from a first answer: in requests they are lies. What holds an id is
     /// none of them; clients send such for their own sake.
-    pub(crate) fn said_of_replays(&self) -> impl Iterator<Item = &HeaderName> {
+    pub(crate) fn replay_marker_headers(&self) -> impl Iterator<Item = &HeaderName> {
         let fixed = self.replay_headers.iter().filter(|(_, value)| value.is_fixed()).map(|(name, _)| name);
-        fixed.chain(self.only_on_replays())
+        fixed.chain(self.replay_only_headers())
     }
 
     /// The code of a refusal.
-    pub fn status_of(&self, reason: Reason) -> StatusCode {
+    pub fn status_of(&self, reason: RefusalReason) -> StatusCode {
         let set = self.status.iter().find(|(which, _)| *which == reason);
         set.map_or_else(|| reason.status(), |(_, status)| *status)
     }
 
     /// The gRPC code of a refusal.
-    pub fn grpc_status_of(&self, reason: Reason) -> u8 {
+    pub fn grpc_status_of(&self, reason: RefusalReason) -> u8 {
         let set = self.grpc_status.iter().find(|(which, _)| *which == reason);
         set.map_or_else(|| reason.grpc_status(), |(_, code)| *code)
     }
 
     /// Whether two policies give the same request the same address and fingerprint. If not, going from one to the
     /// other forgets everything.
-    pub fn remembers_like(&self, other: &Self) -> bool {
+    pub fn has_same_records_as(&self, other: &Self) -> bool {
         self.key.from == other.key.from
-            && self.key.format.lowers() == other.key.format.lowers()
+            && self.key.format.folds_case() == other.key.format.folds_case()
             && (self.key.format == KeyFormat::Raw) == (other.key.format == KeyFormat::Raw)
             && self.scope == other.scope
             && self.fingerprint == other.fingerprint
@@ -406,14 +407,14 @@ impl Policy {
 
 impl Remember {
     /// Every answer but those with these statuses.
-    pub fn all_but(statuses: impl IntoIterator<Item = StatusCode>) -> Self {
+    pub fn all_except(statuses: impl IntoIterator<Item = StatusCode>) -> Self {
         Self::List { include: Vec::new(), exclude: statuses.into_iter().map(StatusRange::Code).collect() }
     }
 
     /// Whether an answer with this status is remembered.
     ///
     /// A 307 or 308 never is: it asks the client to send the same request, with the same key, to another address.
-    pub fn keeps(&self, status: StatusCode) -> bool {
+    pub fn matches(&self, status: StatusCode) -> bool {
         if matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
             return false;
         }
@@ -441,7 +442,7 @@ impl StatusRange {
     }
 }
 
-impl Probe {
+impl ResolveProbe {
     /// What to send.
     pub fn method(&self) -> &Method {
         &self.method
@@ -460,7 +461,7 @@ impl Probe {
     }
 }
 
-impl Template {
+impl HeaderTemplate {
     /// Whether it is the same for every answer.
     pub(crate) fn is_fixed(&self) -> bool {
         !self.0.contains('{')
@@ -476,7 +477,7 @@ impl Template {
     }
 }
 
-impl FromStr for Template {
+impl FromStr for HeaderTemplate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -488,7 +489,7 @@ impl FromStr for Template {
     }
 }
 
-impl fmt::Display for Template {
+impl fmt::Display for HeaderTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

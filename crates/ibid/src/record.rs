@@ -21,20 +21,20 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::{
-    squeeze,
-    wire::{self, Reader},
+    compression,
+    wire::{self, ByteReader},
 };
 
 /// The version without cookies.
-const WITHOUT_COOKIES: u8 = 1;
-const WITH_COOKIES: u8 = 2;
-const COMPRESSED: u8 = 3;
+const VERSION_WITHOUT_COOKIES: u8 = 1;
+const VERSION_WITH_COOKIES: u8 = 2;
+const VERSION_COMPRESSED: u8 = 3;
 /// The latest.
-const VERSION: u8 = COMPRESSED;
+const LATEST_VERSION: u8 = VERSION_COMPRESSED;
 /// Up to this many bytes a record is not compressed: it would cost time and save next to nothing.
-const SMALL: usize = 1024;
+const MAX_UNCOMPRESSED_BYTES: usize = 1024;
 /// DEFLATE makes nothing smaller than to a thousandth, roughly. What claims more was not written here.
-const MOST_RATIO: usize = 1100;
+const MAX_COMPRESSION_RATIO: usize = 1100;
 
 /// A remembered answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,12 +75,12 @@ pub enum RecordBody {
 /// A record that cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unreadable {
+pub enum RecordError {
     /// The bytes are not what was written.
     #[error("the record's checksum does not hold")]
     Checksum,
     /// Written by a later version.
-    #[error("the record has format version {0}; this version of ibid reads up to {VERSION}")]
+    #[error("the record has format version {0}; this version of ibid reads up to {LATEST_VERSION}")]
     Version(u8),
     /// The checksum holds, but the bytes make no record.
     #[error("the record is malformed")]
@@ -96,8 +96,9 @@ impl Record {
             RecordBody::None => 0,
         };
         let cookies = if self.cookies.is_empty() { 0 } else { 2 + 32 * self.cookies.len() };
-        let mut out = BytesMut::with_capacity(24 + size(&self.headers) + body + size(&self.trailers) + cookies);
-        out.put_u8(if cookies == 0 { WITHOUT_COOKIES } else { WITH_COOKIES });
+        let mut out =
+            BytesMut::with_capacity(24 + headers_size(&self.headers) + body + headers_size(&self.trailers) + cookies);
+        out.put_u8(if cookies == 0 { VERSION_WITHOUT_COOKIES } else { VERSION_WITH_COOKIES });
         out.put_u8(match self.body {
             RecordBody::Whole(_) => 0,
             RecordBody::Digest { .. } => 1,
@@ -120,46 +121,50 @@ impl Record {
             out.put_u16_le(u16::try_from(self.cookies.len()).expect("no more than headers"));
             self.cookies.iter().for_each(|cookie| out.put_slice(cookie));
         }
-        wire::seal(out)
+        wire::append_checksum(out)
     }
 
     /// Reads a record; header values and body borrow from `bytes`.
     ///
     /// # Errors
     /// If the bytes are not what was written, or were written by a later version. Never answer from such a record.
-    pub fn decode(bytes: Bytes) -> Result<Self, Unreadable> {
-        let content = wire::open(bytes).ok_or(Unreadable::Checksum)?;
-        let mut reader = Reader::new(content);
+    pub fn decode(bytes: Bytes) -> Result<Self, RecordError> {
+        let content = wire::verify_checksum(bytes).ok_or(RecordError::Checksum)?;
+        let mut reader = ByteReader::new(content);
         match reader.u8() {
-            Some(version @ (WITHOUT_COOKIES | WITH_COOKIES)) => read(version, &mut reader).ok_or(Unreadable::Malformed),
-            Some(COMPRESSED) => spread(reader).ok_or(Unreadable::Malformed).and_then(Self::decode),
-            Some(version) => Err(Unreadable::Version(version)),
-            None => Err(Unreadable::Malformed),
+            Some(version @ (VERSION_WITHOUT_COOKIES | VERSION_WITH_COOKIES)) => {
+                read_record(version, &mut reader).ok_or(RecordError::Malformed)
+            }
+            Some(VERSION_COMPRESSED) => decompress_rest(reader).ok_or(RecordError::Malformed).and_then(Self::decode),
+            Some(version) => Err(RecordError::Version(version)),
+            None => Err(RecordError::Malformed),
         }
     }
 }
 
 /// A record in fewer bytes, if it is larger than 1 KiB and becomes smaller. Otherwise as it was.
-pub(crate) fn compressed(record: Bytes) -> Bytes {
-    if record.len() <= SMALL || record[0] == COMPRESSED {
+pub(crate) fn compress(record: Bytes) -> Bytes {
+    if record.len() <= MAX_UNCOMPRESSED_BYTES || record[0] == VERSION_COMPRESSED {
         return record;
     }
-    let (Some(small), Ok(length)) = (squeeze::squeezed(&record), u32::try_from(record.len())) else { return record };
+    let (Some(small), Ok(length)) = (compression::compress(&record), u32::try_from(record.len())) else {
+        return record;
+    };
     let mut out = BytesMut::with_capacity(5 + small.len() + 4);
-    out.put_u8(COMPRESSED);
+    out.put_u8(VERSION_COMPRESSED);
     out.put_u32_le(length);
     out.put_slice(&small);
-    wire::seal(out)
+    wire::append_checksum(out)
 }
 
 /// What was compressed of a record that is compressed. Any other is returned as it was.
-pub(crate) fn decompressed(record: Bytes) -> Bytes {
-    if record.first() != Some(&COMPRESSED) {
+pub(crate) fn decompress(record: Bytes) -> Bytes {
+    if record.first() != Some(&VERSION_COMPRESSED) {
         return record;
     }
-    let inside = wire::open(record.clone()).and_then(|content| {
-        let mut reader = Reader::new(content);
-        reader.u8().and_then(|_| spread(reader))
+    let inside = wire::verify_checksum(record.clone()).and_then(|content| {
+        let mut reader = ByteReader::new(content);
+        reader.u8().and_then(|_| decompress_rest(reader))
     });
     inside.unwrap_or(record)
 }
@@ -167,7 +172,7 @@ pub(crate) fn decompressed(record: Bytes) -> Bytes {
 /// The length of a record, or of what was compressed if it is compressed. Only as good as what was written there.
 pub(crate) fn decompressed_length(record: &[u8]) -> usize {
     match record {
-        [COMPRESSED, length @ ..] if length.len() >= 4 => {
+        [VERSION_COMPRESSED, length @ ..] if length.len() >= 4 => {
             u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize
         }
         record => record.len(),
@@ -175,17 +180,17 @@ pub(crate) fn decompressed_length(record: &[u8]) -> usize {
 }
 
 /// What was compressed, behind its version. It is not itself compressed.
-fn spread(mut reader: Reader) -> Option<Bytes> {
+fn decompress_rest(mut reader: ByteReader) -> Option<Bytes> {
     let length = reader.u32()? as usize;
     let small = reader.rest();
-    if length / MOST_RATIO > small.len() {
+    if length / MAX_COMPRESSION_RATIO > small.len() {
         return None;
     }
-    let record = squeeze::spread(&small, length)?;
-    matches!(record.first()?, &WITHOUT_COOKIES | &WITH_COOKIES).then(|| record.into())
+    let record = compression::decompress(&small, length)?;
+    matches!(record.first()?, &VERSION_WITHOUT_COOKIES | &VERSION_WITH_COOKIES).then(|| record.into())
 }
 
-fn read(version: u8, reader: &mut Reader) -> Option<Record> {
+fn read_record(version: u8, reader: &mut ByteReader) -> Option<Record> {
     let kind = reader.u8()?;
     let status = StatusCode::from_u16(reader.u16()?).ok()?;
     let (requested_at_ms, completed_at_ms) = (reader.u64()?, reader.u64()?);
@@ -197,12 +202,12 @@ fn read(version: u8, reader: &mut Reader) -> Option<Record> {
         _ => return None,
     };
     let trailers = read_headers(reader)?;
-    let count = if version == WITHOUT_COOKIES { 0 } else { reader.u16()? };
+    let count = if version == VERSION_WITHOUT_COOKIES { 0 } else { reader.u16()? };
     let cookies = (0..count).map(|_| reader.array()).collect::<Option<_>>()?;
     reader.is_empty().then_some(Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies })
 }
 
-fn size(headers: &HeaderMap) -> usize {
+fn headers_size(headers: &HeaderMap) -> usize {
     2 + headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum::<usize>()
 }
 
@@ -215,7 +220,7 @@ fn put_headers(out: &mut BytesMut, headers: &HeaderMap) {
     }
 }
 
-fn read_headers(reader: &mut Reader) -> Option<HeaderMap> {
+fn read_headers(reader: &mut ByteReader) -> Option<HeaderMap> {
     let count = reader.u16()?;
     // More than a map can hold is no record of ours.
     let mut headers = HeaderMap::try_with_capacity(count.into()).ok()?;
@@ -254,17 +259,17 @@ mod tests {
         ] {
             let mut record = sample(body);
             assert_eq!(Record::decode(record.encode()).unwrap(), record);
-            assert_eq!(record.encode()[0], WITHOUT_COOKIES);
+            assert_eq!(record.encode()[0], VERSION_WITHOUT_COOKIES);
             record.cookies = vec![[1; 32], [2; 32]];
             assert_eq!(Record::decode(record.encode()).unwrap(), record);
-            assert_eq!(record.encode()[0], WITH_COOKIES);
+            assert_eq!(record.encode()[0], VERSION_WITH_COOKIES);
         }
     }
 
     #[test]
     fn the_buffer_is_sized_exactly() {
         let record = sample(RecordBody::Whole(Bytes::from_static(b"hello")));
-        let expected = 24 - 4 + 4 + size(&record.headers) + 9 + size(&record.trailers);
+        let expected = 24 - 4 + 4 + headers_size(&record.headers) + 9 + headers_size(&record.trailers);
         assert_eq!(record.encode().len(), expected);
         let with_cookies = Record { cookies: vec![[1; 32]; 3], ..record };
         assert_eq!(with_cookies.encode().len(), expected + 2 + 96);
@@ -274,7 +279,7 @@ mod tests {
     fn more_headers_than_a_map_can_hold_are_malformed() {
         for count in [24_577, u16::MAX] {
             let mut out = BytesMut::new();
-            out.put_slice(&[WITHOUT_COOKIES, 2]);
+            out.put_slice(&[VERSION_WITHOUT_COOKIES, 2]);
             out.put_u16_le(201);
             out.put_bytes(0, 16);
             out.put_u16_le(count);
@@ -282,7 +287,7 @@ mod tests {
                 out.put_slice(b"\x01\0a\0\0\0\0");
             }
             out.put_u16_le(0);
-            assert_eq!(Record::decode(wire::seal(out)), Err(Unreadable::Malformed), "{count}");
+            assert_eq!(Record::decode(wire::append_checksum(out)), Err(RecordError::Malformed), "{count}");
         }
     }
 
@@ -292,7 +297,7 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.to_vec();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Record::decode(flipped.into()), Err(Unreadable::Checksum), "bit {bit}");
+            assert_eq!(Record::decode(flipped.into()), Err(RecordError::Checksum), "bit {bit}");
         }
         for cut in 0..bytes.len() {
             assert!(Record::decode(bytes.slice(..cut)).is_err(), "cut at {cut}");
@@ -303,38 +308,38 @@ mod tests {
     fn a_later_version_is_refused_by_name() {
         let mut bytes = BytesMut::from(&b"\x07whatever"[..]);
         bytes.reserve(4);
-        assert_eq!(Record::decode(wire::seal(bytes)), Err(Unreadable::Version(7)));
+        assert_eq!(Record::decode(wire::append_checksum(bytes)), Err(RecordError::Version(7)));
     }
 
     #[test]
     fn a_large_record_is_compressed_and_reads_the_same() {
         let body: Vec<u8> = b"{\"id\":17,\"paid\":true}".iter().copied().cycle().take(8192).collect();
         let with_cookies = Record { cookies: vec![[1; 32]], ..sample(RecordBody::Whole(body.clone().into())) };
-        assert_eq!(Record::decode(compressed(with_cookies.encode())).unwrap(), with_cookies);
+        assert_eq!(Record::decode(compress(with_cookies.encode())).unwrap(), with_cookies);
         let record = sample(RecordBody::Whole(body.into()));
-        let (plain, small) = (record.encode(), compressed(record.encode()));
+        let (plain, small) = (record.encode(), compress(record.encode()));
         assert!(small.len() < plain.len() / 10, "{} of {}", small.len(), plain.len());
         assert_eq!(Record::decode(small.clone()).unwrap(), record);
-        assert_eq!(compressed(small.clone()), small, "twice is once");
-        assert_eq!((decompressed(small.clone()), decompressed(plain.clone())), (plain.clone(), plain.clone()));
+        assert_eq!(compress(small.clone()), small, "twice is once");
+        assert_eq!((decompress(small.clone()), decompress(plain.clone())), (plain.clone(), plain.clone()));
         assert_eq!([&small, &plain].map(|record| decompressed_length(record)), [plain.len(); 2]);
         for cut in 0..small.len() - 4 {
             let content = BytesMut::from(&small[..cut]);
-            assert!(Record::decode(wire::seal(content)).is_err(), "cut at {cut}");
+            assert!(Record::decode(wire::append_checksum(content)).is_err(), "cut at {cut}");
         }
         let mut bomb = BytesMut::from(&small[..small.len() - 4]);
         bomb[1..5].copy_from_slice(&u32::MAX.to_le_bytes());
-        assert_eq!(Record::decode(wire::seal(bomb)), Err(Unreadable::Malformed));
+        assert_eq!(Record::decode(wire::append_checksum(bomb)), Err(RecordError::Malformed));
     }
 
     #[test]
     fn what_is_small_or_does_not_become_smaller_is_left_alone() {
         let small = sample(RecordBody::Whole(vec![b'x'; 500].into())).encode();
-        assert_eq!(compressed(small.clone()), small);
+        assert_eq!(compress(small.clone()), small);
         let mut noise = vec![0; 4096];
         getrandom::fill(&mut noise).unwrap();
         let noise = sample(RecordBody::Whole(noise.into())).encode();
-        assert_eq!(compressed(noise.clone()), noise);
+        assert_eq!(compress(noise.clone()), noise);
     }
 
     /// Written by format version 1. It must stay readable for ever.
@@ -352,7 +357,7 @@ mod tests {
         for bytes in [without.encode(), with_cookies.encode()] {
             for cut in 0..bytes.len() - 4 {
                 let content = BytesMut::from(&bytes[..cut]);
-                assert!(Record::decode(wire::seal(content)).is_err(), "cut at {cut}");
+                assert!(Record::decode(wire::append_checksum(content)).is_err(), "cut at {cut}");
             }
         }
     }

@@ -9,7 +9,7 @@ use http::StatusCode;
 /// Why a request was refused. Variants are in the order in which they are judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
-pub enum Reason {
+pub enum RefusalReason {
     KeyMissing,
     KeyInvalid,
     ScopeMissing,
@@ -34,15 +34,15 @@ pub enum Reason {
 #[must_use]
 pub struct Refusal {
     /// Why.
-    pub reason: Reason,
+    pub reason: RefusalReason,
     /// What happened and what to do, for the person who reads it.
     pub detail: String,
     /// When it makes sense to try again. Only on refusals whose table row has it.
     pub retry_after: Option<Duration>,
 }
 
-struct Row {
-    reason: Reason,
+struct ReasonInfo {
+    reason: RefusalReason,
     name: &'static str,
     http: u16,
     grpc: u8,
@@ -61,98 +61,98 @@ const UNAVAILABLE: u8 = 14;
 const UNAUTHENTICATED: u8 = 16;
 
 #[rustfmt::skip]
-const TABLE: [Row; 17] = [
-    Row { reason: Reason::KeyMissing, name: "key-missing", http: 400, grpc: INVALID_ARGUMENT,
+const REASONS: [ReasonInfo; 17] = [
+    ReasonInfo { reason: RefusalReason::KeyMissing, name: "key-missing", http: 400, grpc: INVALID_ARGUMENT,
           title: "An idempotency key is required",
           help: "Send a key of your own with the request, a fresh one per operation, and the same one on every retry." },
-    Row { reason: Reason::KeyInvalid, name: "key-invalid", http: 400, grpc: INVALID_ARGUMENT,
+    ReasonInfo { reason: RefusalReason::KeyInvalid, name: "key-invalid", http: 400, grpc: INVALID_ARGUMENT,
           title: "The idempotency key is not valid here",
           help: "The detail says which rule the key breaks. Send one key, in the form that this route asks for." },
-    Row { reason: Reason::ScopeMissing, name: "scope-missing", http: 400, grpc: INVALID_ARGUMENT,
+    ReasonInfo { reason: RefusalReason::ScopeMissing, name: "scope-missing", http: 400, grpc: INVALID_ARGUMENT,
           title: "The request does not say whose key this is",
           help: "Keys belong to a caller. The detail names the header, cookie or claim that says who is calling." },
-    Row { reason: Reason::RequestAmbiguous, name: "request-ambiguous", http: 400, grpc: INVALID_ARGUMENT,
+    ReasonInfo { reason: RefusalReason::RequestAmbiguous, name: "request-ambiguous", http: 400, grpc: INVALID_ARGUMENT,
           title: "The request can be read in more than one way",
           help: "A header is repeated or has a twin, or the path could be understood differently by the app. Send it once, plainly." },
-    Row { reason: Reason::IdentityInvalid, name: "identity-invalid", http: 401, grpc: UNAUTHENTICATED,
+    ReasonInfo { reason: RefusalReason::IdentityInvalid, name: "identity-invalid", http: 401, grpc: UNAUTHENTICATED,
           title: "The caller's identity could not be verified",
           help: "A token or a signature does not hold. Get a new token, or sign anew with the current secret, and send the request again with the same key." },
-    Row { reason: Reason::ScopeRefused, name: "scope-refused", http: 403, grpc: PERMISSION_DENIED,
+    ReasonInfo { reason: RefusalReason::ScopeRefused, name: "scope-refused", http: 403, grpc: PERMISSION_DENIED,
           title: "The caller may not name this scope",
           help: "A header that says whose key this is is believed only from trusted proxies, and a key that names a user is good for that user only." },
-    Row { reason: Reason::BodyTooLarge, name: "body-too-large", http: 413, grpc: RESOURCE_EXHAUSTED,
+    ReasonInfo { reason: RefusalReason::BodyTooLarge, name: "body-too-large", http: 413, grpc: RESOURCE_EXHAUSTED,
           title: "The body is too large to be protected",
           help: "Send a smaller body, or ask the operator to raise max_request for this route." },
-    Row { reason: Reason::StoreUnavailable, name: "store-unavailable", http: 503, grpc: UNAVAILABLE,
+    ReasonInfo { reason: RefusalReason::StoreUnavailable, name: "store-unavailable", http: 503, grpc: UNAVAILABLE,
           title: "Requests cannot be remembered at the moment",
           help: "Try again with the same key after the time in Retry-After." },
-    Row { reason: Reason::Overloaded, name: "overloaded", http: 503, grpc: UNAVAILABLE,
+    ReasonInfo { reason: RefusalReason::Overloaded, name: "overloaded", http: 503, grpc: UNAVAILABLE,
           title: "Too many requests are running",
           help: "Nothing was executed. Try again with the same key after the time in Retry-After." },
-    Row { reason: Reason::KeyReused, name: "key-reused", http: 422, grpc: INVALID_ARGUMENT,
+    ReasonInfo { reason: RefusalReason::KeyReused, name: "key-reused", http: 422, grpc: INVALID_ARGUMENT,
           title: "The key was used for a different request",
           help: "A key names one operation. Send the first request unchanged, or use a fresh key for a new operation." },
-    Row { reason: Reason::MethodUnknown, name: "method-unknown", http: 400, grpc: FAILED_PRECONDITION,
+    ReasonInfo { reason: RefusalReason::MethodUnknown, name: "method-unknown", http: 400, grpc: FAILED_PRECONDITION,
           title: "It is not known whether this gRPC method is unary",
           help: "Only unary methods can be protected, and a call that may be a stream is never buffered. Nothing was executed. Call it without a key, or ask the operator to name the method in a route or to provide descriptors." },
-    Row { reason: Reason::InProgress, name: "in-progress", http: 409, grpc: ABORTED,
+    ReasonInfo { reason: RefusalReason::InProgress, name: "in-progress", http: 409, grpc: ABORTED,
           title: "A request with this key is still running",
           help: "Try again with the same key after the time in Retry-After: you will get the first request's answer." },
-    Row { reason: Reason::OutcomeUnknown, name: "outcome-unknown", http: 409, grpc: FAILED_PRECONDITION,
+    ReasonInfo { reason: RefusalReason::OutcomeUnknown, name: "outcome-unknown", http: 409, grpc: FAILED_PRECONDITION,
           title: "It is not known whether the operation happened",
           help: "The operation was started and its end was never seen. Do not retry blindly with a fresh key: look up whether it happened, or ask the operator to resolve it." },
-    Row { reason: Reason::QuotaExceeded, name: "quota-exceeded", http: 429, grpc: RESOURCE_EXHAUSTED,
+    ReasonInfo { reason: RefusalReason::QuotaExceeded, name: "quota-exceeded", http: 429, grpc: RESOURCE_EXHAUSTED,
           title: "Too many new keys",
           help: "Retries of known keys are still answered. Send new operations after the time in Retry-After." },
-    Row { reason: Reason::UpstreamUnreachable, name: "upstream-unreachable", http: 502, grpc: UNAVAILABLE,
+    ReasonInfo { reason: RefusalReason::UpstreamUnreachable, name: "upstream-unreachable", http: 502, grpc: UNAVAILABLE,
           title: "The app could not be reached",
           help: "Nothing was sent to the app. Try again with the same key." },
-    Row { reason: Reason::UpstreamLost, name: "upstream-lost", http: 502, grpc: UNKNOWN,
+    ReasonInfo { reason: RefusalReason::UpstreamLost, name: "upstream-lost", http: 502, grpc: UNKNOWN,
           title: "The app's answer was lost",
           help: "The request was sent and may have been executed. A retry with the same key does not execute it a second time unless the route allows it." },
-    Row { reason: Reason::UpstreamTimeout, name: "upstream-timeout", http: 504, grpc: DEADLINE_EXCEEDED,
+    ReasonInfo { reason: RefusalReason::UpstreamTimeout, name: "upstream-timeout", http: 504, grpc: DEADLINE_EXCEEDED,
           title: "The app did not answer in time",
           help: "The request was sent and may still be executed. A retry with the same key does not execute it a second time unless the route allows it." },
 ];
 
-impl Reason {
+impl RefusalReason {
     /// How many there are.
-    pub const COUNT: usize = TABLE.len();
+    pub const COUNT: usize = REASONS.len();
 
     /// All of them, in the order in which they are judged.
     pub fn all() -> impl Iterator<Item = Self> {
-        TABLE.iter().map(|row| row.reason)
+        REASONS.iter().map(|row| row.reason)
     }
 
     /// The reason of that name, such as `in-progress` (or `in_progress`, as dials spell it).
     pub fn from_name(name: &str) -> Option<Self> {
         let name = name.replace('_', "-");
-        TABLE.iter().find(|row| row.name == name).map(|row| row.reason)
+        REASONS.iter().find(|row| row.name == name).map(|row| row.reason)
     }
 
     /// Its name: the end of the problem's `type`.
     pub fn name(self) -> &'static str {
-        self.row().name
+        self.info().name
     }
 
     /// Its HTTP status, unless a policy sets another.
     pub fn status(self) -> StatusCode {
-        StatusCode::from_u16(self.row().http).expect("the table holds valid codes")
+        StatusCode::from_u16(self.info().http).expect("the table holds valid codes")
     }
 
     /// Its gRPC code, unless a policy sets another.
     pub fn grpc_status(self) -> u8 {
-        self.row().grpc
+        self.info().grpc
     }
 
     /// A sentence for people.
     pub fn title(self) -> &'static str {
-        self.row().title
+        self.info().title
     }
 
     /// What its reader should do.
     pub fn help(self) -> &'static str {
-        self.row().help
+        self.info().help
     }
 
     /// Whether the refusal links to the route's contract.
@@ -160,14 +160,14 @@ impl Reason {
         matches!(self, Self::KeyMissing | Self::KeyInvalid | Self::ScopeMissing | Self::RequestAmbiguous)
     }
 
-    fn row(self) -> &'static Row {
-        &TABLE[self as usize]
+    fn info(self) -> &'static ReasonInfo {
+        &REASONS[self as usize]
     }
 }
 
 impl Refusal {
     /// A refusal; `detail` says what happened and what to do.
-    pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
+    pub fn new(reason: RefusalReason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into(), retry_after: None }
     }
 
@@ -177,7 +177,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -195,10 +195,10 @@ mod tests {
 
     #[test]
     fn the_table_is_in_the_order_of_the_variants() {
-        for (at, row) in TABLE.iter().enumerate() {
+        for (at, row) in REASONS.iter().enumerate() {
             assert_eq!(row.reason as usize, at, "{}", row.name);
-            assert_eq!(Reason::from_name(&row.name.replace('-', "_")), Some(row.reason));
+            assert_eq!(RefusalReason::from_name(&row.name.replace('-', "_")), Some(row.reason));
         }
-        assert!(TABLE.is_sorted_by_key(|row| row.reason));
+        assert!(REASONS.is_sorted_by_key(|row| row.reason));
     }
 }

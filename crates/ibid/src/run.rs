@@ -10,12 +10,12 @@ use tokio::{
 };
 
 use crate::{
-    engine::{Complete, Ended, Engine, Finish, Operation, ParkedBy, Stored, Verdict},
-    key::{Key, mask},
-    policy::{CheckedPolicy, InvalidPolicy, LabelKey, Mode, OnMismatch, Policy},
-    refusal::{Reason, Refusal},
+    engine::{CompletedAnswer, Decision, Engine, Operation, RunOutcome, ShadowRunOutcome, StoredAs, UnknownCause},
+    key::{IdempotencyKey, mask},
+    policy::{CheckedPolicy, InvalidPolicy, LabelKeyDisplay, OnMismatch, Policy, PolicyMode},
+    refusal::{Refusal, RefusalReason},
     scope::Scope,
-    store::{Ask, Fingerprint, Lease, Outline, Store, Tags, Token, key_hash},
+    store::{ClaimRequest, ClaimToken, Fingerprint, Lease, RecordSummary, Store, Tags, key_hash},
     time::now_ms,
 };
 
@@ -28,7 +28,7 @@ pub struct RunKey {
 
 /// What [`run`] gives back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ran {
+pub enum RunResult {
     /// The operation ran now.
     First(Bytes),
     /// It ran before; this was its result.
@@ -77,7 +77,7 @@ pub enum RunError<E> {
 /// See [`RunError`].
 pub async fn run<F, R, E>(
     store: &Arc<dyn Store>, policy: &Policy, key: impl Into<RunKey>, scope: &Scope, operation: F,
-) -> Result<Ran, RunError<E>>
+) -> Result<RunResult, RunError<E>>
 where
     F: FnOnce(u32) -> R + Send + 'static,
     R: Future<Output = Result<Bytes, E>> + Send + 'static,
@@ -85,38 +85,38 @@ where
 {
     let policy = policy.clone().checked().map_err(RunError::Policy)?;
     let RunKey { key, fingerprint } = key.into();
-    let key = Key::new(&policy.key, key)
-        .map_err(|why| RunError::Refused(Refusal::new(Reason::KeyInvalid, why)))?
+    let key = IdempotencyKey::new(&policy.key, key)
+        .map_err(|why| RunError::Refused(Refusal::new(RefusalReason::KeyInvalid, why)))?
         .into_string();
     let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
-    let shown = if policy.label.key == LabelKey::Clear { key.clone() } else { mask(&key) };
-    let ask = Ask {
+    let shown = if policy.label.key == LabelKeyDisplay::Clear { key.clone() } else { mask(&key) };
+    let ask = ClaimRequest {
         address: scope.address(&key, own_entry, None),
-        token: Token::mint(),
+        token: ClaimToken::mint(),
         fingerprint,
         tags: Tags::from_parts(["", "", "run", &shown, &key_hash(&key)]),
         label: Bytes::new(),
-        hold: policy.lease,
-        keep: policy.ttl,
-        over: None,
+        lease: policy.lease,
+        ttl: policy.ttl,
+        take_over: None,
     };
     let engine = Engine::new(store.clone());
-    if policy.mode == Mode::Shadow {
-        return observed(&engine, policy, ask, operation).await;
+    if policy.mode == PolicyMode::Shadow {
+        return run_in_shadow(&engine, policy, ask, operation).await;
     }
     let (late, is_late) = oneshot::channel();
-    let operation = Function {
+    let operation = FunctionOperation {
         operation: Some(operation),
         fingerprint,
         timeout: policy.timeout,
-        late_answer: policy.late_answer(),
-        late: Some(late),
+        late_answer: policy.late_answer_or_lease(),
+        late_sender: Some(late),
         marker: std::marker::PhantomData,
     };
     let task = tokio::spawn(async move { engine.execute(&policy, ask, operation).await });
     let late = || {
         let detail = format!("the operation did not end in time; whether it took place is not known ({})", mask(&key));
-        Err(RunError::Refused(Refusal::new(Reason::UpstreamTimeout, detail)))
+        Err(RunError::Refused(Refusal::new(RefusalReason::UpstreamTimeout, detail)))
     };
     let ended = tokio::select! {
         biased;
@@ -124,18 +124,25 @@ where
         Ok(()) = is_late => return late(),
     };
     match ended.map_err(RunError::Aborted)? {
-        Verdict::Ran(Ok(bytes), Stored::Yes | Stored::Degraded | Stored::Pending | Stored::Solo | Stored::No) => {
-            Ok(Ran::First(bytes))
-        }
-        Verdict::Ran(Err(Some(error)), _) => Err(RunError::Failed(error)),
-        Verdict::Ran(_, _) => late(),
-        Verdict::Replay(finished, _) => Ok(Ran::Replayed(finished.record)),
-        Verdict::Refused(refusal) => Err(RunError::Refused(refusal)),
+        Decision::Ran(
+            Ok(bytes),
+            StoredAs::Recorded
+            | StoredAs::Unprotected
+            | StoredAs::Pending
+            | StoredAs::FrontOnly
+            | StoredAs::NotRecorded,
+        ) => Ok(RunResult::First(bytes)),
+        Decision::Ran(Err(Some(error)), _) => Err(RunError::Failed(error)),
+        Decision::Ran(_, _) => late(),
+        Decision::Replay(finished, _) => Ok(RunResult::Replayed(finished.record)),
+        Decision::Refused(refusal) => Err(RunError::Refused(refusal)),
     }
 }
 
 /// Runs the operation in any case, and sees beside it what enforcement would have done.
-async fn observed<F, R, E>(engine: &Engine, policy: CheckedPolicy, ask: Ask, operation: F) -> Result<Ran, RunError<E>>
+async fn run_in_shadow<F, R, E>(
+    engine: &Engine, policy: CheckedPolicy, ask: ClaimRequest, operation: F,
+) -> Result<RunResult, RunError<E>>
 where
     F: FnOnce(u32) -> R + Send + 'static,
     R: Future<Output = Result<Bytes, E>> + Send + 'static,
@@ -146,29 +153,30 @@ where
     let observation = engine.observe(policy, ask, by_version, None, |_| {});
     match tokio::spawn(operation(1)).await.map_err(RunError::Aborted)? {
         Ok(bytes) => {
-            let outline = Outline { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
+            let outline =
+                RecordSummary { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
             let record = Bytes::copy_from_slice(&bytes);
-            observation.end(Finish::Complete(Complete { failed: false, record, outline }));
-            Ok(Ran::First(bytes))
+            observation.end(ShadowRunOutcome::Complete(CompletedAnswer { failed: false, record, summary: outline }));
+            Ok(RunResult::First(bytes))
         }
         Err(error) => {
-            observation.end(Finish::Release);
+            observation.end(ShadowRunOutcome::Release);
             Err(RunError::Failed(error))
         }
     }
 }
 
-struct Function<F, R> {
+struct FunctionOperation<F, R> {
     operation: Option<F>,
     fingerprint: Fingerprint,
     timeout: Duration,
     late_answer: Duration,
     /// Tells the caller that `timeout` has passed and the operation goes on without it.
-    late: Option<oneshot::Sender<()>>,
+    late_sender: Option<oneshot::Sender<()>>,
     marker: std::marker::PhantomData<fn() -> R>,
 }
 
-impl<F, R, E> Operation for Function<F, R>
+impl<F, R, E> Operation for FunctionOperation<F, R>
 where
     F: FnOnce(u32) -> R + Send,
     R: Future<Output = Result<Bytes, E>> + Send,
@@ -177,26 +185,26 @@ where
     /// `Err(None)`: it took too long.
     type Answer = Result<Bytes, Option<E>>;
 
-    async fn run(&mut self, lease: Option<&Lease>) -> Ended<Self::Answer> {
+    async fn run(&mut self, lease: Option<&Lease>) -> RunOutcome<Self::Answer> {
         let (started, requested_at_ms) = (Instant::now(), now_ms());
         let operation = self.operation.take().expect("an operation runs once");
         let attempt = lease.map_or(1, |lease| lease.attempt);
         let mut running = pin!(operation(attempt));
         let mut result = timeout(self.timeout, &mut running).await;
-        let mut by = ParkedBy::Timeout;
+        let mut by = UnknownCause::TimedOut;
         if result.is_err() && lease.is_some() && !self.late_answer.is_zero() {
-            let _ = self.late.take().map(|late| late.send(()));
+            let _ = self.late_sender.take().map(|late| late.send(()));
             result = timeout(self.late_answer, running).await;
-            by = ParkedBy::NoLateAnswer;
+            by = UnknownCause::NoLateAnswer;
         }
         match result {
-            Err(_) => Ended::Park(Err(None), by),
-            Ok(Err(error)) => Ended::Release(Err(Some(error))),
+            Err(_) => RunOutcome::Park(Err(None), by),
+            Ok(Err(error)) => RunOutcome::Release(Err(Some(error))),
             Ok(Ok(bytes)) => {
                 let outline =
-                    Outline { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
+                    RecordSummary { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
                 let record = Bytes::copy_from_slice(&bytes);
-                Ended::Complete(Ok(bytes), Complete { failed: false, record, outline })
+                RunOutcome::Complete(Ok(bytes), CompletedAnswer { failed: false, record, summary: outline })
             }
         }
     }

@@ -13,10 +13,10 @@ use tokio::{runtime::Handle, sync::Notify, task::JoinSet};
 
 /// Counts what runs. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Running(Arc<Inner>);
+pub struct RunningOperations(Arc<RunningState>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct RunningState {
     count: AtomicUsize,
     closed: AtomicBool,
     idle: Notify,
@@ -26,15 +26,15 @@ struct Inner {
 
 /// One operation that runs, until it is dropped.
 #[derive(Debug)]
-pub struct Slot(Arc<Inner>);
+pub struct RunSlot(Arc<RunningState>);
 
-impl Running {
+impl RunningOperations {
     /// Takes a slot, if fewer than `at_most` are taken.
-    pub fn enter(&self, at_most: usize) -> Option<Slot> {
+    pub fn try_enter(&self, at_most: usize) -> Option<RunSlot> {
         if self.0.count.fetch_add(1, SeqCst) < at_most {
-            return Some(Slot(self.0.clone()));
+            return Some(RunSlot(self.0.clone()));
         }
-        drop(Slot(self.0.clone()));
+        drop(RunSlot(self.0.clone()));
         None
     }
 
@@ -44,7 +44,7 @@ impl Running {
     }
 
     /// Returns once nothing runs.
-    pub async fn drained(&self) {
+    pub async fn wait_idle(&self) {
         loop {
             let idle = self.0.idle.notified();
             tokio::pin!(idle);
@@ -74,7 +74,7 @@ impl Running {
     }
 }
 
-impl Drop for Slot {
+impl Drop for RunSlot {
     fn drop(&mut self) {
         if self.0.count.fetch_sub(1, SeqCst) == 1 {
             self.0.idle.notify_waiters();
@@ -88,14 +88,14 @@ mod tests {
 
     #[tokio::test]
     async fn drained_waits_for_the_last_slot() {
-        let running = Running::default();
-        running.drained().await;
-        let one = running.enter(2).unwrap();
-        let two = running.enter(2).unwrap();
-        assert!(running.enter(2).is_none());
+        let running = RunningOperations::default();
+        running.wait_idle().await;
+        let one = running.try_enter(2).unwrap();
+        let two = running.try_enter(2).unwrap();
+        assert!(running.try_enter(2).is_none());
         let drained = tokio::spawn({
             let running = running.clone();
-            async move { running.drained().await }
+            async move { running.wait_idle().await }
         });
         drop(one);
         tokio::task::yield_now().await;

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 pub(crate) use self::credentials::{cookies, cookies_set};
 pub use self::{credentials::Credentials, trusted::TrustedProxies};
 use crate::{
-    refusal::{Reason, Refusal},
+    refusal::{Refusal, RefusalReason},
     store::{Address, Fingerprint},
 };
 
@@ -23,7 +23,7 @@ mod tests;
 mod trusted;
 
 /// Of the way in which addresses are computed. Another version forgets everything.
-const VERSION: u8 = 2;
+const ADDRESS_VERSION: u8 = 2;
 
 /// A part of the scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,16 +56,16 @@ pub struct AddressSecret([u8; 32]);
 
 /// Verified claims of a caller's token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Claims(pub std::collections::BTreeMap<String, String>);
+pub struct TokenClaims(pub std::collections::BTreeMap<String, String>);
 
 /// What became of a caller's token, put into a request's extensions by whoever verified it: its claims, or why it is not
 /// believed. Only routes that [ask for claims](crate::Policy::claims) look at it.
 #[derive(Debug, Clone)]
-pub struct Identity(pub Result<Claims, Refusal>);
+pub struct TokenVerification(pub Result<TokenClaims, Refusal>);
 
 /// What a scope is read from.
 #[derive(Debug, Clone, Copy)]
-pub struct Caller<'a> {
+pub struct ScopeInput<'a> {
     /// Of the request.
     pub method: &'a Method,
     /// Of the request.
@@ -75,7 +75,7 @@ pub struct Caller<'a> {
     /// Who sent it, if that is known.
     pub peer: Option<IpAddr>,
     /// What became of its token, if somebody looked at it.
-    pub identity: Option<&'a Identity>,
+    pub identity: Option<&'a TokenVerification>,
     /// The route's pattern.
     pub route: &'a str,
     /// Whose headers are believed.
@@ -104,7 +104,7 @@ impl Scope {
     ///
     /// # Errors
     /// A refusal if a part is missing, repeated or not believed; of several the first in the table of refusals.
-    pub fn of(parts: &[ScopePart], caller: &Caller<'_>) -> Result<Self, Refusal> {
+    pub fn of(parts: &[ScopePart], caller: &ScopeInput<'_>) -> Result<Self, Refusal> {
         match Self::read(parts, caller)? {
             (_, CallerKind::CookiesOnly) => Err(cookies_only()),
             (scope, CallerKind::Named | CallerKind::Anonymous) => Ok(scope),
@@ -112,7 +112,7 @@ impl Scope {
     }
 
     /// As [`of`](Self::of), but a caller who is known by cookies only gets the anonymous scope.
-    pub(crate) fn read(parts: &[ScopePart], caller: &Caller<'_>) -> Result<(Self, CallerKind), Refusal> {
+    pub(crate) fn read(parts: &[ScopePart], caller: &ScopeInput<'_>) -> Result<(Self, CallerKind), Refusal> {
         // Beside a credential, a header only narrows the scope: who lies about it stays among their own keys.
         let narrows = parts.contains(&ScopePart::Credential);
         let mut framed = Vec::with_capacity(96);
@@ -130,7 +130,7 @@ impl Scope {
             }
         }
         match refused {
-            Some(refusal) if kind == CallerKind::CookiesOnly && refusal.reason > Reason::ScopeMissing => {
+            Some(refusal) if kind == CallerKind::CookiesOnly && refusal.reason > RefusalReason::ScopeMissing => {
                 Err(cookies_only())
             }
             Some(refusal) => Err(refusal),
@@ -150,7 +150,7 @@ impl Scope {
     /// Where the entry of a key in this scope lives. `fingerprint` is part of it where each gets its own entry.
     pub fn address(&self, key: &str, fingerprint: Option<&Fingerprint>, secret: Option<&AddressSecret>) -> Address {
         let mut framed = Vec::with_capacity(self.0.len() + key.len() + 64);
-        framed.push(VERSION);
+        framed.push(ADDRESS_VERSION);
         framed.extend_from_slice(&self.0);
         frame(&mut framed, b'k', key.as_bytes());
         if let Some(fingerprint) = fingerprint {
@@ -175,7 +175,7 @@ impl Address {
     /// Names a cookie that an answer at this address set.
     pub(crate) fn of_cookie(&self, name: &[u8], value: &[u8], secret: Option<&AddressSecret>) -> Self {
         let mut framed = Vec::with_capacity(64 + name.len() + value.len());
-        framed.push(VERSION);
+        framed.push(ADDRESS_VERSION);
         frame(&mut framed, b'a', &self.0);
         frame(&mut framed, b'n', name);
         frame(&mut framed, b'v', value);
@@ -184,7 +184,7 @@ impl Address {
 }
 
 /// Appends the credential. Its length is known only afterwards.
-fn append_credential(caller: &Caller<'_>, out: &mut Vec<u8>) -> Result<CallerKind, Refusal> {
+fn append_credential(caller: &ScopeInput<'_>, out: &mut Vec<u8>) -> Result<CallerKind, Refusal> {
     frame(out, ScopePart::Credential.tag(), b"");
     let start = out.len();
     caller.credentials.append(caller.headers, out)?;
@@ -208,30 +208,30 @@ impl ScopePart {
     ///
     /// # Errors
     /// A refusal if it is missing, repeated or not believed.
-    pub fn value<'a>(&self, caller: &Caller<'a>) -> Result<Cow<'a, [u8]>, Refusal> {
+    pub fn value<'a>(&self, caller: &ScopeInput<'a>) -> Result<Cow<'a, [u8]>, Refusal> {
         match self {
             Self::Optional(part) => Ok(part.find(caller, false)?.unwrap_or_default()),
-            part => part.needed(caller, false),
+            part => part.required_value(caller, false),
         }
     }
 
-    fn append(&self, caller: &Caller<'_>, narrows: bool, out: &mut Vec<u8>) -> Result<(), Refusal> {
+    fn append(&self, caller: &ScopeInput<'_>, narrows: bool, out: &mut Vec<u8>) -> Result<(), Refusal> {
         match self {
             Self::Optional(part) => match part.find(caller, narrows)? {
                 Some(value) => frame(out, part.tag(), &value),
                 None => frame(out, self.tag(), b""),
             },
-            part => frame(out, part.tag(), &part.needed(caller, narrows)?),
+            part => frame(out, part.tag(), &part.required_value(caller, narrows)?),
         }
         Ok(())
     }
 
     /// Its value, which must be there.
-    fn needed<'a>(&self, caller: &Caller<'a>, narrows: bool) -> Result<Cow<'a, [u8]>, Refusal> {
+    fn required_value<'a>(&self, caller: &ScopeInput<'a>, narrows: bool) -> Result<Cow<'a, [u8]>, Refusal> {
         let may_be_empty = !matches!(self, Self::Cookie(_) | Self::Header(_) | Self::Jwt(_));
         match self.find(caller, narrows)? {
             Some(value) if may_be_empty || !value.is_empty() => Ok(value),
-            _ => Err(missing(match self {
+            _ => Err(scope_missing(match self {
                 Self::Jwt(claim) => format!("the caller's token has no claim {claim:?} to go by"),
                 Self::Cookie(name) => format!("the cookie {name:?}, which says whose key this is, is missing"),
                 part => format!("the {}, which says whose key this is, is missing", part.to_string().replace(':', " ")),
@@ -240,7 +240,7 @@ impl ScopePart {
     }
 
     /// Its value, if the request has it.
-    fn find<'a>(&self, caller: &Caller<'a>, narrows: bool) -> Result<Option<Cow<'a, [u8]>>, Refusal> {
+    fn find<'a>(&self, caller: &ScopeInput<'a>, narrows: bool) -> Result<Option<Cow<'a, [u8]>>, Refusal> {
         Ok(Some(match self {
             Self::Credential => {
                 let mut value = Vec::new();
@@ -251,11 +251,11 @@ impl ScopePart {
                 value.into()
             }
             Self::Cookie(name) => return cookie(caller.headers, name).map(|value| value.map(Cow::from)),
-            Self::Header(name) => return believed(caller, name, narrows).map(|value| value.map(Cow::from)),
+            Self::Header(name) => return trusted_header(caller, name, narrows).map(|value| value.map(Cow::from)),
             Self::Jwt(claim) => match caller.identity.map(|identity| &identity.0) {
                 Some(Err(refusal)) => return Err(refusal.clone()),
                 Some(Ok(claims)) => return Ok(claims.0.get(claim).map(|value| value.as_bytes().into())),
-                None => return Err(missing(format!("nobody has verified the caller's claim {claim:?}"))),
+                None => return Err(scope_missing(format!("nobody has verified the caller's claim {claim:?}"))),
             },
             Self::Host => host(caller)?.to_ascii_lowercase().into_bytes().into(),
             Self::Method => caller.method.as_str().as_bytes().into(),
@@ -316,7 +316,7 @@ impl ScopePart {
 }
 
 pub(crate) fn cookies_only() -> Refusal {
-    missing(
+    scope_missing(
         "the caller is known by cookies only, and which of them names the caller is not configured; \
          the operator can set scope = [\"host\", \"cookie:session\"] with the session cookie's name",
     )
@@ -326,31 +326,31 @@ fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a [u8]>, Re
     let mut found = None;
     for (cookie, value) in cookies(headers) {
         if cookie == name.as_bytes() && found.replace(value).is_some() {
-            return Err(Refusal::new(Reason::RequestAmbiguous, format!("the cookie {name:?} is sent twice")));
+            return Err(Refusal::new(RefusalReason::RequestAmbiguous, format!("the cookie {name:?} is sent twice")));
         }
     }
     Ok(found)
 }
 
-fn believed<'a>(caller: &Caller<'a>, name: &HeaderName, narrows: bool) -> Result<Option<&'a [u8]>, Refusal> {
-    let found = only(caller.headers, name)?;
+fn trusted_header<'a>(caller: &ScopeInput<'a>, name: &HeaderName, narrows: bool) -> Result<Option<&'a [u8]>, Refusal> {
+    let found = single_header(caller.headers, name)?;
     if found.is_some_and(|value| !value.is_empty()) && !narrows && !caller.trusted.trusts(caller.peer) {
         let detail = format!(
             "the header {name} says whose key this is and is believed only from trusted proxies; \
              this request came from elsewhere (the operator can add the network to trusted_proxies)"
         );
-        return Err(Refusal::new(Reason::ScopeRefused, detail));
+        return Err(Refusal::new(RefusalReason::ScopeRefused, detail));
     }
     Ok(found)
 }
 
-fn host<'a>(caller: &Caller<'a>) -> Result<&'a str, Refusal> {
+fn host<'a>(caller: &ScopeInput<'a>) -> Result<&'a str, Refusal> {
     if let Some(authority) = caller.uri.authority() {
         return Ok(authority.host());
     }
-    let value = only(caller.headers, &header::HOST)?.unwrap_or_default();
+    let value = single_header(caller.headers, &header::HOST)?.unwrap_or_default();
     let host = std::str::from_utf8(value);
-    host.map(without_port).map_err(|_| Refusal::new(Reason::RequestAmbiguous, "the Host header is not ASCII"))
+    host.map(without_port).map_err(|_| Refusal::new(RefusalReason::RequestAmbiguous, "the Host header is not ASCII"))
 }
 
 /// `shop.example:8080` and `[::1]:8080` without their port. What is neither stays as it is.
@@ -367,17 +367,17 @@ fn without_port(host: &str) -> &str {
 }
 
 /// The value of a header that must not be repeated.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a [u8]>, Refusal> {
+fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a [u8]>, Refusal> {
     let mut values = headers.get_all(name).iter();
     let first = values.next();
     if values.next().is_some() {
-        return Err(Refusal::new(Reason::RequestAmbiguous, format!("the header {name} is sent more than once")));
+        return Err(Refusal::new(RefusalReason::RequestAmbiguous, format!("the header {name} is sent more than once")));
     }
     Ok(first.map(|value| value.as_bytes()))
 }
 
-fn missing(detail: impl Into<String>) -> Refusal {
-    Refusal::new(Reason::ScopeMissing, detail)
+fn scope_missing(detail: impl Into<String>) -> Refusal {
+    Refusal::new(RefusalReason::ScopeMissing, detail)
 }
 
 impl AddressSecret {

@@ -6,12 +6,12 @@
 //! What every implementation must hold (the suite in `ibid-testkit` checks each point):
 //!
 //! - **Same token, same answer.** Every call may be sent again after a lost answer. A token that was released or
-//!   forgotten is [`Claim::Spent`], for at least [`FREE_FOR`].
+//!   forgotten is [`ClaimOutcome::TokenSpent`], for at least [`SPENT_TOKEN_TTL`].
 //! - **What a holder says counts** until its claim is taken over, released or forgotten: if the store has lost the entry,
-//!   or somebody else came there and left, it is put back ([`Held::Restored`]).
+//!   or somebody else came there and left, it is put back ([`SettleOutcome::Restored`]).
 //! - **A claim whose answer was lost** is settled by its token alone ([`Fence::UNSEEN`]); that spends the token wherever
 //!   it is not the holder, so that a late copy of the claim finds it spent.
-//! - **A lapsed claim is unknown, never free.** It runs again only through [`Ask::over`], in the same atomic step that
+//! - **A lapsed claim is unknown, never free.** It runs again only through [`ClaimRequest::take_over`], in the same atomic step that
 //!   proves that this very holder is still current, and lapsed or parked.
 //! - **Fences only grow** per address, beyond the entry's life.
 //! - **The store's clock alone** decides lapse and expiry. Only `Duration`s cross this contract.
@@ -29,61 +29,61 @@ use std::{
 use bytes::Bytes;
 
 pub use self::{
-    counters::{Counters, Used, Windows},
+    admin::{EntryCounts, EntryFilter, EntryInfo, EntryPage, EntryState, ListCursor, StoreAdmin},
+    counters::{CounterUsage, Counters, InMemoryCounters},
     error::{ErrorKind, StoreError},
     memory::{Memory, MemoryLimits},
-    operators::{Counts, Cursor, Filter, Listed, Operators, Page, State},
-    words::{Address, Fence, Fingerprint, Tags, Token, key_hash},
+    types::{Address, ClaimToken, Fence, Fingerprint, Tags, key_hash},
 };
 
+mod admin;
 pub(crate) mod counters;
 mod error;
 mod memory;
-mod operators;
-mod words;
+mod types;
 
 /// How long at least the token of a released or forgotten claim is remembered, so that a late copy of that claim
 /// cannot come alive.
-pub const FREE_FOR: Duration = Duration::from_secs(60);
+pub const SPENT_TOKEN_TTL: Duration = Duration::from_secs(60);
 
 /// Remembers what was asked and answered. See the [module docs](self) for what an implementation must hold.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Decides who runs.
-    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim>;
+    fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome>;
 
-    /// Re-arms lease and expiry of a claim. On an absent entry, puts it back ([`Held::Restored`]).
-    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held>;
+    /// Re-arms lease and expiry of a claim. On an absent entry, puts it back ([`SettleOutcome::Restored`]).
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome>;
 
     /// Ends a claim. Repeatable; a holder that lost its claim writes nothing and learns what is there now.
-    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held>;
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome>;
 
     /// Returns once `seen` is no longer the running holder at `at`, or after `limit`. A hint: callers claim again.
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()>;
 
     /// What a claim would find, without claiming. `None` if nothing is there or it was released.
-    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>>;
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>>;
 
     /// Removes at most `at_most` expired entries, and marks lapsed ones where a store keeps such a mark. Of several
     /// processes on a shared store one sweeps at a time; the others find nothing to do.
-    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept>;
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult>;
 
     /// What operators may see and change.
-    fn operators(&self) -> &dyn Operators;
+    fn admin(&self) -> &dyn StoreAdmin;
 
     /// Counts that all who use this store share; `None` if it keeps none.
     fn counters(&self) -> Option<&dyn Counters>;
 
     /// What this store promises, and what start-up found wanting.
-    fn promise(&self) -> Promise;
+    fn guarantees(&self) -> Guarantees;
 }
 
 /// One request to run, named by its token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
+pub struct ClaimRequest {
     /// Where the entry lives.
     pub address: Address,
     /// Names this claim; minted by the caller, so that it can ask again after a lost answer.
-    pub token: Token,
+    pub token: ClaimToken,
     /// What makes two requests the same. Stored, never compared by the store.
     pub fingerprint: Fingerprint,
     /// What operators can search by.
@@ -91,47 +91,47 @@ pub struct Ask {
     /// Opaque to the store; shown to operators.
     pub label: Bytes,
     /// How long the holder may stay silent.
-    pub hold: Duration,
+    pub lease: Duration,
     /// How long an unfinished entry is kept after its lease ends.
-    pub keep: Duration,
+    pub ttl: Duration,
     /// Take over this holder, if it is still current and lapsed or parked.
-    pub over: Option<Fence>,
+    pub take_over: Option<Fence>,
 }
 
 /// A granted claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     /// What was asked.
-    pub ask: Arc<Ask>,
+    pub request: Arc<ClaimRequest>,
     /// Names this holder. [`Fence::UNSEEN`] if the claim's answer was lost: then the token alone names it.
     pub fence: Fence,
     /// 1 for the first run at this address, 2 for the next.
     pub attempt: u32,
     /// Granted by a part of the store that could not reach the part that decides. The answer is called degraded.
-    pub solo: bool,
+    pub front_only: bool,
 }
 
 impl Lease {
     /// Of a claim whose answer was lost: the token alone names it.
-    pub fn unseen(ask: &Arc<Ask>) -> Self {
-        Self { ask: ask.clone(), fence: Fence::UNSEEN, attempt: 0, solo: false }
+    pub fn unseen(ask: &Arc<ClaimRequest>) -> Self {
+        Self { request: ask.clone(), fence: Fence::UNSEEN, attempt: 0, front_only: false }
     }
 }
 
 /// What a claim found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
-pub enum Claim {
+pub enum ClaimOutcome {
     /// The caller runs.
     Granted(Lease),
     /// Another holder runs.
-    Busy(Holder),
+    InProgress(Holder),
     /// A holder started and nobody knows how it ended: parked, or silent for longer than its lease.
-    Unknown(Holder),
+    OutcomeUnknown(Holder),
     /// Finished; here is the record.
-    Done(Finished),
+    Completed(CompletedEntry),
     /// This token was released or forgotten and can never be granted again.
-    Spent,
+    TokenSpent,
 }
 
 /// Who runs, or ran with an unknown end.
@@ -151,7 +151,7 @@ pub struct Holder {
 
 /// A remembered end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finished {
+pub struct CompletedEntry {
     /// Of the holder that finished.
     pub fence: Fence,
     /// Which run finished.
@@ -168,7 +168,7 @@ pub struct Finished {
 
 /// How a claim ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
+pub enum Settlement {
     /// Remember this answer for `keep`.
     Complete {
         /// Whether the answer is a failure.
@@ -176,36 +176,36 @@ pub enum End {
         /// The answer, see [`crate::Record`].
         record: Bytes,
         /// The same in a form that people query.
-        outline: Outline,
+        summary: RecordSummary,
         /// From now on.
-        keep: Duration,
+        ttl: Duration,
     },
     /// It did not happen, or is not to be remembered. Of a takeover: unknown again.
     Release,
     /// Nobody knows how it ended.
     Park {
         /// How long to remember that, from now on.
-        keep: Duration,
+        ttl: Duration,
         /// Not to be taken over before.
         retry_in: Duration,
     },
 }
 
-impl End {
+impl Settlement {
     /// How long an entry that ended so is kept.
-    pub fn keep(&self) -> Duration {
+    pub fn ttl(&self) -> Duration {
         match self {
-            Self::Complete { keep, .. } | Self::Park { keep, .. } => *keep,
-            Self::Release => FREE_FOR,
+            Self::Complete { ttl, .. } | Self::Park { ttl, .. } => *ttl,
+            Self::Release => SPENT_TOKEN_TTL,
         }
     }
 }
 
 /// A finished entry for people: columns to query, not to decide by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Outline {
+pub struct RecordSummary {
     /// The protocol's status: an HTTP status (100 to 999); of a gRPC call 1000 and its code, which
-    /// [`Code::of_outline`](crate::grpc::Code::of_outline) tells apart; 0 where there is none.
+    /// [`Code::from_summary_status`](crate::grpc::GrpcStatusCode::from_summary_status) tells apart; 0 where there is none.
     pub status: u16,
     /// Milliseconds since the Unix epoch, by the holder's clock.
     pub requested_at_ms: u64,
@@ -218,18 +218,18 @@ pub struct Outline {
 /// Whether a holder still was the holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
-pub enum Held {
+pub enum SettleOutcome {
     /// It was.
-    Held,
+    Applied,
     /// The entry was gone, nobody else has been there: it was put back.
     Restored,
     /// It was not; nothing was written. What is there now.
-    Lost(Box<Claim>),
+    ClaimLost(Box<ClaimOutcome>),
 }
 
 /// What a sweep did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Swept {
+pub struct SweepResult {
     /// Entries removed.
     pub removed: u32,
     /// Claims found silent for longer than their lease, and marked so for people who look.
@@ -240,7 +240,7 @@ pub struct Swept {
 
 /// What a store promises.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Promise {
+pub struct Guarantees {
     /// The store's name, for people.
     pub store: &'static str,
     /// Survives a crash of its process.
@@ -248,16 +248,16 @@ pub struct Promise {
     /// Several gateways share it.
     pub shared: bool,
     /// What start-up found that weakens the promise.
-    pub wanting: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
 /// The answer of a store call: ready at once for in-process stores, boxed for the others.
 ///
 /// A call may be applied as soon as it is made: one whose answer nobody awaits is ambiguous, not undone.
 #[must_use = "a store's answer decides who runs"]
-pub struct StoreFuture<'a, T>(Inner<'a, T>);
+pub struct StoreFuture<'a, T>(StoreFutureKind<'a, T>);
 
-enum Inner<'a, T> {
+enum StoreFutureKind<'a, T> {
     Ready(Option<Result<T, StoreError>>),
     Boxed(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>),
 }
@@ -265,12 +265,12 @@ enum Inner<'a, T> {
 impl<'a, T> StoreFuture<'a, T> {
     /// An answer that is there already.
     pub fn ready(answer: Result<T, StoreError>) -> Self {
-        Self(Inner::Ready(Some(answer)))
+        Self(StoreFutureKind::Ready(Some(answer)))
     }
 
     /// An answer that takes time.
     pub fn boxed(answer: impl Future<Output = Result<T, StoreError>> + Send + 'a) -> Self {
-        Self(Inner::Boxed(Box::pin(answer)))
+        Self(StoreFutureKind::Boxed(Box::pin(answer)))
     }
 }
 
@@ -279,8 +279,8 @@ impl<T: Unpin> Future for StoreFuture<'_, T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            Inner::Ready(answer) => Poll::Ready(answer.take().expect("polled after it was ready")),
-            Inner::Boxed(future) => future.as_mut().poll(cx),
+            StoreFutureKind::Ready(answer) => Poll::Ready(answer.take().expect("polled after it was ready")),
+            StoreFutureKind::Boxed(future) => future.as_mut().poll(cx),
         }
     }
 }
@@ -292,31 +292,31 @@ impl<T> fmt::Debug for StoreFuture<'_, T> {
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
-    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
+    fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
         (**self).claim(ask)
     }
-    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
         (**self).extend(lease, hold)
     }
-    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held> {
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
         (**self).settle(lease, end)
     }
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
         (**self).wait(at, seen, limit)
     }
-    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         (**self).get(at)
     }
-    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
         (**self).sweep(at_most)
     }
-    fn operators(&self) -> &dyn Operators {
-        (**self).operators()
+    fn admin(&self) -> &dyn StoreAdmin {
+        (**self).admin()
     }
     fn counters(&self) -> Option<&dyn Counters> {
         (**self).counters()
     }
-    fn promise(&self) -> Promise {
-        (**self).promise()
+    fn guarantees(&self) -> Guarantees {
+        (**self).guarantees()
     }
 }

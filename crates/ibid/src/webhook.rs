@@ -33,9 +33,9 @@ use sha2::Sha256;
 use subtle::{Choice, ConstantTimeEq};
 
 pub use self::{
-    content::Content,
-    encoding::Encoding,
-    scheme::{Custom, Scheme},
+    content::SignedContent,
+    encoding::SignatureEncoding,
+    scheme::{CustomWebhookScheme, WebhookScheme},
 };
 
 mod content;
@@ -45,13 +45,13 @@ mod scheme;
 mod tests;
 
 /// How far a delivery's timestamp may be from now, unless said otherwise.
-pub const TOLERANCE: Duration = Duration::from_secs(5 * 60);
+pub const DEFAULT_TOLERANCE: Duration = Duration::from_secs(5 * 60);
 
 /// Checks the signatures of one endpoint's deliveries.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verifier {
+pub struct WebhookVerifier {
     /// How the sender signs.
-    pub scheme: Scheme,
+    pub scheme: WebhookScheme,
     /// Any of these will do: two of them while one takes the other's place. With none, nothing is believed.
     pub secrets: Vec<SigningSecret>,
     /// How far a delivery's timestamp may be from now, to either side. Schemes without one take nothing from it.
@@ -65,7 +65,7 @@ pub struct SigningSecret(Vec<u8>);
 /// Why a delivery is not believed. Nothing in it is secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unverified {
+pub enum WebhookSignatureError {
     /// A header that every delivery has.
     #[error("the header {0}, which every signed delivery has, is missing")]
     Missing(HeaderName),
@@ -81,7 +81,7 @@ pub enum Unverified {
 }
 
 /// What a delivery says about itself, before any of it is believed.
-struct Signed<'a> {
+struct DeliverySignature<'a> {
     /// The header that the signatures came from.
     header: HeaderName,
     /// In seconds since the Unix epoch, if the scheme has one.
@@ -92,14 +92,14 @@ struct Signed<'a> {
     signatures: Vec<[u8; 32]>,
 }
 
-impl Verifier {
+impl WebhookVerifier {
     /// With the usual tolerance. A secret is written as its sender shows it.
     ///
     /// # Errors
     /// One sentence about the secret that cannot be one, which it does not hold.
-    pub fn new<'a>(scheme: Scheme, secrets: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
-        let secrets = secrets.into_iter().map(|secret| scheme.secret(secret)).collect::<Result<_, _>>()?;
-        Ok(Self { scheme, secrets, tolerance: TOLERANCE })
+    pub fn new<'a>(scheme: WebhookScheme, secrets: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+        let secrets = secrets.into_iter().map(|secret| scheme.parse_secret(secret)).collect::<Result<_, _>>()?;
+        Ok(Self { scheme, secrets, tolerance: DEFAULT_TOLERANCE })
     }
 
     /// Whether it can believe anybody at all.
@@ -112,12 +112,12 @@ impl Verifier {
                         unsigned = true to take deliveries from anybody";
             return Err(what.into());
         }
-        if self.scheme.has_time() && self.tolerance < Duration::from_secs(1) {
+        if self.scheme.has_timestamp() && self.tolerance < Duration::from_secs(1) {
             let what = "tolerance is under a second; timestamps are in seconds, so it must be longer, such as \"5m\"";
             return Err(what.into());
         }
         match &self.scheme {
-            Scheme::Custom(custom) => custom.check(),
+            WebhookScheme::Custom(custom) => custom.check(),
             _ => Ok(()),
         }
     }
@@ -126,12 +126,12 @@ impl Verifier {
     ///
     /// # Errors
     /// Why it is not believed.
-    pub fn verify(&self, headers: &HeaderMap, body: &[u8], now: SystemTime) -> Result<(), Unverified> {
+    pub fn verify(&self, headers: &HeaderMap, body: &[u8], now: SystemTime) -> Result<(), WebhookSignatureError> {
         let signed = self.scheme.read(headers, body)?;
         if let Some(timestamp) = signed.timestamp {
             let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             if now.abs_diff(timestamp) > self.tolerance.as_secs() {
-                return Err(Unverified::Stale(timestamp, self.tolerance));
+                return Err(WebhookSignatureError::Stale(timestamp, self.tolerance));
             }
         }
         // All are compared, whatever has fitted: how long it takes says nothing about which.
@@ -142,11 +142,11 @@ impl Verifier {
                 fits |= expected.ct_eq(signature);
             }
         }
-        if fits.into() { Ok(()) } else { Err(Unverified::Mismatch(signed.header)) }
+        if fits.into() { Ok(()) } else { Err(WebhookSignatureError::Mismatch(signed.header)) }
     }
 
     /// Whether this header has a part in the signature. `name` is in lower case.
-    pub(crate) fn reads(&self, name: &str) -> bool {
+    pub(crate) fn uses_header(&self, name: &str) -> bool {
         self.scheme.headers().iter().any(|header| header == name)
     }
 }

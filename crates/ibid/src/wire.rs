@@ -3,9 +3,9 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 /// Takes fields off the front; every take fails cleanly at the end.
-pub(crate) struct Reader(Bytes);
+pub(crate) struct ByteReader(Bytes);
 
-impl Reader {
+impl ByteReader {
     pub(crate) fn new(bytes: Bytes) -> Self {
         Self(bytes)
     }
@@ -55,14 +55,14 @@ pub(crate) fn put_framed(out: &mut BytesMut, bytes: &[u8]) {
 }
 
 /// Appends the checksum of everything before it.
-pub(crate) fn seal(mut out: BytesMut) -> Bytes {
+pub(crate) fn append_checksum(mut out: BytesMut) -> Bytes {
     let sum = crc32c::crc32c(&out);
     out.put_u32_le(sum);
     out.freeze()
 }
 
 /// What [`seal`] was given, if its checksum holds.
-pub(crate) fn open(mut bytes: Bytes) -> Option<Bytes> {
+pub(crate) fn verify_checksum(mut bytes: Bytes) -> Option<Bytes> {
     let sum = bytes.len().checked_sub(4).map(|at| bytes.split_off(at))?;
     (crc32c::crc32c(&bytes) == u32::from_le_bytes(sum.as_ref().try_into().ok()?)).then_some(bytes)
 }

@@ -4,5 +4,5 @@ mod engine;
 mod grpc;
 mod inbox;
 mod layer;
-mod picky;
 mod quota;
+mod rejecting_store;

@@ -15,17 +15,17 @@ use std::{error::Error, time::Duration};
 use async_nats::jetstream::{self, consumer, stream};
 use clap::{Parser, ValueEnum};
 use deadpool_postgres::{Manager, Pool};
-use ibid::inbox::{Backoff, Reply};
-use ibid_brokers::nats::{Deliveries, Delivery};
-use ibid_postgres_tx::inbox::{Handled, Inbox, InboxError};
+use ibid::inbox::{BrokerReply, RedeliveryBackoff};
+use ibid_brokers::nats::{NatsDeliveries, NatsDelivery};
+use ibid_postgres_tx::inbox::{TxEventOutcome, TxInbox, TxInboxError};
 use tokio_postgres::NoTls;
 
 /// A handler that takes the process down is not counted by the inbox, because nothing is left to count it. The broker
 /// counts deliveries.
-const MOST_DELIVERIES: u64 = 20;
+const MAX_DELIVERIES: u64 = 20;
 
 #[derive(Debug, Parser)]
-struct Args {
+struct NatsArgs {
     #[arg(long, default_value = "nats://127.0.0.1:4222")]
     nats: String,
     /// A database on which `ibid migrate` has run, by a role that is a member of ibid_service
@@ -36,7 +36,7 @@ struct Args {
     ack_wait: u64,
     /// Say so at this step, and stop there
     #[arg(long)]
-    pause_at: Option<Step>,
+    pause_at: Option<NatsStep>,
     /// Only at the order with this text
     #[arg(long, requires = "pause_at")]
     pause_on: Option<String>,
@@ -46,7 +46,7 @@ struct Args {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Step {
+enum NatsStep {
     Received,
     Claimed,
     Effect,
@@ -56,14 +56,14 @@ enum Step {
 
 /// Where to stop, and how long to take.
 #[derive(Debug, Clone)]
-struct Pause {
-    at: Option<Step>,
+struct NatsPause {
+    at: Option<NatsStep>,
     on: Option<String>,
     slow: Duration,
 }
 
-impl Pause {
-    async fn step(&self, step: Step, order: &str) {
+impl NatsPause {
+    async fn step(&self, step: NatsStep, order: &str) {
         if self.at == Some(step) && self.on.as_deref().is_none_or(|on| on == order) {
             println!("paused at {step:?} on {order}");
             std::future::pending::<()>().await;
@@ -73,7 +73,7 @@ impl Pause {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let args = Args::parse();
+    let args = NatsArgs::parse();
     let pool = Pool::builder(Manager::new(args.postgres.parse()?, NoTls)).max_size(8).build()?;
     let table = "CREATE TABLE IF NOT EXISTS shipments (order_id text NOT NULL, text text NOT NULL)";
     pool.get().await?.batch_execute(table).await?;
@@ -92,10 +92,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         ..consumer::pull::Config::default()
     };
     let consumer = orders.get_or_create_consumer("shipping", pull).await?;
-    let mut deliveries = Deliveries::of(&jetstream, consumer, "shipping", "dead.orders").await?;
+    let mut deliveries = NatsDeliveries::open(&jetstream, consumer, "shipping", "dead.orders").await?;
 
-    let inbox = Inbox::default().backoff(Backoff { first: Duration::from_millis(200), most: Duration::from_secs(60) });
-    let pause = Pause { at: args.pause_at, on: args.pause_on, slow: Duration::from_millis(args.slow) };
+    let inbox = TxInbox::default()
+        .backoff(RedeliveryBackoff { first: Duration::from_millis(200), most: Duration::from_secs(60) });
+    let pause = NatsPause { at: args.pause_at, on: args.pause_on, slow: Duration::from_millis(args.slow) };
     println!("consuming");
     while let Some(delivery) = deliveries.next().await {
         let delivery = match delivery {
@@ -107,31 +108,31 @@ async fn main() -> Result<(), Box<dyn Error>> {
             }
         };
         let order = String::from_utf8_lossy(&delivery.message().payload).into_owned();
-        pause.step(Step::Received, &order).await;
+        pause.step(NatsStep::Received, &order).await;
         let handled = ship(&pool, &inbox, &delivery, &order, &pause).await;
         if let Err(error) = &handled {
             eprintln!("{}: {error}", delivery.event());
         }
-        pause.step(Step::Committed, &order).await;
-        let reply: Reply = inbox.reply(&handled);
+        pause.step(NatsStep::Committed, &order).await;
+        let reply: BrokerReply = inbox.reply(&handled);
         // What is not confirmed comes again, and is a duplicate then.
         if let Err(error) = delivery.reply(reply).await {
             eprintln!("{error}");
         }
-        pause.step(Step::Acknowledged, &order).await;
+        pause.step(NatsStep::Acknowledged, &order).await;
     }
     Ok(())
 }
 
 async fn ship(
-    pool: &Pool, inbox: &Inbox, delivery: &Delivery, order: &str, pause: &Pause,
-) -> Result<Handled<String>, InboxError> {
-    let (id, delivered) = (delivery.event().id().to_owned(), delivery.delivered());
+    pool: &Pool, inbox: &TxInbox, delivery: &NatsDelivery, order: &str, pause: &NatsPause,
+) -> Result<TxEventOutcome<String>, TxInboxError> {
+    let (id, delivered) = (delivery.event().id().to_owned(), delivery.delivery_count());
     let (order, pause) = (order.to_owned(), pause.clone());
     let handled = inbox.handle(pool, delivery.event(), |tx| {
         Box::pin(async move {
-            pause.step(Step::Claimed, &order).await;
-            if delivered > MOST_DELIVERIES {
+            pause.step(NatsStep::Claimed, &order).await;
+            if delivered > MAX_DELIVERIES {
                 return Err(format!("delivered {delivered} times and never finished"));
             }
             if order.contains("poison") {
@@ -139,7 +140,7 @@ async fn ship(
             }
             let insert = "INSERT INTO shipments (order_id, text) VALUES ($1, $2)";
             tx.execute(insert, &[&id, &order]).await.map_err(|error| error.to_string())?;
-            pause.step(Step::Effect, &order).await;
+            pause.step(NatsStep::Effect, &order).await;
             tokio::time::sleep(pause.slow).await;
             Ok(())
         })

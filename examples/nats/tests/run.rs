@@ -13,30 +13,32 @@ use async_nats::{
     HeaderMap,
     jetstream::{self, Context, consumer::PullConsumer, stream},
 };
-use ibid_brokers::nats::{ID, SUBJECT, WHY, redrive};
-use ibid_stores::postgres::{Migrate, migrate};
+use ibid_brokers::nats::{
+    DEAD_LETTER_MESSAGE_ID_HEADER, DEAD_LETTER_REASON_HEADER, DEAD_LETTER_SUBJECT_HEADER, redrive,
+};
+use ibid_stores::postgres::{MigrateAction, migrate};
 use ibid_testkit::servers::{nats, postgres};
 use tokio::time::sleep;
 
 const BIN: &str = env!("CARGO_BIN_EXE_ibid-example-nats");
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A consumer process. Killed when dropped, as `kill -9` would.
-struct Consumer {
+struct NatsConsumer {
     child: Child,
     lines: tokio::sync::mpsc::UnboundedReceiver<String>,
 }
 
-impl Drop for Consumer {
+impl Drop for NatsConsumer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Consumer {
-    async fn says(&mut self, what: &str) {
-        let said = tokio::time::timeout(PATIENCE, async {
+impl NatsConsumer {
+    async fn wait_for_line(&mut self, what: &str) {
+        let said = tokio::time::timeout(WAIT_TIMEOUT, async {
             while let Some(line) = self.lines.recv().await {
                 if line.starts_with(what) {
                     return true;
@@ -48,18 +50,18 @@ impl Consumer {
     }
 }
 
-struct World {
+struct NatsFixture {
     nats: nats::Server,
     postgres: &'static postgres::Server,
     database: String,
     jetstream: Context,
 }
 
-impl World {
+impl NatsFixture {
     async fn new() -> Self {
         let (nats, postgres) = (nats::Server::start(), postgres::Server::shared());
         let database = postgres.create_database();
-        migrate(&postgres.url("migrator", &database), Migrate::Up).await.unwrap();
+        migrate(&postgres.url("migrator", &database), MigrateAction::Up).await.unwrap();
         let jetstream = jetstream::new(async_nats::connect(nats.url()).await.unwrap());
         for (name, subject) in [("ORDERS", "orders.>"), ("DEAD", "dead.>")] {
             let duplicate_window = Duration::from_millis(100);
@@ -70,7 +72,7 @@ impl World {
         Self { nats, postgres, database, jetstream }
     }
 
-    fn consumer(&self, args: &[&str]) -> Consumer {
+    fn consumer(&self, args: &[&str]) -> NatsConsumer {
         let mut command = Command::new(BIN);
         command.args(["--nats", &self.nats.url(), "--ack-wait", "1000"]).args(args);
         command.args(["--postgres", &self.postgres.url("migrator", &self.database)]);
@@ -78,7 +80,7 @@ impl World {
         let out = BufReader::new(child.stdout.take().unwrap());
         let (sender, lines) = tokio::sync::mpsc::unbounded_channel();
         std::thread::spawn(move || out.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
-        Consumer { child, lines }
+        NatsConsumer { child, lines }
     }
 
     async fn publish(&self, headers: &[(&str, &str)], order: &str) {
@@ -91,17 +93,17 @@ impl World {
     }
 
     /// How many messages the consumer has not acknowledged, and how many it has not got yet.
-    async fn left(&self) -> Option<(usize, u64)> {
+    async fn unacknowledged(&self) -> Option<(usize, u64)> {
         let stream = self.jetstream.get_stream("ORDERS").await.ok()?;
         let mut consumer: PullConsumer = stream.get_consumer("shipping").await.ok()?;
         let info = consumer.info().await.ok()?;
         Some((info.num_ack_pending, info.num_pending))
     }
 
-    async fn settled(&self) {
+    async fn wait_settled(&self) {
         let began = Instant::now();
-        while self.left().await != Some((0, 0)) {
-            assert!(began.elapsed() < PATIENCE, "{:?} are left", self.left().await);
+        while self.unacknowledged().await != Some((0, 0)) {
+            assert!(began.elapsed() < WAIT_TIMEOUT, "{:?} are left", self.unacknowledged().await);
             sleep(Duration::from_millis(100)).await;
         }
     }
@@ -116,7 +118,7 @@ impl World {
         shipped
     }
 
-    async fn dead(&self) -> u64 {
+    async fn dead_letters(&self) -> u64 {
         self.jetstream.get_stream("DEAD").await.unwrap().info().await.unwrap().state.messages
     }
 }
@@ -127,7 +129,7 @@ fn once(orders: impl IntoIterator<Item = String>) -> BTreeMap<String, usize> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_at_every_step_every_order_is_shipped_exactly_once() {
-    let world = World::new().await;
+    let world = NatsFixture::new().await;
     let orders = 30;
     for nth in 0..orders {
         let (id, order) = (nth.to_string(), format!("order {nth}"));
@@ -143,29 +145,29 @@ async fn killed_at_every_step_every_order_is_shipped_exactly_once() {
     let steps = ["received", "claimed", "effect", "committed", "acknowledged"];
     for (nth, step) in steps.into_iter().enumerate() {
         let mut consumer = world.consumer(&["--pause-at", step, "--pause-on", &format!("order {}", nth * 4 + 1)]);
-        consumer.says("paused").await;
+        consumer.wait_for_line("paused").await;
         drop(consumer);
     }
     // Then the broker dies under a consumer that lives on.
     let consumer = world.consumer(&["--slow", "300"]);
     let began = Instant::now();
     while world.shipped().len() < 22 {
-        assert!(began.elapsed() < PATIENCE, "{:?}", world.shipped());
+        assert!(began.elapsed() < WAIT_TIMEOUT, "{:?}", world.shipped());
         sleep(Duration::from_millis(20)).await;
     }
     world.nats.kill();
     assert!(world.shipped().len() < orders, "in mid-run");
     world.nats.restart();
-    world.settled().await;
+    world.wait_settled().await;
     assert_eq!(world.shipped(), once((0..orders).map(|nth| format!("order {nth}"))));
-    assert_eq!(world.dead().await, 0);
+    assert_eq!(world.dead_letters().await, 0);
     drop(consumer);
-    assert_eq!(world.left().await, Some((0, 0)), "nothing is left unacknowledged");
+    assert_eq!(world.unacknowledged().await, Some((0, 0)), "nothing is left unacknowledged");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_handled_is_a_dead_letter_and_can_be_sent_again() {
-    let world = World::new().await;
+    let world = NatsFixture::new().await;
     world.publish(&[("Nats-Msg-Id", "p")], "poison").await;
     world.publish(&[], "nobody knows which order this is").await;
     world.publish(&[("ce-id", "half")], "half an identity").await;
@@ -173,13 +175,13 @@ async fn what_cannot_be_handled_is_a_dead_letter_and_can_be_sent_again() {
     world.publish(&long_ago, "old").await;
     world.publish(&[("Nats-Msg-Id", "1")], "order 1").await;
     let mut consumer = world.consumer(&[]);
-    consumer.says("consuming").await;
+    consumer.wait_for_line("consuming").await;
     let began = Instant::now();
-    while world.dead().await < 4 {
-        assert!(began.elapsed() < PATIENCE, "{} dead letters", world.dead().await);
+    while world.dead_letters().await < 4 {
+        assert!(began.elapsed() < WAIT_TIMEOUT, "{} dead letters", world.dead_letters().await);
         sleep(Duration::from_millis(100)).await;
     }
-    world.settled().await;
+    world.wait_settled().await;
     assert_eq!(world.shipped(), once(["order 1".to_owned()]));
     let dead = world.jetstream.get_stream("DEAD").await.unwrap();
     let mut letters = BTreeMap::new();
@@ -188,12 +190,16 @@ async fn what_cannot_be_handled_is_a_dead_letter_and_can_be_sent_again() {
         letters.insert(String::from_utf8_lossy(&letter.payload).into_owned(), letter);
     }
     let header = |order: &str, name: &str| letters[order].headers.get(name).map(ToString::to_string);
-    assert!(header("poison", WHY).unwrap().contains("5 times"), "{:?}", header("poison", WHY));
-    assert_eq!(header("poison", SUBJECT).as_deref(), Some("orders.new"));
-    assert_eq!(header("poison", ID).as_deref(), Some("p"));
-    assert!(header("nobody knows which order this is", WHY).unwrap().contains("no identity"));
-    assert!(header("half an identity", WHY).unwrap().contains("without source"));
-    assert!(header("old", WHY).unwrap().contains("older"));
+    assert!(
+        header("poison", DEAD_LETTER_REASON_HEADER).unwrap().contains("5 times"),
+        "{:?}",
+        header("poison", DEAD_LETTER_REASON_HEADER)
+    );
+    assert_eq!(header("poison", DEAD_LETTER_SUBJECT_HEADER).as_deref(), Some("orders.new"));
+    assert_eq!(header("poison", DEAD_LETTER_MESSAGE_ID_HEADER).as_deref(), Some("p"));
+    assert!(header("nobody knows which order this is", DEAD_LETTER_REASON_HEADER).unwrap().contains("no identity"));
+    assert!(header("half an identity", DEAD_LETTER_REASON_HEADER).unwrap().contains("without source"));
+    assert!(header("old", DEAD_LETTER_REASON_HEADER).unwrap().contains("older"));
 
     // Sent again as it is, it is still too old; forgotten first, it is handled, as the same event.
     let old = async_nats::Message {
@@ -207,15 +213,15 @@ async fn what_cannot_be_handled_is_a_dead_letter_and_can_be_sent_again() {
     };
     redrive(&world.jetstream, &old).await.unwrap();
     let began = Instant::now();
-    while world.dead().await < 5 {
-        assert!(began.elapsed() < PATIENCE);
+    while world.dead_letters().await < 5 {
+        assert!(began.elapsed() < WAIT_TIMEOUT);
         sleep(Duration::from_millis(100)).await;
     }
     world.postgres.sql(&world.database, "SELECT ibid.forget_event('shipping', '/shop', 'old')");
     for _ in 0..2 {
         redrive(&world.jetstream, &old).await.unwrap();
     }
-    world.settled().await;
+    world.wait_settled().await;
     assert_eq!(world.shipped(), once(["order 1".to_owned(), "old".to_owned()]));
-    assert_eq!(world.dead().await, 5);
+    assert_eq!(world.dead_letters().await, 5);
 }

@@ -14,20 +14,20 @@ use std::{error::Error, time::Duration};
 
 use clap::{Parser, ValueEnum};
 use deadpool_postgres::{Manager, Pool};
-use ibid::inbox::Backoff;
-use ibid_brokers::rabbitmq::{Deliveries, Delivery, declare};
-use ibid_postgres_tx::inbox::{Handled, Inbox, InboxError};
+use ibid::inbox::RedeliveryBackoff;
+use ibid_brokers::rabbitmq::{RabbitmqDeliveries, RabbitmqDelivery, declare};
+use ibid_postgres_tx::inbox::{TxEventOutcome, TxInbox, TxInboxError};
 use lapin::{Connection, ConnectionProperties};
 use tokio_postgres::NoTls;
 
 /// A handler that takes the process down is not counted by the inbox, because nothing is left to count it. The broker
 /// counts deliveries.
-const MOST_DELIVERIES: u64 = 20;
+const MAX_DELIVERIES: u64 = 20;
 /// Deliveries that may be unanswered at a time: those that are held back before they come again included.
 const PREFETCH: u16 = 32;
 
 #[derive(Debug, Parser)]
-struct Args {
+struct RabbitmqArgs {
     #[arg(long, default_value = "amqp://guest:guest@127.0.0.1:5672/%2f")]
     rabbitmq: String,
     /// A database on which `ibid migrate` has run, by a role that is a member of ibid_service
@@ -35,7 +35,7 @@ struct Args {
     postgres: String,
     /// Say so at this step, and stop there
     #[arg(long)]
-    pause_at: Option<Step>,
+    pause_at: Option<RabbitmqStep>,
     /// Only at the order with this text
     #[arg(long, requires = "pause_at")]
     pause_on: Option<String>,
@@ -45,7 +45,7 @@ struct Args {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Step {
+enum RabbitmqStep {
     Received,
     Claimed,
     Effect,
@@ -55,14 +55,14 @@ enum Step {
 
 /// Where to stop, and how long to take.
 #[derive(Debug, Clone)]
-struct Pause {
-    at: Option<Step>,
+struct RabbitmqPause {
+    at: Option<RabbitmqStep>,
     on: Option<String>,
     slow: Duration,
 }
 
-impl Pause {
-    async fn step(&self, step: Step, order: &str) {
+impl RabbitmqPause {
+    async fn step(&self, step: RabbitmqStep, order: &str) {
         if self.at == Some(step) && self.on.as_deref().is_none_or(|on| on == order) {
             println!("paused at {step:?} on {order}");
             std::future::pending::<()>().await;
@@ -72,12 +72,13 @@ impl Pause {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let args = Args::parse();
+    let args = RabbitmqArgs::parse();
     let pool = Pool::builder(Manager::new(args.postgres.parse()?, NoTls)).max_size(8).build()?;
     let table = "CREATE TABLE IF NOT EXISTS shipments (order_id text NOT NULL, text text NOT NULL)";
     pool.get().await?.batch_execute(table).await?;
-    let inbox = Inbox::default().backoff(Backoff { first: Duration::from_millis(200), most: Duration::from_secs(60) });
-    let pause = Pause { at: args.pause_at, on: args.pause_on, slow: Duration::from_millis(args.slow) };
+    let inbox = TxInbox::default()
+        .backoff(RedeliveryBackoff { first: Duration::from_millis(200), most: Duration::from_secs(60) });
+    let pause = RabbitmqPause { at: args.pause_at, on: args.pause_on, slow: Duration::from_millis(args.slow) };
     // A channel that is gone takes its deliveries with it: they come again on the next.
     loop {
         if let Err(error) = consume(&args.rabbitmq, &pool, &inbox, &pause).await {
@@ -87,36 +88,36 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-async fn consume(url: &str, pool: &Pool, inbox: &Inbox, pause: &Pause) -> Result<(), Box<dyn Error>> {
+async fn consume(url: &str, pool: &Pool, inbox: &TxInbox, pause: &RabbitmqPause) -> Result<(), Box<dyn Error>> {
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
     declare(&channel, "orders").await?;
-    let mut deliveries = Deliveries::of(&channel, "orders", "shipping", PREFETCH).await?;
+    let mut deliveries = RabbitmqDeliveries::open(&channel, "orders", "shipping", PREFETCH).await?;
     println!("consuming");
     while let Some(delivery) = deliveries.next().await {
         let delivery = delivery?;
         let order = String::from_utf8_lossy(&delivery.message().data).into_owned();
-        pause.step(Step::Received, &order).await;
+        pause.step(RabbitmqStep::Received, &order).await;
         let handled = ship(pool, inbox, &delivery, &order, pause).await;
         if let Err(error) = &handled {
             eprintln!("{}: {error}", delivery.event());
         }
-        pause.step(Step::Committed, &order).await;
+        pause.step(RabbitmqStep::Committed, &order).await;
         delivery.reply(inbox.reply(&handled)).await?;
-        pause.step(Step::Acknowledged, &order).await;
+        pause.step(RabbitmqStep::Acknowledged, &order).await;
     }
     Ok(())
 }
 
 async fn ship(
-    pool: &Pool, inbox: &Inbox, delivery: &Delivery, order: &str, pause: &Pause,
-) -> Result<Handled<String>, InboxError> {
-    let (id, delivered) = (delivery.event().id().to_owned(), delivery.delivered());
+    pool: &Pool, inbox: &TxInbox, delivery: &RabbitmqDelivery, order: &str, pause: &RabbitmqPause,
+) -> Result<TxEventOutcome<String>, TxInboxError> {
+    let (id, delivered) = (delivery.event().id().to_owned(), delivery.delivery_count());
     let (order, pause) = (order.to_owned(), pause.clone());
     let handled = inbox.handle(pool, delivery.event(), |tx| {
         Box::pin(async move {
-            pause.step(Step::Claimed, &order).await;
-            if let Some(delivered) = delivered.filter(|delivered| *delivered > MOST_DELIVERIES) {
+            pause.step(RabbitmqStep::Claimed, &order).await;
+            if let Some(delivered) = delivered.filter(|delivered| *delivered > MAX_DELIVERIES) {
                 return Err(format!("delivered {delivered} times and never finished"));
             }
             if order.contains("poison") {
@@ -124,7 +125,7 @@ async fn ship(
             }
             let insert = "INSERT INTO shipments (order_id, text) VALUES ($1, $2)";
             tx.execute(insert, &[&id, &order]).await.map_err(|error| error.to_string())?;
-            pause.step(Step::Effect, &order).await;
+            pause.step(RabbitmqStep::Effect, &order).await;
             tokio::time::sleep(pause.slow).await;
             Ok(())
         })

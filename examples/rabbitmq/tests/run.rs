@@ -10,7 +10,7 @@ use std::{
 };
 
 use ibid_brokers::rabbitmq::declare;
-use ibid_stores::postgres::{Migrate, migrate};
+use ibid_stores::postgres::{MigrateAction, migrate};
 use ibid_testkit::servers::{postgres, rabbitmq};
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties,
@@ -20,24 +20,24 @@ use lapin::{
 use tokio::time::sleep;
 
 const BIN: &str = env!("CARGO_BIN_EXE_ibid-example-rabbitmq");
-const PATIENCE: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A consumer process. Killed when dropped, as `kill -9` would.
-struct Consumer {
+struct RabbitmqConsumer {
     child: Child,
     lines: tokio::sync::mpsc::UnboundedReceiver<String>,
 }
 
-impl Drop for Consumer {
+impl Drop for RabbitmqConsumer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Consumer {
-    async fn says(&mut self, what: &str) {
-        let said = tokio::time::timeout(PATIENCE, async {
+impl RabbitmqConsumer {
+    async fn wait_for_line(&mut self, what: &str) {
+        let said = tokio::time::timeout(WAIT_TIMEOUT, async {
             while let Some(line) = self.lines.recv().await {
                 if line.starts_with(what) {
                     return true;
@@ -49,21 +49,21 @@ impl Consumer {
     }
 }
 
-struct World {
+struct RabbitmqFixture {
     rabbitmq: rabbitmq::Server,
     postgres: &'static postgres::Server,
     database: String,
 }
 
-impl World {
+impl RabbitmqFixture {
     async fn new() -> Self {
         let (rabbitmq, postgres) = (rabbitmq::Server::start(), postgres::Server::shared());
         let database = postgres.create_database();
-        migrate(&postgres.url("migrator", &database), Migrate::Up).await.unwrap();
+        migrate(&postgres.url("migrator", &database), MigrateAction::Up).await.unwrap();
         Self { rabbitmq, postgres, database }
     }
 
-    fn consumer(&self, args: &[&str]) -> Consumer {
+    fn consumer(&self, args: &[&str]) -> RabbitmqConsumer {
         let mut command = Command::new(BIN);
         command.args(["--rabbitmq", &self.rabbitmq.url()]).args(args);
         command.args(["--postgres", &self.postgres.url("migrator", &self.database)]);
@@ -71,7 +71,7 @@ impl World {
         let out = BufReader::new(child.stdout.take().unwrap());
         let (sender, lines) = tokio::sync::mpsc::unbounded_channel();
         std::thread::spawn(move || out.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
-        Consumer { child, lines }
+        RabbitmqConsumer { child, lines }
     }
 
     async fn channel(&self) -> (Connection, Channel) {
@@ -82,7 +82,7 @@ impl World {
     }
 
     /// How many messages a queue has that nobody has been given. Those that a consumer has come back when it is gone.
-    async fn ready(&self, queue: &str) -> u32 {
+    async fn ready_messages(&self, queue: &str) -> u32 {
         let (_connection, channel) = self.channel().await;
         let look = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         channel.queue_declare(queue.into(), look, FieldTable::default()).await.unwrap().message_count()
@@ -98,10 +98,10 @@ impl World {
         shipped
     }
 
-    async fn until(&self, what: &str, is_so: impl AsyncFn() -> bool) {
+    async fn wait_until(&self, what: &str, is_so: impl AsyncFn() -> bool) {
         let began = Instant::now();
         while !is_so().await {
-            assert!(began.elapsed() < PATIENCE, "waited in vain until {what}; shipped: {:?}", self.shipped());
+            assert!(began.elapsed() < WAIT_TIMEOUT, "waited in vain until {what}; shipped: {:?}", self.shipped());
             sleep(Duration::from_millis(100)).await;
         }
     }
@@ -129,7 +129,7 @@ fn once(orders: impl IntoIterator<Item = String>) -> BTreeMap<String, usize> {
 /// One test, because a node takes long to start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_at_every_step_every_order_is_shipped_exactly_once_and_the_rest_are_dead_letters() {
-    let world = World::new().await;
+    let world = RabbitmqFixture::new().await;
     let orders = 30;
     let (connection, channel) = world.channel().await;
     declare(&channel, "orders").await.unwrap();
@@ -148,31 +148,31 @@ async fn killed_at_every_step_every_order_is_shipped_exactly_once_and_the_rest_a
     let steps = ["received", "claimed", "effect", "committed", "acknowledged"];
     for (nth, step) in steps.into_iter().enumerate() {
         let mut consumer = world.consumer(&["--pause-at", step, "--pause-on", &format!("order {}", nth * 4 + 1)]);
-        consumer.says("paused").await;
+        consumer.wait_for_line("paused").await;
         drop(consumer);
     }
     // Then the broker dies under a consumer that lives on.
     let mut consumer = world.consumer(&["--slow", "300"]);
-    consumer.says("consuming").await;
-    world.until("most are shipped", async || world.shipped().len() >= 22).await;
+    consumer.wait_for_line("consuming").await;
+    world.wait_until("most are shipped", async || world.shipped().len() >= 22).await;
     world.rabbitmq.kill();
     assert!(world.shipped().len() < orders, "in mid-run");
     drop(connection);
     world.rabbitmq.restart();
-    consumer.says("consuming").await;
-    world.until("all are shipped", async || world.shipped().len() == orders).await;
+    consumer.wait_for_line("consuming").await;
+    world.wait_until("all are shipped", async || world.shipped().len() == orders).await;
 
     let (_connection, channel) = world.channel().await;
     publish(&channel, BasicProperties::default().with_message_id("p".into()), "poison").await;
     publish(&channel, BasicProperties::default(), "nobody knows which order this is").await;
     let long_ago = cloud_event(&[("id", "old"), ("source", "/shop"), ("time", "2001-01-01T00:00:00Z")]);
     publish(&channel, long_ago, "old").await;
-    world.until("three are dead letters", async || world.ready("orders.dead").await == 3).await;
+    world.wait_until("three are dead letters", async || world.ready_messages("orders.dead").await == 3).await;
     assert_eq!(world.shipped(), once((0..orders).map(|nth| format!("order {nth}"))));
     // What was delivered and not acknowledged would be back.
     drop(consumer);
     sleep(Duration::from_secs(2)).await;
-    assert_eq!(world.ready("orders").await, 0, "nothing is left unacknowledged");
+    assert_eq!(world.ready_messages("orders").await, 0, "nothing is left unacknowledged");
     let mut dead = Vec::new();
     while let Some(letter) = channel.basic_get("orders.dead".into(), BasicGetOptions { no_ack: true }).await.unwrap() {
         dead.push(String::from_utf8_lossy(&letter.data).into_owned());

@@ -5,7 +5,7 @@
 use std::{error::Error, future::Future};
 
 use axum::middleware::map_response;
-use ibid::{Ibid, Policy, grpc::Unary};
+use ibid::{Ibid, Policy, grpc::UnaryMethods};
 use tokio::net::TcpListener;
 use tonic::{
     codec::CompressionEncoding,
@@ -41,7 +41,7 @@ pub async fn serve(
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     match ibid {
         Some(ibid) => {
-            let layer = ibid.grpc_layer(Unary::from_descriptor_set(DESCRIPTORS)?, Policy::platform())?;
+            let layer = ibid.grpc_layer(UnaryMethods::from_descriptor_set(DESCRIPTORS)?, Policy::platform())?;
             let server = Server::builder().layer(layer).add_routes(routes);
             server.serve_with_incoming_shutdown(incoming, stop).await?;
             ibid.drained().await; // what still runs is finished, even if its client has gone
@@ -66,5 +66,5 @@ async fn routes(shop: Shop) -> Result<Routes, Box<dyn Error + Send + Sync>> {
         .add_service(reflection().build_v1()?)
         // What most clients still ask for first.
         .add_service(reflection().build_v1alpha()?);
-    Ok(services.into_axum_router().layer(map_response(trailers::added)).into())
+    Ok(services.into_axum_router().layer(map_response(trailers::add_trailers)).into())
 }

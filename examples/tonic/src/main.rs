@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 
 /// A shop over gRPC, whose calls can be told how to behave.
 #[derive(Parser)]
-struct Args {
+struct TonicArgs {
     /// Where to listen; port 0 is any that is free.
     #[arg(long, default_value = "127.0.0.1:50051")]
     listen: SocketAddr,
@@ -24,7 +24,7 @@ struct Args {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
-    let args = Args::parse();
+    let args = TonicArgs::parse();
     if let Some(file) = args.write_descriptors {
         return Ok(fs::write(file, DESCRIPTORS)?);
     }

@@ -17,30 +17,30 @@ use tonic::{
 
 use crate::{
     proto::{Entry, Played, Script, StatsReply},
-    trailers::Trailers,
+    trailers::ExtraTrailers,
 };
 
 /// What ran, and what may go on.
 #[derive(Debug, Default)]
-pub(crate) struct Stage {
-    runs: Mutex<Runs>,
-    open: watch::Sender<BTreeSet<String>>,
+pub(crate) struct ScriptRunner {
+    runs: Mutex<RunCounts>,
+    open_gates: watch::Sender<BTreeSet<String>>,
 }
 
 #[derive(Debug, Default)]
-struct Runs {
+struct RunCounts {
     total: u64,
     by_key: BTreeMap<String, StatsReply>,
 }
 
-impl Stage {
+impl ScriptRunner {
     /// Plays a script to its end, and counts it under the call's key, if it has one.
-    pub(crate) async fn play(&self, metadata: &MetadataMap, script: &Script) -> Result<Played, Status> {
+    pub(crate) async fn run_script(&self, metadata: &MetadataMap, script: &Script) -> Result<Played, Status> {
         let key = metadata.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
         let run = self.begin(key);
         sleep(Duration::from_millis(script.sleep_ms.into())).await;
         if !script.gate.is_empty() {
-            self.pass(&script.gate).await;
+            self.wait_gate(&script.gate).await;
         }
         self.runs.lock().by_key.entry(key.to_owned()).or_default().finished += 1;
         if script.code != 0 {
@@ -57,13 +57,13 @@ impl Stage {
         runs.total
     }
 
-    pub(crate) async fn pass(&self, gate: &str) {
+    pub(crate) async fn wait_gate(&self, gate: &str) {
         // It ends only with the stage, on which we stand.
-        let _ = self.open.subscribe().wait_for(|open| open.contains(gate)).await;
+        let _ = self.open_gates.subscribe().wait_for(|open| open.contains(gate)).await;
     }
 
-    pub(crate) fn open(&self, gate: &str) {
-        self.open.send_modify(|open| _ = open.insert(gate.to_owned()));
+    pub(crate) fn open_gate(&self, gate: &str) {
+        self.open_gates.send_modify(|open| _ = open.insert(gate.to_owned()));
     }
 
     pub(crate) fn stats(&self, key: &str) -> StatsReply {
@@ -74,20 +74,20 @@ impl Stage {
 /// The answer, with what the script puts around it.
 pub(crate) fn answer<T: Default>(message: T, script: &Script) -> Result<Response<T>, Status> {
     let mut answer = Response::new(if script.empty { T::default() } else { message });
-    *answer.metadata_mut() = map(&script.headers)?;
+    *answer.metadata_mut() = to_metadata(&script.headers)?;
     if !script.trailers.is_empty() {
-        answer.extensions_mut().insert(Trailers(map(&script.trailers)?.into_headers()));
+        answer.extensions_mut().insert(ExtraTrailers(to_metadata(&script.trailers)?.into_headers()));
     }
     Ok(answer)
 }
 
 fn failure(script: &Script) -> Result<Status, Status> {
-    let metadata = map(script.headers.iter().chain(&script.trailers))?;
+    let metadata = to_metadata(script.headers.iter().chain(&script.trailers))?;
     let details = Bytes::copy_from_slice(&script.details);
     Ok(Status::with_details_and_metadata(Code::from_i32(script.code), &script.message, details, metadata))
 }
 
-fn map<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Result<MetadataMap, Status> {
+fn to_metadata<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Result<MetadataMap, Status> {
     let mut map = MetadataMap::new();
     for Entry { name, value } in entries {
         let refused = || Status::invalid_argument(format!("{name:?} cannot be metadata with this value"));

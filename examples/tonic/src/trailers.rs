@@ -7,11 +7,11 @@ use http_body_util::BodyExt;
 
 /// What a handler leaves in its answer's extensions.
 #[derive(Clone)]
-pub(crate) struct Trailers(pub(crate) HeaderMap);
+pub(crate) struct ExtraTrailers(pub(crate) HeaderMap);
 
 /// The answer, with its handler's trailers among those of tonic.
-pub(crate) async fn added(mut answer: Response) -> Response {
-    let Some(Trailers(more)) = answer.extensions_mut().remove() else { return answer };
+pub(crate) async fn add_trailers(mut answer: Response) -> Response {
+    let Some(ExtraTrailers(more)) = answer.extensions_mut().remove() else { return answer };
     answer.map(|body| {
         Body::new(body.map_frame(move |frame| match frame.into_trailers() {
             Ok(mut trailers) => {

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use ibid::grpc::Unary;
+use ibid::grpc::UnaryMethods;
 use ibid_example_tonic::proto::{CreateRequest, StatsRequest, orders_client::OrdersClient};
 use tonic::{
     Code, Request,
@@ -18,19 +18,19 @@ use tonic::{
 const BIN: &str = env!("CARGO_BIN_EXE_ibid-example-tonic");
 
 /// Killed when dropped.
-struct Server(Child);
+struct TonicServer(Child);
 
-impl Drop for Server {
+impl Drop for TonicServer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-async fn start(args: &[&str]) -> (Server, OrdersClient<Channel>) {
+async fn start(args: &[&str]) -> (TonicServer, OrdersClient<Channel>) {
     let mut command = Command::new(BIN);
     let child = command.args(["--listen", "127.0.0.1:0"]).args(args).stdout(Stdio::piped()).spawn().unwrap();
-    let mut server = Server(child);
+    let mut server = TonicServer(child);
     let mut line = String::new();
     BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let url = line.trim().strip_prefix("listening on ").expect("it says where").to_owned();
@@ -71,9 +71,9 @@ fn its_descriptors_tell_which_methods_are_unary() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("shop.bin");
     assert!(Command::new(BIN).arg("--write-descriptors").arg(&file).status().unwrap().success());
-    let unary = Unary::from_descriptor_set(&std::fs::read(file).unwrap()).unwrap();
+    let unary = UnaryMethods::from_descriptor_set(&std::fs::read(file).unwrap()).unwrap();
     let paths: Vec<_> = unary.paths().collect();
     // Not Stats, which says that it has no effect.
     assert_eq!(paths, ["/shop.Orders/Create", "/shop.Orders/Open", "/shop.Orders/Pay", "/shop.Orders/Refund"]);
-    assert!(unary.streams("/shop.Orders/Watch") && unary.streams("/shop.Orders/Chat"));
+    assert!(unary.is_streaming("/shop.Orders/Watch") && unary.is_streaming("/shop.Orders/Chat"));
 }

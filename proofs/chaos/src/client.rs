@@ -8,131 +8,134 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::client::{Raw, Response, post};
+use ibid_testkit::client::{RawClient, TestResponse, post};
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    board::{Board, Heard, Operation, Told},
-    dice::Dice,
-    fleet::Fleet,
+    answer_history::{AnswerHistory, ChaosOperation, FinalAnswer, ObservedAnswer},
+    fleet::GatewayFleet,
+    random::SplitMix64,
 };
 
 /// How long one try may take. Longer than a lease, so that a paused gateway can still be seen to answer late.
-const ONE_TRY: Duration = Duration::from_secs(3);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a client goes on asking about one key.
-const PATIENCE: Duration = Duration::from_secs(60);
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two tries: doubled each time, with jitter.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(2);
+const MAX_BACKOFF: Duration = Duration::from_millis(200);
 
 /// One client, with a connection to each gateway.
-pub(crate) struct Client {
-    fleet: Arc<Fleet>,
-    board: Arc<Board>,
-    dice: Dice,
-    open: Vec<Option<Raw>>,
+pub(crate) struct ChaosClient {
+    fleet: Arc<GatewayFleet>,
+    history: Arc<AnswerHistory>,
+    random: SplitMix64,
+    connections: Vec<Option<RawClient>>,
 }
 
 /// What one try brought.
-enum Try {
-    Final(Heard),
+enum ChaosAttempt {
+    Final(ObservedAnswer),
     /// To be tried again; what was seen.
-    Again(String),
+    Retry(String),
 }
 
-impl Client {
-    pub(crate) fn new(fleet: &Arc<Fleet>, board: &Arc<Board>, seed: u64) -> Client {
-        let open = (0..fleet.len()).map(|_| None).collect();
-        Client { fleet: Arc::clone(fleet), board: Arc::clone(board), dice: Dice::new(seed), open }
+impl ChaosClient {
+    pub(crate) fn new(fleet: &Arc<GatewayFleet>, board: &Arc<AnswerHistory>, seed: u64) -> ChaosClient {
+        let connections = (0..fleet.len()).map(|_| None).collect();
+        ChaosClient { fleet: Arc::clone(fleet), history: Arc::clone(board), random: SplitMix64::new(seed), connections }
     }
 
     /// One operation after the other until it is over. The last one is brought to its end.
     pub(crate) async fn run(mut self, over: Arc<AtomicBool>, slowest: Duration) {
         while !over.load(SeqCst) {
-            let operation = self.board.next(&mut self.dice, slowest);
-            self.until_told(&operation).await;
-            sleep(Duration::from_millis(self.dice.below(8) as u64)).await;
+            let operation = self.history.next(&mut self.random, slowest);
+            self.run_to_final_answer(&operation).await;
+            sleep(Duration::from_millis(self.random.next_below(8) as u64)).await;
         }
     }
 
-    async fn until_told(&mut self, operation: &Operation) {
-        let end = Instant::now() + PATIENCE;
+    async fn run_to_final_answer(&mut self, operation: &ChaosOperation) {
+        let end = Instant::now() + OPERATION_TIMEOUT;
         let mut seen = String::new();
         for nth in 0u32.. {
             if Instant::now() >= end {
                 break;
             }
-            let gateway = self.dice.below(self.fleet.len());
-            match self.ask(operation, gateway, nth > 0).await {
-                Try::Final(heard) => return self.board.hear(&operation.key, heard),
-                Try::Again(what) => seen = what,
+            let gateway = self.random.next_below(self.fleet.len());
+            match self.attempt(operation, gateway, nth > 0).await {
+                ChaosAttempt::Final(heard) => return self.history.record_answer(&operation.key, heard),
+                ChaosAttempt::Retry(what) => seen = what,
             }
-            self.pause(nth).await;
+            self.back_off(nth).await;
         }
-        self.board.give_up(format!("{} after {PATIENCE:?}; the last try saw: {seen}", operation.key));
+        self.history
+            .record_abandoned(format!("{} after {OPERATION_TIMEOUT:?}; the last try saw: {seen}", operation.key));
     }
 
     /// Asks this gateway until it gives a final answer; nothing if it does not before `end`.
-    pub(crate) async fn until_told_by(&mut self, operation: &Operation, gateway: usize, end: Instant) -> Option<Heard> {
+    pub(crate) async fn final_answer_from(
+        &mut self, operation: &ChaosOperation, gateway: usize, end: Instant,
+    ) -> Option<ObservedAnswer> {
         for nth in 0u32.. {
-            match self.ask(operation, gateway, nth > 0).await {
-                Try::Final(heard) => return Some(Heard { verifying: true, ..heard }),
-                Try::Again(_) if Instant::now() >= end => return None,
-                Try::Again(_) => self.pause(nth).await,
+            match self.attempt(operation, gateway, nth > 0).await {
+                ChaosAttempt::Final(heard) => return Some(ObservedAnswer { during_verification: true, ..heard }),
+                ChaosAttempt::Retry(_) if Instant::now() >= end => return None,
+                ChaosAttempt::Retry(_) => self.back_off(nth).await,
             }
         }
         None
     }
 
-    async fn pause(&mut self, nth: u32) {
-        let longest = (FIRST_PAUSE * 2u32.pow(nth.min(10))).min(LONGEST_PAUSE);
-        let pause = self.dice.within(&(longest / 2..longest));
+    async fn back_off(&mut self, nth: u32) {
+        let longest = (INITIAL_BACKOFF * 2u32.pow(nth.min(10))).min(MAX_BACKOFF);
+        let pause = self.random.within(&(longest / 2..longest));
         sleep(pause).await;
     }
 
-    async fn ask(&mut self, operation: &Operation, gateway: usize, retry: bool) -> Try {
-        let Operation { key, path } = operation;
-        self.board.count(retry);
-        let begun = self.board.now();
-        let answer = match timeout(ONE_TRY, self.send(operation, gateway)).await {
-            Err(_) => return Try::Again(format!("gateway {gateway}: no answer within {ONE_TRY:?}")),
-            Ok(Err(broken)) => return Try::Again(format!("gateway {gateway}: {broken}")),
+    async fn attempt(&mut self, operation: &ChaosOperation, gateway: usize, retry: bool) -> ChaosAttempt {
+        let ChaosOperation { key, path } = operation;
+        self.history.count_request(retry);
+        let begun = self.history.now();
+        let answer = match timeout(ATTEMPT_TIMEOUT, self.send(operation, gateway)).await {
+            Err(_) => return ChaosAttempt::Retry(format!("gateway {gateway}: no answer within {ATTEMPT_TIMEOUT:?}")),
+            Ok(Err(broken)) => return ChaosAttempt::Retry(format!("gateway {gateway}: {broken}")),
             Ok(Ok(answer)) => answer,
         };
         let told = match answer.status {
-            201 => Told::Done { status: 201, body: answer.body.clone() },
-            409 if answer.text().contains("#outcome-unknown") => Told::Unknown,
-            409 if answer.text().contains("#in-progress") => return Try::Again(format!("{answer:?}")),
-            502..=504 => return Try::Again(format!("{answer:?}")),
+            201 => FinalAnswer::Completed { status: 201, body: answer.body.clone() },
+            409 if answer.text().contains("#outcome-unknown") => FinalAnswer::OutcomeUnknown,
+            409 if answer.text().contains("#in-progress") => return ChaosAttempt::Retry(format!("{answer:?}")),
+            502..=504 => return ChaosAttempt::Retry(format!("{answer:?}")),
             _ => {
-                self.board.surprise(format!("{key} at {path} from gateway {gateway}: {answer:?}"));
-                return Try::Again(format!("{answer:?}"));
+                self.history.record_unexpected(format!("{key} at {path} from gateway {gateway}: {answer:?}"));
+                return ChaosAttempt::Retry(format!("{answer:?}"));
             }
         };
-        Try::Final(Heard {
+        ChaosAttempt::Final(ObservedAnswer {
             told,
             gateway,
-            begun,
-            at: self.board.now(),
+            sent_at: begun,
+            at: self.history.now(),
             replayed: answer.headers.contains("idempotent-replayed"),
             pending: answer.header("idempotency-stored") == Some("pending"),
             degraded: answer.header("idempotency-guarantee") == Some("degraded"),
-            verifying: false,
+            during_verification: false,
         })
     }
 
-    async fn send(&mut self, operation: &Operation, gateway: usize) -> Result<Response, String> {
+    async fn send(&mut self, operation: &ChaosOperation, gateway: usize) -> Result<TestResponse, String> {
         let addr = self.fleet.addr(gateway);
-        let mut raw = match self.open[gateway].take() {
+        let mut raw = match self.connections[gateway].take() {
             Some(raw) => raw,
-            None => Raw::try_connect(addr).await.map_err(|error| format!("cannot connect: {error}"))?,
+            None => RawClient::try_connect(addr).await.map_err(|error| format!("cannot connect: {error}"))?,
         };
         // The host and the credential are part of a key's scope.
         let request = post(addr, operation.path.as_str()).header("Host", "shop.example").key(operation.key.as_str());
         let request = request.header("Authorization", "Bearer chaos").json(r#"{"amount":1}"#);
         let answer = request.try_send_on(&mut raw).await.map_err(|broken| broken.to_string())?;
         if answer.header("connection") != Some("close") {
-            self.open[gateway] = Some(raw);
+            self.connections[gateway] = Some(raw);
         }
         Ok(answer)
     }

@@ -1,19 +1,19 @@
 //! What can go wrong: faults that are injected and healed.
 //!
-//! A [`Fault`] acts on targets, by name. The [script](crate::script) never has two faults at work on one target, so a
+//! A [`ChaosFault`] acts on targets, by name. The [script](crate::fault_schedule) never has two faults at work on one target, so a
 //! fault may rely on finding its targets whole.
 
 use std::{fmt, future::Future, ops::Range, pin::Pin, sync::Arc, time::Duration};
 
-use ibid_testkit::servers::link::Link;
+use ibid_testkit::servers::link::FaultProxy;
 
-use crate::fleet::Fleet;
+use crate::fleet::GatewayFleet;
 
 /// What a fault does when it is injected or healed.
-pub type Doing<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+pub type FaultFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// Something that goes wrong for a while.
-pub trait Fault: Send + Sync {
+pub trait ChaosFault: Send + Sync {
     /// For the report: `redis: killed`.
     fn name(&self) -> String;
 
@@ -21,154 +21,154 @@ pub trait Fault: Send + Sync {
     fn targets(&self) -> Vec<String>;
 
     /// How long it may last.
-    fn lasts(&self) -> Range<Duration>;
+    fn durations(&self) -> Range<Duration>;
 
     /// Begins it.
     ///
     /// # Panics
     ///
     /// If that is not possible: then the run proves nothing, and ends.
-    fn inject(&self) -> Doing<'_>;
+    fn inject(&self) -> FaultFuture<'_>;
 
     /// Ends it. Returns once the target works again, as far as the fault can tell.
     ///
     /// # Panics
     ///
     /// If the target does not come back.
-    fn heal(&self) -> Doing<'_>;
+    fn heal(&self) -> FaultFuture<'_>;
 }
 
-impl fmt::Debug for dyn Fault {
+impl fmt::Debug for dyn ChaosFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name())
     }
 }
 
 /// A server that a store needs, as a process.
-pub trait Process: Send + Sync {
+pub trait ServerProcess: Send + Sync {
     /// Such as `redis`.
     fn name(&self) -> String;
     /// SIGKILL, and waits for its end.
-    fn kill(&self) -> Doing<'_>;
+    fn kill(&self) -> FaultFuture<'_>;
     /// Starts it again with what it had on disk, and waits until it answers.
-    fn restart(&self) -> Doing<'_>;
+    fn restart(&self) -> FaultFuture<'_>;
     /// SIGSTOP.
-    fn pause(&self) -> Doing<'_>;
+    fn pause(&self) -> FaultFuture<'_>;
     /// SIGCONT.
-    fn resume(&self) -> Doing<'_>;
+    fn resume(&self) -> FaultFuture<'_>;
 }
 
 /// What happens to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blow {
+pub enum ProcessFault {
     /// Killed; healed by a restart.
     Kill,
     /// Stopped; healed by going on.
     Pause,
 }
 
-impl Blow {
-    fn word(self) -> &'static str {
+impl ProcessFault {
+    fn description(self) -> &'static str {
         match self {
-            Blow::Kill => "killed",
-            Blow::Pause => "paused",
+            ProcessFault::Kill => "killed",
+            ProcessFault::Pause => "paused",
         }
     }
 
     /// Pauses outlast a lease of a second, some of them.
-    fn lasts(self) -> Range<Duration> {
+    fn durations(self) -> Range<Duration> {
         match self {
-            Blow::Kill => Duration::ZERO..Duration::from_millis(800),
-            Blow::Pause => Duration::from_millis(200)..Duration::from_millis(2500),
+            ProcessFault::Kill => Duration::ZERO..Duration::from_millis(800),
+            ProcessFault::Pause => Duration::from_millis(200)..Duration::from_millis(2500),
         }
     }
 }
 
 /// A gateway is killed or paused.
-pub struct OfGateway {
-    fleet: Arc<Fleet>,
-    nth: usize,
-    blow: Blow,
+pub struct GatewayFault {
+    fleet: Arc<GatewayFleet>,
+    index: usize,
+    kind: ProcessFault,
 }
 
-impl OfGateway {
+impl GatewayFault {
     /// Both blows for each gateway of the fleet.
-    pub fn all(fleet: &Arc<Fleet>) -> Vec<Box<dyn Fault>> {
-        let mut faults: Vec<Box<dyn Fault>> = Vec::new();
+    pub fn all(fleet: &Arc<GatewayFleet>) -> Vec<Box<dyn ChaosFault>> {
+        let mut faults: Vec<Box<dyn ChaosFault>> = Vec::new();
         for nth in 0..fleet.len() {
-            for blow in [Blow::Kill, Blow::Pause] {
-                faults.push(Box::new(OfGateway { fleet: Arc::clone(fleet), nth, blow }));
+            for blow in [ProcessFault::Kill, ProcessFault::Pause] {
+                faults.push(Box::new(GatewayFault { fleet: Arc::clone(fleet), index: nth, kind: blow }));
             }
         }
         faults
     }
 }
 
-impl Fault for OfGateway {
+impl ChaosFault for GatewayFault {
     fn name(&self) -> String {
-        format!("gateway {}: {}", self.nth, self.blow.word())
+        format!("gateway {}: {}", self.index, self.kind.description())
     }
 
     fn targets(&self) -> Vec<String> {
-        vec![format!("gateway {}", self.nth)]
+        vec![format!("gateway {}", self.index)]
     }
 
-    fn lasts(&self) -> Range<Duration> {
-        self.blow.lasts()
+    fn durations(&self) -> Range<Duration> {
+        self.kind.durations()
     }
 
-    fn inject(&self) -> Doing<'_> {
-        match self.blow {
-            Blow::Kill => Box::pin(self.fleet.kill(self.nth)),
-            Blow::Pause => Box::pin(self.fleet.pause(self.nth)),
+    fn inject(&self) -> FaultFuture<'_> {
+        match self.kind {
+            ProcessFault::Kill => Box::pin(self.fleet.kill(self.index)),
+            ProcessFault::Pause => Box::pin(self.fleet.pause(self.index)),
         }
     }
 
-    fn heal(&self) -> Doing<'_> {
-        match self.blow {
-            Blow::Kill => Box::pin(self.fleet.restart(self.nth)),
-            Blow::Pause => Box::pin(self.fleet.resume(self.nth)),
+    fn heal(&self) -> FaultFuture<'_> {
+        match self.kind {
+            ProcessFault::Kill => Box::pin(self.fleet.restart(self.index)),
+            ProcessFault::Pause => Box::pin(self.fleet.resume(self.index)),
         }
     }
 }
 
 /// A store's server is killed or paused.
-pub struct OfProcess {
-    process: Arc<dyn Process>,
-    blow: Blow,
+pub struct ServerFault {
+    process: Arc<dyn ServerProcess>,
+    kind: ProcessFault,
 }
 
-impl OfProcess {
+impl ServerFault {
     /// This blow to this process.
-    pub fn by(process: &Arc<dyn Process>, blow: Blow) -> Box<dyn Fault> {
-        Box::new(OfProcess { process: Arc::clone(process), blow })
+    pub fn boxed(process: &Arc<dyn ServerProcess>, blow: ProcessFault) -> Box<dyn ChaosFault> {
+        Box::new(ServerFault { process: Arc::clone(process), kind: blow })
     }
 }
 
-impl Fault for OfProcess {
+impl ChaosFault for ServerFault {
     fn name(&self) -> String {
-        format!("{}: {}", self.process.name(), self.blow.word())
+        format!("{}: {}", self.process.name(), self.kind.description())
     }
 
     fn targets(&self) -> Vec<String> {
         vec![self.process.name()]
     }
 
-    fn lasts(&self) -> Range<Duration> {
-        self.blow.lasts()
+    fn durations(&self) -> Range<Duration> {
+        self.kind.durations()
     }
 
-    fn inject(&self) -> Doing<'_> {
-        match self.blow {
-            Blow::Kill => self.process.kill(),
-            Blow::Pause => self.process.pause(),
+    fn inject(&self) -> FaultFuture<'_> {
+        match self.kind {
+            ProcessFault::Kill => self.process.kill(),
+            ProcessFault::Pause => self.process.pause(),
         }
     }
 
-    fn heal(&self) -> Doing<'_> {
-        match self.blow {
-            Blow::Kill => self.process.restart(),
-            Blow::Pause => self.process.resume(),
+    fn heal(&self) -> FaultFuture<'_> {
+        match self.kind {
+            ProcessFault::Kill => self.process.restart(),
+            ProcessFault::Pause => self.process.resume(),
         }
     }
 }
@@ -176,7 +176,7 @@ impl Fault for OfProcess {
 /// What happens to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "as the methods of `Link` of the same names")]
-pub enum Tear {
+pub enum NetworkFault {
     Cut,
     CutAndRefuse,
     CutToServer,
@@ -189,155 +189,158 @@ pub enum Tear {
     BreakAnswers(usize),
 }
 
-impl Tear {
+impl NetworkFault {
     /// One of each kind, with values that a client of a store notices but survives.
-    pub const ALL: [Tear; 10] = [
-        Tear::Cut,
-        Tear::CutAndRefuse,
-        Tear::CutToServer,
-        Tear::CutToClient,
-        Tear::Reset,
-        Tear::Refuse,
-        Tear::Delay(Duration::from_millis(40)),
-        Tear::Slice(7),
-        Tear::DropAnswers(5),
-        Tear::BreakAnswers(5),
+    pub const ALL: [NetworkFault; 10] = [
+        NetworkFault::Cut,
+        NetworkFault::CutAndRefuse,
+        NetworkFault::CutToServer,
+        NetworkFault::CutToClient,
+        NetworkFault::Reset,
+        NetworkFault::Refuse,
+        NetworkFault::Delay(Duration::from_millis(40)),
+        NetworkFault::Slice(7),
+        NetworkFault::DropAnswers(5),
+        NetworkFault::BreakAnswers(5),
     ];
 
     /// Whether nothing gets through, one way at least.
-    pub fn separates(self) -> bool {
-        matches!(self, Tear::Cut | Tear::CutAndRefuse | Tear::CutToServer | Tear::CutToClient)
+    pub fn isolates(self) -> bool {
+        matches!(
+            self,
+            NetworkFault::Cut | NetworkFault::CutAndRefuse | NetworkFault::CutToServer | NetworkFault::CutToClient
+        )
     }
 
-    fn apply(self, link: &Link) {
+    fn apply(self, link: &FaultProxy) {
         match self {
-            Tear::Cut => link.cut(),
-            Tear::CutAndRefuse => link.cut_and_refuse(),
-            Tear::CutToServer => link.cut_to_server(),
-            Tear::CutToClient => link.cut_to_client(),
-            Tear::Reset => link.reset(),
-            Tear::Refuse => link.refuse(),
-            Tear::Delay(by) => link.delay(by),
-            Tear::Slice(bytes) => link.slice(bytes),
-            Tear::DropAnswers(n) => link.drop_answers(n),
-            Tear::BreakAnswers(n) => link.break_answers(n),
+            NetworkFault::Cut => link.cut(),
+            NetworkFault::CutAndRefuse => link.cut_and_refuse(),
+            NetworkFault::CutToServer => link.cut_to_server(),
+            NetworkFault::CutToClient => link.cut_to_client(),
+            NetworkFault::Reset => link.reset(),
+            NetworkFault::Refuse => link.refuse(),
+            NetworkFault::Delay(by) => link.delay(by),
+            NetworkFault::Slice(bytes) => link.slice(bytes),
+            NetworkFault::DropAnswers(n) => link.drop_answers(n),
+            NetworkFault::BreakAnswers(n) => link.break_answers(n),
         }
     }
 
-    fn word(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
-            Tear::Cut => "cut",
-            Tear::CutAndRefuse => "cut, refusing",
-            Tear::CutToServer => "cut to the server",
-            Tear::CutToClient => "cut to the client",
-            Tear::Reset => "reset",
-            Tear::Refuse => "refusing",
-            Tear::Delay(_) => "slow",
-            Tear::Slice(_) => "sliced",
-            Tear::DropAnswers(_) => "answers dropped",
-            Tear::BreakAnswers(_) => "answers broken",
+            NetworkFault::Cut => "cut",
+            NetworkFault::CutAndRefuse => "cut, refusing",
+            NetworkFault::CutToServer => "cut to the server",
+            NetworkFault::CutToClient => "cut to the client",
+            NetworkFault::Reset => "reset",
+            NetworkFault::Refuse => "refusing",
+            NetworkFault::Delay(_) => "slow",
+            NetworkFault::Slice(_) => "sliced",
+            NetworkFault::DropAnswers(_) => "answers dropped",
+            NetworkFault::BreakAnswers(_) => "answers broken",
         }
     }
 }
 
 /// A link is torn, or several in the same way at the same time.
-pub struct OfLink {
+pub struct ProxyFault {
     name: String,
     targets: Vec<String>,
-    links: Vec<Arc<Link>>,
-    tear: Tear,
+    proxies: Vec<Arc<FaultProxy>>,
+    kind: NetworkFault,
 }
 
-impl OfLink {
+impl ProxyFault {
     /// This tear of this link; `name` says between whom it is.
-    pub fn one(name: &str, link: &Arc<Link>, tear: Tear) -> Box<dyn Fault> {
-        OfLink::many(name, &[(name.to_owned(), Arc::clone(link))], tear)
+    pub fn one(name: &str, link: &Arc<FaultProxy>, tear: NetworkFault) -> Box<dyn ChaosFault> {
+        ProxyFault::many(name, &[(name.to_owned(), Arc::clone(link))], tear)
     }
 
     /// This tear of the way between the clients and a gateway, which is the fleet's to heal while the gateway is down.
-    pub fn to_gateway(fleet: &Fleet, nth: usize, tear: Tear) -> Box<dyn Fault> {
+    pub fn to_gateway(fleet: &GatewayFleet, nth: usize, tear: NetworkFault) -> Box<dyn ChaosFault> {
         let target = format!("gateway {nth}");
-        OfLink::many(&format!("clients to gateway {nth}"), &[(target, Arc::clone(fleet.link(nth)))], tear)
+        ProxyFault::many(&format!("clients to gateway {nth}"), &[(target, Arc::clone(fleet.proxy(nth)))], tear)
     }
 
     /// This tear of all these links, each with its own name.
-    pub fn many(name: &str, links: &[(String, Arc<Link>)], tear: Tear) -> Box<dyn Fault> {
+    pub fn many(name: &str, links: &[(String, Arc<FaultProxy>)], tear: NetworkFault) -> Box<dyn ChaosFault> {
         let (targets, links) = links.iter().cloned().unzip();
-        Box::new(OfLink { name: name.to_owned(), targets, links, tear })
+        Box::new(ProxyFault { name: name.to_owned(), targets, proxies: links, kind: tear })
     }
 }
 
-impl Fault for OfLink {
+impl ChaosFault for ProxyFault {
     fn name(&self) -> String {
-        format!("{}: {}", self.name, self.tear.word())
+        format!("{}: {}", self.name, self.kind.description())
     }
 
     fn targets(&self) -> Vec<String> {
         self.targets.clone()
     }
 
-    fn lasts(&self) -> Range<Duration> {
-        match self.tear {
-            Tear::Reset => Duration::ZERO..Duration::ZERO,
+    fn durations(&self) -> Range<Duration> {
+        match self.kind {
+            NetworkFault::Reset => Duration::ZERO..Duration::ZERO,
             _ => Duration::from_millis(100)..Duration::from_millis(1800),
         }
     }
 
-    fn inject(&self) -> Doing<'_> {
-        Box::pin(async { self.links.iter().for_each(|link| self.tear.apply(link)) })
+    fn inject(&self) -> FaultFuture<'_> {
+        Box::pin(async { self.proxies.iter().for_each(|link| self.kind.apply(link)) })
     }
 
-    fn heal(&self) -> Doing<'_> {
-        Box::pin(async { self.links.iter().for_each(|link| link.heal()) })
+    fn heal(&self) -> FaultFuture<'_> {
+        Box::pin(async { self.proxies.iter().for_each(|link| link.heal()) })
     }
 }
 
-type Act = Box<dyn Fn() -> Doing<'static> + Send + Sync>;
+type FaultAction = Box<dyn Fn() -> FaultFuture<'static> + Send + Sync>;
 
 /// Anything else: a failover, a reshard.
-pub struct Other {
+pub struct CustomFault {
     target: String,
-    word: String,
-    lasts: Range<Duration>,
-    inject: Act,
-    heal: Act,
+    description: String,
+    durations: Range<Duration>,
+    inject: FaultAction,
+    heal: FaultAction,
 }
 
-impl Other {
+impl CustomFault {
     /// A fault from two closures.
     pub fn from<I, H>(
         target: &str, word: &str, lasts: Range<Duration>, inject: impl Fn() -> I + Send + Sync + 'static,
         heal: impl Fn() -> H + Send + Sync + 'static,
-    ) -> Box<dyn Fault>
+    ) -> Box<dyn ChaosFault>
     where
         I: Future<Output = ()> + Send + 'static,
         H: Future<Output = ()> + Send + 'static,
     {
         let (target, word) = (target.to_owned(), word.to_owned());
-        let inject: Act = Box::new(move || Box::pin(inject()));
-        let heal: Act = Box::new(move || Box::pin(heal()));
-        Box::new(Other { target, word, lasts, inject, heal })
+        let inject: FaultAction = Box::new(move || Box::pin(inject()));
+        let heal: FaultAction = Box::new(move || Box::pin(heal()));
+        Box::new(CustomFault { target, description: word, durations: lasts, inject, heal })
     }
 }
 
-impl Fault for Other {
+impl ChaosFault for CustomFault {
     fn name(&self) -> String {
-        format!("{}: {}", self.target, self.word)
+        format!("{}: {}", self.target, self.description)
     }
 
     fn targets(&self) -> Vec<String> {
         vec![self.target.clone()]
     }
 
-    fn lasts(&self) -> Range<Duration> {
-        self.lasts.clone()
+    fn durations(&self) -> Range<Duration> {
+        self.durations.clone()
     }
 
-    fn inject(&self) -> Doing<'_> {
+    fn inject(&self) -> FaultFuture<'_> {
         (self.inject)()
     }
 
-    fn heal(&self) -> Doing<'_> {
+    fn heal(&self) -> FaultFuture<'_> {
         (self.heal)()
     }
 }

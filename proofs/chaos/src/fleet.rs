@@ -13,8 +13,8 @@ use std::{
 
 use ibid_testkit::{
     client::get,
-    process::{Gateway, Signal},
-    servers::link::Link,
+    process::{GatewayProcess, ProcessSignal},
+    servers::link::FaultProxy,
 };
 use tokio::{
     sync::Mutex,
@@ -22,72 +22,72 @@ use tokio::{
 };
 
 /// What a gateway logs when it finds that an operation may have run twice.
-const POSSIBLY_TWICE: &str = "may have run twice";
+const DOUBLE_RUN_LOG_TEXT: &str = "may have run twice";
 
 /// How long a gateway may take to say how it is.
-const ONE_LOOK: Duration = Duration::from_secs(2);
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a gateway says about itself on `/readyz`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Health {
+pub struct GatewayHealth {
     /// Whether its store answers.
     pub ready: bool,
     /// How many requests with a key are at work.
-    pub running: usize,
+    pub requests_running: usize,
     /// How many ends its store has not taken yet.
-    pub waiting: usize,
+    pub unsaved_results: usize,
 }
 
 /// The gateways.
-pub struct Fleet {
-    members: Vec<Member>,
+pub struct GatewayFleet {
+    gateways: Vec<FleetGateway>,
 }
 
-struct Member {
-    link: Arc<Link>,
+struct FleetGateway {
+    proxy: Arc<FaultProxy>,
     /// Held by the one fault that is at work on it.
-    gateway: Mutex<Gateway>,
+    process: Mutex<GatewayProcess>,
 }
 
-impl Fleet {
+impl GatewayFleet {
     /// Starts one gateway per configuration, all in front of the same upstream.
     ///
     /// # Panics
     ///
     /// If one of them does not start, with all that it printed.
-    pub async fn start(bin: &Path, configs: &[String], upstream: &str) -> Arc<Fleet> {
+    pub async fn start(bin: &Path, configs: &[String], upstream: &str) -> Arc<GatewayFleet> {
         let mut members = Vec::with_capacity(configs.len());
         for config in configs {
-            let gateway = Gateway::launch(bin).config(config).upstream(upstream).start().await;
-            let link = Arc::new(Link::to(gateway.addr()));
-            members.push(Member { link, gateway: Mutex::new(gateway) });
+            let gateway = GatewayProcess::launch(bin).config(config).upstream(upstream).start().await;
+            let link = Arc::new(FaultProxy::to(gateway.addr()));
+            members.push(FleetGateway { proxy: link, process: Mutex::new(gateway) });
         }
-        Arc::new(Fleet { members })
+        Arc::new(GatewayFleet { gateways: members })
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.members.len()
+        self.gateways.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.members.is_empty()
+        self.gateways.is_empty()
     }
 
     /// Where clients reach the nth, always.
     pub fn addr(&self, nth: usize) -> SocketAddr {
-        self.members[nth].link.addr()
+        self.gateways[nth].proxy.addr()
     }
 
     /// The way between the clients and the nth.
-    pub fn link(&self, nth: usize) -> &Arc<Link> {
-        &self.members[nth].link
+    pub fn proxy(&self, nth: usize) -> &Arc<FaultProxy> {
+        &self.gateways[nth].proxy
     }
 
     /// Kills the nth, as a crash would.
     pub async fn kill(&self, nth: usize) {
-        let Member { link, gateway } = &self.members[nth];
+        let FleetGateway { proxy: link, process: gateway } = &self.gateways[nth];
         // First nothing new, or a connection could reach whoever gets the port next.
         link.refuse();
         gateway.lock().await.kill().await;
@@ -100,27 +100,27 @@ impl Fleet {
     ///
     /// If it does not start, with all that it printed.
     pub async fn restart(&self, nth: usize) {
-        let Member { link, gateway } = &self.members[nth];
+        let FleetGateway { proxy: link, process: gateway } = &self.gateways[nth];
         let mut gateway = gateway.lock().await;
         gateway.restart().await;
-        link.lead_to(gateway.addr());
+        link.set_target(gateway.addr());
         link.heal();
     }
 
     /// Stops the nth without its noticing.
     pub async fn pause(&self, nth: usize) {
-        self.members[nth].gateway.lock().await.signal(Signal::Stop);
+        self.gateways[nth].process.lock().await.signal(ProcessSignal::Stop);
     }
 
     /// Lets the nth go on.
     pub async fn resume(&self, nth: usize) {
-        self.members[nth].gateway.lock().await.signal(Signal::Cont);
+        self.gateways[nth].process.lock().await.signal(ProcessSignal::Cont);
     }
 
     /// The nth that ended without having been killed, if any: a crash of its own.
-    pub async fn crashed(&self) -> Option<usize> {
-        for (nth, member) in self.members.iter().enumerate() {
-            if member.gateway.lock().await.has_exited() {
+    pub async fn find_crashed(&self) -> Option<usize> {
+        for (nth, member) in self.gateways.iter().enumerate() {
+            if member.process.lock().await.has_exited() {
                 return Some(nth);
             }
         }
@@ -128,23 +128,29 @@ impl Fleet {
     }
 
     /// What the nth says about itself; nothing if it does not answer.
-    pub async fn health(&self, nth: usize) -> Option<Health> {
-        let admin = self.members[nth].gateway.lock().await.admin_addr();
-        let answer = timeout(ONE_LOOK, get(admin, "/readyz").try_send()).await.ok()?.ok()?;
+    pub async fn health(&self, nth: usize) -> Option<GatewayHealth> {
+        let admin = self.gateways[nth].process.lock().await.admin_addr();
+        let answer = timeout(HEALTH_TIMEOUT, get(admin, "/readyz").try_send()).await.ok()?.ok()?;
         let said = answer.json();
         let number = |value: &serde_json::Value| value.as_u64().map(|number| number as usize);
         // Of two stores, both.
         let ready = said["ready"].as_bool()? && said["store"]["degraded"].is_null();
-        Some(Health { ready, running: number(&said["running"])?, waiting: number(&said["store"]["waiting"])? })
+        Some(GatewayHealth {
+            ready,
+            requests_running: number(&said["running"])?,
+            unsaved_results: number(&said["store"]["waiting"])?,
+        })
     }
 
     /// Waits until every gateway is ready, runs nothing, and has nothing left to tell its store; else says which does not.
-    pub async fn settle(&self, within: Duration) -> Result<(), String> {
+    pub async fn wait_until_idle(&self, within: Duration) -> Result<(), String> {
         let end = Instant::now() + within;
         for nth in 0..self.len() {
             loop {
                 let health = self.health(nth).await;
-                if health.is_some_and(|health| health.ready && health.running == 0 && health.waiting == 0) {
+                if health
+                    .is_some_and(|health| health.ready && health.requests_running == 0 && health.unsaved_results == 0)
+                {
                     break;
                 }
                 if Instant::now() >= end {
@@ -157,10 +163,11 @@ impl Fleet {
     }
 
     /// How often the gateways themselves said that an operation may have run twice.
-    pub async fn announced(&self) -> usize {
+    pub async fn double_runs_announced(&self) -> usize {
         let mut announced = 0;
-        for member in &self.members {
-            announced += member.gateway.lock().await.logs().iter().filter(|line| line.contains(POSSIBLY_TWICE)).count();
+        for member in &self.gateways {
+            announced +=
+                member.process.lock().await.logs().iter().filter(|line| line.contains(DOUBLE_RUN_LOG_TEXT)).count();
         }
         announced
     }

@@ -1,9 +1,9 @@
 //! Several gateways, real stores, clients that retry, and faults from a seed.
 //!
 //! A [run] puts load on a [fleet] of gateway processes in front of an [upstream] that logs every execution, while a
-//! [script] made from a seed injects [faults](fault): processes killed and paused, [links](ibid_testkit::servers::link)
+//! [fault_schedule] made from a seed injects [faults](fault): processes killed and paused, [links](ibid_testkit::servers::link)
 //! cut, reset and slowed. Then everything is healed, comes to rest, and every key is asked for through every gateway. What
-//! comes out is a [judgement](judge): keys that ran twice, got two answers or lost theirs, each with its timeline.
+//! comes out is a [judgement](evaluation): keys that ran twice, got two answers or lost theirs, each with its timeline.
 //!
 //! The harness knows no store: the caller gives a configuration per gateway and the faults. [`scenarios`] has the ones that
 //! ship, `ibid-chaos` runs them by name.
@@ -15,15 +15,15 @@
 
 #![allow(clippy::disallowed_methods, reason = "a harness may read the environment and block")]
 
-pub mod board;
+pub mod answer_history;
 mod client;
 pub mod crowd;
-pub mod dice;
+pub mod evaluation;
 pub mod fault;
+pub mod fault_schedule;
 pub mod fleet;
-pub mod judge;
+pub mod random;
 pub mod report;
 pub mod run;
 pub mod scenarios;
-pub mod script;
 pub mod upstream;

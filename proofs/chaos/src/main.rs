@@ -11,8 +11,8 @@ use std::{
 
 use clap::Parser;
 use ibid_chaos::{
-    report::Allow,
-    scenarios::{How, SCENARIOS, Scenario, Shown, find, play},
+    report::Exemption,
+    scenarios::{SCENARIOS, Scenario, ScenarioOptions, ScenarioResult, find, run_scenario},
 };
 
 /// Puts load on gateways while things break, and says what ran twice, what was lost and what is unknown.
@@ -20,7 +20,7 @@ use ibid_chaos::{
 #[command(
     after_help = "Exit codes: 0 every promise was kept, 1 one was not, 2 something could not be run, 64 wrong usage."
 )]
-struct Args {
+struct ChaosArgs {
     /// Which to run, one after the other; all of them if none is named.
     #[arg(value_name = "SCENARIO", value_parser = find)]
     scenarios: Vec<&'static Scenario>,
@@ -44,61 +44,63 @@ struct Args {
     bin: Option<PathBuf>,
     /// Excuses more than the scenario does: duplicates-if-degraded, duplicates-if-announced, loss.
     #[arg(long, value_name = "WHAT")]
-    allow: Vec<Allow>,
+    allow: Vec<Exemption>,
     /// Says which scenarios there are.
     #[arg(long)]
     list: bool,
 }
 
-const WRONG_USAGE: u8 = 64;
-const NOT_RUN: u8 = 2;
-const NOT_KEPT: u8 = 1;
+const EXIT_USAGE: u8 = 64;
+const EXIT_NOT_RUN: u8 = 2;
+const EXIT_GUARANTEE_BROKEN: u8 = 1;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args = match ChaosArgs::try_parse() {
         Ok(args) => args,
         Err(error) => {
             let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(WRONG_USAGE) } else { ExitCode::SUCCESS };
+            return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
     if args.list {
-        for Scenario { name, about, .. } in SCENARIOS {
+        for Scenario { name, description: about, .. } in SCENARIOS {
             println!("{name:<16} {about}");
         }
         return ExitCode::SUCCESS;
     }
-    let bin = match binary(args.bin.clone()) {
+    let bin = match find_binary(args.bin.clone()) {
         Ok(bin) => bin,
         Err(why) => {
             eprintln!("ibid-chaos: {why}");
-            return ExitCode::from(WRONG_USAGE);
+            return ExitCode::from(EXIT_USAGE);
         }
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(all(&args, &bin))
+    runtime.block_on(run_all(&args, &bin))
 }
 
 /// One after the other; the worst of it is the exit code.
-async fn all(args: &Args, bin: &std::path::Path) -> ExitCode {
+async fn run_all(args: &ChaosArgs, bin: &std::path::Path) -> ExitCode {
     let chosen: Vec<&Scenario> =
         if args.scenarios.is_empty() { SCENARIOS.iter().collect() } else { args.scenarios.clone() };
     let mut worst = 0;
     for scenario in chosen {
-        let mut how = How::new(bin, Duration::from_secs(args.seconds));
+        let mut how = ScenarioOptions::new(bin, Duration::from_secs(args.seconds));
         how.seed = args.seed.unwrap_or(how.seed);
         (how.clients, how.gateways) = (usize::from(args.clients), args.gateways.map(usize::from));
         how.waiters = args.waiters.map(|waiters| waiters as usize);
-        how.allow = &args.allow;
-        println!("== {}: {} (--seed {})", scenario.name, scenario.about, how.seed);
+        how.exemptions = &args.allow;
+        println!("== {}: {} (--seed {})", scenario.name, scenario.description, how.seed);
         let began = Instant::now();
-        let (code, verdict) = match play(scenario, &how).await {
-            Ok((Shown::Faults(outcome), complaints)) if complaints.is_empty() && outcome.findings() > 0 => {
-                (0, format!("kept, as far as it promises anything: {} findings are excused", outcome.findings()))
+        let (code, verdict) = match run_scenario(scenario, &how).await {
+            Ok((ScenarioResult::Faults(outcome), complaints))
+                if complaints.is_empty() && outcome.finding_count() > 0 =>
+            {
+                (0, format!("kept, as far as it promises anything: {} findings are excused", outcome.finding_count()))
             }
             Ok((_, complaints)) if complaints.is_empty() => (0, "kept".to_owned()),
-            Ok((_, complaints)) => (NOT_KEPT, format!("NOT KEPT: {}", complaints.join("; "))),
-            Err(error) => (NOT_RUN, format!("COULD NOT BE RUN: {error}")),
+            Ok((_, complaints)) => (EXIT_GUARANTEE_BROKEN, format!("NOT KEPT: {}", complaints.join("; "))),
+            Err(error) => (EXIT_NOT_RUN, format!("COULD NOT BE RUN: {error}")),
         };
         println!("== {}: {verdict} ({:.1}s)\n", scenario.name, began.elapsed().as_secs_f64());
         worst = worst.max(code);
@@ -106,7 +108,7 @@ async fn all(args: &Args, bin: &std::path::Path) -> ExitCode {
     ExitCode::from(worst)
 }
 
-fn binary(given: Option<PathBuf>) -> Result<PathBuf, String> {
+fn find_binary(given: Option<PathBuf>) -> Result<PathBuf, String> {
     let beside = || Some(env::current_exe().ok()?.with_file_name("ibid"));
     let path = given.or_else(beside).ok_or("say where the gateway's binary is: --bin PATH")?;
     match path.canonicalize() {

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::servers::link::Link;
+use ibid_testkit::servers::link::FaultProxy;
 use parking_lot::Mutex;
 use tokio::{
     task::JoinSet,
@@ -19,24 +19,24 @@ use tokio::{
 };
 
 use crate::{
-    board::{Board, Heard, Operation, Told},
-    client::Client,
-    fault::Fault,
-    fleet::Fleet,
-    judge::{Injected, Outcome, Seen, judge},
-    script::{Shape, Step, Tempo, script},
+    answer_history::{AnswerHistory, ChaosOperation, FinalAnswer, ObservedAnswer},
+    client::ChaosClient,
+    evaluation::{ChaosReport, FaultInterval, RunObservations, evaluate_run},
+    fault::ChaosFault,
+    fault_schedule::{FaultRate, FaultShape, ScheduledFault, schedule_faults},
+    fleet::GatewayFleet,
     upstream::Upstream,
 };
 
 /// How many clients verify at the end.
-const VERIFIERS: usize = 16;
+const VERIFIER_COUNT: usize = 16;
 
 /// After so many keys that do not settle, none is waited for any more.
-const ENOUGH: usize = 50;
+const MAX_UNSETTLED_KEYS: usize = 50;
 
 /// What a run needs to know.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ChaosPlan {
     /// For the report.
     pub name: String,
     /// The gateway's binary.
@@ -48,38 +48,42 @@ pub struct Plan {
     /// Decides the faults, and what the clients choose.
     pub seed: u64,
     /// How long, and how many faults.
-    pub tempo: Tempo,
+    pub fault_rate: FaultRate,
     /// The slowest answer of the upstream.
-    pub slowest: Duration,
+    pub slowest_response: Duration,
     /// At most so many keys.
     pub max_keys: usize,
     /// How long everything may take to settle once it is whole again.
-    pub settle: Duration,
+    pub settle_timeout: Duration,
 }
 
-impl Plan {
+impl ChaosPlan {
     /// A plan with moderate values.
-    pub fn new(name: &str, bin: impl Into<PathBuf>, configs: Vec<String>, seed: u64, length: Duration) -> Plan {
-        Plan {
+    pub fn new(name: &str, bin: impl Into<PathBuf>, configs: Vec<String>, seed: u64, length: Duration) -> ChaosPlan {
+        ChaosPlan {
             name: name.to_owned(),
             bin: bin.into(),
             configs,
             clients: 12,
             seed,
-            tempo: Tempo { length, pace: Duration::from_millis(250), at_once: 2 },
-            slowest: Duration::from_millis(20),
+            fault_rate: FaultRate {
+                load_duration: length,
+                mean_interval: Duration::from_millis(250),
+                max_concurrent: 2,
+            },
+            slowest_response: Duration::from_millis(20),
             max_keys: 20_000,
-            settle: Duration::from_secs(30),
+            settle_timeout: Duration::from_secs(30),
         }
     }
 }
 
 /// What faults can act on besides the store: see [`run`].
-pub struct Stage {
+pub struct FaultTargets {
     /// The gateways.
-    pub fleet: Arc<Fleet>,
+    pub fleet: Arc<GatewayFleet>,
     /// The way between the gateways and the upstream.
-    pub upstream: Arc<Link>,
+    pub upstream: Arc<FaultProxy>,
 }
 
 /// Runs the plan with the faults that `faults` makes of the stage.
@@ -91,45 +95,47 @@ pub struct Stage {
 /// # Panics
 ///
 /// If a gateway does not start, or a fault cannot be injected or healed.
-pub async fn run(plan: &Plan, faults: impl FnOnce(&Stage) -> Vec<Box<dyn Fault>>) -> io::Result<Outcome> {
+pub async fn run(
+    plan: &ChaosPlan, faults: impl FnOnce(&FaultTargets) -> Vec<Box<dyn ChaosFault>>,
+) -> io::Result<ChaosReport> {
     let folder = tempfile::Builder::new().prefix("ibid-chaos-").tempdir()?;
     let began = Instant::now();
     let upstream = Upstream::start(folder.path(), began, plan.seed).await?;
-    let link = Arc::new(Link::to(upstream.addr()));
-    let fleet = Fleet::start(&plan.bin, &plan.configs, &format!("http://{}", link.addr())).await;
-    let stage = Stage { fleet: Arc::clone(&fleet), upstream: link };
-    let board = Arc::new(Board::new(began, plan.max_keys));
-    let faults: Arc<[Box<dyn Fault>]> = faults(&stage).into();
+    let link = Arc::new(FaultProxy::to(upstream.addr()));
+    let fleet = GatewayFleet::start(&plan.bin, &plan.configs, &format!("http://{}", link.addr())).await;
+    let stage = FaultTargets { fleet: Arc::clone(&fleet), upstream: link };
+    let board = Arc::new(AnswerHistory::new(began, plan.max_keys));
+    let faults: Arc<[Box<dyn ChaosFault>]> = faults(&stage).into();
 
     let over = Arc::new(AtomicBool::new(false));
     let mut clients = JoinSet::new();
     for nth in 0..plan.clients {
-        let client = Client::new(&fleet, &board, plan.seed ^ ((nth as u64 + 1) << 32));
-        clients.spawn(client.run(Arc::clone(&over), plan.slowest));
+        let client = ChaosClient::new(&fleet, &board, plan.seed ^ ((nth as u64 + 1) << 32));
+        clients.spawn(client.run(Arc::clone(&over), plan.slowest_response));
     }
     let injected = inject(plan, &faults, &board).await;
     over.store(true, SeqCst);
     while let Some(client) = clients.join_next().await {
         client.expect("a client only ever gives up in words");
     }
-    let crashed = fleet.crashed().await;
-    let restless = fleet.settle(plan.settle).await.err();
+    let crashed = fleet.find_crashed().await;
+    let restless = fleet.wait_until_idle(plan.settle_timeout).await.err();
     let unsettled = verify(&fleet, &board, plan).await;
 
-    let seen = Seen {
+    let seen = RunObservations {
         executions: upstream.executions(),
-        logged: upstream.logged()?,
-        stories: board.stories(),
-        injected,
+        executions_on_disk: upstream.executions_on_disk()?,
+        answers: board.snapshot(),
+        faults: injected,
         unsettled,
         crashed,
-        restless,
-        announced: fleet.announced().await,
+        busy_gateway: restless,
+        double_runs_announced: fleet.double_runs_announced().await,
         requests: board.requests.load(SeqCst),
         retries: board.retries.load(SeqCst),
-        took: began.elapsed(),
+        duration: began.elapsed(),
     };
-    let mut outcome = judge(plan, seen);
+    let mut outcome = evaluate_run(plan, seen);
     if outcome.has_findings() {
         outcome.log = Some(folder.keep().join("executions.log"));
     }
@@ -137,28 +143,31 @@ pub async fn run(plan: &Plan, faults: impl FnOnce(&Stage) -> Vec<Box<dyn Fault>>
 }
 
 /// Injects and heals what the script says; returns when everything is healed and the time is over.
-async fn inject(plan: &Plan, faults: &Arc<[Box<dyn Fault>]>, board: &Arc<Board>) -> Vec<Injected> {
-    let shapes: Vec<_> = faults.iter().map(|fault| Shape { targets: fault.targets(), lasts: fault.lasts() }).collect();
+async fn inject(
+    plan: &ChaosPlan, faults: &Arc<[Box<dyn ChaosFault>]>, board: &Arc<AnswerHistory>,
+) -> Vec<FaultInterval> {
+    let shapes: Vec<_> =
+        faults.iter().map(|fault| FaultShape { targets: fault.targets(), durations: fault.durations() }).collect();
     // Injecting takes time too, so a target may still be healing when its next fault is due: that one waits.
     let targets: BTreeMap<String, Arc<tokio::sync::Mutex<()>>> =
         shapes.iter().flat_map(|shape| &shape.targets).map(|target| (target.clone(), Arc::default())).collect();
     let injected = Arc::new(Mutex::new(Vec::new()));
     let start = tokio::time::Instant::now();
     let mut working = JoinSet::new();
-    for step in script(plan.seed, &shapes, plan.tempo) {
+    for step in schedule_faults(plan.seed, &shapes, plan.fault_rate) {
         sleep_until(start + step.at).await;
         let (faults, board, injected) = (Arc::clone(faults), Arc::clone(board), Arc::clone(&injected));
         // In the order of their names, as everybody: so nobody waits for somebody who waits for them.
         let mine = targets.iter().filter(|(target, _)| shapes[step.fault].targets.contains(target));
         let mine: Vec<_> = mine.map(|(_, turn)| Arc::clone(turn)).collect();
-        let latest = start + plan.tempo.length;
+        let latest = start + plan.fault_rate.load_duration;
         working.spawn(async move {
             let mut turns = Vec::with_capacity(mine.len());
             for turn in mine {
                 turns.push(turn.lock_owned().await);
             }
             if tokio::time::Instant::now() < latest {
-                let done = one(&*faults[step.fault], step, &board).await;
+                let done = inject_one(&*faults[step.fault], step, &board).await;
                 injected.lock().push(done);
             }
         });
@@ -168,28 +177,28 @@ async fn inject(plan: &Plan, faults: &Arc<[Box<dyn Fault>]>, board: &Arc<Board>)
             std::panic::resume_unwind(error.into_panic());
         }
     }
-    sleep_until(start + plan.tempo.length).await;
+    sleep_until(start + plan.fault_rate.load_duration).await;
     let mut injected = std::mem::take(&mut *injected.lock());
     injected.sort_by_key(|one| one.from);
     injected
 }
 
-async fn one(fault: &dyn Fault, step: Step, board: &Board) -> Injected {
+async fn inject_one(fault: &dyn ChaosFault, step: ScheduledFault, board: &AnswerHistory) -> FaultInterval {
     let from = board.now();
     fault.inject().await;
-    sleep(step.lasts).await;
+    sleep(step.duration).await;
     fault.heal().await;
-    Injected { name: fault.name(), from, to: board.now() }
+    FaultInterval { name: fault.name(), from, healed_at: board.now() }
 }
 
 /// Asks every gateway about every key, until all say the same; returns the keys for which they do not.
-async fn verify(fleet: &Arc<Fleet>, board: &Arc<Board>, plan: &Plan) -> Vec<String> {
-    let end = Instant::now() + plan.settle;
+async fn verify(fleet: &Arc<GatewayFleet>, board: &Arc<AnswerHistory>, plan: &ChaosPlan) -> Vec<String> {
+    let end = Instant::now() + plan.settle_timeout;
     let operations = Arc::new(Mutex::new(board.operations()));
     let unsettled = Arc::new(Mutex::new(Vec::new()));
     let mut verifiers = JoinSet::new();
-    for nth in 0..VERIFIERS {
-        let mut client = Client::new(fleet, board, plan.seed ^ nth as u64);
+    for nth in 0..VERIFIER_COUNT {
+        let mut client = ChaosClient::new(fleet, board, plan.seed ^ nth as u64);
         let (board, operations, unsettled) = (Arc::clone(board), Arc::clone(&operations), Arc::clone(&unsettled));
         let gateways = fleet.len();
         verifiers.spawn(async move {
@@ -197,9 +206,10 @@ async fn verify(fleet: &Arc<Fleet>, board: &Arc<Board>, plan: &Plan) -> Vec<Stri
                 let Some(operation) = operations.lock().pop() else { return };
                 // Each key has a moment of its own even when the settling took all the time there was; but where many
                 // have not settled, the rest need not be waited for.
-                let moment = if unsettled.lock().len() < ENOUGH { Duration::from_secs(2) } else { Duration::ZERO };
+                let moment =
+                    if unsettled.lock().len() < MAX_UNSETTLED_KEYS { Duration::from_secs(2) } else { Duration::ZERO };
                 let end = if moment.is_zero() { Instant::now() } else { end.max(Instant::now() + moment) };
-                if !settled(&mut client, &board, &operation, gateways, end).await {
+                if !verify_key(&mut client, &board, &operation, gateways, end).await {
                     unsettled.lock().push(operation.key);
                 }
             }
@@ -212,24 +222,26 @@ async fn verify(fleet: &Arc<Fleet>, board: &Arc<Board>, plan: &Plan) -> Vec<Stri
 }
 
 /// Asks every gateway about one key, until all say the same, and notes what they said.
-async fn settled(client: &mut Client, board: &Board, operation: &Operation, gateways: usize, end: Instant) -> bool {
+async fn verify_key(
+    client: &mut ChaosClient, board: &AnswerHistory, operation: &ChaosOperation, gateways: usize, end: Instant,
+) -> bool {
     loop {
-        let mut answers: Vec<Option<Heard>> = Vec::with_capacity(gateways);
+        let mut answers: Vec<Option<ObservedAnswer>> = Vec::with_capacity(gateways);
         for gateway in 0..gateways {
-            answers.push(client.until_told_by(operation, gateway, end).await);
+            answers.push(client.final_answer_from(operation, gateway, end).await);
         }
         let heard: Vec<_> = answers.iter().flatten().collect();
-        let known = board.heard(&operation.key);
+        let known = board.answers_for(&operation.key);
         let pending = known.iter().any(|heard| heard.pending);
-        let promised = !pending && known.iter().any(|heard| heard.told != Told::Unknown);
-        let waits = |told: &Told| *told == Told::Unknown && pending;
+        let promised = !pending && known.iter().any(|heard| heard.told != FinalAnswer::OutcomeUnknown);
+        let waits = |told: &FinalAnswer| *told == FinalAnswer::OutcomeUnknown && pending;
         let agree = heard.len() == gateways && heard.windows(2).all(|two| two[0].told == two[1].told);
-        let done = |heard: &&&Heard| heard.told != Told::Unknown;
+        let done = |heard: &&&ObservedAnswer| heard.told != FinalAnswer::OutcomeUnknown;
         let two_answers =
             heard.iter().filter(done).any(|one| heard.iter().filter(done).any(|other| one.told != other.told));
-        let hopeless = two_answers || (promised && heard.iter().any(|heard| heard.told == Told::Unknown));
+        let hopeless = two_answers || (promised && heard.iter().any(|heard| heard.told == FinalAnswer::OutcomeUnknown));
         if (agree && !heard.iter().any(|heard| waits(&heard.told))) || hopeless || Instant::now() >= end {
-            answers.into_iter().flatten().for_each(|heard| board.hear(&operation.key, heard));
+            answers.into_iter().flatten().for_each(|heard| board.record_answer(&operation.key, heard));
             return agree;
         }
         sleep(Duration::from_millis(200)).await;

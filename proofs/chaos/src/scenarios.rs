@@ -14,15 +14,15 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use ibid_testkit::servers::link::Link;
+use ibid_testkit::servers::link::FaultProxy;
 
-use self::backend::Backend;
+use self::backend::StoreBackend;
 use crate::{
-    crowd::{self, Crowd, Waited},
-    fault::{Blow, Fault, OfGateway, OfLink, OfProcess, Tear},
-    judge::Outcome,
-    report::Allow,
-    run::{Plan, Stage, run},
+    crowd::{self, WaiterPlan, WaiterReport},
+    evaluation::ChaosReport,
+    fault::{ChaosFault, GatewayFault, NetworkFault, ProcessFault, ProxyFault, ServerFault},
+    report::Exemption,
+    run::{ChaosPlan, FaultTargets, run},
 };
 
 pub mod backend;
@@ -30,7 +30,7 @@ pub mod backend;
 /// The store of a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "as the stores' names")]
-pub enum Kind {
+pub enum ScenarioStore {
     Memory,
     Embedded,
     Redis,
@@ -52,22 +52,22 @@ pub enum Kind {
 
 /// What is done in a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum ScenarioAction {
     /// Load, while these happen to the store's servers, and to each gateway's link to each of them.
     Faults {
         /// To the processes.
-        blows: &'static [Blow],
+        process_faults: &'static [ProcessFault],
         /// To the links.
-        tears: &'static [Tear],
+        network_faults: &'static [NetworkFault],
     },
     /// So many waiters for one key; at most so many connections per link, and round trips per waiter.
-    Crowd {
+    Waiters {
         /// How many wait.
         waiters: usize,
         /// Connections from one gateway to one server, at once.
-        most_open: usize,
+        max_connections: usize,
         /// Round trips over one link, by waiter.
-        round_trips_each: u64,
+        max_round_trips_each: u64,
     },
 }
 
@@ -77,126 +77,127 @@ pub struct Scenario {
     /// By which it is asked for.
     pub name: &'static str,
     /// What it shows.
-    pub about: &'static str,
+    pub description: &'static str,
     /// The store.
-    pub store: Kind,
+    pub store: ScenarioStore,
     /// How many gateways share it.
     pub gateways: usize,
     /// What is done.
-    pub what: What,
+    pub action: ScenarioAction,
     /// What is excused.
-    pub allow: &'static [Allow],
+    pub exemptions: &'static [Exemption],
 }
 
-const BOTH: &[Blow] = &[Blow::Kill, Blow::Pause];
-const NO_TEARS: &[Tear] = &[];
-const CROWD: What = What::Crowd { waiters: 10_000, most_open: 16, round_trips_each: 3 };
+const KILL_AND_PAUSE: &[ProcessFault] = &[ProcessFault::Kill, ProcessFault::Pause];
+const NO_NETWORK_FAULTS: &[NetworkFault] = &[];
+const WAITERS: ScenarioAction =
+    ScenarioAction::Waiters { waiters: 10_000, max_connections: 16, max_round_trips_each: 3 };
 
 /// All scenarios.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "embedded",
-        about: "one gateway on its own disk, killed and paused",
-        store: Kind::Embedded,
+        description: "one gateway on its own disk, killed and paused",
+        store: ScenarioStore::Embedded,
         gateways: 1,
-        what: What::Faults { blows: &[], tears: NO_TEARS },
-        allow: &[],
+        action: ScenarioAction::Faults { process_faults: &[], network_faults: NO_NETWORK_FAULTS },
+        exemptions: &[],
     },
     Scenario {
         name: "redis",
-        about: "three gateways, one Redis that syncs every write: killed, paused, cut off, its answers lost",
-        store: Kind::Redis,
+        description: "three gateways, one Redis that syncs every write: killed, paused, cut off, its answers lost",
+        store: ScenarioStore::Redis,
         gateways: 3,
-        what: What::Faults { blows: BOTH, tears: &Tear::ALL },
-        allow: &[],
+        action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
+        exemptions: &[],
     },
     Scenario {
         name: "redis-without-log",
-        about: "a Redis that keeps nothing on disk: what it forgets when killed is measured, not excluded",
-        store: Kind::RedisWithoutLog,
+        description: "a Redis that keeps nothing on disk: what it forgets when killed is measured, not excluded",
+        store: ScenarioStore::RedisWithoutLog,
         gateways: 3,
-        what: What::Faults { blows: &[Blow::Kill], tears: NO_TEARS },
-        allow: &[Allow::Loss],
+        action: ScenarioAction::Faults { process_faults: &[ProcessFault::Kill], network_faults: NO_NETWORK_FAULTS },
+        exemptions: &[Exemption::Loss],
     },
     Scenario {
         name: "postgres",
-        about: "three gateways, one PostgreSQL: killed, paused, cut off, its answers lost",
-        store: Kind::Postgres,
+        description: "three gateways, one PostgreSQL: killed, paused, cut off, its answers lost",
+        store: ScenarioStore::Postgres,
         gateways: 3,
-        what: What::Faults { blows: BOTH, tears: &Tear::ALL },
-        allow: &[],
+        action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
+        exemptions: &[],
     },
     Scenario {
         name: "tiered-strict",
-        about: "PostgreSQL with Redis as a cache; either is killed, paused, cut off from one gateway or all",
-        store: Kind::TieredStrict,
+        description: "PostgreSQL with Redis as a cache; either is killed, paused, cut off from one gateway or all",
+        store: ScenarioStore::TieredStrict,
         gateways: 3,
-        what: What::Faults { blows: BOTH, tears: &Tear::ALL },
-        allow: &[],
+        action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
+        exemptions: &[],
     },
     Scenario {
         name: "tiered-loose",
-        about: "Redis with PostgreSQL behind it: runs twice only where an answer said degraded, or a gateway announced it",
-        store: Kind::TieredLoose,
+        description: "Redis with PostgreSQL behind it: runs twice only where an answer said degraded, or a gateway announced it",
+        store: ScenarioStore::TieredLoose,
         gateways: 3,
-        what: What::Faults { blows: BOTH, tears: &Tear::ALL },
-        allow: &[Allow::IfDegraded, Allow::IfAnnounced, Allow::ForAWhile],
+        action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: &NetworkFault::ALL },
+        exemptions: &[Exemption::IfDegraded, Exemption::IfAnnounced, Exemption::Temporary],
     },
     Scenario {
         name: "redis-sentinel",
-        about: "a Redis that fails over to its replica: what that loses is measured, not excluded",
-        store: Kind::Sentinel,
+        description: "a Redis that fails over to its replica: what that loses is measured, not excluded",
+        store: ScenarioStore::Sentinel,
         gateways: 3,
-        what: What::Faults { blows: BOTH, tears: NO_TEARS },
-        allow: &[Allow::Loss],
+        action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: NO_NETWORK_FAULTS },
+        exemptions: &[Exemption::Loss],
     },
     Scenario {
         name: "redis-failover",
-        about: "a Redis that dies while its replica is in step with it: what is lost is measured, not excluded",
-        store: Kind::Failover { wait_replicas: 0 },
+        description: "a Redis that dies while its replica is in step with it: what is lost is measured, not excluded",
+        store: ScenarioStore::Failover { wait_replicas: 0 },
         gateways: 3,
-        what: What::Faults { blows: &[], tears: NO_TEARS },
-        allow: &[Allow::Loss],
+        action: ScenarioAction::Faults { process_faults: &[], network_faults: NO_NETWORK_FAULTS },
+        exemptions: &[Exemption::Loss],
     },
     Scenario {
         name: "redis-failover-waiting",
-        about: "either server dies, in step or not, and gateways wait for one replica",
-        store: Kind::Failover { wait_replicas: 1 },
+        description: "either server dies, in step or not, and gateways wait for one replica",
+        store: ScenarioStore::Failover { wait_replicas: 1 },
         gateways: 3,
-        what: What::Faults { blows: &[], tears: NO_TEARS },
-        allow: &[Allow::Loss],
+        action: ScenarioAction::Faults { process_faults: &[], network_faults: NO_NETWORK_FAULTS },
+        exemptions: &[Exemption::Loss],
     },
     Scenario {
         name: "redis-cluster",
-        about: "a Redis cluster: a primary dies, slots move; what a failover loses is measured, not excluded",
-        store: Kind::Cluster,
+        description: "a Redis cluster: a primary dies, slots move; what a failover loses is measured, not excluded",
+        store: ScenarioStore::Cluster,
         gateways: 3,
-        what: What::Faults { blows: BOTH, tears: NO_TEARS },
-        allow: &[Allow::Loss],
+        action: ScenarioAction::Faults { process_faults: KILL_AND_PAUSE, network_faults: NO_NETWORK_FAULTS },
+        exemptions: &[Exemption::Loss],
     },
     Scenario {
         name: "crowd-embedded",
-        about: "10,000 waiters for one key, one gateway",
-        store: Kind::Embedded,
+        description: "10,000 waiters for one key, one gateway",
+        store: ScenarioStore::Embedded,
         gateways: 1,
-        what: CROWD,
-        allow: &[],
+        action: WAITERS,
+        exemptions: &[],
     },
     Scenario {
         name: "crowd-redis",
-        about: "10,000 waiters for one key, two gateways on one Redis",
-        store: Kind::Redis,
+        description: "10,000 waiters for one key, two gateways on one Redis",
+        store: ScenarioStore::Redis,
         gateways: 2,
-        what: CROWD,
-        allow: &[],
+        action: WAITERS,
+        exemptions: &[],
     },
     Scenario {
         name: "crowd-postgres",
-        about: "10,000 waiters for one key, two gateways on one PostgreSQL",
-        store: Kind::Postgres,
+        description: "10,000 waiters for one key, two gateways on one PostgreSQL",
+        store: ScenarioStore::Postgres,
         gateways: 2,
-        what: CROWD,
-        allow: &[],
+        action: WAITERS,
+        exemptions: &[],
     },
 ];
 
@@ -215,7 +216,7 @@ pub fn find(name: &str) -> Result<&'static Scenario, String> {
 
 /// How to run a scenario.
 #[derive(Clone, Debug)]
-pub struct How<'a> {
+pub struct ScenarioOptions<'a> {
     /// The gateway's binary.
     pub bin: &'a Path,
     /// How long the load lasts.
@@ -229,24 +230,24 @@ pub struct How<'a> {
     /// How many waiters in a crowd, if not as the scenario says.
     pub waiters: Option<usize>,
     /// What is excused beyond what the scenario excuses.
-    pub allow: &'a [Allow],
+    pub exemptions: &'a [Exemption],
 }
 
-impl<'a> How<'a> {
+impl<'a> ScenarioOptions<'a> {
     /// With this binary for so long; the seed is of the moment.
-    pub fn new(bin: &'a Path, length: Duration) -> How<'a> {
+    pub fn new(bin: &'a Path, length: Duration) -> ScenarioOptions<'a> {
         let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_micros() as u64);
-        How { bin, length, seed, clients: 12, gateways: None, waiters: None, allow: &[] }
+        ScenarioOptions { bin, length, seed, clients: 12, gateways: None, waiters: None, exemptions: &[] }
     }
 }
 
 /// What came of it.
 #[derive(Debug)]
-pub enum Shown {
+pub enum ScenarioResult {
     /// Of load and faults.
-    Faults(Box<Outcome>),
+    Faults(Box<ChaosReport>),
     /// Of waiters.
-    Crowd(Waited),
+    Waiters(WaiterReport),
 }
 
 /// Runs a scenario, prints what it shows, and returns what is wrong and not excused.
@@ -258,59 +259,60 @@ pub enum Shown {
 /// # Panics
 ///
 /// If a process does not start, or does not come back.
-pub async fn play(scenario: &Scenario, how: &How<'_>) -> io::Result<(Shown, Vec<String>)> {
+pub async fn run_scenario(scenario: &Scenario, how: &ScenarioOptions<'_>) -> io::Result<(ScenarioResult, Vec<String>)> {
     let gateways = how.gateways.unwrap_or(scenario.gateways);
-    if gateways > 1 && matches!(scenario.store, Kind::Memory | Kind::Embedded) {
+    if gateways > 1 && matches!(scenario.store, ScenarioStore::Memory | ScenarioStore::Embedded) {
         return Err(io::Error::other(format!(
             "{}: its store belongs to one gateway, not to {gateways}",
             scenario.name
         )));
     }
     let backend = backend::start(scenario.store, how.bin).await.map_err(io::Error::other)?;
-    let links: Vec<Vec<Wired>> = (0..gateways).map(|nth| wire(&*backend, nth)).collect();
-    let stores: Vec<String> = links.iter().map(|wired| backend.store(&|name| address(wired, name))).collect();
-    match scenario.what {
-        What::Faults { blows, tears } => {
+    let links: Vec<Vec<StoreProxy>> = (0..gateways).map(|nth| connect_gateway(&*backend, nth)).collect();
+    let stores: Vec<String> = links.iter().map(|wired| backend.store(&|name| proxy_address(wired, name))).collect();
+    match scenario.action {
+        ScenarioAction::Faults { process_faults: blows, network_faults: tears } => {
             let configs = stores.iter().map(|store| config(store)).collect();
-            let mut plan = Plan::new(scenario.name, how.bin, configs, how.seed, how.length);
+            let mut plan = ChaosPlan::new(scenario.name, how.bin, configs, how.seed, how.length);
             plan.clients = how.clients;
-            let faults = |stage: &Stage| all_faults(stage, &*backend, &links, blows, tears);
+            let faults = |stage: &FaultTargets| build_faults(stage, &*backend, &links, blows, tears);
             let outcome = run(&plan, faults).await?;
             println!("{outcome}");
-            let allow: Vec<Allow> = scenario.allow.iter().chain(how.allow).copied().collect();
-            let complaints = outcome.complaints(&allow);
-            Ok((Shown::Faults(Box::new(outcome)), complaints))
+            let allow: Vec<Exemption> = scenario.exemptions.iter().chain(how.exemptions).copied().collect();
+            let complaints = outcome.failures(&allow);
+            Ok((ScenarioResult::Faults(Box::new(outcome)), complaints))
         }
-        What::Crowd { waiters, most_open, round_trips_each } => {
+        ScenarioAction::Waiters { waiters, max_connections: most_open, max_round_trips_each: round_trips_each } => {
             let waiters = how.waiters.unwrap_or(waiters);
-            let links = links.into_iter().flatten().map(|wired| (wired.name, wired.link)).collect();
-            let waited = crowd::wait(&Crowd { bin: how.bin.to_owned(), stores, waiters, links }).await?;
+            let links = links.into_iter().flatten().map(|wired| (wired.name, wired.proxy)).collect();
+            let waited =
+                crowd::run_waiters(&WaiterPlan { bin: how.bin.to_owned(), stores, waiters, proxies: links }).await?;
             println!("{}: {waited}", scenario.name);
             let complaints = waited.complaints(most_open, round_trips_each * waiters as u64);
-            Ok((Shown::Crowd(waited), complaints))
+            Ok((ScenarioResult::Waiters(waited), complaints))
         }
     }
 }
 
 /// One gateway's way to one of the store's servers.
-struct Wired {
+struct StoreProxy {
     name: String,
     server: String,
-    link: Arc<Link>,
+    proxy: Arc<FaultProxy>,
 }
 
-fn wire(backend: &dyn Backend, gateway: usize) -> Vec<Wired> {
-    let wired = |server: backend::Server| Wired {
+fn connect_gateway(backend: &dyn StoreBackend, gateway: usize) -> Vec<StoreProxy> {
+    let wired = |server: backend::Server| StoreProxy {
         name: format!("gateway {gateway} to {}", server.process.name()),
         server: server.process.name(),
-        link: Arc::new(Link::to(server.addr)),
+        proxy: Arc::new(FaultProxy::to(server.addr)),
     };
-    backend.servers().into_iter().filter(|server| server.linked).map(wired).collect()
+    backend.servers().into_iter().filter(|server| server.via_proxy).map(wired).collect()
 }
 
-fn address(wired: &[Wired], server: &str) -> SocketAddr {
+fn proxy_address(wired: &[StoreProxy], server: &str) -> SocketAddr {
     let found = wired.iter().find(|wired| wired.server == server);
-    found.unwrap_or_else(|| panic!("there is no link to a server called {server:?}")).link.addr()
+    found.unwrap_or_else(|| panic!("there is no link to a server called {server:?}")).proxy.addr()
 }
 
 /// A lease and time-outs short enough for pauses to outlast them. The store's own is shorter than a lease, so that a claim
@@ -323,32 +325,33 @@ fn config(store: &str) -> String {
     )
 }
 
-fn all_faults(
-    stage: &Stage, backend: &dyn Backend, links: &[Vec<Wired>], blows: &[Blow], tears: &[Tear],
-) -> Vec<Box<dyn Fault>> {
-    let mut faults = OfGateway::all(&stage.fleet);
+fn build_faults(
+    stage: &FaultTargets, backend: &dyn StoreBackend, links: &[Vec<StoreProxy>], blows: &[ProcessFault],
+    tears: &[NetworkFault],
+) -> Vec<Box<dyn ChaosFault>> {
+    let mut faults = GatewayFault::all(&stage.fleet);
     for nth in 0..stage.fleet.len() {
-        for tear in [Tear::Reset, Tear::BreakAnswers(5)] {
-            faults.push(OfLink::to_gateway(&stage.fleet, nth, tear));
+        for tear in [NetworkFault::Reset, NetworkFault::BreakAnswers(5)] {
+            faults.push(ProxyFault::to_gateway(&stage.fleet, nth, tear));
         }
     }
-    for tear in [Tear::Reset, Tear::Refuse, Tear::BreakAnswers(3)] {
-        faults.push(OfLink::one("upstream", &stage.upstream, tear));
+    for tear in [NetworkFault::Reset, NetworkFault::Refuse, NetworkFault::BreakAnswers(3)] {
+        faults.push(ProxyFault::one("upstream", &stage.upstream, tear));
     }
     for server in backend.servers() {
-        faults.extend(blows.iter().map(|blow| OfProcess::by(&server.process, *blow)));
+        faults.extend(blows.iter().map(|blow| ServerFault::boxed(&server.process, *blow)));
     }
     for wired in links.iter().flatten() {
-        faults.extend(tears.iter().map(|tear| OfLink::one(&wired.name, &wired.link, *tear)));
+        faults.extend(tears.iter().map(|tear| ProxyFault::one(&wired.name, &wired.proxy, *tear)));
     }
     // A server that all gateways lose at once, in the same way.
-    for server in backend.servers().iter().filter(|server| server.linked) {
+    for server in backend.servers().iter().filter(|server| server.via_proxy) {
         let name = server.process.name();
         let all: Vec<_> = links.iter().flatten().filter(|wired| wired.server == name).collect();
-        let all: Vec<_> = all.iter().map(|wired| (wired.name.clone(), Arc::clone(&wired.link))).collect();
-        let separating = tears.iter().filter(|tear| tear.separates());
-        faults.extend(separating.map(|tear| OfLink::many(&format!("all to {name}"), &all, *tear)));
+        let all: Vec<_> = all.iter().map(|wired| (wired.name.clone(), Arc::clone(&wired.proxy))).collect();
+        let separating = tears.iter().filter(|tear| tear.isolates());
+        faults.extend(separating.map(|tear| ProxyFault::many(&format!("all to {name}"), &all, *tear)));
     }
-    faults.extend(backend.others());
+    faults.extend(backend.other_faults());
     faults
 }

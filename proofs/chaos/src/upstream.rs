@@ -2,7 +2,7 @@
 //!
 //! A POST is an execution. It is written to a file and synced before the first byte of its answer, and its answer is like
 //! no other: whoever gets it has an answer of that execution. The path says how many milliseconds it takes: `/12`; what
-//! is at `/held` takes until it is [released](Upstream::release).
+//! is at `/held` takes until it is [released](Upstream::release_held).
 //!
 //! Invariant: an execution that began is in the log, whatever becomes of the connection that asked for it.
 
@@ -34,7 +34,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::dice::Dice;
+use crate::random::SplitMix64;
 
 /// One run of one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,22 +50,22 @@ pub struct Execution {
 /// The upstream. Dropping it closes everything.
 pub struct Upstream {
     addr: SocketAddr,
-    ledger: Arc<Ledger>,
-    serving: JoinHandle<()>,
+    execution_log: Arc<ExecutionLog>,
+    server_task: JoinHandle<()>,
 }
 
-struct Ledger {
-    began: Instant,
-    book: Mutex<Book>,
+struct ExecutionLog {
+    started_at: Instant,
+    state: Mutex<ExecutionLogState>,
     file: PathBuf,
     lines: mpsc::Sender<(String, oneshot::Sender<()>)>,
     released: watch::Sender<bool>,
 }
 
-struct Book {
+struct ExecutionLogState {
     executions: HashMap<String, Vec<Execution>>,
     count: usize,
-    dice: Dice,
+    random: SplitMix64,
 }
 
 impl Upstream {
@@ -78,14 +78,19 @@ impl Upstream {
         let path = folder.join("executions.log");
         let file = File::create_new(&path)?;
         let (lines, inbox) = mpsc::channel();
-        thread::Builder::new().name("executions".into()).spawn(move || write_all(file, &inbox))?;
-        let book = Book { executions: HashMap::new(), count: 0, dice: Dice::new(seed) };
-        let ledger =
-            Arc::new(Ledger { began, book: Mutex::new(book), file: path, lines, released: watch::Sender::default() });
+        thread::Builder::new().name("executions".into()).spawn(move || write_log(file, &inbox))?;
+        let book = ExecutionLogState { executions: HashMap::new(), count: 0, random: SplitMix64::new(seed) };
+        let ledger = Arc::new(ExecutionLog {
+            started_at: began,
+            state: Mutex::new(book),
+            file: path,
+            lines,
+            released: watch::Sender::default(),
+        });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
         let serving = tokio::spawn(serve(listener, Arc::clone(&ledger)));
-        Ok(Upstream { addr, ledger, serving })
+        Ok(Upstream { addr, execution_log: ledger, server_task: serving })
     }
 
     /// Where it listens.
@@ -95,22 +100,22 @@ impl Upstream {
 
     /// The executions so far, by key.
     pub fn executions(&self) -> HashMap<String, Vec<Execution>> {
-        self.ledger.book.lock().executions.clone()
+        self.execution_log.state.lock().executions.clone()
     }
 
     /// How often this key ran so far.
-    pub fn executions_of(&self, key: &str) -> usize {
-        self.ledger.book.lock().executions.get(key).map_or(0, Vec::len)
+    pub fn execution_count(&self, key: &str) -> usize {
+        self.execution_log.state.lock().executions.get(key).map_or(0, Vec::len)
     }
 
     /// Answers what is held, now and later.
-    pub fn release(&self) {
-        self.ledger.released.send_replace(true);
+    pub fn release_held(&self) {
+        self.execution_log.released.send_replace(true);
     }
 
     /// Where its log is, for whoever wants to look after a failure.
     pub fn log(&self) -> &Path {
-        &self.ledger.file
+        &self.execution_log.file
     }
 
     /// How many executions are on the disk.
@@ -118,25 +123,25 @@ impl Upstream {
     /// # Errors
     ///
     /// If the log cannot be read.
-    pub fn logged(&self) -> io::Result<usize> {
+    pub fn executions_on_disk(&self) -> io::Result<usize> {
         Ok(std::fs::read_to_string(self.log())?.lines().count())
     }
 }
 
 impl Drop for Upstream {
     fn drop(&mut self) {
-        self.serving.abort();
+        self.server_task.abort();
     }
 }
 
-impl Ledger {
+impl ExecutionLog {
     /// Counts an execution, and returns its answer once it is on the disk.
     async fn execute(&self, key: &str, path: &str) -> Bytes {
         let (synced, wait) = oneshot::channel();
         let answer = {
-            let mut book = self.book.lock();
+            let mut book = self.state.lock();
             book.count += 1;
-            let (number, at, nonce) = (book.count, self.began.elapsed(), book.dice.roll());
+            let (number, at, nonce) = (book.count, self.started_at.elapsed(), book.random.next_u64());
             let answer = Bytes::from(format!(r#"{{"execution":{number},"key":"{key}","nonce":"{nonce:016x}"}}"#));
             book.executions.entry(key.to_owned()).or_default().push(Execution { number, at, answer: answer.clone() });
             // Under the lock, so that the lines are in the order of their numbers.
@@ -149,7 +154,7 @@ impl Ledger {
 }
 
 /// Writes what there is in one go, syncs once, and says so to everybody. Ends with the ledger.
-fn write_all(mut file: File, inbox: &mpsc::Receiver<(String, oneshot::Sender<()>)>) {
+fn write_log(mut file: File, inbox: &mpsc::Receiver<(String, oneshot::Sender<()>)>) {
     while let Ok((mut lines, first)) = inbox.recv() {
         let mut waiting = vec![first];
         while let Ok((line, synced)) = inbox.try_recv() {
@@ -163,7 +168,7 @@ fn write_all(mut file: File, inbox: &mpsc::Receiver<(String, oneshot::Sender<()>
     }
 }
 
-async fn serve(listener: TcpListener, ledger: Arc<Ledger>) {
+async fn serve(listener: TcpListener, ledger: Arc<ExecutionLog>) {
     let mut connections = JoinSet::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
@@ -180,7 +185,7 @@ async fn serve(listener: TcpListener, ledger: Arc<Ledger>) {
     }
 }
 
-async fn answer(request: Request<Incoming>, ledger: Arc<Ledger>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(request: Request<Incoming>, ledger: Arc<ExecutionLog>) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
     let key = head.headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
     let key = key.trim_matches('"').to_owned();

@@ -1,511 +1,593 @@
 //! A request in a gateway: claim, run, settle. The steps that only a tiered store has are in [`crate::tiered`].
 //!
-//! A step that waits for a store has exactly one [`Call`] under way. It ends with the store's answer, with the
+//! A step that waits for a store has exactly one [`ModelCall`] under way. It ends with the store's answer, with the
 //! certainty that the store was not reached, or in doubt; what may still arrive of a doubted call is in
-//! [`State::mail`]. A gateway that is paused is one whose requests take no step for a while.
+//! [`ModelState::late_calls`]. A gateway that is paused is one whose requests take no step for a while.
 
 use crate::{
-    OnUnknown, State, World,
-    properties::{Broken, Given},
-    red::Rule,
-    store::{Answer, Call, End, Fence, Holder, Marker, Token, UNSEEN},
+    ModelOnUnknown, ModelSetup, ModelState,
+    properties::{AnswerSource, Violation},
+    red::ModelRule,
+    store::{ModelAnswer, ModelCall, ModelFence, ModelHolder, ModelMarker, ModelSettlement, ModelToken, UNSEEN},
 };
 
 /// One of the two stores. A store alone is the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Which {
-    First,
-    Last,
+pub enum StoreRole {
+    Front,
+    Authority,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Request {
-    pub step: Step,
-    pub token: Token,
+pub struct ModelRequest {
+    pub step: ModelStep,
+    pub token: ModelToken,
     /// Ends that a store has not acknowledged yet, told again in order until it has.
-    pub later: Vec<Errand>,
+    pub settle_queue: Vec<ModelBackgroundTask>,
     /// For the properties only: no rule looks at it.
-    pub past: Past,
+    pub history: RequestHistory,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Errand {
-    pub to: Which,
-    pub call: Call,
+pub struct ModelBackgroundTask {
+    pub to: StoreRole,
+    pub call: ModelCall,
     /// In the journal: survives a crash.
-    pub durable: bool,
+    pub is_journaled: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum ModelStep {
     Idle,
     // Tiered: see crate::tiered.
-    ClaimFirst,
-    LookLast {
-        first: Holder,
+    ClaimFront,
+    ReadAuthority {
+        front: ModelHolder,
         unknown: bool,
     },
-    ReadMarkBefore {
-        first: Holder,
+    ReadMarkerBefore {
+        front: ModelHolder,
     },
-    TakeFirst {
-        over: Fence,
-        by_name: bool,
+    TakeOverInFront {
+        take_over: ModelFence,
+        names_holder: bool,
     },
     /// Tells the last store of a solo claim that was taken over in the first.
-    PutInLast {
-        ran: Marker,
-        mine: Fence,
+    RecordInAuthority {
+        front_only_run: ModelMarker,
+        own_fence: ModelFence,
     },
     /// The last store let it take over: the first one is to show it before it runs.
-    ShowInFirst {
-        lease: Lease,
-        took: Fence,
+    ShowInFront {
+        lease: ModelLease,
+        taken_over: ModelFence,
     },
-    ReadMarkToShow {
-        lease: Lease,
-        took: Fence,
-        there: Holder,
+    ReadMarkerToShow {
+        lease: ModelLease,
+        taken_over: ModelFence,
+        found: ModelHolder,
     },
-    MoveOver {
-        lease: Lease,
-        took: Fence,
-        there: Fence,
-        ripe: bool,
+    ReplaceInFront {
+        lease: ModelLease,
+        taken_over: ModelFence,
+        found: ModelFence,
+        can_take_over: bool,
     },
-    ReadMarkAfter {
-        took: Fence,
-        mine: Fence,
-        by_name: bool,
+    ReadMarkerAfter {
+        taken_over: ModelFence,
+        own_fence: ModelFence,
+        names_holder: bool,
     },
-    Mark {
-        fence: Fence,
+    WriteMarker {
+        fence: ModelFence,
     },
-    Prove {
-        fence: Fence,
+    VerifyMarker {
+        fence: ModelFence,
     },
-    SettleFirst {
-        lease: Lease,
-        end: End,
+    SettleFront {
+        lease: ModelLease,
+        settlement: ModelSettlement,
     },
     // Every store.
-    ClaimLast {
-        first: InFirst,
-        over: Option<Fence>,
-        doubt: bool,
+    ClaimAuthority {
+        front: FrontHold,
+        take_over: Option<ModelFence>,
+        is_ambiguous: bool,
     },
-    Ready(Lease),
-    Running(Lease),
-    SettleLast {
-        lease: Lease,
-        end: End,
+    Ready(ModelLease),
+    Running(ModelLease),
+    SettleAuthority {
+        lease: ModelLease,
+        settlement: ModelSettlement,
     },
-    Ended(Verdict),
+    Ended(ClientOutcome),
 }
 
 /// What this request holds in the first store while the last one decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum InFirst {
+pub enum FrontHold {
     Nothing,
     /// The claim's answer was lost.
-    Perhaps,
-    Claim(Fence),
-    Takeover(Fence),
+    Ambiguous,
+    Claim(ModelFence),
+    Takeover(ModelFence),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Lease {
-    pub fence: Fence,
-    pub over: bool,
+pub struct ModelLease {
+    pub fence: ModelFence,
+    pub is_takeover: bool,
     /// Granted by the first store alone; the fence is its.
-    pub solo: bool,
+    pub front_only: bool,
     /// It was solo, and a mark says so.
-    pub marked: bool,
-    pub in_first: bool,
+    pub has_marker: bool,
+    pub in_front: bool,
 }
 
 /// How the upstream's part ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Reply {
+pub enum UpstreamOutcome {
     /// Provably nothing was sent.
     NotSent,
     Remembered,
     /// A complete reply that the policy does not remember.
     Unremembered,
-    Cut,
+    ConnectionLost,
     TimedOut,
 }
 
 /// What the client got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Verdict {
+pub enum ClientOutcome {
     Ran,
-    RanUnstored,
-    RanUnknown,
+    RanNotRecorded,
+    RanOutcomeUnknown,
     Replayed,
     InProgress,
-    Unknown,
-    Reused,
+    OutcomeUnknown,
+    KeyReused,
     Unreachable,
     Unavailable,
     /// Nothing: its gateway crashed.
-    Nothing,
+    NoResponse,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Past {
+pub struct RequestHistory {
     /// It began when somebody had already got the recorded answer.
-    pub after_finished: bool,
+    pub after_completed: bool,
     /// At least a byte may have reached the upstream.
     pub sent: bool,
-    pub reply: Option<Reply>,
+    pub reply: Option<UpstreamOutcome>,
     /// The policy let somebody run in its place.
     pub taken_over: bool,
     pub crashed: bool,
-    pub solo: Solo,
+    pub front_only: FrontOnlyCause,
     /// The first store was not reached, and the last one asked alone.
-    pub first_missed: bool,
+    pub front_missed: bool,
     /// The last store was not reached, and the first one's answer stood.
-    pub last_missed: bool,
+    pub authority_missed: bool,
     /// The first store was never told the end.
-    pub first_untold: bool,
+    pub front_not_settled: bool,
     /// It was told that it no longer is the holder.
-    pub lost: bool,
+    pub claim_lost: bool,
     pub journaled: bool,
     /// Whoever took over found its mark, and told the last store that it may have run.
-    pub told_of: bool,
+    pub reported_to_authority: bool,
     pub both_down: bool,
 }
 
 /// Why it ran without the last store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Solo {
+pub enum FrontOnlyCause {
     #[default]
-    No,
+    NotFrontOnly,
     /// The last store was certainly not reached.
-    Refused,
+    AuthorityUnreachable,
     /// It was asked, and its answer is not known.
-    Doubted,
+    AuthorityAmbiguous,
 }
 
 /// How a call ended, as the gateway sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Outcome {
-    Answered(Result<Answer, Answer>),
+pub enum StoreCallOutcome {
+    Answered(Result<ModelAnswer, ModelAnswer>),
     /// The store was not reached.
     NotApplied,
     /// Nobody knows; ask again.
-    AskAgain,
+    AmbiguousRetry,
     /// Nobody knows; asked often enough.
-    GiveUp,
+    AmbiguousGiveUp,
 }
 
-impl World {
+impl ModelSetup {
     /// The call that a request waits for.
-    pub fn call(&self, state: &State, who: usize) -> Option<(Which, Call)> {
+    pub fn pending_call(&self, state: &ModelState, who: usize) -> Option<(StoreRole, ModelCall)> {
         let request = &state.requests[who];
-        let (token, body) = (request.token, self.bodies[who]);
-        let settle = |lease: Lease, end| Call::Settle { token, body, fence: lease.fence, over: lease.over, end };
+        let (token, body) = (request.token, self.fingerprints[who]);
+        let settle = |lease: ModelLease, end| ModelCall::Settle {
+            token,
+            fingerprint: body,
+            fence: lease.fence,
+            is_takeover: lease.is_takeover,
+            settlement: end,
+        };
         Some(match request.step {
-            Step::ClaimFirst => (Which::First, Call::Claim { token, body, over: None }),
-            Step::LookLast { .. } => (Which::Last, Call::Get),
-            Step::ReadMarkBefore { .. } | Step::ReadMarkAfter { .. } => (Which::First, Call::ReadMark),
-            Step::TakeFirst { over, .. } => (Which::First, Call::Claim { token, body, over: Some(over) }),
-            Step::PutInLast { ran, .. } => {
-                let end = End::Park { ripe: true };
-                (Which::Last, Call::Settle { token: ran.token, body, fence: ran.fence, over: false, end })
+            ModelStep::ClaimFront => (StoreRole::Front, ModelCall::Claim { token, fingerprint: body, take_over: None }),
+            ModelStep::ReadAuthority { .. } => (StoreRole::Authority, ModelCall::Get),
+            ModelStep::ReadMarkerBefore { .. } | ModelStep::ReadMarkerAfter { .. } => {
+                (StoreRole::Front, ModelCall::ReadMarker)
             }
-            Step::ShowInFirst { .. } => (Which::First, Call::Claim { token, body, over: None }),
-            Step::ReadMarkToShow { .. } => (Which::First, Call::ReadMark),
-            Step::MoveOver { there, ripe: true, .. } => (Which::First, Call::Claim { token, body, over: Some(there) }),
-            Step::MoveOver { there, ripe: false, .. } => (Which::First, Call::Forget(there)),
-            Step::Mark { fence } => (Which::First, Call::Mark(Marker { token, fence })),
-            Step::Prove { fence } => (Which::First, Call::Extend { token, body, fence, over: false }),
-            Step::SettleFirst { lease, end } => (Which::First, settle(lease, end)),
-            Step::ClaimLast { over, .. } => (Which::Last, Call::Claim { token, body, over }),
-            Step::SettleLast { lease, end } => (Which::Last, settle(lease, end)),
-            Step::Idle | Step::Ready(_) | Step::Running(_) | Step::Ended(_) => return None,
+            ModelStep::TakeOverInFront { take_over: over, .. } => {
+                (StoreRole::Front, ModelCall::Claim { token, fingerprint: body, take_over: Some(over) })
+            }
+            ModelStep::RecordInAuthority { front_only_run: ran, .. } => {
+                let end = ModelSettlement::Park { can_take_over: true };
+                (
+                    StoreRole::Authority,
+                    ModelCall::Settle {
+                        token: ran.token,
+                        fingerprint: body,
+                        fence: ran.fence,
+                        is_takeover: false,
+                        settlement: end,
+                    },
+                )
+            }
+            ModelStep::ShowInFront { .. } => {
+                (StoreRole::Front, ModelCall::Claim { token, fingerprint: body, take_over: None })
+            }
+            ModelStep::ReadMarkerToShow { .. } => (StoreRole::Front, ModelCall::ReadMarker),
+            ModelStep::ReplaceInFront { found: there, can_take_over: true, .. } => {
+                (StoreRole::Front, ModelCall::Claim { token, fingerprint: body, take_over: Some(there) })
+            }
+            ModelStep::ReplaceInFront { found: there, can_take_over: false, .. } => {
+                (StoreRole::Front, ModelCall::Forget(there))
+            }
+            ModelStep::WriteMarker { fence } => {
+                (StoreRole::Front, ModelCall::WriteMarker(ModelMarker { token, fence }))
+            }
+            ModelStep::VerifyMarker { fence } => {
+                (StoreRole::Front, ModelCall::Extend { token, fingerprint: body, fence, is_takeover: false })
+            }
+            ModelStep::SettleFront { lease, settlement: end } => (StoreRole::Front, settle(lease, end)),
+            ModelStep::ClaimAuthority { take_over: over, .. } => {
+                (StoreRole::Authority, ModelCall::Claim { token, fingerprint: body, take_over: over })
+            }
+            ModelStep::SettleAuthority { lease, settlement: end } => (StoreRole::Authority, settle(lease, end)),
+            ModelStep::Idle | ModelStep::Ready(_) | ModelStep::Running(_) | ModelStep::Ended(_) => return None,
         })
     }
 
     /// A request arrives. Answers in this gateway's journal come first.
-    pub fn begin(&self, state: &mut State, who: usize) {
-        state.requests[who].past.after_finished = state.finished;
-        if let Some((writer, answer)) = self.journaled(state, self.gateway(who)) {
-            return match self.bodies[writer] == self.bodies[who] {
-                true => self.replay(state, who, answer, Given::Pending),
-                false => state.end(who, Verdict::Reused),
+    pub fn begin(&self, state: &mut ModelState, who: usize) {
+        state.requests[who].history.after_completed = state.completed_seen;
+        if let Some((writer, answer)) = self.journaled_answer(state, self.gateway(who)) {
+            return match self.fingerprints[writer] == self.fingerprints[who] {
+                true => self.replay(state, who, answer, AnswerSource::PendingAnswer),
+                false => state.end(who, ClientOutcome::KeyReused),
             };
         }
         state.requests[who].step = match self.is_tiered() {
-            true => Step::ClaimFirst,
-            false => Step::ClaimLast { first: InFirst::Nothing, over: None, doubt: false },
+            true => ModelStep::ClaimFront,
+            false => ModelStep::ClaimAuthority { front: FrontHold::Nothing, take_over: None, is_ambiguous: false },
         };
     }
 
-    fn journaled(&self, state: &State, gateway: usize) -> Option<(usize, u8)> {
+    fn journaled_answer(&self, state: &ModelState, gateway: usize) -> Option<(usize, u8)> {
         let answers = state.requests.iter().enumerate().filter(|(writer, _)| self.gateway(*writer) == gateway);
-        answers.flat_map(|(writer, request)| request.later.iter().map(move |errand| (writer, errand))).find_map(
+        answers.flat_map(|(writer, request)| request.settle_queue.iter().map(move |errand| (writer, errand))).find_map(
             |(writer, errand)| match errand.call {
-                Call::Settle { end: End::Complete { answer }, .. } if errand.durable => Some((writer, answer)),
+                ModelCall::Settle { settlement: ModelSettlement::Complete { answer }, .. } if errand.is_journaled => {
+                    Some((writer, answer))
+                }
                 _ => None,
             },
         )
     }
 
     /// The call that a request waited for has ended.
-    pub fn go_on(&self, state: &mut State, who: usize, outcome: Outcome) {
+    pub fn on_call_ended(&self, state: &mut ModelState, who: usize, outcome: StoreCallOutcome) {
         match state.requests[who].step {
-            Step::ClaimLast { first, over, doubt } => self.claimed_last(state, who, first, over, doubt, outcome),
-            Step::SettleLast { lease, end } => self.settled_last(state, who, lease, end, outcome),
-            Step::Idle | Step::Ready(_) | Step::Running(_) | Step::Ended(_) => {}
-            step => self.go_on_tiered(state, who, step, outcome),
+            ModelStep::ClaimAuthority { front: first, take_over: over, is_ambiguous: doubt } => {
+                self.on_authority_claimed(state, who, first, over, doubt, outcome)
+            }
+            ModelStep::SettleAuthority { lease, settlement: end } => {
+                self.on_authority_settled(state, who, lease, end, outcome)
+            }
+            ModelStep::Idle | ModelStep::Ready(_) | ModelStep::Running(_) | ModelStep::Ended(_) => {}
+            step => self.on_tiered_call_ended(state, who, step, outcome),
         }
     }
 
-    fn claimed_last(
-        &self, state: &mut State, who: usize, first: InFirst, over: Option<Fence>, doubt: bool, outcome: Outcome,
+    fn on_authority_claimed(
+        &self, state: &mut ModelState, who: usize, first: FrontHold, over: Option<ModelFence>, doubt: bool,
+        outcome: StoreCallOutcome,
     ) {
         match outcome {
-            Outcome::Answered(Ok(Answer::Granted(fence))) => {
-                let in_first = first != InFirst::Nothing;
-                let lease = Lease { fence, over: over.is_some(), solo: false, marked: false, in_first };
-                let shown = !self.is_tiered() || in_first || self.rules.breaks(Rule::TakeoverIsShownInFirst);
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Granted(fence))) => {
+                let in_first = first != FrontHold::Nothing;
+                let lease = ModelLease {
+                    fence,
+                    is_takeover: over.is_some(),
+                    front_only: false,
+                    has_marker: false,
+                    in_front: in_first,
+                };
+                let shown = !self.is_tiered() || in_first || self.rules.leaves_out(ModelRule::TakeoverIsShownInFront);
                 state.requests[who].step = match over {
-                    Some(took) if !shown => Step::ShowInFirst { lease, took },
-                    _ => Step::Ready(lease),
+                    Some(took) if !shown => ModelStep::ShowInFront { lease, taken_over: took },
+                    _ => ModelStep::Ready(lease),
                 };
             }
-            Outcome::Answered(Ok(Answer::Done(answer, body))) => {
-                self.tell_first(state, who, first, End::Complete { answer }, body);
-                self.found_done(state, who, answer, body);
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Completed(answer, body))) => {
+                self.settle_front(state, who, first, ModelSettlement::Complete { answer }, body);
+                self.on_completed(state, who, answer, body);
             }
-            Outcome::Answered(Ok(Answer::Busy(holder))) => {
-                self.found_busy(state, who, holder);
-                self.refused_in_doubt(state, who, over, doubt);
-                self.release_first(state, who, first);
+            StoreCallOutcome::Answered(Ok(ModelAnswer::InProgress(holder))) => {
+                self.on_in_progress(state, who, holder);
+                self.refuse_ambiguous(state, who, over, doubt);
+                self.release_front(state, who, first);
             }
-            Outcome::Answered(Ok(Answer::Unknown(holder))) => {
-                self.found_unknown_in_last(state, who, holder, first, doubt);
-                self.refused_in_doubt(state, who, over, doubt);
-                if matches!(state.requests[who].step, Step::Ended(_)) {
-                    self.release_first(state, who, first);
+            StoreCallOutcome::Answered(Ok(ModelAnswer::OutcomeUnknown(holder))) => {
+                self.on_unknown_in_authority(state, who, holder, first, doubt);
+                self.refuse_ambiguous(state, who, over, doubt);
+                if matches!(state.requests[who].step, ModelStep::Ended(_)) {
+                    self.release_front(state, who, first);
                 }
             }
-            Outcome::Answered(_) => {
-                self.release_first(state, who, first);
-                state.refuse(self, who, Verdict::InProgress);
+            StoreCallOutcome::Answered(_) => {
+                self.release_front(state, who, first);
+                state.refuse(self, who, ClientOutcome::InProgress);
             }
-            Outcome::AskAgain => {
-                if self.rules.breaks(Rule::RepeatedClaimKeepsItsToken) {
+            StoreCallOutcome::AmbiguousRetry => {
+                if self.rules.leaves_out(ModelRule::RepeatedClaimKeepsItsToken) {
                     state.requests[who].token |= 1;
                 }
-                state.requests[who].step = Step::ClaimLast { first, over, doubt: true };
+                state.requests[who].step =
+                    ModelStep::ClaimAuthority { front: first, take_over: over, is_ambiguous: true };
             }
             // Takeovers need the store that decides.
-            Outcome::NotApplied if !doubt && over.is_some() => {
-                self.release_first(state, who, first);
-                state.end(who, Verdict::Unavailable);
+            StoreCallOutcome::NotApplied if !doubt && over.is_some() => {
+                self.release_front(state, who, first);
+                state.end(who, ClientOutcome::Unavailable);
             }
-            Outcome::NotApplied if !doubt => self.last_is_away(state, who, first),
-            Outcome::GiveUp if self.may_go_solo(first) && self.rules.breaks(Rule::NoSoloInDoubt) => {
-                self.go_solo(state, who, first, Solo::Doubted);
+            StoreCallOutcome::NotApplied if !doubt => self.on_authority_unreachable(state, who, first),
+            StoreCallOutcome::AmbiguousGiveUp
+                if self.may_run_front_only(first) && self.rules.leaves_out(ModelRule::NoFrontOnlyIfAmbiguous) =>
+            {
+                self.run_front_only(state, who, first, FrontOnlyCause::AuthorityAmbiguous);
             }
             // In doubt: never solo. Whatever may have been granted is released, in the last store first: whoever gets in
             // at the first store and runs solo must not find this claim in the last.
-            Outcome::NotApplied | Outcome::GiveUp => {
-                let first_before_last = self.rules.breaks(Rule::LastIsReleasedBeforeFirst);
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp => {
+                let first_before_last = self.rules.leaves_out(ModelRule::AuthorityIsReleasedBeforeFront);
                 if first_before_last {
-                    self.release_first(state, who, first);
+                    self.release_front(state, who, first);
                 }
-                self.errand(state, who, Which::Last, UNSEEN, over.is_some(), End::Release, false);
+                self.queue_background_task(
+                    state,
+                    who,
+                    StoreRole::Authority,
+                    UNSEEN,
+                    over.is_some(),
+                    ModelSettlement::Release,
+                    false,
+                );
                 if !first_before_last {
-                    self.release_first(state, who, first);
+                    self.release_front(state, who, first);
                 }
-                state.end(who, Verdict::Unavailable);
+                state.end(who, ClientOutcome::Unavailable);
             }
         }
     }
 
     /// An earlier copy of the claim may still be under way: refused or not, it must not come alive once the present
     /// holder has left.
-    fn refused_in_doubt(&self, state: &mut State, who: usize, over: Option<Fence>, doubt: bool) {
-        let refused = matches!(state.requests[who].step, Step::Ended(_));
-        if refused && doubt && !self.rules.breaks(Rule::RefusedInDoubtReleases) {
-            self.errand(state, who, Which::Last, UNSEEN, over.is_some(), End::Release, false);
+    fn refuse_ambiguous(&self, state: &mut ModelState, who: usize, over: Option<ModelFence>, doubt: bool) {
+        let refused = matches!(state.requests[who].step, ModelStep::Ended(_));
+        if refused && doubt && !self.rules.leaves_out(ModelRule::AmbiguousRefusalReleases) {
+            self.queue_background_task(
+                state,
+                who,
+                StoreRole::Authority,
+                UNSEEN,
+                over.is_some(),
+                ModelSettlement::Release,
+                false,
+            );
         }
     }
 
-    pub(crate) fn found_done(&self, state: &mut State, who: usize, answer: u8, body: u8) {
-        match body == self.bodies[who] {
-            true => self.replay(state, who, answer, Given::Replayed),
-            false => state.end(who, Verdict::Reused),
+    pub(crate) fn on_completed(&self, state: &mut ModelState, who: usize, answer: u8, body: u8) {
+        match body == self.fingerprints[who] {
+            true => self.replay(state, who, answer, AnswerSource::Replayed),
+            false => state.end(who, ClientOutcome::KeyReused),
         }
     }
 
-    pub(crate) fn found_busy(&self, state: &mut State, who: usize, holder: Holder) {
-        match holder.body == self.bodies[who] {
-            true => state.refuse(self, who, Verdict::InProgress),
-            false => state.end(who, Verdict::Reused),
+    pub(crate) fn on_in_progress(&self, state: &mut ModelState, who: usize, holder: ModelHolder) {
+        match holder.fingerprint == self.fingerprints[who] {
+            true => state.refuse(self, who, ClientOutcome::InProgress),
+            false => state.end(who, ClientOutcome::KeyReused),
         }
     }
 
     /// The fingerprint first, then the policy; a takeover names its holder.
-    pub(crate) fn found_unknown_in_last(
-        &self, state: &mut State, who: usize, holder: Holder, first: InFirst, doubt: bool,
+    pub(crate) fn on_unknown_in_authority(
+        &self, state: &mut ModelState, who: usize, holder: ModelHolder, first: FrontHold, doubt: bool,
     ) {
-        let same = holder.body == self.bodies[who] || self.rules.breaks(Rule::FingerprintBeforeTakeover);
+        let same =
+            holder.fingerprint == self.fingerprints[who] || self.rules.leaves_out(ModelRule::FingerprintBeforeTakeover);
         match self.on_unknown {
-            _ if !same => state.end(who, Verdict::Reused),
-            OnUnknown::Hold => state.refuse(self, who, Verdict::Unknown),
-            OnUnknown::Retry if holder.ripe => {
+            _ if !same => state.end(who, ClientOutcome::KeyReused),
+            ModelOnUnknown::Hold => state.refuse(self, who, ClientOutcome::OutcomeUnknown),
+            ModelOnUnknown::Retry if holder.can_take_over => {
                 let over = Some(holder.fence);
-                state.requests[who].step = Step::ClaimLast { first, over, doubt };
+                state.requests[who].step =
+                    ModelStep::ClaimAuthority { front: first, take_over: over, is_ambiguous: doubt };
             }
-            OnUnknown::Retry => state.refuse(self, who, Verdict::InProgress),
+            ModelOnUnknown::Retry => state.refuse(self, who, ClientOutcome::InProgress),
         }
     }
 
-    pub(crate) fn replay(&self, state: &mut State, who: usize, answer: u8, how: Given) {
-        if self.bodies[usize::from(answer)] != self.bodies[who] {
-            state.broken |= Broken::ForeignReplay as u16;
+    pub(crate) fn replay(&self, state: &mut ModelState, who: usize, answer: u8, how: AnswerSource) {
+        if self.fingerprints[usize::from(answer)] != self.fingerprints[who] {
+            state.violations |= Violation::ForeignReplay as u16;
         }
-        state.judge_answer(self, answer, how);
-        state.end(who, Verdict::Replayed);
+        state.check_answer(self, answer, how);
+        state.end(who, ClientOutcome::Replayed);
     }
 
     /// The first byte leaves for the upstream.
-    pub fn start(&self, state: &mut State, who: usize) {
-        let Step::Ready(lease) = state.requests[who].step else { return };
-        state.requests[who].past.sent = true;
-        state.judge_start(self, who);
-        state.requests[who].step = Step::Running(lease);
+    pub fn send_to_upstream(&self, state: &mut ModelState, who: usize) {
+        let ModelStep::Ready(lease) = state.requests[who].step else { return };
+        state.requests[who].history.sent = true;
+        state.check_start(self, who);
+        state.requests[who].step = ModelStep::Running(lease);
     }
 
     /// The upstream's part is over.
-    pub fn replied(&self, state: &mut State, who: usize, reply: Reply) {
-        let (Step::Ready(lease) | Step::Running(lease)) = state.requests[who].step else { return };
-        state.requests[who].past.reply = Some(reply);
+    pub fn on_upstream_ended(&self, state: &mut ModelState, who: usize, reply: UpstreamOutcome) {
+        let (ModelStep::Ready(lease) | ModelStep::Running(lease)) = state.requests[who].step else { return };
+        state.requests[who].history.reply = Some(reply);
         let end = match reply {
-            Reply::Remembered => End::Complete { answer: who as u8 },
-            Reply::NotSent | Reply::Unremembered => End::Release,
-            Reply::Cut if self.rules.breaks(Rule::CutIsParked) => End::Release,
-            Reply::Cut => End::Park { ripe: true },
-            Reply::TimedOut => End::Park { ripe: false },
+            UpstreamOutcome::Remembered => ModelSettlement::Complete { answer: who as u8 },
+            UpstreamOutcome::NotSent | UpstreamOutcome::Unremembered => ModelSettlement::Release,
+            UpstreamOutcome::ConnectionLost if self.rules.leaves_out(ModelRule::ConnectionLostIsParked) => {
+                ModelSettlement::Release
+            }
+            UpstreamOutcome::ConnectionLost => ModelSettlement::Park { can_take_over: true },
+            UpstreamOutcome::TimedOut => ModelSettlement::Park { can_take_over: false },
         };
-        if end == End::Release {
-            state.judge_release(who);
+        if end == ModelSettlement::Release {
+            state.check_release(who);
         }
-        if reply == Reply::Remembered && self.rules.breaks(Rule::RecordThenAnswer) {
-            state.judge_answer(self, who as u8, Given::Replayed);
+        if reply == UpstreamOutcome::Remembered && self.rules.leaves_out(ModelRule::RecordThenAnswer) {
+            state.check_answer(self, who as u8, AnswerSource::Replayed);
         }
-        state.requests[who].step = Step::SettleLast { lease, end };
+        state.requests[who].step = ModelStep::SettleAuthority { lease, settlement: end };
     }
 
-    fn settled_last(&self, state: &mut State, who: usize, lease: Lease, end: End, outcome: Outcome) {
+    fn on_authority_settled(
+        &self, state: &mut ModelState, who: usize, lease: ModelLease, end: ModelSettlement, outcome: StoreCallOutcome,
+    ) {
         match outcome {
-            Outcome::Answered(Ok(_)) => {
-                self.settle_first_behind(state, who, lease, end);
-                self.answer(state, who, end, Given::Recorded);
+            StoreCallOutcome::Answered(Ok(_)) => {
+                self.settle_front_in_background(state, who, lease, end);
+                self.answer(state, who, end, AnswerSource::Recorded);
             }
             // It writes nothing, and answers what the record says.
-            Outcome::Answered(Err(now)) => {
-                state.requests[who].past.lost = end != End::Release;
+            StoreCallOutcome::Answered(Err(now)) => {
+                state.requests[who].history.claim_lost = end != ModelSettlement::Release;
                 // Asked again after a lost answer, and somebody has come since: this claim still stands in the first store.
-                if end == End::Release && !self.rules.breaks(Rule::LostReleaseIsToldToFirst) {
-                    self.settle_first_behind(state, who, lease, end);
+                if end == ModelSettlement::Release && !self.rules.leaves_out(ModelRule::LostReleaseReachesFront) {
+                    self.settle_front_in_background(state, who, lease, end);
                 }
-                self.lost(state, who, now);
+                self.on_claim_lost(state, who, now);
             }
-            Outcome::AskAgain => {}
-            Outcome::NotApplied | Outcome::GiveUp if lease.solo => {
-                state.requests[who].step = Step::SettleFirst { lease, end };
+            StoreCallOutcome::AmbiguousRetry => {}
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp if lease.front_only => {
+                state.requests[who].step = ModelStep::SettleFront { lease, settlement: end };
             }
-            Outcome::NotApplied | Outcome::GiveUp => {
-                let complete = matches!(end, End::Complete { .. });
-                self.errand(state, who, Which::Last, lease.fence, lease.over, end, complete && self.journal);
-                self.settle_first_behind(state, who, lease, end);
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp => {
+                let complete = matches!(end, ModelSettlement::Complete { .. });
+                self.queue_background_task(
+                    state,
+                    who,
+                    StoreRole::Authority,
+                    lease.fence,
+                    lease.is_takeover,
+                    end,
+                    complete && self.journal,
+                );
+                self.settle_front_in_background(state, who, lease, end);
                 match complete && !self.journal {
                     // The answer is withheld until it is stored.
-                    true => state.end(who, Verdict::Unavailable),
-                    false => self.answer(state, who, end, Given::Pending),
+                    true => state.end(who, ClientOutcome::Unavailable),
+                    false => self.answer(state, who, end, AnswerSource::PendingAnswer),
                 }
             }
         }
     }
 
-    pub(crate) fn answer(&self, state: &mut State, who: usize, end: End, how: Given) {
+    pub(crate) fn answer(&self, state: &mut ModelState, who: usize, end: ModelSettlement, how: AnswerSource) {
         let verdict = match end {
-            End::Complete { answer } => {
-                state.judge_answer(self, answer, how);
-                Verdict::Ran
+            ModelSettlement::Complete { answer } => {
+                state.check_answer(self, answer, how);
+                ClientOutcome::Ran
             }
-            End::Park { .. } => Verdict::RanUnknown,
-            End::Release if state.requests[who].past.sent => Verdict::RanUnstored,
-            End::Release => Verdict::Unreachable,
+            ModelSettlement::Park { .. } => ClientOutcome::RanOutcomeUnknown,
+            ModelSettlement::Release if state.requests[who].history.sent => ClientOutcome::RanNotRecorded,
+            ModelSettlement::Release => ClientOutcome::Unreachable,
         };
         state.end(who, verdict);
     }
 
     /// What the record says, never its own reply; and never what it says to another body.
-    pub(crate) fn lost(&self, state: &mut State, who: usize, now: Answer) {
+    pub(crate) fn on_claim_lost(&self, state: &mut ModelState, who: usize, now: ModelAnswer) {
         match now {
-            Answer::Done(answer, _) if self.rules.breaks(Rule::LoserComparesBodies) => {
-                self.replay(state, who, answer, Given::Replayed)
+            ModelAnswer::Completed(answer, _) if self.rules.leaves_out(ModelRule::LoserComparesFingerprints) => {
+                self.replay(state, who, answer, AnswerSource::Replayed)
             }
-            Answer::Done(answer, body) => self.found_done(state, who, answer, body),
-            Answer::Unknown(_) => state.end(who, Verdict::Unknown),
-            _ => state.end(who, Verdict::InProgress),
+            ModelAnswer::Completed(answer, body) => self.on_completed(state, who, answer, body),
+            ModelAnswer::OutcomeUnknown(_) => state.end(who, ClientOutcome::OutcomeUnknown),
+            _ => state.end(who, ClientOutcome::InProgress),
         }
     }
 
     /// To be told until acknowledged.
     #[expect(clippy::too_many_arguments, reason = "a lease and its end, taken apart")]
-    pub(crate) fn errand(
-        &self, state: &mut State, who: usize, to: Which, fence: Fence, over: bool, end: End, durable: bool,
+    pub(crate) fn queue_background_task(
+        &self, state: &mut ModelState, who: usize, to: StoreRole, fence: ModelFence, over: bool, end: ModelSettlement,
+        durable: bool,
     ) {
-        let (token, body) = (state.requests[who].token, self.bodies[who]);
-        let call = Call::Settle { token, body, fence, over, end };
-        if end == End::Release {
-            state.judge_release(who);
+        let (token, body) = (state.requests[who].token, self.fingerprints[who]);
+        let call = ModelCall::Settle { token, fingerprint: body, fence, is_takeover: over, settlement: end };
+        if end == ModelSettlement::Release {
+            state.check_release(who);
         }
-        state.requests[who].past.journaled |= durable;
-        state.requests[who].later.push(Errand { to, call, durable });
+        state.requests[who].history.journaled |= durable;
+        state.requests[who].settle_queue.push(ModelBackgroundTask { to, call, is_journaled: durable });
     }
 
     /// A store has heard the oldest errand. What the last store calls lost must not stand in the first.
-    pub fn told(&self, state: &mut State, who: usize, held: Result<Answer, Answer>) {
+    pub fn on_task_delivered(&self, state: &mut ModelState, who: usize, held: Result<ModelAnswer, ModelAnswer>) {
         let request = &mut state.requests[who];
-        let told = request.later.remove(0);
-        if told.to == Which::Last && held.is_err() && !self.rules.breaks(Rule::LostIsNotToldToFirst) {
-            let stands = |call| matches!(call, Call::Settle { end, .. } if end != End::Release);
-            request.past.lost = true;
-            request.later.retain(|errand| !stands(errand.call));
+        let told = request.settle_queue.remove(0);
+        if told.to == StoreRole::Authority
+            && held.is_err()
+            && !self.rules.leaves_out(ModelRule::ClaimLostStaysOutOfFront)
+        {
+            let stands =
+                |call| matches!(call, ModelCall::Settle { settlement, .. } if settlement != ModelSettlement::Release);
+            request.history.claim_lost = true;
+            request.settle_queue.retain(|errand| !stands(errand.call));
         }
     }
 
     /// A gateway dies: what it was at is gone, except its journal.
-    pub fn crash(&self, state: &mut State, gateway: usize) {
+    pub fn crash(&self, state: &mut ModelState, gateway: usize) {
         for who in (0..state.requests.len()).filter(|who| self.gateway(*who) == gateway) {
             let request = &mut state.requests[who];
-            let at_work = !matches!(request.step, Step::Idle | Step::Ended(_));
-            let before = request.later.len();
-            request.later.retain(|errand| errand.durable);
-            request.past.crashed |= at_work || request.later.len() < before;
+            let at_work = !matches!(request.step, ModelStep::Idle | ModelStep::Ended(_));
+            let before = request.settle_queue.len();
+            request.settle_queue.retain(|errand| errand.is_journaled);
+            request.history.crashed |= at_work || request.settle_queue.len() < before;
             if at_work {
-                request.step = Step::Ended(Verdict::Nothing);
+                request.step = ModelStep::Ended(ClientOutcome::NoResponse);
             }
         }
     }
 }
 
-impl State {
-    pub(crate) fn end(&mut self, who: usize, verdict: Verdict) {
-        self.requests[who].step = Step::Ended(verdict);
+impl ModelState {
+    pub(crate) fn end(&mut self, who: usize, verdict: ClientOutcome) {
+        self.requests[who].step = ModelStep::Ended(verdict);
     }
 
-    pub(crate) fn refuse(&mut self, world: &World, who: usize, verdict: Verdict) {
-        self.judge_refusal(world, who);
+    pub(crate) fn refuse(&mut self, world: &ModelSetup, who: usize, verdict: ClientOutcome) {
+        self.check_refusal(world, who);
         self.end(who, verdict);
     }
 }

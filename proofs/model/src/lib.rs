@@ -1,7 +1,7 @@
 //! A model of claims, leases and stores, checked in every order of events.
 //!
 //! Read [`store`] (the contract), then [`gateway`] (claim, run, settle), then [`tiered`] (two stores as one). What must
-//! hold is in [`properties`], what breaks without each rule in [`red`], what is explored in [`worlds`].
+//! hold is in [`properties`], what breaks without each rule in [`red`], what is explored in [`setups`].
 //!
 //! One address, a few requests in two gateways. What may happen at any moment: a request takes its next step; a call is
 //! delivered, delivered twice, delayed until later, loses its answer, or does not reach its store; a lease lapses; a
@@ -15,35 +15,35 @@ use stateright::{Model, Property};
 pub mod gateway;
 pub mod properties;
 pub mod red;
+pub mod setups;
 pub mod state;
 pub mod store;
 pub mod tiered;
-pub mod worlds;
 
-use gateway::{Lease, Outcome, Past, Reply, Request, Step, Which};
-use properties::Watch;
-use red::Rules;
-pub use state::{Faults, Mail, State};
-use store::{Call, Store, TOKENS, Token};
+use gateway::{ModelLease, ModelRequest, ModelStep, RequestHistory, StoreCallOutcome, StoreRole, UpstreamOutcome};
+use properties::StoreMonitor;
+use red::ModelRules;
+pub use state::{FaultBudget, LateCall, ModelState};
+use store::{ModelCall, ModelStore, ModelToken, TOKENS_PER_REQUEST};
 
 /// What is explored.
 #[derive(Debug, Clone)]
-pub struct World {
+pub struct ModelSetup {
     pub name: &'static str,
-    pub stores: Stores,
-    pub on_unknown: OnUnknown,
+    pub stores: StoreSetup,
+    pub on_unknown: ModelOnUnknown,
     /// One per request; requests take turns in two gateways.
-    pub bodies: Vec<u8>,
+    pub fingerprints: Vec<u8>,
     /// How the upstream may end.
-    pub replies: Vec<Reply>,
+    pub replies: Vec<UpstreamOutcome>,
     /// Gateways keep answers that the store cannot take. Solo answers are always kept.
     pub journal: bool,
-    pub faults: Faults,
-    pub rules: Rules,
+    pub faults: FaultBudget,
+    pub rules: ModelRules,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stores {
+pub enum StoreSetup {
     One,
     /// `cache =`: the last store decides or nobody.
     Strict,
@@ -52,295 +52,310 @@ pub enum Stores {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnUnknown {
+pub enum ModelOnUnknown {
     Hold,
     Retry,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum ModelAction {
     Begin(usize),
     /// The call under way is applied and answered.
     Deliver(usize),
     /// The same, and a copy stays under way.
     DeliverAndRepeat(usize),
     /// It is applied; its answer is lost.
-    LoseAnswer(usize, Doubt),
+    LoseAnswer(usize, OnAmbiguous),
     /// It is not applied yet; the gateway stops waiting for it.
-    Delay(usize, Doubt),
+    Delay(usize, OnAmbiguous),
     /// It certainly is not applied.
     Unreachable(usize),
     /// The oldest unacknowledged end is told.
-    Tell(usize),
-    TellAndLoseAnswer(usize),
-    TellLate(usize),
+    DeliverTask(usize),
+    DeliverTaskLoseAnswer(usize),
+    DelayTask(usize),
     /// The first store is not told any more.
-    StopTellingFirst(usize),
+    AbandonFrontTasks(usize),
     /// A late copy arrives.
-    Arrive(usize),
-    Start(usize),
-    Replied(usize, Reply),
-    Beat(usize),
-    BeatLate(usize),
-    Lapse(Which),
+    DeliverLateCall(usize),
+    SendToUpstream(usize),
+    UpstreamEnds(usize, UpstreamOutcome),
+    Heartbeat(usize),
+    LateHeartbeat(usize),
+    LeaseExpires(StoreRole),
     Crash(usize),
     Replicate,
     Failover,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doubt {
-    AskAgain,
+pub enum OnAmbiguous {
+    Retry,
     GiveUp,
 }
 
-impl Default for World {
+impl Default for ModelSetup {
     fn default() -> Self {
         Self {
             name: "",
-            stores: Stores::One,
-            on_unknown: OnUnknown::Hold,
-            bodies: vec![0, 0],
-            replies: vec![Reply::Remembered],
+            stores: StoreSetup::One,
+            on_unknown: ModelOnUnknown::Hold,
+            fingerprints: vec![0, 0],
+            replies: vec![UpstreamOutcome::Remembered],
             journal: false,
-            faults: Faults::default(),
-            rules: Rules::default(),
+            faults: FaultBudget::default(),
+            rules: ModelRules::default(),
         }
     }
 }
 
-impl World {
+impl ModelSetup {
     pub fn gateway(&self, who: usize) -> usize {
         who % 2
     }
 
     /// Requests of one gateway with one body are interchangeable, and so are the gateways until one has begun.
-    fn may_begin(&self, state: &State, who: usize) -> bool {
-        let idle = |other: usize| state.requests[other].step == Step::Idle;
-        let twin = |other: &usize| self.bodies[*other] == self.bodies[who] && self.gateway(*other) == self.gateway(who);
-        let alike = self.bodies.iter().all(|body| *body == self.bodies[0]) && self.bodies.len().is_multiple_of(2);
+    fn may_begin(&self, state: &ModelState, who: usize) -> bool {
+        let idle = |other: usize| state.requests[other].step == ModelStep::Idle;
+        let twin = |other: &usize| {
+            self.fingerprints[*other] == self.fingerprints[who] && self.gateway(*other) == self.gateway(who)
+        };
+        let alike = self.fingerprints.iter().all(|body| *body == self.fingerprints[0])
+            && self.fingerprints.len().is_multiple_of(2);
         idle(who) && !(0..who).filter(twin).any(idle) && (who == 0 || !alike || !idle(0))
     }
 
-    fn call_actions(&self, state: &State, who: usize, actions: &mut Vec<Action>) {
-        let Some((to, call)) = self.call(state, who) else { return };
-        let writes = !matches!(call, Call::Get | Call::ReadMark);
-        actions.push(Action::Deliver(who));
-        if state.left.repeats > 0 && writes {
-            actions.push(Action::DeliverAndRepeat(who));
+    fn call_actions(&self, state: &ModelState, who: usize, actions: &mut Vec<ModelAction>) {
+        let Some((to, call)) = self.pending_call(state, who) else { return };
+        let writes = !matches!(call, ModelCall::Get | ModelCall::ReadMarker);
+        actions.push(ModelAction::Deliver(who));
+        if state.faults_left.repeats > 0 && writes {
+            actions.push(ModelAction::DeliverAndRepeat(who));
         }
-        if state.left.losses > 0 {
-            for doubt in [Doubt::AskAgain, Doubt::GiveUp] {
+        if state.faults_left.losses > 0 {
+            for doubt in [OnAmbiguous::Retry, OnAmbiguous::GiveUp] {
                 if writes {
-                    actions.push(Action::LoseAnswer(who, doubt));
+                    actions.push(ModelAction::LoseAnswer(who, doubt));
                 }
-                actions.push(Action::Delay(who, doubt));
+                actions.push(ModelAction::Delay(who, doubt));
             }
         }
-        if state.left.can_miss(to) {
-            actions.push(Action::Unreachable(who));
+        if state.faults_left.can_be_unreachable(to) {
+            actions.push(ModelAction::Unreachable(who));
         }
     }
 
-    fn request_actions(&self, state: &State, who: usize, actions: &mut Vec<Action>) {
+    fn request_actions(&self, state: &ModelState, who: usize, actions: &mut Vec<ModelAction>) {
         let request = &state.requests[who];
         match request.step {
-            Step::Idle if self.may_begin(state, who) => actions.push(Action::Begin(who)),
-            Step::Ready(_) => {
-                actions.push(Action::Start(who));
-                if self.replies.contains(&Reply::NotSent) {
-                    actions.push(Action::Replied(who, Reply::NotSent));
+            ModelStep::Idle if self.may_begin(state, who) => actions.push(ModelAction::Begin(who)),
+            ModelStep::Ready(_) => {
+                actions.push(ModelAction::SendToUpstream(who));
+                if self.replies.contains(&UpstreamOutcome::NotSent) {
+                    actions.push(ModelAction::UpstreamEnds(who, UpstreamOutcome::NotSent));
                 }
             }
-            Step::Running(_) => {
-                let replies = self.replies.iter().filter(|reply| **reply != Reply::NotSent);
-                actions.extend(replies.map(|reply| Action::Replied(who, *reply)));
-                if state.left.beats > 0 {
-                    actions.push(Action::Beat(who));
-                    if state.left.losses > 0 {
-                        actions.push(Action::BeatLate(who));
+            ModelStep::Running(_) => {
+                let replies = self.replies.iter().filter(|reply| **reply != UpstreamOutcome::NotSent);
+                actions.extend(replies.map(|reply| ModelAction::UpstreamEnds(who, *reply)));
+                if state.faults_left.heartbeats > 0 {
+                    actions.push(ModelAction::Heartbeat(who));
+                    if state.faults_left.losses > 0 {
+                        actions.push(ModelAction::LateHeartbeat(who));
                     }
                 }
             }
             _ => {}
         }
-        if let Some(errand) = request.later.first() {
-            actions.push(Action::Tell(who));
-            if state.left.losses > 0 {
-                actions.extend([Action::TellAndLoseAnswer(who), Action::TellLate(who)]);
+        if let Some(errand) = request.settle_queue.first() {
+            actions.push(ModelAction::DeliverTask(who));
+            if state.faults_left.losses > 0 {
+                actions.extend([ModelAction::DeliverTaskLoseAnswer(who), ModelAction::DelayTask(who)]);
             }
-            if errand.to == Which::First && state.left.first_unreachable > 0 {
-                actions.push(Action::StopTellingFirst(who));
+            if errand.to == StoreRole::Front && state.faults_left.front_unreachable > 0 {
+                actions.push(ModelAction::AbandonFrontTasks(who));
             }
         }
     }
 
-    fn apply(&self, state: &mut State, to: Which, call: Call) -> store::Held {
-        let retry = self.on_unknown == OnUnknown::Retry;
-        let authorises = retry && (to == Which::Last || state.first.now.marker.is_some());
-        let State { first, last, requests, broken, .. } = state;
-        let store = if to == Which::First { first } else { last };
-        store.apply(call, self.rules, &mut Watch { requests, broken, authorises })
+    fn apply(&self, state: &mut ModelState, to: StoreRole, call: ModelCall) -> store::ModelCallResult {
+        let retry = self.on_unknown == ModelOnUnknown::Retry;
+        let authorises = retry && (to == StoreRole::Authority || state.front.now.marker.is_some());
+        let ModelState { front: first, authority: last, requests, violations: broken, .. } = state;
+        let store = if to == StoreRole::Front { first } else { last };
+        store.apply(
+            call,
+            self.rules,
+            &mut StoreMonitor { requests, violations: broken, policy_allows_takeover: authorises },
+        )
     }
 
-    fn under_way(&self, state: &State, who: usize) -> (Which, Call) {
-        self.call(state, who).expect("only a waiting request has such actions")
+    fn expect_pending_call(&self, state: &ModelState, who: usize) -> (StoreRole, ModelCall) {
+        self.pending_call(state, who).expect("only a waiting request has such actions")
     }
 
     /// A driver that sends a refused claim twice, unseen by the gateway, can bring it to life when its holder has left:
     /// no store can tell it from a new request. Drivers must not.
-    fn repeat(&self, state: &mut State, to: Which, call: Call, answer: store::Held) {
-        let refused = matches!(call, Call::Claim { .. }) && !matches!(answer, Ok(store::Answer::Granted(_)));
-        if !refused || self.rules.breaks(red::Rule::DriversDoNotRepeatRefusedClaims) {
-            state.post(to, call);
+    fn repeat_call(&self, state: &mut ModelState, to: StoreRole, call: ModelCall, answer: store::ModelCallResult) {
+        let refused = matches!(call, ModelCall::Claim { .. }) && !matches!(answer, Ok(store::ModelAnswer::Granted(_)));
+        if !refused || self.rules.leaves_out(red::ModelRule::DriversDoNotRepeatRefusedClaims) {
+            state.post_late_call(to, call);
         }
     }
 
     /// The lease is extended where it counts.
-    fn beat(&self, state: &mut State, who: usize, late: bool) {
-        let Step::Running(Lease { fence, over, .. }) = state.requests[who].step else { return };
-        let call = Call::Extend { token: state.requests[who].token, body: self.bodies[who], fence, over };
-        state.left.beats -= 1;
+    fn heartbeat(&self, state: &mut ModelState, who: usize, late: bool) {
+        let ModelStep::Running(ModelLease { fence, is_takeover: over, .. }) = state.requests[who].step else { return };
+        let call = ModelCall::Extend {
+            token: state.requests[who].token,
+            fingerprint: self.fingerprints[who],
+            fence,
+            is_takeover: over,
+        };
+        state.faults_left.heartbeats -= 1;
         if late {
-            state.left.losses -= 1;
-            state.post(Which::Last, call);
+            state.faults_left.losses -= 1;
+            state.post_late_call(StoreRole::Authority, call);
         } else {
-            let _ = self.apply(state, Which::Last, call);
+            let _ = self.apply(state, StoreRole::Authority, call);
         }
-        self.no_longer_solo(state, who);
+        self.end_front_only(state, who);
     }
 
-    fn step(&self, state: &mut State, action: Action) {
+    fn apply_action(&self, state: &mut ModelState, action: ModelAction) {
         match action {
-            Action::Begin(who) => self.begin(state, who),
-            Action::Deliver(who) | Action::DeliverAndRepeat(who) => {
-                let (to, call) = self.under_way(state, who);
+            ModelAction::Begin(who) => self.begin(state, who),
+            ModelAction::Deliver(who) | ModelAction::DeliverAndRepeat(who) => {
+                let (to, call) = self.expect_pending_call(state, who);
                 let answer = self.apply(state, to, call);
-                if matches!(action, Action::DeliverAndRepeat(_)) {
-                    state.left.repeats -= 1;
-                    self.repeat(state, to, call, answer);
+                if matches!(action, ModelAction::DeliverAndRepeat(_)) {
+                    state.faults_left.repeats -= 1;
+                    self.repeat_call(state, to, call, answer);
                 }
-                self.go_on(state, who, Outcome::Answered(answer));
+                self.on_call_ended(state, who, StoreCallOutcome::Answered(answer));
             }
-            Action::LoseAnswer(who, doubt) => {
-                let (to, call) = self.under_way(state, who);
-                state.left.losses -= 1;
+            ModelAction::LoseAnswer(who, doubt) => {
+                let (to, call) = self.expect_pending_call(state, who);
+                state.faults_left.losses -= 1;
                 let _ = self.apply(state, to, call);
-                self.go_on(state, who, doubt.outcome());
+                self.on_call_ended(state, who, doubt.outcome());
             }
-            Action::Delay(who, doubt) => {
-                let (to, call) = self.under_way(state, who);
-                state.left.losses -= 1;
-                state.post(to, call);
-                self.go_on(state, who, doubt.outcome());
+            ModelAction::Delay(who, doubt) => {
+                let (to, call) = self.expect_pending_call(state, who);
+                state.faults_left.losses -= 1;
+                state.post_late_call(to, call);
+                self.on_call_ended(state, who, doubt.outcome());
             }
-            Action::Unreachable(who) => {
-                let (to, _) = self.under_way(state, who);
-                state.left.spend(to);
-                self.go_on(state, who, Outcome::NotApplied);
+            ModelAction::Unreachable(who) => {
+                let (to, _) = self.expect_pending_call(state, who);
+                state.faults_left.use_unreachable(to);
+                self.on_call_ended(state, who, StoreCallOutcome::NotApplied);
             }
-            Action::Tell(who) | Action::TellAndLoseAnswer(who) => {
-                let errand = state.requests[who].later[0].clone();
+            ModelAction::DeliverTask(who) | ModelAction::DeliverTaskLoseAnswer(who) => {
+                let errand = state.requests[who].settle_queue[0].clone();
                 let held = self.apply(state, errand.to, errand.call);
                 match action {
-                    Action::Tell(_) => self.told(state, who, held),
-                    _ => state.left.losses -= 1,
+                    ModelAction::DeliverTask(_) => self.on_task_delivered(state, who, held),
+                    _ => state.faults_left.losses -= 1,
                 }
             }
-            Action::TellLate(who) => {
-                let errand = state.requests[who].later[0].clone();
-                state.left.losses -= 1;
-                state.post(errand.to, errand.call);
+            ModelAction::DelayTask(who) => {
+                let errand = state.requests[who].settle_queue[0].clone();
+                state.faults_left.losses -= 1;
+                state.post_late_call(errand.to, errand.call);
             }
-            Action::StopTellingFirst(who) => {
-                state.left.first_unreachable -= 1;
-                state.requests[who].past.first_untold = true;
-                state.requests[who].later.remove(0);
+            ModelAction::AbandonFrontTasks(who) => {
+                state.faults_left.front_unreachable -= 1;
+                state.requests[who].history.front_not_settled = true;
+                state.requests[who].settle_queue.remove(0);
             }
-            Action::Arrive(index) => {
-                let Mail { to, call } = state.mail.remove(index);
+            ModelAction::DeliverLateCall(index) => {
+                let LateCall { to, call } = state.late_calls.remove(index);
                 let _ = self.apply(state, to, call);
             }
-            Action::Start(who) => self.start(state, who),
-            Action::Replied(who, reply) => self.replied(state, who, reply),
-            Action::Beat(who) | Action::BeatLate(who) => self.beat(state, who, matches!(action, Action::BeatLate(_))),
-            Action::Lapse(which) => state.store(which).lapse(self.rules),
-            Action::Crash(gateway) => {
-                state.left.crashes -= 1;
+            ModelAction::SendToUpstream(who) => self.send_to_upstream(state, who),
+            ModelAction::UpstreamEnds(who, reply) => self.on_upstream_ended(state, who, reply),
+            ModelAction::Heartbeat(who) | ModelAction::LateHeartbeat(who) => {
+                self.heartbeat(state, who, matches!(action, ModelAction::LateHeartbeat(_)))
+            }
+            ModelAction::LeaseExpires(which) => state.store_mut(which).lapse(self.rules),
+            ModelAction::Crash(gateway) => {
+                state.faults_left.crashes -= 1;
                 self.crash(state, gateway);
             }
-            Action::Replicate | Action::Failover => self.fail_over(state, action == Action::Failover),
+            ModelAction::Replicate | ModelAction::Failover => self.fail_over(state, action == ModelAction::Failover),
         }
     }
 
-    fn fail_over(&self, state: &mut State, now: bool) {
-        let which = if self.is_tiered() { Which::First } else { Which::Last };
+    fn fail_over(&self, state: &mut ModelState, now: bool) {
+        let which = if self.is_tiered() { StoreRole::Front } else { StoreRole::Authority };
         let undrained = state.requests.iter().enumerate().any(|(who, request)| {
-            let in_last = state.last.now.entry.as_ref().is_some_and(|entry| store::owner(entry.token) == who);
-            request.past.solo != gateway::Solo::No && !in_last
+            let in_last =
+                state.authority.now.entry.as_ref().is_some_and(|entry| store::token_owner(entry.token) == who);
+            request.history.front_only != gateway::FrontOnlyCause::NotFrontOnly && !in_last
         });
-        let store = state.store(which);
+        let store = state.store_mut(which);
         if now {
             store.now = store.replica.clone();
-            state.left.failovers -= 1;
+            state.faults_left.failovers -= 1;
             state.failover = Some(undrained || state.failover == Some(true));
         } else {
             store.replica = store.now.clone();
-            state.left.replications -= 1;
+            state.faults_left.replications -= 1;
         }
     }
 }
 
-impl Model for World {
-    type State = State;
-    type Action = Action;
+impl Model for ModelSetup {
+    type State = ModelState;
+    type Action = ModelAction;
 
-    fn init_states(&self) -> Vec<State> {
-        let request = |who: usize| Request {
-            step: Step::Idle,
-            token: who as Token * TOKENS,
-            later: Vec::new(),
-            past: Past::default(),
+    fn init_states(&self) -> Vec<ModelState> {
+        let request = |who: usize| ModelRequest {
+            step: ModelStep::Idle,
+            token: who as ModelToken * TOKENS_PER_REQUEST,
+            settle_queue: Vec::new(),
+            history: RequestHistory::default(),
         };
-        vec![State {
-            first: Store::default(),
-            last: Store::default(),
-            requests: (0..self.bodies.len()).map(request).collect(),
-            mail: Vec::new(),
-            left: self.faults,
-            given: None,
-            finished: false,
+        vec![ModelState {
+            front: ModelStore::default(),
+            authority: ModelStore::default(),
+            requests: (0..self.fingerprints.len()).map(request).collect(),
+            late_calls: Vec::new(),
+            faults_left: self.faults,
+            first_answer: None,
+            completed_seen: false,
             failover: None,
-            broken: 0,
+            violations: 0,
         }]
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+    fn actions(&self, state: &ModelState, actions: &mut Vec<ModelAction>) {
         for who in 0..state.requests.len() {
             self.request_actions(state, who, actions);
             self.call_actions(state, who, actions);
         }
-        actions.extend((0..state.mail.len()).map(Action::Arrive));
-        for (which, store) in [(Which::First, &state.first), (Which::Last, &state.last)] {
+        actions.extend((0..state.late_calls.len()).map(ModelAction::DeliverLateCall));
+        for (which, store) in [(StoreRole::Front, &state.front), (StoreRole::Authority, &state.authority)] {
             if store.can_lapse() {
-                actions.push(Action::Lapse(which));
+                actions.push(ModelAction::LeaseExpires(which));
             }
         }
-        if state.left.crashes > 0 {
-            actions.extend((0..2).map(Action::Crash));
+        if state.faults_left.crashes > 0 {
+            actions.extend((0..2).map(ModelAction::Crash));
         }
-        let store = if self.is_tiered() { &state.first } else { &state.last };
-        if state.left.failovers > 0 && store.now != store.replica {
-            actions.push(Action::Failover);
-            if state.left.replications > 0 {
-                actions.push(Action::Replicate);
+        let store = if self.is_tiered() { &state.front } else { &state.authority };
+        if state.faults_left.failovers > 0 && store.now != store.replica {
+            actions.push(ModelAction::Failover);
+            if state.faults_left.replications > 0 {
+                actions.push(ModelAction::Replicate);
             }
         }
     }
 
-    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+    fn next_state(&self, state: &ModelState, action: ModelAction) -> Option<ModelState> {
         let mut next = state.clone();
-        self.step(&mut next, action);
+        self.apply_action(&mut next, action);
         (next != *state).then_some(next)
     }
 
@@ -349,11 +364,11 @@ impl Model for World {
     }
 }
 
-impl Doubt {
-    fn outcome(self) -> Outcome {
+impl OnAmbiguous {
+    fn outcome(self) -> StoreCallOutcome {
         match self {
-            Self::AskAgain => Outcome::AskAgain,
-            Self::GiveUp => Outcome::GiveUp,
+            Self::Retry => StoreCallOutcome::AmbiguousRetry,
+            Self::GiveUp => StoreCallOutcome::AmbiguousGiveUp,
         }
     }
 }

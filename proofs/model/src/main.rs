@@ -1,11 +1,11 @@
 //! Explores the larger worlds, then every red variant, and prints what was found. Fails if anything is not as it must be.
 //!
-//! `ibid-model PART` explores only the worlds whose name contains PART; `ibid-model trace PART` prints the steps of the red
+//! `ibid-model MIN_SECRET_PART_LENGTH` explores only the worlds whose name contains PART; `ibid-model trace MIN_SECRET_PART_LENGTH` prints the steps of the red
 //! variants' counterexamples.
 
 use std::{env, process::ExitCode, time::Instant};
 
-use ibid_model::{red, worlds};
+use ibid_model::{red, setups};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -18,11 +18,13 @@ fn main() -> ExitCode {
     let mut good = true;
     if !trace {
         println!("{:<46} {:>12} {:>6} {:>11} {:>8}  result", "world", "states", "depth", "properties", "seconds");
-        for world in worlds::small().into_iter().chain(worlds::large()).filter(|world| world.name.contains(part)) {
+        for world in
+            setups::small_setups().into_iter().chain(setups::large_setups()).filter(|world| world.name.contains(part))
+        {
             let started = Instant::now();
-            let found = worlds::explore(&world);
-            let open = worlds::open().contains(&world.name);
-            let result = match (found.wrong.is_empty(), open) {
+            let found = setups::explore_setup(&world);
+            let open = setups::known_counterexamples().contains(&world.name);
+            let result = match (found.violations.is_empty(), open) {
                 (true, false) => "holds",
                 (true, true) => "HOLDS, no longer open",
                 (false, false) => "WRONG",
@@ -33,18 +35,18 @@ fn main() -> ExitCode {
                 "{:<46} {:>12} {:>6} {:>11} {seconds:>8.1}  {result}",
                 found.name, found.states, found.depth, found.properties
             );
-            for wrong in &found.wrong {
+            for wrong in &found.violations {
                 println!("  {wrong}");
             }
-            good &= found.wrong.is_empty() != open;
+            good &= found.violations.is_empty() != open;
         }
         println!();
     }
     println!("{:<76} {:>8} {:>6}  breaks", "left out", "states", "steps");
-    for variant in red::variants().into_iter().filter(|variant| variant.name.contains(part)) {
-        let (states, steps) = worlds::counterexample(&variant, None);
+    for variant in red::all_mutants().into_iter().filter(|variant| variant.name.contains(part)) {
+        let (states, steps) = setups::counterexample(&variant, None);
         let length = steps.as_ref().map_or("NONE".to_owned(), |steps| steps.len().to_string());
-        println!("{:<76} {states:>8} {length:>6}  {}", variant.name, variant.breaks);
+        println!("{:<76} {states:>8} {length:>6}  {}", variant.name, variant.broken_property);
         for step in steps.iter().flatten().filter(|_| trace) {
             println!("    {step}");
         }

@@ -3,14 +3,14 @@
 //! A rule that can be left out without a counterexample is either not needed or not modelled; both are worth knowing.
 
 use crate::{
-    Faults, OnUnknown, Stores, World,
-    gateway::Reply::{self, Cut, NotSent, Remembered, Unremembered},
+    FaultBudget, ModelOnUnknown, ModelSetup, StoreSetup,
+    gateway::UpstreamOutcome::{self, ConnectionLost, NotSent, Remembered, Unremembered},
     properties,
 };
 
 /// A rule that a red variant leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Rule {
+pub enum ModelRule {
     // A store.
     LapsedIsUnknown,
     LeaseIsNotTheTtl,
@@ -24,291 +24,307 @@ pub enum Rule {
     // A gateway.
     RepeatedClaimKeepsItsToken,
     FingerprintBeforeTakeover,
-    CutIsParked,
+    ConnectionLostIsParked,
     RecordThenAnswer,
-    RefusedInDoubtReleases,
-    LoserComparesBodies,
+    AmbiguousRefusalReleases,
+    LoserComparesFingerprints,
     DriversDoNotRepeatRefusedClaims,
     // A tiered store.
-    NoSoloInDoubt,
-    LastWinsOverBusy,
-    FirstIsReleased,
-    LastIsReleasedBeforeFirst,
-    MarkIsReadAfterTakeover,
-    ProveBeforeRun,
-    AnyMarkIsBelieved,
-    NoSoloAfterTakeover,
-    SoloIsTakenOverInFirst,
-    SameBodyTakesOverInFirst,
-    CopyKeepsItsBody,
-    LostReleaseIsToldToFirst,
-    LostIsNotToldToFirst,
-    SoloEndsWhenLastMayKnow,
-    LostInFirstIsToldToLast,
-    TakeoverIsShownInFirst,
-    SoloIsPutInLast,
-    LostCopyIsAWindow,
+    NoFrontOnlyIfAmbiguous,
+    AuthorityWinsOverInProgress,
+    FrontIsReleased,
+    AuthorityIsReleasedBeforeFront,
+    MarkerIsReadAfterTakeover,
+    VerifyMarkerBeforeRun,
+    AnyMarkerIsTrusted,
+    NoFrontOnlyAfterTakeover,
+    FrontOnlyIsTakenOverInFront,
+    SameFingerprintTakesOverInFront,
+    CopyKeepsItsFingerprint,
+    LostReleaseReachesFront,
+    ClaimLostStaysOutOfFront,
+    FrontOnlyEndsWhenAuthorityMayKnow,
+    LostInFrontReachesAuthority,
+    TakeoverIsShownInFront,
+    FrontOnlyIsRecordedInAuthority,
+    LostCopyAllowsSecondRun,
 }
 
 /// How many there are.
-pub const RULES: usize = Rule::LostCopyIsAWindow as usize + 1;
+pub const RULE_COUNT: usize = ModelRule::LostCopyAllowsSecondRun as usize + 1;
 
 /// All rules, less at most one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Rules(pub Option<Rule>);
+pub struct ModelRules(pub Option<ModelRule>);
 
-impl Rules {
-    pub fn breaks(self, rule: Rule) -> bool {
+impl ModelRules {
+    pub fn leaves_out(self, rule: ModelRule) -> bool {
         self.0 == Some(rule)
     }
 }
 
 /// A world in which one rule is left out, and the property that must break.
 #[derive(Debug, Clone)]
-pub struct Red {
+pub struct Mutant {
     pub name: &'static str,
-    pub breaks: &'static str,
-    pub world: World,
+    pub broken_property: &'static str,
+    pub setup: ModelSetup,
 }
 
 /// Every red variant.
-pub fn variants() -> Vec<Red> {
-    let mut all = in_one_store();
-    all.extend(in_tiered_stores());
+pub fn all_mutants() -> Vec<Mutant> {
+    let mut all = single_store_mutants();
+    all.extend(tiered_mutants());
     all
 }
 
-fn red(name: &'static str, rule: Rule, breaks: &'static str, mut world: World) -> Red {
+fn mutant(name: &'static str, rule: ModelRule, breaks: &'static str, mut world: ModelSetup) -> Mutant {
     world.name = name;
-    world.rules = Rules(Some(rule));
-    Red { name, breaks, world }
+    world.rules = ModelRules(Some(rule));
+    Mutant { name, broken_property: breaks, setup: world }
 }
 
-fn world(stores: Stores, on_unknown: OnUnknown, bodies: &[u8], replies: &[Reply], faults: Faults) -> World {
-    World { stores, on_unknown, bodies: bodies.to_vec(), replies: replies.to_vec(), faults, ..World::default() }
+fn setup_with(
+    stores: StoreSetup, on_unknown: ModelOnUnknown, bodies: &[u8], replies: &[UpstreamOutcome], faults: FaultBudget,
+) -> ModelSetup {
+    ModelSetup {
+        stores,
+        on_unknown,
+        fingerprints: bodies.to_vec(),
+        replies: replies.to_vec(),
+        faults,
+        ..ModelSetup::default()
+    }
 }
 
-fn in_one_store() -> Vec<Red> {
-    use OnUnknown::{Hold, Retry};
-    let one =
-        |on_unknown, bodies: &[u8], replies: &[Reply], faults| world(Stores::One, on_unknown, bodies, replies, faults);
-    let none = Faults::default();
-    let lossy = Faults { losses: 2, ..none };
+fn single_store_mutants() -> Vec<Mutant> {
+    use ModelOnUnknown::{Hold, Retry};
+    let one = |on_unknown, bodies: &[u8], replies: &[UpstreamOutcome], faults| {
+        setup_with(StoreSetup::One, on_unknown, bodies, replies, faults)
+    };
+    let none = FaultBudget::default();
+    let lossy = FaultBudget { losses: 2, ..none };
     let same = &[0, 0];
     vec![
-        red(
+        mutant(
             "a lapsed lease is free",
-            Rule::LapsedIsUnknown,
+            ModelRule::LapsedIsUnknown,
             properties::ONE_START,
             one(Hold, same, &[Remembered], none),
         ),
-        red(
+        mutant(
             "the TTL is the lease",
-            Rule::LeaseIsNotTheTtl,
+            ModelRule::LeaseIsNotTheTtl,
             properties::ONE_START,
             one(Hold, same, &[Remembered], none),
         ),
-        red(
+        mutant(
             "a repeated claim is a new claim",
-            Rule::RepeatedClaimKeepsItsToken,
-            properties::REAL_UNKNOWN,
+            ModelRule::RepeatedClaimKeepsItsToken,
+            properties::EXPLAINED_UNKNOWN,
             one(Hold, same, &[Remembered], lossy),
         ),
-        red(
+        mutant(
             "takeover before the fingerprint check",
-            Rule::FingerprintBeforeTakeover,
-            properties::SAME_BODY,
-            one(Retry, &[0, 1], &[Remembered, Cut], none),
+            ModelRule::FingerprintBeforeTakeover,
+            properties::SAME_FINGERPRINT_TAKES_OVER,
+            one(Retry, &[0, 1], &[Remembered, ConnectionLost], none),
         ),
-        red(
+        mutant(
             "a takeover does not name its holder",
-            Rule::TakeoverNamesItsHolder,
-            properties::SAME_BODY,
+            ModelRule::TakeoverNamesItsHolder,
+            properties::SAME_FINGERPRINT_TAKES_OVER,
             one(Retry, &[0, 1, 0], &[Remembered, Unremembered, NotSent], none),
         ),
-        red(
+        mutant(
             "no free entry after a release",
-            Rule::ReleaseLeavesFreeEntry,
-            properties::REAL_UNKNOWN,
-            one(Hold, same, &[NotSent], Faults { repeats: 1, ..none }),
+            ModelRule::ReleaseLeavesFreeEntry,
+            properties::EXPLAINED_UNKNOWN,
+            one(Hold, same, &[NotSent], FaultBudget { repeats: 1, ..none }),
         ),
-        red(
+        mutant(
             "a release under another holder does not spend its token",
-            Rule::ReleaseUnderAnotherHolderSpends,
-            properties::REAL_UNKNOWN,
+            ModelRule::ReleaseUnderAnotherHolderSpends,
+            properties::EXPLAINED_UNKNOWN,
             one(Hold, same, &[NotSent], lossy),
         ),
-        red(
+        mutant(
             "a released takeover is free",
-            Rule::ReleasedTakeoverIsUnknown,
-            properties::UNKNOWN_AGAIN,
-            one(Retry, same, &[Cut, NotSent], none),
+            ModelRule::ReleasedTakeoverIsUnknown,
+            properties::RELEASED_TAKEOVER_UNKNOWN,
+            one(Retry, same, &[ConnectionLost, NotSent], none),
         ),
-        red(
+        mutant(
             "settles are not fenced",
-            Rule::SettlesAreFenced,
+            ModelRule::SettlesAreFenced,
             properties::EQUAL_ANSWERS,
             one(Retry, same, &[Remembered], none),
         ),
-        red(
+        mutant(
             "fences are counted by entries that can be lost",
-            Rule::FencesComeFromTheClock,
+            ModelRule::FencesComeFromTheClock,
             properties::FENCES_GROW,
-            one(Hold, same, &[Remembered], Faults { failovers: 1, ..none }),
+            one(Hold, same, &[Remembered], FaultBudget { failovers: 1, ..none }),
         ),
-        red(
+        mutant(
             "a cut connection is released",
-            Rule::CutIsParked,
+            ModelRule::ConnectionLostIsParked,
             properties::RIGHT_RELEASE,
-            one(Hold, same, &[Cut], none),
+            one(Hold, same, &[ConnectionLost], none),
         ),
-        red(
+        mutant(
             "answer before record",
-            Rule::RecordThenAnswer,
+            ModelRule::RecordThenAnswer,
             properties::EQUAL_ANSWERS,
-            one(Retry, same, &[Remembered], Faults { crashes: 1, ..none }),
+            one(Retry, same, &[Remembered], FaultBudget { crashes: 1, ..none }),
         ),
-        red(
+        mutant(
             "a claim that is refused after a lost answer is not released",
-            Rule::RefusedInDoubtReleases,
-            properties::REAL_UNKNOWN,
+            ModelRule::AmbiguousRefusalReleases,
+            properties::EXPLAINED_UNKNOWN,
             one(Hold, same, &[NotSent], lossy),
         ),
-        red(
+        mutant(
             "a holder that lost its claim gets another body's answer",
-            Rule::LoserComparesBodies,
-            properties::SAME_BODY_REPLAYS,
-            one(Hold, &[0, 1], &[Remembered], Faults { failovers: 1, ..none }),
+            ModelRule::LoserComparesFingerprints,
+            properties::SAME_FINGERPRINT_REPLAYS,
+            one(Hold, &[0, 1], &[Remembered], FaultBudget { failovers: 1, ..none }),
         ),
-        red(
+        mutant(
             "a driver repeats a refused claim unseen",
-            Rule::DriversDoNotRepeatRefusedClaims,
-            properties::REAL_UNKNOWN,
-            one(Hold, same, &[NotSent], Faults { repeats: 1, ..none }),
+            ModelRule::DriversDoNotRepeatRefusedClaims,
+            properties::EXPLAINED_UNKNOWN,
+            one(Hold, same, &[NotSent], FaultBudget { repeats: 1, ..none }),
         ),
     ]
 }
 
-fn in_tiered_stores() -> Vec<Red> {
-    use OnUnknown::{Hold, Retry};
-    use Stores::{Loose, Strict};
-    let none = Faults::default();
-    let split = Faults { last_unreachable: 1, ..none };
+fn tiered_mutants() -> Vec<Mutant> {
+    use ModelOnUnknown::{Hold, Retry};
+    use StoreSetup::{Loose, Strict};
+    let none = FaultBudget::default();
+    let split = FaultBudget { authority_unreachable: 1, ..none };
     let (same, three) = (&[0, 0], &[0, 0, 0]);
     vec![
-        red(
+        mutant(
             "solo although the last store may have answered",
-            Rule::NoSoloInDoubt,
+            ModelRule::NoFrontOnlyIfAmbiguous,
             properties::ONE_START,
-            world(Loose, Hold, same, &[Remembered], Faults { losses: 1, first_unreachable: 1, ..none }),
+            setup_with(Loose, Hold, same, &[Remembered], FaultBudget { losses: 1, front_unreachable: 1, ..none }),
         ),
-        red(
+        mutant(
             "busy in the first store beats finished in the last",
-            Rule::LastWinsOverBusy,
-            properties::FINISHED_STAYS,
-            world(Strict, Hold, same, &[Remembered], none),
+            ModelRule::AuthorityWinsOverInProgress,
+            properties::COMPLETED_STAYS,
+            setup_with(Strict, Hold, same, &[Remembered], none),
         ),
-        red(
+        mutant(
             "a release that the last store calls lost is not told to the first",
-            Rule::LostReleaseIsToldToFirst,
-            properties::REAL_UNKNOWN,
-            world(Strict, Hold, same, &[NotSent], Faults { losses: 1, first_unreachable: 1, ..none }),
+            ModelRule::LostReleaseReachesFront,
+            properties::EXPLAINED_UNKNOWN,
+            setup_with(Strict, Hold, same, &[NotSent], FaultBudget { losses: 1, front_unreachable: 1, ..none }),
         ),
-        red(
+        mutant(
             "no release in the first store",
-            Rule::FirstIsReleased,
-            properties::REAL_UNKNOWN,
-            world(Strict, Hold, same, &[Remembered], split),
+            ModelRule::FrontIsReleased,
+            properties::EXPLAINED_UNKNOWN,
+            setup_with(Strict, Hold, same, &[Remembered], split),
         ),
-        red(
+        mutant(
             "the first store is released before the last",
-            Rule::LastIsReleasedBeforeFirst,
-            properties::RECORDED,
-            world(Loose, Hold, same, &[Remembered], Faults { losses: 1, ..split }),
+            ModelRule::AuthorityIsReleasedBeforeFront,
+            properties::REPLIES_RECORDED,
+            setup_with(Loose, Hold, same, &[Remembered], FaultBudget { losses: 1, ..split }),
         ),
-        red(
+        mutant(
             "a holder unknown to the store is lost on a released entry",
-            Rule::FreeIsAbsentForAHolder,
-            properties::RECORDED,
-            world(Loose, Hold, same, &[Remembered, NotSent], split),
+            ModelRule::FreeIsAbsentForAHolder,
+            properties::REPLIES_RECORDED,
+            setup_with(Loose, Hold, same, &[Remembered, NotSent], split),
         ),
-        red(
+        mutant(
             "the mark is not read after the takeover",
-            Rule::MarkIsReadAfterTakeover,
+            ModelRule::MarkerIsReadAfterTakeover,
             properties::ONE_START,
-            world(Loose, Hold, same, &[Remembered], split),
+            setup_with(Loose, Hold, same, &[Remembered], split),
         ),
-        red(
+        mutant(
             "solo runs before the extend",
-            Rule::ProveBeforeRun,
+            ModelRule::VerifyMarkerBeforeRun,
             properties::ONE_START,
-            world(Loose, Hold, same, &[Remembered], split),
+            setup_with(Loose, Hold, same, &[Remembered], split),
         ),
-        red(
+        mutant(
             "a mark is believed only for the fence that was taken over",
-            Rule::AnyMarkIsBelieved,
+            ModelRule::AnyMarkerIsTrusted,
             properties::ONE_START,
-            world(Loose, Hold, three, &[Remembered], split),
+            setup_with(Loose, Hold, three, &[Remembered], split),
         ),
-        red(
+        mutant(
             "solo after a takeover in the first store",
-            Rule::NoSoloAfterTakeover,
+            ModelRule::NoFrontOnlyAfterTakeover,
             properties::ONE_START,
-            world(Loose, Hold, same, &[Remembered], split),
+            setup_with(Loose, Hold, same, &[Remembered], split),
         ),
-        red(
+        mutant(
             "a solo claim is taken over in the last store alone",
-            Rule::SoloIsTakenOverInFirst,
+            ModelRule::FrontOnlyIsTakenOverInFront,
             properties::ONE_START,
-            world(Loose, Retry, same, &[Remembered], split),
+            setup_with(Loose, Retry, same, &[Remembered], split),
         ),
-        red(
+        mutant(
             "an answer that the last store calls lost is told to the first",
-            Rule::LostIsNotToldToFirst,
+            ModelRule::ClaimLostStaysOutOfFront,
             properties::EQUAL_ANSWERS,
-            world(Strict, Retry, three, &[Remembered], Faults { last_unreachable: 1, ..none }),
+            setup_with(Strict, Retry, three, &[Remembered], FaultBudget { authority_unreachable: 1, ..none }),
         ),
-        red(
+        mutant(
             "a solo claim that the last store knows is still settled in the first alone",
-            Rule::SoloEndsWhenLastMayKnow,
+            ModelRule::FrontOnlyEndsWhenAuthorityMayKnow,
             properties::EQUAL_ANSWERS,
-            world(Loose, Retry, three, &[Remembered], Faults { last_unreachable: 2, beats: 1, ..none }),
+            setup_with(
+                Loose,
+                Retry,
+                three,
+                &[Remembered],
+                FaultBudget { authority_unreachable: 2, heartbeats: 1, ..none },
+            ),
         ),
-        red(
+        mutant(
             "a solo claim that is lost in the first store is not told to the last",
-            Rule::LostInFirstIsToldToLast,
-            properties::RECORDED,
-            world(Loose, Hold, same, &[Remembered], Faults { last_unreachable: 2, ..none }),
+            ModelRule::LostInFrontReachesAuthority,
+            properties::REPLIES_RECORDED,
+            setup_with(Loose, Hold, same, &[Remembered], FaultBudget { authority_unreachable: 2, ..none }),
         ),
-        red(
+        mutant(
             "another body takes over in the first store",
-            Rule::SameBodyTakesOverInFirst,
-            properties::SAME_BODY,
-            world(Loose, Hold, &[0, 1], &[Remembered], split),
+            ModelRule::SameFingerprintTakesOverInFront,
+            properties::SAME_FINGERPRINT_TAKES_OVER,
+            setup_with(Loose, Hold, &[0, 1], &[Remembered], split),
         ),
-        red(
+        mutant(
             "another body's answer is copied to the first store",
-            Rule::CopyKeepsItsBody,
-            properties::SAME_BODY_REPLAYS,
-            world(Strict, Hold, &[0, 1, 1], &[Remembered], Faults { first_unreachable: 1, ..none }),
+            ModelRule::CopyKeepsItsFingerprint,
+            properties::SAME_FINGERPRINT_REPLAYS,
+            setup_with(Strict, Hold, &[0, 1, 1], &[Remembered], FaultBudget { front_unreachable: 1, ..none }),
         ),
-        red(
+        mutant(
             "a takeover runs without being shown in the first store",
-            Rule::TakeoverIsShownInFirst,
+            ModelRule::TakeoverIsShownInFront,
             properties::ONE_START,
-            world(Loose, Retry, three, &[Remembered, NotSent], split),
+            setup_with(Loose, Retry, three, &[Remembered, NotSent], split),
         ),
-        red(
+        mutant(
             "a solo claim that is taken over is not told to the last store",
-            Rule::SoloIsPutInLast,
-            properties::REAL_UNKNOWN,
-            world(Loose, Retry, same, &[Remembered, NotSent], Faults { beats: 1, losses: 1, ..split }),
+            ModelRule::FrontOnlyIsRecordedInAuthority,
+            properties::EXPLAINED_UNKNOWN,
+            setup_with(Loose, Retry, same, &[Remembered, NotSent], FaultBudget { heartbeats: 1, losses: 1, ..split }),
         ),
-        red(
+        mutant(
             "only two windows: a copy that the first store lost is none",
-            Rule::LostCopyIsAWindow,
+            ModelRule::LostCopyAllowsSecondRun,
             properties::ONE_START,
-            world(Loose, Hold, same, &[Remembered], Faults { failovers: 1, ..split }),
+            setup_with(Loose, Hold, same, &[Remembered], FaultBudget { failovers: 1, ..split }),
         ),
     ]
 }

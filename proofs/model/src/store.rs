@@ -4,230 +4,248 @@
 //! holder that goes on after it is a gateway that was paused. The fence is the store's clock, which no failover turns back.
 
 use crate::{
-    properties::{Broken, Watch},
-    red::{Rule, Rules},
+    properties::{StoreMonitor, Violation},
+    red::{ModelRule, ModelRules},
 };
 
 /// A request's index, which is also what its run answers: two runs never answer the same.
-pub type Task = u8;
+pub type RequestIndex = u8;
 /// Names a claim.
-pub type Token = u8;
+pub type ModelToken = u8;
 /// Names a holder.
-pub type Fence = u8;
+pub type ModelFence = u8;
 /// What makes two requests the same.
-pub type Body = u8;
+pub type ModelFingerprint = u8;
 
 /// The claim's answer was lost: the token alone names it.
-pub const UNSEEN: Fence = 0;
+pub const UNSEEN: ModelFence = 0;
 /// How many tokens a request may mint.
-pub const TOKENS: u8 = 2;
+pub const TOKENS_PER_REQUEST: u8 = 2;
 
 /// Whose token it is.
-pub fn owner(token: Token) -> usize {
-    usize::from(token / TOKENS)
+pub fn token_owner(token: ModelToken) -> usize {
+    usize::from(token / TOKENS_PER_REQUEST)
 }
 
 /// A store: what it holds, and what its replica would hold if it took over now.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Store {
-    pub now: Contents,
-    pub replica: Contents,
+pub struct ModelStore {
+    pub now: StoreContents,
+    pub replica: StoreContents,
     /// The latest fence given, by the clock.
-    pub clock: Fence,
+    pub clock: ModelFence,
 }
 
 /// What a failover can lose.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Contents {
-    pub entry: Option<Entry>,
+pub struct StoreContents {
+    pub entry: Option<ModelEntry>,
     /// Tokens of earlier holders that can never be granted again, one bit each.
-    pub spent: u16,
+    pub spent_tokens: u16,
     /// Tiered, first only: this holder may run without the store that decides.
-    pub marker: Option<Marker>,
+    pub marker: Option<ModelMarker>,
     /// How many grants it remembers.
     pub grants: u8,
 }
 
 /// Whom a mark names: a holder in the first store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Marker {
-    pub token: Token,
-    pub fence: Fence,
+pub struct ModelMarker {
+    pub token: ModelToken,
+    pub fence: ModelFence,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Entry {
-    pub token: Token,
-    pub fence: Fence,
-    pub body: Body,
+pub struct ModelEntry {
+    pub token: ModelToken,
+    pub fence: ModelFence,
+    pub fingerprint: ModelFingerprint,
     /// Its holder took over an unknown one.
     pub took_over: bool,
-    pub phase: Phase,
+    pub state: ModelEntryState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Phase {
+pub enum ModelEntryState {
     Running {
         lapsed: bool,
     },
     /// `ripe`: may be taken over. `released`: its takeover was, and has spent its token.
-    Unknown {
-        ripe: bool,
+    OutcomeUnknown {
+        can_take_over: bool,
         released: bool,
     },
-    Done {
-        answer: Task,
+    Completed {
+        answer: RequestIndex,
     },
     Free,
 }
 
 /// What a gateway sends to a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Call {
+pub enum ModelCall {
     Claim {
-        token: Token,
-        body: Body,
-        over: Option<Fence>,
+        token: ModelToken,
+        fingerprint: ModelFingerprint,
+        take_over: Option<ModelFence>,
     },
     Extend {
-        token: Token,
-        body: Body,
-        fence: Fence,
-        over: bool,
+        token: ModelToken,
+        fingerprint: ModelFingerprint,
+        fence: ModelFence,
+        is_takeover: bool,
     },
     Settle {
-        token: Token,
-        body: Body,
-        fence: Fence,
-        over: bool,
-        end: End,
+        token: ModelToken,
+        fingerprint: ModelFingerprint,
+        fence: ModelFence,
+        is_takeover: bool,
+        settlement: ModelSettlement,
     },
     Get,
-    Mark(Marker),
-    Unmark(Fence),
-    ReadMark,
+    WriteMarker(ModelMarker),
+    RemoveMarker(ModelFence),
+    ReadMarker,
     /// An operator's: takes the entry from whoever has this fence.
-    Forget(Fence),
+    Forget(ModelFence),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum End {
+pub enum ModelSettlement {
     Complete {
-        answer: Task,
+        answer: RequestIndex,
     },
     Release,
     /// `ripe`: may be taken over at once, not only once the lease has lapsed.
     Park {
-        ripe: bool,
+        can_take_over: bool,
     },
 }
 
 /// What a store answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Answer {
-    Granted(Fence),
-    Busy(Holder),
-    Unknown(Holder),
-    Done(Task, Body),
-    Spent,
+pub enum ModelAnswer {
+    Granted(ModelFence),
+    InProgress(ModelHolder),
+    OutcomeUnknown(ModelHolder),
+    Completed(RequestIndex, ModelFingerprint),
+    TokenSpent,
     Absent,
-    Held,
+    Applied,
     Restored,
-    Marker(Option<Marker>),
+    Marker(Option<ModelMarker>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Holder {
-    pub fence: Fence,
-    pub body: Body,
-    pub ripe: bool,
+pub struct ModelHolder {
+    pub fence: ModelFence,
+    pub fingerprint: ModelFingerprint,
+    pub can_take_over: bool,
 }
 
 /// Whether a holder still was the holder; if not, what is there now.
-pub type Held = Result<Answer, Answer>;
+pub type ModelCallResult = Result<ModelAnswer, ModelAnswer>;
 
-impl Store {
+impl ModelStore {
     /// One atomic step. `Err` only for a holder that lost its claim.
-    pub fn apply(&mut self, call: Call, rules: Rules, watch: &mut Watch) -> Held {
+    pub fn apply(&mut self, call: ModelCall, rules: ModelRules, watch: &mut StoreMonitor) -> ModelCallResult {
         match call {
-            Call::Claim { token, body, over } => Ok(self.claim(token, body, over, rules, watch)),
-            Call::Extend { token, body, fence, over } => self.extend(token, body, fence, over, rules),
-            Call::Settle { token, body, fence, over, end } => {
+            ModelCall::Claim { token, fingerprint: body, take_over: over } => {
+                Ok(self.claim(token, body, over, rules, watch))
+            }
+            ModelCall::Extend { token, fingerprint: body, fence, is_takeover: over } => {
+                self.extend(token, body, fence, over, rules)
+            }
+            ModelCall::Settle { token, fingerprint: body, fence, is_takeover: over, settlement: end } => {
                 let before = self.now.clone();
                 let held = self.settle(token, body, fence, over, end, rules, watch);
                 // A token that is spent is no write: nobody sees it but its own late copies.
                 if held.is_err() && (self.now.view(), self.now.marker) != (before.view(), before.marker) {
-                    watch.broke(Broken::StaleSettle);
+                    watch.report_violation(Violation::StaleSettle);
                 }
                 held
             }
-            Call::Get => Ok(self.now.view()),
-            Call::Mark(marker) => {
+            ModelCall::Get => Ok(self.now.view()),
+            ModelCall::WriteMarker(marker) => {
                 self.now.marker = Some(marker);
-                Ok(Answer::Held)
+                Ok(ModelAnswer::Applied)
             }
-            Call::Forget(fence) => {
+            ModelCall::Forget(fence) => {
                 if self.now.entry.as_ref().is_some_and(|entry| entry.fence == fence) {
-                    self.now.free(rules);
+                    self.now.release(rules);
                 }
-                Ok(Answer::Held)
+                Ok(ModelAnswer::Applied)
             }
-            Call::Unmark(fence) => {
+            ModelCall::RemoveMarker(fence) => {
                 if self.now.marker.is_some_and(|marker| marker.fence == fence) {
                     self.now.marker = None;
                 }
-                Ok(Answer::Held)
+                Ok(ModelAnswer::Applied)
             }
-            Call::ReadMark => Ok(Answer::Marker(self.now.marker)),
+            ModelCall::ReadMarker => Ok(ModelAnswer::Marker(self.now.marker)),
         }
     }
 
-    fn claim(&mut self, token: Token, body: Body, over: Option<Fence>, rules: Rules, watch: &mut Watch) -> Answer {
+    fn claim(
+        &mut self, token: ModelToken, body: ModelFingerprint, over: Option<ModelFence>, rules: ModelRules,
+        watch: &mut StoreMonitor,
+    ) -> ModelAnswer {
         if self.now.is_spent(token) {
-            return Answer::Spent;
+            return ModelAnswer::TokenSpent;
         }
         let mut took_over = false;
         if let Some(entry) = &self.now.entry {
             let same = entry.token == token;
-            let named = over == Some(entry.fence) || (over.is_some() && rules.breaks(Rule::TakeoverNamesItsHolder));
-            match entry.phase {
-                Phase::Running { .. } if same => return Answer::Granted(entry.fence),
-                Phase::Free | Phase::Unknown { released: true, .. } if same => return Answer::Spent,
-                Phase::Free => {}
-                Phase::Running { lapsed: true } if rules.breaks(Rule::LapsedIsUnknown) => {}
-                _ if named && entry.is_ripe() => took_over = true,
+            let named =
+                over == Some(entry.fence) || (over.is_some() && rules.leaves_out(ModelRule::TakeoverNamesItsHolder));
+            match entry.state {
+                ModelEntryState::Running { .. } if same => return ModelAnswer::Granted(entry.fence),
+                ModelEntryState::Free | ModelEntryState::OutcomeUnknown { released: true, .. } if same => {
+                    return ModelAnswer::TokenSpent;
+                }
+                ModelEntryState::Free => {}
+                ModelEntryState::Running { lapsed: true } if rules.leaves_out(ModelRule::LapsedIsUnknown) => {}
+                _ if named && entry.can_take_over() => took_over = true,
                 _ => return self.now.view(),
             }
             if took_over {
-                watch.taken_over(entry, body);
+                watch.record_takeover(entry, body);
             }
         }
         let fence = self.next_fence(rules, watch);
-        self.now.remember_spent();
-        self.now.entry = Some(Entry { token, fence, body, took_over, phase: Phase::Running { lapsed: false } });
-        Answer::Granted(fence)
+        self.now.record_spent_token();
+        self.now.entry = Some(ModelEntry {
+            token,
+            fence,
+            fingerprint: body,
+            took_over,
+            state: ModelEntryState::Running { lapsed: false },
+        });
+        ModelAnswer::Granted(fence)
     }
 
-    fn next_fence(&mut self, rules: Rules, watch: &mut Watch) -> Fence {
+    fn next_fence(&mut self, rules: ModelRules, watch: &mut StoreMonitor) -> ModelFence {
         self.now.grants += 1;
-        let fence = if rules.breaks(Rule::FencesComeFromTheClock) { self.now.grants } else { self.clock + 1 };
+        let fence = if rules.leaves_out(ModelRule::FencesComeFromTheClock) { self.now.grants } else { self.clock + 1 };
         if fence <= self.clock {
-            watch.broke(Broken::FencesGrow);
+            watch.report_violation(Violation::FencesGrow);
         }
         self.clock = self.clock.max(fence);
         fence
     }
 
-    fn extend(&mut self, token: Token, body: Body, fence: Fence, over: bool, rules: Rules) -> Held {
-        self.now.make_room(token, rules);
+    fn extend(
+        &mut self, token: ModelToken, body: ModelFingerprint, fence: ModelFence, over: bool, rules: ModelRules,
+    ) -> ModelCallResult {
+        self.now.remove_released(token, rules);
         match &mut self.now.entry {
             None => {
-                self.restore(token, body, fence, over, Phase::Running { lapsed: false });
-                Ok(Answer::Restored)
+                self.restore(token, body, fence, over, ModelEntryState::Running { lapsed: false });
+                Ok(ModelAnswer::Restored)
             }
-            Some(entry) if entry.is_held_by(token, fence) && matches!(entry.phase, Phase::Running { .. }) => {
-                entry.phase = Phase::Running { lapsed: false };
-                Ok(Answer::Held)
+            Some(entry) if entry.is_held_by(token, fence) && matches!(entry.state, ModelEntryState::Running { .. }) => {
+                entry.state = ModelEntryState::Running { lapsed: false };
+                Ok(ModelAnswer::Applied)
             }
             Some(_) => Err(self.now.view_for_loser()),
         }
@@ -235,147 +253,179 @@ impl Store {
 
     #[expect(clippy::too_many_arguments, reason = "a lease and its end, taken apart")]
     fn settle(
-        &mut self, token: Token, body: Body, fence: Fence, over: bool, end: End, rules: Rules, watch: &mut Watch,
-    ) -> Held {
+        &mut self, token: ModelToken, body: ModelFingerprint, fence: ModelFence, over: bool, end: ModelSettlement,
+        rules: ModelRules, watch: &mut StoreMonitor,
+    ) -> ModelCallResult {
         if fence != UNSEEN {
-            self.now.make_room(token, rules);
+            self.now.remove_released(token, rules);
         }
         let Some(entry) = &mut self.now.entry else {
             return self.settle_absent(token, body, fence, over, end, rules);
         };
-        if !entry.is_held_by(token, fence) && !rules.breaks(Rule::SettlesAreFenced) {
+        if !entry.is_held_by(token, fence) && !rules.leaves_out(ModelRule::SettlesAreFenced) {
             // A claim whose answer never came, and which may still be on its way, must not come alive later.
-            if fence == UNSEEN && !rules.breaks(Rule::ReleaseUnderAnotherHolderSpends) {
-                self.now.spent |= 1 << token;
+            if fence == UNSEEN && !rules.leaves_out(ModelRule::ReleaseUnderAnotherHolderSpends) {
+                self.now.spent_tokens |= 1 << token;
             }
             return Err(self.now.view_for_loser());
         }
-        match (entry.phase, end) {
-            (Phase::Running { .. }, _) | (Phase::Unknown { released: false, .. }, End::Complete { .. }) => {}
-            (Phase::Done { .. }, End::Complete { .. })
-            | (Phase::Unknown { released: false, .. }, End::Park { .. })
-            | (Phase::Unknown { released: true, .. } | Phase::Free, End::Release) => return Ok(Answer::Held),
+        match (entry.state, end) {
+            (ModelEntryState::Running { .. }, _)
+            | (ModelEntryState::OutcomeUnknown { released: false, .. }, ModelSettlement::Complete { .. }) => {}
+            (ModelEntryState::Completed { .. }, ModelSettlement::Complete { .. })
+            | (ModelEntryState::OutcomeUnknown { released: false, .. }, ModelSettlement::Park { .. })
+            | (
+                ModelEntryState::OutcomeUnknown { released: true, .. } | ModelEntryState::Free,
+                ModelSettlement::Release,
+            ) => return Ok(ModelAnswer::Applied),
             _ => return Err(self.now.view_for_loser()),
         }
         match end {
-            End::Complete { answer } => entry.phase = Phase::Done { answer },
-            End::Park { ripe } => entry.phase = Phase::Unknown { ripe, released: false },
-            End::Release => {
+            ModelSettlement::Complete { answer } => entry.state = ModelEntryState::Completed { answer },
+            ModelSettlement::Park { can_take_over: ripe } => {
+                entry.state = ModelEntryState::OutcomeUnknown { can_take_over: ripe, released: false }
+            }
+            ModelSettlement::Release => {
                 if !entry.took_over {
-                    self.now.free(rules);
-                } else if rules.breaks(Rule::ReleasedTakeoverIsUnknown) {
-                    watch.broke(Broken::TakeoverReleasedAsFree);
-                    self.now.free(rules);
+                    self.now.release(rules);
+                } else if rules.leaves_out(ModelRule::ReleasedTakeoverIsUnknown) {
+                    watch.report_violation(Violation::TakeoverReleasedAsFree);
+                    self.now.release(rules);
                 } else {
-                    entry.phase = Phase::Unknown { ripe: true, released: true };
+                    entry.state = ModelEntryState::OutcomeUnknown { can_take_over: true, released: true };
                 }
             }
         }
-        Ok(Answer::Held)
+        Ok(ModelAnswer::Applied)
     }
 
     /// Nobody is there: an end is put back; a release, and a claim that never came, leave a spent token.
-    fn settle_absent(&mut self, token: Token, body: Body, fence: Fence, over: bool, end: End, rules: Rules) -> Held {
+    fn settle_absent(
+        &mut self, token: ModelToken, body: ModelFingerprint, fence: ModelFence, over: bool, end: ModelSettlement,
+        rules: ModelRules,
+    ) -> ModelCallResult {
         let phase = match end {
-            _ if fence == UNSEEN => Phase::Free,
-            End::Release if over => Phase::Unknown { ripe: true, released: true },
-            End::Release => Phase::Free,
-            End::Complete { answer } => Phase::Done { answer },
-            End::Park { ripe } => Phase::Unknown { ripe, released: false },
+            _ if fence == UNSEEN => ModelEntryState::Free,
+            ModelSettlement::Release if over => ModelEntryState::OutcomeUnknown { can_take_over: true, released: true },
+            ModelSettlement::Release => ModelEntryState::Free,
+            ModelSettlement::Complete { answer } => ModelEntryState::Completed { answer },
+            ModelSettlement::Park { can_take_over: ripe } => {
+                ModelEntryState::OutcomeUnknown { can_take_over: ripe, released: false }
+            }
         };
-        if phase == Phase::Free && rules.breaks(Rule::ReleaseLeavesFreeEntry) {
-            return Ok(Answer::Restored);
+        if phase == ModelEntryState::Free && rules.leaves_out(ModelRule::ReleaseLeavesFreeEntry) {
+            return Ok(ModelAnswer::Restored);
         }
         self.restore(token, body, fence, over, phase);
         match end {
-            End::Release => Ok(Answer::Restored),
-            _ if fence == UNSEEN => Err(Answer::Spent),
-            _ => Ok(Answer::Restored),
+            ModelSettlement::Release => Ok(ModelAnswer::Restored),
+            _ if fence == UNSEEN => Err(ModelAnswer::TokenSpent),
+            _ => Ok(ModelAnswer::Restored),
         }
     }
 
     /// Puts an entry back; the next fence is above its.
-    fn restore(&mut self, token: Token, body: Body, fence: Fence, over: bool, phase: Phase) {
+    fn restore(
+        &mut self, token: ModelToken, body: ModelFingerprint, fence: ModelFence, over: bool, phase: ModelEntryState,
+    ) {
         self.clock = self.clock.max(fence);
-        self.now.entry = Some(Entry { token, fence, body, took_over: over, phase });
+        self.now.entry = Some(ModelEntry { token, fence, fingerprint: body, took_over: over, state: phase });
     }
 
     /// Whether time can still change something here.
     pub fn can_lapse(&self) -> bool {
-        let phase = self.now.entry.as_ref().map(|entry| entry.phase);
-        matches!(phase, Some(Phase::Running { lapsed: false } | Phase::Unknown { ripe: false, .. }))
+        let phase = self.now.entry.as_ref().map(|entry| entry.state);
+        matches!(
+            phase,
+            Some(
+                ModelEntryState::Running { lapsed: false }
+                    | ModelEntryState::OutcomeUnknown { can_take_over: false, .. }
+            )
+        )
     }
 
     /// The holder has been silent for longer than its lease.
-    pub fn lapse(&mut self, rules: Rules) {
+    pub fn lapse(&mut self, rules: ModelRules) {
         let Some(entry) = &mut self.now.entry else { return };
-        match &mut entry.phase {
-            Phase::Running { .. } if rules.breaks(Rule::LeaseIsNotTheTtl) => self.now.entry = None,
-            Phase::Running { lapsed } => *lapsed = true,
-            Phase::Unknown { ripe, .. } => *ripe = true,
-            Phase::Done { .. } | Phase::Free => {}
+        match &mut entry.state {
+            ModelEntryState::Running { .. } if rules.leaves_out(ModelRule::LeaseIsNotTheTtl) => self.now.entry = None,
+            ModelEntryState::Running { lapsed } => *lapsed = true,
+            ModelEntryState::OutcomeUnknown { can_take_over: ripe, .. } => *ripe = true,
+            ModelEntryState::Completed { .. } | ModelEntryState::Free => {}
         }
     }
 }
 
-impl Contents {
-    fn is_spent(&self, token: Token) -> bool {
-        self.spent & (1 << token) != 0
+impl StoreContents {
+    fn is_spent(&self, token: ModelToken) -> bool {
+        self.spent_tokens & (1 << token) != 0
     }
 
-    fn free(&mut self, rules: Rules) {
-        if rules.breaks(Rule::ReleaseLeavesFreeEntry) {
+    fn release(&mut self, rules: ModelRules) {
+        if rules.leaves_out(ModelRule::ReleaseLeavesFreeEntry) {
             self.entry = None;
         } else if let Some(entry) = &mut self.entry {
-            entry.phase = Phase::Free;
+            entry.state = ModelEntryState::Free;
         }
     }
 
     /// A holder that this store has never heard of, or has lost, finds a released entry: nobody is there, so its own is
     /// put back as on an absent one.
-    fn make_room(&mut self, token: Token, rules: Rules) {
-        let freed = self.entry.as_ref().is_some_and(|entry| entry.phase == Phase::Free && entry.token != token);
-        if freed && !self.is_spent(token) && !rules.breaks(Rule::FreeIsAbsentForAHolder) {
-            self.remember_spent();
+    fn remove_released(&mut self, token: ModelToken, rules: ModelRules) {
+        let freed =
+            self.entry.as_ref().is_some_and(|entry| entry.state == ModelEntryState::Free && entry.token != token);
+        if freed && !self.is_spent(token) && !rules.leaves_out(ModelRule::FreeIsAbsentForAHolder) {
+            self.record_spent_token();
             self.entry = None;
         }
     }
 
     /// Before somebody else becomes the holder.
-    fn remember_spent(&mut self) {
-        if let Some(Entry { token, phase: Phase::Free | Phase::Unknown { released: true, .. }, .. }) = self.entry {
-            self.spent |= 1 << token;
+    fn record_spent_token(&mut self) {
+        if let Some(ModelEntry {
+            token,
+            state: ModelEntryState::Free | ModelEntryState::OutcomeUnknown { released: true, .. },
+            ..
+        }) = self.entry
+        {
+            self.spent_tokens |= 1 << token;
         }
     }
 
-    fn view(&self) -> Answer {
-        self.entry.as_ref().map_or(Answer::Absent, Entry::view)
+    fn view(&self) -> ModelAnswer {
+        self.entry.as_ref().map_or(ModelAnswer::Absent, ModelEntry::view)
     }
 
-    fn view_for_loser(&self) -> Answer {
+    fn view_for_loser(&self) -> ModelAnswer {
         match self.view() {
-            Answer::Absent => Answer::Spent,
+            ModelAnswer::Absent => ModelAnswer::TokenSpent,
             view => view,
         }
     }
 }
 
-impl Entry {
-    fn is_held_by(&self, token: Token, fence: Fence) -> bool {
+impl ModelEntry {
+    fn is_held_by(&self, token: ModelToken, fence: ModelFence) -> bool {
         self.token == token && (self.fence == fence || fence == UNSEEN)
     }
 
-    fn is_ripe(&self) -> bool {
-        matches!(self.phase, Phase::Running { lapsed: true } | Phase::Unknown { ripe: true, .. })
+    fn can_take_over(&self) -> bool {
+        matches!(
+            self.state,
+            ModelEntryState::Running { lapsed: true } | ModelEntryState::OutcomeUnknown { can_take_over: true, .. }
+        )
     }
 
-    fn view(&self) -> Answer {
-        let holder = Holder { fence: self.fence, body: self.body, ripe: self.is_ripe() };
-        match self.phase {
-            Phase::Running { lapsed: false } => Answer::Busy(holder),
-            Phase::Running { lapsed: true } | Phase::Unknown { .. } => Answer::Unknown(holder),
-            Phase::Done { answer } => Answer::Done(answer, self.body),
-            Phase::Free => Answer::Absent,
+    fn view(&self) -> ModelAnswer {
+        let holder =
+            ModelHolder { fence: self.fence, fingerprint: self.fingerprint, can_take_over: self.can_take_over() };
+        match self.state {
+            ModelEntryState::Running { lapsed: false } => ModelAnswer::InProgress(holder),
+            ModelEntryState::Running { lapsed: true } | ModelEntryState::OutcomeUnknown { .. } => {
+                ModelAnswer::OutcomeUnknown(holder)
+            }
+            ModelEntryState::Completed { answer } => ModelAnswer::Completed(answer, self.fingerprint),
+            ModelEntryState::Free => ModelAnswer::Absent,
         }
     }
 }

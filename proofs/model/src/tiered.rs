@@ -1,369 +1,473 @@
 //! Two stores as one: the last (PostgreSQL) decides, the first (Redis) speeds it up or, if loose, stands in.
 //!
 //! How a claim reads:
-//! 1. `ClaimFirst`. Finished: replay. Granted: `ClaimLast` with the same token. Held by another: `LookLast`. Not reached:
+//! 1. `ClaimFront`. Finished: replay. Granted: `ClaimAuthority` with the same token. Held by another: `ReadAuthority`. Not reached:
 //!    the last store decides alone.
-//! 2. `LookLast`: its answer wins. If it knows nothing and the first store's holder has lapsed, that holder never started,
-//!    unless it ran solo: `ReadMarkBefore`, `TakeFirst`, `ReadMarkAfter`, then `ClaimLast`.
-//! 3. Loose, and the last store certainly not reached: `Mark`, `Prove` (an extend in the first store that must say that it
+//! 2. `ReadAuthority`: its answer wins. If it knows nothing and the first store's holder has lapsed, that holder never started,
+//!    unless it ran solo: `ReadMarkerBefore`, `TakeOverInFront`, `ReadMarkerAfter`, then `ClaimAuthority`.
+//! 3. Loose, and the last store certainly not reached: `WriteMarker`, `VerifyMarker` (an extend in the first store that must say that it
 //!    is still held), then run solo.
 //!
-//! Why the order `Mark`, `Prove` and `TakeFirst`, `ReadMarkAfter` is safe: either the takeover comes before the proof, and
+//! Why the order `WriteMarker`, `VerifyMarker` and `TakeOverInFront`, `ReadMarkerAfter` is safe: either the takeover comes before the proof, and
 //! the proof fails; or the proof, and with it the mark, comes before the takeover, and the mark is seen after it.
 
 use crate::{
-    OnUnknown, State, Stores, World,
-    gateway::{Errand, InFirst, Lease, Outcome, Solo, Step, Verdict, Which},
-    properties::Given,
-    red::Rule,
-    store::{Answer, Call, End, Fence, Holder, Marker, UNSEEN, owner},
+    ModelOnUnknown, ModelSetup, ModelState, StoreSetup,
+    gateway::{
+        ClientOutcome, FrontHold, FrontOnlyCause, ModelBackgroundTask, ModelLease, ModelStep, StoreCallOutcome,
+        StoreRole,
+    },
+    properties::AnswerSource,
+    red::ModelRule,
+    store::{ModelAnswer, ModelCall, ModelFence, ModelHolder, ModelMarker, ModelSettlement, UNSEEN, token_owner},
 };
 
-impl World {
+impl ModelSetup {
     pub(crate) fn is_tiered(&self) -> bool {
-        self.stores != Stores::One
+        self.stores != StoreSetup::One
     }
 
-    pub(crate) fn go_on_tiered(&self, state: &mut State, who: usize, step: Step, outcome: Outcome) {
+    pub(crate) fn on_tiered_call_ended(
+        &self, state: &mut ModelState, who: usize, step: ModelStep, outcome: StoreCallOutcome,
+    ) {
         match step {
-            Step::ClaimFirst => self.claimed_first(state, who, outcome),
-            Step::LookLast { first, unknown } => self.looked_last(state, who, first, unknown, outcome),
-            Step::ReadMarkBefore { first } => self.read_mark_before(state, who, first, outcome),
-            Step::TakeFirst { over, by_name } => self.took_first(state, who, over, by_name, outcome),
-            Step::ReadMarkAfter { took, mine, by_name } => {
-                self.read_mark_after(state, who, took, mine, by_name, outcome);
+            ModelStep::ClaimFront => self.on_front_claimed(state, who, outcome),
+            ModelStep::ReadAuthority { front: first, unknown } => {
+                self.on_authority_read(state, who, first, unknown, outcome)
             }
-            Step::PutInLast { ran, mine } => self.put_in_last(state, who, ran, mine, outcome),
-            Step::ShowInFirst { lease, took } => self.show_in_first(state, who, lease, took, outcome),
-            Step::ReadMarkToShow { lease, took, there } => {
-                self.read_mark_to_show(state, who, lease, took, there, outcome);
+            ModelStep::ReadMarkerBefore { front: first } => self.on_marker_read_before(state, who, first, outcome),
+            ModelStep::TakeOverInFront { take_over: over, names_holder: by_name } => {
+                self.on_front_taken_over(state, who, over, by_name, outcome)
             }
-            Step::MoveOver { lease, took, ripe, .. } => self.moved_over(state, who, lease, took, ripe, outcome),
-            Step::Mark { fence } => self.marked(state, who, fence, outcome),
-            Step::Prove { fence } => self.proved(state, who, fence, outcome),
-            Step::SettleFirst { lease, end } => self.settled_first(state, who, lease, end, outcome),
+            ModelStep::ReadMarkerAfter { taken_over: took, own_fence: mine, names_holder: by_name } => {
+                self.on_marker_read_after(state, who, took, mine, by_name, outcome);
+            }
+            ModelStep::RecordInAuthority { front_only_run: ran, own_fence: mine } => {
+                self.on_recorded_in_authority(state, who, ran, mine, outcome)
+            }
+            ModelStep::ShowInFront { lease, taken_over: took } => {
+                self.on_shown_in_front(state, who, lease, took, outcome)
+            }
+            ModelStep::ReadMarkerToShow { lease, taken_over: took, found: there } => {
+                self.on_marker_read_to_show(state, who, lease, took, there, outcome);
+            }
+            ModelStep::ReplaceInFront { lease, taken_over: took, can_take_over: ripe, .. } => {
+                self.on_replaced_in_front(state, who, lease, took, ripe, outcome)
+            }
+            ModelStep::WriteMarker { fence } => self.on_marker_written(state, who, fence, outcome),
+            ModelStep::VerifyMarker { fence } => self.on_marker_verified(state, who, fence, outcome),
+            ModelStep::SettleFront { lease, settlement: end } => self.on_front_settled(state, who, lease, end, outcome),
             _ => {}
         }
     }
 
-    fn claimed_first(&self, state: &mut State, who: usize, outcome: Outcome) {
-        let claim_last = |first| Step::ClaimLast { first, over: None, doubt: false };
-        state.requests[who].past.first_missed = !matches!(outcome, Outcome::Answered(_));
+    fn on_front_claimed(&self, state: &mut ModelState, who: usize, outcome: StoreCallOutcome) {
+        let claim_last = |first| ModelStep::ClaimAuthority { front: first, take_over: None, is_ambiguous: false };
+        state.requests[who].history.front_missed = !matches!(outcome, StoreCallOutcome::Answered(_));
         match outcome {
-            Outcome::Answered(Ok(Answer::Granted(fence))) => {
-                state.requests[who].step = claim_last(InFirst::Claim(fence));
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Granted(fence))) => {
+                state.requests[who].step = claim_last(FrontHold::Claim(fence));
             }
-            Outcome::Answered(Ok(Answer::Done(answer, body))) => self.found_done(state, who, answer, body),
-            Outcome::Answered(Ok(Answer::Busy(holder))) if self.rules.breaks(Rule::LastWinsOverBusy) => {
-                self.found_busy(state, who, holder);
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Completed(answer, body))) => {
+                self.on_completed(state, who, answer, body)
             }
-            Outcome::Answered(Ok(Answer::Busy(first))) => {
-                state.requests[who].step = Step::LookLast { first, unknown: false };
+            StoreCallOutcome::Answered(Ok(ModelAnswer::InProgress(holder)))
+                if self.rules.leaves_out(ModelRule::AuthorityWinsOverInProgress) =>
+            {
+                self.on_in_progress(state, who, holder);
             }
-            Outcome::Answered(Ok(Answer::Unknown(first))) => {
-                state.requests[who].step = Step::LookLast { first, unknown: true };
+            StoreCallOutcome::Answered(Ok(ModelAnswer::InProgress(first))) => {
+                state.requests[who].step = ModelStep::ReadAuthority { front: first, unknown: false };
             }
-            Outcome::Answered(_) => state.refuse(self, who, Verdict::InProgress),
-            Outcome::NotApplied => state.requests[who].step = claim_last(InFirst::Nothing),
-            Outcome::AskAgain | Outcome::GiveUp => state.requests[who].step = claim_last(InFirst::Perhaps),
+            StoreCallOutcome::Answered(Ok(ModelAnswer::OutcomeUnknown(first))) => {
+                state.requests[who].step = ModelStep::ReadAuthority { front: first, unknown: true };
+            }
+            StoreCallOutcome::Answered(_) => state.refuse(self, who, ClientOutcome::InProgress),
+            StoreCallOutcome::NotApplied => state.requests[who].step = claim_last(FrontHold::Nothing),
+            StoreCallOutcome::AmbiguousRetry | StoreCallOutcome::AmbiguousGiveUp => {
+                state.requests[who].step = claim_last(FrontHold::Ambiguous)
+            }
         }
     }
 
-    fn looked_last(&self, state: &mut State, who: usize, first: Holder, unknown: bool, outcome: Outcome) {
+    fn on_authority_read(
+        &self, state: &mut ModelState, who: usize, first: ModelHolder, unknown: bool, outcome: StoreCallOutcome,
+    ) {
         match outcome {
-            Outcome::Answered(Ok(Answer::Done(answer, body))) => self.found_done(state, who, answer, body),
-            Outcome::Answered(Ok(Answer::Busy(holder))) => self.found_busy(state, who, holder),
-            Outcome::Answered(Ok(Answer::Unknown(holder))) => {
-                self.found_unknown_in_last(state, who, holder, InFirst::Nothing, false)
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Completed(answer, body))) => {
+                self.on_completed(state, who, answer, body)
             }
-            Outcome::Answered(_) if !unknown || !first.ripe => self.found_busy(state, who, first),
+            StoreCallOutcome::Answered(Ok(ModelAnswer::InProgress(holder))) => self.on_in_progress(state, who, holder),
+            StoreCallOutcome::Answered(Ok(ModelAnswer::OutcomeUnknown(holder))) => {
+                self.on_unknown_in_authority(state, who, holder, FrontHold::Nothing, false)
+            }
+            StoreCallOutcome::Answered(_) if !unknown || !first.can_take_over => self.on_in_progress(state, who, first),
             // It never started, but another body must not stand in its place: should it have run solo after all, the
             // entry would name the wrong request.
-            Outcome::Answered(_)
-                if first.body != self.bodies[who] && !self.rules.breaks(Rule::SameBodyTakesOverInFirst) =>
+            StoreCallOutcome::Answered(_)
+                if first.fingerprint != self.fingerprints[who]
+                    && !self.rules.leaves_out(ModelRule::SameFingerprintTakesOverInFront) =>
             {
-                state.end(who, Verdict::Reused);
+                state.end(who, ClientOutcome::KeyReused);
             }
-            Outcome::Answered(_) => state.requests[who].step = Step::ReadMarkBefore { first },
-            Outcome::AskAgain => {}
-            Outcome::NotApplied | Outcome::GiveUp if self.stores == Stores::Strict => {
-                state.end(who, Verdict::Unavailable);
+            StoreCallOutcome::Answered(_) => state.requests[who].step = ModelStep::ReadMarkerBefore { front: first },
+            StoreCallOutcome::AmbiguousRetry => {}
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp if self.stores == StoreSetup::Strict => {
+                state.end(who, ClientOutcome::Unavailable);
             }
-            Outcome::NotApplied | Outcome::GiveUp => {
-                state.requests[who].past.last_missed = true;
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp => {
+                state.requests[who].history.authority_missed = true;
                 match (unknown, self.on_unknown) {
-                    (true, OnUnknown::Hold) if first.body == self.bodies[who] => {
-                        state.refuse(self, who, Verdict::Unknown);
+                    (true, ModelOnUnknown::Hold) if first.fingerprint == self.fingerprints[who] => {
+                        state.refuse(self, who, ClientOutcome::OutcomeUnknown);
                     }
                     // Takeovers need the store that decides.
-                    (true, OnUnknown::Retry) => state.end(who, Verdict::Unavailable),
-                    _ => self.found_busy(state, who, first),
+                    (true, ModelOnUnknown::Retry) => state.end(who, ClientOutcome::Unavailable),
+                    _ => self.on_in_progress(state, who, first),
                 }
             }
         }
     }
 
-    fn read_mark_before(&self, state: &mut State, who: usize, first: Holder, outcome: Outcome) {
-        let take = |by_name| Step::TakeFirst { over: first.fence, by_name };
+    fn on_marker_read_before(&self, state: &mut ModelState, who: usize, first: ModelHolder, outcome: StoreCallOutcome) {
+        let take = |by_name| ModelStep::TakeOverInFront { take_over: first.fence, names_holder: by_name };
         match outcome {
-            Outcome::Answered(Ok(Answer::Marker(Some(named)))) if self.believes(named, first.fence) => {
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Marker(Some(named))))
+                if self.trusts_marker(named, first.fence) =>
+            {
                 match self.on_unknown {
-                    OnUnknown::Hold => state.refuse(self, who, Verdict::Unknown),
-                    OnUnknown::Retry if self.rules.breaks(Rule::SoloIsTakenOverInFirst) => {
+                    ModelOnUnknown::Hold => state.refuse(self, who, ClientOutcome::OutcomeUnknown),
+                    ModelOnUnknown::Retry if self.rules.leaves_out(ModelRule::FrontOnlyIsTakenOverInFront) => {
                         let over = Some(first.fence);
-                        state.requests[who].step = Step::ClaimLast { first: InFirst::Nothing, over, doubt: false };
+                        state.requests[who].step = ModelStep::ClaimAuthority {
+                            front: FrontHold::Nothing,
+                            take_over: over,
+                            is_ambiguous: false,
+                        };
                     }
-                    OnUnknown::Retry => state.requests[who].step = take(true),
+                    ModelOnUnknown::Retry => state.requests[who].step = take(true),
                 }
             }
-            Outcome::Answered(_) => state.requests[who].step = take(false),
-            Outcome::AskAgain => {}
-            Outcome::NotApplied | Outcome::GiveUp => state.end(who, Verdict::Unavailable),
+            StoreCallOutcome::Answered(_) => state.requests[who].step = take(false),
+            StoreCallOutcome::AmbiguousRetry => {}
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp => {
+                state.end(who, ClientOutcome::Unavailable)
+            }
         }
     }
 
     /// A mark speaks for whoever holds the entry now: the one that it names may have been taken over by somebody who
     /// then gave it back, or died.
-    fn believes(&self, named: Marker, current: Fence) -> bool {
-        named.fence == current || !self.rules.breaks(Rule::AnyMarkIsBelieved)
+    fn trusts_marker(&self, named: ModelMarker, current: ModelFence) -> bool {
+        named.fence == current || !self.rules.leaves_out(ModelRule::AnyMarkerIsTrusted)
     }
 
-    fn took_first(&self, state: &mut State, who: usize, over: Fence, by_name: bool, outcome: Outcome) {
-        let go_to_last = |mine| Step::ClaimLast { first: InFirst::Takeover(mine), over: None, doubt: false };
+    fn on_front_taken_over(
+        &self, state: &mut ModelState, who: usize, over: ModelFence, by_name: bool, outcome: StoreCallOutcome,
+    ) {
+        let go_to_last =
+            |mine| ModelStep::ClaimAuthority { front: FrontHold::Takeover(mine), take_over: None, is_ambiguous: false };
         match outcome {
-            Outcome::Answered(Ok(Answer::Granted(mine))) => {
-                let left_out = if by_name { Rule::SoloIsPutInLast } else { Rule::MarkIsReadAfterTakeover };
-                state.requests[who].step = match self.rules.breaks(left_out) {
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Granted(mine))) => {
+                let left_out = if by_name {
+                    ModelRule::FrontOnlyIsRecordedInAuthority
+                } else {
+                    ModelRule::MarkerIsReadAfterTakeover
+                };
+                state.requests[who].step = match self.rules.leaves_out(left_out) {
                     true => go_to_last(mine),
-                    false => Step::ReadMarkAfter { took: over, mine, by_name },
+                    false => ModelStep::ReadMarkerAfter { taken_over: over, own_fence: mine, names_holder: by_name },
                 };
             }
-            Outcome::Answered(Ok(Answer::Done(answer, body))) => self.found_done(state, who, answer, body),
-            Outcome::Answered(_) => state.refuse(self, who, Verdict::InProgress),
-            Outcome::NotApplied | Outcome::AskAgain | Outcome::GiveUp => {
-                self.release_first(state, who, InFirst::Perhaps);
-                state.end(who, Verdict::Unavailable);
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Completed(answer, body))) => {
+                self.on_completed(state, who, answer, body)
+            }
+            StoreCallOutcome::Answered(_) => state.refuse(self, who, ClientOutcome::InProgress),
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousRetry | StoreCallOutcome::AmbiguousGiveUp => {
+                self.release_front(state, who, FrontHold::Ambiguous);
+                state.end(who, ClientOutcome::Unavailable);
             }
         }
     }
 
-    fn read_mark_after(
-        &self, state: &mut State, who: usize, took: Fence, mine: Fence, by_name: bool, outcome: Outcome,
+    fn on_marker_read_after(
+        &self, state: &mut ModelState, who: usize, took: ModelFence, mine: ModelFence, by_name: bool,
+        outcome: StoreCallOutcome,
     ) {
         match outcome {
-            Outcome::Answered(Ok(Answer::Marker(Some(ran)))) if by_name => {
-                state.requests[owner(ran.token)].past.told_of = true;
-                state.requests[who].step = Step::PutInLast { ran, mine };
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Marker(Some(ran)))) if by_name => {
+                state.requests[token_owner(ran.token)].history.reported_to_authority = true;
+                state.requests[who].step = ModelStep::RecordInAuthority { front_only_run: ran, own_fence: mine };
             }
-            Outcome::Answered(Ok(Answer::Marker(Some(named)))) if self.believes(named, took) => {
-                self.release_first(state, who, InFirst::Takeover(mine));
-                state.refuse(self, who, Verdict::Unknown);
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Marker(Some(named)))) if self.trusts_marker(named, took) => {
+                self.release_front(state, who, FrontHold::Takeover(mine));
+                state.refuse(self, who, ClientOutcome::OutcomeUnknown);
             }
-            Outcome::Answered(_) => {
-                let first = InFirst::Takeover(mine);
-                state.requests[who].step = Step::ClaimLast { first, over: None, doubt: false };
+            StoreCallOutcome::Answered(_) => {
+                let first = FrontHold::Takeover(mine);
+                state.requests[who].step =
+                    ModelStep::ClaimAuthority { front: first, take_over: None, is_ambiguous: false };
             }
-            Outcome::AskAgain => {}
-            Outcome::NotApplied | Outcome::GiveUp => {
-                self.release_first(state, who, InFirst::Takeover(mine));
-                state.end(who, Verdict::Unavailable);
+            StoreCallOutcome::AmbiguousRetry => {}
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp => {
+                self.release_front(state, who, FrontHold::Takeover(mine));
+                state.end(who, ClientOutcome::Unavailable);
             }
         }
     }
 
     /// The solo claim that was taken over is unknown in the last store from now on, unless that knows better.
-    fn put_in_last(&self, state: &mut State, who: usize, ran: Marker, mine: Fence, outcome: Outcome) {
-        let first = InFirst::Takeover(mine);
+    fn on_recorded_in_authority(
+        &self, state: &mut ModelState, who: usize, ran: ModelMarker, mine: ModelFence, outcome: StoreCallOutcome,
+    ) {
+        let first = FrontHold::Takeover(mine);
         match outcome {
-            Outcome::Answered(_) => {
-                state.requests[who].step = Step::ClaimLast { first, over: Some(ran.fence), doubt: false };
+            StoreCallOutcome::Answered(_) => {
+                state.requests[who].step =
+                    ModelStep::ClaimAuthority { front: first, take_over: Some(ran.fence), is_ambiguous: false };
             }
-            Outcome::AskAgain => {}
-            Outcome::NotApplied | Outcome::GiveUp => {
-                self.release_first(state, who, first);
-                state.end(who, Verdict::Unavailable);
+            StoreCallOutcome::AmbiguousRetry => {}
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp => {
+                self.release_front(state, who, first);
+                state.end(who, ClientOutcome::Unavailable);
             }
         }
     }
 
-    fn show_in_first(&self, state: &mut State, who: usize, lease: Lease, took: Fence, outcome: Outcome) {
-        let loose = self.stores == Stores::Loose;
+    fn on_shown_in_front(
+        &self, state: &mut ModelState, who: usize, lease: ModelLease, took: ModelFence, outcome: StoreCallOutcome,
+    ) {
+        let loose = self.stores == StoreSetup::Loose;
         match outcome {
-            Outcome::Answered(Ok(Answer::Done(answer, body))) if loose => {
-                self.errand(state, who, Which::Last, lease.fence, lease.over, End::Release, false);
-                self.found_done(state, who, answer, body);
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Completed(answer, body))) if loose => {
+                self.queue_background_task(
+                    state,
+                    who,
+                    StoreRole::Authority,
+                    lease.fence,
+                    lease.is_takeover,
+                    ModelSettlement::Release,
+                    false,
+                );
+                self.on_completed(state, who, answer, body);
             }
-            Outcome::Answered(Ok(Answer::Busy(there) | Answer::Unknown(there))) => {
+            StoreCallOutcome::Answered(Ok(ModelAnswer::InProgress(there) | ModelAnswer::OutcomeUnknown(there))) => {
                 // Another body's claim makes room: it is not taken over.
-                let there = Holder { ripe: there.ripe && there.body == self.bodies[who], ..there };
+                let there = ModelHolder {
+                    can_take_over: there.can_take_over && there.fingerprint == self.fingerprints[who],
+                    ..there
+                };
                 state.requests[who].step = match loose {
-                    true => Step::ReadMarkToShow { lease, took, there },
-                    false => Step::MoveOver { lease, took, there: there.fence, ripe: there.ripe },
+                    true => ModelStep::ReadMarkerToShow { lease, taken_over: took, found: there },
+                    false => ModelStep::ReplaceInFront {
+                        lease,
+                        taken_over: took,
+                        found: there.fence,
+                        can_take_over: there.can_take_over,
+                    },
                 };
             }
-            Outcome::Answered(_) => {
-                state.requests[who].step = Step::Ready(Lease { in_first: true, ..lease });
+            StoreCallOutcome::Answered(_) => {
+                state.requests[who].step = ModelStep::Ready(ModelLease { in_front: true, ..lease });
             }
-            Outcome::NotApplied | Outcome::AskAgain | Outcome::GiveUp => self.unshown(state, who, lease),
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousRetry | StoreCallOutcome::AmbiguousGiveUp => {
+                self.run_without_front(state, who, lease)
+            }
         }
     }
 
     /// Somebody who ran solo, and whom the last store does not know, stands.
-    fn read_mark_to_show(
-        &self, state: &mut State, who: usize, lease: Lease, took: Fence, there: Holder, outcome: Outcome,
+    fn on_marker_read_to_show(
+        &self, state: &mut ModelState, who: usize, lease: ModelLease, took: ModelFence, there: ModelHolder,
+        outcome: StoreCallOutcome,
     ) {
         match outcome {
-            Outcome::Answered(Ok(Answer::Marker(Some(_)))) if there.fence != took => {
-                self.errand(state, who, Which::Last, lease.fence, lease.over, End::Release, false);
-                state.refuse(self, who, Verdict::Unknown);
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Marker(Some(_)))) if there.fence != took => {
+                self.queue_background_task(
+                    state,
+                    who,
+                    StoreRole::Authority,
+                    lease.fence,
+                    lease.is_takeover,
+                    ModelSettlement::Release,
+                    false,
+                );
+                state.refuse(self, who, ClientOutcome::OutcomeUnknown);
             }
-            Outcome::Answered(_) => {
-                let (there, ripe) = (there.fence, there.ripe);
-                state.requests[who].step = Step::MoveOver { lease, took, there, ripe };
+            StoreCallOutcome::Answered(_) => {
+                let (there, ripe) = (there.fence, there.can_take_over);
+                state.requests[who].step =
+                    ModelStep::ReplaceInFront { lease, taken_over: took, found: there, can_take_over: ripe };
             }
-            Outcome::NotApplied | Outcome::AskAgain | Outcome::GiveUp => self.unshown(state, who, lease),
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousRetry | StoreCallOutcome::AmbiguousGiveUp => {
+                self.run_without_front(state, who, lease)
+            }
         }
     }
 
-    fn moved_over(&self, state: &mut State, who: usize, lease: Lease, took: Fence, ripe: bool, outcome: Outcome) {
+    fn on_replaced_in_front(
+        &self, state: &mut ModelState, who: usize, lease: ModelLease, took: ModelFence, ripe: bool,
+        outcome: StoreCallOutcome,
+    ) {
         match outcome {
-            Outcome::Answered(Ok(Answer::Granted(_))) if ripe => {
-                state.requests[who].step = Step::Ready(Lease { in_first: true, ..lease });
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Granted(_))) if ripe => {
+                state.requests[who].step = ModelStep::Ready(ModelLease { in_front: true, ..lease });
             }
-            Outcome::Answered(_) => state.requests[who].step = Step::ShowInFirst { lease, took },
-            Outcome::NotApplied | Outcome::AskAgain | Outcome::GiveUp => self.unshown(state, who, lease),
+            StoreCallOutcome::Answered(_) => {
+                state.requests[who].step = ModelStep::ShowInFront { lease, taken_over: took }
+            }
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousRetry | StoreCallOutcome::AmbiguousGiveUp => {
+                self.run_without_front(state, who, lease)
+            }
         }
     }
 
     /// The first store was not reached: the last one decides alone.
-    fn unshown(&self, state: &mut State, who: usize, lease: Lease) {
-        state.requests[who].past.first_missed = true;
-        state.requests[who].step = Step::Ready(Lease { in_first: true, ..lease });
+    fn run_without_front(&self, state: &mut ModelState, who: usize, lease: ModelLease) {
+        state.requests[who].history.front_missed = true;
+        state.requests[who].step = ModelStep::Ready(ModelLease { in_front: true, ..lease });
     }
 
     /// The last store was certainly not reached.
-    pub(crate) fn last_is_away(&self, state: &mut State, who: usize, first: InFirst) {
-        state.requests[who].past.both_down |= self.is_tiered() && first == InFirst::Nothing;
-        if self.may_go_solo(first) {
-            return self.go_solo(state, who, first, Solo::Refused);
+    pub(crate) fn on_authority_unreachable(&self, state: &mut ModelState, who: usize, first: FrontHold) {
+        state.requests[who].history.both_down |= self.is_tiered() && first == FrontHold::Nothing;
+        if self.may_run_front_only(first) {
+            return self.run_front_only(state, who, first, FrontOnlyCause::AuthorityUnreachable);
         }
-        self.release_first(state, who, first);
-        state.end(who, Verdict::Unavailable);
+        self.release_front(state, who, first);
+        state.end(who, ClientOutcome::Unavailable);
     }
 
     /// Not after a takeover: whoever was taken over may be on its way to the last store, which would let it run.
-    pub(crate) fn may_go_solo(&self, first: InFirst) -> bool {
+    pub(crate) fn may_run_front_only(&self, first: FrontHold) -> bool {
         let held = match first {
-            InFirst::Claim(_) => true,
-            InFirst::Takeover(_) => self.rules.breaks(Rule::NoSoloAfterTakeover),
-            InFirst::Nothing | InFirst::Perhaps => false,
+            FrontHold::Claim(_) => true,
+            FrontHold::Takeover(_) => self.rules.leaves_out(ModelRule::NoFrontOnlyAfterTakeover),
+            FrontHold::Nothing | FrontHold::Ambiguous => false,
         };
-        held && self.stores == Stores::Loose
+        held && self.stores == StoreSetup::Loose
     }
 
-    pub(crate) fn go_solo(&self, state: &mut State, who: usize, first: InFirst, why: Solo) {
-        let (InFirst::Claim(fence) | InFirst::Takeover(fence)) = first else { return };
-        state.requests[who].past.solo = why;
-        state.requests[who].step = Step::Mark { fence };
+    pub(crate) fn run_front_only(&self, state: &mut ModelState, who: usize, first: FrontHold, why: FrontOnlyCause) {
+        let (FrontHold::Claim(fence) | FrontHold::Takeover(fence)) = first else { return };
+        state.requests[who].history.front_only = why;
+        state.requests[who].step = ModelStep::WriteMarker { fence };
     }
 
-    fn marked(&self, state: &mut State, who: usize, fence: Fence, outcome: Outcome) {
+    fn on_marker_written(&self, state: &mut ModelState, who: usize, fence: ModelFence, outcome: StoreCallOutcome) {
         match outcome {
-            Outcome::Answered(_) if self.rules.breaks(Rule::ProveBeforeRun) => {
-                state.requests[who].step = Step::Ready(solo_lease(fence));
+            StoreCallOutcome::Answered(_) if self.rules.leaves_out(ModelRule::VerifyMarkerBeforeRun) => {
+                state.requests[who].step = ModelStep::Ready(front_only_lease(fence));
             }
-            Outcome::Answered(_) => state.requests[who].step = Step::Prove { fence },
-            Outcome::AskAgain => {}
-            Outcome::NotApplied | Outcome::GiveUp => self.not_solo_after_all(state, who, fence),
-        }
-    }
-
-    fn proved(&self, state: &mut State, who: usize, fence: Fence, outcome: Outcome) {
-        match outcome {
-            Outcome::Answered(Ok(Answer::Held)) => {
-                state.requests[who].step = Step::Ready(solo_lease(fence));
-            }
-            Outcome::AskAgain => {}
-            Outcome::Answered(_) | Outcome::NotApplied | Outcome::GiveUp => {
-                self.not_solo_after_all(state, who, fence);
+            StoreCallOutcome::Answered(_) => state.requests[who].step = ModelStep::VerifyMarker { fence },
+            StoreCallOutcome::AmbiguousRetry => {}
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp => {
+                self.abandon_front_only(state, who, fence)
             }
         }
     }
 
-    fn not_solo_after_all(&self, state: &mut State, who: usize, fence: Fence) {
-        state.requests[who].past.solo = Solo::No;
-        let unmark = Errand { to: Which::First, call: Call::Unmark(fence), durable: false };
-        state.requests[who].later.push(unmark);
-        self.release_first(state, who, InFirst::Claim(fence));
-        state.end(who, Verdict::Unavailable);
+    fn on_marker_verified(&self, state: &mut ModelState, who: usize, fence: ModelFence, outcome: StoreCallOutcome) {
+        match outcome {
+            StoreCallOutcome::Answered(Ok(ModelAnswer::Applied)) => {
+                state.requests[who].step = ModelStep::Ready(front_only_lease(fence));
+            }
+            StoreCallOutcome::AmbiguousRetry => {}
+            StoreCallOutcome::Answered(_) | StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp => {
+                self.abandon_front_only(state, who, fence);
+            }
+        }
+    }
+
+    fn abandon_front_only(&self, state: &mut ModelState, who: usize, fence: ModelFence) {
+        state.requests[who].history.front_only = FrontOnlyCause::NotFrontOnly;
+        let unmark =
+            ModelBackgroundTask { to: StoreRole::Front, call: ModelCall::RemoveMarker(fence), is_journaled: false };
+        state.requests[who].settle_queue.push(unmark);
+        self.release_front(state, who, FrontHold::Claim(fence));
+        state.end(who, ClientOutcome::Unavailable);
     }
 
     /// A solo claim that the last store may know of can be taken over there: from now on only its word counts.
-    pub(crate) fn no_longer_solo(&self, state: &mut State, who: usize) {
-        if let Step::Running(lease) = &mut state.requests[who].step
-            && !self.rules.breaks(Rule::SoloEndsWhenLastMayKnow)
+    pub(crate) fn end_front_only(&self, state: &mut ModelState, who: usize) {
+        if let ModelStep::Running(lease) = &mut state.requests[who].step
+            && !self.rules.leaves_out(ModelRule::FrontOnlyEndsWhenAuthorityMayKnow)
         {
-            lease.solo = false;
+            lease.front_only = false;
         }
     }
 
     /// Solo, and the last store away: the first one holds the end, the journal keeps it for the last one.
-    fn settled_first(&self, state: &mut State, who: usize, lease: Lease, end: End, outcome: Outcome) {
+    fn on_front_settled(
+        &self, state: &mut ModelState, who: usize, lease: ModelLease, end: ModelSettlement, outcome: StoreCallOutcome,
+    ) {
         match outcome {
             // The first store's word is not the last: somebody may have taken over there and given up since. What
             // happened is told to the store that decides.
-            Outcome::Answered(Err(now)) => {
-                state.requests[who].past.lost = true;
-                self.unmark(state, who, lease, end);
-                if matches!(now, Answer::Done(..)) || self.rules.breaks(Rule::LostInFirstIsToldToLast) {
-                    return self.lost(state, who, now);
+            StoreCallOutcome::Answered(Err(now)) => {
+                state.requests[who].history.claim_lost = true;
+                self.remove_marker(state, who, lease, end);
+                if matches!(now, ModelAnswer::Completed(..))
+                    || self.rules.leaves_out(ModelRule::LostInFrontReachesAuthority)
+                {
+                    return self.on_claim_lost(state, who, now);
                 }
             }
-            Outcome::AskAgain => return,
-            Outcome::Answered(Ok(_)) => self.unmark(state, who, lease, end),
-            Outcome::NotApplied | Outcome::GiveUp => {
-                self.unmark(state, who, lease, end);
-                self.errand(state, who, Which::First, lease.fence, lease.over, end, false);
+            StoreCallOutcome::AmbiguousRetry => return,
+            StoreCallOutcome::Answered(Ok(_)) => self.remove_marker(state, who, lease, end),
+            StoreCallOutcome::NotApplied | StoreCallOutcome::AmbiguousGiveUp => {
+                self.remove_marker(state, who, lease, end);
+                self.queue_background_task(state, who, StoreRole::Front, lease.fence, lease.is_takeover, end, false);
             }
         }
-        let complete = matches!(end, End::Complete { .. });
-        self.errand(state, who, Which::Last, lease.fence, lease.over, end, complete);
-        self.answer(state, who, end, Given::Pending);
+        let complete = matches!(end, ModelSettlement::Complete { .. });
+        self.queue_background_task(state, who, StoreRole::Authority, lease.fence, lease.is_takeover, end, complete);
+        self.answer(state, who, end, AnswerSource::PendingAnswer);
     }
 
     /// A solo claim that is released leaves no mark; one that ended otherwise needs none any more, but it does no harm.
-    pub(crate) fn unmark(&self, state: &mut State, who: usize, lease: Lease, end: End) {
-        if lease.marked && end == End::Release {
-            let unmark = Errand { to: Which::First, call: Call::Unmark(lease.fence), durable: false };
-            state.requests[who].later.push(unmark);
+    pub(crate) fn remove_marker(&self, state: &mut ModelState, who: usize, lease: ModelLease, end: ModelSettlement) {
+        if lease.has_marker && end == ModelSettlement::Release {
+            let unmark = ModelBackgroundTask {
+                to: StoreRole::Front,
+                call: ModelCall::RemoveMarker(lease.fence),
+                is_journaled: false,
+            };
+            state.requests[who].settle_queue.push(unmark);
         }
     }
 
     /// The last store has the end: the first one hears it behind the answer, by the token alone.
-    pub(crate) fn settle_first_behind(&self, state: &mut State, who: usize, lease: Lease, end: End) {
-        if self.is_tiered() && lease.in_first {
-            self.unmark(state, who, lease, end);
-            self.errand(state, who, Which::First, UNSEEN, lease.over, end, false);
+    pub(crate) fn settle_front_in_background(
+        &self, state: &mut ModelState, who: usize, lease: ModelLease, end: ModelSettlement,
+    ) {
+        if self.is_tiered() && lease.in_front {
+            self.remove_marker(state, who, lease, end);
+            self.queue_background_task(state, who, StoreRole::Front, UNSEEN, lease.is_takeover, end, false);
         }
     }
 
-    pub(crate) fn release_first(&self, state: &mut State, who: usize, first: InFirst) {
-        self.tell_first(state, who, first, End::Release, self.bodies[who]);
+    pub(crate) fn release_front(&self, state: &mut ModelState, who: usize, first: FrontHold) {
+        self.settle_front(state, who, first, ModelSettlement::Release, self.fingerprints[who]);
     }
 
     /// What the last store said ends this claim in the first one, too.
-    pub(crate) fn tell_first(&self, state: &mut State, who: usize, first: InFirst, end: End, body: u8) {
-        if first == InFirst::Nothing || (end == End::Release && self.rules.breaks(Rule::FirstIsReleased)) {
+    pub(crate) fn settle_front(
+        &self, state: &mut ModelState, who: usize, first: FrontHold, end: ModelSettlement, body: u8,
+    ) {
+        if first == FrontHold::Nothing
+            || (end == ModelSettlement::Release && self.rules.leaves_out(ModelRule::FrontIsReleased))
+        {
             return;
         }
         // A copy of another body's answer would stand under the wrong body: better none.
-        let same = body == self.bodies[who] || self.rules.breaks(Rule::CopyKeepsItsBody);
-        let end = if same { end } else { End::Release };
-        let taken = matches!(first, InFirst::Takeover(_));
-        self.errand(state, who, Which::First, UNSEEN, taken, end, false);
+        let same = body == self.fingerprints[who] || self.rules.leaves_out(ModelRule::CopyKeepsItsFingerprint);
+        let end = if same { end } else { ModelSettlement::Release };
+        let taken = matches!(first, FrontHold::Takeover(_));
+        self.queue_background_task(state, who, StoreRole::Front, UNSEEN, taken, end, false);
     }
 }
 
-fn solo_lease(fence: Fence) -> Lease {
-    Lease { fence, over: false, solo: true, marked: true, in_first: true }
+fn front_only_lease(fence: ModelFence) -> ModelLease {
+    ModelLease { fence, is_takeover: false, front_only: true, has_marker: true, in_front: true }
 }

@@ -11,33 +11,33 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 /// Answers at once.
-pub(super) const PAY: &str = "/pay0";
+pub(super) const IMMEDIATE_PATH: &str = "/pay0";
 /// Answers a little later.
-pub(super) const LATER: &str = "/pay2";
+pub(super) const DELAYED_PATH: &str = "/pay2";
 /// Answers that a gateway behind it has lost the answer.
-pub(super) const LOST: &str = "/lost";
+pub(super) const LOST_PATH: &str = "/lost";
 /// Answers when it is released.
-pub(super) const HELD: &str = "/held";
+pub(super) const HELD_PATH: &str = "/held";
 
-const LITTLE: Duration = Duration::from_micros(20);
+const RESPONSE_DELAY: Duration = Duration::from_micros(20);
 
-pub(super) struct App {
+pub(super) struct TimingApp {
     addr: SocketAddr,
-    gate: Arc<Gate>,
+    gate: Arc<TimingGate>,
 }
 
 #[derive(Default)]
-struct Gate {
+struct TimingGate {
     /// How many wait, and whether they may go.
     state: Mutex<(usize, bool)>,
     changed: Condvar,
 }
 
-impl App {
+impl TimingApp {
     /// Its threads end with the process.
     pub(super) fn start() -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
-        let (addr, gate) = (listener.local_addr()?, Arc::<Gate>::default());
+        let (addr, gate) = (listener.local_addr()?, Arc::<TimingGate>::default());
         let app = Self { addr, gate: gate.clone() };
         thread::spawn(move || {
             for socket in listener.incoming().flatten() {
@@ -53,13 +53,13 @@ impl App {
         self.addr
     }
 
-    /// Holds those who come to [`HELD`] from now on.
-    pub(super) fn hold(&self) {
+    /// Holds those who come to [`HELD_PATH`] from now on.
+    pub(super) fn close_gate(&self) {
         *self.gate.state.lock() = (0, false);
     }
 
     /// Whether so many are held, within ten seconds.
-    pub(super) fn holds(&self, count: usize) -> bool {
+    pub(super) fn wait_for_held(&self, count: usize) -> bool {
         let (until, mut state) = (Instant::now() + Duration::from_secs(10), self.gate.state.lock());
         while state.0 < count {
             if self.gate.changed.wait_until(&mut state, until).timed_out() {
@@ -69,13 +69,13 @@ impl App {
         true
     }
 
-    pub(super) fn release(&self) {
+    pub(super) fn open_gate(&self) {
         self.gate.state.lock().1 = true;
         self.gate.changed.notify_all();
     }
 }
 
-fn serve(mut socket: &TcpStream, gate: &Gate) -> io::Result<()> {
+fn serve(mut socket: &TcpStream, gate: &TimingGate) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let mut reader = BufReader::new(socket.try_clone()?);
     let mut line = String::new();
@@ -99,18 +99,18 @@ fn serve(mut socket: &TcpStream, gate: &Gate) -> io::Result<()> {
         io::copy(&mut (&mut reader).take(length), &mut io::sink())?;
         let arrived = Instant::now();
         match &*path {
-            LATER => while arrived.elapsed() < LITTLE {},
-            HELD => wait(gate),
+            DELAYED_PATH => while arrived.elapsed() < RESPONSE_DELAY {},
+            HELD_PATH => wait(gate),
             _ => {}
         }
-        let status = if path == LOST { "502 Bad Gateway" } else { "201 Created" };
+        let status = if path == LOST_PATH { "502 Bad Gateway" } else { "201 Created" };
         let body = "x".repeat(300);
         let answer = format!("HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: 300\r\n\r\n{body}");
         socket.write_all(answer.as_bytes())?;
     }
 }
 
-fn wait(gate: &Gate) {
+fn wait(gate: &TimingGate) {
     let mut state = gate.state.lock();
     state.0 += 1;
     gate.changed.notify_all();

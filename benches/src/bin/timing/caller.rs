@@ -10,30 +10,30 @@ use std::{
 use ibid_bench::wire;
 
 /// Connections of a caller that is not in a hurry to be measured.
-const AT_ONCE: usize = 8;
+const SETUP_CONNECTIONS: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Caller {
+pub(super) enum TimingCaller {
     A,
     B,
 }
 
 /// What is sent: requests that differ in nothing are the same request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask<'a> {
+pub(super) struct TimingRequest<'a> {
     pub(super) path: &'a str,
     pub(super) key: &'a str,
     pub(super) body: &'a str,
 }
 
-pub(super) struct Connection {
+pub(super) struct TimingConnection {
     socket: TcpStream,
-    caller: Caller,
+    caller: TimingCaller,
     received: Vec<u8>,
 }
 
-impl Connection {
-    pub(super) fn open(to: SocketAddr, caller: Caller) -> Result<Self, String> {
+impl TimingConnection {
+    pub(super) fn open(to: SocketAddr, caller: TimingCaller) -> Result<Self, String> {
         let socket = TcpStream::connect(to).and_then(|socket| {
             socket.set_nodelay(true)?;
             socket.set_read_timeout(Some(Duration::from_secs(15)))?;
@@ -43,36 +43,36 @@ impl Connection {
         Ok(Self { socket, caller, received: Vec::new() })
     }
 
-    pub(super) fn send(&mut self, ask: Ask<'_>) -> Result<(), String> {
-        let bytes = self.bytes(ask);
+    pub(super) fn send(&mut self, ask: TimingRequest<'_>) -> Result<(), String> {
+        let bytes = self.request_bytes(ask);
         self.socket.write_all(&bytes).map_err(|why| format!("the request is not taken: {why}"))
     }
 
     /// The status of the answer and how long it took, in microseconds.
-    pub(super) fn ask(&mut self, ask: Ask<'_>) -> Result<(u16, f64), String> {
-        let bytes = self.bytes(ask);
+    pub(super) fn send_timed(&mut self, ask: TimingRequest<'_>) -> Result<(u16, f64), String> {
+        let bytes = self.request_bytes(ask);
         let sent = Instant::now();
         self.socket.write_all(&bytes).map_err(|why| format!("the request is not taken: {why}"))?;
-        let status = self.answer()?;
+        let status = self.read_status()?;
         Ok((status, sent.elapsed().as_secs_f64() * 1e6))
     }
 
-    pub(super) fn answer(&mut self) -> Result<u16, String> {
+    pub(super) fn read_status(&mut self) -> Result<u16, String> {
         self.received.clear();
         loop {
             let mut some = [0; 4096];
             let count = self.socket.read(&mut some).map_err(|why| format!("no answer: {why}"))?;
             self.received.extend_from_slice(&some[..count]);
-            match wire::response(&self.received) {
+            match wire::parse_response(&self.received) {
                 Ok(Some(response)) => return Ok(response.status),
                 Ok(None) if count == 0 => return Err("the gateway hung up".into()),
                 Ok(None) => {}
-                Err(wire::Malformed(why)) => return Err(format!("an answer that is none: {why}")),
+                Err(wire::MalformedResponse(why)) => return Err(format!("an answer that is none: {why}")),
             }
         }
     }
 
-    fn bytes(&self, Ask { path, key, body }: Ask<'_>) -> Vec<u8> {
+    fn request_bytes(&self, TimingRequest { path, key, body }: TimingRequest<'_>) -> Vec<u8> {
         let (who, length) = (self.caller, body.len());
         format!(
             "POST {path} HTTP/1.1\r\nHost: shop.test\r\nAuthorization: Bearer {who:?}\r\nIdempotency-Key: {key}\r\n\
@@ -83,18 +83,18 @@ impl Connection {
 }
 
 /// Sends a request for each key, several at a time, and expects this answer to each.
-pub(super) fn use_all(
-    to: SocketAddr, caller: Caller, path: &str, keys: &[String], body: &str, expected: u16,
+pub(super) fn use_keys(
+    to: SocketAddr, caller: TimingCaller, path: &str, keys: &[String], body: &str, expected: u16,
 ) -> Result<(), String> {
-    let share = keys.len().div_ceil(AT_ONCE).max(1);
+    let share = keys.len().div_ceil(SETUP_CONNECTIONS).max(1);
     thread::scope(|scope| {
         let threads: Vec<_> = keys
             .chunks(share)
             .map(|keys| {
                 scope.spawn(move || {
-                    let mut connection = Connection::open(to, caller)?;
+                    let mut connection = TimingConnection::open(to, caller)?;
                     for key in keys {
-                        let (status, _) = connection.ask(Ask { path, key, body })?;
+                        let (status, _) = connection.send_timed(TimingRequest { path, key, body })?;
                         if status != expected {
                             return Err(format!("{caller:?} got {status} instead of {expected}"));
                         }

@@ -18,19 +18,19 @@ use std::{
 };
 
 use ibid_bench::{
-    child::Server,
-    stores::{Backing, Stores, is_installed},
-    timing::Compared,
+    server_child::ServerChild,
+    stores::{SharedStores, StoreServers, is_installed},
+    timing::TimingDifference,
 };
 
 use self::{
-    app::App,
-    scene::{Row, Scene},
+    app::TimingApp,
+    comparisons::{TimingComparison, TimingRow},
 };
 
 mod app;
 mod caller;
-mod scene;
+mod comparisons;
 
 const HELP: &str = "\
 timing: can one caller see by the time of its answers that another has used a key?
@@ -44,8 +44,8 @@ timing: can one caller see by the time of its answers that another has used a ke
 
 const STORES: [&str; 3] = ["memory", "embedded", "redis"];
 
-struct Args {
-    each: usize,
+struct TimingArgs {
+    samples_per_kind: usize,
     stores: Vec<String>,
     seed: u64,
     strict: bool,
@@ -75,11 +75,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse() -> Result<Option<Args>, String> {
+fn parse() -> Result<Option<TimingArgs>, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program's own path: {error}"))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mut args = Args {
-        each: 4000,
+    let mut args = TimingArgs {
+        samples_per_kind: 4000,
         stores: STORES.map(str::to_owned).to_vec(),
         seed: now.as_nanos() as u64 | 1,
         strict: false,
@@ -91,7 +91,7 @@ fn parse() -> Result<Option<Args>, String> {
         match &*name {
             "--help" | "-h" => return Ok(None),
             "--strict" => args.strict = true,
-            "--each" => args.each = value()?.parse().map_err(|_| "--each: a number is needed")?,
+            "--each" => args.samples_per_kind = value()?.parse().map_err(|_| "--each: a number is needed")?,
             "--stores" => args.stores = value()?.split(',').map(str::to_owned).collect(),
             "--seed" => args.seed = value()?.parse::<u64>().map_err(|_| "--seed: a number is needed")?.max(1),
             "--ibid-bin" => args.ibid_bin = value()?.into(),
@@ -101,15 +101,15 @@ fn parse() -> Result<Option<Args>, String> {
     if let Some(unknown) = args.stores.iter().find(|store| !STORES.contains(&store.as_str())) {
         return Err(format!("--stores: {unknown} is none; allowed are {}", STORES.join(", ")));
     }
-    if args.each < 50 { Err("--each must be at least 50".into()) } else { Ok(Some(args)) }
+    if args.samples_per_kind < 50 { Err("--each must be at least 50".into()) } else { Ok(Some(args)) }
 }
 
 /// Whether everything is as it should be.
-fn run(args: &Args) -> Result<bool, String> {
-    println!("{} requests of each kind, one at a time; seed {}\n", args.each, args.seed);
+fn run(args: &TimingArgs) -> Result<bool, String> {
+    println!("{} requests of each kind, one at a time; seed {}\n", args.samples_per_kind, args.seed);
     println!("| store | B's answer | key used by A, median | by nobody, median | AUC | away | |");
     println!("|---|---|---|---|---|---|---|");
-    let app = App::start().map_err(|why| format!("the app: {why}"))?;
+    let app = TimingApp::start().map_err(|why| format!("the app: {why}"))?;
     let mut good = true;
     let mut seed = args.seed;
     for store in args.stores.iter().map(String::as_str) {
@@ -120,16 +120,16 @@ fn run(args: &Args) -> Result<bool, String> {
         for limited in [false, true] {
             // Each has a store of its own, which is gone with it.
             let folder = tempfile::tempdir().map_err(|why| format!("no folder: {why}"))?;
-            let backing = if store == "redis" { Some(Backing::start(Stores::Redis, None)?) } else { None };
+            let backing = if store == "redis" { Some(StoreServers::start(SharedStores::Redis, None)?) } else { None };
             let config = match &backing {
                 Some(backing) => backing.config()?,
                 None if store == "memory" => "[store]\nurl = \"memory:\"\n".into(),
                 None => format!("[store]\nurl = \"embedded:{}\"\n", folder.path().join("data").display()),
             };
             let gateway = start(args, &app, &folder, &format!("{config}{}", quota(args, limited)))?;
-            let mut scene = Scene::new(gateway.addr(), &app, args.each, &mut seed)?;
-            let mut tell = |row: &Row| good &= show(store, row);
-            let told = if limited { scene.over_quota(&mut tell) } else { scene.all(&mut tell) };
+            let mut scene = TimingComparison::new(gateway.addr(), &app, args.samples_per_kind, &mut seed)?;
+            let mut tell = |row: &TimingRow| good &= print_row(store, row);
+            let told = if limited { scene.compare_over_quota(&mut tell) } else { scene.compare_all(&mut tell) };
             told.map_err(|why| format!("{store}: {why}"))?;
         }
     }
@@ -137,28 +137,28 @@ fn run(args: &Args) -> Result<bool, String> {
 }
 
 /// A and B may each begin as much as A needs.
-fn quota(args: &Args, limited: bool) -> String {
+fn quota(args: &TimingArgs, limited: bool) -> String {
     match limited {
-        true => format!("[quota]\nnew_keys = \"{}/24h\"\n", scene::allowance(args.each)),
+        true => format!("[quota]\nnew_keys = \"{}/24h\"\n", comparisons::quota_needed(args.samples_per_kind)),
         false => String::new(),
     }
 }
 
 /// With its log as it is by default: what is logged takes time, too.
-fn start(args: &Args, app: &App, folder: &tempfile::TempDir, config: &str) -> Result<Server, String> {
+fn start(args: &TimingArgs, app: &TimingApp, folder: &tempfile::TempDir, config: &str) -> Result<ServerChild, String> {
     let file = folder.path().join("ibid.toml");
     let config = format!("{config}[policy]\nlease = \"10m\"\ntimeout = \"10m\"\n");
     std::fs::write(&file, config).map_err(|why| format!("{}: {why}", file.display()))?;
     let (file, upstream) = (file.display().to_string(), format!("http://{}", app.addr()));
     let flags = ["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--upstream", &upstream, "--config", &file];
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|why| why.to_string())?;
-    runtime.block_on(Server::start(&args.ibid_bin, &flags.map(str::to_owned)))
+    runtime.block_on(ServerChild::start(&args.ibid_bin, &flags.map(str::to_owned)))
 }
 
 /// Prints a row. Whether it is as it should be.
-fn show(store: &str, row: &Row) -> bool {
-    let Compared { medians: [first, second], auc, error } = row.compared;
-    let verdict = match (row.must_differ, row.compared.tells_apart()) {
+fn print_row(store: &str, row: &TimingRow) -> bool {
+    let TimingDifference { medians: [first, second], auc, standard_error: error } = row.comparison;
+    let verdict = match (row.must_differ, row.comparison.is_distinguishable()) {
         (false, false) => "not told apart",
         (false, true) => "TOLD APART",
         (true, true) => "told apart, as it must be",
@@ -166,8 +166,8 @@ fn show(store: &str, row: &Row) -> bool {
     };
     println!(
         "| {store} | {} | {first:.0} µs | {second:.0} µs | {auc:.3} ± {error:.3} | {:+.1} | {verdict} |",
-        row.what,
-        row.compared.errors_away()
+        row.name,
+        row.comparison.standard_errors_away()
     );
-    row.must_differ == row.compared.tells_apart() || (row.must_differ && row.may_be_lost)
+    row.must_differ == row.comparison.is_distinguishable() || (row.must_differ && row.may_be_undetected)
 }

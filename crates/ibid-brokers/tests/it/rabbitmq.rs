@@ -1,7 +1,7 @@
 use std::time::{Duration, SystemTime};
 
-use ibid::inbox::{Reply, Unidentified};
-use ibid_brokers::rabbitmq::{Deliveries, Delivery, declare, identify};
+use ibid::inbox::{BrokerReply, EventIdentityError};
+use ibid_brokers::rabbitmq::{RabbitmqDeliveries, RabbitmqDelivery, declare, identify};
 use ibid_testkit::servers::rabbitmq::Server;
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties,
@@ -11,7 +11,7 @@ use lapin::{
 };
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn message(headers: &[(&str, &str)], properties: BasicProperties, body: &str) -> Message {
     let mut table = FieldTable::default();
@@ -28,7 +28,7 @@ fn messages_are_known_by_what_their_publishers_say() {
     let properties = BasicProperties::default;
     let known = |message: &Message| {
         let event = identify("mailer", "orders", message)?;
-        Ok::<_, Unidentified>((event.source().to_owned(), event.id().to_owned()))
+        Ok::<_, EventIdentityError>((event.source().to_owned(), event.id().to_owned()))
     };
     let found = |source: &str, id: &str| Ok((source.to_owned(), id.to_owned()));
     let by_id = message(&[], properties().with_message_id("m1".into()).with_timestamp(7), "");
@@ -40,25 +40,28 @@ fn messages_are_known_by_what_their_publishers_say() {
     assert_eq!(known(&cloud), found("/a%20b", "c1"), "nothing is escaped in AMQP");
     let kind = properties().with_content_type("application/cloudevents+json; charset=utf-8".into());
     assert_eq!(known(&message(&[], kind, r#"{"id":"s1","source":"/s"}"#)), found("/s", "s1"));
-    assert_eq!(known(&message(&[("x", "y")], properties(), "")), Err(Unidentified::Missing));
-    assert_eq!(known(&message(&attributes[..1], properties(), "")), Err(Unidentified::Half("source")));
+    assert_eq!(known(&message(&[("x", "y")], properties(), "")), Err(EventIdentityError::Missing));
+    assert_eq!(
+        known(&message(&attributes[..1], properties(), "")),
+        Err(EventIdentityError::MissingAttribute("source"))
+    );
 }
 
-async fn channel(server: &Server) -> (Connection, Channel) {
+async fn open_channel(server: &Server) -> (Connection, Channel) {
     let connection = Connection::connect(&server.url(), ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
     channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
     (connection, channel)
 }
 
-async fn next(deliveries: &mut Deliveries) -> Delivery {
-    timeout(PATIENCE, deliveries.next()).await.unwrap().unwrap().unwrap()
+async fn next_delivery(deliveries: &mut RabbitmqDeliveries) -> RabbitmqDelivery {
+    timeout(WAIT_TIMEOUT, deliveries.next()).await.unwrap().unwrap().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replies_are_what_they_say() {
     let server = Server::start();
-    let (_connection, publisher) = channel(&server).await;
+    let (_connection, publisher) = open_channel(&server).await;
     declare(&publisher, "orders").await.unwrap();
     declare(&publisher, "orders").await.expect("a second time nothing changes");
     for id in ["1", "2"] {
@@ -67,37 +70,37 @@ async fn replies_are_what_they_say() {
             publisher.basic_publish("".into(), "orders".into(), BasicPublishOptions::default(), b"x", properties);
         assert!(sent.await.unwrap().await.unwrap().is_ack());
     }
-    let (connection, consumer) = channel(&server).await;
-    let mut deliveries = Deliveries::of(&consumer, "orders", "mailer", 1).await.unwrap();
-    let first = next(&mut deliveries).await;
-    assert_eq!((first.event().id(), first.delivered()), ("1", Some(1)));
-    first.reply(Reply::Again { after: Duration::from_millis(300) }).await.unwrap();
+    let (connection, consumer) = open_channel(&server).await;
+    let mut deliveries = RabbitmqDeliveries::open(&consumer, "orders", "mailer", 1).await.unwrap();
+    let first = next_delivery(&mut deliveries).await;
+    assert_eq!((first.event().id(), first.delivery_count()), ("1", Some(1)));
+    first.reply(BrokerReply::Redeliver { after: Duration::from_millis(300) }).await.unwrap();
     // At most one is unanswered: what is held back holds the next one back too, and comes again before or after it.
-    let mut again = next(&mut deliveries).await;
+    let mut again = next_delivery(&mut deliveries).await;
     if again.event().id() == "2" {
-        again.reply(Reply::Acknowledge).await.unwrap();
-        again = next(&mut deliveries).await;
+        again.reply(BrokerReply::Acknowledge).await.unwrap();
+        again = next_delivery(&mut deliveries).await;
     }
-    assert_eq!((again.event().id(), again.delivered()), ("1", Some(2)), "and the queue counts");
+    assert_eq!((again.event().id(), again.delivery_count()), ("1", Some(2)), "and the queue counts");
     // Its channel goes, and it comes again.
     connection.close(200, "bye".into()).await.unwrap();
-    let gone = again.reply(Reply::Acknowledge).await.unwrap_err();
+    let gone = again.reply(BrokerReply::Acknowledge).await.unwrap_err();
     assert!(gone.to_string().contains("not acknowledged"), "{gone}");
-    let (_connection, consumer) = channel(&server).await;
-    let mut deliveries = Deliveries::of(&consumer, "orders", "mailer", 8).await.unwrap();
+    let (_connection, consumer) = open_channel(&server).await;
+    let mut deliveries = RabbitmqDeliveries::open(&consumer, "orders", "mailer", 8).await.unwrap();
     let mut dead = 0;
     while dead == 0 {
-        let delivery = next(&mut deliveries).await;
+        let delivery = next_delivery(&mut deliveries).await;
         let reply = if delivery.event().id() == "1" {
             dead += 1;
-            assert_eq!(delivery.delivered(), Some(3));
-            Reply::DeadLetter { why: "no".into() }
+            assert_eq!(delivery.delivery_count(), Some(3));
+            BrokerReply::DeadLetter { why: "no".into() }
         } else {
-            Reply::Acknowledge
+            BrokerReply::Acknowledge
         };
         delivery.reply(reply).await.unwrap();
     }
-    let letter = timeout(PATIENCE, async {
+    let letter = timeout(WAIT_TIMEOUT, async {
         loop {
             let got = publisher.basic_get("orders.dead".into(), BasicGetOptions { no_ack: true }).await.unwrap();
             if let Some(letter) = got {

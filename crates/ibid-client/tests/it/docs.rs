@@ -2,16 +2,16 @@
 
 use std::{fs, os::unix::fs::symlink, path::Path, process::Output, time::Duration};
 
-use ibid::Reason;
+use ibid::RefusalReason;
 use ibid_client::Schedule;
 use ibid_testkit::{
-    docs::Page,
-    servers::link::Link,
-    upstream::{Fault, Gate, Reply, Upstream},
+    docs::DocPage,
+    servers::link::FaultProxy,
+    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
 };
 use tokio::{process::Command, time::timeout};
 
-use crate::kit::{gateway, root};
+use crate::common::{gateway, root};
 
 fn guide() -> String {
     fs::read_to_string(root().join("docs/clients.md")).expect("the guide")
@@ -36,7 +36,7 @@ async fn run(program: &str, folder: &Path, args: &[&str]) -> (Output, String) {
 fn every_refusal_is_in_the_table_with_its_status() {
     let text = guide();
     let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| ")).collect();
-    for reason in Reason::all() {
+    for reason in RefusalReason::all() {
         let row = rows.iter().find(|row| row.contains(&format!("`{reason}`")));
         let row = row.unwrap_or_else(|| panic!("{reason} is not in the table"));
         assert!(row.starts_with(&format!("| {} |", reason.status().as_u16())), "{reason}: {row}");
@@ -58,9 +58,9 @@ fn the_schedules_are_as_the_code_has_them() {
 
 #[tokio::test]
 async fn the_commands_of_curl_do_what_the_guide_shows() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("", &upstream).await;
-    Page::read(root().join("docs/clients.md")).gateway(gateway.addr()).run().await;
+    DocPage::read(root().join("docs/clients.md")).gateway(gateway.addr()).run().await;
     assert_eq!(upstream.executions(), 1);
 }
 
@@ -68,9 +68,9 @@ async fn the_commands_of_curl_do_what_the_guide_shows() {
 async fn the_code_in_python_retries_replays_and_stops() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("pay.py"), block("python")).unwrap();
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("", &upstream).await;
-    let link = Link::to(gateway.addr());
+    let link = FaultProxy::to(gateway.addr());
     let url = |path: &str| format!("http://{}{path}", link.addr());
     let pay = async |path: &str, key: &str| run("python3", folder.path(), &["pay.py", &url(path), key]).await;
 
@@ -81,19 +81,19 @@ async fn the_code_in_python_retries_replays_and_stops() {
     let (_, said) = pay("/pay", "k-2").await;
     assert_eq!(said, "201 b'{\"id\":2,\"run\":2}' False\n");
     // A final 4xx is an answer.
-    upstream.on("/none", Reply::status(404));
+    upstream.on("/none", UpstreamReply::status(404));
     assert_eq!(pay("/none", "k-3").await.1, "404 b'' False\n");
     assert_eq!(upstream.executions_at("/none"), 1);
     // An unknown outcome is not retried.
-    upstream.on("/lost", Fault::ResetAfterRequest);
+    upstream.on("/lost", UpstreamFault::ResetAfterRequest);
     let (output, said) = pay("/lost", "k-4").await;
     assert!(!output.status.success() && said.contains("Stopped: outcome-unknown: "), "{said}");
     assert_eq!(upstream.executions_at("/lost"), 1);
     // Nor is what a server wants much later, or what never ends.
-    upstream.on("/later", Reply::status(503).header("retry-after", "3600"));
+    upstream.on("/later", UpstreamReply::status(503).header("retry-after", "3600"));
     assert!(pay("/later", "k-5").await.1.contains("asks to wait for 3600 seconds"));
-    let gate = Gate::new();
-    upstream.on("/slow", Reply::usual().gated(&gate));
+    let gate = ReplyGate::new();
+    upstream.on("/slow", UpstreamReply::usual().gated(&gate));
     let (first, second) = tokio::join!(
         async {
             let ended = pay("/slow", "k-6").await;
@@ -117,31 +117,31 @@ async fn the_code_in_php_retries_replays_and_stops() {
     let code = code.replace("bin2hex(random_bytes(16))", "$argv[2]");
     let print = "echo $status, ' ', $text, ' ', var_export($replayed, true), \"\\n\";";
     fs::write(folder.path().join("pay.php"), format!("<?php\n{code}\n{print}\n")).unwrap();
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("", &upstream).await;
-    let link = Link::to(gateway.addr());
+    let link = FaultProxy::to(gateway.addr());
     let url = |path: &str| format!("http://{}{path}", link.addr());
     let pay = async |path: &str, key: &str| run("php", folder.path(), &["pay.php", &url(path), key]).await;
 
     link.break_answers(2);
     assert_eq!(pay("/pay", "k-1").await.1, "201 {\"id\":1,\"run\":1} true\n");
     assert_eq!(pay("/pay", "k-2").await.1, "201 {\"id\":2,\"run\":2} false\n");
-    upstream.on("/none", Reply::status(404));
+    upstream.on("/none", UpstreamReply::status(404));
     assert_eq!(pay("/none", "k-3").await.1, "404  false\n");
     assert_eq!(upstream.executions_at("/none"), 1);
-    upstream.on("/lost", Fault::ResetAfterRequest);
+    upstream.on("/lost", UpstreamFault::ResetAfterRequest);
     let (output, said) = pay("/lost", "k-4").await;
     assert!(!output.status.success() && said.contains("outcome-unknown: "), "{said}");
     assert_eq!(upstream.executions_at("/lost"), 1);
-    upstream.on("/later", Reply::status(503).header("retry-after", "3600"));
+    upstream.on("/later", UpstreamReply::status(503).header("retry-after", "3600"));
     assert!(pay("/later", "k-5").await.1.contains("still 503; keep the key"));
 }
 
 #[tokio::test]
 async fn the_code_in_javascript_pays_once() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("", &upstream).await;
-    let link = Link::to(gateway.addr());
+    let link = FaultProxy::to(gateway.addr());
     link.break_answers(1);
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("node_modules")).unwrap();

@@ -3,19 +3,19 @@
 use std::time::Duration;
 
 use http::HeaderName;
-use ibid_client::{Mint, Options, Schedule, send};
+use ibid_client::{KeyGenerator, Schedule, SendOptions, send};
 use ibid_testkit::{
-    servers::link::Link,
-    upstream::{Fault, Gate, Reply, Upstream},
+    servers::link::FaultProxy,
+    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
 };
 
-use crate::kit::{Keys, client, gateway, payment, reason, the_key};
+use crate::common::{KeyFolder, client, gateway, only_key, payment, reason};
 
-const QUICK: Schedule = Schedule::exponential().first(Duration::from_millis(2)).attempts(3);
+const FAST_SCHEDULE: Schedule = Schedule::exponential().first(Duration::from_millis(2)).attempts(3);
 
 #[tokio::test]
 async fn a_first_answer_and_its_replay_are_told_apart_whatever_the_preset() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let config = ["appsportal", "membership", "stripe", "ietf"].map(|preset| {
         let data = "[[route]]\nmatch = \"POST /NAME\"\npreset = \"NAME\"\n";
         data.replace("NAME", preset)
@@ -30,7 +30,9 @@ async fn a_first_answer_and_its_replay_are_told_apart_whatever_the_preset() {
     .into_iter()
     .enumerate()
     {
-        let options = Options::in_memory().mint(Mint::derived([preset])).header(HeaderName::from_static(header));
+        let options = SendOptions::in_memory()
+            .key_generator(KeyGenerator::derived([preset]))
+            .header(HeaderName::from_static(header));
         let mut seen = Vec::new();
         for _ in 0..3 {
             let mut request = payment(&format!("http://{}/{preset}", gateway.addr()));
@@ -46,11 +48,11 @@ async fn a_first_answer_and_its_replay_are_told_apart_whatever_the_preset() {
 
 #[tokio::test]
 async fn the_network_cut_in_mid_request_costs_an_attempt_and_nothing_else() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("", &upstream).await;
-    let link = Link::to(gateway.addr());
+    let link = FaultProxy::to(gateway.addr());
     link.break_answers(2);
-    let keys = Keys::new();
+    let keys = KeyFolder::new();
     let answer = send(&client(), payment(&format!("http://{}/pay", link.addr())), &keys.options()).await.unwrap();
     assert_eq!((answer.attempts, answer.replayed), (3, true));
     assert_eq!(answer.response.text().await.unwrap(), r#"{"id":1,"run":1}"#);
@@ -59,11 +61,11 @@ async fn the_network_cut_in_mid_request_costs_an_attempt_and_nothing_else() {
 
 #[tokio::test]
 async fn an_operation_that_is_run_twice_to_success_pays_once() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("", &upstream).await;
     let url = format!("http://{}/pay", gateway.addr());
-    let keys = Keys::new();
-    for (runs, options) in [keys.options(), Options::in_memory().operation("order-17")].into_iter().enumerate() {
+    let keys = KeyFolder::new();
+    for (runs, options) in [keys.options(), SendOptions::in_memory().operation("order-17")].into_iter().enumerate() {
         let mut answers = Vec::new();
         for _ in 0..2 {
             let answer = send(&client(), payment(&url), &options).await.unwrap();
@@ -82,19 +84,19 @@ async fn an_operation_that_is_run_twice_to_success_pays_once() {
 
 #[tokio::test]
 async fn while_the_first_runs_others_are_told_so_and_then_get_its_answer() {
-    let upstream = Upstream::start().await;
-    let gate = Gate::new();
-    upstream.on("/pay", Reply::usual().gated(&gate));
+    let upstream = TestUpstream::start().await;
+    let gate = ReplyGate::new();
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let gateway = gateway("", &upstream).await;
     let url = format!("http://{}/pay", gateway.addr());
-    let keys = Keys::new();
+    let keys = KeyFolder::new();
     let begin = |schedule| {
         let (url, options) = (url.clone(), keys.options().schedule(schedule));
         tokio::spawn(async move { send(&client(), payment(&url), &options).await })
     };
     let first = begin(Schedule::once());
     gate.arrived(1).await;
-    let stopped = begin(QUICK).await.unwrap().unwrap_err();
+    let stopped = begin(FAST_SCHEDULE).await.unwrap().unwrap_err();
     assert_eq!((reason(&stopped), stopped.attempts), ("in-progress", 3), "{stopped}");
     let second = begin(Schedule::exponential().attempts(8));
     gate.open();
@@ -105,28 +107,28 @@ async fn while_the_first_runs_others_are_told_so_and_then_get_its_answer() {
 
 #[tokio::test]
 async fn an_unknown_outcome_is_never_retried() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Fault::ResetAfterRequest);
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamFault::ResetAfterRequest);
     let gateway = gateway("", &upstream).await;
     let url = format!("http://{}/pay", gateway.addr());
-    let keys = Keys::new();
+    let keys = KeyFolder::new();
     // The first attempt is told that the answer was lost; the second, that nobody knows. There is no third.
     let stopped = send(&client(), payment(&url), &keys.options()).await.unwrap_err();
     assert_eq!((reason(&stopped), stopped.attempts, upstream.executions()), ("outcome-unknown", 2, 1), "{stopped}");
     let again = send(&client(), payment(&url), &keys.options()).await.unwrap_err();
     assert_eq!((reason(&again), again.attempts, upstream.executions()), ("outcome-unknown", 1, 1));
-    assert_eq!(keys.kept().await, Some(the_key(&upstream)));
+    assert_eq!(keys.pending_key().await, Some(only_key(&upstream)));
 }
 
 #[tokio::test]
 async fn an_app_that_comes_back_is_reached_by_the_same_call() {
-    let upstream = Upstream::start_refusing().await;
+    let upstream = TestUpstream::start_refusing().await;
     let gateway = gateway("", &upstream).await;
     let url = format!("http://{}/pay", gateway.addr());
-    let keys = Keys::new();
-    let stopped = send(&client(), payment(&url), &keys.options().schedule(QUICK)).await.unwrap_err();
+    let keys = KeyFolder::new();
+    let stopped = send(&client(), payment(&url), &keys.options().schedule(FAST_SCHEDULE)).await.unwrap_err();
     assert_eq!((reason(&stopped), stopped.attempts), ("unavailable", 3), "{stopped}");
-    let kept = keys.kept().await;
+    let kept = keys.pending_key().await;
     upstream.restart().await;
     let answer = send(&client(), payment(&url), &keys.options()).await.unwrap();
     assert_eq!((Some(answer.key.as_str().to_owned()), upstream.executions()), (kept, 1));
@@ -134,11 +136,11 @@ async fn an_app_that_comes_back_is_reached_by_the_same_call() {
 
 #[tokio::test]
 async fn another_request_under_a_name_in_use_is_told_so() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Reply::status(500));
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamReply::status(500));
     let gateway = gateway("[policy]\nremember = \"all\"\n", &upstream).await;
     let url = format!("http://{}/pay", gateway.addr());
-    let keys = Keys::new();
+    let keys = KeyFolder::new();
     // A failure that may have had an effect: its key stays.
     assert_eq!(send(&client(), payment(&url), &keys.options()).await.unwrap().response.status(), 500);
     let other = client().post(&url).body("another").build().unwrap();
@@ -152,26 +154,30 @@ async fn another_request_under_a_name_in_use_is_told_so() {
 
 #[tokio::test]
 async fn a_key_in_the_wrong_form_is_not_kept() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("[policy]\nkey.format = \"uuid4\"\n", &upstream).await;
     let url = format!("http://{}/pay", gateway.addr());
-    let keys = Keys::new();
-    let stopped = send(&client(), payment(&url), &keys.options().mint(Mint::V7)).await.unwrap_err();
+    let keys = KeyFolder::new();
+    let stopped =
+        send(&client(), payment(&url), &keys.options().key_generator(KeyGenerator::UuidV7)).await.unwrap_err();
     assert_eq!((reason(&stopped), stopped.attempts, keys.files()), ("refused", 1, 0), "{stopped}");
-    assert!(stopped.to_string().contains("version 4") && stopped.kept_for.is_none(), "{stopped}");
+    assert!(stopped.to_string().contains("version 4") && stopped.operation.is_none(), "{stopped}");
     let answer = send(&client(), payment(&url), &keys.options()).await.unwrap();
     assert_eq!(answer.response.status(), 201);
 }
 
 #[tokio::test]
 async fn every_form_of_key_is_let_in_where_it_is_asked_for() {
-    let upstream = Upstream::start().await;
-    let operation = Mint::Operation { user: "u1".into(), operation: "pay".into(), resource: "r9".into() };
-    for (format, mint) in
-        [("uuid4", Mint::V4), ("uuid", Mint::V7), ("operation", operation), ("uuid4", Mint::derived(["invoice", "17"]))]
-    {
+    let upstream = TestUpstream::start().await;
+    let operation = KeyGenerator::Operation { user: "u1".into(), operation: "pay".into(), resource: "r9".into() };
+    for (format, mint) in [
+        ("uuid4", KeyGenerator::UuidV4),
+        ("uuid", KeyGenerator::UuidV7),
+        ("operation", operation),
+        ("uuid4", KeyGenerator::derived(["invoice", "17"])),
+    ] {
         let gateway = gateway(&format!("[policy]\nkey.format = \"{format}\"\n"), &upstream).await;
-        let options = Options::in_memory().mint(mint.clone());
+        let options = SendOptions::in_memory().key_generator(mint.clone());
         let answer = send(&client(), payment(&format!("http://{}/pay", gateway.addr())), &options).await.unwrap();
         assert_eq!(answer.response.status(), 201, "{mint:?}");
     }

@@ -4,11 +4,11 @@
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
 mod browser;
+mod common;
+mod crash;
 mod docs;
-mod endings;
 mod gateway;
-mod killed;
-mod kit;
 mod middleware;
 mod node;
+mod send_outcomes;
 mod timing;

@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf, time::Duration};
 
 use tokio::{process::Command, time::timeout};
 
-use crate::kit::{ibid, root};
+use crate::common::{gateway_binary, root};
 
 #[tokio::test]
 async fn the_javascript_client_passes_its_tests() {
@@ -13,7 +13,7 @@ async fn the_javascript_client_passes_its_tests() {
     let tests: Vec<PathBuf> = entries.filter(|path| path.to_string_lossy().ends_with(".test.mjs")).collect();
     assert!(tests.len() >= 3, "{tests:?}");
     let mut node = Command::new("node");
-    node.arg("--test").args(tests).current_dir(folder).env("IBID_BIN", ibid()).kill_on_drop(true);
+    node.arg("--test").args(tests).current_dir(folder).env("IBID_BIN", gateway_binary()).kill_on_drop(true);
     let output = timeout(Duration::from_secs(300), node.output()).await.expect("node ends");
     let output = output.unwrap_or_else(|error| panic!("node (Debian package nodejs, version 20 or later): {error}"));
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);

@@ -11,27 +11,27 @@ use ibid::store::Address;
 use serde::Serialize;
 
 use super::{
-    Desk, Problem,
-    auth::{CSRF_HEADER, Caller, Denied, Via},
-    body::{self, Verb},
-    problem::Reply,
-    query::{ListAsked, MOST, Params, USUAL},
+    AdminProblem, AdminState,
+    auth::{AdminCaller, AuthError, AuthMethod, CSRF_HEADER},
+    body::{self, ChangeVerb},
+    problem::AdminResponse,
+    query::{DEFAULT_PAGE_SIZE, ListRequest, MAX_PAGE_SIZE, QueryParams},
     records, reseal, stats,
 };
 
 /// The description of this API, for programs.
-pub const DOCUMENT: &str = include_str!("openapi.json");
+pub const OPENAPI_DOCUMENT: &str = include_str!("openapi.json");
 
 /// Refusals of a page, unless asked otherwise, and at most.
-const REFUSALS: (usize, usize) = (50, 256);
+const REFUSAL_LIMITS: (usize, usize) = (50, 256);
 
 /// Something that can be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Endpoint<'a> {
+enum ApiEndpoint<'a> {
     Document,
     Records,
     Record(&'a str),
-    Change(&'a str, Verb),
+    Change(&'a str, ChangeVerb),
     Reseal,
     Stats,
     Policies,
@@ -41,16 +41,16 @@ enum Endpoint<'a> {
     Refusals,
 }
 
-impl<'a> Endpoint<'a> {
-    fn of(path: &'a str) -> Option<Self> {
+impl<'a> ApiEndpoint<'a> {
+    fn from_path(path: &'a str) -> Option<Self> {
         let mut segments = path.strip_prefix("/api/")?.split('/');
         let endpoint = match (segments.next()?, segments.next(), segments.next()) {
             ("openapi.json", None, _) => Self::Document,
             ("records", None, _) => Self::Records,
             ("records", Some(address), None) => Self::Record(address),
-            ("records", Some(address), Some("release")) => Self::Change(address, Verb::Release),
-            ("records", Some(address), Some("forget")) => Self::Change(address, Verb::Forget),
-            ("records", Some(address), Some("resolve")) => Self::Change(address, Verb::Resolve),
+            ("records", Some(address), Some("release")) => Self::Change(address, ChangeVerb::Release),
+            ("records", Some(address), Some("forget")) => Self::Change(address, ChangeVerb::Forget),
+            ("records", Some(address), Some("resolve")) => Self::Change(address, ChangeVerb::Resolve),
             ("reseal", None, _) => Self::Reseal,
             ("stats", None, _) => Self::Stats,
             ("policies", None, _) => Self::Policies,
@@ -63,14 +63,14 @@ impl<'a> Endpoint<'a> {
         segments.next().is_none().then_some(endpoint)
     }
 
-    fn allow(self) -> &'static str {
+    fn allowed_methods(self) -> &'static str {
         match self {
             Self::Change(..) | Self::Reseal => "POST, OPTIONS",
             _ => "GET, HEAD, OPTIONS",
         }
     }
 
-    fn takes(self, method: &Method) -> bool {
+    fn accepts(self, method: &Method) -> bool {
         match self {
             Self::Change(..) | Self::Reseal => method == Method::POST,
             _ => matches!(*method, Method::GET | Method::HEAD),
@@ -78,114 +78,121 @@ impl<'a> Endpoint<'a> {
     }
 
     /// Whether it is about more than one user's records.
-    fn is_about_all(self) -> bool {
+    fn needs_full_view(self) -> bool {
         !matches!(self, Self::Document | Self::Records | Self::Record(_) | Self::Change(..) | Self::Audit)
     }
 }
 
-pub(super) async fn answer(desk: &Desk, request: Request<Incoming>, client: IpAddr) -> Reply {
-    handle(desk, request, client).await.unwrap_or_else(Problem::into_reply)
+pub(super) async fn respond(desk: &AdminState, request: Request<Incoming>, client: IpAddr) -> AdminResponse {
+    handle(desk, request, client).await.unwrap_or_else(AdminProblem::into_response)
 }
 
-async fn handle(desk: &Desk, request: Request<Incoming>, client: IpAddr) -> Result<Reply, Problem> {
+async fn handle(desk: &AdminState, request: Request<Incoming>, client: IpAddr) -> Result<AdminResponse, AdminProblem> {
     let (parts, incoming) = request.into_parts();
     let path = parts.uri.path().to_owned();
-    let Some(endpoint) = Endpoint::of(&path) else {
+    let Some(endpoint) = ApiEndpoint::from_path(&path) else {
         let detail = "there is no such endpoint; /api/openapi.json says which there are";
-        return Err(Problem::new(StatusCode::NOT_FOUND, detail));
+        return Err(AdminProblem::new(StatusCode::NOT_FOUND, detail));
     };
     if parts.method == Method::OPTIONS {
-        let mut reply = super::reply(StatusCode::NO_CONTENT, "text/plain; charset=utf-8", String::new());
-        reply.headers_mut().insert(header::ALLOW, HeaderValue::from_static(endpoint.allow()));
+        let mut reply = super::build_response(StatusCode::NO_CONTENT, "text/plain; charset=utf-8", String::new());
+        reply.headers_mut().insert(header::ALLOW, HeaderValue::from_static(endpoint.allowed_methods()));
         reply.headers_mut().remove(header::CONTENT_TYPE);
         return Ok(reply);
     }
-    if !endpoint.takes(&parts.method) {
-        return Err(Problem::method(endpoint.allow()));
+    if !endpoint.accepts(&parts.method) {
+        return Err(AdminProblem::method_not_allowed(endpoint.allowed_methods()));
     }
-    if endpoint == Endpoint::Document {
-        Params::read(parts.uri.query(), &[])?;
-        return Ok(super::reply(StatusCode::OK, "application/json", DOCUMENT.into()));
+    if endpoint == ApiEndpoint::Document {
+        QueryParams::parse(parts.uri.query(), &[])?;
+        return Ok(super::build_response(StatusCode::OK, "application/json", OPENAPI_DOCUMENT.into()));
     }
     let caller =
         desk.auth.caller(&desk.live.now().tokens, &parts.headers, client).inspect_err(|denied| match denied {
             // As often as the limit allows, no more.
-            Denied::Wrong => tracing::warn!(%client, "the admin API was asked with a wrong token"),
+            AuthError::InvalidToken => tracing::warn!(%client, "the admin API was asked with a wrong token"),
             denied => tracing::debug!(%client, ?denied, "the admin API was asked by nobody who is known"),
         })?;
-    if endpoint.is_about_all() && !caller.sees_all() {
+    if endpoint.needs_full_view() && !caller.can_see_all() {
         let detail =
             "this token sees the records of one user; this is about all of them and needs role \"viewer\" or \"admin\"";
-        return Err(Problem::new(StatusCode::FORBIDDEN, detail));
+        return Err(AdminProblem::new(StatusCode::FORBIDDEN, detail));
     }
     if parts.method == Method::POST {
         let csrf = parts.headers.get(CSRF_HEADER).and_then(|csrf| csrf.to_str().ok());
-        caller.check_change(&parts.headers, csrf)?;
-        Params::read(parts.uri.query(), &[])?;
-        return change(desk, &caller, endpoint, &parts.headers, incoming).await;
+        caller.authorize_change(&parts.headers, csrf)?;
+        QueryParams::parse(parts.uri.query(), &[])?;
+        return handle_change(desk, &caller, endpoint, &parts.headers, incoming).await;
     }
-    read(desk, &caller, endpoint, parts.uri.query()).await
+    handle_read(desk, &caller, endpoint, parts.uri.query()).await
 }
 
 /// What changes something.
-async fn change(
-    desk: &Desk, caller: &Caller, endpoint: Endpoint<'_>, headers: &HeaderMap, incoming: Incoming,
-) -> Result<Reply, Problem> {
+async fn handle_change(
+    desk: &AdminState, caller: &AdminCaller, endpoint: ApiEndpoint<'_>, headers: &HeaderMap, incoming: Incoming,
+) -> Result<AdminResponse, AdminProblem> {
     let of = match endpoint {
-        Endpoint::Change(address, verb) => Some((read_address(address)?, verb)),
+        ApiEndpoint::Change(address, verb) => Some((parse_address(address)?, verb)),
         _ => None,
     };
-    if caller.via != Via::Bearer && !body::is_json(headers) {
+    if caller.authenticated_by != AuthMethod::Bearer && !body::is_json(headers) {
         let detail = "the body must be application/json";
-        return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
+        return Err(AdminProblem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
     }
-    let body = body::read(incoming, body::LARGEST).await?;
+    let body = body::read(incoming, body::MAX_BODY_BYTES).await?;
     match of {
-        Some((address, verb)) => json(&records::change(desk, caller, address, body::change(verb, &body)?).await?),
-        None => json(&reseal::reseal(desk, caller, body::reseal(&body)?).await?),
+        Some((address, verb)) => {
+            json_response(&records::change(desk, caller, address, body::parse_change(verb, &body)?).await?)
+        }
+        None => json_response(&reseal::reseal(desk, caller, body::parse_reseal(&body)?).await?),
     }
 }
 
 /// What only reads.
-async fn read(desk: &Desk, caller: &Caller, endpoint: Endpoint<'_>, query: Option<&str>) -> Result<Reply, Problem> {
+async fn handle_read(
+    desk: &AdminState, caller: &AdminCaller, endpoint: ApiEndpoint<'_>, query: Option<&str>,
+) -> Result<AdminResponse, AdminProblem> {
     match endpoint {
-        Endpoint::Records => {
-            let ListAsked { query, from, limit } = ListAsked::read(query)?;
-            json(&records::list(desk, caller, query, from, limit).await?)
+        ApiEndpoint::Records => {
+            let ListRequest { query, from, limit } = ListRequest::parse(query)?;
+            json_response(&records::list(desk, caller, query, from, limit).await?)
         }
-        Endpoint::Record(address) => {
-            Params::read(query, &[])?;
-            json(&records::show(desk, caller, read_address(address)?).await?)
+        ApiEndpoint::Record(address) => {
+            QueryParams::parse(query, &[])?;
+            json_response(&records::show(desk, caller, parse_address(address)?).await?)
         }
-        Endpoint::Audit => {
-            let params = Params::read(query, &["limit", "cursor"])?;
-            let (before, limit) = (params.cursor_number()?, params.limit(USUAL, MOST)?);
-            json(&desk.audit.page(before, limit, caller.user.as_deref()))
+        ApiEndpoint::Audit => {
+            let params = QueryParams::parse(query, &["limit", "cursor"])?;
+            let (before, limit) = (params.cursor_number()?, params.limit(DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)?);
+            json_response(&desk.audit.page(before, limit, caller.user.as_deref()))
         }
-        Endpoint::Refusals => {
-            let params = Params::read(query, &["reason", "limit"])?;
-            json(&stats::refusals(desk, params.reason()?, params.limit(REFUSALS.0, REFUSALS.1)?).await)
+        ApiEndpoint::Refusals => {
+            let params = QueryParams::parse(query, &["reason", "limit"])?;
+            json_response(
+                &stats::refusals(desk, params.reason()?, params.limit(REFUSAL_LIMITS.0, REFUSAL_LIMITS.1)?).await,
+            )
         }
         _ => {
-            Params::read(query, &[])?;
+            QueryParams::parse(query, &[])?;
             match endpoint {
-                Endpoint::Stats => json(&stats::stats(desk).await),
-                Endpoint::Policies => json(&stats::policies(desk)),
-                Endpoint::Store => json(&stats::store(desk).await),
-                _ => json(&stats::shadow(desk)),
+                ApiEndpoint::Stats => json_response(&stats::stats(desk).await),
+                ApiEndpoint::Policies => json_response(&stats::policies(desk)),
+                ApiEndpoint::Store => json_response(&stats::store(desk).await),
+                _ => json_response(&stats::shadow(desk)),
             }
         }
     }
 }
 
-fn read_address(text: &str) -> Result<Address, Problem> {
-    let wrong = || Problem::bad(format!("{text:?} is no address; send the 64 hex digits that the list shows"));
+fn parse_address(text: &str) -> Result<Address, AdminProblem> {
+    let wrong =
+        || AdminProblem::bad_request(format!("{text:?} is no address; send the 64 hex digits that the list shows"));
     Address::from_hex(text).ok_or_else(wrong)
 }
 
-fn json(value: &impl Serialize) -> Result<Reply, Problem> {
+fn json_response(value: &impl Serialize) -> Result<AdminResponse, AdminProblem> {
     match serde_json::to_string(value) {
-        Ok(text) => Ok(super::reply(StatusCode::OK, "application/json", text + "\n")),
-        Err(why) => Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, why.to_string())),
+        Ok(text) => Ok(super::build_response(StatusCode::OK, "application/json", text + "\n")),
+        Err(why) => Err(AdminProblem::new(StatusCode::INTERNAL_SERVER_ERROR, why.to_string())),
     }
 }

@@ -4,7 +4,7 @@
 //! between leaves an entry whose outcome nobody knows, never a change that nobody knows of. If it cannot be written
 //! down, nothing is changed.
 //!
-//! One process writes to a file, and has it locked (`FILE.lock`); anybody may read it.
+//! One process writes to a file, and has it locked (`MAX_FILE_BYTES.lock`); anybody may read it.
 //!
 //! Only ever appended to, in lines of JSON; the later line of a number holds. Bound: two files of 4 MiB. When
 //! the newer one is full it becomes the older, whose entries are then forgotten. Everything in the files is in memory.
@@ -15,20 +15,20 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 
-use self::files::Files;
-use super::auth::Caller;
+use self::files::AuditFiles;
+use super::auth::AdminCaller;
 use crate::records::{
-    self, Changed, View,
-    view::{date, now_ms},
+    self, ChangeReport, RecordView,
+    view::{format_date, now_ms},
 };
 
 mod files;
 
 /// Without a file, so many entries are remembered.
-const IN_MEMORY: usize = 1000;
+const MAX_ENTRIES_IN_MEMORY: usize = 1000;
 /// One change, as it was asked for and as it ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct AuditEntry {
     /// Grows by one; beyond a restart, too.
     pub id: u64,
     /// When it was asked for.
@@ -54,21 +54,21 @@ pub struct Entry {
     /// As given.
     pub reason: String,
     /// What was there; `None` if it was about all of them.
-    pub before: Option<State>,
+    pub before: Option<AuditedState>,
     /// What was there afterwards; `None` if nothing, or not known.
-    pub after: Option<State>,
+    pub after: Option<AuditedState>,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: AuditOutcome,
     /// Why it was refused, or failed.
     pub why: Option<String>,
     /// Of a reseal: what it did, so far or in all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resealed: Option<Resealed>,
+    pub resealed: Option<ResealSummary>,
 }
 
 /// What a reseal did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resealed {
+pub struct ResealSummary {
     /// The name of the key that seals.
     pub key: String,
     /// Entries that were looked at.
@@ -81,7 +81,7 @@ pub struct Resealed {
 
 /// An entry of the store, in short.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct State {
+pub struct AuditedState {
     /// Its name.
     pub state: String,
     /// Of its holder.
@@ -95,7 +95,7 @@ pub struct State {
 /// How a change ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+pub enum AuditOutcome {
     /// It was made.
     Changed,
     /// It was not, because the entry was not as it must be.
@@ -108,131 +108,133 @@ pub enum Outcome {
 
 /// A part of the trail.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Page {
+pub struct AuditEntryPage {
     /// Newest first.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<AuditEntry>,
     /// Where to go on: entries with a lower id.
     pub next: Option<u64>,
 }
 
 /// The trail.
 #[derive(Debug, Clone)]
-pub struct Audit(Arc<Inner>);
+pub struct AuditTrail(Arc<AuditTrailInner>);
 
 /// Of the two, `files` is taken first.
 #[derive(Debug)]
-struct Inner {
+struct AuditTrailInner {
     /// Held while a line is written and synced; `None` if it is only kept in memory.
-    files: Mutex<Option<Files>>,
+    files: Mutex<Option<AuditFiles>>,
     /// Held for moments only: whoever looks does not wait for a disk.
-    known: Mutex<Known>,
+    index: Mutex<AuditIndex>,
 }
 
 /// What is in the files.
 #[derive(Debug)]
-struct Known {
+struct AuditIndex {
     /// Oldest first. The first `older` of them are in the older file.
-    entries: VecDeque<Entry>,
-    older: usize,
+    entries: VecDeque<AuditEntry>,
+    in_older_file: usize,
     next_id: u64,
 }
 
-impl Audit {
+impl AuditTrail {
     /// Opens the trail, which is made if it is missing. Without a path it is kept in memory.
     ///
     /// # Errors
     /// If the file cannot be made, read or written, or another process has it.
     pub fn open(path: Option<&Path>) -> io::Result<Self> {
-        let mut known = Known { entries: VecDeque::new(), older: 0, next_id: 1 };
-        let files = path.map(Files::open).transpose()?;
+        let mut known = AuditIndex { entries: VecDeque::new(), in_older_file: 0, next_id: 1 };
+        let files = path.map(AuditFiles::open).transpose()?;
         if let Some(path) = path {
-            known.read(&files::older(path))?;
-            known.older = known.entries.len();
-            known.read(path)?;
+            known.load(&files::older_path(path))?;
+            known.in_older_file = known.entries.len();
+            known.load(path)?;
         }
-        Ok(Self(Arc::new(Inner { files: Mutex::new(files), known: Mutex::new(known) })))
+        Ok(Self(Arc::new(AuditTrailInner { files: Mutex::new(files), index: Mutex::new(known) })))
     }
 
     /// Writes down that a change is about to be made. Its outcome is unknown until [`ended`](Self::ended).
     ///
     /// # Errors
     /// If it cannot be written down: then it must not be made.
-    pub async fn begin(&self, by: &Caller, action: &str, reason: &str, before: Option<&View>) -> io::Result<Entry> {
-        let text = |of: fn(&View) -> &String| before.map(of).cloned();
-        let entry = Entry {
+    pub async fn begin(
+        &self, by: &AdminCaller, action: &str, reason: &str, before: Option<&RecordView>,
+    ) -> io::Result<AuditEntry> {
+        let text = |of: fn(&RecordView) -> &String| before.map(of).cloned();
+        let entry = AuditEntry {
             id: 0,
-            at: date(now_ms()),
+            at: format_date(now_ms()),
             by: by.name.clone(),
             role: by.role.to_string(),
             client: by.client.to_string(),
             action: action.into(),
             address: text(|view| &view.address),
             // It may be stored in clear, for those who may see the record.
-            key: before.map_or_else(String::new, |view| masked(&view.key)),
+            key: before.map_or_else(String::new, |view| mask_key(&view.key)),
             tenant: text(|view| &view.tenant).unwrap_or_default(),
             user: text(|view| &view.user).unwrap_or_default(),
             endpoint: text(|view| &view.endpoint).unwrap_or_default(),
             reason: reason.into(),
-            before: before.map(State::of),
+            before: before.map(AuditedState::from_view),
             after: None,
-            outcome: Outcome::Unknown,
+            outcome: AuditOutcome::Unknown,
             why: None,
             resealed: None,
         };
-        self.blocking(move |inner| inner.append(entry)).await
+        self.run_blocking(move |inner| inner.append(entry)).await
     }
 
     /// Writes down what became of a change.
-    pub async fn ended(&self, mut entry: Entry, changed: &Changed, why: Option<String>) -> Entry {
-        entry.after = changed.after.as_ref().map(State::of);
+    pub async fn ended(&self, mut entry: AuditEntry, changed: &ChangeReport, why: Option<String>) -> AuditEntry {
+        entry.after = changed.after.as_ref().map(AuditedState::from_view);
         entry.outcome = match (changed.changed, &changed.refused) {
-            (Some(true), _) => Outcome::Changed,
-            (Some(false), Some(_)) => Outcome::Refused,
-            (Some(false), None) => Outcome::Failed,
-            (None, _) => Outcome::Unknown,
+            (Some(true), _) => AuditOutcome::Changed,
+            (Some(false), Some(_)) => AuditOutcome::Refused,
+            (Some(false), None) => AuditOutcome::Failed,
+            (None, _) => AuditOutcome::Unknown,
         };
         entry.why = changed.refused.clone().or(why);
-        self.close(&entry).await;
+        self.write_outcome(&entry).await;
         entry
     }
 
     /// Writes down how it ended.
-    pub async fn close(&self, entry: &Entry) {
-        tell(entry);
+    pub async fn write_outcome(&self, entry: &AuditEntry) {
+        log_change(entry);
         let known = entry.clone();
         // The change is made, whatever becomes of this line; the one before it stays.
-        if let Err(why) = self.blocking(move |inner| inner.amend(known)).await {
+        if let Err(why) = self.run_blocking(move |inner| inner.amend(known)).await {
             tracing::error!(id = entry.id, %why, "the outcome of a change could not be written to the audit trail");
         }
     }
 
     /// Shows how far it is, and writes nothing: one that takes long would fill the file.
-    pub fn remember(&self, entry: &Entry) {
-        self.0.known.lock().remember(entry.clone());
+    pub fn update_in_memory(&self, entry: &AuditEntry) {
+        self.0.index.lock().update(entry.clone());
     }
 
     /// Entries with an id below `before`, newest first; of one user's records only, if one is given.
-    pub fn page(&self, before: Option<u64>, limit: usize, user: Option<&str>) -> Page {
-        let known = self.0.known.lock();
-        let wanted = |entry: &&Entry| {
+    pub fn page(&self, before: Option<u64>, limit: usize, user: Option<&str>) -> AuditEntryPage {
+        let known = self.0.index.lock();
+        let wanted = |entry: &&AuditEntry| {
             before.is_none_or(|before| entry.id < before) && user.is_none_or(|user| entry.user == user)
         };
-        let mut entries: Vec<Entry> = known.entries.iter().rev().filter(wanted).take(limit + 1).cloned().collect();
+        let mut entries: Vec<AuditEntry> = known.entries.iter().rev().filter(wanted).take(limit + 1).cloned().collect();
         let more = entries.len() > limit;
         entries.truncate(limit);
         let next = entries.last().filter(|_| more).map(|last| last.id);
-        Page { entries, next }
+        AuditEntryPage { entries, next }
     }
 
     /// The page before the one that begins below `before`, by what that one begins below: `None` is the first page.
-    pub fn later(&self, before: u64, limit: usize) -> Option<u64> {
-        let known = self.0.known.lock();
+    pub fn previous_page_start(&self, before: u64, limit: usize) -> Option<u64> {
+        let known = self.0.index.lock();
         known.entries.iter().filter(|entry| entry.id >= before).nth(limit).map(|entry| entry.id)
     }
 
     /// The latest changes of one record, newest first.
-    pub fn of(&self, address: &str, at_most: usize) -> Vec<Entry> {
-        let known = self.0.known.lock();
+    pub fn entries_for(&self, address: &str, at_most: usize) -> Vec<AuditEntry> {
+        let known = self.0.index.lock();
         known
             .entries
             .iter()
@@ -244,8 +246,8 @@ impl Audit {
     }
 
     /// A sync takes milliseconds, in which no other task of the thread should have to wait.
-    async fn blocking<T: Send + 'static>(
-        &self, work: impl FnOnce(&Inner) -> io::Result<T> + Send + 'static,
+    async fn run_blocking<T: Send + 'static>(
+        &self, work: impl FnOnce(&AuditTrailInner) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let inner = self.0.clone();
         let done = spawn_blocking(move || work(&inner)).await;
@@ -253,41 +255,41 @@ impl Audit {
     }
 }
 
-impl Inner {
-    fn append(&self, mut entry: Entry) -> io::Result<Entry> {
+impl AuditTrailInner {
+    fn append(&self, mut entry: AuditEntry) -> io::Result<AuditEntry> {
         let mut files = self.files.lock();
-        entry.id = self.known.lock().next_id;
+        entry.id = self.index.lock().next_id;
         self.write(&mut files, &entry)?;
-        let mut known = self.known.lock();
-        known.put(entry.clone());
-        if files.is_none() && known.entries.len() > IN_MEMORY {
+        let mut known = self.index.lock();
+        known.insert(entry.clone());
+        if files.is_none() && known.entries.len() > MAX_ENTRIES_IN_MEMORY {
             known.entries.pop_front();
         }
         Ok(entry)
     }
 
-    fn amend(&self, entry: Entry) -> io::Result<()> {
+    fn amend(&self, entry: AuditEntry) -> io::Result<()> {
         let mut files = self.files.lock();
         let written = self.write(&mut files, &entry);
-        self.known.lock().remember(entry);
+        self.index.lock().update(entry);
         written
     }
 
-    fn write(&self, files: &mut Option<Files>, entry: &Entry) -> io::Result<()> {
+    fn write(&self, files: &mut Option<AuditFiles>, entry: &AuditEntry) -> io::Result<()> {
         let Some(files) = files else { return Ok(()) };
         let (turned, written) = files.write(entry);
         if turned {
-            self.known.lock().turn(entry.id);
+            self.index.lock().rotate(entry.id);
         }
         written
     }
 }
 
-impl Known {
-    fn read(&mut self, path: &Path) -> io::Result<()> {
-        for line in files::read(path)?.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            match serde_json::from_slice::<Entry>(line) {
-                Ok(entry) => self.put(entry),
+impl AuditIndex {
+    fn load(&mut self, path: &Path) -> io::Result<()> {
+        for line in files::read_file(path)?.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            match serde_json::from_slice::<AuditEntry>(line) {
+                Ok(entry) => self.insert(entry),
                 // The last line of a process that was killed, mostly.
                 Err(why) => tracing::warn!(file = %path.display(), %why, "a line of the audit trail cannot be read"),
             }
@@ -295,7 +297,7 @@ impl Known {
         Ok(())
     }
 
-    fn put(&mut self, entry: Entry) {
+    fn insert(&mut self, entry: AuditEntry) {
         self.next_id = self.next_id.max(entry.id.saturating_add(1));
         match self.entries.iter_mut().rev().find(|known| known.id <= entry.id) {
             Some(known) if known.id == entry.id => *known = entry,
@@ -303,39 +305,39 @@ impl Known {
         }
     }
 
-    fn remember(&mut self, entry: Entry) {
+    fn update(&mut self, entry: AuditEntry) {
         if let Some(known) = self.entries.iter_mut().rev().find(|known| known.id == entry.id) {
             *known = entry;
         }
     }
 
     /// What was in the older file is gone, and what was in the newer one is in the older now.
-    fn turn(&mut self, written: u64) {
-        self.entries.drain(..self.older);
+    fn rotate(&mut self, written: u64) {
+        self.entries.drain(..self.in_older_file);
         // Of the entry that is written the last word stands in the newer file.
-        self.older = self.entries.partition_point(|known| known.id < written);
+        self.in_older_file = self.entries.partition_point(|known| known.id < written);
     }
 }
 
-impl State {
-    fn of(view: &View) -> Self {
+impl AuditedState {
+    fn from_view(view: &RecordView) -> Self {
         Self { state: view.state.clone(), fence: view.fence, attempt: view.attempt, status: view.status }
     }
 }
 
-impl From<&records::Resealed> for Resealed {
-    fn from(done: &records::Resealed) -> Self {
+impl From<&records::ResealReport> for ResealSummary {
+    fn from(done: &records::ResealReport) -> Self {
         let (looked, resealed, unopened) = (done.looked, done.resealed, done.unopened);
         Self { key: done.key.clone(), looked, resealed, unopened }
     }
 }
 
-fn masked(key: &str) -> String {
+fn mask_key(key: &str) -> String {
     if key.contains("****") { key.into() } else { ibid::mask(key) }
 }
 
 /// The same in the log.
-fn tell(entry: &Entry) {
+fn log_change(entry: &AuditEntry) {
     let before = entry.before.as_ref().map_or("", |before| &before.state);
     let after = entry.after.as_ref().map_or("absent", |after| &after.state);
     macro_rules! line {
@@ -359,9 +361,9 @@ fn tell(entry: &Entry) {
         };
     }
     match entry.outcome {
-        Outcome::Changed => line!(info),
-        Outcome::Refused => line!(warn),
-        Outcome::Failed | Outcome::Unknown => line!(error),
+        AuditOutcome::Changed => line!(info),
+        AuditOutcome::Refused => line!(warn),
+        AuditOutcome::Failed | AuditOutcome::Unknown => line!(error),
     }
 }
 
@@ -374,22 +376,22 @@ mod tests {
     };
 
     use super::{
-        files::{FILE, older},
+        files::{MAX_FILE_BYTES, older_path},
         *,
     };
-    use crate::{admin::auth::Via, config::Role};
+    use crate::{admin::auth::AuthMethod, config::Role};
 
-    fn caller() -> Caller {
-        Caller {
+    fn caller() -> AdminCaller {
+        AdminCaller {
             role: Role::Admin,
             user: None,
             name: "Ada".into(),
             client: std::net::Ipv4Addr::LOCALHOST.into(),
-            via: Via::Bearer,
+            authenticated_by: AuthMethod::Bearer,
         }
     }
 
-    fn view(user: &str) -> View {
+    fn view(user: &str) -> RecordView {
         let view = serde_json::json!({
             "address": "5a".repeat(32), "state": "unknown", "key": "key-of-the-lost-one", "tenant": "acme", "user": user,
             "endpoint": "POST /pay", "method": "POST", "path": "/pay", "client": "127.0.0.1", "user_agent": "",
@@ -399,8 +401,8 @@ mod tests {
         serde_json::from_value(view).unwrap()
     }
 
-    fn changed(before: &View) -> Changed {
-        Changed {
+    fn changed(before: &RecordView) -> ChangeReport {
+        ChangeReport {
             action: "forget".into(),
             changed: Some(true),
             reason: "r".into(),
@@ -410,7 +412,7 @@ mod tests {
         }
     }
 
-    async fn one(audit: &Audit, user: &str, reason: &str) -> Entry {
+    async fn one(audit: &AuditTrail, user: &str, reason: &str) -> AuditEntry {
         let view = view(user);
         let begun = audit.begin(&caller(), "forget", reason, Some(&view)).await.unwrap();
         audit.ended(begun, &changed(&view), None).await
@@ -420,7 +422,7 @@ mod tests {
     async fn entries_come_back_after_a_restart_newest_first_and_page_by_page() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/audit.jsonl");
-        let audit = Audit::open(Some(&path)).unwrap();
+        let audit = AuditTrail::open(Some(&path)).unwrap();
         for nth in 0..5 {
             one(&audit, ["u1", "u2"][nth % 2], &format!("reason {nth}")).await;
         }
@@ -430,24 +432,27 @@ mod tests {
         let half = OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"id\":99,");
         half.unwrap();
 
-        let audit = Audit::open(Some(&path)).unwrap();
+        let audit = AuditTrail::open(Some(&path)).unwrap();
         let all = audit.page(None, 100, None);
         assert_eq!(all.entries.iter().map(|entry| entry.id).collect::<Vec<_>>(), [6, 5, 4, 3, 2, 1]);
-        assert_eq!((all.entries[0].outcome, all.entries[1].outcome), (Outcome::Unknown, Outcome::Changed));
+        assert_eq!((all.entries[0].outcome, all.entries[1].outcome), (AuditOutcome::Unknown, AuditOutcome::Changed));
         assert_eq!((all.entries[5].reason.as_str(), all.entries[5].key.as_str()), ("reason 0", "key-****-one"));
         assert_eq!(all.next, None);
         let first = audit.page(None, 4, None);
         assert_eq!((first.entries.len(), first.next), (4, Some(3)));
         let second = audit.page(first.next, 4, None);
         assert_eq!((second.entries.len(), second.next), (2, None));
-        assert_eq!((audit.later(3, 4), audit.later(3, 2), audit.later(3, 1)), (None, Some(5), Some(4)));
-        assert_eq!(audit.page(audit.later(3, 2), 2, None).next, Some(3), "back and forth");
+        assert_eq!(
+            (audit.previous_page_start(3, 4), audit.previous_page_start(3, 2), audit.previous_page_start(3, 1)),
+            (None, Some(5), Some(4))
+        );
+        assert_eq!(audit.page(audit.previous_page_start(3, 2), 2, None).next, Some(3), "back and forth");
         let own = audit.page(None, 100, Some("u2"));
         assert_eq!(own.entries.iter().map(|entry| entry.id).collect::<Vec<_>>(), [4, 2]);
         assert_eq!(one(&audit, "u1", "after").await.id, 7, "numbers go on");
         drop(audit);
         assert_eq!(
-            Audit::open(Some(&path)).unwrap().page(None, 100, None).entries.len(),
+            AuditTrail::open(Some(&path)).unwrap().page(None, 100, None).entries.len(),
             7,
             "and nothing is swallowed"
         );
@@ -457,70 +462,73 @@ mod tests {
     async fn files_are_bounded_and_memory_holds_what_they_hold() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
-        let audit = Audit::open(Some(&path)).unwrap();
+        let audit = AuditTrail::open(Some(&path)).unwrap();
         let reason = "r".repeat(200_000);
         for _ in 0..40 {
             one(&audit, "u1", &reason).await;
         }
         let length = |path: &Path| fs::metadata(path).unwrap().len();
-        assert!(length(&path) <= FILE && length(&older(&path)) <= FILE);
-        let ids = |audit: &Audit| audit.page(None, 100, None).entries.iter().map(|entry| entry.id).collect::<Vec<_>>();
+        assert!(length(&path) <= MAX_FILE_BYTES && length(&older_path(&path)) <= MAX_FILE_BYTES);
+        let ids =
+            |audit: &AuditTrail| audit.page(None, 100, None).entries.iter().map(|entry| entry.id).collect::<Vec<_>>();
         let here = ids(&audit);
         assert!(here.len() < 40 && here[0] == 40, "{here:?}");
         drop(audit);
-        assert_eq!(ids(&Audit::open(Some(&path)).unwrap()), here);
+        assert_eq!(ids(&AuditTrail::open(Some(&path)).unwrap()), here);
     }
 
     #[tokio::test]
     async fn one_process_writes_and_anybody_reads() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
-        let audit = Audit::open(Some(&path)).unwrap();
-        let refused = Audit::open(Some(&path)).unwrap_err().to_string();
+        let audit = AuditTrail::open(Some(&path)).unwrap();
+        let refused = AuditTrail::open(Some(&path)).unwrap_err().to_string();
         assert!(refused.contains("it is in use by process") && refused.contains("name another"), "{refused}");
         // Also after the file was turned, and with it the one that was opened first.
         let reason = "r".repeat(200_000);
         for _ in 0..15 {
             one(&audit, "u1", &reason).await;
         }
-        assert!(older(&path).exists() && Audit::open(Some(&path)).is_err());
-        assert!(fs::read_to_string(&path).unwrap().lines().all(|line| serde_json::from_str::<Entry>(line).is_ok()));
-        let modes = [&path, &older(&path)].map(|path| fs::metadata(path).unwrap().permissions().mode() & 0o777);
+        assert!(older_path(&path).exists() && AuditTrail::open(Some(&path)).is_err());
+        assert!(
+            fs::read_to_string(&path).unwrap().lines().all(|line| serde_json::from_str::<AuditEntry>(line).is_ok())
+        );
+        let modes = [&path, &older_path(&path)].map(|path| fs::metadata(path).unwrap().permissions().mode() & 0o777);
         assert_eq!(modes, [0o600; 2]);
         drop(audit);
-        assert!(Audit::open(Some(&path)).is_ok());
+        assert!(AuditTrail::open(Some(&path)).is_ok());
     }
 
     #[tokio::test]
     async fn what_cannot_be_written_down_is_not_begun() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
-        let audit = Audit::open(Some(&path)).unwrap();
+        let audit = AuditTrail::open(Some(&path)).unwrap();
         one(&audit, "u1", "r").await;
         audit.0.files.lock().as_mut().unwrap().file = File::open(&path).unwrap();
         assert!(audit.begin(&caller(), "forget", "r", Some(&view("u1"))).await.is_err(), "opened for reading only");
         assert_eq!(audit.page(None, 10, None).entries.len(), 1);
-        assert!(Audit::open(Some(Path::new("/proc/nowhere/audit.jsonl"))).is_err());
+        assert!(AuditTrail::open(Some(Path::new("/proc/nowhere/audit.jsonl"))).is_err());
     }
 
     #[tokio::test]
     async fn who_looks_does_not_wait_for_a_disk() {
         let folder = tempfile::tempdir().unwrap();
-        let audit = Audit::open(Some(&folder.path().join("audit.jsonl"))).unwrap();
+        let audit = AuditTrail::open(Some(&folder.path().join("audit.jsonl"))).unwrap();
         let entry = one(&audit, "u1", "r").await;
         let _writing = audit.0.files.lock();
-        assert_eq!((audit.page(None, 10, None).entries.len(), audit.of(&"5a".repeat(32), 10).len()), (1, 1));
-        audit.remember(&Entry { reason: "so far".into(), ..entry });
+        assert_eq!((audit.page(None, 10, None).entries.len(), audit.entries_for(&"5a".repeat(32), 10).len()), (1, 1));
+        audit.update_in_memory(&AuditEntry { reason: "so far".into(), ..entry });
         assert_eq!(audit.page(None, 10, None).entries[0].reason, "so far");
     }
 
     #[tokio::test]
     async fn without_a_file_the_last_thousand_are_remembered() {
-        let audit = Audit::open(None).unwrap();
-        for _ in 0..IN_MEMORY + 5 {
+        let audit = AuditTrail::open(None).unwrap();
+        for _ in 0..MAX_ENTRIES_IN_MEMORY + 5 {
             one(&audit, "u1", "r").await;
         }
-        let page = audit.page(None, 2 * IN_MEMORY, None);
-        assert_eq!((page.entries.len(), page.entries[0].id), (IN_MEMORY, IN_MEMORY as u64 + 5));
+        let page = audit.page(None, 2 * MAX_ENTRIES_IN_MEMORY, None);
+        assert_eq!((page.entries.len(), page.entries[0].id), (MAX_ENTRIES_IN_MEMORY, MAX_ENTRIES_IN_MEMORY as u64 + 5));
     }
 }

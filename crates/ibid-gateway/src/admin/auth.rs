@@ -1,40 +1,40 @@
 //! Who is asking: a token in `Authorization`, or the cookie of a session that began with one.
 //!
-//! Invariants: a token is compared with all that there are, in constant time. Which there are ([`Tokens`]) changes with the
+//! Invariants: a token is compared with all that there are, in constant time. Which there are ([`AdminTokens`]) changes with the
 //! configuration, and is asked each time: one that was removed is good for nothing from then on, and neither are the
-//! sessions that began with it. Sessions are bounded and live in this process only. A client that fails to log in more than [`FAILURES`] times a minute is told to come back later, except
+//! sessions that began with it. Sessions are bounded and live in this process only. A client that fails to log in more than [`MAX_FAILED_LOGINS_PER_MINUTE`] times a minute is told to come back later, except
 //! with a token that it has shown to have: whoever shares its address cannot lock it out.
 
 use std::{collections::HashMap, fmt, net::IpAddr, time::Duration};
 
 use http::{HeaderMap, HeaderValue, header};
-use ibid::store::Token as Random;
+use ibid::store::ClaimToken as Random;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
-pub use self::limits::FAILURES;
-use self::limits::{Client, entry};
-use crate::config::{Role, Token};
+pub use self::login_limits::MAX_FAILED_LOGINS_PER_MINUTE;
+use self::login_limits::{LoginAttempts, client_entry};
+use crate::config::{AdminToken, Role};
 
-mod limits;
+mod login_limits;
 
 /// The cookie that names a session.
-pub const COOKIE: &str = "ibid_session";
+pub const SESSION_COOKIE: &str = "ibid_session";
 /// The header in which a page that has a session repeats its secret when it changes something.
 pub const CSRF_HEADER: &str = "ibid-csrf";
 
 /// Sessions at a time; beyond it the oldest ends.
-const SESSIONS: usize = 256;
+const MAX_SESSIONS: usize = 256;
 /// How long a session lasts.
-pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 60 * 60);
+pub const SESSION_LIFETIME: Duration = Duration::from_secs(12 * 60 * 60);
 
-type Hash = [u8; 32];
+type TokenHash = [u8; 32];
 
 /// Somebody whose token was believed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Caller {
+pub struct AdminCaller {
     /// What they may do.
     pub role: Role,
     /// Whose records a [`Role::User`] sees. `None` for all others.
@@ -44,12 +44,12 @@ pub struct Caller {
     /// Where they ask from.
     pub client: IpAddr,
     /// How they were known.
-    pub via: Via,
+    pub authenticated_by: AuthMethod,
 }
 
 /// How a caller was known.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Via {
+pub enum AuthMethod {
     /// By a token with the request: no page of another origin can send one.
     Bearer,
     /// By a cookie, which browsers send by themselves: a change needs the session's secret besides.
@@ -61,15 +61,15 @@ pub enum Via {
 
 /// Why somebody is not believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Denied {
+pub enum AuthError {
     /// No token is configured, so that nobody can be.
     NoTokens,
     /// Nothing was shown.
-    Missing,
+    MissingToken,
     /// What was shown is no token of ours, or a session that has ended.
-    Wrong,
+    InvalidToken,
     /// Too many failed from there.
-    Limited {
+    RateLimited {
         /// When to try again.
         retry_after: Duration,
     },
@@ -77,40 +77,40 @@ pub enum Denied {
 
 /// What a page keeps of a session that has begun.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Session {
-    /// The value of [`COOKIE`].
+pub struct SessionSecrets {
+    /// The value of [`SESSION_COOKIE`].
     pub cookie: String,
-    /// See [`Via::Session`].
+    /// See [`AuthMethod::Session`].
     pub csrf: String,
 }
 
 /// The tokens of a configuration. Only their hashes are kept.
-pub struct Tokens(Vec<Known>);
+pub struct AdminTokens(Vec<KnownToken>);
 
 /// Knows who was seen with a token. It outlives configurations: failures are counted across them.
 #[derive(Default)]
-pub struct Auth {
-    sessions: Mutex<HashMap<Hash, Open>>,
-    clients: Mutex<HashMap<IpAddr, Client>>,
+pub struct Authenticator {
+    sessions: Mutex<HashMap<TokenHash, AdminSession>>,
+    clients: Mutex<HashMap<IpAddr, LoginAttempts>>,
 }
 
-struct Known {
-    hash: Hash,
+struct KnownToken {
+    hash: TokenHash,
     role: Role,
     user: Option<String>,
     name: String,
 }
 
-struct Open {
-    token: Hash,
+struct AdminSession {
+    token: TokenHash,
     csrf: String,
-    began: Instant,
+    started_at: Instant,
 }
 
-impl Tokens {
+impl AdminTokens {
     /// To believe these.
-    pub fn new(tokens: &[Token]) -> Self {
-        let known = |token: &Token| Known {
+    pub fn new(tokens: &[AdminToken]) -> Self {
+        let known = |token: &AdminToken| KnownToken {
             hash: Sha256::digest(token.token.expose()).into(),
             role: token.role,
             user: token.user.clone(),
@@ -124,39 +124,41 @@ impl Tokens {
         self.0.is_empty()
     }
 
-    fn find(&self, hash: &Hash) -> Option<&Known> {
+    fn find(&self, hash: &TokenHash) -> Option<&KnownToken> {
         // All of them, whichever it is.
-        let same = |known: &Known| bool::from(known.hash.ct_eq(hash));
+        let same = |known: &KnownToken| bool::from(known.hash.ct_eq(hash));
         self.0.iter().fold(None, |found, known| same(known).then_some(known).or(found))
     }
 }
 
-impl Known {
-    fn called(&self, client: IpAddr, via: Via) -> Caller {
+impl KnownToken {
+    fn to_caller(&self, client: IpAddr, via: AuthMethod) -> AdminCaller {
         let Self { role, user, name, .. } = self;
-        Caller { role: *role, user: user.clone(), name: name.clone(), client, via }
+        AdminCaller { role: *role, user: user.clone(), name: name.clone(), client, authenticated_by: via }
     }
 }
 
-impl Auth {
+impl Authenticator {
     /// Who sent a request with these headers.
     ///
     /// # Errors
     /// Why nobody is believed to have.
-    pub fn caller(&self, tokens: &Tokens, headers: &HeaderMap, client: IpAddr) -> Result<Caller, Denied> {
+    pub fn caller(&self, tokens: &AdminTokens, headers: &HeaderMap, client: IpAddr) -> Result<AdminCaller, AuthError> {
         if tokens.is_empty() {
-            return Err(Denied::NoTokens);
+            return Err(AuthError::NoTokens);
         }
         let mut written = headers.get_all(header::AUTHORIZATION).iter();
         match (written.next(), written.next()) {
             (Some(only), None) => {
-                let token = bearer(only).ok_or(Denied::Wrong).or_else(|wrong| self.failed(client, wrong))?;
-                Ok(self.check(tokens, token, client)?.called(client, Via::Bearer))
+                let token = bearer_token(only)
+                    .ok_or(AuthError::InvalidToken)
+                    .or_else(|wrong| self.record_failure(client, wrong))?;
+                Ok(self.check_token(tokens, token, client)?.to_caller(client, AuthMethod::Bearer))
             }
-            (Some(_), Some(_)) => self.failed(client, Denied::Wrong),
-            (None, _) => match cookie(headers) {
-                Some(cookie) => self.in_session(tokens, cookie, client).ok_or(Denied::Wrong),
-                None => Err(Denied::Missing),
+            (Some(_), Some(_)) => self.record_failure(client, AuthError::InvalidToken),
+            (None, _) => match session_cookie(headers) {
+                Some(cookie) => self.session_caller(tokens, cookie, client).ok_or(AuthError::InvalidToken),
+                None => Err(AuthError::MissingToken),
             },
         }
     }
@@ -165,113 +167,115 @@ impl Auth {
     ///
     /// # Errors
     /// Why it is not believed.
-    pub fn log_in(&self, tokens: &Tokens, token: &str, client: IpAddr) -> Result<Session, Denied> {
+    pub fn log_in(&self, tokens: &AdminTokens, token: &str, client: IpAddr) -> Result<SessionSecrets, AuthError> {
         if tokens.is_empty() {
-            return Err(Denied::NoTokens);
+            return Err(AuthError::NoTokens);
         }
-        let known = self.check(tokens, token, client)?;
-        let session = Session { cookie: secret(), csrf: secret() };
+        let known = self.check_token(tokens, token, client)?;
+        let session = SessionSecrets { cookie: random_secret(), csrf: random_secret() };
         let mut sessions = self.sessions.lock();
-        sessions.retain(|_, open| open.began.elapsed() < SESSION_LASTS);
-        if sessions.len() >= SESSIONS
-            && let Some(oldest) = sessions.iter().min_by_key(|(_, open)| open.began).map(|(hash, _)| *hash)
+        sessions.retain(|_, open| open.started_at.elapsed() < SESSION_LIFETIME);
+        if sessions.len() >= MAX_SESSIONS
+            && let Some(oldest) = sessions.iter().min_by_key(|(_, open)| open.started_at).map(|(hash, _)| *hash)
         {
             sessions.remove(&oldest);
         }
-        let open = Open { token: known.hash, csrf: session.csrf.clone(), began: Instant::now() };
+        let open = AdminSession { token: known.hash, csrf: session.csrf.clone(), started_at: Instant::now() };
         sessions.insert(Sha256::digest(&session.cookie).into(), open);
         Ok(session)
     }
 
     /// Ends the session of a request with these headers, if it has one.
     pub fn log_out(&self, headers: &HeaderMap) {
-        if let Some(cookie) = cookie(headers) {
-            self.sessions.lock().remove(&Hash::from(Sha256::digest(cookie)));
+        if let Some(cookie) = session_cookie(headers) {
+            self.sessions.lock().remove(&TokenHash::from(Sha256::digest(cookie)));
         }
     }
 
-    fn in_session(&self, tokens: &Tokens, cookie: &str, client: IpAddr) -> Option<Caller> {
+    fn session_caller(&self, tokens: &AdminTokens, cookie: &str, client: IpAddr) -> Option<AdminCaller> {
         // By its hash: how long the search takes says nothing about the cookie.
-        let hash = Hash::from(Sha256::digest(cookie));
+        let hash = TokenHash::from(Sha256::digest(cookie));
         let mut sessions = self.sessions.lock();
         let open = sessions.get(&hash)?;
-        let known = tokens.find(&open.token).filter(|_| open.began.elapsed() < SESSION_LASTS);
+        let known = tokens.find(&open.token).filter(|_| open.started_at.elapsed() < SESSION_LIFETIME);
         let Some(known) = known else {
             sessions.remove(&hash);
             return None;
         };
-        Some(known.called(client, Via::Session { csrf: open.csrf.clone() }))
+        Some(known.to_caller(client, AuthMethod::Session { csrf: open.csrf.clone() }))
     }
 
     /// What is known of a token, if this client may try.
-    fn check<'a>(&self, tokens: &'a Tokens, token: &str, client: IpAddr) -> Result<&'a Known, Denied> {
-        let found = tokens.find(&Hash::from(Sha256::digest(token)));
+    fn check_token<'a>(
+        &self, tokens: &'a AdminTokens, token: &str, client: IpAddr,
+    ) -> Result<&'a KnownToken, AuthError> {
+        let found = tokens.find(&TokenHash::from(Sha256::digest(token)));
         let mut clients = self.clients.lock();
-        let seen = entry(&mut clients, client);
+        let seen = client_entry(&mut clients, client);
         match found {
-            None => seen.fail(Denied::Wrong),
-            Some(known) if seen.shown.contains(&known.hash) => Ok(known),
+            None => seen.record_failure(AuthError::InvalidToken),
+            Some(known) if seen.verified_tokens.contains(&known.hash) => Ok(known),
             Some(known) => {
-                if seen.refilled() < 1.0 {
-                    return Err(seen.limited());
+                if seen.refill() < 1.0 {
+                    return Err(seen.rate_limit_error());
                 }
                 // Of those that are gone nothing need be known.
-                seen.shown.retain(|shown| tokens.find(shown).is_some());
-                seen.shown.push(known.hash);
+                seen.verified_tokens.retain(|shown| tokens.find(shown).is_some());
+                seen.verified_tokens.push(known.hash);
                 Ok(known)
             }
         }
     }
 
-    fn failed<T>(&self, client: IpAddr, why: Denied) -> Result<T, Denied> {
-        entry(&mut self.clients.lock(), client).fail(why)
+    fn record_failure<T>(&self, client: IpAddr, why: AuthError) -> Result<T, AuthError> {
+        client_entry(&mut self.clients.lock(), client).record_failure(why)
     }
 }
 
 /// Why a change is not taken from somebody who is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Forbidden {
+pub enum ForbiddenReason {
     /// Their role only sees.
-    Role,
+    ReadOnlyRole,
     /// A page of another origin sent it.
-    Elsewhere,
+    CrossOrigin,
     /// Nothing shows that the page meant it: the session's secret is not there.
-    NotMeant,
+    MissingCsrfToken,
 }
 
-impl Caller {
+impl AdminCaller {
     /// Whether a change is taken from them. `csrf` is what their page repeated, in [`CSRF_HEADER`] or in a field of a form.
     ///
     /// # Errors
     /// Why it is not.
-    pub fn check_change(&self, headers: &HeaderMap, csrf: Option<&str>) -> Result<(), Forbidden> {
-        if from_elsewhere(headers) {
-            return Err(Forbidden::Elsewhere);
+    pub fn authorize_change(&self, headers: &HeaderMap, csrf: Option<&str>) -> Result<(), ForbiddenReason> {
+        if is_cross_origin(headers) {
+            return Err(ForbiddenReason::CrossOrigin);
         }
-        if !self.may_change() {
-            return Err(Forbidden::Role);
+        if !self.can_change() {
+            return Err(ForbiddenReason::ReadOnlyRole);
         }
         // Browsers say where a change comes from; one that does not is not to be trusted with a cookie.
         let from_page = headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site");
-        let meant = self.via == Via::Bearer || from_page && self.meant(csrf);
-        if meant { Ok(()) } else { Err(Forbidden::NotMeant) }
+        let meant = self.authenticated_by == AuthMethod::Bearer || from_page && self.has_valid_csrf(csrf);
+        if meant { Ok(()) } else { Err(ForbiddenReason::MissingCsrfToken) }
     }
 
     /// Whether they may change anything.
-    pub fn may_change(&self) -> bool {
+    pub fn can_change(&self) -> bool {
         self.role == Role::Admin
     }
 
     /// Whether they may see what is not about one user.
-    pub fn sees_all(&self) -> bool {
+    pub fn can_see_all(&self) -> bool {
         self.role != Role::User
     }
 
     /// Whether a page asks for something that its reader meant: with a token always, in a session only with its secret.
-    pub fn meant(&self, csrf: Option<&str>) -> bool {
-        match &self.via {
-            Via::Bearer => true,
-            Via::Session { csrf: own } => {
+    pub fn has_valid_csrf(&self, csrf: Option<&str>) -> bool {
+        match &self.authenticated_by {
+            AuthMethod::Bearer => true,
+            AuthMethod::Session { csrf: own } => {
                 csrf.is_some_and(|csrf| bool::from(Sha256::digest(csrf).ct_eq(&Sha256::digest(own))))
             }
         }
@@ -279,7 +283,7 @@ impl Caller {
 }
 
 /// Whether a browser sent it for a page of another origin. Programs say nothing of origins.
-pub fn from_elsewhere(headers: &HeaderMap) -> bool {
+pub fn is_cross_origin(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site")
         && site != "same-origin"
         && site != "none"
@@ -297,32 +301,32 @@ pub fn from_elsewhere(headers: &HeaderMap) -> bool {
 }
 
 /// What stands behind `Bearer`.
-fn bearer(value: &HeaderValue) -> Option<&str> {
+fn bearer_token(value: &HeaderValue) -> Option<&str> {
     let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 /// The session's cookie. Two are none.
-fn cookie(headers: &HeaderMap) -> Option<&str> {
+fn session_cookie(headers: &HeaderMap) -> Option<&str> {
     let lines = headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
     let pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    let mut values = pairs.filter(|(name, _)| *name == COOKIE).map(|(_, value)| value);
+    let mut values = pairs.filter(|(name, _)| *name == SESSION_COOKIE).map(|(_, value)| value);
     let first = values.next()?;
     values.next().is_none().then_some(first)
 }
 
 /// 256 random bits as text.
-pub(crate) fn secret() -> String {
-    crate::records::view::hex(&[Random::mint().0, Random::mint().0].concat())
+pub(crate) fn random_secret() -> String {
+    crate::records::view::to_hex(&[Random::mint().0, Random::mint().0].concat())
 }
 
-impl fmt::Debug for Auth {
+impl fmt::Debug for Authenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Auth").finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Via {
+impl fmt::Debug for AuthMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Bearer => "Bearer",
@@ -331,13 +335,13 @@ impl fmt::Debug for Via {
     }
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for SessionSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Session(****)")
     }
 }
 
-impl fmt::Debug for Tokens {
+impl fmt::Debug for AdminTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tokens").field("count", &self.0.len()).finish_non_exhaustive()
     }
@@ -348,37 +352,37 @@ mod tests {
     use std::net::Ipv6Addr;
 
     use super::{
-        limits::{CLIENTS, MINUTE},
+        login_limits::{FAILED_LOGIN_WINDOW, MAX_TRACKED_CLIENTS},
         *,
     };
-    use crate::config::{Env, ServeArgs, Settings};
+    use crate::config::{Env, GatewaySettings, ServeArgs};
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
     const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
     /// With a configuration's tokens.
-    struct Desk {
-        auth: Auth,
-        tokens: Tokens,
+    struct TestAuth {
+        auth: Authenticator,
+        tokens: AdminTokens,
     }
 
-    fn tokens(table: &str) -> Tokens {
+    fn tokens(table: &str) -> AdminTokens {
         let text = format!("upstream = \"http://127.0.0.1:1\"\n[admin]\n{table}");
-        let settings = Settings::from_text(&text, None, &ServeArgs::default(), &Env::of(&[])).unwrap();
-        Tokens::new(&settings.admin.unwrap().tokens)
+        let settings = GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap();
+        AdminTokens::new(&settings.admin.unwrap().tokens)
     }
 
-    fn desk() -> Desk {
+    fn test_auth() -> TestAuth {
         let table = "token = \"root-token\"\ntokens = [{ role = \"user\", user = \"u1\", token = \"u1-token\" }]";
-        Desk { auth: Auth::default(), tokens: tokens(table) }
+        TestAuth { auth: Authenticator::default(), tokens: tokens(table) }
     }
 
-    impl Desk {
-        fn caller(&self, headers: &HeaderMap, client: IpAddr) -> Result<Caller, Denied> {
+    impl TestAuth {
+        fn caller(&self, headers: &HeaderMap, client: IpAddr) -> Result<AdminCaller, AuthError> {
             self.auth.caller(&self.tokens, headers, client)
         }
 
-        fn log_in(&self, token: &str, client: IpAddr) -> Result<Session, Denied> {
+        fn log_in(&self, token: &str, client: IpAddr) -> Result<SessionSecrets, AuthError> {
             self.auth.log_in(&self.tokens, token, client)
         }
     }
@@ -393,127 +397,147 @@ mod tests {
 
     #[tokio::test]
     async fn tokens_say_who_it_is() {
-        let desk = desk();
+        let desk = test_auth();
         let admin = desk.caller(&bearing("root-token"), HERE).unwrap();
         assert_eq!(
-            (admin.role, admin.user.as_deref(), admin.may_change(), admin.sees_all()),
+            (admin.role, admin.user.as_deref(), admin.can_change(), admin.can_see_all()),
             (Role::Admin, None, true, true)
         );
         let user = desk.caller(&bearing("u1-token"), HERE).unwrap();
         assert_eq!(
-            (user.role, user.user.as_deref(), user.may_change(), user.sees_all()),
+            (user.role, user.user.as_deref(), user.can_change(), user.can_see_all()),
             (Role::User, Some("u1"), false, false)
         );
-        assert_eq!(desk.caller(&HeaderMap::new(), HERE), Err(Denied::Missing));
+        assert_eq!(desk.caller(&HeaderMap::new(), HERE), Err(AuthError::MissingToken));
         for wrong in ["", "root-toke", "root-token2", "ROOT-TOKEN"] {
-            assert_eq!(desk.caller(&bearing(wrong), HERE), Err(Denied::Wrong), "{wrong}");
+            assert_eq!(desk.caller(&bearing(wrong), HERE), Err(AuthError::InvalidToken), "{wrong}");
         }
         let mut twice = bearing("root-token");
         twice.append("authorization", "Bearer root-token".parse().unwrap());
-        assert_eq!(desk.caller(&twice, HERE), Err(Denied::Wrong));
-        assert_eq!(desk.caller(&with("authorization", "Basic root-token"), HERE), Err(Denied::Wrong));
-        let none = Desk { tokens: tokens(""), ..desk };
-        assert_eq!(none.caller(&bearing("root-token"), HERE), Err(Denied::NoTokens));
+        assert_eq!(desk.caller(&twice, HERE), Err(AuthError::InvalidToken));
+        assert_eq!(desk.caller(&with("authorization", "Basic root-token"), HERE), Err(AuthError::InvalidToken));
+        let none = TestAuth { tokens: tokens(""), ..desk };
+        assert_eq!(none.caller(&bearing("root-token"), HERE), Err(AuthError::NoTokens));
     }
 
     #[tokio::test(start_paused = true)]
     async fn failures_are_limited_per_client_and_never_below_thirty_a_minute() {
-        let desk = desk();
-        for nth in 0..FAILURES {
-            assert_eq!(desk.caller(&bearing("guess"), HERE), Err(Denied::Wrong), "{nth}");
+        let desk = test_auth();
+        for nth in 0..MAX_FAILED_LOGINS_PER_MINUTE {
+            assert_eq!(desk.caller(&bearing("guess"), HERE), Err(AuthError::InvalidToken), "{nth}");
         }
-        assert_eq!(desk.caller(&bearing("guess"), HERE), Err(Denied::Limited { retry_after: Duration::from_secs(2) }));
+        assert_eq!(
+            desk.caller(&bearing("guess"), HERE),
+            Err(AuthError::RateLimited { retry_after: Duration::from_secs(2) })
+        );
         // A right guess is not told from a wrong one.
-        assert!(matches!(desk.caller(&bearing("root-token"), HERE), Err(Denied::Limited { .. })));
-        assert!(matches!(desk.log_in("root-token", HERE), Err(Denied::Limited { .. })));
+        assert!(matches!(desk.caller(&bearing("root-token"), HERE), Err(AuthError::RateLimited { .. })));
+        assert!(matches!(desk.log_in("root-token", HERE), Err(AuthError::RateLimited { .. })));
         assert!(desk.caller(&bearing("root-token"), THERE).is_ok(), "another client is not concerned");
         tokio::time::advance(Duration::from_secs(2)).await;
         assert!(desk.caller(&bearing("root-token"), HERE).is_ok());
-        for _ in 0..2 * FAILURES {
+        for _ in 0..2 * MAX_FAILED_LOGINS_PER_MINUTE {
             let _ = desk.caller(&bearing("guess"), HERE);
         }
         assert!(desk.caller(&bearing("root-token"), HERE).is_ok(), "whoever has shown a token goes on with it");
-        assert!(matches!(desk.caller(&bearing("u1-token"), HERE), Err(Denied::Limited { .. })));
-        tokio::time::advance(MINUTE).await;
-        let failed = (0..100).filter(|_| desk.caller(&bearing("guess"), HERE) == Err(Denied::Wrong)).count();
-        assert_eq!(failed, FAILURES as usize, "as many again in the next minute");
+        assert!(matches!(desk.caller(&bearing("u1-token"), HERE), Err(AuthError::RateLimited { .. })));
+        tokio::time::advance(FAILED_LOGIN_WINDOW).await;
+        let failed = (0..100).filter(|_| desk.caller(&bearing("guess"), HERE) == Err(AuthError::InvalidToken)).count();
+        assert_eq!(failed, MAX_FAILED_LOGINS_PER_MINUTE as usize, "as many again in the next minute");
     }
 
     #[tokio::test(start_paused = true)]
     async fn clients_are_bounded() {
-        let desk = desk();
-        for nth in 0..2 * CLIENTS as u32 {
+        let desk = test_auth();
+        for nth in 0..2 * MAX_TRACKED_CLIENTS as u32 {
             let client = IpAddr::from((0x0a00_0000 + nth).to_be_bytes());
-            assert_eq!(desk.caller(&bearing("guess"), client), Err(Denied::Wrong));
+            assert_eq!(desk.caller(&bearing("guess"), client), Err(AuthError::InvalidToken));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        assert!(desk.auth.clients.lock().len() <= CLIENTS);
+        assert!(desk.auth.clients.lock().len() <= MAX_TRACKED_CLIENTS);
         let network = |last: u128| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8 << 96 | last));
-        for last in 0..u128::from(FAILURES) {
-            assert_eq!(desk.caller(&bearing("guess"), network(last)), Err(Denied::Wrong));
+        for last in 0..u128::from(MAX_FAILED_LOGINS_PER_MINUTE) {
+            assert_eq!(desk.caller(&bearing("guess"), network(last)), Err(AuthError::InvalidToken));
         }
-        assert!(matches!(desk.caller(&bearing("guess"), network(77)), Err(Denied::Limited { .. })), "one network");
+        assert!(
+            matches!(desk.caller(&bearing("guess"), network(77)), Err(AuthError::RateLimited { .. })),
+            "one network"
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_session_is_its_token_until_it_ends() {
-        let desk = desk();
+        let desk = test_auth();
         let session = desk.log_in("u1-token", HERE).unwrap();
-        let cookies = with("cookie", &format!("other=1; {COOKIE}={}", session.cookie));
+        let cookies = with("cookie", &format!("other=1; {SESSION_COOKIE}={}", session.cookie));
         let caller = desk.caller(&cookies, THERE).unwrap();
         assert_eq!((caller.role, caller.user.as_deref()), (Role::User, Some("u1")));
-        assert!(caller.meant(Some(&session.csrf)));
-        assert!(!caller.meant(None) && !caller.meant(Some("")) && !caller.meant(Some(&session.cookie)));
-        assert_eq!(caller.check_change(&cookies, Some(&session.csrf)), Err(Forbidden::Role));
-        assert_eq!(desk.caller(&with("cookie", &format!("{COOKIE}=x")), HERE), Err(Denied::Wrong));
+        assert!(caller.has_valid_csrf(Some(&session.csrf)));
+        assert!(
+            !caller.has_valid_csrf(None)
+                && !caller.has_valid_csrf(Some(""))
+                && !caller.has_valid_csrf(Some(&session.cookie))
+        );
+        assert_eq!(caller.authorize_change(&cookies, Some(&session.csrf)), Err(ForbiddenReason::ReadOnlyRole));
+        assert_eq!(desk.caller(&with("cookie", &format!("{SESSION_COOKIE}=x")), HERE), Err(AuthError::InvalidToken));
         desk.auth.log_out(&cookies);
-        assert_eq!(desk.caller(&cookies, HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&cookies, HERE), Err(AuthError::InvalidToken));
 
         let old = desk.log_in("root-token", HERE).unwrap();
-        let mut page = with("cookie", &format!("{COOKIE}={}", old.cookie));
+        let mut page = with("cookie", &format!("{SESSION_COOKIE}={}", old.cookie));
         let admin = desk.caller(&page, HERE).unwrap();
-        assert_eq!(admin.check_change(&page, Some(&old.csrf)), Err(Forbidden::NotMeant), "no browser");
+        assert_eq!(
+            admin.authorize_change(&page, Some(&old.csrf)),
+            Err(ForbiddenReason::MissingCsrfToken),
+            "no browser"
+        );
         page.insert("host", "h".parse().unwrap());
         page.insert("origin", "http://h".parse().unwrap());
-        assert_eq!(admin.check_change(&page, Some(&old.csrf)), Ok(()));
-        assert_eq!(admin.check_change(&page, Some("x")), Err(Forbidden::NotMeant));
+        assert_eq!(admin.authorize_change(&page, Some(&old.csrf)), Ok(()));
+        assert_eq!(admin.authorize_change(&page, Some("x")), Err(ForbiddenReason::MissingCsrfToken));
         page.insert("origin", "http://evil.example".parse().unwrap());
-        assert_eq!(admin.check_change(&page, Some(&old.csrf)), Err(Forbidden::Elsewhere));
-        tokio::time::advance(SESSION_LASTS).await;
-        assert_eq!(desk.caller(&with("cookie", &format!("{COOKIE}={}", old.cookie)), HERE), Err(Denied::Wrong));
-        for _ in 0..2 * SESSIONS {
+        assert_eq!(admin.authorize_change(&page, Some(&old.csrf)), Err(ForbiddenReason::CrossOrigin));
+        tokio::time::advance(SESSION_LIFETIME).await;
+        assert_eq!(
+            desk.caller(&with("cookie", &format!("{SESSION_COOKIE}={}", old.cookie)), HERE),
+            Err(AuthError::InvalidToken)
+        );
+        for _ in 0..2 * MAX_SESSIONS {
             desk.log_in("root-token", HERE).unwrap();
         }
-        assert_eq!(desk.auth.sessions.lock().len(), SESSIONS);
+        assert_eq!(desk.auth.sessions.lock().len(), MAX_SESSIONS);
     }
 
     #[tokio::test(start_paused = true)]
     async fn tokens_change_and_who_failed_is_still_known() {
-        let mut desk = desk();
+        let mut desk = test_auth();
         let (root, user) = (desk.log_in("root-token", HERE).unwrap(), desk.log_in("u1-token", HERE).unwrap());
-        let session = |session: &Session| with("cookie", &format!("{COOKIE}={}", session.cookie));
-        for _ in 0..FAILURES {
-            assert_eq!(desk.caller(&bearing("guess"), THERE), Err(Denied::Wrong));
+        let session = |session: &SessionSecrets| with("cookie", &format!("{SESSION_COOKIE}={}", session.cookie));
+        for _ in 0..MAX_FAILED_LOGINS_PER_MINUTE {
+            assert_eq!(desk.caller(&bearing("guess"), THERE), Err(AuthError::InvalidToken));
         }
         // The admin's is replaced, and the user's is a viewer's from now on.
         desk.tokens = tokens("token = \"next-token\"\ntokens = [{ role = \"viewer\", token = \"u1-token\" }]");
-        assert_eq!(desk.caller(&bearing("root-token"), HERE), Err(Denied::Wrong));
-        assert_eq!(desk.caller(&session(&root), HERE), Err(Denied::Wrong), "its session has ended");
-        assert_eq!(desk.log_in("root-token", HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&bearing("root-token"), HERE), Err(AuthError::InvalidToken));
+        assert_eq!(desk.caller(&session(&root), HERE), Err(AuthError::InvalidToken), "its session has ended");
+        assert_eq!(desk.log_in("root-token", HERE), Err(AuthError::InvalidToken));
         assert_eq!(desk.caller(&bearing("next-token"), HERE).map(|caller| caller.role), Ok(Role::Admin));
         let viewer = desk.caller(&session(&user), HERE).unwrap();
         assert_eq!((viewer.role, viewer.user), (Role::Viewer, None), "who has the token is what it says now");
-        assert!(matches!(desk.caller(&bearing("next-token"), THERE), Err(Denied::Limited { .. })), "still limited");
+        assert!(
+            matches!(desk.caller(&bearing("next-token"), THERE), Err(AuthError::RateLimited { .. })),
+            "still limited"
+        );
         // Not back with the token, either.
         desk.tokens = tokens("token = \"root-token\"");
-        assert_eq!(desk.caller(&session(&root), HERE), Err(Denied::Wrong));
+        assert_eq!(desk.caller(&session(&root), HERE), Err(AuthError::InvalidToken));
         for nth in 0..100 {
             desk.tokens = tokens(&format!("token = \"token-{nth}\""));
             assert!(desk.caller(&bearing(&format!("token-{nth}")), HERE).is_ok());
         }
-        assert_eq!(desk.auth.clients.lock()[&HERE].shown.len(), 1, "of those that are gone nothing is kept");
+        assert_eq!(desk.auth.clients.lock()[&HERE].verified_tokens.len(), 1, "of those that are gone nothing is kept");
         desk.tokens = tokens("");
-        assert_eq!(desk.caller(&bearing("token-99"), HERE), Err(Denied::NoTokens));
+        assert_eq!(desk.caller(&bearing("token-99"), HERE), Err(AuthError::NoTokens));
     }
 
     #[test]
@@ -538,7 +562,7 @@ mod tests {
             (false, &[("sec-fetch-site", "cross-site")]),
             (false, &[("sec-fetch-site", "same-site")]),
         ] {
-            assert_eq!(from_elsewhere(&headers(pairs)), !own, "{pairs:?}");
+            assert_eq!(is_cross_origin(&headers(pairs)), !own, "{pairs:?}");
         }
     }
 }

@@ -8,34 +8,34 @@ use ibid_stores::Role;
 use serde_json::{Value, json};
 
 use super::store_state::{StoreProbes, StoreState};
-use crate::records::view::date;
+use crate::records::view::format_date;
 
 /// How the store is.
 #[derive(Debug, Clone)]
-pub(crate) struct Health {
+pub(crate) struct StoreHealth {
     pub(crate) name: &'static str,
     pub(crate) durable: bool,
     pub(crate) shared: bool,
     /// What start-up found.
-    pub(crate) wanting: Vec<String>,
+    pub(crate) warnings: Vec<String>,
     /// Why it cannot be used now.
-    pub(crate) trouble: Option<String>,
+    pub(crate) error: Option<String>,
     /// Of two stores: which is down, and what the other does without it.
     pub(crate) degraded: Option<String>,
     /// Whether new keys are granted, and by which store.
-    pub(crate) claims: Works,
+    pub(crate) can_claim: Works,
     /// Whether what is stored can be replayed, and from which store.
     pub(crate) replays: Works,
     /// Each store, the one that decides last.
     pub(crate) stores: Vec<StoreState>,
     /// How long the one that decides took to answer.
-    pub(crate) took: Option<Duration>,
+    pub(crate) latency: Option<Duration>,
     /// Ends that it has not taken yet.
-    pub(crate) waiting: u64,
+    pub(crate) pending_settlements: u64,
     /// As a class: `good`, `warn` or `bad`.
-    pub(crate) kind: &'static str,
+    pub(crate) css_class: &'static str,
     /// In a word.
-    pub(crate) word: &'static str,
+    pub(crate) summary: &'static str,
 }
 
 /// How much of something works.
@@ -48,13 +48,13 @@ pub(crate) enum Works {
     None,
 }
 
-impl Health {
+impl StoreHealth {
     /// Asks every store.
-    pub(crate) async fn ask(ibid: &Ibid, probes: &StoreProbes) -> Self {
+    pub(crate) async fn check(ibid: &Ibid, probes: &StoreProbes) -> Self {
         let engine = ibid.engine();
         let stores = probes.ask().await;
-        let promise = engine.store().promise();
-        let waiting = engine.later().waiting() as u64;
+        let promise = engine.store().guarantees();
+        let waiting = engine.settle_queue().pending() as u64;
         let (front, authority) = match &stores[..] {
             [front, authority] => (Some(front), authority),
             [authority] => (None, authority),
@@ -73,7 +73,7 @@ impl Health {
         };
         let trouble = (claims == Works::None).then(|| trouble(front, authority, replays));
         let degraded = if trouble.is_none() { front.and_then(|front| degraded(front, authority)) } else { None };
-        let (kind, word) = match (waiting, promise.wanting.is_empty()) {
+        let (kind, word) = match (waiting, promise.warnings.is_empty()) {
             _ if trouble.is_some() && replays == Works::None => ("bad", "does not answer"),
             _ if trouble.is_some() => ("bad", "refuses new keys"),
             _ if degraded.is_some() => ("warn", "one of two is down"),
@@ -85,22 +85,22 @@ impl Health {
             name: promise.store,
             durable: promise.durable,
             shared: promise.shared,
-            wanting: promise.wanting,
-            took: authority.reads.then_some(authority.took),
-            claims,
+            warnings: promise.warnings,
+            latency: authority.reads.then_some(authority.took),
+            can_claim: claims,
             replays,
-            trouble,
+            error: trouble,
             degraded,
             stores,
-            waiting,
-            kind,
-            word,
+            pending_settlements: waiting,
+            css_class: kind,
+            summary: word,
         }
     }
 
     /// Whether new keys are granted.
-    pub(crate) fn is_well(&self) -> bool {
-        self.trouble.is_none()
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.error.is_none()
     }
 
     /// For programs: `/readyz` and `/api/store` say the same. `url` gives a store's, without its password, to those who
@@ -114,11 +114,11 @@ impl Health {
                     "name": store.name,
                     "role": store.role.name(),
                     "state": if store.is_up() { "up" } else { "down" },
-                    "since": date(store.since_ms),
+                    "since": format_date(store.since_ms),
                     "claims": store.claims,
                     "reads": store.reads,
                     "last_error": store.last_error.as_ref().map(|error| json!({
-                        "at": date(error.at_ms),
+                        "at": format_date(error.at_ms),
                         "text": error.text,
                     })),
                 });
@@ -132,13 +132,13 @@ impl Health {
             "name": self.name,
             "durable": self.durable,
             "shared": self.shared,
-            "wanting": self.wanting,
-            "trouble": self.trouble,
+            "wanting": self.warnings,
+            "trouble": self.error,
             "degraded": self.degraded,
-            "claims": self.claims.name(),
+            "claims": self.can_claim.name(),
             "replays": self.replays.name(),
             "stores": stores,
-            "waiting": self.waiting,
+            "waiting": self.pending_settlements,
         })
     }
 }

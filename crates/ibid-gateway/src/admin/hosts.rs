@@ -9,14 +9,16 @@ use std::net::IpAddr;
 
 use http::{Request, StatusCode, header, uri::Authority};
 
-use super::Problem;
+use super::AdminProblem;
 
 /// Refuses a request that was sent to another name.
-pub(super) fn check<B>(request: &Request<B>, connected_to: IpAddr, allowed: &[String]) -> Result<(), Problem> {
+pub(super) fn check_host<B>(
+    request: &Request<B>, connected_to: IpAddr, allowed: &[String],
+) -> Result<(), AdminProblem> {
     let mut names = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let named = (names.next(), names.next());
     let target = request.uri().authority().map(Authority::as_str);
-    let is_ours = |name: &str| is_ours(name, connected_to, allowed);
+    let is_ours = |name: &str| is_allowed_host(name, connected_to, allowed);
     if let ((Some(host), None), true) = (named, target.is_none_or(is_ours))
         && is_ours(host)
     {
@@ -27,10 +29,10 @@ pub(super) fn check<B>(request: &Request<B>, connected_to: IpAddr, allowed: &[St
         "this port does not answer to the host {host:?}; use localhost or the address that it listens on, or add the name \
          to admin.hosts in the gateway's configuration, which is taken up without a restart"
     );
-    Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, detail))
+    Err(AdminProblem::new(StatusCode::MISDIRECTED_REQUEST, detail))
 }
 
-fn is_ours(host: &str, connected_to: IpAddr, allowed: &[String]) -> bool {
+fn is_allowed_host(host: &str, connected_to: IpAddr, allowed: &[String]) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     if authority.as_str().contains('@') {
         return false;
@@ -48,7 +50,7 @@ fn is_ours(host: &str, connected_to: IpAddr, allowed: &[String]) -> bool {
 }
 
 /// A name as `admin.hosts` has it: a host without port, or an address.
-pub(crate) fn is_name(text: &str) -> bool {
+pub(crate) fn is_host_name(text: &str) -> bool {
     let is_address = text.parse::<IpAddr>().is_ok();
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -78,7 +80,7 @@ mod tests {
             "IBID.example.com:443",
             "198.51.100.1",
         ] {
-            assert!(is_ours(ours, listens, &allowed), "{ours}");
+            assert!(is_allowed_host(ours, listens, &allowed), "{ours}");
         }
         for other in [
             "",
@@ -95,17 +97,17 @@ mod tests {
             "2130706433",
             "local host",
         ] {
-            assert!(!is_ours(other, listens, &allowed), "{other}");
+            assert!(!is_allowed_host(other, listens, &allowed), "{other}");
         }
     }
 
     #[test]
     fn a_name_has_neither_scheme_nor_port() {
         for good in ["ibid.example.com", "ibid", "ibid-admin.ops.svc.cluster.local", "192.0.2.7", "::1"] {
-            assert!(is_name(good), "{good}");
+            assert!(is_host_name(good), "{good}");
         }
         for bad in ["", "http://a", "a:81", "a/b", "*", "*.example.com", "a..b", "[::1]", "a b", ".a"] {
-            assert!(!is_name(bad), "{bad}");
+            assert!(!is_host_name(bad), "{bad}");
         }
     }
 }

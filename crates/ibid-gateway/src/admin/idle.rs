@@ -23,19 +23,19 @@ use tokio::{
 };
 
 /// How long a client may neither send nor take a byte. While an answer is being made, it need not.
-pub(super) const IDLE: Duration = Duration::from_secs(60);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the head of a request may take.
-const HEAD: Duration = Duration::from_secs(10);
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves HTTP/1.1 until the client closes the connection, or nothing has moved on it for [`IDLE`].
+/// Serves HTTP/1.1 until the client closes the connection, or nothing has moved on it for [`IDLE_TIMEOUT`].
 pub(super) async fn serve<S, F>(socket: S, answer: impl Fn(Request<Incoming>) -> F)
 where
     S: AsyncRead + AsyncWrite + Unpin,
     F: Future<Output = Response<Full<Bytes>>>,
 {
-    let activity = Arc::new(Activity::new());
+    let activity = Arc::new(IdleTracker::new());
     let service = service_fn(|request| {
-        let (working, answer) = (Working::begin(&activity), answer(request));
+        let (working, answer) = (ActiveRequestGuard::begin(&activity), answer(request));
         async move {
             let answer = answer.await;
             drop(working);
@@ -44,64 +44,64 @@ where
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
+        .header_read_timeout(HEADER_READ_TIMEOUT)
         .serve_connection(TokioIo::new(TrackedSocket { socket, activity: activity.clone() }), service);
     tokio::select! {
         _ = connection => {}
-        () = activity.ended() => tracing::debug!("a connection to the admin port was idle for {IDLE:?} and was closed"),
+        () = activity.wait_until_idle() => tracing::debug!("a connection to the admin port was idle for {IDLE_TIMEOUT:?} and was closed"),
     }
 }
 
 /// When something moved last, and how many answers are being made.
-struct Activity {
-    began: Instant,
+struct IdleTracker {
+    started_at: Instant,
     /// In milliseconds since `began`.
-    last: AtomicU64,
-    working: AtomicUsize,
+    last_activity_ms: AtomicU64,
+    active_requests: AtomicUsize,
 }
 
-impl Activity {
+impl IdleTracker {
     fn new() -> Self {
-        Self { began: Instant::now(), last: AtomicU64::new(0), working: AtomicUsize::new(0) }
+        Self { started_at: Instant::now(), last_activity_ms: AtomicU64::new(0), active_requests: AtomicUsize::new(0) }
     }
 
     fn touch(&self) {
-        self.last.store(self.began.elapsed().as_millis() as u64, SeqCst);
+        self.last_activity_ms.store(self.started_at.elapsed().as_millis() as u64, SeqCst);
     }
 
-    /// Returns once nothing has moved for [`IDLE`], and nobody was at work.
-    async fn ended(&self) {
+    /// Returns once nothing has moved for [`IDLE_TIMEOUT`], and nobody was at work.
+    async fn wait_until_idle(&self) {
         loop {
-            let last = self.began + Duration::from_millis(self.last.load(SeqCst));
-            let working = self.working.load(SeqCst) > 0;
-            if !working && last.elapsed() >= IDLE {
+            let last = self.started_at + Duration::from_millis(self.last_activity_ms.load(SeqCst));
+            let working = self.active_requests.load(SeqCst) > 0;
+            if !working && last.elapsed() >= IDLE_TIMEOUT {
                 return;
             }
-            sleep_until(if working { Instant::now() } else { last } + IDLE).await;
+            sleep_until(if working { Instant::now() } else { last } + IDLE_TIMEOUT).await;
         }
     }
 }
 
-struct Working(Arc<Activity>);
+struct ActiveRequestGuard(Arc<IdleTracker>);
 
-impl Working {
-    fn begin(activity: &Arc<Activity>) -> Self {
-        activity.working.fetch_add(1, SeqCst);
+impl ActiveRequestGuard {
+    fn begin(activity: &Arc<IdleTracker>) -> Self {
+        activity.active_requests.fetch_add(1, SeqCst);
         Self(activity.clone())
     }
 }
 
-impl Drop for Working {
+impl Drop for ActiveRequestGuard {
     fn drop(&mut self) {
         self.0.touch();
-        self.0.working.fetch_sub(1, SeqCst);
+        self.0.active_requests.fetch_sub(1, SeqCst);
     }
 }
 
 /// Notes when bytes move.
 struct TrackedSocket<S> {
     socket: S,
-    activity: Arc<Activity>,
+    activity: Arc<IdleTracker>,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for TrackedSocket<S> {
@@ -159,7 +159,7 @@ mod tests {
     const LENGTH: usize = 256 << 10;
 
     /// A client whose request is answered with [`LENGTH`] bytes after so long.
-    async fn asked(takes: Duration) -> DuplexStream {
+    async fn send_request(takes: Duration) -> DuplexStream {
         let (mut client, server) = duplex(1024);
         tokio::spawn(serve(server, move |_| async move {
             sleep(takes).await;
@@ -171,7 +171,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_is_read_slowly_is_not_cut() {
-        let mut client = asked(Duration::ZERO).await;
+        let mut client = send_request(Duration::ZERO).await;
         let (began, mut read, mut piece) = (Instant::now(), 0, [0; 256]);
         loop {
             match client.read(&mut piece).await.unwrap() {
@@ -186,7 +186,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_takes_long_to_make_is_not_cut() {
-        let mut client = asked(Duration::from_secs(3600)).await;
+        let mut client = send_request(Duration::from_secs(3600)).await;
         let mut all = Vec::new();
         client.read_to_end(&mut all).await.unwrap();
         assert!(all.len() > LENGTH, "only {} bytes came", all.len());
@@ -194,8 +194,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_reads_nothing_is_cut() {
-        let mut client = asked(Duration::ZERO).await;
-        sleep(IDLE * 2).await;
+        let mut client = send_request(Duration::ZERO).await;
+        sleep(IDLE_TIMEOUT * 2).await;
         let mut rest = Vec::new();
         client.read_to_end(&mut rest).await.unwrap();
         assert!(rest.len() <= 1024, "{} bytes were waiting", rest.len());

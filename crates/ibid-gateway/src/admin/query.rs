@@ -2,39 +2,41 @@
 
 use std::time::Duration;
 
-use ibid::{Reason, store::Address};
+use ibid::{RefusalReason, store::Address};
 
-use super::Problem;
-use crate::records::{Query, state_named};
+use super::AdminProblem;
+use crate::records::{RecordQuery, state_from_name};
 
 /// Entries of a page, unless asked otherwise.
-pub(super) const USUAL: usize = 100;
+pub(super) const DEFAULT_PAGE_SIZE: usize = 100;
 /// Entries of a page at most.
-pub(super) const MOST: usize = 1000;
+pub(super) const MAX_PAGE_SIZE: usize = 1000;
 /// Characters of a filter at most: tags are not longer.
-const LONGEST: usize = 1024;
+const MAX_FILTER_CHARS: usize = 1024;
 /// What durations are cut at: nothing is older.
-const AGES: Duration = Duration::from_secs(100 * 366 * 86_400);
+const MAX_AGE: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 /// The parameters of a request.
-pub(super) struct Params(Vec<(String, String)>);
+pub(super) struct QueryParams(Vec<(String, String)>);
 
 /// A page of records.
 #[derive(Debug)]
-pub(super) struct ListAsked {
-    pub(super) query: Query,
+pub(super) struct ListRequest {
+    pub(super) query: RecordQuery,
     pub(super) from: Option<Address>,
     pub(super) limit: usize,
 }
 
-impl Params {
+impl QueryParams {
     /// Reads what stands behind `?`. All names must be `known`, and none may be there twice.
-    pub(super) fn read(query: Option<&str>, known: &[&str]) -> Result<Self, Problem> {
+    pub(super) fn parse(query: Option<&str>, known: &[&str]) -> Result<Self, AdminProblem> {
         let mut all: Vec<(String, String)> = Vec::new();
         for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let decoded =
-                |text| decoded(text).ok_or_else(|| Problem::bad("the query has a broken % escape, or is no UTF-8"));
+            let decoded = |text| {
+                percent_decode(text)
+                    .ok_or_else(|| AdminProblem::bad_request("the query has a broken % escape, or is no UTF-8"))
+            };
             let (name, value) = (decoded(name)?, decoded(value)?);
             if !known.contains(&name.as_str()) {
                 let allowed = if known.is_empty() {
@@ -42,60 +44,62 @@ impl Params {
                 } else {
                     format!("allowed are {}", known.join(", "))
                 };
-                return Err(Problem::bad(format!("{name:?} is no parameter; {allowed}")));
+                return Err(AdminProblem::bad_request(format!("{name:?} is no parameter; {allowed}")));
             }
             if all.iter().any(|(earlier, _)| *earlier == name) {
-                return Err(Problem::bad(format!("the parameter {name} is there twice; send one")));
+                return Err(AdminProblem::bad_request(format!("the parameter {name} is there twice; send one")));
             }
             all.push((name, value));
         }
         Ok(Self(all))
     }
 
-    fn take(&self, name: &str) -> Option<&str> {
+    fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
     /// As if it were not there if it is empty, as forms send what was not filled in.
-    fn filled(&self, name: &str) -> Option<&str> {
-        self.take(name).filter(|value| !value.is_empty())
+    fn get_non_empty(&self, name: &str) -> Option<&str> {
+        self.get(name).filter(|value| !value.is_empty())
     }
 
     /// How many at most.
-    pub(super) fn limit(&self, usual: usize, most: usize) -> Result<usize, Problem> {
-        let Some(value) = self.take("limit") else { return Ok(usual) };
+    pub(super) fn limit(&self, usual: usize, most: usize) -> Result<usize, AdminProblem> {
+        let Some(value) = self.get("limit") else { return Ok(usual) };
         let digits = (1..=6).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_digit());
         let number = value.parse().ok().filter(|number| digits && (1..=most).contains(number));
-        number.ok_or_else(|| Problem::bad(format!("limit: {value:?} is no limit; allowed is 1 to {most}")))
+        number.ok_or_else(|| AdminProblem::bad_request(format!("limit: {value:?} is no limit; allowed is 1 to {most}")))
     }
 
     /// Where the page before this one ended, by number.
-    pub(super) fn cursor_number(&self) -> Result<Option<u64>, Problem> {
-        let Some(value) = self.filled("cursor") else { return Ok(None) };
+    pub(super) fn cursor_number(&self) -> Result<Option<u64>, AdminProblem> {
+        let Some(value) = self.get_non_empty("cursor") else { return Ok(None) };
         let digits = (1..=18).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_digit());
         let number = value.parse().ok().filter(|_| digits);
-        number.map(Some).ok_or_else(|| Problem::bad(format!("cursor: {value:?} is none; send what \"next\" said")))
+        number
+            .map(Some)
+            .ok_or_else(|| AdminProblem::bad_request(format!("cursor: {value:?} is none; send what \"next\" said")))
     }
 
     /// The name of a refusal.
-    pub(super) fn reason(&self) -> Result<Option<Reason>, Problem> {
-        let Some(value) = self.filled("reason") else { return Ok(None) };
-        let found = Reason::all().find(|reason| reason.name() == value);
+    pub(super) fn reason(&self) -> Result<Option<RefusalReason>, AdminProblem> {
+        let Some(value) = self.get_non_empty("reason") else { return Ok(None) };
+        let found = RefusalReason::all().find(|reason| reason.name() == value);
         found.map(Some).ok_or_else(|| {
-            let names: Vec<&str> = Reason::all().map(Reason::name).collect();
-            Problem::bad(format!("reason: {value:?} is no refusal; allowed are {}", names.join(", ")))
+            let names: Vec<&str> = RefusalReason::all().map(RefusalReason::name).collect();
+            AdminProblem::bad_request(format!("reason: {value:?} is no refusal; allowed are {}", names.join(", ")))
         })
     }
 }
 
-impl ListAsked {
-    const KNOWN: [&str; 8] = ["state", "tenant", "user", "endpoint", "key", "older_than", "limit", "cursor"];
+impl ListRequest {
+    const PARAMETERS: [&str; 8] = ["state", "tenant", "user", "endpoint", "key", "older_than", "limit", "cursor"];
 
-    pub(super) fn read(query: Option<&str>) -> Result<Self, Problem> {
-        let params = Params::read(query, &Self::KNOWN)?;
-        let query = filters(|name| params.filled(name))?;
-        let from = params.filled("cursor").map(checked_cursor).transpose()?;
-        Ok(Self { query, from, limit: params.limit(USUAL, MOST)? })
+    pub(super) fn parse(query: Option<&str>) -> Result<Self, AdminProblem> {
+        let params = QueryParams::parse(query, &Self::PARAMETERS)?;
+        let query = parse_filters(|name| params.get_non_empty(name))?;
+        let from = params.get_non_empty("cursor").map(parse_cursor).transpose()?;
+        Ok(Self { query, from, limit: params.limit(DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)? })
     }
 }
 
@@ -103,20 +107,22 @@ impl ListAsked {
 ///
 /// # Errors
 /// The first that is not understood.
-pub(crate) fn filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<Query, Problem> {
+pub(crate) fn parse_filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<RecordQuery, AdminProblem> {
     let state = |name: &str| {
-        state_named(name).ok_or_else(|| {
-            Problem::bad(format!("state: {name:?} is no state; allowed are processing, done, failed, unknown"))
+        state_from_name(name).ok_or_else(|| {
+            AdminProblem::bad_request(format!(
+                "state: {name:?} is no state; allowed are processing, done, failed, unknown"
+            ))
         })
     };
     let age = |text: &str| {
-        duration(text).ok_or_else(|| {
+        parse_duration(text).ok_or_else(|| {
             let allowed = "allowed is one such as 500ms, 30s, 5m, 24h, 7d";
-            Problem::bad(format!("older_than: {text:?} is no duration; {allowed}"))
+            AdminProblem::bad_request(format!("older_than: {text:?} is no duration; {allowed}"))
         })
     };
-    let text = |name: &str| of(name).map(|text| checked_text(name, text)).transpose();
-    Ok(Query {
+    let text = |name: &str| of(name).map(|text| validate_text(name, text)).transpose();
+    Ok(RecordQuery {
         address: None,
         state: of("state").map(state).transpose()?,
         tenant: text("tenant")?,
@@ -128,23 +134,25 @@ pub(crate) fn filters<'a>(of: impl Fn(&str) -> Option<&'a str>) -> Result<Query,
 }
 
 /// Text that a tag may be.
-fn checked_text(name: &str, text: &str) -> Result<String, Problem> {
-    if text.chars().count() > LONGEST || text.contains(char::is_control) {
-        let what =
-            format!("{name}: it is no text to search by; allowed are up to {LONGEST} characters that can be shown");
-        return Err(Problem::bad(what));
+fn validate_text(name: &str, text: &str) -> Result<String, AdminProblem> {
+    if text.chars().count() > MAX_FILTER_CHARS || text.contains(char::is_control) {
+        let what = format!(
+            "{name}: it is no text to search by; allowed are up to {MAX_FILTER_CHARS} characters that can be shown"
+        );
+        return Err(AdminProblem::bad_request(what));
     }
     Ok(text.into())
 }
 
 /// Where a list of records goes on.
-pub(super) fn checked_cursor(text: &str) -> Result<Address, Problem> {
-    let wrong = || Problem::bad(format!("cursor: {text:?} is none; send what \"next\" said, 64 hex digits"));
+pub(super) fn parse_cursor(text: &str) -> Result<Address, AdminProblem> {
+    let wrong =
+        || AdminProblem::bad_request(format!("cursor: {text:?} is none; send what \"next\" said, 64 hex digits"));
     Address::from_hex(text).ok_or_else(wrong)
 }
 
 /// `5m`, cut at a hundred years.
-pub(crate) fn duration(text: &str) -> Option<Duration> {
+pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     let end = text.find(|character: char| !character.is_ascii_digit())?;
     let (number, unit) = text.split_at(end);
     if !(1..=18).contains(&number.len()) {
@@ -159,17 +167,17 @@ pub(crate) fn duration(text: &str) -> Option<Duration> {
         _ => return None,
     };
     let millis = number.parse::<u64>().ok()?.saturating_mul(millis);
-    Some(Duration::from_millis(millis).min(AGES))
+    Some(Duration::from_millis(millis).min(MAX_AGE))
 }
 
-fn decoded(text: &str) -> Option<String> {
+fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     let mut out = Vec::with_capacity(text.len());
     while let Some(byte) = bytes.next() {
         out.push(match byte {
             b'%' => {
                 let digits = [bytes.next()?, bytes.next()?];
-                crate::records::view::unhex(std::str::from_utf8(&digits).ok()?)?[0]
+                crate::records::view::from_hex(std::str::from_utf8(&digits).ok()?)?[0]
             }
             b'+' => b' ',
             byte => byte,
@@ -184,12 +192,13 @@ mod tests {
 
     #[test]
     fn a_list_is_asked_for_by_filters() {
-        let asked = ListAsked::read(Some("state=unknown&tenant=a%20b&key=k%2B1&older_than=5m&limit=7&user=")).unwrap();
+        let asked =
+            ListRequest::parse(Some("state=unknown&tenant=a%20b&key=k%2B1&older_than=5m&limit=7&user=")).unwrap();
         assert_eq!((asked.query.tenant.as_deref(), asked.query.key.as_deref()), (Some("a b"), Some("k+1")));
         assert_eq!((asked.query.user, asked.query.older_than), (None, Some(Duration::from_secs(300))));
         assert_eq!((asked.limit, asked.from), (7, None));
-        assert_eq!(ListAsked::read(None).unwrap().limit, USUAL);
-        assert_eq!(ListAsked::read(Some("older_than=999999999d")).unwrap().query.older_than, Some(AGES));
+        assert_eq!(ListRequest::parse(None).unwrap().limit, DEFAULT_PAGE_SIZE);
+        assert_eq!(ListRequest::parse(Some("older_than=999999999d")).unwrap().query.older_than, Some(MAX_AGE));
     }
 
     #[test]
@@ -212,10 +221,10 @@ mod tests {
             ("tenant=%ff", "no UTF-8"),
             ("key=%00", "can be shown"),
         ] {
-            let problem = ListAsked::read(Some(query)).unwrap_err();
+            let problem = ListRequest::parse(Some(query)).unwrap_err();
             assert!(problem.detail.contains(part), "{query}: {}", problem.detail);
         }
-        let long = format!("tenant={}", "x".repeat(LONGEST + 1));
-        assert!(ListAsked::read(Some(&long)).is_err());
+        let long = format!("tenant={}", "x".repeat(MAX_FILTER_CHARS + 1));
+        assert!(ListRequest::parse(Some(&long)).is_err());
     }
 }

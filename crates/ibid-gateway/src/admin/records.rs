@@ -8,27 +8,33 @@ use std::time::Duration;
 use ibid::store::Address;
 use tokio::time::timeout;
 
-use super::{Desk, Problem, auth::Caller};
-use crate::records::{Change, Changed, Entry, NotFound, Outcome, Page, Query, View, Wanted};
+use super::{AdminProblem, AdminState, auth::AdminCaller};
+use crate::records::{
+    ChangeOutcome, ChangeReport, ChangeRequest, FilterSet, RecordEntry, RecordList, RecordLookupError, RecordQuery,
+    RecordView,
+};
 
 /// How long the store may take: people wait longer than requests do.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ADMIN_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Entries that match, from a cursor on.
 ///
 /// # Errors
 /// If the store cannot be used.
 pub async fn list(
-    desk: &Desk, caller: &Caller, mut query: Query, from: Option<Address>, limit: usize,
-) -> Result<Page, Problem> {
+    desk: &AdminState, caller: &AdminCaller, mut query: RecordQuery, from: Option<Address>, limit: usize,
+) -> Result<RecordList, AdminProblem> {
     if let Some(own) = &caller.user {
         if query.user.as_ref().is_some_and(|user| user != own) {
-            return Ok(Page { records: Vec::new(), next: None });
+            return Ok(RecordList { records: Vec::new(), next: None });
         }
         query.user = Some(own.clone());
     }
     let store = desk.ibid.engine().store().clone();
-    let found = patient(async { Wanted::of(query).list(&*store, from, limit).await.map_err(NotFound::from) }).await?;
+    let found = with_store_timeout(async {
+        FilterSet::from_query(query).list(&*store, from, limit).await.map_err(RecordLookupError::from)
+    })
+    .await?;
     Ok(found.into())
 }
 
@@ -36,33 +42,36 @@ pub async fn list(
 ///
 /// # Errors
 /// If it is not there, or not for this caller, or the store cannot be used.
-pub async fn show(desk: &Desk, caller: &Caller, address: Address) -> Result<View, Problem> {
-    Ok(View::from(&entry(desk, caller, address).await?))
+pub async fn show(desk: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordView, AdminProblem> {
+    Ok(RecordView::from(&find_entry(desk, caller, address).await?))
 }
 
 /// Changes an entry, and writes down that it was asked for and what became of it. Whether the caller may is asked before:
-/// [`Caller::check_change`].
+/// [`AdminCaller::authorize_change`].
 ///
 /// # Errors
 /// If it is not there, is not as it must be (409, with what is there), or the store or the audit trail cannot be used.
-pub async fn change(desk: &Desk, caller: &Caller, address: Address, change: Change) -> Result<Changed, Problem> {
-    let before = entry(desk, caller, address).await?;
-    let begun = desk.audit.begin(caller, change.what.verb(), &change.reason, Some(&View::from(&before.listed))).await;
-    let begun = begun.map_err(|why| Problem::unwritable(&why))?;
+pub async fn change(
+    desk: &AdminState, caller: &AdminCaller, address: Address, change: ChangeRequest,
+) -> Result<ChangeReport, AdminProblem> {
+    let before = find_entry(desk, caller, address).await?;
+    let begun =
+        desk.audit.begin(caller, change.action.name(), &change.reason, Some(&RecordView::from(&before.info))).await;
+    let begun = begun.map_err(|why| AdminProblem::audit_unwritable(&why))?;
     // To its end, whatever becomes of the one who asked: what was begun must be written down as it ended.
     let (store, audit) = (desk.ibid.engine().store().clone(), desk.audit.clone());
     let work = tokio::spawn(async move {
-        let made = change.make(&*store, before).await;
+        let made = change.execute(&*store, before).await;
         let told = change.told(&made);
         let failed = match &made.outcome {
-            Outcome::Failed(error) => Some(error.to_string()),
-            Outcome::Changed | Outcome::Refused(_) => None,
+            ChangeOutcome::Failed(error) => Some(error.to_string()),
+            ChangeOutcome::Changed | ChangeOutcome::Refused(_) => None,
         };
         audit.ended(begun, &told, failed.clone()).await;
         (told, failed)
     });
-    let Ok(Ok((told, failed))) = timeout(PATIENCE, work).await else {
-        return Err(Problem::unavailable(
+    let Ok(Ok((told, failed))) = timeout(ADMIN_STORE_TIMEOUT, work).await else {
+        return Err(AdminProblem::store_unavailable(
             "it did not answer in time; look what became of the change before you try again",
         ));
     };
@@ -70,24 +79,24 @@ pub async fn change(desk: &Desk, caller: &Caller, address: Address, change: Chan
         (None, None) => Ok(told),
         (Some(why), _) => {
             let detail = format!("nothing was changed: {why}");
-            Err(Problem::new(http::StatusCode::CONFLICT, detail).with(&told))
+            Err(AdminProblem::new(http::StatusCode::CONFLICT, detail).with(&told))
         }
         (None, Some(why)) if told.changed.is_none() => {
-            Err(Problem::unavailable(format!("{why}; look before you try again")).with(&told))
+            Err(AdminProblem::store_unavailable(format!("{why}; look before you try again")).with(&told))
         }
-        (None, Some(why)) => Err(Problem::unavailable(why).with(&told)),
+        (None, Some(why)) => Err(AdminProblem::store_unavailable(why).with(&told)),
     }
 }
 
-async fn entry(desk: &Desk, caller: &Caller, address: Address) -> Result<Entry, Problem> {
+async fn find_entry(desk: &AdminState, caller: &AdminCaller, address: Address) -> Result<RecordEntry, AdminProblem> {
     let store = desk.ibid.engine().store().clone();
-    let query = Query { address: Some(address), user: caller.user.clone(), ..Query::default() };
-    patient(Wanted::of(query).find_one(&*store)).await
+    let query = RecordQuery { address: Some(address), user: caller.user.clone(), ..RecordQuery::default() };
+    with_store_timeout(FilterSet::from_query(query).find_one(&*store)).await
 }
 
-async fn patient<T>(work: impl Future<Output = Result<T, NotFound>>) -> Result<T, Problem> {
-    match timeout(PATIENCE, work).await {
+async fn with_store_timeout<T>(work: impl Future<Output = Result<T, RecordLookupError>>) -> Result<T, AdminProblem> {
+    match timeout(ADMIN_STORE_TIMEOUT, work).await {
         Ok(found) => Ok(found?),
-        Err(_) => Err(Problem::unavailable(format!("no answer within {PATIENCE:?}"))),
+        Err(_) => Err(AdminProblem::store_unavailable(format!("no answer within {ADMIN_STORE_TIMEOUT:?}"))),
     }
 }

@@ -6,25 +6,25 @@ use std::{
 };
 
 use ibid::{
-    LabelText, Mode, Policy, Reason,
+    LabelText, Policy, PolicyMode, RefusalReason,
     http::Protocol,
-    store::{Address, Counts, Cursor, Filter, Store},
+    store::{Address, EntryCounts, EntryFilter, ListCursor, Store},
 };
 use ibid_stores::Role;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
-use super::Desk;
+use super::AdminState;
 use crate::{
-    config::{is_for_webhooks, show},
-    metrics::Refused,
-    records::view::{date, now_ms},
-    routes::Route,
+    config::{dial_format, is_webhook_preset},
+    metrics::RefusedRequest,
+    records::view::{format_date, now_ms},
+    routes::RouteEntry,
 };
 
 /// How long the store may take to say what the first requests of reused keys were, all together.
-const PATIENCE: Duration = Duration::from_secs(1);
+const FIRST_REQUEST_LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What shadow mode, or enforcement, makes of one route's requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,14 +44,14 @@ pub struct ShadowRoute {
     /// Had no key.
     pub no_key: u64,
     /// Who sent no key, most first.
-    pub no_key_by: Vec<Agent>,
+    pub no_key_by: Vec<UserAgentCount>,
     /// Had no key and came from agents that are not in the list.
     pub no_key_by_others: u64,
 }
 
 /// Requests of one kind of client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Agent {
+pub struct UserAgentCount {
     /// The first word of its user agent; `None`: it sent none.
     pub user_agent: Option<String>,
     /// How many.
@@ -68,25 +68,25 @@ pub struct ShadowReport {
 }
 
 /// `GET /api/stats`.
-pub async fn stats(desk: &Desk) -> Value {
+pub async fn stats(desk: &AdminState) -> Value {
     let stored = desk.gauges.read().await;
-    desk.metrics.show(&desk.live.now().settings.routes);
+    desk.metrics.register_routes(&desk.live.now().settings.routes);
     let engine = desk.ibid.engine();
     json!({
-        "since": date(desk.started_ms),
-        "now": date(now_ms()),
+        "since": format_date(desk.started_ms),
+        "now": format_date(now_ms()),
         "running": engine.running().count(),
-        "waiting": engine.later().waiting(),
-        "stored": counts(stored),
+        "waiting": engine.settle_queue().pending(),
+        "stored": counts_json(stored),
         "totals": desk.metrics.totals(),
-        "history": desk.history.hour(),
+        "history": desk.history.last_hour(),
     })
 }
 
 /// `GET /api/policies`: what holds for every route, in the words of `ibid check`.
-pub fn policies(desk: &Desk) -> Value {
+pub fn policies(desk: &AdminState) -> Value {
     let now = desk.live.now();
-    let routes: Vec<Value> = now.settings.routes.iter().map(policy).collect();
+    let routes: Vec<Value> = now.settings.routes.iter().map(policy_json).collect();
     json!({ "routes": routes })
 }
 
@@ -95,31 +95,31 @@ pub(crate) struct Dial {
     pub(crate) name: &'static str,
     pub(crate) value: String,
     /// Whether the preset has another value.
-    pub(crate) unusual: bool,
+    pub(crate) overridden: bool,
 }
 
 /// All dials of a route, in the words of `ibid check`.
-pub(crate) fn dials(route: &Route) -> Vec<Dial> {
+pub(crate) fn dials(route: &RouteEntry) -> Vec<Dial> {
     let mut preset = Policy::preset(route.preset).expect("routes start from presets");
     if route.protocol == Protocol::Grpc {
         preset = preset.for_grpc();
-    } else if !route.is_policy {
+    } else if !route.is_default_policy {
         // Always those of the match.
         preset.methods.clone_from(&route.policy.methods);
     }
-    let both = show::dials(&route.policy).into_iter().zip(show::dials(&preset));
+    let both = dial_format::dial_values(&route.policy).into_iter().zip(dial_format::dial_values(&preset));
     let mut dials: Vec<Dial> =
-        both.map(|((name, value), (_, usual))| Dial { name, unusual: value != usual, value }).collect();
-    if is_for_webhooks(route.preset) {
-        let signature = show::signature(&route.policy).into_iter();
-        dials.extend(signature.map(|(name, value, unusual)| Dial { name, value, unusual }));
+        both.map(|((name, value), (_, usual))| Dial { name, overridden: value != usual, value }).collect();
+    if is_webhook_preset(route.preset) {
+        let signature = dial_format::signature(&route.policy).into_iter();
+        dials.extend(signature.map(|(name, value, unusual)| Dial { name, value, overridden: unusual }));
     }
     dials
 }
 
-fn policy(route: &Route) -> Value {
+fn policy_json(route: &RouteEntry) -> Value {
     let dials = dials(route);
-    let unusual: Vec<&str> = dials.iter().filter(|dial| dial.unusual).map(|dial| dial.name).collect();
+    let unusual: Vec<&str> = dials.iter().filter(|dial| dial.overridden).map(|dial| dial.name).collect();
     let shown: BTreeMap<&str, &str> = dials.iter().map(|dial| (dial.name, dial.value.as_str())).collect();
     json!({
         "match": route.name,
@@ -132,9 +132,9 @@ fn policy(route: &Route) -> Value {
 }
 
 /// `GET /api/store`: the store's promise, and how it is.
-pub async fn store(desk: &Desk) -> Value {
+pub async fn store(desk: &AdminState) -> Value {
     // One after the other: the gauges would count the key that is claimed for the first.
-    let health = desk.health().await;
+    let health = desk.store_health().await;
     let stored = desk.gauges.read().await;
     let now = desk.live.now();
     let settings = &now.settings.store;
@@ -147,37 +147,37 @@ pub async fn store(desk: &Desk) -> Value {
     shown["url"] = settings.url.to_string().into();
     shown["fallback"] = settings.fallback.as_ref().map(ToString::to_string).into();
     shown["cache"] = settings.cache.as_ref().map(ToString::to_string).into();
-    shown["stored"] = counts(stored);
+    shown["stored"] = counts_json(stored);
     shown
 }
 
-fn counts(stored: Counts) -> Value {
-    let Counts { processing, unknown, finished, bytes } = stored;
+fn counts_json(stored: EntryCounts) -> Value {
+    let EntryCounts { processing, unknown, finished, bytes } = stored;
     json!({ "processing": processing, "unknown": unknown, "finished": finished, "bytes": bytes })
 }
 
 /// `GET /api/shadow`: what enforcement makes, or would make, of every route's requests, and who sends no key.
-pub fn shadow(desk: &Desk) -> ShadowReport {
+pub fn shadow(desk: &AdminState) -> ShadowReport {
     let now = desk.live.now();
-    desk.metrics.show(&now.settings.routes);
+    desk.metrics.register_routes(&now.settings.routes);
     let totals = desk.metrics.totals();
     let mode = |name: &str| now.settings.routes.iter().find(|route| route.name == name).map(|route| route.policy.mode);
     let routes = totals.routes.iter().filter_map(|counted| {
         let mode = mode(&counted.route);
         let of = |names: &[&str]| names.iter().filter_map(|name| counted.outcomes.get(name)).sum::<u64>();
         let requests = counted.outcomes.values().sum();
-        if mode == Some(Mode::Off) || mode.is_none() && requests == 0 {
+        if mode == Some(PolicyMode::Off) || mode.is_none() && requests == 0 {
             return None;
         }
-        let enforced = Reason::all().map(|reason| (reason.name(), of(&[reason.name()])));
+        let enforced = RefusalReason::all().map(|reason| (reason.name(), of(&[reason.name()])));
         let mut refuse = BTreeMap::new();
         for (name, count) in enforced.chain(desk.shadow.refusals(&counted.route)).filter(|(_, count)| *count > 0) {
             *refuse.entry(name.to_owned()).or_default() += count;
         }
-        let (agents, others) = desk.shadow.unkeyed(&counted.route);
-        let agents: Vec<Agent> = agents
+        let (agents, others) = desk.shadow.keyless_agents(&counted.route);
+        let agents: Vec<UserAgentCount> = agents
             .into_iter()
-            .map(|unkeyed| Agent { user_agent: unkeyed.user_agent, requests: unkeyed.requests })
+            .map(|unkeyed| UserAgentCount { user_agent: unkeyed.user_agent, requests: unkeyed.requests })
             .collect();
         Some(ShadowRoute {
             route: counted.route.clone(),
@@ -191,39 +191,41 @@ pub fn shadow(desk: &Desk) -> ShadowReport {
             no_key_by_others: others,
         })
     });
-    ShadowReport { since: date(desk.started_ms), routes: routes.collect() }
+    ShadowReport { since: format_date(desk.started_ms), routes: routes.collect() }
 }
 
 /// `GET /api/refusals`: the latest, with what was different from the first request where a key was used again.
-pub async fn refusals(desk: &Desk, reason: Option<Reason>, limit: usize) -> Value {
+pub async fn refusals(desk: &AdminState, reason: Option<RefusalReason>, limit: usize) -> Value {
     let mut shown = Vec::new();
     // A storm of one key's is asked about once.
     let mut known: BTreeMap<Address, Option<LabelText>> = BTreeMap::new();
     // For all of them together: a store that hangs must not make people wait for each.
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + FIRST_REQUEST_LOOKUP_TIMEOUT;
     for refused in desk.refusals.latest(reason, limit) {
         let first = match (refused.reason, refused.address) {
-            (Reason::KeyReused, Some(at)) => {
+            (RefusalReason::KeyReused, Some(at)) => {
                 let first = match known.entry(at) {
                     Slot::Occupied(known) => known.into_mut(),
-                    Slot::Vacant(new) => new.insert(first(&**desk.ibid.engine().store(), &at, until).await),
+                    Slot::Vacant(new) => {
+                        new.insert(find_first_request(&**desk.ibid.engine().store(), &at, until).await)
+                    }
                 };
                 first.as_ref()
             }
             _ => None,
         };
-        shown.push(refusal(&refused, first));
+        shown.push(refusal_json(&refused, first));
     }
     json!({ "refusals": shown })
 }
 
-fn refusal(refused: &Refused, first: Option<&LabelText>) -> Value {
+fn refusal_json(refused: &RefusedRequest, first: Option<&LabelText>) -> Value {
     let differs = match (refused.parts, first.and_then(|first| first.parts)) {
         (Some(own), Some(first)) => Some(first.differing(&own)),
         _ => None,
     };
     json!({
-        "at": date(refused.at_ms),
+        "at": format_date(refused.at_ms),
         "reason": refused.reason.name(),
         "shadow": refused.shadow,
         "route": refused.route,
@@ -236,7 +238,7 @@ fn refusal(refused: &Refused, first: Option<&LabelText>) -> Value {
         "user_agent": refused.user_agent,
         "differs": differs,
         "first": first.map(|first| json!({
-            "requested_at": date(first.requested_at_ms),
+            "requested_at": format_date(first.requested_at_ms),
             "method": first.method,
             "path": first.path,
             "client": first.peer,
@@ -246,8 +248,8 @@ fn refusal(refused: &Refused, first: Option<&LabelText>) -> Value {
 }
 
 /// What is known of the request that used a key first. `None` if its entry is gone.
-async fn first(store: &dyn Store, at: &Address, until: Instant) -> Option<LabelText> {
-    let filter = Filter { address: Some(*at), ..Filter::default() };
-    let page = timeout_at(until, store.operators().list(&filter, Cursor::default(), 1)).await.ok()?.ok()?;
+async fn find_first_request(store: &dyn Store, at: &Address, until: Instant) -> Option<LabelText> {
+    let filter = EntryFilter { address: Some(*at), ..EntryFilter::default() };
+    let page = timeout_at(until, store.admin().list(&filter, ListCursor::default(), 1)).await.ok()?.ok()?;
     LabelText::decode(&page.entries.first()?.label)
 }

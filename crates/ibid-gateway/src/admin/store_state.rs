@@ -8,7 +8,9 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use ibid::store::{Address, Ask, Claim, End, ErrorKind, Fingerprint, Lease, Store, Tags, Token};
+use ibid::store::{
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Fingerprint, Lease, Settlement, Store, Tags,
+};
 use ibid_stores::{Member, Role};
 use tokio::{
     sync::Mutex,
@@ -20,7 +22,7 @@ use crate::records::view::now_ms;
 /// A store that takes longer to answer is down.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// No new key is claimed while the last one that was granted is younger than this.
-const GRANTED_FOR: Duration = Duration::from_secs(1);
+const MIN_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// Lease and retention of a claim that nobody could release.
 const PROBE_LEASE: Duration = Duration::from_secs(5);
 const PROBE_TTL: Duration = Duration::from_secs(1);
@@ -85,7 +87,8 @@ impl StoreState {
 
 impl StoreProbes {
     pub(crate) fn new(members: Vec<Member>) -> Self {
-        let probe = |member: Member| StoreProbe { name: member.store.promise().store, member, last: Mutex::default() };
+        let probe =
+            |member: Member| StoreProbe { name: member.store.guarantees().store, member, last: Mutex::default() };
         Self(members.into_iter().map(probe).collect())
     }
 
@@ -104,7 +107,7 @@ impl StoreProbe {
             return found.state.clone();
         }
         let asked = Instant::now();
-        let granted = last.as_ref().and_then(|found| found.granted).filter(|at| at.elapsed() < GRANTED_FOR);
+        let granted = last.as_ref().and_then(|found| found.granted).filter(|at| at.elapsed() < MIN_PROBE_INTERVAL);
         let store = &self.member.store;
         let read = async {
             let read = read(&**store).await;
@@ -164,22 +167,22 @@ async fn read(store: &dyn Store) -> Result<(), String> {
 /// Why it was not granted.
 async fn claim_and_release(store: &Arc<dyn Store>) -> Result<(), String> {
     let mut address = [0; 32];
-    address[..16].copy_from_slice(&Token::mint().0);
-    address[16..].copy_from_slice(&Token::mint().0);
-    let ask = Arc::new(Ask {
+    address[..16].copy_from_slice(&ClaimToken::mint().0);
+    address[16..].copy_from_slice(&ClaimToken::mint().0);
+    let ask = Arc::new(ClaimRequest {
         address: Address(address),
-        token: Token::mint(),
+        token: ClaimToken::mint(),
         fingerprint: Fingerprint { version: 0, digest: [0; 32] },
         tags: Tags::new("", "", "readiness probe", ""),
         label: Bytes::new(),
-        hold: PROBE_LEASE,
-        keep: PROBE_TTL,
-        over: None,
+        lease: PROBE_LEASE,
+        ttl: PROBE_TTL,
+        take_over: None,
     });
     let why = match timeout(ANSWER_TIMEOUT, store.claim(&ask)).await {
-        Ok(Ok(Claim::Granted(lease))) => {
+        Ok(Ok(ClaimOutcome::Granted(lease))) => {
             // If that fails, its lease and retention end soon.
-            let _ = timeout(ANSWER_TIMEOUT, store.settle(&lease, &End::Release)).await;
+            let _ = timeout(ANSWER_TIMEOUT, store.settle(&lease, &Settlement::Release)).await;
             return Ok(());
         }
         Ok(Ok(other)) => return Err(format!("a key that was never used was not granted: {other:?}")),
@@ -190,7 +193,7 @@ async fn claim_and_release(store: &Arc<dyn Store>) -> Result<(), String> {
     // It may have been granted. Nobody waits for a store that does not answer.
     let store = store.clone();
     tokio::spawn(async move {
-        let _ = timeout(ANSWER_TIMEOUT, store.settle(&Lease::unseen(&ask), &End::Release)).await;
+        let _ = timeout(ANSWER_TIMEOUT, store.settle(&Lease::unseen(&ask), &Settlement::Release)).await;
     });
     Err(why)
 }

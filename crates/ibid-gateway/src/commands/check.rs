@@ -1,13 +1,16 @@
-//! `ibid check FILE [--against OLD]`: is it valid, what holds for each route, what would a change forget?
+//! `ibid check MAX_FILE_BYTES [--against OLD]`: is it valid, what holds for each route, what would a change forget?
 
 use std::{io, path::PathBuf};
 
 use ibid::{Credentials, Policy, http::Protocol};
 
 use crate::{
-    config::{ConfigError, Env, ServeArgs, Settings, Tls, forgets, is_for_webhooks, shortened, show},
-    live::Snapshot,
-    routes::Route,
+    config::{
+        ConfigError, Env, GatewaySettings, ServeArgs, TlsSettings, dial_format, forgotten_answers, is_webhook_preset,
+        shortened_ttls,
+    },
+    live_config::ConfigSnapshot,
+    routes::RouteEntry,
 };
 
 /// `ibid check`.
@@ -24,11 +27,11 @@ pub struct CheckArgs {
 /// What was found about a valid file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub enum Verdict {
+pub enum ConfigComparison {
     /// Nothing that is remembered would be forgotten, or there was nothing to compare with.
-    Keeps,
+    NothingForgotten,
     /// Something would.
-    Forgets,
+    AnswersForgotten,
 }
 
 /// Why a check could not be made.
@@ -43,12 +46,12 @@ pub enum CheckError {
     Print(#[from] io::Error),
 }
 
-impl Verdict {
+impl ConfigComparison {
     /// The exit code of the command.
     pub fn code(self) -> u8 {
         match self {
-            Self::Keeps => 0,
-            Self::Forgets => 1,
+            Self::NothingForgotten => 0,
+            Self::AnswersForgotten => 1,
         }
     }
 }
@@ -57,37 +60,37 @@ impl Verdict {
 ///
 /// # Errors
 /// A file is not valid, or nothing can be printed.
-pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<Verdict, CheckError> {
-    let settings = Settings::load(&ServeArgs::of_file(&args.file), env)?;
+pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<ConfigComparison, CheckError> {
+    let settings = GatewaySettings::load(&ServeArgs::for_file(&args.file), env)?;
     // As a start does: certificates, keys and upstreams are put to use.
-    Snapshot::new(settings.clone(), None)
+    ConfigSnapshot::new(settings.clone(), None)
         .map_err(|why| ConfigError::new(args.file.display().to_string(), String::new(), why))?;
-    let old = args.against.as_ref().map(|old| Settings::load(&ServeArgs::of_file(old), env)).transpose()?;
+    let old = args.against.as_ref().map(|old| GatewaySettings::load(&ServeArgs::for_file(old), env)).transpose()?;
     writeln!(out, "{}: valid\n", args.file.display())?;
-    print_top(&settings, out)?;
+    print_settings(&settings, out)?;
     for (at, route) in settings.routes.iter().enumerate() {
         writeln!(out)?;
         print_route(at + 1, route, out)?;
     }
-    if !settings.routes.iter().any(|route| route.is_policy) {
+    if !settings.routes.iter().any(|route| route.is_default_policy) {
         writeln!(out, "\n[policy]  off    what no route names is not covered")?;
     }
     writeln!(out, "\n* differs from the preset")?;
-    print_all("warnings", &settings.warnings, out)?;
-    print_all("notes", &settings.notes, out)?;
-    let (Some(old), Some(path)) = (old, &args.against) else { return Ok(Verdict::Keeps) };
-    let lost = forgets(&old, &settings);
+    print_section("warnings", &settings.warnings, out)?;
+    print_section("notes", &settings.notes, out)?;
+    let (Some(old), Some(path)) = (old, &args.against) else { return Ok(ConfigComparison::NothingForgotten) };
+    let lost = forgotten_answers(&old, &settings);
     if lost.is_empty() {
         writeln!(out, "\nagainst {}: nothing that is remembered is forgotten", path.display())?;
     }
-    print_all(&format!("against {}: this forgets", path.display()), &lost, out)?;
+    print_section(&format!("against {}: this forgets", path.display()), &lost, out)?;
     // A reload takes these up.
-    print_all(&format!("against {}: notes", path.display()), &shortened(&old, &settings), out)?;
-    Ok(if lost.is_empty() { Verdict::Keeps } else { Verdict::Forgets })
+    print_section(&format!("against {}: notes", path.display()), &shortened_ttls(&old, &settings), out)?;
+    Ok(if lost.is_empty() { ConfigComparison::NothingForgotten } else { ConfigComparison::AnswersForgotten })
 }
 
-fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
-    let with_tls = |tls: Option<&Tls>| if tls.is_some() { " (TLS)" } else { "" };
+fn print_settings(settings: &GatewaySettings, out: &mut dyn io::Write) -> io::Result<()> {
+    let with_tls = |tls: Option<&TlsSettings>| if tls.is_some() { " (TLS)" } else { "" };
     let tls = with_tls(settings.tls.as_ref());
     let admin_tls = with_tls(settings.admin.as_ref().and_then(|admin| admin.tls.as_ref()));
     let admin = match &settings.admin {
@@ -98,7 +101,7 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
                 None => token.role.to_string(),
                 Some(user) => format!("{} {user}", token.role),
             });
-            format!("{}{admin_tls}, tokens: {}", admin.listen, show::list(who))
+            format!("{}{admin_tls}, tokens: {}", admin.listen, dial_format::format_list(who))
         }
     };
     let store = &settings.store;
@@ -111,37 +114,40 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
             format!(
                 "{} (timeout {}, sweep every {})",
                 store.url,
-                show::duration(store.timeout),
-                show::duration(store.sweep_every)
+                dial_format::format_duration(store.timeout),
+                dial_format::format_duration(store.sweep_every)
             ),
         ),
     ];
-    let layout = store.layout();
+    let layout = store.store_config();
     lines.extend(store.fallback.as_ref().map(|url| ("fallback", format!("{url}, which decides"))));
     lines.extend(store.cache.as_ref().map(|url| ("cache", url.to_string())));
-    if layout.near() > 0 {
-        lines.push(("near", format!("{} of finished answers in this process", show::size(layout.near()))));
+    if layout.local_cache_bytes() > 0 {
+        lines.push((
+            "near",
+            format!("{} of finished answers in this process", dial_format::format_size(layout.local_cache_bytes())),
+        ));
     }
-    lines.push(("promise", layout.promise()));
-    lines.extend(settings.seal.as_ref().map(|seal| ("seal", seal.summary())));
+    lines.push(("promise", layout.guarantee_summary()));
+    lines.extend(settings.seal.as_ref().map(|seal| ("seal", seal.description())));
     if let Some(file) = &settings.descriptors {
-        let known = settings.routes.unary().paths().count();
+        let known = settings.routes.unary_methods().paths().count();
         let plural = if known == 1 { "" } else { "s" };
-        let said = match settings.reflects() {
+        let said = match settings.uses_reflection() {
             true => format!("{file}: upstreams are asked when the gateway starts"),
             false => format!("{file} ({known} unary method{plural} to protect)"),
         };
         lines.push(("descriptors", said));
     }
     if settings.credentials.headers() != Credentials::default().headers() {
-        lines.push(("credentials", show::list(settings.credentials.headers())));
+        lines.push(("credentials", dial_format::format_list(settings.credentials.headers())));
     }
     if !settings.credentials.schemes().is_empty() {
-        lines.push(("credential_schemes", show::list(settings.credentials.schemes())));
+        lines.push(("credential_schemes", dial_format::format_list(settings.credentials.schemes())));
     }
     lines.extend(settings.grpc_unknown.map(|set| ("grpc_unknown", set.to_string())));
     if !settings.openapi.is_empty() {
-        lines.push(("openapi", format!("{}, annotated", show::list(&settings.openapi))));
+        lines.push(("openapi", format!("{}, annotated", dial_format::format_list(&settings.openapi))));
     }
     lines.extend(settings.trace.as_ref().map(|trace| ("trace", trace.collector.to_string())));
     lines.push(("journal", settings.journal.as_ref().map_or("off".into(), |path| path.display().to_string())));
@@ -151,24 +157,26 @@ fn print_top(settings: &Settings, out: &mut dyn io::Write) -> io::Result<()> {
     Ok(())
 }
 
-fn print_route(number: usize, route: &Route, out: &mut dyn io::Write) -> io::Result<()> {
-    let through = if route.via_policy && !route.is_policy { ", through [policy]" } else { "" };
-    let place = if route.is_policy { "[policy]".into() } else { format!("route[{number}]") };
+fn print_route(number: usize, route: &RouteEntry, out: &mut dyn io::Write) -> io::Result<()> {
+    let through = if route.inherits_policy && !route.is_default_policy { ", through [policy]" } else { "" };
+    let place = if route.is_default_policy { "[policy]".into() } else { format!("route[{number}]") };
     let name = route.title();
     writeln!(out, "{place}  {name}    (preset {}{through})", route.preset)?;
     let mut preset = Policy::preset(route.preset).expect("routes start from presets");
     if route.protocol == Protocol::Grpc {
         preset = preset.for_grpc();
-    } else if !route.is_policy {
+    } else if !route.is_default_policy {
         // Always those of the match.
         preset.methods.clone_from(&route.policy.methods);
     }
-    for ((name, value), (_, usual)) in show::dials(&route.policy).into_iter().zip(show::dials(&preset)) {
+    for ((name, value), (_, usual)) in
+        dial_format::dial_values(&route.policy).into_iter().zip(dial_format::dial_values(&preset))
+    {
         let mark = if value == usual { ' ' } else { '*' };
         writeln!(out, "{mark} {name:<14}  {value}")?;
     }
-    if is_for_webhooks(route.preset) {
-        for (name, value, unusual) in show::signature(&route.policy) {
+    if is_webhook_preset(route.preset) {
+        for (name, value, unusual) in dial_format::signature(&route.policy) {
             writeln!(out, "{} {name:<14}  {value}", if unusual { '*' } else { ' ' })?;
         }
     }
@@ -178,7 +186,7 @@ fn print_route(number: usize, route: &Route, out: &mut dyn io::Write) -> io::Res
     Ok(())
 }
 
-fn print_all(title: &str, sentences: &[String], out: &mut dyn io::Write) -> io::Result<()> {
+fn print_section(title: &str, sentences: &[String], out: &mut dyn io::Write) -> io::Result<()> {
     if !sentences.is_empty() {
         writeln!(out, "\n{title}:")?;
     }

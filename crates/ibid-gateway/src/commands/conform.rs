@@ -18,22 +18,22 @@ use clap::Args;
 use http::Uri;
 
 use self::{
-    checks::Stop,
-    profile::Profile,
-    session::{Counter, Plan, Session, Variant, Verdict},
-    wire::{Broken, Server},
+    checks::RunAborted,
+    connection::{ExchangeError, TestedServer},
+    profile::ConformProfile,
+    session::{CheckVerdict, ConformPlan, ConformSession, ExecutionCounter, RequestVariant},
 };
 use crate::{config::parse_duration, tls};
 
 mod checks;
+mod connection;
 mod profile;
 mod report;
 mod request;
 mod session;
-mod wire;
 
 /// What the operation is sent unless told otherwise.
-const BODY: &str = r#"{"amount":1200,"currency":"EUR","reference":"conform-{nonce}"}"#;
+const DEFAULT_BODY: &str = r#"{"amount":1200,"currency":"EUR","reference":"conform-{nonce}"}"#;
 
 /// `ibid conform`.
 #[derive(Debug, Args)]
@@ -43,7 +43,7 @@ pub struct ConformArgs {
     url: Option<String>,
     /// Whose promises are checked: ietf, stripe, leads, appsportal, bookings, platform or membership
     #[arg(long, value_name = "NAME", default_value = "ietf")]
-    profile: Profile,
+    profile: ConformProfile,
     /// Print what the profile checks and why, and send nothing
     #[arg(long)]
     list: bool,
@@ -96,10 +96,10 @@ pub struct ConformArgs {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=20))]
     rounds: u16,
     /// How long one answer may take
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive_duration)]
     timeout: Duration,
     /// How long the whole run may take; what is left then is not performed
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_positive)]
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_positive_duration)]
     limit: Duration,
     /// Certificates that https is checked against, instead of the system's
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
@@ -124,11 +124,11 @@ pub struct ConformArgs {
 /// Whether the server does what the profile promises.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub enum Conforms {
+pub enum Conformance {
     /// As far as could be seen.
-    Yes,
+    Met,
     /// A check failed.
-    No,
+    Violated,
 }
 
 /// Why there was no run. `Display` is the line for whoever asked for it.
@@ -146,12 +146,12 @@ pub enum ConformError {
     Print(#[from] io::Error),
 }
 
-impl Conforms {
+impl Conformance {
     /// The exit code of the command.
     pub fn code(self) -> u8 {
         match self {
-            Self::Yes => 0,
-            Self::No => 1,
+            Self::Met => 0,
+            Self::Violated => 1,
         }
     }
 }
@@ -171,48 +171,48 @@ impl ConformError {
 ///
 /// # Errors
 /// There was no run.
-pub fn run(args: &ConformArgs, out: &mut dyn io::Write) -> Result<Conforms, ConformError> {
+pub fn run(args: &ConformArgs, out: &mut dyn io::Write) -> Result<Conformance, ConformError> {
     if args.list {
-        report::list(&args.profile, out)?;
-        return Ok(Conforms::Yes);
+        report::print_rules(&args.profile, out)?;
+        return Ok(Conformance::Met);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let since = Instant::now();
     let (findings, requests) = runtime.block_on(async {
-        let mut session = Session::new(plan(args).await?);
-        checks::all(&mut session).await.map_err(|stop| match stop {
-            Stop::Usage(why) => ConformError::Usage(why),
-            Stop::Unreachable(why) => ConformError::Unreachable(format!("no connection to {why}")),
+        let mut session = ConformSession::new(build_plan(args).await?);
+        checks::run_all(&mut session).await.map_err(|stop| match stop {
+            RunAborted::Usage(why) => ConformError::Usage(why),
+            RunAborted::Unreachable(why) => ConformError::Unreachable(format!("no connection to {why}")),
         })?;
         let requests = session.requests;
         Ok::<_, ConformError>((session.into_findings(), requests))
     })?;
-    let run = report::Run {
+    let run = report::ConformReport {
         url: args.url.as_deref().unwrap_or_default(),
         profile: &args.profile,
         findings: &findings,
         requests,
-        took: since.elapsed(),
+        elapsed: since.elapsed(),
     };
     match args.json {
-        true => run.json(out)?,
-        false => run.text(out)?,
+        true => run.print_json(out)?,
+        false => run.print_text(out)?,
     }
     if let Some(path) = &args.junit {
-        std::fs::write(path, run.junit(args.strict, args.complete))
+        std::fs::write(path, run.to_junit(args.strict, args.complete))
             .map_err(|why| io::Error::new(why.kind(), format!("{}: {why}", path.display())))?;
     }
-    let fails = |verdict: Verdict| match verdict {
-        Verdict::Passed => false,
-        Verdict::Failed => true,
-        Verdict::Advice => args.strict,
-        Verdict::NotPerformed => args.complete,
+    let fails = |verdict: CheckVerdict| match verdict {
+        CheckVerdict::Passed => false,
+        CheckVerdict::Failed => true,
+        CheckVerdict::Advice => args.strict,
+        CheckVerdict::NotPerformed => args.complete,
     };
-    Ok(if findings.iter().any(|finding| fails(finding.verdict)) { Conforms::No } else { Conforms::Yes })
+    Ok(if findings.iter().any(|finding| fails(finding.verdict)) { Conformance::Violated } else { Conformance::Met })
 }
 
 /// From what was asked to what is done.
-async fn plan(args: &ConformArgs) -> Result<Plan, ConformError> {
+async fn build_plan(args: &ConformArgs) -> Result<ConformPlan, ConformError> {
     let usage = ConformError::Usage;
     let url = args.url.as_deref().expect("clap asks for it");
     let uri = parse_url(url).map_err(usage)?;
@@ -222,11 +222,11 @@ async fn plan(args: &ConformArgs) -> Result<Plan, ConformError> {
     };
     let tls = tls::for_checks(ca.as_deref(), args.insecure).map_err(usage)?;
     let find = async |uri: &Uri, tls: &Arc<rustls::ClientConfig>| {
-        Server::find(uri, tls, args.timeout).await.map_err(|why| ConformError::Unreachable(why.to_string()))
+        TestedServer::find(uri, tls, args.timeout).await.map_err(|why| ConformError::Unreachable(why.to_string()))
     };
     let server = find(&uri, &tls).await?;
     // Said before anything else: a wrong address is the usual mistake.
-    if let Err(Broken::Unreachable(why)) = server.connect().await {
+    if let Err(ExchangeError::Unreachable(why)) = server.connect().await {
         return Err(ConformError::Unreachable(format!("no connection to {why}")));
     }
     let other_target = match args.other_url.as_deref().map(parse_url).transpose().map_err(usage)? {
@@ -238,18 +238,18 @@ async fn plan(args: &ConformArgs) -> Result<Plan, ConformError> {
         None => None,
         Some(uri) => {
             let server = find(&uri, &tls).await?;
-            Some(Counter { server, target: target(&uri), pointer: args.count_pointer.clone() })
+            Some(ExecutionCounter { server, target: target(&uri), pointer: args.count_pointer.clone() })
         }
     };
     let body = match &args.body {
         Some(body) => text_of(body)?,
-        None => BODY.to_owned(),
+        None => DEFAULT_BODY.to_owned(),
     };
     let other_body = match &args.other_body {
         Some(body) => Some(text_of(body)?),
         None => one_more(&body),
     };
-    Ok(Plan {
+    Ok(ConformPlan {
         profile: args.profile.clone(),
         server,
         method: args.method.clone(),
@@ -272,11 +272,11 @@ async fn plan(args: &ConformArgs) -> Result<Plan, ConformError> {
     })
 }
 
-fn variant(body: Option<&str>, headers: &[(String, String)]) -> Result<Option<Variant>, ConformError> {
+fn variant(body: Option<&str>, headers: &[(String, String)]) -> Result<Option<RequestVariant>, ConformError> {
     if body.is_none() && headers.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Variant { body: body.map(text_of).transpose()?, headers: headers.to_vec() }))
+    Ok(Some(RequestVariant { body: body.map(text_of).transpose()?, headers: headers.to_vec() }))
 }
 
 /// JSON as it is written, or the text of a file.
@@ -350,7 +350,7 @@ fn parse_pointer(text: &str) -> Result<String, String> {
     }
 }
 
-fn parse_positive(text: &str) -> Result<Duration, String> {
+fn parse_positive_duration(text: &str) -> Result<Duration, String> {
     let duration = parse_duration(text)?;
     match duration.is_zero() {
         false => Ok(duration.min(Duration::from_secs(24 * 3600))),

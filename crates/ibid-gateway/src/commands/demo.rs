@@ -17,16 +17,16 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use ibid::{Answered, Notice, Observer, Outcome, generate_key, rfc3339};
-use ibid_stores::Opened;
+use ibid::{EngineEvent, Observer, RequestOutcome, RequestReport, generate_key, rfc3339};
+use ibid_stores::OpenedStore;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use super::serve::{Gateway, stop_signals};
+use super::serve::{RunningGateway, stop_signals};
 use crate::{
-    admin::auth::secret,
-    config::{Env, ServeArgs, Settings},
-    metrics::Watched,
+    admin::auth::random_secret,
+    config::{Env, GatewaySettings, ServeArgs},
+    metrics::MetricsObserver,
 };
 
 /// What the demo can be told.
@@ -47,7 +47,7 @@ pub struct DemoArgs {
 pub fn run(args: &DemoArgs) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|why| why.to_string())?;
     runtime.block_on(async {
-        let app = Payments::start().await.map_err(|why| format!("the payments API cannot be started: {why}"))?;
+        let app = DemoPaymentsApi::start().await.map_err(|why| format!("the payments API cannot be started: {why}"))?;
         let folder = tempfile::tempdir().map_err(|why| format!("no folder for the store: {why}"))?;
         let serve = ServeArgs {
             listen: Some(args.listen.to_string()),
@@ -58,16 +58,17 @@ pub fn run(args: &DemoArgs) -> Result<(), String> {
             ..ServeArgs::default()
         };
         // Another one each time: whatever was left open in a browser ends with its demo.
-        let token = secret();
+        let token = random_secret();
         let config = "[admin]\ntoken = \"env:IBID_ADMIN_TOKEN\"";
         let env = [("IBID_ADMIN_TOKEN", token.as_str())];
-        let settings = Settings::from_text(config, None, &serve, &Env::of(&env)).map_err(|why| why.to_string())?;
+        let settings =
+            GatewaySettings::from_text(config, None, &serve, &Env::from_pairs(&env)).map_err(|why| why.to_string())?;
         let store = ibid_stores::open(settings.store.url.expose()).await.map_err(|why| why.to_string())?;
         let colour = std::io::stdout().is_terminal();
-        let show = Watched::new(Show { app: app.clone(), colour });
-        let gateway = Gateway::start(settings, serve, Opened::plain(store), show).await?;
+        let show = MetricsObserver::new(TerminalObserver { app: app.clone(), colour });
+        let gateway = RunningGateway::start(settings, serve, OpenedStore::plain(store), show).await?;
         let stopped = stop_signals().map_err(|why| format!("signals: {why}"))?;
-        explain(gateway.address(), gateway.admin().unwrap_or(args.admin), &token, &app, colour);
+        print_instructions(gateway.address(), gateway.admin().unwrap_or(args.admin), &token, &app, colour);
         stopped.await;
         gateway.stop().await;
         println!("\n{} payments were charged. Bye.", app.charged.load(SeqCst));
@@ -75,7 +76,7 @@ pub fn run(args: &DemoArgs) -> Result<(), String> {
     })
 }
 
-fn explain(address: SocketAddr, admin: SocketAddr, token: &str, app: &Payments, colour: bool) {
+fn print_instructions(address: SocketAddr, admin: SocketAddr, token: &str, app: &DemoPaymentsApi, colour: bool) {
     let bold = |text: &str| if colour { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() };
     let key = generate_key();
     println!(
@@ -100,24 +101,24 @@ fn explain(address: SocketAddr, admin: SocketAddr, token: &str, app: &Payments, 
 }
 
 /// Shows each request in the terminal.
-struct Show {
-    app: Arc<Payments>,
+struct TerminalObserver {
+    app: Arc<DemoPaymentsApi>,
     colour: bool,
 }
 
-impl Observer for Show {
-    fn answered(&self, request: &Answered<'_>) {
+impl Observer for TerminalObserver {
+    fn answered(&self, request: &RequestReport<'_>) {
         let (word, colour) = match request.outcome {
-            Outcome::Executed => ("EXECUTED", 32),
-            Outcome::Replayed => ("REPLAYED", 36),
-            Outcome::Refused(_) => ("REFUSED", 33),
-            Outcome::Keyless => ("NO KEY", 90),
+            RequestOutcome::Executed => ("EXECUTED", 32),
+            RequestOutcome::Replayed => ("REPLAYED", 36),
+            RequestOutcome::Refused(_) => ("REFUSED", 33),
+            RequestOutcome::Keyless => ("NO KEY", 90),
             _ => ("RAN", 35),
         };
         let word = if self.colour { format!("\x1b[{colour}m{word:<9}\x1b[0m") } else { format!("{word:<9}") };
         let why = match request.outcome {
-            Outcome::Refused(reason) => format!(" {}", reason.name()),
-            Outcome::Keyless => " passed through without protection".into(),
+            RequestOutcome::Refused(reason) => format!(" {}", reason.name()),
+            RequestOutcome::Keyless => " passed through without protection".into(),
             _ => String::new(),
         };
         let status = if request.status == 100 { String::new() } else { request.status.to_string() };
@@ -131,18 +132,18 @@ impl Observer for Show {
         );
     }
 
-    fn noticed(&self, notice: &Notice<'_>) {
+    fn on_event(&self, notice: &EngineEvent<'_>) {
         println!("  {notice}");
     }
 }
 
 /// The app behind the gateway: knows nothing of idempotency, and charges whatever it is told to.
-struct Payments {
+struct DemoPaymentsApi {
     address: SocketAddr,
     charged: AtomicU64,
 }
 
-impl Payments {
+impl DemoPaymentsApi {
     async fn start() -> std::io::Result<Arc<Self>> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let app = Arc::new(Self { address: listener.local_addr()?, charged: AtomicU64::new(0) });

@@ -11,16 +11,16 @@ use std::{
 use clap::Args;
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 
-use super::outside::Failed;
+use super::outside::CommandError;
 use crate::{
-    config::{AdminTls, AdminTlsArgs, Env, ServeArgs, Settings},
+    config::{AdminTls, AdminTlsArgs, Env, GatewaySettings, ServeArgs},
     tls,
 };
 
 /// How long each step may take. Readiness asks the store, which has a second.
-const PATIENCE: Duration = Duration::from_secs(3);
+const HEALTH_STEP_TIMEOUT: Duration = Duration::from_secs(3);
 /// More than any answer of the admin port to this.
-const MOST: u64 = 64 << 10;
+const MAX_RESPONSE_BYTES: u64 = 64 << 10;
 
 /// `ibid health`.
 #[derive(Debug, Clone, Default, Args)]
@@ -43,7 +43,7 @@ pub struct HealthArgs {
 ///
 /// # Errors
 /// If it is not, or nobody answers.
-pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn Write) -> Result<(), Failed> {
+pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn Write) -> Result<(), CommandError> {
     let serve = ServeArgs {
         config: args.config.clone(),
         admin: args.admin.clone(),
@@ -51,31 +51,31 @@ pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn Write) -> Result<(), 
         upstream: Some("http://127.0.0.1".into()),
         ..ServeArgs::default()
     };
-    let Some(admin) = Settings::load(&serve, env)?.admin else {
-        return Err(Failed::Usage("admin.listen is off: there is nobody to ask; give it an address".into()));
+    let Some(admin) = GatewaySettings::load(&serve, env)?.admin else {
+        return Err(CommandError::Usage("admin.listen is off: there is nobody to ask; give it an address".into()));
     };
-    let addr = from_here(admin.listen);
+    let addr = local_address(admin.listen);
     let tls = match &admin.tls {
         None => None,
         Some(_) => {
             let AdminTls { ca, shown } = args.tls.load(env)?;
-            Some(tls::for_health("--admin-", ca.as_ref(), shown.as_ref()).map_err(Failed::Usage)?)
+            Some(tls::health_client_config("--admin-", ca.as_ref(), shown.as_ref()).map_err(CommandError::Usage)?)
         }
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let path = if args.ready { "/readyz" } else { "/healthz" };
-    let (status, said) =
-        ask(addr, path, tls).map_err(|why| Failed::NotSo(format!("no answer from {scheme}://{addr}{path}: {why}")))?;
+    let (status, said) = fetch(addr, path, tls)
+        .map_err(|why| CommandError::Conflict(format!("no answer from {scheme}://{addr}{path}: {why}")))?;
     let said = said.trim();
     if status != 200 {
-        return Err(Failed::NotSo(format!("{scheme}://{addr}{path} says {status}: {said}")));
+        return Err(CommandError::Conflict(format!("{scheme}://{addr}{path} says {status}: {said}")));
     }
     writeln!(out, "{said}")?;
     Ok(())
 }
 
 /// Who listens on all addresses is asked on this machine's own.
-fn from_here(listen: SocketAddr) -> SocketAddr {
+fn local_address(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -85,10 +85,10 @@ fn from_here(listen: SocketAddr) -> SocketAddr {
 }
 
 /// Status and body.
-fn ask(addr: SocketAddr, path: &str, tls: Option<Arc<ClientConfig>>) -> io::Result<(u16, String)> {
-    let socket = TcpStream::connect_timeout(&addr, PATIENCE)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.set_write_timeout(Some(PATIENCE))?;
+fn fetch(addr: SocketAddr, path: &str, tls: Option<Arc<ClientConfig>>) -> io::Result<(u16, String)> {
+    let socket = TcpStream::connect_timeout(&addr, HEALTH_STEP_TIMEOUT)?;
+    socket.set_read_timeout(Some(HEALTH_STEP_TIMEOUT))?;
+    socket.set_write_timeout(Some(HEALTH_STEP_TIMEOUT))?;
     let answer = match tls {
         None => exchange(socket, addr, path)?,
         Some(tls) => {
@@ -107,7 +107,7 @@ fn exchange(mut socket: impl Read + Write, addr: SocketAddr, path: &str) -> io::
     write!(socket, "GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n")?;
     socket.flush()?;
     let mut answer = Vec::new();
-    socket.take(MOST).read_to_end(&mut answer)?;
+    socket.take(MAX_RESPONSE_BYTES).read_to_end(&mut answer)?;
     Ok(answer)
 }
 
@@ -123,7 +123,7 @@ mod tests {
             ("127.0.0.1:82", "127.0.0.1:82"),
             ("10.0.0.7:82", "10.0.0.7:82"),
         ] {
-            assert_eq!(from_here(listen.parse().unwrap()).to_string(), asked);
+            assert_eq!(local_address(listen.parse().unwrap()).to_string(), asked);
         }
     }
 }

@@ -13,33 +13,33 @@ use std::{
 
 use clap::{Args, Subcommand, ValueEnum};
 use http::{HeaderMap, StatusCode};
-use ibid::store::{Address, Fence, State};
+use ibid::store::{Address, EntryState, Fence};
 
-use self::source::Place;
+use self::target::KeysTarget;
 use super::{
-    outside::{self, Failed},
-    remote::AdminChoice,
+    admin_client::AdminArgs,
+    outside::{self, CommandError},
 };
 use crate::{
-    config::{Env, StoreChoice, parse_duration},
-    records::{Answer, Change, LARGEST_BODY, Query, What as Wish},
+    config::{Env, StoreSelection, parse_duration},
+    records::{ChangeAction as Wish, ChangeRequest, MAX_ANSWER_BODY_BYTES, RecordQuery, ResolvedAnswer},
 };
 
-pub(super) use self::show::{columns, plain};
+pub(super) use self::show::{escape_control, print_columns};
 
 mod reseal;
 mod show;
-mod source;
+mod target;
 
 /// What to do to which entries.
 #[derive(Debug, Args)]
 pub struct KeysArgs {
     #[command(subcommand)]
-    what: What,
+    command: KeysCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum KeysCommand {
     /// List entries, in the order of their addresses
     List(ListArgs),
     /// Print one entry, with its answer
@@ -56,22 +56,22 @@ enum What {
 
 /// A store, or a gateway that has one.
 #[derive(Debug, Args)]
-struct PlaceArgs {
+struct KeysTargetArgs {
     #[command(flatten)]
-    store: StoreChoice,
+    store: StoreSelection,
     #[command(flatten)]
-    admin: AdminChoice,
+    admin: AdminArgs,
 }
 
 #[derive(Debug, Args)]
 struct ListArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    target: KeysTargetArgs,
     /// Only those in this state
     #[arg(long, value_enum)]
     state: Option<StateName>,
     #[command(flatten)]
-    tags: TagArgs,
+    tags: EntryTagArgs,
     /// Only those that were claimed longer ago, such as 5m
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     older_than: Option<Duration>,
@@ -89,9 +89,9 @@ struct ListArgs {
 #[derive(Debug, Args)]
 struct ShowArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    target: KeysTargetArgs,
     #[command(flatten)]
-    which: WhichArgs,
+    entry: EntryArgs,
     /// Write nothing but the bytes of the answer's body
     #[arg(long, conflicts_with = "json")]
     body: bool,
@@ -103,9 +103,9 @@ struct ShowArgs {
 #[derive(Debug, Args)]
 struct ChangeArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    target: KeysTargetArgs,
     #[command(flatten)]
-    which: WhichArgs,
+    entry: EntryArgs,
     /// Why, for the log
     #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
     reason: String,
@@ -141,7 +141,7 @@ struct ResolveArgs {
 #[derive(Debug, Args)]
 struct ResealArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    target: KeysTargetArgs,
     /// Why; over the admin API it must be said
     #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
     reason: Option<String>,
@@ -158,16 +158,16 @@ struct ResealArgs {
 
 /// One entry, by its address or by what it is searched by.
 #[derive(Debug, Args)]
-struct WhichArgs {
+struct EntryArgs {
     /// The entry's address, 64 hex digits
     #[arg(value_name = "ADDRESS", value_parser = parse_address)]
     address: Option<Address>,
     #[command(flatten)]
-    tags: TagArgs,
+    tags: EntryTagArgs,
 }
 
 #[derive(Debug, Clone, Args)]
-struct TagArgs {
+struct EntryTagArgs {
     /// Only those of this tenant
     #[arg(long, value_name = "TEXT")]
     tenant: Option<String>,
@@ -198,7 +198,7 @@ enum OutcomeName {
     NotExecuted,
 }
 
-impl From<StateName> for State {
+impl From<StateName> for EntryState {
     fn from(name: StateName) -> Self {
         match name {
             StateName::Processing => Self::Processing,
@@ -213,39 +213,44 @@ impl From<StateName> for State {
 ///
 /// # Errors
 /// If the entry is not there or not as it must be, or the store cannot be used.
-pub fn run(args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<(), Failed> {
-    match &args.what {
-        What::List(args) => {
-            let place = Place::of(&args.place, env)?;
+pub fn run(
+    args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+) -> Result<(), CommandError> {
+    match &args.command {
+        KeysCommand::List(args) => {
+            let place = KeysTarget::from_args(&args.target, env)?;
             outside::block_on(list(args, place, out, aside))
         }
-        What::Show(args) => {
-            let query = args.which.query()?;
-            let place = Place::of(&args.place, env)?;
+        KeysCommand::Show(args) => {
+            let query = args.entry.query()?;
+            let place = KeysTarget::from_args(&args.target, env)?;
             outside::block_on(show_one(args, query, place, out, aside))
         }
-        What::Reseal(args) => reseal::run(args, env, out, aside),
-        What::Release(args) => change(args, Wish::Release, env, out, aside),
-        What::Forget(args) => change(args, Wish::Forget, env, out, aside),
-        What::Resolve(args) => {
-            let wish = resolution(args)?;
+        KeysCommand::Reseal(args) => reseal::run(args, env, out, aside),
+        KeysCommand::Release(args) => change(args, Wish::Release, env, out, aside),
+        KeysCommand::Forget(args) => change(args, Wish::Forget, env, out, aside),
+        KeysCommand::Resolve(args) => {
+            let wish = parse_resolution(args)?;
             change(&args.change, wish, env, out, aside)
         }
     }
 }
 
-async fn list(args: &ListArgs, place: Place, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<(), Failed> {
+async fn list(
+    args: &ListArgs, place: KeysTarget, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+) -> Result<(), CommandError> {
     let source = place.open().await?;
-    let query = Query { state: args.state.map(State::from), older_than: args.older_than, ..args.tags.query() };
+    let query =
+        RecordQuery { state: args.state.map(EntryState::from), older_than: args.older_than, ..args.tags.query() };
     let page = source.list(query, args.cursor, args.limit as usize).await?;
-    source.say_sealed(&page.records, aside)?;
+    source.warn_if_sealed(&page.records, aside)?;
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&page).expect("a page has a form"))?;
         return Ok(());
     }
-    show::table(&page.records, out)?;
+    show::print_table(&page.records, out)?;
     match (&page.next, page.records.is_empty()) {
-        (Some(next), _) => writeln!(aside, "ibid: there are more: --cursor {}", show::plain(next))?,
+        (Some(next), _) => writeln!(aside, "ibid: there are more: --cursor {}", show::escape_control(next))?,
         (None, true) => writeln!(aside, "ibid: nothing matches")?,
         (None, false) => {}
     }
@@ -253,38 +258,38 @@ async fn list(args: &ListArgs, place: Place, out: &mut dyn io::Write, aside: &mu
 }
 
 async fn show_one(
-    args: &ShowArgs, query: Query, place: Place, out: &mut dyn io::Write, aside: &mut dyn io::Write,
-) -> Result<(), Failed> {
+    args: &ShowArgs, query: RecordQuery, place: KeysTarget, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+) -> Result<(), CommandError> {
     let source = place.open().await?;
     let view = source.find_one(query).await?;
-    source.say_sealed(std::slice::from_ref(&view), aside)?;
+    source.warn_if_sealed(std::slice::from_ref(&view), aside)?;
     if args.body {
-        out.write_all(&show::body_of(&view)?)?;
+        out.write_all(&show::answer_body(&view)?)?;
         out.flush()?;
     } else if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&view).expect("a view has a form"))?;
     } else {
-        show::entry(&view, out)?;
+        show::print_entry(&view, out)?;
     }
     Ok(())
 }
 
 fn change(
     args: &ChangeArgs, what: Wish, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
-) -> Result<(), Failed> {
-    let query = args.which.query()?;
-    let place = Place::of(&args.place, env)?;
+) -> Result<(), CommandError> {
+    let query = args.entry.query()?;
+    let place = KeysTarget::from_args(&args.target, env)?;
     outside::block_on(async {
         let source = place.open().await?;
-        let change = Change { what, reason: args.reason.clone(), fence: args.fence };
+        let change = ChangeRequest { action: what, reason: args.reason.clone(), fence: args.fence };
         let (told, failed) = source.change(query, &change).await?;
-        show::changed(&told, failed, args.json, out, aside)
+        show::print_change(&told, failed, args.json, out, aside)
     })
 }
 
 /// Reads how it ended from the flags.
-fn resolution(args: &ResolveArgs) -> Result<Wish, Failed> {
-    let usage = |what: &str| Err(Failed::Usage(what.into()));
+fn parse_resolution(args: &ResolveArgs) -> Result<Wish, CommandError> {
+    let usage = |what: &str| Err(CommandError::Usage(what.into()));
     if args.outcome == OutcomeName::NotExecuted {
         if args.status.is_some() || args.body.is_some() || !args.header.is_empty() || args.keep.is_some() {
             return usage("--as not-executed has no answer; leave out --status, --body, --header and --keep");
@@ -297,46 +302,51 @@ fn resolution(args: &ResolveArgs) -> Result<Wish, Failed> {
     let mut headers = HeaderMap::new();
     for written in &args.header {
         let (name, value) = written.split_once(':').ok_or_else(|| {
-            Failed::Usage(format!("--header: {written:?} is no header; write one such as 'Location: /payments/7'"))
+            CommandError::Usage(format!(
+                "--header: {written:?} is no header; write one such as 'Location: /payments/7'"
+            ))
         })?;
-        let (name, value) = Answer::header(name, value).map_err(|why| Failed::Usage(format!("--header: {why}")))?;
+        let (name, value) =
+            ResolvedAnswer::parse_header(name, value).map_err(|why| CommandError::Usage(format!("--header: {why}")))?;
         headers.append(name, value);
     }
     let body = match &args.body {
         None => Vec::new(),
-        Some(path) => read_body(path).map_err(|why| Failed::Usage(format!("--body: {}: {why}", path.display())))?,
+        Some(path) => {
+            read_body(path).map_err(|why| CommandError::Usage(format!("--body: {}: {why}", path.display())))?
+        }
     };
     if args.keep.is_some_and(|keep| keep.is_zero()) {
         return usage("--keep: it is zero; it must be longer, such as 24h");
     }
-    Ok(Wish::Resolve(Answer { status, headers, body: body.into(), keep: args.keep }))
+    Ok(Wish::Resolve(ResolvedAnswer { status, headers, body: body.into(), keep: args.keep }))
 }
 
 fn read_body(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    fs::File::open(path)?.take(LARGEST_BODY + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > LARGEST_BODY {
+    fs::File::open(path)?.take(MAX_ANSWER_BODY_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_ANSWER_BODY_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is larger than 64 MiB"));
     }
     Ok(bytes)
 }
 
-impl WhichArgs {
+impl EntryArgs {
     /// One entry, whose name must have been given.
-    fn query(&self) -> Result<Query, Failed> {
-        let query = Query { address: self.address, ..self.tags.query() };
-        if query == Query::default() {
+    fn query(&self) -> Result<RecordQuery, CommandError> {
+        let query = RecordQuery { address: self.address, ..self.tags.query() };
+        if query == RecordQuery::default() {
             let what = "which one? name it by its ADDRESS, or by --key, --tenant, --user, --endpoint";
-            return Err(Failed::Usage(what.into()));
+            return Err(CommandError::Usage(what.into()));
         }
         Ok(query)
     }
 }
 
-impl TagArgs {
-    fn query(&self) -> Query {
+impl EntryTagArgs {
+    fn query(&self) -> RecordQuery {
         let Self { tenant, user, endpoint, key } = self.clone();
-        Query { tenant, user, endpoint, key, ..Query::default() }
+        RecordQuery { tenant, user, endpoint, key, ..RecordQuery::default() }
     }
 }
 

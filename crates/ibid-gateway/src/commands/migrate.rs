@@ -4,18 +4,18 @@ use std::io;
 
 use clap::Args;
 use ibid_stores::{
-    Named,
-    postgres::{self, Migrate},
+    StoreUrl,
+    postgres::{self, MigrateAction},
 };
 
-use super::outside::{self, Failed};
-use crate::config::{self, Env, StoreChoice};
+use super::outside::{self, CommandError};
+use crate::config::{self, Env, StoreSelection};
 
 /// `ibid migrate`.
 #[derive(Debug, Args)]
 pub struct MigrateArgs {
     #[command(flatten)]
-    store: StoreChoice,
+    store: StoreSelection,
     /// Print the SQL that would do it, as a file for psql, and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -28,22 +28,22 @@ pub struct MigrateArgs {
 ///
 /// # Errors
 /// If no PostgreSQL store is named, or it cannot be migrated.
-pub fn run(args: &MigrateArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), Failed> {
-    let settings = config::Store::load(&args.store, env)?;
-    let url = settings.decides();
-    let Named::Postgres(server) = url.named() else {
-        let kind = url.named().kind();
+pub fn run(args: &MigrateArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
+    let settings = config::StoreSettings::load(&args.store, env)?;
+    let url = settings.authority_url();
+    let StoreUrl::Postgres(server) = url.store_url() else {
+        let kind = url.store_url().kind();
         let what = format!("only a postgres store is migrated, and {url} is a store of kind {kind}: it needs nothing");
-        return Err(Failed::Usage(what));
+        return Err(CommandError::Usage(what));
     };
     let how = match (args.dry_run, args.down) {
-        (true, _) => Migrate::DryRun,
-        (_, true) => Migrate::Down,
-        _ => Migrate::Up,
+        (true, _) => MigrateAction::DryRun,
+        (_, true) => MigrateAction::Down,
+        _ => MigrateAction::Up,
     };
     let lines = outside::block_on(async {
-        let done = postgres::migrate_for(server.expose(), how, settings.rls_user.as_deref()).await;
-        done.map_err(|why| Failed::Store(format!("{url} was not migrated: {why}")))
+        let done = postgres::migrate_with_rls_user(server.expose(), how, settings.rls_user.as_deref()).await;
+        done.map_err(|why| CommandError::Store(format!("{url} was not migrated: {why}")))
     })?;
     lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
     Ok(())

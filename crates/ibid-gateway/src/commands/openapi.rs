@@ -1,4 +1,4 @@
-//! `ibid openapi SPEC --config FILE`: an OpenAPI document that says what the gateway adds.
+//! `ibid openapi SPEC --config MAX_FILE_BYTES`: an OpenAPI document that says what the gateway adds.
 //!
 //! The document is not rewritten. It is parsed for the places of things, and text is inserted: the key's parameter, the
 //! refusals, the headers of replays. What is there already is kept, so that a second run changes nothing.
@@ -11,20 +11,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use self::tree::Document;
-pub(crate) use self::{annotate::Outcome, tree::Wrong};
-use super::Failed;
+use self::document::OpenapiDocument;
+pub(crate) use self::{annotate::AnnotateOutcome, document::DocumentError};
+use super::CommandError;
 use crate::{
-    config::{Env, ServeArgs, Settings},
+    config::{Env, GatewaySettings, ServeArgs},
     routes::RouteTable,
 };
 
 mod annotate;
+mod components;
+mod document;
 mod edit;
 mod json;
-mod made;
-mod parts;
-mod tree;
+mod new_value;
 mod yaml;
 
 /// `ibid openapi`.
@@ -37,7 +37,7 @@ pub struct OpenapiArgs {
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
     /// What stands before every path, such as /v1 [default: the path of the document's servers]
-    #[arg(long, value_name = "PATH", value_parser = parse_base)]
+    #[arg(long, value_name = "PATH", value_parser = parse_base_path)]
     pub base_path: Option<String>,
     /// Write to this file instead of standard output
     #[arg(long, value_name = "FILE", conflicts_with = "in_place")]
@@ -56,12 +56,13 @@ pub struct OpenapiArgs {
 /// The document or the configuration cannot be understood, or nothing can be written.
 pub fn run(
     args: &OpenapiArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
-) -> Result<(), Failed> {
-    let settings = Settings::load(&ServeArgs::of_file(&args.config), env)?;
+) -> Result<(), CommandError> {
+    let settings = GatewaySettings::load(&ServeArgs::for_file(&args.config), env)?;
     let name = args.spec.display();
-    let given = fs::read_to_string(&args.spec).map_err(|why| Failed::NotSo(format!("{name} cannot be read: {why}")))?;
-    let done = annotated(&given, &args.spec, &settings.routes, args.base_path.as_deref())
-        .map_err(|Wrong { line, why }| Failed::NotSo(format!("{name}: line {line}: {why}")))?;
+    let given = fs::read_to_string(&args.spec)
+        .map_err(|why| CommandError::Conflict(format!("{name} cannot be read: {why}")))?;
+    let done = annotate_text(&given, &args.spec, &settings.routes, args.base_path.as_deref())
+        .map_err(|DocumentError { line, why }| CommandError::Conflict(format!("{name}: line {line}: {why}")))?;
     for (line, note) in &done.notes {
         writeln!(aside, "ibid: {name}: line {line}: {note}")?;
     }
@@ -81,21 +82,22 @@ pub fn run(
     if args.check {
         return match same && done.undescribed == 0 {
             true => Ok(()),
-            false => Err(Failed::NotSo(format!("{name} does not say all that {} promises", args.config.display()))),
+            false => {
+                Err(CommandError::Conflict(format!("{name} does not say all that {} promises", args.config.display())))
+            }
         };
     }
     let file = args.output.as_ref().or_else(|| args.in_place.then_some(&args.spec));
     match file {
         None => Ok(out.write_all(done.text.as_bytes())?),
         Some(_) if args.in_place && same => Ok(()),
-        Some(path) => {
-            put(path, &done.text).map_err(|why| Failed::NotSo(format!("{} cannot be written: {why}", path.display())))
-        }
+        Some(path) => write_atomically(path, &done.text)
+            .map_err(|why| CommandError::Conflict(format!("{} cannot be written: {why}", path.display()))),
     }
 }
 
 /// Writes a file. One that is there is whole, old or new, at every moment; a link to it stays a link.
-fn put(path: &Path, text: &str) -> io::Result<()> {
+fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
     let Ok(path) = fs::canonicalize(path) else { return fs::write(path, text) };
     let folder = path.parent().unwrap_or(Path::new("/"));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
@@ -106,7 +108,9 @@ fn put(path: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-fn annotated(given: &str, path: &Path, routes: &RouteTable, base: Option<&str>) -> Result<Outcome, Wrong> {
+fn annotate_text(
+    given: &str, path: &Path, routes: &RouteTable, base: Option<&str>,
+) -> Result<AnnotateOutcome, DocumentError> {
     let is_yaml =
         path.extension().is_some_and(|name| name.eq_ignore_ascii_case("yaml") || name.eq_ignore_ascii_case("yml"));
     annotated_text(given, is_yaml, routes, base)
@@ -118,18 +122,18 @@ fn annotated(given: &str, path: &Path, routes: &RouteTable, base: Option<&str>) 
 /// It cannot be understood, or the result would not be what was given with additions.
 pub(crate) fn annotated_text(
     given: &str, is_yaml: bool, routes: &RouteTable, base: Option<&str>,
-) -> Result<Outcome, Wrong> {
+) -> Result<AnnotateOutcome, DocumentError> {
     // Kept out of the way of parsers that do not know it.
     let (mark, given) = given.strip_prefix('\u{feff}').map_or(("", given), |rest| ("\u{feff}", rest));
-    let old = read(given, is_yaml)?;
+    let old = parse_document(given, is_yaml)?;
     let mut done = annotate::annotate(&old, routes, base)?;
-    let broken = |why: &str| Wrong {
+    let broken = |why: &str| DocumentError {
         line: 1,
         why: format!("{why}; nothing was written. This is a fault of ibid: please report it with the document"),
     };
-    let new = read(&done.text, is_yaml)
+    let new = parse_document(&done.text, is_yaml)
         .map_err(|wrong| broken(&format!("with the additions, line {} is wrong: {}", wrong.line, wrong.why)))?;
-    if !tree::only_added((&old, &old.root), (&new, &new.root)) {
+    if !document::is_only_extended((&old, &old.root), (&new, &new.root)) {
         return Err(broken("the additions would change what is there"));
     }
     if annotate::annotate(&new, routes, base).map_err(|_| broken("the additions cannot be read back"))?.text
@@ -142,7 +146,7 @@ pub(crate) fn annotated_text(
 }
 
 /// JSON if it looks like it, else YAML. YAML may look like JSON, where its name or media type says so.
-fn read(text: &str, is_yaml: bool) -> Result<Document, Wrong> {
+fn parse_document(text: &str, is_yaml: bool) -> Result<OpenapiDocument, DocumentError> {
     if !text.trim_start().starts_with('{') {
         return yaml::read(text.to_owned());
     }
@@ -152,7 +156,7 @@ fn read(text: &str, is_yaml: bool) -> Result<Document, Wrong> {
     }
 }
 
-fn parse_base(text: &str) -> Result<String, String> {
+fn parse_base_path(text: &str) -> Result<String, String> {
     match text.trim_end_matches('/') {
         "" => Ok(String::new()),
         base if base.starts_with('/') => Ok(base.to_owned()),

@@ -6,9 +6,9 @@ use std::io;
 use clap::Args;
 
 use super::{
-    keys::{columns, plain},
-    outside::{self, Failed},
-    remote::{AdminChoice, Api},
+    admin_client::{AdminArgs, AdminClient},
+    keys::{escape_control, print_columns},
+    outside::{self, CommandError},
 };
 use crate::{
     admin::stats::{ShadowReport, ShadowRoute},
@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug, Args)]
 pub struct ReportArgs {
     #[command(flatten)]
-    admin: AdminChoice,
+    admin: AdminArgs,
     /// As JSON
     #[arg(long)]
     json: bool,
@@ -29,10 +29,10 @@ pub struct ReportArgs {
 ///
 /// # Errors
 /// If it cannot be asked.
-pub fn run(args: &ReportArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), Failed> {
-    let Some(api) = Api::of(&args.admin, env)? else {
+pub fn run(args: &ReportArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
+    let Some(api) = AdminClient::from_args(&args.admin, env)? else {
         let what = "which gateway? name its admin address, such as --admin http://127.0.0.1:8081";
-        return Err(Failed::Usage(what.into()));
+        return Err(CommandError::Usage(what.into()));
     };
     let report: ShadowReport = outside::block_on(api.get("/api/shadow"))?;
     if args.json {
@@ -47,8 +47,8 @@ fn print(report: &ShadowReport, out: &mut dyn io::Write) -> io::Result<()> {
     let names = ["ROUTE", "MODE", "REQUESTS", "RUN", "REPLAY", "REFUSE", "NO KEY"].map(String::from);
     let row = |route: &ShadowRoute| {
         [
-            plain(&route.route),
-            plain(&route.mode),
+            escape_control(&route.route),
+            escape_control(&route.mode),
             route.requests.to_string(),
             route.run.to_string(),
             route.replay.to_string(),
@@ -57,16 +57,16 @@ fn print(report: &ShadowReport, out: &mut dyn io::Write) -> io::Result<()> {
         ]
     };
     let rows: Vec<[String; 7]> = [names].into_iter().chain(report.routes.iter().map(row)).collect();
-    writeln!(out, "since {}\n", plain(&report.since))?;
-    columns(&rows, out)?;
+    writeln!(out, "since {}\n", escape_control(&report.since))?;
+    print_columns(&rows, out)?;
     for route in report.routes.iter().filter(|route| !route.refuse.is_empty() || route.no_key > 0) {
-        writeln!(out, "\n{}", plain(&route.route))?;
+        writeln!(out, "\n{}", escape_control(&route.route))?;
         let would = if route.mode == "shadow" { "would be refused" } else { "refused" };
         for (reason, count) in &route.refuse {
-            writeln!(out, "  {count} {would}: {}", plain(reason))?;
+            writeln!(out, "  {count} {would}: {}", escape_control(reason))?;
         }
         for agent in &route.no_key_by {
-            let name = agent.user_agent.as_deref().map_or("no user agent".into(), plain);
+            let name = agent.user_agent.as_deref().map_or("no user agent".into(), escape_control);
             writeln!(out, "  {} without a key: {name}", agent.requests)?;
         }
         if route.no_key_by_others > 0 {

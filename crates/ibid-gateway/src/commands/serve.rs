@@ -12,9 +12,9 @@ use std::{
 use ibid::{
     Ibid, Journal, Observer,
     http::Cors,
-    store::{Address, Store, Swept},
+    store::{Address, Store, SweepResult},
 };
-use ibid_stores::{Lock, Opened};
+use ibid_stores::{OpenedStore, ProcessLock};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, oneshot, watch},
@@ -22,20 +22,20 @@ use tokio::{
 };
 
 use crate::{
-    admin::Admin,
-    config::{Env, Seal, ServeArgs, Settings},
-    live::{Live, Snapshot},
+    admin::AdminServer,
+    config::{Env, GatewaySettings, SealSettings, ServeArgs},
+    live_config::{ConfigSnapshot, LiveConfig},
     logs,
-    metrics::Watched,
+    metrics::MetricsObserver,
     reflection,
-    server::Server,
-    trace::{Tracer, Watching},
+    server::GatewayServer,
+    trace::{TraceObserver, Tracer},
 };
 
 /// How long at least the store may take to answer at the start.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MIN_STORE_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 /// What a sweep removes at a time.
-const SWEEP: u32 = 1000;
+const SWEEP_BATCH: u32 = 1000;
 
 /// Why the gateway did not start, or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -53,19 +53,19 @@ pub enum ServeError {
 /// # Errors
 /// If it cannot start.
 pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
-    let settings = Settings::load(&args, env).map_err(|why| ServeError::Settings(why.to_string()))?;
+    let settings = GatewaySettings::load(&args, env).map_err(|why| ServeError::Settings(why.to_string()))?;
     let _logs = logs::start(&settings.log).map_err(ServeError::Start)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|why| ServeError::Start(why.to_string()))?;
     runtime.block_on(async {
-        let settings = reflection::known(settings, &args, env).await?;
-        let watched = Watched::new(logs::Logged::default());
+        let settings = reflection::load_methods(settings, &args, env).await?;
+        let watched = MetricsObserver::new(logs::LogObserver::default());
         let url = &settings.store.url;
-        let store = settings.store.layout().sealed(settings.sealing()).open(watched.clone()).await;
+        let store = settings.store.store_config().with_sealer(settings.sealing()).open(watched.clone()).await;
         let store = store.map_err(|why| ServeError::Start(format!("the store {url} cannot be opened: {why}")))?;
-        let gateway = Gateway::start(settings, args, store, watched).await.map_err(ServeError::Start)?;
+        let gateway = RunningGateway::start(settings, args, store, watched).await.map_err(ServeError::Start)?;
         let stopped = stop_signals().map_err(|why| ServeError::Start(format!("signals: {why}")))?;
-        announce(&gateway);
+        print_addresses(&gateway);
         stopped.await;
         tracing::info!("stopping: no new connections; requests that have begun run to their end");
         gateway.stop().await;
@@ -74,51 +74,53 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
 }
 
 /// A gateway that runs.
-pub struct Gateway {
+pub struct RunningGateway {
     address: std::net::SocketAddr,
     admin: Option<std::net::SocketAddr>,
-    secure: bool,
-    admin_secure: bool,
-    live: Arc<Live>,
+    is_secure: bool,
+    is_admin_secure: bool,
+    live: Arc<LiveConfig>,
     ibid: Ibid,
     stop: watch::Sender<bool>,
     server: tokio::task::JoinHandle<()>,
     /// The admin port, and what ends it: it is there to the last.
-    desk: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
+    admin_task: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
     tracer: Option<Tracer>,
     /// Two on one folder would take each other's unfinished answers for left ones, and remove them.
-    _journal: Option<Lock>,
+    _journal: Option<ProcessLock>,
 }
 
-impl Gateway {
+impl RunningGateway {
     /// Starts a gateway on a store.
     ///
     /// # Errors
     /// If an address cannot be bound, or the journal, a certificate or the store is not as it must be.
     pub async fn start(
-        settings: Settings, args: ServeArgs, opened: Opened, watched: Arc<Watched>,
+        settings: GatewaySettings, args: ServeArgs, opened: OpenedStore, watched: Arc<MetricsObserver>,
     ) -> Result<Self, String> {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        let Opened { store, sealed, members } = opened;
-        check_promise(&settings, store.as_ref()).await?;
-        watched.metrics().show(&settings.routes);
+        let OpenedStore { store, sealed, members } = opened;
+        check_guarantees(&settings, store.as_ref()).await?;
+        watched.metrics().register_routes(&settings.routes);
         let sweep_every = settings.store.sweep_every;
         let admin = settings.admin.clone();
-        let live = Live::new(Snapshot::new(settings, None)?, args);
+        let live = LiveConfig::new(ConfigSnapshot::new(settings, None)?, args);
         let tracer = live.now().collector.is_some().then(|| Tracer::start(live.clone()));
         let observer: Arc<dyn Observer> =
-            if tracer.is_some() { Arc::new(Watching(watched.clone())) } else { watched.clone() };
-        let journal = live.now().settings.journal.as_deref().map(taken).transpose()?;
-        let ibid = build(&live, store, observer)?;
+            if tracer.is_some() { Arc::new(TraceObserver(watched.clone())) } else { watched.clone() };
+        let journal = live.now().settings.journal.as_deref().map(lock_journal).transpose()?;
+        let ibid = build_ibid(&live, store, observer)?;
         let admin = match admin {
-            Some(admin) => Some(Admin::bind(&admin, ibid.clone(), members, sealed, live.clone(), &watched).await?),
+            Some(admin) => {
+                Some(AdminServer::bind(&admin, ibid.clone(), members, sealed, live.clone(), &watched).await?)
+            }
             None => None,
         };
-        let server = Server::bind(live.clone(), ibid.clone(), tracer.clone()).await?;
+        let server = GatewayServer::bind(live.clone(), ibid.clone(), tracer.clone()).await?;
         let unnamed = |why: std::io::Error| format!("the listener has no address: {why}");
         let address = server.address().map_err(unnamed)?;
-        let admin_address = admin.as_ref().map(Admin::address).transpose().map_err(unnamed)?;
-        let admin_secure = admin.as_ref().is_some_and(Admin::is_secure);
+        let admin_address = admin.as_ref().map(AdminServer::address).transpose().map_err(unnamed)?;
+        let admin_secure = admin.as_ref().is_some_and(AdminServer::is_secure);
         let (stop, stopping) = watch::channel(false);
         let (end, ended) = oneshot::channel();
         let admin = admin.map(|admin| (end, tokio::spawn(admin.run(stopping.clone(), ended))));
@@ -127,20 +129,20 @@ impl Gateway {
         tokio::spawn(live.clone().watch(nudged));
         // From here on, not from when the task is first polled: until then a hangup would end the process.
         let hangup = signal(SignalKind::hangup()).map_err(|why| format!("signals: {why}"))?;
-        tokio::spawn(nudge_on(hangup, nudge));
-        tokio::spawn(reflection::keep_up(live.clone()));
+        tokio::spawn(reload_on_signal(hangup, nudge));
+        tokio::spawn(reflection::refresh_methods(live.clone()));
         let secure = server.is_secure();
         let server = tokio::spawn(server.run(stopping));
         Ok(Self {
             address,
             admin: admin_address,
-            secure,
-            admin_secure,
+            is_secure: secure,
+            is_admin_secure: admin_secure,
             live,
             ibid,
             stop,
             server,
-            desk: admin,
+            admin_task: admin,
             tracer,
             _journal: journal,
         })
@@ -162,7 +164,7 @@ impl Gateway {
     }
 
     /// The configuration in force.
-    pub fn live(&self) -> &Arc<Live> {
+    pub fn live(&self) -> &Arc<LiveConfig> {
         &self.live
     }
 
@@ -170,20 +172,20 @@ impl Gateway {
     pub async fn stop(self) {
         let _ = self.stop.send(true);
         let _ = self.server.await;
-        if let Some((end, desk)) = self.desk {
+        if let Some((end, desk)) = self.admin_task {
             let _ = end.send(());
             let _ = desk.await;
         }
         if let Some(tracer) = &self.tracer {
-            tracer.flushed().await;
+            tracer.flush().await;
         }
     }
 }
 
 /// Takes the folder of the journal, which is made if it is missing, for this gateway.
-fn taken(folder: &Path) -> Result<Lock, String> {
+fn lock_journal(folder: &Path) -> Result<ProcessLock, String> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    let taken = made.and_then(|()| Lock::take_folder(folder, "journal.lock"));
+    let taken = made.and_then(|()| ProcessLock::acquire_directory(folder, "journal.lock"));
     taken.map_err(|why| match why.kind() {
         ErrorKind::WouldBlock => {
             format!("journal: {}: {why}; each gateway has a journal of its own, so name another", folder.display())
@@ -192,7 +194,7 @@ fn taken(folder: &Path) -> Result<Lock, String> {
     })
 }
 
-fn build(live: &Live, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Result<Ibid, String> {
+fn build_ibid(live: &LiveConfig, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Result<Ibid, String> {
     let now = live.now();
     let settings = &now.settings;
     // The gateway sweeps itself, and logs what it finds.
@@ -208,7 +210,7 @@ fn build(live: &Live, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Res
         // What is sealed is compressed before that.
         .compress(settings.seal.is_none() && settings.store.compresses())
         .quota(live.quota().clone());
-    if let Some(secret) = settings.seal.as_ref().and_then(Seal::address_secret) {
+    if let Some(secret) = settings.seal.as_ref().and_then(SealSettings::address_secret) {
         builder = builder.address_secret(secret);
     }
     if !settings.cors_origins.is_empty() {
@@ -230,24 +232,24 @@ fn build(live: &Live, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Res
 }
 
 /// Says what was found about the store. Only under `strict` does anything wanting stop the start.
-async fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), String> {
-    let promise = store.promise();
+async fn check_guarantees(settings: &GatewaySettings, store: &dyn Store) -> Result<(), String> {
+    let promise = store.guarantees();
     tracing::info!(store = promise.store, durable = promise.durable, shared = promise.shared, "store");
-    for wanting in &promise.wanting {
+    for wanting in &promise.warnings {
         tracing::warn!(store = promise.store, "{wanting}");
     }
-    if settings.store.strict && !promise.wanting.is_empty() {
+    if settings.store.strict && !promise.warnings.is_empty() {
         return Err(format!(
             "store.strict is set, and the {} store is wanting: {}",
             promise.store,
-            promise.wanting.join("; ")
+            promise.warnings.join("; ")
         ));
     }
     let is_counted = settings.quota.new_keys.or(settings.quota.new_bytes).is_some();
     if is_counted && store.counters().is_none() {
         tracing::warn!(store = promise.store, "quota: this store keeps no counts, so every gateway counts on its own");
     }
-    let patience = settings.store.timeout.max(PATIENCE);
+    let patience = settings.store.timeout.max(MIN_STORE_CHECK_TIMEOUT);
     let trouble = match timeout(patience, store.get(&Address([0; 32]))).await {
         Ok(Ok(_)) => return Ok(()),
         Ok(Err(why)) => why.to_string(),
@@ -263,8 +265,8 @@ async fn check_promise(settings: &Settings, store: &dyn Store) -> Result<(), Str
 async fn sweep(ibid: Ibid, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
-        let mut all = Swept::default();
-        while let Ok(swept) = ibid.engine().store().sweep(SWEEP).await {
+        let mut all = SweepResult::default();
+        while let Ok(swept) = ibid.engine().store().sweep(SWEEP_BATCH).await {
             all.removed = all.removed.saturating_add(swept.removed);
             all.lapsed = all.lapsed.saturating_add(swept.lapsed);
             if !swept.more {
@@ -273,27 +275,27 @@ async fn sweep(ibid: Ibid, every: Duration) {
             tokio::task::yield_now().await;
         }
         match all {
-            Swept { removed: 0, lapsed: 0, .. } => {}
-            Swept { removed, lapsed: 0, .. } => tracing::debug!(removed, "swept"),
-            Swept { removed, lapsed, .. } => tracing::info!(removed, lapsed, "swept: some claims had lapsed"),
+            SweepResult { removed: 0, lapsed: 0, .. } => {}
+            SweepResult { removed, lapsed: 0, .. } => tracing::debug!(removed, "swept"),
+            SweepResult { removed, lapsed, .. } => tracing::info!(removed, lapsed, "swept: some claims had lapsed"),
         }
     }
 }
 
-async fn nudge_on(mut hangup: Signal, nudge: mpsc::Sender<()>) {
+async fn reload_on_signal(mut hangup: Signal, nudge: mpsc::Sender<()>) {
     while hangup.recv().await.is_some() {
         let _ = nudge.send(()).await;
     }
 }
 
 /// Says on standard output where to connect: whoever started the process may read the ports from it.
-fn announce(gateway: &Gateway) {
+fn print_addresses(gateway: &RunningGateway) {
     let scheme = |secure: bool| if secure { "https" } else { "http" };
     let mut out = std::io::stdout().lock();
     if let Some(admin) = gateway.admin {
-        let _ = writeln!(out, "ibid: admin on {}://{admin}", scheme(gateway.admin_secure));
+        let _ = writeln!(out, "ibid: admin on {}://{admin}", scheme(gateway.is_admin_secure));
     }
-    let _ = writeln!(out, "ibid: listening on {}://{}", scheme(gateway.secure), gateway.address);
+    let _ = writeln!(out, "ibid: listening on {}://{}", scheme(gateway.is_secure), gateway.address);
     let _ = out.flush();
 }
 

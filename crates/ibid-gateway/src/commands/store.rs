@@ -9,11 +9,11 @@ use ibid_stores::embedded::{self, OpenError};
 #[derive(Debug, Args)]
 pub struct StoreArgs {
     #[command(subcommand)]
-    what: What,
+    command: StoreCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum StoreCommand {
     /// Read everything and say what is wrong, with file and offset; change nothing
     Check {
         /// The store's folder
@@ -36,23 +36,23 @@ enum What {
 /// # Errors
 /// If there is no store, or a gateway has it open, or the disk fails.
 pub fn run(args: &StoreArgs, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<bool, String> {
-    let (What::Check { path } | What::Dump { path } | What::Compact { path }) = &args.what;
+    let (StoreCommand::Check { path } | StoreCommand::Dump { path } | StoreCommand::Compact { path }) = &args.command;
     let named = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
     let failed = |why: OpenError| named(&why);
-    match &args.what {
-        What::Check { .. } => {
+    match &args.command {
+        StoreCommand::Check { .. } => {
             let report = embedded::check(path).map_err(failed)?;
             write!(out, "{report}").map_err(|why| named(&why))?;
             Ok(report.found.is_empty())
         }
-        What::Dump { .. } => {
+        StoreCommand::Dump { .. } => {
             let report = embedded::dump(path, out).map_err(failed)?;
             for found in &report.found {
                 writeln!(aside, "{found}").map_err(|why| named(&why))?;
             }
             Ok(report.found.is_empty())
         }
-        What::Compact { .. } => {
+        StoreCommand::Compact { .. } => {
             let done = embedded::compact(path).map_err(failed)?;
             writeln!(out, "{} bytes before, {} after", done.before, done.after).map_err(|why| named(&why))?;
             Ok(true)

@@ -6,34 +6,34 @@ use std::io;
 use clap::Args;
 use ibid::store::Store;
 
-use super::outside::{self, Failed};
-use crate::config::{self, Env, StoreChoice};
+use super::outside::{self, CommandError};
+use crate::config::{self, Env, StoreSelection};
 
 /// What one call removes at most, so that no call keeps others waiting.
-const BATCH: u32 = 1000;
+const SWEEP_BATCH: u32 = 1000;
 
 /// `ibid sweep`.
 #[derive(Debug, Args)]
 pub struct SweepArgs {
     #[command(flatten)]
-    store: StoreChoice,
+    store: StoreSelection,
 }
 
 /// Sweeps until nothing is left to do, and prints what was done.
 ///
 /// # Errors
 /// If the store cannot be used.
-pub fn run(args: &SweepArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), Failed> {
-    let settings = config::Store::load(&args.store, env)?;
-    let (removed, lapsed) = outside::block_on(async { sweep(&*outside::open(&settings).await?).await })?;
+pub fn run(args: &SweepArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
+    let settings = config::StoreSettings::load(&args.store, env)?;
+    let (removed, lapsed) = outside::block_on(async { sweep(&*outside::open_store(&settings).await?).await })?;
     writeln!(out, "removed {removed}, lapsed {lapsed}")?;
     Ok(())
 }
 
-async fn sweep(store: &dyn Store) -> Result<(u64, u64), Failed> {
+async fn sweep(store: &dyn Store) -> Result<(u64, u64), CommandError> {
     let (mut removed, mut lapsed) = (0, 0);
     loop {
-        let swept = store.sweep(BATCH).await?;
+        let swept = store.sweep(SWEEP_BATCH).await?;
         removed += u64::from(swept.removed);
         lapsed += u64::from(swept.lapsed);
         // A store that has more and did nothing would have the same to say for ever.
@@ -47,7 +47,7 @@ async fn sweep(store: &dyn Store) -> Result<(u64, u64), Failed> {
 mod tests {
     use std::{sync::Arc, time::Duration};
 
-    use ibid::store::{Address, Ask, Claim, Fingerprint, Memory, Tags, Token};
+    use ibid::store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Memory, Tags};
 
     use super::*;
 
@@ -57,19 +57,19 @@ mod tests {
         let claim = async |nth: u32, keep: Duration| {
             let mut address = Address([7; 32]);
             address.0[28..].copy_from_slice(&nth.to_be_bytes());
-            let ask = Ask {
+            let ask = ClaimRequest {
                 address,
-                token: Token::mint(),
+                token: ClaimToken::mint(),
                 fingerprint: Fingerprint::NONE,
                 tags: Tags::default(),
                 label: Default::default(),
-                hold: Duration::from_secs(1),
-                keep,
-                over: None,
+                lease: Duration::from_secs(1),
+                ttl: keep,
+                take_over: None,
             };
-            assert!(matches!(store.claim(&Arc::new(ask)).await, Ok(Claim::Granted(_))));
+            assert!(matches!(store.claim(&Arc::new(ask)).await, Ok(ClaimOutcome::Granted(_))));
         };
-        let many = 2 * BATCH + 500;
+        let many = 2 * SWEEP_BATCH + 500;
         for nth in 0..many {
             claim(nth, Duration::from_secs(1)).await;
         }
@@ -77,6 +77,6 @@ mod tests {
         tokio::time::advance(Duration::from_secs(600)).await;
         assert_eq!(sweep(&store).await.unwrap().0, u64::from(many), "in more than one batch");
         assert_eq!(sweep(&store).await.unwrap().0, 0);
-        assert_eq!(store.operators().counts().await.unwrap().unknown, 1);
+        assert_eq!(store.admin().counts().await.unwrap().unknown, 1);
     }
 }

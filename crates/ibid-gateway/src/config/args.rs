@@ -3,10 +3,10 @@
 use std::{fmt, path::PathBuf};
 
 use super::{
-    env::{Env, Lookup},
+    env::{Env, ValueResolver},
     error::ConfigError,
     raw,
-    scalar::{One, Scalar},
+    scalar::{Scalar, Single},
 };
 
 /// `ibid serve`. Flags win over variables, variables over the file, the file over the defaults.
@@ -52,29 +52,29 @@ impl fmt::Debug for ServeArgs {
 
 impl ServeArgs {
     /// Only a file, as `ibid check` does.
-    pub fn of_file(file: impl Into<PathBuf>) -> Self {
+    pub fn for_file(file: impl Into<PathBuf>) -> Self {
         Self { config: Some(file.into()), ..Self::default() }
     }
 
     /// The file, by flag or by variable.
-    pub(super) fn file(&self, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
+    pub(super) fn config_path(&self, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
         if self.config.is_some() {
             return Ok(self.config.clone());
         }
-        Ok(variable(env, "IBID_CONFIG")?.map(PathBuf::from))
+        Ok(non_empty_variable(env, "IBID_CONFIG")?.map(PathBuf::from))
     }
 
     /// Lays flags and variables over the file.
-    pub(super) fn lay_over(&self, file: &mut raw::File, env: &Env<'_>) -> Result<(), ConfigError> {
-        lay(&mut file.listen, &self.listen, "listen", env)?;
-        lay(&mut file.upstream, &self.upstream, "upstream", env)?;
-        lay(&mut file.store.url, &self.store, "store", env)?;
-        lay(&mut file.admin.listen, &self.admin, "admin", env)?;
-        lay(&mut file.log.format, &self.log_format, "log-format", env)?;
-        lay(&mut file.log.level, &self.log_level, "log-level", env)?;
-        lay(&mut file.journal, &self.journal, "journal", env)?;
+    pub(super) fn apply_to(&self, file: &mut raw::RawFile, env: &Env<'_>) -> Result<(), ConfigError> {
+        override_value(&mut file.listen, &self.listen, "listen", env)?;
+        override_value(&mut file.upstream, &self.upstream, "upstream", env)?;
+        override_value(&mut file.store.url, &self.store, "store", env)?;
+        override_value(&mut file.admin.listen, &self.admin, "admin", env)?;
+        override_value(&mut file.log.format, &self.log_format, "log-format", env)?;
+        override_value(&mut file.log.level, &self.log_level, "log-level", env)?;
+        override_value(&mut file.journal, &self.journal, "journal", env)?;
         let mut preset = None;
-        lay(&mut preset, &self.preset, "preset", env)?;
+        override_value(&mut preset, &self.preset, "preset", env)?;
         if preset.is_some() {
             file.policy.get_or_insert_default().preset = preset;
         }
@@ -83,25 +83,25 @@ impl ServeArgs {
 }
 
 /// `--log-level` wins over `IBID_LOG_LEVEL`, which wins over what is there.
-pub(super) fn lay<T: Scalar>(
-    slot: &mut Option<One<T>>, flag: &Option<String>, name: &str, env: &Env<'_>,
+pub(super) fn override_value<T: Scalar>(
+    slot: &mut Option<Single<T>>, flag: &Option<String>, name: &str, env: &Env<'_>,
 ) -> Result<(), ConfigError> {
     let name_of_variable = format!("IBID_{}", name.to_uppercase().replace('-', "_"));
     let (origin, text) = match flag {
         Some(text) => (format!("--{name}"), text.clone()),
-        None => match variable(env, &name_of_variable)? {
+        None => match non_empty_variable(env, &name_of_variable)? {
             Some(text) => (name_of_variable, text),
             None => return Ok(()),
         },
     };
-    let lookup = Lookup::new(env, PathBuf::new(), None);
+    let lookup = ValueResolver::new(env, PathBuf::new(), None);
     let value = lookup.resolve(&text).and_then(|resolved| T::from_text(resolved.as_deref().unwrap_or(&text)));
-    *slot = Some(One(value.map_err(|what| ConfigError::new(origin, "", what))?));
+    *slot = Some(Single(value.map_err(|what| ConfigError::new(origin, "", what))?));
     Ok(())
 }
 
 /// A variable that is set and not empty: containers set what they do not mean to an empty text.
-pub(super) fn variable(env: &Env<'_>, name: &str) -> Result<Option<String>, ConfigError> {
+pub(super) fn non_empty_variable(env: &Env<'_>, name: &str) -> Result<Option<String>, ConfigError> {
     let value = env.variable(name).map_err(|what| ConfigError::new(name, "", what))?;
     Ok(value.filter(|value| !value.is_empty()))
 }

@@ -7,7 +7,7 @@ use http::Uri;
 use super::scalar::Scalar;
 
 /// The port that collectors have for OTLP over HTTP.
-const USUAL_PORT: u16 = 4318;
+const DEFAULT_OTLP_PORT: u16 = 4318;
 
 /// A collector of traces that takes OTLP over HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Scalar for Collector {
         if uri.query().is_some() {
             return Err(wrong("it has a query"));
         }
-        let address = format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(USUAL_PORT));
+        let address = format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(DEFAULT_OTLP_PORT));
         Ok(Self { secure, address, path: format!("{}/v1/traces", uri.path().trim_end_matches('/')) })
     }
 }

@@ -1,9 +1,9 @@
 //! From the dials of a file to finished policies and routes.
 
-use ibid::{Policy, Reason, grpc::Unary, http::Protocol};
+use ibid::{Policy, RefusalReason, grpc::UnaryMethods, http::Protocol};
 
-use super::{error::ConfigError, raw::Dials, values::OFF, webhooks};
-use crate::routes::{Match, Route, RouteTable};
+use super::{error::ConfigError, raw::RawDials, values::PRESET_OFF, webhooks};
+use crate::routes::{Match, RouteEntry, RouteTable};
 
 /// The preset where nothing names one.
 const DEFAULT_PRESET: &str = "ietf";
@@ -11,34 +11,35 @@ const DEFAULT_PRESET: &str = "ietf";
 /// Finishes every route.
 ///
 /// `origin` is the file, for errors.
-pub(super) fn finish(
-    policy: Option<&Dials>, routes: &[Dials], unary: Option<&Unary>, origin: &str,
+pub(super) fn build_route_table(
+    policy: Option<&RawDials>, routes: &[RawDials], unary: Option<&UnaryMethods>, origin: &str,
 ) -> Result<RouteTable, ConfigError> {
     let wrong = |key: &str, what: String| ConfigError::new(origin, key, what);
     let default = policy.map(|dials| {
-        if dials.at.is_some() {
+        if dials.route_match.is_some() {
             return Err(wrong("policy.match", "only a [[route]] has a match".into()));
         }
         let preset = dials.preset.as_ref().map_or(DEFAULT_PRESET, |preset| preset.0.0);
-        let preset = if preset == OFF { DEFAULT_PRESET } else { preset };
-        let mut finished = start(preset);
-        dials.turn(&mut finished);
-        webhooks::turn(dials, preset, false, &mut finished, "policy").map_err(|(key, what)| wrong(&key, what))?;
-        consistent(&finished, Protocol::Http, "policy").map_err(|(key, what)| wrong(&key, what))?;
+        let preset = if preset == PRESET_OFF { DEFAULT_PRESET } else { preset };
+        let mut finished = preset_policy(preset);
+        dials.apply_to(&mut finished);
+        webhooks::apply_webhook_dials(dials, preset, false, &mut finished, "policy")
+            .map_err(|(key, what)| wrong(&key, what))?;
+        check_policy(&finished, Protocol::Http, "policy").map_err(|(key, what)| wrong(&key, what))?;
         Ok((finished, preset, dials.upstream.as_ref().map(|upstream| upstream.0.0.clone())))
     });
     let default = default.transpose()?;
     let writes_key = policy.is_some_and(|dials| dials.key.from.is_some());
-    let mut finished: Vec<(&Match, Route)> = Vec::with_capacity(routes.len());
+    let mut finished: Vec<(&Match, RouteEntry)> = Vec::with_capacity(routes.len());
     for (at, dials) in routes.iter().enumerate() {
         let place = format!("route[{}]", at + 1);
-        let Some(matches) = dials.at.as_ref().map(|at| &at.0) else {
+        let Some(matches) = dials.route_match.as_ref().map(|at| &at.0) else {
             let what = "missing; write METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"";
             return Err(wrong(&format!("{place}.match"), what.into()));
         };
         let in_route =
             |(key, what): (String, String)| ConfigError { route: Some(matches.to_string()), ..wrong(&key, what) };
-        if let Some(earlier) = finished.iter().position(|(earlier, _)| same(earlier, matches)) {
+        if let Some(earlier) = finished.iter().position(|(earlier, _)| is_same_match(earlier, matches)) {
             let what = format!("{:?} is the match of route[{}] already", matches.to_string(), earlier + 1);
             return Err(wrong(&format!("{place}.match"), what));
         }
@@ -46,59 +47,62 @@ pub(super) fn finish(
             let what = "the methods of a route are those in its match; leave methods out";
             return Err(in_route((format!("{place}.methods"), what.into())));
         }
-        if dials.preset.as_ref().is_some_and(|preset| preset.0.0 == OFF) {
+        if dials.preset.as_ref().is_some_and(|preset| preset.0.0 == PRESET_OFF) {
             let what = "only [policy] has the preset \"off\"; a route is switched off by mode = \"off\"";
             return Err(in_route((format!("{place}.preset"), what.into())));
         }
         let (mut policy, preset, via_policy, upstream) = match (&dials.preset, &default) {
-            (Some(preset), _) => (start(preset.0.0), preset.0.0, false, None),
+            (Some(preset), _) => (preset_policy(preset.0.0), preset.0.0, false, None),
             (None, Some((policy, preset, upstream))) => (policy.clone(), *preset, true, upstream.clone()),
-            (None, None) => (start(DEFAULT_PRESET), DEFAULT_PRESET, false, None),
+            (None, None) => (preset_policy(DEFAULT_PRESET), DEFAULT_PRESET, false, None),
         };
-        dials.turn(&mut policy);
-        webhooks::turn(dials, preset, via_policy, &mut policy, &place).map_err(in_route)?;
+        dials.apply_to(&mut policy);
+        webhooks::apply_webhook_dials(dials, preset, via_policy, &mut policy, &place).map_err(in_route)?;
         if matches.protocol() == Protocol::Grpc {
-            if webhooks::is_for_webhooks(preset) {
+            if webhooks::is_webhook_preset(preset) {
                 let what = format!(
                     "{preset:?} is for deliveries over HTTP, not for gRPC; write a route such as \"POST /hooks\""
                 );
                 return Err(in_route((format!("{place}.preset"), what)));
             }
-            known(matches, unary).map_err(|what| in_route((format!("{place}.match"), what)))?;
-            policy = for_calls(policy, dials.key.from.is_some() || via_policy && writes_key);
+            check_unary(matches, unary).map_err(|what| in_route((format!("{place}.match"), what)))?;
+            policy = adapt_for_grpc(policy, dials.key.from.is_some() || via_policy && writes_key);
         }
         policy.methods = matches.methods().to_vec();
-        consistent(&policy, matches.protocol(), &place).map_err(in_route)?;
+        check_policy(&policy, matches.protocol(), &place).map_err(in_route)?;
         let upstream = dials.upstream.as_ref().map(|upstream| upstream.0.0.clone()).or(upstream);
-        finished.push((matches, Route { upstream, via_policy, ..Route::new(matches, policy, preset) }));
+        finished.push((
+            matches,
+            RouteEntry { upstream, inherits_policy: via_policy, ..RouteEntry::new(matches, policy, preset) },
+        ));
     }
-    let mut routes: Vec<Route> = finished.into_iter().map(|(_, route)| route).collect();
-    let is_off = policy.and_then(|dials| dials.preset.as_ref()).is_some_and(|preset| preset.0.0 == OFF);
+    let mut routes: Vec<RouteEntry> = finished.into_iter().map(|(_, route)| route).collect();
+    let is_off = policy.and_then(|dials| dials.preset.as_ref()).is_some_and(|preset| preset.0.0 == PRESET_OFF);
     if !is_off {
-        let default = default.unwrap_or_else(|| (start(DEFAULT_PRESET), DEFAULT_PRESET, None));
+        let default = default.unwrap_or_else(|| (preset_policy(DEFAULT_PRESET), DEFAULT_PRESET, None));
         let is_beside_routes = !routes.is_empty();
-        let rest = rest(default, unary, writes_key).map_err(|(key, what)| wrong(&key, what))?;
-        routes.extend(rest.into_iter().map(|route| Route { is_beside_routes, ..route }));
+        let rest = policy_routes(default, unary, writes_key).map_err(|(key, what)| wrong(&key, what))?;
+        routes.extend(rest.into_iter().map(|route| RouteEntry { is_fallback_policy: is_beside_routes, ..route }));
     }
-    Ok(RouteTable::new(routes).knowing(unary.cloned().unwrap_or_default()))
+    Ok(RouteTable::new(routes).with_unary_methods(unary.cloned().unwrap_or_default()))
 }
 
 /// `[policy]`, for what no route names.
-fn rest(
-    (policy, preset, upstream): (Policy, &'static str, Option<String>), unary: Option<&Unary>, writes_key: bool,
-) -> Result<Vec<Route>, (String, String)> {
-    let mut all = vec![Route { upstream: upstream.clone(), ..Route::everything(policy.clone(), preset) }];
+fn policy_routes(
+    (policy, preset, upstream): (Policy, &'static str, Option<String>), unary: Option<&UnaryMethods>, writes_key: bool,
+) -> Result<Vec<RouteEntry>, (String, String)> {
+    let mut all = vec![RouteEntry { upstream: upstream.clone(), ..RouteEntry::for_all_paths(policy.clone(), preset) }];
     // Deliveries of webhooks are no gRPC calls.
-    if unary.is_some() && !webhooks::is_for_webhooks(preset) {
-        let policy = for_calls(policy, writes_key);
-        consistent(&policy, Protocol::Grpc, "policy")?;
-        all.push(Route { upstream, ..Route::every_call(policy, preset) });
+    if unary.is_some() && !webhooks::is_webhook_preset(preset) {
+        let policy = adapt_for_grpc(policy, writes_key);
+        check_policy(&policy, Protocol::Grpc, "policy")?;
+        all.push(RouteEntry { upstream, ..RouteEntry::for_all_calls(policy, preset) });
     }
     Ok(all)
 }
 
 /// A policy for gRPC calls. Where a key comes from stays as it is written, if it is.
-fn for_calls(policy: Policy, writes_key: bool) -> Policy {
+fn adapt_for_grpc(policy: Policy, writes_key: bool) -> Policy {
     let from = policy.key.from.clone();
     let mut policy = policy.for_grpc();
     if writes_key {
@@ -108,10 +112,10 @@ fn for_calls(policy: Policy, writes_key: bool) -> Policy {
 }
 
 /// Whether what a gRPC route names can be unary, by all that is known. A call that streams must never be buffered.
-fn known(matches: &Match, unary: Option<&Unary>) -> Result<(), String> {
+fn check_unary(matches: &Match, unary: Option<&UnaryMethods>) -> Result<(), String> {
     let (pattern, text) = (matches.pattern(), matches.to_string());
     let Some(unary) = unary else {
-        return if pattern.names_one() {
+        return if pattern.is_single_method() {
             Ok(())
         } else {
             Err(format!(
@@ -125,17 +129,17 @@ fn known(matches: &Match, unary: Option<&Unary>) -> Result<(), String> {
         return Ok(());
     }
     let Some(service) = pattern.service() else { return Ok(()) };
-    let mut methods = unary.known_of_service(service).peekable();
-    match (methods.peek().is_some(), pattern.names_one()) {
-        (true, true) if unary.streams(pattern.text()) => {
+    let mut methods = unary.known_in_service(service).peekable();
+    match (methods.peek().is_some(), pattern.is_single_method()) {
+        (true, true) if unary.is_streaming(pattern.text()) => {
             Err(format!("{text:?} is a streaming method by the descriptors; only unary ones can be covered"))
         }
         (true, true) if methods.any(|path| path == pattern.text()) => Ok(()),
         (true, true) => {
-            let all: Vec<&str> = unary.known_of_service(service).filter_map(|path| path.rsplit('/').next()).collect();
+            let all: Vec<&str> = unary.known_in_service(service).filter_map(|path| path.rsplit('/').next()).collect();
             Err(format!("{text:?} is not in the descriptors; {service} has {}", all.join(", ")))
         }
-        (true, false) if unary.of_service(service).next().is_some() => Ok(()),
+        (true, false) if unary.covered_in_service(service).next().is_some() => Ok(()),
         (true, false) => Err(format!("{text:?} covers nothing: {service} has no unary method in the descriptors")),
         // Who names a method of a service that nobody has described says that it is unary.
         (false, true) => Ok(()),
@@ -143,18 +147,18 @@ fn known(matches: &Match, unary: Option<&Unary>) -> Result<(), String> {
     }
 }
 
-fn start(preset: &str) -> Policy {
+fn preset_policy(preset: &str) -> Policy {
     Policy::preset(preset).expect("checked when it was read")
 }
 
 /// Whether two matches are the same line, whatever the order of their methods.
-fn same(one: &Match, two: &Match) -> bool {
+fn is_same_match(one: &Match, two: &Match) -> bool {
     let within = |a: &Match, b: &Match| a.methods().iter().all(|method| b.methods().contains(method));
     one.protocol() == two.protocol() && one.pattern() == two.pattern() && within(one, two) && within(two, one)
 }
 
 /// What [`Policy::check`] says, as a key and a sentence.
-fn consistent(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), (String, String)> {
+fn check_policy(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), (String, String)> {
     let checked = match protocol {
         Protocol::Http => policy.check(),
         Protocol::Grpc => policy.check_grpc(),
@@ -166,9 +170,9 @@ fn consistent(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), (S
     })
 }
 
-impl Dials {
+impl RawDials {
     /// Sets every dial that is written. A list replaces a list, a table of headers a table of headers.
-    fn turn(&self, policy: &mut Policy) {
+    fn apply_to(&self, policy: &mut Policy) {
         /// Each line: a dial, and where its written form is.
         macro_rules! turn {
             ($($($dial:ident).+ = $written:pat => $value:expr;)+) => {$(
@@ -178,55 +182,55 @@ impl Dials {
             )+};
         }
         use super::{
-            raw::{Headers, Remembered},
-            scalar::{List, One},
-            values::{DigestStatus, Size},
+            raw::{RawHeaders, RawRemember},
+            scalar::{List, Single},
+            values::{ByteSize, DigestStatus},
         };
         turn! {
             methods = List(value) => value;
             key.from = List(value) => value;
-            key.required = One(value) => value;
-            key.format = One(value) => value;
-            key.max_length = One(value) => value;
+            key.required = Single(value) => value;
+            key.format = Single(value) => value;
+            key.max_length = Single(value) => value;
             scope = List(value) => value;
-            label.tenant = One(value) => Some(value.clone());
-            label.user = One(value) => Some(value.clone());
-            label.key = One(value) => value;
+            label.tenant = Single(value) => Some(value.clone());
+            label.user = Single(value) => Some(value.clone());
+            label.key = Single(value) => value;
             fingerprint = List(value) => value;
             json_ignore = List(value) => value;
-            on_mismatch = One(value) => value;
-            on_concurrent = One(value) => value;
-            on_unknown = One(value) => value;
-            resolve = One(value) => Some(value.clone());
-            on_store_down = One(value) => value;
-            remember = Remembered(value) => value;
-            refusals = One(value) => value;
+            on_mismatch = Single(value) => value;
+            on_concurrent = Single(value) => value;
+            on_unknown = Single(value) => value;
+            resolve = Single(value) => Some(value.clone());
+            on_store_down = Single(value) => value;
+            remember = RawRemember(value) => value;
+            refusals = Single(value) => value;
             unknown_status = List(value) => value;
-            remember_body = One(value) => value;
-            max_request = One(Size(value)) => value;
-            max_response = One(Size(value)) => value;
-            digest_status = One(DigestStatus(value)) => value;
-            ttl = One(value) => value;
-            lease = One(value) => value;
-            timeout = One(value) => value;
-            wait_timeout = One(value) => value;
-            late_answer = One(value) => value;
-            first_headers = Headers(value) => value;
-            replay_headers = Headers(value) => value;
+            remember_body = Single(value) => value;
+            max_request = Single(ByteSize(value)) => value;
+            max_response = Single(ByteSize(value)) => value;
+            digest_status = Single(DigestStatus(value)) => value;
+            ttl = Single(value) => value;
+            lease = Single(value) => value;
+            timeout = Single(value) => value;
+            wait_timeout = Single(value) => value;
+            late_answer = Single(value) => value;
+            first_headers = RawHeaders(value) => value;
+            replay_headers = RawHeaders(value) => value;
             drop_headers = List(value) => value;
-            envelope = One(value) => value;
-            mode = One(value) => value;
+            envelope = Single(value) => value;
+            mode = Single(value) => value;
         }
         for (reason, status) in &self.status.0 {
-            set(&mut policy.status, *reason, status.0);
+            set_for_reason(&mut policy.status, *reason, status.0);
         }
         for (reason, code) in &self.grpc_status.0 {
-            set(&mut policy.grpc_status, *reason, code.0);
+            set_for_reason(&mut policy.grpc_status, *reason, code.0);
         }
     }
 }
 
-fn set<T>(values: &mut Vec<(Reason, T)>, reason: Reason, value: T) {
+fn set_for_reason<T>(values: &mut Vec<(RefusalReason, T)>, reason: RefusalReason, value: T) {
     values.retain(|(known, _)| *known != reason);
     values.push((reason, value));
 }

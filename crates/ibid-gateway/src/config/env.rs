@@ -5,20 +5,20 @@ use std::{cell::RefCell, collections::BTreeSet, ffi::OsString, fmt, path::PathBu
 use bytes::Bytes;
 
 /// Where environment variables come from: the process, or a test.
-pub struct Env<'a>(Box<Variable<'a>>);
+pub struct Env<'a>(Box<VariableReader<'a>>);
 
-type Variable<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
+type VariableReader<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
 /// What `env:NAME` and `file:PATH` mean in one file.
 #[derive(Debug)]
-pub(super) struct Lookup<'a> {
+pub(super) struct ValueResolver<'a> {
     pub(super) env: &'a Env<'a>,
     /// Relative paths start here.
     pub(super) folder: PathBuf,
     /// What the upstreams said about themselves, if they were asked.
     pub(super) reflected: Option<Bytes>,
     /// The files that were read so far.
-    read: RefCell<BTreeSet<PathBuf>>,
+    read_paths: RefCell<BTreeSet<PathBuf>>,
 }
 
 impl<'a> Env<'a> {
@@ -29,7 +29,7 @@ impl<'a> Env<'a> {
     }
 
     /// These variables and no others.
-    pub fn of(variables: &'a [(&'a str, &'a str)]) -> Self {
+    pub fn from_pairs(variables: &'a [(&'a str, &'a str)]) -> Self {
         let find = |name: &str| variables.iter().find(|(known, _)| *known == name);
         Self(Box::new(move |name| find(name).map(|(_, value)| OsString::from(value))))
     }
@@ -50,9 +50,9 @@ impl fmt::Debug for Env<'_> {
     }
 }
 
-impl<'a> Lookup<'a> {
+impl<'a> ValueResolver<'a> {
     pub(super) fn new(env: &'a Env<'a>, folder: PathBuf, reflected: Option<Bytes>) -> Self {
-        Self { env, folder, reflected, read: RefCell::default() }
+        Self { env, folder, reflected, read_paths: RefCell::default() }
     }
 
     /// What a text stands for, if it is `env:NAME` or `file:PATH`. A newline at the end is not part of it.
@@ -76,22 +76,22 @@ impl<'a> Lookup<'a> {
 
     /// The text of a file, from the folder of the configuration on.
     pub(super) fn read(&self, path: &str) -> std::io::Result<String> {
-        std::fs::read_to_string(self.remembered(path))
+        std::fs::read_to_string(self.record_path(path))
     }
 
     /// The same of a file that is no text.
     pub(super) fn read_bytes(&self, path: &str) -> std::io::Result<Vec<u8>> {
-        std::fs::read(self.remembered(path))
+        std::fs::read(self.record_path(path))
     }
 
     /// The files that were read so far.
-    pub(super) fn files(&self) -> Vec<PathBuf> {
-        self.read.borrow().iter().cloned().collect()
+    pub(super) fn read_paths(&self) -> Vec<PathBuf> {
+        self.read_paths.borrow().iter().cloned().collect()
     }
 
-    fn remembered(&self, path: &str) -> PathBuf {
+    fn record_path(&self, path: &str) -> PathBuf {
         let path = self.folder.join(path);
-        self.read.borrow_mut().insert(path.clone());
+        self.read_paths.borrow_mut().insert(path.clone());
         path
     }
 }

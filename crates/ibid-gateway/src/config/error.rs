@@ -6,7 +6,7 @@ use std::fmt;
 ///
 /// Nothing is gained by trying again before somebody changed the setting.
 #[derive(Debug, thiserror::Error)]
-#[error("{}", Line(self))]
+#[error("{}", ConfigErrorLine(self))]
 #[non_exhaustive]
 pub struct ConfigError {
     /// The file, the variable or the flag. Empty if nothing named the setting.
@@ -14,7 +14,7 @@ pub struct ConfigError {
     /// The full dotted path, such as `route[2].key.format`; lists count from 1. Empty if it is the whole file.
     pub key: String,
     /// What was found and what is allowed.
-    pub what: String,
+    pub message: String,
     /// The match of the route that the key is in.
     pub route: Option<String>,
     /// What the system said.
@@ -24,21 +24,21 @@ pub struct ConfigError {
 
 impl ConfigError {
     pub(crate) fn new(origin: impl Into<String>, key: impl Into<String>, what: impl Into<String>) -> Self {
-        Self { origin: origin.into(), key: key.into(), what: what.into(), route: None, source: None }
+        Self { origin: origin.into(), key: key.into(), message: what.into(), route: None, source: None }
     }
 }
 
-struct Line<'a>(&'a ConfigError);
+struct ConfigErrorLine<'a>(&'a ConfigError);
 
-impl fmt::Display for Line<'_> {
+impl fmt::Display for ConfigErrorLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ConfigError { origin, key, what, route, .. } = self.0;
+        let ConfigError { origin, key, message: what, route, .. } = self.0;
         for place in [origin, key] {
             if !place.is_empty() {
-                write!(f, "{}: ", one_line(place))?;
+                write!(f, "{}: ", escape_to_one_line(place))?;
             }
         }
-        f.write_str(&one_line(what))?;
+        f.write_str(&escape_to_one_line(what))?;
         match route {
             Some(route) if !key.ends_with(".match") => write!(f, " (match = {route:?})"),
             _ => Ok(()),
@@ -47,25 +47,26 @@ impl fmt::Display for Line<'_> {
 }
 
 /// Whatever a file or a library said, it stays one line.
-fn one_line(text: &str) -> String {
+fn escape_to_one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// `"a" "b"`.
-pub(super) fn listed<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+pub(super) fn quote_list<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     words.into_iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" ")
 }
 
 /// The word that was probably meant, if one is close.
-pub(super) fn close<'a>(word: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(super) fn closest_match<'a>(word: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = (word.len() / 3).clamp(1, 2);
     let word = word.replace('-', "_").to_lowercase();
-    let near = allowed.into_iter().map(|allowed| (edits(&word, allowed), allowed)).filter(|(edits, _)| *edits <= most);
+    let near =
+        allowed.into_iter().map(|allowed| (edit_distance(&word, allowed), allowed)).filter(|(edits, _)| *edits <= most);
     near.min_by_key(|(edits, _)| *edits).map(|(_, allowed)| allowed)
 }
 
 /// How many letters must be changed, added, removed or swapped with their neighbour.
-fn edits(a: &str, b: &str) -> usize {
+fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().collect());
     let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
     for (i, left) in a.iter().enumerate() {
@@ -98,10 +99,10 @@ mod tests {
     #[test]
     fn close_words_are_found_and_far_ones_are_not() {
         let allowed = ["ttl", "timeout", "on_unknown", "upstream"];
-        assert_eq!(close("tll", allowed), Some("ttl"));
-        assert_eq!(close("on-unknown", allowed), Some("on_unknown"));
-        assert_eq!(close("time_out", allowed), Some("timeout"));
-        assert_eq!(close("usptream", allowed), Some("upstream"));
-        assert_eq!(close("retries", allowed), None);
+        assert_eq!(closest_match("tll", allowed), Some("ttl"));
+        assert_eq!(closest_match("on-unknown", allowed), Some("on_unknown"));
+        assert_eq!(closest_match("time_out", allowed), Some("timeout"));
+        assert_eq!(closest_match("usptream", allowed), Some("upstream"));
+        assert_eq!(closest_match("retries", allowed), None);
     }
 }

@@ -6,50 +6,52 @@ use http::{Uri, header};
 
 use super::{
     error::ConfigError,
-    finish::{ReadPem, Wrong, identity, not_zero, or},
     raw,
-    scalar::One,
+    scalar::Single,
     secret::Secret,
-    settings::{Jwt, JwtKeys, TokenSource},
+    settings::{JwtKeys, JwtSettings, TokenSource},
+    validate::{ErrorForKey, PemReader, build_identity, require_non_zero, value_or},
 };
 use crate::{jwt::KeySet, routes::RouteTable};
 
-pub(super) fn finish(file: raw::Jwt, pem: ReadPem<'_>, wrong: Wrong<'_>) -> Result<Jwt, ConfigError> {
+pub(super) fn build_jwt(
+    file: raw::RawJwt, pem: PemReader<'_>, wrong: ErrorForKey<'_>,
+) -> Result<JwtSettings, ConfigError> {
     let keys = match (file.secret, file.pem, file.jwks) {
-        (Some(One(secret)), None, None) => {
+        (Some(Single(secret)), None, None) => {
             KeySet::from_secret(secret.expose()).map_err(|what| wrong("jwt.secret", &what))?;
             JwtKeys::Secret(secret)
         }
-        (None, Some(One(written)), None) => {
+        (None, Some(Single(written)), None) => {
             let pem = pem("jwt.pem", &written)?;
             KeySet::from_pem(pem.text()).map_err(|what| wrong("jwt.pem", &what))?;
             JwtKeys::Pem(pem)
         }
-        (None, None, Some(One(jwks))) => jwk_set(jwks).map_err(|what| wrong("jwt.jwks", &what))?,
+        (None, None, Some(Single(jwks))) => parse_jwks(jwks).map_err(|what| wrong("jwt.jwks", &what))?,
         (None, None, None) => {
             return Err(wrong("jwt", "found no keys; allowed is one of \"secret\" \"pem\" \"jwks\""));
         }
         _ => return Err(wrong("jwt", "found keys in two places; allowed is one of \"secret\" \"pem\" \"jwks\"")),
     };
     for (name, given) in [("jwt.ca", file.ca.is_some()), ("jwt.cert", file.cert.is_some())] {
-        if given && !matches!(keys, JwtKeys::Url(_)) {
+        if given && !matches!(keys, JwtKeys::JwksUrl(_)) {
             return Err(wrong(name, "only keys from a URL are fetched from somebody; set jwks to one"));
         }
     }
-    Ok(Jwt {
+    Ok(JwtSettings {
         keys,
-        ca: file.ca.map(|One(ca)| pem("jwt.ca", &ca)).transpose()?,
-        identity: identity("jwt.", file.cert, file.key, pem, wrong)?,
-        issuer: file.issuer.map(|One(issuer)| issuer),
+        ca: file.ca.map(|Single(ca)| pem("jwt.ca", &ca)).transpose()?,
+        identity: build_identity("jwt.", file.cert, file.key, pem, wrong)?,
+        issuer: file.issuer.map(|Single(issuer)| issuer),
         audience: file.audience.map(|list| list.0).unwrap_or_default(),
-        from: sources(file.from.map(|list| list.0), wrong)?,
-        leeway: or(file.leeway, Duration::from_secs(60)),
-        refresh: not_zero("jwt.refresh", file.refresh, Duration::from_secs(300), wrong)?,
+        from: token_sources(file.from.map(|list| list.0), wrong)?,
+        leeway: value_or(file.leeway, Duration::from_secs(60)),
+        refresh: require_non_zero("jwt.refresh", file.refresh, Duration::from_secs(300), wrong)?,
     })
 }
 
 /// The `Authorization` header unless other sources are named.
-fn sources(written: Option<Vec<String>>, wrong: Wrong<'_>) -> Result<Vec<TokenSource>, ConfigError> {
+fn token_sources(written: Option<Vec<String>>, wrong: ErrorForKey<'_>) -> Result<Vec<TokenSource>, ConfigError> {
     let Some(written) = written else { return Ok(vec![TokenSource::Header(header::AUTHORIZATION)]) };
     if written.is_empty() {
         return Err(wrong("jwt.from", "found no source; name at least one, such as \"header:Authorization\""));
@@ -65,13 +67,15 @@ fn sources(written: Option<Vec<String>>, wrong: Wrong<'_>) -> Result<Vec<TokenSo
 }
 
 /// A claim counts for nothing if nobody verifies it.
-pub(super) fn check_routes(jwt: Option<&Jwt>, routes: &RouteTable, wrong: Wrong<'_>) -> Result<(), ConfigError> {
+pub(super) fn require_verifier_for_claims(
+    jwt: Option<&JwtSettings>, routes: &RouteTable, wrong: ErrorForKey<'_>,
+) -> Result<(), ConfigError> {
     if jwt.is_some() {
         return Ok(());
     }
     for (at, route) in routes.iter().enumerate() {
         if let Some(claim) = route.policy.claims().next() {
-            let place = if route.is_policy { "policy".into() } else { format!("route[{}]", at + 1) };
+            let place = if route.is_default_policy { "policy".into() } else { format!("route[{}]", at + 1) };
             let what =
                 format!("\"jwt:{claim}\" needs keys to verify tokens with; add [jwt] with a secret, pem or jwks");
             return Err(wrong(&place, &what));
@@ -81,11 +85,11 @@ pub(super) fn check_routes(jwt: Option<&Jwt>, routes: &RouteTable, wrong: Wrong<
 }
 
 /// The text of a set, from `file:` or `env:`, or a URL.
-fn jwk_set(written: Secret) -> Result<JwtKeys, String> {
+fn parse_jwks(written: Secret) -> Result<JwtKeys, String> {
     let text = written.expose();
     if text.trim_start().starts_with('{') {
         KeySet::from_jwks(text.as_bytes())?;
-        return Ok(JwtKeys::Set(written));
+        return Ok(JwtKeys::Jwks(written));
     }
     let allowed = "allowed is \"file:PATH\" or a URL such as \"https://id.example.com/.well-known/jwks.json\"";
     let Some(uri) = text.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some() && uri.authority().is_some()) else {
@@ -99,8 +103,8 @@ fn jwk_set(written: Secret) -> Result<JwtKeys, String> {
         _ if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) => {
             Err(format!("a URL with a user's name or password is not shown here; {allowed}"))
         }
-        Some("https") => Ok(JwtKeys::Url(text.into())),
-        Some("http") if here => Ok(JwtKeys::Url(text.into())),
+        Some("https") => Ok(JwtKeys::JwksUrl(text.into())),
+        Some("http") if here => Ok(JwtKeys::JwksUrl(text.into())),
         Some("http") => Err(format!("{shown:?}: the keys could be exchanged on the way; use https")),
         _ => Err(format!("{shown:?} is no URL for keys; {allowed}")),
     }

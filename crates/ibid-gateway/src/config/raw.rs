@@ -5,9 +5,10 @@ use std::{fmt, marker::PhantomData, net::SocketAddr, sync::LazyLock, time::Durat
 
 use http::{HeaderName, Method, StatusCode, header};
 use ibid::{
-    Envelope, KeyFormat, KeySource, LabelKey, Limit, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part,
-    Pointer, Probe, Reason, Refusals, Remember, ScopePart, Template,
-    webhook::{Content, Encoding},
+    FingerprintPart, HeaderTemplate, JsonPointer, KeyFormat, KeySource, LabelKeyDisplay, OnConcurrent, OnMismatch,
+    OnStoreDown, OnUnknown, PolicyMode, QuotaLimit, RefusalFormat, RefusalReason, Remember, ResolveProbe,
+    ResponseEnvelope, ScopePart,
+    webhook::{SignatureEncoding, SignedContent},
 };
 use serde::{
     Deserialize,
@@ -16,256 +17,258 @@ use serde::{
 
 use super::{
     collector::Collector,
-    scalar::{List, One, Scalar},
-    secret::{Secret, StoreUrl, Upstream},
+    scalar::{List, Scalar, Single},
+    secret::{RedactedStoreUrl, Secret, UpstreamUrl},
     settings::{LogFormat, LogLevel, Role},
-    values::{ByteLimit, DigestStatus, DocumentPath, GrpcCode, Listed, Listen, Origin, Preset, Size, Upgrade},
+    values::{
+        ByteLimit, ByteSize, DigestStatus, DocumentPath, GrpcCode, Listen, Origin, Preset, RememberItem, Upgrade,
+    },
 };
 use crate::routes::{GrpcUnknown, Match};
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct File {
-    pub(super) listen: Option<One<SocketAddr>>,
-    pub(super) upstream: Option<One<Upstream>>,
-    pub(super) upstream_ca: Option<One<String>>,
-    pub(super) upstream_cert: Option<One<Secret>>,
-    pub(super) upstream_key: Option<One<Secret>>,
-    pub(super) max_upstream: Option<One<usize>>,
-    pub(super) upstream_idle: Option<One<Duration>>,
+pub(super) struct RawFile {
+    pub(super) listen: Option<Single<SocketAddr>>,
+    pub(super) upstream: Option<Single<UpstreamUrl>>,
+    pub(super) upstream_ca: Option<Single<String>>,
+    pub(super) upstream_cert: Option<Single<Secret>>,
+    pub(super) upstream_key: Option<Single<Secret>>,
+    pub(super) max_upstream: Option<Single<usize>>,
+    pub(super) upstream_idle: Option<Single<Duration>>,
     pub(super) upgrades: Option<List<Upgrade>>,
     pub(super) trusted_proxies: Option<List<String>>,
     pub(super) credentials: Option<List<HeaderName>>,
     pub(super) credential_schemes: Option<List<String>>,
-    pub(super) max_running: Option<One<usize>>,
-    pub(super) buffer_memory: Option<One<Size>>,
-    pub(super) accept_forgetting: Option<One<bool>>,
-    pub(super) journal: Option<One<String>>,
-    pub(super) descriptors: Option<One<String>>,
-    pub(super) grpc_unknown: Option<One<GrpcUnknown>>,
+    pub(super) max_running: Option<Single<usize>>,
+    pub(super) buffer_memory: Option<Single<ByteSize>>,
+    pub(super) accept_forgetting: Option<Single<bool>>,
+    pub(super) journal: Option<Single<String>>,
+    pub(super) descriptors: Option<Single<String>>,
+    pub(super) grpc_unknown: Option<Single<GrpcUnknown>>,
     pub(super) openapi: Option<List<DocumentPath>>,
-    pub(super) cors: Cors,
-    pub(super) tls: Option<Tls>,
-    pub(super) jwt: Option<Jwt>,
-    pub(super) quota: Quota,
-    pub(super) limits: Limits,
-    pub(super) log: Log,
-    pub(super) trace: Trace,
-    pub(super) admin: Admin,
-    pub(super) store: Store,
-    pub(super) seal: Option<Seal>,
-    pub(super) policy: Option<Dials>,
-    pub(super) route: Vec<Dials>,
+    pub(super) cors: RawCors,
+    pub(super) tls: Option<RawTls>,
+    pub(super) jwt: Option<RawJwt>,
+    pub(super) quota: RawQuota,
+    pub(super) limits: RawLimits,
+    pub(super) log: RawLog,
+    pub(super) trace: RawTrace,
+    pub(super) admin: RawAdmin,
+    pub(super) store: RawStore,
+    pub(super) seal: Option<RawSeal>,
+    pub(super) policy: Option<RawDials>,
+    pub(super) route: Vec<RawDials>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Cors {
+pub(super) struct RawCors {
     pub(super) origins: Option<List<Origin>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Tls {
-    pub(super) cert: Option<One<Secret>>,
-    pub(super) key: Option<One<Secret>>,
-    pub(super) client_ca: Option<One<Secret>>,
+pub(super) struct RawTls {
+    pub(super) cert: Option<Single<Secret>>,
+    pub(super) key: Option<Single<Secret>>,
+    pub(super) client_ca: Option<Single<Secret>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Jwt {
-    pub(super) secret: Option<One<Secret>>,
-    pub(super) pem: Option<One<Secret>>,
-    pub(super) jwks: Option<One<Secret>>,
-    pub(super) ca: Option<One<Secret>>,
-    pub(super) cert: Option<One<Secret>>,
-    pub(super) key: Option<One<Secret>>,
-    pub(super) issuer: Option<One<String>>,
+pub(super) struct RawJwt {
+    pub(super) secret: Option<Single<Secret>>,
+    pub(super) pem: Option<Single<Secret>>,
+    pub(super) jwks: Option<Single<Secret>>,
+    pub(super) ca: Option<Single<Secret>>,
+    pub(super) cert: Option<Single<Secret>>,
+    pub(super) key: Option<Single<Secret>>,
+    pub(super) issuer: Option<Single<String>>,
     pub(super) audience: Option<List<String>>,
     pub(super) from: Option<List<String>>,
-    pub(super) leeway: Option<One<Duration>>,
-    pub(super) refresh: Option<One<Duration>>,
+    pub(super) leeway: Option<Single<Duration>>,
+    pub(super) refresh: Option<Single<Duration>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Quota {
-    pub(super) new_keys: Option<One<Limit>>,
-    pub(super) new_bytes: Option<One<ByteLimit>>,
-    pub(super) rate: Option<One<Limit>>,
+pub(super) struct RawQuota {
+    pub(super) new_keys: Option<Single<QuotaLimit>>,
+    pub(super) new_bytes: Option<Single<ByteLimit>>,
+    pub(super) rate: Option<Single<QuotaLimit>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Limits {
-    pub(super) header_timeout: Option<One<Duration>>,
-    pub(super) body_timeout: Option<One<Duration>>,
-    pub(super) idle_timeout: Option<One<Duration>>,
-    pub(super) write_timeout: Option<One<Duration>>,
-    pub(super) pool_timeout: Option<One<Duration>>,
-    pub(super) reply_timeout: Option<One<Duration>>,
-    pub(super) tunnel_timeout: Option<One<Duration>>,
-    pub(super) max_headers: Option<One<usize>>,
-    pub(super) max_header_bytes: Option<One<Size>>,
-    pub(super) max_connections: Option<One<usize>>,
-    pub(super) shutdown: Option<One<Duration>>,
+pub(super) struct RawLimits {
+    pub(super) header_timeout: Option<Single<Duration>>,
+    pub(super) body_timeout: Option<Single<Duration>>,
+    pub(super) idle_timeout: Option<Single<Duration>>,
+    pub(super) write_timeout: Option<Single<Duration>>,
+    pub(super) pool_timeout: Option<Single<Duration>>,
+    pub(super) reply_timeout: Option<Single<Duration>>,
+    pub(super) tunnel_timeout: Option<Single<Duration>>,
+    pub(super) max_headers: Option<Single<usize>>,
+    pub(super) max_header_bytes: Option<Single<ByteSize>>,
+    pub(super) max_connections: Option<Single<usize>>,
+    pub(super) shutdown: Option<Single<Duration>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Trace {
-    pub(super) otlp: Option<One<Collector>>,
-    pub(super) ca: Option<One<Secret>>,
-    pub(super) cert: Option<One<Secret>>,
-    pub(super) key: Option<One<Secret>>,
+pub(super) struct RawTrace {
+    pub(super) otlp: Option<Single<Collector>>,
+    pub(super) ca: Option<Single<Secret>>,
+    pub(super) cert: Option<Single<Secret>>,
+    pub(super) key: Option<Single<Secret>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Log {
-    pub(super) format: Option<One<LogFormat>>,
-    pub(super) level: Option<One<LogLevel>>,
+pub(super) struct RawLog {
+    pub(super) format: Option<Single<LogFormat>>,
+    pub(super) level: Option<Single<LogLevel>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Admin {
-    pub(super) listen: Option<One<Listen>>,
-    pub(super) token: Option<One<Secret>>,
-    pub(super) tokens: Vec<Token>,
-    pub(super) audit: Option<One<String>>,
+pub(super) struct RawAdmin {
+    pub(super) listen: Option<Single<Listen>>,
+    pub(super) token: Option<Single<Secret>>,
+    pub(super) tokens: Vec<RawToken>,
+    pub(super) audit: Option<Single<String>>,
     pub(super) hosts: Option<List<String>>,
-    pub(super) tls: Option<Tls>,
+    pub(super) tls: Option<RawTls>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Token {
-    pub(super) role: Option<One<Role>>,
-    pub(super) user: Option<One<String>>,
-    pub(super) name: Option<One<String>>,
-    pub(super) token: Option<One<Secret>>,
+pub(super) struct RawToken {
+    pub(super) role: Option<Single<Role>>,
+    pub(super) user: Option<Single<String>>,
+    pub(super) name: Option<Single<String>>,
+    pub(super) token: Option<Single<Secret>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Store {
-    pub(super) url: Option<One<StoreUrl>>,
-    pub(super) fallback: Option<One<StoreUrl>>,
-    pub(super) cache: Option<One<StoreUrl>>,
-    pub(super) prefix: Option<One<String>>,
-    pub(super) timeout: Option<One<Duration>>,
-    pub(super) wait_replicas: Option<One<usize>>,
-    pub(super) near: Option<One<Size>>,
-    pub(super) compress: Option<One<bool>>,
-    pub(super) rls_user: Option<One<String>>,
-    pub(super) sweep_every: Option<One<Duration>>,
-    pub(super) strict: Option<One<bool>>,
+pub(super) struct RawStore {
+    pub(super) url: Option<Single<RedactedStoreUrl>>,
+    pub(super) fallback: Option<Single<RedactedStoreUrl>>,
+    pub(super) cache: Option<Single<RedactedStoreUrl>>,
+    pub(super) prefix: Option<Single<String>>,
+    pub(super) timeout: Option<Single<Duration>>,
+    pub(super) wait_replicas: Option<Single<usize>>,
+    pub(super) near: Option<Single<ByteSize>>,
+    pub(super) compress: Option<Single<bool>>,
+    pub(super) rls_user: Option<Single<String>>,
+    pub(super) sweep_every: Option<Single<Duration>>,
+    pub(super) strict: Option<Single<bool>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Seal {
-    pub(super) keys: Vec<SealKey>,
-    pub(super) address_secret: Option<One<Secret>>,
-    pub(super) accept_plain: Option<One<bool>>,
-    pub(super) plain_addresses: Option<One<bool>>,
+pub(super) struct RawSeal {
+    pub(super) keys: Vec<RawSealKey>,
+    pub(super) address_secret: Option<Single<Secret>>,
+    pub(super) accept_plain: Option<Single<bool>>,
+    pub(super) plain_addresses: Option<Single<bool>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct SealKey {
-    pub(super) id: Option<One<String>>,
-    pub(super) key: Option<One<Secret>>,
+pub(super) struct RawSealKey {
+    pub(super) id: Option<Single<String>>,
+    pub(super) key: Option<Single<Secret>>,
 }
 
 /// The dials of `[policy]` or of one `[[route]]`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Dials {
+pub(super) struct RawDials {
     /// Of routes only.
     #[serde(rename = "match")]
-    pub(super) at: Option<One<Match>>,
-    pub(super) preset: Option<One<Preset>>,
+    pub(super) route_match: Option<Single<Match>>,
+    pub(super) preset: Option<Single<Preset>>,
     pub(super) methods: Option<List<Method>>,
-    pub(super) key: Key,
+    pub(super) key: RawKey,
     pub(super) scope: Option<List<ScopePart>>,
     /// Of webhooks only.
     pub(super) secrets: Option<List<Secret>>,
-    pub(super) unsigned: Option<One<bool>>,
-    pub(super) tolerance: Option<One<Duration>>,
-    pub(super) signature: Option<Signature>,
-    pub(super) label: Label,
-    pub(super) fingerprint: Option<List<Part>>,
-    pub(super) json_ignore: Option<List<Pointer>>,
-    pub(super) on_mismatch: Option<One<OnMismatch>>,
-    pub(super) on_concurrent: Option<One<OnConcurrent>>,
-    pub(super) on_unknown: Option<One<OnUnknown>>,
-    pub(super) resolve: Option<One<Probe>>,
-    pub(super) on_store_down: Option<One<OnStoreDown>>,
-    pub(super) remember: Option<Remembered>,
-    pub(super) refusals: Option<One<Refusals>>,
+    pub(super) unsigned: Option<Single<bool>>,
+    pub(super) tolerance: Option<Single<Duration>>,
+    pub(super) signature: Option<RawSignature>,
+    pub(super) label: RawLabel,
+    pub(super) fingerprint: Option<List<FingerprintPart>>,
+    pub(super) json_ignore: Option<List<JsonPointer>>,
+    pub(super) on_mismatch: Option<Single<OnMismatch>>,
+    pub(super) on_concurrent: Option<Single<OnConcurrent>>,
+    pub(super) on_unknown: Option<Single<OnUnknown>>,
+    pub(super) resolve: Option<Single<ResolveProbe>>,
+    pub(super) on_store_down: Option<Single<OnStoreDown>>,
+    pub(super) remember: Option<RawRemember>,
+    pub(super) refusals: Option<Single<RefusalFormat>>,
     pub(super) unknown_status: Option<List<StatusCode>>,
-    pub(super) remember_body: Option<One<bool>>,
-    pub(super) max_request: Option<One<Size>>,
-    pub(super) max_response: Option<One<Size>>,
-    pub(super) digest_status: Option<One<DigestStatus>>,
-    pub(super) ttl: Option<One<Duration>>,
-    pub(super) lease: Option<One<Duration>>,
-    pub(super) timeout: Option<One<Duration>>,
-    pub(super) wait_timeout: Option<One<Duration>>,
-    pub(super) late_answer: Option<One<Duration>>,
-    pub(super) first_headers: Option<Headers>,
-    pub(super) replay_headers: Option<Headers>,
+    pub(super) remember_body: Option<Single<bool>>,
+    pub(super) max_request: Option<Single<ByteSize>>,
+    pub(super) max_response: Option<Single<ByteSize>>,
+    pub(super) digest_status: Option<Single<DigestStatus>>,
+    pub(super) ttl: Option<Single<Duration>>,
+    pub(super) lease: Option<Single<Duration>>,
+    pub(super) timeout: Option<Single<Duration>>,
+    pub(super) wait_timeout: Option<Single<Duration>>,
+    pub(super) late_answer: Option<Single<Duration>>,
+    pub(super) first_headers: Option<RawHeaders>,
+    pub(super) replay_headers: Option<RawHeaders>,
     pub(super) drop_headers: Option<List<HeaderName>>,
     pub(super) status: PerReason<RefusalStatus>,
     pub(super) grpc_status: PerReason<GrpcCode>,
-    pub(super) envelope: Option<One<Envelope>>,
-    pub(super) upstream: Option<One<Upstream>>,
-    pub(super) mode: Option<One<Mode>>,
+    pub(super) envelope: Option<Single<ResponseEnvelope>>,
+    pub(super) upstream: Option<Single<UpstreamUrl>>,
+    pub(super) mode: Option<Single<PolicyMode>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Key {
+pub(super) struct RawKey {
     pub(super) from: Option<List<KeySource>>,
-    pub(super) required: Option<One<bool>>,
-    pub(super) format: Option<One<KeyFormat>>,
-    pub(super) max_length: Option<One<usize>>,
+    pub(super) required: Option<Single<bool>>,
+    pub(super) format: Option<Single<KeyFormat>>,
+    pub(super) max_length: Option<Single<usize>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Label {
-    pub(super) tenant: Option<One<ScopePart>>,
-    pub(super) user: Option<One<ScopePart>>,
-    pub(super) key: Option<One<LabelKey>>,
+pub(super) struct RawLabel {
+    pub(super) tenant: Option<Single<ScopePart>>,
+    pub(super) user: Option<Single<ScopePart>>,
+    pub(super) key: Option<Single<LabelKeyDisplay>>,
 }
 
 /// How the sender of custom webhooks signs.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Signature {
-    pub(super) header: Option<One<HeaderName>>,
-    pub(super) prefix: Option<One<String>>,
-    pub(super) encoding: Option<One<Encoding>>,
-    pub(super) content: Option<One<Content>>,
-    pub(super) timestamp: Option<One<HeaderName>>,
+pub(super) struct RawSignature {
+    pub(super) header: Option<Single<HeaderName>>,
+    pub(super) prefix: Option<Single<String>>,
+    pub(super) encoding: Option<Single<SignatureEncoding>>,
+    pub(super) content: Option<Single<SignedContent>>,
+    pub(super) timestamp: Option<Single<HeaderName>>,
 }
 
 /// A word, or a list of statuses.
 #[derive(Debug)]
-pub(super) struct Remembered(pub(super) Remember);
+pub(super) struct RawRemember(pub(super) Remember);
 
 /// Names and values.
 #[derive(Debug)]
-pub(super) struct Headers(pub(super) Vec<(HeaderName, Template)>);
+pub(super) struct RawHeaders(pub(super) Vec<(HeaderName, HeaderTemplate)>);
 
 /// A value per refusal, `_` for `-`.
 #[derive(Debug)]
-pub(super) struct PerReason<T>(pub(super) Vec<(Reason, T)>);
+pub(super) struct PerReason<T>(pub(super) Vec<(RefusalReason, T)>);
 
 /// A status that a client understands as a refusal.
 #[derive(Debug)]
@@ -290,52 +293,52 @@ impl Scalar for RefusalStatus {
     }
 }
 
-impl<'de> Deserialize<'de> for Remembered {
+impl<'de> Deserialize<'de> for RawRemember {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reading;
+        struct RememberVisitor;
 
-        impl<'de> Visitor<'de> for Reading {
-            type Value = Remembered;
+        impl<'de> Visitor<'de> for RememberVisitor {
+            type Value = RawRemember;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("\"all\" \"final\" \"success\" or a list such as [\"2xx\", 404, \"!409\"]")
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Remembered, E> {
-                text.parse().map(Remembered).map_err(E::custom)
+            fn visit_str<E: Error>(self, text: &str) -> Result<RawRemember, E> {
+                text.parse().map(RawRemember).map_err(E::custom)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Remembered, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RawRemember, A::Error> {
                 let (mut include, mut exclude) = (Vec::new(), Vec::new());
-                while let Some(One(listed)) = list.next_element::<One<Listed>>()? {
+                while let Some(Single(listed)) = list.next_element::<Single<RememberItem>>()? {
                     match listed {
-                        Listed::Included(range) => include.push(range),
-                        Listed::Excluded(range) => exclude.push(range),
+                        RememberItem::Included(range) => include.push(range),
+                        RememberItem::Excluded(range) => exclude.push(range),
                     }
                 }
-                Ok(Remembered(Remember::List { include, exclude }))
+                Ok(RawRemember(Remember::List { include, exclude }))
             }
         }
 
-        deserializer.deserialize_any(Reading)
+        deserializer.deserialize_any(RememberVisitor)
     }
 }
 
-impl<'de> Deserialize<'de> for Headers {
+impl<'de> Deserialize<'de> for RawHeaders {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reading;
+        struct HeadersVisitor;
 
-        impl<'de> Visitor<'de> for Reading {
-            type Value = Headers;
+        impl<'de> Visitor<'de> for HeadersVisitor {
+            type Value = RawHeaders;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a table such as { X-Replayed = \"true\" }")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<Headers, A::Error> {
-                let mut headers: Vec<(HeaderName, Template)> = Vec::new();
-                while let Some(One(name)) = table.next_key::<One<HeaderName>>()? {
-                    if FRAMING.contains(&name) {
+            fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<RawHeaders, A::Error> {
+                let mut headers: Vec<(HeaderName, HeaderTemplate)> = Vec::new();
+                while let Some(Single(name)) = table.next_key::<Single<HeaderName>>()? {
+                    if UNSETTABLE_HEADERS.contains(&name) {
                         return Err(A::Error::custom(format!(
                             "{:?} frames the message and cannot be set",
                             name.as_str()
@@ -344,19 +347,19 @@ impl<'de> Deserialize<'de> for Headers {
                     if headers.iter().any(|(known, _)| *known == name) {
                         return Err(A::Error::custom(format!("{:?} is there twice", name.as_str())));
                     }
-                    let One(value) = table.next_value()?;
+                    let Single(value) = table.next_value()?;
                     headers.push((name, value));
                 }
-                Ok(Headers(headers))
+                Ok(RawHeaders(headers))
             }
         }
 
-        deserializer.deserialize_any(Reading)
+        deserializer.deserialize_any(HeadersVisitor)
     }
 }
 
 /// Headers that say how a message is sent, or that are never replayed.
-pub(crate) const FRAMING: [HeaderName; 9] = [
+pub(crate) const UNSETTABLE_HEADERS: [HeaderName; 9] = [
     header::CONNECTION,
     header::CONTENT_LENGTH,
     header::CONTENT_ENCODING,
@@ -369,14 +372,14 @@ pub(crate) const FRAMING: [HeaderName; 9] = [
 ];
 
 /// The refusals as dials spell them.
-static REASONS: LazyLock<Vec<&'static str>> =
-    LazyLock::new(|| Reason::all().map(|reason| &*reason.name().replace('-', "_").leak()).collect());
+static REASON_KEYS: LazyLock<Vec<&'static str>> =
+    LazyLock::new(|| RefusalReason::all().map(|reason| &*reason.name().replace('-', "_").leak()).collect());
 
 impl<'de, T: Scalar> Deserialize<'de> for PerReason<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reading<T>(PhantomData<T>);
+        struct PerReasonVisitor<T>(PhantomData<T>);
 
-        impl<'de, T: Scalar> Visitor<'de> for Reading<T> {
+        impl<'de, T: Scalar> Visitor<'de> for PerReasonVisitor<T> {
             type Value = PerReason<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -386,15 +389,15 @@ impl<'de, T: Scalar> Deserialize<'de> for PerReason<T> {
             fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<PerReason<T>, A::Error> {
                 let mut values = Vec::new();
                 while let Some(name) = table.next_key::<String>()? {
-                    let known = Reason::from_name(&name).filter(|_| !name.contains('-'));
-                    let reason = known.ok_or_else(|| A::Error::unknown_field(&name, &REASONS))?;
-                    let One(value) = table.next_value()?;
+                    let known = RefusalReason::from_name(&name).filter(|_| !name.contains('-'));
+                    let reason = known.ok_or_else(|| A::Error::unknown_field(&name, &REASON_KEYS))?;
+                    let Single(value) = table.next_value()?;
                     values.push((reason, value));
                 }
                 Ok(PerReason(values))
             }
         }
 
-        deserializer.deserialize_any(Reading(PhantomData))
+        deserializer.deserialize_any(PerReasonVisitor(PhantomData))
     }
 }

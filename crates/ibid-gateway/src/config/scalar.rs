@@ -21,22 +21,22 @@ pub(super) trait Scalar: Sized {
     }
 
     /// `None` if it is never a switch.
-    fn from_switch(_: bool) -> Option<Self> {
+    fn from_bool(_: bool) -> Option<Self> {
         None
     }
 }
 
 /// One value.
 #[derive(Debug, Clone)]
-pub(super) struct One<T>(pub(super) T);
+pub(super) struct Single<T>(pub(super) T);
 
 /// A list of values; a single value is a list of one.
 #[derive(Debug, Clone)]
 pub(super) struct List<T>(pub(super) Vec<T>);
 
-struct Reading<T>(PhantomData<T>);
+struct ScalarVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Scalar> Visitor<'de> for Reading<T> {
+impl<'de, T: Scalar> Visitor<'de> for ScalarVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,25 +55,25 @@ impl<'de, T: Scalar> Visitor<'de> for Reading<T> {
     }
 
     fn visit_bool<E: Error>(self, switch: bool) -> Result<T, E> {
-        T::from_switch(switch).ok_or_else(|| E::invalid_type(Unexpected::Bool(switch), &self))
+        T::from_bool(switch).ok_or_else(|| E::invalid_type(Unexpected::Bool(switch), &self))
     }
 }
 
-impl<'de, T: Scalar> Deserialize<'de> for One<T> {
+impl<'de, T: Scalar> Deserialize<'de> for Single<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Reading(PhantomData)).map(Self)
+        deserializer.deserialize_any(ScalarVisitor(PhantomData)).map(Self)
     }
 }
 
 impl<'de, T: Scalar> Deserialize<'de> for List<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Listing(PhantomData)).map(Self)
+        deserializer.deserialize_any(ListVisitor(PhantomData)).map(Self)
     }
 }
 
-struct Listing<T>(PhantomData<T>);
+struct ListVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Scalar> Visitor<'de> for Listing<T> {
+impl<'de, T: Scalar> Visitor<'de> for ListVisitor<T> {
     type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -81,16 +81,16 @@ impl<'de, T: Scalar> Visitor<'de> for Listing<T> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Vec<T>, E> {
-        Reading(PhantomData).visit_str(text).map(|value| vec![value])
+        ScalarVisitor(PhantomData).visit_str(text).map(|value| vec![value])
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<Vec<T>, E> {
-        Reading(PhantomData).visit_i64(number).map(|value| vec![value])
+        ScalarVisitor(PhantomData).visit_i64(number).map(|value| vec![value])
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
         let mut values = Vec::new();
-        while let Some(One(value)) = list.next_element()? {
+        while let Some(Single(value)) = list.next_element()? {
             values.push(value);
         }
         Ok(values)

@@ -2,63 +2,63 @@
 
 use std::{fmt, path::Path};
 
-use ibid::{AddressSecret, webhook::Encoding};
-use ibid_stores::seal::{Rules, SealKey, Sealing};
+use ibid::{AddressSecret, webhook::SignatureEncoding};
+use ibid_stores::seal::{SealKey, SealOptions, Sealer};
 use serde::Deserialize;
 
 use super::{
-    env::{Env, Lookup},
-    error::{ConfigError, listed},
-    finish::{Wrong, or},
+    deserializer,
+    env::{Env, ValueResolver},
+    error::{ConfigError, quote_list},
     raw,
-    scalar::One,
+    scalar::Single,
     secret::Secret,
-    store::StoreChoice,
-    tree,
+    store::StoreSelection,
+    validate::{ErrorForKey, value_or},
 };
 
-const ALLOWED: &str = "allowed are 32 random bytes in base64, as `openssl rand -base64 32` prints them";
+const ALLOWED_KEY: &str = "allowed are 32 random bytes in base64, as `openssl rand -base64 32` prints them";
 
 /// How records are sealed. No key and no secret is shown by `Debug`.
 #[derive(Debug, Clone)]
-pub struct Seal {
+pub struct SealSettings {
     /// The first seals, all open. None: only addresses are keyed.
     keys: Vec<SealKey>,
-    secret: Bytes,
+    address_secret: SealKeyBytes,
     plain_addresses: bool,
-    rules: Rules,
+    rules: SealOptions,
     /// In use by whatever was opened with it.
-    sealing: Option<Sealing>,
+    sealing: Option<Sealer>,
 }
 
 /// Bytes that are never shown.
 #[derive(Clone, PartialEq, Eq)]
-struct Bytes([u8; 32]);
+struct SealKeyBytes([u8; 32]);
 
-impl Seal {
-    /// What the file of a [`StoreChoice`] says, without the rest of it. `None` if there is no such table.
+impl SealSettings {
+    /// What the file of a [`StoreSelection`] says, without the rest of it. `None` if there is no such table.
     ///
     /// # Errors
     /// One line about the first setting that cannot be, such as a key whose variable is not set.
-    pub fn load(choice: &StoreChoice, env: &Env<'_>) -> Result<Option<Self>, ConfigError> {
-        let Some(path) = choice.file(env)? else { return Ok(None) };
+    pub fn load(choice: &StoreSelection, env: &Env<'_>) -> Result<Option<Self>, ConfigError> {
+        let Some(path) = choice.config_path(env)? else { return Ok(None) };
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        read(&super::text_of(&path)?, &path, &Lookup::new(env, folder, None))
+        read_table(&super::read_file(&path)?, &path, &ValueResolver::new(env, folder, None))
     }
 
     /// How stores and the journal are sealed; `None` if only addresses are keyed. Always the same one, whose keys change
     /// with the configuration.
-    pub fn sealing(&self) -> Option<Sealing> {
+    pub fn sealing(&self) -> Option<Sealer> {
         self.sealing.clone()
     }
 
     /// The secret that addresses are keyed with, if they are.
     pub fn address_secret(&self) -> Option<AddressSecret> {
-        (!self.plain_addresses).then(|| AddressSecret::new(self.secret.0))
+        (!self.plain_addresses).then(|| AddressSecret::new(self.address_secret.0))
     }
 
     /// For people: the names of the keys, and what holds besides.
-    pub fn summary(&self) -> String {
+    pub fn description(&self) -> String {
         let mut parts = Vec::new();
         if let [first, others @ ..] = &self.keys[..] {
             let others = others.iter().map(|key| format!(", {} (opens)", key.id()));
@@ -81,29 +81,31 @@ impl Seal {
     }
 
     /// Goes on with what `before` opened, with these keys from [`apply`](Self::apply) on.
-    pub(crate) fn adopt(&mut self, before: &Self) {
+    pub(crate) fn reuse_sealing(&mut self, before: &Self) {
         if self.sealing.is_some() {
             self.sealing.clone_from(&before.sealing);
         }
     }
 
     /// Puts the keys in force.
-    pub(crate) fn apply(&self) {
+    pub(crate) fn activate_keys(&self) {
         if let (Some(sealing), [first, others @ ..]) = (&self.sealing, &self.keys[..]) {
             sealing.rekey(first.clone(), others.to_vec(), self.rules);
         }
     }
 
     /// Whether the two differ in what is only read at start-up.
-    pub(super) fn needs_restart_from(old: Option<&Self>, new: Option<&Self>) -> bool {
-        let fixed = |seal: &Self| (seal.secret.clone(), seal.plain_addresses, seal.keys.is_empty());
+    pub(super) fn needs_restart(old: Option<&Self>, new: Option<&Self>) -> bool {
+        let fixed = |seal: &Self| (seal.address_secret.clone(), seal.plain_addresses, seal.keys.is_empty());
         old.map(fixed) != new.map(fixed)
     }
 
     /// What going from one to the other forgets, one sentence each.
-    pub(super) fn forgets(old: Option<&Self>, new: Option<&Self>) -> Vec<String> {
-        let keyed = |seal: Option<&Self>| seal.filter(|seal| !seal.plain_addresses).map(|seal| seal.secret.clone());
-        let sealed = |seal: Option<&Self>| seal.filter(|seal| !seal.keys.is_empty()).map(|seal| seal.secret.clone());
+    pub(super) fn forgotten_answers(old: Option<&Self>, new: Option<&Self>) -> Vec<String> {
+        let keyed =
+            |seal: Option<&Self>| seal.filter(|seal| !seal.plain_addresses).map(|seal| seal.address_secret.clone());
+        let sealed =
+            |seal: Option<&Self>| seal.filter(|seal| !seal.keys.is_empty()).map(|seal| seal.address_secret.clone());
         let secret = |what: &str, then: &str| vec![format!("seal.address_secret {what}: {then}")];
         let lost = "every address is another, and nothing that is remembered will be found again";
         match (keyed(old), keyed(new)) {
@@ -129,39 +131,41 @@ impl Seal {
 }
 
 /// What was read, not what it is in use by.
-impl PartialEq for Seal {
+impl PartialEq for SealSettings {
     fn eq(&self, other: &Self) -> bool {
-        let read = |seal: &Self| (seal.keys.clone(), seal.secret.clone(), seal.plain_addresses, seal.rules);
+        let read = |seal: &Self| (seal.keys.clone(), seal.address_secret.clone(), seal.plain_addresses, seal.rules);
         read(self) == read(other)
     }
 }
 
-impl fmt::Debug for Bytes {
+impl fmt::Debug for SealKeyBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("****")
     }
 }
 
 /// Finishes the table.
-pub(super) fn finish(file: raw::Seal, compress: bool, wrong: Wrong<'_>) -> Result<Seal, ConfigError> {
+pub(super) fn build_seal(
+    file: raw::RawSeal, compress: bool, wrong: ErrorForKey<'_>,
+) -> Result<SealSettings, ConfigError> {
     let mut keys: Vec<SealKey> = Vec::new();
     for (at, written) in file.keys.into_iter().enumerate() {
         let name = |name: &str| format!("seal.keys[{}].{name}", at + 1);
-        let Some(One(id)) = written.id else {
+        let Some(Single(id)) = written.id else {
             return Err(wrong(&name("id"), "missing; name the key, such as \"2026-11\""));
         };
-        let Some(One(key)) = written.key else {
+        let Some(Single(key)) = written.key else {
             return Err(wrong(
                 &name("key"),
                 "missing; write one such as \"file:seal-2026-11.key\" or \"env:IBID_SEAL_KEY\"",
             ));
         };
-        let bytes = bytes(&key).map_err(|what| wrong(&name("key"), &what))?;
+        let bytes = decode_key(&key).map_err(|what| wrong(&name("key"), &what))?;
         let key = SealKey::new(&id, bytes).map_err(|what| wrong(&name("id"), &what))?;
         if let Some(known) = keys.iter().find(|known| known.id() == id) {
             return Err(wrong(&name("id"), &format!("{:?} is there twice; each key has its own", known.id())));
         }
-        if let Some(known) = keys.iter().find(|known| known.is_made_of(&bytes)) {
+        if let Some(known) = keys.iter().find(|known| known.has_key_bytes(&bytes)) {
             return Err(wrong(
                 &name("key"),
                 &format!("it is the same as that of {:?}; each id has its own", known.id()),
@@ -169,57 +173,57 @@ pub(super) fn finish(file: raw::Seal, compress: bool, wrong: Wrong<'_>) -> Resul
         }
         keys.push(key);
     }
-    let Some(One(secret)) = file.address_secret else {
+    let Some(Single(secret)) = file.address_secret else {
         let what = "missing; addresses, tags and fingerprints are keyed with it, and it never changes";
-        return Err(wrong("seal.address_secret", &format!("{what}; {ALLOWED}")));
+        return Err(wrong("seal.address_secret", &format!("{what}; {ALLOWED_KEY}")));
     };
-    let secret = bytes(&secret).map_err(|what| wrong("seal.address_secret", &what))?;
-    if let Some(key) = keys.iter().find(|key| key.is_made_of(&secret)) {
+    let secret = decode_key(&secret).map_err(|what| wrong("seal.address_secret", &what))?;
+    if let Some(key) = keys.iter().find(|key| key.has_key_bytes(&secret)) {
         let what = format!("it is the same as the key {:?}, which will change one day; it needs its own", key.id());
         return Err(wrong("seal.address_secret", &what));
     }
-    let rules = Rules { accept_plain: or(file.accept_plain, false), compress };
-    let plain_addresses = or(file.plain_addresses, false);
+    let rules = SealOptions { accept_plain: value_or(file.accept_plain, false), compress };
+    let plain_addresses = value_or(file.plain_addresses, false);
     if keys.is_empty() && (rules.accept_plain || plain_addresses) {
         let name = if rules.accept_plain { "accept_plain" } else { "plain_addresses" };
-        let what = format!("without seal.keys nothing is sealed; leave {} out, or add a key", listed([name]));
+        let what = format!("without seal.keys nothing is sealed; leave {} out, or add a key", quote_list([name]));
         return Err(wrong(&format!("seal.{name}"), &what));
     }
     let sealing = match &keys[..] {
         [] => None,
-        [first, others @ ..] => Some(Sealing::new(first.clone(), others.to_vec(), &secret, rules)),
+        [first, others @ ..] => Some(Sealer::new(first.clone(), others.to_vec(), &secret, rules)),
     };
-    Ok(Seal { keys, secret: Bytes(secret), plain_addresses, rules, sealing })
+    Ok(SealSettings { keys, address_secret: SealKeyBytes(secret), plain_addresses, rules, sealing })
 }
 
 /// The message says nothing of what was found but its length.
-fn bytes(written: &Secret) -> Result<[u8; 32], String> {
-    let Some(bytes) = Encoding::Base64.decode(written.expose().trim().as_bytes()) else {
-        return Err(format!("it is no base64; {ALLOWED}"));
+fn decode_key(written: &Secret) -> Result<[u8; 32], String> {
+    let Some(bytes) = SignatureEncoding::Base64.decode(written.expose().trim().as_bytes()) else {
+        return Err(format!("it is no base64; {ALLOWED_KEY}"));
     };
-    let bytes = <[u8; 32]>::try_from(bytes).map_err(|bytes| format!("it has {} bytes; {ALLOWED}", bytes.len()))?;
+    let bytes = <[u8; 32]>::try_from(bytes).map_err(|bytes| format!("it has {} bytes; {ALLOWED_KEY}", bytes.len()))?;
     if bytes.iter().all(|byte| *byte == bytes[0]) {
-        return Err(format!("its bytes are all the same; {ALLOWED}"));
+        return Err(format!("its bytes are all the same; {ALLOWED_KEY}"));
     }
     Ok(bytes)
 }
 
 /// The `[seal]` table of a file, and nothing else but whether records are compressed.
-fn read(text: &str, path: &Path, lookup: &Lookup<'_>) -> Result<Option<Seal>, ConfigError> {
+fn read_table(text: &str, path: &Path, lookup: &ValueResolver<'_>) -> Result<Option<SealSettings>, ConfigError> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
-    struct Only {
-        seal: Option<raw::Seal>,
+    struct SealTables {
+        seal: Option<raw::RawSeal>,
     }
     let origin = path.display().to_string();
-    let mut table: toml::Table = text.parse().map_err(|why| super::syntax(&origin, text, &why))?;
+    let mut table: toml::Table = text.parse().map_err(|why| super::syntax_error(&origin, text, &why))?;
     let compress = table.get("store").and_then(|store| store.get("compress")).and_then(toml::Value::as_bool);
     table.retain(|key, _| key == "seal");
-    let read = Only::deserialize(tree::Node { value: &toml::Value::Table(table), lookup });
+    let read = SealTables::deserialize(deserializer::TomlNode { value: &toml::Value::Table(table), lookup });
     let only = read.map_err(|wrong| {
-        let (key, what) = wrong.told();
+        let (key, what) = wrong.into_key_and_message();
         ConfigError::new(&origin, key, what)
     })?;
     let wrong = |key: &str, what: &str| ConfigError::new(&origin, key, what);
-    only.seal.map(|seal| finish(seal, compress.unwrap_or(true), &wrong)).transpose()
+    only.seal.map(|seal| build_seal(seal, compress.unwrap_or(true), &wrong)).transpose()
 }

@@ -3,10 +3,10 @@
 use std::{fmt, path::PathBuf};
 
 use http::uri::{Authority, Scheme, Uri};
-use ibid_stores::{Kind, Named};
+use ibid_stores::{StoreKind, StoreUrl};
 
 use super::{
-    env::{Env, Lookup},
+    env::{Env, ValueResolver},
     scalar::Scalar,
 };
 
@@ -16,11 +16,11 @@ pub struct Secret(String);
 
 /// Where a store is. Shown without its password.
 #[derive(Clone, PartialEq, Eq)]
-pub struct StoreUrl(String);
+pub struct RedactedStoreUrl(String);
 
 /// Scheme, host and port of an app, such as `http://127.0.0.1:3000`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Upstream(pub(super) String);
+pub(super) struct UpstreamUrl(pub(super) String);
 
 impl Secret {
     /// The text. Compare it in constant time, and never print it.
@@ -35,7 +35,7 @@ impl Secret {
     /// # Errors
     /// What is wrong with it; never the secret.
     pub fn from_source(source: &str, env: &Env<'_>) -> Result<Self, String> {
-        let lookup = Lookup::new(env, PathBuf::new(), None);
+        let lookup = ValueResolver::new(env, PathBuf::new(), None);
         match lookup.resolve(source)? {
             Some(text) => Self::from_text(&text).map_err(|what| format!("{source:?}: {what}")),
             None => {
@@ -62,7 +62,7 @@ impl Scalar for Secret {
     }
 }
 
-impl StoreUrl {
+impl RedactedStoreUrl {
     /// With its password.
     pub fn expose(&self) -> &str {
         &self.0
@@ -70,17 +70,17 @@ impl StoreUrl {
 
     /// Whether everything is forgotten with the process.
     pub fn is_memory(&self) -> bool {
-        self.named().kind() == Kind::Memory
+        self.store_url().kind() == StoreKind::Memory
     }
 
     /// The store that it names.
-    pub fn named(&self) -> Named {
+    pub fn store_url(&self) -> StoreUrl {
         self.0.parse().expect("checked when it was read")
     }
 }
 
 /// Without what stands between the user's name and the last `@`, and without its query, which may hold a password.
-impl fmt::Display for StoreUrl {
+impl fmt::Display for RedactedStoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((scheme, rest)) = self.0.split_once("://") else { return f.write_str(&self.0) };
         let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?****"));
@@ -94,22 +94,22 @@ impl fmt::Display for StoreUrl {
     }
 }
 
-impl fmt::Debug for StoreUrl {
+impl fmt::Debug for RedactedStoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "StoreUrl({self})")
     }
 }
 
-impl Scalar for StoreUrl {
+impl Scalar for RedactedStoreUrl {
     const ALLOWED: &'static str = "a store's URL such as \"embedded:ibid-data\"";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        text.parse::<Named>().map_err(|why| why.to_string())?;
+        text.parse::<StoreUrl>().map_err(|why| why.to_string())?;
         Ok(Self(text.into()))
     }
 }
 
-impl Scalar for Upstream {
+impl Scalar for UpstreamUrl {
     const ALLOWED: &'static str = "a URL without a path, such as \"http://127.0.0.1:3000\"";
 
     /// The message never holds the URL if there may be a password in it.
@@ -136,9 +136,9 @@ impl Scalar for Upstream {
     }
 }
 
-impl Upstream {
+impl UpstreamUrl {
     /// Host and port.
-    pub(super) fn place(&self) -> (String, u16) {
+    pub(super) fn host_and_port(&self) -> (String, u16) {
         let uri: Uri = self.0.parse().expect("checked when it was read");
         let authority = uri.authority().expect("checked when it was read");
         let usual = if uri.scheme_str() == Some("https") { 443 } else { 80 };
@@ -161,13 +161,13 @@ mod tests {
             ("postgres://ibid:p@ss:w@host/db", "postgres://ibid:****@host/db"),
             ("postgres://ibid@host/db?password=x", "postgres://ibid@host/db?****"),
         ] {
-            let url = StoreUrl(url.into());
+            let url = RedactedStoreUrl(url.into());
             assert_eq!(url.to_string(), shown);
             assert_eq!(format!("{url:?}"), format!("StoreUrl({shown})"));
         }
         assert_eq!(format!("{:?}", Secret::from_text("s3cret").unwrap()), "****");
-        assert!(!StoreUrl::from_text("mysql://u:s3cret@h").unwrap_err().contains("s3cret"));
-        assert!(!Upstream::from_text("http://u:s3cret@h").unwrap_err().contains("s3cret"));
+        assert!(!RedactedStoreUrl::from_text("mysql://u:s3cret@h").unwrap_err().contains("s3cret"));
+        assert!(!UpstreamUrl::from_text("http://u:s3cret@h").unwrap_err().contains("s3cret"));
     }
 
     #[test]
@@ -177,7 +177,7 @@ mod tests {
             ("https://App.Example.com/", "https://app.example.com"),
             ("h2c://[::1]:50051", "h2c://[::1]:50051"),
         ] {
-            assert_eq!(Upstream::from_text(text).unwrap().0, upstream);
+            assert_eq!(UpstreamUrl::from_text(text).unwrap().0, upstream);
         }
         for text in [
             "127.0.0.1:3000",
@@ -191,9 +191,9 @@ mod tests {
             "http://a:99999",
             "http://a:0",
         ] {
-            assert!(Upstream::from_text(text).is_err(), "{text}");
+            assert!(UpstreamUrl::from_text(text).is_err(), "{text}");
         }
-        assert_eq!(Upstream("h2c://[::1]:50051".into()).place(), ("::1".into(), 50051));
-        assert_eq!(Upstream("https://a".into()).place(), ("a".into(), 443));
+        assert_eq!(UpstreamUrl("h2c://[::1]:50051".into()).host_and_port(), ("::1".into(), 50051));
+        assert_eq!(UpstreamUrl("https://a".into()).host_and_port(), ("a".into(), 443));
     }
 }

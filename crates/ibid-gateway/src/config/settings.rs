@@ -4,32 +4,32 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use ibid::{Credentials, Limit, TrustedProxies};
-use ibid_stores::seal::Sealing;
+use ibid::{Credentials, QuotaLimit, TrustedProxies};
+use ibid_stores::seal::Sealer;
 
-use super::{collector::Collector, scalar::Scalar, seal::Seal, secret::Secret, store::Store};
+use super::{collector::Collector, scalar::Scalar, seal::SealSettings, secret::Secret, store::StoreSettings};
 use crate::routes::{GrpcUnknown, RouteTable};
 
 /// Instead of a file of descriptors: the upstreams are asked for theirs.
-pub(super) const REFLECTION: &str = "reflection";
+pub(super) const REFLECTION_KEYWORD: &str = "reflection";
 
 /// The finished configuration. Secrets in it are never shown by `Debug`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct GatewaySettings {
     /// The file that it was read from, if there was one. Watched for changes.
     pub file: Option<PathBuf>,
     /// Files that values were read from. Watched as well.
-    pub files: Vec<PathBuf>,
+    pub value_files: Vec<PathBuf>,
     /// Where clients connect.
     pub listen: SocketAddr,
     /// Present if clients connect with TLS.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSettings>,
     /// The app: scheme (`http`, `https`, `h2c`), host and port.
     pub upstream: String,
     /// Certificates that `https` upstreams are checked against, instead of the system's.
     pub upstream_ca: Option<Pem>,
     /// What the gateway shows to `https` upstreams that ask who it is.
-    pub upstream_identity: Option<Shown>,
+    pub upstream_identity: Option<ClientIdentity>,
     /// Connections per upstream.
     pub max_upstream: usize,
     /// How long an idle connection to an upstream may be reused.
@@ -37,9 +37,9 @@ pub struct Settings {
     /// Protocols that a connection may be upgraded to, in lower case.
     pub upgrades: Vec<String>,
     /// How callers' tokens are verified, if some are.
-    pub jwt: Option<Jwt>,
+    pub jwt: Option<JwtSettings>,
     /// How much tenants may begin.
-    pub quota: Quota,
+    pub quota: QuotaSettings,
     /// Whose scope headers are believed.
     pub trusted_proxies: TrustedProxies,
     /// Which headers carry credentials, and which schemes of Authorization are accepted.
@@ -54,26 +54,26 @@ pub struct Settings {
     pub accept_forgetting: bool,
     /// The local journal's directory; `None` if there is none.
     pub journal: Option<PathBuf>,
-    /// What says which gRPC methods are unary, as written: a file of protobuf descriptors, or [`REFLECTION`].
+    /// What says which gRPC methods are unary, as written: a file of protobuf descriptors, or [`REFLECTION_KEYWORD`].
     pub descriptors: Option<String>,
     /// What becomes of calls to gRPC methods that nothing is known about, if it is set.
     pub grpc_unknown: Option<GrpcUnknown>,
     /// Paths of the app's own OpenAPI documents, which are annotated as they pass.
     pub openapi: Vec<String>,
     /// What the upstreams said about themselves, if they were asked: a descriptor set.
-    pub reflected: Option<Bytes>,
+    pub reflected_descriptors: Option<Bytes>,
     /// What a connection may do.
-    pub limits: Limits,
+    pub limits: LimitSettings,
     /// How logs are written.
-    pub log: Log,
+    pub log: LogSettings,
     /// Where traces go, if anywhere.
-    pub trace: Option<Trace>,
+    pub trace: Option<TraceSettings>,
     /// The admin port, unless it is off.
-    pub admin: Option<Admin>,
+    pub admin: Option<AdminSettings>,
     /// Where records live.
-    pub store: Store,
+    pub store: StoreSettings,
     /// How they are sealed, if they are.
-    pub seal: Option<Seal>,
+    pub seal: Option<SealSettings>,
     /// Which policy a request is under.
     pub routes: RouteTable,
     /// What is allowed, and probably not meant. Logged at start-up.
@@ -84,7 +84,7 @@ pub struct Settings {
 
 /// The certificate of a port that clients or operators connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tls {
+pub struct TlsSettings {
     /// The certificate and those that vouch for it.
     pub cert: Pem,
     /// Its private key.
@@ -95,7 +95,7 @@ pub struct Tls {
 
 /// A certificate to show, and its private key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shown {
+pub struct ClientIdentity {
     /// The certificate and those that vouch for it.
     pub cert: Pem,
     /// Its private key.
@@ -104,27 +104,27 @@ pub struct Shown {
 
 /// Where traces go.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trace {
+pub struct TraceSettings {
     /// Who takes them.
     pub collector: Collector,
     /// Certificates that it is checked against, instead of the system's.
     pub ca: Option<Pem>,
     /// What it is shown if it asks.
-    pub identity: Option<Shown>,
+    pub identity: Option<ClientIdentity>,
 }
 
 /// How much a tenant may begin; as much as they like where nothing is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Quota {
+pub struct QuotaSettings {
     /// Per tenant, counted in the store.
-    pub new_keys: Option<Limit>,
+    pub new_keys: Option<QuotaLimit>,
     /// Per tenant, counted in the store as answers are recorded.
-    pub new_bytes: Option<Limit>,
+    pub new_bytes: Option<QuotaLimit>,
     /// Per tenant and user, counted by each gateway.
-    pub rate: Option<Limit>,
+    pub rate: Option<QuotaLimit>,
 }
 
-impl Quota {
+impl QuotaSettings {
     /// Whether anybody is limited.
     pub fn is_set(&self) -> bool {
         self.new_keys.is_some() || self.new_bytes.is_some() || self.rate.is_some()
@@ -133,13 +133,13 @@ impl Quota {
 
 /// How callers' tokens are verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Jwt {
+pub struct JwtSettings {
     /// By which keys.
     pub keys: JwtKeys,
     /// Certificates that the server of the keys is checked against, instead of the system's.
     pub ca: Option<Pem>,
     /// What it is shown if it asks.
-    pub identity: Option<Shown>,
+    pub identity: Option<ClientIdentity>,
     /// Whose tokens are believed; anybody's who has the key if `None`.
     pub issuer: Option<String>,
     /// For whom they must be; for anybody if empty.
@@ -169,9 +169,9 @@ pub enum JwtKeys {
     /// Public ones.
     Pem(Pem),
     /// A JWK set. Never shown: somebody may have put a private key into it.
-    Set(Secret),
+    Jwks(Secret),
     /// Where the issuer publishes a JWK set.
-    Url(String),
+    JwksUrl(String),
 }
 
 /// The text of a PEM file, read at start-up. Never shown.
@@ -180,7 +180,7 @@ pub struct Pem(pub(super) Secret);
 
 /// What a connection may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct LimitSettings {
     /// How long a request's head may take.
     pub header_timeout: Duration,
     /// How long a request's body may be silent.
@@ -207,7 +207,7 @@ pub struct Limits {
 
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Log {
+pub struct LogSettings {
     /// For people or for machines.
     pub format: LogFormat,
     /// The least that is worth a line.
@@ -240,20 +240,20 @@ pub enum LogLevel {
 
 /// The admin port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Admin {
+pub struct AdminSettings {
     /// Where operators connect.
     pub listen: SocketAddr,
     /// Who may; nobody if empty.
-    pub tokens: Vec<Token>,
+    pub tokens: Vec<AdminToken>,
     /// The file of the audit trail; `None` if it is only logged, and remembered until the process ends.
     pub audit: Option<PathBuf>,
     /// The names, besides those of this machine, that the API and the console answer to.
     pub hosts: Vec<String>,
     /// Present if operators connect with TLS.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSettings>,
 }
 
-impl Admin {
+impl AdminSettings {
     fn has_tls(this: Option<&Self>) -> bool {
         this.is_some_and(|admin| admin.tls.is_some())
     }
@@ -261,7 +261,7 @@ impl Admin {
 
 /// Somebody who may use the admin API.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Token {
+pub struct AdminToken {
     /// What they may do.
     pub role: Role,
     /// Whose records a [`Role::User`] sees. `None` for all others.
@@ -283,14 +283,14 @@ pub enum Role {
     User,
 }
 
-impl Settings {
+impl GatewaySettings {
     /// Whether the upstreams are to be asked which gRPC methods they have.
-    pub fn reflects(&self) -> bool {
-        self.descriptors.as_deref() == Some(REFLECTION)
+    pub fn uses_reflection(&self) -> bool {
+        self.descriptors.as_deref() == Some(REFLECTION_KEYWORD)
     }
 
     /// What differs from `old` and is only read at start-up.
-    pub fn needs_restart_from(&self, old: &Self) -> Vec<&'static str> {
+    pub fn settings_needing_restart(&self, old: &Self) -> Vec<&'static str> {
         // Tokens and certificates are taken up.
         let fixed = |settings: &Self| settings.admin.as_ref().map(|admin| (admin.listen, admin.audit.clone()));
         let all = [
@@ -309,22 +309,22 @@ impl Settings {
             // Where they go is taken up; whether they go anywhere is not.
             ("trace", self.trace.is_some() != old.trace.is_some()),
             ("admin", fixed(self) != fixed(old)),
-            ("admin.tls", Admin::has_tls(self.admin.as_ref()) != Admin::has_tls(old.admin.as_ref())),
+            ("admin.tls", AdminSettings::has_tls(self.admin.as_ref()) != AdminSettings::has_tls(old.admin.as_ref())),
             ("store", self.store != old.store),
-            ("seal", Seal::needs_restart_from(old.seal.as_ref(), self.seal.as_ref())),
+            ("seal", SealSettings::needs_restart(old.seal.as_ref(), self.seal.as_ref())),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
     }
 
     /// How the store and the journal are sealed, if they are.
-    pub fn sealing(&self) -> Option<Sealing> {
-        self.seal.as_ref().and_then(Seal::sealing)
+    pub fn sealing(&self) -> Option<Sealer> {
+        self.seal.as_ref().and_then(SealSettings::sealing)
     }
 
     /// Whether this configuration remembers nothing of what `old` remembered, sentence by sentence; see
-    /// [`forgets`](super::forgets).
-    pub fn forgets(&self, old: &Self) -> Vec<String> {
-        super::forgets(old, self)
+    /// [`forgets`](super::forgotten_answers).
+    pub fn forgotten_answers(&self, old: &Self) -> Vec<String> {
+        super::forgotten_answers(old, self)
     }
 }
 
@@ -333,9 +333,9 @@ impl fmt::Debug for JwtKeys {
         match self {
             Self::Secret(_) => f.write_str("Secret(****)"),
             Self::Pem(_) => f.write_str("Pem(****)"),
-            Self::Set(_) => f.write_str("Set(****)"),
+            Self::Jwks(_) => f.write_str("Set(****)"),
             // Without its query, which may hold a secret.
-            Self::Url(url) => write!(f, "Url({:?})", url.split('?').next().unwrap_or_default()),
+            Self::JwksUrl(url) => write!(f, "Url({:?})", url.split('?').next().unwrap_or_default()),
         }
     }
 }
@@ -356,7 +356,7 @@ macro_rules! words {
             fn from_str(text: &str) -> Result<Self, String> {
                 match text {
                     $($word => Ok($value),)+
-                    _ => Err(format!("{text:?} is no {}; allowed are {}", $what, super::error::listed([$($word),+]))),
+                    _ => Err(format!("{text:?} is no {}; allowed are {}", $what, super::error::quote_list([$($word),+]))),
                 }
             }
         }

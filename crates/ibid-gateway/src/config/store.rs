@@ -6,34 +6,34 @@ use std::{
     time::Duration,
 };
 
-use ibid_stores::{Contradiction, Kind, Layout, Parts};
+use ibid_stores::{StoreConfig, StoreConfigError, StoreKind, StoreOptions};
 use serde::Deserialize;
 
 use super::{
-    args::{lay, variable},
-    env::{Env, Lookup},
+    args::{non_empty_variable, override_value},
+    deserializer,
+    env::{Env, ValueResolver},
     error::ConfigError,
-    finish::{Wrong, default, not_zero, or},
     raw,
-    secret::StoreUrl,
-    tree,
+    secret::RedactedStoreUrl,
+    validate::{ErrorForKey, parse_default, require_non_zero, value_or},
 };
 
 /// Where records live if nobody says.
 pub const DEFAULT_STORE: &str = "embedded:ibid-data";
 const DEFAULT_PREFIX: &str = "idempotency";
 /// More than anybody has; a larger number is a slip of the pen.
-const MOST_REPLICAS: usize = 100;
+const MAX_WAIT_REPLICAS: usize = 100;
 
 /// Where records live.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Store {
+pub struct StoreSettings {
     /// Shown without its password.
-    pub url: StoreUrl,
+    pub url: RedactedStoreUrl,
     /// Under a Redis: the PostgreSQL that decides, and stands in for it.
-    pub fallback: Option<StoreUrl>,
+    pub fallback: Option<RedactedStoreUrl>,
     /// Under a PostgreSQL: the Redis that makes it faster.
-    pub cache: Option<StoreUrl>,
+    pub cache: Option<RedactedStoreUrl>,
     /// What the names of its keys start with.
     pub prefix: String,
     /// For one call.
@@ -54,140 +54,143 @@ pub struct Store {
 
 /// Which store a command works on. Flags win over variables, variables over the file.
 #[derive(Clone, Default, clap::Args)]
-pub struct StoreChoice {
+pub struct StoreSelection {
     /// The store, such as redis://127.0.0.1:6379/0 [env: IBID_STORE]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// The gateway's configuration file, of which only [store] and [seal] are read [env: IBID_CONFIG]
+    /// The gateway's configuration file, of which only [super::store] and [super::seal] are read [env: IBID_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 
 /// Without the store, whose URL may hold a password.
-impl fmt::Debug for StoreChoice {
+impl fmt::Debug for StoreSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let store = self.store.as_ref().map(|_| "****");
         f.debug_struct("StoreChoice").field("config", &self.config).field("store", &store).finish()
     }
 }
 
-impl StoreChoice {
+impl StoreSelection {
     /// The configuration file that is named, if one is.
-    pub(super) fn file(&self, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
+    pub(super) fn config_path(&self, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
         match &self.config {
             Some(path) => Ok(Some(path.clone())),
-            None => Ok(variable(env, "IBID_CONFIG")?.map(PathBuf::from)),
+            None => Ok(non_empty_variable(env, "IBID_CONFIG")?.map(PathBuf::from)),
         }
     }
 }
 
-impl Store {
+impl StoreSettings {
     /// What the table says, without the rest of the file: whoever looks after a store need not have the gateway's
     /// secrets.
     ///
     /// # Errors
     /// One line about the first setting that cannot be, or that no store is named.
-    pub fn load(choice: &StoreChoice, env: &Env<'_>) -> Result<Self, ConfigError> {
-        let path = choice.file(env)?;
+    pub fn load(choice: &StoreSelection, env: &Env<'_>) -> Result<Self, ConfigError> {
+        let path = choice.config_path(env)?;
         let mut file = match &path {
-            None => raw::Store::default(),
+            None => raw::RawStore::default(),
             Some(path) => {
                 let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-                read(&super::text_of(path)?, path, &Lookup::new(env, folder, None))?
+                read_table(&super::read_file(path)?, path, &ValueResolver::new(env, folder, None))?
             }
         };
-        lay(&mut file.url, &choice.store, "store", env)?;
+        override_value(&mut file.url, &choice.store, "store", env)?;
         if path.is_none() && file.url.is_none() {
             let what = "missing; name the store by --store, by IBID_STORE, or by the gateway's --config";
             return Err(ConfigError::new("--store", "", what));
         }
         let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
-        finish(file, &|key, what| ConfigError::new(&origin, key, what))
+        build_store(file, &|key, what| ConfigError::new(&origin, key, what))
     }
 
     /// The stores that it names.
-    pub fn layout(&self) -> Layout {
-        self.try_layout().expect("checked when it was read")
+    pub fn store_config(&self) -> StoreConfig {
+        self.try_store_config().expect("checked when it was read")
     }
 
-    fn try_layout(&self) -> Result<Layout, Contradiction> {
-        Layout::new(Parts {
-            url: self.url.named(),
-            fallback: self.fallback.as_ref().map(StoreUrl::named),
-            cache: self.cache.as_ref().map(StoreUrl::named),
+    fn try_store_config(&self) -> Result<StoreConfig, StoreConfigError> {
+        StoreConfig::new(StoreOptions {
+            url: self.url.store_url(),
+            fallback: self.fallback.as_ref().map(RedactedStoreUrl::store_url),
+            cache: self.cache.as_ref().map(RedactedStoreUrl::store_url),
             prefix: self.prefix.clone(),
             timeout: self.timeout,
             wait_replicas: self.wait_replicas,
-            near: self.near,
+            local_cache: self.near,
         })
     }
 
     /// Whether records that are not sealed are compressed. PostgreSQL compresses by itself, and its SQL functions can only read what is
     /// not.
     pub fn compresses(&self) -> bool {
-        self.compress.unwrap_or_else(|| self.decides().named().kind() != Kind::Postgres)
+        self.compress.unwrap_or_else(|| self.authority_url().store_url().kind() != StoreKind::Postgres)
     }
 
     /// The URL of the store whose word counts.
-    pub fn decides(&self) -> &StoreUrl {
+    pub fn authority_url(&self) -> &RedactedStoreUrl {
         self.fallback.as_ref().unwrap_or(&self.url)
     }
 }
 
 /// Finishes the table.
-pub(super) fn finish(file: raw::Store, wrong: Wrong<'_>) -> Result<Store, ConfigError> {
-    let prefix = or(file.prefix, DEFAULT_PREFIX.into());
+pub(super) fn build_store(file: raw::RawStore, wrong: ErrorForKey<'_>) -> Result<StoreSettings, ConfigError> {
+    let prefix = value_or(file.prefix, DEFAULT_PREFIX.into());
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':');
     if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(plain) {
         let what = format!("{prefix:?} is no prefix; allowed are 1 to 64 letters, digits, \"_\" \"-\" \".\" \":\"");
         return Err(wrong("store.prefix", &what));
     }
-    let wait_replicas = or(file.wait_replicas, 0);
-    if wait_replicas > MOST_REPLICAS {
-        return Err(wrong("store.wait_replicas", &format!("found {wait_replicas}; allowed is 0 to {MOST_REPLICAS}")));
+    let wait_replicas = value_or(file.wait_replicas, 0);
+    if wait_replicas > MAX_WAIT_REPLICAS {
+        return Err(wrong(
+            "store.wait_replicas",
+            &format!("found {wait_replicas}; allowed is 0 to {MAX_WAIT_REPLICAS}"),
+        ));
     }
-    let store = Store {
-        url: or::<StoreUrl>(file.url, default(DEFAULT_STORE)),
+    let store = StoreSettings {
+        url: value_or::<RedactedStoreUrl>(file.url, parse_default(DEFAULT_STORE)),
         fallback: file.fallback.map(|written| written.0),
         cache: file.cache.map(|written| written.0),
         prefix,
-        timeout: not_zero("store.timeout", file.timeout, Duration::from_millis(500), wrong)?,
+        timeout: require_non_zero("store.timeout", file.timeout, Duration::from_millis(500), wrong)?,
         wait_replicas: wait_replicas as u32,
         near: file.near.map(|written| written.0.0),
         compress: file.compress.map(|written| written.0),
         rls_user: file.rls_user.map(|written| written.0),
-        sweep_every: not_zero("store.sweep_every", file.sweep_every, Duration::from_secs(60), wrong)?,
-        strict: or(file.strict, false),
+        sweep_every: require_non_zero("store.sweep_every", file.sweep_every, Duration::from_secs(60), wrong)?,
+        strict: value_or(file.strict, false),
     };
     if let Some(user) = &store.rls_user {
         let such_as = "allowed is an SQL expression such as \"auth.uid()\"";
         if user.trim().is_empty() || user.contains(';') {
             return Err(wrong("store.rls_user", &format!("found {user:?}; {such_as}")));
         }
-        if store.decides().named().kind() != Kind::Postgres {
+        if store.authority_url().store_url().kind() != StoreKind::Postgres {
             return Err(wrong("store.rls_user", "only a postgres store has row-level security"));
         }
     }
-    match store.try_layout() {
+    match store.try_store_config() {
         Ok(_) => Ok(store),
-        Err(Contradiction { key, what }) => Err(wrong(&format!("store.{key}"), &what)),
+        Err(StoreConfigError { key, message: what }) => Err(wrong(&format!("store.{key}"), &what)),
     }
 }
 
 /// The `[store]` table of a file, and nothing else of it.
-fn read(text: &str, path: &Path, lookup: &Lookup<'_>) -> Result<raw::Store, ConfigError> {
+fn read_table(text: &str, path: &Path, lookup: &ValueResolver<'_>) -> Result<raw::RawStore, ConfigError> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
-    struct Only {
-        store: raw::Store,
+    struct StoreTable {
+        store: raw::RawStore,
     }
     let origin = path.display().to_string();
-    let mut table: toml::Table = text.parse().map_err(|why| super::syntax(&origin, text, &why))?;
+    let mut table: toml::Table = text.parse().map_err(|why| super::syntax_error(&origin, text, &why))?;
     // The rest is not even looked at: it may name variables that only the gateway has.
     table.retain(|key, _| key == "store");
-    let read = Only::deserialize(tree::Node { value: &toml::Value::Table(table), lookup });
+    let read = StoreTable::deserialize(deserializer::TomlNode { value: &toml::Value::Table(table), lookup });
     read.map(|only| only.store).map_err(|wrong| {
-        let (key, what) = wrong.told();
+        let (key, what) = wrong.into_key_and_message();
         ConfigError::new(origin, key, what)
     })
 }

@@ -4,21 +4,22 @@ use std::{net::SocketAddr, str::FromStr, time::Duration};
 
 use http::{HeaderName, HeaderValue, Method, StatusCode, uri::PathAndQuery};
 use ibid::{
-    Envelope, KeyFormat, KeySource, LabelKey, Limit, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part,
-    Pointer, Probe, Refusals, ScopePart, StatusRange, Template,
-    grpc::Code,
-    webhook::{Content, Encoding},
+    FingerprintPart, HeaderTemplate, JsonPointer, KeyFormat, KeySource, LabelKeyDisplay, OnConcurrent, OnMismatch,
+    OnStoreDown, OnUnknown, PolicyMode, QuotaLimit, RefusalFormat, ResolveProbe, ResponseEnvelope, ScopePart,
+    StatusRange,
+    grpc::GrpcStatusCode,
+    webhook::{SignatureEncoding, SignedContent},
 };
 
 use super::{
-    error::{close, listed},
+    error::{closest_match, quote_list},
     scalar::Scalar,
 };
 use crate::routes::Match;
 
 /// `"64KiB"`, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Size(pub(super) u64);
+pub(super) struct ByteSize(pub(super) u64);
 
 /// A gRPC status code.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +34,7 @@ pub(super) struct DigestStatus(pub(super) Option<StatusCode>);
 pub(super) struct Preset(pub(super) &'static str);
 
 /// The preset of a `[policy]` that covers nothing: only routes are covered.
-pub(super) const OFF: &str = "off";
+pub(super) const PRESET_OFF: &str = "off";
 
 /// Where a browser's page may come from.
 #[derive(Debug, Clone)]
@@ -51,9 +52,9 @@ pub(super) struct DocumentPath(pub(super) String);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Listen(pub(super) Option<SocketAddr>);
 
-pub(super) const DURATION: &str = "a duration such as \"500ms\" \"30s\" \"5m\" \"24h\" \"7d\"";
-const SIZE: &str = "bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"";
-const CODE: &str = "a status code such as 409";
+pub(super) const ALLOWED_DURATION: &str = "a duration such as \"500ms\" \"30s\" \"5m\" \"24h\" \"7d\"";
+const ALLOWED_SIZE: &str = "bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"";
+const ALLOWED_STATUS: &str = "a status code such as 409";
 
 impl Scalar for String {
     const ALLOWED: &'static str = "text";
@@ -70,7 +71,7 @@ impl Scalar for bool {
         text.parse().map_err(|_| format!("found {text:?}; allowed is {}", Self::ALLOWED))
     }
 
-    fn from_switch(switch: bool) -> Option<Self> {
+    fn from_bool(switch: bool) -> Option<Self> {
         Some(switch)
     }
 }
@@ -88,7 +89,7 @@ impl Scalar for usize {
 }
 
 impl Scalar for Duration {
-    const ALLOWED: &'static str = DURATION;
+    const ALLOWED: &'static str = ALLOWED_DURATION;
 
     fn from_text(text: &str) -> Result<Self, String> {
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -102,7 +103,7 @@ impl Scalar for Duration {
             _ => 0,
         };
         let duration = number.parse::<u64>().ok().filter(|_| millis > 0).and_then(|number| number.checked_mul(millis));
-        let wrong = || format!("{text:?} is no duration; allowed is {DURATION}");
+        let wrong = || format!("{text:?} is no duration; allowed is {ALLOWED_DURATION}");
         // A hundred years: stores compute with these in microseconds.
         duration.map(Self::from_millis).filter(|found| found.as_secs() <= 100 * 366 * 86_400).ok_or_else(wrong)
     }
@@ -137,22 +138,22 @@ impl Scalar for DocumentPath {
     }
 }
 
-impl Scalar for Size {
-    const ALLOWED: &'static str = SIZE;
+impl Scalar for ByteSize {
+    const ALLOWED: &'static str = ALLOWED_SIZE;
 
     fn from_text(text: &str) -> Result<Self, String> {
         let size = ibid_stores::parse_size(text);
-        size.map(Self).ok_or_else(|| format!("{text:?} is no size; allowed is {SIZE}"))
+        size.map(Self).ok_or_else(|| format!("{text:?} is no size; allowed is {ALLOWED_SIZE}"))
     }
 
     fn from_number(number: i64) -> Option<Result<Self, String>> {
         let size = number.try_into().map(Self);
-        Some(size.map_err(|_| format!("{number} is no size; allowed is {SIZE}")))
+        Some(size.map_err(|_| format!("{number} is no size; allowed is {ALLOWED_SIZE}")))
     }
 }
 
 impl Scalar for StatusCode {
-    const ALLOWED: &'static str = CODE;
+    const ALLOWED: &'static str = ALLOWED_STATUS;
 
     fn from_text(text: &str) -> Result<Self, String> {
         let code = text.parse().ok().filter(|code| (100..=599).contains(code));
@@ -167,12 +168,12 @@ impl Scalar for StatusCode {
 
 /// An item of the list `remember`: `404`, `"2xx"` or, excluded, `"!409"`.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Listed {
+pub(super) enum RememberItem {
     Included(StatusRange),
     Excluded(StatusRange),
 }
 
-impl Scalar for Listed {
+impl Scalar for RememberItem {
     const ALLOWED: &'static str = "a code such as 404, or a class such as \"2xx\", with ! before it to exclude it";
 
     fn from_text(text: &str) -> Result<Self, String> {
@@ -207,13 +208,13 @@ impl Scalar for GrpcCode {
     const ALLOWED: &'static str = "a gRPC code such as \"ALREADY_EXISTS\", or its number";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        let code = Code::from_name(text).map(Code::number).or_else(|| text.parse().ok());
+        let code = GrpcStatusCode::from_name(text).map(GrpcStatusCode::number).or_else(|| text.parse().ok());
         match code {
             Some(0) => Err("\"OK\" is no refusal; allowed is any other gRPC code".into()),
             Some(code @ 1..=16) => Ok(Self(code)),
             _ => Err(format!(
                 "{text:?} is no gRPC code; allowed are {} or 1 to 16",
-                listed(Code::all().skip(1).map(Code::name))
+                quote_list(GrpcStatusCode::all().skip(1).map(GrpcStatusCode::name))
             )),
         }
     }
@@ -227,7 +228,7 @@ impl Scalar for GrpcCode {
 impl GrpcCode {
     /// What a code is called.
     pub(crate) fn name(code: u8) -> &'static str {
-        Code::of(code.into()).name()
+        GrpcStatusCode::from_number(code.into()).name()
     }
 }
 
@@ -235,14 +236,14 @@ impl Scalar for Preset {
     const ALLOWED: &'static str = "the name of a preset";
 
     fn from_text(text: &str) -> Result<Self, String> {
-        let names = || ibid::presets::NAMES.into_iter().chain(ibid::presets::WEBHOOKS);
-        let wrong = || match close(text, names()) {
+        let names = || ibid::presets::PRESET_NAMES.into_iter().chain(ibid::presets::WEBHOOK_PRESET_NAMES);
+        let wrong = || match closest_match(text, names()) {
             Some(close) => {
-                format!("{text:?} is no preset, did you mean {close:?}? allowed are {}", listed(names()))
+                format!("{text:?} is no preset, did you mean {close:?}? allowed are {}", quote_list(names()))
             }
-            None => format!("{text:?} is no preset; allowed are {}", listed(names())),
+            None => format!("{text:?} is no preset; allowed are {}", quote_list(names())),
         };
-        names().chain([OFF]).find(|name| *name == text).map(Self).ok_or_else(wrong)
+        names().chain([PRESET_OFF]).find(|name| *name == text).map(Self).ok_or_else(wrong)
     }
 }
 
@@ -254,7 +255,7 @@ impl Scalar for ScopePart {
     }
 }
 
-impl Scalar for Limit {
+impl Scalar for QuotaLimit {
     const ALLOWED: &'static str = "so many in so long, such as \"100000/24h\" or \"200/s\"";
 
     fn from_text(text: &str) -> Result<Self, String> {
@@ -270,7 +271,7 @@ impl Scalar for Limit {
 
 /// `"1GiB/24h"`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ByteLimit(pub(super) Limit);
+pub(super) struct ByteLimit(pub(super) QuotaLimit);
 
 impl Scalar for ByteLimit {
     const ALLOWED: &'static str = "so many bytes in so long, such as \"1GiB/24h\"";
@@ -279,7 +280,7 @@ impl Scalar for ByteLimit {
         let wrong = || format!("{text:?} is no limit of bytes; allowed is {}", Self::ALLOWED);
         let (most, per) = text.split_once('/').ok_or_else(wrong)?;
         let most = ibid_stores::parse_size(most.trim()).ok_or_else(wrong)?;
-        Limit::from_text(&format!("{most}/{per}")).map(Self).map_err(|_| wrong())
+        QuotaLimit::from_text(&format!("{most}/{per}")).map(Self).map_err(|_| wrong())
     }
 }
 
@@ -301,7 +302,7 @@ impl Scalar for HeaderName {
     }
 }
 
-impl Scalar for Pointer {
+impl Scalar for JsonPointer {
     const ALLOWED: &'static str = "a JSON pointer such as \"/meta/sent_at\"";
 
     fn from_text(text: &str) -> Result<Self, String> {
@@ -334,7 +335,7 @@ impl Scalar for Listen {
         address.map_err(|_| format!("{text:?} is no address; allowed is {}", Self::ALLOWED))
     }
 
-    fn from_switch(switch: bool) -> Option<Self> {
+    fn from_bool(switch: bool) -> Option<Self> {
         (!switch).then_some(Self(None))
     }
 }
@@ -365,16 +366,16 @@ parsed! {
     OnConcurrent: "\"reject\" \"wait\"",
     OnUnknown: "\"hold\" \"retry\"",
     OnStoreDown: "\"closed\" \"open\"",
-    Envelope: "\"none\" \"metadata\"",
-    Refusals: "\"problem\" \"stripe\"",
-    Mode: "\"enforce\" \"shadow\" \"off\"",
-    LabelKey: "\"clear\" \"masked\"",
+    ResponseEnvelope: "\"none\" \"metadata\"",
+    RefusalFormat: "\"problem\" \"stripe\"",
+    PolicyMode: "\"enforce\" \"shadow\" \"off\"",
+    LabelKeyDisplay: "\"clear\" \"masked\"",
     KeyFormat: "a key format such as \"uuid4\"",
     KeySource: "a source of keys such as \"header:Idempotency-Key\"",
-    Part: "a part of the fingerprint such as \"body\"",
-    Probe: "a method and a path, such as \"GET /payments?key={key}\"",
-    Template: "a header's value",
-    Content: "what is signed, such as \"{X-Timestamp}.{body}\"",
-    Encoding: "\"hex\" \"base64\"",
+    FingerprintPart: "a part of the fingerprint such as \"body\"",
+    ResolveProbe: "a method and a path, such as \"GET /payments?key={key}\"",
+    HeaderTemplate: "a header's value",
+    SignedContent: "what is signed, such as \"{X-Timestamp}.{body}\"",
+    SignatureEncoding: "\"hex\" \"base64\"",
     Match: "METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"",
 }

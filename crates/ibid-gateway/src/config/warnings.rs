@@ -1,31 +1,31 @@
 //! What is allowed and probably not meant, and what a reader of the configuration should know.
 
 use http::Method;
-use ibid::{Mode, OnConcurrent, ScopePart, http::Protocol};
+use ibid::{OnConcurrent, PolicyMode, ScopePart, http::Protocol};
 
-use super::{JwtKeys, Seal, Settings, is_for_webhooks, show};
-use crate::{contract_page::words, routes::Route};
+use super::{GatewaySettings, JwtKeys, SealSettings, dial_format, is_webhook_preset};
+use crate::{contract_page::describe, routes::RouteEntry};
 
 /// A token with fewer characters is within reach of whoever tries.
-const SHORTEST_TOKEN: usize = 16;
+const MIN_TOKEN_BYTES: usize = 16;
 
 /// What is probably not meant, one sentence each.
-pub(super) fn warnings(settings: &Settings, nobody_trusted: bool) -> Vec<String> {
+pub(super) fn find_warnings(settings: &GatewaySettings, nobody_trusted: bool) -> Vec<String> {
     let mut found = Vec::new();
-    let routes: Vec<&Route> = settings.routes.iter().collect();
-    let largest = settings.store.layout().decides().largest_record();
+    let routes: Vec<&RouteEntry> = settings.routes.iter().collect();
+    let largest = settings.store.store_config().authority().max_record_size();
     for (at, route) in routes.iter().enumerate() {
-        let place = place(at, route);
+        let place = route_label(at, route);
         let policy = &route.policy;
-        if let Some(earlier) = hidden(&routes[..at], route).filter(|_| !route.is_policy) {
+        if let Some(earlier) = shadowing_routes(&routes[..at], route).filter(|_| !route.is_default_policy) {
             found.push(format!("{place}: never matches, because all its requests go to {earlier} before it"));
         }
-        if policy.mode == Mode::Off {
+        if policy.mode == PolicyMode::Off {
             continue;
         }
-        found.extend(bare(&routes, route).map(|told| format!("{place}: {told}")));
+        found.extend(bare_path_warning(&routes, route).map(|told| format!("{place}: {told}")));
         if policy.lease > policy.ttl {
-            let (lease, ttl) = (show::duration(policy.lease), show::duration(policy.ttl));
+            let (lease, ttl) = (dial_format::format_duration(policy.lease), dial_format::format_duration(policy.ttl));
             found.push(format!(
                 "{place}: lease ({lease}) is longer than ttl ({ttl}), so a silent claim outlives its answer"
             ));
@@ -43,19 +43,20 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool) -> Vec<String>
                  request{with} is refused (403)"
             ));
         }
-        if is_for_webhooks(route.preset) && policy.signature.is_none() {
+        if is_webhook_preset(route.preset) && policy.signature.is_none() {
             found.push(format!(
                 "{place}: unsigned: whoever knows the address can send deliveries, and use up the ids of genuine ones"
             ));
         }
         if policy.max_request > settings.buffer_memory {
-            let (request, memory) = (show::size(policy.max_request), show::size(settings.buffer_memory));
+            let (request, memory) =
+                (dial_format::format_size(policy.max_request), dial_format::format_size(settings.buffer_memory));
             found.push(format!(
                 "{place}: max_request ({request}) is more than buffer_memory ({memory}), so the largest never fit"
             ));
         }
         if let Some(most) = largest.filter(|most| policy.max_response > *most) {
-            let (response, most) = (show::size(policy.max_response), show::size(most));
+            let (response, most) = (dial_format::format_size(policy.max_response), dial_format::format_size(most));
             found.push(format!(
                 "{place}: max_response ({response}) is more than the store can hold ({most}); larger answers are \
                  remembered as digests"
@@ -82,16 +83,16 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool) -> Vec<String>
             found.push(format!("openapi: a route covers GET {path}, so it is not annotated"));
         }
     }
-    let is_call = |route: &&Route| route.protocol == Protocol::Grpc;
+    let is_call = |route: &&RouteEntry| route.protocol == Protocol::Grpc;
     if settings.descriptors.is_some() && !routes.iter().any(is_call) {
         found.push("descriptors: no route uses it; write one such as match = \"grpc *\"".into());
     }
-    if settings.seal.as_ref().is_some_and(Seal::accepts_plain) {
+    if settings.seal.as_ref().is_some_and(SealSettings::accepts_plain) {
         let what = "seal.accept_plain: what is not sealed is believed, so whoever can write to the store can have anything \
                     answered; switch it off once what was remembered in clear is resealed or has expired";
         found.push(what.into());
     }
-    let asks = |route: &&Route| route.policy.mode != Mode::Off && route.policy.claims().next().is_some();
+    let asks = |route: &&RouteEntry| route.policy.mode != PolicyMode::Off && route.policy.claims().next().is_some();
     if let Some(jwt) = &settings.jwt {
         if !routes.iter().any(asks) {
             found.push("jwt: no route uses it; write one with scope = [\"jwt:sub\"]".into());
@@ -113,41 +114,41 @@ pub(super) fn warnings(settings: &Settings, nobody_trusted: bool) -> Vec<String>
         ));
     }
     for token in settings.admin.iter().flat_map(|admin| &admin.tokens) {
-        if token.token.expose().len() < SHORTEST_TOKEN {
+        if token.token.expose().len() < MIN_TOKEN_BYTES {
             let name = &token.name;
-            found.push(format!("{name}: its token is shorter than {SHORTEST_TOKEN} characters, and may be guessed"));
+            found.push(format!("{name}: its token is shorter than {MIN_TOKEN_BYTES} characters, and may be guessed"));
         }
     }
     found
 }
 
 /// Whoever writes `/a/*` often means `/a`, too.
-fn bare(routes: &[&Route], route: &Route) -> Option<String> {
-    let bare = route.pattern.bare().filter(|_| !route.is_policy)?;
+fn bare_path_warning(routes: &[&RouteEntry], route: &RouteEntry) -> Option<String> {
+    let bare = route.pattern.bare().filter(|_| !route.is_default_policy)?;
     let methods = route.policy.methods.iter();
     let left = methods.filter(|method| {
-        let takes = |other: &&&Route| other.policy.names(method) && other.pattern.covers(&bare);
-        !routes.iter().filter(|other| !other.is_policy).any(|other| takes(&other))
+        let takes = |other: &&&RouteEntry| other.policy.lists_method(method) && other.pattern.covers(&bare);
+        !routes.iter().filter(|other| !other.is_default_policy).any(|other| takes(&other))
     });
     let left = left.map(Method::as_str).collect::<Vec<_>>().join("|");
-    let has_policy = routes.iter().any(|route| route.is_policy);
+    let has_policy = routes.iter().any(|route| route.is_default_policy);
     let what = if has_policy { "is under [policy]" } else { "is not covered" };
     (!left.is_empty()).then(|| format!("{left} {bare} itself is none of its paths and {what}; write a route for it"))
 }
 
 /// What a reader should know, one sentence each.
-pub(super) fn notes(settings: &Settings) -> Vec<String> {
+pub(super) fn find_notes(settings: &GatewaySettings) -> Vec<String> {
     let mut found = Vec::new();
     for (at, route) in settings.routes.iter().enumerate() {
-        if route.policy.mode != Mode::Off && route.policy.scope.contains(&ScopePart::Credential) {
-            let headers = show::list(settings.credentials.headers().iter().map(words::header));
+        if route.policy.mode != PolicyMode::Off && route.policy.scope.contains(&ScopePart::Credential) {
+            let headers = dial_format::format_list(settings.credentials.headers().iter().map(describe::header));
             found.push(format!(
                 "{}: scope has \"credential\": requests with none of {headers} share one anonymous scope",
-                place(at, route)
+                route_label(at, route)
             ));
         }
     }
-    if settings.seal.as_ref().is_some_and(Seal::has_plain_addresses) {
+    if settings.seal.as_ref().is_some_and(SealSettings::has_plain_addresses) {
         let what = "seal.plain_addresses: who reads the store can try out callers and keys, one guess at a time";
         found.push(what.into());
     }
@@ -155,21 +156,21 @@ pub(super) fn notes(settings: &Settings) -> Vec<String> {
 }
 
 /// `route[2] (POST /payments/*)`.
-fn place(at: usize, route: &Route) -> String {
-    if route.is_policy { "policy".into() } else { format!("route[{}] ({})", at + 1, route.name) }
+fn route_label(at: usize, route: &RouteEntry) -> String {
+    if route.is_default_policy { "policy".into() } else { format!("route[{}] ({})", at + 1, route.name) }
 }
 
 /// The earlier routes that take all requests of a route.
-fn hidden(earlier: &[&Route], route: &Route) -> Option<String> {
+fn shadowing_routes(earlier: &[&RouteEntry], route: &RouteEntry) -> Option<String> {
     let mut by: Vec<String> = Vec::new();
     for method in &route.policy.methods {
-        let takes = |known: &&Route| {
-            let known_calls = known.protocol == Protocol::Grpc && !known.pattern.names_one();
+        let takes = |known: &&RouteEntry| {
+            let known_calls = known.protocol == Protocol::Grpc && !known.pattern.is_single_method();
             let same = known.protocol == route.protocol || !known_calls;
-            same && known.policy.names(method) && known.pattern.covers(&route.pattern)
+            same && known.policy.lists_method(method) && known.pattern.covers(&route.pattern)
         };
         let at = earlier.iter().position(takes)?;
-        let place = place(at, earlier[at]);
+        let place = route_label(at, earlier[at]);
         if !by.contains(&place) {
             by.push(place);
         }

@@ -4,26 +4,30 @@
 
 use ibid::{
     Policy,
-    webhook::{Content, Custom, Encoding, Scheme, TOLERANCE, Verifier},
+    webhook::{
+        CustomWebhookScheme, DEFAULT_TOLERANCE, SignatureEncoding, SignedContent, WebhookScheme, WebhookVerifier,
+    },
 };
 
 use super::{
-    raw::{Dials, Signature},
-    scalar::{List, One},
+    raw::{RawDials, RawSignature},
+    scalar::{List, Single},
     secret::Secret,
 };
 
 /// A key and a sentence about it.
-type Wrong = (String, String);
+type KeyAndMessage = (String, String);
 
 /// Whether a preset is for deliveries of webhooks.
-pub(crate) fn is_for_webhooks(preset: &str) -> bool {
-    ibid::presets::WEBHOOKS.contains(&preset)
+pub(crate) fn is_webhook_preset(preset: &str) -> bool {
+    ibid::presets::WEBHOOK_PRESET_NAMES.contains(&preset)
 }
 
 /// Turns what only routes for webhooks have. `inherits`: the policy is that of `[policy]`, finished. `place` is where the
 /// dials stand, such as `route[2]`.
-pub(super) fn turn(dials: &Dials, preset: &str, inherits: bool, policy: &mut Policy, place: &str) -> Result<(), Wrong> {
+pub(super) fn apply_webhook_dials(
+    dials: &RawDials, preset: &str, inherits: bool, policy: &mut Policy, place: &str,
+) -> Result<(), KeyAndMessage> {
     let wrong = |name: &str, what: String| (format!("{place}.{name}"), what);
     let unsigned = dials.unsigned.as_ref().map(|unsigned| unsigned.0);
     let written = [
@@ -35,7 +39,7 @@ pub(super) fn turn(dials: &Dials, preset: &str, inherits: bool, policy: &mut Pol
     let written = |allowed: &[&str]| {
         written.iter().find(|(name, there)| *there && !allowed.contains(name)).map(|(name, _)| *name)
     };
-    if !is_for_webhooks(preset) {
+    if !is_webhook_preset(preset) {
         return match written(&[]) {
             None => Ok(()),
             Some(name) => Err(wrong(name, format!("only presets for webhooks have it, and this one is {preset:?}"))),
@@ -53,42 +57,42 @@ pub(super) fn turn(dials: &Dials, preset: &str, inherits: bool, policy: &mut Pol
             }
         };
     }
-    let scheme = scheme(dials, preset, policy).map_err(|(name, what)| wrong(&name, what))?;
+    let scheme = signature_scheme(dials, preset, policy).map_err(|(name, what)| wrong(&name, what))?;
     // What [policy] says holds where a route says nothing else.
     let above = policy.signature.take();
     let secrets = match &dials.secrets {
         None => above.as_ref().map(|above| above.secrets.clone()).unwrap_or_default(),
         Some(List(secrets)) => {
             let read = |(at, secret): (usize, &Secret)| {
-                scheme.secret(secret.expose()).map_err(|what| wrong(&format!("secrets[{}]", at + 1), what))
+                scheme.parse_secret(secret.expose()).map_err(|what| wrong(&format!("secrets[{}]", at + 1), what))
             };
             secrets.iter().enumerate().map(read).collect::<Result<_, _>>()?
         }
     };
     let tolerance = match &dials.tolerance {
-        Some(_) if !scheme.has_time() => {
+        Some(_) if !scheme.has_timestamp() => {
             let what = format!("{scheme} signs no time, so nothing can be too old; leave it out");
             return Err(wrong("tolerance", what));
         }
-        Some(One(tolerance)) => *tolerance,
-        None => above.map_or(TOLERANCE, |above| above.tolerance),
+        Some(Single(tolerance)) => *tolerance,
+        None => above.map_or(DEFAULT_TOLERANCE, |above| above.tolerance),
     };
-    policy.signature = Some(Verifier { scheme, secrets, tolerance });
+    policy.signature = Some(WebhookVerifier { scheme, secrets, tolerance });
     Ok(())
 }
 
 /// How the sender signs: as its preset has it, or as is written here or in `[policy]`.
-fn scheme(dials: &Dials, preset: &str, policy: &Policy) -> Result<Scheme, Wrong> {
-    let known = Scheme::from_name(preset.trim_start_matches("webhook:"));
+fn signature_scheme(dials: &RawDials, preset: &str, policy: &Policy) -> Result<WebhookScheme, KeyAndMessage> {
+    let known = WebhookScheme::from_name(preset.trim_start_matches("webhook:"));
     match (&dials.signature, known, &policy.signature) {
         (Some(_), Some(_), _) => {
             let what = format!("{preset:?} has its own; leave it out, or take the preset \"webhook:custom\"");
             Err(("signature".into(), what))
         }
         (None, Some(scheme), _) => Ok(scheme),
-        (Some(written), None, _) => {
-            custom(written).map(Scheme::Custom).map_err(|(name, what)| (format!("signature.{name}"), what))
-        }
+        (Some(written), None, _) => custom_scheme(written)
+            .map(WebhookScheme::Custom)
+            .map_err(|(name, what)| (format!("signature.{name}"), what)),
         (None, None, Some(above)) => Ok(above.scheme.clone()),
         (None, None, None) => {
             let what =
@@ -98,15 +102,15 @@ fn scheme(dials: &Dials, preset: &str, policy: &Policy) -> Result<Scheme, Wrong>
     }
 }
 
-fn custom(written: &Signature) -> Result<Custom, (&'static str, String)> {
-    let Some(One(header)) = &written.header else {
+fn custom_scheme(written: &RawSignature) -> Result<CustomWebhookScheme, (&'static str, String)> {
+    let Some(Single(header)) = &written.header else {
         return Err(("header", "missing; name the header that has the signature, such as \"X-Signature\"".into()));
     };
-    let custom = Custom {
+    let custom = CustomWebhookScheme {
         header: header.clone(),
         prefix: written.prefix.as_ref().map(|prefix| prefix.0.clone()).unwrap_or_default(),
-        encoding: written.encoding.as_ref().map_or(Encoding::Hex, |encoding| encoding.0),
-        content: written.content.as_ref().map_or_else(Content::body, |content| content.0.clone()),
+        encoding: written.encoding.as_ref().map_or(SignatureEncoding::Hex, |encoding| encoding.0),
+        content: written.content.as_ref().map_or_else(SignedContent::body, |content| content.0.clone()),
         timestamp: written.timestamp.as_ref().map(|timestamp| timestamp.0.clone()),
     };
     match custom.check() {

@@ -20,9 +20,9 @@ const ASSETS: [Asset; 6] = [
 ];
 
 /// The file of that name. Browsers keep it, and ask whether it is still the same.
-pub(super) fn answer(name: &str, asked: &HeaderMap) -> Option<Response<Full<Bytes>>> {
+pub(super) fn serve_asset(name: &str, asked: &HeaderMap) -> Option<Response<Full<Bytes>>> {
     let (_, kind, bytes) = ASSETS.iter().find(|(known, ..)| *known == name)?;
-    let tag = tag(bytes);
+    let tag = etag(bytes);
     let known = asked.get(header::IF_NONE_MATCH).is_some_and(|known| *known == tag);
     let mut answer = Response::new(Full::new(if known { Bytes::new() } else { Bytes::from_static(bytes) }));
     if known {
@@ -36,7 +36,7 @@ pub(super) fn answer(name: &str, asked: &HeaderMap) -> Option<Response<Full<Byte
     Some(answer)
 }
 
-fn tag(bytes: &[u8]) -> HeaderValue {
+fn etag(bytes: &[u8]) -> HeaderValue {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
     HeaderValue::from_str(&format!("\"{:016x}\"", hasher.finish())).expect("hex in quotes")
@@ -48,12 +48,12 @@ mod tests {
 
     #[test]
     fn a_file_that_the_browser_has_is_not_sent_again() {
-        let first = answer("console.css", &HeaderMap::new()).unwrap();
+        let first = serve_asset("console.css", &HeaderMap::new()).unwrap();
         assert_eq!(first.status(), StatusCode::OK);
         let asked = HeaderMap::from_iter([(header::IF_NONE_MATCH, first.headers()[header::ETAG].clone())]);
-        assert_eq!(answer("console.css", &asked).unwrap().status(), StatusCode::NOT_MODIFIED);
-        assert_eq!(answer("console.js", &asked).unwrap().status(), StatusCode::OK, "another file");
-        assert!(answer("../console.css", &asked).is_none());
+        assert_eq!(serve_asset("console.css", &asked).unwrap().status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(serve_asset("console.js", &asked).unwrap().status(), StatusCode::OK, "another file");
+        assert!(serve_asset("../console.css", &asked).is_none());
     }
 
     /// No file of ours names another place, so that nothing is fetched from there.

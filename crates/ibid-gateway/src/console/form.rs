@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 /// Pairs beyond this are not looked at.
-const MOST: usize = 64;
+const MAX_FORM_PAIRS: usize = 64;
 
 /// The pairs of a query or of a form's body.
 #[derive(Debug, Clone, Default)]
@@ -11,14 +11,14 @@ pub(super) struct Form(Vec<(String, String)>);
 
 impl Form {
     /// Reads `application/x-www-form-urlencoded`.
-    pub(super) fn of(bytes: &[u8]) -> Self {
+    pub(super) fn parse(bytes: &[u8]) -> Self {
         let owned = |(name, value): (Cow<'_, str>, Cow<'_, str>)| (name.into_owned(), value.into_owned());
-        Self(form_urlencoded::parse(bytes).take(MOST).map(owned).collect())
+        Self(form_urlencoded::parse(bytes).take(MAX_FORM_PAIRS).map(owned).collect())
     }
 
     /// The first value of that name, without spaces around it; empty if there is none.
     pub(super) fn value(&self, name: &str) -> &str {
-        self.text(name).trim()
+        self.raw_value(name).trim()
     }
 
     /// All values of that name that are not empty.
@@ -27,18 +27,18 @@ impl Form {
     }
 
     /// The same, as it was sent but for the ends of lines: browsers send CRLF whatever was typed.
-    pub(super) fn text(&self, name: &str) -> &str {
+    pub(super) fn raw_value(&self, name: &str) -> &str {
         self.0.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
     }
 
     /// The value if it is not empty.
-    pub(super) fn given(&self, name: &str) -> Option<String> {
+    pub(super) fn non_empty(&self, name: &str) -> Option<String> {
         let value = self.value(name);
         (!value.is_empty()).then(|| value.to_owned())
     }
 
     /// The address with these pairs, empty ones left out.
-    pub(super) fn link(path: &str, pairs: &[(&str, &str)]) -> String {
+    pub(super) fn build_url(path: &str, pairs: &[(&str, &str)]) -> String {
         let mut query = form_urlencoded::Serializer::new(String::new());
         for (name, value) in pairs.iter().filter(|(_, value)| !value.is_empty()) {
             query.append_pair(name, value);
@@ -49,7 +49,7 @@ impl Form {
 }
 
 /// Lines as they were typed.
-pub(super) fn lines(text: &str) -> String {
+pub(super) fn normalize_newlines(text: &str) -> String {
     text.replace("\r\n", "\n")
 }
 
@@ -59,12 +59,12 @@ mod tests {
 
     #[test]
     fn values_come_as_they_were_typed_and_links_carry_them() {
-        let form = Form::of(b"key=a%2Bb+c%26&reason=%20why%20&body=1%0D%0A2&empty=");
+        let form = Form::parse(b"key=a%2Bb+c%26&reason=%20why%20&body=1%0D%0A2&empty=");
         assert_eq!((form.value("key"), form.value("reason"), form.value("none")), ("a+b c&", "why", ""));
-        assert_eq!((form.given("empty"), lines(form.text("body"))), (None, "1\n2".into()));
-        let link = Form::link("/records", &[("key", "a+b c&\"<"), ("state", "")]);
-        assert_eq!(Form::of(link.split_once('?').unwrap().1.as_bytes()).value("key"), "a+b c&\"<");
-        assert_eq!(Form::link("/records", &[("state", "")]), "/records");
-        assert_eq!(Form::of(&b"a&".repeat(1000)).0.len(), MOST);
+        assert_eq!((form.non_empty("empty"), normalize_newlines(form.raw_value("body"))), (None, "1\n2".into()));
+        let link = Form::build_url("/records", &[("key", "a+b c&\"<"), ("state", "")]);
+        assert_eq!(Form::parse(link.split_once('?').unwrap().1.as_bytes()).value("key"), "a+b c&\"<");
+        assert_eq!(Form::build_url("/records", &[("state", "")]), "/records");
+        assert_eq!(Form::parse(&b"a&".repeat(1000)).0.len(), MAX_FORM_PAIRS);
     }
 }

@@ -5,14 +5,14 @@ use http::{HeaderValue, Response, StatusCode, header};
 
 use super::{
     form::Form,
-    page::{Notice, guard, html, see_other},
+    page::{PageNotice, html_response, see_other, set_security_headers},
 };
-use crate::admin::auth::{COOKIE, Denied, SESSION_LASTS, Session};
+use crate::admin::auth::{AuthError, SESSION_COOKIE, SESSION_LIFETIME, SessionSecrets};
 
 #[derive(Template)]
 #[template(path = "console/login.html")]
-pub(super) struct Login {
-    pub(super) message: Option<Notice>,
+pub(super) struct LoginPage {
+    pub(super) message: Option<PageNotice>,
     /// Whether anybody can log in.
     pub(super) possible: bool,
     pub(super) how: &'static str,
@@ -20,15 +20,15 @@ pub(super) struct Login {
 }
 
 /// What to do about a gateway without tokens.
-const HOW: &str = "Set [admin] token = \"file:/etc/ibid/admin.token\" in its configuration, with a long random value in that file; \
+const TOKEN_SETUP_HINT: &str = "Set [admin] token = \"file:/etc/ibid/admin.token\" in its configuration, with a long random value in that file; \
                    it is taken up at once. A variable, as \"env:IBID_ADMIN_TOKEN\", needs a restart.";
 
-type Page = Response<http_body_util::Full<bytes::Bytes>>;
+type LoginResponse = Response<http_body_util::Full<bytes::Bytes>>;
 
 /// The form.
-pub(super) fn form(query: &Form, possible: bool) -> Page {
+pub(super) fn login_form(query: &Form, possible: bool) -> LoginResponse {
     let message = match query.value("because") {
-        "expired" => Some(Notice {
+        "expired" => Some(PageNotice {
             kind: "warn",
             text:
                 "Your session has ended: sessions last 12 hours, and no longer than the gateway runs or their token is \
@@ -36,85 +36,88 @@ pub(super) fn form(query: &Form, possible: bool) -> Page {
                    what you had not confirmed was not done."
                     .into(),
         }),
-        "out" => Some(Notice { kind: "good", text: "You are logged out.".into() }),
+        "out" => Some(PageNotice { kind: "good", text: "You are logged out.".into() }),
         _ => None,
     };
-    page(StatusCode::OK, message, possible, query.value("next"))
+    login_page(StatusCode::OK, message, possible, query.value("next"))
 }
 
 /// The form again, after a token that was not believed.
-pub(super) fn refused(denied: Denied, next: &str) -> Page {
+pub(super) fn login_refused(denied: AuthError, next: &str) -> LoginResponse {
     let (status, text) = match denied {
-        Denied::NoTokens => return page(StatusCode::UNAUTHORIZED, None, false, next),
-        Denied::Missing => (StatusCode::UNAUTHORIZED, "Type a token.".into()),
-        Denied::Wrong => (
+        AuthError::NoTokens => return login_page(StatusCode::UNAUTHORIZED, None, false, next),
+        AuthError::MissingToken => (StatusCode::UNAUTHORIZED, "Type a token.".into()),
+        AuthError::InvalidToken => (
             StatusCode::UNAUTHORIZED,
             "That is none of this gateway's tokens. Check that it was copied whole, and that it is for this gateway."
                 .into(),
         ),
-        Denied::Limited { retry_after } => (
+        AuthError::RateLimited { retry_after } => (
             StatusCode::TOO_MANY_REQUESTS,
             format!("Too many log-ins from your address have failed. Try again in {} s.", retry_after.as_secs()),
         ),
     };
-    let mut answer = page(status, Some(Notice { kind: "bad", text }), true, next);
-    if let Denied::Limited { retry_after } = denied {
+    let mut answer = login_page(status, Some(PageNotice { kind: "bad", text }), true, next);
+    if let AuthError::RateLimited { retry_after } = denied {
         answer.headers_mut().insert(header::RETRY_AFTER, retry_after.as_secs().into());
     }
     answer
 }
 
 /// The form after one that came from another page than ours.
-pub(super) fn elsewhere(next: &str) -> Page {
+pub(super) fn cross_origin_refused(next: &str) -> LoginResponse {
     let text = "This log-in came from a page of another site, and was not taken. Log in here.".into();
-    page(StatusCode::FORBIDDEN, Some(Notice { kind: "bad", text }), true, next)
+    login_page(StatusCode::FORBIDDEN, Some(PageNotice { kind: "bad", text }), true, next)
 }
 
-fn page(status: StatusCode, message: Option<Notice>, possible: bool, next: &str) -> Page {
-    html(status, &Login { message, possible, how: HOW, next: inside(next).to_owned() })
+fn login_page(status: StatusCode, message: Option<PageNotice>, possible: bool, next: &str) -> LoginResponse {
+    html_response(
+        status,
+        &LoginPage { message, possible, how: TOKEN_SETUP_HINT, next: local_path_or_root(next).to_owned() },
+    )
 }
 
 /// On to the page that was wanted, with the session's cookie.
-pub(super) fn welcome(session: &Session, next: &str, secure: bool) -> Page {
-    let mut answer = see_other(inside(next));
-    set_cookie(&mut answer, &session.cookie, SESSION_LASTS.as_secs(), secure);
+pub(super) fn log_in_response(session: &SessionSecrets, next: &str, secure: bool) -> LoginResponse {
+    let mut answer = see_other(local_path_or_root(next));
+    set_cookie(&mut answer, &session.cookie, SESSION_LIFETIME.as_secs(), secure);
     answer
 }
 
 /// Back to the form, without a cookie.
-pub(super) fn goodbye(secure: bool) -> Page {
+pub(super) fn log_out_response(secure: bool) -> LoginResponse {
     let mut answer = see_other("/login?because=out");
     set_cookie(&mut answer, "", 0, secure);
     answer
 }
 
 /// To the form, from a page that needs somebody. A part of a page is told to lead its page there.
-pub(super) fn wanted(here: &str, expired: bool, is_part: bool) -> Page {
+pub(super) fn login_required(here: &str, expired: bool, is_part: bool) -> LoginResponse {
     let because = if expired { "expired" } else { "" };
-    let place = Form::link("/login", &[("because", because), ("next", if here == "/" { "" } else { here })]);
+    let place = Form::build_url("/login", &[("because", because), ("next", if here == "/" { "" } else { here })]);
     if !is_part {
         return see_other(&place);
     }
     let mut answer = Response::new(http_body_util::Full::default());
     *answer.status_mut() = StatusCode::UNAUTHORIZED;
-    guard(answer.headers_mut());
+    set_security_headers(answer.headers_mut());
     if let Ok(place) = HeaderValue::from_str(&place) {
         answer.headers_mut().insert("hx-redirect", place);
     }
     answer
 }
 
-fn set_cookie(answer: &mut Page, value: &str, seconds: u64, secure: bool) {
+fn set_cookie(answer: &mut LoginResponse, value: &str, seconds: u64, secure: bool) {
     // Without TLS of its own the port is on loopback, or behind something that may speak TLS or not: a browser would
     // not send it back over plain HTTP.
     let secure = if secure { "; Secure" } else { "" };
-    let cookie = format!("{COOKIE}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds}{secure}");
+    let cookie = format!("{SESSION_COOKIE}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds}{secure}");
     let cookie = HeaderValue::from_str(&cookie).expect("hex digits");
     answer.headers_mut().insert(header::SET_COOKIE, cookie);
 }
 
 /// A path of ours, or the first page: nobody is sent elsewhere after logging in.
-fn inside(next: &str) -> &str {
+fn local_path_or_root(next: &str) -> &str {
     let fits = next.starts_with('/') && !next.starts_with("//") && !next.contains(['\\', '\r', '\n']);
     if fits && next.is_ascii() && !next.contains(char::is_control) { next } else { "/" }
 }
@@ -126,10 +129,10 @@ mod tests {
     #[test]
     fn nobody_is_sent_elsewhere_after_logging_in() {
         for own in ["/", "/records?state=unknown", "/records/ab"] {
-            assert_eq!(inside(own), own);
+            assert_eq!(local_path_or_root(own), own);
         }
         for foreign in ["", "//evil.example", "/\\evil.example", "https://evil.example", "evil", "/a\r\nb: c", "/é"] {
-            assert_eq!(inside(foreign), "/", "{foreign}");
+            assert_eq!(local_path_or_root(foreign), "/", "{foreign}");
         }
     }
 }

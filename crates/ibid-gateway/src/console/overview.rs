@@ -1,53 +1,53 @@
 //! The first page: traffic, what is wrong, and what needs somebody.
 
 use askama::Template;
-use ibid::store::Counts;
+use ibid::store::EntryCounts;
 
 use super::{
-    needs::Lists,
-    page::Shell,
-    row::{Field, Row},
-    words::{clock, count, percent, rate, size, took, when},
+    attention::AttentionLists,
+    format::{display_date, format_count, format_duration, format_percent, format_rate, format_size, format_time},
+    page::PageShell,
+    row::{PageField, RecordRow},
 };
 use crate::{
-    admin::health::{Health, Works},
-    metrics::{CONFLICTS_LIMIT, HITS_LIMIT, History, Lately, Metrics, Requests, Window},
-    records::view::date,
+    admin::health::{StoreHealth, Works},
+    metrics::{CONFLICT_RATE_ALERT, ChartWindow, HIT_RATE_ALERT, Metrics, MetricsHistory, RecentTotals, RequestCounts},
+    records::view::format_date,
 };
 
 /// Rows of the table of numbers.
-const ROWS: usize = 12;
+const MAX_HISTORY_ROWS: usize = 12;
 /// Rows of records that need somebody.
-const NEEDY: usize = 8;
+const MAX_ATTENTION_ROWS: usize = 8;
 
 #[derive(Template)]
 #[template(path = "console/overview.html")]
-pub(super) struct Overview {
-    shell: Shell,
+pub(super) struct OverviewPage {
+    shell: PageShell,
     since: String,
     window: &'static str,
-    windows: Vec<Choice>,
-    troubles: Vec<Trouble>,
-    tiles: Vec<Tile>,
-    rows: Vec<Numbers>,
-    open: Open,
+    windows: Vec<WindowChoice>,
+    alerts: Vec<OverviewAlert>,
+    tiles: Vec<OverviewTile>,
+    rows: Vec<HistoryRow>,
+    attention: AttentionPanel,
     store: StoreCard,
-    routes: Vec<Route>,
+    routes: Vec<RouteRow>,
 }
 
-struct Choice {
+struct WindowChoice {
     name: &'static str,
     current: bool,
 }
 
 /// Something that is wrong now.
-struct Trouble {
+struct OverviewAlert {
     what: &'static str,
     advice: String,
 }
 
 /// A number at the top.
-struct Tile {
+struct OverviewTile {
     name: &'static str,
     value: String,
     unit: &'static str,
@@ -56,7 +56,7 @@ struct Tile {
     alert: bool,
 }
 
-struct Numbers {
+struct HistoryRow {
     at: String,
     when: String,
     requests: String,
@@ -72,93 +72,97 @@ struct Numbers {
 }
 
 /// Records that need somebody.
-struct Open {
+struct AttentionPanel {
     unknown: String,
     running: String,
-    rows: Vec<Row>,
+    rows: Vec<RecordRow>,
     empty: &'static str,
     empty_more: &'static str,
 }
 
 struct StoreCard {
     name: &'static str,
-    health: Health,
-    fields: Vec<Field>,
+    health: StoreHealth,
+    fields: Vec<PageField>,
 }
 
-struct Route {
+struct RouteRow {
     name: String,
     counts: [(&'static str, String); 9],
 }
 
 /// What the page is made of.
-pub(super) struct Sources<'a> {
-    pub(super) shell: Shell,
-    pub(super) window: Window,
+pub(super) struct OverviewSources<'a> {
+    pub(super) shell: PageShell,
+    pub(super) window: ChartWindow,
     pub(super) metrics: &'a Metrics,
-    pub(super) history: &'a History,
+    pub(super) history: &'a MetricsHistory,
     pub(super) started_ms: u64,
-    pub(super) counts: Counts,
-    pub(super) health: Health,
-    pub(super) needs: &'a Lists,
+    pub(super) counts: EntryCounts,
+    pub(super) health: StoreHealth,
+    pub(super) attention: &'a AttentionLists,
     /// Requests with a key at work.
     pub(super) running: usize,
 }
 
-impl Overview {
-    pub(super) fn new(sources: Sources<'_>) -> Self {
-        let Sources { shell, window, metrics, history, started_ms, counts, health, needs, running } = sources;
-        let lately = history.lately();
+impl OverviewPage {
+    pub(super) fn new(sources: OverviewSources<'_>) -> Self {
+        let OverviewSources { shell, window, metrics, history, started_ms, counts, health, attention: needs, running } =
+            sources;
+        let lately = history.recent_totals();
         Self {
             shell,
-            since: when(&date(started_ms)),
+            since: display_date(&format_date(started_ms)),
             window: window.name(),
-            windows: Window::ALL.map(|one| Choice { name: one.name(), current: one == window }).into(),
-            troubles: troubles(&health, metrics),
-            tiles: tiles(&lately, counts, running, health.is_well()),
-            rows: history.rows(window, ROWS).iter().map(|(at, row)| Numbers::of(*at, row)).collect(),
-            open: Open::of(needs, counts),
-            store: StoreCard::of(health, counts),
-            routes: metrics.by_route().iter().map(|(name, requests)| Route::of(name, requests)).collect(),
+            windows: ChartWindow::ALL.map(|one| WindowChoice { name: one.name(), current: one == window }).into(),
+            alerts: current_alerts(&health, metrics),
+            tiles: build_tiles(&lately, counts, running, health.is_healthy()),
+            rows: history.rows(window, MAX_HISTORY_ROWS).iter().map(|(at, row)| HistoryRow::new(*at, row)).collect(),
+            attention: AttentionPanel::new(needs, counts),
+            store: StoreCard::new(health, counts),
+            routes: metrics.by_route().iter().map(|(name, requests)| RouteRow::new(name, requests)).collect(),
         }
     }
 }
 
-fn troubles(health: &Health, metrics: &Metrics) -> Vec<Trouble> {
+fn current_alerts(health: &StoreHealth, metrics: &Metrics) -> Vec<OverviewAlert> {
     let mut troubles = Vec::new();
-    if let Some(why) = &health.trouble {
+    if let Some(why) = &health.error {
         let advice = format!(
             "{why}. Requests are refused, or run unprotected where the route says on_store_down = \"open\". \
              What is counted here goes on; records come back with the store."
         );
         let what =
             if health.replays != Works::None { "The store refuses new keys." } else { "The store does not answer." };
-        troubles.push(Trouble { what, advice });
+        troubles.push(OverviewAlert { what, advice });
     }
     if let Some(why) = &health.degraded {
-        troubles.push(Trouble { what: "One of two stores is down.", advice: format!("{why}.") });
+        troubles.push(OverviewAlert { what: "One of two stores is down.", advice: format!("{why}.") });
     }
-    if health.waiting > 0 {
-        let advice =
-            format!("{} wait to be recorded, and are told to the store again and again.", count(health.waiting));
-        troubles.push(Trouble { what: "The store has not taken every end.", advice });
+    if health.pending_settlements > 0 {
+        let advice = format!(
+            "{} wait to be recorded, and are told to the store again and again.",
+            format_count(health.pending_settlements)
+        );
+        troubles.push(OverviewAlert { what: "The store has not taken every end.", advice });
     }
-    let lost = metrics.reading().lost_claims;
+    let lost = metrics.snapshot().lost_claims;
     if lost > 0 {
         let advice = format!(
             "{} claims were taken over while their operation ran. The log names them (\"it may have run twice\"); \
              a lease that is longer than the longest pause prevents it.",
-            count(lost)
+            format_count(lost)
         );
-        troubles.push(Trouble { what: "Operations may have run twice.", advice });
+        troubles.push(OverviewAlert { what: "Operations may have run twice.", advice });
     }
     troubles
 }
 
-fn tiles(lately: &Lately, counts: Counts, running: usize, counted: bool) -> Vec<Tile> {
+fn build_tiles(lately: &RecentTotals, counts: EntryCounts, running: usize, counted: bool) -> Vec<OverviewTile> {
     let over = if lately.over.as_secs() >= 295 { "last 5 minutes" } else { "since the start" };
-    let tile = |name, value: String, under: String| Tile { name, value, unit: "", under, link: None, alert: false };
-    let (hits, conflicts) = (lately.part(lately.hits), lately.part(lately.requests.conflicts));
+    let tile =
+        |name, value: String, under: String| OverviewTile { name, value, unit: "", under, link: None, alert: false };
+    let (hits, conflicts) = (lately.share_of(lately.hits), lately.share_of(lately.requests.conflicts));
     let above = |part: Option<f64>, limit: f64| part.is_some_and(|part| part > limit);
     let against = |part: Option<f64>, limit: f64| {
         let word = if above(part, limit) { "above the alarm at" } else { "alarm above" };
@@ -170,81 +174,97 @@ fn tiles(lately: &Lately, counts: Counts, running: usize, counted: bool) -> Vec<
         (true, _) => "say how they ended".to_owned(),
     };
     vec![
-        Tile { unit: "/s", ..tile("Requests", rate(lately.per_second()), format!("{over}, {running} at work")) },
-        Tile { alert: above(hits, HITS_LIMIT), ..tile("Hits", percent(hits), against(hits, HITS_LIMIT)) },
-        Tile {
-            alert: above(conflicts, CONFLICTS_LIMIT),
-            ..tile("Conflicts", percent(conflicts), against(conflicts, CONFLICTS_LIMIT))
+        OverviewTile {
+            unit: "/s",
+            ..tile("Requests", format_rate(lately.per_second()), format!("{over}, {running} at work"))
         },
-        Tile {
+        OverviewTile {
+            alert: above(hits, HIT_RATE_ALERT),
+            ..tile("Hits", format_percent(hits), against(hits, HIT_RATE_ALERT))
+        },
+        OverviewTile {
+            alert: above(conflicts, CONFLICT_RATE_ALERT),
+            ..tile("Conflicts", format_percent(conflicts), against(conflicts, CONFLICT_RATE_ALERT))
+        },
+        OverviewTile {
             alert: lately.fallbacks > 0,
             ..tile(
                 "Fallbacks",
-                count(lately.fallbacks),
+                format_count(lately.fallbacks),
                 if lately.fallbacks > 0 { "a store is away".into() } else { "alarm at any".into() },
             )
         },
-        Tile { alert: counts.unknown > 0, link: Some("/stuck"), ..tile("Unknown ends", count(counts.unknown), stuck) },
+        OverviewTile {
+            alert: counts.unknown > 0,
+            link: Some("/stuck"),
+            ..tile("Unknown ends", format_count(counts.unknown), stuck)
+        },
         tile(
             "Overhead",
-            took(lately.overhead.quantile(0.5)),
-            format!("median; 99 % within {}", took(lately.overhead.quantile(0.99))),
+            format_duration(lately.overhead.quantile(0.5)),
+            format!("median; 99 % within {}", format_duration(lately.overhead.quantile(0.99))),
         ),
     ]
 }
 
-impl Numbers {
-    fn of(at_ms: u64, row: &Lately) -> Self {
-        let (at, requests) = (date(at_ms), &row.requests);
+impl HistoryRow {
+    fn new(at_ms: u64, row: &RecentTotals) -> Self {
+        let (at, requests) = (format_date(at_ms), &row.requests);
         Self {
-            when: clock(&at),
+            when: format_time(&at),
             at,
-            requests: count(requests.all()),
-            ran: count(requests.ran()),
-            replayed: count(requests.replayed),
-            refused: count(requests.all_refused()),
-            open: count(requests.open()),
-            hits: percent(row.part(row.hits)),
-            conflicts: percent(row.part(requests.conflicts)),
-            fallbacks: count(row.fallbacks),
-            p50: took(row.overhead.quantile(0.5)),
-            p99: took(row.overhead.quantile(0.99)),
+            requests: format_count(requests.total()),
+            ran: format_count(requests.ran()),
+            replayed: format_count(requests.replayed),
+            refused: format_count(requests.total_refused()),
+            open: format_count(requests.open()),
+            hits: format_percent(row.share_of(row.hits)),
+            conflicts: format_percent(row.share_of(requests.conflicts)),
+            fallbacks: format_count(row.fallbacks),
+            p50: format_duration(row.overhead.quantile(0.5)),
+            p99: format_duration(row.overhead.quantile(0.99)),
         }
     }
 }
 
-impl Open {
-    fn of(needs: &Lists, counts: Counts) -> Self {
-        let rows = needs.unknown.iter().chain(&needs.long).take(NEEDY).cloned().collect();
-        let (empty, empty_more) = match needs.trouble {
+impl AttentionPanel {
+    fn new(needs: &AttentionLists, counts: EntryCounts) -> Self {
+        let rows = needs.unknown.iter().chain(&needs.long_running).take(MAX_ATTENTION_ROWS).cloned().collect();
+        let (empty, empty_more) = match needs.error {
             Some(_) => ("The store could not list them.", "It is asked again every few seconds."),
             None => ("Nothing.", "No end is unknown, and nothing has been running for over a minute."),
         };
-        Self { unknown: count(counts.unknown), running: count(counts.processing), rows, empty, empty_more }
+        Self {
+            unknown: format_count(counts.unknown),
+            running: format_count(counts.processing),
+            rows,
+            empty,
+            empty_more,
+        }
     }
 }
 
 impl StoreCard {
-    fn of(health: Health, counts: Counts) -> Self {
+    fn new(health: StoreHealth, counts: EntryCounts) -> Self {
         let mut fields = vec![
-            Field::new("Finished", count(counts.finished)),
-            Field::new("Running", count(counts.processing)),
-            Field::new("Unknown", count(counts.unknown)),
-            Field::new("Takes up", size(counts.bytes)),
-            Field::new("Answered in", took(health.took)),
-            Field::new("Not taken yet", count(health.waiting)),
+            PageField::new("Finished", format_count(counts.finished)),
+            PageField::new("Running", format_count(counts.processing)),
+            PageField::new("Unknown", format_count(counts.unknown)),
+            PageField::new("Takes up", format_size(counts.bytes)),
+            PageField::new("Answered in", format_duration(health.latency)),
+            PageField::new("Not taken yet", format_count(health.pending_settlements)),
         ];
-        if !health.wanting.is_empty() {
-            fields.push(Field::new("Wanting", health.wanting.join("; ")));
+        if !health.warnings.is_empty() {
+            fields.push(PageField::new("Wanting", health.warnings.join("; ")));
         }
         Self { name: health.name, health, fields }
     }
 }
 
-impl Route {
-    fn of(name: &str, requests: &Requests) -> Self {
+impl RouteRow {
+    fn new(name: &str, requests: &RequestCounts) -> Self {
         let counts = [
-            ("Requests", requests.all()),
+            ("Requests", requests.total()),
             ("Ran", requests.ran()),
             ("Replayed", requests.replayed),
             ("In progress", requests.conflicts),
@@ -252,8 +272,8 @@ impl Route {
             ("Otherwise refused", requests.refused),
             ("Unknown", requests.unknown),
             ("Unprotected", requests.degraded),
-            ("No key", requests.passed()),
+            ("No key", requests.passed_through()),
         ];
-        Self { name: name.to_owned(), counts: counts.map(|(name, number)| (name, count(number))) }
+        Self { name: name.to_owned(), counts: counts.map(|(name, number)| (name, format_count(number))) }
     }
 }

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 
 use crate::{
-    admin::auth::{Caller, Via},
+    admin::auth::{AdminCaller, AuthMethod},
     config::Role,
 };
 
@@ -16,20 +16,20 @@ pub(super) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src
 
 /// The bar over every page, and a word to its reader.
 #[derive(Debug, Clone)]
-pub(super) struct Shell {
-    here: &'static str,
+pub(super) struct PageShell {
+    current_path: &'static str,
     role: Role,
     name: String,
     user: Option<String>,
     /// The session's secret, which forms repeat. Empty for those who came with a token.
     pub(super) csrf: String,
     /// What just happened.
-    pub(super) notice: Option<Notice>,
+    pub(super) notice: Option<PageNotice>,
 }
 
 /// A word to the reader.
 #[derive(Debug, Clone)]
-pub(super) struct Notice {
+pub(super) struct PageNotice {
     /// `good`, `warn` or `bad`.
     pub(super) kind: &'static str,
     /// What to know.
@@ -38,14 +38,14 @@ pub(super) struct Notice {
 
 /// A place in the bar.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct NavLink {
     pub(super) path: &'static str,
     pub(super) name: &'static str,
     pub(super) current: bool,
 }
 
 /// Everywhere that admins and viewers can go; the first two are for one user's token, too.
-const PLACES: [(&str, &str); 7] = [
+const NAV_LINKS: [(&str, &str); 7] = [
     ("/", "Overview"),
     ("/records", "Records"),
     ("/stuck", "Stuck"),
@@ -55,25 +55,25 @@ const PLACES: [(&str, &str); 7] = [
     ("/audit", "Audit"),
 ];
 
-impl Shell {
+impl PageShell {
     /// Around a page for somebody.
-    pub(super) fn new(here: &'static str, caller: &Caller) -> Self {
-        let csrf = match &caller.via {
-            Via::Session { csrf } => csrf.clone(),
-            Via::Bearer => String::new(),
+    pub(super) fn new(current_path: &'static str, caller: &AdminCaller) -> Self {
+        let csrf = match &caller.authenticated_by {
+            AuthMethod::Session { csrf } => csrf.clone(),
+            AuthMethod::Bearer => String::new(),
         };
         let (name, user) = (caller.name.clone(), caller.user.clone());
-        Self { here, role: caller.role, name, user, csrf, notice: None }
+        Self { current_path, role: caller.role, name, user, csrf, notice: None }
     }
 
     /// With a word to the reader.
-    pub(super) fn saying(self, notice: Option<Notice>) -> Self {
+    pub(super) fn with_notice(self, notice: Option<PageNotice>) -> Self {
         Self { notice, ..self }
     }
 
-    pub(super) fn links(&self) -> Vec<Link> {
-        let all = PLACES.iter().filter(|(path, _)| self.role != Role::User || *path == "/records");
-        all.map(|(path, name)| Link { path, name, current: *path == self.here }).collect()
+    pub(super) fn links(&self) -> Vec<NavLink> {
+        let all = NAV_LINKS.iter().filter(|(path, _)| self.role != Role::User || *path == "/records");
+        all.map(|(path, name)| NavLink { path, name, current: *path == self.current_path }).collect()
     }
 
     /// Who is logged in, and as what.
@@ -86,7 +86,7 @@ impl Shell {
 }
 
 /// A page, with the headers of all pages.
-pub(super) fn html(status: StatusCode, page: &impl Template) -> Response<Full<Bytes>> {
+pub(super) fn html_response(status: StatusCode, page: &impl Template) -> Response<Full<Bytes>> {
     let (status, text) = match page.render() {
         Ok(text) => (status, text),
         Err(why) => (StatusCode::INTERNAL_SERVER_ERROR, format!("this page cannot be shown: {why}\n")),
@@ -94,7 +94,7 @@ pub(super) fn html(status: StatusCode, page: &impl Template) -> Response<Full<By
     let mut answer = Response::new(Full::new(text.into()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
-    guard(answer.headers_mut());
+    set_security_headers(answer.headers_mut());
     answer
 }
 
@@ -105,12 +105,12 @@ pub(super) fn see_other(path: &str) -> Response<Full<Bytes>> {
     // What we link to is made of URL-safe parts.
     let place = HeaderValue::from_str(path).unwrap_or(HeaderValue::from_static("/"));
     answer.headers_mut().insert(header::LOCATION, place);
-    guard(answer.headers_mut());
+    set_security_headers(answer.headers_mut());
     answer
 }
 
 /// The headers of every page.
-pub(super) fn guard(headers: &mut HeaderMap) {
+pub(super) fn set_security_headers(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

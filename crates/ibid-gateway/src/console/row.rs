@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use super::words::{count, plain, when};
+use super::format::{display_date, escape_invisible, format_count};
 use crate::{
     admin::audit,
-    records::{View, change::rough},
+    records::{RecordView, change::format_rough},
 };
 
 /// A record in a list.
 #[derive(Debug, Clone)]
-pub(super) struct Row {
+pub(super) struct RecordRow {
     pub(super) address: String,
     pub(super) state: &'static str,
     pub(super) name: String,
@@ -26,7 +26,7 @@ pub(super) struct Row {
 
 /// A name and what stands beside it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Field {
+pub(super) struct PageField {
     pub(super) name: &'static str,
     pub(super) value: String,
     /// In smaller letters behind it.
@@ -37,7 +37,7 @@ pub(super) struct Field {
 
 /// A change that somebody made.
 #[derive(Debug, Clone)]
-pub(super) struct Deed {
+pub(super) struct AuditEntryRow {
     pub(super) at: String,
     pub(super) when: String,
     pub(super) who: String,
@@ -52,25 +52,25 @@ pub(super) struct Deed {
     pub(super) reason: String,
 }
 
-impl Row {
-    pub(super) fn of(view: &View) -> Self {
+impl RecordRow {
+    pub(super) fn from_view(view: &RecordView) -> Self {
         Self {
             address: view.address.clone(),
-            state: known_state(&view.state),
-            name: name(&view.key, &view.address),
-            endpoint: plain(&view.endpoint).into_owned(),
-            tenant: plain(&view.tenant).into_owned(),
-            user: plain(&view.user).into_owned(),
-            status: view.status.map(status).unwrap_or_default(),
+            state: state_class(&view.state),
+            name: record_name(&view.key, &view.address),
+            endpoint: escape_invisible(&view.endpoint).into_owned(),
+            tenant: escape_invisible(&view.tenant).into_owned(),
+            user: escape_invisible(&view.user).into_owned(),
+            status: view.status.map(format_status).unwrap_or_default(),
             attempt: view.attempt,
             requested_at: view.requested_at.clone(),
-            age: rough(Duration::from_millis(view.age_ms)),
-            expires_in: rough(Duration::from_millis(view.expires_in_ms)),
+            age: format_rough(Duration::from_millis(view.age_ms)),
+            expires_in: format_rough(Duration::from_millis(view.expires_in_ms)),
         }
     }
 }
 
-impl Field {
+impl PageField {
     pub(super) fn new(name: &'static str, value: impl Into<String>) -> Self {
         Self { name, value: value.into(), ..Self::default() }
     }
@@ -79,64 +79,71 @@ impl Field {
         Self { code: true, ..Self::new(name, value) }
     }
 
-    pub(super) fn under(self, under: impl Into<String>) -> Self {
+    pub(super) fn with_note(self, under: impl Into<String>) -> Self {
         Self { under: under.into(), ..self }
     }
 }
 
-impl Deed {
-    pub(super) fn of(entry: &audit::Entry) -> Self {
-        let state = |state: &audit::State| match state.status {
-            Some(code) => format!("{} {}", state.state, status(code)),
+impl AuditEntryRow {
+    pub(super) fn from_entry(entry: &audit::AuditEntry) -> Self {
+        let state = |state: &audit::AuditedState| match state.status {
+            Some(code) => format!("{} {}", state.state, format_status(code)),
             None => state.state.clone(),
         };
         let outcome = match entry.outcome {
-            audit::Outcome::Changed => entry.why.as_deref().map(|why| plain(why).into_owned()).unwrap_or_default(),
-            audit::Outcome::Refused => format!("refused: {}", plain(entry.why.as_deref().unwrap_or("it had changed"))),
-            audit::Outcome::Failed => format!("failed: {}", plain(entry.why.as_deref().unwrap_or("the store failed"))),
-            audit::Outcome::Unknown if entry.resealed.is_some() => "not at its end".into(),
-            audit::Outcome::Unknown => "nobody knows whether it was made".into(),
+            audit::AuditOutcome::Changed => {
+                entry.why.as_deref().map(|why| escape_invisible(why).into_owned()).unwrap_or_default()
+            }
+            audit::AuditOutcome::Refused => {
+                format!("refused: {}", escape_invisible(entry.why.as_deref().unwrap_or("it had changed")))
+            }
+            audit::AuditOutcome::Failed => {
+                format!("failed: {}", escape_invisible(entry.why.as_deref().unwrap_or("the store failed")))
+            }
+            audit::AuditOutcome::Unknown if entry.resealed.is_some() => "not at its end".into(),
+            audit::AuditOutcome::Unknown => "nobody knows whether it was made".into(),
         };
         Self {
             at: entry.at.clone(),
-            when: when(&entry.at),
-            who: plain(&entry.by).into_owned(),
+            when: display_date(&entry.at),
+            who: escape_invisible(&entry.by).into_owned(),
             action: entry.action.clone(),
             outcome,
             address: entry.address.clone().unwrap_or_default(),
-            name: entry.address.as_ref().map_or("all records".into(), |address| name(&entry.key, address)),
+            name: entry.address.as_ref().map_or("all records".into(), |address| record_name(&entry.key, address)),
             before: entry.before.as_ref().map(state).unwrap_or_default(),
             after: match (&entry.after, &entry.before, &entry.resealed) {
                 (Some(after), ..) => state(after),
                 (None, Some(_), _) => "nothing".into(),
-                (None, None, Some(done)) => resealed(done),
+                (None, None, Some(done)) => format_reseal(done),
                 (None, None, None) => String::new(),
             },
-            reason: plain(&entry.reason).into_owned(),
+            reason: escape_invisible(&entry.reason).into_owned(),
         }
     }
 }
 
 /// `12 of 40 under 2026-11, 1 did not open`.
-fn resealed(done: &audit::Resealed) -> String {
-    let sealed = format!("{} of {} under {}", count(done.resealed), count(done.looked), done.key);
+fn format_reseal(done: &audit::ResealSummary) -> String {
+    let sealed = format!("{} of {} under {}", format_count(done.resealed), format_count(done.looked), done.key);
     match done.unopened {
         0 => sealed,
-        unopened => format!("{sealed}, {} did not open", count(unopened)),
+        unopened => format!("{sealed}, {} did not open", format_count(unopened)),
     }
 }
 
 /// What a record is called: its key, or the ends of its address if it has none to show.
-pub(super) fn name(key: &str, address: &str) -> String {
-    if key.is_empty() { ibid::mask(address) } else { plain(key).into_owned() }
+pub(super) fn record_name(key: &str, address: &str) -> String {
+    if key.is_empty() { ibid::mask(address) } else { escape_invisible(key).into_owned() }
 }
 
 /// `201`, or the code of a gRPC call.
-pub(super) fn status(outline: u16) -> String {
-    ibid::grpc::Code::of_outline(outline).map_or_else(|| outline.to_string(), |code| code.name().into())
+pub(super) fn format_status(outline: u16) -> String {
+    ibid::grpc::GrpcStatusCode::from_summary_status(outline)
+        .map_or_else(|| outline.to_string(), |code| code.name().into())
 }
 
 /// As a class of its own: only what is known is put into markup.
-pub(super) fn known_state(name: &str) -> &'static str {
+pub(super) fn state_class(name: &str) -> &'static str {
     ["processing", "done", "failed"].into_iter().find(|known| *known == name).unwrap_or("unknown")
 }

@@ -7,48 +7,48 @@ use jsonwebtoken::{
 use rustls::pki_types::{SubjectPublicKeyInfoDer, pem::PemObject as _};
 use serde_json::Value;
 
-const HMAC: [Algorithm; 3] = [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512];
-const RSA: [Algorithm; 6] =
+const HMAC_ALGORITHMS: [Algorithm; 3] = [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512];
+const RSA_ALGORITHMS: [Algorithm; 6] =
     [Algorithm::RS256, Algorithm::RS384, Algorithm::RS512, Algorithm::PS256, Algorithm::PS384, Algorithm::PS512];
 
 /// A shorter secret can be guessed from any token (RFC 7518, 3.2).
-const SHORTEST_SECRET: usize = 32;
+const MIN_SECRET_BYTES: usize = 32;
 /// 2048 bits.
-const SHORTEST_MODULUS: usize = 256;
+const MIN_MODULUS_BYTES: usize = 256;
 /// More than any issuer has.
-const MOST_KEYS: usize = 100;
+const MAX_KEYS: usize = 100;
 
 /// Keys, in the order in which they are tried.
 #[derive(Debug, Default)]
-pub(crate) struct KeySet(Vec<Key>);
+pub(crate) struct KeySet(Vec<JwtKey>);
 
 #[derive(Debug)]
-struct Key {
+struct JwtKey {
     id: Option<String>,
     algorithms: Vec<Algorithm>,
     key: DecodingKey,
 }
 
 /// What there is for a token.
-pub(super) enum Found<'a> {
+pub(super) enum KeyLookup<'a> {
     /// One of these may have signed it.
-    Keys(Vec<&'a DecodingKey>),
+    Candidates(Vec<&'a DecodingKey>),
     /// The key is known, and not for this algorithm.
     WrongAlgorithm,
-    Unknown,
+    UnknownKey,
 }
 
 impl KeySet {
     /// One secret that is shared with the issuer.
     pub(crate) fn from_secret(secret: &str) -> Result<Self, String> {
-        if secret.len() < SHORTEST_SECRET {
+        if secret.len() < MIN_SECRET_BYTES {
             return Err(format!(
-                "it has {} bytes; allowed is {SHORTEST_SECRET} and more, because a shorter one can be guessed from a token",
+                "it has {} bytes; allowed is {MIN_SECRET_BYTES} and more, because a shorter one can be guessed from a token",
                 secret.len()
             ));
         }
         let key = DecodingKey::from_secret(secret.as_bytes());
-        Ok(Self(vec![Key { id: None, algorithms: HMAC.to_vec(), key }]))
+        Ok(Self(vec![JwtKey { id: None, algorithms: HMAC_ALGORITHMS.to_vec(), key }]))
     }
 
     /// Public keys, one `-----BEGIN PUBLIC KEY-----` each.
@@ -63,7 +63,7 @@ impl KeySet {
         if all.is_empty() {
             return Err("there is no public key in it; allowed is -----BEGIN PUBLIC KEY-----".into());
         }
-        all.iter().map(|der| public(der)).collect::<Result<_, _>>().map(Self)
+        all.iter().map(|der| parse_public_key(der)).collect::<Result<_, _>>().map(Self)
     }
 
     /// A JWK set. Keys that are for something else, or of a kind that is not known here, are left out.
@@ -72,10 +72,10 @@ impl KeySet {
         let Some(keys) = set.get_mut("keys").and_then(Value::as_array_mut) else {
             return Err("it is no JWK set; it has no list \"keys\"".into());
         };
-        if keys.len() > MOST_KEYS {
-            return Err(format!("it has {} keys; allowed is {MOST_KEYS}", keys.len()));
+        if keys.len() > MAX_KEYS {
+            return Err(format!("it has {} keys; allowed is {MAX_KEYS}", keys.len()));
         }
-        let keys = keys.drain(..).filter_map(|key| of_jwk(&serde_json::from_value(key).ok()?));
+        let keys = keys.drain(..).filter_map(|key| key_from_jwk(&serde_json::from_value(key).ok()?));
         let keys: Vec<_> = keys.collect();
         if keys.is_empty() {
             return Err("there is no key in it that tokens can be verified with; \
@@ -94,29 +94,29 @@ impl KeySet {
     }
 
     /// The keys that a token may be signed with. One that it names is meant; one without a name may always be.
-    pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Found<'_> {
-        let meant = |key: &&Key| id.is_none() || key.id.is_none() || key.id.as_deref() == id;
+    pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> KeyLookup<'_> {
+        let meant = |key: &&JwtKey| id.is_none() || key.id.is_none() || key.id.as_deref() == id;
         let meant: Vec<_> = self.0.iter().filter(meant).collect();
         if meant.is_empty() {
-            return Found::Unknown;
+            return KeyLookup::UnknownKey;
         }
         let fit = meant.iter().filter(|key| key.algorithms.contains(&algorithm)).map(|key| &key.key);
         match fit.collect::<Vec<_>>() {
-            none if none.is_empty() => Found::WrongAlgorithm,
-            some => Found::Keys(some),
+            none if none.is_empty() => KeyLookup::WrongAlgorithm,
+            some => KeyLookup::Candidates(some),
         }
     }
 }
 
 /// A secret in a public document is none, so symmetric keys are left out.
-fn of_jwk(jwk: &Jwk) -> Option<Key> {
+fn key_from_jwk(jwk: &Jwk) -> Option<JwtKey> {
     let signs = jwk.common.public_key_use.as_ref().is_none_or(|purpose| *purpose == PublicKeyUse::Signature);
     let verifies = jwk.common.key_operations.as_ref().is_none_or(|all| all.contains(&KeyOperations::Verify));
     if !signs || !verifies {
         return None;
     }
     let mut algorithms = match &jwk.algorithm {
-        AlgorithmParameters::RSA(key) if key.n.len() * 3 / 4 >= SHORTEST_MODULUS => RSA.to_vec(),
+        AlgorithmParameters::RSA(key) if key.n.len() * 3 / 4 >= MIN_MODULUS_BYTES => RSA_ALGORITHMS.to_vec(),
         AlgorithmParameters::EllipticCurve(key) if key.curve == EllipticCurve::P256 => vec![Algorithm::ES256],
         AlgorithmParameters::EllipticCurve(key) if key.curve == EllipticCurve::P384 => vec![Algorithm::ES384],
         AlgorithmParameters::OctetKeyPair(key) if key.curve == EllipticCurve::Ed25519 => vec![Algorithm::EdDSA],
@@ -126,11 +126,11 @@ fn of_jwk(jwk: &Jwk) -> Option<Key> {
         algorithms.retain(|algorithm| format!("{algorithm:?}") == format!("{only:?}"));
     }
     let key = DecodingKey::from_jwk(jwk).ok()?;
-    (!algorithms.is_empty()).then(|| Key { id: jwk.common.key_id.clone(), algorithms, key })
+    (!algorithms.is_empty()).then(|| JwtKey { id: jwk.common.key_id.clone(), algorithms, key })
 }
 
 /// A public key as PEM files have it: what kind it is, then the key (RFC 5280, 4.1).
-fn public(der: &[u8]) -> Result<Key, String> {
+fn parse_public_key(der: &[u8]) -> Result<JwtKey, String> {
     const RSA_KEY: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
     const EC_KEY: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
     const P256: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
@@ -141,19 +141,19 @@ fn public(der: &[u8]) -> Result<Key, String> {
     const BITS: u8 = 0x03;
 
     let parts = || {
-        let (outer, _) = der_value(der, SEQUENCE)?;
-        let (kind, rest) = der_value(outer, SEQUENCE)?;
-        let (name, curve) = der_value(kind, NAME)?;
-        let (bits, _) = der_value(rest, BITS)?;
+        let (outer, _) = split_der_value(der, SEQUENCE)?;
+        let (kind, rest) = split_der_value(outer, SEQUENCE)?;
+        let (name, curve) = split_der_value(kind, NAME)?;
+        let (bits, _) = split_der_value(rest, BITS)?;
         let (unused, key) = bits.split_first()?;
-        (*unused == 0).then_some((name, der_value(curve, NAME).map(|(curve, _)| curve), key))
+        (*unused == 0).then_some((name, split_der_value(curve, NAME).map(|(curve, _)| curve), key))
     };
     let (name, curve, key) = parts().ok_or("a public key in it cannot be read")?;
     let (algorithms, key) = match (name, curve) {
-        (RSA_KEY, _) if key.len() < SHORTEST_MODULUS => {
+        (RSA_KEY, _) if key.len() < MIN_MODULUS_BYTES => {
             return Err("an RSA key in it is shorter than 2048 bits".into());
         }
-        (RSA_KEY, _) => (RSA.to_vec(), DecodingKey::from_rsa_der(key)),
+        (RSA_KEY, _) => (RSA_ALGORITHMS.to_vec(), DecodingKey::from_rsa_der(key)),
         (EC_KEY, Some(P256)) => (vec![Algorithm::ES256], DecodingKey::from_ec_der(key)),
         (EC_KEY, Some(P384)) => (vec![Algorithm::ES384], DecodingKey::from_ec_der(key)),
         (ED25519, _) => (vec![Algorithm::EdDSA], DecodingKey::from_ed_der(key)),
@@ -163,11 +163,11 @@ fn public(der: &[u8]) -> Result<Key, String> {
             return Err(what.into());
         }
     };
-    Ok(Key { id: None, algorithms, key })
+    Ok(JwtKey { id: None, algorithms, key })
 }
 
 /// The value at the beginning, if it has this tag, and what follows it.
-fn der_value(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
+fn split_der_value(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (found, rest) = bytes.split_first()?;
     let (first, rest) = rest.split_first()?;
     let (length, rest) = match first {
@@ -189,9 +189,9 @@ mod tests {
     fn a_public_key_that_is_cut_off_anywhere_is_refused_and_nothing_panics() {
         let made = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
         let der = rcgen::PublicKeyData::subject_public_key_info(&made);
-        assert_eq!(public(&der).unwrap().algorithms, [Algorithm::ES256]);
+        assert_eq!(parse_public_key(&der).unwrap().algorithms, [Algorithm::ES256]);
         for length in 0..der.len() {
-            assert!(public(&der[..length]).is_err(), "{length}");
+            assert!(parse_public_key(&der[..length]).is_err(), "{length}");
         }
     }
 

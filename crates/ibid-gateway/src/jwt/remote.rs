@@ -16,63 +16,64 @@ use tokio::{
 
 use super::KeySet;
 use crate::{
-    config::Jwt,
-    proxy::Body,
+    config::JwtSettings,
+    proxy::UpstreamRequestBody,
     tls,
-    upstream::{self, Affinity, Care, Target, Upstream},
+    upstream::{self, Affinity, ReusePolicy, UpstreamClient, UpstreamTarget},
 };
 
 /// How long a fetch may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two fetches at least, where the timer is slower.
-const PAUSE: Duration = Duration::from_secs(10);
+const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
 /// A set of keys is never larger.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_JWKS_BYTES: usize = 1 << 20;
 
 /// Where the keys are.
-pub(super) struct Remote {
+pub(super) struct RemoteJwks {
     url: String,
     path: Uri,
-    issuer: Arc<Upstream<Body>>,
+    issuer: Arc<UpstreamClient<UpstreamRequestBody>>,
     /// By the timer.
-    pub(super) every: Duration,
+    pub(super) refresh_interval: Duration,
     /// When the last fetch ended. Held during a fetch.
-    last: Mutex<Option<Instant>>,
+    last_fetch: Mutex<Option<Instant>>,
 }
 
-impl Remote {
-    pub(super) fn new(url: &str, settings: &Jwt) -> Result<Self, String> {
+impl RemoteJwks {
+    pub(super) fn new(url: &str, settings: &JwtSettings) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|why| format!("jwt.jwks: {why}"))?;
         let mut parts = uri.into_parts();
         let (scheme, authority) = (parts.scheme.take(), parts.authority.take());
         let (scheme, authority) = scheme.zip(authority).ok_or("jwt.jwks: it is no URL")?;
-        let target: Target = format!("{scheme}://{authority}").parse().map_err(|why| format!("jwt.jwks: {why}"))?;
+        let target: UpstreamTarget =
+            format!("{scheme}://{authority}").parse().map_err(|why| format!("jwt.jwks: {why}"))?;
         let path = parts.path_and_query.map_or(Uri::from_static("/"), Uri::from);
-        let client = upstream::Settings {
+        let client = upstream::UpstreamSettings {
             max_connections: 1,
-            connect_timeout: PATIENCE,
-            tls: tls::towards("jwt.", settings.ca.as_ref(), settings.identity.as_ref())?,
-            ..upstream::Settings::default()
+            connect_timeout: FETCH_TIMEOUT,
+            tls: tls::client_config("jwt.", settings.ca.as_ref(), settings.identity.as_ref())?,
+            ..upstream::UpstreamSettings::default()
         };
-        let issuer = Upstream::new(target, client).map_err(|why| format!("jwt.jwks: {why}"))?;
+        let issuer = UpstreamClient::new(target, client).map_err(|why| format!("jwt.jwks: {why}"))?;
         Ok(Self {
             url: url.split('?').next().unwrap_or_default().into(),
             path,
             issuer,
-            every: settings.refresh,
-            last: Mutex::new(None),
+            refresh_interval: settings.refresh,
+            last_fetch: Mutex::new(None),
         })
     }
 
     /// Fetches the keys, unless that was done a moment ago. What is known stays if it cannot be done.
     pub(super) async fn refresh(&self, keys: &ArcSwap<KeySet>) {
-        let mut last = self.last.lock().await;
-        if last.is_some_and(|last| last.elapsed() < PAUSE.min(self.every)) {
+        let mut last = self.last_fetch.lock().await;
+        if last.is_some_and(|last| last.elapsed() < MIN_FETCH_INTERVAL.min(self.refresh_interval)) {
             return;
         }
-        let fetched = timeout(PATIENCE, self.fetch()).await;
+        let fetched = timeout(FETCH_TIMEOUT, self.fetch()).await;
         *last = Some(Instant::now());
-        match fetched.unwrap_or_else(|_| Err(format!("no answer within {PATIENCE:?}"))) {
+        match fetched.unwrap_or_else(|_| Err(format!("no answer within {FETCH_TIMEOUT:?}"))) {
             Ok(fetched) => {
                 tracing::debug!(url = self.url, keys = fetched.len(), "keys of tokens fetched");
                 keys.store(Arc::new(fetched));
@@ -87,14 +88,16 @@ impl Remote {
     }
 
     async fn fetch(&self) -> Result<KeySet, String> {
-        let mut request = Request::get(self.path.clone()).body(Body::whole(Bytes::new(), None)).expect("a request");
+        let mut request =
+            Request::get(self.path.clone()).body(UpstreamRequestBody::complete(Bytes::new(), None)).expect("a request");
         request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("application/json"));
         let affinity = Affinity::default();
-        let answer = self.issuer.send(request, Care::Plain, &affinity).await.map_err(|why| why.to_string())?;
+        let answer =
+            self.issuer.send(request, ReusePolicy::PassThrough, &affinity).await.map_err(|why| why.to_string())?;
         if answer.status() != StatusCode::OK {
             return Err(format!("the answer is {}", answer.status()));
         }
-        let body = Limited::new(answer.into_body(), MOST_BYTES).collect().await;
+        let body = Limited::new(answer.into_body(), MAX_JWKS_BYTES).collect().await;
         let body = body.map_err(|why| format!("its body cannot be read: {why}"))?;
         KeySet::from_jwks(&body.to_bytes())
     }

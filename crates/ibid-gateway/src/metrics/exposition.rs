@@ -4,41 +4,41 @@
 
 use std::fmt::Write as _;
 
-use super::{Family, Kind, sharded::Spread};
+use super::{MetricFamily, MetricKind, sharded::HistogramSnapshot};
 
 /// A page that is being written, family by family.
 #[derive(Default)]
 pub(super) struct Exposition<'a> {
     text: String,
-    family: Option<&'a Family>,
+    family: Option<&'a MetricFamily>,
 }
 
 impl<'a> Exposition<'a> {
     /// The samples that follow are of this family.
-    pub(super) fn begin(&mut self, family: &'a Family) {
-        let Family { name, kind, help, .. } = family;
+    pub(super) fn begin_family(&mut self, family: &'a MetricFamily) {
+        let MetricFamily { name, kind, help, .. } = family;
         self.write(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
         self.family = Some(family);
     }
 
     /// One number. `labels` are the values of the family's labels.
     pub(super) fn sample(&mut self, labels: &[&str], value: u64) {
-        debug_assert_ne!(self.begun().kind, Kind::Histogram);
-        self.head("", labels, None);
+        debug_assert_ne!(self.current_family().kind, MetricKind::Histogram);
+        self.write_sample_name("", labels, None);
         self.write(format_args!(" {value}\n"));
     }
 
     /// One histogram. `labels` are the values of the family's labels.
-    pub(super) fn histogram(&mut self, labels: &[&str], spread: &Spread) {
-        debug_assert_eq!(self.begun().kind, Kind::Histogram);
+    pub(super) fn histogram(&mut self, labels: &[&str], spread: &HistogramSnapshot) {
+        debug_assert_eq!(self.current_family().kind, MetricKind::Histogram);
         for (bound, count) in spread.cumulative() {
-            self.head("_bucket", labels, Some(bound));
+            self.write_sample_name("_bucket", labels, Some(bound));
             self.write(format_args!(" {count}\n"));
         }
         let sum = spread.sum();
-        self.head("_sum", labels, None);
+        self.write_sample_name("_sum", labels, None);
         self.write(format_args!(" {}.{:09}\n", sum.as_secs(), sum.subsec_nanos()));
-        self.head("_count", labels, None);
+        self.write_sample_name("_count", labels, None);
         self.write(format_args!(" {}\n", spread.count()));
     }
 
@@ -47,15 +47,15 @@ impl<'a> Exposition<'a> {
     }
 
     /// Name and labels of a sample.
-    fn head(&mut self, suffix: &str, values: &[&str], le: Option<&str>) {
-        let Family { name, labels, .. } = self.begun();
+    fn write_sample_name(&mut self, suffix: &str, values: &[&str], le: Option<&str>) {
+        let MetricFamily { name, labels, .. } = self.current_family();
         debug_assert_eq!(labels.len(), values.len(), "{name}");
         self.write(format_args!("{name}{suffix}"));
         let pairs = labels.iter().zip(values).map(|(label, value)| (*label, *value)).chain(le.map(|le| ("le", le)));
         let mut before = '{';
         for (label, value) in pairs {
             self.write(format_args!("{before}{label}=\""));
-            self.escaped(value);
+            self.write_escaped(value);
             self.text.push('"');
             before = ',';
         }
@@ -64,7 +64,7 @@ impl<'a> Exposition<'a> {
         }
     }
 
-    fn escaped(&mut self, value: &str) {
+    fn write_escaped(&mut self, value: &str) {
         for c in value.chars() {
             match c {
                 '\\' => self.text.push_str("\\\\"),
@@ -75,7 +75,7 @@ impl<'a> Exposition<'a> {
         }
     }
 
-    fn begun(&self) -> &'a Family {
+    fn current_family(&self) -> &'a MetricFamily {
         self.family.expect("samples follow the head of their family")
     }
 
@@ -90,9 +90,9 @@ mod tests {
 
     #[test]
     fn labels_are_escaped() {
-        let family = Family { name: "a_total", labels: &["x", "y"], kind: Kind::Counter, help: "Some." };
+        let family = MetricFamily { name: "a_total", labels: &["x", "y"], kind: MetricKind::Counter, help: "Some." };
         let mut page = Exposition::default();
-        page.begin(&family);
+        page.begin_family(&family);
         page.sample(&["a\"b\\c\nd", "é"], 7);
         let expected = "# HELP a_total Some.\n# TYPE a_total counter\na_total{x=\"a\\\"b\\\\c\\nd\",y=\"é\"} 7\n";
         assert_eq!(page.into_text(), expected);

@@ -10,109 +10,116 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
-use super::{Metrics, Reading, Requests, Spread};
-use crate::records::view::{millis, now_ms};
+use super::{HistogramSnapshot, Metrics, MetricsSnapshot, RequestCounts};
+use crate::records::view::{as_millis, now_ms};
 
 /// How often the counters are read.
-const EVERY: Duration = Duration::from_secs(1);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Length of a point in each ring, and how many of them are kept: ten minutes, six hours, a day.
-const RINGS: [(Duration, usize); 3] = [(EVERY, 600), (Duration::from_secs(10), 2160), (Duration::from_secs(60), 1440)];
+const RINGS: [(Duration, usize); 3] =
+    [(SAMPLE_INTERVAL, 600), (Duration::from_secs(10), 2160), (Duration::from_secs(60), 1440)];
 /// The alarms in the documentation look back for so long; so do the numbers at the top of the overview.
-const LATELY: Duration = Duration::from_secs(300);
+const ALERT_WINDOW: Duration = Duration::from_secs(300);
 
 /// Hits above this part of all requests: a client that retries too eagerly.
-pub(crate) const HITS_LIMIT: f64 = 0.10;
+pub(crate) const HIT_RATE_ALERT: f64 = 0.10;
 /// Conflicts above this part of all requests: slow processing.
-pub(crate) const CONFLICTS_LIMIT: f64 = 0.05;
+pub(crate) const CONFLICT_RATE_ALERT: f64 = 0.05;
 
 /// What happened lately.
 #[derive(Debug)]
-pub struct History(Mutex<[Ring; RINGS.len()]>);
+pub struct MetricsHistory(Mutex<[HistoryRing; RINGS.len()]>);
 
 #[derive(Debug)]
-struct Ring {
-    step: Duration,
-    most: usize,
-    last: Reading,
+struct HistoryRing {
+    interval: Duration,
+    capacity: usize,
+    last: MetricsSnapshot,
     /// When `last` was read.
     since: Instant,
-    points: VecDeque<Point>,
+    points: VecDeque<HistoryPoint>,
 }
 
 /// What happened from one look at the counters to the next.
 #[derive(Debug, Clone, Copy)]
-struct Point {
+struct HistoryPoint {
     /// Milliseconds since the Unix epoch, at its end.
     at_ms: u64,
     /// Longer than its ring's step if the process was held up.
-    over: Duration,
-    requests: Requests,
+    duration: Duration,
+    requests: RequestCounts,
     hits: u64,
     fallbacks: u64,
-    overhead: Spread,
+    overhead: HistogramSnapshot,
 }
 
 /// How far back a chart looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Window {
+pub(crate) enum ChartWindow {
     /// Ten minutes.
     #[default]
-    Minutes,
+    TenMinutes,
     /// One hour.
-    Hour,
+    OneHour,
     /// Six hours.
-    Hours,
+    SixHours,
     /// A day.
-    Day,
+    OneDay,
 }
 
 /// What happened in the last five minutes, or since the start.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Lately {
+pub(crate) struct RecentTotals {
     /// What it covers.
     pub(crate) over: Duration,
     /// By what they got.
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestCounts,
     /// Of them, those that were answered from the record and ran nothing.
     pub(crate) hits: u64,
     /// Store calls that one of two stores decided alone.
     pub(crate) fallbacks: u64,
     /// What requests took beyond their operation.
-    pub(crate) overhead: Spread,
+    pub(crate) overhead: HistogramSnapshot,
 }
 
-impl History {
+impl MetricsHistory {
     /// Begins now.
     pub(crate) fn new(metrics: &Metrics) -> Arc<Self> {
-        let (last, since) = (metrics.reading(), Instant::now());
-        Arc::new(Self(Mutex::new(RINGS.map(|(step, most)| Ring { step, most, last, since, points: VecDeque::new() }))))
+        let (last, since) = (metrics.snapshot(), Instant::now());
+        Arc::new(Self(Mutex::new(RINGS.map(|(step, most)| HistoryRing {
+            interval: step,
+            capacity: most,
+            last,
+            since,
+            points: VecDeque::new(),
+        }))))
     }
 
     /// Reads the counters each second, until the gateway stops.
-    pub(crate) async fn follow(self: Arc<Self>, metrics: Arc<Metrics>, mut stop: watch::Receiver<bool>) {
-        let mut next = Instant::now() + EVERY;
+    pub(crate) async fn run_sampler(self: Arc<Self>, metrics: Arc<Metrics>, mut stop: watch::Receiver<bool>) {
+        let mut next = Instant::now() + SAMPLE_INTERVAL;
         loop {
             tokio::select! {
                 () = tokio::time::sleep_until(next) => {}
                 _ = stop.wait_for(|stop| *stop) => return,
             }
             let now = Instant::now();
-            self.look(&metrics.reading(), now, now_ms());
+            self.record_sample(&metrics.snapshot(), now, now_ms());
             // What was missed is not caught up with: the point is longer instead.
-            next = (next + EVERY).max(now);
+            next = (next + SAMPLE_INTERVAL).max(now);
         }
     }
 
-    fn look(&self, reading: &Reading, now: Instant, at_ms: u64) {
-        self.0.lock().iter_mut().for_each(|ring| ring.look(reading, now, at_ms));
+    fn record_sample(&self, reading: &MetricsSnapshot, now: Instant, at_ms: u64) {
+        self.0.lock().iter_mut().for_each(|ring| ring.record_sample(reading, now, at_ms));
     }
 
     /// What happened in the last five minutes.
-    pub(crate) fn lately(&self) -> Lately {
+    pub(crate) fn recent_totals(&self) -> RecentTotals {
         let rings = self.0.lock();
-        let mut lately = Lately::default();
+        let mut lately = RecentTotals::default();
         for point in rings[0].points.iter().rev() {
-            if lately.over >= LATELY {
+            if lately.over >= ALERT_WINDOW {
                 break;
             }
             lately.add(point);
@@ -121,23 +128,25 @@ impl History {
     }
 
     /// The columns of the charts, oldest first.
-    pub(crate) fn series(&self, window: Window) -> Value {
+    pub(crate) fn chart_series(&self, window: ChartWindow) -> Value {
         let (all, count) = self.points(window);
         let points = &all[all.len() - count..];
-        let column = |of: &dyn Fn(&Point) -> Value| points.iter().map(of).collect::<Value>();
-        let rate = |of: fn(&Requests) -> u64| column(&|point| rounded(point.per_second(of(&point.requests))));
+        let column = |of: &dyn Fn(&HistoryPoint) -> Value| points.iter().map(of).collect::<Value>();
+        let rate = |of: fn(&RequestCounts) -> u64| column(&|point| rounded_json(point.per_second(of(&point.requests))));
         let slow = |part: f64| {
-            column(&|point| point.overhead.quantile(part).map_or(Value::Null, |took| rounded(took.as_secs_f64() * 1e3)))
+            column(&|point| {
+                point.overhead.quantile(part).map_or(Value::Null, |took| rounded_json(took.as_secs_f64() * 1e3))
+            })
         };
         json!({
             "at": column(&|point| (point.at_ms / 1000).into()),
-            "ran": rate(Requests::ran),
+            "ran": rate(RequestCounts::ran),
             "replayed": rate(|requests| requests.replayed),
-            "refused": rate(Requests::all_refused),
-            "open": rate(Requests::open),
-            "passed": rate(Requests::passed),
-            "hit_percent": trailing(&all, count, |point| point.hits),
-            "conflict_percent": trailing(&all, count, |point| point.requests.conflicts),
+            "refused": rate(RequestCounts::total_refused),
+            "open": rate(RequestCounts::open),
+            "passed": rate(RequestCounts::passed_through),
+            "hit_percent": trailing_percent(&all, count, |point| point.hits),
+            "conflict_percent": trailing_percent(&all, count, |point| point.requests.conflicts),
             "fallbacks": column(&|point| point.fallbacks.into()),
             "unknown": column(&|point| point.requests.open().into()),
             "overhead_p50_ms": slow(0.5),
@@ -146,20 +155,20 @@ impl History {
     }
 
     /// The last hour as counts, for programs; oldest first.
-    pub(crate) fn hour(&self) -> Value {
-        let (all, count) = self.points(Window::Hour);
-        let points: Vec<Value> = all[all.len() - count..].iter().map(Point::counts).collect();
-        let (ring, _) = Window::Hour.place();
-        json!({ "every_ms": millis(RINGS[ring].0), "points": points })
+    pub(crate) fn last_hour(&self) -> Value {
+        let (all, count) = self.points(ChartWindow::OneHour);
+        let points: Vec<Value> = all[all.len() - count..].iter().map(HistoryPoint::to_json).collect();
+        let (ring, _) = ChartWindow::OneHour.ring_and_count();
+        json!({ "every_ms": as_millis(RINGS[ring].0), "points": points })
     }
 
     /// The same in a few rows, latest first, for those who read numbers.
-    pub(crate) fn rows(&self, window: Window, at_most: usize) -> Vec<(u64, Lately)> {
+    pub(crate) fn rows(&self, window: ChartWindow, at_most: usize) -> Vec<(u64, RecentTotals)> {
         let (all, count) = self.points(window);
         let points = &all[all.len() - count..];
         let each = points.len().div_ceil(at_most.max(1)).max(1);
         let rows = points.rchunks(each).map(|points| {
-            let mut row = Lately::default();
+            let mut row = RecentTotals::default();
             points.iter().for_each(|point| row.add(point));
             (points.last().map_or(0, |point| point.at_ms), row)
         });
@@ -167,60 +176,60 @@ impl History {
     }
 
     /// All that its ring has, and how many of the last ones are in the window.
-    fn points(&self, window: Window) -> (Vec<Point>, usize) {
-        let (ring, count) = window.place();
-        let all: Vec<Point> = self.0.lock()[ring].points.iter().copied().collect();
+    fn points(&self, window: ChartWindow) -> (Vec<HistoryPoint>, usize) {
+        let (ring, count) = window.ring_and_count();
+        let all: Vec<HistoryPoint> = self.0.lock()[ring].points.iter().copied().collect();
         let count = count.min(all.len());
         (all, count)
     }
 }
 
 /// Percent of all requests in the time that alarms look back, up to each of the last `count` points.
-fn trailing(points: &[Point], count: usize, of: fn(&Point) -> u64) -> Value {
+fn trailing_percent(points: &[HistoryPoint], count: usize, of: fn(&HistoryPoint) -> u64) -> Value {
     let (mut from, mut over, mut some, mut all) = (0, Duration::ZERO, 0, 0);
     let percents = points.iter().map(|point| {
-        over += point.over;
+        over += point.duration;
         some += of(point);
-        all += point.requests.all();
-        while over.saturating_sub(points[from].over) >= LATELY {
-            over -= points[from].over;
+        all += point.requests.total();
+        while over.saturating_sub(points[from].duration) >= ALERT_WINDOW {
+            over -= points[from].duration;
             some -= of(&points[from]);
-            all -= points[from].requests.all();
+            all -= points[from].requests.total();
             from += 1;
         }
-        if all == 0 { Value::Null } else { rounded(some as f64 * 100.0 / all as f64) }
+        if all == 0 { Value::Null } else { rounded_json(some as f64 * 100.0 / all as f64) }
     });
     let percents: Vec<Value> = percents.collect();
     percents[points.len() - count..].into()
 }
 
-impl Ring {
-    fn look(&mut self, reading: &Reading, now: Instant, at_ms: u64) {
+impl HistoryRing {
+    fn record_sample(&mut self, reading: &MetricsSnapshot, now: Instant, at_ms: u64) {
         let over = now - self.since;
         // A look that comes a little early still ends its point.
-        if over + EVERY / 2 < self.step {
+        if over + SAMPLE_INTERVAL / 2 < self.interval {
             return;
         }
         let since = reading.since(&self.last);
-        let Reading { requests, hits, fallbacks, overhead, .. } = since;
-        if self.points.len() == self.most {
+        let MetricsSnapshot { requests, hits, fallbacks, overhead, .. } = since;
+        if self.points.len() == self.capacity {
             self.points.pop_front();
         }
-        self.points.push_back(Point { at_ms, over, requests, hits, fallbacks, overhead });
+        self.points.push_back(HistoryPoint { at_ms, duration: over, requests, hits, fallbacks, overhead });
         (self.last, self.since) = (*reading, now);
     }
 }
 
-impl Point {
-    fn counts(&self) -> Value {
+impl HistoryPoint {
+    fn to_json(&self) -> Value {
         let requests = &self.requests;
         json!({
             "at_ms": self.at_ms,
-            "over_ms": millis(self.over),
+            "over_ms": as_millis(self.duration),
             "executed": requests.ran(),
             "replayed": requests.replayed,
             "hits": self.hits,
-            "refused": requests.all_refused(),
+            "refused": requests.total_refused(),
             "conflicts": requests.conflicts,
             "unknown": requests.unknown,
             "degraded": requests.degraded,
@@ -231,43 +240,43 @@ impl Point {
     }
 
     fn per_second(&self, count: u64) -> f64 {
-        count as f64 / self.over.as_secs_f64().max(0.001)
+        count as f64 / self.duration.as_secs_f64().max(0.001)
     }
 }
 
-impl Window {
+impl ChartWindow {
     /// All of them.
-    pub(crate) const ALL: [Self; 4] = [Self::Minutes, Self::Hour, Self::Hours, Self::Day];
+    pub(crate) const ALL: [Self; 4] = [Self::TenMinutes, Self::OneHour, Self::SixHours, Self::OneDay];
 
     /// As it is written in addresses, and on the page.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Minutes => "10m",
-            Self::Hour => "1h",
-            Self::Hours => "6h",
-            Self::Day => "24h",
+            Self::TenMinutes => "10m",
+            Self::OneHour => "1h",
+            Self::SixHours => "6h",
+            Self::OneDay => "24h",
         }
     }
 
     /// The one with that name.
-    pub(crate) fn of(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|window| window.name() == name)
     }
 
     /// Which ring, and how many of its points.
-    fn place(self) -> (usize, usize) {
+    fn ring_and_count(self) -> (usize, usize) {
         match self {
-            Self::Minutes => (0, 600),
-            Self::Hour => (1, 360),
-            Self::Hours => (1, 2160),
-            Self::Day => (2, 1440),
+            Self::TenMinutes => (0, 600),
+            Self::OneHour => (1, 360),
+            Self::SixHours => (1, 2160),
+            Self::OneDay => (2, 1440),
         }
     }
 }
 
-impl Lately {
-    fn add(&mut self, point: &Point) {
-        self.over += point.over;
+impl RecentTotals {
+    fn add(&mut self, point: &HistoryPoint) {
+        self.over += point.duration;
         self.requests = self.requests.plus(&point.requests);
         self.hits += point.hits;
         self.fallbacks += point.fallbacks;
@@ -276,29 +285,29 @@ impl Lately {
 
     /// Requests in a second.
     pub(crate) fn per_second(&self) -> f64 {
-        self.requests.all() as f64 / self.over.as_secs_f64().max(1.0)
+        self.requests.total() as f64 / self.over.as_secs_f64().max(1.0)
     }
 
     /// Which part of the requests; `None` without any.
-    pub(crate) fn part(&self, of: u64) -> Option<f64> {
-        let all = self.requests.all();
+    pub(crate) fn share_of(&self, of: u64) -> Option<f64> {
+        let all = self.requests.total();
         (all > 0).then(|| of as f64 / all as f64)
     }
 }
 
-fn rounded(value: f64) -> Value {
+fn rounded_json(value: f64) -> Value {
     json!((value * 1000.0).round() / 1000.0)
 }
 
 #[cfg(test)]
 mod tests {
-    use ibid::{Answered, Notice, Observer, Outcome, Reason};
+    use ibid::{EngineEvent, Observer, RefusalReason, RequestOutcome, RequestReport};
 
     use super::*;
 
-    fn tell(metrics: &Metrics, outcome: Outcome, times: u32) {
+    fn tell(metrics: &Metrics, outcome: RequestOutcome, times: u32) {
         for _ in 0..times {
-            metrics.answered(&Answered {
+            metrics.answered(&RequestReport {
                 route: "POST /a",
                 method: "POST",
                 path: "/a",
@@ -308,8 +317,8 @@ mod tests {
                 status: 200,
                 attempt: None,
                 took: Duration::from_micros(1700),
-                ran_for: Duration::from_millis(1),
-                peer: None,
+                run_took: Duration::from_millis(1),
+                client_address: None,
                 request_id: "",
                 user_agent: None,
                 parts: None,
@@ -320,65 +329,68 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_second_has_what_happened_in_it_and_what_was_before_the_start_is_not_shown() {
         let metrics = Arc::new(Metrics::default());
-        tell(&metrics, Outcome::Executed, 50);
-        let history = History::new(&metrics);
+        tell(&metrics, RequestOutcome::Executed, 50);
+        let history = MetricsHistory::new(&metrics);
         let (stop, stopping) = watch::channel(false);
-        let following = tokio::spawn(history.clone().follow(metrics.clone(), stopping));
+        let following = tokio::spawn(history.clone().run_sampler(metrics.clone(), stopping));
         tokio::time::sleep(Duration::from_millis(1500)).await;
-        tell(&metrics, Outcome::Executed, 6);
-        tell(&metrics, Outcome::Replayed, 3);
-        tell(&metrics, Outcome::Refused(Reason::InProgress), 1);
+        tell(&metrics, RequestOutcome::Executed, 6);
+        tell(&metrics, RequestOutcome::Replayed, 3);
+        tell(&metrics, RequestOutcome::Refused(RefusalReason::InProgress), 1);
         let error = ibid::store::StoreError::new(ibid::store::ErrorKind::NotApplied, "redis", "gone");
-        metrics.noticed(&Notice::Fallback { call: "claim", error: &error });
+        metrics.on_event(&EngineEvent::Fallback { call: "claim", error: &error });
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let series = history.series(Window::Minutes);
+        let series = history.chart_series(ChartWindow::TenMinutes);
         assert_eq!(series["ran"], json!([0.0, 6.0]));
         assert_eq!(series["replayed"], json!([0.0, 3.0]));
         assert_eq!(series["hit_percent"], json!([null, 30.0]));
         assert_eq!(series["conflict_percent"], json!([null, 10.0]));
         assert_eq!(series["fallbacks"], json!([0, 1]));
         assert_eq!(series["overhead_p50_ms"], json!([null, 0.75]));
-        let lately = history.lately();
-        assert_eq!((lately.requests.all(), lately.fallbacks, lately.over), (10, 1, Duration::from_secs(2)));
-        assert_eq!(lately.part(lately.hits), Some(0.3));
+        let lately = history.recent_totals();
+        assert_eq!((lately.requests.total(), lately.fallbacks, lately.over), (10, 1, Duration::from_secs(2)));
+        assert_eq!(lately.share_of(lately.hits), Some(0.3));
         stop.send(true).unwrap();
         following.await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn rings_are_bounded_and_each_has_its_own_step() {
-        let history = History::new(&Metrics::default());
+        let history = MetricsHistory::new(&Metrics::default());
         let start = Instant::now();
         for second in 1..=26 * 3600 {
-            let requests = Requests { stored: second, ..Requests::default() };
-            let reading = Reading { requests, ..Reading::default() };
-            history.look(&reading, start + Duration::from_secs(second), second * 1000);
+            let requests = RequestCounts { stored: second, ..RequestCounts::default() };
+            let reading = MetricsSnapshot { requests, ..MetricsSnapshot::default() };
+            history.record_sample(&reading, start + Duration::from_secs(second), second * 1000);
         }
-        for (window, points) in
-            [(Window::Minutes, 600), (Window::Hour, 360), (Window::Hours, 2160), (Window::Day, 1440)]
-        {
-            let ran = history.series(window)["ran"].as_array().unwrap().clone();
+        for (window, points) in [
+            (ChartWindow::TenMinutes, 600),
+            (ChartWindow::OneHour, 360),
+            (ChartWindow::SixHours, 2160),
+            (ChartWindow::OneDay, 1440),
+        ] {
+            let ran = history.chart_series(window)["ran"].as_array().unwrap().clone();
             assert_eq!(ran.len(), points, "{window:?}");
             assert!(ran.iter().all(|value| *value == json!(1.0)), "{window:?}");
         }
-        assert_eq!(history.lately().over, LATELY);
-        let rows = history.rows(Window::Hour, 12);
+        assert_eq!(history.recent_totals().over, ALERT_WINDOW);
+        let rows = history.rows(ChartWindow::OneHour, 12);
         assert_eq!(rows.len(), 12);
-        assert!(rows.iter().all(|(_, row)| row.requests.all() == 300), "{rows:?}");
+        assert!(rows.iter().all(|(_, row)| row.requests.total() == 300), "{rows:?}");
         assert!(rows.is_sorted_by(|a, b| a.0 > b.0));
     }
 
     #[tokio::test(start_paused = true)]
     async fn hits_are_a_part_of_what_came_in_the_five_minutes_before() {
-        let history = History::new(&Metrics::default());
+        let history = MetricsHistory::new(&Metrics::default());
         let start = Instant::now();
         for second in 1..=400_u64 {
             // All of the first ten seconds are hits, nothing later is.
-            let requests = Requests { stored: second, ..Requests::default() };
-            let reading = Reading { requests, hits: second.min(10), ..Reading::default() };
-            history.look(&reading, start + Duration::from_secs(second), second * 1000);
+            let requests = RequestCounts { stored: second, ..RequestCounts::default() };
+            let reading = MetricsSnapshot { requests, hits: second.min(10), ..MetricsSnapshot::default() };
+            history.record_sample(&reading, start + Duration::from_secs(second), second * 1000);
         }
-        let percent = history.series(Window::Minutes)["hit_percent"].as_array().unwrap().clone();
+        let percent = history.chart_series(ChartWindow::TenMinutes)["hit_percent"].as_array().unwrap().clone();
         assert_eq!((percent.len(), &percent[9], &percent[19]), (400, &json!(100.0), &json!(50.0)));
         assert_eq!((&percent[299], &percent[304], &percent[310]), (&json!(3.333), &json!(1.667), &json!(0.0)));
     }
@@ -387,24 +399,24 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn programs_get_the_counts_that_charts_are_drawn_from() {
         let metrics = Metrics::default();
-        let history = History::new(&metrics);
+        let history = MetricsHistory::new(&metrics);
         let start = Instant::now();
         for step in 1..=400_u32 {
-            tell(&metrics, Outcome::Executed, step % 7);
-            tell(&metrics, Outcome::Replayed, step % 3);
-            tell(&metrics, Outcome::Refused(Reason::InProgress), step % 2);
-            tell(&metrics, Outcome::Unknown, step % 5);
-            tell(&metrics, Outcome::Keyless, 1);
+            tell(&metrics, RequestOutcome::Executed, step % 7);
+            tell(&metrics, RequestOutcome::Replayed, step % 3);
+            tell(&metrics, RequestOutcome::Refused(RefusalReason::InProgress), step % 2);
+            tell(&metrics, RequestOutcome::Unknown, step % 5);
+            tell(&metrics, RequestOutcome::Keyless, 1);
             // The process was held up once.
             let held_up = if step > 300 { 30 } else { 0 };
             let seconds = u64::from(step) * 10 + held_up;
-            history.look(&metrics.reading(), start + Duration::from_secs(seconds), seconds * 1000);
+            history.record_sample(&metrics.snapshot(), start + Duration::from_secs(seconds), seconds * 1000);
         }
-        let hour = history.hour();
+        let hour = history.last_hour();
         let points = hour["points"].as_array().unwrap();
         assert_eq!((hour["every_ms"].as_u64(), points.len()), (Some(10_000), 360));
         assert_eq!(points.iter().filter(|point| point["over_ms"] == 40_000).count(), 1);
-        let series = history.series(Window::Hour);
+        let series = history.chart_series(ChartWindow::OneHour);
         for (at, point) in points.iter().enumerate() {
             let rate = |name: &str| point[name].as_f64().unwrap() * 1000.0 / point["over_ms"].as_f64().unwrap();
             for (drawn, counted) in [
@@ -414,7 +426,7 @@ mod tests {
                 ("open", rate("unknown") + rate("degraded")),
                 ("passed", rate("keyless") + rate("shadowed")),
             ] {
-                assert_eq!(series[drawn][at], rounded(counted), "{drawn} at {at}: {point}");
+                assert_eq!(series[drawn][at], rounded_json(counted), "{drawn} at {at}: {point}");
             }
             assert_eq!((&point["hits"], &point["conflicts"]), (&point["replayed"], &point["refused"]));
         }
@@ -425,15 +437,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_pause_makes_one_long_point_and_its_rate_is_still_right() {
         let metrics = Metrics::default();
-        let history = History::new(&metrics);
-        tell(&metrics, Outcome::Executed, 40);
-        history.look(&metrics.reading(), Instant::now() + Duration::from_secs(4), 4000);
-        assert_eq!(history.series(Window::Minutes)["ran"], json!([10.0]));
+        let history = MetricsHistory::new(&metrics);
+        tell(&metrics, RequestOutcome::Executed, 40);
+        history.record_sample(&metrics.snapshot(), Instant::now() + Duration::from_secs(4), 4000);
+        assert_eq!(history.chart_series(ChartWindow::TenMinutes)["ran"], json!([10.0]));
     }
 
     #[test]
     fn windows_are_known_by_their_names() {
-        assert!(Window::ALL.iter().all(|window| Window::of(window.name()) == Some(*window)));
-        assert_eq!(Window::of("1y"), None);
+        assert!(ChartWindow::ALL.iter().all(|window| ChartWindow::from_name(window.name()) == Some(*window)));
+        assert_eq!(ChartWindow::from_name("1y"), None);
     }
 }

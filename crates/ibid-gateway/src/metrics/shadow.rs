@@ -1,29 +1,29 @@
 //! What shadow mode saw beyond its counts: for which reasons it would have refused, and who sends no key.
 //!
-//! Bound: [`ROUTES`] routes, and of each the [`AGENTS`] user agents that send no key most often. A new one takes the
+//! Bound: [`ROUTES`] routes, and of each the [`MAX_AGENTS_PER_ROUTE`] user agents that send no key most often. A new one takes the
 //! place of the rarest, whose requests are then counted with all others: a flood of made-up names does not drive out
 //! those that matter.
 
 use std::collections::HashMap;
 
-use ibid::{Answered, Outcome, Reason, Shadow};
+use ibid::{RefusalReason, RequestOutcome, RequestReport, ShadowOutcome};
 use parking_lot::Mutex;
 use serde::Serialize;
 
 /// Routes that are told apart.
-const ROUTES: usize = 200;
+const MAX_ROUTES: usize = 200;
 /// User agents that are told apart on a route.
-const AGENTS: usize = 50;
+const MAX_AGENTS_PER_ROUTE: usize = 50;
 /// What is kept of a user agent.
-const LONGEST: usize = 64;
+const MAX_AGENT_BYTES: usize = 64;
 
 /// Counts what would have been.
 #[derive(Debug, Default)]
-pub struct ShadowReport(Mutex<HashMap<Box<str>, Route>>);
+pub struct ShadowCounters(Mutex<HashMap<Box<str>, ShadowRouteCounters>>);
 
 #[derive(Debug)]
-struct Route {
-    refusals: [u64; Reason::COUNT],
+struct ShadowRouteCounters {
+    refusals: [u64; RefusalReason::COUNT],
     agents: Vec<(Box<str>, u64)>,
     /// Without a key, by agents that are not told apart.
     others: u64,
@@ -31,38 +31,38 @@ struct Route {
 
 /// Requests without a key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Unkeyed {
+pub struct KeylessAgent {
     /// The first word of the user agent: mostly a product and its version. `None`: they sent none.
     pub user_agent: Option<String>,
     /// How many.
     pub requests: u64,
 }
 
-impl ShadowReport {
+impl ShadowCounters {
     /// Called for every request; nothing but shadow refusals and missing keys costs anything.
-    pub(super) fn answered(&self, request: &Answered<'_>) {
+    pub(super) fn on_request(&self, request: &RequestReport<'_>) {
         match request.outcome {
-            Outcome::Shadow(Shadow::Refusal(reason)) => {
-                self.on(request.route, |route| {
+            RequestOutcome::Shadow(ShadowOutcome::Refusal(reason)) => {
+                self.with_route(request.route, |route| {
                     route.refusals[reason as usize] += 1;
-                    if reason == Reason::KeyMissing {
-                        route.count(request.user_agent);
+                    if reason == RefusalReason::KeyMissing {
+                        route.count_agent(request.user_agent);
                     }
                 });
             }
-            Outcome::Keyless | Outcome::Refused(Reason::KeyMissing) => {
-                self.on(request.route, |route| route.count(request.user_agent));
+            RequestOutcome::Keyless | RequestOutcome::Refused(RefusalReason::KeyMissing) => {
+                self.with_route(request.route, |route| route.count_agent(request.user_agent));
             }
             _ => {}
         }
     }
 
-    fn on(&self, name: &str, count: impl FnOnce(&mut Route)) {
+    fn with_route(&self, name: &str, count: impl FnOnce(&mut ShadowRouteCounters)) {
         let mut routes = self.0.lock();
         if let Some(route) = routes.get_mut(name) {
             return count(route);
         }
-        if routes.len() < ROUTES {
+        if routes.len() < MAX_ROUTES {
             count(routes.entry(name.into()).or_default());
         }
     }
@@ -71,39 +71,39 @@ impl ShadowReport {
     pub fn refusals(&self, route: &str) -> Vec<(&'static str, u64)> {
         let routes = self.0.lock();
         let Some(route) = routes.get(route) else { return Vec::new() };
-        let counted = Reason::all().map(|reason| (reason.name(), route.refusals[reason as usize]));
+        let counted = RefusalReason::all().map(|reason| (reason.name(), route.refusals[reason as usize]));
         counted.filter(|(_, count)| *count > 0).collect()
     }
 
     /// Who sent no key to a route, most first; and how many requests were of others.
-    pub fn unkeyed(&self, route: &str) -> (Vec<Unkeyed>, u64) {
+    pub fn keyless_agents(&self, route: &str) -> (Vec<KeylessAgent>, u64) {
         let routes = self.0.lock();
         let Some(route) = routes.get(route) else { return (Vec::new(), 0) };
-        let shown = |(agent, requests): &(Box<str>, u64)| Unkeyed {
+        let shown = |(agent, requests): &(Box<str>, u64)| KeylessAgent {
             user_agent: (!agent.is_empty()).then(|| agent.to_string()),
             requests: *requests,
         };
-        let mut agents: Vec<Unkeyed> = route.agents.iter().map(shown).collect();
+        let mut agents: Vec<KeylessAgent> = route.agents.iter().map(shown).collect();
         agents.sort_by(|a, b| b.requests.cmp(&a.requests).then_with(|| a.user_agent.cmp(&b.user_agent)));
         (agents, route.others)
     }
 }
 
-impl Default for Route {
+impl Default for ShadowRouteCounters {
     fn default() -> Self {
-        Self { refusals: [0; Reason::COUNT], agents: Vec::new(), others: 0 }
+        Self { refusals: [0; RefusalReason::COUNT], agents: Vec::new(), others: 0 }
     }
 }
 
-impl Route {
-    fn count(&mut self, agent: Option<&[u8]>) {
+impl ShadowRouteCounters {
+    fn count_agent(&mut self, agent: Option<&[u8]>) {
         let first = agent.unwrap_or_default().split(|byte| *byte == b' ').next().unwrap_or_default();
-        let agent = String::from_utf8_lossy(&first[..first.len().min(LONGEST)]);
+        let agent = String::from_utf8_lossy(&first[..first.len().min(MAX_AGENT_BYTES)]);
         if let Some((_, count)) = self.agents.iter_mut().find(|(known, _)| **known == *agent) {
             *count += 1;
             return;
         }
-        if self.agents.len() == AGENTS {
+        if self.agents.len() == MAX_AGENTS_PER_ROUTE {
             let rarest = self.agents.iter().enumerate().min_by_key(|(_, (_, count))| *count);
             let at = rarest.map(|(at, _)| at).expect("there are some");
             let (_, count) = self.agents.swap_remove(at);
@@ -119,8 +119,8 @@ mod tests {
 
     use super::*;
 
-    fn told(report: &ShadowReport, route: &str, outcome: Outcome, agent: Option<&[u8]>) {
-        report.answered(&Answered {
+    fn told(report: &ShadowCounters, route: &str, outcome: RequestOutcome, agent: Option<&[u8]>) {
+        report.on_request(&RequestReport {
             route,
             method: "POST",
             path: "/",
@@ -130,8 +130,8 @@ mod tests {
             status: 100,
             attempt: None,
             took: Duration::ZERO,
-            ran_for: Duration::ZERO,
-            peer: None,
+            run_took: Duration::ZERO,
+            client_address: None,
             request_id: "",
             user_agent: agent,
             parts: None,
@@ -140,34 +140,39 @@ mod tests {
 
     #[test]
     fn reasons_and_agents_are_counted_per_route() {
-        let report = ShadowReport::default();
+        let report = ShadowCounters::default();
         for _ in 0..3 {
-            told(&report, "a", Outcome::Shadow(Shadow::Refusal(Reason::KeyReused)), Some(b"x/1"));
-            told(&report, "a", Outcome::Keyless, Some(b"Shop/3.2 (Linux)"));
+            told(&report, "a", RequestOutcome::Shadow(ShadowOutcome::Refusal(RefusalReason::KeyReused)), Some(b"x/1"));
+            told(&report, "a", RequestOutcome::Keyless, Some(b"Shop/3.2 (Linux)"));
         }
-        told(&report, "a", Outcome::Keyless, None);
-        told(&report, "a", Outcome::Shadow(Shadow::Refusal(Reason::KeyMissing)), Some(b"Shop/3.2 (Mac)"));
-        told(&report, "b", Outcome::Executed, Some(b"x/1"));
+        told(&report, "a", RequestOutcome::Keyless, None);
+        told(
+            &report,
+            "a",
+            RequestOutcome::Shadow(ShadowOutcome::Refusal(RefusalReason::KeyMissing)),
+            Some(b"Shop/3.2 (Mac)"),
+        );
+        told(&report, "b", RequestOutcome::Executed, Some(b"x/1"));
         assert_eq!(report.refusals("a"), [("key-missing", 1), ("key-reused", 3)]);
-        let shop = Unkeyed { user_agent: Some("Shop/3.2".into()), requests: 4 };
-        assert_eq!(report.unkeyed("a"), (vec![shop, Unkeyed { user_agent: None, requests: 1 }], 0));
-        assert_eq!((report.refusals("b"), report.unkeyed("b")), (Vec::new(), (Vec::new(), 0)));
+        let shop = KeylessAgent { user_agent: Some("Shop/3.2".into()), requests: 4 };
+        assert_eq!(report.keyless_agents("a"), (vec![shop, KeylessAgent { user_agent: None, requests: 1 }], 0));
+        assert_eq!((report.refusals("b"), report.keyless_agents("b")), (Vec::new(), (Vec::new(), 0)));
     }
 
     #[test]
     fn a_flood_of_names_is_bounded_and_leaves_the_frequent_ones() {
-        let report = ShadowReport::default();
+        let report = ShadowCounters::default();
         for nth in 0..10_000 {
-            told(&report, "a", Outcome::Keyless, Some(format!("made-up-{nth}").as_bytes()));
-            told(&report, "a", Outcome::Keyless, Some(b"genuine"));
+            told(&report, "a", RequestOutcome::Keyless, Some(format!("made-up-{nth}").as_bytes()));
+            told(&report, "a", RequestOutcome::Keyless, Some(b"genuine"));
         }
-        let (agents, others) = report.unkeyed("a");
-        assert_eq!((agents.len(), agents[0].user_agent.as_deref()), (AGENTS, Some("genuine")));
+        let (agents, others) = report.keyless_agents("a");
+        assert_eq!((agents.len(), agents[0].user_agent.as_deref()), (MAX_AGENTS_PER_ROUTE, Some("genuine")));
         assert_eq!(agents[0].requests, 10_000);
         assert_eq!(agents.iter().map(|agent| agent.requests).sum::<u64>() + others, 20_000, "nothing is lost");
-        for nth in 0..2 * ROUTES {
-            told(&report, &format!("route {nth}"), Outcome::Keyless, None);
+        for nth in 0..2 * MAX_ROUTES {
+            told(&report, &format!("route {nth}"), RequestOutcome::Keyless, None);
         }
-        assert_eq!(report.0.lock().len(), ROUTES);
+        assert_eq!(report.0.lock().len(), MAX_ROUTES);
     }
 }

@@ -10,23 +10,23 @@ use std::{
 };
 
 /// More threads than this share.
-const SHARDS: usize = 16;
+const SHARD_COUNT: usize = 16;
 
 /// One of something per thread, more or less.
 #[derive(Debug, Default)]
-pub(super) struct Sharded<T>(Box<[Alone<T>; SHARDS]>);
+pub(super) struct Sharded<T>(Box<[CacheAligned<T>; SHARD_COUNT]>);
 
 /// In cache lines of its own; processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Alone<T>(T);
+struct CacheAligned<T>(T);
 
 impl<T> Sharded<T> {
     /// This thread's.
-    pub(super) fn mine(&self) -> &T {
+    pub(super) fn local(&self) -> &T {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        thread_local!(static MINE: usize = NEXT.fetch_add(1, Relaxed) % SHARDS);
-        &self.0[MINE.with(|mine| *mine) % SHARDS].0
+        thread_local!(static MINE: usize = NEXT.fetch_add(1, Relaxed) % SHARD_COUNT);
+        &self.0[MINE.with(|mine| *mine) % SHARD_COUNT].0
     }
 
     /// Everybody's.
@@ -38,7 +38,7 @@ impl<T> Sharded<T> {
 /// The upper ends of the buckets, in nanoseconds and as Prometheus is told. From a call within the process to a wait
 /// for somebody else's run.
 #[rustfmt::skip]
-const BOUNDS: [(u64, &str); 20] = [
+const BUCKET_BOUNDS: [(u64, &str); 20] = [
     (10_000, "0.00001"), (25_000, "0.000025"), (50_000, "0.00005"),
     (100_000, "0.0001"), (250_000, "0.00025"), (500_000, "0.0005"),
     (1_000_000, "0.001"), (2_500_000, "0.0025"), (5_000_000, "0.005"),
@@ -52,35 +52,38 @@ const BOUNDS: [(u64, &str); 20] = [
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
     /// Not cumulative. The last is for what is above all bounds.
-    buckets: [AtomicU64; BOUNDS.len() + 1],
+    buckets: [AtomicU64; BUCKET_BOUNDS.len() + 1],
     /// Nanoseconds: enough for 584 years.
     sum: AtomicU64,
 }
 
 /// What a [`Histogram`] held when it was read.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Spread {
-    buckets: [u64; BOUNDS.len() + 1],
+pub(crate) struct HistogramSnapshot {
+    buckets: [u64; BUCKET_BOUNDS.len() + 1],
     sum: u64,
 }
 
 impl Histogram {
     pub(super) fn observe(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        let bucket = BOUNDS.partition_point(|(bound, _)| *bound < nanos);
+        let bucket = BUCKET_BOUNDS.partition_point(|(bound, _)| *bound < nanos);
         self.buckets[bucket].fetch_add(1, Relaxed);
         self.sum.fetch_add(nanos, Relaxed);
     }
 
-    pub(super) fn read(&self) -> Spread {
-        Spread { buckets: self.buckets.each_ref().map(|bucket| bucket.load(Relaxed)), sum: self.sum.load(Relaxed) }
+    pub(super) fn snapshot(&self) -> HistogramSnapshot {
+        HistogramSnapshot {
+            buckets: self.buckets.each_ref().map(|bucket| bucket.load(Relaxed)),
+            sum: self.sum.load(Relaxed),
+        }
     }
 }
 
-impl Spread {
+impl HistogramSnapshot {
     /// How many were at most as long as each bound, and how many there were in all.
     pub(super) fn cumulative(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let bounds = BOUNDS.iter().map(|(_, bound)| *bound).chain(["+Inf"]);
+        let bounds = BUCKET_BOUNDS.iter().map(|(_, bound)| *bound).chain(["+Inf"]);
         let mut sum = 0;
         let counts = self.buckets.map(|bucket| {
             sum += bucket;
@@ -113,9 +116,9 @@ impl Spread {
         let mut below = 0;
         for (at, held) in self.buckets.iter().copied().enumerate().filter(|(_, held)| *held > 0) {
             if rank <= (below + held) as f64 {
-                let from = at.checked_sub(1).map_or(0, |lower| BOUNDS[lower].0);
+                let from = at.checked_sub(1).map_or(0, |lower| BUCKET_BOUNDS[lower].0);
                 // What is above all bounds is said to be at the last one, as Prometheus does.
-                let to = BOUNDS.get(at).map_or(from, |(bound, _)| *bound);
+                let to = BUCKET_BOUNDS.get(at).map_or(from, |(bound, _)| *bound);
                 let within = (rank - below as f64) / held as f64;
                 return Some(Duration::from_nanos(from + ((to - from) as f64 * within) as u64));
             }
@@ -129,7 +132,7 @@ impl Spread {
     }
 }
 
-impl Add for Spread {
+impl Add for HistogramSnapshot {
     type Output = Self;
 
     fn add(mut self, other: Self) -> Self {
@@ -152,7 +155,7 @@ mod tests {
             histogram.observe(Duration::from_nanos(nanos));
         }
         histogram.observe(Duration::MAX);
-        let read: Vec<_> = histogram.read().cumulative().collect();
+        let read: Vec<_> = histogram.snapshot().cumulative().collect();
         assert_eq!(read[..2], [("0.00001", 2), ("0.000025", 3)]);
         assert_eq!(read[19..], [("30", 4), ("+Inf", 6)]);
     }
@@ -160,21 +163,21 @@ mod tests {
     #[test]
     fn a_part_of_them_took_at_most_so_long() {
         let histogram = Histogram::default();
-        assert_eq!(histogram.read().quantile(0.5), None);
+        assert_eq!(histogram.snapshot().quantile(0.5), None);
         (0..100).for_each(|_| histogram.observe(Duration::from_micros(700)));
-        let first = histogram.read();
+        let first = histogram.snapshot();
         assert_eq!(first.quantile(0.5), Some(Duration::from_micros(750)), "half way from 500 to 1000");
         histogram.observe(Duration::from_secs(100));
-        assert_eq!(histogram.read().quantile(1.0), Some(Duration::from_secs(30)));
-        let since = histogram.read().since(&first);
+        assert_eq!(histogram.snapshot().quantile(1.0), Some(Duration::from_secs(30)));
+        let since = histogram.snapshot().since(&first);
         assert_eq!((since.count(), since.sum()), (1, Duration::from_secs(100)));
         assert_eq!(since.quantile(0.01), Some(Duration::from_secs(30)));
     }
 
     #[test]
     fn bounds_are_what_they_say_and_grow() {
-        assert!(BOUNDS.is_sorted_by(|a, b| a.0 < b.0));
-        for (nanos, text) in BOUNDS {
+        assert!(BUCKET_BOUNDS.is_sorted_by(|a, b| a.0 < b.0));
+        for (nanos, text) in BUCKET_BOUNDS {
             let seconds: f64 = text.parse().unwrap();
             assert_eq!((seconds * 1e9).round() as u64, nanos, "{text}");
         }
@@ -184,13 +187,13 @@ mod tests {
     fn no_addition_is_lost_between_more_threads_than_shards() {
         let sharded = Sharded::<Histogram>::default();
         thread::scope(|scope| {
-            for _ in 0..SHARDS * 2 {
-                scope.spawn(|| (0..1000).for_each(|n| sharded.mine().observe(Duration::from_nanos(n))));
+            for _ in 0..SHARD_COUNT * 2 {
+                scope.spawn(|| (0..1000).for_each(|n| sharded.local().observe(Duration::from_nanos(n))));
             }
         });
-        let all = sharded.iter().fold(Spread::default(), |sum, shard| sum + shard.read());
-        assert_eq!(all.count(), SHARDS as u64 * 2000);
-        assert_eq!(all.sum(), Duration::from_nanos(SHARDS as u64 * 2 * 499_500));
-        assert!(sharded.iter().filter(|shard| shard.read().count() > 0).count() > 1, "more than one shard is used");
+        let all = sharded.iter().fold(HistogramSnapshot::default(), |sum, shard| sum + shard.snapshot());
+        assert_eq!(all.count(), SHARD_COUNT as u64 * 2000);
+        assert_eq!(all.sum(), Duration::from_nanos(SHARD_COUNT as u64 * 2 * 499_500));
+        assert!(sharded.iter().filter(|shard| shard.snapshot().count() > 0).count() > 1, "more than one shard is used");
     }
 }

@@ -22,12 +22,12 @@ use tokio::{
 };
 
 /// Leaves only those protocols in the header `Upgrade` that are allowed; without one the request is an ordinary one.
-pub fn keep_allowed(headers: &mut HeaderMap, version: Version, allowed: &[String]) {
+pub fn retain_allowed_upgrades(headers: &mut HeaderMap, version: Version, allowed: &[String]) {
     if !headers.contains_key(header::UPGRADE) {
         return;
     }
     let kept: Vec<_> = match version {
-        Version::HTTP_11 => protocols(headers).filter(|name| is_one_of(name, allowed)).collect(),
+        Version::HTTP_11 => protocols(headers).filter(|name| contains_protocol(name, allowed)).collect(),
         _ => Vec::new(),
     };
     let kept = HeaderValue::from_str(&kept.join(", ")).ok().filter(|kept| !kept.is_empty());
@@ -38,7 +38,7 @@ pub fn keep_allowed(headers: &mut HeaderMap, version: Version, allowed: &[String
 }
 
 /// What the client wants its connection to become, and the connection once it has. The server left allowed protocols only.
-pub(super) fn wanted<B>(request: &mut Request<B>) -> Option<(HeaderValue, OnUpgrade)> {
+pub(super) fn requested_upgrade<B>(request: &mut Request<B>) -> Option<(HeaderValue, OnUpgrade)> {
     if request.version() != Version::HTTP_11 {
         return None;
     }
@@ -52,10 +52,10 @@ pub(super) fn wanted<B>(request: &mut Request<B>) -> Option<(HeaderValue, OnUpgr
 }
 
 /// Whether the app changes to protocols that were asked for, and to nothing else.
-pub(super) fn is_agreed(asked: &HeaderValue, reply: &HeaderMap) -> bool {
+pub(super) fn is_upgrade_accepted(asked: &HeaderValue, reply: &HeaderMap) -> bool {
     let asked: Vec<_> = asked.to_str().unwrap_or_default().split(',').map(|name| name.trim().to_owned()).collect();
     let mut agreed = protocols(reply).peekable();
-    agreed.peek().is_some() && agreed.all(|name| is_one_of(name, &asked))
+    agreed.peek().is_some() && agreed.all(|name| contains_protocol(name, &asked))
 }
 
 fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
@@ -64,37 +64,37 @@ fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     lines.flat_map(|line| line.split(',')).map(str::trim).filter(|name| !name.is_empty())
 }
 
-fn is_one_of(name: &str, names: &[String]) -> bool {
+fn contains_protocol(name: &str, names: &[String]) -> bool {
     names.iter().any(|one| one.eq_ignore_ascii_case(name))
 }
 
 /// Carries bytes both ways until one side ends it, or both are silent for longer than `limit`.
-pub(super) async fn carry(
+pub(super) async fn copy_both_ways(
     client: impl Future<Output = hyper::Result<Upgraded>>, upstream: impl Future<Output = hyper::Result<Upgraded>>,
     limit: Duration,
 ) {
     let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else { return };
-    let activity = Activity { since: Instant::now(), last: AtomicU64::new(0) };
-    let mut client = Noting { io: TokioIo::new(client), activity: &activity };
-    let mut upstream = Noting { io: TokioIo::new(upstream), activity: &activity };
+    let activity = TunnelActivity { since: Instant::now(), last_activity_ms: AtomicU64::new(0) };
+    let mut client = TunnelSide { io: TokioIo::new(client), activity: &activity };
+    let mut upstream = TunnelSide { io: TokioIo::new(upstream), activity: &activity };
     tokio::select! {
         // Either side ends it; there is nobody left to tell how.
         _ = copy_bidirectional(&mut client, &mut upstream) => {}
-        () = activity.silent_for(limit) => tracing::debug!("an upgraded connection was silent for {limit:?}"),
+        () = activity.wait_until_idle(limit) => tracing::debug!("an upgraded connection was silent for {limit:?}"),
     }
 }
 
 /// When something last came from either side.
-struct Activity {
+struct TunnelActivity {
     since: Instant,
     /// Milliseconds after `since`.
-    last: AtomicU64,
+    last_activity_ms: AtomicU64,
 }
 
-impl Activity {
-    async fn silent_for(&self, limit: Duration) {
+impl TunnelActivity {
+    async fn wait_until_idle(&self, limit: Duration) {
         loop {
-            let due = self.since + Duration::from_millis(self.last.load(Relaxed)) + limit;
+            let due = self.since + Duration::from_millis(self.last_activity_ms.load(Relaxed)) + limit;
             if due <= Instant::now() {
                 return;
             }
@@ -104,24 +104,24 @@ impl Activity {
 }
 
 /// One side of a tunnel: notes when something comes from it.
-struct Noting<'a, T> {
+struct TunnelSide<'a, T> {
     io: T,
-    activity: &'a Activity,
+    activity: &'a TunnelActivity,
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Noting<'_, T> {
+impl<T: AsyncRead + Unpin> AsyncRead for TunnelSide<'_, T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
         let read = Pin::new(&mut this.io).poll_read(cx, buf);
         if buf.filled().len() > before {
-            this.activity.last.store(this.activity.since.elapsed().as_millis() as u64, Relaxed);
+            this.activity.last_activity_ms.store(this.activity.since.elapsed().as_millis() as u64, Relaxed);
         }
         read
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Noting<'_, T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for TunnelSide<'_, T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
     }
@@ -157,7 +157,7 @@ mod tests {
             for line in sent {
                 headers.append(header::UPGRADE, HeaderValue::from_bytes(line.as_bytes()).unwrap());
             }
-            keep_allowed(&mut headers, version, &allowed);
+            retain_allowed_upgrades(&mut headers, version, &allowed);
             let left: Vec<_> = headers.get_all(header::UPGRADE).iter().map(|line| line.to_str().unwrap()).collect();
             assert_eq!(left, kept.into_iter().collect::<Vec<_>>(), "{sent:?}");
         }
@@ -171,8 +171,8 @@ mod tests {
         {
             let mut reply = HeaderMap::new();
             reply.insert(header::UPGRADE, HeaderValue::from_static(agreed));
-            assert_eq!(is_agreed(&asked, &reply), is, "{agreed:?}");
+            assert_eq!(is_upgrade_accepted(&asked, &reply), is, "{agreed:?}");
         }
-        assert!(!is_agreed(&asked, &HeaderMap::new()));
+        assert!(!is_upgrade_accepted(&asked, &HeaderMap::new()));
     }
 }

@@ -1,86 +1,91 @@
 //! Which entries are meant, and what the store holds of them.
 
 use bytes::Bytes;
-use ibid::store::{Address, Claim, Cursor, ErrorKind, Filter, Finished, Listed, State, Store, StoreError, key_hash};
+use ibid::store::{
+    Address, ClaimOutcome, CompletedEntry, EntryFilter, EntryInfo, EntryState, ErrorKind, ListCursor, Store,
+    StoreError, key_hash,
+};
 
-use super::{NotFound, Query};
+use super::{RecordLookupError, RecordQuery};
 
 /// How many entries are asked for at once.
-const PAGE: usize = 1000;
+const LIST_PAGE_SIZE: usize = 1000;
 /// How often an entry that changes while it is read is read again.
-const TRIES: u32 = 5;
+const MAX_READ_ATTEMPTS: u32 = 5;
 
 /// What is looked for. Usually one filter; with a key, one for the entries that show it so, and one for the entries that
 /// have exactly it, whatever they show (two for a UUID: most policies write those in lower case).
 #[derive(Debug, Clone)]
-pub struct Wanted(Vec<Filter>);
+pub struct FilterSet(Vec<EntryFilter>);
 
 /// A part of a list.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundEntries {
     /// In the order of their addresses.
-    pub entries: Vec<Listed>,
+    pub entries: Vec<EntryInfo>,
     /// Where to go on.
     pub next: Option<Address>,
 }
 
 /// One entry: what lists show of it, and what a claim would find, of the same moment.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct RecordEntry {
     /// What lists show.
-    pub listed: Listed,
+    pub info: EntryInfo,
     /// What a claim would find.
-    pub claim: Claim,
+    pub claim: ClaimOutcome,
 }
 
-impl Wanted {
+impl FilterSet {
     /// What a query asks for.
-    pub fn of(query: Query) -> Self {
-        let Query { address, state, tenant, user, endpoint, key, older_than } = query;
-        let filter = Filter { state, address, tenant, user, endpoint, older_than, ..Filter::default() };
+    pub fn from_query(query: RecordQuery) -> Self {
+        let RecordQuery { address, state, tenant, user, endpoint, key, older_than } = query;
+        let filter = EntryFilter { state, address, tenant, user, endpoint, older_than, ..EntryFilter::default() };
         let Some(key) = key else { return Self(vec![filter]) };
         let lower = key.to_ascii_lowercase();
         let spellings = if is_uuid(&key) && lower != key { vec![&key, &lower] } else { vec![&key] };
-        let exactly = spellings.into_iter().map(|key| Filter { key_hash: Some(key_hash(key)), ..filter.clone() });
+        let exactly = spellings.into_iter().map(|key| EntryFilter { key_hash: Some(key_hash(key)), ..filter.clone() });
         let filters: Vec<_> = exactly.collect();
-        Self([Filter { key: Some(key.clone()), ..filter }].into_iter().chain(filters).collect())
+        Self([EntryFilter { key: Some(key.clone()), ..filter }].into_iter().chain(filters).collect())
     }
 
     /// Those behind `from`, in the order of their addresses.
     ///
     /// # Errors
     /// If the store fails.
-    pub async fn list(&self, store: &dyn Store, from: Option<Address>, limit: usize) -> Result<Found, StoreError> {
+    pub async fn list(
+        &self, store: &dyn Store, from: Option<Address>, limit: usize,
+    ) -> Result<FoundEntries, StoreError> {
         let mut entries = Vec::new();
         for filter in &self.0 {
             // One more than is shown says whether there are more.
-            entries.extend(collect(store, filter, from, limit + 1).await?);
+            entries.extend(collect_entries(store, filter, from, limit + 1).await?);
         }
         entries.sort_unstable_by_key(|listed| listed.address);
         entries.dedup_by_key(|listed| listed.address);
         let more = entries.len() > limit;
         entries.truncate(limit);
         let next = entries.last().filter(|_| more).map(|last| last.address);
-        Ok(Found { entries, next })
+        Ok(FoundEntries { entries, next })
     }
 
     /// The only one.
     ///
     /// # Errors
     /// If there is none, or more than one, or the store fails.
-    pub async fn find_one(&self, store: &dyn Store) -> Result<Entry, NotFound> {
-        for _ in 0..TRIES {
+    pub async fn find_one(&self, store: &dyn Store) -> Result<RecordEntry, RecordLookupError> {
+        for _ in 0..MAX_READ_ATTEMPTS {
             let found = self.list(store, None, 2).await?;
             let listed = match &found.entries[..] {
                 [listed] => listed,
-                [] => return Err(NotFound::Absent),
-                [one, other, ..] => return Err(NotFound::Many(one.address, other.address)),
+                [] => return Err(RecordLookupError::NotFound),
+                [one, other, ..] => return Err(RecordLookupError::Ambiguous(one.address, other.address)),
             };
-            if let Some(entry) = read(store, &listed.address).await? {
+            if let Some(entry) = read_entry(store, &listed.address).await? {
                 return Ok(entry);
             }
         }
-        Err(NotFound::Restless)
+        Err(RecordLookupError::KeepsChanging)
     }
 }
 
@@ -95,20 +100,20 @@ fn is_uuid(key: &str) -> bool {
 ///
 /// # Errors
 /// If it never stands still, or the store fails.
-pub async fn at(store: &dyn Store, address: &Address) -> Result<Option<Entry>, NotFound> {
-    for _ in 0..TRIES {
-        if let Some(entry) = read(store, address).await? {
+pub async fn at(store: &dyn Store, address: &Address) -> Result<Option<RecordEntry>, RecordLookupError> {
+    for _ in 0..MAX_READ_ATTEMPTS {
+        if let Some(entry) = read_entry(store, address).await? {
             return Ok(Some(entry));
         }
         if matches!(store.get(address).await, Ok(None)) {
             return Ok(None);
         }
     }
-    Err(NotFound::Restless)
+    Err(RecordLookupError::KeepsChanging)
 }
 
 /// Both views of an entry. `None` if they are not of the same holder in the same state, or nothing is there.
-async fn read(store: &dyn Store, address: &Address) -> Result<Option<Entry>, StoreError> {
+async fn read_entry(store: &dyn Store, address: &Address) -> Result<Option<RecordEntry>, StoreError> {
     let found = match store.get(address).await {
         Err(error) if error.kind == ErrorKind::Corrupt => Err(error),
         found => match found? {
@@ -116,41 +121,42 @@ async fn read(store: &dyn Store, address: &Address) -> Result<Option<Entry>, Sto
             None => return Ok(None),
         },
     };
-    let filter = Filter { address: Some(*address), ..Filter::default() };
-    let page = store.operators().list(&filter, Cursor::default(), 1).await?;
+    let filter = EntryFilter { address: Some(*address), ..EntryFilter::default() };
+    let page = store.admin().list(&filter, ListCursor::default(), 1).await?;
     let Some(listed) = page.entries.into_iter().next() else { return Ok(None) };
     let claim = match found {
         Ok(claim) => claim,
         // It is there, and somebody has to deal with it: an answer of which nothing can be read.
-        Err(_) if matches!(listed.state, State::Done | State::Failed) => Claim::Done(Finished {
-            fence: listed.fence,
-            attempt: listed.attempt,
-            fingerprint: listed.fingerprint,
-            failed: listed.state == State::Failed,
-            record: Bytes::new(),
-            expires_in: listed.expires_in,
-        }),
+        Err(_) if matches!(listed.state, EntryState::Done | EntryState::Failed) => {
+            ClaimOutcome::Completed(CompletedEntry {
+                fence: listed.fence,
+                attempt: listed.attempt,
+                fingerprint: listed.fingerprint,
+                failed: listed.state == EntryState::Failed,
+                record: Bytes::new(),
+                expires_in: listed.expires_in,
+            })
+        }
         Err(error) => return Err(error),
     };
     let same = match (&claim, listed.state) {
-        (Claim::Busy(holder), State::Processing) | (Claim::Unknown(holder), State::Unknown) => {
-            holder.fence == listed.fence
-        }
-        (Claim::Done(done), State::Done | State::Failed) => done.fence == listed.fence,
+        (ClaimOutcome::InProgress(holder), EntryState::Processing)
+        | (ClaimOutcome::OutcomeUnknown(holder), EntryState::Unknown) => holder.fence == listed.fence,
+        (ClaimOutcome::Completed(done), EntryState::Done | EntryState::Failed) => done.fence == listed.fence,
         _ => false,
     };
-    Ok(same.then_some(Entry { listed, claim }))
+    Ok(same.then_some(RecordEntry { info: listed, claim }))
 }
 
 /// Up to so many entries behind `from`. A page may come short before the end.
-async fn collect(
-    store: &dyn Store, filter: &Filter, from: Option<Address>, at_most: usize,
-) -> Result<Vec<Listed>, StoreError> {
-    let mut entries: Vec<Listed> = Vec::new();
-    let mut from = Cursor(from);
+async fn collect_entries(
+    store: &dyn Store, filter: &EntryFilter, from: Option<Address>, at_most: usize,
+) -> Result<Vec<EntryInfo>, StoreError> {
+    let mut entries: Vec<EntryInfo> = Vec::new();
+    let mut from = ListCursor(from);
     loop {
         let left = at_most - entries.len();
-        let page = store.operators().list(filter, from.clone(), left.min(PAGE) as u32).await?;
+        let page = store.admin().list(filter, from.clone(), left.min(LIST_PAGE_SIZE) as u32).await?;
         entries.extend(page.entries);
         entries.truncate(at_most);
         match page.next {

@@ -5,20 +5,20 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures_util::future::join_all;
-use ibid::store::{Address, Cursor, ErrorKind, Filter, Listed, State, StoreError};
-use ibid_stores::seal::{Resealed as One, Sealed, sealed_with};
+use ibid::store::{Address, EntryFilter, EntryInfo, EntryState, ErrorKind, ListCursor, StoreError};
+use ibid_stores::seal::{ResealOutcome as One, SealedStore, sealing_key_id};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 /// How many are resealed at the same time: enough that a server is not waited for one by one, too few for gateways beside
 /// to notice.
-const AT_ONCE: usize = 16;
+const RESEAL_CONCURRENCY: usize = 16;
 /// How many that do not open are named.
-const NAMED: usize = 20;
+const MAX_UNOPENED_LISTED: usize = 20;
 
 /// What was found and done.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resealed {
+pub struct ResealReport {
     /// The name of the key that seals.
     pub key: String,
     /// Entries that were looked at, in whatever state they are.
@@ -33,8 +33,8 @@ pub struct Resealed {
     pub changed: u64,
     /// Not opened, so left as they are.
     pub unopened: u64,
-    /// The first [`NAMED`] of those.
-    pub unopened_at: Vec<Unopened>,
+    /// The first [`MAX_UNOPENED_LISTED`] of those.
+    pub unopened_at: Vec<UnopenedRecord>,
     /// Entries whose label has another key: it stays so until they expire.
     pub older_labels: u64,
     /// Where to go on. `None` at the end.
@@ -43,35 +43,35 @@ pub struct Resealed {
 
 /// A record that did not open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unopened {
+pub struct UnopenedRecord {
     /// Where it is.
     pub address: String,
     /// Why.
     pub why: String,
 }
 
-impl Resealed {
+impl ResealReport {
     /// Looks at entries behind `from`, at most so many and for about that long, and seals with the first key what has
     /// another. What was done is counted here, and stays done if the store fails on the way.
     ///
     /// # Errors
     /// If the store fails. `next` then says where this began.
-    pub async fn some(
-        &mut self, sealed: &Sealed, from: Option<Address>, at_most: u32, lasts: Duration,
+    pub async fn run_slice(
+        &mut self, sealed: &SealedStore, from: Option<Address>, at_most: u32, lasts: Duration,
     ) -> Result<(), StoreError> {
-        self.key = sealed.first_key();
+        self.key = sealed.current_key_id();
         self.next = from.map(|from| from.to_string());
         let begun = Instant::now();
-        let page = sealed.beneath().operators().list(&Filter::default(), Cursor(from), at_most).await?;
+        let page = sealed.inner_store().admin().list(&EntryFilter::default(), ListCursor(from), at_most).await?;
         let mut last = None;
-        for some in page.entries.chunks(AT_ONCE) {
+        for some in page.entries.chunks(RESEAL_CONCURRENCY) {
             if let Some(last) = last
                 && begun.elapsed() >= lasts
             {
                 self.next = Some(Address::to_string(last));
                 return Ok(());
             }
-            self.each(sealed, some).await?;
+            self.reseal_entries(sealed, some).await?;
             last = some.last().map(|listed| &listed.address);
         }
         // A cursor that stands still would never end.
@@ -80,8 +80,8 @@ impl Resealed {
         Ok(())
     }
 
-    async fn each(&mut self, sealed: &Sealed, some: &[Listed]) -> Result<(), StoreError> {
-        let finished = some.iter().filter(|listed| matches!(listed.state, State::Done | State::Failed));
+    async fn reseal_entries(&mut self, sealed: &SealedStore, some: &[EntryInfo]) -> Result<(), StoreError> {
+        let finished = some.iter().filter(|listed| matches!(listed.state, EntryState::Done | EntryState::Failed));
         let finished: Vec<&Address> = finished.map(|listed| &listed.address).collect();
         let done = join_all(finished.iter().map(|at| sealed.reseal(at))).await;
         let mut failed = None;
@@ -91,11 +91,11 @@ impl Resealed {
                     self.resealed += 1;
                     *self.from.entry(from.unwrap_or_default()).or_default() += 1;
                 }
-                Ok(One::Current) => self.current += 1,
-                Ok(One::Gone) => self.changed += 1,
+                Ok(One::AlreadyCurrent) => self.current += 1,
+                Ok(One::NoRecord) => self.changed += 1,
                 Err(error) if error.kind == ErrorKind::Corrupt => {
                     let why = error.source.to_string();
-                    self.name(Unopened { address: at.to_string(), why });
+                    self.list_unopened(UnopenedRecord { address: at.to_string(), why });
                     self.unopened += 1;
                 }
                 Err(error) => failed = Some(error),
@@ -104,20 +104,20 @@ impl Resealed {
         if let Some(error) = failed {
             return Err(error);
         }
-        let other_key = |listed: &&Listed| sealed_with(&listed.label).is_some_and(|key| key != self.key);
+        let other_key = |listed: &&EntryInfo| sealing_key_id(&listed.label).is_some_and(|key| key != self.key);
         self.older_labels += some.iter().filter(other_key).count() as u64;
         self.looked += some.len() as u64;
         Ok(())
     }
 
-    fn name(&mut self, unopened: Unopened) {
-        if self.unopened_at.len() < NAMED {
+    fn list_unopened(&mut self, unopened: UnopenedRecord) {
+        if self.unopened_at.len() < MAX_UNOPENED_LISTED {
             self.unopened_at.push(unopened);
         }
     }
 
     /// Adds what came after it.
-    pub fn add(&mut self, more: Self) {
+    pub fn merge(&mut self, more: Self) {
         let Self { key, looked, resealed, from, current, changed, unopened, unopened_at, older_labels, next } = more;
         (self.key, self.next) = (key, next);
         self.looked += looked;
@@ -127,7 +127,7 @@ impl Resealed {
         self.unopened += unopened;
         self.older_labels += older_labels;
         from.into_iter().for_each(|(key, count)| *self.from.entry(key).or_default() += count);
-        unopened_at.into_iter().for_each(|unopened| self.name(unopened));
+        unopened_at.into_iter().for_each(|unopened| self.list_unopened(unopened));
     }
 }
 
@@ -136,49 +136,54 @@ mod tests {
     use std::sync::Arc;
 
     use bytes::Bytes;
-    use ibid::store::{Ask, Claim, End, Fingerprint, Memory, Outline, Store, Tags, Token};
-    use ibid_stores::seal::{Rules, SealKey, Sealing};
-    use ibid_testkit::wrappers::{Calls, Delays};
+    use ibid::store::{
+        ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Memory, RecordSummary, Settlement, Store, Tags,
+    };
+    use ibid_stores::seal::{SealKey, SealOptions, Sealer};
+    use ibid_testkit::wrappers::{CallFilter, DelayedStore};
 
     use super::*;
 
-    async fn filled(entries: u8) -> (Sealed, Arc<Delays<Memory>>) {
-        let store = Arc::new(Delays::new(Memory::default()));
+    async fn filled(entries: u8) -> (SealedStore, Arc<DelayedStore<Memory>>) {
+        let store = Arc::new(DelayedStore::new(Memory::default()));
         let key = |id: &str, byte| SealKey::new(id, [byte; 32]).unwrap();
-        let sealing = Sealing::new(key("old", 1), Vec::new(), &[9; 32], Rules::default());
-        let sealed = Sealed::new(store.clone(), sealing.clone(), Arc::new(ibid::Silent));
+        let sealing = Sealer::new(key("old", 1), Vec::new(), &[9; 32], SealOptions::default());
+        let sealed = SealedStore::new(store.clone(), sealing.clone(), Arc::new(ibid::NoopObserver));
         for at in 0..entries {
-            let ask = Ask {
+            let ask = ClaimRequest {
                 address: Address([at; 32]),
-                token: Token::mint(),
+                token: ClaimToken::mint(),
                 fingerprint: Fingerprint::NONE,
                 tags: Tags::new("acme", "u", "POST /pay", "k"),
                 label: Bytes::new(),
-                hold: Duration::from_secs(5),
-                keep: Duration::from_secs(6000),
-                over: None,
+                lease: Duration::from_secs(5),
+                ttl: Duration::from_secs(6000),
+                take_over: None,
             };
-            let Ok(Claim::Granted(lease)) = Store::claim(&sealed, &Arc::new(ask)).await else { panic!("it is free") };
-            let (record, outline, keep) = (Bytes::from_static(b"r"), Outline::default(), Duration::from_secs(6000));
-            let end = End::Complete { failed: false, record, outline, keep };
+            let Ok(ClaimOutcome::Granted(lease)) = Store::claim(&sealed, &Arc::new(ask)).await else {
+                panic!("it is free")
+            };
+            let (record, outline, keep) =
+                (Bytes::from_static(b"r"), RecordSummary::default(), Duration::from_secs(6000));
+            let end = Settlement::Complete { failed: false, record, summary: outline, ttl: keep };
             assert!(Store::settle(&sealed, &lease, &end).await.is_ok());
         }
-        sealing.rekey(key("new", 2), vec![key("old", 1)], Rules::default());
+        sealing.rekey(key("new", 2), vec![key("old", 1)], SealOptions::default());
         (sealed, store)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_store_ends_it_early_and_the_next_goes_on_behind() {
         let (sealed, store) = filled(100).await;
-        store.delay(Calls::All, Duration::from_secs(1), Duration::ZERO);
-        let (mut sum, mut from, mut times) = (Resealed::default(), None, 0);
+        store.delay(CallFilter::All, Duration::from_secs(1), Duration::ZERO);
+        let (mut sum, mut from, mut times) = (ResealReport::default(), None, 0);
         loop {
-            let mut done = Resealed::default();
-            done.some(&sealed, from, 1000, Duration::from_secs(4)).await.unwrap();
+            let mut done = ResealReport::default();
+            done.run_slice(&sealed, from, 1000, Duration::from_secs(4)).await.unwrap();
             assert!(done.looked > 0 && times < 100, "each comes further: {done:?}");
             times += 1;
             from = done.next.as_deref().and_then(Address::from_hex);
-            sum.add(done);
+            sum.merge(done);
             if from.is_none() {
                 break;
             }
@@ -190,8 +195,8 @@ mod tests {
             "none twice: {sum:?}"
         );
         store.heal();
-        let mut again = Resealed::default();
-        again.some(&sealed, None, 1000, Duration::MAX).await.unwrap();
+        let mut again = ResealReport::default();
+        again.run_slice(&sealed, None, 1000, Duration::MAX).await.unwrap();
         assert_eq!((again.current, again.resealed, again.next), (100, 0, None));
     }
 }

@@ -5,28 +5,28 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use ibid::{
     LabelText, Record, RecordBody, mask, rfc3339,
-    store::{Claim, Fingerprint, Listed, State},
+    store::{ClaimOutcome, EntryInfo, EntryState, Fingerprint},
 };
-use ibid_stores::seal::sealed_with;
+use ibid_stores::seal::sealing_key_id;
 use serde::{Deserialize, Serialize};
 
-use super::{Entry, Found, state_name};
+use super::{FoundEntries, RecordEntry, state_name};
 
 /// The last millisecond that has a date with four digits of year.
-const LAST_DATE: u64 = 253_402_300_799_999;
+const MAX_DATE_MS: u64 = 253_402_300_799_999;
 
 /// A part of a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Page {
+pub struct RecordList {
     /// In the order of their addresses.
-    pub records: Vec<View>,
+    pub records: Vec<RecordView>,
     /// Where to go on.
     pub next: Option<String>,
 }
 
 /// One entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct View {
+pub struct RecordView {
     /// 64 hex digits.
     pub address: String,
     /// Its name: `processing`, `done`, `failed`, `unknown`.
@@ -77,13 +77,13 @@ pub struct View {
     pub takeover_in_ms: Option<u64>,
     /// Of a finished one, in full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub response: Option<Response>,
+    pub response: Option<AnswerView>,
 }
 
 /// A remembered answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Response {
+pub enum AnswerView {
     /// As it is stored.
     Whole {
         /// In the order in which they are sent; a name may be there twice.
@@ -130,17 +130,20 @@ pub enum BodyView {
     },
 }
 
-impl From<Found> for Page {
-    fn from(found: Found) -> Self {
-        Self { records: found.entries.iter().map(View::from).collect(), next: found.next.map(|next| next.to_string()) }
+impl From<FoundEntries> for RecordList {
+    fn from(found: FoundEntries) -> Self {
+        Self {
+            records: found.entries.iter().map(RecordView::from).collect(),
+            next: found.next.map(|next| next.to_string()),
+        }
     }
 }
 
 /// What lists show.
-impl From<&Listed> for View {
-    fn from(listed: &Listed) -> Self {
+impl From<&EntryInfo> for RecordView {
+    fn from(listed: &EntryInfo) -> Self {
         let label = LabelText::decode(&listed.label).unwrap_or_default();
-        let (tags, outline) = (&listed.tags, listed.outline);
+        let (tags, outline) = (&listed.tags, listed.summary);
         Self {
             address: listed.address.to_string(),
             state: state_name(listed.state).into(),
@@ -153,21 +156,21 @@ impl From<&Listed> for View {
             client: label.peer,
             user_agent: label.user_agent,
             status: outline.map(|outline| outline.status),
-            requested_at: date(requested_at(listed)),
-            completed_at: outline.map(|outline| date(outline.completed_at_ms)),
+            requested_at: format_date(requested_at_ms(listed)),
+            completed_at: outline.map(|outline| format_date(outline.completed_at_ms)),
             duration_ms: outline.map(|outline| outline.took.as_secs_f64() * 1000.0),
             success: match listed.state {
-                State::Done => Some(true),
-                State::Failed => Some(false),
-                State::Processing | State::Unknown => None,
+                EntryState::Done => Some(true),
+                EntryState::Failed => Some(false),
+                EntryState::Processing | EntryState::Unknown => None,
             },
-            age_ms: millis(listed.age),
-            expires_at: date(now_ms().saturating_add(millis(listed.expires_in))),
-            expires_in_ms: millis(listed.expires_in),
+            age_ms: as_millis(listed.age),
+            expires_at: format_date(now_ms().saturating_add(as_millis(listed.expires_in))),
+            expires_in_ms: as_millis(listed.expires_in),
             attempt: listed.attempt,
             fence: listed.fence.0,
-            fingerprint: fingerprint(&listed.fingerprint),
-            sealed_with: sealed_with(&listed.label),
+            fingerprint: masked_fingerprint(&listed.fingerprint),
+            sealed_with: sealing_key_id(&listed.label),
             takeover_in_ms: None,
             response: None,
         }
@@ -175,24 +178,26 @@ impl From<&Listed> for View {
 }
 
 /// The same, with the answer, and with when another may take it over.
-impl From<&Entry> for View {
-    fn from(entry: &Entry) -> Self {
-        let mut view = Self::from(&entry.listed);
+impl From<&RecordEntry> for RecordView {
+    fn from(entry: &RecordEntry) -> Self {
+        let mut view = Self::from(&entry.info);
         match &entry.claim {
-            Claim::Busy(holder) | Claim::Unknown(holder) => view.takeover_in_ms = Some(millis(holder.takeover_in)),
-            Claim::Done(done) => view.response = Some(Response::of(&done.record)),
-            Claim::Granted(_) | Claim::Spent => {}
+            ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder) => {
+                view.takeover_in_ms = Some(as_millis(holder.takeover_in))
+            }
+            ClaimOutcome::Completed(done) => view.response = Some(AnswerView::from_record(&done.record)),
+            ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => {}
         }
         view
     }
 }
 
-impl Response {
-    fn of(record: &Bytes) -> Self {
+impl AnswerView {
+    fn from_record(record: &Bytes) -> Self {
         let record = match Record::decode(record.clone()) {
             Ok(record) => record,
             Err(why) => {
-                let sealed_with = sealed_with(record);
+                let sealed_with = sealing_key_id(record);
                 let unreadable = match &sealed_with {
                     Some(key) => format!("it is sealed with the key {key:?}, and does not open with what is at hand"),
                     None if record.is_empty() => "it does not open with the keys at hand, or was altered".into(),
@@ -207,73 +212,77 @@ impl Response {
             };
             headers.iter().map(pair).collect()
         };
-        Self::Whole { headers: pairs(&record.headers), body: body(&record.body), trailers: pairs(&record.trailers) }
+        Self::Whole {
+            headers: pairs(&record.headers),
+            body: body_view(&record.body),
+            trailers: pairs(&record.trailers),
+        }
     }
 }
 
-fn body(body: &RecordBody) -> Option<BodyView> {
+fn body_view(body: &RecordBody) -> Option<BodyView> {
     match body {
         RecordBody::None => None,
-        RecordBody::Digest { length, sha256 } => Some(BodyView::Digest { length: *length, sha256: hex(sha256) }),
+        RecordBody::Digest { length, sha256 } => Some(BodyView::Digest { length: *length, sha256: to_hex(sha256) }),
         RecordBody::Whole(body) => {
             let length = body.len() as u64;
-            Some(match text(body) {
+            Some(match displayable_text(body) {
                 Some(text) => BodyView::Text { length, text: text.into() },
-                None => BodyView::Hex { length, hex: hex(body) },
+                None => BodyView::Hex { length, hex: to_hex(body) },
             })
         }
     }
 }
 
 /// When it was asked for, by the clock of the gateway that was asked; else from its age.
-pub(crate) fn requested_at(listed: &Listed) -> u64 {
-    match (&listed.outline, LabelText::decode(&listed.label)) {
+pub(crate) fn requested_at_ms(listed: &EntryInfo) -> u64 {
+    match (&listed.summary, LabelText::decode(&listed.label)) {
         (Some(outline), _) if outline.requested_at_ms > 0 => outline.requested_at_ms,
         (_, Some(label)) if label.requested_at_ms > 0 => label.requested_at_ms,
-        _ => now_ms().saturating_sub(millis(listed.age)),
+        _ => now_ms().saturating_sub(as_millis(listed.age)),
     }
 }
 
 /// Milliseconds since the Unix epoch.
 pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    millis(since)
+    as_millis(since)
 }
 
 /// RFC 3339, with an end.
-pub(crate) fn date(ms: u64) -> String {
-    rfc3339(ms.min(LAST_DATE))
+pub(crate) fn format_date(ms: u64) -> String {
+    rfc3339(ms.min(MAX_DATE_MS))
 }
 
-pub(crate) fn millis(duration: Duration) -> u64 {
+pub(crate) fn as_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble & 15)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect()
 }
 
 /// What [`hex`] wrote. `None` if it is nothing of the kind.
-pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let pair = |pair: &[u8]| Some(digit(pair[0])? << 4 | digit(pair[1])?);
     text.len().is_multiple_of(2).then(|| text.as_bytes().chunks_exact(2).map(pair).collect()).flatten()
 }
 
 /// The bytes as text, if they can be shown as they are.
-fn text(bytes: &[u8]) -> Option<&str> {
+fn displayable_text(bytes: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(bytes).ok()?;
     text.chars().all(|character| matches!(character, '\n' | '\r' | '\t') || !character.is_control()).then_some(text)
 }
 
 /// Version and ends only: it is a digest of what the client sent.
-fn fingerprint(fingerprint: &Fingerprint) -> String {
+fn masked_fingerprint(fingerprint: &Fingerprint) -> String {
     if *fingerprint == Fingerprint::NONE {
         return "none".into();
     }
-    format!("v{} {}", fingerprint.version, mask(&hex(&fingerprint.digest)))
+    format!("v{} {}", fingerprint.version, mask(&to_hex(&fingerprint.digest)))
 }
 
 #[cfg(test)]
@@ -282,22 +291,22 @@ mod tests {
 
     #[test]
     fn only_what_can_be_shown_is_text() {
-        assert_eq!(text(b"a\x1b[2J"), None);
-        assert_eq!(text(b"\xff"), None);
-        assert_eq!(text("é\r\n\t".as_bytes()), Some("é\r\n\t"));
+        assert_eq!(displayable_text(b"a\x1b[2J"), None);
+        assert_eq!(displayable_text(b"\xff"), None);
+        assert_eq!(displayable_text("é\r\n\t".as_bytes()), Some("é\r\n\t"));
     }
 
     #[test]
     fn dates_have_an_end() {
-        assert_eq!(date(u64::MAX), "9999-12-31T23:59:59.999Z");
-        assert_eq!(millis(Duration::MAX), u64::MAX);
+        assert_eq!(format_date(u64::MAX), "9999-12-31T23:59:59.999Z");
+        assert_eq!(as_millis(Duration::MAX), u64::MAX);
     }
 
     #[test]
     fn hex_comes_back() {
         let all: Vec<u8> = (0..=255).collect();
-        assert_eq!(unhex(&hex(&all)), Some(all));
-        assert_eq!((unhex("0"), unhex("0g"), unhex("é0")), (None, None, None));
+        assert_eq!(from_hex(&to_hex(&all)), Some(all));
+        assert_eq!((from_hex("0"), from_hex("0g"), from_hex("é0")), (None, None, None));
     }
 
     #[test]
@@ -308,12 +317,12 @@ mod tests {
             Some(BodyView::Hex { length: 1, hex: "ff".into() }),
             Some(BodyView::Digest { length: 1, sha256: "00".into() }),
         ] {
-            let response = Response::Whole { headers: vec![("a".into(), "b".into())], body, trailers: Vec::new() };
+            let response = AnswerView::Whole { headers: vec![("a".into(), "b".into())], body, trailers: Vec::new() };
             let written = serde_json::to_string(&response).unwrap();
-            assert_eq!(serde_json::from_str::<Response>(&written).unwrap(), response, "{written}");
+            assert_eq!(serde_json::from_str::<AnswerView>(&written).unwrap(), response, "{written}");
         }
-        let unreadable = Response::Unreadable { unreadable: "why".into(), sealed_with: None };
+        let unreadable = AnswerView::Unreadable { unreadable: "why".into(), sealed_with: None };
         let written = serde_json::to_string(&unreadable).unwrap();
-        assert_eq!(serde_json::from_str::<Response>(&written).unwrap(), unreadable);
+        assert_eq!(serde_json::from_str::<AnswerView>(&written).unwrap(), unreadable);
     }
 }

@@ -9,11 +9,11 @@ const MAX_READINGS: usize = 256;
 
 /// Every way in which an app may read a path.
 #[derive(Debug)]
-pub(super) struct Readings {
+pub(super) struct PathReadings {
     /// The path as it was sent, [normalised](normalise), comes first.
     pub(super) paths: Vec<Vec<u8>>,
     /// Whether one of them has a dot segment, so that the path may lead anywhere.
-    pub(super) has_dots: bool,
+    pub(super) has_dot_segments: bool,
 }
 
 /// One spelling per path: unreserved characters decoded, the hex digits of all others upper case. Case and a trailing
@@ -27,7 +27,7 @@ pub fn normalise(path: &str) -> Cow<'_, str> {
     while let Some(at) = rest.find('%') {
         out.push_str(&rest[..at]);
         rest = &rest[at..];
-        match encoded(rest.as_bytes()) {
+        match decode_escape(rest.as_bytes()) {
             Some(byte) if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') => {
                 out.push(byte.into());
                 rest = &rest[3..];
@@ -47,7 +47,7 @@ pub fn normalise(path: &str) -> Cow<'_, str> {
 }
 
 /// Whether no app reads a path in another way, but for its case and a slash at its end.
-pub(super) fn is_plain(path: &str) -> bool {
+pub(super) fn has_single_reading(path: &str) -> bool {
     let mut before = b' ';
     path.bytes().all(|byte| {
         let odd = matches!(byte, b'%' | b'\\' | b';') || before == b'/' && matches!(byte, b'/' | b'.');
@@ -59,18 +59,18 @@ pub(super) fn is_plain(path: &str) -> bool {
 /// Every way in which an app may read a path, but for its case and a slash at its end. Apps differ in whether they decode
 /// what is encoded, take backslashes for slashes, merge slashes, cut off the parameters of segments and remove dot
 /// segments, and in which order.
-pub(super) fn readings(path: &str) -> Readings {
+pub(super) fn readings(path: &str) -> PathReadings {
     // Nobody decodes twice, so each reading knows whether it was decoded.
     let mut found = vec![(normalise(path).into_owned().into_bytes(), false)];
     let mut at = 0;
     while at < found.len() && found.len() < MAX_READINGS {
         let (path, is_decoded) = found[at].clone();
         let steps = [
-            (decoded(&path), true),
-            (with_slashes(&path), is_decoded),
-            (merged(&path), is_decoded),
-            (without_parameters(&path), is_decoded),
-            (without_dots(&path), is_decoded),
+            (percent_decode(&path), true),
+            (backslashes_to_slashes(&path), is_decoded),
+            (merge_slashes(&path), is_decoded),
+            (strip_parameters(&path), is_decoded),
+            (remove_dot_segments(&path), is_decoded),
         ];
         for step in steps.into_iter().skip(usize::from(is_decoded)) {
             if !found.contains(&step) {
@@ -79,58 +79,58 @@ pub(super) fn readings(path: &str) -> Readings {
         }
         at += 1;
     }
-    let has_dots = found.len() >= MAX_READINGS || found.iter().any(|(path, _)| segments(path).any(is_dots));
+    let has_dots = found.len() >= MAX_READINGS || found.iter().any(|(path, _)| segments(path).any(is_dot_segment));
     let mut paths: Vec<Vec<u8>> = Vec::with_capacity(found.len());
     for (path, _) in found {
         if !paths.contains(&path) {
             paths.push(path);
         }
     }
-    Readings { paths, has_dots }
+    PathReadings { paths, has_dot_segments: has_dots }
 }
 
 fn segments(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|byte| *byte == b'/')
 }
 
-fn is_dots(segment: &[u8]) -> bool {
+fn is_dot_segment(segment: &[u8]) -> bool {
     matches!(segment, b"." | b"..")
 }
 
 /// Every escape decoded, those of slashes too.
-fn decoded(path: &[u8]) -> Vec<u8> {
+fn percent_decode(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     let mut rest = path;
     while let [first, after @ ..] = rest {
-        let byte = encoded(rest);
+        let byte = decode_escape(rest);
         out.push(byte.unwrap_or(*first));
         rest = if byte.is_some() { &rest[3..] } else { after };
     }
     out
 }
 
-fn with_slashes(path: &[u8]) -> Vec<u8> {
+fn backslashes_to_slashes(path: &[u8]) -> Vec<u8> {
     path.iter().map(|byte| if *byte == b'\\' { b'/' } else { *byte }).collect()
 }
 
-fn merged(path: &[u8]) -> Vec<u8> {
+fn merge_slashes(path: &[u8]) -> Vec<u8> {
     let mut out = path.to_vec();
     out.dedup_by(|next, before| *next == b'/' && *before == b'/');
     out
 }
 
 /// `/a;x=1/b` → `/a/b`.
-fn without_parameters(path: &[u8]) -> Vec<u8> {
+fn strip_parameters(path: &[u8]) -> Vec<u8> {
     let names = segments(path).map(|segment| segment.split(|byte| *byte == b';').next().unwrap_or_default());
     names.collect::<Vec<_>>().join(&b'/')
 }
 
 /// As RFC 3986, section 5.2.4.
-fn without_dots(path: &[u8]) -> Vec<u8> {
+fn remove_dot_segments(path: &[u8]) -> Vec<u8> {
     let mut kept: Vec<&[u8]> = Vec::new();
     let all: Vec<&[u8]> = segments(path).skip(1).collect();
     for (at, segment) in all.iter().enumerate() {
-        if !is_dots(segment) {
+        if !is_dot_segment(segment) {
             kept.push(segment);
             continue;
         }
@@ -145,7 +145,7 @@ fn without_dots(path: &[u8]) -> Vec<u8> {
 }
 
 /// The byte that `%XX` at the start of `text` stands for.
-fn encoded(text: &[u8]) -> Option<u8> {
+fn decode_escape(text: &[u8]) -> Option<u8> {
     let digit = |byte: u8| char::from(byte).to_digit(16);
     match text {
         [b'%', high, low, ..] => u8::try_from(digit(*high)? << 4 | digit(*low)?).ok(),
@@ -178,21 +178,21 @@ mod tests {
     #[test]
     fn a_plain_path_has_one_reading_and_an_odd_one_may_have_more() {
         for path in ["/", "/a", "/a/", "/a/b..c", "/a.b", "/A-b_c~d:e@f"] {
-            assert!(is_plain(path), "{path}");
+            assert!(has_single_reading(path), "{path}");
             assert_eq!(readings(path).paths, [path.as_bytes()]);
         }
         for path in ["//", "/a//b", "/./a", "/a/..", "/a/%2e", "/a\\b", "/a%5cb", "/a;b", "/a%20b"] {
-            assert!(!is_plain(path), "{path}");
+            assert!(!has_single_reading(path), "{path}");
         }
     }
 
     #[test]
     fn dot_segments_are_found_in_every_disguise() {
         for path in ["/./a", "/a/..", "/a/%2e%2E/b", "/a/.%2e", "/a%5C..%5Cb", "/a/..;/b", "/a/.;x", "/a/..%3bx/b"] {
-            assert!(readings(path).has_dots, "{path}");
+            assert!(readings(path).has_dot_segments, "{path}");
         }
         for path in ["//", "/a%2Fb", "/a/...", "/a/..b", "/a/.well-known", "/%252e%252e/", "/a%20b", "/a;..", "/a\\b"] {
-            assert!(!readings(path).has_dots, "{path}");
+            assert!(!readings(path).has_dot_segments, "{path}");
         }
     }
 
@@ -206,7 +206,7 @@ mod tests {
             ("/../../x", "/x"),
             ("/a//../b", "/a/b"),
         ] {
-            assert_eq!(without_dots(path.as_bytes()), clean.as_bytes());
+            assert_eq!(remove_dot_segments(path.as_bytes()), clean.as_bytes());
         }
     }
 

@@ -12,48 +12,48 @@ use super::path;
 pub struct Match {
     protocol: Protocol,
     methods: Vec<Method>,
-    pattern: Pattern,
+    pattern: PathPattern,
 }
 
 /// A path with `:name` for one segment and `*` for the rest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pattern {
+pub struct PathPattern {
     text: String,
-    shape: Shape,
+    shape: PatternShape,
     /// How else an app may read the pattern, if there is another way: as it reads [paths](path::readings).
-    others: Vec<Shape>,
+    alternatives: Vec<PatternShape>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Shape {
-    segments: Vec<Segment>,
+struct PatternShape {
+    segments: Vec<PatternSegment>,
     /// Ends with `*`: whatever follows the last slash, nothing included.
-    rest: bool,
+    has_wildcard: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Segment {
-    Exactly(Vec<u8>),
+enum PatternSegment {
+    Literal(Vec<u8>),
     /// Any segment that is not empty.
     Any,
 }
 
 /// How exactly a path is compared with a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Compared {
-    pub(super) any_case: bool,
+pub(super) struct PathComparison {
+    pub(super) ignore_case: bool,
     /// One slash at the end, of the path or of the pattern, makes no difference.
-    pub(super) any_slash: bool,
+    pub(super) ignore_trailing_slash: bool,
 }
 
-impl Compared {
-    pub(super) const EXACTLY: Self = Self { any_case: false, any_slash: false };
-    pub(super) const LOOSELY: Self = Self { any_case: true, any_slash: true };
-    pub(super) const ALL: [Self; 4] = [
-        Self::EXACTLY,
-        Self { any_case: false, any_slash: true },
-        Self { any_case: true, any_slash: false },
-        Self::LOOSELY,
+impl PathComparison {
+    pub(super) const EXACT: Self = Self { ignore_case: false, ignore_trailing_slash: false };
+    pub(super) const LOOSE: Self = Self { ignore_case: true, ignore_trailing_slash: true };
+    pub(super) const ALL_MODES: [Self; 4] = [
+        Self::EXACT,
+        Self { ignore_case: false, ignore_trailing_slash: true },
+        Self { ignore_case: true, ignore_trailing_slash: false },
+        Self::LOOSE,
     ];
 }
 
@@ -69,55 +69,63 @@ impl Match {
     }
 
     /// Which paths.
-    pub fn pattern(&self) -> &Pattern {
+    pub fn pattern(&self) -> &PathPattern {
         &self.pattern
     }
 }
 
-impl Pattern {
+impl PathPattern {
     /// `/*`.
-    pub fn everything() -> Self {
-        Self { text: "/*".into(), shape: Shape { segments: Vec::new(), rest: true }, others: Vec::new() }
+    pub fn all_paths() -> Self {
+        Self {
+            text: "/*".into(),
+            shape: PatternShape { segments: Vec::new(), has_wildcard: true },
+            alternatives: Vec::new(),
+        }
     }
 
     /// Of gRPC calls: `*`, `shop.Orders/*` or `shop.Orders/Create`.
-    fn of_calls(name: &str) -> Option<Self> {
+    fn for_grpc(name: &str) -> Option<Self> {
         let word = |word: &str| {
             word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
                 && word.bytes().next().is_some_and(|first| !first.is_ascii_digit())
         };
         let segments = match name.split_once('/') {
-            None if name == "*" => vec![Segment::Any, Segment::Any],
+            None if name == "*" => vec![PatternSegment::Any, PatternSegment::Any],
             Some((service, method)) if service.split('.').all(word) && (method == "*" || word(method)) => {
-                let method = if method == "*" { Segment::Any } else { Segment::Exactly(method.into()) };
-                vec![Segment::Exactly(service.into()), method]
+                let method = if method == "*" { PatternSegment::Any } else { PatternSegment::Literal(method.into()) };
+                vec![PatternSegment::Literal(service.into()), method]
             }
             _ => return None,
         };
-        Some(Self { text: format!("/{name}"), shape: Shape { segments, rest: false }, others: Vec::new() })
+        Some(Self {
+            text: format!("/{name}"),
+            shape: PatternShape { segments, has_wildcard: false },
+            alternatives: Vec::new(),
+        })
     }
 
     /// Of gRPC calls: whether it names one method, and not all that are known to be unary.
-    pub(crate) fn names_one(&self) -> bool {
-        !self.shape.segments.contains(&Segment::Any)
+    pub(crate) fn is_single_method(&self) -> bool {
+        !self.shape.segments.contains(&PatternSegment::Any)
     }
 
     /// Of gRPC calls: the service that it names.
     pub(crate) fn service(&self) -> Option<&str> {
         match self.shape.segments.first() {
-            Some(Segment::Exactly(service)) => std::str::from_utf8(service).ok(),
+            Some(PatternSegment::Literal(service)) => std::str::from_utf8(service).ok(),
             _ => None,
         }
     }
 
     /// Whether a path, once [normalised](path::normalise), is one of these.
     pub fn matches(&self, path: &str) -> bool {
-        self.shape.matches(path.as_bytes(), Compared::EXACTLY)
+        self.shape.matches(path.as_bytes(), PathComparison::EXACT)
     }
 
     /// Whether a [reading](path::readings) of a path is one of these, in some reading of the pattern.
-    pub(super) fn reads_as(&self, reading: &[u8], compared: Compared) -> bool {
-        self.shape.matches(reading, compared) || self.others.iter().any(|other| other.matches(reading, compared))
+    pub(super) fn matches_reading(&self, reading: &[u8], compared: PathComparison) -> bool {
+        self.shape.matches(reading, compared) || self.alternatives.iter().any(|other| other.matches(reading, compared))
     }
 
     /// For `/a/*`, the pattern `/a`: a path that it does not match. `None` for all others, and for `/*`.
@@ -134,14 +142,18 @@ impl Pattern {
     pub(crate) fn covers(&self, other: &Self) -> bool {
         let (this, other) = (&self.shape, &other.shape);
         let (mine, theirs) = (this.segments.len(), other.segments.len());
-        let lengths = if this.rest { mine < theirs + usize::from(other.rest) } else { !other.rest && mine == theirs };
+        let lengths = if this.has_wildcard {
+            mine < theirs + usize::from(other.has_wildcard)
+        } else {
+            !other.has_wildcard && mine == theirs
+        };
         lengths
             && mine <= theirs
             && this.segments.iter().zip(&other.segments).all(|(mine, theirs)| match (mine, theirs) {
-                (Segment::Any, Segment::Any) => true,
-                (Segment::Any, Segment::Exactly(text)) => !text.is_empty(),
-                (Segment::Exactly(_), Segment::Any) => false,
-                (Segment::Exactly(a), Segment::Exactly(b)) => a == b,
+                (PatternSegment::Any, PatternSegment::Any) => true,
+                (PatternSegment::Any, PatternSegment::Literal(text)) => !text.is_empty(),
+                (PatternSegment::Literal(_), PatternSegment::Any) => false,
+                (PatternSegment::Literal(a), PatternSegment::Literal(b)) => a == b,
             })
     }
 
@@ -149,7 +161,7 @@ impl Pattern {
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let (this, other) = (&self.shape, &other.shape);
         let (mine, theirs) = (this.segments.len(), other.segments.len());
-        let lengths = match (this.rest, other.rest) {
+        let lengths = match (this.has_wildcard, other.has_wildcard) {
             (true, true) => true,
             (true, false) => mine < theirs,
             (false, true) => theirs < mine,
@@ -157,33 +169,35 @@ impl Pattern {
         };
         lengths
             && this.segments.iter().zip(&other.segments).all(|(mine, theirs)| match (mine, theirs) {
-                (Segment::Any, Segment::Any) => true,
-                (Segment::Any, Segment::Exactly(text)) | (Segment::Exactly(text), Segment::Any) => !text.is_empty(),
-                (Segment::Exactly(a), Segment::Exactly(b)) => a == b,
+                (PatternSegment::Any, PatternSegment::Any) => true,
+                (PatternSegment::Any, PatternSegment::Literal(text))
+                | (PatternSegment::Literal(text), PatternSegment::Any) => !text.is_empty(),
+                (PatternSegment::Literal(a), PatternSegment::Literal(b)) => a == b,
             })
     }
 }
 
-impl Shape {
+impl PatternShape {
     /// Of a reading of a pattern.
-    fn of(reading: &[u8]) -> Self {
+    fn parse(reading: &[u8]) -> Self {
         let path = reading.strip_prefix(b"/").unwrap_or(reading);
         let mut pieces: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
-        let rest = pieces.last() == Some(&&b"*"[..]);
-        if rest {
+        let has_wildcard = pieces.last() == Some(&&b"*"[..]);
+        if has_wildcard {
             pieces.pop();
         }
-        let segment =
-            |piece: &&[u8]| if piece.starts_with(b":") { Segment::Any } else { Segment::Exactly(piece.to_vec()) };
-        Self { segments: pieces.iter().map(segment).collect(), rest }
+        let segment = |piece: &&[u8]| {
+            if piece.starts_with(b":") { PatternSegment::Any } else { PatternSegment::Literal(piece.to_vec()) }
+        };
+        Self { segments: pieces.iter().map(segment).collect(), has_wildcard }
     }
 
-    fn matches(&self, path: &[u8], compared: Compared) -> bool {
+    fn matches(&self, path: &[u8], compared: PathComparison) -> bool {
         let Some(mut path) = path.strip_prefix(b"/") else { return false };
         let mut segments = &self.segments[..];
-        if compared.any_slash && !self.rest {
+        if compared.ignore_trailing_slash && !self.has_wildcard {
             path = path.strip_suffix(b"/").unwrap_or(path);
-            if let [before @ .., Segment::Exactly(last)] = segments
+            if let [before @ .., PatternSegment::Literal(last)] = segments
                 && last.is_empty()
                 && !before.is_empty()
             {
@@ -193,19 +207,19 @@ impl Shape {
         let mut given = path.split(|byte| *byte == b'/');
         for segment in segments {
             match given.next() {
-                Some(given) if segment.matches(given, compared.any_case) => {}
+                Some(given) if segment.matches(given, compared.ignore_case) => {}
                 _ => return false,
             }
         }
-        given.next().is_some() == self.rest
+        given.next().is_some() == self.has_wildcard
     }
 }
 
-impl Segment {
+impl PatternSegment {
     fn matches(&self, given: &[u8], any_case: bool) -> bool {
         match self {
-            Self::Exactly(text) if any_case => text.eq_ignore_ascii_case(given),
-            Self::Exactly(text) => text == given,
+            Self::Literal(text) if any_case => text.eq_ignore_ascii_case(given),
+            Self::Literal(text) => text == given,
             Self::Any => !given.is_empty(),
         }
     }
@@ -219,7 +233,7 @@ impl FromStr for Match {
             format!("{text:?} is no match{why}; write METHOD[|METHOD] PATTERN, such as \"POST /payments/*\"")
         };
         if let Some(name) = text.strip_prefix("grpc").filter(|rest| rest.is_empty() || rest.starts_with(' ')) {
-            let pattern = Pattern::of_calls(name.strip_prefix(' ').unwrap_or(name)).ok_or_else(|| {
+            let pattern = PathPattern::for_grpc(name.strip_prefix(' ').unwrap_or(name)).ok_or_else(|| {
                 format!(
                     "{text:?} is no match; write \"grpc package.Service/Method\", \"grpc package.Service/*\" or \"grpc *\""
                 )
@@ -249,7 +263,7 @@ impl FromStr for Match {
     }
 }
 
-impl FromStr for Pattern {
+impl FromStr for PathPattern {
     /// Starts with a comma: the middle of a sentence.
     type Err = String;
 
@@ -259,7 +273,7 @@ impl FromStr for Pattern {
             return Err(", its pattern is no path".into());
         };
         let readings = path::readings(text);
-        if readings.has_dots {
+        if readings.has_dot_segments {
             return Err(", its pattern has dot segments, which never match".into());
         }
         let mut pieces: Vec<&str> = path.split('/').collect();
@@ -278,12 +292,12 @@ impl FromStr for Pattern {
                 {
                     return Err(format!(", {piece:?} is no \":name\" (letters, digits and _)"));
                 }
-                Some(_) => Segment::Any,
-                None => Segment::Exactly(path::normalise(piece).into_owned().into_bytes()),
+                Some(_) => PatternSegment::Any,
+                None => PatternSegment::Literal(path::normalise(piece).into_owned().into_bytes()),
             });
         }
-        let others = readings.paths[1..].iter().map(|reading| Shape::of(reading)).collect();
-        Ok(Self { text: text.into(), shape: Shape { segments, rest }, others })
+        let others = readings.paths[1..].iter().map(|reading| PatternShape::parse(reading)).collect();
+        Ok(Self { text: text.into(), shape: PatternShape { segments, has_wildcard: rest }, alternatives: others })
     }
 }
 
@@ -299,7 +313,7 @@ impl fmt::Display for Match {
     }
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for PathPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
@@ -309,7 +323,7 @@ impl fmt::Display for Pattern {
 mod tests {
     use super::*;
 
-    fn pattern(text: &str) -> Pattern {
+    fn pattern(text: &str) -> PathPattern {
         text.parse().unwrap()
     }
 
@@ -348,10 +362,10 @@ mod tests {
             ("/a//b;c/:id", &["/a/b/1", "/a//b/1"], &["/a/b"]),
         ] {
             for path in loosely {
-                assert!(pattern(text).reads_as(path.as_bytes(), Compared::LOOSELY), "{text} {path}");
+                assert!(pattern(text).matches_reading(path.as_bytes(), PathComparison::LOOSE), "{text} {path}");
             }
             for path in never {
-                assert!(!pattern(text).reads_as(path.as_bytes(), Compared::LOOSELY), "{text} {path}");
+                assert!(!pattern(text).matches_reading(path.as_bytes(), PathComparison::LOOSE), "{text} {path}");
             }
         }
     }

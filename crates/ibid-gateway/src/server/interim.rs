@@ -4,7 +4,7 @@
 //!
 //! Invariant: an interim answer is written only where an answer may begin. hyper flushes its socket only when it has written
 //! all that it has; so between such a flush and its next write nothing of it is under way, provided that the answer to which
-//! the interim one belongs has not begun: [`Interim::close`] is called before hyper gets that.
+//! the interim one belongs has not begun: [`InterimResponses::end_request`] is called before hyper gets that.
 
 use std::{
     io::{self, IoSlice},
@@ -24,60 +24,60 @@ use tokio::{
 };
 
 /// More than this at a time is dropped.
-const MAX_BYTES: usize = 64 << 10;
+const MAX_PENDING_BYTES: usize = 64 << 10;
 
 /// What one client connection is to be sent before the answer to the request that it waits for.
 #[derive(Default)]
-pub struct Interim {
-    waiting: Mutex<Waiting>,
+pub struct InterimResponses {
+    pending: Mutex<PendingInterim>,
     /// Told when something waits, so that the task of the connection writes it.
     pushed: Notify,
     /// Whether something may wait: spares the lock. Set under it.
-    has_some: AtomicBool,
+    has_pending: AtomicBool,
     /// Whether hyper has written all of what it had. Only the task of the connection uses it.
-    is_between: AtomicBool,
+    is_flushed: AtomicBool,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct PendingInterim {
     /// Whether a request is being answered.
     is_open: bool,
     /// Which one, counted.
-    serial: u64,
+    request_number: u64,
     bytes: Vec<u8>,
     /// How many of them are written already.
     written: usize,
 }
 
-impl Interim {
+impl InterimResponses {
     /// A request of the connection has begun.
-    pub(super) fn open(&self) {
-        let mut waiting = self.waiting.lock();
+    pub(super) fn begin_request(&self) {
+        let mut waiting = self.pending.lock();
         waiting.is_open = true;
-        waiting.serial += 1;
+        waiting.request_number += 1;
     }
 
     /// Its answer is there, and is about to be written. What cannot be written before it is dropped.
-    pub(super) fn close(&self) {
-        let mut waiting = self.waiting.lock();
+    pub(super) fn end_request(&self) {
+        let mut waiting = self.pending.lock();
         waiting.is_open = false;
-        if waiting.written == 0 && !self.is_between.load(Relaxed) {
+        if waiting.written == 0 && !self.is_flushed.load(Relaxed) {
             waiting.bytes.clear();
-            self.has_some.store(false, Relaxed);
+            self.has_pending.store(false, Relaxed);
         }
     }
 
     /// The request that is being answered, for [`push`](Self::push).
-    pub fn serial(&self) -> u64 {
-        self.waiting.lock().serial
+    pub fn request_number(&self) -> u64 {
+        self.pending.lock().request_number
     }
 
     /// The app sent this for a request; dropped if that has its answer by now. So is `100 Continue`: the gateway answers
     /// `Expect` itself.
     pub fn push(&self, serial: u64, status: StatusCode, headers: &HeaderMap) {
-        let mut waiting = self.waiting.lock();
-        let is_late = !waiting.is_open || waiting.serial != serial;
-        if is_late || status == StatusCode::CONTINUE || waiting.bytes.len() > MAX_BYTES {
+        let mut waiting = self.pending.lock();
+        let is_late = !waiting.is_open || waiting.request_number != serial;
+        if is_late || status == StatusCode::CONTINUE || waiting.bytes.len() > MAX_PENDING_BYTES {
             return;
         }
         let line = format!("HTTP/1.1 {} {}\r\n", status.as_u16(), status.canonical_reason().unwrap_or_default());
@@ -88,13 +88,13 @@ impl Interim {
             }
         }
         waiting.bytes.extend_from_slice(b"\r\n");
-        self.has_some.store(true, Relaxed);
+        self.has_pending.store(true, Relaxed);
         drop(waiting);
         self.pushed.notify_one();
     }
 
     /// Waits for a reply. What is pushed meanwhile wakes the task that waits, which is the one that writes.
-    pub async fn written_during<T>(&self, reply: impl Future<Output = T>) -> T {
+    pub async fn write_while_waiting<T>(&self, reply: impl Future<Output = T>) -> T {
         let mut reply = pin!(reply);
         loop {
             tokio::select! {
@@ -112,18 +112,18 @@ fn is_hop_by_hop(name: &header::HeaderName) -> bool {
 }
 
 /// The socket beneath hyper.
-pub(super) struct Socket<S> {
+pub(super) struct InterimSocket<S> {
     pub(super) io: S,
-    pub(super) interim: Arc<Interim>,
+    pub(super) interim: Arc<InterimResponses>,
 }
 
-impl<S: AsyncWrite + Unpin> Socket<S> {
+impl<S: AsyncWrite + Unpin> InterimSocket<S> {
     /// Writes what waits. To be called where an answer may begin, or in the middle of what waits.
-    fn poll_interim(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.interim.has_some.load(Relaxed) {
+    fn poll_write_pending(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.interim.has_pending.load(Relaxed) {
             return Poll::Ready(Ok(()));
         }
-        let mut waiting = self.interim.waiting.lock();
+        let mut waiting = self.interim.pending.lock();
         while waiting.written < waiting.bytes.len() {
             let n = ready!(Pin::new(&mut self.io).poll_write(cx, &waiting.bytes[waiting.written..]))?;
             if n == 0 {
@@ -133,30 +133,30 @@ impl<S: AsyncWrite + Unpin> Socket<S> {
         }
         waiting.bytes.clear();
         waiting.written = 0;
-        self.interim.has_some.store(false, Relaxed);
+        self.interim.has_pending.store(false, Relaxed);
         Poll::Ready(Ok(()))
     }
 
     /// Before hyper writes.
-    fn poll_before(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.interim.is_between.load(Relaxed) {
-            ready!(self.poll_interim(cx))?;
-            self.interim.is_between.store(false, Relaxed);
+    fn poll_before_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.interim.is_flushed.load(Relaxed) {
+            ready!(self.poll_write_pending(cx))?;
+            self.interim.is_flushed.store(false, Relaxed);
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for InterimSocket<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().io).poll_read(cx, buf)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for InterimSocket<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        ready!(this.poll_before(cx))?;
+        ready!(this.poll_before_write(cx))?;
         Pin::new(&mut this.io).poll_write(cx, buf)
     }
 
@@ -164,7 +164,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
         self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        ready!(this.poll_before(cx))?;
+        ready!(this.poll_before_write(cx))?;
         Pin::new(&mut this.io).poll_write_vectored(cx, bufs)
     }
 
@@ -174,8 +174,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.interim.is_between.store(true, Relaxed);
-        ready!(this.poll_interim(cx))?;
+        this.interim.is_flushed.store(true, Relaxed);
+        ready!(this.poll_write_pending(cx))?;
         Pin::new(&mut this.io).poll_flush(cx)
     }
 

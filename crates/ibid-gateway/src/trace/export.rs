@@ -18,99 +18,99 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::ids::{Place, written};
+use super::span_context::{SpanContext, hex_encode};
 use crate::{
-    config::{Collector, Trace},
-    live::Live,
-    proxy::Body,
+    config::{Collector, TraceSettings},
+    live_config::LiveConfig,
+    proxy::UpstreamRequestBody,
     tls,
-    upstream::{self, Affinity, Care, Upstream},
+    upstream::{self, Affinity, ReusePolicy, UpstreamClient},
 };
 
 /// Spans that wait; more are dropped.
-const MOST: usize = 8192;
+const MAX_QUEUED_SPANS: usize = 8192;
 /// Spans in one request to the collector.
-const TOGETHER: usize = 512;
+const MAX_SPANS_PER_EXPORT: usize = 512;
 /// How long a span may wait for others.
-const GATHER: Duration = Duration::from_secs(1);
+const EXPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the collector may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it is said that it does not take them.
-const SAY_AGAIN: Duration = Duration::from_secs(60);
+const DROP_WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Takes spans to a collector.
 #[derive(Clone)]
 pub struct Tracer {
-    spans: mpsc::Sender<Item>,
+    spans: mpsc::Sender<ExportItem>,
     dropped: Arc<AtomicU64>,
 }
 
-enum Item {
-    Span(Box<Span>),
+enum ExportItem {
+    Span(Box<FinishedSpan>),
     /// Tell when everything before has been sent.
     Flush(oneshot::Sender<()>),
 }
 
 /// What a span is to its trace.
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum SpanKind {
     Server = 2,
     Client = 3,
 }
 
 /// A span that has ended.
-pub(super) struct Span {
-    place: Place,
+pub(super) struct FinishedSpan {
+    context: SpanContext,
     parent: Option<[u8; 8]>,
     name: String,
-    kind: Kind,
+    kind: SpanKind,
     start: SystemTime,
     end: SystemTime,
     attributes: Vec<Value>,
-    pub(super) link: Option<Place>,
+    pub(super) link: Option<SpanContext>,
     pub(super) failed: bool,
 }
 
 impl Tracer {
     /// Starts a task that sends.
-    pub fn start(live: Arc<Live>) -> Self {
-        let (spans, waiting) = mpsc::channel(MOST);
+    pub fn start(live: Arc<LiveConfig>) -> Self {
+        let (spans, waiting) = mpsc::channel(MAX_QUEUED_SPANS);
         let dropped = Arc::new(AtomicU64::new(0));
-        tokio::spawn(send_all(live, waiting, dropped.clone()));
+        tokio::spawn(run_exporter(live, waiting, dropped.clone()));
         Self { spans, dropped }
     }
 
-    pub(super) fn tell(&self, span: Span) {
-        if self.spans.try_send(Item::Span(Box::new(span))).is_err() {
+    pub(super) fn submit(&self, span: FinishedSpan) {
+        if self.spans.try_send(ExportItem::Span(Box::new(span))).is_err() {
             self.dropped.fetch_add(1, Relaxed);
         }
     }
 
     /// Returns once what was told so far was sent, or given up.
-    pub async fn flushed(&self) {
+    pub async fn flush(&self) {
         let (done, is_done) = oneshot::channel();
         let flush = async {
-            if self.spans.send(Item::Flush(done)).await.is_ok() {
+            if self.spans.send(ExportItem::Flush(done)).await.is_ok() {
                 let _ = is_done.await;
             }
         };
-        let _ = timeout(PATIENCE, flush).await;
+        let _ = timeout(EXPORT_TIMEOUT, flush).await;
     }
 }
 
-async fn send_all(live: Arc<Live>, mut waiting: mpsc::Receiver<Item>, dropped: Arc<AtomicU64>) {
+async fn run_exporter(live: Arc<LiveConfig>, mut waiting: mpsc::Receiver<ExportItem>, dropped: Arc<AtomicU64>) {
     let (mut said, mut told_of): (Option<Instant>, u64) = (None, 0);
     while let Some(first) = waiting.recv().await {
         let (mut spans, mut flushed) = (Vec::new(), None);
-        let until = Instant::now() + GATHER;
+        let until = Instant::now() + EXPORT_INTERVAL;
         let mut item = Some(first);
         loop {
             match item {
-                Some(Item::Span(span)) => spans.push(span),
-                Some(Item::Flush(done)) => flushed = Some(done),
+                Some(ExportItem::Span(span)) => spans.push(span),
+                Some(ExportItem::Flush(done)) => flushed = Some(done),
                 None => {}
             }
-            if spans.len() >= TOGETHER || flushed.is_some() {
+            if spans.len() >= MAX_SPANS_PER_EXPORT || flushed.is_some() {
                 break;
             }
             match timeout_at(until, waiting.recv()).await {
@@ -121,17 +121,18 @@ async fn send_all(live: Arc<Live>, mut waiting: mpsc::Receiver<Item>, dropped: A
         let mut why = None;
         let Some(to) = live.now().collector.clone() else { return };
         if !spans.is_empty()
-            && let Err(failed) = timeout(PATIENCE, to.take(&spans)).await.unwrap_or_else(|_| Err(slow()))
+            && let Err(failed) =
+                timeout(EXPORT_TIMEOUT, to.export(&spans)).await.unwrap_or_else(|_| Err(timeout_error()))
         {
             dropped.fetch_add(spans.len() as u64, Relaxed);
             why = Some(failed);
         }
         let lost = dropped.load(Relaxed);
-        if lost > told_of && said.is_none_or(|said| said.elapsed() > SAY_AGAIN) {
+        if lost > told_of && said.is_none_or(|said| said.elapsed() > DROP_WARNING_INTERVAL) {
             (said, told_of) = (Some(Instant::now()), lost);
             let why =
                 why.map_or_else(|| "it does not take them as fast as they come".to_owned(), |why| why.to_string());
-            tracing::warn!(collector = %to.named, %why, dropped = lost, "traces cannot be sent; spans are dropped");
+            tracing::warn!(collector = %to.collector, %why, dropped = lost, "traces cannot be sent; spans are dropped");
         }
         if let Some(done) = flushed {
             let _ = done.send(());
@@ -139,39 +140,39 @@ async fn send_all(live: Arc<Live>, mut waiting: mpsc::Receiver<Item>, dropped: A
     }
 }
 
-fn slow() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {PATIENCE:?}"))
+fn timeout_error() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {EXPORT_TIMEOUT:?}"))
 }
 
 /// A collector, and how it is reached.
-pub(crate) struct Collecting {
-    named: Collector,
-    server: Arc<Upstream<Body>>,
+pub(crate) struct OtlpExporter {
+    collector: Collector,
+    server: Arc<UpstreamClient<UpstreamRequestBody>>,
 }
 
-impl Collecting {
+impl OtlpExporter {
     /// Connects nothing yet.
     ///
     /// # Errors
     /// If its certificates make no sense.
-    pub(crate) fn new(trace: &Trace) -> Result<Self, String> {
-        let client = upstream::Settings {
+    pub(crate) fn new(trace: &TraceSettings) -> Result<Self, String> {
+        let client = upstream::UpstreamSettings {
             max_connections: 1,
-            connect_timeout: PATIENCE,
-            tls: tls::towards("trace.", trace.ca.as_ref(), trace.identity.as_ref())?,
-            ..upstream::Settings::default()
+            connect_timeout: EXPORT_TIMEOUT,
+            tls: tls::client_config("trace.", trace.ca.as_ref(), trace.identity.as_ref())?,
+            ..upstream::UpstreamSettings::default()
         };
         let target = trace.collector.origin().parse().map_err(|why| format!("trace.otlp: {why}"))?;
-        let server = Upstream::new(target, client).map_err(|why| format!("trace.otlp: {why}"))?;
-        Ok(Self { named: trace.collector.clone(), server })
+        let server = UpstreamClient::new(target, client).map_err(|why| format!("trace.otlp: {why}"))?;
+        Ok(Self { collector: trace.collector.clone(), server })
     }
 
-    async fn take(&self, spans: &[Box<Span>]) -> io::Result<()> {
-        let body = Body::whole(Bytes::from(message(spans).to_string()), None);
-        let mut request = Request::post(self.named.path()).body(body).map_err(io::Error::other)?;
+    async fn export(&self, spans: &[Box<FinishedSpan>]) -> io::Result<()> {
+        let body = UpstreamRequestBody::complete(Bytes::from(export_request(spans).to_string()), None);
+        let mut request = Request::post(self.collector.path()).body(body).map_err(io::Error::other)?;
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let affinity = Affinity::default();
-        let answer = self.server.send(request, Care::Plain, &affinity).await;
+        let answer = self.server.send(request, ReusePolicy::PassThrough, &affinity).await;
         let answer = answer.map_err(|why| io::Error::other(why.to_string()))?;
         let status = answer.status();
         let said = Limited::new(answer.into_body(), 64 << 10).collect().await;
@@ -184,43 +185,46 @@ impl Collecting {
 }
 
 /// `ExportTraceServiceRequest`.
-fn message(spans: &[Box<Span>]) -> Value {
+fn export_request(spans: &[Box<FinishedSpan>]) -> Value {
     let version = env!("CARGO_PKG_VERSION");
-    let spans: Vec<_> = spans.iter().map(|span| span.json()).collect();
+    let spans: Vec<_> = spans.iter().map(|span| span.to_json()).collect();
     json!({ "resourceSpans": [{
-        "resource": { "attributes": [text("service.name", "ibid"), text("service.version", version)] },
+        "resource": { "attributes": [text_attribute("service.name", "ibid"), text_attribute("service.version", version)] },
         "scopeSpans": [{ "scope": { "name": "ibid", "version": version }, "spans": spans }],
     }] })
 }
 
-fn text(key: &str, value: &str) -> Value {
+fn text_attribute(key: &str, value: &str) -> Value {
     json!({ "key": key, "value": { "stringValue": value } })
 }
 
-impl Span {
+impl FinishedSpan {
     pub(super) fn new(
-        place: Place, parent: Option<[u8; 8]>, name: String, kind: Kind, start: SystemTime, end: SystemTime,
+        context: SpanContext, parent: Option<[u8; 8]>, name: String, kind: SpanKind, start: SystemTime, end: SystemTime,
     ) -> Self {
-        Self { place, parent, name, kind, start, end, attributes: Vec::new(), link: None, failed: false }
+        Self { context, parent, name, kind, start, end, attributes: Vec::new(), link: None, failed: false }
     }
 
-    pub(super) fn text(&mut self, key: &str, value: Option<String>) {
-        self.attributes.extend(value.map(|value| text(key, &value)));
+    pub(super) fn set_text(&mut self, key: &str, value: Option<String>) {
+        self.attributes.extend(value.map(|value| text_attribute(key, &value)));
     }
 
-    pub(super) fn number(&mut self, key: &str, value: Option<i64>) {
+    pub(super) fn set_number(&mut self, key: &str, value: Option<i64>) {
         // 64 bits are texts in JSON.
         self.attributes.extend(value.map(|value| json!({ "key": key, "value": { "intValue": value.to_string() } })));
     }
 
-    fn json(&self) -> Value {
+    fn to_json(&self) -> Value {
         let nanos = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos().to_string();
-        let links: Vec<_> =
-            self.link.iter().map(|to| json!({ "traceId": written(&to.trace), "spanId": written(&to.span) })).collect();
+        let links: Vec<_> = self
+            .link
+            .iter()
+            .map(|to| json!({ "traceId": hex_encode(&to.trace_id), "spanId": hex_encode(&to.span_id) }))
+            .collect();
         json!({
-            "traceId": written(&self.place.trace),
-            "spanId": written(&self.place.span),
-            "parentSpanId": self.parent.map(|parent| written(&parent)).unwrap_or_default(),
+            "traceId": hex_encode(&self.context.trace_id),
+            "spanId": hex_encode(&self.context.span_id),
+            "parentSpanId": self.parent.map(|parent| hex_encode(&parent)).unwrap_or_default(),
             "flags": 1,
             "name": self.name,
             "kind": self.kind as u8,

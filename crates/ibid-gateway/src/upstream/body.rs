@@ -13,91 +13,94 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::Error;
-use super::pool::Share;
-use super::slot::Home;
+use super::UpstreamError;
+use super::h1_connection::ReturnConnection;
+use super::pool::UnclaimedPermit;
 
 /// An upstream's reply body, as it comes off the wire.
 pub struct UpstreamBody {
     inner: Incoming,
     /// HTTP/1.1: where the connection goes back to. None once it went, and for HTTP/2 and upgrades.
-    home: Option<Arc<dyn Home>>,
+    connection: Option<Arc<dyn ReturnConnection>>,
     /// When the upstream will close the connection if it stays idle, less a margin.
-    limit: Option<Instant>,
+    reuse_until: Option<Instant>,
     /// Held until the connection is free again; by an upgraded one until this is dropped.
-    share: Option<Share>,
-    h2: bool,
+    unclaimed_permit: Option<UnclaimedPermit>,
+    is_h2: bool,
 }
 
 impl UpstreamBody {
-    pub(super) fn h1(inner: Incoming, (home, share): (Arc<dyn Home>, Option<Share>), limit: Option<Instant>) -> Self {
-        let mut this = Self { inner, home: Some(home), limit, share, h2: false };
+    pub(super) fn h1(
+        inner: Incoming, (home, share): (Arc<dyn ReturnConnection>, Option<UnclaimedPermit>), limit: Option<Instant>,
+    ) -> Self {
+        let mut this =
+            Self { inner, connection: Some(home), reuse_until: limit, unclaimed_permit: share, is_h2: false };
         if this.inner.is_end_stream() {
-            this.finish();
+            this.return_connection();
         }
         this
     }
 
-    pub(super) fn upgraded(inner: Incoming, share: Option<Share>) -> Self {
-        Self { inner, home: None, limit: None, share, h2: false }
+    pub(super) fn upgraded(inner: Incoming, unclaimed_permit: Option<UnclaimedPermit>) -> Self {
+        Self { inner, connection: None, reuse_until: None, unclaimed_permit, is_h2: false }
     }
 
     pub(super) fn h2(inner: Incoming) -> Self {
-        Self { inner, home: None, limit: None, share: None, h2: true }
+        Self { inner, connection: None, reuse_until: None, unclaimed_permit: None, is_h2: true }
     }
 
-    fn finish(&mut self) {
-        if let Some(home) = self.home.take() {
-            home.finish(self.limit, self.share.take());
+    fn return_connection(&mut self) {
+        if let Some(home) = self.connection.take() {
+            home.return_after_reply(self.reuse_until, self.unclaimed_permit.take());
         }
     }
 
-    fn kill(&mut self) {
-        if let Some(home) = self.home.take() {
-            home.kill();
-            self.share = None;
+    fn close_connection(&mut self) {
+        if let Some(home) = self.connection.take() {
+            home.abort();
+            self.unclaimed_permit = None;
         }
     }
 }
 
 impl Drop for UpstreamBody {
     fn drop(&mut self) {
-        self.kill();
+        self.close_connection();
     }
 }
 
 impl std::fmt::Debug for UpstreamBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UpstreamBody").field("h2", &self.h2).finish_non_exhaustive()
+        f.debug_struct("UpstreamBody").field("h2", &self.is_h2).finish_non_exhaustive()
     }
 }
 
 impl Body for UpstreamBody {
     type Data = Bytes;
-    type Error = Error;
+    type Error = UpstreamError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
         Poll::Ready(match frame {
             Some(Ok(frame)) => {
                 // Known lengths end with their last frame; whoever reads need not ask again.
                 if self.inner.is_end_stream() {
-                    self.finish();
+                    self.return_connection();
                 }
                 Some(Ok(frame))
             }
             Some(Err(e)) => {
-                self.kill();
-                Some(Err(Error::reply(&e)))
+                self.close_connection();
+                Some(Err(UpstreamError::from_reply_error(&e)))
             }
             // hyper ends an HTTP/2 body quietly on RST_STREAM(NO_ERROR) and on GOAWAY(NO_ERROR), which is
             // right for a request's sake, but hides that the reply is not whole.
-            None if self.h2 && !self.inner.is_end_stream() => {
-                self.h2 = false;
-                Some(Err(Error::Truncated))
+            None if self.is_h2 && !self.inner.is_end_stream() => {
+                self.is_h2 = false;
+                Some(Err(UpstreamError::Truncated))
             }
             None => {
-                self.finish();
+                self.return_connection();
                 None
             }
         })
@@ -116,7 +119,7 @@ impl Body for UpstreamBody {
 ///
 /// Counted from the arrival of the head, since the upstream's clock may start before we have read the
 /// body; a long reply merely costs its connection.
-pub(super) fn keep_alive(headers: &HeaderMap) -> Option<Instant> {
+pub(super) fn keep_alive_deadline(headers: &HeaderMap) -> Option<Instant> {
     let value = headers.get("keep-alive")?.to_str().ok()?;
     let seconds = value.split(',').find_map(|part| {
         let (name, number) = part.split_once('=')?;
@@ -135,7 +138,7 @@ mod tests {
         let left = |value: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert("keep-alive", value.parse().unwrap());
-            keep_alive(&headers).map(|t| t.saturating_duration_since(Instant::now()).as_secs_f64().round())
+            keep_alive_deadline(&headers).map(|t| t.saturating_duration_since(Instant::now()).as_secs_f64().round())
         };
         assert_eq!(left("timeout=5"), Some(4.0));
         assert_eq!(left("max=100, Timeout = 2"), Some(1.0));
@@ -143,6 +146,6 @@ mod tests {
         assert_eq!(left("timeout=0"), Some(0.0));
         assert_eq!(left("max=3"), None);
         assert_eq!(left("timeout=soon"), None);
-        assert!(keep_alive(&HeaderMap::new()).is_none());
+        assert!(keep_alive_deadline(&HeaderMap::new()).is_none());
     }
 }

@@ -21,15 +21,15 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::wire::Wire;
-use super::{Error, SetupError};
+use super::socket::UpstreamSocket;
+use super::{SetupError, UpstreamError};
 
 /// How long an answer of the resolver is used. Short: names move, and a connect failure drops it anyway.
-const RESOLVE_EVERY: Duration = Duration::from_secs(30);
+const DNS_CACHE_TTL: Duration = Duration::from_secs(30);
 
 /// How to speak to the upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scheme {
+pub enum UpstreamScheme {
     /// HTTP/1.1 in the clear.
     Http,
     /// TLS; ALPN chooses between HTTP/2 and HTTP/1.1.
@@ -40,8 +40,8 @@ pub enum Scheme {
 
 /// Where the upstream is: `http://host:port`, `https://host:port` or `h2c://host:port`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
-    scheme: Scheme,
+pub struct UpstreamTarget {
+    scheme: UpstreamScheme,
     /// As written, for `Host` and `:authority` of requests that bring none.
     authority: Authority,
     /// Without the brackets of an IPv6 address.
@@ -49,10 +49,10 @@ pub struct Target {
     port: u16,
 }
 
-impl Target {
+impl UpstreamTarget {
     /// How to speak to it.
     #[must_use]
-    pub fn scheme(&self) -> Scheme {
+    pub fn scheme(&self) -> UpstreamScheme {
         self.scheme
     }
 
@@ -63,11 +63,11 @@ impl Target {
     }
 
     pub(super) fn uri_scheme(&self) -> UriScheme {
-        if self.scheme == Scheme::Https { UriScheme::HTTPS } else { UriScheme::HTTP }
+        if self.scheme == UpstreamScheme::Https { UriScheme::HTTPS } else { UriScheme::HTTP }
     }
 }
 
-impl FromStr for Target {
+impl FromStr for UpstreamTarget {
     type Err = SetupError;
 
     fn from_str(text: &str) -> Result<Self, SetupError> {
@@ -76,9 +76,9 @@ impl FromStr for Target {
             .split_once("://")
             .ok_or_else(|| bad("expected http://host:port, https://host:port or h2c://host:port"))?;
         let (scheme, default_port) = match scheme.to_ascii_lowercase().as_str() {
-            "http" => (Scheme::Http, 80),
-            "https" => (Scheme::Https, 443),
-            "h2c" => (Scheme::H2c, 80),
+            "http" => (UpstreamScheme::Http, 80),
+            "https" => (UpstreamScheme::Https, 443),
+            "h2c" => (UpstreamScheme::H2c, 80),
             _ => return Err(bad("the scheme must be http, https or h2c")),
         };
         let authority = rest.strip_suffix('/').unwrap_or(rest);
@@ -103,38 +103,38 @@ impl FromStr for Target {
 }
 
 /// A new connection, protocol chosen.
-pub(super) enum Line {
-    Plain { wire: Wire, h2: bool },
-    Tls { stream: Box<TlsStream<Wire>>, h2: bool },
+pub(super) enum NewConnection {
+    Plain { wire: UpstreamSocket, h2: bool },
+    Tls { stream: Box<TlsStream<UpstreamSocket>>, h2: bool },
 }
 
-struct Answer {
-    at: Instant,
+struct ResolvedAddresses {
+    resolved_at: Instant,
     /// Addresses that have not failed since they were resolved. Never empty.
     addresses: Vec<SocketAddr>,
 }
 
 /// Opens connections to one target.
-pub(super) struct Connector {
-    pub(super) target: Target,
+pub(super) struct UpstreamConnector {
+    pub(super) target: UpstreamTarget,
     timeout: Duration,
     /// For gRPC calls: see [`Settings::for_calls`](super::Settings::for_calls).
-    for_calls: bool,
+    is_grpc: bool,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// Held for a copy or a replacement only, never across an await.
-    answer: Mutex<Option<Answer>>,
+    dns_cache: Mutex<Option<ResolvedAddresses>>,
     /// Spreads connections over the addresses of a name.
-    turn: AtomicUsize,
+    next_address: AtomicUsize,
 }
 
-impl Connector {
+impl UpstreamConnector {
     pub(super) fn new(
-        target: Target, timeout: Duration, config: Option<Arc<ClientConfig>>, for_calls: bool,
+        target: UpstreamTarget, timeout: Duration, config: Option<Arc<ClientConfig>>, for_calls: bool,
     ) -> Result<Self, SetupError> {
-        let tls = if target.scheme == Scheme::Https {
+        let tls = if target.scheme == UpstreamScheme::Https {
             let mut config = match config {
                 Some(given) => given,
-                None => Arc::new(native_roots()?),
+                None => Arc::new(native_root_config()?),
             };
             if for_calls {
                 Arc::make_mut(&mut config).alpn_protocols = vec![b"h2".to_vec()];
@@ -149,29 +149,36 @@ impl Connector {
         } else {
             None
         };
-        Ok(Self { target, timeout, for_calls, tls, answer: Mutex::new(None), turn: AtomicUsize::new(0) })
+        Ok(Self {
+            target,
+            timeout,
+            is_grpc: for_calls,
+            tls,
+            dns_cache: Mutex::new(None),
+            next_address: AtomicUsize::new(0),
+        })
     }
 
     /// Opens a connection. `hold` is let go when its socket is closed, however that comes about.
-    pub(super) async fn connect(&self, hold: Box<dyn Send>) -> Result<Line, Error> {
+    pub(super) async fn connect(&self, hold: Box<dyn Send>) -> Result<NewConnection, UpstreamError> {
         let until = tokio::time::Instant::now() + self.timeout;
-        let late = |_| Error::ConnectTimeout { target: self.target.authority.to_string(), after: self.timeout };
-        let tcp = self.tcp(until).await?;
-        let wire = Wire::new(tcp, self.tls.is_some(), hold);
+        let late = |_| UpstreamError::ConnectTimeout { target: self.target.authority.to_string(), after: self.timeout };
+        let tcp = self.connect_tcp(until).await?;
+        let wire = UpstreamSocket::new(tcp, self.tls.is_some(), hold);
         let Some((connector, name)) = &self.tls else {
-            return Ok(Line::Plain { wire, h2: self.target.scheme == Scheme::H2c });
+            return Ok(NewConnection::Plain { wire, h2: self.target.scheme == UpstreamScheme::H2c });
         };
         let stream = tokio::time::timeout_at(until, connector.connect(name.clone(), wire))
             .await
             .map_err(late)?
-            .map_err(|e| Error::Tls { target: self.target.authority.to_string(), reason: e.to_string() })?;
+            .map_err(|e| UpstreamError::Tls { target: self.target.authority.to_string(), reason: e.to_string() })?;
         let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        Ok(Line::Tls { stream: Box::new(stream), h2 })
+        Ok(NewConnection::Tls { stream: Box::new(stream), h2 })
     }
 
-    async fn tcp(&self, until: tokio::time::Instant) -> Result<TcpStream, Error> {
+    async fn connect_tcp(&self, until: tokio::time::Instant) -> Result<TcpStream, UpstreamError> {
         let mut addresses = self.resolve(until).await?;
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % addresses.len();
+        let turn = self.next_address.fetch_add(1, Ordering::Relaxed) % addresses.len();
         addresses.rotate_left(turn);
         let mut tried = String::new();
         let count = addresses.len();
@@ -179,30 +186,30 @@ impl Connector {
             let left = until.saturating_duration_since(tokio::time::Instant::now());
             let share = left / u32::try_from(count - n).unwrap_or(u32::MAX);
             let result = match tokio::time::timeout(share, TcpStream::connect(address)).await {
-                Ok(result) => result.and_then(|tcp| settle(tcp, self.for_calls)),
+                Ok(result) => result.and_then(|tcp| set_socket_options(tcp, self.is_grpc)),
                 Err(_) => Err(io::ErrorKind::TimedOut.into()),
             };
             match result {
                 Ok(tcp) => return Ok(tcp),
                 Err(e) => {
-                    self.forget(address);
+                    self.remove_address(address);
                     let gap = if tried.is_empty() { "" } else { "; " };
-                    let _ = write!(tried, "{gap}{address}: {}", plain(&e));
+                    let _ = write!(tried, "{gap}{address}: {}", describe_io_error(&e));
                 }
             }
         }
-        Err(Error::Connect { tried })
+        Err(UpstreamError::Connect { tried })
     }
 
-    async fn resolve(&self, until: tokio::time::Instant) -> Result<Vec<SocketAddr>, Error> {
+    async fn resolve(&self, until: tokio::time::Instant) -> Result<Vec<SocketAddr>, UpstreamError> {
         let target = &self.target;
         if let Ok(ip) = target.host.parse() {
             return Ok(vec![SocketAddr::new(ip, target.port)]);
         }
-        if let Some(known) = self.answer.lock().as_ref().filter(|a| a.at.elapsed() < RESOLVE_EVERY) {
+        if let Some(known) = self.dns_cache.lock().as_ref().filter(|a| a.resolved_at.elapsed() < DNS_CACHE_TTL) {
             return Ok(known.addresses.clone());
         }
-        let fail = |reason: String| Error::Resolve { host: target.host.clone(), reason };
+        let fail = |reason: String| UpstreamError::Resolve { host: target.host.clone(), reason };
         let found = tokio::time::timeout_at(until, tokio::net::lookup_host((target.host.as_str(), target.port)))
             .await
             .map_err(|_| fail(format!("no answer within {:?}", self.timeout)))?
@@ -211,13 +218,13 @@ impl Connector {
         if addresses.is_empty() {
             return Err(fail("no addresses".to_owned()));
         }
-        *self.answer.lock() = Some(Answer { at: Instant::now(), addresses: addresses.clone() });
+        *self.dns_cache.lock() = Some(ResolvedAddresses { resolved_at: Instant::now(), addresses: addresses.clone() });
         Ok(addresses)
     }
 
     /// An address failed: leave it out until the name is resolved again, at once if it was the last.
-    fn forget(&self, address: SocketAddr) {
-        let mut answer = self.answer.lock();
+    fn remove_address(&self, address: SocketAddr) {
+        let mut answer = self.dns_cache.lock();
         if let Some(known) = answer.as_mut() {
             known.addresses.retain(|a| *a != address);
             if known.addresses.is_empty() {
@@ -230,10 +237,10 @@ impl Connector {
 /// No delay, and keep-alive of the system, which no server minds: a peer that vanished without a word is found out also
 /// under a tunnel, or under a reply that is quiet for hours. All gRPC calls share one connection without pings of HTTP/2:
 /// they must not wait for its peer until the system has given up, which may take a quarter of an hour.
-fn settle(tcp: TcpStream, for_calls: bool) -> io::Result<TcpStream> {
+fn set_socket_options(tcp: TcpStream, for_calls: bool) -> io::Result<TcpStream> {
     tcp.set_nodelay(true)?;
-    let (after, every) = if for_calls { (20, 5) } else { (KEEP_ALIVE_AFTER, KEEP_ALIVE_EVERY) };
-    keep_alive(&tcp, after, every)?;
+    let (after, every) = if for_calls { (20, 5) } else { (KEEP_ALIVE_IDLE_SECS, KEEP_ALIVE_INTERVAL_SECS) };
+    set_keep_alive(&tcp, after, every)?;
     if for_calls {
         let socket = SockRef::from(&tcp);
         #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -243,22 +250,22 @@ fn settle(tcp: TcpStream, for_calls: bool) -> io::Result<TcpStream> {
 }
 
 /// Seconds of silence after which the system asks a peer whether it is still there.
-const KEEP_ALIVE_AFTER: u64 = 60;
+const KEEP_ALIVE_IDLE_SECS: u64 = 60;
 /// Seconds between two such questions.
-const KEEP_ALIVE_EVERY: u64 = 10;
+const KEEP_ALIVE_INTERVAL_SECS: u64 = 10;
 
 /// Makes the system find out that a client has vanished.
-pub(crate) fn keep_client_alive(tcp: &TcpStream) -> io::Result<()> {
-    keep_alive(tcp, KEEP_ALIVE_AFTER, KEEP_ALIVE_EVERY)
+pub(crate) fn set_client_keep_alive(tcp: &TcpStream) -> io::Result<()> {
+    set_keep_alive(tcp, KEEP_ALIVE_IDLE_SECS, KEEP_ALIVE_INTERVAL_SECS)
 }
 
-fn keep_alive(tcp: &TcpStream, after: u64, every: u64) -> io::Result<()> {
+fn set_keep_alive(tcp: &TcpStream, after: u64, every: u64) -> io::Result<()> {
     let seconds = Duration::from_secs;
     SockRef::from(tcp).set_tcp_keepalive(&TcpKeepalive::new().with_time(seconds(after)).with_interval(seconds(every)))
 }
 
 /// "connection refused" rather than "Connection refused (os error 111)", where there is such a word.
-fn plain(e: &io::Error) -> String {
+fn describe_io_error(e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::Other => e.to_string(),
         kind if kind.to_string().starts_with("uncategorized") => e.to_string(),
@@ -266,7 +273,7 @@ fn plain(e: &io::Error) -> String {
     }
 }
 
-pub(crate) fn native_roots() -> Result<ClientConfig, SetupError> {
+pub(crate) fn native_root_config() -> Result<ClientConfig, SetupError> {
     let roots = crate::tls::native_roots().map_err(|why| SetupError::Roots { why })?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     Ok(ClientConfig::builder_with_provider(provider)

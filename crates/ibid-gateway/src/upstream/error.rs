@@ -1,6 +1,6 @@
 //! What can go wrong with an upstream, in words for operators, and what it means for the request.
 //!
-//! Invariant: [`Failure`] alone decides between release and park; [`Error`] only explains.
+//! Invariant: [`SendFailure`] alone decides between release and park; [`Error`] only explains.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub enum SetupError {
 
 /// What went wrong, in words for operators.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum Error {
+pub enum UpstreamError {
     /// The name has no address.
     #[error("resolve {host}: {reason}")]
     Resolve {
@@ -43,7 +43,7 @@ pub enum Error {
     },
     /// Every connection that this request may use is in use.
     #[error("no connection was free within {after:?}")]
-    NoneFree {
+    PoolExhausted {
         /// The limit.
         after: Duration,
     },
@@ -86,14 +86,14 @@ pub enum Error {
     Truncated,
 }
 
-impl Error {
-    pub(super) fn reply(e: &hyper::Error) -> Self {
-        Self::Reply { reason: chain(e) }
+impl UpstreamError {
+    pub(super) fn from_reply_error(e: &hyper::Error) -> Self {
+        Self::Reply { reason: error_chain(e) }
     }
 }
 
 /// hyper's errors leave the cause to their source.
-pub(super) fn chain(e: &hyper::Error) -> String {
+pub(super) fn error_chain(e: &hyper::Error) -> String {
     let mut text = e.to_string();
     let mut next = e.source();
     while let Some(e) = next {
@@ -106,11 +106,11 @@ pub(super) fn chain(e: &hyper::Error) -> String {
 
 /// Why there is no reply, by what it means for the request.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum Failure {
+pub enum SendFailure {
     /// It certainly did not happen.
     #[error(transparent)]
-    NeverWritten(Error),
+    NeverWritten(UpstreamError),
     /// It may have happened.
     #[error(transparent)]
-    Lost(Error),
+    MaybeWritten(UpstreamError),
 }

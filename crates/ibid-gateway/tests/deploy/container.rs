@@ -1,11 +1,11 @@
 //! The container's file, as far as it can be judged without building it; and the health check that it runs.
 
 use ibid_testkit::{
-    process::{self, Gateway},
-    upstream::{Reply, Upstream},
+    process::{self, GatewayProcess},
+    upstream::{TestUpstream, UpstreamReply},
 };
 
-use super::kit::{BIN, text};
+use super::common::{BIN, text};
 
 #[test]
 fn the_image_is_what_it_says() {
@@ -30,8 +30,8 @@ fn the_image_is_what_it_says() {
 
 #[tokio::test]
 async fn health_is_asked_for_by_the_settings_of_the_gateway() {
-    let upstream = Upstream::start().await;
-    let gateway = Gateway::spawn(BIN, "[store]\nurl = \"memory:\"\n", &upstream.url()).await;
+    let upstream = TestUpstream::start().await;
+    let gateway = GatewayProcess::spawn(BIN, "[store]\nurl = \"memory:\"\n", &upstream.url()).await;
     let admin = gateway.admin_addr().to_string();
     let health = async |args: &[&str], env: &[(&str, &str)]| {
         let output = process::run(BIN, &[&["health"], args].concat(), env).await;
@@ -45,7 +45,7 @@ async fn health_is_asked_for_by_the_settings_of_the_gateway() {
 
     let (code, _, told) = health(&[], &[("IBID_ADMIN", "off")]).await;
     assert_eq!(code, Some(64), "{told}");
-    upstream.on("/readyz", Reply::status(404));
+    upstream.on("/readyz", UpstreamReply::status(404));
     let client = gateway.addr().to_string();
     let (code, _, told) = health(&["--admin", &client, "--ready"], &[]).await;
     assert_eq!((code, told.contains("/readyz says 404")), (Some(1), true), "not the admin port: {told}");

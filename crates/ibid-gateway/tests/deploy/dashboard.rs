@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{
-    kit::{at, run, text, tool},
-    queries::Exposed,
+    common::{at, run, text, tool},
+    queries::ExposedMetrics,
 };
 
 fn dashboard() -> Value {
@@ -14,7 +14,7 @@ fn dashboard() -> Value {
 }
 
 /// Every query of every panel, with the panel's title, and Grafana's variables as they stand.
-fn raw() -> Vec<(String, String)> {
+fn panel_queries() -> Vec<(String, String)> {
     let dashboard = dashboard();
     let panels = dashboard["panels"].as_array().expect("panels");
     let of = |panel: &Value| {
@@ -27,7 +27,7 @@ fn raw() -> Vec<(String, String)> {
 
 /// The same, as Grafana would send them if nothing is chosen.
 pub(super) fn queries(interval: &str) -> Vec<(String, String)> {
-    let mut queries = raw();
+    let mut queries = panel_queries();
     for (_, query) in &mut queries {
         *query = query.replace("$__rate_interval", interval);
         for variable in ["$job", "$instance", "$route"] {
@@ -57,22 +57,22 @@ fn every_query_is_one() {
 
 #[tokio::test]
 async fn every_query_asks_for_what_there_is() {
-    let exposed = Exposed::ask().await;
-    for (panel, query) in raw() {
-        assert_eq!(exposed.wanting(&query), [""; 0], "{panel}");
+    let exposed = ExposedMetrics::scrape().await;
+    for (panel, query) in panel_queries() {
+        assert_eq!(exposed.missing(&query), [""; 0], "{panel}");
     }
     let dashboard = dashboard();
     for variable in dashboard["templating"]["list"].as_array().expect("variables") {
         let Some(query) = variable["definition"].as_str() else { continue };
         let inside = query.strip_prefix("label_values(").and_then(|rest| rest.strip_suffix(')')).expect(query);
         let (of, label) = inside.rsplit_once(", ").expect("a label");
-        assert_eq!(exposed.wanting(&format!("sum by ({label}) ({of})")), [""; 0], "{query}");
+        assert_eq!(exposed.missing(&format!("sum by ({label}) ({of})")), [""; 0], "{query}");
     }
 }
 
 #[test]
 fn every_metric_is_on_it() {
-    let asked: String = raw().into_iter().map(|(_, query)| query).collect();
+    let asked: String = panel_queries().into_iter().map(|(_, query)| query).collect();
     for family in ibid_gateway::metrics::FAMILIES {
         assert!(asked.contains(family.name), "{} is on no panel", family.name);
     }

@@ -3,11 +3,11 @@
 
 use std::{fs, time::Duration};
 
-use ibid_gateway::config::{Env, ServeArgs, Settings};
+use ibid_gateway::config::{Env, GatewaySettings, ServeArgs};
 use ibid_testkit::process;
 use serde_json::Value;
 
-use super::kit::{BIN, at, installed, root, run, yaml};
+use super::common::{BIN, at, installed, root, run, yaml};
 
 const MANIFESTS: [&str; 2] = ["deploy/kubernetes/shared-gateway.yaml", "deploy/kubernetes/sidecar.yaml"];
 /// The oldest that they are for, and one of the newest.
@@ -74,7 +74,8 @@ fn the_gateway_is_probed_where_it_listens_and_has_time_to_stop() {
     for (path, store) in MANIFESTS.into_iter().zip(STORES) {
         let manifests = yaml(path);
         let variables = [("IBID_STORE_URL", store), ("IBID_ADMIN_TOKEN", "s3cret")];
-        let settings = Settings::from_text(config(&manifests), None, &ServeArgs::default(), &Env::of(&variables));
+        let settings =
+            GatewaySettings::from_text(config(&manifests), None, &ServeArgs::default(), &Env::from_pairs(&variables));
         let settings = settings.unwrap_or_else(|why| panic!("{path}: {why}"));
         let (container, pod) = gateway(&manifests);
 

@@ -5,11 +5,11 @@
 
 #![allow(clippy::disallowed_methods, reason = "what is tested with may read the environment and block")]
 
+mod common;
 mod container;
 mod dashboard;
-mod kit;
 mod kubernetes;
-mod live;
+mod prometheus;
 mod queries;
 mod rules;
 mod systemd;

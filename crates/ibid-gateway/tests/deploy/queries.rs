@@ -2,21 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ibid_testkit::{client::get, process::Gateway, upstream::Upstream};
+use ibid_testkit::{client::get, process::GatewayProcess, upstream::TestUpstream};
 
-use super::kit::BIN;
+use super::common::BIN;
 
 /// What a scraper adds.
-const ADDED: [&str; 2] = ["job", "instance"];
+const SCRAPER_LABELS: [&str; 2] = ["job", "instance"];
 
 /// What `GET /metrics` shows: of each name its labels, of each label its values.
-pub(super) struct Exposed(BTreeMap<String, BTreeMap<String, BTreeSet<String>>>);
+pub(super) struct ExposedMetrics(BTreeMap<String, BTreeMap<String, BTreeSet<String>>>);
 
-impl Exposed {
+impl ExposedMetrics {
     /// Asks a gateway that has just begun: everything is there from the start.
-    pub(super) async fn ask() -> Self {
-        let upstream = Upstream::start().await;
-        let gateway = Gateway::spawn(BIN, "[store]\nurl = \"memory:\"\n", &upstream.url()).await;
+    pub(super) async fn scrape() -> Self {
+        let upstream = TestUpstream::start().await;
+        let gateway = GatewayProcess::spawn(BIN, "[store]\nurl = \"memory:\"\n", &upstream.url()).await;
         let answer = get(gateway.admin_addr(), "/metrics").send().await;
         assert_eq!(answer.status, 200, "{answer:?}");
         Self::read(&answer.text())
@@ -36,7 +36,7 @@ impl Exposed {
     }
 
     /// What a query asks for that is not there.
-    pub(super) fn wanting(&self, query: &str) -> Vec<String> {
+    pub(super) fn missing(&self, query: &str) -> Vec<String> {
         let mut wanting = Vec::new();
         let mut asked = BTreeSet::new();
         for (at, _) in query.match_indices("idempotency_") {
@@ -48,7 +48,7 @@ impl Exposed {
             };
             asked.extend(labels.keys().map(String::as_str));
             let inside = rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(inside, _)| inside);
-            for (label, value) in matchers(inside).filter(|(label, _)| !ADDED.contains(label)) {
+            for (label, value) in matchers(inside).filter(|(label, _)| !SCRAPER_LABELS.contains(label)) {
                 let Some(values) = labels.get(label) else {
                     wanting.push(format!("{name} has no label {label}"));
                     continue;
@@ -60,7 +60,7 @@ impl Exposed {
         }
         for grouped in query.split(" by (").skip(1) {
             let labels = grouped.split(')').next().expect("the first part is always there").split(", ");
-            let unknown = labels.filter(|label| !ADDED.contains(label) && !asked.contains(label));
+            let unknown = labels.filter(|label| !SCRAPER_LABELS.contains(label) && !asked.contains(label));
             wanting.extend(unknown.map(|label| format!("nothing that is asked for has the label {label}")));
         }
         wanting
@@ -81,7 +81,7 @@ fn matchers(inside: &str) -> impl Iterator<Item = (&str, &str)> {
 #[test]
 fn what_is_not_exposed_is_found() {
     let page = "# TYPE idempotency_x_total counter\nidempotency_x_total{route=\"POST /a\",outcome=\"executed\"} 1\nidempotency_y 2\n";
-    let exposed = Exposed::read(page);
+    let exposed = ExposedMetrics::read(page);
     for (query, wanting) in [
         ("sum by (job, outcome) (rate(idempotency_x_total{route=~\"$route\",outcome=\"executed\"}[5m]))", &[][..]),
         ("idempotency_y{job=\"a\"} > idempotency_z", &["no metric is called idempotency_z"]),
@@ -89,6 +89,6 @@ fn what_is_not_exposed_is_found() {
         ("idempotency_x_total{outcome=~\"executed|done\"}", &["outcome of idempotency_x_total is never done"]),
         ("sum by (outcome) (idempotency_y)", &["nothing that is asked for has the label outcome"]),
     ] {
-        assert_eq!(exposed.wanting(query), wanting, "{query}");
+        assert_eq!(exposed.missing(query), wanting, "{query}");
     }
 }

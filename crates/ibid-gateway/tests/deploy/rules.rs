@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::Value;
 
 use super::{
-    kit::{at, root, run, text, tool, yaml},
-    queries::Exposed,
+    common::{at, root, run, text, tool, yaml},
+    queries::ExposedMetrics,
 };
 
 const RULES: &str = "deploy/prometheus/ibid.rules.yml";
@@ -24,7 +24,7 @@ pub(super) fn alerts() -> Vec<(String, String)> {
 }
 
 /// Whether these tests hold for these rules. JSON is YAML.
-fn hold(rules: &Value, tests: &Value) -> (bool, String) {
+fn run_rule_tests(rules: &Value, tests: &Value) -> (bool, String) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("ibid.rules.yml"), rules.to_string()).unwrap();
     fs::write(folder.path().join("tests.yml"), tests.to_string()).unwrap();
@@ -42,7 +42,7 @@ fn the_rules_are_valid_and_do_what_their_tests_say() {
 
 /// What could be wrong with an alert: where it says one thing, it says another.
 #[rustfmt::skip]
-const WRONG: [(&str, &str, &str, &str); 42] = [
+const RULE_MUTATIONS: [(&str, &str, &str, &str); 42] = [
     ("IbidHitRateHigh", "/expr", "> 0.1\n", "> 0.12\n"),
     ("IbidHitRateHigh", "/expr", "> 0.1\n", "> 0.09\n"),
     ("IbidHitRateHigh", "/expr", ">= 20", ">= 2"),
@@ -98,8 +98,8 @@ fn a_rule_that_fires_too_soon_or_too_late_is_found() {
         let mut about = tests.clone();
         let cases = about["tests"].as_array_mut().expect("tests");
         cases.retain(|case| case["input_series"].as_array().expect("series").iter().any(asks_for));
-        assert!(hold(&rules, &about).0, "{alert}");
-        let wrong: Vec<_> = WRONG.iter().filter(|(of, ..)| *of == alert).collect();
+        assert!(run_rule_tests(&rules, &about).0, "{alert}");
+        let wrong: Vec<_> = RULE_MUTATIONS.iter().filter(|(of, ..)| *of == alert).collect();
         assert!(wrong.len() > 1, "nothing is tried with {alert}");
         for (_, field, from, to) in wrong {
             let mut changed = rules.clone();
@@ -108,18 +108,21 @@ fn a_rule_that_fires_too_soon_or_too_late_is_found() {
             let before = text.as_str().expect("a text").to_owned();
             assert!(before.contains(from), "{from:?} is not in {before:?}");
             *text = before.replace(from, to).into();
-            assert!(!hold(&changed, &about).0, "no test notices {from:?} becoming {to:?} in {field} of {alert}");
+            assert!(
+                !run_rule_tests(&changed, &about).0,
+                "no test notices {from:?} becoming {to:?} in {field} of {alert}"
+            );
         }
     }
 }
 
 #[tokio::test]
 async fn the_rules_ask_for_what_there_is() {
-    let exposed = Exposed::ask().await;
+    let exposed = ExposedMetrics::scrape().await;
     let alerts = alerts();
     assert!(alerts.len() > 8, "{alerts:?}");
     for (name, expression) in alerts {
-        assert_eq!(exposed.wanting(&expression), [""; 0], "{name}");
+        assert_eq!(exposed.missing(&expression), [""; 0], "{name}");
     }
 }
 

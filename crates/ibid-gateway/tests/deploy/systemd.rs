@@ -2,9 +2,9 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use ibid_gateway::config::{Env, ServeArgs, Settings};
+use ibid_gateway::config::{Env, GatewaySettings, ServeArgs};
 
-use super::kit::{BIN, run, text, tool};
+use super::common::{BIN, run, text, tool};
 
 const UNIT: &str = "deploy/systemd/ibid.service";
 
@@ -48,9 +48,13 @@ fn it_waits_for_the_shutdown_and_has_files_enough() {
         let line = unit.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).expect(name);
         line.parse().expect("a number")
     };
-    let settings =
-        Settings::from_text("upstream = \"http://127.0.0.1:3000\"", None, &ServeArgs::default(), &Env::of(&[]))
-            .unwrap();
+    let settings = GatewaySettings::from_text(
+        "upstream = \"http://127.0.0.1:3000\"",
+        None,
+        &ServeArgs::default(),
+        &Env::from_pairs(&[]),
+    )
+    .unwrap();
     assert!(Duration::from_secs(value("TimeoutStopSec")) > settings.limits.shutdown + Duration::from_secs(5));
     let sockets = settings.limits.max_connections + settings.max_upstream;
     assert!(value("LimitNOFILE") > sockets as u64);

@@ -7,23 +7,23 @@ use std::{
 
 use ibid_testkit::{
     client::{get, post},
-    process::{self, Gateway, Signal},
-    upstream::{Gate, Reply, Upstream},
+    process::{self, GatewayProcess, ProcessSignal},
+    upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 use serde_json::Value;
 use tokio::time::sleep;
 
-use super::kit::{BIN, installed, run};
+use super::common::{BIN, installed, run};
 
-const PATIENCE: Duration = Duration::from_secs(30);
-const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-const OTHER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
+const CALLER_TRACEPARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+const OTHER_TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 /// One span, as the collector got it.
 #[derive(Debug, Clone)]
-struct Span(Value);
+struct ReceivedSpan(Value);
 
-impl Span {
+impl ReceivedSpan {
     fn text(&self, name: &str) -> &str {
         self.0[name].as_str().unwrap_or_else(|| panic!("no {name}: {:#}", self.0))
     }
@@ -40,11 +40,11 @@ impl Span {
 }
 
 /// Where the gateway sends its traces. It speaks HTTP and keeps what it gets, as the stand-in of an app does.
-struct Collector(Upstream);
+struct TestCollector(TestUpstream);
 
-impl Collector {
+impl TestCollector {
     async fn start() -> Self {
-        Self(Upstream::start().await)
+        Self(TestUpstream::start().await)
     }
 
     fn config(&self) -> String {
@@ -61,18 +61,18 @@ impl Collector {
     }
 
     /// The spans of a trace.
-    fn spans(&self, trace: &str) -> Vec<Span> {
+    fn spans(&self, trace: &str) -> Vec<ReceivedSpan> {
         let messages = self.messages();
         let spans = messages.iter().flat_map(|message| {
             let resource = &message["resourceSpans"][0];
             assert_eq!(resource["resource"]["attributes"][0]["value"]["stringValue"], "ibid");
             resource["scopeSpans"][0]["spans"].as_array().expect("spans").clone()
         });
-        spans.filter(|span| span["traceId"] == trace).map(Span).collect()
+        spans.filter(|span| span["traceId"] == trace).map(ReceivedSpan).collect()
     }
 
     /// The spans of a caller's trace, once the request's own is there, which is sent last.
-    async fn trace(&self, caller: &str) -> Vec<Span> {
+    async fn trace(&self, caller: &str) -> Vec<ReceivedSpan> {
         let (trace, span) = (&caller[3..35], &caller[36..52]);
         let since = Instant::now();
         loop {
@@ -80,14 +80,14 @@ impl Collector {
             if spans.iter().any(|one| one.text("parentSpanId") == span) {
                 return spans;
             }
-            assert!(since.elapsed() < PATIENCE, "no span below {caller}: {:#?}", self.messages());
+            assert!(since.elapsed() < WAIT_TIMEOUT, "no span below {caller}: {:#?}", self.messages());
             sleep(Duration::from_millis(50)).await;
         }
     }
 }
 
 /// Name and parent's name of each span, sorted.
-fn tree(spans: &[Span]) -> Vec<(&str, &str)> {
+fn tree(spans: &[ReceivedSpan]) -> Vec<(&str, &str)> {
     let name =
         |id: &str| spans.iter().find(|span| span.text("spanId") == id).map_or("caller", |span| span.text("name"));
     let mut tree: Vec<_> = spans.iter().map(|span| (span.text("name"), name(span.text("parentSpanId")))).collect();
@@ -95,22 +95,22 @@ fn tree(spans: &[Span]) -> Vec<(&str, &str)> {
     tree
 }
 
-fn named<'a>(spans: &'a [Span], name: &str) -> &'a Span {
+fn named<'a>(spans: &'a [ReceivedSpan], name: &str) -> &'a ReceivedSpan {
     spans.iter().find(|span| span.text("name") == name).unwrap_or_else(|| panic!("no {name} in {spans:#?}"))
 }
 
 #[tokio::test]
 async fn a_request_is_traced_to_the_app_and_a_replay_links_to_it() {
-    let (upstream, collector) = (Upstream::start().await, Collector::start().await);
-    upstream.on("/pay", Reply::usual().header("x-ibid-trace", OTHER));
+    let (upstream, collector) = (TestUpstream::start().await, TestCollector::start().await);
+    upstream.on("/pay", UpstreamReply::usual().header("x-ibid-trace", OTHER_TRACEPARENT));
     // The port, and with it the host, is another one after the restart.
     let config = format!("{}[[route]]\nmatch = \"POST /pay\"\nscope = \"global\"\n", collector.config());
-    let mut gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    let mut gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
     let pay = |caller: &str| post(gateway.addr(), "/pay").key("order-1841-pay").header("traceparent", caller);
 
-    let first = pay(CALLER).header("tracestate", "shop=1").send().await;
+    let first = pay(CALLER_TRACEPARENT).header("tracestate", "shop=1").send().await;
     assert_eq!((first.status, first.header("x-ibid-trace")), (201, None), "{first:?}");
-    let spans = collector.trace(CALLER).await;
+    let spans = collector.trace(CALLER_TRACEPARENT).await;
     let below = [("POST /pay", "caller"), ("claim", "POST /pay"), ("run", "POST /pay"), ("settle", "POST /pay")];
     assert_eq!(tree(&spans), below);
     let (request, run) = (named(&spans, "POST /pay"), named(&spans, "run"));
@@ -131,13 +131,13 @@ async fn a_request_is_traced_to_the_app_and_a_replay_links_to_it() {
         assert!(span.nanos("endTimeUnixNano") <= request.nanos("endTimeUnixNano"), "{span:?}");
     }
     let seen = upstream.last();
-    assert_eq!(seen.header("traceparent"), Some(&*format!("{}{}-01", &CALLER[..36], run.text("spanId"))));
+    assert_eq!(seen.header("traceparent"), Some(&*format!("{}{}-01", &CALLER_TRACEPARENT[..36], run.text("spanId"))));
     assert_eq!(seen.header("tracestate"), Some("shop=1"));
 
-    let again = pay(OTHER).send().await;
+    let again = pay(OTHER_TRACEPARENT).send().await;
     assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")));
     assert_eq!((again.header("x-ibid-trace"), &again.body), (None, &first.body));
-    let spans = collector.trace(OTHER).await;
+    let spans = collector.trace(OTHER_TRACEPARENT).await;
     assert_eq!(tree(&spans), [("POST /pay", "caller"), ("claim", "POST /pay")]);
     let replay = named(&spans, "POST /pay");
     assert_eq!(replay.attribute("ibid.outcome"), Some("replayed"));
@@ -156,11 +156,11 @@ async fn a_request_is_traced_to_the_app_and_a_replay_links_to_it() {
 
 #[tokio::test]
 async fn what_is_sent_is_what_opentelemetry_defines() {
-    let (upstream, collector) = (Upstream::start().await, Collector::start().await);
-    let gateway = Gateway::spawn(BIN, &collector.config(), &upstream.url()).await;
+    let (upstream, collector) = (TestUpstream::start().await, TestCollector::start().await);
+    let gateway = GatewayProcess::spawn(BIN, &collector.config(), &upstream.url()).await;
     post(gateway.addr(), "/pay").key("k-1").send().await;
-    post(gateway.addr(), "/pay").key("k-1").header("traceparent", CALLER).send().await;
-    collector.trace(CALLER).await;
+    post(gateway.addr(), "/pay").key("k-1").header("traceparent", CALLER_TRACEPARENT).send().await;
+    collector.trace(CALLER_TRACEPARENT).await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("message.json");
     let program = "import sys\nfrom google.protobuf import json_format\n\
@@ -180,15 +180,15 @@ async fn what_is_sent_is_what_opentelemetry_defines() {
 
 #[tokio::test]
 async fn a_client_that_hangs_up_does_not_end_the_trace() {
-    let (upstream, collector, gate) = (Upstream::start().await, Collector::start().await, Gate::new());
-    upstream.on("/pay", Reply::usual().gated(&gate));
-    let gateway = Gateway::spawn(BIN, &collector.config(), &upstream.url()).await;
-    let client = post(gateway.addr(), "/pay").key("k-1").header("traceparent", CALLER).start().await;
+    let (upstream, collector, gate) = (TestUpstream::start().await, TestCollector::start().await, ReplyGate::new());
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let gateway = GatewayProcess::spawn(BIN, &collector.config(), &upstream.url()).await;
+    let client = post(gateway.addr(), "/pay").key("k-1").header("traceparent", CALLER_TRACEPARENT).start().await;
     gate.arrived(1).await;
     client.abort();
     sleep(Duration::from_millis(300)).await;
     gate.open();
-    let spans = collector.trace(CALLER).await;
+    let spans = collector.trace(CALLER_TRACEPARENT).await;
     assert_eq!(tree(&spans), [("POST", "caller"), ("claim", "POST"), ("run", "POST"), ("settle", "POST")]);
     let request = named(&spans, "POST");
     assert_eq!((request.attribute("ibid.client"), request.attribute("ibid.outcome")), (Some("gone"), Some("executed")));
@@ -196,18 +196,18 @@ async fn a_client_that_hangs_up_does_not_end_the_trace() {
 
 #[tokio::test]
 async fn what_is_not_covered_is_traced_too_and_what_its_caller_does_not_trace_is_not() {
-    let (upstream, collector) = (Upstream::start().await, Collector::start().await);
-    let gateway = Gateway::spawn(BIN, &collector.config(), &upstream.url()).await;
-    let unsampled = OTHER.replace("-01", "-00");
+    let (upstream, collector) = (TestUpstream::start().await, TestCollector::start().await);
+    let gateway = GatewayProcess::spawn(BIN, &collector.config(), &upstream.url()).await;
+    let unsampled = OTHER_TRACEPARENT.replace("-01", "-00");
     get(gateway.addr(), "/orders").header("traceparent", &*unsampled).send().await;
     assert_eq!(upstream.last().header("traceparent"), Some(&*unsampled));
-    get(gateway.addr(), "/orders").header("traceparent", CALLER).send().await;
-    let spans = collector.trace(CALLER).await;
+    get(gateway.addr(), "/orders").header("traceparent", CALLER_TRACEPARENT).send().await;
+    let spans = collector.trace(CALLER_TRACEPARENT).await;
     assert_eq!(tree(&spans), [("GET", "caller"), ("pass", "GET")]);
-    assert_eq!(collector.spans(&OTHER[3..35]).len(), 0);
+    assert_eq!(collector.spans(&OTHER_TRACEPARENT[3..35]).len(), 0);
     get(gateway.addr(), "/orders").send().await;
     let own = upstream.last().header("traceparent").expect("a trace of its own").to_owned();
-    assert!(own.starts_with("00-") && own.ends_with("-01") && own[3..35] != CALLER[3..35], "{own}");
+    assert!(own.starts_with("00-") && own.ends_with("-01") && own[3..35] != CALLER_TRACEPARENT[3..35], "{own}");
 }
 
 #[tokio::test]
@@ -231,15 +231,15 @@ async fn a_collector_that_cannot_be_is_refused_at_the_start() {
 
 #[tokio::test]
 async fn a_shutdown_sends_what_is_left_and_a_collector_that_is_away_holds_nobody_up() {
-    let (upstream, collector) = (Upstream::start().await, Collector::start().await);
-    let mut gateway = Gateway::spawn(BIN, &collector.config(), &upstream.url()).await;
-    post(gateway.addr(), "/pay").key("k-1").header("traceparent", CALLER).send().await;
-    gateway.signal(Signal::Term);
-    assert!(gateway.wait_exit(PATIENCE).await.success());
-    assert_eq!(tree(&collector.spans(&CALLER[3..35])).len(), 4);
+    let (upstream, collector) = (TestUpstream::start().await, TestCollector::start().await);
+    let mut gateway = GatewayProcess::spawn(BIN, &collector.config(), &upstream.url()).await;
+    post(gateway.addr(), "/pay").key("k-1").header("traceparent", CALLER_TRACEPARENT).send().await;
+    gateway.signal(ProcessSignal::Term);
+    assert!(gateway.wait_exit(WAIT_TIMEOUT).await.success());
+    assert_eq!(tree(&collector.spans(&CALLER_TRACEPARENT[3..35])).len(), 4);
 
     let config = "[trace]\notlp = \"http://127.0.0.1:9\"\n[store]\nurl = \"memory:\"\n";
-    let gateway = Gateway::spawn(BIN, config, &upstream.url()).await;
+    let gateway = GatewayProcess::spawn(BIN, config, &upstream.url()).await;
     assert_eq!(post(gateway.addr(), "/pay").key("k-2").send().await.status, 201);
     let line = gateway.wait_for_log("traces cannot be sent").await;
     assert!(line.contains("http://127.0.0.1:9/v1/traces"), "{line}");

@@ -13,9 +13,9 @@ use http::Request;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use ibid_testkit::{
-    client::{Raw, get, post},
-    process::Gateway,
-    upstream::Upstream,
+    client::{RawClient, get, post},
+    process::GatewayProcess,
+    upstream::TestUpstream,
 };
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
@@ -24,7 +24,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::faults::kit::{BIN, assert_replay, pay, within};
+use crate::faults::common::{BIN, assert_replay, pay, within};
 
 const EVERYTHING: &str = "[policy]\npreset = \"ietf\"\n";
 
@@ -68,11 +68,11 @@ async fn posts(addr: SocketAddr) -> u64 {
 #[tokio::test]
 async fn hypercorn_speaks_no_http2_behind_the_gateways_back() {
     let app = AppServer::start("hypercorn", &["--bind", "127.0.0.1:0", "app:asgi"]).await;
-    let gateway = Gateway::spawn(BIN, EVERYTHING, &app.url()).await;
+    let gateway = GatewayProcess::spawn(BIN, EVERYTHING, &app.url()).await;
     let upgrade = "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\
                    HTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n";
     let ask = async |addr| {
-        let mut raw = Raw::connect(addr).await;
+        let mut raw = RawClient::connect(addr).await;
         raw.send(upgrade).await;
         raw.read_response().await.status
     };
@@ -89,8 +89,8 @@ async fn hypercorn_speaks_no_http2_behind_the_gateways_back() {
 #[tokio::test]
 async fn a_websocket_to_hypercorn_is_tunnelled() {
     let app = AppServer::start("hypercorn", &["--bind", "127.0.0.1:0", "app:asgi"]).await;
-    let gateway = Gateway::spawn(BIN, EVERYTHING, &app.url()).await;
-    let mut raw = Raw::connect(gateway.addr()).await;
+    let gateway = GatewayProcess::spawn(BIN, EVERYTHING, &app.url()).await;
+    let mut raw = RawClient::connect(gateway.addr()).await;
     raw.send(
         "GET /chat HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
@@ -109,12 +109,12 @@ async fn a_websocket_to_hypercorn_is_tunnelled() {
 async fn gets_to_uvicorn_survive_its_keep_alive_timeout() {
     let args = ["--port", "0", "--timeout-keep-alive", "1", "--log-level", "info", "app:asgi"];
     let app = AppServer::start("uvicorn", &args).await;
-    let gateway = Gateway::spawn(BIN, "upstream_idle = \"1m\"\n", &app.url()).await;
+    let gateway = GatewayProcess::spawn(BIN, "upstream_idle = \"1m\"\n", &app.url()).await;
     let clients: Vec<_> = (0..60_u64)
         .map(|n| {
             let addr = gateway.addr();
             tokio::spawn(async move {
-                let mut raw = Raw::connect(addr).await;
+                let mut raw = RawClient::connect(addr).await;
                 for _ in 0..4 {
                     let answer = get(addr, "/").send_on(&mut raw).await;
                     assert_eq!(answer.status, 200, "{answer:?}");
@@ -132,7 +132,7 @@ async fn gets_to_uvicorn_survive_its_keep_alive_timeout() {
 async fn gunicorn_gets_all_cookies_of_an_http2_client() {
     let args = ["--no-control-socket", "--bind", "127.0.0.1:0", "app:wsgi"];
     let app = AppServer::start("gunicorn", &args).await;
-    let gateway = Gateway::spawn(BIN, EVERYTHING, &app.url()).await;
+    let gateway = GatewayProcess::spawn(BIN, EVERYTHING, &app.url()).await;
     let tcp = TcpStream::connect(gateway.addr()).await.expect("the gateway listens");
     let (mut client, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(tcp)).await.expect("it speaks HTTP/2");
@@ -153,13 +153,13 @@ async fn gunicorn_gets_all_cookies_of_an_http2_client() {
 }
 
 /// HAProxy in front of an address, with `option forwardfor`.
-struct Haproxy {
+struct HaproxyServer {
     addr: SocketAddr,
     _folder: tempfile::TempDir,
     _process: Child,
 }
 
-impl Haproxy {
+impl HaproxyServer {
     async fn start(server: SocketAddr) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("haproxy.cfg");
@@ -188,12 +188,12 @@ impl Haproxy {
 
 #[tokio::test]
 async fn what_haproxy_says_of_a_client_is_not_lost_behind_what_the_client_says() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     for (trusted, chain) in
         [("", "203.0.113.7, 198.51.100.9, 127.0.0.1, 127.0.0.1"), ("trusted_proxies = []\n", "127.0.0.1")]
     {
-        let gateway = Gateway::spawn(BIN, &format!("{trusted}{EVERYTHING}"), &upstream.url()).await;
-        let haproxy = Haproxy::start(gateway.addr()).await;
+        let gateway = GatewayProcess::spawn(BIN, &format!("{trusted}{EVERYTHING}"), &upstream.url()).await;
+        let haproxy = HaproxyServer::start(gateway.addr()).await;
         for request in [get(haproxy.addr, "/list"), post(haproxy.addr, "/pay").key("k-1").json("{}")] {
             let answer = request
                 .header("X-Forwarded-For", "203.0.113.7")

@@ -6,77 +6,77 @@
 use std::time::Duration;
 
 use ibid_testkit::{
-    client::{Raw, Request, Response, post},
-    process::Gateway,
-    upstream::Upstream,
+    client::{RawClient, TestRequest, TestResponse, post},
+    process::GatewayProcess,
+    upstream::TestUpstream,
 };
 
-mod answers;
+mod bad_responses;
 mod bodies;
 mod framing;
 mod fuzz;
 mod http2;
 mod keys;
 mod limits;
+mod lookalike_headers;
 mod paths;
 mod same_key;
 mod smuggling;
 mod sources;
-mod twins;
 
 /// Long enough for two noisy cores; only a failure waits that long.
-const PATIENCE: Duration = Duration::from_secs(10);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What good requests carry.
 const HOST: &str = "shop.test";
 const BODY: &str = r#"{"amount":1}"#;
 
 /// The head that every raw request of these tests begins with, up to the headers in question.
-fn head(path: &str, key: &str) -> String {
+fn request_head(path: &str, key: &str) -> String {
     format!("POST {path} HTTP/1.1\r\nHost: {HOST}\r\nIdempotency-Key: {key}\r\n")
 }
 
 /// A gateway in front of a counting upstream.
-struct World {
-    gateway: Gateway,
-    upstream: Upstream,
+struct TestGateway {
+    gateway: GatewayProcess,
+    upstream: TestUpstream,
 }
 
-impl World {
-    async fn start(config: &str) -> World {
-        let upstream = Upstream::start().await;
+impl TestGateway {
+    async fn start(config: &str) -> TestGateway {
+        let upstream = TestUpstream::start().await;
         let config = format!("store.url = \"memory:\"\n{config}");
-        let gateway = Gateway::spawn(env!("CARGO_BIN_EXE_ibid"), &config, &upstream.url()).await;
-        World { gateway, upstream }
+        let gateway = GatewayProcess::spawn(env!("CARGO_BIN_EXE_ibid"), &config, &upstream.url()).await;
+        TestGateway { gateway, upstream }
     }
 
-    async fn connect(&self) -> Raw {
-        Raw::connect(self.gateway.addr()).await
+    async fn connect(&self) -> RawClient {
+        RawClient::connect(self.gateway.addr()).await
     }
 
-    fn post(&self, path: &str) -> Request {
+    fn post(&self, path: &str) -> TestRequest {
         post(self.gateway.addr(), path).header("Host", HOST)
     }
 
     /// A request without fault, under the key header of most presets.
-    fn good(&self, key: &str) -> Request {
+    fn valid_request(&self, key: &str) -> TestRequest {
         self.post("/pay").key(key).json(BODY)
     }
 
     /// Sends these bytes and reads one answer.
-    async fn exchange(&self, bytes: impl AsRef<[u8]>) -> Response {
+    async fn exchange(&self, bytes: impl AsRef<[u8]>) -> TestResponse {
         let mut raw = self.connect().await;
         raw.send(bytes).await;
         raw.read_response().await
     }
 
     /// The key was left alone: a good request runs, as the first and only one.
-    async fn runs_once(&self, case: &str, key: &str) {
-        self.runs_once_as(case, key, &self.good(key)).await;
+    async fn assert_runs_once(&self, case: &str, key: &str) {
+        self.assert_request_runs_once(case, key, &self.valid_request(key)).await;
     }
 
-    /// As [`runs_once`](World::runs_once), with a good request for another route.
-    async fn runs_once_as(&self, case: &str, key: &str, good: &Request) {
+    /// As [`assert_runs_once`](World::runs_once), with a good request for another route.
+    async fn assert_request_runs_once(&self, case: &str, key: &str, good: &TestRequest) {
         assert_eq!(self.upstream.executions_with_key(key), 0, "{case}: the bad request was executed");
         let answer = good.send().await;
         assert_eq!(answer.status, 201, "{case}: the good request after it: {answer:?}");
@@ -87,7 +87,7 @@ impl World {
     /// The server itself cannot make sense of these bytes: it answers with one of `allowed`, or says nothing, and
     /// closes the connection. (An answer may be lost where the client still had something to say: the system resets
     /// a connection that is closed with bytes unread.) Returns the status, if one came.
-    async fn turned_away(&self, case: &str, bytes: impl AsRef<[u8]>, allowed: &[u16]) -> Option<u16> {
+    async fn assert_rejected(&self, case: &str, bytes: impl AsRef<[u8]>, allowed: &[u16]) -> Option<u16> {
         let mut raw = self.connect().await;
         raw.send(bytes).await;
         let status = match raw.try_read_response().await {
@@ -100,7 +100,7 @@ impl World {
                 None
             }
         };
-        assert!(raw.is_closed_within(PATIENCE).await, "{case}: the connection stays open");
+        assert!(raw.is_closed_within(WAIT_TIMEOUT).await, "{case}: the connection stays open");
         status
     }
 }
@@ -108,7 +108,7 @@ impl World {
 /// The answer is the refusal of that name: status, type, masked key and headers. `key` is `None` where the problem must
 /// not name one; a key that is invalid is named as it was sent, masked.
 #[track_caller]
-fn assert_problem(case: &str, answer: &Response, status: u16, name: &str, key: Option<&str>) {
+fn assert_problem(case: &str, answer: &TestResponse, status: u16, name: &str, key: Option<&str>) {
     assert_eq!(answer.status, status, "{case}: {answer:?}");
     assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{case}: {answer:?}");
     let problem = answer.json();

@@ -1,11 +1,11 @@
 //! `ibid check`, as its user sees it.
 
 use ibid_gateway::{
-    commands::check::{CheckArgs, Verdict, run},
+    commands::check::{CheckArgs, ConfigComparison, run},
     config::Env,
 };
 
-fn check(file: &str, against: Option<&str>) -> (Verdict, String) {
+fn check(file: &str, against: Option<&str>) -> (ConfigComparison, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -14,7 +14,7 @@ fn check(file: &str, against: Option<&str>) -> (Verdict, String) {
     };
     let args = CheckArgs { file: path("new.toml", file), against: against.map(|text| path("old.toml", text)) };
     let mut out = Vec::new();
-    let verdict = run(&args, &Env::of(&[("TOKEN", "a-s3cret-of-some-length")]), &mut out).unwrap();
+    let verdict = run(&args, &Env::from_pairs(&[("TOKEN", "a-s3cret-of-some-length")]), &mut out).unwrap();
     let out = String::from_utf8(out).unwrap().replace(&format!("{}/", folder.path().display()), "");
     (verdict, out)
 }
@@ -27,7 +27,7 @@ fn it_prints_every_dial_and_marks_what_differs() {
          [[route]]\nmatch = \"POST /payments/*\"\npreset = \"stripe\"\nttl = \"72h\"\nupstream = \"http://b\"",
         None,
     );
-    assert_eq!(verdict, Verdict::Keeps);
+    assert_eq!(verdict, ConfigComparison::NothingForgotten);
     let expected = "\
 new.toml: valid
 
@@ -171,7 +171,7 @@ fn it_says_what_each_store_promises() {
 fn it_says_what_a_change_forgets() {
     let old = "[[route]]\nmatch = \"POST /a\"";
     let (verdict, out) = check("[[route]]\nmatch = \"POST /a\"\nscope = \"global\"\nttl = \"1h\"", Some(old));
-    assert_eq!((verdict, verdict.code()), (Verdict::Forgets, 1));
+    assert_eq!((verdict, verdict.code()), (ConfigComparison::AnswersForgotten, 1));
     let end = "against old.toml: this forgets:\n  \
                - POST /a: scope changed from [host, credential] to [global]: remembered answers of this route will not be found again\n\n\
                against old.toml: notes:\n  \
@@ -179,11 +179,11 @@ fn it_says_what_a_change_forgets() {
     assert!(out.ends_with(end), "{out}");
     // A reload takes up a shorter ttl, so this is no reason to fail either.
     let (verdict, out) = check("[[route]]\nmatch = \"POST /a\"\nttl = \"1h\"", Some(old));
-    assert_eq!((verdict, verdict.code()), (Verdict::Keeps, 0));
+    assert_eq!((verdict, verdict.code()), (ConfigComparison::NothingForgotten, 0));
     let end = "against old.toml: nothing that is remembered is forgotten\n\n\
                against old.toml: notes:\n  - POST /a: ttl shortened from 24h to 1h: answers will be forgotten sooner\n";
     assert!(out.ends_with(end), "{out}");
     let (verdict, out) = check(old, Some(old));
-    assert_eq!((verdict, verdict.code()), (Verdict::Keeps, 0));
+    assert_eq!((verdict, verdict.code()), (ConfigComparison::NothingForgotten, 0));
     assert!(out.ends_with("against old.toml: nothing that is remembered is forgotten\n"), "{out}");
 }

@@ -3,36 +3,41 @@
 use std::time::Duration;
 
 use http::{Method, StatusCode};
-use ibid::{KeyFormat, KeySource, Mode, OnConcurrent, OnUnknown, Part, Policy, Reason, Remember, ScopePart};
-use ibid_gateway::config::{ConfigError, Env, LogFormat, LogLevel, Role, ServeArgs, Settings, forgets, shortened};
+use ibid::{
+    FingerprintPart, KeyFormat, KeySource, OnConcurrent, OnUnknown, Policy, PolicyMode, RefusalReason, Remember,
+    ScopePart,
+};
+use ibid_gateway::config::{
+    ConfigError, Env, GatewaySettings, LogFormat, LogLevel, Role, ServeArgs, forgotten_answers, shortened_ttls,
+};
 
 const UPSTREAM: &str = "upstream = \"http://127.0.0.1:3000\"\n";
 
-fn try_load(text: &str, env: &[(&str, &str)]) -> Result<Settings, ConfigError> {
-    Settings::from_text(text, Some("ibid.toml".into()), &ServeArgs::default(), &Env::of(env))
+fn try_load(text: &str, env: &[(&str, &str)]) -> Result<GatewaySettings, ConfigError> {
+    GatewaySettings::from_text(text, Some("ibid.toml".into()), &ServeArgs::default(), &Env::from_pairs(env))
 }
 
 /// With an upstream.
-fn load(text: &str) -> Settings {
+fn load(text: &str) -> GatewaySettings {
     try_load(&format!("{UPSTREAM}{text}"), &[]).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// The whole line that a mistake is told.
-fn line(text: &str) -> String {
+fn error_line(text: &str) -> String {
     try_load(&format!("{UPSTREAM}{text}"), &[]).map(|_| "valid").unwrap_err().to_string()
 }
 
-fn policy<'a>(settings: &'a Settings, method: &Method, path: &str) -> &'a Policy {
+fn policy<'a>(settings: &'a GatewaySettings, method: &Method, path: &str) -> &'a Policy {
     &settings.routes.find(method, path).expect("covered").policy
 }
 
-mod what_can_be_written {
+mod accepted_settings {
     use super::*;
 
     #[test]
     fn an_upstream_is_enough() {
         let args = ServeArgs { upstream: Some("http://127.0.0.1:3000".into()), ..ServeArgs::default() };
-        let settings = Settings::load(&args, &Env::of(&[])).unwrap();
+        let settings = GatewaySettings::load(&args, &Env::from_pairs(&[])).unwrap();
         assert_eq!(settings.listen.to_string(), "127.0.0.1:8080");
         assert_eq!(settings.admin.as_ref().unwrap().listen.to_string(), "127.0.0.1:8081");
         assert_eq!(settings.store.url.to_string(), "embedded:ibid-data");
@@ -96,8 +101,8 @@ mod what_can_be_written {
         assert_eq!(payments.ttl, Duration::from_secs(72 * 3600));
         assert_eq!(payments.resolve.as_ref().unwrap().to_string(), "GET /payments?key={key}");
         assert_eq!(payments.methods, [Method::POST]);
-        assert!(settings.routes.find(&Method::PUT, "/payments").unwrap().is_policy);
-        assert!(settings.routes.find(&Method::POST, "/payments/1").unwrap().is_policy);
+        assert!(settings.routes.find(&Method::PUT, "/payments").unwrap().is_default_policy);
+        assert!(settings.routes.find(&Method::POST, "/payments/1").unwrap().is_default_policy);
         assert!(!format!("{settings:?}").contains("s3cret"));
     }
 
@@ -147,7 +152,7 @@ mod what_can_be_written {
         assert_eq!(policy.key.max_length, 64);
         assert_eq!(policy.scope, [ScopePart::Cookie("sid".into()), ScopePart::Path]);
         assert_eq!(policy.label.user, Some(ScopePart::Cookie("sid".into())));
-        assert_eq!(policy.fingerprint[1], Part::Header(http::header::ACCEPT));
+        assert_eq!(policy.fingerprint[1], FingerprintPart::Header(http::header::ACCEPT));
         assert_eq!(policy.json_ignore.len(), 2);
         assert_eq!(policy.remember.to_string(), "2xx 404 410 !204");
         assert_eq!(policy.unknown_status, [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::BAD_GATEWAY]);
@@ -159,10 +164,10 @@ mod what_can_be_written {
         assert_eq!(policy.late_answer, Some(Duration::ZERO));
         assert_eq!(policy.replay_headers.len(), 2);
         assert_eq!(policy.drop_headers, ["x-trace"]);
-        assert_eq!(policy.status_of(Reason::InProgress), StatusCode::TOO_EARLY);
-        assert_eq!(policy.status_of(Reason::KeyReused), StatusCode::CONFLICT);
-        assert_eq!(policy.grpc_status_of(Reason::KeyReused), 6);
-        assert_eq!(policy.mode, Mode::Shadow);
+        assert_eq!(policy.status_of(RefusalReason::InProgress), StatusCode::TOO_EARLY);
+        assert_eq!(policy.status_of(RefusalReason::KeyReused), StatusCode::CONFLICT);
+        assert_eq!(policy.grpc_status_of(RefusalReason::KeyReused), 6);
+        assert_eq!(policy.mode, PolicyMode::Shadow);
     }
 
     #[test]
@@ -175,7 +180,7 @@ mod what_can_be_written {
         let policy = policy(&settings, &Method::POST, "/");
         assert_eq!(policy.key.from, ["header:x-k".parse::<KeySource>().unwrap()]);
         assert_eq!(policy.scope, [ScopePart::Global]);
-        assert_eq!(policy.fingerprint, [Part::Body]);
+        assert_eq!(policy.fingerprint, [FingerprintPart::Body]);
         assert_eq!(policy.unknown_status, [StatusCode::SERVICE_UNAVAILABLE]);
         assert_eq!(policy.remember, Remember::Success);
         assert_eq!(policy.digest_status, None);
@@ -184,12 +189,12 @@ mod what_can_be_written {
 
     #[test]
     fn all_presets_by_name_and_their_example_files() {
-        for preset in ibid::presets::NAMES {
+        for preset in ibid::presets::PRESET_NAMES {
             let settings = load(&format!("[policy]\npreset = {preset:?}"));
             assert_eq!(*settings.routes.iter().next().unwrap().policy, Policy::preset(preset).unwrap());
             let path = format!("{}/presets/{preset}.toml", env!("CARGO_MANIFEST_DIR"));
-            let settings =
-                Settings::load(&ServeArgs::of_file(path), &Env::of(&[])).unwrap_or_else(|why| panic!("{why}"));
+            let settings = GatewaySettings::load(&ServeArgs::for_file(path), &Env::from_pairs(&[]))
+                .unwrap_or_else(|why| panic!("{why}"));
             assert!(settings.warnings.is_empty(), "{preset}: {:?}", settings.warnings);
             assert!(settings.routes.iter().all(|route| route.preset == preset));
         }
@@ -213,7 +218,7 @@ mod what_can_be_written {
             ("SCOPE", "global"),
             ("PEM", "-----BEGIN PRIVATE KEY-----\nx"),
         ];
-        let settings = Settings::load(&ServeArgs::of_file(&path), &Env::of(&env)).unwrap();
+        let settings = GatewaySettings::load(&ServeArgs::for_file(&path), &Env::from_pairs(&env)).unwrap();
         assert_eq!(settings.max_running, 7);
         assert!(settings.accept_forgetting);
         assert_eq!(settings.admin.as_ref().unwrap().tokens[0].token.expose(), "s3cret");
@@ -225,24 +230,24 @@ mod what_can_be_written {
 
     #[test]
     fn one_store_or_two_as_one() {
-        use ibid_stores::Kind;
+        use ibid_stores::StoreKind;
         let redis = "[store]\nurl = \"redis://:s3cret@127.0.0.1:6379/0\"\n";
         let postgres = "[store]\nurl = \"postgres://ibid:s3cret@127.0.0.1/ibid\"\n";
         for (text, decides, near) in [
-            ("", Kind::Embedded, 0),
-            ("store.url = \"memory:\"", Kind::Memory, 0),
-            ("store.near = \"1MiB\"", Kind::Embedded, 1 << 20),
-            ("store.wait_replicas = 0\nstore.near = 0", Kind::Embedded, 0),
-            (redis, Kind::Redis, 64 << 20),
-            (&format!("{redis}near = \"0\"\nwait_replicas = 2"), Kind::Redis, 0),
-            (&format!("{redis}fallback = \"postgres://ibid:s3cret@127.0.0.1/ibid\""), Kind::Postgres, 64 << 20),
-            (postgres, Kind::Postgres, 64 << 20),
-            (&format!("{postgres}cache = \"redis+cluster://127.0.0.1:7000\"\nnear = 5"), Kind::Postgres, 5),
+            ("", StoreKind::Embedded, 0),
+            ("store.url = \"memory:\"", StoreKind::Memory, 0),
+            ("store.near = \"1MiB\"", StoreKind::Embedded, 1 << 20),
+            ("store.wait_replicas = 0\nstore.near = 0", StoreKind::Embedded, 0),
+            (redis, StoreKind::Redis, 64 << 20),
+            (&format!("{redis}near = \"0\"\nwait_replicas = 2"), StoreKind::Redis, 0),
+            (&format!("{redis}fallback = \"postgres://ibid:s3cret@127.0.0.1/ibid\""), StoreKind::Postgres, 64 << 20),
+            (postgres, StoreKind::Postgres, 64 << 20),
+            (&format!("{postgres}cache = \"redis+cluster://127.0.0.1:7000\"\nnear = 5"), StoreKind::Postgres, 5),
         ] {
             let settings = load(text);
-            let layout = settings.store.layout();
-            assert_eq!((layout.decides().kind(), layout.near()), (decides, near), "{text}");
-            assert_eq!(settings.journal.is_some(), decides != Kind::Memory, "{text}");
+            let layout = settings.store.store_config();
+            assert_eq!((layout.authority().kind(), layout.local_cache_bytes()), (decides, near), "{text}");
+            assert_eq!(settings.journal.is_some(), decides != StoreKind::Memory, "{text}");
             let shown = format!("{settings:?} {layout:?}");
             assert!(!shown.contains("s3cret"), "{shown}");
         }
@@ -262,7 +267,7 @@ mod what_can_be_written {
         let limit = settings.quota.new_bytes.expect("a limit");
         assert_eq!((limit.most, limit.per), (1 << 30, Duration::from_secs(86_400)));
         let settings = load(&format!("{redis}prefix = \"shop\"\ntimeout = \"250ms\"\nwait_replicas = 2"));
-        let shown = format!("{:?}", settings.store.layout());
+        let shown = format!("{:?}", settings.store.store_config());
         for part in ["prefix: \"shop\"", "timeout: 250ms", "wait_replicas: 2"] {
             assert!(shown.contains(part), "{part} reaches the store: {shown}");
         }
@@ -294,14 +299,14 @@ mod what_can_be_written {
     }
 }
 
-mod what_wins {
+mod precedence {
     use super::*;
 
     #[test]
     fn flags_over_variables_over_the_file_over_defaults() {
         let text = "listen = \"127.0.0.1:1\"\nupstream = \"http://file\"\nstore.url = \"embedded:file\"\n\
                     [log]\nlevel = \"warn\"\n[policy]\npreset = \"leads\"\nttl = \"1m\"";
-        let env = Env::of(&[
+        let env = Env::from_pairs(&[
             ("IBID_LISTEN", "127.0.0.1:2"),
             ("IBID_UPSTREAM", "http://variable"),
             ("IBID_STORE", ""),
@@ -310,7 +315,7 @@ mod what_wins {
             ("IBID_ADMIN", "off"),
         ]);
         let args = ServeArgs { listen: Some("127.0.0.1:3".into()), ..ServeArgs::default() };
-        let settings = Settings::from_text(text, None, &args, &env).unwrap();
+        let settings = GatewaySettings::from_text(text, None, &args, &env).unwrap();
         assert_eq!(settings.listen.port(), 3);
         assert_eq!(settings.upstream, "http://variable");
         assert_eq!(settings.store.url.to_string(), "embedded:file");
@@ -323,8 +328,9 @@ mod what_wins {
     #[test]
     fn mistakes_name_the_flag_or_the_variable() {
         let args = ServeArgs { listen: Some("x".into()), ..ServeArgs::default() };
-        let told =
-            |args: &ServeArgs, env: &[(&str, &str)]| Settings::load(args, &Env::of(env)).unwrap_err().to_string();
+        let told = |args: &ServeArgs, env: &[(&str, &str)]| {
+            GatewaySettings::load(args, &Env::from_pairs(env)).unwrap_err().to_string()
+        };
         assert_eq!(
             told(&args, &[]),
             "--listen: \"x\" is no address; allowed is an address and a port such as \"127.0.0.1:8080\""
@@ -353,15 +359,18 @@ mod what_wins {
         );
         let own = settings.routes.find(&Method::POST, "/own").unwrap();
         assert_eq!(*own.policy, Policy::stripe());
-        assert_eq!((own.via_policy, own.upstream.as_deref()), (false, None));
+        assert_eq!((own.inherits_policy, own.upstream.as_deref()), (false, None));
         let from = settings.routes.find(&Method::POST, "/from").unwrap();
-        assert_eq!((from.via_policy, from.upstream.as_deref()), (true, Some("http://p")));
+        assert_eq!((from.inherits_policy, from.upstream.as_deref()), (true, Some("http://p")));
         assert_eq!(from.policy.ttl, Duration::from_secs(3600));
-        assert_eq!(from.policy.status_of(Reason::InProgress), StatusCode::TOO_EARLY);
-        assert_eq!(from.policy.status_of(Reason::KeyReused), StatusCode::CONFLICT);
+        assert_eq!(from.policy.status_of(RefusalReason::InProgress), StatusCode::TOO_EARLY);
+        assert_eq!(from.policy.status_of(RefusalReason::KeyReused), StatusCode::CONFLICT);
         assert_eq!(from.policy.on_unknown, OnUnknown::Retry);
         let other = settings.routes.find(&Method::POST, "/other").unwrap();
-        assert_eq!((other.name.as_str(), other.is_policy, other.upstream.as_deref()), ("*", true, Some("http://p")));
+        assert_eq!(
+            (other.name.as_str(), other.is_default_policy, other.upstream.as_deref()),
+            ("*", true, Some("http://p"))
+        );
         assert_eq!(other.policy.ttl, Duration::from_secs(3600), "what no route names is under [policy]");
     }
 
@@ -372,7 +381,7 @@ mod what_wins {
         assert_eq!((route.preset, &route.policy.key.format), ("ietf", &KeyFormat::Uuid));
         assert_eq!(route.policy.methods, [Method::DELETE]);
         let other = settings.routes.find(&Method::DELETE, "/b").unwrap();
-        assert_eq!((other.is_policy, &*other.policy), (true, &Policy::ietf()));
+        assert_eq!((other.is_default_policy, &*other.policy), (true, &Policy::ietf()));
     }
 
     #[test]
@@ -391,26 +400,26 @@ mod what_wins {
             ["policy: preset is \"off\" and there is no route, so nothing is covered"]
         );
         assert_eq!(
-            line("[[route]]\nmatch = \"POST /a\"\npreset = \"off\""),
+            error_line("[[route]]\nmatch = \"POST /a\"\npreset = \"off\""),
             "ibid.toml: route[1].preset: only [policy] has the preset \"off\"; a route is switched off by mode = \"off\" \
              (match = \"POST /a\")"
         );
     }
 }
 
-mod what_each_mistake_is_told {
+mod error_messages {
     use super::*;
 
     /// Each mistake in the second route of a file.
     #[track_caller]
     fn route(dial: &str, told: &str) {
         let text = format!("[[route]]\nmatch = \"POST /a\"\n[[route]]\nmatch = \"POST /b\"\n{dial}");
-        assert_eq!(line(&text), format!("ibid.toml: route[2].{told} (match = \"POST /b\")"));
+        assert_eq!(error_line(&text), format!("ibid.toml: route[2].{told} (match = \"POST /b\")"));
     }
 
     #[track_caller]
     fn top(text: &str, told: &str) {
-        assert_eq!(line(text), format!("ibid.toml: {told}"));
+        assert_eq!(error_line(text), format!("ibid.toml: {told}"));
     }
 
     #[test]
@@ -492,11 +501,11 @@ mod what_each_mistake_is_told {
         let keys = "allowed are \"from\" \"required\" \"format\" \"max_length\"";
         route("key.max-length = 3", &format!("key.max-length: unknown key, did you mean \"max_length\"? {keys}"));
         route("key.colour = 3", &format!("key.colour: unknown key; {keys}"));
-        let told = line("[[route]]\nmatch = \"POST /a\"\ntll = \"1h\"");
+        let told = error_line("[[route]]\nmatch = \"POST /a\"\ntll = \"1h\"");
         assert!(told.starts_with("ibid.toml: route[1].tll: unknown key, did you mean \"ttl\"? allowed are \"match\" \"preset\" \"methods\" "), "{told}");
-        let told = line("[policy]\nmaths = 1");
+        let told = error_line("[policy]\nmaths = 1");
         assert!(told.contains("policy.maths: unknown key; allowed are \"preset\" \"methods\""), "{told}");
-        let told = line("[[route]]\nmatch = \"POST /a\"\nstatus.in-progress = 425");
+        let told = error_line("[[route]]\nmatch = \"POST /a\"\nstatus.in-progress = 425");
         assert!(told.starts_with("ibid.toml: route[1].status.in-progress: unknown key, did you mean \"in_progress\"? allowed are \"key_missing\""), "{told}");
         top("[log]\n\"a b\" = 1", "log.\"a b\": unknown key; allowed are \"format\" \"level\"");
         top("[policy]\nmatch = \"POST /a\"", "policy.match: only a [[route]] has a match");
@@ -642,11 +651,11 @@ mod what_each_mistake_is_told {
             "near: \"much\" is no size; allowed is bytes, or a size such as \"64KiB\" \"1MiB\" \"1GiB\" \"10KB\"",
         );
         store(REDIS, "timeout = \"0s\"", "timeout: it is zero; it must be longer, such as \"30s\"");
-        let told = line("[store]\nurl = \"redis://:s3cret@h/0\"\nfallback = \"postgers://u:s3cret@h/d\"");
+        let told = error_line("[store]\nurl = \"redis://:s3cret@h/0\"\nfallback = \"postgers://u:s3cret@h/d\"");
         assert!(told.starts_with("ibid.toml: store.fallback: \"postgers://****@h/d\" names no store"), "{told}");
         let args = ServeArgs { store: Some("embedded:x".into()), ..ServeArgs::default() };
         let text = format!("{UPSTREAM}[store]\nurl = {REDIS:?}\nfallback = {POSTGRES:?}");
-        let told = Settings::from_text(&text, None, &args, &Env::of(&[])).unwrap_err().to_string();
+        let told = GatewaySettings::from_text(&text, None, &args, &Env::from_pairs(&[])).unwrap_err().to_string();
         assert_eq!(told, "store.fallback: only a redis store.url has a fallback; store.url is an embedded store");
     }
 
@@ -721,7 +730,7 @@ mod what_each_mistake_is_told {
 
     #[test]
     fn mistakes_in_toml_itself() {
-        let told = line("a = [1,\n\"x\" = ]");
+        let told = error_line("a = [1,\n\"x\" = ]");
         assert!(told.starts_with("ibid.toml: line "), "{told}");
         assert_eq!(told.lines().count(), 1);
         let told = try_load("listen = 1\nlisten = 2\n", &[]).unwrap_err().to_string();
@@ -824,14 +833,14 @@ mod forgetting {
 
     #[track_caller]
     fn from(old: &str, new: &str, told: &[&str]) {
-        assert_eq!(forgets(&load(old), &load(new)), told);
+        assert_eq!(forgotten_answers(&load(old), &load(new)), told);
     }
 
     const PAY: &str = "[[route]]\nmatch = \"POST /payments/*\"\n";
 
     #[test]
     fn the_same_file_forgets_nothing() {
-        for preset in ibid::presets::NAMES {
+        for preset in ibid::presets::PRESET_NAMES {
             let text = format!(
                 "[policy]\npreset = {preset:?}\n[[route]]\nmatch = \"POST /a/b\"\nscope = [\"route\"]\n[[route]]\nmatch = \"POST /a/*\""
             );
@@ -932,7 +941,7 @@ mod forgetting {
         from(PAY, narrower, &[]);
         let everything = ["POST", "PUT", "PATCH", "DELETE"]
             .map(|method| format!("every path: {method} is no longer covered on all its paths: {again}"));
-        let told = forgets(&load(""), &load(&only(PAY)));
+        let told = forgotten_answers(&load(""), &load(&only(PAY)));
         assert_eq!(told[0], everything[0]);
         assert_eq!(told.len(), 4);
         from("", PAY, &[]);
@@ -1004,18 +1013,18 @@ mod forgetting {
                 "store.url changed from redis://127.0.0.1/0 to postgres://u@127.0.0.1/d: what the old store remembers will not be found again",
             ],
         );
-        let sooner = shortened(&load(PAY), &load(&format!("{PAY}ttl = \"1h\"")));
+        let sooner = shortened_ttls(&load(PAY), &load(&format!("{PAY}ttl = \"1h\"")));
         assert_eq!(sooner, ["POST /payments/*: ttl shortened from 24h to 1h: answers will be forgotten sooner"]);
-        assert!(shortened(&load(PAY), &load(&format!("{PAY}ttl = \"72h\""))).is_empty());
+        assert!(shortened_ttls(&load(PAY), &load(&format!("{PAY}ttl = \"72h\""))).is_empty());
     }
 
     #[test]
     fn every_change_of_address_is_told() {
-        let presets = ibid::presets::NAMES;
+        let presets = ibid::presets::PRESET_NAMES;
         for (old, new) in presets.iter().flat_map(|old| presets.iter().map(move |new| (old, new))) {
             let of = |preset: &str| load(&format!("{PAY}preset = {preset:?}"));
-            let alike = Policy::preset(old).unwrap().remembers_like(&Policy::preset(new).unwrap());
-            assert_eq!(forgets(&of(old), &of(new)).is_empty(), alike, "{old} to {new}");
+            let alike = Policy::preset(old).unwrap().has_same_records_as(&Policy::preset(new).unwrap());
+            assert_eq!(forgotten_answers(&of(old), &of(new)).is_empty(), alike, "{old} to {new}");
         }
     }
 
@@ -1031,21 +1040,21 @@ mod forgetting {
             })
             .collect();
         let pairs = routes.iter().flat_map(|one| routes.iter().map(move |two| format!("{UPSTREAM}{one}{two}")));
-        let files: Vec<Settings> = pairs.filter_map(|text| try_load(&text, &[]).ok()).collect();
+        let files: Vec<GatewaySettings> = pairs.filter_map(|text| try_load(&text, &[]).ok()).collect();
         assert_eq!(files.len(), 18 * 15, "all but those with the same match twice");
-        let covered = |settings: &Settings, path: &str| {
+        let covered = |settings: &GatewaySettings, path: &str| {
             let route = settings.routes.find(&Method::POST, path);
             route.map(|route| route.policy.clone()).filter(|policy| policy.covers(&Method::POST))
         };
         for old in &files {
-            assert!(forgets(old, old).is_empty());
+            assert!(forgotten_answers(old, old).is_empty());
             for new in &files {
                 let lost = paths.iter().any(|path| match (covered(old, path), covered(new, path)) {
                     (None, _) => false,
                     (Some(_), None) => true,
-                    (Some(old), Some(new)) => !old.remembers_like(&new),
+                    (Some(old), Some(new)) => !old.has_same_records_as(&new),
                 });
-                assert!(!lost || !forgets(old, new).is_empty(), "{:?}\n{:?}", old.routes, new.routes);
+                assert!(!lost || !forgotten_answers(old, new).is_empty(), "{:?}\n{:?}", old.routes, new.routes);
             }
         }
     }

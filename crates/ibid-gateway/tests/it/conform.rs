@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeSet, process::Output, time::Duration};
 
-use ibid::presets::NAMES;
-use ibid_testkit::{process::Gateway, upstream::Upstream};
+use ibid::presets::PRESET_NAMES;
+use ibid_testkit::{process::GatewayProcess, upstream::TestUpstream};
 use serde_json::Value;
 use tokio::{process::Command, time::timeout};
 
-use self::app::{App, Faults};
-use super::presets::shipped;
+use self::app::{ConformApp, ServerFaults};
+use super::presets::shipped_config;
 
 mod app;
 
@@ -25,19 +25,19 @@ fn path(preset: &str) -> &'static str {
     }
 }
 
-async fn conform(args: &[&str]) -> Output {
+async fn run_conform(args: &[&str]) -> Output {
     let mut command = Command::new(BIN);
     command.arg("conform").args(args).kill_on_drop(true);
     timeout(Duration::from_secs(180), command.output()).await.expect("it ends").expect("it runs")
 }
 
 /// What was found, by check.
-struct Found {
+struct ConformFindings {
     json: Value,
     code: Option<i32>,
 }
 
-impl Found {
+impl ConformFindings {
     fn verdict(&self, id: &str) -> &str {
         let checks = self.json["checks"].as_array().expect("checks");
         let check = checks.iter().find(|check| check["id"] == id).unwrap_or_else(|| panic!("no {id}: {:#}", self.json));
@@ -51,37 +51,38 @@ impl Found {
     }
 }
 
-async fn found(args: &[&str]) -> Found {
-    let output = conform(&[args, &["--json"]].concat()).await;
+async fn run_conform_json(args: &[&str]) -> ConformFindings {
+    let output = run_conform(&[args, &["--json"]].concat()).await;
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     let json = serde_json::from_slice(&output.stdout).unwrap_or_else(|why| panic!("{why}: {told}"));
-    Found { json, code: output.status.code() }
+    ConformFindings { json, code: output.status.code() }
 }
 
 /// Everything that a run can be told about the app.
-fn everything<'a>(url: &'a str, profile: &'a str, count: &'a str) -> Vec<&'a str> {
+fn full_arguments<'a>(url: &'a str, profile: &'a str, count: &'a str) -> Vec<&'a str> {
     let mut args = vec![url, "--profile", profile, "--slow-header", "X-Slow: 1200", "--error-header", "X-Fail: 500"];
     args.extend(["--count-url", count, "--count-pointer", "/ran/times", "--rounds", "2", "--timeout", "20s"]);
     args
 }
 
 /// The credentials of two callers, where the profile tells callers apart by them.
-const CALLERS: [&str; 4] = ["--header", "Authorization: Bearer a", "--other-header", "Authorization: Bearer b"];
+const CALLER_ARGUMENTS: [&str; 4] =
+    ["--header", "Authorization: Bearer a", "--other-header", "Authorization: Bearer b"];
 
-async fn gateway_of(preset: &str, app: &App) -> Gateway {
-    let launch = Gateway::launch(BIN).config(shipped(preset)).upstream(&app.url(""));
+async fn preset_gateway(preset: &str, app: &ConformApp) -> GatewayProcess {
+    let launch = GatewayProcess::launch(BIN).config(shipped_config(preset)).upstream(&app.url(""));
     launch.arg("--store").arg("memory:").start().await
 }
 
 async fn preset_passes(preset: &str) {
-    let app = App::bare().await;
-    let gateway = gateway_of(preset, &app).await;
+    let app = ConformApp::start_unprotected().await;
+    let gateway = preset_gateway(preset, &app).await;
     let url = format!("http://{}{}", gateway.addr(), path(preset));
     let (count, other) = (app.url("/count"), format!("http://{}/api/athlete/check-in", gateway.addr()));
-    let mut args = everything(&url, preset, &count);
+    let mut args = full_arguments(&url, preset, &count);
     args.extend(["--strict", "--other-url", &other]);
     if preset == "ietf" || preset == "stripe" {
-        args.extend(CALLERS);
+        args.extend(CALLER_ARGUMENTS);
     }
     let mut wanted = vec!["mismatch.path"];
     match preset {
@@ -97,7 +98,7 @@ async fn preset_passes(preset: &str) {
         "stripe" => {}
         _ => wanted.push("mismatch.method"),
     }
-    let found = found(&args).await;
+    let found = run_conform_json(&args).await;
     assert_eq!(found.all("failed"), [""; 0], "{preset}: {:#}", found.json);
     assert_eq!(found.all("advice"), [""; 0], "{preset}: {:#}", found.json);
     assert_eq!(found.all("not performed"), wanted, "{preset}: {:#}", found.json);
@@ -116,7 +117,7 @@ macro_rules! presets_pass {
         #[test]
         fn every_preset_is_among_them() {
             let mut all = vec![$(stringify!($name)),+];
-            let mut names = NAMES.to_vec();
+            let mut names = PRESET_NAMES.to_vec();
             all.sort_unstable();
             names.sort_unstable();
             assert_eq!(all, names);
@@ -132,22 +133,22 @@ mod of_ibid_itself {
 }
 
 /// Runs against a server that protects itself.
-async fn against(faults: Faults, profile: &str) -> Found {
-    let app = App::protected(faults).await;
+async fn conform_against(faults: ServerFaults, profile: &str) -> ConformFindings {
+    let app = ConformApp::start_protected(faults).await;
     let (url, count) = (app.url("/payments"), app.url("/count"));
-    found(&[&everything(&url, profile, &count), &CALLERS[..]].concat()).await
+    run_conform_json(&[&full_arguments(&url, profile, &count), &CALLER_ARGUMENTS[..]].concat()).await
 }
 
 #[tokio::test]
 async fn a_server_without_faults_passes() {
-    let found = against(Faults::default(), "ietf").await;
+    let found = conform_against(ServerFaults::default(), "ietf").await;
     assert_eq!((found.all("failed"), found.code), (vec![], Some(0)), "{:#}", found.json);
     assert_eq!(found.all("advice"), ["get.passes"; 0], "{:#}", found.json);
 }
 
 #[tokio::test]
 async fn a_server_that_checks_and_then_writes_is_found_out() {
-    let found = against(Faults { checks_then_writes: true, ..Faults::default() }, "ietf").await;
+    let found = conform_against(ServerFaults { checks_then_writes: true, ..ServerFaults::default() }, "ietf").await;
     assert_eq!(found.verdict("concurrent.one-run"), "failed", "{:#}", found.json);
     assert_eq!(found.verdict("concurrent.refused"), "failed", "{:#}", found.json);
     // Its retries, one after another, are in order.
@@ -158,15 +159,15 @@ async fn a_server_that_checks_and_then_writes_is_found_out() {
 /// The same, seen by the answers alone: nobody counts.
 #[tokio::test]
 async fn it_is_found_out_without_a_counter_too() {
-    let app = App::protected(Faults { checks_then_writes: true, ..Faults::default() }).await;
-    let found = found(&[&app.url("/payments"), "--slow-header", "X-Slow: 1200", "--rounds", "1"]).await;
+    let app = ConformApp::start_protected(ServerFaults { checks_then_writes: true, ..ServerFaults::default() }).await;
+    let found = run_conform_json(&[&app.url("/payments"), "--slow-header", "X-Slow: 1200", "--rounds", "1"]).await;
     assert_eq!(found.verdict("concurrent.one-run"), "failed", "{:#}", found.json);
 }
 
 #[tokio::test]
 async fn a_server_that_replays_to_others_and_for_another_body_is_found_out() {
-    let faults = Faults { shares_callers: true, ignores_body: true, ..Faults::default() };
-    let found = against(faults, "ietf").await;
+    let faults = ServerFaults { shares_callers: true, ignores_body: true, ..ServerFaults::default() };
+    let found = conform_against(faults, "ietf").await;
     assert_eq!(found.verdict("caller.isolated"), "failed", "{:#}", found.json);
     assert_eq!(found.verdict("mismatch.body"), "failed", "{:#}", found.json);
     assert_eq!(found.all("failed"), ["mismatch.body", "caller.isolated"], "{:#}", found.json);
@@ -175,8 +176,9 @@ async fn a_server_that_replays_to_others_and_for_another_body_is_found_out() {
 
 #[tokio::test]
 async fn a_server_that_remembers_half_of_an_answer_is_found_out() {
-    let faults = Faults { forgets_head: true, keeps_failures: true, takes_first_key: true, ..Faults::default() };
-    let found = against(faults, "ietf").await;
+    let faults =
+        ServerFaults { forgets_head: true, keeps_failures: true, takes_first_key: true, ..ServerFaults::default() };
+    let found = conform_against(faults, "ietf").await;
     for id in ["replay.status", "replay.headers", "key.two-headers"] {
         assert_eq!(found.verdict(id), "failed", "{id}: {:#}", found.json);
     }
@@ -185,13 +187,13 @@ async fn a_server_that_remembers_half_of_an_answer_is_found_out() {
     assert_eq!(found.verdict("replay.body"), "passed", "{:#}", found.json);
     assert_eq!(found.code, Some(1));
     // Where the profile forbids it, it fails.
-    let found = against(Faults { keeps_failures: true, ..Faults::default() }, "ietf").await;
+    let found = conform_against(ServerFaults { keeps_failures: true, ..ServerFaults::default() }, "ietf").await;
     assert_eq!((found.all("advice"), found.code), (vec!["error.answer"], Some(0)), "{:#}", found.json);
 }
 
 #[tokio::test]
 async fn a_server_that_stops_with_its_client_is_found_out() {
-    let found = against(Faults { stops_with_client: true, ..Faults::default() }, "ietf").await;
+    let found = conform_against(ServerFaults { stops_with_client: true, ..ServerFaults::default() }, "ietf").await;
     assert_eq!(found.all("failed"), ["disconnect.answer"], "{:#}", found.json);
 }
 
@@ -199,15 +201,15 @@ async fn a_server_that_stops_with_its_client_is_found_out() {
 #[tokio::test]
 async fn nothing_is_held_against_servers_that_are_in_order() {
     // An operation has one method: another is refused whatever its key.
-    let app = App::protected(Faults { takes_post_only: true, ..Faults::default() }).await;
+    let app = ConformApp::start_protected(ServerFaults { takes_post_only: true, ..ServerFaults::default() }).await;
     let (url, count) = (app.url("/payments"), app.url("/count"));
-    let args = [&everything(&url, "ietf", &count), &CALLERS[..], &["--other-method", "PATCH"]].concat();
-    let post_only = found(&args).await;
+    let args = [&full_arguments(&url, "ietf", &count), &CALLER_ARGUMENTS[..], &["--other-method", "PATCH"]].concat();
+    let post_only = run_conform_json(&args).await;
     assert_eq!(post_only.verdict("mismatch.method"), "not performed", "{:#}", post_only.json);
     assert_eq!((post_only.all("failed"), post_only.all("advice")), (vec![], vec![]), "{:#}", post_only.json);
     // JSON that is stored as values and written anew is the same answer.
-    let app = App::protected(Faults { writes_anew: true, ..Faults::default() }).await;
-    let found = self::found(&[&app.url("/payments"), "--slow-header", "X-Slow: 300", "--rounds", "1"]).await;
+    let app = ConformApp::start_protected(ServerFaults { reserialises_replays: true, ..ServerFaults::default() }).await;
+    let found = self::run_conform_json(&[&app.url("/payments"), "--slow-header", "X-Slow: 300", "--rounds", "1"]).await;
     for id in ["replay.body", "replay.once", "mismatch.keeps-first", "concurrent.one-run", "concurrent.settles"] {
         assert_eq!(found.verdict(id), "passed", "{id}: {:#}", found.json);
     }
@@ -217,18 +219,27 @@ async fn nothing_is_held_against_servers_that_are_in_order() {
 /// Where a tenant is who says so in a header, another credential of the same tenant is the same caller.
 #[tokio::test]
 async fn a_second_caller_is_another_tenant() {
-    let app = App::protected(Faults { has_tenants: true, ..Faults::default() }).await;
+    let app = ConformApp::start_protected(ServerFaults { has_tenants: true, ..ServerFaults::default() }).await;
     let url = app.url("/payments");
     let args = [&url, "--profile", "appsportal", "--rounds", "1"];
-    let isolated = found(&[&args[..], &CALLERS[..]].concat()).await;
+    let isolated = run_conform_json(&[&args[..], &CALLER_ARGUMENTS[..]].concat()).await;
     assert_ne!(isolated.verdict("caller.isolated"), "failed", "{:#}", isolated.json);
-    let named = found(&[&args[..], &CALLERS[..], &["--header", "X-Tenant-Id: t1"]].concat()).await;
+    let named = run_conform_json(&[&args[..], &CALLER_ARGUMENTS[..], &["--header", "X-Tenant-Id: t1"]].concat()).await;
     assert_eq!(named.verdict("caller.isolated"), "not performed", "{:#}", named.json);
     // One that shares answers between tenants is found out all the same.
-    let app = App::protected(Faults { shares_callers: true, has_tenants: true, ..Faults::default() }).await;
-    let gateway = Gateway::spawn(BIN, "[policy]\npreset = \"appsportal\"\nscope = \"global\"\n", &app.url("")).await;
+    let app = ConformApp::start_protected(ServerFaults {
+        shares_callers: true,
+        has_tenants: true,
+        ..ServerFaults::default()
+    })
+    .await;
+    let gateway =
+        GatewayProcess::spawn(BIN, "[policy]\npreset = \"appsportal\"\nscope = \"global\"\n", &app.url("")).await;
     let url = format!("http://{}/payments", gateway.addr());
-    let shared = found(&[&[url.as_str(), "--profile", "appsportal", "--rounds", "1"], &CALLERS[..]].concat()).await;
+    let shared = run_conform_json(
+        &[&[url.as_str(), "--profile", "appsportal", "--rounds", "1"], &CALLER_ARGUMENTS[..]].concat(),
+    )
+    .await;
     assert_eq!(shared.verdict("caller.isolated"), "failed", "{:#}", shared.json);
 }
 
@@ -236,10 +247,14 @@ async fn a_second_caller_is_another_tenant() {
 #[tokio::test]
 async fn nothing_passes_on_what_is_no_evidence() {
     // It says of every answer that it is a replay, and its runs are alike: nothing is known of it.
-    let app =
-        App::protected(Faults { always_marks: true, is_silent: true, checks_then_writes: true, ..Faults::default() })
-            .await;
-    let found = self::found(&[&app.url("/payments"), "--rounds", "1"]).await;
+    let app = ConformApp::start_protected(ServerFaults {
+        always_marks: true,
+        hides_replays: true,
+        checks_then_writes: true,
+        ..ServerFaults::default()
+    })
+    .await;
+    let found = self::run_conform_json(&[&app.url("/payments"), "--rounds", "1"]).await;
     for id in ["first.unmarked", "replay.marker"] {
         assert_eq!(found.verdict(id), "advice", "{id}: {:#}", found.json);
     }
@@ -248,10 +263,12 @@ async fn nothing_passes_on_what_is_no_evidence() {
     }
     // It runs nothing at all, with and without the marker.
     for always_marks in [false, true] {
-        let app = App::protected(Faults { is_static: true, always_marks, ..Faults::default() }).await;
+        let app =
+            ConformApp::start_protected(ServerFaults { is_static: true, always_marks, ..ServerFaults::default() })
+                .await;
         for profile in ["ietf", "stripe", "appsportal", "platform"] {
             let args = [&app.url("/payments"), "--profile", profile, "--rounds", "1", "--slow-header", "X-Slow: 1"];
-            let found = self::found(&[&args[..], &CALLERS[..]].concat()).await;
+            let found = self::run_conform_json(&[&args[..], &CALLER_ARGUMENTS[..]].concat()).await;
             assert_eq!(found.code, Some(1), "{profile}: {:#}", found.json);
             let passed = found.all("passed");
             // Nothing that would need a run, or a key that is remembered. Bytes that no header may have are refused below it.
@@ -265,9 +282,9 @@ async fn nothing_passes_on_what_is_no_evidence() {
 /// A check without evidence is not performed, and says what it would take.
 #[tokio::test]
 async fn what_cannot_be_seen_is_not_performed() {
-    let app = App::protected(Faults { is_silent: true, ..Faults::default() }).await;
+    let app = ConformApp::start_protected(ServerFaults { hides_replays: true, ..ServerFaults::default() }).await;
     let url = app.url("/payments");
-    let found = found(&[&url]).await;
+    let found = run_conform_json(&[&url]).await;
     for id in [
         "first.independent",
         "replay.once",
@@ -279,13 +296,13 @@ async fn what_cannot_be_seen_is_not_performed() {
         assert_eq!(found.verdict(id), "not performed", "{id}: {:#}", found.json);
     }
     assert_eq!((found.all("failed"), found.code), (vec![], Some(0)), "{:#}", found.json);
-    let output = conform(&[&url, "--complete"]).await;
+    let output = run_conform(&[&url, "--complete"]).await;
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("name --count-url\n"), "{text}");
     // With the counter it can be seen.
     let count = app.url("/count");
-    let found = self::found(&[&url, "--count-url", &count, "--count-pointer", "/ran/times"]).await;
+    let found = self::run_conform_json(&[&url, "--count-url", &count, "--count-pointer", "/ran/times"]).await;
     assert_eq!(found.verdict("replay.once"), "passed", "{:#}", found.json);
     assert_eq!(found.verdict("concurrent.one-run"), "passed", "{:#}", found.json);
 }
@@ -293,52 +310,56 @@ async fn what_cannot_be_seen_is_not_performed() {
 /// No check is there for show: for each there is a server that fails it.
 #[tokio::test]
 async fn every_check_can_fail() {
-    let right = Faults::default();
+    let right = ServerFaults::default();
     let mut seen = BTreeSet::new();
-    let mut look = |found: &Found| {
+    let mut look = |found: &ConformFindings| {
         let wrong = found.all("failed").into_iter().chain(found.all("advice"));
         seen.extend(wrong.map(str::to_owned));
     };
     for (faults, id) in [
-        (Faults { ignores_keys: true, ..right }, "first.independent"),
-        (Faults { always_marks: true, ..right }, "first.unmarked"),
-        (Faults { is_silent: true, ..right }, "replay.marker"),
-        (Faults { keeps_cookies: true, ..right }, "replay.cookies"),
-        (Faults { forgets_head: true, ..right }, "replay.headers"),
-        (Faults { ignores_body: true, ..right }, "mismatch.path"),
-        (Faults { forgets_on_mismatch: true, ..right }, "mismatch.keeps-first"),
-        (Faults { checks_then_writes: true, ..right }, "concurrent.settles"),
-        (Faults { speaks_plainly: true, ..right }, "concurrent.retry-after"),
-        (Faults { takes_short_keys: true, ..right }, "key.longest"),
-        (Faults { guards_get: true, ..right }, "get.passes"),
+        (ServerFaults { ignores_keys: true, ..right }, "first.independent"),
+        (ServerFaults { always_marks: true, ..right }, "first.unmarked"),
+        (ServerFaults { hides_replays: true, ..right }, "replay.marker"),
+        (ServerFaults { keeps_cookies: true, ..right }, "replay.cookies"),
+        (ServerFaults { forgets_head: true, ..right }, "replay.headers"),
+        (ServerFaults { ignores_body: true, ..right }, "mismatch.path"),
+        (ServerFaults { forgets_on_mismatch: true, ..right }, "mismatch.keeps-first"),
+        (ServerFaults { checks_then_writes: true, ..right }, "concurrent.settles"),
+        (ServerFaults { refuses_in_plain_text: true, ..right }, "concurrent.retry-after"),
+        (ServerFaults { takes_short_keys: true, ..right }, "key.longest"),
+        (ServerFaults { guards_get: true, ..right }, "get.passes"),
     ] {
-        let app = App::protected(faults).await;
+        let app = ConformApp::start_protected(faults).await;
         let (url, other, count) = (app.url("/payments"), app.url("/refunds"), app.url("/count"));
         let mut args = vec![url.as_str(), "--count-url", &count, "--count-pointer", "/ran/times", "--rounds", "1"];
         args.extend(["--other-url", &other, "--other-method", "PUT", "--slow-header", "X-Slow: 500"]);
-        let found = found(&[&args, &CALLERS[..]].concat()).await;
+        let found = run_conform_json(&[&args, &CALLER_ARGUMENTS[..]].concat()).await;
         assert!(["failed", "advice"].contains(&found.verdict(id)), "{id}: {:#}", found.json);
         look(&found);
     }
     look(
-        &against(Faults { stops_with_client: true, keeps_failures: true, shares_callers: true, ..right }, "ietf").await,
+        &conform_against(
+            ServerFaults { stops_with_client: true, keeps_failures: true, shares_callers: true, ..right },
+            "ietf",
+        )
+        .await,
     );
     // What protects nothing, and what protects in another way.
-    let app = App::bare().await;
+    let app = ConformApp::start_unprotected().await;
     let (url, count) = (app.url("/payments"), app.url("/count"));
     for profile in ["platform", "leads", "membership", "ietf", "stripe"] {
         let args =
             [&url, "--profile", profile, "--count-url", &count, "--count-pointer", "/ran/times", "--rounds", "1"];
-        look(&found(&args).await);
+        look(&run_conform_json(&args).await);
     }
-    look(&against(right, "membership").await);
+    look(&conform_against(right, "membership").await);
     // One that even takes what is no HTTP.
-    let upstream = Upstream::start().await;
-    look(&found(&[&format!("{}/payments", upstream.url()), "--rounds", "1"]).await);
-    look(&found(&[&url, "--header", "X-Fail: 500"]).await);
+    let upstream = TestUpstream::start().await;
+    look(&run_conform_json(&[&format!("{}/payments", upstream.url()), "--rounds", "1"]).await);
+    look(&run_conform_json(&[&url, "--header", "X-Fail: 500"]).await);
     let mut all = BTreeSet::new();
-    for name in NAMES {
-        let list = conform(&["--list", "--profile", name]).await.stdout;
+    for name in PRESET_NAMES {
+        let list = run_conform(&["--list", "--profile", name]).await.stdout;
         let list = String::from_utf8(list).unwrap();
         let ids = list.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.split(' ').next());
         all.extend(ids.map(str::to_owned));
@@ -349,12 +370,12 @@ async fn every_check_can_fail() {
 
 #[tokio::test]
 async fn reports_are_for_people_and_for_machines() {
-    let app = App::protected(Faults { takes_first_key: true, ..Faults::default() }).await;
+    let app = ConformApp::start_protected(ServerFaults { takes_first_key: true, ..ServerFaults::default() }).await;
     let folder = tempfile::tempdir().unwrap();
     let junit = folder.path().join("report.xml");
     let url = app.url("/payments");
     let secret = "Authorization: Bearer s3cret";
-    let output = conform(&[&url, "--header", secret, "--junit", junit.to_str().unwrap()]).await;
+    let output = run_conform(&[&url, "--header", secret, "--junit", junit.to_str().unwrap()]).await;
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
@@ -379,7 +400,7 @@ async fn reports_are_for_people_and_for_machines() {
 
 #[tokio::test]
 async fn ends_say_what_was_wrong() {
-    let app = App::bare().await;
+    let app = ConformApp::start_unprotected().await;
     let (url, count) = (app.url("/payments"), app.url("/count"));
     let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let nobody = format!("http://{}/payments", closed.local_addr().unwrap());
@@ -394,25 +415,25 @@ async fn ends_say_what_was_wrong() {
         (&[&url, "--profile", "nope"], 64, "\"nope\" is no profile; allowed are leads, "),
         (&[], 64, "<URL>"),
     ] {
-        let output = conform(args).await;
+        let output = run_conform(args).await;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains(told), "{args:?}: {said}");
         assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
     }
     // An operation that does not work shows nothing.
-    let found = found(&[&url, "--header", "X-Fail: 500"]).await;
+    let found = run_conform_json(&[&url, "--header", "X-Fail: 500"]).await;
     assert_eq!((found.all("failed"), found.code), (vec!["first.processed"], Some(1)));
     assert_eq!(found.all("passed"), [""; 0]);
     // An app that protects nothing does not pass.
-    let found = self::found(&[&url]).await;
+    let found = self::run_conform_json(&[&url]).await;
     assert_eq!(found.verdict("replay.once"), "failed", "{:#}", found.json);
     assert_eq!(found.verdict("replay.body"), "failed", "{:#}", found.json);
 }
 
 #[tokio::test]
 async fn the_list_says_what_each_profile_checks_and_why() {
-    for name in NAMES {
-        let output = conform(&["--list", "--profile", name]).await;
+    for name in PRESET_NAMES {
+        let output = run_conform(&["--list", "--profile", name]).await;
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success() && text.contains("replay.once"), "{text}");
     }
@@ -421,7 +442,7 @@ async fn the_list_says_what_each_profile_checks_and_why() {
 /// Over TLS: with the right certificate, with any, and not with a wrong one.
 #[tokio::test]
 async fn certificates_are_checked_unless_told_otherwise() {
-    let app = App::bare().await;
+    let app = ConformApp::start_unprotected().await;
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str, text: String| {
@@ -433,15 +454,15 @@ async fn certificates_are_checked_unless_told_otherwise() {
     let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let other = path("other.pem", other.cert.pem());
     let config = format!("tls = {{ cert = \"file:{cert}\", key = \"file:{key}\" }}\n[policy]\npreset = \"ietf\"\n");
-    let launch = Gateway::launch(BIN).config(config).upstream(&app.url(""));
+    let launch = GatewayProcess::launch(BIN).config(config).upstream(&app.url(""));
     let gateway = launch.arg("--store").arg("memory:").start().await;
     let url = format!("https://localhost:{}/payments", gateway.addr().port());
     for args in [&["--ca", &cert][..], &["--insecure"]] {
-        let found = found(&[&[url.as_str()], args].concat()).await;
+        let found = run_conform_json(&[&[url.as_str()], args].concat()).await;
         assert_eq!((found.all("failed"), found.code), (vec![], Some(0)), "{:#}", found.json);
     }
     for args in [&["--ca", other.as_str()][..], &[]] {
-        let output = conform(&[&[url.as_str()], args].concat()).await;
+        let output = run_conform(&[&[url.as_str()], args].concat()).await;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(69), "{said}");
         assert!(said.contains("certificate"), "{said}");

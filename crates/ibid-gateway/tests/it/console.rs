@@ -1,10 +1,10 @@
 //! The console, in a browser and without one.
 
+mod access_control;
 pub(crate) mod browser;
-mod kit;
+mod common;
+mod mobile_and_keyboard;
 mod operator;
 mod pages;
-mod phone;
+mod pagination;
 mod screenshots;
-mod strangers;
-mod turning;

@@ -1,8 +1,8 @@
 //! No header, HTTP version or spelling makes a request that a route names reach the app uncovered.
 
 mod apps;
-mod product;
-mod rest;
+mod combinations;
+mod unrouted_requests;
 
 use std::net::SocketAddr;
 
@@ -13,20 +13,20 @@ use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
-use crate::faults::kit::within;
+use crate::faults::common::within;
 
 /// A connection over HTTP/2, on which requests may have any media type.
-pub(crate) struct Http2(SendRequest<Full<Bytes>>);
+pub(crate) struct Http2Connection(SendRequest<Full<Bytes>>);
 
 /// What came back.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Http2Response {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
 
-impl Http2 {
+impl Http2Connection {
     pub(crate) async fn connect(addr: SocketAddr) -> Self {
         let tcp = TcpStream::connect(addr).await.expect("it listens");
         let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(tcp)).await.expect("it speaks HTTP/2");
@@ -36,7 +36,7 @@ impl Http2 {
 
     pub(crate) async fn send(
         &self, method: &str, path: &str, headers: &[(&str, &str)], body: impl Into<Bytes>,
-    ) -> Answer {
+    ) -> Http2Response {
         let mut request = Request::builder().method(method).uri(format!("http://shop.test{path}"));
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -46,7 +46,7 @@ impl Http2 {
         let answer = async {
             let (head, body) = sender.send_request(request).await.expect("an answer").into_parts();
             let body = body.collect().await.expect("a whole answer").to_bytes();
-            Answer { status: head.status, headers: head.headers, body }
+            Http2Response { status: head.status, headers: head.headers, body }
         };
         within("an answer over HTTP/2", answer).await
     }

@@ -21,50 +21,50 @@ use std::{
 };
 
 use ibid_testkit::{
-    client::{Request, Response, post},
-    process::{Gateway, run},
-    upstream::{Reply, Upstream},
+    client::{TestRequest, TestResponse, post},
+    process::{GatewayProcess, run},
+    upstream::{TestUpstream, UpstreamReply},
 };
 use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::{task::JoinHandle, time::sleep};
 
-use crate::faults::kit::{BIN, assert_refused, assert_replay, caller, policy, until};
+use crate::faults::common::{BIN, assert_refused, assert_replay, caller, policy, until};
 
-const CLIENTS: usize = 8;
+const CLIENT_COUNT: usize = 8;
 /// Of an answer: a segment of 2 MiB, as `max_size=16MiB` makes them, is full after a hundred.
-const ANSWER: usize = 16 << 10;
+const ANSWER_BYTES: usize = 16 << 10;
 
 /// A file system of its own, gone with the test.
-pub(crate) struct Mount {
+pub(crate) struct TestMount {
     folder: TempDir,
     image: Option<PathBuf>,
 }
 
-impl Mount {
-    pub(crate) fn tmpfs(size: &str) -> Mount {
-        let mount = Mount { folder: tempfile::tempdir().expect("a folder"), image: None };
-        command("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"], mount.path());
+impl TestMount {
+    pub(crate) fn tmpfs(size: &str) -> TestMount {
+        let mount = TestMount { folder: tempfile::tempdir().expect("a folder"), image: None };
+        run_on_path("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"], mount.path());
         mount
     }
 
     /// An ext4 in a file of this many bytes.
-    fn ext4(size: u64, images: &Path) -> Mount {
+    fn ext4(size: u64, images: &Path) -> TestMount {
         let image = images.join("image");
         File::create(&image).and_then(|file| file.set_len(size)).expect("room for an image");
-        command("mkfs.ext4", &["-q", "-F"], &image);
-        let mount = Mount { folder: tempfile::tempdir().expect("a folder"), image: Some(image) };
-        mount.again();
+        run_on_path("mkfs.ext4", &["-q", "-F"], &image);
+        let mount = TestMount { folder: tempfile::tempdir().expect("a folder"), image: Some(image) };
+        mount.mount_again();
         mount
     }
 
-    fn again(&self) {
+    fn mount_again(&self) {
         let image = self.image.as_ref().expect("it is in a file").to_str().expect("a plain path");
-        command("mount", &["-o", "loop", image], self.path());
+        run_on_path("mount", &["-o", "loop", image], self.path());
     }
 
     fn remount(&self, how: &str) {
-        command("mount", &["-o", &format!("remount,{how}")], self.path());
+        run_on_path("mount", &["-o", &format!("remount,{how}")], self.path());
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -87,47 +87,47 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
+impl Drop for TestMount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(self.path()).output();
     }
 }
 
-fn command(name: &str, args: &[&str], path: &Path) {
+fn run_on_path(name: &str, args: &[&str], path: &Path) {
     let output = Command::new(name).args(args).arg(path).output();
     let done = output.as_ref().is_ok_and(|output| output.status.success());
     assert!(done, "{name} {args:?} {}: these tests run as root: {output:?}", path.display());
 }
 
-fn pay(addr: SocketAddr, key: &str) -> Request {
+fn pay(addr: SocketAddr, key: &str) -> TestRequest {
     // The host is part of a key's scope, and the port is another after each restart.
     caller(post(addr, "/pay")).header("Host", "shop.example").key(key).json(r#"{"amount":1}"#)
 }
 
-async fn upstream() -> Upstream {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Reply::status(201).large(ANSWER).delay(Duration::from_millis(2)));
+async fn upstream() -> TestUpstream {
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamReply::status(201).large(ANSWER_BYTES).delay(Duration::from_millis(2)));
     upstream
 }
 
-async fn gateway(upstream: &Upstream, store: &str) -> Gateway {
-    let launch = Gateway::launch(BIN).config(policy("lease = \"5s\"")).upstream(&upstream.url());
+async fn gateway(upstream: &TestUpstream, store: &str) -> GatewayProcess {
+    let launch = GatewayProcess::launch(BIN).config(policy("lease = \"5s\"")).upstream(&upstream.url());
     launch.arg("--store").arg(store).start().await
 }
 
 /// Clients that take one fresh key after the other, and what each key was answered first.
-struct Load {
-    answers: Arc<Mutex<Vec<(String, Response)>>>,
-    over: Arc<AtomicBool>,
+struct ClientLoad {
+    answers: Arc<Mutex<Vec<(String, TestResponse)>>>,
+    stopped: Arc<AtomicBool>,
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Load {
-    fn start(addr: SocketAddr) -> Load {
-        let answers = Arc::<Mutex<Vec<(String, Response)>>>::default();
-        let (over, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+impl ClientLoad {
+    fn start(addr: SocketAddr) -> ClientLoad {
+        let answers = Arc::<Mutex<Vec<(String, TestResponse)>>>::default();
+        let (stopped, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let client = |_| {
-            let (answers, over, next) = (answers.clone(), over.clone(), next.clone());
+            let (answers, over, next) = (answers.clone(), stopped.clone(), next.clone());
             tokio::spawn(async move {
                 while !over.load(SeqCst) {
                     let key = format!("k-{}", next.fetch_add(1, SeqCst));
@@ -138,8 +138,8 @@ impl Load {
                 }
             })
         };
-        let tasks = (0..CLIENTS).map(client).collect();
-        Load { answers, over, tasks }
+        let tasks = (0..CLIENT_COUNT).map(client).collect();
+        ClientLoad { answers, stopped, tasks }
     }
 
     fn count(&self, status: u16) -> usize {
@@ -147,7 +147,7 @@ impl Load {
     }
 
     /// Returns once that many more were answered like this.
-    async fn more(&self, status: u16, n: usize) {
+    async fn wait_for_more(&self, status: u16, n: usize) {
         let before = self.count(status);
         let end = Instant::now() + Duration::from_secs(20);
         while self.count(status) < before + n {
@@ -156,12 +156,12 @@ impl Load {
         }
     }
 
-    fn first_finished(&self) -> (String, Response) {
+    fn first_finished(&self) -> (String, TestResponse) {
         self.answers.lock().iter().find(|(_, answer)| answer.status == 201).expect("some ran").clone()
     }
 
-    async fn end(self) -> Vec<(String, Response)> {
-        self.over.store(true, SeqCst);
+    async fn end(self) -> Vec<(String, TestResponse)> {
+        self.stopped.store(true, SeqCst);
         for task in self.tasks {
             task.await.expect("every key got an answer");
         }
@@ -171,7 +171,7 @@ impl Load {
 
 /// Nothing ran that is not remembered, or at least known to have begun: what was answered replays, what was refused
 /// never ran. Refused keys are free: asked again, they run.
-async fn assert_all_protected(addr: SocketAddr, upstream: &Upstream, answers: &[(String, Response)]) {
+async fn assert_all_protected(addr: SocketAddr, upstream: &TestUpstream, answers: &[(String, TestResponse)]) {
     let mut runs: HashMap<String, usize> = HashMap::new();
     for seen in upstream.log().iter().filter(|seen| seen.execution.is_some()) {
         *runs.entry(seen.key().expect("every request has a key").to_owned()).or_default() += 1;
@@ -207,17 +207,17 @@ async fn assert_all_protected(addr: SocketAddr, upstream: &Upstream, answers: &[
 
 #[tokio::test]
 async fn a_full_disk_refuses_new_keys_replays_old_ones_and_serves_again_with_room() {
-    let (mount, upstream) = (Mount::tmpfs("24m"), upstream().await);
+    let (mount, upstream) = (TestMount::tmpfs("24m"), upstream().await);
     let gateway = gateway(&upstream, &mount.url()).await;
-    let load = Load::start(gateway.addr());
-    load.more(201, 50).await;
+    let load = ClientLoad::start(gateway.addr());
+    load.wait_for_more(201, 50).await;
     for _ in 0..2 {
         let ballast = mount.fill();
-        load.more(503, 40).await;
+        load.wait_for_more(503, 40).await;
         let (key, first) = load.first_finished();
         assert_replay(&pay(gateway.addr(), &key).send().await, &first);
         fs::remove_file(ballast).expect("the ballast goes");
-        load.more(201, 40).await;
+        load.wait_for_more(201, 40).await;
     }
     let answers = load.end().await;
     assert_all_protected(gateway.addr(), &upstream, &answers).await;
@@ -225,17 +225,17 @@ async fn a_full_disk_refuses_new_keys_replays_old_ones_and_serves_again_with_roo
 
 #[tokio::test]
 async fn a_folder_that_goes_read_only_refuses_new_keys_and_serves_again_once_it_is_writable() {
-    let (mount, upstream) = (Mount::tmpfs("24m"), upstream().await);
+    let (mount, upstream) = (TestMount::tmpfs("24m"), upstream().await);
     let gateway = gateway(&upstream, &mount.url()).await;
-    let load = Load::start(gateway.addr());
-    load.more(201, 20).await;
+    let load = ClientLoad::start(gateway.addr());
+    load.wait_for_more(201, 20).await;
     let data = mount.path().join("data");
-    command("chattr", &["+i"], &data);
-    load.more(503, 40).await;
+    run_on_path("chattr", &["+i"], &data);
+    load.wait_for_more(503, 40).await;
     let (key, first) = load.first_finished();
     assert_replay(&pay(gateway.addr(), &key).send().await, &first);
-    command("chattr", &["-i"], &data);
-    load.more(201, 40).await;
+    run_on_path("chattr", &["-i"], &data);
+    load.wait_for_more(201, 40).await;
     let answers = load.end().await;
     assert_all_protected(gateway.addr(), &upstream, &answers).await;
 }
@@ -243,26 +243,26 @@ async fn a_folder_that_goes_read_only_refuses_new_keys_and_serves_again_once_it_
 #[tokio::test]
 async fn a_disk_that_goes_read_only_by_itself_runs_nothing_unprotected() {
     let images = tempfile::tempdir().expect("a folder");
-    let (mount, upstream) = (Mount::ext4(64 << 20, images.path()), upstream().await);
+    let (mount, upstream) = (TestMount::ext4(64 << 20, images.path()), upstream().await);
     let mut gateway = gateway(&upstream, &mount.url()).await;
-    let load = Load::start(gateway.addr());
-    load.more(201, 50).await;
+    let load = ClientLoad::start(gateway.addr());
+    load.wait_for_more(201, 50).await;
     mount.remount("abort");
-    load.more(503, 40).await;
+    load.wait_for_more(503, 40).await;
     let (key, first) = load.first_finished();
     assert_replay(&pay(gateway.addr(), &key).send().await, &first);
     let answers = load.end().await;
     // An aborted file system is writable again only after it was mounted anew, for which nobody may have it open.
     gateway.kill().await;
-    command("umount", &[], mount.path());
-    mount.again();
+    run_on_path("umount", &[], mount.path());
+    mount.mount_again();
     gateway.restart().await;
     assert_all_protected(gateway.addr(), &upstream, &answers).await;
 }
 
 #[tokio::test]
 async fn a_start_on_a_read_only_disk_says_so_and_loses_nothing() {
-    let (mount, upstream) = (Mount::tmpfs("24m"), upstream().await);
+    let (mount, upstream) = (TestMount::tmpfs("24m"), upstream().await);
     let mut gateway = gateway(&upstream, &mount.url()).await;
     let first = pay(gateway.addr(), "k").send().await;
     gateway.kill().await;
@@ -281,10 +281,10 @@ async fn a_start_on_a_read_only_disk_says_so_and_loses_nothing() {
 #[tokio::test]
 async fn a_store_at_its_max_size_refuses_new_keys_and_evicts_nothing() {
     let upstream = upstream().await;
-    upstream.on("/pay", Reply::status(201).large(4 * ANSWER));
+    upstream.on("/pay", UpstreamReply::status(201).large(4 * ANSWER_BYTES));
     let mut gateway = gateway(&upstream, "embedded:data?max_size=16MiB").await;
-    let load = Load::start(gateway.addr());
-    load.more(503, 20).await;
+    let load = ClientLoad::start(gateway.addr());
+    load.wait_for_more(503, 20).await;
     let answers = load.end().await;
     for again in 0..2 {
         let ran = upstream.executions();

@@ -8,18 +8,18 @@ use std::{
 };
 
 use ibid::{
-    Policy, Reason,
-    grpc::{CallEnd, Code},
-    presets::{NAMES, WEBHOOKS},
+    Policy, RefusalReason,
+    grpc::{CallOutcome, GrpcStatusCode},
+    presets::{PRESET_NAMES, WEBHOOK_PRESET_NAMES},
 };
 use ibid_gateway::{
-    config::{Env, ServeArgs, Settings},
+    config::{Env, GatewaySettings, ServeArgs},
     metrics::FAMILIES,
 };
 use ibid_testkit::{
-    docs::Page,
-    process::{self, Gateway},
-    upstream::{Reply, Upstream},
+    docs::DocPage,
+    process::{self, GatewayProcess},
+    upstream::{TestUpstream, UpstreamReply},
 };
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -39,18 +39,18 @@ fn preset_page(name: &str) -> PathBuf {
 
 #[tokio::test]
 async fn every_preset_page_shows_what_happens() {
-    for name in NAMES {
-        let page = Page::read(preset_page(name));
-        let upstream = Upstream::start().await;
+    for name in PRESET_NAMES {
+        let page = DocPage::read(preset_page(name));
+        let upstream = TestUpstream::start().await;
         let config = page.config().expect("a preset page has a configuration").to_owned();
-        let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+        let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
         page.gateway(gateway.addr()).run().await;
     }
 }
 
 #[tokio::test]
 async fn every_preset_page_has_the_dials_that_the_code_has() {
-    for name in NAMES {
+    for name in PRESET_NAMES {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("upstream = \"http://127.0.0.1:3000\"\n[policy]\npreset = \"{name}\"\n"))
             .unwrap();
@@ -76,11 +76,12 @@ async fn every_preset_page_has_the_dials_that_the_code_has() {
 
 #[test]
 fn every_preset_page_lists_the_routes_of_its_shipped_configuration() {
-    for name in NAMES {
+    for name in PRESET_NAMES {
         let settings = |text: &str| {
-            Settings::from_text(text, None, &ServeArgs::default(), &Env::of(&[])).unwrap_or_else(|why| panic!("{why}"))
+            GatewaySettings::from_text(text, None, &ServeArgs::default(), &Env::from_pairs(&[]))
+                .unwrap_or_else(|why| panic!("{why}"))
         };
-        let page = Page::read(preset_page(name));
+        let page = DocPage::read(preset_page(name));
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("presets/{name}.toml"));
         let shipped = settings(&std::fs::read_to_string(shipped).unwrap());
         assert_eq!(settings(page.config().unwrap()).routes, shipped.routes, "{name}");
@@ -98,10 +99,10 @@ const HOOK_SECRETS: [(&str, &str); 6] = [
 
 #[tokio::test]
 async fn the_page_of_webhooks_shows_what_happens() {
-    let page = Page::read(preset_page("webhooks"));
-    let upstream = Upstream::start().await;
+    let page = DocPage::read(preset_page("webhooks"));
+    let upstream = TestUpstream::start().await;
     let config = page.config().expect("a configuration").to_owned();
-    let launch = Gateway::launch(BIN).config(config).upstream(&upstream.url());
+    let launch = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url());
     let launch = HOOK_SECRETS.iter().fold(launch, |launch, (name, value)| launch.env(name, value));
     let gateway = launch.start().await;
     page.gateway(gateway.addr()).run().await;
@@ -117,7 +118,7 @@ async fn the_page_of_webhooks_has_the_dials_that_the_code_has() {
     let section = page.split("\n## ").find(|section| section.starts_with("Dials")).expect("a section of dials");
     let documented = rows(section.split("\nOnly these").next().unwrap());
     let presets = rows(page.split("\n## ").next().unwrap());
-    for preset in WEBHOOKS {
+    for preset in WEBHOOK_PRESET_NAMES {
         let file = tempfile::NamedTempFile::new().unwrap();
         let key = if preset == "webhook:custom" { "key.from = \"header:yours\"\n" } else { "" };
         let config = format!("upstream = \"http://h\"\n[policy]\npreset = \"{preset}\"\nunsigned = true\n{key}");
@@ -152,14 +153,14 @@ async fn the_page_of_webhooks_has_the_dials_that_the_code_has() {
 #[test]
 fn the_page_of_webhooks_lists_the_routes_of_the_shipped_configuration() {
     let settings = |text: &str| {
-        let loaded = Settings::from_text(text, None, &ServeArgs::default(), &Env::of(&HOOK_SECRETS));
+        let loaded = GatewaySettings::from_text(text, None, &ServeArgs::default(), &Env::from_pairs(&HOOK_SECRETS));
         loaded.unwrap_or_else(|why| panic!("{why}"))
     };
-    let page = Page::read(preset_page("webhooks"));
+    let page = DocPage::read(preset_page("webhooks"));
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("presets/webhooks.toml");
     let shipped = settings(&std::fs::read_to_string(shipped).unwrap());
     assert!(shipped.warnings.is_empty(), "{:?}", shipped.warnings);
-    assert_eq!(shipped.routes.iter().map(|route| route.preset).collect::<Vec<_>>(), WEBHOOKS);
+    assert_eq!(shipped.routes.iter().map(|route| route.preset).collect::<Vec<_>>(), WEBHOOK_PRESET_NAMES);
     assert_eq!(settings(page.config().unwrap()).routes, shipped.routes);
 }
 
@@ -169,7 +170,7 @@ fn the_metrics_are_documented_as_the_code_has_them() {
     let page = std::fs::read_to_string(root().join("docs/operating.md")).unwrap();
     let section = page.split("\n## ").find(|section| section.starts_with("Metrics")).expect("a section of metrics");
     let documented: Vec<_> = section.lines().filter(|line| line.starts_with("| `idempotency_")).collect();
-    let row = |family: &ibid_gateway::metrics::Family| {
+    let row = |family: &ibid_gateway::metrics::MetricFamily| {
         let labels = if family.labels.is_empty() { String::new() } else { format!("{{{}}}", family.labels.join(",")) };
         // The page shows names as code where a sentence has them.
         let help = family.help.trim_end_matches('.').replace("in-progress", "`in-progress`");
@@ -196,7 +197,9 @@ fn the_page_of_settings_has_every_key_of_the_store_and_of_its_seal() {
     for table in ["store", "seal"] {
         let mut documented = named_in_table(&page, &format!("`[{table}]`"), "| key | type | default | meaning |");
         let text = format!("upstream = \"http://127.0.0.1:3000\"\n[{table}]\nno_such_key = 1");
-        let told = Settings::from_text(&text, None, &ServeArgs::default(), &Env::of(&[])).unwrap_err().to_string();
+        let told = GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[]))
+            .unwrap_err()
+            .to_string();
         let allowed = told.split("allowed are ").nth(1).expect("it says what is allowed");
         let mut code: Vec<String> =
             allowed.split(' ').map(|key| format!("{table}.{}", key.trim_matches('"'))).collect();
@@ -225,8 +228,8 @@ fn the_promises_in_the_docs_are_those_that_check_prints() {
         ),
     ] {
         let text = format!("upstream = \"http://127.0.0.1:3000\"\n[store]\n{store}");
-        let settings = Settings::from_text(&text, None, &ServeArgs::default(), &Env::of(&[])).unwrap();
-        let promise = settings.store.layout().promise();
+        let settings = GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap();
+        let promise = settings.store.store_config().guarantee_summary();
         for part in parts {
             assert!(promise.contains(part), "{part} in {promise}");
             assert!(page.contains(part), "{part} in docs/configuration.md");
@@ -250,39 +253,39 @@ async fn the_page_of_operating_has_every_member_of_an_entry() {
 fn the_grpc_page_says_what_each_status_means() {
     let page = std::fs::read_to_string(root().join("docs/grpc.md")).unwrap();
     let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
-    let documented: Vec<_> = rows.filter(|(name, _)| Code::from_name(name).is_some()).collect();
+    let documented: Vec<_> = rows.filter(|(name, _)| GrpcStatusCode::from_name(name).is_some()).collect();
     let policy = Policy::ietf();
-    let code: Vec<_> = Code::all()
-        .map(|code| match CallEnd::of(&policy, code) {
-            CallEnd::Remembered => (code.name(), "remembered"),
-            CallEnd::Released => (code.name(), "released"),
-            CallEnd::Open => (code.name(), "unknown"),
+    let code: Vec<_> = GrpcStatusCode::all()
+        .map(|code| match CallOutcome::of(&policy, code) {
+            CallOutcome::Remembered => (code.name(), "remembered"),
+            CallOutcome::Released => (code.name(), "released"),
+            CallOutcome::OutcomeUnknown => (code.name(), "unknown"),
         })
         .collect();
     assert_eq!(documented, code);
-    for reason in Reason::all() {
+    for reason in RefusalReason::all() {
         let row = page.lines().find(|line| line.starts_with("| `") && line.contains(&format!("`{reason}`")));
-        let name = Code::of(reason.grpc_status().into()).name();
+        let name = GrpcStatusCode::from_number(reason.grpc_status().into()).name();
         assert!(row.is_some_and(|row| row.ends_with(&format!(" | {name} |"))), "{reason} is {name}: {row:?}");
     }
 }
 
 #[tokio::test]
 async fn the_page_of_openapi_shows_what_happens() {
-    Page::read(root().join("docs/openapi.md")).binary(BIN).run().await;
+    DocPage::read(root().join("docs/openapi.md")).binary(BIN).run().await;
 }
 
 #[tokio::test]
 async fn the_page_of_conform_shows_what_happens_and_has_every_check() {
     let path = root().join("docs/conform.md");
-    let upstream = Upstream::start().await;
-    let launch = Gateway::launch(BIN).upstream(&upstream.url()).arg("--store").arg("memory:");
+    let upstream = TestUpstream::start().await;
+    let launch = GatewayProcess::launch(BIN).upstream(&upstream.url()).arg("--store").arg("memory:");
     let gateway = launch.start().await;
-    Page::read(&path).gateway(gateway.addr()).binary(BIN).run().await;
+    DocPage::read(&path).gateway(gateway.addr()).binary(BIN).run().await;
     let page = std::fs::read_to_string(path).unwrap();
     let mut documented = named_in_table(&page, "Checks", "| check | what is checked |");
     let mut code = std::collections::BTreeSet::new();
-    for name in NAMES {
+    for name in PRESET_NAMES {
         let list = process::run(BIN, &["conform", "--list", "--profile", name], &[]).await.stdout;
         let list = String::from_utf8(list).unwrap();
         let ids = list.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.split(' ').next());
@@ -311,23 +314,23 @@ async fn the_readme_shows_what_the_demo_does() {
         panic!("the demo ended");
     });
     let address = address.await.expect("the demo starts");
-    Page::read(root().join("README.md")).gateway(address).run().await;
+    DocPage::read(root().join("README.md")).gateway(address).run().await;
 }
 
 /// README's configuration covers README's request.
 #[tokio::test]
 async fn the_readmes_configuration_covers_its_request() {
-    let page = Page::read(root().join("README.md"));
-    let upstream = Upstream::start().await;
+    let page = DocPage::read(root().join("README.md"));
+    let upstream = TestUpstream::start().await;
     let charged = r#"{"id":"pay_0001","amount":1200,"status":"charged","at":"now"}"#;
-    upstream.on("/payments", Reply::status(201).json(charged));
+    upstream.on("/payments", UpstreamReply::status(201).json(charged));
     let config = page.config().expect("the README has a configuration").to_owned();
-    let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
     page.gateway(gateway.addr()).run().await;
     assert_eq!(upstream.executions_at("/payments"), 1);
-    let settings = Settings::from_text(&config, None, &ServeArgs::default(), &Env::of(&[])).unwrap();
+    let settings = GatewaySettings::from_text(&config, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap();
     let route = settings.routes.find(&http::Method::POST, "/payments").expect("a route");
-    assert_eq!((route.name.as_str(), route.is_policy), ("POST /payments", false));
+    assert_eq!((route.name.as_str(), route.is_default_policy), ("POST /payments", false));
     assert!(settings.warnings.is_empty(), "{:?}", settings.warnings);
 }
 

@@ -1,15 +1,15 @@
 //! Upstreams, clients and holders that fail: the settle table, seen on the wire.
 
-mod anonymous;
-mod clients;
-mod crowd;
+mod anonymous_callers;
+mod client_disconnects;
+pub(crate) mod common;
+mod concurrency;
 mod fidelity;
-mod greedy;
-mod holders;
-pub(crate) mod kit;
-mod large;
-mod lost;
-mod resolve;
+mod large_responses;
+mod lost_responses;
+mod process_faults;
+mod resolve_probe;
+mod resource_exhaustion;
 mod scopes;
 mod unreachable;
-mod upstream_side;
+mod upstream_view;

@@ -2,17 +2,17 @@
 
 mod calls;
 mod config;
-mod reflected;
+mod reflection;
 mod streams;
 
 use ibid_testkit::{
-    grpc::{Client, message},
-    process::Gateway,
-    upstream::{Reply, Upstream},
+    grpc::{GrpcTestClient, message},
+    process::GatewayProcess,
+    upstream::{TestUpstream, UpstreamReply},
 };
 use prost::Message as _;
 
-use crate::faults::kit::BIN;
+use crate::faults::common::BIN;
 
 const CREATE: &str = "/shop.Orders/Create";
 const KEY: (&str, &str) = ("idempotency-key", "key-1");
@@ -37,21 +37,21 @@ fn descriptors() -> Vec<u8> {
 }
 
 /// One route for `Create` under `platform`, with these dials on top.
-fn create(dials: &str) -> String {
+fn create_route_config(dials: &str) -> String {
     format!("[[route]]\nmatch = \"grpc shop.Orders/Create\"\npreset = \"platform\"\n{dials}\n")
 }
 
 /// An app that answers every call with a message and status OK, behind a gateway that knows it as `http://`.
-async fn shop(config: &str) -> (Upstream, Gateway, Client) {
-    let upstream = Upstream::start_h2c().await;
-    upstream.on_any(ok("done"));
-    let gateway = Gateway::spawn(BIN, config, &upstream.url()).await;
-    let client = Client::connect(gateway.addr()).await;
+async fn start_shop(config: &str) -> (TestUpstream, GatewayProcess, GrpcTestClient) {
+    let upstream = TestUpstream::start_h2c().await;
+    upstream.reply_by_default(ok_reply("done"));
+    let gateway = GatewayProcess::spawn(BIN, config, &upstream.url()).await;
+    let client = GrpcTestClient::connect(gateway.addr()).await;
     (upstream, gateway, client)
 }
 
-fn ok(text: &str) -> Reply {
-    Reply::chunks([message(text)])
+fn ok_reply(text: &str) -> UpstreamReply {
+    UpstreamReply::chunks([message(text)])
         .header("content-type", "application/grpc")
         .header("x-before", "b")
         .header("trace-bin", "AAEC")
@@ -60,8 +60,8 @@ fn ok(text: &str) -> Reply {
         .trailer("x-after", "a")
 }
 
-fn failed(code: u32) -> Reply {
-    Reply::status(200)
+fn error_reply(code: u32) -> UpstreamReply {
+    UpstreamReply::status(200)
         .header("content-type", "application/grpc")
         .header("grpc-status", code.to_string())
         .header("grpc-message", "no")

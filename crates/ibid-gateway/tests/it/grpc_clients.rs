@@ -4,37 +4,37 @@
 //! The clients (`tests/grpc/client.py`, `tests/grpc/client.mjs`) play a scenario and say what they saw; what it should
 //! have been is said here, once for both clients and both servers. `scripts/tools` installs what they need.
 
-mod judge;
-mod kit;
+mod common;
+mod expectations;
 
 use std::{fs, path::Path};
 
 use ibid_example_tonic::DESCRIPTORS;
 use ibid_testkit::process::run;
 
-use self::kit::{Client, Scene};
-use crate::faults::kit::BIN;
+use self::common::{GrpcClientKind, GrpcShop};
+use crate::faults::common::BIN;
 
 /// Each scenario, by each client, against each server.
 macro_rules! scenarios {
     ($($name:ident)*) => {
-        scenarios!(@server layer, Scene::layer(), [$($name)*]);
-        scenarios!(@server gateway, Scene::gateway(), [$($name)*]);
+        scenarios!(@server layer, GrpcShop::start_with_layer(), [$($name)*]);
+        scenarios!(@server gateway, GrpcShop::start_with_gateway(), [$($name)*]);
     };
     (@server $server:ident, $scene:expr, [$($name:ident)*]) => {
         mod $server {
-            use super::{Client, Scene, judge};
-            scenarios!(@client python, Client::Python, $scene, [$($name)*]);
-            scenarios!(@client node, Client::Node, $scene, [$($name)*]);
+            use super::{GrpcClientKind, GrpcShop, expectations};
+            scenarios!(@client python, GrpcClientKind::Python, $scene, [$($name)*]);
+            scenarios!(@client node, GrpcClientKind::Node, $scene, [$($name)*]);
         }
     };
     (@client $module:ident, $client:expr, $scene:expr, [$($name:ident)*]) => {
         mod $module {
-            use super::{Client, Scene, judge};
+            use super::{GrpcClientKind, GrpcShop, expectations};
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    judge::$name(&$scene.await, $client).await;
+                    expectations::$name(&$scene.await, $client).await;
                 }
             )*
         }
@@ -62,9 +62,9 @@ scenarios! {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_client_was_answered_another_is_too() {
-    for scene in [Scene::layer().await, Scene::gateway().await] {
-        let python = scene.play(Client::Python, "first").await;
-        let node = scene.play(Client::Node, "first").await;
+    for scene in [GrpcShop::start_with_layer().await, GrpcShop::start_with_gateway().await] {
+        let python = scene.run_scenario(GrpcClientKind::Python, "first").await;
+        let node = scene.run_scenario(GrpcClientKind::Node, "first").await;
         for part in ["code", "id", "body", "echo"] {
             assert_eq!(node["answer"][part], python["answer"][part], "{part}");
         }

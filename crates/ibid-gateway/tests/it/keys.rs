@@ -10,16 +10,16 @@ use std::{
 
 use ibid_testkit::servers::{postgres, redis};
 
-mod beside;
 mod changing;
+mod common;
+mod concurrent_gateway;
 mod listing;
-mod scene;
 mod showing;
 mod sweeping;
 mod usage;
 
 /// Where a store is, and whatever keeps it there.
-pub(crate) struct Place {
+pub(crate) struct TestStore {
     pub(crate) url: String,
     /// What else the table says, for a store that is more than its URL. Commands are then given the file.
     pub(crate) table: String,
@@ -27,24 +27,24 @@ pub(crate) struct Place {
     /// opened.
     pub(crate) expires_by_itself: bool,
     /// Whether commands ask a gateway that has it, over its admin API.
-    pub(crate) by_admin: bool,
+    pub(crate) via_admin: bool,
     _kept: Box<dyn Any + Send + Sync>,
 }
 
-impl Place {
+impl TestStore {
     /// A place that lives as long as `kept`.
-    pub(crate) fn new(url: String, kept: impl Any + Send + Sync) -> Place {
-        Place { url, table: String::new(), expires_by_itself: false, by_admin: false, _kept: Box::new(kept) }
+    pub(crate) fn new(url: String, kept: impl Any + Send + Sync) -> TestStore {
+        TestStore { url, table: String::new(), expires_by_itself: false, via_admin: false, _kept: Box::new(kept) }
     }
 }
 
 /// A finished entry and an unknown one, as `show --json` prints them.
 pub(crate) async fn finished_and_unknown() -> [serde_json::Value; 2] {
     let folder = tempfile::tempdir().expect("a folder");
-    let place = Place::new(format!("embedded:{}", folder.path().join("data").display()), ());
-    let scene = scene::Scene::filled(&place).await;
-    let finished = scene.keys(&["show", "--key", &scene::key(0), "--json"]).await.json();
-    [finished, scene.keys(&["show", "--key", scene::LOST, "--json"]).await.json()]
+    let place = TestStore::new(format!("embedded:{}", folder.path().join("data").display()), ());
+    let scene = common::KeysFixture::start_filled(&place).await;
+    let finished = scene.run_keys(&["show", "--key", &common::key(0), "--json"]).await.json();
+    [finished, scene.run_keys(&["show", "--key", common::UNKNOWN_KEY, "--json"]).await.json()]
 }
 
 /// One test per case, each on a [`Place`] of its own.
@@ -94,13 +94,13 @@ macro_rules! all_cases {
 all_cases!(embedded, async {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("embedded:{}", folder.path().join("data").display());
-    super::Place { expires_by_itself: true, ..super::Place::new(url, folder) }
+    super::TestStore { expires_by_itself: true, ..super::TestStore::new(url, folder) }
 });
 
 /// The same over the admin API of a gateway that has the store open meanwhile.
 macro_rules! cases_over_the_api {
     ($name:ident, $place:expr) => {
-        on_a_store!($name, async { super::Place { by_admin: true, ..$place.await } }, {
+        on_a_store!($name, async { super::TestStore { via_admin: true, ..$place.await } }, {
             listing::{
                 a_list_has_what_the_gateway_remembers,
                 filters_are_all_applied,
@@ -129,21 +129,21 @@ macro_rules! cases_over_the_api {
 cases_over_the_api!(over_the_api_on_embedded, async {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("embedded:{}", folder.path().join("data").display());
-    super::Place::new(url, folder)
+    super::TestStore::new(url, folder)
 });
 cases_over_the_api!(over_the_api_on_redis, super::redis());
 cases_over_the_api!(over_the_api_on_postgres, super::postgres());
 all_cases!(on_sealed_embedded, async {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("embedded:{}", folder.path().join("data").display());
-    super::sealed(super::Place { expires_by_itself: true, ..super::Place::new(url, folder) })
+    super::sealed(super::TestStore { expires_by_itself: true, ..super::TestStore::new(url, folder) })
 });
 
 /// Those of a store that several processes share.
 macro_rules! shared_cases {
     ($name:ident, $place:expr) => {
         on_a_store!($name, $place, {
-            beside::{
+            concurrent_gateway::{
                 a_running_one_is_neither_released_nor_resolved,
                 a_gateway_sees_what_was_changed_beside_it,
                 a_sweep_beside_a_gateway_takes_nothing_from_it,
@@ -153,43 +153,43 @@ macro_rules! shared_cases {
 }
 
 /// One Redis for all tests: each has a prefix of its own.
-pub(crate) async fn redis() -> Place {
+pub(crate) async fn redis() -> TestStore {
     static PLACES: AtomicUsize = AtomicUsize::new(0);
     let table = format!("prefix = \"keys-{}\"", PLACES.fetch_add(1, SeqCst));
-    Place { table, expires_by_itself: true, ..Place::new(redis::Server::shared().url(), ()) }
+    TestStore { table, expires_by_itself: true, ..TestStore::new(redis::Server::shared().url(), ()) }
 }
 
 /// A database of its own, migrated by `ibid migrate`.
-pub(crate) async fn postgres() -> Place {
+pub(crate) async fn postgres() -> TestStore {
     let server = postgres::Server::shared();
     let database = server.create_database();
     let migrate = |how: &'static [&'static str]| {
         let url = server.url("migrator", &database);
-        async move { scene::ibid(&[&["migrate", "--store", &url], how].concat()).await }
+        async move { common::run_ibid(&[&["migrate", "--store", &url], how].concat()).await }
     };
     let dry = migrate(&["--dry-run"]).await;
-    assert_eq!((dry.code, dry.out.is_empty()), (Some(0), false), "{dry:?}");
+    assert_eq!((dry.code, dry.stdout.is_empty()), (Some(0), false), "{dry:?}");
     assert_eq!(server.sql(&database, "SELECT to_regnamespace('ibid') IS NULL"), "t", "nothing was made");
     let done = migrate(&[]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
-    Place::new(server.url("gateway", &database), ())
+    TestStore::new(server.url("gateway", &database), ())
 }
 
 /// PostgreSQL behind Redis.
-pub(crate) async fn fallback() -> Place {
+pub(crate) async fn fallback() -> TestStore {
     let (redis, postgres) = (redis().await, postgres().await);
-    Place { table: format!("{}\nfallback = {:?}", redis.table, postgres.url), ..redis }
+    TestStore { table: format!("{}\nfallback = {:?}", redis.table, postgres.url), ..redis }
 }
 
 /// Redis before PostgreSQL.
-async fn cache() -> Place {
+async fn cache() -> TestStore {
     let (redis, postgres) = (redis().await, postgres().await);
-    Place { table: format!("{}\ncache = {:?}", redis.table, redis.url), ..postgres }
+    TestStore { table: format!("{}\ncache = {:?}", redis.table, redis.url), ..postgres }
 }
 
 /// The same store, sealed; commands have the keys.
-fn sealed(place: Place) -> Place {
-    Place { table: format!("{}\n{}", place.table, crate::sealing::table(&["2026-11"])), ..place }
+fn sealed(place: TestStore) -> TestStore {
+    TestStore { table: format!("{}\n{}", place.table, crate::sealing::table(&["2026-11"])), ..place }
 }
 
 all_cases!(on_redis, super::redis());

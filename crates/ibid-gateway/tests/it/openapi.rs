@@ -16,7 +16,7 @@ const BIN: &str = env!("CARGO_BIN_EXE_ibid");
 const YAML: &str = "payments-3.0.yaml";
 const JSON: &str = "orders-3.1.json";
 
-fn given(name: &str) -> PathBuf {
+fn document_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openapi").join(name)
 }
 
@@ -26,7 +26,7 @@ fn text(path: impl AsRef<Path>) -> String {
 
 /// Runs it with the shared configuration: what it wrote, what it said, how it ended.
 async fn openapi(args: &[&str]) -> (String, String, Option<i32>) {
-    let config = given("config.toml");
+    let config = document_path("config.toml");
     let all = [&["openapi", "--config", config.to_str().unwrap()], args].concat();
     let output = process::run(BIN, &all, &[]).await;
     (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap(), output.status.code())
@@ -35,12 +35,12 @@ async fn openapi(args: &[&str]) -> (String, String, Option<i32>) {
 /// A copy that may be written over.
 fn copy(folder: &TempDir, name: &str) -> String {
     let path = folder.path().join(name);
-    fs::copy(given(name), &path).unwrap();
+    fs::copy(document_path(name), &path).unwrap();
     path.to_str().unwrap().to_owned()
 }
 
 /// Asks the validator: is it valid, and is it the old one with nothing but additions?
-async fn judged(old: &Path, new: &str) -> Value {
+async fn validate_addition(old: &Path, new: &str) -> Value {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = root.join("../../target/openapi-validator/bin/python");
     assert!(
@@ -63,7 +63,7 @@ async fn documents_stay_valid_and_lose_nothing() {
         let spec = copy(&folder, name);
         let (_, told, code) = openapi(&[&spec, "--in-place"]).await;
         assert!(code == Some(0) && told.contains(said), "{told}");
-        judged(&given(name), &spec).await;
+        validate_addition(&document_path(name), &spec).await;
         // Once more: nothing changes, not even the file's time.
         let before = fs::metadata(&spec).unwrap().modified().unwrap();
         let (_, told, code) = openapi(&[&spec, "--in-place"]).await;
@@ -75,9 +75,9 @@ async fn documents_stay_valid_and_lose_nothing() {
 /// Of every line of a YAML document, whatever is written there stays: lines are only added to, never changed.
 #[tokio::test]
 async fn lines_are_kept_as_they_are() {
-    let (new, _, _) = openapi(&[given(YAML).to_str().unwrap()]).await;
+    let (new, _, _) = openapi(&[document_path(YAML).to_str().unwrap()]).await;
     let mut rest = new.lines();
-    for line in text(given(YAML)).lines() {
+    for line in text(document_path(YAML)).lines() {
         // But for the two that have their response between braces.
         let start = line.trim_end_matches(['}', ' ']);
         assert!(rest.any(|found| found == line || line.contains("description") && found.starts_with(start)), "{line}");
@@ -87,7 +87,7 @@ async fn lines_are_kept_as_they_are() {
     {
         assert!(new.contains(kept), "{kept}");
     }
-    let (new, _, _) = openapi(&[given(JSON).to_str().unwrap()]).await;
+    let (new, _, _) = openapi(&[document_path(JSON).to_str().unwrap()]).await;
     for kept in ["12345678901234567890.12345678901234567890", "1E+2", r"Orders \ud83d\udce6", r"Tabs\tand \u00e9scapes"]
     {
         assert!(new.contains(kept), "{kept}");
@@ -99,10 +99,10 @@ async fn operations_say_what_their_routes_promise() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("new.yaml");
     let out = out.to_str().unwrap();
-    let (printed, ..) = openapi(&[given(YAML).to_str().unwrap()]).await;
-    let (nothing, ..) = openapi(&[given(YAML).to_str().unwrap(), "--output", out]).await;
+    let (printed, ..) = openapi(&[document_path(YAML).to_str().unwrap()]).await;
+    let (nothing, ..) = openapi(&[document_path(YAML).to_str().unwrap(), "--output", out]).await;
     assert_eq!((nothing, text(out)), (String::new(), printed));
-    let document = judged(&given(YAML), out).await;
+    let document = validate_addition(&document_path(YAML), out).await;
     let component = |reference: &Value| {
         let to = reference["$ref"].as_str().unwrap_or_else(|| panic!("no reference: {reference}"));
         document.pointer(&to[1..]).unwrap_or_else(|| panic!("{to} leads nowhere")).clone()
@@ -138,7 +138,7 @@ async fn a_check_fails_until_the_document_says_all() {
     let spec = copy(&folder, JSON);
     let (_, told, code) = openapi(&[&spec, "--check"]).await;
     assert!(code == Some(1) && told.contains("does not say all that"), "{told}");
-    assert_eq!(text(&spec), text(given(JSON)));
+    assert_eq!(text(&spec), text(document_path(JSON)));
     openapi(&[&spec, "--in-place"]).await;
     let (_, told, code) = openapi(&[&spec, "--check"]).await;
     assert_eq!(code, Some(0), "{told}");

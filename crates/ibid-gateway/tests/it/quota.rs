@@ -3,30 +3,36 @@
 use std::time::Duration;
 
 use ibid_testkit::{
-    client::{Request, post},
-    grpc::{Client, message},
-    process::{Gateway, run},
+    client::{TestRequest, post},
+    grpc::{GrpcTestClient, message},
+    process::{GatewayProcess, run},
     servers::{postgres, redis},
-    upstream::{Gate, Reply, Upstream},
+    upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 use tokio::time::sleep;
 
-use crate::faults::kit::{BIN, assert_ran, assert_replay, within};
+use crate::faults::common::{BIN, assert_ran, assert_replay, within};
 
 fn config(quota: &str, dials: &str) -> String {
     format!("[quota]\n{quota}\n[policy]\npreset = \"ietf\"\nscope = [\"header:X-Tenant-Id\"]\n{dials}\n")
 }
 
-async fn gateway(upstream: &Upstream, quota: &str, dials: &str, store: &str) -> Gateway {
-    Gateway::launch(BIN).config(config(quota, dials)).upstream(&upstream.url()).arg("--store").arg(store).start().await
+async fn gateway(upstream: &TestUpstream, quota: &str, dials: &str, store: &str) -> GatewayProcess {
+    GatewayProcess::launch(BIN)
+        .config(config(quota, dials))
+        .upstream(&upstream.url())
+        .arg("--store")
+        .arg(store)
+        .start()
+        .await
 }
 
-fn pay(gateway: &Gateway, tenant: &str, key: &str) -> Request {
+fn pay(gateway: &GatewayProcess, tenant: &str, key: &str) -> TestRequest {
     post(gateway.addr(), "/pay").header("X-Tenant-Id", tenant).key(key).json("{}")
 }
 
 /// Refused for now; returns when to try again, in seconds.
-async fn over(request: Request) -> u64 {
+async fn over(request: TestRequest) -> u64 {
     let answer = request.send().await;
     assert_eq!(answer.status, 429, "{answer:?}");
     assert_eq!(answer.json()["type"], "/.well-known/idempotency#quota-exceeded", "{answer:?}");
@@ -36,7 +42,7 @@ async fn over(request: Request) -> u64 {
 #[tokio::test]
 async fn new_keys_are_limited_per_tenant_and_retries_are_not() {
     for store in ["memory:", "embedded:data"] {
-        let upstream = Upstream::start().await;
+        let upstream = TestUpstream::start().await;
         let gateway = gateway(&upstream, "new_keys = \"3/1h\"", "", store).await;
         let mut firsts = Vec::new();
         for key in ["k-1", "k-2", "k-3"] {
@@ -54,12 +60,12 @@ async fn new_keys_are_limited_per_tenant_and_retries_are_not() {
         assert!(over(pay(&gateway, "a", "k-4")).await <= after);
         assert_ran(&pay(&gateway, "b", "k-4").send().await);
         assert_eq!(upstream.executions(), 4);
-        assert_eq!(refused(&gateway).await, 2);
+        assert_eq!(refused_metric(&gateway).await, 2);
     }
 }
 
 /// How often requests were refused for their quota, as the metrics say.
-async fn refused(gateway: &Gateway) -> usize {
+async fn refused_metric(gateway: &GatewayProcess) -> usize {
     let text = ibid_testkit::client::get(gateway.admin_addr(), "/metrics").send().await.text();
     let line =
         text.lines().find(|line| line.starts_with("idempotency_requests_total") && line.contains("quota-exceeded"));
@@ -69,8 +75,8 @@ async fn refused(gateway: &Gateway) -> usize {
 #[tokio::test]
 async fn bytes_are_limited_per_tenant_and_retries_are_not() {
     for store in ["memory:", "embedded:data"] {
-        let upstream = Upstream::start().await;
-        upstream.on("/pay", Reply::status(201).body(vec![b'x'; 4096]));
+        let upstream = TestUpstream::start().await;
+        upstream.on("/pay", UpstreamReply::status(201).body(vec![b'x'; 4096]));
         let plain = "[store]\ncompress = false";
         let gateway = gateway(&upstream, "new_bytes = \"10KiB/1h\"", plain, store).await;
         let mut firsts = Vec::new();
@@ -92,7 +98,7 @@ async fn bytes_are_limited_per_tenant_and_retries_are_not() {
 
 #[tokio::test]
 async fn a_window_ends_and_the_next_begins() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway(&upstream, "new_keys = \"2/2s\"", "", "memory:").await;
     assert_ran(&pay(&gateway, "a", "k-1").send().await);
     assert_ran(&pay(&gateway, "a", "k-2").send().await);
@@ -114,7 +120,7 @@ async fn gateways_on_one_store_share_the_count() {
     let migrated = run(BIN, &["migrate", "--store", &postgres.url("migrator", &database)], &[]).await;
     assert!(migrated.status.success(), "{migrated:?}");
     for store in [redis.url(), postgres.url("gateway", &database)] {
-        let upstream = Upstream::start().await;
+        let upstream = TestUpstream::start().await;
         let one = gateway(&upstream, "new_keys = \"4/1h\"", "", &store).await;
         let other = gateway(&upstream, "new_keys = \"4/1h\"", "", &store).await;
         for n in 0..2 {
@@ -133,7 +139,7 @@ async fn gateways_on_one_store_share_the_count() {
 
 #[tokio::test]
 async fn a_crowd_begins_exactly_what_it_may() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway(&upstream, "new_keys = \"7/1h\"", "", "memory:").await;
     let all = (0..60).map(|n| {
         let request = pay(&gateway, "a", &format!("k-{n}"));
@@ -151,9 +157,9 @@ async fn a_crowd_begins_exactly_what_it_may() {
 
 #[tokio::test]
 async fn duplicates_of_a_running_request_are_told_so_and_not_that_the_quota_is_used_up() {
-    let upstream = Upstream::start().await;
-    let gate = Gate::new();
-    upstream.on("/pay", Reply::usual().gated(&gate));
+    let upstream = TestUpstream::start().await;
+    let gate = ReplyGate::new();
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let gateway = gateway(&upstream, "new_keys = \"1/1h\"", "", "memory:").await;
     let first = pay(&gateway, "a", "k-1");
     let running = tokio::spawn(async move { first.send().await });
@@ -166,8 +172,8 @@ async fn duplicates_of_a_running_request_are_told_so_and_not_that_the_quota_is_u
 
 #[tokio::test]
 async fn what_did_not_happen_may_be_tried_again_without_another_charge() {
-    let upstream = Upstream::start().await;
-    upstream.on_each("/pay", [Reply::status(503), Reply::usual()]);
+    let upstream = TestUpstream::start().await;
+    upstream.on_each("/pay", [UpstreamReply::status(503), UpstreamReply::usual()]);
     let gateway = gateway(&upstream, "new_keys = \"2/1h\"", "", "memory:").await;
     assert_eq!(pay(&gateway, "a", "k-1").send().await.status, 503);
     assert_ran(&pay(&gateway, "a", "k-1").send().await);
@@ -177,7 +183,7 @@ async fn what_did_not_happen_may_be_tried_again_without_another_charge() {
 
 #[tokio::test]
 async fn a_rate_holds_per_user_and_gives_way_with_time() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let dials = "label.user = \"header:X-User-Id\"";
     let gateway = gateway(&upstream, "rate = \"3/1m\"", dials, "memory:").await;
     let of = |user: &str, key: &str| pay(&gateway, "a", key).header("X-User-Id", user);
@@ -192,7 +198,7 @@ async fn a_rate_holds_per_user_and_gives_way_with_time() {
 
 #[tokio::test]
 async fn a_rate_is_counted_per_tenant_and_user() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway(&upstream, "rate = \"2/1h\"", "label.user = \"header:X-User-Id\"", "memory:").await;
     let of =
         |tenant: &str, user: &str, n: u32| pay(&gateway, tenant, &format!("k-{user}-{n}")).header("X-User-Id", user);
@@ -207,7 +213,7 @@ async fn a_rate_is_counted_per_tenant_and_user() {
 }
 
 /// Changes the limits in the file, and waits until they hold.
-async fn change(gateway: &Gateway, quota: &str, taken: usize) {
+async fn change(gateway: &GatewayProcess, quota: &str, taken: usize) {
     gateway.rewrite_config(&config(quota, ""));
     within("the file is taken up", async {
         while gateway.logs().iter().filter(|line| line.contains("configuration taken up")).count() < taken {
@@ -221,7 +227,7 @@ async fn change(gateway: &Gateway, quota: &str, taken: usize) {
 async fn a_changed_file_changes_the_limits_and_gives_nobody_a_new_allowance() {
     let redis = redis::Server::start();
     for store in ["memory:".to_owned(), "embedded:data".to_owned(), redis.url()] {
-        let upstream = Upstream::start().await;
+        let upstream = TestUpstream::start().await;
         let gateway = gateway(&upstream, "", "", &store).await;
         let begin = async |keys: std::ops::Range<u32>| {
             for n in keys {
@@ -256,7 +262,7 @@ async fn a_changed_file_changes_the_limits_and_gives_nobody_a_new_allowance() {
 
 #[tokio::test]
 async fn a_restart_gives_nobody_a_new_allowance_where_the_store_outlives_it() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let mut gateway = gateway(&upstream, "new_keys = \"2/1h\"", "", "embedded:data").await;
     for key in ["k-1", "k-2"] {
         assert_ran(&pay(&gateway, "a", key).send().await);
@@ -271,7 +277,7 @@ async fn a_restart_gives_nobody_a_new_allowance_where_the_store_outlives_it() {
 
 #[tokio::test]
 async fn a_changed_rate_holds_at_once() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway(&upstream, "rate = \"2/1h\"", "", "memory:").await;
     for key in ["k-1", "k-2"] {
         assert_ran(&pay(&gateway, "a", key).send().await);
@@ -288,7 +294,7 @@ async fn a_changed_rate_holds_at_once() {
 
 #[tokio::test]
 async fn in_shadow_mode_nobody_is_refused() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway(&upstream, "new_keys = \"1/1h\"\nrate = \"1/1h\"", "mode = \"shadow\"", "memory:").await;
     for n in 0..3 {
         assert_eq!(pay(&gateway, "a", &format!("k-{n}")).send().await.status, 201);
@@ -298,11 +304,11 @@ async fn in_shadow_mode_nobody_is_refused() {
 
 #[tokio::test]
 async fn a_call_over_its_quota_is_resource_exhausted() {
-    let upstream = Upstream::start_h2c().await;
+    let upstream = TestUpstream::start_h2c().await;
     let config =
         "[quota]\nnew_keys = \"1/1h\"\n[[route]]\nmatch = \"grpc shop.Orders/Create\"\npreset = \"platform\"\n";
-    let gateway = Gateway::spawn(BIN, config, &upstream.url()).await;
-    let client = Client::connect(gateway.addr()).await;
+    let gateway = GatewayProcess::spawn(BIN, config, &upstream.url()).await;
+    let client = GrpcTestClient::connect(gateway.addr()).await;
     client.call("/shop.Orders/Create", &[("idempotency-key", "k-1")], message("ten")).await;
     let second = client.call("/shop.Orders/Create", &[("idempotency-key", "k-2")], message("ten")).await;
     second.assert_refused(8, "QUOTA_EXCEEDED");

@@ -5,7 +5,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
 
-use ibid_testkit::process::Gateway;
+use ibid_testkit::process::GatewayProcess;
 use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
@@ -13,9 +13,9 @@ use tokio::{
     time::timeout,
 };
 
-use crate::faults::kit::BIN;
+use crate::faults::common::BIN;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn python(script: &str) -> Command {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -27,29 +27,30 @@ fn python(script: &str) -> Command {
 }
 
 /// A FastAPI app under uvicorn.
-struct App {
+struct FastApiApp {
     url: String,
     _process: Child,
 }
 
-impl App {
+impl FastApiApp {
     async fn start() -> Self {
         let mut process = python("app.py").spawn().expect("python runs");
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let port = timeout(DEADLINE, lines.next_line()).await.expect("it starts").unwrap().expect("it prints its port");
+        let port =
+            timeout(CLIENT_TIMEOUT, lines.next_line()).await.expect("it starts").unwrap().expect("it prints its port");
         Self { url: format!("http://127.0.0.1:{port}"), _process: process }
     }
 
-    async fn behind(&self, dials: &str) -> Gateway {
+    async fn start_gateway(&self, dials: &str) -> GatewayProcess {
         let config = format!("[store]\nurl = \"memory:\"\n[policy]\n{dials}");
-        Gateway::launch(BIN).config(config).upstream(&self.url).start().await
+        GatewayProcess::launch(BIN).config(config).upstream(&self.url).start().await
     }
 }
 
 /// What a client saw in the end: the status, the body, and whether it was a replay.
-type Saw = (u64, String, bool);
+type RedirectResult = (u64, String, bool);
 
-async fn send(client: &str, at: SocketAddr, path: &str, key: &str) -> Saw {
+async fn send(client: &str, at: SocketAddr, path: &str, key: &str) -> RedirectResult {
     let url = format!("http://{at}{path}");
     let output = if client == "curl" {
         let mut curl = Command::new("curl");
@@ -60,7 +61,7 @@ async fn send(client: &str, at: SocketAddr, path: &str, key: &str) -> Saw {
     } else {
         python("client.py").args([client, &url, key]).output()
     };
-    let output = timeout(DEADLINE, output).await.expect("it ends").unwrap();
+    let output = timeout(CLIENT_TIMEOUT, output).await.expect("it ends").unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{client}: {text}");
     if client == "curl" {
@@ -78,9 +79,9 @@ async fn send(client: &str, at: SocketAddr, path: &str, key: &str) -> Saw {
 
 #[tokio::test]
 async fn a_request_that_was_redirected_runs_once_and_its_retry_replays_from_either_address() {
-    let app = App::start().await;
-    let by_default = app.behind("").await;
-    let by_path = app.behind("scope = [\"host\", \"credential\", \"path\"]").await;
+    let app = FastApiApp::start().await;
+    let by_default = app.start_gateway("").await;
+    let by_path = app.start_gateway("scope = [\"host\", \"credential\", \"path\"]").await;
     let all = [("requests", &by_default), ("httpx", &by_default), ("curl", &by_default), ("curl", &by_path)];
     for (run, (client, gateway)) in all.into_iter().enumerate() {
         let (key, at) = (format!("redirected-{run}"), gateway.addr());

@@ -3,29 +3,29 @@
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
 use ibid_testkit::{
-    client::{Request, post},
-    process::{Gateway, Signal, run},
+    client::{TestRequest, post},
+    process::{GatewayProcess, ProcessSignal, run},
 };
 
-use crate::faults::kit::{BIN, caller};
+use crate::faults::common::{BIN, caller};
 
 mod commands;
-mod forged;
-mod over_admin;
-mod planted;
+mod forged_records;
+mod reseal_over_admin;
 mod rotation;
+mod secret_leaks;
 mod settings;
 
 /// 32 bytes that are all about this name.
-pub(crate) fn bytes_of(name: &str) -> [u8; 32] {
+pub(crate) fn key_bytes(name: &str) -> [u8; 32] {
     let mut name = name.bytes().chain([b'|']).cycle();
     std::array::from_fn(|_| name.next().expect("it never ends"))
 }
 
 /// The same in base64.
-pub(crate) fn base64_of(name: &str) -> String {
+pub(crate) fn key_base64(name: &str) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let bytes: Vec<u8> = bytes_of(name).into_iter().chain([0]).collect();
+    let bytes: Vec<u8> = key_bytes(name).into_iter().chain([0]).collect();
     let groups = bytes.chunks(3).flat_map(|group| {
         let bits = u32::from_be_bytes([0, group[0], group[1], group[2]]);
         [18, 12, 6, 0].map(|shift| DIGITS[(bits >> shift & 63) as usize] as char)
@@ -40,21 +40,21 @@ pub(crate) const SECRET: &str = "the-address-secret";
 
 /// A `[seal]` table with these keys, the first of which seals.
 pub(crate) fn table(ids: &[&str]) -> String {
-    let keys: Vec<String> = ids.iter().map(|id| format!("{{ id = {id:?}, key = {:?} }}", base64_of(id))).collect();
-    format!("[seal]\nkeys = [{}]\naddress_secret = {:?}\n", keys.join(", "), base64_of(SECRET))
+    let keys: Vec<String> = ids.iter().map(|id| format!("{{ id = {id:?}, key = {:?} }}", key_base64(id))).collect();
+    format!("[seal]\nkeys = [{}]\naddress_secret = {:?}\n", keys.join(", "), key_base64(SECRET))
 }
 
 /// The same caller's payment, whichever port it is sent to.
-fn pay(gateway: &Gateway, key: &str) -> Request {
+fn pay(gateway: &GatewayProcess, key: &str) -> TestRequest {
     pay_at(gateway.addr(), key)
 }
 
-fn pay_at(addr: SocketAddr, key: &str) -> Request {
+fn pay_at(addr: SocketAddr, key: &str) -> TestRequest {
     caller(post(addr, "/pay")).header("Host", "shop.example").key(key).json(r#"{"amount":1}"#)
 }
 
-async fn end(mut gateway: Gateway) {
-    gateway.signal(Signal::Term);
+async fn end(mut gateway: GatewayProcess) {
+    gateway.signal(ProcessSignal::Term);
     assert!(gateway.wait_exit(Duration::from_secs(20)).await.success());
 }
 
@@ -77,11 +77,11 @@ fn files(folder: &Path) -> Vec<u8> {
     all
 }
 
-fn holds(bytes: &[u8], text: &str) -> bool {
+fn contains_text(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|part| part == text.as_bytes())
 }
 
 #[test]
 fn the_keys_of_these_tests_are_keys() {
-    assert_eq!(base64_of("2026-11"), "MjAyNi0xMXwyMDI2LTExfDIwMjYtMTF8MjAyNi0xMXw=");
+    assert_eq!(key_base64("2026-11"), "MjAyNi0xMXwyMDI2LTExfDIwMjYtMTF8MjAyNi0xMXw=");
 }

@@ -9,44 +9,45 @@ use std::{
 };
 
 use ibid_testkit::{
-    client::{Request, Response, post},
-    process::{Gateway, Signal, run},
-    upstream::{Reply, Upstream},
+    client::{TestRequest, TestResponse, post},
+    process::{GatewayProcess, ProcessSignal, run},
+    upstream::{TestUpstream, UpstreamReply},
 };
 
-use crate::faults::kit::{BIN, assert_replay, caller, find, policy};
+use crate::faults::common::{BIN, assert_replay, caller, find, policy};
 
-const KEYS: usize = 5;
+const KEY_COUNT: usize = 5;
 
-fn pay(addr: SocketAddr, key: usize) -> Request {
+fn pay(addr: SocketAddr, key: usize) -> TestRequest {
     // The host is part of a key's scope, and the port is another after each restart.
     let request = caller(post(addr, format!("/pay/{key}"))).header("Host", "shop.example");
     request.key(format!("key-{key}")).json(r#"{"amount":1}"#)
 }
 
 /// A gateway on `embedded:data`, with some keys that have run.
-struct Scene {
-    upstream: Upstream,
-    gateway: Gateway,
-    first: Vec<Response>,
+struct EmbeddedGateway {
+    upstream: TestUpstream,
+    gateway: GatewayProcess,
+    first: Vec<TestResponse>,
 }
 
-impl Scene {
-    async fn start() -> Scene {
-        let upstream = Upstream::start().await;
-        let launch = Gateway::launch(BIN).config(policy("")).upstream(&upstream.url());
+impl EmbeddedGateway {
+    async fn start() -> EmbeddedGateway {
+        let upstream = TestUpstream::start().await;
+        let launch = GatewayProcess::launch(BIN).config(policy("")).upstream(&upstream.url());
         let gateway = launch.arg("--store").arg("embedded:data").start().await;
         let mut first = Vec::new();
-        for key in 0..KEYS {
-            upstream.on(&format!("/pay/{key}"), Reply::status(201).json(&format!(r#"{{"paid":"answer-{key}"}}"#)));
+        for key in 0..KEY_COUNT {
+            upstream
+                .on(&format!("/pay/{key}"), UpstreamReply::status(201).json(&format!(r#"{{"paid":"answer-{key}"}}"#)));
             first.push(pay(gateway.addr(), key).send().await);
             assert_eq!(first[key].status, 201, "{:?}", first[key]);
         }
-        Scene { upstream, gateway, first }
+        EmbeddedGateway { upstream, gateway, first }
     }
 
-    async fn end(&mut self) {
-        self.gateway.signal(Signal::Term);
+    async fn stop(&mut self) {
+        self.gateway.signal(ProcessSignal::Term);
         assert!(self.gateway.wait_exit(Duration::from_secs(10)).await.success());
     }
 
@@ -62,7 +63,7 @@ impl Scene {
         for key in keys {
             assert_replay(&pay(self.gateway.addr(), key).send().await, &self.first[key]);
         }
-        assert_eq!(self.upstream.executions(), KEYS, "nothing ran again");
+        assert_eq!(self.upstream.executions(), KEY_COUNT, "nothing ran again");
     }
 }
 
@@ -72,7 +73,7 @@ fn printed(output: Output) -> (Option<i32>, String, String) {
 }
 
 /// Flips a bit of the only place in the store where this stands; the file's name, and the place.
-fn damage(data: &Path, needle: &str) -> (String, usize) {
+fn flip_bit(data: &Path, needle: &str) -> (String, usize) {
     for file in fs::read_dir(data).expect("the store's folder") {
         let path = file.expect("a file").path();
         let mut bytes = fs::read(&path).expect("it reads");
@@ -87,50 +88,50 @@ fn damage(data: &Path, needle: &str) -> (String, usize) {
 
 #[tokio::test]
 async fn a_second_gateway_on_the_same_store_is_refused_and_told_who_has_it() {
-    let scene = Scene::start().await;
+    let scene = EmbeddedGateway::start().await;
     let (store, url) = (format!("embedded:{}", scene.data().display()), scene.upstream.url());
     let serve = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--upstream", &url, "--store", &store];
     let (code, _, said) = printed(run(BIN, &serve, &[]).await);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains(&format!("in use by process {} on ", scene.gateway.id())), "{said}");
     assert!(said.contains(&store), "{said}");
-    scene.assert_replays(0..KEYS).await;
+    scene.assert_replays(0..KEY_COUNT).await;
 }
 
 #[tokio::test]
 async fn a_store_that_a_gateway_has_open_is_left_alone() {
-    let scene = Scene::start().await;
+    let scene = EmbeddedGateway::start().await;
     for what in ["check", "dump", "compact"] {
         let (code, out, said) = scene.store(what).await;
         assert_eq!((code, out.as_str()), (Some(1), ""), "{what}: {said}");
         assert!(said.contains(&format!("in use by process {}", scene.gateway.id())), "{what}: {said}");
     }
-    scene.assert_replays(0..KEYS).await;
+    scene.assert_replays(0..KEY_COUNT).await;
 }
 
 #[tokio::test]
 async fn a_good_store_is_checked_dumped_and_compacted() {
-    let mut scene = Scene::start().await;
-    scene.end().await;
+    let mut scene = EmbeddedGateway::start().await;
+    scene.stop().await;
     let (code, out, said) = scene.store("check").await;
     assert_eq!((code, said.as_str()), (Some(0), ""), "{out}");
-    assert!(out.contains(&format!("of which {KEYS} count")), "{out}");
+    assert!(out.contains(&format!("of which {KEY_COUNT} count")), "{out}");
     let (code, dumped, said) = scene.store("dump").await;
-    assert_eq!((code, said.as_str(), dumped.lines().count()), (Some(0), "", KEYS), "{dumped}");
+    assert_eq!((code, said.as_str(), dumped.lines().count()), (Some(0), "", KEY_COUNT), "{dumped}");
     assert!(dumped.lines().all(|line| line.contains(r#""kind":"done""#)), "{dumped}");
     let (code, out, said) = scene.store("compact").await;
     assert_eq!((code, said.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("bytes before"), "{out}");
     assert_eq!(scene.store("dump").await.1, dumped, "compacting changes nothing that counts");
     scene.gateway.restart().await;
-    scene.assert_replays(0..KEYS).await;
+    scene.assert_replays(0..KEY_COUNT).await;
 }
 
 #[tokio::test]
 async fn what_is_damaged_is_reported_with_file_and_offset_and_never_served() {
-    let mut scene = Scene::start().await;
-    scene.end().await;
-    let (file, at) = damage(&scene.data(), "answer-2");
+    let mut scene = EmbeddedGateway::start().await;
+    scene.stop().await;
+    let (file, at) = flip_bit(&scene.data(), "answer-2");
     let (code, out, said) = scene.store("check").await;
     assert_eq!(code, Some(1), "{out}{said}");
     let line = out.lines().find(|line| line.starts_with(&format!("{file}, offset "))).expect("the place is named");
@@ -140,14 +141,14 @@ async fn what_is_damaged_is_reported_with_file_and_offset_and_never_served() {
     let (code, dumped, said) = scene.store("dump").await;
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains(line), "{said}");
-    assert_eq!(dumped.matches(r#""kind":"done""#).count(), KEYS - 1, "{dumped}");
+    assert_eq!(dumped.matches(r#""kind":"done""#).count(), KEY_COUNT - 1, "{dumped}");
 
     scene.gateway.restart().await;
     let warned = scene.gateway.wait_for_log(&format!("not readable, and not served: {line}")).await;
     assert!(warned.contains("WARN"), "{warned}");
-    scene.assert_replays((0..KEYS).filter(|key| *key != 2)).await;
+    scene.assert_replays((0..KEY_COUNT).filter(|key| *key != 2)).await;
     let answer = pay(scene.gateway.addr(), 2).send().await;
     assert!(answer.status == 409 || answer.status == 503, "that it began is known: {answer:?}");
     assert!(!answer.text().contains("answer-"), "{answer:?}");
-    assert_eq!(scene.upstream.executions(), KEYS, "and it did not run again");
+    assert_eq!(scene.upstream.executions(), KEY_COUNT, "and it did not run again");
 }

@@ -1,11 +1,11 @@
 //! Gateways that share a store: the binary in several processes, real servers, real outages.
 
 mod certificates;
-pub(crate) mod kit;
+pub(crate) mod common;
 mod outages;
-mod pair;
 mod presets;
 mod readiness;
 mod round_trips;
+mod tiered_outages;
 mod two_stores;
 mod waiters;

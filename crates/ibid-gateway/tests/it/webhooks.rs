@@ -1,9 +1,9 @@
 //! Deliveries of webhooks, as their senders send them and their receivers see them.
 
-mod custom;
-mod forged;
-mod kit;
-mod repeated;
+mod common;
+mod custom_sender;
+mod disclosure;
+mod forged_deliveries;
+mod redeliveries;
 mod senders;
 mod settings;
-mod shown;

@@ -1,18 +1,21 @@
 use std::{fmt, time::Duration};
 
-use ibid::inbox::{Event, Reply};
+use ibid::inbox::{BrokerReply, InboxEvent};
 use tokio::time::timeout;
 
-use super::{Claimed, Connection, Ends, FaultKind, Inbox, InboxError, Pool, Statements, given_up};
-use crate::run::{BoxFuture, Tx};
+use super::{
+    DriverErrorKind, StatementExecutor, TransactionEnd, TxConnection, TxEventClaim, TxInbox, TxInboxError, TxPool,
+    discard_timed_out,
+};
+use crate::run::{Tx, TxFuture};
 
 /// When the database is in the way, rather than the event.
-const SOON: Duration = Duration::from_secs(1);
+const DATABASE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// What became of a delivery.
 #[derive(Debug)]
 #[must_use]
-pub enum Handled<E> {
+pub enum TxEventOutcome<E> {
     /// Its effect and its mark are committed.
     Done,
     /// It was handled before.
@@ -29,7 +32,7 @@ pub enum Handled<E> {
     /// It failed, nothing of it is committed, and that is counted.
     Failed {
         /// Why.
-        why: Why<E>,
+        why: TxEventFailure<E>,
         /// How often it has failed by now.
         attempts: u32,
         /// Whether that is too often.
@@ -39,58 +42,60 @@ pub enum Handled<E> {
 
 /// Why an event was not handled.
 #[derive(Debug)]
-pub enum Why<E> {
+pub enum TxEventFailure<E> {
     /// The handler said so.
     Handler(E),
     /// The handler said that all is well, but a statement of its transaction had failed.
     Spoilt,
     /// The transaction could not be committed: a deferred constraint, for example.
-    Commit(InboxError),
+    CommitFailed(TxInboxError),
 }
 
-impl Inbox {
+impl TxInbox {
     /// Claims an event, runs the handler in the same transaction, and commits. A failure is counted.
     ///
     /// The handler must not end the transaction. What it does outside of it, it may do twice.
     ///
     /// # Errors
     /// If the database was in the way: nothing is counted, and the event must come again.
-    pub async fn handle<P, E, H>(&self, pool: &P, event: &Event, handler: H) -> Result<Handled<E>, InboxError>
+    pub async fn handle<P, E, H>(
+        &self, pool: &P, event: &InboxEvent, handler: H,
+    ) -> Result<TxEventOutcome<E>, TxInboxError>
     where
-        P: Pool,
+        P: TxPool,
         E: fmt::Display + Send,
-        H: for<'t, 'c> FnOnce(&'t mut Tx<'c, P>) -> BoxFuture<'t, Result<(), E>> + Send,
+        H: for<'t, 'c> FnOnce(&'t mut Tx<'c, P>) -> TxFuture<'t, Result<(), E>> + Send,
     {
         let mut connection = self.connection(pool).await?;
-        let alone = timeout(self.limit, async {
+        let alone = timeout(self.transaction_timeout, async {
             let mut tx = connection.begin(None).await?;
             match self.claim(&mut tx, event).await? {
-                Claimed::New => {}
+                TxEventClaim::New => {}
                 other => {
                     tx.rollback().await?;
-                    return Ok(Ok(not_new(other)));
+                    return Ok(Ok(skipped_outcome(other)));
                 }
             }
             match handler(&mut tx).await {
                 Err(error) => {
                     tx.rollback().await?;
-                    Ok(Err(Why::Handler(error)))
+                    Ok(Err(TxEventFailure::Handler(error)))
                 }
-                Ok(()) => match commit(tx).await {
-                    Ok(()) => Ok(Ok(Handled::Done)),
+                Ok(()) => match commit_checked(tx).await {
+                    Ok(()) => Ok(Ok(TxEventOutcome::Done)),
                     Err(why) => why.map(Err),
                 },
             }
         });
         let ended = match alone.await {
             Ok(ended) => ended?,
-            Err(_) => return Err(given_up(connection)),
+            Err(_) => return Err(discard_timed_out(connection)),
         };
         // Back into its pool: counting a failure needs a connection too.
         drop(connection);
         match ended {
             Ok(handled) => Ok(handled),
-            Err(why) => self.count(pool, event, why).await,
+            Err(why) => self.count_failure(pool, event, why).await,
         }
     }
 
@@ -104,17 +109,22 @@ impl Inbox {
     /// # Errors
     /// If the database was in the way: nothing is counted, and all must come again.
     pub async fn handle_batch<P, E, H>(
-        &self, pool: &P, events: &[Event], mut handler: H,
-    ) -> Result<Vec<Handled<E>>, InboxError>
+        &self, pool: &P, events: &[InboxEvent], mut handler: H,
+    ) -> Result<Vec<TxEventOutcome<E>>, TxInboxError>
     where
-        P: Pool,
+        P: TxPool,
         E: fmt::Display + Send,
-        H: for<'t, 'c> FnMut(&'t mut Tx<'c, P>, usize) -> BoxFuture<'t, Result<(), E>> + Send,
+        H: for<'t, 'c> FnMut(&'t mut Tx<'c, P>, usize) -> TxFuture<'t, Result<(), E>> + Send,
     {
         let mut connection = self.connection(pool).await?;
-        let ended = match timeout(self.limit, self.together::<P, E, H>(&mut connection, events, &mut handler)).await {
+        let ended = match timeout(
+            self.transaction_timeout,
+            self.handle_in_one_transaction::<P, E, H>(&mut connection, events, &mut handler),
+        )
+        .await
+        {
             Ok(ended) => ended?,
-            Err(_) => return Err(given_up(connection)),
+            Err(_) => return Err(discard_timed_out(connection)),
         };
         drop(connection);
         match ended {
@@ -123,7 +133,7 @@ impl Inbox {
                 for (event, end) in events.iter().zip(ends) {
                     handled.push(match end {
                         Ok(end) => end,
-                        Err(why) => self.count(pool, event, why).await?,
+                        Err(why) => self.count_failure(pool, event, why).await?,
                     });
                 }
                 Ok(handled)
@@ -139,109 +149,113 @@ impl Inbox {
     }
 
     /// All in one transaction. `None` if it could not be committed, and one of the events must be at fault.
-    async fn together<P, E, H>(
-        &self, connection: &mut P::Of, events: &[Event], handler: &mut H,
-    ) -> Result<Option<Vec<Result<Handled<E>, Why<E>>>>, InboxError>
+    async fn handle_in_one_transaction<P, E, H>(
+        &self, connection: &mut P::Conn, events: &[InboxEvent], handler: &mut H,
+    ) -> Result<Option<Vec<Result<TxEventOutcome<E>, TxEventFailure<E>>>>, TxInboxError>
     where
-        P: Pool,
+        P: TxPool,
         E: fmt::Display + Send,
-        H: for<'t, 'c> FnMut(&'t mut Tx<'c, P>, usize) -> BoxFuture<'t, Result<(), E>> + Send,
+        H: for<'t, 'c> FnMut(&'t mut Tx<'c, P>, usize) -> TxFuture<'t, Result<(), E>> + Send,
     {
         let mut tx = connection.begin(None).await?;
         let claims = self.claim_batch(&mut tx, events).await?;
         let mut ends = Vec::with_capacity(events.len());
         for (nth, claim) in claims.into_iter().enumerate() {
             ends.push(match claim {
-                Claimed::New => {
-                    tx.rows("SAVEPOINT ibid_event", &[]).await?;
-                    let ended = handler(&mut tx, nth).await.map_err(Why::Handler);
+                TxEventClaim::New => {
+                    tx.query_rows("SAVEPOINT ibid_event", &[]).await?;
+                    let ended = handler(&mut tx, nth).await.map_err(TxEventFailure::Handler);
                     // Fails if a statement of the handler has failed, whatever the handler says.
                     let ended = match ended {
-                        Ok(()) => match tx.rows("RELEASE SAVEPOINT ibid_event", &[]).await {
-                            Ok(_) => Ok(Handled::Done),
-                            Err(fault) if fault.kind == FaultKind::RolledBack => Err(Why::Spoilt),
+                        Ok(()) => match tx.query_rows("RELEASE SAVEPOINT ibid_event", &[]).await {
+                            Ok(_) => Ok(TxEventOutcome::Done),
+                            Err(fault) if fault.kind == DriverErrorKind::RolledBack => Err(TxEventFailure::Spoilt),
                             Err(fault) => return Err(fault.into()),
                         },
                         Err(why) => Err(why),
                     };
                     if ended.is_err() {
-                        tx.rows("ROLLBACK TO SAVEPOINT ibid_event", &[]).await?;
+                        tx.query_rows("ROLLBACK TO SAVEPOINT ibid_event", &[]).await?;
                         self.unclaim(&mut tx, &events[nth]).await?;
                     }
                     ended
                 }
-                other => Ok(not_new(other)),
+                other => Ok(skipped_outcome(other)),
             });
         }
-        match commit(tx).await {
+        match commit_checked(tx).await {
             Ok(()) => Ok(Some(ends)),
             Err(Ok(_at_fault)) => Ok(None),
-            Err::<_, Result<Why<E>, _>>(Err(error)) => Err(error),
+            Err::<_, Result<TxEventFailure<E>, _>>(Err(error)) => Err(error),
         }
     }
 
-    async fn count<P: Pool, E: fmt::Display>(
-        &self, pool: &P, event: &Event, why: Why<E>,
-    ) -> Result<Handled<E>, InboxError> {
-        let failures = self.failed(pool, event, &why).await?;
-        Ok(Handled::Failed { why, attempts: failures.attempts, poisoned: failures.poisoned })
+    async fn count_failure<P: TxPool, E: fmt::Display>(
+        &self, pool: &P, event: &InboxEvent, why: TxEventFailure<E>,
+    ) -> Result<TxEventOutcome<E>, TxInboxError> {
+        let failures = self.record_failure(pool, event, &why).await?;
+        Ok(TxEventOutcome::Failed { why, attempts: failures.attempts, poisoned: failures.poisoned })
     }
 
     /// What to tell the broker about a delivery that was handled like this.
-    pub fn reply<E: fmt::Display>(&self, handled: &Result<Handled<E>, InboxError>) -> Reply {
+    pub fn reply<E: fmt::Display>(&self, handled: &Result<TxEventOutcome<E>, TxInboxError>) -> BrokerReply {
         match handled {
-            Ok(Handled::Done | Handled::Duplicate) => Reply::Acknowledge,
-            Ok(Handled::TooOld) => {
+            Ok(TxEventOutcome::Done | TxEventOutcome::Duplicate) => BrokerReply::Acknowledge,
+            Ok(TxEventOutcome::TooOld) => {
                 let why = "it is older than handled events are remembered: it may have been handled already";
-                Reply::DeadLetter { why: why.into() }
+                BrokerReply::DeadLetter { why: why.into() }
             }
-            Ok(Handled::Poisoned { attempts, error }) => {
-                Reply::DeadLetter { why: format!("it failed {attempts} times; the last time: {error}") }
+            Ok(TxEventOutcome::Poisoned { attempts, error }) => {
+                BrokerReply::DeadLetter { why: format!("it failed {attempts} times; the last time: {error}") }
             }
-            Ok(Handled::Failed { why, attempts, poisoned: true }) => {
-                Reply::DeadLetter { why: format!("it failed {attempts} times; the last time: {why}") }
+            Ok(TxEventOutcome::Failed { why, attempts, poisoned: true }) => {
+                BrokerReply::DeadLetter { why: format!("it failed {attempts} times; the last time: {why}") }
             }
-            Ok(Handled::Failed { attempts, .. }) => Reply::Again { after: self.backoff.after(*attempts) },
-            Err(_) => Reply::Again { after: SOON },
+            Ok(TxEventOutcome::Failed { attempts, .. }) => {
+                BrokerReply::Redeliver { after: self.backoff.after(*attempts) }
+            }
+            Err(_) => BrokerReply::Redeliver { after: DATABASE_RETRY_DELAY },
         }
     }
 }
 
 /// Commits what is whole. What failed is either the event's own fault or the database's.
-async fn commit<T: Statements + Ends, E>(mut tx: T) -> Result<(), Result<Why<E>, InboxError>> {
+async fn commit_checked<T: StatementExecutor + TransactionEnd, E>(
+    mut tx: T,
+) -> Result<(), Result<TxEventFailure<E>, TxInboxError>> {
     // A failed transaction would be rolled back by its COMMIT, without an error.
-    match tx.rows("SELECT 1", &[]).await {
+    match tx.query_rows("SELECT 1", &[]).await {
         Ok(_) => {}
-        Err(fault) if fault.kind == FaultKind::RolledBack => {
+        Err(fault) if fault.kind == DriverErrorKind::RolledBack => {
             let _ = tx.rollback().await;
-            return Err(Ok(Why::Spoilt));
+            return Err(Ok(TxEventFailure::Spoilt));
         }
         Err(fault) => return Err(Err(fault.into())),
     }
     match tx.commit().await {
         Ok(()) => Ok(()),
-        Err(fault) if fault.kind == FaultKind::RolledBack && !fault.is_transient() => {
-            Err(Ok(Why::Commit(fault.into())))
+        Err(fault) if fault.kind == DriverErrorKind::RolledBack && !fault.is_transient() => {
+            Err(Ok(TxEventFailure::CommitFailed(fault.into())))
         }
         Err(fault) => Err(Err(fault.into())),
     }
 }
 
-fn not_new<E>(claim: Claimed) -> Handled<E> {
+fn skipped_outcome<E>(claim: TxEventClaim) -> TxEventOutcome<E> {
     match claim {
-        Claimed::New => unreachable!("what is new is handled"),
-        Claimed::Duplicate => Handled::Duplicate,
-        Claimed::TooOld => Handled::TooOld,
-        Claimed::Poisoned { attempts, error } => Handled::Poisoned { attempts, error },
+        TxEventClaim::New => unreachable!("what is new is handled"),
+        TxEventClaim::Duplicate => TxEventOutcome::Duplicate,
+        TxEventClaim::TooOld => TxEventOutcome::TooOld,
+        TxEventClaim::Poisoned { attempts, error } => TxEventOutcome::Poisoned { attempts, error },
     }
 }
 
-impl<E: fmt::Display> fmt::Display for Why<E> {
+impl<E: fmt::Display> fmt::Display for TxEventFailure<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Handler(error) => error.fmt(f),
             Self::Spoilt => f.write_str("a statement failed, and the handler went on as if it had not"),
-            Self::Commit(error) => write!(f, "it could not be committed: {error}"),
+            Self::CommitFailed(error) => write!(f, "it could not be committed: {error}"),
         }
     }
 }

@@ -5,34 +5,34 @@ use std::{future::Future, time::Duration};
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use ibid::{OnConcurrent, OnUnknown, Policy, Scope, store::Store};
-use ibid_postgres_tx::{BoxFuture, Call, Pool, Ran, Tx, TxError, run_tx};
+use ibid_postgres_tx::{IdempotentCall, Tx, TxError, TxFuture, TxOutcome, TxPool, run_tx};
 use ibid_stores::{
-    Remote,
-    postgres::{Migrate, Postgres, migrate},
+    RemoteOptions,
+    postgres::{MigrateAction, Postgres, migrate},
 };
 use ibid_testkit::servers::postgres::Server;
 use sqlx::postgres::{PgPool, PgPoolOptions};
 
-pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type TestError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A driver, as far as the tests need one.
-pub(crate) trait Driver: 'static {
-    type Pool: Pool + Clone + 'static;
+pub(crate) trait TestDriver: 'static {
+    type Pool: TxPool + Clone + 'static;
     fn pool(url: &str, size: u32) -> impl Future<Output = Self::Pool> + Send;
     /// In an operation.
-    fn exec<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> BoxFuture<'t, Result<(), BoxError>>;
+    fn execute<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> TxFuture<'t, Result<(), TestError>>;
     /// A number, in an operation.
-    fn number<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> BoxFuture<'t, Result<i64, BoxError>>;
+    fn query_number<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> TxFuture<'t, Result<i64, TestError>>;
     /// Does something in a savepoint, and takes it back.
-    fn undone<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> BoxFuture<'t, Result<(), BoxError>>;
+    fn execute_and_roll_back<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> TxFuture<'t, Result<(), TestError>>;
     /// Outside of any transaction.
-    fn alone<'t>(pool: &'t Self::Pool, sql: &'t str) -> BoxFuture<'t, Result<(), BoxError>>;
+    fn execute_outside<'t>(pool: &'t Self::Pool, sql: &'t str) -> TxFuture<'t, Result<(), TestError>>;
 }
 
-pub(crate) struct Sqlx;
-pub(crate) struct TokioPostgres;
+pub(crate) struct SqlxDriver;
+pub(crate) struct TokioPostgresDriver;
 
-impl Driver for Sqlx {
+impl TestDriver for SqlxDriver {
     type Pool = PgPool;
 
     async fn pool(url: &str, size: u32) -> PgPool {
@@ -40,31 +40,31 @@ impl Driver for Sqlx {
         options.connect_lazy(url).unwrap()
     }
 
-    fn exec<'t>(tx: &'t mut Tx<'_, PgPool>, sql: &'t str) -> BoxFuture<'t, Result<(), BoxError>> {
+    fn execute<'t>(tx: &'t mut Tx<'_, PgPool>, sql: &'t str) -> TxFuture<'t, Result<(), TestError>> {
         let sql = sqlx::AssertSqlSafe(sql.to_owned());
         Box::pin(async move { Ok(sqlx::raw_sql(sql).execute(&mut **tx).await.map(drop)?) })
     }
 
-    fn number<'t>(tx: &'t mut Tx<'_, PgPool>, sql: &'t str) -> BoxFuture<'t, Result<i64, BoxError>> {
+    fn query_number<'t>(tx: &'t mut Tx<'_, PgPool>, sql: &'t str) -> TxFuture<'t, Result<i64, TestError>> {
         let sql = sqlx::AssertSqlSafe(sql.to_owned());
         Box::pin(async move { Ok(sqlx::query_scalar(sql).fetch_one(&mut **tx).await?) })
     }
 
-    fn undone<'t>(tx: &'t mut Tx<'_, PgPool>, sql: &'t str) -> BoxFuture<'t, Result<(), BoxError>> {
+    fn execute_and_roll_back<'t>(tx: &'t mut Tx<'_, PgPool>, sql: &'t str) -> TxFuture<'t, Result<(), TestError>> {
         Box::pin(async move {
             let mut inner = sqlx::Connection::begin(&mut **tx).await?;
-            drop(Self::exec(&mut inner, sql).await);
+            drop(Self::execute(&mut inner, sql).await);
             Ok(inner.rollback().await?)
         })
     }
 
-    fn alone<'t>(pool: &'t PgPool, sql: &'t str) -> BoxFuture<'t, Result<(), BoxError>> {
+    fn execute_outside<'t>(pool: &'t PgPool, sql: &'t str) -> TxFuture<'t, Result<(), TestError>> {
         let sql = sqlx::AssertSqlSafe(sql.to_owned());
         Box::pin(async move { Ok(sqlx::raw_sql(sql).execute(pool).await.map(drop)?) })
     }
 }
 
-impl Driver for TokioPostgres {
+impl TestDriver for TokioPostgresDriver {
     type Pool = deadpool_postgres::Pool;
 
     async fn pool(url: &str, size: u32) -> deadpool_postgres::Pool {
@@ -73,15 +73,15 @@ impl Driver for TokioPostgres {
         deadpool_postgres::Pool::builder(manager).max_size(size as usize).build().unwrap()
     }
 
-    fn exec<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> BoxFuture<'t, Result<(), BoxError>> {
+    fn execute<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> TxFuture<'t, Result<(), TestError>> {
         Box::pin(async move { Ok(tx.batch_execute(sql).await?) })
     }
 
-    fn number<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> BoxFuture<'t, Result<i64, BoxError>> {
+    fn query_number<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> TxFuture<'t, Result<i64, TestError>> {
         Box::pin(async move { Ok(tx.query_one(sql, &[]).await?.try_get(0)?) })
     }
 
-    fn undone<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> BoxFuture<'t, Result<(), BoxError>> {
+    fn execute_and_roll_back<'t>(tx: &'t mut Tx<'_, Self::Pool>, sql: &'t str) -> TxFuture<'t, Result<(), TestError>> {
         Box::pin(async move {
             let inner = tx.savepoint("undone").await?;
             drop(inner.batch_execute(sql).await);
@@ -89,7 +89,7 @@ impl Driver for TokioPostgres {
         })
     }
 
-    fn alone<'t>(pool: &'t Self::Pool, sql: &'t str) -> BoxFuture<'t, Result<(), BoxError>> {
+    fn execute_outside<'t>(pool: &'t Self::Pool, sql: &'t str) -> TxFuture<'t, Result<(), TestError>> {
         Box::pin(async move { Ok(pool.get().await?.batch_execute(sql).await?) })
     }
 }
@@ -99,23 +99,23 @@ macro_rules! with_both_drivers {
     ($($case:ident)*) => {
         mod sqlx_ {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() { super::$case::<crate::kit::Sqlx>().await })*
+            async fn $case() { super::$case::<crate::kit::SqlxDriver>().await })*
         }
         mod tokio_postgres_ {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() { super::$case::<crate::kit::TokioPostgres>().await })*
+            async fn $case() { super::$case::<crate::kit::TokioPostgresDriver>().await })*
         }
     };
 }
 pub(crate) use with_both_drivers;
 
 /// A database with our schema, and a table `effects` for what operations do.
-pub(crate) struct Scene {
+pub(crate) struct TxDatabase {
     pub(crate) server: &'static Server,
     pub(crate) name: String,
 }
 
-impl Scene {
+impl TxDatabase {
     pub(crate) fn new() -> Self {
         let server = Server::shared();
         let name = database(server);
@@ -135,7 +135,7 @@ impl Scene {
         self.sql("SELECT count(*) FROM effects").parse().unwrap()
     }
 
-    pub(crate) fn remembered(&self) -> usize {
+    pub(crate) fn remembered_answers(&self) -> usize {
         self.sql("SELECT count(*) FROM ibid.idempotency_keys").parse().unwrap()
     }
 
@@ -146,8 +146,10 @@ impl Scene {
 
 pub(crate) async fn open(url: &str) -> Postgres {
     // On a loaded machine an answer may take a while.
-    let store = Postgres::open(url, Remote { timeout: Duration::from_secs(20), ..Remote::default() }).await.unwrap();
-    let wanting = store.promise().wanting;
+    let store = Postgres::open(url, RemoteOptions { timeout: Duration::from_secs(20), ..RemoteOptions::default() })
+        .await
+        .unwrap();
+    let wanting = store.guarantees().warnings;
     assert!(wanting.is_empty(), "{wanting:?}");
     store
 }
@@ -159,15 +161,15 @@ pub(crate) fn database(server: &Server) -> String {
     // Callers are in a runtime already.
     let migrating = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(migrate(&url, Migrate::Up)).unwrap();
+        runtime.block_on(migrate(&url, MigrateAction::Up)).unwrap();
     });
     migrating.join().unwrap();
     server.sql(&name, "CREATE TABLE effects (what text UNIQUE); GRANT ALL ON effects TO gateway");
     name
 }
 
-pub(crate) fn call(key: &str) -> Call {
-    Call::new(&scope(), key).request(b"12.50 EUR").tenant("acme").user("u1").endpoint("POST /payments")
+pub(crate) fn call(key: &str) -> IdempotentCall {
+    IdempotentCall::new(&scope(), key).request(b"12.50 EUR").tenant("acme").user("u1").endpoint("POST /payments")
 }
 
 pub(crate) fn scope() -> Scope {
@@ -175,36 +177,38 @@ pub(crate) fn scope() -> Scope {
 }
 
 /// Waits for others for a long while: the machine may be loaded.
-pub(crate) fn patient() -> Policy {
+pub(crate) fn patient_policy() -> Policy {
     let mut policy = Policy::ietf();
     policy.on_concurrent = OnConcurrent::Wait;
     policy.wait_timeout = Duration::from_secs(60);
     policy
 }
 
-pub(crate) fn retrying() -> Policy {
-    let mut policy = patient();
+pub(crate) fn retrying_policy() -> Policy {
+    let mut policy = patient_policy();
     policy.on_unknown = OnUnknown::Retry;
     policy
 }
 
-pub(crate) fn paid(body: &str) -> Response<Bytes> {
+pub(crate) fn paid_response(body: &str) -> Response<Bytes> {
     let response = Response::builder().status(StatusCode::CREATED).header("content-type", "text/plain");
     response.header("set-cookie", "never=stored").body(Bytes::copy_from_slice(body.as_bytes())).unwrap()
 }
 
 /// The thing itself, with arguments of its own.
-pub(crate) async fn run<D, F, E>(pool: &D::Pool, policy: Policy, call: Call, operation: F) -> Result<Ran, TxError>
+pub(crate) async fn run<D, F, E>(
+    pool: &D::Pool, policy: Policy, call: IdempotentCall, operation: F,
+) -> Result<TxOutcome, TxError>
 where
-    D: Driver,
-    F: for<'t, 'c> FnMut(&'t mut Tx<'c, D::Pool>) -> BoxFuture<'t, Result<Response<Bytes>, E>> + Send,
-    E: Into<BoxError> + Send,
+    D: TestDriver,
+    F: for<'t, 'c> FnMut(&'t mut Tx<'c, D::Pool>) -> TxFuture<'t, Result<Response<Bytes>, E>> + Send,
+    E: Into<TestError> + Send,
 {
     run_tx(pool, &policy, &call, operation).await
 }
 
 /// Comes back once it is so.
-pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     for _ in 0..600 {
         if is_so() {
             return;

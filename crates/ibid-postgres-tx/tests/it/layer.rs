@@ -15,13 +15,13 @@ use http::{HeaderMap, Request};
 use http_body_util::BodyExt as _;
 use ibid::{
     Ibid, Policy,
-    http::Claimed,
+    http::HandlerClaim,
     store::{Memory, Store},
 };
 use ibid_postgres_tx::complete_in;
 use tower::ServiceExt as _;
 
-use crate::kit::{BoxError, Driver, Scene, paid, with_both_drivers};
+use crate::kit::{TestDriver, TestError, TxDatabase, paid_response, with_both_drivers};
 
 with_both_drivers! {
     what_is_committed_is_answered_and_replayed
@@ -39,52 +39,52 @@ with_both_drivers! {
 
 /// What a handler does, told by the request's header `x-how`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum How {
+enum HandlerBehaviour {
     Commit,
     Rollback,
     /// A statement fails after the answer was recorded, and is ignored.
-    Swallow,
-    Twice,
+    IgnoreFailedStatement,
+    CompleteTwice,
     Slow,
     ForgottenBefore,
 }
 
-struct App<D: Driver> {
+struct TxHandlerApp<D: TestDriver> {
     pool: D::Pool,
     store: Arc<dyn Store>,
     runs: Arc<AtomicUsize>,
     marker: PhantomData<fn() -> D>,
 }
 
-impl<D: Driver> Clone for App<D> {
+impl<D: TestDriver> Clone for TxHandlerApp<D> {
     fn clone(&self) -> Self {
         Self { pool: self.pool.clone(), store: self.store.clone(), runs: self.runs.clone(), marker: PhantomData }
     }
 }
 
-async fn pay<D: Driver + Completes>(
-    State(app): State<App<D>>, Extension(claimed): Extension<Claimed>, headers: HeaderMap,
+async fn pay<D: TestDriver + CompletingDriver>(
+    State(app): State<TxHandlerApp<D>>, Extension(claimed): Extension<HandlerClaim>, headers: HeaderMap,
 ) -> Response {
     let run = app.runs.fetch_add(1, SeqCst) + 1;
     let text = |name: &str| headers.get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
     let how = match text("x-how").as_str() {
-        "rollback" => How::Rollback,
-        "swallow" => How::Swallow,
-        "twice" => How::Twice,
-        "slow" => How::Slow,
-        "forgotten" => How::ForgottenBefore,
-        _ => How::Commit,
+        "rollback" => HandlerBehaviour::Rollback,
+        "swallow" => HandlerBehaviour::IgnoreFailedStatement,
+        "twice" => HandlerBehaviour::CompleteTwice,
+        "slow" => HandlerBehaviour::Slow,
+        "forgotten" => HandlerBehaviour::ForgottenBefore,
+        _ => HandlerBehaviour::Commit,
     };
     let mut answer = match text("x-large").as_str() {
-        "" => paid(&format!("run {run}")),
-        _ => paid(&"x".repeat(2 << 20)),
+        "" => paid_response(&format!("run {run}")),
+        _ => paid_response(&"x".repeat(2 << 20)),
     };
     if let Ok(status) = text("x-record-status").parse() {
         *answer.status_mut() = status;
     }
-    if how == How::ForgottenBefore {
+    if how == HandlerBehaviour::ForgottenBefore {
         let lease = claimed.lease();
-        let _ = app.store.operators().forget(&lease.ask.address, lease.fence).await.unwrap();
+        let _ = app.store.admin().forget(&lease.request.address, lease.fence).await.unwrap();
     }
     let insert = format!("INSERT INTO effects VALUES ('run {run}')");
     if let Err(error) = D::completes(&app.pool, &insert, &claimed, &answer, how).await {
@@ -100,52 +100,52 @@ async fn pay<D: Driver + Completes>(
 }
 
 /// What the handlers do with a transaction of each driver.
-trait Completes: Driver {
+trait CompletingDriver: TestDriver {
     fn completes(
-        pool: &Self::Pool, sql: &str, claimed: &Claimed, answer: &http::Response<Bytes>, how: How,
-    ) -> impl Future<Output = Result<(), BoxError>> + Send;
+        pool: &Self::Pool, sql: &str, claimed: &HandlerClaim, answer: &http::Response<Bytes>, how: HandlerBehaviour,
+    ) -> impl Future<Output = Result<(), TestError>> + Send;
 }
 
-impl Completes for crate::kit::Sqlx {
+impl CompletingDriver for crate::kit::SqlxDriver {
     async fn completes(
-        pool: &Self::Pool, sql: &str, claimed: &Claimed, answer: &http::Response<Bytes>, how: How,
-    ) -> Result<(), BoxError> {
+        pool: &Self::Pool, sql: &str, claimed: &HandlerClaim, answer: &http::Response<Bytes>, how: HandlerBehaviour,
+    ) -> Result<(), TestError> {
         let mut tx = pool.begin().await?;
-        Self::exec(&mut tx, sql).await?;
+        Self::execute(&mut tx, sql).await?;
         complete_in(&mut tx, claimed, answer).await?;
         match how {
-            How::Rollback => return Ok(tx.rollback().await?),
-            How::Twice => complete_in(&mut tx, claimed, answer).await?,
-            How::Swallow => drop(Self::exec(&mut tx, "SELECT 1 / 0").await),
-            How::Slow => tokio::time::sleep(Duration::from_millis(1500)).await,
-            How::Commit | How::ForgottenBefore => {}
+            HandlerBehaviour::Rollback => return Ok(tx.rollback().await?),
+            HandlerBehaviour::CompleteTwice => complete_in(&mut tx, claimed, answer).await?,
+            HandlerBehaviour::IgnoreFailedStatement => drop(Self::execute(&mut tx, "SELECT 1 / 0").await),
+            HandlerBehaviour::Slow => tokio::time::sleep(Duration::from_millis(1500)).await,
+            HandlerBehaviour::Commit | HandlerBehaviour::ForgottenBefore => {}
         }
         Ok(tx.commit().await?)
     }
 }
 
-impl Completes for crate::kit::TokioPostgres {
+impl CompletingDriver for crate::kit::TokioPostgresDriver {
     async fn completes(
-        pool: &Self::Pool, sql: &str, claimed: &Claimed, answer: &http::Response<Bytes>, how: How,
-    ) -> Result<(), BoxError> {
+        pool: &Self::Pool, sql: &str, claimed: &HandlerClaim, answer: &http::Response<Bytes>, how: HandlerBehaviour,
+    ) -> Result<(), TestError> {
         let mut client = pool.get().await?;
         // The bare driver's, not the pool's.
         let mut tx = tokio_postgres::Client::transaction(&mut client).await?;
         tx.batch_execute(sql).await?;
         complete_in(&mut tx, claimed, answer).await?;
         match how {
-            How::Rollback => return Ok(tx.rollback().await?),
-            How::Twice => complete_in(&mut tx, claimed, answer).await?,
-            How::Swallow => drop(tx.batch_execute("SELECT 1 / 0").await),
-            How::Slow => tokio::time::sleep(Duration::from_millis(1500)).await,
-            How::Commit | How::ForgottenBefore => {}
+            HandlerBehaviour::Rollback => return Ok(tx.rollback().await?),
+            HandlerBehaviour::CompleteTwice => complete_in(&mut tx, claimed, answer).await?,
+            HandlerBehaviour::IgnoreFailedStatement => drop(tx.batch_execute("SELECT 1 / 0").await),
+            HandlerBehaviour::Slow => tokio::time::sleep(Duration::from_millis(1500)).await,
+            HandlerBehaviour::Commit | HandlerBehaviour::ForgottenBefore => {}
         }
         Ok(tx.commit().await?)
     }
 }
 
-struct Stage<D: Driver> {
-    scene: Scene,
+struct TxLayerFixture<D: TestDriver> {
+    scene: TxDatabase,
     router: Router,
     runs: Arc<AtomicUsize>,
     marker: PhantomData<D>,
@@ -153,18 +153,18 @@ struct Stage<D: Driver> {
 
 /// What a client got.
 #[derive(Debug)]
-struct Got {
+struct TxLayerResponse {
     status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
 }
 
-impl Got {
+impl TxLayerResponse {
     fn is_replay(&self) -> bool {
         self.headers.contains_key("idempotent-replayed")
     }
 
-    fn is_said_to_be_forgotten(&self) -> bool {
+    fn is_not_stored(&self) -> bool {
         self.headers.get("idempotency-stored").is_some_and(|value| value == "false")
     }
 
@@ -173,23 +173,23 @@ impl Got {
     }
 }
 
-impl<D: Completes> Stage<D> {
+impl<D: CompletingDriver> TxLayerFixture<D> {
     async fn new() -> Self {
-        let scene = Scene::new();
+        let scene = TxDatabase::new();
         let store = Arc::new(scene.store().await);
         Self::on(scene, store, Policy::ietf()).await
     }
 
-    async fn on(scene: Scene, store: Arc<dyn Store>, policy: Policy) -> Self {
+    async fn on(scene: TxDatabase, store: Arc<dyn Store>, policy: Policy) -> Self {
         let pool = D::pool(&scene.url(), 4).await;
         let runs = Arc::new(AtomicUsize::new(0));
-        let app = App::<D> { pool, store: store.clone(), runs: runs.clone(), marker: PhantomData };
+        let app = TxHandlerApp::<D> { pool, store: store.clone(), runs: runs.clone(), marker: PhantomData };
         let router =
             Router::new().route("/pay", post(pay::<D>)).layer(Ibid::new(store).layer(policy).unwrap()).with_state(app);
         Self { scene, router, runs, marker: PhantomData }
     }
 
-    async fn ask(&self, key: &str, how: &[(&str, &str)]) -> Got {
+    async fn send_request(&self, key: &str, how: &[(&str, &str)]) -> TxLayerResponse {
         let mut request = Request::post("/pay").header("host", "shop").header("authorization", "Bearer a");
         request = request.header("idempotency-key", key);
         for (name, value) in how {
@@ -197,7 +197,7 @@ impl<D: Completes> Stage<D> {
         }
         let response = self.router.clone().oneshot(request.body(Body::from("12.50")).unwrap()).await.unwrap();
         let (parts, body) = response.into_parts();
-        Got { status: parts.status, headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }
+        TxLayerResponse { status: parts.status, headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }
     }
 
     fn runs(&self) -> usize {
@@ -205,115 +205,115 @@ impl<D: Completes> Stage<D> {
     }
 }
 
-async fn what_is_committed_is_answered_and_replayed<D: Completes>() {
-    let stage = Stage::<D>::new().await;
-    let first = stage.ask("k-1", &[]).await;
+async fn what_is_committed_is_answered_and_replayed<D: CompletingDriver>() {
+    let stage = TxLayerFixture::<D>::new().await;
+    let first = stage.send_request("k-1", &[]).await;
     assert_eq!((first.status, &first.body[..]), (StatusCode::CREATED, &b"run 1"[..]));
-    assert!(!first.is_replay() && !first.is_said_to_be_forgotten(), "{first:?}");
+    assert!(!first.is_replay() && !first.is_not_stored(), "{first:?}");
     assert_eq!(first.headers["set-cookie"], "never=stored");
-    let again = stage.ask("k-1", &[]).await;
+    let again = stage.send_request("k-1", &[]).await;
     assert!(again.is_replay() && again.status == first.status && again.body == first.body, "{again:?}");
     assert_eq!((stage.runs(), stage.scene.effects()), (1, 1));
 }
 
-async fn what_is_rolled_back_is_not_answered_as_success<D: Completes>() {
-    let stage = Stage::<D>::new().await;
-    let first = stage.ask("k-1", &[("x-how", "rollback")]).await;
+async fn what_is_rolled_back_is_not_answered_as_success<D: CompletingDriver>() {
+    let stage = TxLayerFixture::<D>::new().await;
+    let first = stage.send_request("k-1", &[("x-how", "rollback")]).await;
     assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE, "{first:?}");
     assert!(String::from_utf8_lossy(&first.body).contains("rolled back"), "{first:?}");
     assert_eq!(stage.scene.effects(), 0);
-    let again = stage.ask("k-1", &[]).await;
+    let again = stage.send_request("k-1", &[]).await;
     assert_eq!((again.status, &again.body[..]), (StatusCode::CREATED, &b"run 2"[..]));
     assert!(!again.is_replay());
     assert_eq!(stage.scene.effects(), 1);
 }
 
-async fn a_commit_that_silently_rolls_back_is_not_answered_as_success<D: Completes>() {
-    let stage = Stage::<D>::new().await;
-    let first = stage.ask("k-1", &[("x-how", "swallow")]).await;
+async fn a_commit_that_silently_rolls_back_is_not_answered_as_success<D: CompletingDriver>() {
+    let stage = TxLayerFixture::<D>::new().await;
+    let first = stage.send_request("k-1", &[("x-how", "swallow")]).await;
     assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE, "{first:?}");
     assert_eq!(stage.scene.effects(), 0);
-    assert_eq!(stage.ask("k-1", &[]).await.body, "run 2");
+    assert_eq!(stage.send_request("k-1", &[]).await.body, "run 2");
 }
 
-async fn what_was_committed_is_answered_even_if_the_handler_does_not_know<D: Completes>() {
-    let stage = Stage::<D>::new().await;
+async fn what_was_committed_is_answered_even_if_the_handler_does_not_know<D: CompletingDriver>() {
+    let stage = TxLayerFixture::<D>::new().await;
     for (nth, answer) in ["500", "502", "panic", "other", "422"].into_iter().enumerate() {
         let (key, run) = (format!("k-{answer}"), format!("run {}", nth + 1));
-        let first = stage.ask(&key, &[("x-answer", answer)]).await;
+        let first = stage.send_request(&key, &[("x-answer", answer)]).await;
         assert_eq!((first.status, &first.body[..]), (StatusCode::CREATED, run.as_bytes()), "{answer}");
-        let again = stage.ask(&key, &[]).await;
+        let again = stage.send_request(&key, &[]).await;
         assert_eq!((again.status, &again.body[..]), (StatusCode::CREATED, run.as_bytes()), "{answer}");
     }
     assert_eq!((stage.runs(), stage.scene.effects()), (5, 5));
 }
 
-async fn after_a_rollback_another_answer_is_given_and_not_remembered<D: Completes>() {
-    let stage = Stage::<D>::new().await;
+async fn after_a_rollback_another_answer_is_given_and_not_remembered<D: CompletingDriver>() {
+    let stage = TxLayerFixture::<D>::new().await;
     for answer in ["500", "422"] {
         let key = format!("k-{answer}");
-        let first = stage.ask(&key, &[("x-how", "rollback"), ("x-answer", answer)]).await;
+        let first = stage.send_request(&key, &[("x-how", "rollback"), ("x-answer", answer)]).await;
         assert_eq!((first.status.as_str(), &first.body[..]), (answer, &b"another"[..]));
-        assert!(first.is_said_to_be_forgotten(), "{first:?}");
-        assert_eq!(stage.ask(&key, &[]).await.status, StatusCode::CREATED, "{answer}");
+        assert!(first.is_not_stored(), "{first:?}");
+        assert_eq!(stage.send_request(&key, &[]).await.status, StatusCode::CREATED, "{answer}");
     }
     // Where the answer says that nobody knows, a rollback of this database does not say more.
-    let first = stage.ask("k-502", &[("x-how", "rollback"), ("x-answer", "502")]).await;
+    let first = stage.send_request("k-502", &[("x-how", "rollback"), ("x-answer", "502")]).await;
     assert_eq!(first.status, StatusCode::BAD_GATEWAY);
-    assert_eq!(stage.ask("k-502", &[]).await.status, StatusCode::CONFLICT, "unknown, and held");
+    assert_eq!(stage.send_request("k-502", &[]).await.status, StatusCode::CONFLICT, "unknown, and held");
     assert_eq!(stage.scene.effects(), 2);
 }
 
-async fn a_claim_in_another_store_cannot_be_completed<D: Completes>() {
-    let stage = Stage::<D>::on(Scene::new(), Arc::new(Memory::default()), Policy::ietf()).await;
-    let got = stage.ask("k-1", &[]).await;
+async fn a_claim_in_another_store_cannot_be_completed<D: CompletingDriver>() {
+    let stage = TxLayerFixture::<D>::on(TxDatabase::new(), Arc::new(Memory::default()), Policy::ietf()).await;
+    let got = stage.send_request("k-1", &[]).await;
     assert_eq!(got.status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(got.error().contains("not in the database of this transaction"), "{got:?}");
-    assert_eq!((stage.scene.effects(), stage.scene.remembered()), (0, 0));
+    assert_eq!((stage.scene.effects(), stage.scene.remembered_answers()), (0, 0));
 }
 
-async fn an_answer_is_completed_once<D: Completes>() {
-    let stage = Stage::<D>::new().await;
-    let got = stage.ask("k-1", &[("x-how", "twice")]).await;
+async fn an_answer_is_completed_once<D: CompletingDriver>() {
+    let stage = TxLayerFixture::<D>::new().await;
+    let got = stage.send_request("k-1", &[("x-how", "twice")]).await;
     assert!(got.error().contains("recorded once"), "{got:?}");
     assert_eq!(stage.scene.effects(), 0);
-    assert_eq!(stage.ask("k-1", &[]).await.body, "run 2");
+    assert_eq!(stage.send_request("k-1", &[]).await.body, "run 2");
 }
 
-async fn an_answer_that_the_policy_does_not_remember_is_refused<D: Completes>() {
-    let stage = Stage::<D>::new().await;
+async fn an_answer_that_the_policy_does_not_remember_is_refused<D: CompletingDriver>() {
+    let stage = TxLayerFixture::<D>::new().await;
     for status in ["500", "409", "502"] {
-        let got = stage.ask(&format!("k-{status}"), &[("x-record-status", status)]).await;
+        let got = stage.send_request(&format!("k-{status}"), &[("x-record-status", status)]).await;
         assert!(got.error().contains(status), "{got:?}");
     }
     assert_eq!(stage.scene.effects(), 0);
 }
 
-async fn a_claim_that_was_forgotten_meanwhile_cannot_be_completed<D: Completes>() {
-    let stage = Stage::<D>::new().await;
-    let got = stage.ask("k-1", &[("x-how", "forgotten")]).await;
+async fn a_claim_that_was_forgotten_meanwhile_cannot_be_completed<D: CompletingDriver>() {
+    let stage = TxLayerFixture::<D>::new().await;
+    let got = stage.send_request("k-1", &[("x-how", "forgotten")]).await;
     assert_ne!(got.status, StatusCode::CREATED, "{got:?}");
     assert_eq!(stage.scene.effects(), 0);
-    assert_eq!(stage.ask("k-1", &[]).await.body, "run 2");
+    assert_eq!(stage.send_request("k-1", &[]).await.body, "run 2");
 }
 
-async fn a_long_transaction_outlives_its_lease<D: Completes>() {
-    let scene = Scene::new();
+async fn a_long_transaction_outlives_its_lease<D: CompletingDriver>() {
+    let scene = TxDatabase::new();
     let store = Arc::new(scene.store().await);
     let mut policy = Policy::ietf();
     policy.lease = Duration::from_millis(300);
-    let stage = Stage::<D>::on(scene, store, policy).await;
-    let first = stage.ask("k-1", &[("x-how", "slow")]).await;
+    let stage = TxLayerFixture::<D>::on(scene, store, policy).await;
+    let first = stage.send_request("k-1", &[("x-how", "slow")]).await;
     assert_eq!((first.status, &first.body[..]), (StatusCode::CREATED, &b"run 1"[..]));
-    assert!(stage.ask("k-1", &[]).await.is_replay());
+    assert!(stage.send_request("k-1", &[]).await.is_replay());
     assert_eq!(stage.scene.effects(), 1);
 }
 
-async fn a_large_answer_is_remembered_by_its_digest<D: Completes>() {
-    let stage = Stage::<D>::new().await;
-    let first = stage.ask("k-1", &[("x-large", "yes")]).await;
+async fn a_large_answer_is_remembered_by_its_digest<D: CompletingDriver>() {
+    let stage = TxLayerFixture::<D>::new().await;
+    let first = stage.send_request("k-1", &[("x-large", "yes")]).await;
     assert_eq!((first.status, first.body.len()), (StatusCode::CREATED, 2 << 20));
-    let again = stage.ask("k-1", &[]).await;
+    let again = stage.send_request("k-1", &[]).await;
     assert_eq!(again.headers["idempotency-body"], "digest");
     assert!(String::from_utf8_lossy(&again.body).contains("\"length\":2097152"), "{again:?}");
     assert_eq!(stage.scene.effects(), 1);

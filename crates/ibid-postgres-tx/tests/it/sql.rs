@@ -7,25 +7,28 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::BodyExt as _;
 use ibid::{
-    Caller, Credentials, Ibid, OnMismatch, Policy, Record, RecordBody, Scope, ScopePart, TrustedProxies,
-    store::{Address, Ask, Claim, End, Fingerprint, Held, Lease, Outline, Store, Tags, Token},
+    Credentials, Ibid, OnMismatch, Policy, Record, RecordBody, Scope, ScopeInput, ScopePart, TrustedProxies,
+    store::{
+        Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, RecordSummary, SettleOutcome, Settlement,
+        Store, Tags,
+    },
 };
-use ibid_postgres_tx::{Call, Ran, TxError};
-use ibid_stores::postgres::{Migrate, migrate};
+use ibid_postgres_tx::{IdempotentCall, TxError, TxOutcome};
+use ibid_stores::postgres::{MigrateAction, migrate};
 use tokio_postgres::{Client, NoTls, Row};
 use tower::ServiceExt as _;
 
-use crate::kit::{BoxError, Driver, Scene, TokioPostgres, paid, patient, run};
+use crate::kit::{TestDriver, TestError, TokioPostgresDriver, TxDatabase, paid_response, patient_policy, run};
 
 mod clients;
 
-async fn session(scene: &Scene, role: &str) -> Client {
+async fn session(scene: &TxDatabase, role: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(&scene.server.url(role, &scene.name), NoTls).await.unwrap();
     tokio::spawn(async move { drop(connection.await) });
     client
 }
 
-fn at(key: &str) -> Address {
+fn address(key: &str) -> Address {
     Scope::from_parts(&["acme"]).address(key, None, None)
 }
 
@@ -50,7 +53,7 @@ async fn complete(db: &Client, key: &str, token: &[u8], status: i32, headers: &s
 }
 
 /// A whole transaction: claim, effect, answer.
-async fn pays(db: &Client, key: &str, headers: &str, body: &[u8]) {
+async fn pay_in_transaction(db: &Client, key: &str, headers: &str, body: &[u8]) {
     db.batch_execute("BEGIN").await.unwrap();
     let found = claim(db, key, "12.50").await;
     assert_eq!(outcome(&found), "run");
@@ -59,34 +62,35 @@ async fn pays(db: &Client, key: &str, headers: &str, body: &[u8]) {
     db.batch_execute("COMMIT").await.unwrap();
 }
 
-fn asked(key: &str, fingerprint: Fingerprint) -> Arc<Ask> {
-    Arc::new(Ask {
-        address: at(key),
-        token: Token::mint(),
+fn asked(key: &str, fingerprint: Fingerprint) -> Arc<ClaimRequest> {
+    Arc::new(ClaimRequest {
+        address: address(key),
+        token: ClaimToken::mint(),
         fingerprint,
         tags: Tags::new("acme", "u1", "POST /payments", key),
         label: Bytes::new(),
-        hold: Duration::from_secs(600),
-        keep: Duration::from_secs(600),
-        over: None,
+        lease: Duration::from_secs(600),
+        ttl: Duration::from_secs(600),
+        take_over: None,
     })
 }
 
-async fn granted(store: &dyn Store, ask: &Arc<Ask>) -> Lease {
+async fn granted(store: &dyn Store, ask: &Arc<ClaimRequest>) -> Lease {
     match store.claim(ask).await.unwrap() {
-        Claim::Granted(lease) => lease,
+        ClaimOutcome::Granted(lease) => lease,
         other => panic!("not granted: {other:?}"),
     }
 }
 
-fn remember(record: Bytes) -> End {
-    let outline = Outline { status: 201, requested_at_ms: 1000, completed_at_ms: 2000, took: Duration::from_secs(1) };
-    End::Complete { failed: false, record, outline, keep: Duration::from_secs(600) }
+fn complete_settlement(record: Bytes) -> Settlement {
+    let outline =
+        RecordSummary { status: 201, requested_at_ms: 1000, completed_at_ms: 2000, took: Duration::from_secs(1) };
+    Settlement::Complete { failed: false, record, summary: outline, ttl: Duration::from_secs(600) }
 }
 
 #[tokio::test]
 async fn addresses_and_fingerprints_are_those_of_the_library() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let db = session(&scene, "gateway").await;
     let long = "x".repeat(70_000);
     for (parts, key) in [
@@ -107,7 +111,7 @@ async fn addresses_and_fingerprints_are_those_of_the_library() {
 
 #[tokio::test]
 async fn the_scopes_of_a_gateway_can_be_made_part_by_part() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let db = session(&scene, "gateway").await;
     let mut headers = HeaderMap::new();
     for (name, value) in
@@ -115,8 +119,8 @@ async fn the_scopes_of_a_gateway_can_be_made_part_by_part() {
     {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    let identity = ibid::Identity(Ok(ibid::Claims([("sub".to_owned(), "s-7".to_owned())].into())));
-    let caller = Caller {
+    let identity = ibid::TokenVerification(Ok(ibid::TokenClaims([("sub".to_owned(), "s-7".to_owned())].into())));
+    let caller = ScopeInput {
         method: &Method::POST,
         uri: &Uri::from_static("/pay"),
         headers: &headers,
@@ -148,7 +152,7 @@ async fn the_scopes_of_a_gateway_can_be_made_part_by_part() {
     }
     for host in ["[2001:DB8::1]:8080", "[2001:DB8::1]", "::1", "shop.example:", "a:x", ""] {
         let headers: HeaderMap = [(http::header::HOST, HeaderValue::from_static(host))].into_iter().collect();
-        let caller = Caller { headers: &headers, ..caller };
+        let caller = ScopeInput { headers: &headers, ..caller };
         let ours = Scope::of(&[ScopePart::Host], &caller).unwrap().address("k-1", None, None);
         let row = db.query_one("SELECT ibid.address_in(ibid.part('host', $1), 'k-1')", &[&host]).await.unwrap();
         assert_eq!(row.get::<_, &[u8]>(0), ours.0, "{host}");
@@ -161,7 +165,7 @@ async fn the_scopes_of_a_gateway_can_be_made_part_by_part() {
         let sent: std::collections::BTreeMap<String, String> = serde_json::from_value(sent).unwrap();
         let headers: HeaderMap =
             sent.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
-        let caller = Caller { headers: &headers, ..caller };
+        let caller = ScopeInput { headers: &headers, ..caller };
         let ours = Scope::of(&[ScopePart::Credential], &caller).unwrap().address("k-1", None, None);
         let sql = "SELECT ibid.address_in(ibid.credentials($1::text::jsonb), 'k-1')";
         let row = db.query_one(sql, &[&serde_json::to_string(&sent).unwrap()]).await.unwrap();
@@ -173,14 +177,14 @@ async fn the_scopes_of_a_gateway_can_be_made_part_by_part() {
 
 #[tokio::test]
 async fn what_sql_remembers_the_store_and_run_tx_replay() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let (db, store) = (session(&scene, "gateway").await, scene.store().await);
     let headers = r#"{"Content-Type": "text/plain", "Link": ["</a>", "</b>"], "Set-Cookie": "a=b", "Date": "now"}"#;
-    pays(&db, "k-1", headers, b"\0\xff paid").await;
+    pay_in_transaction(&db, "k-1", headers, b"\0\xff paid").await;
     assert_eq!(scene.sql("SELECT record IS NULL, state, key FROM ibid.idempotency_keys"), "t|done|k-1");
 
     let ask = asked("k-1", Fingerprint::of_bytes(b"12.50"));
-    let Claim::Done(done) = store.claim(&ask).await.unwrap() else { panic!("it is done") };
+    let ClaimOutcome::Completed(done) = store.claim(&ask).await.unwrap() else { panic!("it is done") };
     assert_eq!(done.fingerprint, ask.fingerprint);
     assert!(done.expires_in > Duration::from_secs(23 * 3600) && done.expires_in <= Duration::from_secs(24 * 3600));
     let record = Record::decode(done.record).unwrap();
@@ -189,14 +193,18 @@ async fn what_sql_remembers_the_store_and_run_tx_replay() {
     assert_eq!(links, ["</a>", "</b>"]);
     assert_eq!(record.headers.len(), 3, "what belongs to one client or one moment is not kept: {record:?}");
 
-    let pool = TokioPostgres::pool(&scene.url(), 2).await;
-    let call = Call::new(&Scope::from_parts(&["acme"]), "k-1").request(b"12.50");
-    let ran = run::<TokioPostgres, _, _>(&pool, patient(), call, |_| Box::pin(async { Ok::<_, BoxError>(paid("no")) }));
-    let Ran::Replayed(replayed) = ran.await.unwrap() else { panic!("it was done before") };
+    let pool = TokioPostgresDriver::pool(&scene.url(), 2).await;
+    let call = IdempotentCall::new(&Scope::from_parts(&["acme"]), "k-1").request(b"12.50");
+    let ran = run::<TokioPostgresDriver, _, _>(&pool, patient_policy(), call, |_| {
+        Box::pin(async { Ok::<_, TestError>(paid_response("no")) })
+    });
+    let TxOutcome::Replayed(replayed) = ran.await.unwrap() else { panic!("it was done before") };
     assert_eq!(replayed, record);
-    let call = Call::new(&Scope::from_parts(&["acme"]), "k-1").request(b"99.00");
-    let ran = run::<TokioPostgres, _, _>(&pool, patient(), call, |_| Box::pin(async { Ok::<_, BoxError>(paid("no")) }));
-    assert!(matches!(ran.await.unwrap_err(), TxError::Reused));
+    let call = IdempotentCall::new(&Scope::from_parts(&["acme"]), "k-1").request(b"99.00");
+    let ran = run::<TokioPostgresDriver, _, _>(&pool, patient_policy(), call, |_| {
+        Box::pin(async { Ok::<_, TestError>(paid_response("no")) })
+    });
+    assert!(matches!(ran.await.unwrap_err(), TxError::KeyReused));
     assert_eq!(scene.effects(), 1);
 }
 
@@ -206,7 +214,7 @@ fn whole(body: &'static [u8]) -> RecordBody {
 
 #[tokio::test]
 async fn what_the_store_and_run_tx_remember_sql_replays() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let (db, store) = (session(&scene, "gateway").await, scene.store().await);
     let fingerprint = Fingerprint::of_bytes(b"12.50");
     let mut headers = HeaderMap::new();
@@ -238,7 +246,10 @@ async fn what_the_store_and_run_tx_remember_sql_replays() {
                 cookies: if headers.is_empty() { vec![[7; 32]; 2] } else { Vec::new() },
             };
             let lease = granted(&store, &asked(&key, fingerprint)).await;
-            assert_eq!(store.settle(&lease, &remember(record.encode())).await.unwrap(), Held::Held);
+            assert_eq!(
+                store.settle(&lease, &complete_settlement(record.encode())).await.unwrap(),
+                SettleOutcome::Applied
+            );
             let found = claim(&db, &key, "12.50").await;
             assert_eq!((outcome(&found).as_str(), found.get::<_, i32>("status")), ("done", 201), "{key}");
             let seen: serde_json::Value = serde_json::from_str(found.get("headers")).unwrap();
@@ -260,9 +271,11 @@ async fn what_the_store_and_run_tx_remember_sql_replays() {
             assert_eq!(outcome(&claim(&db, &key, "99.00").await), "reused");
         }
     }
-    let pool = TokioPostgres::pool(&scene.url(), 2).await;
-    let call = Call::new(&Scope::from_parts(&["acme"]), "k-tx").request(b"12.50");
-    let ran = run::<TokioPostgres, _, _>(&pool, patient(), call, |_| Box::pin(async { Ok::<_, BoxError>(paid("tx")) }));
+    let pool = TokioPostgresDriver::pool(&scene.url(), 2).await;
+    let call = IdempotentCall::new(&Scope::from_parts(&["acme"]), "k-tx").request(b"12.50");
+    let ran = run::<TokioPostgresDriver, _, _>(&pool, patient_policy(), call, |_| {
+        Box::pin(async { Ok::<_, TestError>(paid_response("tx")) })
+    });
     assert!(!ran.await.unwrap().is_replay());
     let found = claim(&db, "k-tx", "12.50").await;
     assert_eq!((outcome(&found).as_str(), found.get::<_, &[u8]>("body")), ("done", &b"tx"[..]));
@@ -270,7 +283,7 @@ async fn what_the_store_and_run_tx_remember_sql_replays() {
 
 #[tokio::test]
 async fn what_is_no_record_is_opaque_and_never_an_error() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let (db, store) = (session(&scene, "gateway").await, scene.store().await);
     let record = Record {
         status: StatusCode::CREATED,
@@ -294,7 +307,7 @@ async fn what_is_no_record_is_opaque_and_never_an_error() {
     {
         let key = format!("k-{nth}");
         let lease = granted(&store, &asked(&key, Fingerprint::NONE)).await;
-        let _ = store.settle(&lease, &remember(bytes.clone())).await.unwrap();
+        let _ = store.settle(&lease, &complete_settlement(bytes.clone())).await.unwrap();
         let seen = db.query_one("SELECT * FROM ibid.seen(ibid.address(ARRAY['acme'], $1))", &[&key]).await.unwrap();
         assert_eq!((outcome(&seen).as_str(), seen.get::<_, &[u8]>("record")), ("opaque", &bytes[..]), "{nth}");
     }
@@ -302,7 +315,7 @@ async fn what_is_no_record_is_opaque_and_never_an_error() {
 
 #[tokio::test]
 async fn the_layer_replays_what_sql_remembers_and_the_other_way_round() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let (db, store) = (session(&scene, "gateway").await, Arc::new(scene.store().await));
     let mut policy = Policy::ietf();
     policy.on_mismatch = OnMismatch::Ignore;
@@ -332,7 +345,7 @@ async fn the_layer_replays_what_sql_remembers_and_the_other_way_round() {
 
 #[tokio::test]
 async fn a_second_claim_is_busy_at_once_and_a_rollback_gives_the_key_back() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let (one, two) = (session(&scene, "gateway").await, session(&scene, "gateway").await);
     one.batch_execute("BEGIN").await.unwrap();
     let first = claim(&one, "k-1", "12.50").await;
@@ -359,11 +372,11 @@ async fn a_second_claim_is_busy_at_once_and_a_rollback_gives_the_key_back() {
 
 #[tokio::test]
 async fn a_claim_that_was_committed_alone_is_a_claim_like_any_other() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let (db, store) = (session(&scene, "gateway").await, scene.store().await);
     let found = claim(&db, "k-1", "12.50").await;
     let ask = asked("k-1", Fingerprint::of_bytes(b"12.50"));
-    assert!(matches!(store.claim(&ask).await.unwrap(), Claim::Busy(_)));
+    assert!(matches!(store.claim(&ask).await.unwrap(), ClaimOutcome::InProgress(_)));
     let release = "SELECT ibid.release(ibid.address(ARRAY['acme'], 'k-1'), $1)";
     let released = db.query_one(release, &[&found.get::<_, &[u8]>("token")]).await.unwrap();
     assert!(released.get::<_, bool>(0));
@@ -385,7 +398,7 @@ async fn a_claim_that_was_committed_alone_is_a_claim_like_any_other() {
 
 #[tokio::test]
 async fn what_could_not_be_replayed_is_refused() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let db = session(&scene, "gateway").await;
     let found = claim(&db, "k-1", "12.50").await;
     let token: &[u8] = found.get("token");
@@ -408,7 +421,7 @@ async fn what_could_not_be_replayed_is_refused() {
     let wild = r#"{"x-!#$%&'*+.^_`|~0": "tab\t é \u0080 ~", "empty": "", "none": []}"#;
     complete(&db, "k-1", token, 999, wild, b"").await.unwrap();
     let store = scene.store().await;
-    let Some(Claim::Done(done)) = store.get(&at("k-1")).await.unwrap() else { panic!("it is done") };
+    let Some(ClaimOutcome::Completed(done)) = store.get(&address("k-1")).await.unwrap() else { panic!("it is done") };
     assert_eq!(Record::decode(done.record).unwrap().headers.len(), 2);
     let error = db.query_one("SELECT ibid.claim('\\x00')", &[]).await.unwrap_err();
     assert_eq!(error.code().unwrap().code(), "22023");
@@ -416,23 +429,23 @@ async fn what_could_not_be_replayed_is_refused() {
 
 #[tokio::test]
 async fn cleanup_removes_what_has_expired() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let db = session(&scene, "gateway").await;
     let sql = "SELECT ibid.complete(ibid.address('{}', k), (ibid.claim(ibid.address('{}', k), ttl => $1::text::interval)).token, 200) \
         FROM unnest(ARRAY['k-1', 'k-2']) k";
     db.query(sql, &[&"1 millisecond"]).await.unwrap();
-    pays(&db, "k-3", "{}", b"").await;
+    pay_in_transaction(&db, "k-3", "{}", b"").await;
     tokio::time::sleep(Duration::from_millis(20)).await;
     let removed = db.query_one("SELECT ibid.cleanup(1), ibid.cleanup()", &[]).await.unwrap();
     assert_eq!((removed.get::<_, i64>(0), removed.get::<_, i64>(1)), (1, 1));
-    assert_eq!(scene.remembered(), 1);
+    assert_eq!(scene.remembered_answers(), 1);
 }
 
 #[tokio::test]
 async fn only_members_of_the_service_role_may_and_rows_are_guarded_all_the_same() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let db = session(&scene, "gateway").await;
-    pays(&db, "k-1", "{}", b"secret").await;
+    pay_in_transaction(&db, "k-1", "{}", b"secret").await;
     const CLAIM: &str = "SELECT outcome FROM ibid.claim(ibid.address(ARRAY['acme'], 'k-1'))";
     for role in ["alice", "auditor"] {
         let refused = scene.server.sql_as(role, &scene.name, CLAIM).unwrap_err();
@@ -462,15 +475,15 @@ async fn only_members_of_the_service_role_may_and_rows_are_guarded_all_the_same(
 
 #[tokio::test]
 async fn the_functions_come_and_go_with_the_schema() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let url = scene.server.url("migrator", &scene.name);
     let functions = "SELECT count(DISTINCT proname) FROM pg_proc WHERE proname IN \
         ('claim', 'complete', 'release', 'seen', 'cleanup', 'address', 'address_in', 'part', 'fingerprint') \
         AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'ibid')";
     assert_eq!(scene.sql(functions), "9");
-    migrate(&url, Migrate::Down).await.unwrap();
+    migrate(&url, MigrateAction::Down).await.unwrap();
     assert_eq!(scene.sql("SELECT count(*) FROM pg_namespace WHERE nspname = 'ibid'"), "0");
-    migrate(&url, Migrate::Up).await.unwrap();
+    migrate(&url, MigrateAction::Up).await.unwrap();
     assert_eq!(scene.sql(functions), "9");
-    pays(&session(&scene, "gateway").await, "k-1", "{}", b"").await;
+    pay_in_transaction(&session(&scene, "gateway").await, "k-1", "{}", b"").await;
 }

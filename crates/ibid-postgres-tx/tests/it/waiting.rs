@@ -9,29 +9,31 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use ibid_testkit::servers::postgres::Bouncer;
+use ibid_testkit::servers::postgres::PgBouncer;
 use tokio::{sync::Notify, time::timeout};
 
-use crate::kit::{BoxError, Driver, Scene, TokioPostgres, call, paid, patient, run, with_both_drivers};
+use crate::kit::{
+    TestDriver, TestError, TokioPostgresDriver, TxDatabase, call, paid_response, patient_policy, run, with_both_drivers,
+};
 
 with_both_drivers! {
     a_hundred_duplicates_on_five_connections_have_one_effect_and_all_are_answered
     many_different_keys_on_few_connections_all_run
 }
 
-async fn a_hundred_duplicates_on_five_connections_have_one_effect_and_all_are_answered<D: Driver>() {
-    let scene = Scene::new();
+async fn a_hundred_duplicates_on_five_connections_have_one_effect_and_all_are_answered<D: TestDriver>() {
+    let scene = TxDatabase::new();
     let pool = D::pool(&scene.url(), 5).await;
     let (runs, began, may_end) = (AtomicU32::new(0), Arc::new(Notify::new()), Arc::new(Notify::new()));
     let pay = || {
-        run::<D, _, _>(&pool, patient(), call("k-1"), |tx| {
+        run::<D, _, _>(&pool, patient_policy(), call("k-1"), |tx| {
             runs.fetch_add(1, SeqCst);
             let (began, may_end) = (began.clone(), may_end.clone());
             Box::pin(async move {
-                D::exec(tx, "INSERT INTO effects VALUES ('once')").await?;
+                D::execute(tx, "INSERT INTO effects VALUES ('once')").await?;
                 began.notify_one();
                 may_end.notified().await;
-                Ok::<_, BoxError>(paid("paid"))
+                Ok::<_, TestError>(paid_response("paid"))
             })
         })
     };
@@ -40,7 +42,7 @@ async fn a_hundred_duplicates_on_five_connections_have_one_effect_and_all_are_an
         began.notified().await;
         // The other 99 are waiting by now, or soon. Who has nothing to do with them still gets a connection.
         for _ in 0..50 {
-            let other = timeout(Duration::from_secs(60), D::alone(&pool, "SELECT 1")).await;
+            let other = timeout(Duration::from_secs(60), D::execute_outside(&pool, "SELECT 1")).await;
             other.expect("the pool is not used up by those who wait").unwrap();
         }
         for _ in 0..10 {
@@ -60,8 +62,8 @@ async fn a_hundred_duplicates_on_five_connections_have_one_effect_and_all_are_an
     assert_eq!((first, runs.into_inner(), scene.effects()), (1, 1, 1));
 }
 
-async fn many_different_keys_on_few_connections_all_run<D: Driver>() {
-    let scene = Scene::new();
+async fn many_different_keys_on_few_connections_all_run<D: TestDriver>() {
+    let scene = TxDatabase::new();
     let pool = D::pool(&scene.url(), 3).await;
     let all = (0..40).map(|nth| {
         let pool = &pool;
@@ -70,11 +72,11 @@ async fn many_different_keys_on_few_connections_all_run<D: Driver>() {
             let insert = format!("INSERT INTO effects VALUES ('{}')", nth / 2);
             let insert = &insert;
             let call = call(&format!("k-{}", nth / 2));
-            let ran = run::<D, _, _>(pool, patient(), call, |tx| {
+            let ran = run::<D, _, _>(pool, patient_policy(), call, |tx| {
                 let insert = insert.clone();
                 Box::pin(async move {
-                    D::exec(tx, &insert).await?;
-                    Ok::<_, BoxError>(paid("paid"))
+                    D::execute(tx, &insert).await?;
+                    Ok::<_, TestError>(paid_response("paid"))
                 })
             });
             ran.await.unwrap().is_replay()
@@ -87,18 +89,18 @@ async fn many_different_keys_on_few_connections_all_run<D: Driver>() {
 /// In transaction mode. sqlx gives its statements names, which this version of pgbouncer does not keep apart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn behind_pgbouncer_duplicates_have_one_effect_too() {
-    type D = TokioPostgres;
-    let scene = Scene::new();
-    let bouncer = Bouncer::start(scene.server);
+    type D = TokioPostgresDriver;
+    let scene = TxDatabase::new();
+    let bouncer = PgBouncer::start(scene.server);
     let url = bouncer.url("gateway", &scene.name);
     let url = url.split('?').next().unwrap();
     let pool = D::pool(url, 10).await;
     let all = (0..20).map(|_| {
-        run::<D, _, _>(&pool, patient(), call("k-1"), |tx| {
+        run::<D, _, _>(&pool, patient_policy(), call("k-1"), |tx| {
             Box::pin(async move {
-                D::exec(tx, "INSERT INTO effects VALUES ('once')").await?;
+                D::execute(tx, "INSERT INTO effects VALUES ('once')").await?;
                 tokio::time::sleep(Duration::from_millis(200)).await;
-                Ok::<_, BoxError>(paid("paid"))
+                Ok::<_, TestError>(paid_response("paid"))
             })
         })
     });

@@ -1,7 +1,7 @@
 //! The store's clock: wall time at opening plus monotonic time, never behind what the log has seen.
 //!
 //! Invariant: two readings never go backwards, across threads and restarts. Background threads use
-//! [`Clock::latest`]: for them time stands still while nobody calls, when nothing has to be done anyway.
+//! [`StoreClock::latest`]: for them time stands still while nobody calls, when nothing has to be done anyway.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::entry::{Micros, micros};
+use super::entry::{UnixMicros, micros};
 
 /// A source of time, as the duration since the Unix epoch.
 #[derive(Clone)]
@@ -43,26 +43,26 @@ impl fmt::Debug for TimeSource {
 }
 
 #[derive(Debug)]
-pub(super) struct Clock {
+pub(super) struct StoreClock {
     source: TimeSource,
     /// Added to what the source says, so that time goes on from what the log has seen.
-    ahead: Micros,
+    offset: UnixMicros,
     latest: AtomicU64,
 }
 
-impl Clock {
-    pub(super) fn new(source: TimeSource, seen: Micros) -> Self {
-        let ahead = seen.saturating_sub(micros(source.0()));
-        Self { source, ahead, latest: AtomicU64::new(seen) }
+impl StoreClock {
+    pub(super) fn new(source: TimeSource, seen: UnixMicros) -> Self {
+        let offset = seen.saturating_sub(micros(source.0()));
+        Self { source, offset, latest: AtomicU64::new(seen) }
     }
 
-    pub(super) fn now(&self) -> Micros {
-        let now = micros(self.source.0()) + self.ahead;
+    pub(super) fn now(&self) -> UnixMicros {
+        let now = micros(self.source.0()) + self.offset;
         self.latest.fetch_max(now, SeqCst).max(now)
     }
 
     /// The latest that anybody was told.
-    pub(super) fn latest(&self) -> Micros {
+    pub(super) fn latest(&self) -> UnixMicros {
         self.latest.load(SeqCst)
     }
 }

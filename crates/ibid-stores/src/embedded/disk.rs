@@ -16,7 +16,7 @@ use std::{
 
 use rustix::fs::FallocateFlags;
 
-use crate::Lock;
+use crate::ProcessLock;
 
 /// A directory of files.
 pub trait Disk: fmt::Debug + Send + Sync {
@@ -108,7 +108,7 @@ impl Disk for Directory {
     }
 
     fn lock(&self) -> io::Result<Box<dyn fmt::Debug + Send + Sync>> {
-        Ok(Box::new(Lock::take_folder(&self.path, "lock")?))
+        Ok(Box::new(ProcessLock::acquire_directory(&self.path, "lock")?))
     }
 }
 

@@ -21,69 +21,69 @@ use ibid::store::Address;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use super::entry::{Entry, Kind, Micros};
+use super::entry::{LogEntry, LogEntryKind, UnixMicros};
 
-pub(super) const SHARDS: usize = 1024;
+pub(super) const SHARD_COUNT: usize = 1024;
 const KIND_SHIFT: u32 = 29;
 
 /// Addresses are digests of what callers send: who can choose many of those shall not choose where they go.
-static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(()));
+static HASH_SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(()));
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(super) struct IndexSlot {
     prefix: [u8; 16],
     version: [u32; 2],
     /// 0 in a place that is empty.
     pub(super) segment: u32,
     pub(super) offset: u32,
     length_and_kind: u32,
-    expires: u32,
-    dies: u32,
+    expires_s: u32,
+    dies_s: u32,
     /// Tells without a look at the disk which entries an exact key cannot be.
-    key: u32,
+    key_checksum: u32,
 }
 
-impl Slot {
+impl IndexSlot {
     const EMPTY: Self = Self {
         prefix: [0; 16],
         version: [0; 2],
         segment: 0,
         offset: 0,
         length_and_kind: 0,
-        expires: 0,
-        dies: 0,
-        key: 0,
+        expires_s: 0,
+        dies_s: 0,
+        key_checksum: 0,
     };
     /// What an entry's length must stay below.
     pub(super) const MAX_LENGTH: usize = 1 << KIND_SHIFT;
 
-    pub(super) fn new(entry: &Entry, segment: u32, offset: u32, length: usize) -> Self {
+    pub(super) fn new(entry: &LogEntry, segment: u32, offset: u32, length: usize) -> Self {
         assert!(segment != 0 && length < Self::MAX_LENGTH);
         Self {
-            prefix: prefix(&entry.ask.address),
+            prefix: address_prefix(&entry.ask.address),
             version: [entry.version as u32, (entry.version >> 32) as u32],
             segment,
             offset,
             length_and_kind: length as u32 | (entry.kind() as u32) << KIND_SHIFT,
-            expires: seconds(entry.expires),
-            dies: seconds(entry.dies_at),
-            key: checksum(entry.ask.tags.key_hash()),
+            expires_s: ceil_seconds(entry.expires_at),
+            dies_s: ceil_seconds(entry.dies_at),
+            key_checksum: key_checksum(entry.ask.tags.key_hash()),
         }
     }
 
     /// Its length in a snapshot.
-    pub(super) const ENCODED: usize = 48;
+    pub(super) const ENCODED_LEN: usize = 48;
     /// The same without the checksum of its key, which entries of that time did not have.
-    pub(super) const FIRST_ENCODED: usize = 44;
+    pub(super) const V1_ENCODED_LEN: usize = 44;
 
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         out.put_slice(&self.prefix);
         for field in [self.version[0], self.version[1], self.segment, self.offset, self.length_and_kind] {
             out.put_u32_le(field);
         }
-        out.put_u32_le(self.expires);
-        out.put_u32_le(self.dies);
-        out.put_u32_le(self.key);
+        out.put_u32_le(self.expires_s);
+        out.put_u32_le(self.dies_s);
+        out.put_u32_le(self.key_checksum);
     }
 
     /// Reads what [`Self::encode`] wrote, if it can be a slot.
@@ -94,9 +94,18 @@ impl Slot {
         let version = [field()?, field()?];
         let [segment, offset, length_and_kind] = [field()?, field()?, field()?];
         let [expires, dies] = [field()?, field()?];
-        let key = field().unwrap_or_else(|| checksum(""));
-        Kind::from_bits((length_and_kind >> KIND_SHIFT) as u8).filter(|_| segment != 0)?;
-        Some(Self { prefix, version, segment, offset, length_and_kind, expires, dies, key })
+        let key = field().unwrap_or_else(|| key_checksum(""));
+        LogEntryKind::from_bits((length_and_kind >> KIND_SHIFT) as u8).filter(|_| segment != 0)?;
+        Some(Self {
+            prefix,
+            version,
+            segment,
+            offset,
+            length_and_kind,
+            expires_s: expires,
+            dies_s: dies,
+            key_checksum: key,
+        })
     }
 
     pub(super) fn shard(&self) -> usize {
@@ -111,100 +120,102 @@ impl Slot {
         (self.length_and_kind & (Self::MAX_LENGTH as u32 - 1)) as usize
     }
 
-    pub(super) fn kind(&self) -> Kind {
-        Kind::from_bits((self.length_and_kind >> KIND_SHIFT) as u8).expect("only kinds are put in")
+    pub(super) fn kind(&self) -> LogEntryKind {
+        LogEntryKind::from_bits((self.length_and_kind >> KIND_SHIFT) as u8).expect("only kinds are put in")
     }
 
     /// Whether its key may have this hash.
-    pub(super) fn may_have(&self, key_hash: &str) -> bool {
-        self.key == checksum(key_hash)
+    pub(super) fn may_match_key_hash(&self, key_hash: &str) -> bool {
+        self.key_checksum == key_checksum(key_hash)
     }
 
-    pub(super) fn has_expired(&self, now: Micros) -> bool {
-        u64::from(self.expires) * 1_000_000 <= now
+    pub(super) fn has_expired(&self, now: UnixMicros) -> bool {
+        u64::from(self.expires_s) * 1_000_000 <= now
     }
 
-    fn is_dead(&self, now: Micros) -> bool {
+    fn is_dead(&self, now: UnixMicros) -> bool {
         self.dies_at() <= now
     }
 
-    pub(super) fn dies_at(&self) -> Micros {
-        u64::from(self.dies) * 1_000_000
+    pub(super) fn dies_at(&self) -> UnixMicros {
+        u64::from(self.dies_s) * 1_000_000
     }
 
     /// The same entry at another place.
-    pub(super) fn moved(self, segment: u32, offset: u32) -> Self {
+    pub(super) fn moved_to(self, segment: u32, offset: u32) -> Self {
         Self { segment, offset, ..self }
     }
 
-    pub(super) fn prefix(&self) -> &[u8; 16] {
+    pub(super) fn prefix_bytes(&self) -> &[u8; 16] {
         &self.prefix
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Index {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<IndexShard>]>,
 }
 
 /// Everything in it is written under the shard's lock, which is never held across a disk access or an await. Slots and
 /// `running` are written by the writer, and by whoever removes what died or moves what lives on.
 #[derive(Debug, Default)]
-pub(super) struct Shard {
-    table: Table,
-    pub(super) running: HashMap<Address, Arc<Entry>>,
+pub(super) struct IndexShard {
+    table: IndexTable,
+    pub(super) running_entries: HashMap<Address, Arc<LogEntry>>,
     pub(super) waiters: HashMap<Address, Arc<Notify>>,
 }
 
 /// What the index knows about an address.
-pub(super) enum Found {
-    Running(Arc<Entry>),
+pub(super) enum IndexLookup {
+    Running(Arc<LogEntry>),
     /// Those with the address's prefix: none, mostly one.
-    Slots(Vec<Slot>),
+    Slots(Vec<IndexSlot>),
 }
 
 impl Index {
     pub(super) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        Self { shards: (0..SHARD_COUNT).map(|_| Mutex::default()).collect() }
     }
 
-    pub(super) fn shard(&self, at: &Address) -> MutexGuard<'_, Shard> {
+    pub(super) fn shard(&self, at: &Address) -> MutexGuard<'_, IndexShard> {
         self.shards[shard_of(&at.0)].lock()
     }
 
     /// What its slots take up.
     pub(super) fn bytes(&self) -> u64 {
-        self.shards.iter().map(|shard| (shard.lock().table.used * size_of::<Slot>()) as u64).sum()
+        self.shards.iter().map(|shard| (shard.lock().table.used_slots * size_of::<IndexSlot>()) as u64).sum()
     }
 
     /// By number, in the order of their addresses.
-    pub(super) fn nth(&self, nth: usize) -> MutexGuard<'_, Shard> {
+    pub(super) fn shard_by_number(&self, nth: usize) -> MutexGuard<'_, IndexShard> {
         self.shards[nth].lock()
     }
 
-    pub(super) fn find(&self, at: &Address) -> Found {
+    pub(super) fn find(&self, at: &Address) -> IndexLookup {
         let shard = self.shard(at);
-        match shard.running.get(at) {
-            Some(entry) => Found::Running(entry.clone()),
-            None => Found::Slots(shard.table.matching(prefix(at)).copied().collect()),
+        match shard.running_entries.get(at) {
+            Some(entry) => IndexLookup::Running(entry.clone()),
+            None => IndexLookup::Slots(shard.table.matching(address_prefix(at)).copied().collect()),
         }
     }
 
     /// Whether this very slot is still there.
-    pub(super) fn has(&self, slot: &Slot) -> bool {
+    pub(super) fn contains_slot(&self, slot: &IndexSlot) -> bool {
         self.shards[slot.shard()].lock().table.position(slot.prefix, slot.version()).is_some_and(|at| at.1 == *slot)
     }
 
     /// The slot of the entry that is `bytes`, if it points to this place.
-    pub(super) fn slot_at(&self, bytes: &[u8], segment: u32, offset: u32) -> Option<Slot> {
-        let (version, address) = Entry::peek_name(bytes)?;
-        let (_, slot) = self.shard(&address).table.position(prefix(&address), version)?;
+    pub(super) fn slot_at(&self, bytes: &[u8], segment: u32, offset: u32) -> Option<IndexSlot> {
+        let (version, address) = LogEntry::peek_version_and_address(bytes)?;
+        let (_, slot) = self.shard(&address).table.position(address_prefix(&address), version)?;
         (slot.segment == segment && slot.offset == offset).then_some(slot)
     }
 
     /// While the log is read: takes an entry in if none of a higher version is known. `is_same` tells whether a slot
     /// with the same prefix is of the same address. Returns the slot that is not needed: the older one's, if any.
-    pub(super) fn adopt(&self, entry: &Entry, slot: Slot, is_same: impl Fn(&Slot) -> bool) -> Option<Slot> {
+    pub(super) fn insert_recovered(
+        &self, entry: &LogEntry, slot: IndexSlot, is_same: impl Fn(&IndexSlot) -> bool,
+    ) -> Option<IndexSlot> {
         let mut shard = self.shard(&entry.ask.address);
         let known = shard.table.matching(slot.prefix).find(|known| is_same(known)).copied();
         match known {
@@ -218,28 +229,28 @@ impl Index {
 
     /// Puts the slot of `entry` in the place of the version that it supersedes, and wakes who waited for that to end.
     /// Returns the slot that was there.
-    pub(super) fn put(&self, entry: &Arc<Entry>, slot: Slot, supersedes: Option<u64>) -> Option<Slot> {
+    pub(super) fn put(&self, entry: &Arc<LogEntry>, slot: IndexSlot, supersedes: Option<u64>) -> Option<IndexSlot> {
         let at = &entry.ask.address;
         let mut shard = self.shard(at);
         let before = supersedes.and_then(|version| shard.table.remove(slot.prefix, version));
         shard.table.insert(slot);
-        if slot.kind() == Kind::Claim {
-            shard.running.insert(*at, entry.clone());
+        if slot.kind() == LogEntryKind::Running {
+            shard.running_entries.insert(*at, entry.clone());
         } else {
-            shard.running.remove(at);
+            shard.running_entries.remove(at);
             shard.wake(at);
         }
         before
     }
 
     /// Where the entry of this slot is by now, if it was only moved.
-    pub(super) fn relocated(&self, slot: &Slot) -> Option<Slot> {
+    pub(super) fn current_slot(&self, slot: &IndexSlot) -> Option<IndexSlot> {
         let shard = self.shards[slot.shard()].lock();
         shard.table.position(slot.prefix, slot.version()).map(|(_, slot)| slot)
     }
 
     /// Puts `to` in the place of `from`, if that is still there.
-    pub(super) fn swap(&self, from: &Slot, to: Slot) -> bool {
+    pub(super) fn swap(&self, from: &IndexSlot, to: IndexSlot) -> bool {
         let mut shard = self.shards[from.shard()].lock();
         match shard.table.position(from.prefix, from.version()) {
             Some((at, slot)) if slot == *from => {
@@ -251,27 +262,27 @@ impl Index {
     }
 
     /// Removes at most `at_most` slots of the dead, each shown to `gone`. Returns how many, and whether there are more.
-    pub(super) fn sweep(&self, now: Micros, at_most: u32, mut gone: impl FnMut(&Slot)) -> (u32, bool) {
+    pub(super) fn sweep(&self, now: UnixMicros, at_most: u32, mut gone: impl FnMut(&IndexSlot)) -> (u32, bool) {
         let mut removed = 0;
         let mut more = false;
         for shard in &self.shards {
             let mut shard = shard.lock();
-            if shard.is_due(now) && removed < at_most {
+            if shard.may_have_dead_slots(now) && removed < at_most {
                 removed += shard.sweep(now, at_most - removed, &mut gone);
             }
-            more |= shard.is_due(now);
+            more |= shard.may_have_dead_slots(now);
         }
         (removed, more)
     }
 }
 
-impl Shard {
-    pub(super) fn slots(&self) -> impl Iterator<Item = &Slot> {
+impl IndexShard {
+    pub(super) fn slots(&self) -> impl Iterator<Item = &IndexSlot> {
         self.table.slots.iter().filter(|slot| slot.segment != 0)
     }
 
     /// While a snapshot is read.
-    pub(super) fn fill(&mut self, slots: impl Iterator<Item = Slot>) {
+    pub(super) fn insert_snapshot_slots(&mut self, slots: impl Iterator<Item = IndexSlot>) {
         slots.for_each(|slot| self.table.insert(slot));
     }
 
@@ -286,25 +297,26 @@ impl Shard {
     }
 
     /// Whether something may have died here.
-    fn is_due(&self, now: Micros) -> bool {
-        u64::from(self.table.due) * 1_000_000 <= now
+    fn may_have_dead_slots(&self, now: UnixMicros) -> bool {
+        u64::from(self.table.earliest_death_s) * 1_000_000 <= now
     }
 
-    fn sweep(&mut self, now: Micros, at_most: u32, gone: &mut impl FnMut(&Slot)) -> u32 {
-        let dead: Vec<Slot> = self.slots().filter(|slot| slot.is_dead(now)).take(at_most as usize).copied().collect();
+    fn sweep(&mut self, now: UnixMicros, at_most: u32, gone: &mut impl FnMut(&IndexSlot)) -> u32 {
+        let dead: Vec<IndexSlot> =
+            self.slots().filter(|slot| slot.is_dead(now)).take(at_most as usize).copied().collect();
         for slot in &dead {
             self.table.remove(slot.prefix, slot.version());
             gone(slot);
         }
-        if dead.iter().any(|slot| slot.kind() == Kind::Claim) {
+        if dead.iter().any(|slot| slot.kind() == LogEntryKind::Running) {
             let over: Vec<Address> =
-                self.running.iter().filter(|(_, entry)| entry.dies_at <= now).map(|(at, _)| *at).collect();
+                self.running_entries.iter().filter(|(_, entry)| entry.dies_at <= now).map(|(at, _)| *at).collect();
             for at in over {
-                self.running.remove(&at);
+                self.running_entries.remove(&at);
                 self.wake(&at);
             }
         }
-        self.table.due = self.slots().map(|slot| slot.dies).min().unwrap_or(u32::MAX);
+        self.table.earliest_death_s = self.slots().map(|slot| slot.dies_s).min().unwrap_or(u32::MAX);
         self.table.shrink();
         dead.len() as u32
     }
@@ -312,42 +324,42 @@ impl Shard {
 
 /// Open addressing with linear probing; at most seven eighths full.
 #[derive(Debug)]
-struct Table {
+struct IndexTable {
     /// As many as a power of two, or none.
-    slots: Vec<Slot>,
-    used: usize,
+    slots: Vec<IndexSlot>,
+    used_slots: usize,
     /// No slot dies earlier.
-    due: u32,
+    earliest_death_s: u32,
 }
 
-impl Default for Table {
+impl Default for IndexTable {
     fn default() -> Self {
-        Self { slots: Vec::new(), used: 0, due: u32::MAX }
+        Self { slots: Vec::new(), used_slots: 0, earliest_death_s: u32::MAX }
     }
 }
 
-impl Table {
-    fn home(&self, prefix: [u8; 16]) -> usize {
+impl IndexTable {
+    fn home_position(&self, prefix: [u8; 16]) -> usize {
         // The first bytes chose the shard.
         let [.., a, b, c, d, e, f, g, h] = prefix;
-        let mixed = (u64::from_le_bytes([a, b, c, d, e, f, g, h]) ^ *SEED).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (u64::from_le_bytes([a, b, c, d, e, f, g, h]) ^ *HASH_SEED).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 32) as usize & (self.slots.len() - 1)
     }
 
-    fn matching(&self, prefix: [u8; 16]) -> impl Iterator<Item = &Slot> {
+    fn matching(&self, prefix: [u8; 16]) -> impl Iterator<Item = &IndexSlot> {
         let mask = self.slots.len().wrapping_sub(1);
-        let home = if self.slots.is_empty() { 0 } else { self.home(prefix) };
+        let home = if self.slots.is_empty() { 0 } else { self.home_position(prefix) };
         (0..self.slots.len())
             .map(move |step| &self.slots[(home + step) & mask])
             .take_while(|slot| slot.segment != 0)
             .filter(move |slot| slot.prefix == prefix)
     }
 
-    fn position(&self, prefix: [u8; 16], version: u64) -> Option<(usize, Slot)> {
+    fn position(&self, prefix: [u8; 16], version: u64) -> Option<(usize, IndexSlot)> {
         if self.slots.is_empty() {
             return None;
         }
-        let mut at = self.home(prefix);
+        let mut at = self.home_position(prefix);
         while self.slots[at].segment != 0 {
             if self.slots[at].prefix == prefix && self.slots[at].version() == version {
                 return Some((at, self.slots[at]));
@@ -357,48 +369,48 @@ impl Table {
         None
     }
 
-    fn insert(&mut self, slot: Slot) {
-        if (self.used + 1) * 8 > self.slots.len() * 7 {
+    fn insert(&mut self, slot: IndexSlot) {
+        if (self.used_slots + 1) * 8 > self.slots.len() * 7 {
             self.resize((self.slots.len() * 2).max(4));
         }
-        let mut at = self.home(slot.prefix);
+        let mut at = self.home_position(slot.prefix);
         while self.slots[at].segment != 0 {
             at = (at + 1) & (self.slots.len() - 1);
         }
         self.slots[at] = slot;
-        self.used += 1;
-        self.due = self.due.min(slot.dies);
+        self.used_slots += 1;
+        self.earliest_death_s = self.earliest_death_s.min(slot.dies_s);
     }
 
-    fn remove(&mut self, prefix: [u8; 16], version: u64) -> Option<Slot> {
+    fn remove(&mut self, prefix: [u8; 16], version: u64) -> Option<IndexSlot> {
         let (mut hole, gone) = self.position(prefix, version)?;
         let mask = self.slots.len() - 1;
         let mut at = (hole + 1) & mask;
         // Those behind it that would no longer be found from their home move up.
         while self.slots[at].segment != 0 {
-            let home = self.home(self.slots[at].prefix);
+            let home = self.home_position(self.slots[at].prefix);
             if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(hole) & mask) {
                 self.slots[hole] = self.slots[at];
                 hole = at;
             }
             at = (at + 1) & mask;
         }
-        self.slots[hole] = Slot::EMPTY;
-        self.used -= 1;
+        self.slots[hole] = IndexSlot::EMPTY;
+        self.used_slots -= 1;
         Some(gone)
     }
 
     fn shrink(&mut self) {
-        if self.used == 0 {
+        if self.used_slots == 0 {
             self.slots = Vec::new();
-        } else if self.slots.len() > 16 && self.used * 4 < self.slots.len() {
+        } else if self.slots.len() > 16 && self.used_slots * 4 < self.slots.len() {
             self.resize(self.slots.len() / 2);
         }
     }
 
     fn resize(&mut self, to: usize) {
-        let before = std::mem::replace(&mut self.slots, vec![Slot::EMPTY; to]);
-        self.used = 0;
+        let before = std::mem::replace(&mut self.slots, vec![IndexSlot::EMPTY; to]);
+        self.used_slots = 0;
         for slot in before.into_iter().filter(|slot| slot.segment != 0) {
             self.insert(slot);
         }
@@ -409,15 +421,15 @@ pub(super) fn shard_of(address: &[u8]) -> usize {
     usize::from(address[0]) << 2 | usize::from(address[1] >> 6)
 }
 
-fn prefix(at: &Address) -> [u8; 16] {
+fn address_prefix(at: &Address) -> [u8; 16] {
     *at.0.first_chunk().expect("an address is longer")
 }
 
-fn checksum(key_hash: &str) -> u32 {
+fn key_checksum(key_hash: &str) -> u32 {
     crc32c::crc32c(key_hash.as_bytes())
 }
 
 /// Rounded up: nothing is taken for dead too early.
-fn seconds(at: Micros) -> u32 {
+fn ceil_seconds(at: UnixMicros) -> u32 {
     at.div_ceil(1_000_000).min(u64::from(u32::MAX - 1)) as u32
 }

@@ -14,70 +14,76 @@ use std::{
 use ibid::store::{Address, ErrorKind, StoreError};
 
 use super::{
-    clock::Clock,
-    entry::Entry,
-    index::{Found, Index, Slot},
-    keeper::Spares,
-    segments::{ReadError, Segments, SoFar},
+    clock::StoreClock,
+    compactor::SegmentPool,
+    entry::LogEntry,
+    index::{Index, IndexLookup, IndexSlot},
+    segments::{EntryReadError, LogPosition, SegmentSet},
 };
 
 /// The store's name in errors and promises.
-pub(super) const NAME: &str = "embedded";
+pub(super) const STORE_NAME: &str = "embedded";
 /// How often a look-up is repeated that met a segment just being recycled.
-const TRIES: u32 = 100;
+const MAX_LOOKUP_RETRIES: u32 = 100;
 
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct SharedLog {
     pub(super) index: Index,
-    pub(super) segments: Segments,
-    pub(super) clock: Clock,
-    pub(super) spares: Spares,
+    pub(super) segments: SegmentSet,
+    pub(super) clock: StoreClock,
+    pub(super) segment_pool: SegmentPool,
     /// Whether a batch is synced before it is answered.
-    pub(super) synced: bool,
+    pub(super) is_synced: bool,
     /// Of the last batch of the main lane, and the highest fence given. Written by the writer.
     pub(super) sequence: AtomicU64,
-    pub(super) fences: AtomicU64,
+    pub(super) highest_fence: AtomicU64,
     /// The highest given to an entry. Written by the writer.
     pub(super) version: AtomicU64,
     /// Why nothing is written any more. Set once, by whoever saw a sync fail for the second time.
     read_only: OnceLock<String>,
 }
 
-impl Log {
-    pub(super) fn new(index: Index, segments: Segments, clock: Clock, synced: bool, so_far: (u64, u64, u64)) -> Self {
+impl SharedLog {
+    pub(super) fn new(
+        index: Index, segments: SegmentSet, clock: StoreClock, is_synced: bool, so_far: (u64, u64, u64),
+    ) -> Self {
         let (sequence, fences, version) = so_far;
         Self {
             index,
             segments,
             clock,
-            spares: Spares::default(),
-            synced,
+            segment_pool: SegmentPool::default(),
+            is_synced,
             sequence: AtomicU64::new(sequence),
-            fences: AtomicU64::new(fences),
+            highest_fence: AtomicU64::new(fences),
             version: AtomicU64::new(version),
             read_only: OnceLock::new(),
         }
     }
 
     /// The entry at an address, even if it has expired.
-    pub(super) fn load(&self, at: &Address) -> Result<Option<Arc<Entry>>, StoreError> {
-        for _ in 0..TRIES {
+    pub(super) fn load(&self, at: &Address) -> Result<Option<Arc<LogEntry>>, StoreError> {
+        for _ in 0..MAX_LOOKUP_RETRIES {
             let slots = match self.index.find(at) {
-                Found::Running(entry) => return Ok(Some(entry)),
-                Found::Slots(slots) => slots,
+                IndexLookup::Running(entry) => return Ok(Some(entry)),
+                IndexLookup::Slots(slots) => slots,
             };
-            match self.first_at(at, &slots) {
+            match self.read_matching(at, &slots) {
                 Ok(found) => return Ok(found.map(Arc::new)),
                 // It was recycled or moved while it was read: the index knows better by now.
-                Err((slot, _)) if !self.index.has(&slot) => {}
-                Err((_, error @ ReadError::Io(_))) => return Err(failed(ErrorKind::NotApplied, error.to_string())),
-                Err((_, error)) => return Err(failed(ErrorKind::Corrupt, error.to_string())),
+                Err((slot, _)) if !self.index.contains_slot(&slot) => {}
+                Err((_, error @ EntryReadError::Io(_))) => {
+                    return Err(store_error(ErrorKind::NotApplied, error.to_string()));
+                }
+                Err((_, error)) => return Err(store_error(ErrorKind::Corrupt, error.to_string())),
             }
         }
-        Err(failed(ErrorKind::NotApplied, "the entry moves faster than it can be read"))
+        Err(store_error(ErrorKind::NotApplied, "the entry moves faster than it can be read"))
     }
 
-    fn first_at(&self, at: &Address, slots: &[Slot]) -> Result<Option<Entry>, (Slot, ReadError)> {
+    fn read_matching(
+        &self, at: &Address, slots: &[IndexSlot],
+    ) -> Result<Option<LogEntry>, (IndexSlot, EntryReadError)> {
         for slot in slots {
             let entry = self.segments.read(slot).map_err(|error| (*slot, error))?;
             if entry.ask.address == *at {
@@ -87,21 +93,25 @@ impl Log {
         Ok(None)
     }
 
-    pub(super) fn so_far(&self) -> SoFar {
-        SoFar { sequence: self.sequence.load(SeqCst), clock: self.clock.latest(), fences: self.fences.load(SeqCst) }
+    pub(super) fn position(&self) -> LogPosition {
+        LogPosition {
+            sequence: self.sequence.load(SeqCst),
+            clock: self.clock.latest(),
+            highest_fence: self.highest_fence.load(SeqCst),
+        }
     }
 
     /// Why nothing is written any more, if so.
-    pub(super) fn read_only(&self) -> Option<&str> {
+    pub(super) fn read_only_reason(&self) -> Option<&str> {
         self.read_only.get().map(String::as_str)
     }
 
-    pub(super) fn stop_writing(&self, why: impl fmt::Display) {
+    pub(super) fn set_read_only(&self, why: impl fmt::Display) {
         // The first reason stays.
         let _ = self.read_only.set(format!("the store is read-only until it is opened again: {why}"));
     }
 }
 
-pub(super) fn failed(kind: ErrorKind, why: impl Into<String>) -> StoreError {
-    StoreError::new(kind, NAME, why.into())
+pub(super) fn store_error(kind: ErrorKind, why: impl Into<String>) -> StoreError {
+    StoreError::new(kind, STORE_NAME, why.into())
 }

@@ -19,120 +19,123 @@ use std::{
 use super::{
     OpenError,
     disk::Disk,
-    entry::{Entry, Kind, Micros},
-    format::{FIRST_BATCH, Flaw, MAIN, SECTOR, SegmentHeader},
-    index::{Index, SHARDS, Slot},
-    reading::{Scanned, read_all},
-    report::{Found, Report},
-    segments::{SPARE, Sealed, Segment, SoFar, id_of, name, seal},
+    entry::{LogEntry, LogEntryKind, UnixMicros},
+    format::{Corruption, FIRST_BATCH_OFFSET, MAIN_LANE, SECTOR_LEN, SegmentHeader},
+    index::{Index, IndexSlot, SHARD_COUNT},
+    report::{CorruptRange, StoreReport},
+    segment_reader::{ScannedSegment, read_segments},
+    segments::{LogPosition, LogSegment, SegmentEnd, UNFINISHED_NAME, file_name, parse_file_name, seal_segment},
     snapshot,
 };
 
 /// What a start found.
 #[derive(Debug)]
-pub(super) struct Recovered {
+pub(super) struct RecoveredLog {
     pub(super) index: Index,
-    pub(super) segments: Vec<Arc<Segment>>,
-    pub(super) store: Option<[u8; 16]>,
+    pub(super) segments: Vec<Arc<LogSegment>>,
+    pub(super) store_id: Option<[u8; 16]>,
     pub(super) next_id: u32,
     /// The highest that were given, by lane for sequence numbers.
     pub(super) sequences: [u64; 2],
     pub(super) version: u64,
     /// When it was opened.
-    pub(super) clock: Micros,
+    pub(super) opened_at: UnixMicros,
     /// The latest time that is in the log: what had died by then had died while the store was open. Nothing later is
     /// written before what was renewed.
-    pub(super) seen: Micros,
-    pub(super) fences: u64,
+    pub(super) last_log_time: UnixMicros,
+    pub(super) highest_fence: u64,
     /// The segments that were not read, because a snapshot covers them.
-    pub(super) covered: HashSet<u32>,
+    pub(super) snapshot_segments: HashSet<u32>,
     /// What was written last, in each lane, as far as it still counts.
-    pub(super) last: Vec<Entry>,
+    pub(super) last_written: Vec<LogEntry>,
     /// Claims that get a new retention; to be written again.
-    pub(super) renewed: Vec<Entry>,
-    pub(super) report: Report,
+    pub(super) renewed: Vec<LogEntry>,
+    pub(super) report: StoreReport,
 }
 
 /// What need not be read again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Trust {
+pub(super) enum RecoveryMode {
     /// What a snapshot of the index covers.
-    Snapshot,
+    UseSnapshot,
     /// Everything is read.
-    Nothing,
+    ReadEverything,
 }
 
-impl Recovered {
-    fn new(now: Micros) -> Self {
+impl RecoveredLog {
+    fn new(now: UnixMicros) -> Self {
         Self {
             index: Index::new(),
             segments: Vec::new(),
-            store: None,
+            store_id: None,
             next_id: 1,
             sequences: [0; 2],
             version: 0,
-            clock: now,
-            seen: 0,
-            fences: 0,
-            covered: HashSet::new(),
-            last: Vec::new(),
+            opened_at: now,
+            last_log_time: 0,
+            highest_fence: 0,
+            snapshot_segments: HashSet::new(),
+            last_written: Vec::new(),
             renewed: Vec::new(),
-            report: Report::default(),
+            report: StoreReport::default(),
         }
     }
 
     /// The size of the largest segment, if there is one.
     pub(super) fn largest_segment(disk: &dyn Disk) -> Result<Option<u64>, OpenError> {
         let mut found = Self::new(0);
-        found.find_segments(disk)?;
+        found.open_segments(disk)?;
         Ok(found.segments.iter().map(|segment| segment.header.size).max())
     }
 
     /// Reads all segments, or those that no snapshot covers. Changes nothing on the disk.
-    pub(super) fn read(disk: &dyn Disk, now: Micros, trust: Trust) -> Result<(Self, Vec<Unsealed>), OpenError> {
+    pub(super) fn read(
+        disk: &dyn Disk, now: UnixMicros, trust: RecoveryMode,
+    ) -> Result<(Self, Vec<UnsealedSegment>), OpenError> {
         let mut recovered = Self::new(now);
-        recovered.find_segments(disk)?;
-        let by_id: HashMap<u32, Arc<Segment>> =
+        recovered.open_segments(disk)?;
+        let by_id: HashMap<u32, Arc<LogSegment>> =
             recovered.segments.iter().map(|segment| (segment.header.id, segment.clone())).collect();
         let mut scanned = Vec::new();
-        if trust == Trust::Snapshot {
-            scanned = recovered.trust_snapshot(disk, &by_id)?;
+        if trust == RecoveryMode::UseSnapshot {
+            scanned = recovered.load_snapshot(disk, &by_id)?;
         }
         // Nothing counts in one that was being recycled, and nothing new is in one that was covered.
-        let counts = |segment: &&Arc<Segment>| segment.written.load(SeqCst) != 0 && segment.sealed.get().is_none();
-        let unread: Vec<Arc<Segment>> = recovered.segments.iter().filter(counts).cloned().collect();
-        for part in read_all(&unread, &by_id, &recovered.index, recovered.seen)? {
-            recovered.report.add(part.report);
+        let counts = |segment: &&Arc<LogSegment>| segment.written_len.load(SeqCst) != 0 && segment.end.get().is_none();
+        let unread: Vec<Arc<LogSegment>> = recovered.segments.iter().filter(counts).cloned().collect();
+        for part in read_segments(&unread, &by_id, &recovered.index, recovered.last_log_time)? {
+            recovered.report.merge(part.report);
             recovered.version = recovered.version.max(part.version);
-            recovered.seen = recovered.seen.max(part.clock);
-            recovered.fences = recovered.fences.max(part.fences);
+            recovered.last_log_time = recovered.last_log_time.max(part.clock);
+            recovered.highest_fence = recovered.highest_fence.max(part.fences);
             scanned.extend(part.scanned);
         }
-        recovered.clock = recovered.clock.max(recovered.seen);
-        let unsealed = recovered.chain(scanned, &by_id);
-        recovered.interrupt(&by_id);
-        recovered.index.sweep(recovered.clock, u32::MAX, |slot| by_id[&slot.segment].lose(slot));
-        recovered.report.live = (0..SHARDS).map(|nth| recovered.index.nth(nth).slots().count() as u64).sum();
+        recovered.opened_at = recovered.opened_at.max(recovered.last_log_time);
+        let unsealed = recovered.check_sequence(scanned, &by_id);
+        recovered.mark_interrupted(&by_id);
+        recovered.index.sweep(recovered.opened_at, u32::MAX, |slot| by_id[&slot.segment].remove_slot(slot));
+        recovered.report.live_entries =
+            (0..SHARD_COUNT).map(|nth| recovered.index.shard_by_number(nth).slots().count() as u64).sum();
         let (clock, renewed): (_, HashSet<u64>) =
-            (recovered.clock, recovered.renewed.iter().map(|entry| entry.version).collect());
-        recovered.last.retain(|entry| clock < entry.dies_at && !renewed.contains(&entry.version));
+            (recovered.opened_at, recovered.renewed.iter().map(|entry| entry.version).collect());
+        recovered.last_written.retain(|entry| clock < entry.dies_at && !renewed.contains(&entry.version));
         Ok((recovered, unsealed))
     }
 
-    fn see(&mut self, clock: Micros) {
-        self.seen = self.seen.max(clock);
-        self.clock = self.clock.max(clock);
+    fn advance_clock(&mut self, clock: UnixMicros) {
+        self.last_log_time = self.last_log_time.max(clock);
+        self.opened_at = self.opened_at.max(clock);
     }
 
-    fn find_segments(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
-        let mut ids: Vec<u32> = disk.list()?.iter().filter_map(|name| id_of(name)).collect();
+    fn open_segments(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
+        let mut ids: Vec<u32> = disk.list()?.iter().filter_map(|name| parse_file_name(name)).collect();
         ids.sort_unstable();
         for id in ids {
             self.next_id = self.next_id.max(id.saturating_add(1));
-            let file = disk.open(&name(id))?;
-            let mut bytes = vec![0; SECTOR];
+            let file = disk.open(&file_name(id))?;
+            let mut bytes = vec![0; SECTOR_LEN];
             let header = match file.length()? {
-                length if length < FIRST_BATCH => Err(Flaw::Length),
+                length if length < FIRST_BATCH_OFFSET => Err(Corruption::Length),
                 _ => {
                     file.read_at(&mut bytes, 0)?;
                     SegmentHeader::decode(&bytes)
@@ -140,24 +143,34 @@ impl Recovered {
             };
             let mut header = match header {
                 Ok(header) => header,
-                Err(Flaw::Version(version)) => return Err(OpenError::Version { file: name(id), version }),
+                Err(Corruption::Version(version)) => return Err(OpenError::Version { file: file_name(id), version }),
                 Err(flaw) => {
-                    self.report.found.push(Found { file: name(id), offset: 0, length: None, flaw });
+                    self.report.found.push(CorruptRange {
+                        file: file_name(id),
+                        offset: 0,
+                        length: None,
+                        corruption: flaw,
+                    });
                     continue;
                 }
             };
-            if self.store.is_some_and(|store| store != header.store) {
-                self.report.found.push(Found { file: name(id), offset: 16, length: None, flaw: Flaw::Field });
+            if self.store_id.is_some_and(|store| store != header.store) {
+                self.report.found.push(CorruptRange {
+                    file: file_name(id),
+                    offset: 16,
+                    length: None,
+                    corruption: Corruption::InvalidField,
+                });
                 continue;
             }
-            self.store = Some(header.store);
-            self.see(header.clock);
-            self.fences = self.fences.max(header.fences);
-            self.sequences[usize::from(MAIN)] = self.sequences[usize::from(MAIN)].max(header.sequence);
+            self.store_id = Some(header.store);
+            self.advance_clock(header.clock);
+            self.highest_fence = self.highest_fence.max(header.fence_floor);
+            self.sequences[usize::from(MAIN_LANE)] = self.sequences[usize::from(MAIN_LANE)].max(header.sequence);
             let was_being_recycled = header.id != id;
             header.id = id;
-            let segment = Segment::new(header, file);
-            segment.close(if was_being_recycled { 0 } else { FIRST_BATCH });
+            let segment = LogSegment::new(header, file);
+            segment.close(if was_being_recycled { 0 } else { FIRST_BATCH_OFFSET });
             self.report.segments += 1;
             self.segments.push(Arc::new(segment));
         }
@@ -165,87 +178,99 @@ impl Recovered {
     }
 
     /// Fills the index from a snapshot. Returns the segments that it covers.
-    fn trust_snapshot(
-        &mut self, disk: &dyn Disk, by_id: &HashMap<u32, Arc<Segment>>,
-    ) -> Result<Vec<Scanned>, OpenError> {
-        let Some(store) = self.store else { return Ok(Vec::new()) };
-        let usable = by_id.iter().filter(|(_, segment)| segment.written.load(SeqCst) != 0);
+    fn load_snapshot(
+        &mut self, disk: &dyn Disk, by_id: &HashMap<u32, Arc<LogSegment>>,
+    ) -> Result<Vec<ScannedSegment>, OpenError> {
+        let Some(store) = self.store_id else { return Ok(Vec::new()) };
+        let usable = by_id.iter().filter(|(_, segment)| segment.written_len.load(SeqCst) != 0);
         let usable = usable.map(|(id, segment)| (*id, segment.clone())).collect();
-        let Some(snapshot) = snapshot::read(disk, &usable, store, &self.index)? else {
+        let Some(snapshot) = snapshot::read_snapshot(disk, &usable, store, &self.index)? else {
             self.index = Index::new();
             return Ok(Vec::new());
         };
         self.version = snapshot.version;
-        self.see(snapshot.clock);
-        self.fences = self.fences.max(snapshot.fences);
-        for nth in 0..SHARDS {
-            for slot in self.index.nth(nth).slots() {
+        self.advance_clock(snapshot.clock);
+        self.highest_fence = self.highest_fence.max(snapshot.highest_fence);
+        for nth in 0..SHARD_COUNT {
+            for slot in self.index.shard_by_number(nth).slots() {
                 self.version = self.version.max(slot.version());
-                by_id[&slot.segment].gain(slot);
+                by_id[&slot.segment].add_slot(slot);
             }
         }
-        self.report.covered = snapshot.covers.len() as u64;
-        self.covered = snapshot.covers.keys().copied().collect();
-        let covered = snapshot.covers.into_iter().map(|(id, (_, ends))| {
-            by_id[&id].complete(ends);
-            Scanned { segment: by_id[&id].clone(), ends, sealed: true, last_batch: None }
+        self.report.covered = snapshot.covered_segments.len() as u64;
+        self.snapshot_segments = snapshot.covered_segments.keys().copied().collect();
+        let covered = snapshot.covered_segments.into_iter().map(|(id, (_, ends))| {
+            by_id[&id].close_sealed(ends);
+            ScannedSegment { segment: by_id[&id].clone(), end: ends, sealed: true, last_batch: None }
         });
         Ok(covered.collect())
     }
 
     /// Whether each segment is continued by the next one of its lane. Returns those that must be sealed.
-    fn chain(&mut self, mut scanned: Vec<Scanned>, by_id: &HashMap<u32, Arc<Segment>>) -> Vec<Unsealed> {
-        scanned.sort_by_key(|scanned| (scanned.ends.lane, scanned.segment.header.id));
+    fn check_sequence(
+        &mut self, mut scanned: Vec<ScannedSegment>, by_id: &HashMap<u32, Arc<LogSegment>>,
+    ) -> Vec<UnsealedSegment> {
+        scanned.sort_by_key(|scanned| (scanned.end.lane, scanned.segment.header.id));
         let mut unsealed = Vec::new();
         for nth in 0..scanned.len() {
             let this = &scanned[nth];
-            let lane = usize::from(this.ends.lane);
-            self.sequences[lane] = self.sequences[lane].max(this.ends.last);
-            let next = scanned.get(nth + 1).filter(|next| next.ends.lane == this.ends.lane);
+            let lane = usize::from(this.end.lane);
+            self.sequences[lane] = self.sequences[lane].max(this.end.last_sequence);
+            let next = scanned.get(nth + 1).filter(|next| next.end.lane == this.end.lane);
             if this.sealed {
                 continue;
             }
             match next {
-                Some(next) if next.ends.first > this.ends.last + 1 => {
-                    let file = name(this.segment.header.id);
-                    self.report.found.push(Found { file, offset: this.ends.end, length: Some(0), flaw: Flaw::Missing });
+                Some(next) if next.end.first_sequence > this.end.last_sequence + 1 => {
+                    let file = file_name(this.segment.header.id);
+                    self.report.found.push(CorruptRange {
+                        file,
+                        offset: this.end.offset,
+                        length: Some(0),
+                        corruption: Corruption::MissingBatches,
+                    });
                     continue;
                 }
                 Some(_) => {}
                 None => {
-                    self.report.torn.push((name(this.segment.header.id), this.ends.end));
+                    self.report.unsealed_ends.push((file_name(this.segment.header.id), this.end.offset));
                     let entries = this.last_batch.as_ref().and_then(|batch| batch.entries().ok()).unwrap_or_default();
-                    self.last.extend(entries.into_iter().filter_map(|(offset, bytes)| {
+                    self.last_written.extend(entries.into_iter().filter_map(|(offset, bytes)| {
                         self.index.slot_at(&bytes, this.segment.header.id, offset as u32)?;
-                        Entry::decode(bytes, by_id[&this.segment.header.id].header.salt).ok()
+                        LogEntry::decode(bytes, by_id[&this.segment.header.id].header.salt).ok()
                     }));
                 }
             }
-            let ends = Sealed { last: this.ends.last + 1, ..this.ends };
-            unsealed.push(Unsealed { segment: this.segment.clone(), ends });
+            let ends = SegmentEnd { last_sequence: this.end.last_sequence + 1, ..this.end };
+            unsealed.push(UnsealedSegment { segment: this.segment.clone(), end: ends });
         }
         unsealed
     }
 
     /// Nobody is known to run any more. Of those whose retention ended while the store was closed, it begins again.
-    fn interrupt(&mut self, by_id: &HashMap<u32, Arc<Segment>>) {
-        for nth in 0..SHARDS {
-            let claims: Vec<Slot> =
-                self.index.nth(nth).slots().filter(|slot| slot.kind() == Kind::Claim).copied().collect();
+    fn mark_interrupted(&mut self, by_id: &HashMap<u32, Arc<LogSegment>>) {
+        for nth in 0..SHARD_COUNT {
+            let claims: Vec<IndexSlot> = self
+                .index
+                .shard_by_number(nth)
+                .slots()
+                .filter(|slot| slot.kind() == LogEntryKind::Running)
+                .copied()
+                .collect();
             for slot in claims {
                 // One that does not read any more is found corrupt by whoever asks for it.
                 let Ok(mut entry) = by_id[&slot.segment].read(&slot) else { continue };
-                entry.interrupt(self.clock);
-                if (self.seen + 1..=self.clock).contains(&entry.expires) {
-                    entry.renew(self.clock);
-                    self.index.swap(&slot, Slot::new(&entry, slot.segment, slot.offset, slot.length()));
-                    self.report.overdue.push(entry.ask.address);
+                entry.mark_interrupted(self.opened_at);
+                if (self.last_log_time + 1..=self.opened_at).contains(&entry.expires_at) {
+                    entry.renew_retention(self.opened_at);
+                    self.index.swap(&slot, IndexSlot::new(&entry, slot.segment, slot.offset, slot.length()));
+                    self.report.overdue_claims.push(entry.ask.address);
                     self.renewed.push(entry.clone());
                 }
-                if entry.dies_at <= self.clock {
+                if entry.dies_at <= self.opened_at {
                     continue;
                 }
-                self.index.nth(nth).running.insert(entry.ask.address, Arc::new(entry));
+                self.index.shard_by_number(nth).running_entries.insert(entry.ask.address, Arc::new(entry));
             }
         }
     }
@@ -253,30 +278,37 @@ impl Recovered {
 
 /// A segment whose end is not marked.
 #[derive(Debug)]
-pub(super) struct Unsealed {
-    segment: Arc<Segment>,
+pub(super) struct UnsealedSegment {
+    segment: Arc<LogSegment>,
     /// As it will be.
-    ends: Sealed,
+    end: SegmentEnd,
 }
 
 /// Cuts torn ends, sets aside what cannot be read, removes what was not finished, and makes the rest durable.
-pub(super) fn mend(disk: &dyn Disk, recovered: &mut Recovered, unsealed: Vec<Unsealed>) -> io::Result<()> {
+pub(super) fn repair(disk: &dyn Disk, recovered: &mut RecoveredLog, unsealed: Vec<UnsealedSegment>) -> io::Result<()> {
     for found in recovered.report.found.iter().filter(|found| found.is_whole_file()) {
         disk.rename(&found.file, &format!("{}.quarantined", found.file))?;
     }
-    for unfinished in disk.list()?.iter().filter(|name| [SPARE, snapshot::UNFINISHED].contains(&name.as_str())) {
+    for unfinished in
+        disk.list()?.iter().filter(|name| [UNFINISHED_NAME, snapshot::UNFINISHED_NAME].contains(&name.as_str()))
+    {
         disk.remove(unfinished)?;
     }
     for segment in &recovered.segments {
         segment.file.sync_data()?;
     }
-    let (clock, fences) = (recovered.seen, recovered.fences);
-    for Unsealed { segment, ends } in unsealed {
-        if ends.end + SECTOR as u64 <= segment.header.size {
-            seal(&segment, ends, SoFar { sequence: ends.last, clock, fences }, true)?;
+    let (clock, fences) = (recovered.last_log_time, recovered.highest_fence);
+    for UnsealedSegment { segment, end: ends } in unsealed {
+        if ends.offset + SECTOR_LEN as u64 <= segment.header.size {
+            seal_segment(
+                &segment,
+                ends,
+                LogPosition { sequence: ends.last_sequence, clock, highest_fence: fences },
+                true,
+            )?;
         }
         let highest = &mut recovered.sequences[usize::from(ends.lane)];
-        *highest = (*highest).max(ends.last);
+        *highest = (*highest).max(ends.last_sequence);
     }
     disk.sync_dir()
 }

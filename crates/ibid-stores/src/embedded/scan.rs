@@ -8,22 +8,22 @@ use std::io;
 use bytes::Bytes;
 
 use super::{
-    entry::Entry,
-    format::{BATCH_HEADER, BatchHeader, FIRST_BATCH, Flaw, SECTOR},
-    segments::Segment,
+    entry::LogEntry,
+    format::{BATCH_HEADER_LEN, BatchHeader, Corruption, FIRST_BATCH_OFFSET, SECTOR_LEN},
+    segments::LogSegment,
 };
 
 /// How much is read at a time.
-const WINDOW: usize = 1 << 20;
+const READ_WINDOW_BYTES: usize = 1 << 20;
 
 /// What comes next in a segment.
-pub(super) enum Step {
-    Batch(Batch),
+pub(super) enum ScanStep {
+    Batch(ScannedBatch),
     /// Bytes from `at` on that are no batch, although whole ones follow.
     Gap {
         at: u64,
         length: u64,
-        flaw: Flaw,
+        corruption: Corruption,
     },
     /// Nothing whole from `at` on.
     End {
@@ -32,99 +32,101 @@ pub(super) enum Step {
     },
 }
 
-pub(super) struct Batch {
-    pub(super) at: u64,
+pub(super) struct ScannedBatch {
+    pub(super) offset: u64,
     pub(super) header: BatchHeader,
     payload: Bytes,
 }
 
-pub(super) struct Scan<'a> {
-    segment: &'a Segment,
-    at: u64,
+pub(super) struct SegmentScan<'a> {
+    segment: &'a LogSegment,
+    offset: u64,
     /// Of the batch before, unless a gap was in between.
     sequence: Option<u64>,
     window: Bytes,
-    window_at: u64,
+    window_offset: u64,
     size: u64,
 }
 
-impl<'a> Scan<'a> {
-    pub(super) fn new(segment: &'a Segment) -> io::Result<Self> {
+impl<'a> SegmentScan<'a> {
+    pub(super) fn new(segment: &'a LogSegment) -> io::Result<Self> {
         let size = segment.file.length()?.min(segment.header.size);
-        Ok(Self { segment, at: FIRST_BATCH, sequence: None, window: Bytes::new(), window_at: 0, size })
+        Ok(Self { segment, offset: FIRST_BATCH_OFFSET, sequence: None, window: Bytes::new(), window_offset: 0, size })
     }
 
-    pub(super) fn step(&mut self) -> io::Result<Step> {
-        let begin = self.at;
-        let flaw = match self.batch_at(begin)? {
-            Ok(batch) => return Ok(self.pass(batch)),
+    pub(super) fn next_step(&mut self) -> io::Result<ScanStep> {
+        let begin = self.offset;
+        let flaw = match self.read_batch(begin)? {
+            Ok(batch) => return Ok(self.accept(batch)),
             Err(flaw) => flaw,
         };
-        let mut at = begin + SECTOR as u64;
+        let mut at = begin + SECTOR_LEN as u64;
         while at < self.size {
-            if let Ok(batch) = self.batch_at(at)? {
+            if let Ok(batch) = self.read_batch(at)? {
                 // A batch that does not follow the last one is no torn tail either, but the proof of a gap.
                 if self.sequence.is_none_or(|before| batch.header.sequence > before) {
-                    (self.at, self.sequence) = (at, None);
-                    return Ok(Step::Gap { at: begin, length: at - begin, flaw });
+                    (self.offset, self.sequence) = (at, None);
+                    return Ok(ScanStep::Gap { at: begin, length: at - begin, corruption: flaw });
                 }
             }
-            at += SECTOR as u64;
+            at += SECTOR_LEN as u64;
         }
-        self.at = self.size;
-        Ok(Step::End { at: begin, sealed: false })
+        self.offset = self.size;
+        Ok(ScanStep::End { at: begin, sealed: false })
     }
 
-    fn pass(&mut self, batch: Batch) -> Step {
-        if batch.header.seal {
-            return Step::End { at: batch.at, sealed: true };
+    fn accept(&mut self, batch: ScannedBatch) -> ScanStep {
+        if batch.header.is_seal {
+            return ScanStep::End { at: batch.offset, sealed: true };
         }
-        self.at = batch.at + batch.header.span();
+        self.offset = batch.offset + batch.header.padded_len();
         self.sequence = Some(batch.header.sequence);
-        Step::Batch(batch)
+        ScanStep::Batch(batch)
     }
 
-    fn batch_at(&mut self, at: u64) -> io::Result<Result<Batch, Flaw>> {
-        let Some(head) = self.bytes(at, BATCH_HEADER)? else { return Ok(Err(Flaw::Length)) };
+    fn read_batch(&mut self, at: u64) -> io::Result<Result<ScannedBatch, Corruption>> {
+        let Some(head) = self.read_bytes(at, BATCH_HEADER_LEN)? else { return Ok(Err(Corruption::Length)) };
         let header = match BatchHeader::peek(&head) {
             Ok(header) => header,
             Err(flaw) => return Ok(Err(flaw)),
         };
-        let Some(all) = self.bytes(at, BATCH_HEADER + header.length as usize)? else { return Ok(Err(Flaw::Length)) };
+        let Some(all) = self.read_bytes(at, BATCH_HEADER_LEN + header.length as usize)? else {
+            return Ok(Err(Corruption::Length));
+        };
         if let Err(flaw) = header.verify(&all, self.segment.header.salt) {
             return Ok(Err(flaw));
         }
-        if self.at == at && self.sequence.is_some_and(|before| header.sequence != before + 1) {
-            return Ok(Err(Flaw::Field));
+        if self.offset == at && self.sequence.is_some_and(|before| header.sequence != before + 1) {
+            return Ok(Err(Corruption::InvalidField));
         }
-        Ok(Ok(Batch { at, header, payload: all.slice(BATCH_HEADER..) }))
+        Ok(Ok(ScannedBatch { offset: at, header, payload: all.slice(BATCH_HEADER_LEN..) }))
     }
 
-    fn bytes(&mut self, at: u64, length: usize) -> io::Result<Option<Bytes>> {
+    fn read_bytes(&mut self, at: u64, length: usize) -> io::Result<Option<Bytes>> {
         let end = at + length as u64;
         if end > self.size {
             return Ok(None);
         }
-        if at < self.window_at || end > self.window_at + self.window.len() as u64 {
-            let mut window = vec![0; length.max(WINDOW).min((self.size - at) as usize)];
+        if at < self.window_offset || end > self.window_offset + self.window.len() as u64 {
+            let mut window = vec![0; length.max(READ_WINDOW_BYTES).min((self.size - at) as usize)];
             self.segment.file.read_at(&mut window, at)?;
-            (self.window, self.window_at) = (Bytes::from(window), at);
+            (self.window, self.window_offset) = (Bytes::from(window), at);
         }
-        let from = (at - self.window_at) as usize;
+        let from = (at - self.window_offset) as usize;
         Ok(Some(self.window.slice(from..from + length)))
     }
 }
 
-impl Batch {
+impl ScannedBatch {
     /// Its entries' bytes, each with its offset in the segment.
-    pub(super) fn entries(&self) -> Result<Vec<(u64, Bytes)>, Flaw> {
+    pub(super) fn entries(&self) -> Result<Vec<(u64, Bytes)>, Corruption> {
         let mut entries = Vec::with_capacity(self.header.count.min(1 << 16) as usize);
         let mut from = 0;
         for _ in 0..self.header.count {
-            let length = Entry::peek_length(&self.payload[from..])?;
-            entries.push((self.at + (BATCH_HEADER + from) as u64, self.payload.slice(from..from + length)));
+            let length = LogEntry::peek_length(&self.payload[from..])?;
+            entries.push((self.offset + (BATCH_HEADER_LEN + from) as u64, self.payload.slice(from..from + length)));
             from += length;
         }
-        if from == self.payload.len() { Ok(entries) } else { Err(Flaw::Length) }
+        if from == self.payload.len() { Ok(entries) } else { Err(Corruption::Length) }
     }
 }

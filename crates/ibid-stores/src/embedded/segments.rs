@@ -24,101 +24,101 @@ use parking_lot::RwLock;
 
 use super::{
     disk::{Disk, DiskFile},
-    entry::Entry,
-    format::{BatchHeader, COLD, FIRST_BATCH, Flaw, SECTOR, SegmentHeader},
-    index::Slot,
+    entry::LogEntry,
+    format::{BatchHeader, COLD_LANE, Corruption, FIRST_BATCH_OFFSET, SECTOR_LEN, SegmentHeader},
+    index::IndexSlot,
 };
 
 /// The name under which a new segment is made ready.
-pub(super) const SPARE: &str = "spare.tmp";
+pub(super) const UNFINISHED_NAME: &str = "spare.tmp";
 /// How much is filled with zeroes at a time.
-const FILL: usize = 256 << 10;
+const ZERO_FILL_CHUNK: usize = 256 << 10;
 
 /// What a segment holds that is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sealed {
+pub(super) struct SegmentEnd {
     pub(super) lane: u8,
     /// The first batch's sequence number, and the seal's.
-    pub(super) first: u64,
-    pub(super) last: u64,
+    pub(super) first_sequence: u64,
+    pub(super) last_sequence: u64,
     /// Where the seal stands.
-    pub(super) end: u64,
+    pub(super) offset: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Segment {
+pub(super) struct LogSegment {
     pub(super) header: SegmentHeader,
     pub(super) file: Arc<dyn DiskFile>,
     /// Slots that point into it, and the bytes that they stand for. Written by whoever changes the index.
-    live: AtomicU32,
+    live_slots: AtomicU32,
     live_bytes: AtomicU64,
     /// Up to where it was written. Set once, when no more is written to it.
-    pub(super) written: AtomicU64,
+    pub(super) written_len: AtomicU64,
     /// Set once, when it is complete.
-    pub(super) sealed: OnceLock<Sealed>,
+    pub(super) end: OnceLock<SegmentEnd>,
     /// It proves where an older one ends, which could not be sealed, and is not recycled before that one.
-    pub(super) proves: AtomicU32,
+    pub(super) proves_end_of: AtomicU32,
     /// Not before then is it worth looking what could be moved out of it. Written by the keeper.
-    pub(super) look_again: AtomicU64,
-    closed: AtomicBool,
+    pub(super) compact_not_before: AtomicU64,
+    is_closed: AtomicBool,
     /// A sync of it has failed: what is written to it may never reach the disk.
-    spoiled: AtomicBool,
+    is_spoiled: AtomicBool,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ReadError {
+pub(super) enum EntryReadError {
     #[error("segment {0} is gone")]
     Gone(u32),
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("{}, offset {offset}: {flaw}", name(*segment))]
-    Flaw { segment: u32, offset: u32, flaw: Flaw },
+    #[error("{}, offset {offset}: {corruption}", file_name(*segment))]
+    Corrupt { segment: u32, offset: u32, corruption: Corruption },
 }
 
-impl Segment {
+impl LogSegment {
     pub(super) fn new(header: SegmentHeader, file: Arc<dyn DiskFile>) -> Self {
         Self {
             header,
             file,
-            live: AtomicU32::new(0),
+            live_slots: AtomicU32::new(0),
             live_bytes: AtomicU64::new(0),
-            written: AtomicU64::new(FIRST_BATCH),
-            sealed: OnceLock::new(),
-            proves: AtomicU32::new(0),
-            look_again: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
-            spoiled: AtomicBool::new(false),
+            written_len: AtomicU64::new(FIRST_BATCH_OFFSET),
+            end: OnceLock::new(),
+            proves_end_of: AtomicU32::new(0),
+            compact_not_before: AtomicU64::new(0),
+            is_closed: AtomicBool::new(false),
+            is_spoiled: AtomicBool::new(false),
         }
     }
 
     /// From now on nothing is written to it.
     pub(super) fn close(&self, written: u64) {
-        self.written.store(written, SeqCst);
-        self.closed.store(true, SeqCst);
+        self.written_len.store(written, SeqCst);
+        self.is_closed.store(true, SeqCst);
     }
 
     /// From now on nothing is written to it, and it is known where it ends.
-    pub(super) fn complete(&self, sealed: Sealed) {
-        self.close(sealed.end);
-        let _ = self.sealed.set(sealed);
+    pub(super) fn close_sealed(&self, sealed: SegmentEnd) {
+        self.close(sealed.offset);
+        let _ = self.end.set(sealed);
     }
 
     /// A sync of it has failed: nothing is written to it again, and it is not recycled.
-    pub(super) fn spoil(&self, written: u64) {
-        self.spoiled.store(true, SeqCst);
+    pub(super) fn mark_spoiled(&self, written: u64) {
+        self.is_spoiled.store(true, SeqCst);
         self.close(written);
     }
 
     /// A slot is about to point into it.
-    pub(super) fn gain(&self, slot: &Slot) {
-        self.live.fetch_add(1, SeqCst);
+    pub(super) fn add_slot(&self, slot: &IndexSlot) {
+        self.live_slots.fetch_add(1, SeqCst);
         self.live_bytes.fetch_add(slot.length() as u64, Relaxed);
     }
 
     /// A slot no longer points into it.
-    pub(super) fn lose(&self, slot: &Slot) {
+    pub(super) fn remove_slot(&self, slot: &IndexSlot) {
         self.live_bytes.fetch_sub(slot.length() as u64, Relaxed);
-        self.live.fetch_sub(1, SeqCst);
+        self.live_slots.fetch_sub(1, SeqCst);
     }
 
     pub(super) fn live_bytes(&self) -> u64 {
@@ -126,119 +126,121 @@ impl Segment {
     }
 
     fn is_recyclable(&self) -> bool {
-        self.closed.load(SeqCst) && self.live.load(SeqCst) == 0
+        self.is_closed.load(SeqCst) && self.live_slots.load(SeqCst) == 0
     }
 
-    pub(super) fn read(&self, slot: &Slot) -> Result<Entry, ReadError> {
+    pub(super) fn read(&self, slot: &IndexSlot) -> Result<LogEntry, EntryReadError> {
         let mut bytes = vec![0; slot.length()];
         self.file.read_at(&mut bytes, slot.offset.into())?;
-        Entry::decode(Bytes::from(bytes), self.header.salt).map_err(|flaw| ReadError::Flaw {
+        LogEntry::decode(Bytes::from(bytes), self.header.salt).map_err(|flaw| EntryReadError::Corrupt {
             segment: slot.segment,
             offset: slot.offset,
-            flaw,
+            corruption: flaw,
         })
     }
 }
 
 /// How many bytes the log may take up, in what pieces.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Room {
+pub(super) struct LogLimits {
     pub(super) segment_size: u64,
     pub(super) max_size: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Segments {
+pub(super) struct SegmentSet {
     pub(super) disk: Arc<dyn Disk>,
-    pub(super) room: Room,
-    pub(super) store: [u8; 16],
-    by_id: RwLock<HashMap<u32, Arc<Segment>>>,
+    pub(super) limits: LogLimits,
+    pub(super) store_id: [u8; 16],
+    by_id: RwLock<HashMap<u32, Arc<LogSegment>>>,
     /// Bytes of all files, those included that are being made ready.
-    taken: AtomicU64,
+    used_bytes: AtomicU64,
     next_id: AtomicU32,
 }
 
 /// What a new segment's header says about the log so far.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SoFar {
+pub(super) struct LogPosition {
     pub(super) sequence: u64,
     pub(super) clock: u64,
-    pub(super) fences: u64,
+    pub(super) highest_fence: u64,
 }
 
 /// Why no segment could be made ready.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoRoom {
+pub(super) enum SegmentError {
     #[error("{taken} of {max} MiB are taken by records that still answer; raise max_size or shorten ttl")]
     Full { taken: u64, max: u64 },
     #[error("no room for another segment: {0}")]
     Io(#[from] io::Error),
 }
 
-impl Segments {
+impl SegmentSet {
     pub(super) fn new(
-        disk: Arc<dyn Disk>, room: Room, store: [u8; 16], found: Vec<Arc<Segment>>, next_id: u32,
+        disk: Arc<dyn Disk>, limits: LogLimits, store_id: [u8; 16], found: Vec<Arc<LogSegment>>, next_id: u32,
     ) -> Self {
         let taken = found.iter().map(|segment| segment.header.size).sum();
         let by_id = found.into_iter().map(|segment| (segment.header.id, segment)).collect();
-        let (by_id, taken, next_id) = (RwLock::new(by_id), AtomicU64::new(taken), AtomicU32::new(next_id));
-        Self { disk, room, store, by_id, taken, next_id }
+        let (by_id, used_bytes, next_id) = (RwLock::new(by_id), AtomicU64::new(taken), AtomicU32::new(next_id));
+        Self { disk, limits, store_id, by_id, used_bytes, next_id }
     }
 
     /// Bytes of all files.
-    pub(super) fn taken(&self) -> u64 {
-        self.taken.load(Relaxed)
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Relaxed)
     }
 
-    pub(super) fn read(&self, slot: &Slot) -> Result<Entry, ReadError> {
-        let segment = self.get(slot.segment).ok_or(ReadError::Gone(slot.segment))?;
+    pub(super) fn read(&self, slot: &IndexSlot) -> Result<LogEntry, EntryReadError> {
+        let segment = self.get(slot.segment).ok_or(EntryReadError::Gone(slot.segment))?;
         segment.read(slot)
     }
 
-    pub(super) fn get(&self, id: u32) -> Option<Arc<Segment>> {
+    pub(super) fn get(&self, id: u32) -> Option<Arc<LogSegment>> {
         self.by_id.read().get(&id).cloned()
     }
 
     /// Those that are no longer written to and hold little that lives: most of it died, or a restart cut them short.
-    pub(super) fn stragglers(&self) -> Vec<Arc<Segment>> {
-        let holds_little = |segment: &Segment| {
-            let live = segment.live.load(SeqCst) > 0;
-            live && segment.live_bytes() * 4 < segment.header.size - FIRST_BATCH
+    pub(super) fn sparse_segments(&self) -> Vec<Arc<LogSegment>> {
+        let holds_little = |segment: &LogSegment| {
+            let live = segment.live_slots.load(SeqCst) > 0;
+            live && segment.live_bytes() * 4 < segment.header.size - FIRST_BATCH_OFFSET
         };
-        self.closed().into_iter().filter(|segment| holds_little(segment)).collect()
+        self.closed_segments().into_iter().filter(|segment| holds_little(segment)).collect()
     }
 
-    pub(super) fn gain(&self, slot: &Slot) {
+    pub(super) fn add_slot(&self, slot: &IndexSlot) {
         if let Some(segment) = self.by_id.read().get(&slot.segment) {
-            segment.gain(slot);
+            segment.add_slot(slot);
         }
     }
 
-    pub(super) fn lose(&self, slot: &Slot) {
+    pub(super) fn remove_slot(&self, slot: &IndexSlot) {
         if let Some(segment) = self.by_id.read().get(&slot.segment) {
-            segment.lose(slot);
+            segment.remove_slot(slot);
         }
     }
 
     /// Makes a segment ready: recycles one in which nothing lives, or makes a new one. `fill` is asked before each
     /// piece of zeroes; without it the file is only allocated. The last segment that `max_size` allows is for the cold
     /// lane: without it a full store could not be tidied up.
-    pub(super) fn prepare(&self, lane: u8, so_far: SoFar, fill: Option<&dyn Fn()>) -> Result<Arc<Segment>, NoRoom> {
+    pub(super) fn prepare_segment(
+        &self, lane: u8, so_far: LogPosition, fill: Option<&dyn Fn()>,
+    ) -> Result<Arc<LogSegment>, SegmentError> {
         let mut salt = [0; 8];
         getrandom::fill(&mut salt).map_err(|error| io::Error::other(error.to_string()))?;
         let header = SegmentHeader {
-            store: self.store,
+            store: self.store_id,
             id: self.next_id.fetch_add(1, SeqCst),
-            size: self.room.segment_size,
+            size: self.limits.segment_size,
             salt: u64::from_le_bytes(salt),
             sequence: so_far.sequence,
             clock: so_far.clock,
-            fences: so_far.fences,
+            fence_floor: so_far.highest_fence,
         };
-        self.drop_useless();
-        let segment = match self.take_dead(|segment| self.is_useful(segment)) {
+        self.remove_unusable();
+        let segment = match self.take_recyclable(|segment| self.is_reusable(segment)) {
             Some(dead) => self.recycle(&dead, header)?,
-            None => self.create(header, if lane == COLD { 0 } else { header.size }, fill)?,
+            None => self.create_segment(header, if lane == COLD_LANE { 0 } else { header.size }, fill)?,
         };
         let segment = Arc::new(segment);
         self.by_id.write().insert(header.id, segment.clone());
@@ -246,88 +248,91 @@ impl Segments {
     }
 
     /// Whether it could be recycled once it is dead.
-    fn is_useful(&self, segment: &Segment) -> bool {
-        segment.header.size == self.room.segment_size && !segment.spoiled.load(SeqCst)
+    fn is_reusable(&self, segment: &LogSegment) -> bool {
+        segment.header.size == self.limits.segment_size && !segment.is_spoiled.load(SeqCst)
     }
 
     /// Those that are no longer written to, oldest first.
-    pub(super) fn closed(&self) -> Vec<Arc<Segment>> {
+    pub(super) fn closed_segments(&self) -> Vec<Arc<LogSegment>> {
         let mut closed: Vec<_> =
-            self.by_id.read().values().filter(|segment| segment.closed.load(SeqCst)).cloned().collect();
+            self.by_id.read().values().filter(|segment| segment.is_closed.load(SeqCst)).cloned().collect();
         closed.sort_unstable_by_key(|segment| segment.header.id);
         closed
     }
 
     /// Gives the disk back what is dead.
-    pub(super) fn remove_dead(&self) -> io::Result<()> {
-        while let Some(dead) = self.take_dead(|_| true) {
-            self.disk.remove(&name(dead.header.id))?;
-            self.taken.fetch_sub(dead.header.size, Relaxed);
+    pub(super) fn remove_recyclable(&self) -> io::Result<()> {
+        while let Some(dead) = self.take_recyclable(|_| true) {
+            self.disk.remove(&file_name(dead.header.id))?;
+            self.used_bytes.fetch_sub(dead.header.size, Relaxed);
         }
         self.disk.sync_dir()
     }
 
-    fn drop_useless(&self) {
-        while let Some(dead) = self.take_dead(|segment| !self.is_useful(segment)) {
+    fn remove_unusable(&self) {
+        while let Some(dead) = self.take_recyclable(|segment| !self.is_reusable(segment)) {
             // If that fails, it is dead at the next start too.
-            let _ = self.disk.remove(&name(dead.header.id));
-            self.taken.fetch_sub(dead.header.size, Relaxed);
+            let _ = self.disk.remove(&file_name(dead.header.id));
+            self.used_bytes.fetch_sub(dead.header.size, Relaxed);
         }
     }
 
-    fn take_dead(&self, such: impl Fn(&Segment) -> bool) -> Option<Arc<Segment>> {
+    fn take_recyclable(&self, such: impl Fn(&LogSegment) -> bool) -> Option<Arc<LogSegment>> {
         let mut by_id = self.by_id.write();
         let is_needed = |proves: u32| proves != 0 && by_id.contains_key(&proves);
         let dead = by_id
             .values()
-            .find(|segment| segment.is_recyclable() && such(segment) && !is_needed(segment.proves.load(SeqCst)))?
+            .find(|segment| segment.is_recyclable() && such(segment) && !is_needed(segment.proves_end_of.load(SeqCst)))?
             .header
             .id;
         by_id.remove(&dead)
     }
 
-    fn recycle(&self, dead: &Segment, header: SegmentHeader) -> Result<Segment, NoRoom> {
+    fn recycle(&self, dead: &LogSegment, header: SegmentHeader) -> Result<LogSegment, SegmentError> {
         let again = || {
             dead.file.write_at(&header.encode(), 0)?;
             dead.file.sync_data()?;
-            self.disk.rename(&name(dead.header.id), &name(header.id))?;
+            self.disk.rename(&file_name(dead.header.id), &file_name(header.id))?;
             self.disk.sync_dir()
         };
         match again() {
-            Ok(()) => Ok(Segment::new(header, dead.file.clone())),
+            Ok(()) => Ok(LogSegment::new(header, dead.file.clone())),
             Err(error) => {
                 // Whichever name it has by now, what it held is dead.
-                let _ = self.disk.remove(&name(dead.header.id)).or_else(|_| self.disk.remove(&name(header.id)));
-                self.taken.fetch_sub(dead.header.size, Relaxed);
+                let _ =
+                    self.disk.remove(&file_name(dead.header.id)).or_else(|_| self.disk.remove(&file_name(header.id)));
+                self.used_bytes.fetch_sub(dead.header.size, Relaxed);
                 Err(error.into())
             }
         }
     }
 
-    fn create(&self, header: SegmentHeader, reserved: u64, fill: Option<&dyn Fn()>) -> Result<Segment, NoRoom> {
-        let taken = self.taken.fetch_add(header.size, Relaxed);
-        let made = if taken + header.size + reserved > self.room.max_size {
-            Err(NoRoom::Full { taken: taken >> 20, max: self.room.max_size >> 20 })
+    fn create_segment(
+        &self, header: SegmentHeader, reserved: u64, fill: Option<&dyn Fn()>,
+    ) -> Result<LogSegment, SegmentError> {
+        let taken = self.used_bytes.fetch_add(header.size, Relaxed);
+        let made = if taken + header.size + reserved > self.limits.max_size {
+            Err(SegmentError::Full { taken: taken >> 20, max: self.limits.max_size >> 20 })
         } else {
             self.create_file(header, fill).map_err(|error| {
-                let _ = self.disk.remove(SPARE);
-                NoRoom::Io(error)
+                let _ = self.disk.remove(UNFINISHED_NAME);
+                SegmentError::Io(error)
             })
         };
         if made.is_err() {
-            self.taken.fetch_sub(header.size, Relaxed);
+            self.used_bytes.fetch_sub(header.size, Relaxed);
         }
         made
     }
 
-    fn create_file(&self, header: SegmentHeader, fill: Option<&dyn Fn()>) -> io::Result<Segment> {
-        let file = self.disk.create(SPARE)?;
+    fn create_file(&self, header: SegmentHeader, fill: Option<&dyn Fn()>) -> io::Result<LogSegment> {
+        let file = self.disk.create(UNFINISHED_NAME)?;
         file.allocate(header.size)?;
         if let Some(pace) = fill {
-            let zeroes = vec![0; FILL];
+            let zeroes = vec![0; ZERO_FILL_CHUNK];
             let mut at = 0;
             while at < header.size {
-                let piece = (header.size - at).min(FILL as u64);
+                let piece = (header.size - at).min(ZERO_FILL_CHUNK as u64);
                 file.write_at(&zeroes[..piece as usize], at)?;
                 file.sync_data()?;
                 at += piece;
@@ -336,32 +341,37 @@ impl Segments {
         }
         file.write_at(&header.encode(), 0)?;
         file.sync_data()?;
-        self.disk.rename(SPARE, &name(header.id))?;
+        self.disk.rename(UNFINISHED_NAME, &file_name(header.id))?;
         self.disk.sync_dir()?;
-        Ok(Segment::new(header, file))
+        Ok(LogSegment::new(header, file))
     }
 }
 
 /// Writes the batch after which nothing follows, and closes the segment.
-pub(super) fn seal(segment: &Segment, sealed: Sealed, so_far: SoFar, synced: bool) -> io::Result<()> {
-    let (SoFar { clock, fences, .. }, Sealed { lane, last: sequence, end, .. }) = (so_far, sealed);
-    let mut batch = vec![0; SECTOR];
-    BatchHeader { length: 0, count: 0, sequence, clock, fences, lane, seal: true }
-        .finish(&mut batch, segment.header.salt);
+pub(super) fn seal_segment(
+    segment: &LogSegment, sealed: SegmentEnd, so_far: LogPosition, synced: bool,
+) -> io::Result<()> {
+    let (
+        LogPosition { clock, highest_fence: fences, .. },
+        SegmentEnd { lane, last_sequence: sequence, offset: end, .. },
+    ) = (so_far, sealed);
+    let mut batch = vec![0; SECTOR_LEN];
+    BatchHeader { length: 0, count: 0, sequence, clock, highest_fence: fences, lane, is_seal: true }
+        .write_header(&mut batch, segment.header.salt);
     segment.file.write_at(&batch, end)?;
     if synced {
         segment.file.sync_data()?;
     }
-    segment.complete(sealed);
+    segment.close_sealed(sealed);
     Ok(())
 }
 
 /// The file of a segment.
-pub(super) fn name(id: u32) -> String {
+pub(super) fn file_name(id: u32) -> String {
     format!("{id:08x}.seg")
 }
 
 /// The segment whose file has this name.
-pub(super) fn id_of(name: &str) -> Option<u32> {
+pub(super) fn parse_file_name(name: &str) -> Option<u32> {
     u32::from_str_radix(name.strip_suffix(".seg").filter(|hex| hex.len() == 8)?, 16).ok()
 }

@@ -30,75 +30,75 @@ use bytes::{Buf, BufMut};
 
 use super::{
     disk::{Disk, DiskFile},
-    index::{Index, SHARDS, Slot},
-    log::Log,
-    segments::{Sealed, Segment, SoFar},
+    index::{Index, IndexSlot, SHARD_COUNT},
+    log::SharedLog,
+    segments::{LogPosition, LogSegment, SegmentEnd},
 };
 
-pub(super) const NAME: &str = "index.snap";
-pub(super) const UNFINISHED: &str = "index.tmp";
+pub(super) const FILE_NAME: &str = "index.snap";
+pub(super) const UNFINISHED_NAME: &str = "index.tmp";
 
 const MAGIC: &[u8; 8] = b"ibid ix2";
 /// Of snapshots whose slots say nothing about keys.
-const FIRST_MAGIC: &[u8; 8] = b"ibid idx";
+const V1_MAGIC: &[u8; 8] = b"ibid idx";
 /// How much is written before others get a turn.
-const PIECE: usize = 1 << 20;
+const WRITE_CHUNK_BYTES: usize = 1 << 20;
 /// How many threads read it.
-const READERS: usize = 4;
+const READER_THREADS: usize = 4;
 
 /// What a snapshot says beside the slots.
 #[derive(Debug)]
-pub(super) struct Snapshot {
-    pub(super) store: [u8; 16],
+pub(super) struct IndexSnapshot {
+    pub(super) store_id: [u8; 16],
     pub(super) version: u64,
     pub(super) clock: u64,
-    pub(super) fences: u64,
+    pub(super) highest_fence: u64,
     /// The length of a slot in it.
-    slot: usize,
+    slot_len: usize,
     /// Slots per shard.
-    counts: Vec<u32>,
+    slot_counts: Vec<u32>,
     /// The segments that need not be read: salt, and what they hold, by number.
-    pub(super) covers: HashMap<u32, (u64, Sealed)>,
+    pub(super) covered_segments: HashMap<u32, (u64, SegmentEnd)>,
 }
 
 /// Writes a snapshot. `pace` is called between pieces.
-pub(super) fn write(log: &Log, version: u64, pace: &dyn Fn()) -> io::Result<()> {
+pub(super) fn write_snapshot(log: &SharedLog, version: u64, pace: &dyn Fn()) -> io::Result<()> {
     let disk = &log.segments.disk;
     let written = write_unfinished(log, version, pace).and_then(|()| {
-        disk.rename(UNFINISHED, NAME)?;
+        disk.rename(UNFINISHED_NAME, FILE_NAME)?;
         disk.sync_dir()
     });
     if written.is_err() {
         // If that fails too, the next start removes it.
-        let _ = disk.remove(UNFINISHED);
+        let _ = disk.remove(UNFINISHED_NAME);
     }
     written
 }
 
-fn write_unfinished(log: &Log, version: u64, pace: &dyn Fn()) -> io::Result<()> {
+fn write_unfinished(log: &SharedLog, version: u64, pace: &dyn Fn()) -> io::Result<()> {
     let covers = log
         .segments
-        .closed()
+        .closed_segments()
         .iter()
-        .filter_map(|segment| Some((segment.header.id, (segment.header.salt, *segment.sealed.get()?))))
+        .filter_map(|segment| Some((segment.header.id, (segment.header.salt, *segment.end.get()?))))
         .collect();
     let disk = &log.segments.disk;
-    if disk.list()?.iter().any(|name| name == UNFINISHED) {
-        disk.remove(UNFINISHED)?;
+    if disk.list()?.iter().any(|name| name == UNFINISHED_NAME) {
+        disk.remove(UNFINISHED_NAME)?;
     }
-    let file = disk.create(UNFINISHED)?;
-    let (mut piece, mut at, mut counts) = (Vec::new(), 0, Vec::with_capacity(SHARDS));
-    for nth in 0..SHARDS {
+    let file = disk.create(UNFINISHED_NAME)?;
+    let (mut piece, mut at, mut counts) = (Vec::new(), 0, Vec::with_capacity(SHARD_COUNT));
+    for nth in 0..SHARD_COUNT {
         let begin = piece.len();
         let mut count = 0;
-        for slot in log.index.nth(nth).slots() {
+        for slot in log.index.shard_by_number(nth).slots() {
             slot.encode(&mut piece);
             count += 1;
         }
         counts.push(count);
         let crc = crc32c::crc32c(&piece[begin..]);
         piece.put_u32_le(crc);
-        if piece.len() >= PIECE {
+        if piece.len() >= WRITE_CHUNK_BYTES {
             file.write_at(&piece, at)?;
             file.sync_data()?;
             at += piece.len() as u64;
@@ -106,32 +106,43 @@ fn write_unfinished(log: &Log, version: u64, pace: &dyn Fn()) -> io::Result<()> 
             pace();
         }
     }
-    let SoFar { clock, fences, .. } = log.so_far();
-    let slot = Slot::ENCODED;
-    Snapshot { store: log.segments.store, version, clock, fences, slot, counts, covers }.encode(&mut piece);
+    let LogPosition { clock, highest_fence: fences, .. } = log.position();
+    let slot = IndexSlot::ENCODED_LEN;
+    IndexSnapshot {
+        store_id: log.segments.store_id,
+        version,
+        clock,
+        highest_fence: fences,
+        slot_len: slot,
+        slot_counts: counts,
+        covered_segments: covers,
+    }
+    .encode(&mut piece);
     file.write_at(&piece, at)?;
     file.sync_data()
 }
 
 /// Reads a snapshot and fills an index with those slots that are to be believed. `None` if there is none, or it does
 /// not read.
-pub(super) fn read(
-    disk: &dyn Disk, segments: &HashMap<u32, Arc<Segment>>, store: [u8; 16], index: &Index,
-) -> io::Result<Option<Snapshot>> {
-    if !disk.list()?.iter().any(|name| name == NAME) {
+pub(super) fn read_snapshot(
+    disk: &dyn Disk, segments: &HashMap<u32, Arc<LogSegment>>, store: [u8; 16], index: &Index,
+) -> io::Result<Option<IndexSnapshot>> {
+    if !disk.list()?.iter().any(|name| name == FILE_NAME) {
         return Ok(None);
     }
-    let file = disk.open(NAME)?;
-    let Some(mut snapshot) = Snapshot::read_trailer(&*file)?.filter(|snapshot| snapshot.store == store) else {
+    let file = disk.open(FILE_NAME)?;
+    let Some(mut snapshot) = IndexSnapshot::read_trailer(&*file)?.filter(|snapshot| snapshot.store_id == store) else {
         return Ok(None);
     };
-    snapshot.covers.retain(|id, (salt, _)| segments.get(id).is_some_and(|segment| segment.header.salt == *salt));
+    snapshot
+        .covered_segments
+        .retain(|id, (salt, _)| segments.get(id).is_some_and(|segment| segment.header.salt == *salt));
     let whole = AtomicBool::new(true);
     thread::scope(|scope| {
-        for reader in 0..READERS {
+        for reader in 0..READER_THREADS {
             let (snapshot, file, whole) = (&snapshot, &*file, &whole);
             scope.spawn(move || {
-                let shards = reader * SHARDS / READERS..(reader + 1) * SHARDS / READERS;
+                let shards = reader * SHARD_COUNT / READER_THREADS..(reader + 1) * SHARD_COUNT / READER_THREADS;
                 if !matches!(snapshot.read_shards(file, shards, index), Ok(true)) {
                     whole.store(false, SeqCst);
                 }
@@ -141,23 +152,23 @@ pub(super) fn read(
     Ok(whole.into_inner().then_some(snapshot))
 }
 
-impl Snapshot {
+impl IndexSnapshot {
     fn encode(&self, out: &mut Vec<u8>) {
         let begin = out.len();
         out.put_slice(MAGIC);
-        out.put_slice(&self.store);
-        for field in [self.version, self.clock, self.fences] {
+        out.put_slice(&self.store_id);
+        for field in [self.version, self.clock, self.highest_fence] {
             out.put_u64_le(field);
         }
-        for count in &self.counts {
+        for count in &self.slot_counts {
             out.put_u32_le(*count);
         }
-        out.put_u32_le(self.covers.len() as u32);
-        for (id, (salt, sealed)) in &self.covers {
+        out.put_u32_le(self.covered_segments.len() as u32);
+        for (id, (salt, sealed)) in &self.covered_segments {
             out.put_u32_le(*id);
             out.put_u64_le(*salt);
             out.put_u8(sealed.lane);
-            for field in [sealed.first, sealed.last, sealed.end] {
+            for field in [sealed.first_sequence, sealed.last_sequence, sealed.offset] {
                 out.put_u64_le(field);
             }
         }
@@ -181,19 +192,19 @@ impl Snapshot {
         let mut trailer = vec![0; length as usize];
         file.read_at(&mut trailer, all - 8 - length)?;
         let decoded = if crc32c::crc32c(&trailer) == crc { Self::decode(&trailer) } else { None };
-        Ok(decoded.filter(|snapshot| snapshot.blocks(0..SHARDS) == all - 8 - length))
+        Ok(decoded.filter(|snapshot| snapshot.blocks_len(0..SHARD_COUNT) == all - 8 - length))
     }
 
     fn decode(trailer: &[u8]) -> Option<Self> {
         let (mut rest, slot) = match trailer.strip_prefix(MAGIC) {
-            Some(rest) => (rest, Slot::ENCODED),
-            None => (trailer.strip_prefix(FIRST_MAGIC)?, Slot::FIRST_ENCODED),
+            Some(rest) => (rest, IndexSlot::ENCODED_LEN),
+            None => (trailer.strip_prefix(V1_MAGIC)?, IndexSlot::V1_ENCODED_LEN),
         };
         let mut store = [0; 16];
         rest.try_copy_to_slice(&mut store).ok()?;
         let [version, clock, fences] =
             [rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?];
-        let counts = (0..SHARDS).map(|_| rest.try_get_u32_le().ok()).collect::<Option<Vec<u32>>>()?;
+        let counts = (0..SHARD_COUNT).map(|_| rest.try_get_u32_le().ok()).collect::<Option<Vec<u32>>>()?;
         let mut covers = HashMap::new();
         for _ in 0..rest.try_get_u32_le().ok()? {
             let id = rest.try_get_u32_le().ok()?;
@@ -201,35 +212,45 @@ impl Snapshot {
             let lane = rest.try_get_u8().ok()?;
             let [first, last, end] =
                 [rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?, rest.try_get_u64_le().ok()?];
-            covers.insert(id, (salt, Sealed { lane, first, last, end }));
+            covers.insert(id, (salt, SegmentEnd { lane, first_sequence: first, last_sequence: last, offset: end }));
         }
-        rest.is_empty().then_some(Self { store, version, clock, fences, slot, counts, covers })
+        rest.is_empty().then_some(Self {
+            store_id: store,
+            version,
+            clock,
+            highest_fence: fences,
+            slot_len: slot,
+            slot_counts: counts,
+            covered_segments: covers,
+        })
     }
 
     /// Whether all of these shards read.
     fn read_shards(&self, file: &dyn DiskFile, shards: std::ops::Range<usize>, index: &Index) -> io::Result<bool> {
-        let mut at = self.blocks(0..shards.start);
+        let mut at = self.blocks_len(0..shards.start);
         let mut bytes = Vec::new();
         for nth in shards {
-            bytes.resize(self.blocks(nth..nth + 1) as usize, 0);
+            bytes.resize(self.blocks_len(nth..nth + 1) as usize, 0);
             file.read_at(&mut bytes, at)?;
             at += bytes.len() as u64;
             let (slots, crc) = bytes.split_at(bytes.len() - 4);
             if crc32c::crc32c(slots).to_le_bytes() != *crc {
                 return Ok(false);
             }
-            let slots: Option<Vec<Slot>> = slots
-                .chunks_exact(self.slot)
-                .map(|bytes| Slot::decode(bytes).filter(|slot| slot.shard() == nth))
+            let slots: Option<Vec<IndexSlot>> = slots
+                .chunks_exact(self.slot_len)
+                .map(|bytes| IndexSlot::decode(bytes).filter(|slot| slot.shard() == nth))
                 .collect();
             let Some(slots) = slots else { return Ok(false) };
-            index.nth(nth).fill(slots.into_iter().filter(|slot| self.covers.contains_key(&slot.segment)));
+            index.shard_by_number(nth).insert_snapshot_slots(
+                slots.into_iter().filter(|slot| self.covered_segments.contains_key(&slot.segment)),
+            );
         }
         Ok(true)
     }
 
     /// The length of the blocks of these shards.
-    fn blocks(&self, shards: std::ops::Range<usize>) -> u64 {
-        self.counts[shards].iter().map(|slots| u64::from(*slots) * self.slot as u64 + 4).sum()
+    fn blocks_len(&self, shards: std::ops::Range<usize>) -> u64 {
+        self.slot_counts[shards].iter().map(|slots| u64::from(*slots) * self.slot_len as u64 + 4).sum()
     }
 }

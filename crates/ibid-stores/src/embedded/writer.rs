@@ -13,124 +13,128 @@ use std::{
 };
 
 use bytes::Bytes;
-use ibid::store::{Address, Ask, Claim, End, ErrorKind, Fence, Held, Lease, StoreError};
+use ibid::store::{
+    Address, ClaimOutcome, ClaimRequest, ErrorKind, Fence, Lease, SettleOutcome, Settlement, StoreError,
+};
 use tokio::sync::oneshot;
 
 use super::{
-    decide,
-    entry::{Entry, Micros},
-    format::{BATCH_HEADER, BatchHeader, FIRST_BATCH, MAIN, SECTOR, padded, salted},
-    index::Slot,
-    log::{Log, failed},
-    segments::{Sealed, Segment, SoFar, seal},
+    decisions,
+    entry::{LogEntry, UnixMicros},
+    format::{BATCH_HEADER_LEN, BatchHeader, FIRST_BATCH_OFFSET, MAIN_LANE, SECTOR_LEN, pad_to_sector, salted_crc},
+    index::IndexSlot,
+    log::{SharedLog, store_error},
+    segments::{LogPosition, LogSegment, SegmentEnd, seal_segment},
 };
 
 /// No more is put into a batch than fits, roughly.
-const BATCH: usize = 4 << 20;
+const MAX_BATCH_BYTES: usize = 4 << 20;
 
-pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+pub(super) type WriterReply<T> = oneshot::Sender<Result<T, StoreError>>;
 
 /// One call, with the time at which it was made.
-pub(super) struct Call {
-    pub(super) now: Micros,
-    pub(super) what: What,
+pub(super) struct WriterCall {
+    pub(super) now: UnixMicros,
+    pub(super) request: WriterRequest,
 }
 
-pub(super) enum What {
-    Claim(Arc<Ask>, Reply<Claim>),
-    Change(Address, Change, Reply<Held>),
+pub(super) enum WriterRequest {
+    Claim(Arc<ClaimRequest>, WriterReply<ClaimOutcome>),
+    Change(Address, EntryChange, WriterReply<SettleOutcome>),
 }
 
-pub(super) enum Change {
+pub(super) enum EntryChange {
     Extend(Lease, Duration),
-    Settle(Lease, End),
-    Resolve(Fence, End),
+    Settle(Lease, Settlement),
+    Resolve(Fence, Settlement),
     Forget(Fence),
     Replace(Fence, Bytes),
 }
 
 /// An answer that waits for its batch.
-enum Waiting {
-    Claim(Reply<Claim>, Claim),
-    Held(Reply<Held>, Held),
+enum PendingReply {
+    Claim(WriterReply<ClaimOutcome>, ClaimOutcome),
+    Settle(WriterReply<SettleOutcome>, SettleOutcome),
 }
 
 /// An entry of the batch on its way: the latest one of its address counts.
-struct Staged {
-    entry: Arc<Entry>,
+struct StagedEntry {
+    entry: Arc<LogEntry>,
     /// Within the batch.
-    begin: usize,
+    offset: usize,
     length: usize,
     /// The version that the index still has.
     supersedes: Option<u64>,
 }
 
 /// A segment that is written to, and where the next batch goes.
-pub(super) struct Tail {
-    segment: Arc<Segment>,
-    at: u64,
+pub(super) struct LogTail {
+    segment: Arc<LogSegment>,
+    offset: u64,
     /// The sequence number of its first batch.
-    first: u64,
-    sealed: bool,
+    first_sequence: u64,
+    is_sealed: bool,
 }
 
-impl Tail {
+impl LogTail {
     /// Of which `first` will be the first batch.
-    pub(super) fn new(segment: Arc<Segment>, first: u64) -> Self {
-        Self { segment, at: FIRST_BATCH, first, sealed: false }
+    pub(super) fn new(segment: Arc<LogSegment>, first_sequence: u64) -> Self {
+        Self { segment, offset: FIRST_BATCH_OFFSET, first_sequence, is_sealed: false }
     }
 
     /// Of a store that has no room for another segment: nothing fits.
-    pub(super) fn full(segment: Arc<Segment>) -> Self {
-        let at = segment.header.size;
-        Self { segment, at, first: 0, sealed: true }
+    pub(super) fn full(segment: Arc<LogSegment>) -> Self {
+        let offset = segment.header.size;
+        Self { segment, offset, first_sequence: 0, is_sealed: true }
     }
 }
 
 /// What a start found, as far as the writer goes on from it.
 #[derive(Debug)]
-pub(super) struct Found {
-    pub(super) opened: Micros,
+pub(super) struct WriterStart {
+    pub(super) opened_at: UnixMicros,
     /// The highest that was given to an entry.
     pub(super) version: u64,
     /// What was written last, in each lane, as far as it still counts.
-    pub(super) last: Vec<Entry>,
+    pub(super) last_written: Vec<LogEntry>,
     /// Claims that get a new retention.
-    pub(super) renewed: Vec<Entry>,
+    pub(super) renewed: Vec<LogEntry>,
 }
 
 /// Why a batch is not in the log.
-enum Failure {
+enum AppendError {
     /// Certainly not.
-    Refused(String),
+    NotWritten(String),
     /// It may be.
-    Unsynced(io::Error),
+    SyncFailed(io::Error),
 }
 
-pub(super) struct Writer {
-    log: Arc<Log>,
+pub(super) struct LogWriter {
+    log: Arc<SharedLog>,
     /// As long as there are callers: each waits for its answer before it calls again.
-    queue: Receiver<Call>,
-    tail: Tail,
+    queue: Receiver<WriterCall>,
+    tail: LogTail,
     /// The next batch's.
     sequence: u64,
     /// The next entry's.
     version: u64,
-    fences: u64,
-    now: Micros,
+    highest_fence: u64,
+    now: UnixMicros,
     batch: Vec<u8>,
     /// Of all entries in the batch: where each begins, and its length.
-    spans: Vec<(usize, usize)>,
-    staged: HashMap<Address, Staged>,
-    waiting: Vec<Waiting>,
+    entry_spans: Vec<(usize, usize)>,
+    staged_entries: HashMap<Address, StagedEntry>,
+    pending_replies: Vec<PendingReply>,
 }
 
-impl Writer {
+impl LogWriter {
     /// Rewrites `last`, which may have been read from a cache that never reached the disk, and writes what was `renewed`,
     /// before it takes any call.
-    pub(super) fn new(log: Arc<Log>, queue: Receiver<Call>, tail: Tail, found: Found) -> io::Result<Self> {
-        let Found { opened, version, last, renewed } = found;
-        let (sequence, fences) = (log.sequence.load(SeqCst) + 1, log.fences.load(SeqCst));
+    pub(super) fn new(
+        log: Arc<SharedLog>, queue: Receiver<WriterCall>, tail: LogTail, found: WriterStart,
+    ) -> io::Result<Self> {
+        let WriterStart { opened_at: opened, version, last_written: last, renewed } = found;
+        let (sequence, fences) = (log.sequence.load(SeqCst) + 1, log.highest_fence.load(SeqCst));
         let now = log.clock.latest();
         let mut writer = Self {
             log,
@@ -138,115 +142,115 @@ impl Writer {
             tail,
             sequence,
             version,
-            fences,
+            highest_fence: fences,
             now,
-            batch: vec![0; BATCH_HEADER],
-            spans: Vec::new(),
-            staged: HashMap::new(),
-            waiting: Vec::new(),
+            batch: vec![0; BATCH_HEADER_LEN],
+            entry_spans: Vec::new(),
+            staged_entries: HashMap::new(),
+            pending_replies: Vec::new(),
         };
         for entry in last {
-            writer.write(entry.version, Some(entry.version), entry);
+            writer.encode_entry(entry.version, Some(entry.version), entry);
         }
         // Its bytes stay as they were; who ran is as unknown as all others.
-        for staged in writer.staged.values_mut() {
-            Arc::make_mut(&mut staged.entry).interrupt(opened);
+        for staged in writer.staged_entries.values_mut() {
+            Arc::make_mut(&mut staged.entry).mark_interrupted(opened);
         }
-        writer.rewrite()?;
+        writer.write_recovered()?;
         for entry in renewed {
             writer.version += 1;
-            writer.write(writer.version, Some(entry.version), entry);
-            if writer.batch.len() >= BATCH.min(writer.capacity() / 4) {
-                writer.rewrite()?;
+            writer.encode_entry(writer.version, Some(entry.version), entry);
+            if writer.batch.len() >= MAX_BATCH_BYTES.min(writer.segment_capacity() / 4) {
+                writer.write_recovered()?;
             }
         }
-        writer.rewrite()?;
+        writer.write_recovered()?;
         Ok(writer)
     }
 
     /// Writes the batch before the first call.
-    fn rewrite(&mut self) -> io::Result<()> {
+    fn write_recovered(&mut self) -> io::Result<()> {
         match self.append() {
-            Ok(()) => self.merge(),
+            Ok(()) => self.publish_entries(),
             // A full disk: it stays where it was found, and replays are served.
-            Err(Failure::Refused(_)) => {}
-            Err(Failure::Unsynced(error)) => return Err(error),
+            Err(AppendError::NotWritten(_)) => {}
+            Err(AppendError::SyncFailed(error)) => return Err(error),
         }
-        self.clear();
+        self.clear_batch();
         Ok(())
     }
 
     /// Until nobody can call any more.
     pub(super) fn run(mut self) {
         while let Ok(call) = self.queue.recv() {
-            self.admit(call);
-            while self.batch.len() < BATCH.min(self.capacity() / 4) {
+            self.decide(call);
+            while self.batch.len() < MAX_BATCH_BYTES.min(self.segment_capacity() / 4) {
                 let Ok(call) = self.queue.try_recv() else { break };
-                self.admit(call);
+                self.decide(call);
             }
             self.commit();
         }
-        if self.log.read_only().is_none() {
+        if self.log.read_only_reason().is_none() {
             // Until when it was open: what dies later has died while nobody could ask for it.
             self.now = self.now.max(self.log.clock.latest());
             // The next start seals what is not.
-            let _ = self.seal();
+            let _ = self.seal_tail();
         }
     }
 
     /// What fits into a segment.
-    fn capacity(&self) -> usize {
-        (self.tail.segment.header.size - FIRST_BATCH) as usize - SECTOR
+    fn segment_capacity(&self) -> usize {
+        (self.tail.segment.header.size - FIRST_BATCH_OFFSET) as usize - SECTOR_LEN
     }
 
-    fn admit(&mut self, call: Call) {
+    fn decide(&mut self, call: WriterCall) {
         self.now = self.now.max(call.now);
-        match call.what {
-            What::Claim(ask, reply) => match self.decide_claim(&ask) {
-                Ok(answer) => self.waiting.push(Waiting::Claim(reply, answer)),
+        match call.request {
+            WriterRequest::Claim(ask, reply) => match self.decide_claim(&ask) {
+                Ok(answer) => self.pending_replies.push(PendingReply::Claim(reply, answer)),
                 Err(error) => drop(reply.send(Err(error))),
             },
-            What::Change(at, change, reply) => match self.decide_change(&at, &change) {
-                Ok(answer) => self.waiting.push(Waiting::Held(reply, answer)),
+            WriterRequest::Change(at, change, reply) => match self.decide_change(&at, &change) {
+                Ok(answer) => self.pending_replies.push(PendingReply::Settle(reply, answer)),
                 Err(error) => drop(reply.send(Err(error))),
             },
         }
     }
 
-    fn decide_claim(&mut self, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
-        let (current, supersedes) = self.current(&ask.address)?;
-        let fence = Fence((self.fences + 1).max(self.now));
-        let (answer, granted) = decide::claim(current.as_deref(), ask, fence, self.now);
+    fn decide_claim(&mut self, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
+        let (current, supersedes) = self.current_entry(&ask.address)?;
+        let fence = Fence((self.highest_fence + 1).max(self.now));
+        let (answer, granted) = decisions::claim(current.as_deref(), ask, fence, self.now);
         if let Some(granted) = granted {
-            self.may_claim()?;
-            self.stage(granted, supersedes)?;
-            self.fences = fence.0;
+            self.check_claim_space()?;
+            self.stage_entry(granted, supersedes)?;
+            self.highest_fence = fence.0;
         }
         Ok(answer)
     }
 
-    fn decide_change(&mut self, at: &Address, change: &Change) -> Result<Held, StoreError> {
-        let (current, supersedes) = self.current(at)?;
+    fn decide_change(&mut self, at: &Address, change: &EntryChange) -> Result<SettleOutcome, StoreError> {
+        let (current, supersedes) = self.current_entry(at)?;
         let (there, now) = (current.as_deref(), self.now);
         let (answer, changed) = match change {
-            Change::Extend(lease, hold) => decide::extend(there, lease, *hold, now),
-            Change::Settle(lease, end) => decide::settle(there, lease, end, now),
-            Change::Resolve(seen, end) => decide::resolve(there, *seen, end, now),
-            Change::Forget(seen) => decide::forget(there, *seen, now),
-            Change::Replace(seen, record) => decide::replace(there, *seen, record, now),
+            EntryChange::Extend(lease, hold) => decisions::extend(there, lease, *hold, now),
+            EntryChange::Settle(lease, end) => decisions::settle(there, lease, end, now),
+            EntryChange::Resolve(seen, end) => decisions::resolve(there, *seen, end, now),
+            EntryChange::Forget(seen) => decisions::forget(there, *seen, now),
+            EntryChange::Replace(seen, record) => decisions::replace(there, *seen, record, now),
         };
         if let Some(changed) = changed {
             // A holder that is put back may know a higher fence than a log that has lost it.
             let fence = changed.fence.0;
-            self.stage(changed, supersedes)?;
-            self.fences = self.fences.max(fence);
+            self.stage_entry(changed, supersedes)?;
+            self.highest_fence = self.highest_fence.max(fence);
         }
         Ok(answer)
     }
 
     /// What is at an address for the next call, and the version of it that the index has.
-    fn current(&self, at: &Address) -> Result<(Option<Arc<Entry>>, Option<u64>), StoreError> {
-        if let Some(staged) = self.staged.get(at) {
+    fn current_entry(&self, at: &Address) -> Result<(Option<Arc<LogEntry>>, Option<u64>), StoreError> {
+        if let Some(staged) = self.staged_entries.get(at) {
             return Ok((Some(staged.entry.clone()), staged.supersedes));
         }
         let loaded = self.log.load(at)?;
@@ -255,168 +259,173 @@ impl Writer {
     }
 
     /// The last quarter of the last segment is for those who have run already.
-    fn may_claim(&self) -> Result<(), StoreError> {
-        let (size, taken) = (self.tail.segment.header.size, self.tail.at + self.batch.len() as u64);
+    fn check_claim_space(&self) -> Result<(), StoreError> {
+        let (size, taken) = (self.tail.segment.header.size, self.tail.offset + self.batch.len() as u64);
         if taken <= size / 4 * 3 {
             return Ok(());
         }
-        self.log.spares.verdict().map_err(|why| failed(ErrorKind::Rejected, why))
+        self.log.segment_pool.wait_ready().map_err(|why| store_error(ErrorKind::Rejected, why))
     }
 
-    fn stage(&mut self, entry: Entry, supersedes: Option<u64>) -> Result<(), StoreError> {
-        if let Some(why) = self.log.read_only() {
-            return Err(failed(ErrorKind::Rejected, why));
+    fn stage_entry(&mut self, entry: LogEntry, supersedes: Option<u64>) -> Result<(), StoreError> {
+        if let Some(why) = self.log.read_only_reason() {
+            return Err(store_error(ErrorKind::Rejected, why));
         }
-        let most = (self.capacity() / 2 - BATCH_HEADER).min(Slot::MAX_LENGTH - 1);
+        let most = (self.segment_capacity() / 2 - BATCH_HEADER_LEN).min(IndexSlot::MAX_LENGTH - 1);
         let length = entry.encoded_length();
         if length > most {
             let why = format!("an entry of {length} bytes is too large; at most {most} fit");
-            return Err(failed(ErrorKind::Rejected, why));
+            return Err(store_error(ErrorKind::Rejected, why));
         }
         self.version += 1;
-        self.write(self.version, supersedes, entry);
+        self.encode_entry(self.version, supersedes, entry);
         Ok(())
     }
 
-    fn write(&mut self, version: u64, supersedes: Option<u64>, mut entry: Entry) {
+    fn encode_entry(&mut self, version: u64, supersedes: Option<u64>, mut entry: LogEntry) {
         entry.version = version;
         let begin = self.batch.len();
         let length = entry.encode(&mut self.batch);
         let at = entry.ask.address;
-        self.spans.push((begin, length));
-        self.staged.insert(at, Staged { entry: Arc::new(entry), begin, length, supersedes });
+        self.entry_spans.push((begin, length));
+        self.staged_entries.insert(at, StagedEntry { entry: Arc::new(entry), offset: begin, length, supersedes });
     }
 
     /// Makes the batch durable, then known, then answered.
     fn commit(&mut self) {
         match self.append() {
             Ok(()) => {
-                self.merge();
-                for waiting in self.waiting.drain(..) {
+                self.publish_entries();
+                for waiting in self.pending_replies.drain(..) {
                     // Whoever has given up asking finds out by asking again.
                     match waiting {
-                        Waiting::Claim(reply, answer) => drop(reply.send(Ok(answer))),
-                        Waiting::Held(reply, answer) => drop(reply.send(Ok(answer))),
+                        PendingReply::Claim(reply, answer) => drop(reply.send(Ok(answer))),
+                        PendingReply::Settle(reply, answer) => drop(reply.send(Ok(answer))),
                     }
                 }
             }
-            Err(Failure::Refused(why)) => self.fail(ErrorKind::Rejected, &why),
-            Err(Failure::Unsynced(error)) => {
-                self.log.stop_writing(&error);
-                self.fail(ErrorKind::Ambiguous, &format!("the disk failed to make it durable: {error}"));
+            Err(AppendError::NotWritten(why)) => self.fail_pending(ErrorKind::Rejected, &why),
+            Err(AppendError::SyncFailed(error)) => {
+                self.log.set_read_only(&error);
+                self.fail_pending(ErrorKind::Ambiguous, &format!("the disk failed to make it durable: {error}"));
             }
         }
-        self.clear();
+        self.clear_batch();
     }
 
-    fn clear(&mut self) {
-        self.batch.truncate(BATCH_HEADER);
-        self.batch.shrink_to(BATCH);
-        self.spans.clear();
-        self.staged.clear();
+    fn clear_batch(&mut self) {
+        self.batch.truncate(BATCH_HEADER_LEN);
+        self.batch.shrink_to(MAX_BATCH_BYTES);
+        self.entry_spans.clear();
+        self.staged_entries.clear();
     }
 
-    fn fail(&mut self, kind: ErrorKind, why: &str) {
-        for waiting in self.waiting.drain(..) {
+    fn fail_pending(&mut self, kind: ErrorKind, why: &str) {
+        for waiting in self.pending_replies.drain(..) {
             match waiting {
-                Waiting::Claim(reply, _) => drop(reply.send(Err(failed(kind, why)))),
-                Waiting::Held(reply, _) => drop(reply.send(Err(failed(kind, why)))),
+                PendingReply::Claim(reply, _) => drop(reply.send(Err(store_error(kind, why)))),
+                PendingReply::Settle(reply, _) => drop(reply.send(Err(store_error(kind, why)))),
             }
         }
     }
 
     /// Writes and syncs the batch; if that fails, once more into another segment.
-    fn append(&mut self) -> Result<(), Failure> {
-        if self.spans.is_empty() {
+    fn append(&mut self) -> Result<(), AppendError> {
+        if self.entry_spans.is_empty() {
             return Ok(());
         }
-        let span = padded(self.batch.len()) as u64;
-        if self.tail.at + span + SECTOR as u64 > self.tail.segment.header.size {
-            let next = self.log.spares.take().map_err(Failure::Refused)?;
-            if !self.seal() {
-                next.proves.store(self.tail.segment.header.id, SeqCst);
+        let span = pad_to_sector(self.batch.len()) as u64;
+        if self.tail.offset + span + SECTOR_LEN as u64 > self.tail.segment.header.size {
+            let next = self.log.segment_pool.take().map_err(AppendError::NotWritten)?;
+            if !self.seal_tail() {
+                next.proves_end_of.store(self.tail.segment.header.id, SeqCst);
             }
-            self.tail = Tail::new(next, self.sequence);
-            self.log.spares.want(false);
+            self.tail = LogTail::new(next, self.sequence);
+            self.log.segment_pool.request(false);
         }
         // Only what an earlier start wrote into larger segments can be too large for one.
-        if self.tail.at + span + SECTOR as u64 > self.tail.segment.header.size {
-            return Err(Failure::Refused(format!("a batch of {span} bytes does not fit into a segment")));
+        if self.tail.offset + span + SECTOR_LEN as u64 > self.tail.segment.header.size {
+            return Err(AppendError::NotWritten(format!("a batch of {span} bytes does not fit into a segment")));
         }
         if let Err(first) = self.append_once() {
             // Without another segment, a batch that was not written whole is nowhere: the next one goes over it.
-            let Ok(next) = self.log.spares.take() else { return Err(first) };
-            next.proves.store(self.tail.segment.header.id, SeqCst);
-            self.tail.segment.spoil(self.tail.at);
-            self.tail = Tail::new(next, self.sequence);
+            let Ok(next) = self.log.segment_pool.take() else { return Err(first) };
+            next.proves_end_of.store(self.tail.segment.header.id, SeqCst);
+            self.tail.segment.mark_spoiled(self.tail.offset);
+            self.tail = LogTail::new(next, self.sequence);
             self.append_once().map_err(|second| match (first, second) {
-                (Failure::Unsynced(error), Failure::Refused(_)) | (_, Failure::Unsynced(error)) => {
-                    Failure::Unsynced(error)
+                (AppendError::SyncFailed(error), AppendError::NotWritten(_)) | (_, AppendError::SyncFailed(error)) => {
+                    AppendError::SyncFailed(error)
                 }
-                (Failure::Refused(_), refused) => refused,
+                (AppendError::NotWritten(_), refused) => refused,
             })?;
         }
-        self.tail.at += span;
+        self.tail.offset += span;
         self.sequence += 1;
         self.log.sequence.store(self.sequence - 1, SeqCst);
-        self.log.fences.store(self.fences, SeqCst);
+        self.log.highest_fence.store(self.highest_fence, SeqCst);
         self.log.version.store(self.version, SeqCst);
-        if self.tail.at > self.tail.segment.header.size / 8 {
-            self.log.spares.want(self.tail.at * 2 > self.tail.segment.header.size);
+        if self.tail.offset > self.tail.segment.header.size / 8 {
+            self.log.segment_pool.request(self.tail.offset * 2 > self.tail.segment.header.size);
         }
         Ok(())
     }
 
-    fn append_once(&mut self) -> Result<(), Failure> {
+    fn append_once(&mut self) -> Result<(), AppendError> {
         let salt = self.tail.segment.header.salt;
-        for (begin, length) in &self.spans {
-            let crc = salted(salt, &self.batch[begin + 8..begin + length]);
+        for (begin, length) in &self.entry_spans {
+            let crc = salted_crc(salt, &self.batch[begin + 8..begin + length]);
             self.batch[begin + 4..begin + 8].copy_from_slice(&crc.to_le_bytes());
         }
         let header = BatchHeader {
-            length: (self.batch.len() - BATCH_HEADER) as u32,
-            count: self.spans.len() as u32,
+            length: (self.batch.len() - BATCH_HEADER_LEN) as u32,
+            count: self.entry_spans.len() as u32,
             sequence: self.sequence,
             clock: self.now,
-            fences: self.fences,
-            lane: MAIN,
-            seal: false,
+            highest_fence: self.highest_fence,
+            lane: MAIN_LANE,
+            is_seal: false,
         };
-        header.finish(&mut self.batch, salt);
+        header.write_header(&mut self.batch, salt);
         let length = self.batch.len();
-        self.batch.resize(padded(length), 0);
-        let written = self.tail.segment.file.write_at(&self.batch, self.tail.at);
+        self.batch.resize(pad_to_sector(length), 0);
+        let written = self.tail.segment.file.write_at(&self.batch, self.tail.offset);
         self.batch.truncate(length);
-        written.map_err(|error| Failure::Refused(format!("the disk refused to write: {error}")))?;
-        if self.log.synced { self.tail.segment.file.sync_data().map_err(Failure::Unsynced) } else { Ok(()) }
+        written.map_err(|error| AppendError::NotWritten(format!("the disk refused to write: {error}")))?;
+        if self.log.is_synced { self.tail.segment.file.sync_data().map_err(AppendError::SyncFailed) } else { Ok(()) }
     }
 
     /// Says that nothing follows in this segment. One that cannot be sealed is proved complete by the next one.
     #[must_use]
-    fn seal(&mut self) -> bool {
-        if self.tail.sealed {
+    fn seal_tail(&mut self) -> bool {
+        if self.tail.is_sealed {
             return true;
         }
-        let so_far = SoFar { sequence: self.sequence, clock: self.now, fences: self.fences };
-        let ends = Sealed { lane: MAIN, first: self.tail.first, last: self.sequence, end: self.tail.at };
-        let sealed = seal(&self.tail.segment, ends, so_far, self.log.synced).is_ok();
+        let so_far = LogPosition { sequence: self.sequence, clock: self.now, highest_fence: self.highest_fence };
+        let ends = SegmentEnd {
+            lane: MAIN_LANE,
+            first_sequence: self.tail.first_sequence,
+            last_sequence: self.sequence,
+            offset: self.tail.offset,
+        };
+        let sealed = seal_segment(&self.tail.segment, ends, so_far, self.log.is_synced).is_ok();
         if sealed {
             self.sequence += 1;
             self.log.sequence.store(self.sequence - 1, SeqCst);
         } else {
-            self.tail.segment.spoil(self.tail.at);
+            self.tail.segment.mark_spoiled(self.tail.offset);
         }
         sealed
     }
 
     /// Lets everybody see what is durable now.
-    fn merge(&mut self) {
-        for staged in self.staged.values() {
-            let offset = self.tail.at - padded(self.batch.len()) as u64 + staged.begin as u64;
-            let slot = Slot::new(&staged.entry, self.tail.segment.header.id, offset as u32, staged.length);
-            self.log.segments.gain(&slot);
+    fn publish_entries(&mut self) {
+        for staged in self.staged_entries.values() {
+            let offset = self.tail.offset - pad_to_sector(self.batch.len()) as u64 + staged.offset as u64;
+            let slot = IndexSlot::new(&staged.entry, self.tail.segment.header.id, offset as u32, staged.length);
+            self.log.segments.add_slot(&slot);
             if let Some(before) = self.log.index.put(&staged.entry, slot, staged.supersedes) {
-                self.log.segments.lose(&before);
+                self.log.segments.remove_slot(&before);
             }
         }
     }

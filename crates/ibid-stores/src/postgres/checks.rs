@@ -2,22 +2,22 @@
 
 use tokio_postgres::{Client, Error, Row};
 
-use super::{migrate::VERSION, place::Place};
+use super::{migrate::SCHEMA_VERSION, url::PostgresUrl};
 
 /// What was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Findings {
+pub(super) struct PostgresFindings {
     /// What weakens the promise.
-    pub(super) wanting: Vec<String>,
+    pub(super) warnings: Vec<String>,
     /// Whether what was committed may be lost in a crash.
-    pub(super) loses: bool,
+    pub(super) may_lose_commits: bool,
     /// Why it cannot be used at all.
     pub(super) refusal: Option<String>,
 }
 
-const OLDEST: i32 = 130_000;
+const MIN_SERVER_VERSION: i32 = 130_000;
 
-const LOOK: &str = "SELECT current_setting('server_version_num')::integer, current_setting('fsync'), \
+const CHECK_SQL: &str = "SELECT current_setting('server_version_num')::integer, current_setting('fsync'), \
     current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery(), \
     current_setting('default_transaction_read_only'), current_setting('default_transaction_isolation'), \
     r.rolsuper, r.rolbypassrls, r.rolname::text, \
@@ -26,11 +26,11 @@ const LOOK: &str = "SELECT current_setting('server_version_num')::integer, curre
      WHERE n.nspname = 'ibid' AND c.relname = 'migrations') \
     FROM pg_catalog.pg_roles r WHERE r.rolname = current_user";
 
-pub(super) async fn look(client: &Client, place: &Place) -> Result<Findings, Error> {
-    let found = client.query_typed_one(LOOK, &[]).await?;
-    let mut findings = Findings::default();
-    durability(&found, &mut findings);
-    rights(&found, &mut findings, place);
+pub(super) async fn run_checks(client: &Client, place: &PostgresUrl) -> Result<PostgresFindings, Error> {
+    let found = client.query_typed_one(CHECK_SQL, &[]).await?;
+    let mut findings = PostgresFindings::default();
+    check_durability(&found, &mut findings);
+    check_rights(&found, &mut findings, place);
     let migrate = format!("run ibid migrate --store {place}");
     let (may_use, is_made): (Option<bool>, i64) = (found.try_get(10)?, found.try_get(11)?);
     findings.refusal = match may_use {
@@ -43,19 +43,21 @@ pub(super) async fn look(client: &Client, place: &Place) -> Result<Findings, Err
         Some(true) => {
             let version = client.query_typed_one("SELECT coalesce(max(version), 0) FROM ibid.migrations", &[]).await?;
             let version: i32 = version.try_get(0)?;
-            let old = format!("the schema ibid in {place} is of version {version}, and {VERSION} is needed; {migrate}");
-            (version < VERSION).then_some(old)
+            let old = format!(
+                "the schema ibid in {place} is of version {version}, and {SCHEMA_VERSION} is needed; {migrate}"
+            );
+            (version < SCHEMA_VERSION).then_some(old)
         }
     };
     Ok(findings)
 }
 
-fn durability(found: &Row, findings: &mut Findings) {
+fn check_durability(found: &Row, findings: &mut PostgresFindings) {
     let setting = |at: usize| found.try_get::<_, String>(at).unwrap_or_default();
     let mut wants = |is_wanting: bool, loses: bool, what: String| {
         if is_wanting {
-            findings.wanting.push(what);
-            findings.loses |= loses;
+            findings.warnings.push(what);
+            findings.may_lose_commits |= loses;
         }
     };
     wants(setting(1) != "on", true, "fsync is off: a crash of the machine can lose or corrupt everything".into());
@@ -73,12 +75,12 @@ fn durability(found: &Row, findings: &mut Findings) {
     );
 }
 
-fn rights(found: &Row, findings: &mut Findings, place: &Place) {
+fn check_rights(found: &Row, findings: &mut PostgresFindings, place: &PostgresUrl) {
     let setting = |at: usize| found.try_get::<_, String>(at).unwrap_or_default();
     let is = |at: usize| found.try_get::<_, bool>(at).unwrap_or(false);
     let version: i32 = found.try_get(0).unwrap_or(0);
-    let wanting = &mut findings.wanting;
-    if version < OLDEST {
+    let wanting = &mut findings.warnings;
+    if version < MIN_SERVER_VERSION {
         wanting.push(format!("PostgreSQL {} is older than 13, the oldest that ibid is made for", version / 10_000));
     }
     if is(4) {
@@ -88,7 +90,7 @@ fn rights(found: &Row, findings: &mut Findings, place: &Place) {
         wanting.push("default_transaction_read_only is on: no claim can be made; set it to off for this role".into());
     }
     // Where sessions are our own we set it ourselves.
-    if place.unnamed && setting(6) != "read committed" {
+    if place.unnamed_statements && setting(6) != "read committed" {
         wanting.push(format!(
             "default_transaction_isolation is {:?}: claims that race fail; set it to read committed for this role",
             setting(6)

@@ -26,66 +26,66 @@ use tokio_postgres::{
 };
 
 use super::{
-    checks::Findings,
-    faults::{self, failed},
-    link::Link,
-    place::Place,
+    checks::PostgresFindings,
+    connection::PostgresConnection,
+    error::{self, store_error},
     statements::Statement,
+    url::PostgresUrl,
 };
 use crate::{
-    breaker::{Breaker, jittered},
-    certificates::Certificates,
+    breaker::{CircuitBreaker, with_jitter},
+    certificates::ReloadingTlsConfig,
 };
 
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LAST_PAUSE: Duration = Duration::from_secs(2);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
 /// A connection may take longer to make than a call to answer.
-const CONNECTING: Duration = Duration::from_secs(1);
+const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub(super) struct Pool {
-    pub(super) place: Place,
-    pub(super) certificates: Arc<Certificates>,
+pub(super) struct PostgresPool {
+    pub(super) url: PostgresUrl,
+    pub(super) certificates: Arc<ReloadingTlsConfig>,
     pub(super) timeout: Duration,
-    breaker: Breaker,
-    slots: Vec<Mutex<Option<Arc<Link>>>>,
+    breaker: CircuitBreaker,
+    connections: Vec<Mutex<Option<Arc<PostgresConnection>>>>,
     /// How many slots have a keeper.
-    started: AtomicUsize,
+    started_count: AtomicUsize,
     /// Why the last connection could not be made, if there is none.
-    fault: Mutex<Option<(ErrorKind, String)>>,
+    last_error: Mutex<Option<(ErrorKind, String)>>,
     /// Told when a connection was made, or could not be.
     changed: Notify,
-    findings: Mutex<Option<Findings>>,
-    keepers: Mutex<Vec<AbortHandle>>,
+    findings: Mutex<Option<PostgresFindings>>,
+    connection_tasks: Mutex<Vec<AbortHandle>>,
 }
 
-impl Pool {
-    pub(super) fn new(place: Place, certificates: Arc<Certificates>, timeout: Duration) -> Arc<Self> {
-        let slots = (0..place.pool).map(|_| Mutex::new(None)).collect();
+impl PostgresPool {
+    pub(super) fn new(place: PostgresUrl, certificates: Arc<ReloadingTlsConfig>, timeout: Duration) -> Arc<Self> {
+        let slots = (0..place.pool_size).map(|_| Mutex::new(None)).collect();
         let pool = Arc::new(Self {
-            place,
+            url: place,
             certificates,
             timeout,
-            breaker: Breaker::default(),
-            slots,
-            started: AtomicUsize::new(0),
-            fault: Mutex::new(None),
+            breaker: CircuitBreaker::default(),
+            connections: slots,
+            started_count: AtomicUsize::new(0),
+            last_error: Mutex::new(None),
             changed: Notify::new(),
             findings: Mutex::new(None),
-            keepers: Mutex::default(),
+            connection_tasks: Mutex::default(),
         });
-        pool.start_another();
+        pool.start_connection();
         pool
     }
 
     /// Until the first connection is there, or could not be made.
-    pub(super) async fn is_tried(&self) {
-        let deadline = Instant::now() + self.connecting_limit() * 2;
+    pub(super) async fn wait_until_tried(&self) {
+        let deadline = Instant::now() + self.connect_timeout() * 2;
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if self.best().is_some() || self.fault.lock().is_some() || Instant::now() >= deadline {
+            if self.least_busy().is_some() || self.last_error.lock().is_some() || Instant::now() >= deadline {
                 return;
             }
             drop(timeout_at(deadline, changed).await);
@@ -93,17 +93,17 @@ impl Pool {
     }
 
     /// What start-up found, `None` if nobody could look yet.
-    pub(super) fn findings(&self) -> Option<Findings> {
+    pub(super) fn findings(&self) -> Option<PostgresFindings> {
         self.findings.lock().clone()
     }
 
     /// Why there is no connection.
-    pub(super) fn fault(&self) -> Option<(ErrorKind, String)> {
-        self.fault.lock().clone()
+    pub(super) fn last_error(&self) -> Option<(ErrorKind, String)> {
+        self.last_error.lock().clone()
     }
 
-    pub(super) fn connecting_limit(&self) -> Duration {
-        self.timeout.max(CONNECTING)
+    pub(super) fn connect_timeout(&self) -> Duration {
+        self.timeout.max(MIN_CONNECT_TIMEOUT)
     }
 
     pub(super) fn deadline(&self) -> Instant {
@@ -113,159 +113,166 @@ impl Pool {
     /// Sends a prepared statement.
     pub(super) async fn call(
         self: &Arc<Self>, what: Statement, params: &[&(dyn ToSql + Sync)], deadline: Instant,
-    ) -> Result<Vec<Row>, Failed> {
-        self.send(what.reads(), deadline, Sql::Prepared(what, params)).await
+    ) -> Result<Vec<Row>, CallFailure> {
+        self.send(what.is_read_only(), deadline, PooledStatement::Prepared(what, params)).await
     }
 
     /// Sends a statement that reads, with a deadline of its own.
     pub(super) async fn read(
         self: &Arc<Self>, sql: &str, params: &[(&(dyn ToSql + Sync), Type)], limit: Duration,
     ) -> Result<Vec<Row>, StoreError> {
-        let sent = self.send(true, Instant::now() + limit, Sql::Once(sql, params)).await;
-        sent.map_err(Failed::into)
+        let sent = self.send(true, Instant::now() + limit, PooledStatement::Once(sql, params)).await;
+        sent.map_err(CallFailure::into)
     }
 
     /// Sends a statement that writes, and is rare.
     pub(super) async fn write(self: &Arc<Self>, sql: &str) -> Result<Vec<Row>, StoreError> {
-        let sent = self.send(false, self.deadline(), Sql::Once(sql, &[])).await;
-        sent.map_err(Failed::into)
+        let sent = self.send(false, self.deadline(), PooledStatement::Once(sql, &[])).await;
+        sent.map_err(CallFailure::into)
     }
 
-    async fn send(self: &Arc<Self>, reads: bool, deadline: Instant, sql: Sql<'_>) -> Result<Vec<Row>, Failed> {
-        let link = self.link(deadline).await?;
+    async fn send(
+        self: &Arc<Self>, reads: bool, deadline: Instant, sql: PooledStatement<'_>,
+    ) -> Result<Vec<Row>, CallFailure> {
+        let link = self.connection(deadline).await?;
         let pass = self.breaker.pass().map_err(|pause| {
-            let why = format!("{} failed several times in a row and is left alone for {pause:?}", self.place);
-            Failed::unsent(ErrorKind::NotApplied, why)
+            let why = format!("{} failed several times in a row and is left alone for {pause:?}", self.url);
+            CallFailure::not_sent(ErrorKind::NotApplied, why)
         })?;
-        let _under_way = link.begin();
+        let _under_way = link.begin_call();
         match timeout_at(deadline, sql.run(&link)).await {
             Ok(Ok(rows)) => {
                 pass.answered();
                 Ok(rows)
             }
             Ok(Err(error)) => {
-                let rolled_back = faults::was_rolled_back(&error);
+                let rolled_back = error::was_rolled_back(&error);
                 if rolled_back {
                     pass.answered();
                 } else {
                     pass.failed();
                     link.discard();
                 }
-                if faults::is_read_only(&error) {
+                if error::is_read_only(&error) {
                     link.discard();
                 }
-                let in_the_way = faults::was_in_the_way(&error);
-                Err(Failed { error: faults::of_sent(&error, reads), rolled_back, in_the_way })
+                let in_the_way = error::was_row_conflict(&error);
+                Err(CallFailure {
+                    error: error::statement_error(&error, reads),
+                    was_rolled_back: rolled_back,
+                    is_row_conflict: in_the_way,
+                })
             }
             Err(_) => {
                 pass.failed();
                 link.discard();
                 let kind = if reads { ErrorKind::NotApplied } else { ErrorKind::Ambiguous };
-                let error = failed(kind, format!("{} did not answer in time", self.place));
-                Err(Failed { error, rolled_back: false, in_the_way: false })
+                let error = store_error(kind, format!("{} did not answer in time", self.url));
+                Err(CallFailure { error, was_rolled_back: false, is_row_conflict: false })
             }
         }
     }
 
     /// A connection to send on. Nothing has been sent if there is none.
-    async fn link(self: &Arc<Self>, deadline: Instant) -> Result<Arc<Link>, Failed> {
+    async fn connection(self: &Arc<Self>, deadline: Instant) -> Result<Arc<PostgresConnection>, CallFailure> {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if let Some(link) = self.best() {
-                if link.under_way() > 0 {
-                    self.start_another();
+            if let Some(link) = self.least_busy() {
+                if link.in_flight() > 0 {
+                    self.start_connection();
                 }
                 return Ok(link);
             }
-            if let Some((kind, why)) = self.fault() {
-                return Err(Failed::unsent(kind, why));
+            if let Some((kind, why)) = self.last_error() {
+                return Err(CallFailure::not_sent(kind, why));
             }
             if timeout_at(deadline, changed).await.is_err() {
-                let why = format!("no connection to {} in time", self.place);
-                return Err(Failed::unsent(ErrorKind::NotApplied, why));
+                let why = format!("no connection to {} in time", self.url);
+                return Err(CallFailure::not_sent(ErrorKind::NotApplied, why));
             }
         }
     }
 
-    fn best(&self) -> Option<Arc<Link>> {
-        let started = self.started.load(Relaxed).min(self.slots.len());
-        let live = self.slots[..started].iter().filter_map(|slot| slot.lock().clone());
-        live.filter(|link| !link.is_closed()).min_by_key(|link| link.under_way())
+    fn least_busy(&self) -> Option<Arc<PostgresConnection>> {
+        let started = self.started_count.load(Relaxed).min(self.connections.len());
+        let live = self.connections[..started].iter().filter_map(|slot| slot.lock().clone());
+        live.filter(|link| !link.is_closed()).min_by_key(|link| link.in_flight())
     }
 
-    fn start_another(self: &Arc<Self>) {
-        let next =
-            self.started.fetch_update(Relaxed, Relaxed, |started| (started < self.slots.len()).then_some(started + 1));
+    fn start_connection(self: &Arc<Self>) {
+        let next = self
+            .started_count
+            .fetch_update(Relaxed, Relaxed, |started| (started < self.connections.len()).then_some(started + 1));
         if let Ok(slot) = next {
-            let keeper = tokio::spawn(self.clone().keep(slot));
-            self.keepers.lock().push(keeper.abort_handle());
+            let keeper = tokio::spawn(self.clone().keep_connected(slot));
+            self.connection_tasks.lock().push(keeper.abort_handle());
         }
     }
 
     /// Makes a connection, and again whenever it is lost. Ends with the store.
-    async fn keep(self: Arc<Self>, slot: usize) {
-        let mut pause = FIRST_PAUSE;
+    async fn keep_connected(self: Arc<Self>, slot: usize) {
+        let mut pause = INITIAL_BACKOFF;
         loop {
-            match Link::open(&self.place, &self.certificates, self.connecting_limit()).await {
+            match PostgresConnection::open(&self.url, &self.certificates, self.connect_timeout()).await {
                 Ok((link, findings, driver)) => {
-                    pause = FIRST_PAUSE;
-                    self.is_made(slot, link, findings);
-                    self.is_lost(slot, driver).await;
+                    pause = INITIAL_BACKOFF;
+                    self.on_connected(slot, link, findings);
+                    self.wait_until_lost(slot, driver).await;
                 }
                 Err((kind, why)) => {
-                    if self.best().is_none() {
-                        let mut fault = self.fault.lock();
+                    if self.least_busy().is_none() {
+                        let mut fault = self.last_error.lock();
                         if fault.as_ref() != Some(&(kind, why.clone())) {
-                            tracing::warn!(store = faults::STORE, at = %self.place, %why, "no connection");
+                            tracing::warn!(store = error::STORE_NAME, at = %self.url, %why, "no connection");
                         }
                         *fault = Some((kind, why));
                     }
                     self.changed.notify_waiters();
-                    sleep(jittered(pause)).await;
-                    pause = (pause * 2).min(LAST_PAUSE);
+                    sleep(with_jitter(pause)).await;
+                    pause = (pause * 2).min(MAX_BACKOFF);
                 }
             }
         }
     }
 
-    fn is_made(&self, slot: usize, link: Link, findings: Findings) {
-        *self.slots[slot].lock() = Some(Arc::new(link));
-        if self.fault.lock().take().is_some() {
-            tracing::info!(store = faults::STORE, at = %self.place, "connected");
+    fn on_connected(&self, slot: usize, link: PostgresConnection, findings: PostgresFindings) {
+        *self.connections[slot].lock() = Some(Arc::new(link));
+        if self.last_error.lock().take().is_some() {
+            tracing::info!(store = error::STORE_NAME, at = %self.url, "connected");
         }
         let before = self.findings.lock().replace(findings.clone());
         if before.as_ref() != Some(&findings) {
-            for wanting in &findings.wanting {
-                tracing::warn!(store = faults::STORE, at = %self.place, "{wanting}");
+            for wanting in &findings.warnings {
+                tracing::warn!(store = error::STORE_NAME, at = %self.url, "{wanting}");
             }
         }
         self.breaker.close();
         self.changed.notify_waiters();
     }
 
-    async fn is_lost(&self, slot: usize, driver: JoinHandle<()>) {
+    async fn wait_until_lost(&self, slot: usize, driver: JoinHandle<()>) {
         drop(driver.await);
-        *self.slots[slot].lock() = None;
+        *self.connections[slot].lock() = None;
         self.changed.notify_waiters();
     }
 
     /// Closes all connections.
     pub(super) fn close(&self) {
-        self.keepers.lock().drain(..).for_each(|keeper| keeper.abort());
-        self.slots.iter().for_each(|slot| drop(slot.lock().take()));
+        self.connection_tasks.lock().drain(..).for_each(|keeper| keeper.abort());
+        self.connections.iter().for_each(|slot| drop(slot.lock().take()));
     }
 }
 
 /// What is sent.
-enum Sql<'a> {
+enum PooledStatement<'a> {
     Prepared(Statement, &'a [&'a (dyn ToSql + Sync)]),
     Once(&'a str, &'a [(&'a (dyn ToSql + Sync), Type)]),
 }
 
-impl Sql<'_> {
-    async fn run(&self, link: &Link) -> Result<Vec<Row>, Error> {
+impl PooledStatement<'_> {
+    async fn run(&self, link: &PostgresConnection) -> Result<Vec<Row>, Error> {
         match self {
             Self::Prepared(what, params) => link.run(*what, params).await,
             Self::Once(sql, params) => link.run_once(sql, params).await,
@@ -275,22 +282,22 @@ impl Sql<'_> {
 
 /// A call that failed, and whether that is known to have undone it.
 #[derive(Debug)]
-pub(super) struct Failed {
+pub(super) struct CallFailure {
     pub(super) error: StoreError,
     /// The server itself said so: it may be sent again in another form.
-    pub(super) rolled_back: bool,
+    pub(super) was_rolled_back: bool,
     /// Only because somebody else was at the same row at the same time.
-    pub(super) in_the_way: bool,
+    pub(super) is_row_conflict: bool,
 }
 
-impl Failed {
-    fn unsent(kind: ErrorKind, why: String) -> Self {
-        Self { error: failed(kind, why), rolled_back: false, in_the_way: false }
+impl CallFailure {
+    fn not_sent(kind: ErrorKind, why: String) -> Self {
+        Self { error: store_error(kind, why), was_rolled_back: false, is_row_conflict: false }
     }
 }
 
-impl From<Failed> for StoreError {
-    fn from(failed: Failed) -> Self {
+impl From<CallFailure> for StoreError {
+    fn from(failed: CallFailure) -> Self {
         failed.error
     }
 }

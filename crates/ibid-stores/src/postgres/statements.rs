@@ -13,7 +13,7 @@ pub(super) enum Statement {
     Sweep,
 }
 
-pub(super) const ALL: [Statement; 6] =
+pub(super) const ALL_STATEMENTS: [Statement; 6] =
     [Statement::Claim, Statement::Settle, Statement::Get, Statement::Change, Statement::Watch, Statement::Sweep];
 
 /// Of what an answer's columns are made, behind `nth`.
@@ -86,24 +86,24 @@ impl Statement {
         }
     }
 
-    pub(super) fn types(self) -> &'static [Type] {
+    pub(super) fn param_types(self) -> &'static [Type] {
         match self {
-            Self::Claim => &SETTLE[..14],
-            Self::Settle => &SETTLE,
-            Self::Get => &CHANGE[..1],
-            Self::Change => &CHANGE,
-            Self::Watch => &WATCH,
-            Self::Sweep => &CHANGE[5..6],
+            Self::Claim => &SETTLE_TYPES[..14],
+            Self::Settle => &SETTLE_TYPES,
+            Self::Get => &CHANGE_TYPES[..1],
+            Self::Change => &CHANGE_TYPES,
+            Self::Watch => &WATCH_TYPES,
+            Self::Sweep => &CHANGE_TYPES[5..6],
         }
     }
 
     /// Whether it cannot change what a caller could see.
-    pub(super) fn reads(self) -> bool {
+    pub(super) fn is_read_only(self) -> bool {
         matches!(self, Self::Get | Self::Watch)
     }
 }
 
-static SETTLE: [Type; 25] = [
+static SETTLE_TYPES: [Type; 25] = [
     Type::BYTEA_ARRAY,
     Type::BYTEA_ARRAY,
     Type::INT2_ARRAY,
@@ -131,7 +131,7 @@ static SETTLE: [Type; 25] = [
     Type::INT8_ARRAY,
 ];
 
-static CHANGE: [Type; 11] = [
+static CHANGE_TYPES: [Type; 11] = [
     Type::BYTEA,
     Type::INT8,
     Type::INT2,
@@ -145,4 +145,4 @@ static CHANGE: [Type; 11] = [
     Type::INT8,
 ];
 
-static WATCH: [Type; 3] = [Type::BYTEA_ARRAY, Type::INT8_ARRAY, Type::BOOL];
+static WATCH_TYPES: [Type; 3] = [Type::BYTEA_ARRAY, Type::INT8_ARRAY, Type::BOOL];

@@ -25,11 +25,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_rustls::{TlsConnector, client};
 
-use crate::certificates::{Certificates, Content, Contents, Files};
+use crate::certificates::{ReloadingTlsConfig, TlsFile, TlsMaterial, TlsPaths};
 
 /// What is looked at in the server's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verify {
+pub(super) enum TlsVerification {
     Nothing,
     /// Who signed it.
     Chain,
@@ -39,40 +39,40 @@ pub(super) enum Verify {
 
 /// How TLS is done, if it is.
 #[derive(Debug, Clone)]
-pub(super) struct Tls {
-    pub(super) verify: Verify,
-    pub(super) files: Files,
+pub(super) struct PostgresTls {
+    pub(super) verify: TlsVerification,
+    pub(super) paths: TlsPaths,
 }
 
-impl Tls {
+impl PostgresTls {
     /// Reads the certificates, and reads them again when they change.
-    pub(super) fn certificates(&self) -> Result<Arc<Certificates>, String> {
+    pub(super) fn reloading_config(&self) -> Result<Arc<ReloadingTlsConfig>, String> {
         let verify = self.verify;
-        Certificates::open(super::faults::STORE, self.files.clone(), move |files| verify.config(files))
+        ReloadingTlsConfig::open(super::error::STORE_NAME, self.paths.clone(), move |files| verify.config(files))
     }
 
     /// Reads the certificates, for one connection.
-    pub(super) fn connector(&self) -> Result<Connector, String> {
-        self.verify.config(&self.files.read()).map(|config| Connector(Arc::new(config)))
+    pub(super) fn connector(&self) -> Result<PostgresTlsConnector, String> {
+        self.verify.config(&self.paths.read()).map(|config| PostgresTlsConnector(Arc::new(config)))
     }
 }
 
-impl Verify {
-    fn config(self, files: &Contents) -> Result<ClientConfig, String> {
+impl TlsVerification {
+    fn config(self, files: &TlsMaterial) -> Result<ClientConfig, String> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(|error| format!("TLS cannot be set up: {error}"))?;
         let chain = match self {
             Self::Nothing => None,
-            Self::Chain | Self::Full => Some(chain(files.ca.as_ref(), provider.clone())?),
+            Self::Chain | Self::Full => Some(chain_verifier(files.ca.as_ref(), provider.clone())?),
         };
         let algorithms = provider.signature_verification_algorithms;
-        let verifier = Verifier { chain, verify: self, algorithms };
+        let verifier = PostgresCertVerifier { chain, verify: self, algorithms };
         let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
         match (&files.cert, &files.key) {
             (Some(cert), Some(key)) => {
-                let chain = certificates("sslcert", cert)?;
+                let chain = parse_certificates("sslcert", cert)?;
                 let secret = PrivateKeyDer::from_pem_slice(bytes("sslkey", key)?);
                 let secret = secret.map_err(|error| unreadable("sslkey", key, &error))?;
                 builder
@@ -84,11 +84,11 @@ impl Verify {
     }
 }
 
-fn chain(ca: Option<&Content>, provider: Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>, String> {
+fn chain_verifier(ca: Option<&TlsFile>, provider: Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>, String> {
     let mut roots = RootCertStore::empty();
     match ca {
         Some(file) => {
-            for certificate in certificates("sslrootcert", file)? {
+            for certificate in parse_certificates("sslrootcert", file)? {
                 let added = roots.add(certificate);
                 let path = file.path();
                 added.map_err(|error| format!("sslrootcert: {path:?} holds what is no certificate: {error}"))?;
@@ -103,27 +103,27 @@ fn chain(ca: Option<&Content>, provider: Arc<CryptoProvider>) -> Result<Arc<WebP
     verifier.map_err(|error| format!("TLS cannot be set up: {error}"))
 }
 
-fn certificates(option: &str, file: &Content) -> Result<Vec<CertificateDer<'static>>, String> {
+fn parse_certificates(option: &str, file: &TlsFile) -> Result<Vec<CertificateDer<'static>>, String> {
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes(option, file)?).collect();
     read.map_err(|error| unreadable(option, file, &error))
 }
 
-fn bytes<'a>(option: &str, file: &'a Content) -> Result<&'a [u8], String> {
+fn bytes<'a>(option: &str, file: &'a TlsFile) -> Result<&'a [u8], String> {
     file.bytes().map_err(|error| unreadable(option, file, error))
 }
 
-fn unreadable(option: &str, file: &Content, error: &dyn fmt::Display) -> String {
+fn unreadable(option: &str, file: &TlsFile, error: &dyn fmt::Display) -> String {
     format!("{option}: {:?} cannot be read: {error}", file.path())
 }
 
 #[derive(Debug)]
-struct Verifier {
+struct PostgresCertVerifier {
     chain: Option<Arc<WebPkiServerVerifier>>,
-    verify: Verify,
+    verify: TlsVerification,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl ServerCertVerifier for Verifier {
+impl ServerCertVerifier for PostgresCertVerifier {
     fn verify_server_cert(
         &self, end_entity: &CertificateDer<'_>, intermediates: &[CertificateDer<'_>], name: &ServerName<'_>,
         ocsp: &[u8], now: UnixTime,
@@ -133,7 +133,7 @@ impl ServerCertVerifier for Verifier {
             // The chain is verified before the name.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-            )) if self.verify == Verify::Chain => Ok(ServerCertVerified::assertion()),
+            )) if self.verify == TlsVerification::Chain => Ok(ServerCertVerified::assertion()),
             verified => verified,
         }
     }
@@ -157,54 +157,54 @@ impl ServerCertVerifier for Verifier {
 
 /// Makes TLS connections.
 #[derive(Debug, Clone)]
-pub(super) struct Connector(Arc<ClientConfig>);
+pub(super) struct PostgresTlsConnector(Arc<ClientConfig>);
 
-impl Connector {
+impl PostgresTlsConnector {
     /// With the certificates that are there now.
-    pub(super) async fn of(certificates: &Certificates) -> Self {
+    pub(super) async fn current(certificates: &ReloadingTlsConfig) -> Self {
         Self(certificates.now().await)
     }
 }
 
-pub(super) struct ToHost(Arc<ClientConfig>, ServerName<'static>);
+pub(super) struct HostTlsConnector(Arc<ClientConfig>, ServerName<'static>);
 
-pub(super) struct Encrypted<S>(client::TlsStream<S>);
+pub(super) struct EncryptedStream<S>(client::TlsStream<S>);
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for Connector {
-    type Stream = Encrypted<S>;
-    type TlsConnect = ToHost;
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for PostgresTlsConnector {
+    type Stream = EncryptedStream<S>;
+    type TlsConnect = HostTlsConnector;
     type Error = io::Error;
 
-    fn make_tls_connect(&mut self, host: &str) -> io::Result<ToHost> {
+    fn make_tls_connect(&mut self, host: &str) -> io::Result<HostTlsConnector> {
         let name = ServerName::try_from(host.to_owned());
         let name = name.map_err(|_| io::Error::other("the host is neither a name nor an address, as TLS needs"))?;
-        Ok(ToHost(self.0.clone(), name))
+        Ok(HostTlsConnector(self.0.clone(), name))
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ToHost {
-    type Stream = Encrypted<S>;
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for HostTlsConnector {
+    type Stream = EncryptedStream<S>;
     type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Encrypted<S>>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = io::Result<EncryptedStream<S>>> + Send>>;
 
     fn connect(self, stream: S) -> Self::Future {
-        Box::pin(async move { TlsConnector::from(self.0).connect(self.1, stream).await.map(Encrypted) })
+        Box::pin(async move { TlsConnector::from(self.0).connect(self.1, stream).await.map(EncryptedStream) })
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Encrypted<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for EncryptedStream<S> {
     fn channel_binding(&self) -> ChannelBinding {
         ChannelBinding::none()
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Encrypted<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for EncryptedStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_read(cx, into)
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Encrypted<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for EncryptedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(cx, bytes)
     }

@@ -19,54 +19,54 @@ use tokio::{
 use tokio_postgres::{AsyncMessage, Row, types::ToSql};
 
 use super::{
-    pool::{Failed, Pool},
+    pool::{CallFailure, PostgresPool},
     rows,
     statements::Statement,
-    tls::Connector,
+    tls::PostgresTlsConnector,
 };
-use crate::{breaker::jittered, near::Copies};
+use crate::{breaker::with_jitter, local_cache::AnswerCache};
 
 /// How often it asks again where it is told.
-const RARELY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL_LISTENING: Duration = Duration::from_secs(1);
 /// And where it is not.
-const OFTEN: Duration = Duration::from_millis(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(60);
 /// At most so many are asked for in one statement.
-const ROWS: usize = 256;
+const MAX_POLLED_ROWS: usize = 256;
 /// After so many failures in a row waiters are let go: their own claims will say what is wrong.
-const FAILURES: u32 = 3;
+const MAX_POLL_FAILURES: u32 = 3;
 /// How long the listening connection stays when nobody waits.
-const LINGER: Duration = Duration::from_secs(5);
+const LISTENER_LINGER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub(super) struct Waiting {
-    pool: Arc<Pool>,
-    copies: Option<Copies>,
-    table: Mutex<HashMap<(Address, Fence), Seat>>,
+pub(super) struct PostgresWaiters {
+    pool: Arc<PostgresPool>,
+    answer_cache: Option<AnswerCache>,
+    by_holder: Mutex<HashMap<(Address, Fence), HolderWaiters>>,
     /// Somebody came, or something was heard.
-    nudge: Notify,
+    changed: Notify,
     /// Somebody waits. Set under the table's lock.
-    wanted: watch::Sender<bool>,
+    has_waiters: watch::Sender<bool>,
     /// Whether the end of a marked row would be heard.
-    heard: watch::Sender<bool>,
+    is_listening: watch::Sender<bool>,
 }
 
 /// All who wait for one holder.
 #[derive(Debug)]
-struct Seat {
+struct HolderWaiters {
     waiters: Vec<oneshot::Sender<()>>,
     /// When to ask next.
-    due: Instant,
+    next_poll: Instant,
 }
 
-impl Waiting {
-    pub(super) fn new(pool: Arc<Pool>, copies: Option<Copies>) -> Arc<Self> {
+impl PostgresWaiters {
+    pub(super) fn new(pool: Arc<PostgresPool>, copies: Option<AnswerCache>) -> Arc<Self> {
         Arc::new(Self {
             pool,
-            copies,
-            table: Mutex::default(),
-            nudge: Notify::new(),
-            wanted: watch::Sender::new(false),
-            heard: watch::Sender::new(false),
+            answer_cache: copies,
+            by_holder: Mutex::default(),
+            changed: Notify::new(),
+            has_waiters: watch::Sender::new(false),
+            is_listening: watch::Sender::new(false),
         })
     }
 
@@ -74,39 +74,41 @@ impl Waiting {
     pub(super) async fn wait(&self, at: &Address, seen: Fence, limit: Duration) {
         let (wake, woken) = oneshot::channel();
         {
-            let mut table = self.table.lock();
-            let seat = table.entry((*at, seen)).or_insert_with(|| Seat { waiters: Vec::new(), due: Instant::now() });
+            let mut table = self.by_holder.lock();
+            let seat = table
+                .entry((*at, seen))
+                .or_insert_with(|| HolderWaiters { waiters: Vec::new(), next_poll: Instant::now() });
             // Those who gave up make room, so that a long-lived seat does not grow for ever.
             if seat.waiters.len() == seat.waiters.capacity() {
                 seat.waiters.retain(|waiter| !waiter.is_closed());
             }
             seat.waiters.push(wake);
-            self.wanted.send_replace(true);
+            self.has_waiters.send_replace(true);
         }
-        self.nudge.notify_one();
+        self.changed.notify_one();
         drop(timeout(limit.min(Duration::from_secs(1 << 32)), woken).await);
     }
 
     /// Asks for all who wait, for ever.
-    pub(super) async fn look(self: Arc<Self>) {
+    pub(super) async fn run_poller(self: Arc<Self>) {
         let mut failures = 0;
         loop {
-            match self.next_due() {
-                None => self.nudge.notified().await,
+            match self.next_poll() {
+                None => self.changed.notified().await,
                 Some(due) => tokio::select! {
                     () = sleep_until(due) => {}
-                    () = self.nudge.notified() => {}
+                    () = self.changed.notified() => {}
                 },
             }
             let due = self.take_due();
             if due.is_empty() {
                 continue;
             }
-            match self.ask(&due).await {
+            match self.poll_holders(&due).await {
                 Ok(()) => failures = 0,
                 Err(()) => {
                     failures += 1;
-                    if failures >= FAILURES {
+                    if failures >= MAX_POLL_FAILURES {
                         due.iter().for_each(|(at, seen)| self.wake(at, *seen));
                     }
                 }
@@ -114,38 +116,40 @@ impl Waiting {
         }
     }
 
-    fn next_due(&self) -> Option<Instant> {
-        let mut table = self.table.lock();
+    fn next_poll(&self) -> Option<Instant> {
+        let mut table = self.by_holder.lock();
         table.retain(|_, seat| seat.waiters.iter().any(|waiter| !waiter.is_closed()));
-        self.wanted.send_replace(!table.is_empty());
-        table.values().map(|seat| seat.due).min()
+        self.has_waiters.send_replace(!table.is_empty());
+        table.values().map(|seat| seat.next_poll).min()
     }
 
     /// Those to ask for now; they are due again after a while.
     fn take_due(&self) -> Vec<(Address, Fence)> {
         let now = Instant::now();
-        let again = now + jittered(self.pause());
+        let again = now + with_jitter(self.poll_interval());
         let mut due = Vec::new();
-        for (at, seat) in self.table.lock().iter_mut().filter(|(_, seat)| seat.due <= now).take(ROWS) {
-            seat.due = again;
+        for (at, seat) in
+            self.by_holder.lock().iter_mut().filter(|(_, seat)| seat.next_poll <= now).take(MAX_POLLED_ROWS)
+        {
+            seat.next_poll = again;
             due.push(*at);
         }
         due
     }
 
-    fn pause(&self) -> Duration {
-        if *self.heard.borrow() { RARELY } else { OFTEN }
+    fn poll_interval(&self) -> Duration {
+        if *self.is_listening.borrow() { POLL_INTERVAL_LISTENING } else { POLL_INTERVAL }
     }
 
-    async fn ask(&self, due: &[(Address, Fence)]) -> Result<(), ()> {
+    async fn poll_holders(&self, due: &[(Address, Fence)]) -> Result<(), ()> {
         let addresses: Vec<&[u8]> = due.iter().map(|(at, _)| &at.0[..]).collect();
-        let seen: Vec<i64> = due.iter().map(|(_, seen)| rows::fence(*seen)).collect();
-        let mark = *self.heard.borrow();
-        let sent = match self.watch(&addresses, &seen, mark).await {
+        let seen: Vec<i64> = due.iter().map(|(_, seen)| rows::fence_param(*seen)).collect();
+        let mark = *self.is_listening.borrow();
+        let sent = match self.watch_rows(&addresses, &seen, mark).await {
             // A row cannot be marked now: look at it, and come back soon.
-            Err(failed) if failed.in_the_way => {
-                self.come_back(due, Instant::now() + jittered(OFTEN));
-                self.watch(&addresses, &seen, false).await
+            Err(failed) if failed.is_row_conflict => {
+                self.reschedule(due, Instant::now() + with_jitter(POLL_INTERVAL));
+                self.watch_rows(&addresses, &seen, false).await
             }
             sent => sent,
         };
@@ -157,8 +161,8 @@ impl Waiting {
                 None => self.wake(at, *seen),
                 Some(us) => {
                     let lapses = Instant::now() + Duration::from_micros(us.clamp(1000, 1 << 40) as u64);
-                    if let Some(seat) = self.table.lock().get_mut(&(*at, *seen)) {
-                        seat.due = seat.due.min(lapses);
+                    if let Some(seat) = self.by_holder.lock().get_mut(&(*at, *seen)) {
+                        seat.next_poll = seat.next_poll.min(lapses);
                     }
                 }
             }
@@ -166,22 +170,22 @@ impl Waiting {
         Ok(())
     }
 
-    async fn watch(&self, addresses: &[&[u8]], seen: &[i64], mark: bool) -> Result<Vec<Row>, Failed> {
+    async fn watch_rows(&self, addresses: &[&[u8]], seen: &[i64], mark: bool) -> Result<Vec<Row>, CallFailure> {
         let params: [&(dyn ToSql + Sync); 3] = [&addresses, &seen, &mark];
         self.pool.call(Statement::Watch, &params, self.pool.deadline()).await
     }
 
-    fn come_back(&self, to: &[(Address, Fence)], due: Instant) {
-        let mut table = self.table.lock();
+    fn reschedule(&self, to: &[(Address, Fence)], due: Instant) {
+        let mut table = self.by_holder.lock();
         for at in to {
             if let Some(seat) = table.get_mut(at) {
-                seat.due = due;
+                seat.next_poll = due;
             }
         }
     }
 
     fn wake(&self, at: &Address, seen: Fence) {
-        if let Some(seat) = self.table.lock().remove(&(*at, seen)) {
+        if let Some(seat) = self.by_holder.lock().remove(&(*at, seen)) {
             for waiter in seat.waiters {
                 let _ = waiter.send(());
             }
@@ -189,84 +193,89 @@ impl Waiting {
     }
 
     /// Keeps a connection that listens while it is needed, for ever.
-    pub(super) async fn listen(self: Arc<Self>) {
-        if self.pool.place.unnamed {
+    pub(super) async fn run_listener(self: Arc<Self>) {
+        if self.pool.url.unnamed_statements {
             return self.poll_forgets().await;
         }
-        let mut pause = OFTEN;
+        let mut pause = POLL_INTERVAL;
         loop {
-            if self.copies.is_none() {
-                let mut wanted = self.wanted.subscribe();
+            if self.answer_cache.is_none() {
+                let mut wanted = self.has_waiters.subscribe();
                 drop(wanted.wait_for(|wanted| *wanted).await);
             }
             let began = Instant::now();
-            let was_heard = self.hear().await;
-            self.heard.send_replace(false);
-            if let Some(copies) = &self.copies {
+            let was_heard = self.listen_once().await;
+            self.is_listening.send_replace(false);
+            if let Some(copies) = &self.answer_cache {
                 copies.flush();
             }
             // Marked rows may have ended unheard.
-            self.ask_for_all();
-            pause = if was_heard && began.elapsed() > RARELY { OFTEN } else { (pause * 2).min(RARELY * 2) };
-            if *self.wanted.borrow() || self.copies.is_some() {
-                sleep(jittered(pause)).await;
+            self.poll_all_now();
+            pause = if was_heard && began.elapsed() > POLL_INTERVAL_LISTENING {
+                POLL_INTERVAL
+            } else {
+                (pause * 2).min(POLL_INTERVAL_LISTENING * 2)
+            };
+            if *self.has_waiters.borrow() || self.answer_cache.is_some() {
+                sleep(with_jitter(pause)).await;
             }
         }
     }
 
     /// One connection's time of listening. Says whether it came about.
-    async fn hear(&self) -> bool {
+    async fn listen_once(&self) -> bool {
         let pool = &self.pool;
-        let connecting = async { pool.place.config.connect(Connector::of(&pool.certificates).await).await };
-        let Ok(Ok((client, mut connection))) = timeout(pool.connecting_limit(), connecting).await else { return false };
+        let connecting =
+            async { pool.url.config.connect(PostgresTlsConnector::current(&pool.certificates).await).await };
+        let Ok(Ok((client, mut connection))) = timeout(pool.connect_timeout(), connecting).await else { return false };
         let listening = async {
             let listened =
-                timeout(pool.connecting_limit(), client.batch_execute("LISTEN ibid_wake; LISTEN ibid_forget"));
+                timeout(pool.connect_timeout(), client.batch_execute("LISTEN ibid_wake; LISTEN ibid_forget"));
             if !matches!(listened.await, Ok(Ok(()))) {
                 return false;
             }
             // From here on nothing is missed; what came before is not known.
-            if let Some(copies) = &self.copies {
+            if let Some(copies) = &self.answer_cache {
                 copies.flush();
             }
-            self.heard.send_replace(true);
-            self.ask_for_all();
-            self.is_needed(&client).await;
+            self.is_listening.send_replace(true);
+            self.poll_all_now();
+            self.wait_until_idle(&client).await;
             true
         };
         let hearing = async {
             while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
                 if let AsyncMessage::Notification(said) = message {
-                    self.is_told(said.channel(), said.payload());
+                    self.on_notification(said.channel(), said.payload());
                 }
             }
         };
         tokio::select! {
             came_about = listening => came_about,
-            () = hearing => *self.heard.borrow(),
+            () = hearing => *self.is_listening.borrow(),
         }
     }
 
-    fn ask_for_all(&self) {
-        self.table.lock().values_mut().for_each(|seat| seat.due = Instant::now());
-        self.nudge.notify_one();
+    fn poll_all_now(&self) {
+        self.by_holder.lock().values_mut().for_each(|seat| seat.next_poll = Instant::now());
+        self.changed.notify_one();
     }
 
     /// Until nobody has waited for a while, or the connection does not answer any more.
-    async fn is_needed(&self, client: &tokio_postgres::Client) {
+    async fn wait_until_idle(&self, client: &tokio_postgres::Client) {
         loop {
-            sleep(LINGER).await;
-            if self.copies.is_none() && !*self.wanted.borrow() {
+            sleep(LISTENER_LINGER).await;
+            if self.answer_cache.is_none() && !*self.has_waiters.borrow() {
                 return;
             }
             // A peer that vanished says nothing: ask it.
-            if !matches!(timeout(self.pool.connecting_limit(), client.batch_execute("")).await, Ok(Ok(()))) {
+            if !matches!(timeout(self.pool.connect_timeout(), client.batch_execute("")).await, Ok(Ok(()))) {
                 return;
             }
         }
     }
 
-    fn is_told(&self, channel: &str, payload: &str) {
+    fn on_notification(&self, channel: &str, payload: &str) {
         match channel {
             "ibid_wake" => {
                 let Some((address, fence)) = payload.split_once(':') else { return };
@@ -275,7 +284,7 @@ impl Waiting {
                 }
             }
             "ibid_forget" => {
-                if let (Some(copies), Some(at)) = (&self.copies, Address::from_hex(payload)) {
+                if let (Some(copies), Some(at)) = (&self.answer_cache, Address::from_hex(payload)) {
                     copies.forget(&at);
                 }
             }
@@ -285,7 +294,7 @@ impl Waiting {
 
     /// Where nothing can be heard: a counter says that something was forgotten, not what.
     async fn poll_forgets(&self) {
-        let Some(copies) = &self.copies else { return };
+        let Some(copies) = &self.answer_cache else { return };
         let mut last = None;
         loop {
             let asked = self.pool.read("SELECT m.forgets FROM ibid.meta m", &[], self.pool.timeout).await;
@@ -294,7 +303,7 @@ impl Waiting {
                 copies.flush();
             }
             last = now;
-            sleep(jittered(RARELY)).await;
+            sleep(with_jitter(POLL_INTERVAL_LISTENING)).await;
         }
     }
 }

@@ -4,20 +4,21 @@ use std::{sync::Arc, time::Duration, vec};
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, Ask, Claim, Fence, Fingerprint, Finished, Held, Holder, Lease, Listed, Outline, State, StoreError, Tags,
+    Address, ClaimOutcome, ClaimRequest, CompletedEntry, EntryInfo, EntryState, Fence, Fingerprint, Holder, Lease,
+    RecordSummary, SettleOutcome, StoreError, Tags,
 };
 use redis::Value;
 
-use super::trouble::corrupt;
+use super::trouble::corrupt_reply;
 
 /// The parts of an answer, one after the other.
-pub(super) struct Parts(vec::IntoIter<Value>);
+pub(super) struct ReplyParts(vec::IntoIter<Value>);
 
-impl Parts {
-    pub(super) fn of(answer: Value) -> Result<Self, StoreError> {
+impl ReplyParts {
+    pub(super) fn from_value(answer: Value) -> Result<Self, StoreError> {
         match answer {
             Value::Array(parts) => Ok(Self(parts.into_iter())),
-            _ => Err(corrupt("it is no list")),
+            _ => Err(corrupt_reply("it is no list")),
         }
     }
 
@@ -25,18 +26,18 @@ impl Parts {
         match self.0.next() {
             Some(Value::BulkString(bytes)) => Ok(bytes.into()),
             Some(Value::SimpleString(text)) => Ok(text.into()),
-            _ => Err(corrupt("a text is missing")),
+            _ => Err(corrupt_reply("a text is missing")),
         }
     }
 
     pub(super) fn number(&mut self) -> Result<u64, StoreError> {
         match self.0.next() {
-            Some(Value::Int(number)) => u64::try_from(number).map_err(|_| corrupt("a number is below zero")),
+            Some(Value::Int(number)) => u64::try_from(number).map_err(|_| corrupt_reply("a number is below zero")),
             Some(Value::BulkString(digits)) => std::str::from_utf8(&digits)
                 .ok()
                 .and_then(|digits| digits.parse().ok())
-                .ok_or_else(|| corrupt("a number is not one")),
-            _ => Err(corrupt("a number is missing")),
+                .ok_or_else(|| corrupt_reply("a number is not one")),
+            _ => Err(corrupt_reply("a number is missing")),
         }
     }
 
@@ -49,7 +50,7 @@ impl Parts {
     }
 
     fn attempt(&mut self) -> Result<u32, StoreError> {
-        u32::try_from(self.number()?).map_err(|_| corrupt("an attempt is too high"))
+        u32::try_from(self.number()?).map_err(|_| corrupt_reply("an attempt is too high"))
     }
 
     fn duration(&mut self) -> Result<Duration, StoreError> {
@@ -60,25 +61,28 @@ impl Parts {
         let bytes = self.bytes()?;
         match bytes.split_first() {
             Some((version, digest)) => {
-                let digest = digest.try_into().map_err(|_| corrupt("a fingerprint is not 33 bytes long"))?;
+                let digest = digest.try_into().map_err(|_| corrupt_reply("a fingerprint is not 33 bytes long"))?;
                 Ok(Fingerprint { version: *version, digest })
             }
-            None => Err(corrupt("a fingerprint is empty")),
+            None => Err(corrupt_reply("a fingerprint is empty")),
         }
     }
 }
 
 /// What a claim found. `ask` is what was asked, if anything was.
-pub(super) fn claim(answer: Value, ask: Option<&Arc<Ask>>) -> Result<Claim, StoreError> {
-    let mut parts = Parts::of(answer)?;
+pub(super) fn parse_claim_outcome(answer: Value, ask: Option<&Arc<ClaimRequest>>) -> Result<ClaimOutcome, StoreError> {
+    let mut parts = ReplyParts::from_value(answer)?;
     let tag = parts.bytes()?;
     Ok(match (&tag[..], ask) {
-        (b"G", Some(ask)) => {
-            Claim::Granted(Lease { ask: ask.clone(), fence: parts.fence()?, attempt: parts.attempt()?, solo: false })
-        }
-        (b"B", _) => Claim::Busy(holder(&mut parts)?),
-        (b"U", _) => Claim::Unknown(holder(&mut parts)?),
-        (b"D", _) => Claim::Done(Finished {
+        (b"G", Some(ask)) => ClaimOutcome::Granted(Lease {
+            request: ask.clone(),
+            fence: parts.fence()?,
+            attempt: parts.attempt()?,
+            front_only: false,
+        }),
+        (b"B", _) => ClaimOutcome::InProgress(parse_holder(&mut parts)?),
+        (b"U", _) => ClaimOutcome::OutcomeUnknown(parse_holder(&mut parts)?),
+        (b"D", _) => ClaimOutcome::Completed(CompletedEntry {
             fence: parts.fence()?,
             attempt: parts.attempt()?,
             fingerprint: parts.fingerprint()?,
@@ -86,12 +90,12 @@ pub(super) fn claim(answer: Value, ask: Option<&Arc<Ask>>) -> Result<Claim, Stor
             expires_in: parts.duration()?,
             record: parts.bytes()?,
         }),
-        (b"S", _) => Claim::Spent,
-        _ => return Err(corrupt("its kind is not known")),
+        (b"S", _) => ClaimOutcome::TokenSpent,
+        _ => return Err(corrupt_reply("its kind is not known")),
     })
 }
 
-fn holder(parts: &mut Parts) -> Result<Holder, StoreError> {
+fn parse_holder(parts: &mut ReplyParts) -> Result<Holder, StoreError> {
     Ok(Holder {
         fence: parts.fence()?,
         attempt: parts.attempt()?,
@@ -102,38 +106,38 @@ fn holder(parts: &mut Parts) -> Result<Holder, StoreError> {
 }
 
 /// Whether a holder still was the holder.
-pub(super) fn held(answer: Value) -> Result<Held, StoreError> {
-    let mut parts = Parts::of(answer)?;
+pub(super) fn parse_settle_outcome(answer: Value) -> Result<SettleOutcome, StoreError> {
+    let mut parts = ReplyParts::from_value(answer)?;
     let tag = parts.bytes()?;
     Ok(match &tag[..] {
-        b"H" => Held::Held,
-        b"R" => Held::Restored,
-        b"L" => Held::Lost(Box::new(claim(parts.value().unwrap_or(Value::Nil), None)?)),
-        _ => return Err(corrupt("its kind is not known")),
+        b"H" => SettleOutcome::Applied,
+        b"R" => SettleOutcome::Restored,
+        b"L" => SettleOutcome::ClaimLost(Box::new(parse_claim_outcome(parts.value().unwrap_or(Value::Nil), None)?)),
+        _ => return Err(corrupt_reply("its kind is not known")),
     })
 }
 
 /// One row of a listing; `None` where nothing is to be seen.
-pub(super) fn listed(row: Value, address: Address) -> Result<Option<Listed>, StoreError> {
+pub(super) fn parse_entry_info(row: Value, address: Address) -> Result<Option<EntryInfo>, StoreError> {
     if row == Value::Nil {
         return Ok(None);
     }
-    let mut parts = Parts::of(row)?;
+    let mut parts = ReplyParts::from_value(row)?;
     let state = match &parts.bytes()?[..] {
-        b"P" => State::Processing,
-        b"U" => State::Unknown,
-        b"D" => State::Done,
-        b"F" => State::Failed,
-        _ => return Err(corrupt("a state is not known")),
+        b"P" => EntryState::Processing,
+        b"U" => EntryState::Unknown,
+        b"D" => EntryState::Done,
+        b"F" => EntryState::Failed,
+        _ => return Err(corrupt_reply("a state is not known")),
     };
     let (fence, attempt, fingerprint) = (parts.fence()?, parts.attempt()?, parts.fingerprint()?);
-    let tags = Tags::from_bytes(parts.bytes()?).ok_or_else(|| corrupt("tags"))?;
+    let tags = Tags::from_bytes(parts.bytes()?).ok_or_else(|| corrupt_reply("tags"))?;
     let (label, age, expires_in) = (parts.bytes()?, parts.duration()?, parts.duration()?);
     let outline = match &parts.bytes()?[..] {
         b"" => None,
-        bytes => Some(outline_from(bytes).ok_or_else(|| corrupt("an outline"))?),
+        bytes => Some(parse_summary(bytes).ok_or_else(|| corrupt_reply("an outline"))?),
     };
-    Ok(Some(Listed { address, state, fence, attempt, fingerprint, tags, label, age, expires_in, outline }))
+    Ok(Some(EntryInfo { address, state, fence, attempt, fingerprint, tags, label, age, expires_in, summary: outline }))
 }
 
 /// A fingerprint in the form in which it is kept.
@@ -142,16 +146,16 @@ pub(super) fn fingerprint_bytes(fingerprint: &Fingerprint) -> Bytes {
 }
 
 /// An outline in the form in which it is kept: readable, for people who look.
-pub(super) fn outline_text(outline: &Outline) -> String {
-    let Outline { status, requested_at_ms, completed_at_ms, took } = outline;
+pub(super) fn summary_text(outline: &RecordSummary) -> String {
+    let RecordSummary { status, requested_at_ms, completed_at_ms, took } = outline;
     format!("{status} {requested_at_ms} {completed_at_ms} {}", took.as_micros().min(u128::from(u64::MAX)))
 }
 
-fn outline_from(bytes: &[u8]) -> Option<Outline> {
+fn parse_summary(bytes: &[u8]) -> Option<RecordSummary> {
     let mut numbers = std::str::from_utf8(bytes).ok()?.split(' ').map(str::parse::<u64>);
     let mut next = || numbers.next()?.ok();
     let (status, requested_at_ms, completed_at_ms) = (u16::try_from(next()?).ok()?, next()?, next()?);
-    let outline = Outline { status, requested_at_ms, completed_at_ms, took: Duration::from_micros(next()?) };
+    let outline = RecordSummary { status, requested_at_ms, completed_at_ms, took: Duration::from_micros(next()?) };
     numbers.next().is_none().then_some(outline)
 }
 
@@ -168,10 +172,10 @@ mod tests {
     #[test]
     fn outlines_come_back() {
         let took = Duration::from_micros(1_234_567);
-        let outline = Outline { status: 201, requested_at_ms: 1, completed_at_ms: u64::MAX, took };
-        assert_eq!(outline_from(outline_text(&outline).as_bytes()), Some(outline));
+        let outline = RecordSummary { status: 201, requested_at_ms: 1, completed_at_ms: u64::MAX, took };
+        assert_eq!(parse_summary(summary_text(&outline).as_bytes()), Some(outline));
         for wrong in ["", "1 2 3", "1 2 3 4 5", "70000 1 1 1", "a b c d"] {
-            assert_eq!(outline_from(wrong.as_bytes()), None, "{wrong:?}");
+            assert_eq!(parse_summary(wrong.as_bytes()), None, "{wrong:?}");
         }
     }
 
@@ -193,7 +197,7 @@ mod tests {
                 Value::Nil,
             ]),
         ] {
-            let error = claim(answer.clone(), None).unwrap_err();
+            let error = parse_claim_outcome(answer.clone(), None).unwrap_err();
             assert_eq!(error.kind, ibid::store::ErrorKind::Corrupt, "{answer:?}");
         }
     }
@@ -212,9 +216,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_answer_makes_it_panic(value in values()) {
-            let _ = claim(value.clone(), None);
-            let _ = held(value.clone());
-            let _ = listed(value, Address([0; 32]));
+            let _ = parse_claim_outcome(value.clone(), None);
+            let _ = parse_settle_outcome(value.clone());
+            let _ = parse_entry_info(value, Address([0; 32]));
         }
     }
 }

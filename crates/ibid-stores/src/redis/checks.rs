@@ -5,46 +5,48 @@ use std::{collections::HashMap, sync::Arc};
 use redis::Value;
 
 use super::{
-    link::{Link, Sent, patient},
-    nodes::Nodes,
-    trouble::{Trouble, checked},
+    server::{RedisCommand, RedisServer, background_deadline},
+    topology::RedisTopology,
+    trouble::{RedisCallError, check_reply},
 };
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct RedisFindings {
     /// Whether what is written survives a crash of the server's process.
     pub(super) durable: bool,
-    pub(super) wanting: Vec<String>,
+    pub(super) warnings: Vec<String>,
 }
 
 /// What can be said before anything could be looked up.
-pub(super) fn unchecked(why: &str) -> Found {
-    Found { durable: false, wanting: vec![format!("could not be checked: {why}")] }
+pub(super) fn unchecked_findings(why: &str) -> RedisFindings {
+    RedisFindings { durable: false, warnings: vec![format!("could not be checked: {why}")] }
 }
 
 /// Looks at every server that keeps something.
-pub(super) async fn look(nodes: &Nodes, wait_replicas: u32) -> Result<Found, String> {
-    nodes.known().await?;
-    let mut found = Found { durable: true, wanting: Vec::new() };
+pub(super) async fn run_checks(nodes: &RedisTopology, wait_replicas: u32) -> Result<RedisFindings, String> {
+    nodes.ensure_known().await?;
+    let mut found = RedisFindings { durable: true, warnings: Vec::new() };
     for link in nodes.all() {
-        let one = look_at(&link, nodes, wait_replicas)
+        let one = check_server(&link, nodes, wait_replicas)
             .await
-            .map_err(|trouble| format!("{}: {}", link.target(), words(&trouble)))?;
+            .map_err(|trouble| format!("{}: {}", link.target(), error_message(&trouble)))?;
         found.durable &= one.durable;
-        for wanting in one.wanting {
+        for wanting in one.warnings {
             let wanting = if nodes.is_cluster() { format!("{}: {wanting}", link.target()) } else { wanting };
-            found.wanting.push(wanting);
+            found.warnings.push(wanting);
         }
     }
     Ok(found)
 }
 
-async fn look_at(link: &Arc<Link>, nodes: &Nodes, wait_replicas: u32) -> Result<Found, Trouble> {
-    let deadline = || patient(nodes.dialer.timeout);
-    let info = match link.send(Sent::plain(&redis::cmd("INFO")), deadline()).await {
-        Ok(info) => Some(pairs(&info)),
-        Err(trouble) if trouble.is("NOPERM") => None,
+async fn check_server(
+    link: &Arc<RedisServer>, nodes: &RedisTopology, wait_replicas: u32,
+) -> Result<RedisFindings, RedisCallError> {
+    let deadline = || background_deadline(nodes.connector.timeout);
+    let info = match link.send(RedisCommand::plain(&redis::cmd("INFO")), deadline()).await {
+        Ok(info) => Some(parse_info(&info)),
+        Err(trouble) if trouble.has_code("NOPERM") => None,
         Err(trouble) => return Err(trouble),
     };
     let mut config = HashMap::new();
@@ -52,7 +54,7 @@ async fn look_at(link: &Arc<Link>, nodes: &Nodes, wait_replicas: u32) -> Result<
     for name in ["appendfsync", "min-replicas-to-write"] {
         let mut ask = redis::cmd("CONFIG");
         ask.arg("GET").arg(name);
-        match link.send(Sent::plain(&ask), deadline()).await {
+        match link.send(RedisCommand::plain(&ask), deadline()).await {
             Ok(Value::Array(parts)) => {
                 if let [_, Value::BulkString(value)] = &parts[..] {
                     config.insert(name, String::from_utf8_lossy(value).into_owned());
@@ -60,36 +62,36 @@ async fn look_at(link: &Arc<Link>, nodes: &Nodes, wait_replicas: u32) -> Result<
             }
             Ok(_) => {}
             // Managed services know no CONFIG at all.
-            Err(Trouble::Refused { .. }) => denied = true,
+            Err(RedisCallError::Refused { .. }) => denied = true,
             Err(trouble) => return Err(trouble),
         }
     }
-    let mut found = judge(info.as_ref(), &config, denied, wait_replicas);
-    if let Some(refused) = scripts_refused(link, nodes).await? {
-        found.wanting.push(refused);
+    let mut found = evaluate(info.as_ref(), &config, denied, wait_replicas);
+    if let Some(refused) = check_scripts(link, nodes).await? {
+        found.warnings.push(refused);
     }
     Ok(found)
 }
 
 /// Whether the user may run scripts at all: better said at start-up than at the first claim.
-async fn scripts_refused(link: &Arc<Link>, nodes: &Nodes) -> Result<Option<String>, Trouble> {
+async fn check_scripts(link: &Arc<RedisServer>, nodes: &RedisTopology) -> Result<Option<String>, RedisCallError> {
     let mut ask = redis::cmd("EVAL");
     ask.arg("return 1").arg(0);
-    match link.send(Sent::plain(&ask), patient(nodes.dialer.timeout)).await {
+    match link.send(RedisCommand::plain(&ask), background_deadline(nodes.connector.timeout)).await {
         Ok(_) => Ok(None),
-        Err(trouble @ Trouble::Refused { .. }) => {
-            Ok(Some(format!("scripts are refused, so nothing works: {}", words(&trouble))))
+        Err(trouble @ RedisCallError::Refused { .. }) => {
+            Ok(Some(format!("scripts are refused, so nothing works: {}", error_message(&trouble))))
         }
         Err(trouble) => Err(trouble),
     }
 }
 
-fn judge(
+fn evaluate(
     info: Option<&HashMap<String, String>>, config: &HashMap<&str, String>, denied: bool, wait_replicas: u32,
-) -> Found {
+) -> RedisFindings {
     let mut wanting = Vec::new();
     let Some(info) = info else {
-        return unchecked("the user may not run INFO; allow +info, and +config|get, see docs/redis.md");
+        return unchecked_findings("the user may not run INFO; allow +info, and +config|get, see docs/redis.md");
     };
     let says = |name: &str| info.get(name).map_or("", String::as_str);
     if says("role") == "slave" {
@@ -146,12 +148,12 @@ fn judge(
             "replication is asynchronous: a failover can forget the last claims and answers; set wait_replicas".into(),
         );
     }
-    Found { durable, wanting }
+    RedisFindings { durable, warnings: wanting }
 }
 
 /// `name:value` lines.
-fn pairs(info: &Value) -> HashMap<String, String> {
-    let text = match checked(info.clone()) {
+fn parse_info(info: &Value) -> HashMap<String, String> {
+    let text = match check_reply(info.clone()) {
         Ok(Value::BulkString(text)) => String::from_utf8_lossy(&text).into_owned(),
         Ok(Value::VerbatimString { text, .. }) => text,
         _ => String::new(),
@@ -162,10 +164,10 @@ fn pairs(info: &Value) -> HashMap<String, String> {
         .collect()
 }
 
-fn words(trouble: &Trouble) -> String {
+fn error_message(trouble: &RedisCallError) -> String {
     match trouble {
-        Trouble::NotSent(why) | Trouble::Unanswered(why) => why.clone(),
-        Trouble::Refused { code, text } => format!("{code} {text}"),
+        RedisCallError::NotSent(why) | RedisCallError::Unanswered(why) => why.clone(),
+        RedisCallError::Refused { code, text } => format!("{code} {text}"),
     }
 }
 
@@ -184,7 +186,7 @@ mod tests {
         ];
         let info = sound.iter().chain(info).map(|(name, value)| (name.to_string(), value.to_string())).collect();
         let config = fsync.map(|fsync| ("appendfsync", fsync.to_owned())).into_iter().collect();
-        judge(Some(&info), &config, fsync.is_none(), wait_replicas).wanting
+        evaluate(Some(&info), &config, fsync.is_none(), wait_replicas).warnings
     }
 
     #[test]

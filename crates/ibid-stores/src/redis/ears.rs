@@ -20,114 +20,116 @@ use tokio::{
 };
 
 use super::{
-    dial::Wire,
-    link::Target,
-    names::{Names, woken},
-    nodes::{BUCKETS, Nodes},
-    trouble::checked,
-    watch::Watches,
+    connect::RedisConnection,
+    key_names::{KeyNames, parse_wake_message},
+    server::ServerTarget,
+    topology::{BUCKET_COUNT, RedisTopology},
+    trouble::check_reply,
+    waiters::WaiterTable,
 };
-use crate::{breaker::jittered, near::Copies};
+use crate::{breaker::with_jitter, local_cache::AnswerCache};
 
 /// A connection on which nothing is heard is pinged that often.
-const PINGED: Duration = Duration::from_secs(2);
+const PING_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a subscription outlives its last waiter: the next is often near.
-const LINGERS: Duration = Duration::from_secs(1);
+const SUBSCRIPTION_LINGER: Duration = Duration::from_secs(1);
 /// After a failure to listen, not to be tried again before.
-const PAUSE: Duration = Duration::from_millis(250);
+const SUBSCRIBE_RETRY_DELAY: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
-pub(super) struct Ears {
-    nodes: Arc<Nodes>,
-    names: Arc<Names>,
-    pub(super) watches: Arc<Watches>,
-    copies: Option<Copies>,
-    slots: Mutex<HashMap<String, Arc<Slot>>>,
+pub(super) struct PubSub {
+    topology: Arc<RedisTopology>,
+    key_names: Arc<KeyNames>,
+    pub(super) waiters: Arc<WaiterTable>,
+    answer_cache: Option<AnswerCache>,
+    slots: Mutex<HashMap<String, Arc<PubSubSlot>>>,
     /// How many wait, by bucket.
-    waiting: Mutex<Vec<u32>>,
+    waiter_counts: Mutex<Vec<u32>>,
     /// Rung when a connection was lost.
-    gap: Arc<Notify>,
+    connection_lost: Arc<Notify>,
 }
 
 /// The ear at one server. `listening` is held while a subscription is made or ended, so that they keep their order.
 #[derive(Default)]
-struct Slot {
-    ear: Mutex<Option<Arc<Ear>>>,
-    listening: tokio::sync::Mutex<Option<Instant>>,
+struct PubSubSlot {
+    connection: Mutex<Option<Arc<PubSubConnection>>>,
+    subscribe_lock: tokio::sync::Mutex<Option<Instant>>,
 }
 
-struct Ear {
-    wire: Wire,
+struct PubSubConnection {
+    connection: RedisConnection,
     channels: Arc<Mutex<HashSet<String>>>,
 }
 
 /// Told which channel, or with `None` that none, is heard any more.
-type Lost = Arc<dyn Fn(Option<&str>) + Send + Sync>;
+type OnChannelLost = Arc<dyn Fn(Option<&str>) + Send + Sync>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Channel {
+pub(super) enum PubSubChannel {
     Wake,
     Forget,
 }
 
 /// Somebody waits for something in a bucket.
-pub(super) struct Listener {
-    ears: Weak<Ears>,
+pub(super) struct BucketListener {
+    pubsub: Weak<PubSub>,
     bucket: u8,
 }
 
-impl Ears {
-    pub(super) fn new(nodes: Arc<Nodes>, names: Arc<Names>, copies: Option<Copies>) -> Self {
+impl PubSub {
+    pub(super) fn new(
+        topology: Arc<RedisTopology>, key_names: Arc<KeyNames>, answer_cache: Option<AnswerCache>,
+    ) -> Self {
         Self {
-            nodes,
-            names,
-            watches: Arc::default(),
-            copies,
+            topology,
+            key_names,
+            waiters: Arc::default(),
+            answer_cache,
             slots: Mutex::default(),
-            waiting: Mutex::new(vec![0; BUCKETS]),
-            gap: Arc::default(),
+            waiter_counts: Mutex::new(vec![0; BUCKET_COUNT]),
+            connection_lost: Arc::default(),
         }
     }
 
-    pub(super) fn listener(self: &Arc<Self>, bucket: u8) -> Listener {
-        self.waiting.lock()[usize::from(bucket)] += 1;
-        Listener { ears: Arc::downgrade(self), bucket }
+    pub(super) fn register_listener(self: &Arc<Self>, bucket: u8) -> BucketListener {
+        self.waiter_counts.lock()[usize::from(bucket)] += 1;
+        BucketListener { pubsub: Arc::downgrade(self), bucket }
     }
 
     /// Whether messages on this channel are heard from now on.
-    pub(super) async fn hear(&self, bucket: u8, channel: Channel) -> bool {
-        let Some((slot, name)) = self.slot(bucket, channel) else { return false };
-        if slot.hears(&name) {
+    pub(super) async fn ensure_subscribed(&self, bucket: u8, channel: PubSubChannel) -> bool {
+        let Some((slot, name)) = self.slot_for(bucket, channel) else { return false };
+        if slot.is_subscribed(&name) {
             return true;
         }
-        let heard = timeout(self.nodes.dialer.timeout, self.subscribe(bucket, &slot, &name)).await;
+        let heard = timeout(self.topology.connector.timeout, self.subscribe(bucket, &slot, &name)).await;
         heard.unwrap_or(false)
     }
 
-    fn slot(&self, bucket: u8, channel: Channel) -> Option<(Arc<Slot>, String)> {
-        let link = self.nodes.of(bucket)?;
+    fn slot_for(&self, bucket: u8, channel: PubSubChannel) -> Option<(Arc<PubSubSlot>, String)> {
+        let link = self.topology.server_for(bucket)?;
         let place = match link.target() {
-            Target::Host(host) => host.to_string(),
-            Target::Primary(_) => String::new(),
+            ServerTarget::Host(host) => host.to_string(),
+            ServerTarget::Primary(_) => String::new(),
         };
-        let word = if channel == Channel::Wake { "wake" } else { "forget" };
+        let word = if channel == PubSubChannel::Wake { "wake" } else { "forget" };
         let slot = self.slots.lock().entry(place).or_default().clone();
-        Some((slot, format!("{}{word}", self.names.channels(bucket))))
+        Some((slot, format!("{}{word}", self.key_names.bucket_prefix(bucket))))
     }
 
-    async fn subscribe(&self, bucket: u8, slot: &Slot, name: &str) -> bool {
-        let mut failed = slot.listening.lock().await;
-        if slot.hears(name) {
+    async fn subscribe(&self, bucket: u8, slot: &PubSubSlot, name: &str) -> bool {
+        let mut failed = slot.subscribe_lock.lock().await;
+        if slot.is_subscribed(name) {
             return true;
         }
-        if failed.is_some_and(|at| at.elapsed() < PAUSE) {
+        if failed.is_some_and(|at| at.elapsed() < SUBSCRIBE_RETRY_DELAY) {
             return false;
         }
-        let ear = match slot.open() {
+        let ear = match slot.open_connection() {
             Some(ear) => ear,
-            None => match self.open(bucket).await {
+            None => match self.connect(bucket).await {
                 Ok(ear) => {
-                    *slot.ear.lock() = Some(ear.clone());
+                    *slot.connection.lock() = Some(ear.clone());
                     ear
                 }
                 Err(why) => {
@@ -137,22 +139,22 @@ impl Ears {
                 }
             },
         };
-        let verb = if self.nodes.is_cluster() { "SSUBSCRIBE" } else { "SUBSCRIBE" };
+        let verb = if self.topology.is_cluster() { "SSUBSCRIBE" } else { "SUBSCRIBE" };
         let mut command = redis::cmd(verb);
         command.arg(name);
-        match ear.wire.ask(&command).await.map(checked) {
+        match ear.connection.ask(&command).await.map(check_reply) {
             Ok(Ok(_)) => {
                 ear.channels.lock().insert(name.to_owned());
                 *failed = None;
                 // What was forgotten before this moment was not heard.
-                if let Some(copies) = self.copies.as_ref().filter(|_| name.ends_with(":forget")) {
+                if let Some(copies) = self.answer_cache.as_ref().filter(|_| name.ends_with(":forget")) {
                     copies.flush();
                 }
                 true
             }
             Ok(Err(trouble)) => {
                 tracing::debug!(?trouble, "redis: cannot listen; waiters poll");
-                self.nodes.doubt();
+                self.topology.refresh_in_background();
                 *failed = Some(Instant::now());
                 false
             }
@@ -163,15 +165,15 @@ impl Ears {
         }
     }
 
-    async fn open(&self, bucket: u8) -> Result<Arc<Ear>, String> {
-        let link = self.nodes.of(bucket).ok_or("no node is known to keep this bucket")?;
-        let host = link.whereabouts().await?;
+    async fn connect(&self, bucket: u8) -> Result<Arc<PubSubConnection>, String> {
+        let link = self.topology.server_for(bucket).ok_or("no node is known to keep this bucket")?;
+        let host = link.resolve_host().await?;
         let channels: Arc<Mutex<HashSet<String>>> = Arc::default();
-        let lost = self.on_loss(channels.clone());
+        let lost = self.channel_lost_handler(channels.clone());
         let pushes = {
-            let (watches, copies, lost) = (self.watches.clone(), self.copies.clone(), lost.clone());
+            let (watches, copies, lost) = (self.waiters.clone(), self.answer_cache.clone(), lost.clone());
             Arc::new(move |push: PushInfo| match push.kind {
-                PushKind::Message | PushKind::SMessage => heard(&push.data, &watches, copies.as_ref()),
+                PushKind::Message | PushKind::SMessage => dispatch_message(&push.data, &watches, copies.as_ref()),
                 PushKind::Disconnection => lost(None),
                 PushKind::Unsubscribe | PushKind::SUnsubscribe => {
                     // Unasked for if we still think that it is heard: its slot went to another node.
@@ -182,15 +184,15 @@ impl Ears {
                 _ => {}
             })
         };
-        let wire = self.nodes.dialer.dial_ear(&host, pushes).await?;
-        let ear = Arc::new(Ear { wire, channels });
-        tokio::spawn(keep_alive(Arc::downgrade(&ear), self.nodes.dialer.timeout, lost));
+        let wire = self.topology.connector.connect_pubsub(&host, pushes).await?;
+        let ear = Arc::new(PubSubConnection { connection: wire, channels });
+        tokio::spawn(keep_alive(Arc::downgrade(&ear), self.topology.connector.timeout, lost));
         Ok(ear)
     }
 
     /// What to do when a channel, or with `None` all of a connection, is not heard any more.
-    fn on_loss(&self, channels: Arc<Mutex<HashSet<String>>>) -> Lost {
-        let (watches, copies, gap) = (self.watches.clone(), self.copies.clone(), self.gap.clone());
+    fn channel_lost_handler(&self, channels: Arc<Mutex<HashSet<String>>>) -> OnChannelLost {
+        let (watches, copies, gap) = (self.waiters.clone(), self.answer_cache.clone(), self.connection_lost.clone());
         Arc::new(move |channel| {
             let mut heard = channels.lock();
             let any = match channel {
@@ -199,7 +201,7 @@ impl Ears {
             };
             drop(heard);
             if any {
-                watches.doubt();
+                watches.invalidate();
                 if let Some(copies) = &copies {
                     copies.flush();
                 }
@@ -209,44 +211,45 @@ impl Ears {
     }
 
     /// Nobody waits in this bucket any more, perhaps.
-    async fn tidy(&self, bucket: u8) {
-        sleep(LINGERS).await;
-        let Some((slot, name)) = self.slot(bucket, Channel::Wake) else { return };
-        let _listening = slot.listening.lock().await;
-        let Some(ear) = slot.open() else { return };
+    async fn unsubscribe_if_idle(&self, bucket: u8) {
+        sleep(SUBSCRIPTION_LINGER).await;
+        let Some((slot, name)) = self.slot_for(bucket, PubSubChannel::Wake) else { return };
+        let _listening = slot.subscribe_lock.lock().await;
+        let Some(ear) = slot.open_connection() else { return };
         {
             // Who comes to wait counts itself first and looks for the channel then: it finds it gone, or we find it.
-            let waiting = self.waiting.lock();
+            let waiting = self.waiter_counts.lock();
             if waiting[usize::from(bucket)] > 0 || !ear.channels.lock().remove(&name) {
                 return;
             }
         }
         if ear.channels.lock().is_empty() {
-            slot.ear.lock().take();
+            slot.connection.lock().take();
             return;
         }
-        let verb = if self.nodes.is_cluster() { "SUNSUBSCRIBE" } else { "UNSUBSCRIBE" };
-        let _ = timeout(self.nodes.dialer.timeout, ear.wire.ask(redis::cmd(verb).arg(&name))).await;
+        let verb = if self.topology.is_cluster() { "SUNSUBSCRIBE" } else { "UNSUBSCRIBE" };
+        let _ = timeout(self.topology.connector.timeout, ear.connection.ask(redis::cmd(verb).arg(&name))).await;
     }
 }
 
 /// Keeps hearing what is forgotten, at every server, for as long as the store is there.
-pub(super) async fn hear_forgets(ears: Weak<Ears>) {
+pub(super) async fn follow_forgets(ears: Weak<PubSub>) {
     loop {
         let (gap, all) = {
             let Some(ears) = ears.upgrade() else { return };
-            let heard = join_all((0..=u8::MAX).map(|bucket| ears.hear(bucket, Channel::Forget))).await;
-            (ears.gap.clone(), heard.into_iter().all(|heard| heard))
+            let heard =
+                join_all((0..=u8::MAX).map(|bucket| ears.ensure_subscribed(bucket, PubSubChannel::Forget))).await;
+            (ears.connection_lost.clone(), heard.into_iter().all(|heard| heard))
         };
-        let _ = timeout(jittered(if all { PINGED } else { PAUSE }), gap.notified()).await;
+        let _ = timeout(with_jitter(if all { PING_INTERVAL } else { SUBSCRIBE_RETRY_DELAY }), gap.notified()).await;
     }
 }
 
-fn heard(data: &[Value], watches: &Watches, copies: Option<&Copies>) {
+fn dispatch_message(data: &[Value], watches: &WaiterTable, copies: Option<&AnswerCache>) {
     let [Value::BulkString(channel), Value::BulkString(message)] = data else { return };
     if channel.ends_with(b":wake") {
-        if let Some((at, fence)) = woken(message) {
-            watches.wake(&at, fence);
+        if let Some((at, fence)) = parse_wake_message(message) {
+            watches.notify_ended(&at, fence);
         }
     } else if let (Some(copies), Some(at)) = (copies, std::str::from_utf8(message).ok().and_then(Address::from_hex)) {
         copies.forget(&at);
@@ -254,34 +257,34 @@ fn heard(data: &[Value], watches: &Watches, copies: Option<&Copies>) {
 }
 
 /// Notices a server that is gone without a word.
-async fn keep_alive(ear: Weak<Ear>, patience: Duration, lost: Lost) {
+async fn keep_alive(ear: Weak<PubSubConnection>, patience: Duration, lost: OnChannelLost) {
     loop {
-        sleep(jittered(PINGED)).await;
+        sleep(with_jitter(PING_INTERVAL)).await;
         let Some(ear) = ear.upgrade() else { return };
-        let answered = timeout(patience, ear.wire.ask(&redis::cmd("PING"))).await;
+        let answered = timeout(patience, ear.connection.ask(&redis::cmd("PING"))).await;
         if !matches!(answered, Ok(Ok(_))) {
-            ear.wire.give_up();
+            ear.connection.abort();
             lost(None);
             return;
         }
     }
 }
 
-impl Slot {
-    fn open(&self) -> Option<Arc<Ear>> {
-        self.ear.lock().as_ref().filter(|ear| ear.wire.is_open()).cloned()
+impl PubSubSlot {
+    fn open_connection(&self) -> Option<Arc<PubSubConnection>> {
+        self.connection.lock().as_ref().filter(|ear| ear.connection.is_open()).cloned()
     }
 
-    fn hears(&self, name: &str) -> bool {
-        self.open().is_some_and(|ear| ear.channels.lock().contains(name))
+    fn is_subscribed(&self, name: &str) -> bool {
+        self.open_connection().is_some_and(|ear| ear.channels.lock().contains(name))
     }
 }
 
-impl Drop for Listener {
+impl Drop for BucketListener {
     fn drop(&mut self) {
-        let Some(ears) = self.ears.upgrade() else { return };
+        let Some(ears) = self.pubsub.upgrade() else { return };
         let left = {
-            let mut waiting = ears.waiting.lock();
+            let mut waiting = ears.waiter_counts.lock();
             let left = &mut waiting[usize::from(self.bucket)];
             *left -= 1;
             *left
@@ -290,13 +293,13 @@ impl Drop for Listener {
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             let bucket = self.bucket;
-            runtime.spawn(async move { ears.tidy(bucket).await });
+            runtime.spawn(async move { ears.unsubscribe_if_idle(bucket).await });
         }
     }
 }
 
-impl std::fmt::Debug for Slot {
+impl std::fmt::Debug for PubSubSlot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slot").field("open", &self.open().is_some()).finish()
+        f.debug_struct("Slot").field("open", &self.open_connection().is_some()).finish()
     }
 }

@@ -7,7 +7,7 @@ use redis::Cmd;
 
 /// A script and its digest, by which a server that knows it is told to run it.
 #[derive(Debug)]
-pub(super) struct Script {
+pub(super) struct RedisScript {
     body: &'static str,
     digest: LazyLock<String>,
 }
@@ -15,9 +15,9 @@ pub(super) struct Script {
 macro_rules! scripts {
     ($($(#[$doc:meta])* $name:ident = $($file:literal)+;)*) => {$(
         $(#[$doc])*
-        pub(super) static $name: Script = {
+        pub(super) static $name: RedisScript = {
             const BODY: &str = concat!($(include_str!(concat!("lua/", $file))),+);
-            Script { body: BODY, digest: LazyLock::new(|| redis::Script::new(BODY).get_hash().to_owned()) }
+            RedisScript { body: BODY, digest: LazyLock::new(|| redis::Script::new(BODY).get_hash().to_owned()) }
         };
     )*};
 }
@@ -40,21 +40,21 @@ scripts! {
 
 /// A script with all that it is to be run with.
 #[derive(Debug)]
-pub(super) struct Call {
-    pub(super) script: &'static Script,
+pub(super) struct ScriptCall {
+    pub(super) script: &'static RedisScript,
     pub(super) bucket: u8,
     pub(super) keys: Vec<String>,
     pub(super) args: Vec<Bytes>,
 }
 
-impl Call {
+impl ScriptCall {
     /// By digest: for servers that know the script.
-    pub(super) fn by_digest(&self) -> Cmd {
+    pub(super) fn evalsha_command(&self) -> Cmd {
         self.command("EVALSHA", &self.script.digest)
     }
 
     /// With the script itself, which the server then knows.
-    pub(super) fn in_full(&self) -> Cmd {
+    pub(super) fn eval_command(&self) -> Cmd {
         self.command("EVAL", self.script.body)
     }
 

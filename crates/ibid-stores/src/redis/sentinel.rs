@@ -13,28 +13,28 @@ use redis::Value;
 use tokio::time::{sleep, timeout};
 
 use super::{
-    dial::{Dialer, Wire},
-    link::{Link, Target},
-    place::Host,
-    trouble::checked,
+    connect::{RedisConnection, RedisConnector},
+    server::{RedisServer, ServerTarget},
+    trouble::check_reply,
+    url::RedisHost,
 };
-use crate::breaker::jittered;
+use crate::breaker::with_jitter;
 
 /// How often a connection's server is compared with what the sentinels say: an old primary that was cut off from them
 /// may go on answering.
-const COMPARED: Duration = Duration::from_secs(1);
+const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A connection to the primary of that name.
-pub(super) async fn primary(dialer: &Dialer, name: &str) -> Result<Wire, String> {
+pub(super) async fn connect_primary(dialer: &RedisConnector, name: &str) -> Result<RedisConnection, String> {
     let mut answers: FuturesUnordered<_> =
-        dialer.place.hosts.iter().map(|sentinel| named_by(dialer, sentinel, name)).collect();
-    let mut tried: Vec<Host> = Vec::new();
+        dialer.url.hosts.iter().map(|sentinel| ask_sentinel(dialer, sentinel, name)).collect();
+    let mut tried: Vec<RedisHost> = Vec::new();
     let mut why = Vec::new();
     while let Some(answer) = answers.next().await {
         match answer {
             Ok(host) if tried.contains(&host) => {}
             Ok(host) => {
-                match confirmed(dialer, &host).await {
+                match connect_confirmed(dialer, &host).await {
                     Ok(wire) => return Ok(wire),
                     Err(reason) => why.push(reason),
                 }
@@ -47,22 +47,22 @@ pub(super) async fn primary(dialer: &Dialer, name: &str) -> Result<Wire, String>
 }
 
 /// Whom a sentinel names.
-async fn named_by(dialer: &Dialer, sentinel: &Host, name: &str) -> Result<Host, String> {
-    let wire = dialer.dial_sentinel(sentinel).await?;
-    named_on(&wire, dialer.timeout, name).await
+async fn ask_sentinel(dialer: &RedisConnector, sentinel: &RedisHost, name: &str) -> Result<RedisHost, String> {
+    let wire = dialer.connect_sentinel(sentinel).await?;
+    query_primary(&wire, dialer.timeout, name).await
 }
 
-async fn named_on(wire: &Wire, patience: Duration, name: &str) -> Result<Host, String> {
+async fn query_primary(wire: &RedisConnection, patience: Duration, name: &str) -> Result<RedisHost, String> {
     let sentinel = &wire.host;
     let mut ask = redis::cmd("SENTINEL");
     ask.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
     let answer = timeout(patience, wire.ask(&ask)).await.map_err(|_| format!("sentinel {sentinel} is silent"))?;
-    match checked(answer.map_err(|error| format!("sentinel {sentinel}: {error}"))?) {
+    match check_reply(answer.map_err(|error| format!("sentinel {sentinel}: {error}"))?) {
         Ok(Value::Array(parts)) => match &parts[..] {
             [Value::BulkString(host), Value::BulkString(port)] => {
                 let port = std::str::from_utf8(port).ok().and_then(|port| port.parse().ok());
                 let port = port.ok_or_else(|| format!("sentinel {sentinel} named no port"))?;
-                Ok(Host::new(&String::from_utf8_lossy(host), port))
+                Ok(RedisHost::new(&String::from_utf8_lossy(host), port))
             }
             _ => Err(format!("sentinel {sentinel} answered in a way that is not understood")),
         },
@@ -72,11 +72,11 @@ async fn named_on(wire: &Wire, patience: Duration, name: &str) -> Result<Host, S
 }
 
 /// A connection to a server that says itself that it is a primary.
-async fn confirmed(dialer: &Dialer, host: &Host) -> Result<Wire, String> {
-    let wire = dialer.dial(host).await?;
+async fn connect_confirmed(dialer: &RedisConnector, host: &RedisHost) -> Result<RedisConnection, String> {
+    let wire = dialer.connect(host).await?;
     let answer =
         timeout(dialer.timeout, wire.ask(&redis::cmd("ROLE"))).await.map_err(|_| format!("{host} is silent"))?;
-    match answer.map_err(|error| format!("{host}: {error}")).map(checked)? {
+    match answer.map_err(|error| format!("{host}: {error}")).map(check_reply)? {
         Ok(Value::Array(parts)) => match parts.first() {
             Some(Value::BulkString(role)) if role == b"master" => Ok(wire),
             _ => Err(format!("{host} is not a primary (any more)")),
@@ -87,24 +87,24 @@ async fn confirmed(dialer: &Dialer, host: &Host) -> Result<Wire, String> {
 
 /// Hangs up when a sentinel names another primary than the one that is talked to. One sentinel is asked at a time, over a
 /// connection that is kept; the next takes its place when it is gone. Ends with the link.
-pub(super) async fn follow(link: Weak<Link>, dialer: Arc<Dialer>) {
-    let mut asked: Option<Wire> = None;
+pub(super) async fn follow_primary(link: Weak<RedisServer>, dialer: Arc<RedisConnector>) {
+    let mut asked: Option<RedisConnection> = None;
     let mut nth = 0;
     loop {
-        sleep(jittered(COMPARED)).await;
+        sleep(with_jitter(PRIMARY_CHECK_INTERVAL)).await;
         let Some(link) = link.upgrade() else { return };
-        let (Target::Primary(name), Some(current)) = (link.target(), link.host()) else { continue };
-        let wire = match asked.take().filter(Wire::is_open) {
+        let (ServerTarget::Primary(name), Some(current)) = (link.target(), link.host()) else { continue };
+        let wire = match asked.take().filter(RedisConnection::is_open) {
             Some(wire) => wire,
             None => {
-                nth = (nth + 1) % dialer.place.hosts.len();
-                let Ok(wire) = dialer.dial_sentinel(&dialer.place.hosts[nth]).await else { continue };
+                nth = (nth + 1) % dialer.url.hosts.len();
+                let Ok(wire) = dialer.connect_sentinel(&dialer.url.hosts[nth]).await else { continue };
                 wire
             }
         };
-        let Ok(named) = named_on(&wire, dialer.timeout, name).await else { continue };
+        let Ok(named) = query_primary(&wire, dialer.timeout, name).await else { continue };
         asked = Some(wire);
-        if named != current && confirmed(&dialer, &named).await.is_ok() {
+        if named != current && connect_confirmed(&dialer, &named).await.is_ok() {
             tracing::warn!(from = %current, to = %named, "redis: the sentinels name another primary");
             link.hang_up();
         }

@@ -3,39 +3,39 @@
 //! - *Nothing was sent* (no connection, breaker open): [`ErrorKind::NotApplied`].
 //! - *Sent, and no answer* (deadline, connection dropped): [`ErrorKind::Ambiguous`], whatever the reason.
 //! - *The server answered with an error.* A script is checked before its first write and runs to its end after it, so
-//!   the errors in [`Trouble::kind`] are known to come before anything was written. Any other error of a script is taken
+//!   the errors in [`RedisCallError::kind`] are known to come before anything was written. Any other error of a script is taken
 //!   as ambiguous.
 
 use ibid::store::{ErrorKind, StoreError};
 use redis::{ServerError, Value};
 
-pub(super) const STORE: &str = "redis";
+pub(super) const STORE_NAME: &str = "redis";
 
 /// Why there is no answer to go by.
 #[derive(Debug, Clone)]
-pub(super) enum Trouble {
+pub(super) enum RedisCallError {
     NotSent(String),
     Unanswered(String),
     Refused { code: String, text: String },
 }
 
-impl Trouble {
-    pub(super) fn of(error: &ServerError) -> Self {
+impl RedisCallError {
+    pub(super) fn from_server(error: &ServerError) -> Self {
         Self::Refused { code: error.code().to_owned(), text: error.details().unwrap_or_default().to_owned() }
     }
 
     /// Whether the server says that it is no primary, or none that works.
     pub(super) fn says_wrong_server(&self) -> bool {
-        self.is("READONLY") || self.is("MASTERDOWN") || self.is("CLUSTERDOWN")
+        self.has_code("READONLY") || self.has_code("MASTERDOWN") || self.has_code("CLUSTERDOWN")
     }
 
     /// Servers before version 7 wrap the error of a command in the script's own.
-    pub(super) fn is(&self, wanted: &str) -> bool {
+    pub(super) fn has_code(&self, wanted: &str) -> bool {
         matches!(self, Self::Refused { code, text } if code == wanted || text.contains(&format!("-{wanted} ")))
     }
 
     /// Where a redirection points to.
-    pub(super) fn target(&self) -> Option<(&str, u16)> {
+    pub(super) fn redirect_target(&self) -> Option<(&str, u16)> {
         let Self::Refused { text, .. } = self else { return None };
         let (name, port) = text.split_whitespace().nth(1)?.rsplit_once(':')?;
         Some((name, port.parse().ok()?))
@@ -48,7 +48,7 @@ impl Trouble {
             // Out of service for now, as if nobody were there: another store may stand in.
             _ if ["READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MOVED", "ASK"]
                 .iter()
-                .any(|code| self.is(code)) =>
+                .any(|code| self.has_code(code)) =>
             {
                 ErrorKind::NotApplied
             }
@@ -67,7 +67,7 @@ impl Trouble {
                 "CROSSSLOT",
             ]
             .iter()
-            .any(|code| self.is(code)) =>
+            .any(|code| self.has_code(code)) =>
             {
                 ErrorKind::Rejected
             }
@@ -84,16 +84,16 @@ impl Trouble {
         }
     }
 
-    fn words(&self) -> String {
+    fn message(&self) -> String {
         let hint = match self {
-            _ if self.is("OOM") => "; raise maxmemory, or shorten ttl",
-            Self::Refused { text, .. } if self.is("NOPERM") || text.contains("executing the script") => {
+            _ if self.has_code("OOM") => "; raise maxmemory, or shorten ttl",
+            Self::Refused { text, .. } if self.has_code("NOPERM") || text.contains("executing the script") => {
                 "; docs/redis.md lists what the user must be allowed"
             }
-            Self::Refused { text, .. } if self.is("NOAUTH") || text.contains("unauthenticated") => {
+            Self::Refused { text, .. } if self.has_code("NOAUTH") || text.contains("unauthenticated") => {
                 "; the store's URL names no password"
             }
-            _ if self.is("TRYAGAIN") => "; its slot is being moved to another node",
+            _ if self.has_code("TRYAGAIN") => "; its slot is being moved to another node",
             _ => "",
         };
         match self {
@@ -103,21 +103,21 @@ impl Trouble {
     }
 }
 
-impl From<Trouble> for StoreError {
-    fn from(trouble: Trouble) -> Self {
-        StoreError::new(trouble.kind(), STORE, trouble.words())
+impl From<RedisCallError> for StoreError {
+    fn from(trouble: RedisCallError) -> Self {
+        StoreError::new(trouble.kind(), STORE_NAME, trouble.message())
     }
 }
 
 /// Something is stored that this version cannot read, or did not write.
-pub(super) fn corrupt(what: &str) -> StoreError {
-    StoreError::new(ErrorKind::Corrupt, STORE, format!("an answer could not be read: {what}"))
+pub(super) fn corrupt_reply(what: &str) -> StoreError {
+    StoreError::new(ErrorKind::Corrupt, STORE_NAME, format!("an answer could not be read: {what}"))
 }
 
 /// The answer, or the error that the server answered with.
-pub(super) fn checked(answer: Value) -> Result<Value, Trouble> {
+pub(super) fn check_reply(answer: Value) -> Result<Value, RedisCallError> {
     match answer {
-        Value::ServerError(error) => Err(Trouble::of(&error)),
+        Value::ServerError(error) => Err(RedisCallError::from_server(&error)),
         answer => Ok(answer),
     }
 }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     fn kind(code: &str, text: &str) -> ErrorKind {
-        Trouble::Refused { code: code.into(), text: text.into() }.kind()
+        RedisCallError::Refused { code: code.into(), text: text.into() }.kind()
     }
 
     #[test]
@@ -151,16 +151,16 @@ mod tests {
         assert_eq!(kind("ERR", "Unknown Redis command called from script script: 1"), ErrorKind::Ambiguous);
         assert_eq!(kind("ERR", "Protocol error: unauthenticated multibulk length"), ErrorKind::Rejected);
         assert_eq!(kind("ERR", "user_script:9: attempt to perform arithmetic"), ErrorKind::Ambiguous);
-        assert_eq!(Trouble::NotSent(String::new()).kind(), ErrorKind::NotApplied);
-        assert_eq!(Trouble::Unanswered(String::new()).kind(), ErrorKind::Ambiguous);
+        assert_eq!(RedisCallError::NotSent(String::new()).kind(), ErrorKind::NotApplied);
+        assert_eq!(RedisCallError::Unanswered(String::new()).kind(), ErrorKind::Ambiguous);
     }
 
     #[test]
     fn a_redirection_says_where_to() {
-        let moved = |text: &str| Trouble::Refused { code: "MOVED".into(), text: text.into() };
-        assert_eq!(moved("3999 127.0.0.1:6381").target(), Some(("127.0.0.1", 6381)));
-        assert_eq!(moved("3999 ::1:6381").target(), Some(("::1", 6381)));
-        assert_eq!(moved("3999 :6381").target(), Some(("", 6381)));
-        assert_eq!(moved("3999").target(), None);
+        let moved = |text: &str| RedisCallError::Refused { code: "MOVED".into(), text: text.into() };
+        assert_eq!(moved("3999 127.0.0.1:6381").redirect_target(), Some(("127.0.0.1", 6381)));
+        assert_eq!(moved("3999 ::1:6381").redirect_target(), Some(("::1", 6381)));
+        assert_eq!(moved("3999 :6381").redirect_target(), Some(("", 6381)));
+        assert_eq!(moved("3999").redirect_target(), None);
     }
 }

@@ -7,10 +7,10 @@ use hmac::{Hmac, Mac};
 use parking_lot::RwLock;
 use sha2::Sha256;
 
-use super::hidden::Hiding;
+use super::blind_index::BlindIndex;
 
 /// The longest name of a key.
-pub(super) const LONGEST_ID: usize = 64;
+pub(super) const MAX_KEY_ID_LEN: usize = 64;
 
 /// A key that seals, and the name by which sealed bytes say that they need it. The key is shown by nothing.
 #[derive(Clone, PartialEq, Eq)]
@@ -21,30 +21,30 @@ pub struct SealKey {
 
 /// How records are sealed. Cheap to clone; all clones change their keys together.
 #[derive(Clone)]
-pub struct Sealing(pub(super) Arc<Inner>);
+pub struct Sealer(pub(super) Arc<SealerInner>);
 
-pub(super) struct Inner {
-    pub(super) hiding: Hiding,
-    with: RwLock<Arc<With>>,
+pub(super) struct SealerInner {
+    pub(super) blind_index: BlindIndex,
+    key_ring: RwLock<Arc<KeyRing>>,
 }
 
 /// What may change while a gateway runs.
-pub(super) struct With {
+pub(super) struct KeyRing {
     /// The first seals, all open.
     keys: Vec<(String, XChaCha20Poly1305)>,
-    pub(super) rules: Rules,
+    pub(super) options: SealOptions,
 }
 
 /// How sealing is done, besides the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rules {
+pub struct SealOptions {
     /// Whether what was written without a seal is believed. Then whoever can write to the store can have anything answered.
     pub accept_plain: bool,
     /// Whether records are compressed before they are sealed.
     pub compress: bool,
 }
 
-impl Default for Rules {
+impl Default for SealOptions {
     fn default() -> Self {
         Self { accept_plain: false, compress: true }
     }
@@ -56,9 +56,9 @@ impl SealKey {
     /// # Errors
     /// What is wrong with the name.
     pub fn new(id: &str, key: [u8; 32]) -> Result<Self, String> {
-        if !is_id(id.as_bytes()) {
+        if !is_key_id(id.as_bytes()) {
             return Err(format!(
-                "{id:?} is no key's id; allowed are 1 to {LONGEST_ID} letters, digits, \"_\" \"-\" \".\""
+                "{id:?} is no key's id; allowed are 1 to {MAX_KEY_ID_LEN} letters, digits, \"_\" \"-\" \".\""
             ));
         }
         Ok(Self { id: id.into(), key })
@@ -70,59 +70,59 @@ impl SealKey {
     }
 
     /// Whether the bytes of the key are these.
-    pub fn is_made_of(&self, bytes: &[u8; 32]) -> bool {
+    pub fn has_key_bytes(&self, bytes: &[u8; 32]) -> bool {
         self.key == *bytes
     }
 }
 
 /// What a name is made of, so that it can be shown wherever it comes from.
-pub(super) fn is_id(id: &[u8]) -> bool {
+pub(super) fn is_key_id(id: &[u8]) -> bool {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
-    (1..=LONGEST_ID).contains(&id.len()) && id.iter().all(plain)
+    (1..=MAX_KEY_ID_LEN).contains(&id.len()) && id.iter().all(plain)
 }
 
-impl Sealing {
+impl Sealer {
     /// `first` seals; `first` and `others` open. From `secret`, which must never change while records live, the keys of
     /// tags and fingerprints are derived.
-    pub fn new(first: SealKey, others: Vec<SealKey>, secret: &[u8; 32], rules: Rules) -> Self {
-        let with = RwLock::new(Arc::new(With::new(first, others, rules)));
-        Self(Arc::new(Inner { hiding: Hiding::new(secret), with }))
+    pub fn new(first: SealKey, others: Vec<SealKey>, secret: &[u8; 32], rules: SealOptions) -> Self {
+        let with = RwLock::new(Arc::new(KeyRing::new(first, others, rules)));
+        Self(Arc::new(SealerInner { blind_index: BlindIndex::new(secret), key_ring: with }))
     }
 
     /// Seals with other keys from now on.
-    pub fn rekey(&self, first: SealKey, others: Vec<SealKey>, rules: Rules) {
-        *self.0.with.write() = Arc::new(With::new(first, others, rules));
+    pub fn rekey(&self, first: SealKey, others: Vec<SealKey>, rules: SealOptions) {
+        *self.0.key_ring.write() = Arc::new(KeyRing::new(first, others, rules));
     }
 
     /// The names of the keys; the first one's seals.
-    pub fn ids(&self) -> Vec<String> {
-        self.with().keys.iter().map(|(id, _)| id.clone()).collect()
+    pub fn key_ids(&self) -> Vec<String> {
+        self.key_ring().keys.iter().map(|(id, _)| id.clone()).collect()
     }
 
-    pub(super) fn with(&self) -> Arc<With> {
-        self.0.with.read().clone()
+    pub(super) fn key_ring(&self) -> Arc<KeyRing> {
+        self.0.key_ring.read().clone()
     }
 }
 
-impl With {
-    fn new(first: SealKey, others: Vec<SealKey>, rules: Rules) -> Self {
+impl KeyRing {
+    fn new(first: SealKey, others: Vec<SealKey>, options: SealOptions) -> Self {
         let cipher = |key: SealKey| (key.id, XChaCha20Poly1305::new(&key.key.into()));
-        Self { keys: [first].into_iter().chain(others).map(cipher).collect(), rules }
+        Self { keys: [first].into_iter().chain(others).map(cipher).collect(), options }
     }
 
     /// The one that seals.
-    pub(super) fn first(&self) -> (&str, &XChaCha20Poly1305) {
+    pub(super) fn sealing_key(&self) -> (&str, &XChaCha20Poly1305) {
         let (id, cipher) = &self.keys[0];
         (id, cipher)
     }
 
-    pub(super) fn named(&self, id: &str) -> Option<&XChaCha20Poly1305> {
+    pub(super) fn find_cipher(&self, id: &str) -> Option<&XChaCha20Poly1305> {
         self.keys.iter().find(|(known, _)| known == id).map(|(_, cipher)| cipher)
     }
 }
 
 /// HKDF with SHA-256 (RFC 5869), to 32 bytes.
-pub(super) fn derived(secret: &[u8], salt: &[u8], info: &[u8]) -> [u8; 32] {
+pub(super) fn derive_key(secret: &[u8], salt: &[u8], info: &[u8]) -> [u8; 32] {
     let pseudorandom = hmac(salt, &[secret]);
     hmac(&pseudorandom, &[info, &[1]])
 }
@@ -139,9 +139,12 @@ impl fmt::Debug for SealKey {
     }
 }
 
-impl fmt::Debug for Sealing {
+impl fmt::Debug for Sealer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sealing").field("keys", &self.ids()).field("rules", &self.with().rules).finish_non_exhaustive()
+        f.debug_struct("Sealing")
+            .field("keys", &self.key_ids())
+            .field("rules", &self.key_ring().options)
+            .finish_non_exhaustive()
     }
 }
 
@@ -158,9 +161,9 @@ mod tests {
     fn published_vectors() {
         let (secret, salt, info) = ([0x0b; 22], bytes("000102030405060708090a0b0c"), bytes("f0f1f2f3f4f5f6f7f8f9"));
         let given = "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf";
-        assert_eq!(derived(&secret, &salt, &info)[..], bytes(given));
+        assert_eq!(derive_key(&secret, &salt, &info)[..], bytes(given));
         let given = "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d";
-        assert_eq!(derived(&secret, b"", b"")[..], bytes(given));
+        assert_eq!(derive_key(&secret, b"", b"")[..], bytes(given));
     }
 
     #[test]
@@ -177,7 +180,7 @@ mod tests {
     #[test]
     fn keys_are_shown_by_nothing() {
         let key = |id, byte| SealKey::new(id, [byte; 32]).unwrap();
-        let sealing = Sealing::new(key("new", 0xab), vec![key("old", 0xcd)], &[0xef; 32], Rules::default());
+        let sealing = Sealer::new(key("new", 0xab), vec![key("old", 0xcd)], &[0xef; 32], SealOptions::default());
         let shown = format!("{:?} {sealing:?} {sealing:#?}", key("new", 0xab));
         assert!(shown.contains("new") && shown.contains("old"), "{shown}");
         for secret in ["171", "205", "239", "ab", "cd", "ef"] {

@@ -2,48 +2,51 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ibid::store::{Ask, Claim, End, ErrorKind, Fence, Finished, Held, Holder, Lease, StoreError, Token};
+use ibid::store::{
+    ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fence, Holder, Lease, SettleOutcome, Settlement,
+    StoreError,
+};
 use tokio::time::Instant;
 
 use super::{
-    Parts, UNCLEAR,
-    behind::Errand,
-    copy::{self, Copied},
+    MAX_TRACKED_TOKENS, TieredInner,
+    background::BackgroundTask,
+    front_copy::{self, FrontSettlement},
 };
 
 /// How often one claim starts over because `first` changed under its hands.
-const ROUNDS: u32 = 4;
+const MAX_ROUNDS: u32 = 4;
 
 /// A claim that is younger than this in `first` may still be on its way to `last`.
-const ON_ITS_WAY: Duration = Duration::from_millis(100);
+const AUTHORITY_CLAIM_GRACE: Duration = Duration::from_millis(100);
 
 /// A copy with less than this to live may outlive what it is a copy of: there are two clocks, and an end may have been told
 /// twice.
-const AT_ITS_END: Duration = Duration::from_secs(1);
+const MIN_TRUSTED_TTL: Duration = Duration::from_secs(1);
 
 /// Longer than any lease that a clock can count.
-const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How a claim came to stand in `first`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stands {
+enum FrontClaimOrigin {
     /// Nobody stood there.
-    Anew,
+    Fresh,
     /// It took over. Whoever was there may be on its way to `last`, which would let it run: never solo after this.
-    InPlaceOfAnother,
+    TakenOver,
 }
 
 /// What a step comes to.
-enum Step {
-    Answer(Claim),
+enum ClaimStep {
+    Outcome(ClaimOutcome),
     /// Somebody was faster: look again.
-    Again,
+    Retry,
 }
 
-impl Parts {
-    pub(super) async fn claim(self: &Arc<Self>, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
-        for round in 0..ROUNDS {
-            if let Step::Answer(claim) = self.claim_once(ask, round).await? {
+impl TieredInner {
+    pub(super) async fn claim(self: &Arc<Self>, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
+        for round in 0..MAX_ROUNDS {
+            if let ClaimStep::Outcome(claim) = self.claim_once(ask, round).await? {
                 return Ok(claim);
             }
         }
@@ -51,9 +54,9 @@ impl Parts {
         Err(StoreError::new(ErrorKind::NotApplied, "tiered", why))
     }
 
-    async fn claim_once(self: &Arc<Self>, ask: &Arc<Ask>, round: u32) -> Result<Step, StoreError> {
-        if ask.over.is_some() {
-            match self.last.get(&ask.address).await {
+    async fn claim_once(self: &Arc<Self>, ask: &Arc<ClaimRequest>, round: u32) -> Result<ClaimStep, StoreError> {
+        if ask.take_over.is_some() {
+            match self.authority.get(&ask.address).await {
                 Ok(Some(_)) => return self.take_over(ask).await,
                 // The holder that is meant can only be one that `first` alone knows.
                 Ok(None) => {}
@@ -61,44 +64,48 @@ impl Parts {
                 Err(error) => return Err(error),
             }
         }
-        match self.first.claim(&self.ask_in_first(ask)).await {
-            Ok(Claim::Done(finished)) => self.done_in_first(ask, finished, round).await,
-            Ok(Claim::Granted(mine)) if ask.over.is_some() && self.is_loose() => {
-                self.took_over_in_first(ask, mine).await
+        match self.front.claim(&self.front_request(ask)).await {
+            Ok(ClaimOutcome::Completed(finished)) => self.completed_in_front(ask, finished, round).await,
+            Ok(ClaimOutcome::Granted(mine)) if ask.take_over.is_some() && self.is_loose() => {
+                self.taken_over_in_front(ask, mine).await
             }
-            Ok(Claim::Granted(mine)) => self.granted_in_first(ask, mine, Stands::Anew).await,
-            Ok(Claim::Busy(holder)) => self.occupied(ask, Claim::Busy(holder)).await,
-            Ok(Claim::Unknown(holder)) => self.occupied(ask, Claim::Unknown(holder)).await,
-            Ok(Claim::Spent) => self.spent_in_first(ask).await,
+            Ok(ClaimOutcome::Granted(mine)) => self.granted_in_front(ask, mine, FrontClaimOrigin::Fresh).await,
+            Ok(ClaimOutcome::InProgress(holder)) => self.occupied_in_front(ask, ClaimOutcome::InProgress(holder)).await,
+            Ok(ClaimOutcome::OutcomeUnknown(holder)) => {
+                self.occupied_in_front(ask, ClaimOutcome::OutcomeUnknown(holder)).await
+            }
+            Ok(ClaimOutcome::TokenSpent) => self.token_spent_in_front(ask).await,
             Err(error) => {
-                self.fell_back("claim", &error);
-                self.without_first(ask, error.kind == ErrorKind::Ambiguous).await
+                self.report_front_error("claim", &error);
+                self.claim_without_front(ask, error.kind == ErrorKind::Ambiguous).await
             }
         }
     }
 
-    async fn done_in_first(
-        self: &Arc<Self>, ask: &Arc<Ask>, finished: Finished, round: u32,
-    ) -> Result<Step, StoreError> {
-        if self.trust.holds(self).await {
-            let (fence, opened) = (finished.fence, copy::opened(finished));
-            return match opened.solo {
-                None if opened.finished.expires_in < AT_ITS_END && !self.has_it_still(ask, fence).await? => {
-                    Ok(Step::Again)
+    async fn completed_in_front(
+        self: &Arc<Self>, ask: &Arc<ClaimRequest>, finished: CompletedEntry, round: u32,
+    ) -> Result<ClaimStep, StoreError> {
+        if self.generation.is_front_current(self).await {
+            let (fence, opened) = (finished.fence, front_copy::decode(finished));
+            return match opened.front_only_token {
+                None if opened.entry.expires_in < MIN_TRUSTED_TTL
+                    && !self.is_still_in_authority(ask, fence).await? =>
+                {
+                    Ok(ClaimStep::Retry)
                 }
-                None => Ok(Step::Answer(Claim::Done(opened.finished))),
-                Some(token) => self.confirm(ask, fence, token, opened.finished).await.map(Step::Answer),
+                None => Ok(ClaimStep::Outcome(ClaimOutcome::Completed(opened.entry))),
+                Some(token) => self.confirm_front_only(ask, fence, token, opened.entry).await.map(ClaimStep::Outcome),
             };
         }
         // Under another generation it may not be there.
         if round == 0 {
-            return Ok(Step::Again);
+            return Ok(ClaimStep::Retry);
         }
         // If that cannot be read, `first` is not believed, as long as `last` can be asked. Loose then has nothing else
         // to go by: an answer that may have been forgotten is better than a second run.
-        match self.without_first(ask, false).await {
+        match self.claim_without_front(ask, false).await {
             Err(error) if self.is_loose() && error.kind == ErrorKind::NotApplied => {
-                Ok(Step::Answer(Claim::Done(copy::opened(finished).finished)))
+                Ok(ClaimStep::Outcome(ClaimOutcome::Completed(front_copy::decode(finished).entry)))
             }
             answered => answered,
         }
@@ -106,37 +113,37 @@ impl Parts {
 
     /// Whether `last` has an answer of which `first` has a copy, with this fence. If not, the copy goes. Loose believes it as
     /// long as `last` cannot be asked.
-    async fn has_it_still(&self, ask: &Ask, fence: Fence) -> Result<bool, StoreError> {
-        match self.last.get(&ask.address).await {
-            Ok(Some(Claim::Done(_))) => Ok(true),
+    async fn is_still_in_authority(&self, ask: &ClaimRequest, fence: Fence) -> Result<bool, StoreError> {
+        match self.authority.get(&ask.address).await {
+            Ok(Some(ClaimOutcome::Completed(_))) => Ok(true),
             Err(_) if self.is_loose() => Ok(true),
             Err(error) => Err(error),
             Ok(_) => {
-                let forgotten = self.first.operators().forget(&ask.address, fence).await;
-                let _: Held = forgotten.map_err(|error| self.cannot_tell(error))?;
+                let forgotten = self.front.admin().forget(&ask.address, fence).await;
+                let _: SettleOutcome = forgotten.map_err(|error| self.into_not_applied(error))?;
                 Ok(false)
             }
         }
     }
 
     /// Step 2: `mine` is the claim in `first`; `last` decides.
-    async fn granted_in_first(
-        self: &Arc<Self>, ask: &Arc<Ask>, mine: Lease, stands: Stands,
-    ) -> Result<Step, StoreError> {
+    async fn granted_in_front(
+        self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease, stands: FrontClaimOrigin,
+    ) -> Result<ClaimStep, StoreError> {
         let told = Instant::now();
-        let was_unclear = self.is_unclear(ask);
-        let found = match self.claim_in_last(ask, true).await {
+        let was_unclear = self.is_ambiguous(ask);
+        let found = match self.claim_in_authority(ask, true).await {
             Ok(found) => found,
             Err(error) => {
                 return match error.kind {
-                    ErrorKind::NotApplied if self.is_loose() && stands == Stands::Anew => {
-                        self.run_solo(ask, mine, error).await.map(Step::Answer)
+                    ErrorKind::NotApplied if self.is_loose() && stands == FrontClaimOrigin::Fresh => {
+                        self.run_front_only(ask, mine, error).await.map(ClaimStep::Outcome)
                     }
                     // The claim may be there: whoever asked asks again, and finds `first` as it is; or releases it,
                     // there before here.
                     _ if was_unclear || error.kind == ErrorKind::Ambiguous => Err(error),
                     _ => {
-                        self.give_back(mine, stands).await;
+                        self.give_back_front_claim(mine, stands).await;
                         Err(error)
                     }
                 };
@@ -144,60 +151,74 @@ impl Parts {
         };
         match &found {
             // `last` may have had it for a while: `first`, where it may be new, is not to hold it for longer.
-            Claim::Granted(_) if was_unclear => match self.last.get(&ask.address).await {
-                Ok(Some(Claim::Busy(holder))) => {
-                    let until = told.checked_add(holder.takeover_in).unwrap_or(told + YEAR);
-                    self.soon(Errand::Hold(mine, until)).await;
+            ClaimOutcome::Granted(_) if was_unclear => match self.authority.get(&ask.address).await {
+                Ok(Some(ClaimOutcome::InProgress(holder))) => {
+                    let until = told.checked_add(holder.takeover_in).unwrap_or(told + MAX_LEASE);
+                    self.spawn_and_wait_briefly(BackgroundTask::HoldUntil(mine, until)).await;
                 }
-                Ok(Some(Claim::Unknown(_))) => self.soon(Errand::Hold(mine, Instant::now())).await,
+                Ok(Some(ClaimOutcome::OutcomeUnknown(_))) => {
+                    self.spawn_and_wait_briefly(BackgroundTask::HoldUntil(mine, Instant::now())).await
+                }
                 _ => {}
             },
-            Claim::Granted(_) => {}
-            Claim::Done(finished) => {
-                let copied = Copied::of_finished(finished, told);
-                drop(self.behind(Errand::Own { lease: mine, copied }));
+            ClaimOutcome::Granted(_) => {}
+            ClaimOutcome::Completed(finished) => {
+                let copied = FrontSettlement::from_completed(finished, told);
+                drop(self.spawn_background(BackgroundTask::SettleFrontClaim { lease: mine, copied }));
             }
             // Nobody will be granted anything under this token: there is nothing to come back to.
-            Claim::Spent => {
-                self.is_over(ask);
-                self.soon(Errand::Own { lease: mine, copied: Copied::release() }).await;
+            ClaimOutcome::TokenSpent => {
+                self.forget_token(ask);
+                self.spawn_and_wait_briefly(BackgroundTask::SettleFrontClaim {
+                    lease: mine,
+                    copied: FrontSettlement::release(),
+                })
+                .await;
             }
-            Claim::Busy(_) | Claim::Unknown(_) => {
-                let marked = if self.is_loose() { self.marked(&ask.address).await } else { Ok(None) };
+            ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) => {
+                let marked = if self.is_loose() { self.find_marker(&ask.address).await } else { Ok(None) };
                 if matches!(marked, Ok(Some(marker)) if marker.fence == mine.fence) {
                     // Asked again by a claim that was granted solo: same token, same answer.
-                    return Ok(Step::Answer(Claim::Granted(super::solo::lease(ask, &mine))));
+                    return Ok(ClaimStep::Outcome(ClaimOutcome::Granted(super::front_only::front_only_lease(
+                        ask, &mine,
+                    ))));
                 }
-                self.give_back(mine, stands).await;
+                self.give_back_front_claim(mine, stands).await;
             }
         }
-        Ok(Step::Answer(found))
+        Ok(ClaimStep::Outcome(found))
     }
 
     /// Step 3: somebody is in `first`.
-    async fn occupied(self: &Arc<Self>, ask: &Arc<Ask>, found: Claim) -> Result<Step, StoreError> {
-        match self.after_it_came(ask, &found).await {
+    async fn occupied_in_front(
+        self: &Arc<Self>, ask: &Arc<ClaimRequest>, found: ClaimOutcome,
+    ) -> Result<ClaimStep, StoreError> {
+        match self.wait_for_authority_entry(ask, &found).await {
             // It may be this very claim, granted while `first` could not be reached.
-            Ok(Some(_)) if self.is_unclear(ask) => self.claim_in_last(ask, false).await.map(Step::Answer),
-            Ok(Some(there)) => Ok(Step::Answer(there)),
+            Ok(Some(_)) if self.is_ambiguous(ask) => self.claim_in_authority(ask, false).await.map(ClaimStep::Outcome),
+            Ok(Some(there)) => Ok(ClaimStep::Outcome(there)),
             Ok(None) => match found {
-                Claim::Unknown(holder) if holder.takeover_in.is_zero() => self.start_over(ask, holder).await,
-                Claim::Unknown(holder) => self.left_behind(ask, holder).await,
-                found => Ok(Step::Answer(found)),
+                ClaimOutcome::OutcomeUnknown(holder) if holder.takeover_in.is_zero() => {
+                    self.take_over_expired(ask, holder).await
+                }
+                ClaimOutcome::OutcomeUnknown(holder) => self.forget_stale_front_entry(ask, holder).await,
+                found => Ok(ClaimStep::Outcome(found)),
             },
-            Err(_) if self.is_loose() => Ok(Step::Answer(found)),
+            Err(_) if self.is_loose() => Ok(ClaimStep::Outcome(found)),
             Err(error) => Err(error),
         }
     }
 
     /// What `last` has. A holder that has only just come to `first` is given the time to come there too: the fence under
     /// which it runs is that of `last`.
-    async fn after_it_came(&self, ask: &Ask, found: &Claim) -> Result<Option<Claim>, StoreError> {
+    async fn wait_for_authority_entry(
+        &self, ask: &ClaimRequest, found: &ClaimOutcome,
+    ) -> Result<Option<ClaimOutcome>, StoreError> {
         let began = Instant::now();
         let mut pause = Duration::from_millis(1);
         loop {
-            let there = self.last.get(&ask.address).await?;
-            let is_new = matches!(found, Claim::Busy(holder) if holder.age + began.elapsed() + pause < ON_ITS_WAY);
+            let there = self.authority.get(&ask.address).await?;
+            let is_new = matches!(found, ClaimOutcome::InProgress(holder) if holder.age + began.elapsed() + pause < AUTHORITY_CLAIM_GRACE);
             if there.is_some() || !is_new {
                 return Ok(there);
             }
@@ -207,199 +228,212 @@ impl Parts {
     }
 
     /// A holder that lapsed in `first` and never came to `last`: it never started, unless it ran solo.
-    async fn start_over(self: &Arc<Self>, ask: &Arc<Ask>, holder: Holder) -> Result<Step, StoreError> {
+    async fn take_over_expired(
+        self: &Arc<Self>, ask: &Arc<ClaimRequest>, holder: Holder,
+    ) -> Result<ClaimStep, StoreError> {
         let at = &ask.address;
         // Another request must not stand in its place: should it have run solo after all, the entry would name the
         // wrong one.
         if holder.fingerprint != ask.fingerprint
-            || (self.is_loose() && self.marked(at).await.map_err(|error| self.cannot_tell(error))?.is_some())
+            || (self.is_loose() && self.find_marker(at).await.map_err(|error| self.into_not_applied(error))?.is_some())
         {
-            return Ok(Step::Answer(Claim::Unknown(holder)));
+            return Ok(ClaimStep::Outcome(ClaimOutcome::OutcomeUnknown(holder)));
         }
-        let mine = match self.first.claim(&over(&self.ask_in_first(ask), Some(holder.fence))).await {
-            Ok(Claim::Granted(mine)) => mine,
-            Ok(_) => return Ok(Step::Again),
+        let mine = match self.front.claim(&with_take_over(&self.front_request(ask), Some(holder.fence))).await {
+            Ok(ClaimOutcome::Granted(mine)) => mine,
+            Ok(_) => return Ok(ClaimStep::Retry),
             Err(error) => {
-                self.fell_back("claim", &error);
-                return self.without_first(ask, error.kind == ErrorKind::Ambiguous).await;
+                self.report_front_error("claim", &error);
+                return self.claim_without_front(ask, error.kind == ErrorKind::Ambiguous).await;
             }
         };
         if self.is_loose() {
             // After the takeover: from here on the holder that was taken over cannot begin to run solo any more.
-            match self.marked(at).await {
+            match self.find_marker(at).await {
                 Ok(None) => {}
                 Ok(Some(_)) => {
                     let fence = mine.fence;
-                    self.give_back(mine, Stands::InPlaceOfAnother).await;
-                    return Ok(Step::Answer(Claim::Unknown(Holder { fence, ..holder })));
+                    self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
+                    return Ok(ClaimStep::Outcome(ClaimOutcome::OutcomeUnknown(Holder { fence, ..holder })));
                 }
                 Err(error) => {
-                    self.give_back(mine, Stands::InPlaceOfAnother).await;
-                    return Err(self.cannot_tell(error));
+                    self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
+                    return Err(self.into_not_applied(error));
                 }
             }
         }
-        self.granted_in_first(ask, mine, Stands::InPlaceOfAnother).await
+        self.granted_in_front(ask, mine, FrontClaimOrigin::TakenOver).await
     }
 
     /// `mine` has taken over, in `first`, a holder that the caller named and that `last` did not know. If that ran solo,
     /// `last` is told of it before it is asked: it is unknown there, and taken over.
-    async fn took_over_in_first(self: &Arc<Self>, ask: &Arc<Ask>, mine: Lease) -> Result<Step, StoreError> {
-        let marked = match self.marked(&ask.address).await {
+    async fn taken_over_in_front(
+        self: &Arc<Self>, ask: &Arc<ClaimRequest>, mine: Lease,
+    ) -> Result<ClaimStep, StoreError> {
+        let marked = match self.find_marker(&ask.address).await {
             Ok(marked) => marked,
             Err(error) => {
-                self.give_back(mine, Stands::InPlaceOfAnother).await;
-                return Err(self.cannot_tell(error));
+                self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
+                return Err(self.into_not_applied(error));
             }
         };
         let Some(marker) = marked else {
-            return self.granted_in_first(ask, mine, Stands::InPlaceOfAnother).await;
+            return self.granted_in_front(ask, mine, FrontClaimOrigin::TakenOver).await;
         };
         let ran = Lease {
-            ask: Arc::new(Ask { token: marker.token, over: None, ..Ask::clone(ask) }),
+            request: Arc::new(ClaimRequest { token: marker.token, take_over: None, ..ClaimRequest::clone(ask) }),
             fence: marker.fence,
             attempt: mine.attempt.saturating_sub(1).max(1),
-            solo: true,
+            front_only: true,
         };
-        let unknown = End::Park { keep: ask.hold.saturating_add(ask.keep), retry_in: Duration::ZERO };
-        if let Err(mut error) = self.last.settle(&ran, &unknown).await {
-            self.give_back(mine, Stands::InPlaceOfAnother).await;
+        let unknown = Settlement::Park { ttl: ask.lease.saturating_add(ask.ttl), retry_in: Duration::ZERO };
+        if let Err(mut error) = self.authority.settle(&ran, &unknown).await {
+            self.give_back_front_claim(mine, FrontClaimOrigin::TakenOver).await;
             error.kind = ErrorKind::NotApplied;
             return Err(error);
         }
-        let named = over(ask, Some(marker.fence));
-        let step = self.granted_in_first(&named, mine, Stands::InPlaceOfAnother).await?;
-        drop(self.behind(Errand::Unmark(ask.address, marker.fence)));
+        let named = with_take_over(ask, Some(marker.fence));
+        let step = self.granted_in_front(&named, mine, FrontClaimOrigin::TakenOver).await?;
+        drop(self.spawn_background(BackgroundTask::RemoveMarker(ask.address, marker.fence)));
         Ok(step)
     }
 
     /// A holder that is parked in `first` and that `last` has forgotten: so does `first`, unless it ran solo. What is
     /// parked cannot begin to.
-    async fn left_behind(&self, ask: &Arc<Ask>, holder: Holder) -> Result<Step, StoreError> {
+    async fn forget_stale_front_entry(&self, ask: &Arc<ClaimRequest>, holder: Holder) -> Result<ClaimStep, StoreError> {
         let at = &ask.address;
-        if self.is_loose() && self.marked(at).await.map_err(|error| self.cannot_tell(error))?.is_some() {
-            return Ok(Step::Answer(Claim::Unknown(holder)));
+        if self.is_loose() && self.find_marker(at).await.map_err(|error| self.into_not_applied(error))?.is_some() {
+            return Ok(ClaimStep::Outcome(ClaimOutcome::OutcomeUnknown(holder)));
         }
-        let _: Held = self.first.operators().forget(at, holder.fence).await.map_err(|error| self.cannot_tell(error))?;
-        Ok(Step::Again)
+        let _: SettleOutcome =
+            self.front.admin().forget(at, holder.fence).await.map_err(|error| self.into_not_applied(error))?;
+        Ok(ClaimStep::Retry)
     }
 
     /// `first` could not say whether somebody ran solo. Nothing was claimed.
-    fn cannot_tell(&self, mut error: StoreError) -> StoreError {
-        self.fell_back("claim", &error);
+    fn into_not_applied(&self, mut error: StoreError) -> StoreError {
+        self.report_front_error("claim", &error);
         error.kind = ErrorKind::NotApplied;
         error
     }
 
     /// The token was spent in `first`: by its owner, by an operator who forgot what it had copied there, or because
     /// `last` did not grant it then.
-    async fn spent_in_first(self: &Arc<Self>, ask: &Arc<Ask>) -> Result<Step, StoreError> {
-        if !self.is_loose() || self.last.get(&ask.address).await?.is_some() {
-            return self.claim_in_last(ask, false).await.map(Step::Answer);
+    async fn token_spent_in_front(self: &Arc<Self>, ask: &Arc<ClaimRequest>) -> Result<ClaimStep, StoreError> {
+        if !self.is_loose() || self.authority.get(&ask.address).await?.is_some() {
+            return self.claim_in_authority(ask, false).await.map(ClaimStep::Outcome);
         }
         // Nothing may be granted without a claim in `first`: should `last` go away, others would see nobody here.
-        let other_name = Token::mint();
+        let other_name = ClaimToken::mint();
         {
-            let mut other_names = self.other_names.lock();
-            if other_names.len() >= UNCLEAR {
-                return Ok(Step::Answer(Claim::Spent));
+            let mut other_names = self.token_aliases.lock();
+            if other_names.len() >= MAX_TRACKED_TOKENS {
+                return Ok(ClaimStep::Outcome(ClaimOutcome::TokenSpent));
             }
             other_names.insert(ask.token, other_name);
         }
-        Ok(Step::Again)
+        Ok(ClaimStep::Retry)
     }
 
     /// Step 4. `may_be_there`: the claim may have reached `first`.
-    async fn without_first(self: &Arc<Self>, ask: &Arc<Ask>, may_be_there: bool) -> Result<Step, StoreError> {
+    async fn claim_without_front(
+        self: &Arc<Self>, ask: &Arc<ClaimRequest>, may_be_there: bool,
+    ) -> Result<ClaimStep, StoreError> {
         let told = Instant::now();
-        let found = self.claim_in_last(ask, false).await?;
-        let lease = Lease { ask: self.ask_in_first(ask), fence: Fence::UNSEEN, attempt: 0, solo: false };
+        let found = self.claim_in_authority(ask, false).await?;
+        let lease = Lease { request: self.front_request(ask), fence: Fence::UNSEEN, attempt: 0, front_only: false };
         match &found {
-            Claim::Done(finished) if may_be_there => {
-                let copied = Copied::of_finished(finished, told);
-                drop(self.behind(Errand::End { lease, copied }));
+            ClaimOutcome::Completed(finished) if may_be_there => {
+                let copied = FrontSettlement::from_completed(finished, told);
+                drop(self.spawn_background(BackgroundTask::SettleByToken { lease, copied }));
             }
             // Loose lets it lapse: what is free in `first` while `last` knows of a holder invites a second run.
-            Claim::Busy(_) | Claim::Unknown(_) if may_be_there && !self.is_loose() => {
-                drop(self.behind(Errand::End { lease, copied: Copied::release() }));
+            ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) if may_be_there && !self.is_loose() => {
+                drop(
+                    self.spawn_background(BackgroundTask::SettleByToken { lease, copied: FrontSettlement::release() }),
+                );
             }
             _ => {}
         }
-        Ok(Step::Answer(found))
+        Ok(ClaimStep::Outcome(found))
     }
 
     /// Step 5: `last` has an entry, and the caller asked to take over.
-    async fn take_over(self: &Arc<Self>, ask: &Arc<Ask>) -> Result<Step, StoreError> {
-        let lease = match self.claim_in_last(ask, false).await? {
-            Claim::Granted(lease) => lease,
-            found => return Ok(Step::Answer(found)),
+    async fn take_over(self: &Arc<Self>, ask: &Arc<ClaimRequest>) -> Result<ClaimStep, StoreError> {
+        let lease = match self.claim_in_authority(ask, false).await? {
+            ClaimOutcome::Granted(lease) => lease,
+            found => return Ok(ClaimStep::Outcome(found)),
         };
-        match self.overwrite(ask).await {
+        match self.overwrite_front(ask).await {
             Ok(None) => {
-                self.is_clear(ask);
-                Ok(Step::Answer(Claim::Granted(lease)))
+                self.clear_ambiguous(ask);
+                Ok(ClaimStep::Outcome(ClaimOutcome::Granted(lease)))
             }
             Ok(Some(stands)) => {
-                let _: Held = self.last.settle(&lease, &End::Release).await?;
-                self.is_clear(ask);
-                Ok(Step::Answer(stands))
+                let _: SettleOutcome = self.authority.settle(&lease, &Settlement::Release).await?;
+                self.clear_ambiguous(ask);
+                Ok(ClaimStep::Outcome(stands))
             }
             Err(error) => {
-                self.fell_back("claim", &error);
-                Ok(Step::Answer(Claim::Granted(lease)))
+                self.report_front_error("claim", &error);
+                Ok(ClaimStep::Outcome(ClaimOutcome::Granted(lease)))
             }
         }
     }
 
     /// Makes this claim the holder in `first`, whoever is there: `last` has granted it. Except if somebody else runs
     /// there solo, or has finished: that stands, and is returned.
-    async fn overwrite(&self, ask: &Arc<Ask>) -> Result<Option<Claim>, StoreError> {
+    async fn overwrite_front(&self, ask: &Arc<ClaimRequest>) -> Result<Option<ClaimOutcome>, StoreError> {
         let at = &ask.address;
-        for _ in 0..ROUNDS {
-            let (fence, is_ripe) = match self.first.claim(&over(&self.ask_in_first(ask), None)).await? {
-                Claim::Granted(_) | Claim::Spent => return Ok(None),
-                Claim::Done(finished) if self.is_loose() && self.trust.holds(self).await => {
-                    return Ok(Some(Claim::Done(copy::opened(finished).finished)));
+        for _ in 0..MAX_ROUNDS {
+            let (fence, is_ripe) = match self.front.claim(&with_take_over(&self.front_request(ask), None)).await? {
+                ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => return Ok(None),
+                ClaimOutcome::Completed(finished)
+                    if self.is_loose() && self.generation.is_front_current(self).await =>
+                {
+                    return Ok(Some(ClaimOutcome::Completed(front_copy::decode(finished).entry)));
                 }
-                Claim::Done(finished) => (finished.fence, false),
-                Claim::Busy(holder) => {
-                    if self.is_others_solo(ask, holder.fence).await? {
-                        return Ok(Some(Claim::Busy(holder)));
+                ClaimOutcome::Completed(finished) => (finished.fence, false),
+                ClaimOutcome::InProgress(holder) => {
+                    if self.is_held_front_only_by_other(ask, holder.fence).await? {
+                        return Ok(Some(ClaimOutcome::InProgress(holder)));
                     }
                     (holder.fence, false)
                 }
-                Claim::Unknown(holder) => {
-                    if self.is_others_solo(ask, holder.fence).await? {
-                        return Ok(Some(Claim::Unknown(holder)));
+                ClaimOutcome::OutcomeUnknown(holder) => {
+                    if self.is_held_front_only_by_other(ask, holder.fence).await? {
+                        return Ok(Some(ClaimOutcome::OutcomeUnknown(holder)));
                     }
                     (holder.fence, holder.takeover_in.is_zero() && holder.fingerprint == ask.fingerprint)
                 }
             };
             if !is_ripe {
-                let _: Held = self.first.operators().forget(at, fence).await?;
-            } else if let Claim::Granted(_) = self.first.claim(&over(&self.ask_in_first(ask), Some(fence))).await? {
+                let _: SettleOutcome = self.front.admin().forget(at, fence).await?;
+            } else if let ClaimOutcome::Granted(_) =
+                self.front.claim(&with_take_over(&self.front_request(ask), Some(fence))).await?
+            {
                 return Ok(None);
             }
         }
         Ok(None)
     }
 
-    async fn is_others_solo(&self, ask: &Ask, fence: Fence) -> Result<bool, StoreError> {
-        Ok(self.is_loose() && ask.over != Some(fence) && self.marked(&ask.address).await?.is_some())
+    async fn is_held_front_only_by_other(&self, ask: &ClaimRequest, fence: Fence) -> Result<bool, StoreError> {
+        Ok(self.is_loose() && ask.take_over != Some(fence) && self.find_marker(&ask.address).await?.is_some())
     }
 
     /// Asks `last`, and remembers the token while it may be there and `first` does not hold it for certain.
-    async fn claim_in_last(&self, ask: &Arc<Ask>, is_in_first: bool) -> Result<Claim, StoreError> {
-        let was_unclear = self.becomes_unclear(ask);
-        match self.last.claim(ask).await {
-            Ok(Claim::Granted(lease)) => {
+    async fn claim_in_authority(&self, ask: &Arc<ClaimRequest>, is_in_first: bool) -> Result<ClaimOutcome, StoreError> {
+        let was_unclear = self.mark_ambiguous(ask);
+        match self.authority.claim(ask).await {
+            Ok(ClaimOutcome::Granted(lease)) => {
                 if is_in_first {
-                    self.is_clear(ask);
+                    self.clear_ambiguous(ask);
                 }
-                Ok(Claim::Granted(lease))
+                Ok(ClaimOutcome::Granted(lease))
             }
             Ok(found) => {
-                self.is_clear(ask);
+                self.clear_ambiguous(ask);
                 Ok(found)
             }
             // This one was not applied, but an earlier one may have been.
@@ -409,7 +443,7 @@ impl Parts {
             }
             Err(error) => {
                 if error.kind != ErrorKind::Ambiguous && !was_unclear {
-                    self.is_clear(ask);
+                    self.clear_ambiguous(ask);
                 }
                 Err(error)
             }
@@ -417,39 +451,47 @@ impl Parts {
     }
 
     /// `last` did not grant what `first` did.
-    async fn give_back(self: &Arc<Self>, mine: Lease, stands: Stands) {
+    async fn give_back_front_claim(self: &Arc<Self>, mine: Lease, stands: FrontClaimOrigin) {
         // A takeover that is released is unknown again, and its token spent: it cannot come back as if it stood there anew.
-        if self.is_loose() && stands == Stands::Anew {
-            self.soon(Errand::Hold(mine, Instant::now())).await;
+        if self.is_loose() && stands == FrontClaimOrigin::Fresh {
+            self.spawn_and_wait_briefly(BackgroundTask::HoldUntil(mine, Instant::now())).await;
         } else {
-            self.soon(Errand::Own { lease: mine, copied: Copied::release() }).await;
+            self.spawn_and_wait_briefly(BackgroundTask::SettleFrontClaim {
+                lease: mine,
+                copied: FrontSettlement::release(),
+            })
+            .await;
         }
     }
 
     /// Whether it was before.
-    pub(super) fn becomes_unclear(&self, ask: &Ask) -> bool {
-        let mut unclear = self.unclear.lock();
-        if unclear.len() >= UNCLEAR {
+    pub(super) fn mark_ambiguous(&self, ask: &ClaimRequest) -> bool {
+        let mut unclear = self.ambiguous.lock();
+        if unclear.len() >= MAX_TRACKED_TOKENS {
             return unclear.contains(&ask.token);
         }
         !unclear.insert(ask.token)
     }
 
-    pub(super) fn is_unclear(&self, ask: &Ask) -> bool {
-        self.unclear.lock().contains(&ask.token)
+    pub(super) fn is_ambiguous(&self, ask: &ClaimRequest) -> bool {
+        self.ambiguous.lock().contains(&ask.token)
     }
 
-    fn is_clear(&self, ask: &Ask) {
-        self.unclear.lock().remove(&ask.token);
+    fn clear_ambiguous(&self, ask: &ClaimRequest) {
+        self.ambiguous.lock().remove(&ask.token);
     }
 
     /// The claim has ended.
-    pub(super) fn is_over(&self, ask: &Ask) {
-        self.is_clear(ask);
-        self.other_names.lock().remove(&ask.token);
+    pub(super) fn forget_token(&self, ask: &ClaimRequest) {
+        self.clear_ambiguous(ask);
+        self.token_aliases.lock().remove(&ask.token);
     }
 }
 
-fn over(ask: &Arc<Ask>, over: Option<Fence>) -> Arc<Ask> {
-    if ask.over == over { ask.clone() } else { Arc::new(Ask { over, ..Ask::clone(ask) }) }
+fn with_take_over(ask: &Arc<ClaimRequest>, over: Option<Fence>) -> Arc<ClaimRequest> {
+    if ask.take_over == over {
+        ask.clone()
+    } else {
+        Arc::new(ClaimRequest { take_over: over, ..ClaimRequest::clone(ask) })
+    }
 }

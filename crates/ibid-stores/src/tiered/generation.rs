@@ -21,13 +21,13 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::Parts;
+use super::TieredInner;
 
 /// How long the generation is believed without reading it again.
-const READ_EVERY: Duration = Duration::from_secs(5);
+const GENERATION_REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The number under which `first` keeps everything.
-pub trait Generations: Send + Sync + 'static {
+pub trait GenerationCounter: Send + Sync + 'static {
     /// Reads it from `last`.
     fn read(&self) -> BoxFuture<'_, Result<u64, StoreError>>;
 
@@ -38,54 +38,61 @@ pub trait Generations: Send + Sync + 'static {
     fn apply(&self, generation: u64);
 }
 
-pub(super) struct Trust {
-    generations: Option<Arc<dyn Generations>>,
+pub(super) struct GenerationTracker {
+    counter: Option<Arc<dyn GenerationCounter>>,
     /// `first` could not be reached since the number was last read, or it never was.
-    blind: AtomicBool,
+    is_front_unconfirmed: AtomicBool,
     /// When it was last read and what it was. Locked while somebody reads it, so that one does.
-    read: Mutex<Option<(Instant, u64)>>,
+    last_read: Mutex<Option<(Instant, u64)>>,
     /// How often another was applied.
     epoch: AtomicU64,
 }
 
-impl Trust {
-    pub(super) fn new(generations: Option<Arc<dyn Generations>>) -> Self {
-        Self { generations, blind: AtomicBool::new(true), read: Mutex::const_new(None), epoch: AtomicU64::new(0) }
+impl GenerationTracker {
+    pub(super) fn new(counter: Option<Arc<dyn GenerationCounter>>) -> Self {
+        Self {
+            counter,
+            is_front_unconfirmed: AtomicBool::new(true),
+            last_read: Mutex::const_new(None),
+            epoch: AtomicU64::new(0),
+        }
     }
 
-    pub(super) fn lost_sight(&self) {
-        self.blind.store(true, SeqCst);
+    pub(super) fn mark_front_unconfirmed(&self) {
+        self.is_front_unconfirmed.store(true, SeqCst);
     }
 
     /// Whether an answer that `first` gave before this call may be believed. If not, `first` may be asked again: it is
     /// under the right number by then, unless that could not be read.
-    pub(super) async fn holds(&self, parts: &Parts) -> bool {
-        let Some(generations) = &self.generations else { return true };
-        let mut read = self.read.lock().await;
-        let is_fresh = read.is_some_and(|(at, _)| at.elapsed() < READ_EVERY);
-        if is_fresh && !self.blind.load(SeqCst) {
+    pub(super) async fn is_front_current(&self, parts: &TieredInner) -> bool {
+        let Some(generations) = &self.counter else { return true };
+        let mut read = self.last_read.lock().await;
+        let is_fresh = read.is_some_and(|(at, _)| at.elapsed() < GENERATION_REFRESH_INTERVAL);
+        if is_fresh && !self.is_front_unconfirmed.load(SeqCst) {
             return true;
         }
-        self.look(parts, &**generations, &mut read).await
+        self.reload(parts, &**generations, &mut read).await
     }
 
     /// Reads the number, whether or not somebody needs it now.
-    pub(super) async fn refresh(&self, parts: &Parts) {
-        let Some(generations) = &self.generations else { return };
+    pub(super) async fn refresh(&self, parts: &TieredInner) {
+        let Some(generations) = &self.counter else { return };
         // A number that is read while `first` cannot be reached does not make it credible afterwards.
-        let is_out_of_sight = self.blind.load(SeqCst) && parts.first.get(&Address([0; 32])).await.is_err();
-        let mut read = self.read.lock().await;
-        self.look(parts, &**generations, &mut read).await;
+        let is_out_of_sight =
+            self.is_front_unconfirmed.load(SeqCst) && parts.front.get(&Address([0; 32])).await.is_err();
+        let mut read = self.last_read.lock().await;
+        self.reload(parts, &**generations, &mut read).await;
         if is_out_of_sight {
-            self.lost_sight();
+            self.mark_front_unconfirmed();
         }
     }
 
     /// Whether the number is what it was, or may be taken to be.
-    async fn look(
-        &self, parts: &Parts, generations: &dyn Generations, read: &mut MutexGuard<'_, Option<(Instant, u64)>>,
+    async fn reload(
+        &self, parts: &TieredInner, generations: &dyn GenerationCounter,
+        read: &mut MutexGuard<'_, Option<(Instant, u64)>>,
     ) -> bool {
-        let was_blind = self.blind.swap(false, SeqCst);
+        let was_blind = self.is_front_unconfirmed.swap(false, SeqCst);
         let before = Instant::now();
         match generations.read().await {
             Ok(generation) => {
@@ -99,10 +106,10 @@ impl Trust {
             Err(error) => {
                 // At the start others say that it cannot be reached.
                 if read.is_some() {
-                    parts.observer.noticed(&ibid::Notice::StoreFailed { call: "generation", error: &error });
+                    parts.observer.on_event(&ibid::EngineEvent::StoreFailed { call: "generation", error: &error });
                 }
                 if was_blind {
-                    self.blind.store(true, SeqCst);
+                    self.is_front_unconfirmed.store(true, SeqCst);
                     return false;
                 }
                 // Nobody forgets anything while `last` is away.
@@ -113,8 +120,8 @@ impl Trust {
 
     /// Puts all that is in `first` out of sight.
     pub(super) async fn raise(&self, why: StoreError) -> Result<(), StoreError> {
-        let Some(generations) = &self.generations else { return Err(why) };
-        let mut read = self.read.lock().await;
+        let Some(generations) = &self.counter else { return Err(why) };
+        let mut read = self.last_read.lock().await;
         let before = Instant::now();
         let generation = generations.raise().await?;
         self.apply(&**generations, generation);
@@ -126,7 +133,7 @@ impl Trust {
         self.epoch.load(SeqCst)
     }
 
-    fn apply(&self, generations: &dyn Generations, generation: u64) {
+    fn apply(&self, generations: &dyn GenerationCounter, generation: u64) {
         // Before: what is under way finds it changed, or goes where nobody looks any more.
         self.epoch.fetch_add(1, SeqCst);
         generations.apply(generation);
@@ -134,10 +141,10 @@ impl Trust {
 }
 
 /// Keeps the number known for as long as the store lives.
-pub(super) async fn follow(parts: Weak<Parts>) {
+pub(super) async fn refresh_periodically(parts: Weak<TieredInner>) {
     loop {
-        sleep(READ_EVERY).await;
+        sleep(GENERATION_REFRESH_INTERVAL).await;
         let Some(parts) = parts.upgrade() else { return };
-        parts.trust.refresh(&parts).await;
+        parts.generation.refresh(&parts).await;
     }
 }

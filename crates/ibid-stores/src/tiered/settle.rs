@@ -3,135 +3,162 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::{
-    Notice,
-    store::{Ask, Claim, End, ErrorKind, Fence, Finished, Held, Lease, Outline, StoreError, Token},
+    EngineEvent,
+    store::{
+        ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, ErrorKind, Fence, Lease, RecordSummary, SettleOutcome,
+        Settlement, StoreError,
+    },
 };
 use tokio::time::Instant;
 
 use super::{
-    Parts,
-    behind::Errand,
-    copy::{self, Copied},
+    TieredInner,
+    background::BackgroundTask,
+    front_copy::{self, FrontSettlement},
 };
 
 /// What a holder says.
 #[derive(Clone, Copy)]
-enum Says<'a> {
+enum LeaseUpdate<'a> {
     Extend(Duration),
-    Settle(&'a End),
+    Settle(&'a Settlement),
 }
 
-impl Parts {
-    pub(super) async fn extend(self: &Arc<Self>, lease: &Lease, hold: Duration) -> Result<Held, StoreError> {
+impl TieredInner {
+    pub(super) async fn extend(self: &Arc<Self>, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
         let told = Instant::now();
-        let errand = || Errand::Extend { lease: self.in_first(lease), hold, told };
-        if lease.solo {
-            match self.tell_last(lease, Says::Extend(hold)).await {
+        let errand = || BackgroundTask::Extend { lease: self.front_lease(lease), duration: hold, sent_at: told };
+        if lease.front_only {
+            match self.update_authority(lease, LeaseUpdate::Extend(hold)).await {
                 Ok(held) => {
-                    self.landed(lease, &held);
+                    self.note_known_to_authority(lease, &held);
                     // From now on it can be taken over there, so that `first` alone must not end it.
-                    self.becomes_unclear(&lease.ask);
-                    if !matches!(held, Held::Lost(_)) {
-                        drop(self.behind(errand()));
+                    self.mark_ambiguous(&lease.request);
+                    if !matches!(held, SettleOutcome::ClaimLost(_)) {
+                        drop(self.spawn_background(errand()));
                     }
                     return Ok(held);
                 }
                 Err(error) => {
                     if error.kind == ErrorKind::Ambiguous {
-                        self.becomes_unclear(&lease.ask);
+                        self.mark_ambiguous(&lease.request);
                     }
-                    return self.extend_solo(lease, hold, error).await;
+                    return self.extend_front_only(lease, hold, error).await;
                 }
             }
         }
-        let held = self.last.extend(lease, hold).await;
+        let held = self.authority.extend(lease, hold).await;
         if let Ok(held) = &held {
-            self.restored(lease, held);
+            self.note_restored(lease, held);
         }
         // Also if `last` is away: `first` is to show that somebody runs.
-        if !matches!(held, Ok(Held::Lost(_))) && lease.fence != Fence::UNSEEN {
-            drop(self.behind(errand()));
+        if !matches!(held, Ok(SettleOutcome::ClaimLost(_))) && lease.fence != Fence::UNSEEN {
+            drop(self.spawn_background(errand()));
         }
         held
     }
 
-    pub(super) async fn settle(self: &Arc<Self>, lease: &Lease, end: &End) -> Result<Held, StoreError> {
+    pub(super) async fn settle(self: &Arc<Self>, lease: &Lease, end: &Settlement) -> Result<SettleOutcome, StoreError> {
         let told = Instant::now();
-        let held = if lease.solo {
-            match self.tell_last(lease, Says::Settle(end)).await {
+        let held = if lease.front_only {
+            match self.update_authority(lease, LeaseUpdate::Settle(end)).await {
                 Ok(held) => {
-                    self.landed(lease, &held);
+                    self.note_known_to_authority(lease, &held);
                     held
                 }
-                Err(error) => return self.settle_solo(lease, end, error).await,
+                Err(error) => return self.settle_front_only(lease, end, error).await,
             }
         } else {
-            self.last.settle(lease, end).await?
+            self.authority.settle(lease, end).await?
         };
-        let in_first = self.in_first(lease);
-        if !matches!(end, End::Park { .. }) {
-            self.is_over(&lease.ask);
+        let in_first = self.front_lease(lease);
+        if !matches!(end, Settlement::Park { .. }) {
+            self.forget_token(&lease.request);
         }
         let copied = match &held {
             // Nobody knows under which fence it is remembered; the next to ask brings a copy.
-            Held::Held | Held::Restored if lease.fence == Fence::UNSEEN && matches!(end, End::Complete { .. }) => None,
-            Held::Held | Held::Restored => Some(Copied::of_end(lease, end, told)),
-            Held::Lost(found) => match &**found {
-                Claim::Done(finished) => Some(Copied::of_finished(finished, told)),
-                Claim::Spent => Some(Copied::release()),
+            SettleOutcome::Applied | SettleOutcome::Restored
+                if lease.fence == Fence::UNSEEN && matches!(end, Settlement::Complete { .. }) =>
+            {
+                None
+            }
+            SettleOutcome::Applied | SettleOutcome::Restored => {
+                Some(FrontSettlement::from_settlement(lease, end, told))
+            }
+            SettleOutcome::ClaimLost(found) => match &**found {
+                ClaimOutcome::Completed(finished) => Some(FrontSettlement::from_completed(finished, told)),
+                ClaimOutcome::TokenSpent => Some(FrontSettlement::release()),
                 // A release that came too late where it counts still stands in `first`. Loose leaves that to lapse: free,
                 // it would invite a second run while `last` is away.
-                Claim::Busy(_) | Claim::Unknown(_) | Claim::Granted(_) => {
-                    (matches!(end, End::Release) && !self.is_loose()).then(Copied::release)
+                ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) | ClaimOutcome::Granted(_) => {
+                    (matches!(end, Settlement::Release) && !self.is_loose()).then(FrontSettlement::release)
                 }
             },
         };
         if let Some(copied) = copied {
             let errand = match end {
-                End::Release if lease.solo && !matches!(held, Held::Lost(_)) => Errand::Abandon(in_first),
-                _ => Errand::End { lease: in_first, copied },
+                Settlement::Release if lease.front_only && !matches!(held, SettleOutcome::ClaimLost(_)) => {
+                    BackgroundTask::Abandon(in_first)
+                }
+                _ => BackgroundTask::SettleByToken { lease: in_first, copied },
             };
-            if matches!(end, End::Release) {
-                self.soon(errand).await;
+            if matches!(end, Settlement::Release) {
+                self.spawn_and_wait_briefly(errand).await;
             } else {
-                drop(self.behind(errand));
+                drop(self.spawn_background(errand));
             }
         }
         Ok(held)
     }
 
     /// `last` is away: the claim goes on in `first`.
-    async fn extend_solo(&self, lease: &Lease, hold: Duration, why: StoreError) -> Result<Held, StoreError> {
-        match self.extend_in_first(&self.in_first(lease), hold).await {
-            Ok(Held::Held | Held::Restored) => Ok(Held::Held),
-            Ok(Held::Lost(found)) => lost_in_first(found, why),
+    async fn extend_front_only(
+        &self, lease: &Lease, hold: Duration, why: StoreError,
+    ) -> Result<SettleOutcome, StoreError> {
+        match self.extend_in_front(&self.front_lease(lease), hold).await {
+            Ok(SettleOutcome::Applied | SettleOutcome::Restored) => Ok(SettleOutcome::Applied),
+            Ok(SettleOutcome::ClaimLost(found)) => lost_in_front(found, why),
             Err(error) => {
-                self.fell_back("extend", &error);
+                self.report_front_error("extend", &error);
                 Err(why)
             }
         }
     }
 
     /// `last` is away: `first` remembers the end, and the error goes up, so that it is journaled for `last`.
-    async fn settle_solo(&self, lease: &Lease, end: &End, why: StoreError) -> Result<Held, StoreError> {
+    async fn settle_front_only(
+        &self, lease: &Lease, end: &Settlement, why: StoreError,
+    ) -> Result<SettleOutcome, StoreError> {
         // `last` may know the claim, and may have let somebody take it over: its word alone counts.
-        if self.is_unclear(&lease.ask) {
+        if self.is_ambiguous(&lease.request) {
             return Err(why);
         }
-        let in_first = self.in_first(lease);
+        let in_first = self.front_lease(lease);
         let ended = match end {
-            End::Release => self.abandon_in_first(&in_first).await,
-            _ => self.first.settle(&in_first, &Copied::of_solo_end(lease, end, Instant::now()).now()).await,
+            Settlement::Release => self.abandon_in_front(&in_first).await,
+            _ => {
+                self.front
+                    .settle(
+                        &in_first,
+                        &FrontSettlement::from_front_only(lease, end, Instant::now()).adjusted_for_delay(),
+                    )
+                    .await
+            }
         };
         match ended {
-            Ok(Held::Held | Held::Restored) => Err(why),
-            Ok(Held::Lost(found)) => match *found {
-                Claim::Done(finished) => Ok(Held::Lost(Box::new(Claim::Done(copy::opened(finished).finished)))),
+            Ok(SettleOutcome::Applied | SettleOutcome::Restored) => Err(why),
+            Ok(SettleOutcome::ClaimLost(found)) => match *found {
+                ClaimOutcome::Completed(finished) => {
+                    Ok(SettleOutcome::ClaimLost(Box::new(ClaimOutcome::Completed(front_copy::decode(finished).entry))))
+                }
                 // Somebody took over there, and may have given up since: what happened is told to `last` all the same.
-                Claim::Busy(_) | Claim::Unknown(_) | Claim::Granted(_) | Claim::Spent => Err(why),
+                ClaimOutcome::InProgress(_)
+                | ClaimOutcome::OutcomeUnknown(_)
+                | ClaimOutcome::Granted(_)
+                | ClaimOutcome::TokenSpent => Err(why),
             },
             Err(error) => {
-                self.fell_back("settle", &error);
+                self.report_front_error("settle", &error);
                 Err(why)
             }
         }
@@ -139,68 +166,72 @@ impl Parts {
 
     /// An answer that ran solo and of which `last` has not said that it has it. Told to `last` now: what that says,
     /// counts. `in_first` is the entry's fence there.
-    pub(super) async fn confirm(
-        &self, ask: &Arc<Ask>, in_first: Fence, token: Token, finished: Finished,
-    ) -> Result<Claim, StoreError> {
-        let ran = Ask { token, fingerprint: finished.fingerprint, over: None, ..Ask::clone(ask) };
-        let lease = Lease { ask: Arc::new(ran), fence: finished.fence, attempt: finished.attempt, solo: true };
-        let end = End::Complete {
+    pub(super) async fn confirm_front_only(
+        &self, ask: &Arc<ClaimRequest>, in_first: Fence, token: ClaimToken, finished: CompletedEntry,
+    ) -> Result<ClaimOutcome, StoreError> {
+        let ran =
+            ClaimRequest { token, fingerprint: finished.fingerprint, take_over: None, ..ClaimRequest::clone(ask) };
+        let lease =
+            Lease { request: Arc::new(ran), fence: finished.fence, attempt: finished.attempt, front_only: true };
+        let end = Settlement::Complete {
             failed: finished.failed,
             record: finished.record.clone(),
-            outline: Outline::default(),
-            keep: finished.expires_in,
+            summary: RecordSummary::default(),
+            ttl: finished.expires_in,
         };
-        let answer = match self.last.settle(&lease, &end).await {
-            Ok(Held::Held | Held::Restored) => finished.clone(),
-            Ok(Held::Lost(found)) => match *found {
-                Claim::Done(theirs) => theirs,
-                Claim::Busy(_) | Claim::Unknown(_) => return Ok(*found),
+        let answer = match self.authority.settle(&lease, &end).await {
+            Ok(SettleOutcome::Applied | SettleOutcome::Restored) => finished.clone(),
+            Ok(SettleOutcome::ClaimLost(found)) => match *found {
+                ClaimOutcome::Completed(theirs) => theirs,
+                ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) => return Ok(*found),
                 // `last` has nothing, and does not take it: an operator is forgetting it right now.
-                Claim::Granted(_) | Claim::Spent => return Ok(Claim::Done(finished)),
+                ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => return Ok(ClaimOutcome::Completed(finished)),
             },
             // All that anybody knows.
-            Err(_) if self.is_loose() => return Ok(Claim::Done(finished)),
+            Err(_) if self.is_loose() => return Ok(ClaimOutcome::Completed(finished)),
             Err(error) => return Err(error),
         };
         if answer.fence != finished.fence {
-            self.observer.noticed(&Notice::LostClaim(&ask.address));
+            self.observer.on_event(&EngineEvent::ClaimLost(&ask.address));
         }
         // The entry keeps the life of the solo answer, which ended at about the same time.
-        let record = copy::wrapped(answer.fence, answer.attempt, answer.fingerprint, &answer.record);
-        if let Err(error) = self.first.operators().replace(&ask.address, in_first, record).await {
-            self.fell_back("replace", &error);
+        let record = front_copy::encode_confirmed(answer.fence, answer.attempt, answer.fingerprint, &answer.record);
+        if let Err(error) = self.front.admin().replace_record(&ask.address, in_first, record).await {
+            self.report_front_error("replace", &error);
         }
-        Ok(Claim::Done(answer))
+        Ok(ClaimOutcome::Completed(answer))
     }
 
     /// Tells `last` about a claim that it did not grant. What is absent there is put back, under `first`'s fence.
-    async fn tell_last(&self, lease: &Lease, says: Says<'_>) -> Result<Held, StoreError> {
+    async fn update_authority(&self, lease: &Lease, says: LeaseUpdate<'_>) -> Result<SettleOutcome, StoreError> {
         match says {
-            Says::Extend(hold) => self.last.extend(lease, hold).await,
-            Says::Settle(end) => self.last.settle(lease, end).await,
+            LeaseUpdate::Extend(hold) => self.authority.extend(lease, hold).await,
+            LeaseUpdate::Settle(end) => self.authority.settle(lease, end).await,
         }
     }
 
     /// A claim that was put back in `last` is not in `first` for certain: somebody else may be there by now.
-    fn restored(&self, lease: &Lease, held: &Held) {
-        if *held == Held::Restored {
-            self.becomes_unclear(&lease.ask);
+    fn note_restored(&self, lease: &Lease, held: &SettleOutcome) {
+        if *held == SettleOutcome::Restored {
+            self.mark_ambiguous(&lease.request);
         }
     }
 
     /// A solo claim that `last` knows is solo no more.
-    fn landed(self: &Arc<Self>, lease: &Lease, held: &Held) {
-        if *held == Held::Restored {
-            drop(self.behind(Errand::Unmark(lease.ask.address, lease.fence)));
+    fn note_known_to_authority(self: &Arc<Self>, lease: &Lease, held: &SettleOutcome) {
+        if *held == SettleOutcome::Restored {
+            drop(self.spawn_background(BackgroundTask::RemoveMarker(lease.request.address, lease.fence)));
         }
     }
 }
 
 /// While `last` is away, `first` says who lost. That it has forgotten the claim says nothing: `last` will decide.
-fn lost_in_first(found: Box<Claim>, why: StoreError) -> Result<Held, StoreError> {
+fn lost_in_front(found: Box<ClaimOutcome>, why: StoreError) -> Result<SettleOutcome, StoreError> {
     match *found {
-        Claim::Done(finished) => Ok(Held::Lost(Box::new(Claim::Done(copy::opened(finished).finished)))),
-        Claim::Busy(_) | Claim::Unknown(_) => Ok(Held::Lost(found)),
-        Claim::Granted(_) | Claim::Spent => Err(why),
+        ClaimOutcome::Completed(finished) => {
+            Ok(SettleOutcome::ClaimLost(Box::new(ClaimOutcome::Completed(front_copy::decode(finished).entry))))
+        }
+        ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) => Ok(SettleOutcome::ClaimLost(found)),
+        ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent => Err(why),
     }
 }

@@ -2,48 +2,48 @@
 
 use std::{fs, time::Duration};
 
-use ibid::store::{Address, Store as _, Used};
-use ibid_stores::embedded::{Disk as _, Embedded, Options, TimeSource};
+use ibid::store::{Address, CounterUsage, Store as _};
+use ibid_stores::embedded::{Disk as _, Embedded, EmbeddedOptions, TimeSource};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-use crate::{sim::SimDisk, small};
+use crate::{sim_disk::SimDisk, small};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-async fn reserve(store: &Embedded, who: u64, n: u64) -> Used {
+async fn reserve(store: &Embedded, who: u64, n: u64) -> CounterUsage {
     let mut address = [7; 32];
     address[..8].copy_from_slice(&who.to_le_bytes());
     store.counters().unwrap().reserve(&Address(address), n, HOUR).await.unwrap()
 }
 
 /// A clock that is set by hand.
-fn by_hand() -> (Arc<Mutex<Duration>>, Options) {
+fn manual_clock() -> (Arc<Mutex<Duration>>, EmbeddedOptions) {
     let now = Arc::new(Mutex::new(HOUR * 500_000));
     let read = now.clone();
-    (now, Options { time: TimeSource::new(move || *read.lock()), ..small() })
+    (now, EmbeddedOptions { time: TimeSource::new(move || *read.lock()), ..small() })
 }
 
 #[tokio::test]
 async fn counts_go_on_after_a_restart_and_windows_end_when_they_would_have() {
     let folder = tempfile::tempdir().unwrap();
-    let (now, options) = by_hand();
+    let (now, options) = manual_clock();
     let open = || Embedded::open(folder.path(), options.clone()).unwrap();
     let store = open();
-    assert_eq!(reserve(&store, 1, 3).await, Used { total: 3, resets_in: HOUR });
+    assert_eq!(reserve(&store, 1, 3).await, CounterUsage { total: 3, resets_in: HOUR });
     *now.lock() += HOUR / 4;
-    assert_eq!(reserve(&store, 2, 10).await, Used { total: 10, resets_in: HOUR });
+    assert_eq!(reserve(&store, 2, 10).await, CounterUsage { total: 10, resets_in: HOUR });
     drop(store);
     *now.lock() += HOUR / 4;
     let store = open();
-    assert_eq!(reserve(&store, 1, 2).await, Used { total: 5, resets_in: HOUR / 2 });
-    assert_eq!(reserve(&store, 3, 1).await, Used { total: 1, resets_in: HOUR });
+    assert_eq!(reserve(&store, 1, 2).await, CounterUsage { total: 5, resets_in: HOUR / 2 });
+    assert_eq!(reserve(&store, 3, 1).await, CounterUsage { total: 1, resets_in: HOUR });
     drop(store);
     // One has ended meanwhile.
     *now.lock() += HOUR / 2;
     let store = open();
-    assert_eq!(reserve(&store, 1, 1).await, Used { total: 1, resets_in: HOUR });
-    assert_eq!(reserve(&store, 2, 1).await, Used { total: 11, resets_in: HOUR / 4 });
+    assert_eq!(reserve(&store, 1, 1).await, CounterUsage { total: 1, resets_in: HOUR });
+    assert_eq!(reserve(&store, 2, 1).await, CounterUsage { total: 11, resets_in: HOUR / 4 });
     assert_eq!(reserve(&store, 3, 1).await.total, 2);
 }
 
@@ -99,7 +99,7 @@ async fn what_cannot_be_written_is_counted_all_the_same() {
 #[tokio::test]
 async fn places_of_tenants_that_are_gone_are_used_again_and_made_up_ones_share_one() {
     let disk = SimDisk::default();
-    let (now, options) = by_hand();
+    let (now, options) = manual_clock();
     let store = Embedded::open_on(Arc::new(disk.clone()), options).unwrap();
     const MOST: u64 = 1 << 16;
     for who in 0..MOST + 1000 {

@@ -8,45 +8,45 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use ibid::{
-    Complete, Ended, Engine, Limit, Operation, Policy, Quota, Reason, Verdict,
-    store::{Address, Ask, Claim, Fingerprint, Lease, Memory, MemoryLimits, Store, Tags, Token},
+    CompletedAnswer, Decision, Engine, Operation, Policy, Quota, QuotaLimit, RefusalReason, RunOutcome,
+    store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, Memory, MemoryLimits, Store, Tags},
 };
 use ibid_stores::{
-    embedded::{Embedded, Options},
-    near::{Copies, Near},
+    embedded::{Embedded, EmbeddedOptions},
+    local_cache::{AnswerCache, LocalCache},
 };
 
-const KEYS: u64 = 50_000;
+const FLOOD_KEYS: u64 = 50_000;
 const QUOTA: u64 = 1_000;
 /// What is there before the flood.
-const LIVE: u64 = 100;
+const LIVE_KEYS: u64 = 100;
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Answers with what tells it from all others.
-struct Pay(Bytes);
+struct FloodOperation(Bytes);
 
-impl Operation for Pay {
+impl Operation for FloodOperation {
     type Answer = ();
 
-    async fn run(&mut self, _: Option<&Lease>) -> Ended<()> {
-        Ended::Complete((), Complete { failed: false, record: self.0.clone(), outline: Default::default() })
+    async fn run(&mut self, _: Option<&Lease>) -> RunOutcome<()> {
+        RunOutcome::Complete((), CompletedAnswer { failed: false, record: self.0.clone(), summary: Default::default() })
     }
 }
 
-fn ask(tenant: &str, key: u64) -> Ask {
+fn ask(tenant: &str, key: u64) -> ClaimRequest {
     let mut address = [0; 32];
     address[..8].copy_from_slice(&key.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
     address[8..16].copy_from_slice(&key.to_le_bytes());
     address[16] = tenant.as_bytes()[0];
-    Ask {
+    ClaimRequest {
         address: Address(address),
-        token: Token::mint(),
+        token: ClaimToken::mint(),
         fingerprint: Fingerprint::NONE,
         tags: Tags::new(tenant, "", "POST /pay", ""),
         label: Bytes::new(),
-        hold: HOUR,
-        keep: HOUR,
-        over: None,
+        lease: HOUR,
+        ttl: HOUR,
+        take_over: None,
     }
 }
 
@@ -54,64 +54,66 @@ fn record(tenant: &str, key: u64) -> Bytes {
     format!("{tenant} {key} {}", "x".repeat(200)).into()
 }
 
-async fn pay(engine: &Engine, tenant: &str, key: u64) -> Verdict<()> {
-    engine.execute(&Policy::ietf().checked().unwrap(), ask(tenant, key), Pay(record(tenant, key))).await
+async fn pay(engine: &Engine, tenant: &str, key: u64) -> Decision<()> {
+    engine.execute(&Policy::ietf().checked().unwrap(), ask(tenant, key), FloodOperation(record(tenant, key))).await
 }
 
 /// What a flood came to.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Flood {
+struct FloodResult {
     ran: u64,
     over_quota: u64,
     no_room: u64,
 }
 
 /// Some answers and some claims are there; then somebody floods. What was there is there.
-async fn flood(store: Arc<dyn Store>, quota: Option<u64>) -> (Flood, u64) {
-    let copies = Copies::new(64 << 10);
-    let near: Arc<dyn Store> = Arc::new(Near::new(store.clone(), copies.clone()));
-    let limit = quota.map(|most| Limit { most, per: HOUR });
-    let engine = Engine::new(near.clone()).limited(Arc::new(Quota::new(limit, None)));
-    for key in 0..LIVE {
-        assert!(matches!(pay(&engine, "others", key).await, Verdict::Ran(..)));
+async fn flood(store: Arc<dyn Store>, quota: Option<u64>) -> (FloodResult, u64) {
+    let copies = AnswerCache::new(64 << 10);
+    let near: Arc<dyn Store> = Arc::new(LocalCache::new(store.clone(), copies.clone()));
+    let limit = quota.map(|most| QuotaLimit { most, per: HOUR });
+    let engine = Engine::new(near.clone()).with_quota(Arc::new(Quota::new(limit, None)));
+    for key in 0..LIVE_KEYS {
+        assert!(matches!(pay(&engine, "others", key).await, Decision::Ran(..)));
     }
     let mut running = Vec::new();
-    for key in LIVE..2 * LIVE {
-        let Claim::Granted(lease) = near.claim(&Arc::new(ask("others", key))).await.unwrap() else { panic!("granted") };
+    for key in LIVE_KEYS..2 * LIVE_KEYS {
+        let ClaimOutcome::Granted(lease) = near.claim(&Arc::new(ask("others", key))).await.unwrap() else {
+            panic!("granted")
+        };
         running.push(lease);
     }
-    let before = store.operators().counts().await.unwrap().bytes;
-    let verdicts = stream::iter(0..KEYS).map(|key| pay(&engine, "flood", key)).buffer_unordered(64);
-    let counted = verdicts.fold(Flood::default(), async |mut counted, verdict| {
+    let before = store.admin().counts().await.unwrap().bytes;
+    let verdicts = stream::iter(0..FLOOD_KEYS).map(|key| pay(&engine, "flood", key)).buffer_unordered(64);
+    let counted = verdicts.fold(FloodResult::default(), async |mut counted, verdict| {
         match verdict {
-            Verdict::Ran(..) => counted.ran += 1,
-            Verdict::Refused(refusal) if refusal.reason == Reason::QuotaExceeded => counted.over_quota += 1,
-            Verdict::Refused(refusal) if refusal.reason == Reason::StoreUnavailable => counted.no_room += 1,
+            Decision::Ran(..) => counted.ran += 1,
+            Decision::Refused(refusal) if refusal.reason == RefusalReason::QuotaExceeded => counted.over_quota += 1,
+            Decision::Refused(refusal) if refusal.reason == RefusalReason::StoreUnavailable => counted.no_room += 1,
             other => panic!("{other:?}"),
         }
         counted
     });
     let counted = counted.await;
     assert!(copies.bytes() <= 64 << 10, "copies may go, and keep to their room: {}", copies.bytes());
-    for key in 0..LIVE {
+    for key in 0..LIVE_KEYS {
         match pay(&engine, "others", key).await {
-            Verdict::Replay(finished, _) => assert_eq!(finished.record, record("others", key), "its own answer"),
+            Decision::Replay(finished, _) => assert_eq!(finished.record, record("others", key), "its own answer"),
             other => panic!("{key} was pushed out: {other:?}"),
         }
     }
     for lease in running {
-        let found = store.get(&lease.ask.address).await.unwrap();
-        assert!(matches!(&found, Some(Claim::Busy(holder)) if holder.fence == lease.fence), "{found:?}");
+        let found = store.get(&lease.request.address).await.unwrap();
+        assert!(matches!(&found, Some(ClaimOutcome::InProgress(holder)) if holder.fence == lease.fence), "{found:?}");
     }
-    let counts = store.operators().counts().await.unwrap();
-    assert_eq!(counts.finished, LIVE + counted.ran);
-    println!("{}: {counted:?}, {} bytes more", store.promise().store, counts.bytes - before);
+    let counts = store.admin().counts().await.unwrap();
+    assert_eq!(counts.finished, LIVE_KEYS + counted.ran);
+    println!("{}: {counted:?}, {} bytes more", store.guarantees().store, counts.bytes - before);
     (counted, counts.bytes)
 }
 
 fn embedded(max_size: u64) -> (tempfile::TempDir, Arc<dyn Store>) {
     let folder = tempfile::tempdir().unwrap();
-    let options = Options { max_size, segment_size: 1 << 20, ..Options::default() };
+    let options = EmbeddedOptions { max_size, segment_size: 1 << 20, ..EmbeddedOptions::default() };
     let store = Arc::new(Embedded::open(folder.path(), options).unwrap());
     (folder, store)
 }
@@ -125,7 +127,7 @@ async fn over_its_quota_a_flood_leaves_nothing_behind() {
     let (_folder, embedded) = embedded(1 << 30);
     for store in [memory(1 << 30), embedded] {
         let (flood, bytes) = flood(store, Some(QUOTA)).await;
-        assert_eq!(flood, Flood { ran: QUOTA, over_quota: KEYS - QUOTA, no_room: 0 });
+        assert_eq!(flood, FloodResult { ran: QUOTA, over_quota: FLOOD_KEYS - QUOTA, no_room: 0 });
         assert!(bytes < 16 << 20, "{bytes}");
     }
 }
@@ -134,7 +136,7 @@ async fn over_its_quota_a_flood_leaves_nothing_behind() {
 async fn a_flood_without_a_quota_is_kept_whole_where_there_is_room() {
     let (_folder, embedded) = embedded(1 << 30);
     for store in [memory(1 << 30), embedded] {
-        assert_eq!(flood(store, None).await.0, Flood { ran: KEYS, over_quota: 0, no_room: 0 });
+        assert_eq!(flood(store, None).await.0, FloodResult { ran: FLOOD_KEYS, over_quota: 0, no_room: 0 });
     }
 }
 
@@ -144,7 +146,7 @@ async fn where_there_is_no_room_a_flood_is_refused_and_what_lives_stays() {
     let (folder, embedded) = embedded(ROOM);
     for store in [memory(ROOM), embedded] {
         let (flood, bytes) = flood(store, None).await;
-        assert_eq!(flood.ran + flood.no_room, KEYS);
+        assert_eq!(flood.ran + flood.no_room, FLOOD_KEYS);
         assert!(flood.ran > 1000 && flood.no_room > 1000, "{flood:?}");
         assert!(bytes <= ROOM + (1 << 20), "{bytes}");
     }

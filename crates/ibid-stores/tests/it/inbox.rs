@@ -10,71 +10,71 @@ use std::{
 
 use futures_util::future::join_all;
 use ibid::{
-    Silent,
-    inbox::{Event, HandleError, Handled, Inbox},
-    store::{Store, Token},
+    NoopObserver,
+    inbox::{HandleError, HandleOutcome, Inbox, InboxEvent},
+    store::{ClaimToken, Store},
 };
-use ibid_stores::{Layout, Parts, near::CONFIRMED_FOR};
+use ibid_stores::{StoreConfig, StoreOptions, local_cache::MAX_UNCONFIRMED_AGE};
 use ibid_testkit::servers::redis::Server;
 use tokio::time::{Instant, sleep, timeout};
 
 const LEASE: Duration = Duration::from_millis(800);
 
-fn layout(url: &str, cache: Option<&str>, prefix: &str) -> Layout {
-    let parts = Parts {
+fn store_config(url: &str, cache: Option<&str>, prefix: &str) -> StoreConfig {
+    let parts = StoreOptions {
         url: url.parse().unwrap(),
         fallback: None,
         cache: cache.map(|cache| cache.parse().unwrap()),
         prefix: prefix.into(),
         timeout: Duration::from_secs(20),
         wait_replicas: 0,
-        near: None,
+        local_cache: None,
     };
-    Layout::new(parts).unwrap()
+    StoreConfig::new(parts).unwrap()
 }
 
 fn prefix() -> String {
-    Token::mint().0[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+    ClaimToken::mint().0[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-async fn open(layout: &Layout) -> Arc<dyn Store> {
-    layout.open(Arc::new(Silent)).await.unwrap().store
+async fn open(layout: &StoreConfig) -> Arc<dyn Store> {
+    layout.open(Arc::new(NoopObserver)).await.unwrap().store
 }
 
 #[tokio::test]
 async fn embedded() {
     let folder = tempfile::TempDir::new().unwrap();
-    let store = open(&layout(&format!("embedded:{}", folder.path().display()), None, &prefix())).await;
-    story([store.clone(), store]).await;
+    let store = open(&store_config(&format!("embedded:{}", folder.path().display()), None, &prefix())).await;
+    check_inbox([store.clone(), store]).await;
 }
 
 #[tokio::test]
 async fn redis() {
-    let layout = layout(&Server::shared().url(), None, &prefix());
-    story([open(&layout).await, open(&layout).await]).await;
+    let layout = store_config(&Server::shared().url(), None, &prefix());
+    check_inbox([open(&layout).await, open(&layout).await]).await;
 }
 
 #[tokio::test]
 async fn postgres() {
-    let layout = layout(&crate::postgres::url(), None, &prefix());
-    story([open(&layout).await, open(&layout).await]).await;
+    let layout = store_config(&crate::postgres::url(), None, &prefix());
+    check_inbox([open(&layout).await, open(&layout).await]).await;
 }
 
 #[tokio::test]
 async fn postgres_with_redis_before_it() {
-    let layout = layout(&crate::postgres::url(), Some(&Server::shared().url()), &prefix());
-    story([open(&layout).await, open(&layout).await]).await;
+    let layout = store_config(&crate::postgres::url(), Some(&Server::shared().url()), &prefix());
+    check_inbox([open(&layout).await, open(&layout).await]).await;
 }
 
 fn inbox(store: Arc<dyn Store>) -> Inbox {
-    Inbox::new(store).times(Duration::from_secs(60), LEASE).poison_after(3)
+    Inbox::new(store).timeouts(Duration::from_secs(60), LEASE).poison_after(3)
 }
 
 /// Two services with a store in common, where it can be.
-async fn story(stores: [Arc<dyn Store>; 2]) {
+async fn check_inbox(stores: [Arc<dyn Store>; 2]) {
     // Stories share servers, and may share a database.
     let consumer = format!("mailer-{}", prefix());
-    let event = |id: &str| Event::new(&consumer, "/orders", id).unwrap();
+    let event = |id: &str| InboxEvent::new(&consumer, "/orders", id).unwrap();
     let doomed = inbox(stores[0].clone());
     let [one, two] = stores.map(inbox);
     let ran = Arc::new(AtomicU32::new(0));
@@ -89,8 +89,8 @@ async fn story(stores: [Arc<dyn Store>; 2]) {
 
     // Of many deliveries to both, one is handled.
     let all = join_all((0..20).map(|nth| handle(if nth % 2 == 0 { &one } else { &two }, "many", Ok(())))).await;
-    assert_eq!(all.iter().filter(|one| matches!(one, Ok(Handled::Done))).count(), 1, "{all:?}");
-    assert_eq!(handle(&two, "many", Ok(())).await.unwrap(), Handled::Duplicate);
+    assert_eq!(all.iter().filter(|one| matches!(one, Ok(HandleOutcome::Handled))).count(), 1, "{all:?}");
+    assert_eq!(handle(&two, "many", Ok(())).await.unwrap(), HandleOutcome::Duplicate);
     assert_eq!(ran.swap(0, SeqCst), 1);
 
     // A failure at the one is run again at the other, and what fails too often at both is poisoned at both.
@@ -101,41 +101,41 @@ async fn story(stores: [Arc<dyn Store>; 2]) {
     }
     for inbox in [&one, &two] {
         let dead = handle(inbox, "fails", Ok(())).await;
-        assert_eq!(dead.unwrap(), Handled::Poisoned { attempts: 3, error: "no".into() });
+        assert_eq!(dead.unwrap(), HandleOutcome::Poisoned { attempts: 3, error: "no".into() });
     }
     assert!(two.forget(&event("fails")).await.unwrap());
     // Copies near the other may answer for a few seconds more.
-    let until = Instant::now() + CONFIRMED_FOR * 4;
+    let until = Instant::now() + MAX_UNCONFIRMED_AGE * 4;
     let again = loop {
         match handle(&one, "fails", Err("no")).await {
-            Ok(Handled::Poisoned { .. }) if Instant::now() < until => sleep(Duration::from_millis(100)).await,
+            Ok(HandleOutcome::Poisoned { .. }) if Instant::now() < until => sleep(Duration::from_millis(100)).await,
             again => break again,
         }
     };
     assert!(matches!(again, Err(HandleError::Failed { attempt: 1, poisoned: false, .. })), "{again:?}");
-    assert_eq!(handle(&two, "fails", Ok(())).await.unwrap(), Handled::Done);
-    assert_eq!(handle(&one, "fails", Ok(())).await.unwrap(), Handled::Duplicate);
+    assert_eq!(handle(&two, "fails", Ok(())).await.unwrap(), HandleOutcome::Handled);
+    assert_eq!(handle(&one, "fails", Ok(())).await.unwrap(), HandleOutcome::Duplicate);
     assert_eq!(ran.swap(0, SeqCst), 5);
 
     // A crash: busy until the lease has lapsed, then run again.
     crash(doomed, event("crashes")).await;
     let busy = handle(&two, "crashes", Ok(())).await;
-    assert!(matches!(busy, Ok(Handled::Busy { .. })), "{busy:?}");
+    assert!(matches!(busy, Ok(HandleOutcome::InProgress { .. })), "{busy:?}");
     let rerun = timeout(Duration::from_secs(60), async {
         loop {
             match handle(&two, "crashes", Ok(())).await.unwrap() {
-                Handled::Busy { .. } => sleep(Duration::from_millis(100)).await,
+                HandleOutcome::InProgress { .. } => sleep(Duration::from_millis(100)).await,
                 other => return other,
             }
         }
     });
-    assert_eq!(rerun.await.unwrap(), Handled::Done);
-    assert_eq!(handle(&one, "crashes", Ok(())).await.unwrap(), Handled::Duplicate);
+    assert_eq!(rerun.await.unwrap(), HandleOutcome::Handled);
+    assert_eq!(handle(&one, "crashes", Ok(())).await.unwrap(), HandleOutcome::Duplicate);
     assert_eq!(ran.load(SeqCst), 1);
 }
 
 /// A handler that starts and is never heard of again: what would extend its claim, or say how it ended, ends with it.
-async fn crash(inbox: Inbox, event: Event) {
+async fn crash(inbox: Inbox, event: InboxEvent) {
     let (started, begun) = tokio::sync::oneshot::channel();
     let endless = move |_attempt| async move {
         started.send(()).unwrap();

@@ -4,50 +4,50 @@
 
 use std::{fmt, io, sync::Arc};
 
-use ibid::store::{Store, Token};
-use ibid_stores::embedded::{Directory, Disk, DiskFile, Embedded, Options, TimeSource};
+use ibid::store::{ClaimToken, Store};
+use ibid_stores::embedded::{Directory, Disk, DiskFile, Embedded, EmbeddedOptions, TimeSource};
 use ibid_testkit::{
     broken::failing_cases,
     contract,
-    property::{Clock, check_histories, check_restarts},
-    wrappers::{LosesAnswers, Resending},
+    property::{HistoryClock, check_histories, check_restarts},
+    wrappers::{LossyStore, RetryingStore},
 };
 use tempfile::TempDir;
 
-use crate::sim::SimDisk;
+use crate::sim_disk::SimDisk;
 
-mod closed;
 mod counts;
 mod crash;
 mod faults;
-mod fixtures;
 mod floods;
+mod format_v1;
 mod inbox;
-mod killed;
-mod layouts;
-mod near;
+mod local_cache;
+mod offline_commands;
 mod postgres;
+mod process_crash;
 mod redis;
+mod reopening;
 mod seal;
-mod sim;
+mod sim_disk;
+mod store_configs;
 mod tiered;
-mod tools;
 
 /// A directory that goes with the store.
 #[derive(Debug)]
-struct Temporary {
+struct TemporaryDisk {
     directory: Directory,
     _path: TempDir,
 }
 
-impl Temporary {
+impl TemporaryDisk {
     fn new() -> Self {
         let path = TempDir::new().unwrap();
         Self { directory: Directory::open(path.path()).unwrap(), _path: path }
     }
 }
 
-impl Disk for Temporary {
+impl Disk for TemporaryDisk {
     fn list(&self) -> io::Result<Vec<String>> {
         self.directory.list()
     }
@@ -71,43 +71,43 @@ impl Disk for Temporary {
     }
 }
 
-fn temporary() -> Embedded {
-    Embedded::open_on(Arc::new(Temporary::new()), Options::default()).unwrap()
+fn open_temporary() -> Embedded {
+    Embedded::open_on(Arc::new(TemporaryDisk::new()), EmbeddedOptions::default()).unwrap()
 }
 
 /// Segments so small that they are filled and recycled within a test.
-fn small() -> Options {
-    Options { segment_size: 16 << 10, max_size: 8 << 20, ..Options::default() }
+fn small() -> EmbeddedOptions {
+    EmbeddedOptions { segment_size: 16 << 10, max_size: 8 << 20, ..EmbeddedOptions::default() }
 }
 
-ibid_testkit::contract_tests!(embedded, async { Arc::new(temporary()) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(embedded, async { Arc::new(open_temporary()) as Arc<dyn Store> });
 
 ibid_testkit::contract_tests!(embedded_in_an_arc, async {
-    Arc::new(Arc::new(temporary()) as Arc<dyn Store>) as Arc<dyn Store>
+    Arc::new(Arc::new(open_temporary()) as Arc<dyn Store>) as Arc<dyn Store>
 });
 
 ibid_testkit::contract_tests!(embedded_losing_answers, async {
-    let seed = u64::from_le_bytes(Token::mint().0[..8].try_into().unwrap());
+    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().unwrap());
     println!("seed {seed}");
-    Arc::new(Resending::new(LosesAnswers::new(temporary(), seed, 3))) as Arc<dyn Store>
+    Arc::new(RetryingStore::new(LossyStore::new(open_temporary(), seed, 3))) as Arc<dyn Store>
 });
 
 #[tokio::test]
 async fn one_store_serves_all_cases_at_the_same_time() {
-    let failing = failing_cases(Arc::new(temporary()), std::time::Duration::from_secs(60)).await;
+    let failing = failing_cases(Arc::new(open_temporary()), std::time::Duration::from_secs(60)).await;
     assert_eq!(failing, [""; 0]);
 }
 
 #[tokio::test]
 async fn sweeps_count_what_they_remove() {
-    contract::operating::sweeps_count_what_they_remove(&temporary()).await;
+    contract::admin::sweeps_count_what_they_remove(&open_temporary()).await;
 }
 
 #[test]
 fn it_answers_as_the_model_says() {
     let open = || Arc::new(Embedded::open_on(Arc::new(SimDisk::default()), small()).unwrap()) as Arc<dyn Store>;
-    check_histories(500, Clock::Paused, async || open());
-    check_histories(100, Clock::Real, async || open());
+    check_histories(500, HistoryClock::Paused, async || open());
+    check_histories(100, HistoryClock::Real, async || open());
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn it_answers_as_the_model_says_across_restarts() {
         300,
         async || (SimDisk::default(), TimeSource::default()),
         async |(disk, time)| {
-            let options = Options { time: time.clone(), ..small() };
+            let options = EmbeddedOptions { time: time.clone(), ..small() };
             Arc::new(Embedded::open_on(Arc::new(disk.clone()), options).unwrap()) as Arc<dyn Store>
         },
     );

@@ -5,29 +5,29 @@ use std::{
     time::Duration,
 };
 
-use ibid::store::{Store, Token};
+use ibid::store::{ClaimToken, Store};
 use ibid_stores::{
-    Remote,
-    postgres::{Migrate, Postgres, migrate},
+    RemoteOptions,
+    postgres::{MigrateAction, Postgres, migrate},
 };
 use ibid_testkit::{
     broken::failing_cases,
     contract,
-    property::{Clock, check_histories},
-    servers::postgres::{Bouncer, Server},
-    wrappers::{LosesAnswers, Resending},
+    property::{HistoryClock, check_histories},
+    servers::postgres::{PgBouncer, Server},
+    wrappers::{LossyStore, RetryingStore},
 };
 
-mod access;
+mod access_rights;
 mod certificates;
+mod common;
 mod faults;
-mod kit;
 mod migrations;
-mod own;
+mod postgres_only;
 mod waiting;
 
-pub(crate) use kit::database;
-use kit::{open, patient};
+pub(crate) use common::database;
+use common::{open, patient_options};
 
 /// One database for all cases: they use addresses of their own.
 fn shared() -> &'static str {
@@ -44,29 +44,29 @@ async fn store() -> Postgres {
     open(&url()).await
 }
 
-fn bouncer() -> &'static Bouncer {
-    static BOUNCER: OnceLock<Bouncer> = OnceLock::new();
-    BOUNCER.get_or_init(|| Bouncer::start(Server::shared()))
+fn bouncer() -> &'static PgBouncer {
+    static BOUNCER: OnceLock<PgBouncer> = OnceLock::new();
+    BOUNCER.get_or_init(|| PgBouncer::start(Server::shared()))
 }
 
-async fn pooled() -> Postgres {
+async fn open_through_pgbouncer() -> Postgres {
     open(&bouncer().url("gateway", shared())).await
 }
 
 ibid_testkit::contract_tests!(postgres, async { Arc::new(store().await) as Arc<dyn Store> });
 
-ibid_testkit::contract_tests!(postgres_pooled, async { Arc::new(pooled().await) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(postgres_pooled, async { Arc::new(open_through_pgbouncer().await) as Arc<dyn Store> });
 
 ibid_testkit::contract_tests!(postgres_losing_answers, async {
-    let seed = u64::from_le_bytes(Token::mint().0[..8].try_into().unwrap());
+    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().unwrap());
     println!("seed {seed}");
-    Arc::new(Resending::new(LosesAnswers::new(store().await, seed, 3))) as Arc<dyn Store>
+    Arc::new(RetryingStore::new(LossyStore::new(store().await, seed, 3))) as Arc<dyn Store>
 });
 
 ibid_testkit::contract_tests!(postgres_pooled_losing_answers, async {
-    let seed = u64::from_le_bytes(Token::mint().0[..8].try_into().unwrap());
+    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().unwrap());
     println!("seed {seed}");
-    Arc::new(Resending::new(LosesAnswers::new(pooled().await, seed, 3))) as Arc<dyn Store>
+    Arc::new(RetryingStore::new(LossyStore::new(open_through_pgbouncer().await, seed, 3))) as Arc<dyn Store>
 });
 
 #[tokio::test]
@@ -78,22 +78,22 @@ async fn one_store_serves_all_cases_at_the_same_time() {
 #[tokio::test]
 async fn sweeps_count_what_they_remove() {
     let store = open(&Server::shared().url("gateway", &database(Server::shared()))).await;
-    contract::operating::sweeps_count_what_they_remove(&store).await;
+    contract::admin::sweeps_count_what_they_remove(&store).await;
 }
 
 #[test]
 fn it_answers_as_the_model_says() {
     // The store's tasks live on the runtime of the test: each history opens its own.
-    check_histories(60, Clock::Real, async || Arc::new(store().await) as Arc<dyn Store>);
-    check_histories(20, Clock::Real, async || Arc::new(pooled().await) as Arc<dyn Store>);
+    check_histories(60, HistoryClock::Real, async || Arc::new(store().await) as Arc<dyn Store>);
+    check_histories(20, HistoryClock::Real, async || Arc::new(open_through_pgbouncer().await) as Arc<dyn Store>);
 }
 
 #[tokio::test]
 async fn a_wrong_url_is_an_error_and_a_missing_server_is_not() {
-    assert!(Postgres::open("postgres://h/db?pool=none", patient()).await.unwrap_err().contains("from 1 to 64"));
-    let store = Postgres::open("postgres://gateway:s3cret@127.0.0.1:1/db", Remote::default()).await.unwrap();
-    let wanting = store.promise().wanting;
+    assert!(Postgres::open("postgres://h/db?pool=none", patient_options()).await.unwrap_err().contains("from 1 to 64"));
+    let store = Postgres::open("postgres://gateway:s3cret@127.0.0.1:1/db", RemoteOptions::default()).await.unwrap();
+    let wanting = store.guarantees().warnings;
     assert!(wanting[0].contains("could not be checked"), "{wanting:?}");
     assert!(!format!("{store:?} {wanting:?}").contains("s3cret"));
-    let _ = migrate("postgres://h:1/db?pool=0", Migrate::Up).await.unwrap_err();
+    let _ = migrate("postgres://h:1/db?pool=0", MigrateAction::Up).await.unwrap_err();
 }

@@ -3,14 +3,17 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ibid::store::{Address, Ask, Claim, End, Fingerprint, Held, Lease, Outline, Store, Tags, Token};
-use ibid_stores::{Remote, redis::Redis};
+use ibid::store::{
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, Lease, RecordSummary, SettleOutcome, Settlement,
+    Store, Tags,
+};
+use ibid_stores::{RemoteOptions, redis::Redis};
 use ibid_testkit::{
     broken::failing_cases,
     contract,
-    property::{Clock, check_histories},
-    servers::redis::{Cluster, Sentinels, Server},
-    wrappers::{LosesAnswers, Resending},
+    property::{HistoryClock, check_histories},
+    servers::redis::{RedisCluster, RedisSentinels, Server},
+    wrappers::{LossyStore, RetryingStore},
 };
 
 mod certificates;
@@ -20,12 +23,12 @@ mod sentinel;
 mod setup;
 mod waiting;
 
-const LONG: Duration = Duration::from_secs(600);
+const LONG_LEASE: Duration = Duration::from_secs(600);
 
 /// A prefix that nobody else uses, and a deadline that a loaded machine keeps.
-fn remote() -> Remote {
-    let prefix: String = Token::mint().0[..6].iter().map(|byte| format!("{byte:02x}")).collect();
-    Remote { prefix: format!("test-{prefix}"), timeout: Duration::from_secs(10), ..Remote::default() }
+fn remote() -> RemoteOptions {
+    let prefix: String = ClaimToken::mint().0[..6].iter().map(|byte| format!("{byte:02x}")).collect();
+    RemoteOptions { prefix: format!("test-{prefix}"), timeout: Duration::from_secs(10), ..RemoteOptions::default() }
 }
 
 async fn open(url: &str) -> Redis {
@@ -34,25 +37,29 @@ async fn open(url: &str) -> Redis {
 
 ibid_testkit::contract_tests!(single, async { Arc::new(open(&Server::shared().url()).await) as Arc<dyn Store> });
 
-ibid_testkit::contract_tests!(sentinels, async { Arc::new(open(&Sentinels::shared().url()).await) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(sentinels, async {
+    Arc::new(open(&RedisSentinels::shared().url()).await) as Arc<dyn Store>
+});
 
-ibid_testkit::contract_tests!(of_a_cluster, async { Arc::new(open(&Cluster::shared().url()).await) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(of_a_cluster, async {
+    Arc::new(open(&RedisCluster::shared().url()).await) as Arc<dyn Store>
+});
 
 async fn losing_answers(url: &str) -> Arc<dyn Store> {
-    let seed = u64::from_le_bytes(Token::mint().0[..8].try_into().unwrap());
+    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().unwrap());
     println!("seed {seed}");
-    Arc::new(Resending::new(LosesAnswers::new(open(url).await, seed, 3)))
+    Arc::new(RetryingStore::new(LossyStore::new(open(url).await, seed, 3)))
 }
 
 ibid_testkit::contract_tests!(single_losing_answers, losing_answers(&Server::shared().url()));
 
-ibid_testkit::contract_tests!(sentinels_losing_answers, losing_answers(&Sentinels::shared().url()));
+ibid_testkit::contract_tests!(sentinels_losing_answers, losing_answers(&RedisSentinels::shared().url()));
 
-ibid_testkit::contract_tests!(of_a_cluster_losing_answers, losing_answers(&Cluster::shared().url()));
+ibid_testkit::contract_tests!(of_a_cluster_losing_answers, losing_answers(&RedisCluster::shared().url()));
 
 ibid_testkit::contract_tests!(waiting_for_a_replica, async {
-    let with = Remote { wait_replicas: 1, ..remote() };
-    Arc::new(Redis::open(&Sentinels::shared().url(), with).await.unwrap()) as Arc<dyn Store>
+    let with = RemoteOptions { wait_replicas: 1, ..remote() };
+    Arc::new(Redis::open(&RedisSentinels::shared().url(), with).await.unwrap()) as Arc<dyn Store>
 });
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -63,68 +70,73 @@ async fn one_store_serves_all_cases_at_the_same_time() {
 
 #[tokio::test]
 async fn sweeps_count_what_they_remove() {
-    contract::operating::sweeps_count_what_they_remove(&open(&Server::shared().url()).await).await;
-    contract::operating::sweeps_count_what_they_remove(&open(&Cluster::shared().url()).await).await;
+    contract::admin::sweeps_count_what_they_remove(&open(&Server::shared().url()).await).await;
+    contract::admin::sweeps_count_what_they_remove(&open(&RedisCluster::shared().url()).await).await;
 }
 
 #[test]
 fn it_answers_as_the_model_says() {
-    check_histories(60, Clock::Real, async || Arc::new(open(&Server::shared().url()).await) as Arc<dyn Store>);
+    check_histories(60, HistoryClock::Real, async || Arc::new(open(&Server::shared().url()).await) as Arc<dyn Store>);
 }
 
 /// An ask in the bucket of `first`.
-fn ask_in(first: u8) -> Arc<Ask> {
+fn claim_request_in_bucket(first: u8) -> Arc<ClaimRequest> {
     let mut address = [first; 32];
-    address[1..17].copy_from_slice(&Token::mint().0);
-    Arc::new(Ask {
+    address[1..17].copy_from_slice(&ClaimToken::mint().0);
+    Arc::new(ClaimRequest {
         address: Address(address),
-        token: Token::mint(),
+        token: ClaimToken::mint(),
         fingerprint: Fingerprint { version: 1, digest: [7; 32] },
         tags: Tags::new("acme", "u1", "POST /payments", "k"),
         label: Bytes::from_static(b"a label"),
-        hold: LONG,
-        keep: LONG,
-        over: None,
+        lease: LONG_LEASE,
+        ttl: LONG_LEASE,
+        take_over: None,
     })
 }
 
-fn ask() -> Arc<Ask> {
-    let [first, ..] = Token::mint().0;
-    ask_in(first)
+fn claim_request() -> Arc<ClaimRequest> {
+    let [first, ..] = ClaimToken::mint().0;
+    claim_request_in_bucket(first)
 }
 
 /// Somebody else at the same address.
-fn rival(of: &Ask) -> Arc<Ask> {
-    Arc::new(Ask { token: Token::mint(), ..of.clone() })
+fn competing_request(of: &ClaimRequest) -> Arc<ClaimRequest> {
+    Arc::new(ClaimRequest { token: ClaimToken::mint(), ..of.clone() })
 }
 
-fn complete(record: &'static [u8]) -> End {
-    End::Complete { failed: false, record: Bytes::from_static(record), outline: Outline::default(), keep: LONG }
+fn complete(record: &'static [u8]) -> Settlement {
+    Settlement::Complete {
+        failed: false,
+        record: Bytes::from_static(record),
+        summary: RecordSummary::default(),
+        ttl: LONG_LEASE,
+    }
 }
 
-async fn granted(store: &dyn Store, ask: &Arc<Ask>) -> Lease {
+async fn claim_granted(store: &dyn Store, ask: &Arc<ClaimRequest>) -> Lease {
     match store.claim(ask).await.unwrap() {
-        Claim::Granted(lease) => lease,
+        ClaimOutcome::Granted(lease) => lease,
         other => panic!("{other:?}"),
     }
 }
 
-async fn done(store: &dyn Store, ask: &Arc<Ask>) -> Bytes {
-    match store.claim(&rival(ask)).await.unwrap() {
-        Claim::Done(done) => done.record,
+async fn expect_completed(store: &dyn Store, ask: &Arc<ClaimRequest>) -> Bytes {
+    match store.claim(&competing_request(ask)).await.unwrap() {
+        ClaimOutcome::Completed(done) => done.record,
         other => panic!("{other:?}"),
     }
 }
 
 /// Claims and completes.
-async fn finished(store: &dyn Store, ask: &Arc<Ask>, record: &'static [u8]) -> Lease {
-    let lease = granted(store, ask).await;
-    assert_eq!(store.settle(&lease, &complete(record)).await.unwrap(), Held::Held);
+async fn claim_and_complete(store: &dyn Store, ask: &Arc<ClaimRequest>, record: &'static [u8]) -> Lease {
+    let lease = claim_granted(store, ask).await;
+    assert_eq!(store.settle(&lease, &complete(record)).await.unwrap(), SettleOutcome::Applied);
     lease
 }
 
 /// Asks again and again, for at most a minute, until there is an answer.
-async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+async fn wait_for<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     for _ in 0..1200 {
         if let Some(found) = look().await {
             return found;

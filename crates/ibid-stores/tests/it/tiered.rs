@@ -3,82 +3,82 @@
 use std::{sync::Arc, time::Duration};
 
 use ibid::{
-    Notice, Observer, Silent,
-    store::{Claim, Memory, Store},
+    EngineEvent, NoopObserver, Observer,
+    store::{ClaimOutcome, Memory, Store},
 };
 use ibid_stores::{
-    near::{Copies, Near},
-    tiered::{Generations, Mode, Tiered},
+    local_cache::{AnswerCache, LocalCache},
+    tiered::{GenerationCounter, TieredMode, TieredStore},
 };
 use ibid_testkit::{
     broken::failing_cases,
     contract,
-    property::{Clock, check_histories},
-    wrappers::{LosesAnswers, Resending},
+    property::{HistoryClock, check_histories},
+    wrappers::{LossyStore, RetryingStore},
 };
 
 use parking_lot::Mutex;
 
-use self::two::{Counted, Swapped};
-use crate::near::seed;
+use self::common::{LosableStore, TestGenerations};
+use crate::local_cache::seed;
 
-mod alone;
-mod between;
-mod simulated;
-mod steps;
-mod two;
+mod claim_table;
+mod common;
+mod front_only;
+mod front_only_takeovers;
+mod simulation;
 
-fn tiered(mode: Mode) -> Tiered {
-    around(Memory::default(), Memory::default(), mode)
+fn tiered_store(mode: TieredMode) -> TieredStore {
+    tiered_around(Memory::default(), Memory::default(), mode)
 }
 
-fn around(first: impl Store, last: impl Store, mode: Mode) -> Tiered {
-    Tiered::new(Arc::new(first), Arc::new(last), mode, Arc::new(Silent), None)
+fn tiered_around(first: impl Store, last: impl Store, mode: TieredMode) -> TieredStore {
+    TieredStore::new(Arc::new(first), Arc::new(last), mode, Arc::new(NoopObserver), None)
 }
 
 /// Every step in `first` goes wrong at some time.
-fn on_a_shaky_first(mode: Mode) -> Tiered {
-    let swapped = Arc::new(Swapped::default());
-    let first = LosesAnswers::new(swapped.clone(), seed(), 4);
-    let generations = Arc::new(Counted::new(&swapped));
-    Tiered::new(Arc::new(first), Arc::new(Memory::default()), mode, Arc::new(Silent), Some(generations))
+fn tiered_on_lossy_front(mode: TieredMode) -> TieredStore {
+    let swapped = Arc::new(LosableStore::default());
+    let first = LossyStore::new(swapped.clone(), seed(), 4);
+    let generations = Arc::new(TestGenerations::new(&swapped));
+    TieredStore::new(Arc::new(first), Arc::new(Memory::default()), mode, Arc::new(NoopObserver), Some(generations))
 }
 
-ibid_testkit::contract_tests!(strict, async { Arc::new(tiered(Mode::Strict)) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(strict, async { Arc::new(tiered_store(TieredMode::Strict)) as Arc<dyn Store> });
 
-ibid_testkit::contract_tests!(loose, async { Arc::new(tiered(Mode::Loose)) as Arc<dyn Store> });
+ibid_testkit::contract_tests!(loose, async { Arc::new(tiered_store(TieredMode::Loose)) as Arc<dyn Store> });
 
 ibid_testkit::contract_tests!(strict_losing_answers, async {
-    Arc::new(Resending::new(LosesAnswers::new(tiered(Mode::Strict), seed(), 3))) as Arc<dyn Store>
+    Arc::new(RetryingStore::new(LossyStore::new(tiered_store(TieredMode::Strict), seed(), 3))) as Arc<dyn Store>
 });
 
 ibid_testkit::contract_tests!(loose_losing_answers, async {
-    Arc::new(Resending::new(LosesAnswers::new(tiered(Mode::Loose), seed(), 3))) as Arc<dyn Store>
+    Arc::new(RetryingStore::new(LossyStore::new(tiered_store(TieredMode::Loose), seed(), 3))) as Arc<dyn Store>
 });
 
 ibid_testkit::contract_tests!(near_around_strict, async {
-    Arc::new(Near::new(Arc::new(tiered(Mode::Strict)), Copies::default())) as Arc<dyn Store>
+    Arc::new(LocalCache::new(Arc::new(tiered_store(TieredMode::Strict)), AnswerCache::default())) as Arc<dyn Store>
 });
 
 ibid_testkit::contract_tests!(near_around_loose, async {
-    Arc::new(Near::new(Arc::new(tiered(Mode::Loose)), Copies::default())) as Arc<dyn Store>
+    Arc::new(LocalCache::new(Arc::new(tiered_store(TieredMode::Loose)), AnswerCache::default())) as Arc<dyn Store>
 });
 
 ibid_testkit::contract_tests!(near_around_loose_losing_answers, async {
-    let near = Near::new(Arc::new(tiered(Mode::Loose)), Copies::default());
-    Arc::new(Resending::new(LosesAnswers::new(near, seed(), 3))) as Arc<dyn Store>
+    let near = LocalCache::new(Arc::new(tiered_store(TieredMode::Loose)), AnswerCache::default());
+    Arc::new(RetryingStore::new(LossyStore::new(near, seed(), 3))) as Arc<dyn Store>
 });
 
 #[tokio::test]
 async fn one_store_serves_all_cases_at_the_same_time() {
-    for mode in [Mode::Strict, Mode::Loose] {
-        assert_eq!(failing_cases(Arc::new(tiered(mode)), Duration::from_secs(60)).await, [""; 0], "{mode:?}");
+    for mode in [TieredMode::Strict, TieredMode::Loose] {
+        assert_eq!(failing_cases(Arc::new(tiered_store(mode)), Duration::from_secs(60)).await, [""; 0], "{mode:?}");
     }
 }
 
 /// What is released, forgotten or resolved in `last` but cannot be told to `first` costs the key its lease there: who comes
 /// at once finds it busy, or unknown, and is not granted. So cases that end something in such a way need a `first` that hears it.
-fn needs_first_at_once(case: &str) -> bool {
+fn needs_front_at_once(case: &str) -> bool {
     const OTHERS: [&str; 6] = [
         "a_refused_token_is_granted_once_it_is_free",
         "fences_strictly_grow_over_a_long_history",
@@ -93,11 +93,11 @@ fn needs_first_at_once(case: &str) -> bool {
 #[tokio::test]
 async fn a_first_that_loses_answers_does_not_change_what_is_decided() {
     let mut ran = 0;
-    for mode in [Mode::Strict, Mode::Loose] {
+    for mode in [TieredMode::Strict, TieredMode::Loose] {
         for (name, case) in contract::cases() {
-            if !needs_first_at_once(name) {
+            if !needs_front_at_once(name) {
                 println!("{mode:?} {name}");
-                case(Arc::new(Resending::new(on_a_shaky_first(mode)))).await;
+                case(Arc::new(RetryingStore::new(tiered_on_lossy_front(mode)))).await;
                 ran += 1;
             }
         }
@@ -107,15 +107,15 @@ async fn a_first_that_loses_answers_does_not_change_what_is_decided() {
 
 #[tokio::test]
 async fn sweeps_count_what_they_remove() {
-    for mode in [Mode::Strict, Mode::Loose] {
-        contract::operating::sweeps_count_what_they_remove(&tiered(mode)).await;
+    for mode in [TieredMode::Strict, TieredMode::Loose] {
+        contract::admin::sweeps_count_what_they_remove(&tiered_store(mode)).await;
     }
 }
 
 #[test]
 fn it_answers_as_the_model_says() {
-    for mode in [Mode::Strict, Mode::Loose] {
-        check_histories(2000, Clock::Paused, async || Arc::new(tiered(mode)) as Arc<dyn Store>);
-        check_histories(200, Clock::Real, async || Arc::new(tiered(mode)) as Arc<dyn Store>);
+    for mode in [TieredMode::Strict, TieredMode::Loose] {
+        check_histories(2000, HistoryClock::Paused, async || Arc::new(tiered_store(mode)) as Arc<dyn Store>);
+        check_histories(200, HistoryClock::Real, async || Arc::new(tiered_store(mode)) as Arc<dyn Store>);
     }
 }

@@ -6,28 +6,29 @@ use std::{
 
 use bytes::Bytes;
 use ibid::store::{
-    Address, Ask, Claim, Counters, Counts, Cursor, End, Fence, Filter, Held, Lease, Memory, Operators, Page, Promise,
-    State, Store, StoreError, StoreFuture, Swept, Token,
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, Counters, EntryCounts, EntryFilter, EntryPage, EntryState, Fence,
+    Guarantees, Lease, ListCursor, Memory, SettleOutcome, Settlement, Store, StoreAdmin, StoreError, StoreFuture,
+    SweepResult,
 };
 use parking_lot::Mutex;
 
-use super::{Bug, counting::Miscounting};
+use super::{Bug, counters::FaultyCounters};
 
 /// How many entries a store that evicts keeps.
-const ROOM: usize = 400;
+const MAX_ENTRIES: usize = 400;
 
 /// A [`Memory`] store with one bug.
 #[derive(Debug)]
-pub struct Broken {
+pub struct FaultyStore {
     inner: Memory,
     bug: Bug,
-    notes: Mutex<Notes>,
-    counters: Miscounting,
+    state: Mutex<FaultyStoreState>,
+    counters: FaultyCounters,
 }
 
 /// What the bugs need to remember.
 #[derive(Debug, Default)]
-struct Notes {
+struct FaultyStoreState {
     /// The latest lease at each address.
     latest: HashMap<Address, Lease>,
     granted: HashSet<(Address, Fence)>,
@@ -37,191 +38,209 @@ struct Notes {
     restarted: HashMap<(Address, Fence), Fence>,
 }
 
-impl Broken {
+impl FaultyStore {
     /// A store with this bug.
     pub fn new(bug: Bug) -> Self {
-        Self { inner: Memory::default(), bug, notes: Mutex::default(), counters: Miscounting::new(bug) }
+        Self { inner: Memory::default(), bug, state: Mutex::default(), counters: FaultyCounters::new(bug) }
     }
 
-    async fn claim_so(&self, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
+    async fn claim_with_bug(&self, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
         let at = &ask.address;
-        let asked = Arc::new(Ask { over: ask.over.map(|fence| self.inwards(at, fence)), ..(**ask).clone() });
+        let asked = Arc::new(ClaimRequest {
+            take_over: ask.take_over.map(|fence| self.to_inner_fence(at, fence)),
+            ..(**ask).clone()
+        });
         let seen = self.inner.get(at).await?;
         if matches!(self.bug, Bug::ChecksThenActs | Bug::TakeoverRaces) {
             tokio::task::yield_now().await;
         }
         let found = self.inner.claim(&asked).await?;
         let found = match (self.bug, found) {
-            (Bug::GrantsEveryone, Claim::Busy(_) | Claim::Unknown(_) | Claim::Done(_)) => self.grant(ask, 0),
-            (Bug::ChecksThenActs, Claim::Busy(_)) if seen.is_none() => self.grant(ask, 0),
-            (Bug::TakeoverRaces, Claim::Busy(holder)) if matches!(&seen, Some(Claim::Unknown(holder)) if Some(holder.fence) == ask.over) => {
+            (
+                Bug::GrantsEveryone,
+                ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_) | ClaimOutcome::Completed(_),
+            ) => self.grant(ask, 0),
+            (Bug::ChecksThenActs, ClaimOutcome::InProgress(_)) if seen.is_none() => self.grant(ask, 0),
+            (Bug::TakeoverRaces, ClaimOutcome::InProgress(holder)) if matches!(&seen, Some(ClaimOutcome::OutcomeUnknown(holder)) if Some(holder.fence) == ask.take_over) => {
                 self.grant(ask, holder.fence.0)
             }
-            (Bug::ForgetsTokens, Claim::Granted(lease)) if self.notes.lock().granted.contains(&(*at, lease.fence)) => {
-                self.inner.get(at).await?.unwrap_or(Claim::Spent)
+            (Bug::ForgetsTokens, ClaimOutcome::Granted(lease))
+                if self.state.lock().granted.contains(&(*at, lease.fence)) =>
+            {
+                self.inner.get(at).await?.unwrap_or(ClaimOutcome::TokenSpent)
             }
-            (Bug::LapsedIsFree, Claim::Unknown(holder)) if !self.notes.lock().parked.contains(&(*at, holder.fence)) => {
-                self.claim_as(ask, Ask { over: Some(holder.fence), ..(**ask).clone() }).await?
+            (Bug::LapsedIsFree, ClaimOutcome::OutcomeUnknown(holder))
+                if !self.state.lock().parked.contains(&(*at, holder.fence)) =>
+            {
+                self.claim_as_other(ask, ClaimRequest { take_over: Some(holder.fence), ..(**ask).clone() }).await?
             }
-            (Bug::TakeoverIgnoresFence, Claim::Unknown(holder)) if ask.over.is_some() => {
-                self.claim_as(ask, Ask { over: Some(holder.fence), ..(**ask).clone() }).await?
+            (Bug::TakeoverIgnoresFence, ClaimOutcome::OutcomeUnknown(holder)) if ask.take_over.is_some() => {
+                self.claim_as_other(ask, ClaimRequest { take_over: Some(holder.fence), ..(**ask).clone() }).await?
             }
-            (Bug::ReleaseLeavesNothing, Claim::Spent) => {
-                self.claim_as(ask, Ask { token: Token::mint(), ..(**ask).clone() }).await?
+            (Bug::ReleaseLeavesNothing, ClaimOutcome::TokenSpent) => {
+                self.claim_as_other(ask, ClaimRequest { token: ClaimToken::mint(), ..(**ask).clone() }).await?
             }
             (_, found) => found,
         };
-        if let Claim::Granted(lease) = &found {
-            self.note(lease).await?;
+        if let ClaimOutcome::Granted(lease) = &found {
+            self.record_claim(lease).await?;
         }
-        Ok(self.outwards(at, found, Some(ask)))
+        Ok(self.to_outer_outcome(at, found, Some(ask)))
     }
 
     /// Claims as somebody else, and answers as if `ask` had.
-    async fn claim_as(&self, ask: &Arc<Ask>, other: Ask) -> Result<Claim, StoreError> {
+    async fn claim_as_other(&self, ask: &Arc<ClaimRequest>, other: ClaimRequest) -> Result<ClaimOutcome, StoreError> {
         Ok(match self.inner.claim(&Arc::new(other)).await? {
-            Claim::Granted(lease) => Claim::Granted(Lease { ask: ask.clone(), ..lease }),
+            ClaimOutcome::Granted(lease) => ClaimOutcome::Granted(Lease { request: ask.clone(), ..lease }),
             found => found,
         })
     }
 
-    fn grant(&self, ask: &Arc<Ask>, after: u64) -> Claim {
-        let fence = Fence(after + 1 + self.notes.lock().granted.len() as u64);
-        Claim::Granted(Lease { ask: ask.clone(), fence, attempt: 1, solo: false })
+    fn grant(&self, ask: &Arc<ClaimRequest>, after: u64) -> ClaimOutcome {
+        let fence = Fence(after + 1 + self.state.lock().granted.len() as u64);
+        ClaimOutcome::Granted(Lease { request: ask.clone(), fence, attempt: 1, front_only: false })
     }
 
-    async fn note(&self, lease: &Lease) -> Result<(), StoreError> {
-        let at = lease.ask.address;
+    async fn record_claim(&self, lease: &Lease) -> Result<(), StoreError> {
+        let at = lease.request.address;
         let evicted = {
-            let mut notes = self.notes.lock();
+            let mut notes = self.state.lock();
             notes.latest.insert(at, lease.clone());
             notes.granted.insert((at, lease.fence));
             notes.by_age.push_back((at, lease.fence));
-            if notes.by_age.len() > ROOM { notes.by_age.pop_front() } else { None }
+            if notes.by_age.len() > MAX_ENTRIES { notes.by_age.pop_front() } else { None }
         };
         if let (Bug::EvictsLive, Some((at, fence))) = (self.bug, evicted) {
-            let _ = self.inner.operators().forget(&at, fence).await?;
+            let _ = self.inner.admin().forget(&at, fence).await?;
         }
         Ok(())
     }
 
-    async fn extend_so(&self, lease: &Lease, hold: Duration) -> Result<Held, StoreError> {
-        let at = &lease.ask.address;
+    async fn extend_with_bug(&self, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
+        let at = &lease.request.address;
         if self.bug == Bug::NeverRestores && self.inner.get(at).await?.is_none() {
-            return Ok(Held::Lost(Box::new(Claim::Spent)));
+            return Ok(SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent)));
         }
-        match self.inner.extend(&self.lease_inwards(lease), hold).await? {
-            Held::Lost(_) if self.bug == Bug::ExtendIgnoresHolder => Ok(Held::Held),
-            answered => Ok(self.held_outwards(at, answered)),
+        match self.inner.extend(&self.to_inner_lease(lease), hold).await? {
+            SettleOutcome::ClaimLost(_) if self.bug == Bug::ExtendIgnoresHolder => Ok(SettleOutcome::Applied),
+            answered => Ok(self.to_outer_settle_outcome(at, answered)),
         }
     }
 
-    async fn settle_so(&self, lease: &Lease, end: &End) -> Result<Held, StoreError> {
-        let at = &lease.ask.address;
+    async fn settle_with_bug(&self, lease: &Lease, end: &Settlement) -> Result<SettleOutcome, StoreError> {
+        let at = &lease.request.address;
         let seen = self.inner.get(at).await?;
         if self.bug == Bug::NeverRestores && seen.is_none() && lease.fence != Fence::UNSEEN {
-            return Ok(Held::Lost(Box::new(Claim::Spent)));
+            return Ok(SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent)));
         }
-        let latest = self.notes.lock().latest.get(at).cloned();
+        let latest = self.state.lock().latest.get(at).cloned();
         let holder = match (self.bug, latest) {
             (Bug::SettleIgnoresHolder, Some(latest)) => latest,
-            (Bug::UnseenIgnoresToken, Some(latest)) if lease.fence == Fence::UNSEEN => latest,
-            _ => self.lease_inwards(lease),
+            (Bug::UnseenReleaseIgnoresToken, Some(latest)) if lease.fence == Fence::UNSEEN => latest,
+            _ => self.to_inner_lease(lease),
         };
-        let answered = self.inner.settle(&holder, &self.ends(end, seen)).await?;
+        let answered = self.inner.settle(&holder, &self.settlement_with_bug(end, seen)).await?;
         match (self.bug, end) {
-            (Bug::ReleasedTakeoverIsFree, End::Release) => {
-                if let Some(Claim::Unknown(unknown)) = self.inner.get(at).await? {
-                    let _ = self.inner.operators().resolve(at, unknown.fence, end).await?;
+            (Bug::ReleasedTakeoverIsFree, Settlement::Release) => {
+                if let Some(ClaimOutcome::OutcomeUnknown(unknown)) = self.inner.get(at).await? {
+                    let _ = self.inner.admin().resolve(at, unknown.fence, end).await?;
                 }
             }
-            (Bug::CompleteOverwrites, End::Complete { record, .. }) if answered == Held::Held => {
-                let _ = self.inner.operators().replace(at, holder.fence, record.clone()).await?;
+            (Bug::CompleteOverwrites, Settlement::Complete { record, .. }) if answered == SettleOutcome::Applied => {
+                let _ = self.inner.admin().replace_record(at, holder.fence, record.clone()).await?;
             }
-            (_, End::Park { .. }) => drop(self.notes.lock().parked.insert((*at, holder.fence))),
+            (_, Settlement::Park { .. }) => drop(self.state.lock().parked.insert((*at, holder.fence))),
             _ => {}
         }
-        Ok(self.held_outwards(at, answered))
+        Ok(self.to_outer_settle_outcome(at, answered))
     }
 
     /// The end that is written in place of this one.
-    fn ends(&self, end: &End, seen: Option<Claim>) -> End {
+    fn settlement_with_bug(&self, end: &Settlement, seen: Option<ClaimOutcome>) -> Settlement {
         match (self.bug, end.clone(), seen) {
-            (Bug::TakeoverIgnoresRetryIn, End::Park { keep, .. }, _) => End::Park { keep, retry_in: Duration::ZERO },
-            (Bug::ParkIsRelease, End::Park { .. }, _) => End::Release,
-            (Bug::KeepCountsFromClaim, End::Complete { failed, record, outline, keep }, Some(Claim::Busy(holder))) => {
-                End::Complete { failed, record, outline, keep: keep.saturating_sub(holder.age) }
+            (Bug::TakeoverIgnoresRetryIn, Settlement::Park { ttl: keep, .. }, _) => {
+                Settlement::Park { ttl: keep, retry_in: Duration::ZERO }
             }
-            (Bug::CutsRecords, End::Complete { failed, mut record, outline, keep }, _) => {
+            (Bug::ParkIsRelease, Settlement::Park { .. }, _) => Settlement::Release,
+            (
+                Bug::TtlCountsFromClaim,
+                Settlement::Complete { failed, record, summary: outline, ttl: keep },
+                Some(ClaimOutcome::InProgress(holder)),
+            ) => Settlement::Complete { failed, record, summary: outline, ttl: keep.saturating_sub(holder.age) },
+            (Bug::TruncatesRecords, Settlement::Complete { failed, mut record, summary: outline, ttl: keep }, _) => {
                 record.truncate(1 << 20);
-                End::Complete { failed, record, outline, keep }
+                Settlement::Complete { failed, record, summary: outline, ttl: keep }
             }
             (_, end, _) => end,
         }
     }
 
     /// The fence that the inner store knows.
-    fn inwards(&self, at: &Address, fence: Fence) -> Fence {
+    fn to_inner_fence(&self, at: &Address, fence: Fence) -> Fence {
         match self.bug {
             Bug::FencesRestart => {
-                self.notes.lock().restarted.get(&(*at, fence)).copied().unwrap_or(Fence(u64::MAX >> 2))
+                self.state.lock().restarted.get(&(*at, fence)).copied().unwrap_or(Fence(u64::MAX >> 2))
             }
             _ => fence,
         }
     }
 
-    fn lease_inwards(&self, lease: &Lease) -> Lease {
+    fn to_inner_lease(&self, lease: &Lease) -> Lease {
         let fence = match lease.fence {
             Fence::UNSEEN => Fence::UNSEEN,
-            fence => self.inwards(&lease.ask.address, fence),
+            fence => self.to_inner_fence(&lease.request.address, fence),
         };
         Lease { fence, ..lease.clone() }
     }
 
     /// What is found, under the fences that the caller sees: restarted ones are the numbers of the attempts.
-    fn outwards(&self, at: &Address, found: Claim, ask: Option<&Arc<Ask>>) -> Claim {
+    fn to_outer_outcome(&self, at: &Address, found: ClaimOutcome, ask: Option<&Arc<ClaimRequest>>) -> ClaimOutcome {
         if self.bug != Bug::FencesRestart {
             return found;
         }
         let out = |fence: &mut Fence, attempt: u32| {
             let outer = Fence(attempt.into());
-            self.notes.lock().restarted.insert((*at, outer), *fence);
+            self.state.lock().restarted.insert((*at, outer), *fence);
             *fence = outer;
         };
         let mut found = found;
         match &mut found {
-            Claim::Granted(lease) => {
+            ClaimOutcome::Granted(lease) => {
                 out(&mut lease.fence, lease.attempt);
                 if let Some(ask) = ask {
-                    lease.ask = ask.clone();
+                    lease.request = ask.clone();
                 }
             }
-            Claim::Busy(holder) | Claim::Unknown(holder) => out(&mut holder.fence, holder.attempt),
-            Claim::Done(done) => out(&mut done.fence, done.attempt),
-            Claim::Spent => {}
+            ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder) => {
+                out(&mut holder.fence, holder.attempt)
+            }
+            ClaimOutcome::Completed(done) => out(&mut done.fence, done.attempt),
+            ClaimOutcome::TokenSpent => {}
         }
         found
     }
 
-    fn held_outwards(&self, at: &Address, answered: Held) -> Held {
+    fn to_outer_settle_outcome(&self, at: &Address, answered: SettleOutcome) -> SettleOutcome {
         match answered {
-            Held::Lost(found) => Held::Lost(Box::new(self.outwards(at, *found, None))),
+            SettleOutcome::ClaimLost(found) => {
+                SettleOutcome::ClaimLost(Box::new(self.to_outer_outcome(at, *found, None)))
+            }
             answered => answered,
         }
     }
 }
 
-impl Store for Broken {
-    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
-        StoreFuture::boxed(self.claim_so(ask))
+impl Store for FaultyStore {
+    fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
+        StoreFuture::boxed(self.claim_with_bug(ask))
     }
 
-    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
-        StoreFuture::boxed(self.extend_so(lease, hold))
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
+        StoreFuture::boxed(self.extend_with_bug(lease, hold))
     }
 
-    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held> {
-        StoreFuture::boxed(self.settle_so(lease, end))
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
+        StoreFuture::boxed(self.settle_with_bug(lease, end))
     }
 
     fn wait<'a>(&'a self, at: &'a Address, seen: Fence, limit: Duration) -> StoreFuture<'a, ()> {
@@ -232,30 +251,32 @@ impl Store for Broken {
             }),
             Bug::WaitReturns => StoreFuture::ready(Ok(())),
             _ => {
-                let seen = self.inwards(at, seen);
+                let seen = self.to_inner_fence(at, seen);
                 StoreFuture::boxed(async move { self.inner.wait(at, seen, limit).await })
             }
         }
     }
 
-    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
-        StoreFuture::boxed(async move { Ok(self.inner.get(at).await?.map(|found| self.outwards(at, found, None))) })
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
+        StoreFuture::boxed(
+            async move { Ok(self.inner.get(at).await?.map(|found| self.to_outer_outcome(at, found, None))) },
+        )
     }
 
-    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
         StoreFuture::boxed(async move {
             if self.bug == Bug::SweepsFinished {
-                let filter = Filter { state: Some(State::Done), ..Filter::default() };
-                let page = self.inner.operators().list(&filter, Cursor::default(), at_most).await?;
+                let filter = EntryFilter { state: Some(EntryState::Done), ..EntryFilter::default() };
+                let page = self.inner.admin().list(&filter, ListCursor::default(), at_most).await?;
                 for entry in page.entries {
-                    let _ = self.inner.operators().forget(&entry.address, entry.fence).await?;
+                    let _ = self.inner.admin().forget(&entry.address, entry.fence).await?;
                 }
             }
             self.inner.sweep(at_most).await
         })
     }
 
-    fn operators(&self) -> &dyn Operators {
+    fn admin(&self) -> &dyn StoreAdmin {
         self
     }
 
@@ -263,18 +284,18 @@ impl Store for Broken {
         Some(&self.counters)
     }
 
-    fn promise(&self) -> Promise {
-        Promise { store: "broken", ..self.inner.promise() }
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { store: "broken", ..self.inner.guarantees() }
     }
 }
 
-impl Operators for Broken {
-    fn list<'a>(&'a self, filter: &'a Filter, from: Cursor, at_most: u32) -> StoreFuture<'a, Page> {
+impl StoreAdmin for FaultyStore {
+    fn list<'a>(&'a self, filter: &'a EntryFilter, from: ListCursor, at_most: u32) -> StoreFuture<'a, EntryPage> {
         StoreFuture::boxed(async move {
             let mut page = match self.bug {
-                Bug::ListIgnoresCursor => self.inner.operators().list(filter, Cursor::default(), at_most).await?,
-                Bug::ListIgnoresAtMost => self.inner.operators().list(filter, from, u32::MAX).await?,
-                _ => self.inner.operators().list(filter, from, at_most).await?,
+                Bug::ListIgnoresCursor => self.inner.admin().list(filter, ListCursor::default(), at_most).await?,
+                Bug::ListIgnoresAtMost => self.inner.admin().list(filter, from, u32::MAX).await?,
+                _ => self.inner.admin().list(filter, from, at_most).await?,
             };
             if self.bug == Bug::FencesRestart {
                 page.entries.iter_mut().for_each(|entry| entry.fence = Fence(entry.attempt.into()));
@@ -283,38 +304,43 @@ impl Operators for Broken {
         })
     }
 
-    fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a End) -> StoreFuture<'a, Held> {
+    fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move {
-            let answered = self.inner.operators().resolve(at, self.inwards(at, seen), end).await?;
-            let latest = self.notes.lock().latest.get(at).cloned();
+            let answered = self.inner.admin().resolve(at, self.to_inner_fence(at, seen), end).await?;
+            let latest = self.state.lock().latest.get(at).cloned();
             match (self.bug, &answered, latest) {
-                (Bug::ResolveKillsLive, Held::Lost(found), Some(latest)) if matches!(**found, Claim::Busy(_)) => {
+                (Bug::ResolveKillsLive, SettleOutcome::ClaimLost(found), Some(latest))
+                    if matches!(**found, ClaimOutcome::InProgress(_)) =>
+                {
                     self.inner.settle(&latest, end).await
                 }
-                _ => Ok(self.held_outwards(at, answered)),
+                _ => Ok(self.to_outer_settle_outcome(at, answered)),
             }
         })
     }
 
-    fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, Held> {
+    fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move {
             let seen = match (self.bug, self.inner.get(at).await?) {
-                (Bug::ForgetIgnoresSeen, Some(Claim::Busy(holder) | Claim::Unknown(holder))) => holder.fence,
-                (Bug::ForgetIgnoresSeen, Some(Claim::Done(done))) => done.fence,
-                _ => self.inwards(at, seen),
+                (
+                    Bug::ForgetIgnoresSeen,
+                    Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder)),
+                ) => holder.fence,
+                (Bug::ForgetIgnoresSeen, Some(ClaimOutcome::Completed(done))) => done.fence,
+                _ => self.to_inner_fence(at, seen),
             };
-            Ok(self.held_outwards(at, self.inner.operators().forget(at, seen).await?))
+            Ok(self.to_outer_settle_outcome(at, self.inner.admin().forget(at, seen).await?))
         })
     }
 
-    fn replace<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, Held> {
+    fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::boxed(async move {
-            let answered = self.inner.operators().replace(at, self.inwards(at, seen), record).await?;
-            Ok(self.held_outwards(at, answered))
+            let answered = self.inner.admin().replace_record(at, self.to_inner_fence(at, seen), record).await?;
+            Ok(self.to_outer_settle_outcome(at, answered))
         })
     }
 
-    fn counts(&self) -> StoreFuture<'_, Counts> {
-        self.inner.operators().counts()
+    fn counts(&self) -> StoreFuture<'_, EntryCounts> {
+        self.inner.admin().counts()
     }
 }

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 
-use super::{Broken, Raw, Response};
+use super::{Broken, RawClient, TestResponse};
 
-/// A request to send once or many times. `Host` and the framing are added unless given by [`header`](Request::header).
+/// A request to send once or many times. `Host` and the framing are added unless given by [`header`](TestRequest::header).
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct TestRequest {
     addr: SocketAddr,
     method: String,
     target: String,
@@ -19,8 +19,8 @@ pub struct Request {
 }
 
 /// A request with any method.
-pub fn request(method: impl Into<String>, addr: SocketAddr, target: impl Into<String>) -> Request {
-    Request {
+pub fn request(method: impl Into<String>, addr: SocketAddr, target: impl Into<String>) -> TestRequest {
+    TestRequest {
         addr,
         method: method.into(),
         target: target.into(),
@@ -32,31 +32,31 @@ pub fn request(method: impl Into<String>, addr: SocketAddr, target: impl Into<St
 }
 
 /// A POST request.
-pub fn post(addr: SocketAddr, target: impl Into<String>) -> Request {
+pub fn post(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
     request("POST", addr, target)
 }
 
 /// A GET request.
-pub fn get(addr: SocketAddr, target: impl Into<String>) -> Request {
+pub fn get(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
     request("GET", addr, target)
 }
 
 /// A PUT request.
-pub fn put(addr: SocketAddr, target: impl Into<String>) -> Request {
+pub fn put(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
     request("PUT", addr, target)
 }
 
 /// A PATCH request.
-pub fn patch(addr: SocketAddr, target: impl Into<String>) -> Request {
+pub fn patch(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
     request("PATCH", addr, target)
 }
 
 /// A DELETE request.
-pub fn delete(addr: SocketAddr, target: impl Into<String>) -> Request {
+pub fn delete(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
     request("DELETE", addr, target)
 }
 
-impl Request {
+impl TestRequest {
     /// Adds a header; the same name twice sends two.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
@@ -96,10 +96,10 @@ impl Request {
         self.addr
     }
 
-    /// The exact bytes, for use with [`Raw::send`].
+    /// The exact bytes, for use with [`RawClient::send`].
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut head = format!("{} {} HTTP/1.1\r\n", self.method, self.target);
-        if !self.has("host") {
+        if !self.has_header("host") {
             head += &format!("Host: {}\r\n", self.addr);
         }
         for (name, value) in &self.headers {
@@ -122,7 +122,7 @@ impl Request {
             return bytes;
         }
         let expects_body = matches!(self.method.as_str(), "POST" | "PUT" | "PATCH");
-        if !self.has("content-length") && (self.body.is_some() || expects_body) {
+        if !self.has_header("content-length") && (self.body.is_some() || expects_body) {
             head += &format!("Content-Length: {}\r\n", body.len());
         }
         let mut bytes = format!("{head}\r\n").into_bytes();
@@ -135,13 +135,13 @@ impl Request {
     /// # Panics
     ///
     /// If there is no complete answer within ten seconds.
-    pub async fn send(&self) -> Response {
-        self.send_on(&mut Raw::connect(self.addr).await).await
+    pub async fn send(&self) -> TestResponse {
+        self.send_on(&mut RawClient::connect(self.addr).await).await
     }
 
     /// Sends it on a connection of its own, for a test that expects the answer to break off.
-    pub async fn try_send(&self) -> Result<Response, Broken> {
-        match Raw::try_connect(self.addr).await {
+    pub async fn try_send(&self) -> Result<TestResponse, Broken> {
+        match RawClient::try_connect(self.addr).await {
             Ok(mut raw) => self.try_send_on(&mut raw).await,
             Err(error) => Err(Broken::new(error.kind(), format_args!("cannot connect: {error}"))),
         }
@@ -152,23 +152,23 @@ impl Request {
     /// # Panics
     ///
     /// If there is no complete answer within ten seconds.
-    pub async fn send_on(&self, raw: &mut Raw) -> Response {
+    pub async fn send_on(&self, raw: &mut RawClient) -> TestResponse {
         self.try_send_on(raw).await.unwrap_or_else(|broken| panic!("{} {}: {broken}", self.method, self.target))
     }
 
     /// Sends it on an open connection, for a test that expects the answer to break off.
-    pub async fn try_send_on(&self, raw: &mut Raw) -> Result<Response, Broken> {
+    pub async fn try_send_on(&self, raw: &mut RawClient) -> Result<TestResponse, Broken> {
         raw.exchange(&self.to_bytes(), self.method == "HEAD").await
     }
 
     /// Sends it and leaves without waiting for an answer: the connection, for the test to drop, abort or keep.
-    pub async fn start(&self) -> Raw {
-        let mut raw = Raw::connect(self.addr).await;
+    pub async fn start(&self) -> RawClient {
+        let mut raw = RawClient::connect(self.addr).await;
         raw.send(self.to_bytes()).await;
         raw
     }
 
-    fn has(&self, name: &str) -> bool {
+    fn has_header(&self, name: &str) -> bool {
         self.headers.iter().any(|(other, _)| other.eq_ignore_ascii_case(name))
     }
 }

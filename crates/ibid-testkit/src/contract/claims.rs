@@ -3,72 +3,72 @@
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
 use futures_util::future::join_all;
-use ibid::store::{Ask, Claim, Lease, Store};
+use ibid::store::{ClaimOutcome, ClaimRequest, Lease, Store};
 
-use super::kit::*;
+use super::common::*;
 
 /// The first claim at an address is granted, as attempt 1.
 pub async fn a_first_claim_is_granted_as_attempt_1(store: &dyn Store) {
-    let lease = granted(store, &fresh()).await;
+    let lease = claim_granted(store, &new_request()).await;
     assert_eq!(lease.attempt, 1, "the first run at an address is attempt 1");
 }
 
 /// A claim whose answer was lost is asked again and gets the same lease.
 pub async fn the_same_token_gets_the_same_lease(store: &dyn Store) {
-    let ask = fresh();
-    let first = granted(store, &ask).await;
+    let ask = new_request();
+    let first = claim_granted(store, &ask).await;
     for _ in 0..3 {
-        let again = granted(store, &ask).await;
+        let again = claim_granted(store, &ask).await;
         assert_eq!((again.fence, again.attempt), (first.fence, first.attempt), "same token, same lease");
     }
 }
 
 /// Somebody else finds the holder busy, with its fingerprint, age and the rest of its lease.
 pub async fn another_token_finds_the_holder_busy(store: &dyn Store) {
-    let ask = fresh();
+    let ask = new_request();
     let before = Instant::now();
-    let lease = granted(store, &ask).await;
-    tokio::time::sleep(SHORT).await;
+    let lease = claim_granted(store, &ask).await;
+    tokio::time::sleep(SHORT_LEASE).await;
     let seen_from = Instant::now();
-    let holder = expect_busy(claim(store, &rival(&ask)).await);
+    let holder = expect_in_progress(claim(store, &competing_request(&ask)).await);
     let at_most = before.elapsed();
     assert_eq!((holder.fence, holder.attempt), (lease.fence, 1), "busy names the holder");
     assert_eq!(holder.fingerprint, ask.fingerprint, "busy carries the holder's fingerprint, not the asker's");
     // Stores that count in milliseconds may be off by one on either side.
     let tick = std::time::Duration::from_millis(2);
     assert!(holder.age <= at_most + tick, "age {:?} after {at_most:?}", holder.age);
-    assert!(holder.age + tick >= SHORT, "age {:?} at least {SHORT:?} after the claim", holder.age);
-    assert!(holder.takeover_in <= ask.hold, "takeover_in {:?} of a hold of {:?}", holder.takeover_in, ask.hold);
+    assert!(holder.age + tick >= SHORT_LEASE, "age {:?} at least {SHORT_LEASE:?} after the claim", holder.age);
+    assert!(holder.takeover_in <= ask.lease, "takeover_in {:?} of a hold of {:?}", holder.takeover_in, ask.lease);
     assert!(
-        holder.takeover_in + (seen_from - before) + PATIENCE > ask.hold,
+        holder.takeover_in + (seen_from - before) + POLL_TIMEOUT > ask.lease,
         "takeover_in {:?} is the rest of a hold of {:?}",
         holder.takeover_in,
-        ask.hold
+        ask.lease
     );
 }
 
 /// A busy claim changes nothing: the holder stays, and the refused token may be granted later.
 pub async fn a_refused_token_is_granted_once_it_is_free(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &ask).await;
-    let next = rival(&ask);
-    expect_busy(claim(store, &next).await);
-    held(store, &lease, &ibid::store::End::Release).await;
-    assert!(granted(store, &next).await.fence > lease.fence, "fences only grow");
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
+    let next = competing_request(&ask);
+    expect_in_progress(claim(store, &next).await);
+    settle_applied(store, &lease, &ibid::store::Settlement::Release).await;
+    assert!(claim_granted(store, &next).await.fence > lease.fence, "fences only grow");
 }
 
 /// Of many that claim at the same time, one runs.
 pub async fn of_64_concurrent_claims_exactly_one_is_granted(store: &dyn Store) {
     for _ in 0..4 {
-        let ask = fresh();
-        let asks: Vec<Arc<Ask>> = (0..64).map(|_| Arc::new(rival(&ask))).collect();
+        let ask = new_request();
+        let asks: Vec<Arc<ClaimRequest>> = (0..64).map(|_| Arc::new(competing_request(&ask))).collect();
         let answers = join_all(asks.iter().map(|ask| store.claim(ask))).await;
         let mut granted: Vec<Lease> = Vec::new();
         let mut seen = HashSet::new();
         for found in answers {
-            match answer("claim", found) {
-                Claim::Granted(lease) => granted.push(lease),
-                found => drop(seen.insert(expect_busy(found).fence)),
+            match expect_answer("claim", found) {
+                ClaimOutcome::Granted(lease) => granted.push(lease),
+                found => drop(seen.insert(expect_in_progress(found).fence)),
             }
         }
         assert_eq!(granted.len(), 1, "exactly one of 64 concurrent claims is granted");
@@ -78,12 +78,12 @@ pub async fn of_64_concurrent_claims_exactly_one_is_granted(store: &dyn Store) {
 
 /// Copies of one claim in flight at the same time are one claim.
 pub async fn concurrent_copies_of_one_claim_get_one_lease(store: &dyn Store) {
-    let ask = Arc::new(fresh());
+    let ask = Arc::new(new_request());
     let answers = join_all((0..16).map(|_| store.claim(&ask))).await;
     let fences: HashSet<_> = answers
         .into_iter()
-        .map(|found| match answer("claim", found) {
-            Claim::Granted(lease) => (lease.fence, lease.attempt),
+        .map(|found| match expect_answer("claim", found) {
+            ClaimOutcome::Granted(lease) => (lease.fence, lease.attempt),
             other => panic!("a copy of the granted claim found {other:?}"),
         })
         .collect();
@@ -92,44 +92,45 @@ pub async fn concurrent_copies_of_one_claim_get_one_lease(store: &dyn Store) {
 
 /// Addresses that differ in one bit are strangers.
 pub async fn addresses_do_not_disturb_each_other(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &ask).await;
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
     for byte in [0, 7, 15, 16, 31] {
-        let mut other = rival(&ask);
+        let mut other = competing_request(&ask);
         other.address.0[byte] ^= 1;
-        let neighbour = granted(store, &other).await;
-        held(store, &neighbour, &complete(b"of the neighbour")).await;
+        let neighbour = claim_granted(store, &other).await;
+        settle_applied(store, &neighbour, &complete_settlement(b"of the neighbour")).await;
     }
-    expect_busy(claim(store, &rival(&ask)).await);
-    held(store, &lease, &complete(b"its own")).await;
-    assert_eq!(expect_done(claim(store, &rival(&ask)).await).record, &b"its own"[..]);
+    expect_in_progress(claim(store, &competing_request(&ask)).await);
+    settle_applied(store, &lease, &complete_settlement(b"its own")).await;
+    assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"its own"[..]);
 }
 
 /// `over` names a holder; where there is none, it asks for nothing special.
 pub async fn a_takeover_of_nobody_is_a_plain_claim(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &Ask { over: Some(ibid::store::Fence(7)), ..ask.clone() }).await;
+    let ask = new_request();
+    let lease = claim_granted(store, &ClaimRequest { take_over: Some(ibid::store::Fence(7)), ..ask.clone() }).await;
     assert_eq!(lease.attempt, 1, "nobody was there to be taken over");
 }
 
 /// Entries that still run stay, however many come after them.
 pub async fn live_entries_are_not_evicted_by_new_ones(store: &dyn Store) {
-    let asks: Vec<Ask> = (0..8).map(|_| fresh()).collect();
+    let asks: Vec<ClaimRequest> = (0..8).map(|_| new_request()).collect();
     let mut leases = Vec::new();
     for ask in &asks {
-        leases.push(granted(store, ask).await);
+        leases.push(claim_granted(store, ask).await);
     }
-    held(store, &leases[0], &complete(b"remembered")).await;
-    held(store, &leases[1], &park()).await;
-    let crowd: Vec<Arc<Ask>> = (0..600).map(|_| Arc::new(Ask { hold: SHORT, keep: SHORT, ..fresh() })).collect();
+    settle_applied(store, &leases[0], &complete_settlement(b"remembered")).await;
+    settle_applied(store, &leases[1], &park_settlement()).await;
+    let crowd: Vec<Arc<ClaimRequest>> =
+        (0..600).map(|_| Arc::new(ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..new_request() })).collect();
     for some in crowd.chunks(100) {
         for found in join_all(some.iter().map(|ask| store.claim(ask))).await {
-            let _ = answer("claim", found);
+            let _ = expect_answer("claim", found);
         }
     }
-    assert_eq!(expect_done(claim(store, &rival(&asks[0])).await).record, &b"remembered"[..]);
-    expect_unknown(claim(store, &rival(&asks[1])).await);
+    assert_eq!(expect_completed(claim(store, &competing_request(&asks[0])).await).record, &b"remembered"[..]);
+    expect_outcome_unknown(claim(store, &competing_request(&asks[1])).await);
     for ask in &asks[2..] {
-        expect_busy(claim(store, &rival(ask)).await);
+        expect_in_progress(claim(store, &competing_request(ask)).await);
     }
 }

@@ -3,96 +3,121 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid::store::{Claim, End, Outline, Store};
+use ibid::store::{ClaimOutcome, RecordSummary, Settlement, Store};
 
-use super::kit::*;
+use super::common::*;
 
 /// A completed claim answers with its record, byte for byte, for at most as long as it is kept.
 pub async fn a_completed_claim_is_done_with_its_record(store: &dyn Store) {
     for failed in [false, true] {
-        let ask = fresh();
-        let lease = granted(store, &ask).await;
+        let ask = new_request();
+        let lease = claim_granted(store, &ask).await;
         let record = Bytes::from((0..=255).collect::<Vec<u8>>());
         let keep = Duration::from_secs(100);
-        let end = End::Complete { failed, record: record.clone(), outline: Outline::default(), keep };
-        held(store, &lease, &end).await;
-        for asked in [rival(&ask), ask.clone()] {
-            let done = expect_done(claim(store, &asked).await);
+        let end = Settlement::Complete { failed, record: record.clone(), summary: RecordSummary::default(), ttl: keep };
+        settle_applied(store, &lease, &end).await;
+        for asked in [competing_request(&ask), ask.clone()] {
+            let done = expect_completed(claim(store, &asked).await);
             assert_eq!(done.record, record, "the record comes back as it was given");
             assert_eq!(done.failed, failed, "the failed flag comes back");
             assert_eq!(done.fingerprint, ask.fingerprint, "the fingerprint is that of the request that was run");
             assert_eq!((done.fence, done.attempt), (lease.fence, lease.attempt), "of the holder that finished");
             assert!(done.expires_in <= keep, "expires_in {:?} of a keep of {keep:?}", done.expires_in);
-            assert!(done.expires_in + PATIENCE * 2 > keep, "expires_in {:?} just now", done.expires_in);
+            assert!(done.expires_in + POLL_TIMEOUT * 2 > keep, "expires_in {:?} just now", done.expires_in);
         }
     }
 }
 
 /// A second complete is believed and changes nothing, whatever it carries.
 pub async fn complete_is_repeatable_and_the_first_record_stays(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &ask).await;
-    held(store, &lease, &complete(b"first")).await;
-    held(store, &lease, &complete(b"first")).await;
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
+    settle_applied(store, &lease, &complete_settlement(b"first")).await;
+    settle_applied(store, &lease, &complete_settlement(b"first")).await;
     let other = Bytes::from_static(b"second");
-    held(store, &lease, &End::Complete { failed: true, record: other, outline: Outline::default(), keep: LONG }).await;
-    let done = expect_done(claim(store, &rival(&ask)).await);
+    settle_applied(
+        store,
+        &lease,
+        &Settlement::Complete { failed: true, record: other, summary: RecordSummary::default(), ttl: LONG_LEASE },
+    )
+    .await;
+    let done = expect_completed(claim(store, &competing_request(&ask)).await);
     assert_eq!(done.record, &b"first"[..], "a record seen as finished never changes");
     assert!(!done.failed, "a record seen as finished never changes");
 }
 
 /// What is done stays done: it can be neither released, parked, extended nor taken over.
 pub async fn a_finished_entry_cannot_be_undone(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &ask).await;
-    held(store, &lease, &complete(b"kept")).await;
-    for end in [End::Release, park()] {
-        let found = expect_lost("an end other than complete, after complete", settle(store, &lease, &end).await);
-        assert_eq!(expect_done(found).record, &b"kept"[..], "and it is told what is there");
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
+    settle_applied(store, &lease, &complete_settlement(b"kept")).await;
+    for end in [Settlement::Release, park_settlement()] {
+        let found = expect_claim_lost("an end other than complete, after complete", settle(store, &lease, &end).await);
+        assert_eq!(expect_completed(found).record, &b"kept"[..], "and it is told what is there");
     }
-    let _ = expect_lost("extend after complete", answer("extend", store.extend(&lease, LONG).await));
-    let found = claim(store, &taking_over(&ask, lease.fence)).await;
-    assert_eq!(expect_done(found).record, &b"kept"[..], "what is done is not taken over");
+    let _ = expect_claim_lost("extend after complete", expect_answer("extend", store.extend(&lease, LONG_LEASE).await));
+    let found = claim(store, &takeover_request(&ask, lease.fence)).await;
+    assert_eq!(expect_completed(found).record, &b"kept"[..], "what is done is not taken over");
 }
 
 /// A holder that was taken over writes nothing and learns what is there.
 pub async fn a_stale_settle_is_lost_and_writes_nothing(store: &dyn Store) {
-    let ask = fresh();
-    let stale = parked(store, &ask).await;
-    let current = granted(store, &taking_over(&ask, stale.fence)).await;
-    for end in [complete(b"stale"), End::Release, park()] {
-        let found = expect_busy(expect_lost("a stale settle", settle(store, &stale, &end).await));
+    let ask = new_request();
+    let stale = claim_and_park(store, &ask).await;
+    let current = claim_granted(store, &takeover_request(&ask, stale.fence)).await;
+    for end in [complete_settlement(b"stale"), Settlement::Release, park_settlement()] {
+        let found = expect_in_progress(expect_claim_lost("a stale settle", settle(store, &stale, &end).await));
         assert_eq!(found.fence, current.fence, "a stale holder is told who runs now");
-        assert_eq!(expect_busy(claim(store, &rival(&ask)).await).fence, current.fence, "it wrote nothing");
+        assert_eq!(
+            expect_in_progress(claim(store, &competing_request(&ask)).await).fence,
+            current.fence,
+            "it wrote nothing"
+        );
     }
-    held(store, &current, &complete(b"current")).await;
-    let found = expect_lost("a stale settle", settle(store, &stale, &complete(b"stale")).await);
-    assert_eq!(expect_done(found).record, &b"current"[..], "a stale holder is told what was remembered");
-    assert_eq!(expect_done(claim(store, &rival(&ask)).await).record, &b"current"[..], "it wrote nothing");
+    settle_applied(store, &current, &complete_settlement(b"current")).await;
+    let found = expect_claim_lost("a stale settle", settle(store, &stale, &complete_settlement(b"stale")).await);
+    assert_eq!(expect_completed(found).record, &b"current"[..], "a stale holder is told what was remembered");
+    assert_eq!(
+        expect_completed(claim(store, &competing_request(&ask)).await).record,
+        &b"current"[..],
+        "it wrote nothing"
+    );
 }
 
 /// Neither the fence alone nor the token alone makes a holder.
 pub async fn a_settle_needs_both_fence_and_token(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &ask).await;
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
     let mut foreign = lease.clone();
-    foreign.ask = rival(&ask).into();
-    expect_busy(expect_lost("a settle with a foreign token", settle(store, &foreign, &complete(b"no")).await));
+    foreign.request = competing_request(&ask).into();
+    expect_in_progress(expect_claim_lost(
+        "a settle with a foreign token",
+        settle(store, &foreign, &complete_settlement(b"no")).await,
+    ));
     let mut wrong = lease.clone();
     wrong.fence.0 += 1;
-    expect_busy(expect_lost("a settle with a wrong fence", settle(store, &wrong, &complete(b"no")).await));
-    let _ = expect_lost("an extend with a foreign token", answer("extend", store.extend(&foreign, LONG).await));
-    let _ = expect_lost("an extend with a wrong fence", answer("extend", store.extend(&wrong, LONG).await));
-    held(store, &lease, &complete(b"yes")).await;
+    expect_in_progress(expect_claim_lost(
+        "a settle with a wrong fence",
+        settle(store, &wrong, &complete_settlement(b"no")).await,
+    ));
+    let _ = expect_claim_lost(
+        "an extend with a foreign token",
+        expect_answer("extend", store.extend(&foreign, LONG_LEASE).await),
+    );
+    let _ = expect_claim_lost(
+        "an extend with a wrong fence",
+        expect_answer("extend", store.extend(&wrong, LONG_LEASE).await),
+    );
+    settle_applied(store, &lease, &complete_settlement(b"yes")).await;
 }
 
 /// A release lets the next one run, as the next attempt with a higher fence.
 pub async fn after_a_release_the_next_claim_is_granted(store: &dyn Store) {
-    let ask = fresh();
-    let mut before = granted(store, &ask).await;
+    let ask = new_request();
+    let mut before = claim_granted(store, &ask).await;
     for attempt in 2..5 {
-        held(store, &before, &End::Release).await;
-        let next = granted(store, &rival(&ask)).await;
+        settle_applied(store, &before, &Settlement::Release).await;
+        let next = claim_granted(store, &competing_request(&ask)).await;
         assert_eq!(next.attempt, attempt, "attempts go on after a release");
         assert!(next.fence > before.fence, "fences only grow: {} after {}", next.fence, before.fence);
         before = next;
@@ -101,126 +126,150 @@ pub async fn after_a_release_the_next_claim_is_granted(store: &dyn Store) {
 
 /// A late copy of a released claim cannot come alive.
 pub async fn a_released_token_is_spent(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &ask).await;
-    held(store, &lease, &End::Release).await;
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
+    settle_applied(store, &lease, &Settlement::Release).await;
     for _ in 0..3 {
-        expect_spent(claim(store, &ask).await);
+        expect_token_spent(claim(store, &ask).await);
     }
     assert_eq!(get(store, &ask).await, None, "a released entry is not there for readers");
-    tokio::time::sleep(SHORT * 3).await;
-    expect_spent(claim(store, &ask).await);
+    tokio::time::sleep(SHORT_LEASE * 3).await;
+    expect_token_spent(claim(store, &ask).await);
 }
 
 /// Others that come and go meanwhile do not make a spent token come alive.
 pub async fn a_spent_token_stays_spent_when_others_come_and_go(store: &dyn Store) {
-    let ask = fresh();
+    let ask = new_request();
     let mut spent = vec![ask.clone()];
-    held(store, &granted(store, &ask).await, &End::Release).await;
+    settle_applied(store, &claim_granted(store, &ask).await, &Settlement::Release).await;
     for _ in 0..3 {
-        let next = rival(&ask);
-        let lease = granted(store, &next).await;
+        let next = competing_request(&ask);
+        let lease = claim_granted(store, &next).await;
         for late in &spent {
             let found = claim(store, late).await;
-            assert!(matches!(found, Claim::Busy(_) | Claim::Spent), "a late copy beside a holder found {found:?}");
+            assert!(
+                matches!(found, ClaimOutcome::InProgress(_) | ClaimOutcome::TokenSpent),
+                "a late copy beside a holder found {found:?}"
+            );
         }
-        held(store, &lease, &End::Release).await;
+        settle_applied(store, &lease, &Settlement::Release).await;
         spent.push(next);
         for late in &spent {
-            expect_spent(claim(store, late).await);
+            expect_token_spent(claim(store, late).await);
         }
     }
-    let lease = granted(store, &rival(&ask)).await;
-    held(store, &lease, &complete_for(b"short", SHORT)).await;
-    gone(store, &ask).await;
+    let lease = claim_granted(store, &competing_request(&ask)).await;
+    settle_applied(store, &lease, &complete_settlement_for(b"short", SHORT_LEASE)).await;
+    wait_until_absent(store, &ask).await;
     for late in &spent {
-        expect_spent(claim(store, late).await);
+        expect_token_spent(claim(store, late).await);
     }
 }
 
 /// The token of a released claim with the shortest of lives is remembered all the same.
 pub async fn a_released_token_is_spent_beyond_hold_and_keep(store: &dyn Store) {
-    let ask = ibid::store::Ask { hold: SHORT, keep: Duration::ZERO, ..fresh() };
-    let lease = granted(store, &ask).await;
+    let ask = ibid::store::ClaimRequest { lease: SHORT_LEASE, ttl: Duration::ZERO, ..new_request() };
+    let lease = claim_granted(store, &ask).await;
     // On a slow machine it may have expired by now: then the release puts it back, and is remembered just the same.
-    let _ = settle(store, &lease, &End::Release).await;
-    tokio::time::sleep(SHORT * 5).await;
-    expect_spent(claim(store, &ask).await);
+    let _ = settle(store, &lease, &Settlement::Release).await;
+    tokio::time::sleep(SHORT_LEASE * 5).await;
+    expect_token_spent(claim(store, &ask).await);
 }
 
 /// The answer to a release was lost, and others have come meanwhile: told again, it is still acknowledged.
 pub async fn a_release_is_repeatable_when_others_have_come(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &ask).await;
-    held(store, &lease, &End::Release).await;
-    let next = granted(store, &rival(&ask)).await;
-    held(store, &lease, &End::Release).await;
-    expect_busy(expect_lost("complete after release", settle(store, &lease, &complete(b"late")).await));
-    held(store, &next, &complete(b"theirs")).await;
-    held(store, &lease, &End::Release).await;
-    assert_eq!(expect_done(claim(store, &rival(&ask)).await).record, &b"theirs"[..], "the record stays");
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
+    settle_applied(store, &lease, &Settlement::Release).await;
+    let next = claim_granted(store, &competing_request(&ask)).await;
+    settle_applied(store, &lease, &Settlement::Release).await;
+    expect_in_progress(expect_claim_lost(
+        "complete after release",
+        settle(store, &lease, &complete_settlement(b"late")).await,
+    ));
+    settle_applied(store, &next, &complete_settlement(b"theirs")).await;
+    settle_applied(store, &lease, &Settlement::Release).await;
+    assert_eq!(
+        expect_completed(claim(store, &competing_request(&ask)).await).record,
+        &b"theirs"[..],
+        "the record stays"
+    );
 }
 
 /// A release may be repeated; nothing else is believed after it.
 pub async fn after_a_release_only_a_release_is_held(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &ask).await;
-    held(store, &lease, &End::Release).await;
-    held(store, &lease, &End::Release).await;
-    expect_spent(expect_lost("complete after release", settle(store, &lease, &complete(b"late")).await));
-    expect_spent(expect_lost("park after release", settle(store, &lease, &park()).await));
-    let _ = expect_lost("extend after release", answer("extend", store.extend(&lease, LONG).await));
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
+    settle_applied(store, &lease, &Settlement::Release).await;
+    settle_applied(store, &lease, &Settlement::Release).await;
+    expect_token_spent(expect_claim_lost(
+        "complete after release",
+        settle(store, &lease, &complete_settlement(b"late")).await,
+    ));
+    expect_token_spent(expect_claim_lost("park after release", settle(store, &lease, &park_settlement()).await));
+    let _ = expect_claim_lost("extend after release", expect_answer("extend", store.extend(&lease, LONG_LEASE).await));
     assert_eq!(get(store, &ask).await, None, "none of them wrote anything");
-    granted(store, &rival(&ask)).await;
+    claim_granted(store, &competing_request(&ask)).await;
 }
 
 /// A parked claim is unknown, and says when it may be taken over.
 pub async fn a_parked_claim_is_unknown(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &ask).await;
-    let end = End::Park { keep: LONG, retry_in: Duration::from_secs(100) };
-    held(store, &lease, &end).await;
-    held(store, &lease, &end).await;
-    for asked in [rival(&ask), ask.clone()] {
-        let holder = expect_unknown(claim(store, &asked).await);
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
+    let end = Settlement::Park { ttl: LONG_LEASE, retry_in: Duration::from_secs(100) };
+    settle_applied(store, &lease, &end).await;
+    settle_applied(store, &lease, &end).await;
+    for asked in [competing_request(&ask), ask.clone()] {
+        let holder = expect_outcome_unknown(claim(store, &asked).await);
         assert_eq!((holder.fence, holder.attempt), (lease.fence, 1), "unknown names the holder");
         assert_eq!(holder.fingerprint, ask.fingerprint, "unknown carries the holder's fingerprint");
         assert!(holder.takeover_in <= Duration::from_secs(100), "not later than retry_in");
-        assert!(holder.takeover_in + PATIENCE * 2 > Duration::from_secs(100), "not before retry_in");
+        assert!(holder.takeover_in + POLL_TIMEOUT * 2 > Duration::from_secs(100), "not before retry_in");
     }
 }
 
 /// A holder that parked and then learned the outcome may say so.
 pub async fn a_holder_may_complete_after_its_own_park(store: &dyn Store) {
-    let ask = fresh();
-    let lease = parked(store, &ask).await;
-    held(store, &lease, &complete(b"it happened")).await;
-    assert_eq!(expect_done(claim(store, &rival(&ask)).await).record, &b"it happened"[..]);
+    let ask = new_request();
+    let lease = claim_and_park(store, &ask).await;
+    settle_applied(store, &lease, &complete_settlement(b"it happened")).await;
+    assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"it happened"[..]);
 }
 
 /// Nobody un-starts what may have happened: a release after a park does not free it.
 pub async fn a_release_after_its_own_park_does_not_free(store: &dyn Store) {
-    let ask = fresh();
-    let lease = parked(store, &ask).await;
-    let found = settle(store, &lease, &End::Release).await;
-    expect_unknown(expect_lost("release after park", found));
-    expect_unknown(claim(store, &rival(&ask)).await);
+    let ask = new_request();
+    let lease = claim_and_park(store, &ask).await;
+    let found = settle(store, &lease, &Settlement::Release).await;
+    expect_outcome_unknown(expect_claim_lost("release after park", found));
+    expect_outcome_unknown(claim(store, &competing_request(&ask)).await);
 }
 
 /// An empty record is a record.
 pub async fn an_empty_record_comes_back_empty(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &ask).await;
-    held(store, &lease, &complete(b"")).await;
-    assert!(matches!(get(store, &ask).await, Some(Claim::Done(done)) if done.record.is_empty()), "an empty record");
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
+    settle_applied(store, &lease, &complete_settlement(b"")).await;
+    assert!(
+        matches!(get(store, &ask).await, Some(ClaimOutcome::Completed(done)) if done.record.is_empty()),
+        "an empty record"
+    );
 }
 
 /// A record of two mebibytes comes back whole.
 pub async fn a_large_record_comes_back_whole(store: &dyn Store) {
-    let ask = fresh();
-    let lease = granted(store, &ask).await;
+    let ask = new_request();
+    let lease = claim_granted(store, &ask).await;
     let record: Bytes = (0_u32..512 * 1024).flat_map(|n| n.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
-    let end = End::Complete { failed: false, record: record.clone(), outline: Outline::default(), keep: LONG };
-    held(store, &lease, &end).await;
-    assert!(expect_done(claim(store, &rival(&ask)).await).record == record, "2 MiB come back unchanged");
+    let end = Settlement::Complete {
+        failed: false,
+        record: record.clone(),
+        summary: RecordSummary::default(),
+        ttl: LONG_LEASE,
+    };
+    settle_applied(store, &lease, &end).await;
+    assert!(
+        expect_completed(claim(store, &competing_request(&ask)).await).record == record,
+        "2 MiB come back unchanged"
+    );
 }

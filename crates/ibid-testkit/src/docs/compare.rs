@@ -1,10 +1,10 @@
 //! Whether an output is what a page says, `…` being anything.
 
-const ANYTHING: &str = "…";
+const WILDCARD: &str = "…";
 
 /// Where the two part: the furthest that they agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Difference {
+pub(super) struct OutputDifference {
     /// The first expected line that cannot be satisfied.
     pub(super) expected: usize,
     /// The first line of the output that nothing accounts for.
@@ -12,7 +12,7 @@ pub(super) struct Difference {
 }
 
 /// The lines of an output, without what does not count.
-pub(super) fn lines(output: &str) -> Vec<String> {
+pub(super) fn output_lines(output: &str) -> Vec<String> {
     let mut lines: Vec<_> = output.lines().map(|line| line.replace('\r', "").trim_end().to_owned()).collect();
     while lines.last().is_some_and(String::is_empty) {
         lines.pop();
@@ -20,14 +20,14 @@ pub(super) fn lines(output: &str) -> Vec<String> {
     lines
 }
 
-pub(super) fn compare(expected: &[String], output: &str) -> Result<(), Difference> {
-    let got = lines(output);
+pub(super) fn compare(expected: &[String], output: &str) -> Result<(), OutputDifference> {
+    let got = output_lines(output);
     // `reach[j]`: the expected lines so far account for exactly the first j lines of the output.
     let mut reach = vec![false; got.len() + 1];
     reach[0] = true;
     for (index, line) in expected.iter().enumerate() {
         let mut next = vec![false; got.len() + 1];
-        if line.trim() == ANYTHING {
+        if line.trim() == WILDCARD {
             if let Some(first) = reach.iter().position(|reached| *reached) {
                 next[first..].fill(true);
             }
@@ -39,22 +39,22 @@ pub(super) fn compare(expected: &[String], output: &str) -> Result<(), Differenc
         if !next.contains(&true) {
             // Behind an open `…` any line might have been meant; the first that it could swallow is the helpful one.
             let got = reach.iter().position(|reached| *reached).unwrap_or_default();
-            return Err(Difference { expected: index, got });
+            return Err(OutputDifference { expected: index, got });
         }
         reach = next;
     }
     match reach.iter().rposition(|reached| *reached) {
         Some(end) if end == got.len() => Ok(()),
-        end => Err(Difference { expected: expected.len(), got: end.unwrap_or_default() }),
+        end => Err(OutputDifference { expected: expected.len(), got: end.unwrap_or_default() }),
     }
 }
 
 fn line_matches(expected: &str, got: &str) -> bool {
-    let Some((start, rest)) = expected.split_once(ANYTHING) else { return expected == got };
+    let Some((start, rest)) = expected.split_once(WILDCARD) else { return expected == got };
     let Some(mut got) = got.strip_prefix(start) else { return false };
-    let (middles, end) = rest.rsplit_once(ANYTHING).unwrap_or(("", rest));
+    let (middles, end) = rest.rsplit_once(WILDCARD).unwrap_or(("", rest));
     // Taking the first place for each middle leaves the most for the others.
-    for middle in middles.split(ANYTHING) {
+    for middle in middles.split(WILDCARD) {
         match got.find(middle) {
             Some(at) => got = &got[at + middle.len()..],
             None => return false,
@@ -67,7 +67,7 @@ fn line_matches(expected: &str, got: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn check(expected: &str, got: &str) -> Result<(), Difference> {
+    fn check(expected: &str, got: &str) -> Result<(), OutputDifference> {
         compare(&expected.lines().map(str::to_owned).collect::<Vec<_>>(), got)
     }
 
@@ -94,14 +94,14 @@ mod tests {
         assert_eq!(check("a\n…\nd", "a\nb\nd\nc\nd"), Ok(()));
         assert_eq!(check("…", ""), Ok(()));
         assert_eq!(check("…\nb\n…", "a\nb\nc"), Ok(()));
-        assert_eq!(check("a\n…\nd", "a\nb"), Err(Difference { expected: 2, got: 1 }));
+        assert_eq!(check("a\n…\nd", "a\nb"), Err(OutputDifference { expected: 2, got: 1 }));
     }
 
     #[test]
     fn a_difference_says_where() {
-        assert_eq!(check("a\nb\nc", "a\nx\nc"), Err(Difference { expected: 1, got: 1 }));
-        assert_eq!(check("a\nb", "a"), Err(Difference { expected: 1, got: 1 }));
-        assert_eq!(check("a", "a\nb"), Err(Difference { expected: 1, got: 1 }));
-        assert_eq!(check("", "oops"), Err(Difference { expected: 0, got: 0 }));
+        assert_eq!(check("a\nb\nc", "a\nx\nc"), Err(OutputDifference { expected: 1, got: 1 }));
+        assert_eq!(check("a\nb", "a"), Err(OutputDifference { expected: 1, got: 1 }));
+        assert_eq!(check("a", "a\nb"), Err(OutputDifference { expected: 1, got: 1 }));
+        assert_eq!(check("", "oops"), Err(OutputDifference { expected: 0, got: 0 }));
     }
 }

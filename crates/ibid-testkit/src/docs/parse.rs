@@ -2,7 +2,7 @@
 
 /// A fenced block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Block {
+pub(super) struct FencedBlock {
     /// The first word after the opening fence.
     pub(super) language: String,
     /// The number of its first line in the page, from 1.
@@ -10,7 +10,7 @@ pub(super) struct Block {
     pub(super) lines: Vec<String>,
 }
 
-impl Block {
+impl FencedBlock {
     pub(super) fn text(&self) -> String {
         self.lines.iter().map(|line| format!("{line}\n")).collect()
     }
@@ -18,7 +18,7 @@ impl Block {
 
 /// A command and what it is said to print.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct DocCommand {
     /// Its line in the page, from 1.
     pub(super) line: usize,
     pub(super) command: String,
@@ -26,22 +26,22 @@ pub(super) struct Step {
 }
 
 /// Every fenced block, in order; one that is never closed ends with the page.
-pub(super) fn blocks(page: &str) -> Vec<Block> {
+pub(super) fn parse_blocks(page: &str) -> Vec<FencedBlock> {
     let mut blocks = Vec::new();
     let mut lines = page.lines().enumerate();
     while let Some((index, line)) = lines.next() {
-        let Some(fence) = Fence::opening(line) else { continue };
+        let Some(fence) = FenceMarker::opening(line) else { continue };
         let language = fence.rest.split_whitespace().next().unwrap_or_default().to_owned();
         let inside = lines.by_ref().map(|(_, line)| line).take_while(|line| !fence.is_closed_by(line));
         let lines = inside.map(|line| fence.unindented(line).to_owned()).collect();
-        blocks.push(Block { language, first_line: index + 2, lines });
+        blocks.push(FencedBlock { language, first_line: index + 2, lines });
     }
     blocks
 }
 
 /// The commands of a console block; or the line that makes no sense, and why.
-pub(super) fn steps(block: &Block) -> Result<Vec<Step>, (usize, String)> {
-    let mut steps: Vec<Step> = Vec::new();
+pub(super) fn parse_commands(block: &FencedBlock) -> Result<Vec<DocCommand>, (usize, String)> {
+    let mut steps: Vec<DocCommand> = Vec::new();
     let mut continued = false;
     for (index, line) in block.lines.iter().enumerate() {
         let number = block.first_line + index;
@@ -52,7 +52,7 @@ pub(super) fn steps(block: &Block) -> Result<Vec<Step>, (usize, String)> {
                 step
             }
             (_, Some(command)) => {
-                steps.push(Step { line: number, command: command.to_owned(), expected: Vec::new() });
+                steps.push(DocCommand { line: number, command: command.to_owned(), expected: Vec::new() });
                 steps.last_mut().expect("just pushed")
             }
             (Some(step), None) => {
@@ -76,22 +76,22 @@ pub(super) fn steps(block: &Block) -> Result<Vec<Step>, (usize, String)> {
 }
 
 /// An opening fence.
-struct Fence<'a> {
+struct FenceMarker<'a> {
     indent: usize,
     mark: char,
     length: usize,
     rest: &'a str,
 }
 
-impl Fence<'_> {
-    fn opening(line: &str) -> Option<Fence<'_>> {
+impl FenceMarker<'_> {
+    fn opening(line: &str) -> Option<FenceMarker<'_>> {
         let inner = line.trim_start_matches(' ');
         let mark = inner.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;
         let rest = inner.trim_start_matches(mark);
         let length = inner.len() - rest.len();
         // Three backticks around words within one line are code, not a fence.
         let fence = length >= 3 && !(mark == '`' && rest.contains('`'));
-        fence.then_some(Fence { indent: line.len() - inner.len(), mark, length, rest })
+        fence.then_some(FenceMarker { indent: line.len() - inner.len(), mark, length, rest })
     }
 
     fn is_closed_by(&self, line: &str) -> bool {
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn blocks_have_language_line_and_unindented_text() {
         let page = "# T\n\n```toml title=x\na = 1\n```\n\n1. item\n   ```console\n   $ ls\n     two\n   ```\n````md\n```\nx\n````\n";
-        let blocks = blocks(page);
+        let blocks = parse_blocks(page);
         let brief: Vec<_> = blocks.iter().map(|b| (b.language.as_str(), b.first_line, b.lines.join("|"))).collect();
         let expected =
             [("toml", 4, "a = 1".to_owned()), ("console", 9, "$ ls|  two".to_owned()), ("md", 13, "```|x".to_owned())];
@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn a_command_goes_on_after_a_backslash() {
-        let block = blocks("```console\n$ echo a \\\n  b\na b\n\n$ true\n```").remove(0);
-        let steps = steps(&block).unwrap();
+        let block = parse_blocks("```console\n$ echo a \\\n  b\na b\n\n$ true\n```").remove(0);
+        let steps = parse_commands(&block).unwrap();
         assert_eq!(steps.len(), 2);
         assert_eq!((steps[0].line, steps[0].command.as_str()), (2, "echo a \\\n  b"));
         assert_eq!(steps[0].expected, ["a b"]);
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_block_that_makes_no_sense_is_refused() {
-        let refused = |page: &str| steps(&blocks(page)[0]).unwrap_err();
+        let refused = |page: &str| parse_commands(&parse_blocks(page)[0]).unwrap_err();
         assert_eq!(refused("```console\nhello\n```").0, 2);
         assert!(refused("```console\n$ echo \\\n```").1.contains("middle of a command"));
     }

@@ -14,54 +14,54 @@ use tokio::sync::watch;
 /// The lines so far. Two threads write it, one per stream, so that a process never blocks on a full pipe while the
 /// test is busy.
 #[derive(Debug, Default)]
-pub(super) struct Capture {
-    lines: Mutex<Lines>,
+pub(super) struct OutputCapture {
+    lines: Mutex<CapturedLines>,
     /// Bumped after every change of `lines`.
     changed: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct Lines {
+struct CapturedLines {
     all: Vec<String>,
     /// How many of them are of a run before this one.
-    old: usize,
+    earlier_lines: usize,
     /// How many streams have ended; two at the end.
-    ended: usize,
+    ended_streams: usize,
 }
 
-impl Capture {
-    pub(super) fn start(child: &mut Child) -> Arc<Capture> {
-        let capture = Arc::new(Capture::default());
+impl OutputCapture {
+    pub(super) fn start(child: &mut Child) -> Arc<OutputCapture> {
+        let capture = Arc::new(OutputCapture::default());
         let stdout = child.stdout.take().expect("stdout is piped");
         let stderr = child.stderr.take().expect("stderr is piped");
-        Capture::follow(&capture, stdout);
-        Capture::follow(&capture, stderr);
+        OutputCapture::read_stream(&capture, stdout);
+        OutputCapture::read_stream(&capture, stderr);
         capture
     }
 
-    fn follow(capture: &Arc<Capture>, stream: impl Read + Send + 'static) {
+    fn read_stream(capture: &Arc<OutputCapture>, stream: impl Read + Send + 'static) {
         let capture = Arc::clone(capture);
         thread::spawn(move || {
             let mut stream = BufReader::new(stream);
             let mut line = Vec::new();
             while let Ok(1..) = stream.read_until(b'\n', &mut line) {
                 let text = String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned();
-                capture.change(|lines| lines.all.push(text));
+                capture.update(|lines| lines.all.push(text));
                 line.clear();
             }
-            capture.change(|lines| lines.ended += 1);
+            capture.update(|lines| lines.ended_streams += 1);
         });
     }
 
-    fn change(&self, change: impl FnOnce(&mut Lines)) {
+    fn update(&self, change: impl FnOnce(&mut CapturedLines)) {
         change(&mut self.lines.lock());
         self.changed.send_modify(|count| *count += 1);
     }
 
     /// Keeps the lines of an earlier run.
-    pub(super) fn put_before(&self, earlier: Vec<String>) {
-        self.change(|lines| {
-            lines.old = earlier.len();
+    pub(super) fn prepend(&self, earlier: Vec<String>) {
+        self.update(|lines| {
+            lines.earlier_lines = earlier.len();
             lines.all.splice(0..0, earlier);
         });
     }
@@ -71,26 +71,26 @@ impl Capture {
     }
 
     /// Waits until both streams have ended.
-    pub(super) async fn ended(&self) {
-        self.until(|lines| (lines.ended == 2).then_some(())).await;
+    pub(super) async fn wait_for_end(&self) {
+        self.wait_for(|lines| (lines.ended_streams == 2).then_some(())).await;
     }
 
     /// Waits for a line with `part` in it; none if the streams ended without.
-    pub(super) async fn line_with(&self, part: &str) -> Option<String> {
-        self.until(|lines| found_or_ended(lines, lines.all.iter().find(|line| line.contains(part)).cloned())).await
+    pub(super) async fn wait_for_line(&self, part: &str) -> Option<String> {
+        self.wait_for(|lines| found_or_ended(lines, lines.all.iter().find(|line| line.contains(part)).cloned())).await
     }
 
     /// Waits for the address in a line of this run that starts with `start`; none if the streams ended without.
-    pub(super) async fn address_after(&self, start: &str) -> Option<SocketAddr> {
+    pub(super) async fn wait_for_address(&self, start: &str) -> Option<SocketAddr> {
         let address = |line: &String| {
             let url = line.strip_prefix(start)?.split_whitespace().next()?;
             let (_, address) = url.split_once("://")?;
             address.trim_end_matches('/').parse().ok()
         };
-        self.until(|lines| found_or_ended(lines, lines.all.iter().skip(lines.old).find_map(address))).await
+        self.wait_for(|lines| found_or_ended(lines, lines.all.iter().skip(lines.earlier_lines).find_map(address))).await
     }
 
-    async fn until<T>(&self, check: impl Fn(&Lines) -> Option<T>) -> T {
+    async fn wait_for<T>(&self, check: impl Fn(&CapturedLines) -> Option<T>) -> T {
         let mut changed = self.changed.subscribe();
         loop {
             changed.mark_unchanged();
@@ -103,9 +103,9 @@ impl Capture {
     }
 }
 
-fn found_or_ended<T>(lines: &Lines, found: Option<T>) -> Option<Option<T>> {
+fn found_or_ended<T>(lines: &CapturedLines, found: Option<T>) -> Option<Option<T>> {
     match found {
         Some(found) => Some(Some(found)),
-        None => (lines.ended == 2).then_some(None),
+        None => (lines.ended_streams == 2).then_some(None),
     }
 }

@@ -1,18 +1,18 @@
 //! A TCP proxy that cuts, delays and counts.
 //!
-//! A [`Link`] stands between a client and a server on the loopback, and misbehaves on demand while connections are open:
+//! A [`FaultProxy`] stands between a client and a server on the loopback, and misbehaves on demand while connections are open:
 //!
 //! | order | open connections | new connections |
 //! |---|---|---|
-//! | [`cut`](Link::cut) | silent both ways | accepted, then silent |
-//! | [`cut_and_refuse`](Link::cut_and_refuse) | silent both ways | refused |
-//! | [`cut_to_server`](Link::cut_to_server), [`cut_to_client`](Link::cut_to_client) | silent one way | accepted; silent that way |
-//! | [`reset`](Link::reset) | reset, both ends | as before |
-//! | [`refuse`](Link::refuse) | as before | refused |
-//! | [`delay`](Link::delay), [`slice`](Link::slice) | later; in small pieces | the same |
-//! | [`drop_answers`](Link::drop_answers) | the request arrives, its answer never does | the same |
-//! | [`break_answers`](Link::break_answers) | the request arrives, then a reset in its answer's place | the same |
-//! | [`heal`](Link::heal) | all of that ends | accepted |
+//! | [`cut`](FaultProxy::cut) | silent both ways | accepted, then silent |
+//! | [`cut_and_refuse`](FaultProxy::cut_and_refuse) | silent both ways | refused |
+//! | [`cut_to_server`](FaultProxy::cut_to_server), [`cut_to_client`](FaultProxy::cut_to_client) | silent one way | accepted; silent that way |
+//! | [`reset`](FaultProxy::reset) | reset, both ends | as before |
+//! | [`refuse`](FaultProxy::refuse) | as before | refused |
+//! | [`delay`](FaultProxy::delay), [`slice`](FaultProxy::slice) | later; in small pieces | the same |
+//! | [`drop_answers`](FaultProxy::drop_answers) | the request arrives, its answer never does | the same |
+//! | [`break_answers`](FaultProxy::break_answers) | the request arrives, then a reset in its answer's place | the same |
+//! | [`heal`](FaultProxy::heal) | all of that ends | accepted |
 //!
 //! A cut is what a cut is on a network: what was sent meanwhile is late, not lost, and arrives once the link is healed,
 //! unless its connection was reset by then. It arrives even if its sender has given up on the connection, because TCP
@@ -24,7 +24,7 @@
 //! closes everything.
 //!
 //! One thing a proxy cannot do: if the *server* is gone, the client's connection is accepted and then reset, where the
-//! server itself would have refused it. A test that needs the refusal says [`refuse`](Link::refuse) too.
+//! server itself would have refused it. A test that needs the refusal says [`refuse`](FaultProxy::refuse) too.
 //!
 //! ```
 //! use std::{io::{Read as _, Write as _}, net::{TcpListener, TcpStream}};
@@ -60,44 +60,44 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-pub use self::wire::{Counts, Traffic};
-use self::wire::{Lost, Rules, Way, Wire};
+use self::wire::{AnswerLoss, ProxyDirection, ProxyRules, ProxyState};
+pub use self::wire::{ConnectionTraffic, ProxyCounts};
 
-mod carry;
+mod relay;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 /// How long anything inside a link may take that should take no time at all.
-const SOON: Duration = Duration::from_secs(10);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The proxy. Dropping it closes everything.
-pub struct Link {
+pub struct FaultProxy {
     addr: SocketAddr,
-    wire: Arc<Wire>,
-    orders: Option<UnboundedSender<Order>>,
+    state: Arc<ProxyState>,
+    commands: Option<UnboundedSender<ProxyCommand>>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What the link's thread is to do, and whom to tell that it is done.
-struct Order {
-    change: Box<dyn FnOnce(&mut Rules) + Send>,
+struct ProxyCommand {
+    change: Box<dyn FnOnce(&mut ProxyRules) + Send>,
     /// Whether new connections are accepted from now on; as before if it does not say.
     listen: Option<bool>,
     done: mpsc::Sender<()>,
 }
 
-impl Link {
+impl FaultProxy {
     /// A link on a free port of the loopback to this server, which need not be there yet.
     ///
     /// # Panics
     ///
     /// If there is no free port, or no thread to be had.
-    pub fn to(server: SocketAddr) -> Link {
-        let wire = Arc::new(Wire::new(server));
+    pub fn to(server: SocketAddr) -> FaultProxy {
+        let state = Arc::new(ProxyState::new(server));
         let (orders, inbox) = unbounded_channel();
         let (started, addr) = mpsc::channel();
-        let shared = Arc::clone(&wire);
+        let shared = Arc::clone(&state);
         let run = move || {
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime for the link");
             runtime.block_on(async {
@@ -105,12 +105,12 @@ impl Link {
                 let addr = socket.local_addr().expect("a bound socket has an address");
                 let listener = socket.listen(BACKLOG).expect("a bound socket can listen");
                 let _ = started.send(addr);
-                serve(addr, listener, shared, inbox).await;
+                run_proxy(addr, listener, shared, inbox).await;
             });
         };
         let thread = thread::Builder::new().name("link".into()).spawn(run).expect("a thread for the link");
-        let addr = addr.recv_timeout(SOON).expect("the link starts");
-        Link { addr, wire, orders: Some(orders), thread: Some(thread) }
+        let addr = addr.recv_timeout(COMMAND_TIMEOUT).expect("the link starts");
+        FaultProxy { addr, state, commands: Some(orders), thread: Some(thread) }
     }
 
     /// Where clients connect.
@@ -119,43 +119,43 @@ impl Link {
     }
 
     /// Leads new connections to this server; those that are open stay where they are.
-    pub fn lead_to(&self, server: SocketAddr) {
-        *self.wire.server.lock() = server;
+    pub fn set_target(&self, server: SocketAddr) {
+        *self.state.server.lock() = server;
     }
 
     /// Silence, both ways. New connections are accepted, and silent.
     pub fn cut(&self) {
-        self.order(None, |rules| rules.open = [false, false]);
+        self.send_command(None, |rules| rules.open = [false, false]);
     }
 
     /// Silence, both ways. New connections are refused.
     pub fn cut_and_refuse(&self) {
-        self.order(Some(false), |rules| rules.open = [false, false]);
+        self.send_command(Some(false), |rules| rules.open = [false, false]);
     }
 
     /// Nothing reaches the server any more; what it sends still arrives.
     pub fn cut_to_server(&self) {
-        self.order(None, |rules| rules.open[Way::ToServer as usize] = false);
+        self.send_command(None, |rules| rules.open[ProxyDirection::ToServer as usize] = false);
     }
 
     /// Nothing reaches the client any more; what it sends still arrives.
     pub fn cut_to_client(&self) {
-        self.order(None, |rules| rules.open[Way::ToClient as usize] = false);
+        self.send_command(None, |rules| rules.open[ProxyDirection::ToClient as usize] = false);
     }
 
     /// Resets every connection that is open now, at both ends.
     pub fn reset(&self) {
-        self.order(None, |rules| rules.resets += 1);
+        self.send_command(None, |rules| rules.resets += 1);
     }
 
     /// Refuses new connections; those that are open go on.
     pub fn refuse(&self) {
-        self.order(Some(false), |_| ());
+        self.send_command(Some(false), |_| ());
     }
 
     /// Everything arrives this much later, each way. Throughput stays the same.
     pub fn delay(&self, by: Duration) {
-        self.order(None, move |rules| rules.delay = by);
+        self.send_command(None, move |rules| rules.delay = by);
     }
 
     /// Everything arrives in pieces of at most this many bytes, a millisecond apart.
@@ -165,61 +165,67 @@ impl Link {
     /// If `bytes` is 0.
     pub fn slice(&self, bytes: usize) {
         assert!(bytes > 0, "a slice has at least one byte");
-        self.order(None, move |rules| rules.slice = Some(bytes));
+        self.send_command(None, move |rules| rules.slice = Some(bytes));
     }
 
     /// Delivers the next `n` requests and swallows their answers; the connections stay open, and silent. Requests on
     /// such a connection still arrive, and count as long as any of the `n` are left.
     pub fn drop_answers(&self, n: usize) {
-        self.lose(n, Lost::InSilence);
+        self.lose_next_answers(n, AnswerLoss::Dropped);
     }
 
     /// Delivers the next `n` requests; each connection is reset when its answer comes.
     pub fn break_answers(&self, n: usize) {
-        self.lose(n, Lost::WithReset);
+        self.lose_next_answers(n, AnswerLoss::Reset);
     }
 
-    fn lose(&self, n: usize, how: Lost) {
-        let wire = Arc::clone(&self.wire);
-        self.order(None, move |_| wire.lose_answers(n, how));
+    fn lose_next_answers(&self, n: usize, how: AnswerLoss) {
+        let wire = Arc::clone(&self.state);
+        self.send_command(None, move |_| wire.lose_answers(n, how));
     }
 
     /// How many answers are still to be lost.
     pub fn answers_to_lose(&self) -> usize {
-        self.wire.answers_to_lose()
+        self.state.answers_to_lose()
     }
 
     /// Ends all of it: what was held back arrives, new connections are accepted, connections whose answer was swallowed
     /// are reset.
     pub fn heal(&self) {
-        let wire = Arc::clone(&self.wire);
-        self.order(Some(true), move |rules| {
-            wire.lose_answers(0, Lost::InSilence);
-            *rules = Rules { resets: rules.resets, heals: rules.heals + 1, ..Rules::default() };
+        let wire = Arc::clone(&self.state);
+        self.send_command(Some(true), move |rules| {
+            wire.lose_answers(0, AnswerLoss::Dropped);
+            *rules = ProxyRules { resets: rules.resets, heals: rules.heals + 1, ..ProxyRules::default() };
         });
     }
 
     /// What went through so far, all connections together.
-    pub fn counts(&self) -> Counts {
-        self.wire.counts()
+    pub fn counts(&self) -> ProxyCounts {
+        self.state.counts()
     }
 
     /// What went through so far by connection, the oldest first; of those that are closed only the last few thousand.
-    pub fn traffic(&self) -> Vec<Traffic> {
-        self.wire.traffic()
+    pub fn traffic(&self) -> Vec<ConnectionTraffic> {
+        self.state.traffic()
     }
 
-    fn order(&self, listen: Option<bool>, change: impl FnOnce(&mut Rules) + Send + 'static) {
+    fn send_command(&self, listen: Option<bool>, change: impl FnOnce(&mut ProxyRules) + Send + 'static) {
         let (done, wait) = mpsc::channel();
-        let sent =
-            self.orders.as_ref().expect("open until dropped").send(Order { change: Box::new(change), listen, done });
-        assert!(sent.is_ok() && wait.recv_timeout(SOON).is_ok(), "the link's thread has died; it said why above");
+        let sent = self.commands.as_ref().expect("open until dropped").send(ProxyCommand {
+            change: Box::new(change),
+            listen,
+            done,
+        });
+        assert!(
+            sent.is_ok() && wait.recv_timeout(COMMAND_TIMEOUT).is_ok(),
+            "the link's thread has died; it said why above"
+        );
     }
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for FaultProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let server = *self.wire.server.lock();
+        let server = *self.state.server.lock();
         f.debug_struct("Link")
             .field("addr", &self.addr)
             .field("server", &server)
@@ -228,9 +234,9 @@ impl fmt::Debug for Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for FaultProxy {
     fn drop(&mut self) {
-        drop(self.orders.take());
+        drop(self.commands.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -240,37 +246,39 @@ impl Drop for Link {
 const BACKLOG: u32 = 1024;
 
 /// Open for connections, or holding the port so that nobody else gets it.
-enum Door {
+enum ProxyListener {
     Open(TcpListener),
     Shut(TcpSocket),
 }
 
 /// Until the link is dropped; its connections end with it, for they are tasks of the set.
-async fn serve(addr: SocketAddr, listener: TcpListener, wire: Arc<Wire>, mut inbox: UnboundedReceiver<Order>) {
+async fn run_proxy(
+    addr: SocketAddr, listener: TcpListener, wire: Arc<ProxyState>, mut inbox: UnboundedReceiver<ProxyCommand>,
+) {
     let mut connections = JoinSet::new();
-    let mut door = Door::Open(listener);
+    let mut door = ProxyListener::Open(listener);
     loop {
         let accepted = async {
             match &door {
-                Door::Open(listener) => listener.accept().await,
-                Door::Shut(_) => std::future::pending().await,
+                ProxyListener::Open(listener) => listener.accept().await,
+                ProxyListener::Shut(_) => std::future::pending().await,
             }
         };
         tokio::select! {
             biased;
             order = inbox.recv() => {
-                let Some(Order { change, listen, done }) = order else { return };
+                let Some(ProxyCommand { change, listen, done }) = order else { return };
                 if let Some(open) = listen {
-                    door = turned(addr, door, open).await;
+                    door = set_listening(addr, door, open).await;
                 }
                 wire.rules.send_modify(change);
-                until_reset(&wire).await;
+                wait_until_reset(&wire).await;
                 let _ = done.send(());
             }
             accepted = accepted => match accepted {
                 Ok((client, _)) => {
                     while connections.try_join_next().is_some() {}
-                    connections.spawn(carry::carry(client, Arc::clone(&wire)));
+                    connections.spawn(relay::relay_connection(client, Arc::clone(&wire)));
                 }
                 // Out of descriptors, say: it may pass.
                 Err(_) => sleep(Duration::from_millis(10)).await,
@@ -279,15 +287,17 @@ async fn serve(addr: SocketAddr, listener: TcpListener, wire: Arc<Wire>, mut inb
     }
 }
 
-async fn turned(addr: SocketAddr, door: Door, open: bool) -> Door {
+async fn set_listening(addr: SocketAddr, door: ProxyListener, open: bool) -> ProxyListener {
     match (door, open) {
-        (Door::Shut(socket), true) => Door::Open(socket.listen(BACKLOG).expect("a bound socket can listen")),
-        (Door::Open(listener), false) => {
+        (ProxyListener::Shut(socket), true) => {
+            ProxyListener::Open(socket.listen(BACKLOG).expect("a bound socket can listen"))
+        }
+        (ProxyListener::Open(listener), false) => {
             drop(listener);
-            let until = Instant::now() + SOON;
+            let until = Instant::now() + COMMAND_TIMEOUT;
             loop {
                 match bind(addr) {
-                    Ok(socket) => return Door::Shut(socket),
+                    Ok(socket) => return ProxyListener::Shut(socket),
                     Err(error) => assert!(Instant::now() < until, "{addr} was taken by another process: {error}"),
                 }
                 sleep(Duration::from_millis(1)).await;
@@ -298,13 +308,13 @@ async fn turned(addr: SocketAddr, door: Door, open: bool) -> Door {
 }
 
 /// Returns once every connection that the present rules reset is gone: their tasks run in this same thread.
-async fn until_reset(wire: &Wire) {
+async fn wait_until_reset(wire: &ProxyState) {
     let gone = async {
-        while wire.has_to_reset() {
+        while wire.has_connection_to_reset() {
             yield_now().await;
         }
     };
-    timeout(SOON, gone).await.expect("connections end when they are reset");
+    timeout(COMMAND_TIMEOUT, gone).await.expect("connections end when they are reset");
 }
 
 fn bind(addr: SocketAddr) -> io::Result<TcpSocket> {

@@ -23,13 +23,13 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::redis::place::{Folder, free_port, spawn};
+use super::redis::child_process::{ServerFolder, free_port, spawn};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running server.
 pub struct Server {
-    folder: Folder,
+    folder: ServerFolder,
     port: u16,
     child: Mutex<Option<Child>>,
 }
@@ -40,7 +40,7 @@ impl Server {
     /// # Panics
     /// If it cannot be started, saying why.
     pub fn start() -> Self {
-        let server = Self { folder: Folder::new(), port: free_port(), child: Mutex::new(None) };
+        let server = Self { folder: ServerFolder::new(), port: free_port(), child: Mutex::new(None) };
         server.restart();
         server
     }
@@ -71,7 +71,11 @@ impl Server {
         while !self.is_ready() {
             let ended = self.child.lock().as_mut().and_then(|child| child.try_wait().ok().flatten());
             assert!(ended.is_none(), "nats-server ended at once ({ended:?}):\n{}", self.log());
-            assert!(began.elapsed() < PATIENCE, "nats-server is not ready after {PATIENCE:?}:\n{}", self.log());
+            assert!(
+                began.elapsed() < START_TIMEOUT,
+                "nats-server is not ready after {START_TIMEOUT:?}:\n{}",
+                self.log()
+            );
             sleep(Duration::from_millis(20));
         }
     }

@@ -21,18 +21,18 @@ use std::{
 
 use parking_lot::Mutex;
 
-pub use self::bouncer::Bouncer;
-use super::redis::place::free_port;
-use crate::certificates::{Authority, Vouched};
+pub use self::pgbouncer::PgBouncer;
+use super::redis::child_process::free_port;
+use crate::certificates::{CertificateAuthority, IssuedCertificate};
 
-mod bouncer;
+mod pgbouncer;
 
-const BIN: &str = "/usr/lib/postgresql/15/bin";
-const PATIENCE: Duration = Duration::from_secs(60);
+const POSTGRES_BIN_FOLDER: &str = "/usr/lib/postgresql/15/bin";
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Waits for the end of its input, which is the end of whoever started it; then ends the process that the file `$1`
 /// names, with its children, and removes the folder `$2`.
-const GUARD: &str = r#"
+const GUARD_SCRIPT: &str = r#"
 while read -r _; do :; done
 pid=$(head -n 1 "$1" 2>/dev/null)
 if [ -n "$pid" ]; then
@@ -44,14 +44,14 @@ while [ $n -lt 50 ]; do rm -rf "$2" 2>/dev/null && exit 0; n=$((n + 1)); sleep 0
 
 /// Roles that every server has: `migrator` may make databases' schemas, `gateway` is the store's, `auditor` an
 /// administrator's, `alice` anybody's. None needs a password.
-const ROLES: &str = "CREATE ROLE ibid_service NOLOGIN; CREATE ROLE ibid_admin NOLOGIN;
+const CREATE_ROLES_SQL: &str = "CREATE ROLE ibid_service NOLOGIN; CREATE ROLE ibid_admin NOLOGIN;
     CREATE ROLE migrator LOGIN CREATEROLE; CREATE ROLE gateway LOGIN IN ROLE ibid_service;
     CREATE ROLE auditor LOGIN IN ROLE ibid_admin; CREATE ROLE alice LOGIN;";
 
 /// A PostgreSQL server.
 #[derive(Debug)]
 pub struct Server {
-    folder: Folder,
+    folder: GuardedFolder,
     port: u16,
     settings: Vec<String>,
     process: Mutex<Option<Child>>,
@@ -60,7 +60,7 @@ pub struct Server {
 
 /// A folder that goes with its owner, and with it the process that it belongs to.
 #[derive(Debug)]
-struct Folder {
+struct GuardedFolder {
     path: PathBuf,
     guard: Child,
 }
@@ -76,8 +76,9 @@ impl Server {
     /// # Panics
     /// If it cannot be started.
     pub fn start_with(settings: &[&str]) -> Self {
-        let folder = Folder::new("data/postmaster.pid");
-        let copied = as_nobody("cp").arg("-R").arg(template()).arg(folder.path.join("data")).status();
+        let folder = GuardedFolder::new("data/postmaster.pid");
+        let copied =
+            unprivileged_command("cp").arg("-R").arg(template_data_folder()).arg(folder.path.join("data")).status();
         assert!(copied.is_ok_and(|status| status.success()), "the template cannot be copied");
         let server = Self {
             folder,
@@ -87,7 +88,7 @@ impl Server {
             databases: AtomicU32::new(0),
         };
         server.run();
-        server.sql("postgres", ROLES);
+        server.sql("postgres", CREATE_ROLES_SQL);
         server
     }
 
@@ -100,10 +101,10 @@ impl Server {
         let server = Self::start();
         server.stop();
         let signed = rcgen::generate_simple_self_signed(vec!["localhost".into()]).expect("a certificate");
-        let certificate = server.put("server.crt", signed.cert.pem().as_bytes(), 0o644);
-        let key = server.put("server.key", signed.signing_key.serialize_pem().as_bytes(), 0o600);
+        let certificate = server.write_readable_file("server.crt", signed.cert.pem().as_bytes(), 0o644);
+        let key = server.write_readable_file("server.key", signed.signing_key.serialize_pem().as_bytes(), 0o600);
         // Clients may show the same certificate, and are known by it.
-        let clients = server.put("clients.crt", signed.cert.pem().as_bytes(), 0o644);
+        let clients = server.write_readable_file("clients.crt", signed.cert.pem().as_bytes(), 0o644);
         let mut server = server;
         server.settings.extend([
             "ssl=on".into(),
@@ -119,22 +120,22 @@ impl Server {
     ///
     /// # Panics
     /// If a file cannot be read.
-    pub fn renew(&self, server: &Vouched, clients: &Authority) {
+    pub fn renew_certificate(&self, server: &IssuedCertificate, clients: &CertificateAuthority) {
         let read = |path: &Path| fs::read(path).expect("a file of the test");
-        self.put("server.crt", &read(&server.cert), 0o644);
-        self.put("server.key", &read(&server.key), 0o600);
-        self.put("clients.crt", &read(&clients.path()), 0o644);
+        self.write_readable_file("server.crt", &read(&server.cert), 0o644);
+        self.write_readable_file("server.key", &read(&server.key), 0o600);
+        self.write_readable_file("clients.crt", &read(&clients.path()), 0o644);
         self.sql("postgres", "SELECT pg_reload_conf()");
     }
 
     /// Says who is let in, in the lines of `pg_hba.conf`.
-    pub fn admit(&self, lines: &str) {
-        self.put("data/pg_hba.conf", lines.as_bytes(), 0o600);
+    pub fn set_hba(&self, lines: &str) {
+        self.write_readable_file("data/pg_hba.conf", lines.as_bytes(), 0o600);
         self.sql("postgres", "SELECT pg_reload_conf()");
     }
 
     /// A file in its folder that it may read.
-    fn put(&self, name: &str, content: &[u8], mode: u32) -> PathBuf {
+    fn write_readable_file(&self, name: &str, content: &[u8], mode: u32) -> PathBuf {
         let path = self.folder.path.join(name);
         fs::write(&path, content).expect("a file in our folder");
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("our own file");
@@ -191,7 +192,7 @@ impl Server {
     }
 
     fn psql(&self, role: &str, database: &str, what: &[&OsStr]) -> Result<String, String> {
-        let mut psql = Command::new(program("psql"));
+        let mut psql = Command::new(program_path("psql"));
         psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", &self.url(role, database)]).args(what);
         let ran = psql.stdin(Stdio::null()).output().expect("psql runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
@@ -201,13 +202,13 @@ impl Server {
     /// Stops it in good order; sessions are ended.
     pub fn stop(&self) {
         self.signal("-INT");
-        self.is_gone();
+        self.wait_until_gone();
     }
 
     /// Kills it, as a crash of the machine would, except for what the system had not written yet.
     pub fn kill(&self) {
         self.signal("-KILL");
-        self.is_gone();
+        self.wait_until_gone();
     }
 
     /// Starts it again after it was stopped or killed, on the same port.
@@ -228,7 +229,7 @@ impl Server {
     fn run(&self) {
         let log = fs::File::create(self.folder.path.join("log")).expect("a file in our folder");
         let errors = log.try_clone().expect("another handle");
-        let mut server = as_nobody(program("postgres"));
+        let mut server = unprivileged_command(program_path("postgres"));
         server.arg("-D").arg(self.folder.path.join("data")).arg("-p").arg(self.port.to_string());
         for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=", "shared_buffers=16MB"] {
             server.args(["-c", setting]);
@@ -240,7 +241,7 @@ impl Server {
         *self.process.lock() = Some(server.stdin(Stdio::null()).stdout(log).stderr(errors).spawn().expect("it starts"));
         while !self.is_ready() {
             let ended = self.process.lock().as_mut().and_then(|child| child.try_wait().ok().flatten());
-            if ended.is_some() || began.elapsed() > PATIENCE {
+            if ended.is_some() || began.elapsed() > START_TIMEOUT {
                 let log = fs::read_to_string(self.folder.path.join("log")).unwrap_or_default();
                 panic!("PostgreSQL did not start ({ended:?}):\n{log}");
             }
@@ -249,7 +250,7 @@ impl Server {
     }
 
     fn is_ready(&self) -> bool {
-        let mut asks = Command::new(program("pg_isready"));
+        let mut asks = Command::new(program_path("pg_isready"));
         asks.args(["-q", "-t", "1", "-h", "127.0.0.1", "-p", &self.port.to_string()]);
         asks.status().is_ok_and(|status| status.success())
     }
@@ -266,7 +267,7 @@ impl Server {
         assert!(sent.is_ok(), "kill runs");
     }
 
-    fn is_gone(&self) {
+    fn wait_until_gone(&self) {
         if let Some(mut child) = self.process.lock().take() {
             drop(child.wait());
         }
@@ -277,24 +278,24 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.resume();
         self.signal("-INT");
-        self.is_gone();
+        self.wait_until_gone();
     }
 }
 
-impl Folder {
+impl GuardedFolder {
     /// With the file in it that names the process that belongs to it.
     fn new(pid_file: &str) -> Self {
         let made = tempfile::Builder::new().prefix("ibid-postgres-").tempdir().expect("a folder");
         let path = made.keep();
-        own(&path);
+        give_to_server_user(&path);
         let mut guard = Command::new("sh");
-        guard.args(["-c", GUARD, "guard"]).arg(path.join(pid_file)).arg(&path);
+        guard.args(["-c", GUARD_SCRIPT, "guard"]).arg(path.join(pid_file)).arg(&path);
         guard.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         Self { path, guard: guard.spawn().expect("sh runs") }
     }
 }
 
-impl Drop for Folder {
+impl Drop for GuardedFolder {
     fn drop(&mut self) {
         drop(self.guard.stdin.take());
         drop(self.guard.wait());
@@ -302,11 +303,11 @@ impl Drop for Folder {
 }
 
 /// A data folder to copy, made once per process.
-fn template() -> &'static Path {
-    static TEMPLATE: OnceLock<Folder> = OnceLock::new();
+fn template_data_folder() -> &'static Path {
+    static TEMPLATE: OnceLock<GuardedFolder> = OnceLock::new();
     let folder = TEMPLATE.get_or_init(|| {
-        let folder = Folder::new("none");
-        let mut makes = as_nobody(program("initdb"));
+        let folder = GuardedFolder::new("none");
+        let mut makes = unprivileged_command(program_path("initdb"));
         makes.arg("-D").arg(folder.path.join("data"));
         makes.args(["-U", "postgres", "-A", "trust", "-N", "-E", "UTF8", "--locale=C", "--wal-segsize=1"]);
         let made = makes.output().expect("initdb runs");
@@ -316,14 +317,14 @@ fn template() -> &'static Path {
     Box::leak(folder.path.join("data").into_boxed_path())
 }
 
-fn program(name: &str) -> PathBuf {
-    let path = Path::new(BIN).join(name);
+fn program_path(name: &str) -> PathBuf {
+    let path = Path::new(POSTGRES_BIN_FOLDER).join(name);
     assert!(path.exists(), "{} is missing: install the Debian package postgresql-15", path.display());
     path
 }
 
 /// PostgreSQL refuses to run as root: then as the user that its package makes.
-fn as_nobody(program: impl AsRef<std::ffi::OsStr>) -> Command {
+fn unprivileged_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     if !is_root() {
         return Command::new(program);
     }
@@ -337,7 +338,7 @@ fn is_root() -> bool {
 }
 
 /// Gives a folder to whoever runs the server.
-fn own(path: &Path) {
+fn give_to_server_user(path: &Path) {
     if is_root() {
         let given = Command::new("chown").arg("postgres:postgres").arg(path).status();
         let why = "there is no user postgres: install the Debian package postgresql-15";

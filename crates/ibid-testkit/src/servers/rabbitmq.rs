@@ -18,18 +18,18 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::redis::place::{Folder, free_port, spawn};
+use super::redis::child_process::{ServerFolder, free_port, spawn};
 
 /// Not the wrapper in /usr/sbin, which changes to the user of the system's own node.
-const PROGRAM: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
+const SERVER_PROGRAM: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
 /// It takes long to start, and longer where many tests run on few cores.
-const PATIENCE: Duration = Duration::from_secs(180);
+const START_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A running node.
 pub struct Server {
-    folder: Folder,
-    amqp: u16,
-    distribution: u16,
+    folder: ServerFolder,
+    amqp_port: u16,
+    distribution_port: u16,
     mapper_port: u16,
     mapper: Mutex<Option<Child>>,
     node: Mutex<Option<Child>>,
@@ -41,8 +41,11 @@ impl Server {
     /// # Panics
     /// If it cannot be started, saying why.
     pub fn start() -> Self {
-        assert!(Path::new(PROGRAM).exists(), "{PROGRAM} is missing: install the Debian package rabbitmq-server");
-        let folder = Folder::new();
+        assert!(
+            Path::new(SERVER_PROGRAM).exists(),
+            "{SERVER_PROGRAM} is missing: install the Debian package rabbitmq-server"
+        );
+        let folder = ServerFolder::new();
         let (amqp, distribution, mapper_port) = (free_port(), free_port(), free_port());
         let config = format!(
             "listeners.tcp.1 = 127.0.0.1:{amqp}\nlog.console = false\nlog.file = node.log\n\
@@ -52,7 +55,14 @@ impl Server {
         write("rabbitmq.conf", &config);
         write("enabled_plugins", "[].\n");
         write("env.conf", "");
-        let server = Self { folder, amqp, distribution, mapper_port, mapper: Mutex::new(None), node: Mutex::new(None) };
+        let server = Self {
+            folder,
+            amqp_port: amqp,
+            distribution_port: distribution,
+            mapper_port,
+            mapper: Mutex::new(None),
+            node: Mutex::new(None),
+        };
         server.restart();
         server
     }
@@ -68,12 +78,12 @@ impl Server {
 
     /// `amqp://…`, as the user guest.
     pub fn url(&self) -> String {
-        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.amqp)
+        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.amqp_port)
     }
 
     /// All ports that it and its port mapper listen on.
     pub fn ports(&self) -> [u16; 3] {
-        [self.amqp, self.distribution, self.mapper_port]
+        [self.amqp_port, self.distribution_port, self.mapper_port]
     }
 
     /// Where it keeps everything.
@@ -91,14 +101,14 @@ impl Server {
         let mut mapper = Command::new("epmd");
         mapper.args(["-port", &self.mapper_port.to_string(), "-address", "127.0.0.1"]);
         *self.mapper.lock() = Some(spawn(mapper, "erlang-base"));
-        let mut node = Command::new(PROGRAM);
+        let mut node = Command::new(SERVER_PROGRAM);
         node.env("HOME", self.folder.path())
             .env("ERL_EPMD_PORT", self.mapper_port.to_string())
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
-            .env("RABBITMQ_NODENAME", format!("ibid{}@localhost", self.amqp))
-            .env("RABBITMQ_NODE_PORT", self.amqp.to_string())
+            .env("RABBITMQ_NODENAME", format!("ibid{}@localhost", self.amqp_port))
+            .env("RABBITMQ_NODE_PORT", self.amqp_port.to_string())
             .env("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1")
-            .env("RABBITMQ_DIST_PORT", self.distribution.to_string())
+            .env("RABBITMQ_DIST_PORT", self.distribution_port.to_string())
             .env("RABBITMQ_MNESIA_BASE", path("data"))
             .env("RABBITMQ_LOG_BASE", path("logs"))
             .env("RABBITMQ_PID_FILE", path("pid"))
@@ -115,7 +125,11 @@ impl Server {
         while !self.is_ready() {
             let ended = self.node.lock().as_mut().and_then(|child| child.try_wait().ok().flatten());
             assert!(ended.is_none(), "rabbitmq-server ended at once ({ended:?}):\n{}", self.log());
-            assert!(began.elapsed() < PATIENCE, "rabbitmq-server is not ready after {PATIENCE:?}:\n{}", self.log());
+            assert!(
+                began.elapsed() < START_TIMEOUT,
+                "rabbitmq-server is not ready after {START_TIMEOUT:?}:\n{}",
+                self.log()
+            );
             sleep(Duration::from_millis(100));
         }
     }
@@ -132,7 +146,7 @@ impl Server {
 
     /// It answers the protocol's greeting once it serves.
     fn is_ready(&self) -> bool {
-        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.amqp)) else { return false };
+        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.amqp_port)) else { return false };
         let mut kind = [0; 1];
         stream.set_read_timeout(Some(Duration::from_secs(5))).is_ok()
             && stream.write_all(b"AMQP\0\0\x09\x01").is_ok()
@@ -152,13 +166,13 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
         if std::thread::panicking() {
-            eprintln!("--- the log of rabbitmq-server on port {} ---\n{}\n---", self.amqp, self.log());
+            eprintln!("--- the log of rabbitmq-server on port {} ---\n{}\n---", self.amqp_port, self.log());
         }
     }
 }
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("amqp", &self.amqp).finish_non_exhaustive()
+        f.debug_struct("Server").field("amqp", &self.amqp_port).finish_non_exhaustive()
     }
 }

@@ -25,16 +25,16 @@ use std::{
 
 use parking_lot::Mutex;
 
-use self::place::{Folder, certificates, free_port, spawn};
+use self::child_process::{ServerFolder, free_port, spawn, write_certificates};
 
-pub use self::{cluster::Cluster, sentinels::Sentinels};
+pub use self::{cluster::RedisCluster, sentinels::RedisSentinels};
 
+pub(super) mod child_process;
 mod cluster;
-pub(super) mod place;
 mod sentinels;
 
 /// How long a server may take for anything: many tests run at once on few cores.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How to run a server.
 #[derive(Debug, Clone, Default)]
@@ -49,11 +49,11 @@ pub struct Options {
 
 /// A running server. Gone, with its folder, when dropped.
 pub struct Server {
-    folder: Folder,
+    folder: ServerFolder,
     port: u16,
     options: Options,
     child: Mutex<Option<Child>>,
-    sentinel: bool,
+    is_sentinel: bool,
 }
 
 impl Server {
@@ -62,22 +62,25 @@ impl Server {
     /// # Panics
     /// If it cannot be started, saying why.
     pub fn start() -> Self {
-        Self::with(Options::default())
+        Self::start_with(Options::default())
     }
 
     /// A server with these lines in its configuration.
     ///
     /// # Panics
     /// If it cannot be started, saying why.
-    pub fn configured(config: &[&str]) -> Self {
-        Self::with(Options { config: config.iter().map(|line| (*line).to_owned()).collect(), ..Options::default() })
+    pub fn start_with_config(config: &[&str]) -> Self {
+        Self::start_with(Options {
+            config: config.iter().map(|line| (*line).to_owned()).collect(),
+            ..Options::default()
+        })
     }
 
     /// A server run in this way.
     ///
     /// # Panics
     /// If it cannot be started, saying why.
-    pub fn with(options: Options) -> Self {
+    pub fn start_with(options: Options) -> Self {
         Self::launch(options, false)
     }
 
@@ -91,7 +94,7 @@ impl Server {
     }
 
     fn launch(options: Options, sentinel: bool) -> Self {
-        let folder = Folder::new();
+        let folder = ServerFolder::new();
         let (port, bus) = (free_port(), free_port());
         let mut config = vec!["bind 127.0.0.1".to_owned(), "save \"\"".to_owned(), "daemonize no".to_owned()];
         config.push(format!("dir {}", folder.path().display()));
@@ -103,7 +106,7 @@ impl Server {
             config.push(format!("cluster-port {bus}"));
         }
         if options.tls {
-            certificates(folder.path());
+            write_certificates(folder.path());
             let file = |name: &str| folder.path().join(name).display().to_string();
             config.extend(["port 0".to_owned(), format!("tls-port {port}"), "tls-auth-clients optional".to_owned()]);
             config.push(format!("tls-ca-cert-file {}", file("ca.pem")));
@@ -117,7 +120,7 @@ impl Server {
         }
         config.extend(options.config.iter().cloned());
         fs::write(folder.path().join("redis.conf"), config.join("\n") + "\n").expect("its configuration is written");
-        let server = Self { folder, port, options, child: Mutex::new(None), sentinel };
+        let server = Self { folder, port, options, child: Mutex::new(None), is_sentinel: sentinel };
         server.restart();
         server
     }
@@ -148,7 +151,7 @@ impl Server {
     pub fn restart(&self) {
         self.kill();
         let mut command = Command::new("redis-server");
-        command.arg(self.file("redis.conf")).args(self.sentinel.then_some("--sentinel"));
+        command.arg(self.file("redis.conf")).args(self.is_sentinel.then_some("--sentinel"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         *self.child.lock() = Some(spawn(command, "redis-server"));
         self.until("it answers", || {
@@ -231,7 +234,11 @@ impl Server {
     pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
         let began = Instant::now();
         while !is_so() {
-            assert!(began.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain until {what}:\n{}", self.log());
+            assert!(
+                began.elapsed() < SERVER_TIMEOUT,
+                "waited {SERVER_TIMEOUT:?} in vain until {what}:\n{}",
+                self.log()
+            );
             sleep(Duration::from_millis(20));
         }
     }

@@ -7,25 +7,25 @@ use tokio::{
     time::timeout,
 };
 
-use crate::http1::DEADLINE;
+use crate::http1::WAIT_TIMEOUT;
 
-/// Replies [`gated`](super::Reply::gated) by it wait until it is opened. Clones are the same gate.
+/// Replies [`gated`](super::UpstreamReply::gated) by it wait until it is opened. Clones are the same gate.
 #[derive(Clone, Debug)]
-pub struct Gate(Arc<Inner>);
+pub struct ReplyGate(Arc<ReplyGateState>);
 
 #[derive(Debug)]
-struct Inner {
+struct ReplyGateState {
     /// One permit per reply let through; closed once the gate is open for good.
     permits: Semaphore,
     /// How many requests have ever come to the gate.
     arrived: watch::Sender<usize>,
 }
 
-impl Gate {
+impl ReplyGate {
     /// A closed gate.
     #[expect(clippy::new_without_default, reason = "a gate that appears by default would hang a test")]
-    pub fn new() -> Gate {
-        Gate(Arc::new(Inner { permits: Semaphore::new(0), arrived: watch::Sender::new(0) }))
+    pub fn new() -> ReplyGate {
+        ReplyGate(Arc::new(ReplyGateState { permits: Semaphore::new(0), arrived: watch::Sender::new(0) }))
     }
 
     /// Lets everything through from now on.
@@ -50,11 +50,11 @@ impl Gate {
     /// If they do not come within ten seconds.
     pub async fn arrived(&self, n: usize) {
         let mut arrived = self.0.arrived.subscribe();
-        let enough = timeout(DEADLINE, arrived.wait_for(|count| *count >= n)).await.is_ok();
-        assert!(enough, "waited {DEADLINE:?} for {n} requests at the gate; {} came", self.count());
+        let enough = timeout(WAIT_TIMEOUT, arrived.wait_for(|count| *count >= n)).await.is_ok();
+        assert!(enough, "waited {WAIT_TIMEOUT:?} for {n} requests at the gate; {} came", self.count());
     }
 
-    pub(super) async fn pass(&self) {
+    pub(super) async fn wait_open(&self) {
         self.0.arrived.send_modify(|count| *count += 1);
         if let Ok(permit) = self.0.permits.acquire().await {
             permit.forget();

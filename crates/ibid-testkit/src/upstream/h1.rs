@@ -14,95 +14,95 @@ use tokio::{
 };
 
 use super::{
-    Fault, Reply, Seen,
-    ledger::Open,
-    reply::{Content, filler},
+    LoggedRequest, UpstreamFault, UpstreamReply,
+    reply::{ReplyContent, filler},
+    request_log::OpenUpstreamConnection,
 };
-use crate::http1::{Framing, Headers, Wire, malformed};
+use crate::http1::{BodyFraming, HeaderList, MessageReader, malformed};
 
 /// How long an early answer waits for the rest of the request before it closes.
-const DRAIN: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What becomes of the connection.
-enum End {
+enum ConnectionEnd {
     Close,
     Reset,
 }
 
-pub(super) async fn serve(stream: TcpStream, open: Open) {
+pub(super) async fn serve(stream: TcpStream, open: OpenUpstreamConnection) {
     let (reader, writer) = stream.into_split();
-    let mut connection = Connection { wire: Wire::new(reader), writer, open, served: 0 };
+    let mut connection = UpstreamHttp1Connection { reader: MessageReader::new(reader), writer, open, served: 0 };
     let end = loop {
         match connection.exchange().await {
             Ok(Continue(())) => connection.served += 1,
             Ok(Break(end)) => break end,
-            Err(_) => break End::Close,
+            Err(_) => break ConnectionEnd::Close,
         }
     };
-    if let End::Reset = end {
+    if let ConnectionEnd::Reset = end {
         let _ = connection.writer.as_ref().set_zero_linger();
         connection.writer.forget();
     }
 }
 
-struct Connection {
-    wire: Wire,
+struct UpstreamHttp1Connection {
+    reader: MessageReader,
     writer: OwnedWriteHalf,
-    open: Open,
+    open: OpenUpstreamConnection,
     /// Requests answered on this connection before the present one.
     served: usize,
 }
 
-impl Connection {
-    async fn exchange(&mut self) -> io::Result<ControlFlow<End>> {
-        if !self.wire.next_message().await? {
-            return Ok(Break(End::Close));
+impl UpstreamHttp1Connection {
+    async fn exchange(&mut self) -> io::Result<ControlFlow<ConnectionEnd>> {
+        if !self.reader.next_message().await? {
+            return Ok(Break(ConnectionEnd::Close));
         }
-        let (mut seen, framing) = match self.head().await {
+        let (mut seen, framing) = match self.read_head().await {
             Ok(head) => head,
-            Err(error) => return self.refuse(error).await,
+            Err(error) => return self.reject(error).await,
         };
-        let reply = self.open.ledger.next_reply(&seen.method, &seen.target);
+        let reply = self.open.request_log.next_reply(&seen.method, &seen.target);
         if reply.early {
             return self.answer_early(&reply, seen).await;
         }
-        let reused = reply.fault == Some(Fault::CloseReused) && self.served > 0;
+        let reused = reply.fault == Some(UpstreamFault::CloseReused) && self.served > 0;
         if seen.headers.has_token("expect", "100-continue") {
             self.writer.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
         }
-        match self.wire.body(framing).await {
+        match self.reader.body(framing).await {
             Ok((body, trailers)) => (seen.body, seen.trailers) = (body.into(), trailers),
-            Err(error) => return self.refuse(error).await,
+            Err(error) => return self.reject(error).await,
         }
         seen.at = Instant::now();
         let (head_only, keep) = (seen.method == "HEAD", !seen.headers.has_token("connection", "close"));
         let upgrade = seen.header("upgrade").unwrap_or("echo").to_owned();
-        let execution = self.open.ledger.record(seen, !reused);
+        let execution = self.open.request_log.record(seen, !reused);
         if reused {
-            return Ok(Break(End::Close));
+            return Ok(Break(ConnectionEnd::Close));
         }
-        self.until_due(&reply).await;
+        self.wait_until_due(&reply).await;
         match (reply.fault, &reply.content) {
-            (Some(Fault::CloseReused), _) => self.answer(&reply, execution, head_only).await?,
-            (Some(fault), _) => return self.fail(fault, &reply, execution).await,
-            (None, Content::Echo) => return self.echo(&reply, &upgrade).await,
+            (Some(UpstreamFault::CloseReused), _) => self.answer(&reply, execution, head_only).await?,
+            (Some(fault), _) => return self.inject_fault(fault, &reply, execution).await,
+            (None, ReplyContent::Echo) => return self.echo(&reply, &upgrade).await,
             (None, _) => self.answer(&reply, execution, head_only).await?,
         }
-        let close = !keep || reply.headers.iter().any(|(name, value)| is_close(name, value));
-        Ok(if close { Break(End::Close) } else { Continue(()) })
+        let close = !keep || reply.headers.iter().any(|(name, value)| is_connection_close(name, value));
+        Ok(if close { Break(ConnectionEnd::Close) } else { Continue(()) })
     }
 
-    async fn head(&mut self) -> io::Result<(Seen, Framing)> {
-        let line = self.wire.line().await?;
+    async fn read_head(&mut self) -> io::Result<(LoggedRequest, BodyFraming)> {
+        let line = self.reader.read_line().await?;
         let mut parts = line.split(' ');
         let (Some(method), Some(target), Some("HTTP/1.1"), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
         else {
             return Err(malformed(format!("the request line is {line:?}")));
         };
-        let headers = self.wire.fields().await?;
-        let framing = Framing::of(&headers, Framing::Length(0))?;
-        let seen = Seen {
+        let headers = self.reader.read_fields().await?;
+        let framing = BodyFraming::of(&headers, BodyFraming::Length(0))?;
+        let seen = LoggedRequest {
             at: Instant::now(),
             connection: self.open.number,
             version: http::Version::HTTP_11,
@@ -110,60 +110,62 @@ impl Connection {
             target: target.to_owned(),
             headers,
             body: Bytes::new(),
-            trailers: Headers::default(),
+            trailers: HeaderList::default(),
             execution: None,
         };
         Ok((seen, framing))
     }
 
     /// Counts a request that is not whole; answers it if the other side is still there.
-    async fn refuse(&mut self, error: io::Error) -> io::Result<ControlFlow<End>> {
-        self.open.ledger.note_broken();
+    async fn reject(&mut self, error: io::Error) -> io::Result<ControlFlow<ConnectionEnd>> {
+        self.open.request_log.count_malformed();
         if error.kind() == io::ErrorKind::InvalidData {
             let head = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\n";
             let answer = format!("{head}content-length: {}\r\n\r\n{error}", error.to_string().len());
             self.writer.write_all(answer.as_bytes()).await?;
         }
-        Ok(Break(End::Close))
+        Ok(Break(ConnectionEnd::Close))
     }
 
-    async fn answer_early(&mut self, reply: &Reply, seen: Seen) -> io::Result<ControlFlow<End>> {
-        self.open.ledger.record(seen, false);
-        self.until_due(reply).await;
+    async fn answer_early(
+        &mut self, reply: &UpstreamReply, seen: LoggedRequest,
+    ) -> io::Result<ControlFlow<ConnectionEnd>> {
+        self.open.request_log.record(seen, false);
+        self.wait_until_due(reply).await;
         if reply.fault.is_some() {
-            let refusal = Reply::status(413).header("connection", "close").body("too large");
+            let refusal = UpstreamReply::status(413).header("connection", "close").body("too large");
             self.answer(&refusal, None, false).await?;
-            return Ok(Break(End::Close));
+            return Ok(Break(ConnectionEnd::Close));
         }
         self.answer(reply, None, false).await?;
         self.writer.shutdown().await?;
         // Closing with bytes unread resets the connection, and the answer could be lost with it.
         let drained = async {
-            while !self.wire.some().await?.is_empty() {}
+            while !self.reader.read_some().await?.is_empty() {}
             io::Result::Ok(())
         };
-        let _ = timeout(DRAIN, drained).await;
-        Ok(Break(End::Close))
+        let _ = timeout(DRAIN_TIMEOUT, drained).await;
+        Ok(Break(ConnectionEnd::Close))
     }
 
     /// Waits until the reply is due; an app does not stop working when its caller hangs up, so this only notes that.
-    async fn until_due(&mut self, reply: &Reply) {
-        let due = reply.due();
+    async fn wait_until_due(&mut self, reply: &UpstreamReply) {
+        let due = reply.wait_until_due();
         tokio::pin!(due);
         tokio::select! {
             biased;
             () = &mut due => return,
-            () = self.wire.gone() => self.open.ledger.note_hung_up(),
+            () = self.reader.wait_closed() => self.open.request_log.count_disconnect(),
         }
         due.await;
     }
 
-    async fn answer(&mut self, reply: &Reply, execution: Option<usize>, head_only: bool) -> io::Result<()> {
+    async fn answer(&mut self, reply: &UpstreamReply, execution: Option<usize>, head_only: bool) -> io::Result<()> {
         let status = reply.status_for(execution);
         let whole = reply.whole_body(execution);
         let chunked = whole.is_none() || !reply.trailers.is_empty();
         let never_a_body = matches!(status, 100..200 | 204 | 304);
-        let mut bytes = head(status, &reply.all_headers()).into_bytes();
+        let mut bytes = response_head(status, &reply.all_headers()).into_bytes();
         match &whole {
             _ if never_a_body => {}
             Some(body) if !chunked => bytes.extend(format!("content-length: {}\r\n", body.len()).as_bytes()),
@@ -190,20 +192,20 @@ impl Connection {
         self.last_chunk(reply).await
     }
 
-    async fn stream(&mut self, content: &Content) -> io::Result<()> {
+    async fn stream(&mut self, content: &ReplyContent) -> io::Result<()> {
         match content {
-            Content::Chunks(chunks) => {
+            ReplyContent::Chunks(chunks) => {
                 for chunk in chunks {
                     self.chunk(chunk).await?;
                 }
             }
-            Content::Events(count, every) => {
+            ReplyContent::Events(count, every) => {
                 for event in 1..=*count {
                     self.chunk(format!("data: {event}\n\n").as_bytes()).await?;
                     sleep(*every).await;
                 }
             }
-            Content::Numbered | Content::Whole(_) | Content::Echo => {}
+            ReplyContent::Numbered | ReplyContent::Whole(_) | ReplyContent::Echo => {}
         }
         Ok(())
     }
@@ -215,61 +217,65 @@ impl Connection {
         self.writer.write_all(&bytes).await
     }
 
-    async fn last_chunk(&mut self, reply: &Reply) -> io::Result<()> {
+    async fn last_chunk(&mut self, reply: &UpstreamReply) -> io::Result<()> {
         let trailers: String = reply.trailers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         self.writer.write_all(format!("0\r\n{trailers}\r\n").as_bytes()).await
     }
 
-    async fn echo(&mut self, reply: &Reply, protocol: &str) -> io::Result<ControlFlow<End>> {
-        let head = head(101, &reply.headers);
+    async fn echo(&mut self, reply: &UpstreamReply, protocol: &str) -> io::Result<ControlFlow<ConnectionEnd>> {
+        let head = response_head(101, &reply.headers);
         let head = format!("{head}connection: upgrade\r\nupgrade: {protocol}\r\n\r\n");
         self.writer.write_all(head.as_bytes()).await?;
         loop {
-            let bytes = self.wire.some().await?;
+            let bytes = self.reader.read_some().await?;
             if bytes.is_empty() {
-                return Ok(Break(End::Close));
+                return Ok(Break(ConnectionEnd::Close));
             }
             self.writer.write_all(&bytes).await?;
         }
     }
 
-    async fn fail(&mut self, fault: Fault, reply: &Reply, execution: Option<usize>) -> io::Result<ControlFlow<End>> {
+    async fn inject_fault(
+        &mut self, fault: UpstreamFault, reply: &UpstreamReply, execution: Option<usize>,
+    ) -> io::Result<ControlFlow<ConnectionEnd>> {
         match fault {
-            Fault::ResetAfterRequest => return Ok(Break(End::Reset)),
-            Fault::CloseWithoutReply => {}
-            Fault::Truncated { content_length, sent } => {
-                let mut bytes = head(200, &reply.headers).into_bytes();
+            UpstreamFault::ResetAfterRequest => return Ok(Break(ConnectionEnd::Reset)),
+            UpstreamFault::CloseWithoutReply => {}
+            UpstreamFault::Truncated { content_length, sent } => {
+                let mut bytes = response_head(200, &reply.headers).into_bytes();
                 bytes.extend(format!("content-length: {content_length}\r\n\r\n").as_bytes());
                 bytes.extend(filler(sent));
                 self.writer.write_all(&bytes).await?;
             }
-            Fault::TruncatedChunked => {
-                let head = head(200, &[]) + "transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";
+            UpstreamFault::TruncatedChunked => {
+                let head = response_head(200, &[]) + "transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";
                 self.writer.write_all(head.as_bytes()).await?;
             }
-            Fault::Hang => {
-                self.wire.gone().await;
-                self.open.ledger.note_hung_up();
+            UpstreamFault::Hang => {
+                self.reader.wait_closed().await;
+                self.open.request_log.count_disconnect();
             }
-            Fault::Garbage => self.writer.write_all(b"\x16\x03\x01 this is not HTTP\r\n\r\n").await?,
-            Fault::UnexpectedUpgrade => {
-                let head = head(101, &[]) + "connection: upgrade\r\nupgrade: websocket\r\n\r\n";
+            UpstreamFault::Garbage => self.writer.write_all(b"\x16\x03\x01 this is not HTTP\r\n\r\n").await?,
+            UpstreamFault::UnexpectedUpgrade => {
+                let head = response_head(101, &[]) + "connection: upgrade\r\nupgrade: websocket\r\n\r\n";
                 self.writer.write_all(head.as_bytes()).await?;
-                self.wire.gone().await;
+                self.reader.wait_closed().await;
             }
-            Fault::CloseIdle => self.answer(reply, execution, false).await?,
-            Fault::EarlyReplyThenClose | Fault::CloseReused => unreachable!("handled before the body is read"),
+            UpstreamFault::CloseIdle => self.answer(reply, execution, false).await?,
+            UpstreamFault::EarlyReplyThenClose | UpstreamFault::CloseReused => {
+                unreachable!("handled before the body is read")
+            }
         }
-        Ok(Break(End::Close))
+        Ok(Break(ConnectionEnd::Close))
     }
 }
 
-fn head(status: u16, headers: &[(String, String)]) -> String {
+fn response_head(status: u16, headers: &[(String, String)]) -> String {
     let reason = http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("-");
     let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     format!("HTTP/1.1 {status} {reason}\r\n{headers}")
 }
 
-fn is_close(name: &str, value: &str) -> bool {
+fn is_connection_close(name: &str, value: &str) -> bool {
     name.eq_ignore_ascii_case("connection") && value.eq_ignore_ascii_case("close")
 }

@@ -16,93 +16,97 @@ use hyper_util::{
 use tokio::{net::TcpStream, time::sleep};
 
 use super::{
-    Fault, Reply, Seen,
-    ledger::Open,
-    reply::{Content, filler},
+    LoggedRequest, UpstreamFault, UpstreamReply,
+    reply::{ReplyContent, filler},
+    request_log::OpenUpstreamConnection,
 };
-use crate::http1::Headers;
+use crate::http1::HeaderList;
 
 /// A body that is sent while the answer is on its way.
-type Body = Channel<Bytes, Abort>;
+type ChannelBody = Channel<Bytes, StreamAbort>;
 
 /// Ends a stream without finishing it.
 #[derive(Debug)]
-struct Abort;
+struct StreamAbort;
 
-impl fmt::Display for Abort {
+impl fmt::Display for StreamAbort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("aborted by a rule of the test")
     }
 }
 
-impl std::error::Error for Abort {}
+impl std::error::Error for StreamAbort {}
 
 /// Panics at a rule that needs a raw connection.
-pub(super) fn check(reply: &Reply) {
+pub(super) fn check_supported(reply: &UpstreamReply) {
     let possible = match reply.fault {
-        None => !reply.early && !matches!(reply.content, Content::Echo),
+        None => !reply.early && !matches!(reply.content, ReplyContent::Echo),
         Some(fault) => matches!(
             fault,
-            Fault::ResetAfterRequest
-                | Fault::CloseWithoutReply
-                | Fault::Hang
-                | Fault::Truncated { .. }
-                | Fault::TruncatedChunked
+            UpstreamFault::ResetAfterRequest
+                | UpstreamFault::CloseWithoutReply
+                | UpstreamFault::Hang
+                | UpstreamFault::Truncated { .. }
+                | UpstreamFault::TruncatedChunked
         ),
     };
     assert!(possible, "an h2c upstream cannot do this: {reply:?}");
 }
 
-pub(super) async fn serve(stream: TcpStream, open: Open) {
+pub(super) async fn serve(stream: TcpStream, open: OpenUpstreamConnection) {
     let open = Arc::new(open);
     let service = service_fn(move |request| exchange(request, Arc::clone(&open)));
     let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
 }
 
 /// An error resets the stream.
-async fn exchange(request: Request<Incoming>, open: Arc<Open>) -> Result<Response<Body>, Abort> {
+async fn exchange(
+    request: Request<Incoming>, open: Arc<OpenUpstreamConnection>,
+) -> Result<Response<ChannelBody>, StreamAbort> {
     let (head, body) = request.into_parts();
     let target = head.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
-    let reply = open.ledger.next_reply(head.method.as_str(), &target);
+    let reply = open.request_log.next_reply(head.method.as_str(), &target);
     let body = match body.collect().await {
         Ok(body) => body,
         Err(_) => {
-            open.ledger.note_broken();
-            return Err(Abort);
+            open.request_log.count_malformed();
+            return Err(StreamAbort);
         }
     };
-    let mut headers = Headers::default();
+    let mut headers = HeaderList::default();
     if let (Version::HTTP_2, Some(authority)) = (head.version, head.uri.authority()) {
         headers.push(":authority", authority.as_str());
     }
-    Headers::from(&head.headers).iter().for_each(|(name, value)| headers.push(name, value));
-    let seen = Seen {
+    HeaderList::from(&head.headers).iter().for_each(|(name, value)| headers.push(name, value));
+    let seen = LoggedRequest {
         at: Instant::now(),
         connection: open.number,
         version: head.version,
         method: head.method.to_string(),
         target,
         headers,
-        trailers: body.trailers().map(Headers::from).unwrap_or_default(),
+        trailers: body.trailers().map(HeaderList::from).unwrap_or_default(),
         body: body.to_bytes(),
         execution: None,
     };
-    let execution = open.ledger.record(seen, true);
-    reply.due().await;
+    let execution = open.request_log.record(seen, true);
+    reply.wait_until_due().await;
     answer(reply, execution).await
 }
 
-async fn answer(reply: Reply, execution: Option<usize>) -> Result<Response<Body>, Abort> {
+async fn answer(reply: UpstreamReply, execution: Option<usize>) -> Result<Response<ChannelBody>, StreamAbort> {
     let mut builder = Response::builder().status(reply.status_for(execution));
     match reply.fault {
         None => {}
-        Some(Fault::Hang) => return std::future::pending().await,
-        Some(Fault::Truncated { content_length, sent }) => {
+        Some(UpstreamFault::Hang) => return std::future::pending().await,
+        Some(UpstreamFault::Truncated { content_length, sent }) => {
             let head = builder.status(200).header("content-length", content_length);
-            return Ok(cut_short(head, filler(sent)));
+            return Ok(truncated_response(head, filler(sent)));
         }
-        Some(Fault::TruncatedChunked) => return Ok(cut_short(builder.status(200), Bytes::from_static(b"hello"))),
-        Some(_) => return Err(Abort),
+        Some(UpstreamFault::TruncatedChunked) => {
+            return Ok(truncated_response(builder.status(200), Bytes::from_static(b"hello")));
+        }
+        Some(_) => return Err(StreamAbort),
     }
     for (name, value) in reply.all_headers() {
         builder = builder.header(name, value);
@@ -112,31 +116,31 @@ async fn answer(reply: Reply, execution: Option<usize>) -> Result<Response<Body>
         builder = builder.header("content-length", body.len());
     }
     let (sender, body) = Channel::new(1);
-    tokio::spawn(feed(sender, reply, whole));
+    tokio::spawn(send_body(sender, reply, whole));
     Ok(builder.body(body).expect("the test's headers are valid"))
 }
 
-fn cut_short(head: http::response::Builder, part: Bytes) -> Response<Body> {
+fn truncated_response(head: http::response::Builder, part: Bytes) -> Response<ChannelBody> {
     let (mut sender, body) = Channel::new(1);
     tokio::spawn(async move {
         let _ = sender.send_data(part).await;
-        sender.abort(Abort);
+        sender.abort(StreamAbort);
     });
     head.body(body).expect("the head is valid")
 }
 
 /// Sends the body, and the trailers after it. Ends by itself when the other side is gone.
-async fn feed(mut sender: Sender<Bytes, Abort>, reply: Reply, whole: Option<Bytes>) {
+async fn send_body(mut sender: Sender<Bytes, StreamAbort>, reply: UpstreamReply, whole: Option<Bytes>) {
     let done = async {
         match (whole, &reply.content) {
             (Some(body), _) if body.is_empty() => {}
             (Some(body), _) => sender.send_data(body).await?,
-            (None, Content::Chunks(chunks)) => {
+            (None, ReplyContent::Chunks(chunks)) => {
                 for chunk in chunks {
                     sender.send_data(chunk.clone()).await?;
                 }
             }
-            (None, Content::Events(count, every)) => {
+            (None, ReplyContent::Events(count, every)) => {
                 for event in 1..=*count {
                     sender.send_data(format!("data: {event}\n\n").into()).await?;
                     sleep(*every).await;
@@ -152,7 +156,7 @@ async fn feed(mut sender: Sender<Bytes, Abort>, reply: Reply, whole: Option<Byte
     let _ = done.await;
 }
 
-fn trailers(reply: &Reply) -> HeaderMap {
+fn trailers(reply: &UpstreamReply) -> HeaderMap {
     let parsed = reply.trailers.iter().map(|(name, value)| {
         let name = HeaderName::try_from(name).map_err(io::Error::other)?;
         let value = HeaderValue::try_from(value).map_err(io::Error::other)?;

@@ -4,25 +4,25 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::Gate;
+use super::ReplyGate;
 
-/// An answer. Starts as [`Reply::usual`] or [`Reply::status`] and is changed step by step.
+/// An answer. Starts as [`UpstreamReply::usual`] or [`UpstreamReply::status`] and is changed step by step.
 #[derive(Clone, Debug, Default)]
-pub struct Reply {
+pub struct UpstreamReply {
     /// None: 201 for an execution, 200 for anything else.
     pub(super) status: Option<u16>,
     pub(super) headers: Vec<(String, String)>,
-    pub(super) content: Content,
+    pub(super) content: ReplyContent,
     pub(super) trailers: Vec<(String, String)>,
     pub(super) delay: Duration,
-    pub(super) gate: Option<Gate>,
+    pub(super) gate: Option<ReplyGate>,
     /// Answered when the head has arrived, the body unread.
     pub(super) early: bool,
-    pub(super) fault: Option<Fault>,
+    pub(super) fault: Option<UpstreamFault>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) enum Content {
+pub(super) enum ReplyContent {
     /// `{"id":N,"run":N}` for execution N, `{"ok":true}` for anything else.
     #[default]
     Numbered,
@@ -36,7 +36,7 @@ pub(super) enum Content {
 
 /// What goes wrong after the request was read and logged, unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum UpstreamFault {
     /// The connection is reset.
     ResetAfterRequest,
     /// The connection is closed in good order, without an answer.
@@ -66,38 +66,39 @@ pub enum Fault {
     CloseReused,
 }
 
-impl Reply {
+impl UpstreamReply {
     /// What the upstream answers without a rule, to be delayed, gated or given headers.
-    pub fn usual() -> Reply {
-        Reply::default()
+    pub fn usual() -> UpstreamReply {
+        UpstreamReply::default()
     }
 
     /// An answer with this status and an empty body.
-    pub fn status(status: u16) -> Reply {
-        Reply { status: Some(status), content: Content::Whole(Bytes::new()), ..Reply::default() }
+    pub fn status(status: u16) -> UpstreamReply {
+        UpstreamReply { status: Some(status), content: ReplyContent::Whole(Bytes::new()), ..UpstreamReply::default() }
     }
 
     /// An answer in chunks, without a length.
-    pub fn chunks(chunks: impl IntoIterator<Item = impl Into<Bytes>>) -> Reply {
+    pub fn chunks(chunks: impl IntoIterator<Item = impl Into<Bytes>>) -> UpstreamReply {
         let chunks = chunks.into_iter().map(Into::into).filter(|chunk: &Bytes| !chunk.is_empty()).collect();
-        Reply { status: Some(200), content: Content::Chunks(chunks), ..Reply::default() }
+        UpstreamReply { status: Some(200), content: ReplyContent::Chunks(chunks), ..UpstreamReply::default() }
     }
 
     /// A stream of server-sent events, `data: 1` and so on, one each `every`.
-    pub fn events(count: usize, every: Duration) -> Reply {
-        let content = Content::Events(count, every);
-        Reply { status: Some(200), content, ..Reply::default() }.header("content-type", "text/event-stream")
+    pub fn events(count: usize, every: Duration) -> UpstreamReply {
+        let content = ReplyContent::Events(count, every);
+        UpstreamReply { status: Some(200), content, ..UpstreamReply::default() }
+            .header("content-type", "text/event-stream")
     }
 
     /// A 101 to the protocol asked for, after which every byte is sent back.
-    pub fn upgrade_echo() -> Reply {
-        Reply { status: Some(101), content: Content::Echo, ..Reply::default() }
+    pub fn upgrade_echo() -> UpstreamReply {
+        UpstreamReply { status: Some(101), content: ReplyContent::Echo, ..UpstreamReply::default() }
     }
 
     /// An answer (say 413) when the head has arrived; then the rest of the request is read and thrown away, and the
     /// connection closed. Not an execution.
-    pub fn early(status: u16) -> Reply {
-        Reply { early: true, ..Reply::status(status) }.header("connection", "close")
+    pub fn early(status: u16) -> UpstreamReply {
+        UpstreamReply { early: true, ..UpstreamReply::status(status) }.header("connection", "close")
     }
 
     /// Adds a header; the same name twice sends two.
@@ -106,7 +107,7 @@ impl Reply {
         self
     }
 
-    /// Adds `Set-Cookie`.
+    /// Adds `Jwks-Cookie`.
     pub fn set_cookie(self, cookie: &str) -> Self {
         self.header("set-cookie", cookie)
     }
@@ -118,7 +119,7 @@ impl Reply {
 
     /// Sets the body.
     pub fn body(self, body: impl Into<Bytes>) -> Self {
-        Reply { content: Content::Whole(body.into()), ..self }
+        UpstreamReply { content: ReplyContent::Whole(body.into()), ..self }
     }
 
     /// Sets a JSON body and its type.
@@ -128,7 +129,7 @@ impl Reply {
 
     /// Sets the usual body, which has the execution's number, under another status.
     pub fn numbered(self) -> Self {
-        Reply { content: Content::Numbered, ..self }
+        UpstreamReply { content: ReplyContent::Numbered, ..self }
     }
 
     /// Sets a body of `n` bytes: [`filler`].
@@ -138,8 +139,8 @@ impl Reply {
 
     /// Adds a trailer, which makes the body chunked.
     pub fn trailer(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        if let Content::Whole(body) = self.content {
-            self.content = Content::Chunks(Some(body).filter(|body| !body.is_empty()).into_iter().collect());
+        if let ReplyContent::Whole(body) = self.content {
+            self.content = ReplyContent::Chunks(Some(body).filter(|body| !body.is_empty()).into_iter().collect());
         }
         self.trailers.push((name.into(), value.into()));
         self
@@ -147,18 +148,18 @@ impl Reply {
 
     /// Waits this long between logging the request and answering it.
     pub fn delay(self, delay: Duration) -> Self {
-        Reply { delay, ..self }
+        UpstreamReply { delay, ..self }
     }
 
     /// Waits for the gate between logging the request and answering it (or failing).
-    pub fn gated(self, gate: &Gate) -> Self {
-        Reply { gate: Some(gate.clone()), ..self }
+    pub fn gated(self, gate: &ReplyGate) -> Self {
+        UpstreamReply { gate: Some(gate.clone()), ..self }
     }
 
     /// Returns once the answer is due.
-    pub(super) async fn due(&self) {
+    pub(super) async fn wait_until_due(&self) {
         if let Some(gate) = &self.gate {
-            gate.pass().await;
+            gate.wait_open().await;
         }
         tokio::time::sleep(self.delay).await;
     }
@@ -171,7 +172,7 @@ impl Reply {
     pub(super) fn all_headers(&self) -> Vec<(String, String)> {
         let mut headers = self.headers.clone();
         let typed = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type"));
-        if matches!(self.content, Content::Numbered) && !typed {
+        if matches!(self.content, ReplyContent::Numbered) && !typed {
             headers.push(("content-type".to_owned(), "application/json".to_owned()));
         }
         headers
@@ -180,17 +181,21 @@ impl Reply {
     /// The body, where it is known in one piece.
     pub(super) fn whole_body(&self, execution: Option<usize>) -> Option<Bytes> {
         match (&self.content, execution) {
-            (Content::Numbered, Some(n)) => Some(format!(r#"{{"id":{n},"run":{n}}}"#).into()),
-            (Content::Numbered, None) => Some(Bytes::from_static(br#"{"ok":true}"#)),
-            (Content::Whole(body), _) => Some(body.clone()),
-            (Content::Chunks(_) | Content::Events(..) | Content::Echo, _) => None,
+            (ReplyContent::Numbered, Some(n)) => Some(format!(r#"{{"id":{n},"run":{n}}}"#).into()),
+            (ReplyContent::Numbered, None) => Some(Bytes::from_static(br#"{"ok":true}"#)),
+            (ReplyContent::Whole(body), _) => Some(body.clone()),
+            (ReplyContent::Chunks(_) | ReplyContent::Events(..) | ReplyContent::Echo, _) => None,
         }
     }
 }
 
-impl From<Fault> for Reply {
-    fn from(fault: Fault) -> Reply {
-        Reply { fault: Some(fault), early: fault == Fault::EarlyReplyThenClose, ..Reply::default() }
+impl From<UpstreamFault> for UpstreamReply {
+    fn from(fault: UpstreamFault) -> UpstreamReply {
+        UpstreamReply {
+            fault: Some(fault),
+            early: fault == UpstreamFault::EarlyReplyThenClose,
+            ..UpstreamReply::default()
+        }
     }
 }
 

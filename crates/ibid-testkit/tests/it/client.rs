@@ -3,8 +3,8 @@
 use std::{net::SocketAddr, time::Duration};
 
 use ibid_testkit::{
-    client::{Raw, post},
-    upstream::Upstream,
+    client::{RawClient, post},
+    upstream::TestUpstream,
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -12,7 +12,7 @@ use tokio::{
 };
 
 /// Answers one connection with these bytes, and closes it if so told.
-async fn script(answer: &'static str, close: bool) -> SocketAddr {
+async fn serve_bytes(answer: &'static str, close: bool) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -28,8 +28,8 @@ async fn script(answer: &'static str, close: bool) -> SocketAddr {
 
 #[tokio::test]
 async fn every_framing_is_understood() {
-    let mut raw = Raw::connect(
-        script(
+    let mut raw = RawClient::connect(
+        serve_bytes(
             "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n\
              HTTP/1.1 200 OK\r\nContent-Length: 2\r\nB: 1\r\nA: 2\r\nb: 3\r\n\r\nhi\
              HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\nab\r\n1\r\nc\r\n0\r\nT: 1\r\n\r\n\
@@ -53,8 +53,8 @@ async fn every_framing_is_understood() {
 
 #[tokio::test]
 async fn a_continue_is_visible_on_its_own() {
-    let upstream = Upstream::start().await;
-    let mut raw = Raw::connect(upstream.addr()).await;
+    let upstream = TestUpstream::start().await;
+    let mut raw = RawClient::connect(upstream.addr()).await;
     raw.send("POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n").await;
     assert_eq!(raw.read_next().await.status, 100);
     raw.send("hi").await;
@@ -64,9 +64,9 @@ async fn a_continue_is_visible_on_its_own() {
 
 #[tokio::test]
 async fn a_request_may_be_chunked_with_trailers() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let request = post(upstream.addr(), "/").body("hello").trailer("x-t", "1");
-    let mut raw = Raw::connect(upstream.addr()).await;
+    let mut raw = RawClient::connect(upstream.addr()).await;
     for _ in 0..2 {
         assert_eq!(request.send_on(&mut raw).await.status, 201);
         assert_eq!((upstream.last().text().as_str(), upstream.last().trailers.get("x-t")), ("hello", Some("1")));
@@ -77,12 +77,12 @@ async fn a_request_may_be_chunked_with_trailers() {
 #[tokio::test]
 #[should_panic(expected = "received so far:\nHTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel")]
 async fn an_answer_that_breaks_off_panics_with_what_was_received() {
-    post(script("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel", true).await, "/").send().await;
+    post(serve_bytes("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel", true).await, "/").send().await;
 }
 
 #[tokio::test]
 async fn an_answer_that_never_ends_meets_the_deadline() {
-    let addr = script("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel", false).await;
+    let addr = serve_bytes("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel", false).await;
     let mut raw = post(addr, "/").start().await;
     assert!(!raw.is_closed_within(Duration::from_millis(200)).await, "by now the beginning is here");
     tokio::time::pause();
@@ -95,13 +95,13 @@ async fn an_answer_that_never_ends_meets_the_deadline() {
 async fn an_abort_is_a_reset_and_a_drop_is_an_end() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
-    let raw = Raw::connect(addr).await;
+    let raw = RawClient::connect(addr).await;
     let (mut stream, _) = listener.accept().await.unwrap();
     raw.abort();
     let error = stream.read(&mut [0; 10]).await.unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 
-    let mut raw = Raw::connect(addr).await;
+    let mut raw = RawClient::connect(addr).await;
     let (mut stream, _) = listener.accept().await.unwrap();
     assert!(!raw.is_closed_within(Duration::from_millis(20)).await);
     raw.half_close().await;

@@ -8,12 +8,15 @@ use std::{
 };
 
 use futures_util::{StreamExt, stream};
-use ibid::store::{Ask, Claim, Counts, End, ErrorKind, FREE_FOR, Fence, Fingerprint, Held, Memory, Store, Tags, Token};
+use ibid::store::{
+    ClaimOutcome, ClaimRequest, ClaimToken, EntryCounts, ErrorKind, Fence, Fingerprint, Memory, SPENT_TOKEN_TTL,
+    SettleOutcome, Settlement, Store, Tags,
+};
 use ibid_testkit::{
-    broken::{BUGS, Broken, Bug, failing_cases},
+    broken::{BUGS, Bug, FaultyStore, failing_cases},
     contract,
-    property::{Clock, check_histories, check_history, histories},
-    wrappers::{Calls, Delays, FailsOnDemand, LosesAnswers, Resending},
+    property::{HistoryClock, check_histories, check_history, histories},
+    wrappers::{CallFilter, DelayedStore, FailingStore, LossyStore, RetryingStore},
 };
 use proptest::{
     strategy::{Strategy, ValueTree},
@@ -27,9 +30,9 @@ ibid_testkit::contract_tests!(memory_in_an_arc, async {
 });
 
 ibid_testkit::contract_tests!(memory_losing_answers, async {
-    let seed = u64::from_le_bytes(Token::mint().0[..8].try_into().unwrap());
+    let seed = u64::from_le_bytes(ClaimToken::mint().0[..8].try_into().unwrap());
     println!("seed {seed}");
-    Arc::new(Resending::new(LosesAnswers::new(Memory::default(), seed, 3))) as Arc<dyn Store>
+    Arc::new(RetryingStore::new(LossyStore::new(Memory::default(), seed, 3))) as Arc<dyn Store>
 });
 
 #[tokio::test]
@@ -39,14 +42,14 @@ async fn one_memory_serves_all_cases_at_the_same_time() {
 
 #[tokio::test]
 async fn memory_sweeps_count_what_they_remove() {
-    contract::operating::sweeps_count_what_they_remove(&Memory::default()).await;
+    contract::admin::sweeps_count_what_they_remove(&Memory::default()).await;
 }
 
 #[tokio::test]
 async fn every_broken_store_fails_the_contract() {
     let began = Instant::now();
     let runs = stream::iter(BUGS).map(|(bug, catcher)| async move {
-        let failing = failing_cases(Arc::new(Broken::new(bug)), Duration::from_secs(20)).await;
+        let failing = failing_cases(Arc::new(FaultyStore::new(bug)), Duration::from_secs(20)).await;
         (bug, catcher, failing)
     });
     let runs: Vec<_> = runs.buffer_unordered(9).collect().await;
@@ -59,14 +62,14 @@ async fn every_broken_store_fails_the_contract() {
 
 #[test]
 fn memory_answers_as_the_model_says() {
-    check_histories(1500, Clock::Paused, async || Arc::new(Memory::default()) as Arc<dyn Store>);
-    check_histories(200, Clock::Real, async || Arc::new(Memory::default()) as Arc<dyn Store>);
+    check_histories(1500, HistoryClock::Paused, async || Arc::new(Memory::default()) as Arc<dyn Store>);
+    check_histories(200, HistoryClock::Real, async || Arc::new(Memory::default()) as Arc<dyn Store>);
 }
 
 #[test]
 fn memory_losing_answers_answers_as_the_model_says() {
-    check_histories(300, Clock::Paused, async || {
-        Arc::new(Resending::new(LosesAnswers::new(Memory::default(), 7, 3))) as Arc<dyn Store>
+    check_histories(300, HistoryClock::Paused, async || {
+        Arc::new(RetryingStore::new(LossyStore::new(Memory::default(), 7, 3))) as Arc<dyn Store>
     });
 }
 
@@ -78,10 +81,11 @@ fn histories_find_broken_stores() {
         Bug::SettleIgnoresHolder,
         Bug::NeverRestores,
         Bug::ReleasedTakeoverIsFree,
-        Bug::KeepCountsFromClaim,
+        Bug::TtlCountsFromClaim,
         Bug::FencesRestart,
     ] {
-        let check = || check_histories(3000, Clock::Paused, async || Arc::new(Broken::new(bug)) as Arc<dyn Store>);
+        let check =
+            || check_histories(3000, HistoryClock::Paused, async || Arc::new(FaultyStore::new(bug)) as Arc<dyn Store>);
         assert!(catch_unwind(AssertUnwindSafe(check)).is_err(), "{bug:?} answers as the model says");
     }
 }
@@ -98,13 +102,13 @@ fn of_threads_that_claim_and_take_over_one_runs() {
                 racers.into_iter().map(|racer| racer.join().unwrap()).collect()
             });
             let mut grants = grants.into_iter().filter_map(|found| match found {
-                Claim::Granted(lease) => Some(lease),
+                ClaimOutcome::Granted(lease) => Some(lease),
                 _ => None,
             });
             let lease = grants.next().expect("one of four is granted");
             assert_eq!(grants.next(), None, "only one of four is granted");
-            let park = End::Park { keep: Duration::from_secs(9), retry_in: Duration::ZERO };
-            assert_eq!(ready(store.settle(&lease, &park)), Held::Held);
+            let park = Settlement::Park { ttl: Duration::from_secs(9), retry_in: Duration::ZERO };
+            assert_eq!(expect_ready(store.settle(&lease, &park)), SettleOutcome::Applied);
             over = Some(lease.fence);
         }
     }
@@ -113,21 +117,23 @@ fn of_threads_that_claim_and_take_over_one_runs() {
 #[tokio::test(start_paused = true)]
 async fn a_spent_token_is_remembered_for_free_for_whatever_its_life_was() {
     let store = Memory::default();
-    let short = |over| Arc::new(Ask { hold: Duration::from_millis(9), keep: Duration::from_millis(9), ..ask(over) });
+    let short = |over| {
+        Arc::new(ClaimRequest { lease: Duration::from_millis(9), ttl: Duration::from_millis(9), ..claim_request(over) })
+    };
     let plain = short(None);
-    let Claim::Granted(lease) = store.claim(&plain).await.unwrap() else { panic!("granted") };
-    assert_eq!(store.settle(&lease, &End::Release).await.unwrap(), Held::Held);
-    tokio::time::advance(FREE_FOR - Duration::from_millis(1)).await;
-    assert_eq!(store.claim(&plain).await.unwrap(), Claim::Spent);
+    let ClaimOutcome::Granted(lease) = store.claim(&plain).await.unwrap() else { panic!("granted") };
+    assert_eq!(store.settle(&lease, &Settlement::Release).await.unwrap(), SettleOutcome::Applied);
+    tokio::time::advance(SPENT_TOKEN_TTL - Duration::from_millis(1)).await;
+    assert_eq!(store.claim(&plain).await.unwrap(), ClaimOutcome::TokenSpent);
 
-    let Claim::Granted(first) = store.claim(&short(None)).await.unwrap() else { panic!("granted") };
-    let park = End::Park { keep: Duration::from_millis(9), retry_in: Duration::ZERO };
-    assert_eq!(store.settle(&first, &park).await.unwrap(), Held::Held);
+    let ClaimOutcome::Granted(first) = store.claim(&short(None)).await.unwrap() else { panic!("granted") };
+    let park = Settlement::Park { ttl: Duration::from_millis(9), retry_in: Duration::ZERO };
+    assert_eq!(store.settle(&first, &park).await.unwrap(), SettleOutcome::Applied);
     let takeover = short(Some(first.fence));
-    let Claim::Granted(second) = store.claim(&takeover).await.unwrap() else { panic!("granted") };
-    assert_eq!(store.settle(&second, &End::Release).await.unwrap(), Held::Held);
-    tokio::time::advance(FREE_FOR - Duration::from_millis(1)).await;
-    assert_eq!(store.claim(&takeover).await.unwrap(), Claim::Spent);
+    let ClaimOutcome::Granted(second) = store.claim(&takeover).await.unwrap() else { panic!("granted") };
+    assert_eq!(store.settle(&second, &Settlement::Release).await.unwrap(), SettleOutcome::Applied);
+    tokio::time::advance(SPENT_TOKEN_TTL - Duration::from_millis(1)).await;
+    assert_eq!(store.claim(&takeover).await.unwrap(), ClaimOutcome::TokenSpent);
 }
 
 #[tokio::test(start_paused = true)]
@@ -135,67 +141,71 @@ async fn what_has_expired_takes_up_nothing_after_a_sweep() {
     let store = Memory::default();
     let mut runner = TestRunner::deterministic();
     for _ in 0..200 {
-        let history = histories(Clock::Paused).new_tree(&mut runner).unwrap().current();
-        check_history(&store, &history, Clock::Paused).await.unwrap();
+        let history = histories(HistoryClock::Paused).new_tree(&mut runner).unwrap().current();
+        check_history(&store, &history, HistoryClock::Paused).await.unwrap();
     }
     tokio::time::advance(Duration::from_secs(1_000_000)).await;
     while store.sweep(10_000).await.unwrap().more {}
-    assert_eq!(store.operators().counts().await.unwrap(), Counts::default());
+    assert_eq!(store.admin().counts().await.unwrap(), EntryCounts::default());
 }
 
 #[tokio::test]
 async fn a_store_fails_as_it_is_told_until_it_is_healed() {
-    let store = FailsOnDemand::new(Memory::default());
-    let ask = Arc::new(ask(None));
-    store.fail(Calls::Claim, ErrorKind::NotApplied);
+    let store = FailingStore::new(Memory::default());
+    let ask = Arc::new(claim_request(None));
+    store.fail(CallFilter::Claim, ErrorKind::NotApplied);
     assert_eq!(store.claim(&ask).await.unwrap_err().kind, ErrorKind::NotApplied);
     assert_eq!(store.get(&ask.address).await.unwrap(), None, "nothing was applied");
-    store.lose(Calls::Claim);
+    store.lose_answers(CallFilter::Claim);
     assert_eq!(store.claim(&ask).await.unwrap_err().kind, ErrorKind::Ambiguous);
-    assert!(matches!(store.get(&ask.address).await.unwrap(), Some(Claim::Busy(_))), "it was applied");
+    assert!(matches!(store.get(&ask.address).await.unwrap(), Some(ClaimOutcome::InProgress(_))), "it was applied");
     store.heal();
-    let Claim::Granted(lease) = store.claim(&ask).await.unwrap() else { panic!("same token, same answer") };
-    store.fail(Calls::Settle, ErrorKind::Rejected);
-    assert_eq!(store.settle(&lease, &End::Release).await.unwrap_err().kind, ErrorKind::Rejected);
-    assert_eq!(store.extend(&lease, Duration::from_secs(1)).await.unwrap(), Held::Held, "only settles fail");
-    store.fail(Calls::All, ErrorKind::NotApplied);
-    assert!(store.operators().counts().await.is_err());
+    let ClaimOutcome::Granted(lease) = store.claim(&ask).await.unwrap() else { panic!("same token, same answer") };
+    store.fail(CallFilter::Settle, ErrorKind::Rejected);
+    assert_eq!(store.settle(&lease, &Settlement::Release).await.unwrap_err().kind, ErrorKind::Rejected);
+    assert_eq!(
+        store.extend(&lease, Duration::from_secs(1)).await.unwrap(),
+        SettleOutcome::Applied,
+        "only settles fail"
+    );
+    store.fail(CallFilter::All, ErrorKind::NotApplied);
+    assert!(store.admin().counts().await.is_err());
     assert!(store.extend(&lease, Duration::from_secs(1)).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_store_delays_as_it_is_told() {
-    let store = Delays::new(Memory::default());
-    let ask = Arc::new(ask(None));
-    store.delay(Calls::Claim, Duration::from_secs(1), Duration::from_secs(2));
+    let store = DelayedStore::new(Memory::default());
+    let ask = Arc::new(claim_request(None));
+    store.delay(CallFilter::Claim, Duration::from_secs(1), Duration::from_secs(2));
     let asked = tokio::time::Instant::now();
     let mut answer = std::pin::pin!(store.claim(&ask));
     assert!(tokio::time::timeout(Duration::from_millis(900), &mut answer).await.is_err());
     assert_eq!(store.get(&ask.address).await.unwrap(), None, "not applied yet");
     assert!(tokio::time::timeout(Duration::from_millis(200), &mut answer).await.is_err());
     assert!(store.get(&ask.address).await.unwrap().is_some(), "applied, not answered yet");
-    assert!(matches!(answer.await, Ok(Claim::Granted(_))));
+    assert!(matches!(answer.await, Ok(ClaimOutcome::Granted(_))));
     assert_eq!(asked.elapsed().as_secs(), 3);
 }
 
-fn claim(store: &Memory, over: Option<Fence>) -> Claim {
-    ready(store.claim(&Arc::new(ask(over))))
+fn claim(store: &Memory, over: Option<Fence>) -> ClaimOutcome {
+    expect_ready(store.claim(&Arc::new(claim_request(over))))
 }
 
-fn ask(over: Option<Fence>) -> Ask {
-    Ask {
+fn claim_request(over: Option<Fence>) -> ClaimRequest {
+    ClaimRequest {
         address: ibid::store::Address([7; 32]),
-        token: Token::mint(),
+        token: ClaimToken::mint(),
         fingerprint: Fingerprint::NONE,
         tags: Tags::default(),
         label: bytes::Bytes::new(),
-        hold: Duration::from_secs(100),
-        keep: Duration::from_secs(100),
-        over,
+        lease: Duration::from_secs(100),
+        ttl: Duration::from_secs(100),
+        take_over: over,
     }
 }
 
 /// The answer of a store that never has to wait.
-fn ready<T: Unpin>(answer: ibid::store::StoreFuture<'_, T>) -> T {
+fn expect_ready<T: Unpin>(answer: ibid::store::StoreFuture<'_, T>) -> T {
     futures_util::FutureExt::now_or_never(answer).expect("it is ready at once").expect("it does not fail")
 }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use ibid_testkit::{
-    docs::{Page, run_page},
-    upstream::{Reply, Upstream},
+    docs::{DocPage, run_page},
+    upstream::{TestUpstream, UpstreamReply},
 };
 use tempfile::NamedTempFile;
 
@@ -19,13 +19,13 @@ fn page(text: &str) -> NamedTempFile {
 
 async fn report(text: &str) -> String {
     let file = page(text);
-    Page::read(file.path()).limit(Duration::from_secs(2)).check().await.unwrap_err()
+    DocPage::read(file.path()).limit(Duration::from_secs(2)).check().await.unwrap_err()
 }
 
 #[tokio::test]
 async fn a_page_that_is_right_passes() {
-    let upstream = Upstream::start().await;
-    upstream.on("/where", Reply::status(200).body(format!("http://{}/pay\n", upstream.addr())));
+    let upstream = TestUpstream::start().await;
+    upstream.on("/where", UpstreamReply::status(200).body(format!("http://{}/pay\n", upstream.addr())));
     let file = page(
         r#"# Pay once
 
@@ -63,7 +63,7 @@ $ pwd; echo "$HOME" | sed 's/page-.*/page/'; false
 ```
 "#,
     );
-    let read = Page::read(file.path());
+    let read = DocPage::read(file.path());
     assert_eq!((read.config(), read.commands()), (Some("listen = \"127.0.0.1:8080\"\n"), 5));
     run_page(file.path(), upstream.addr()).await;
     assert_eq!(upstream.executions_with_key("k-1"), 1);
@@ -98,7 +98,7 @@ async fn a_process_left_running_does_not_hold_up_the_page_and_is_killed() {
     let file = page("```console\n$ sleep 300 &\n$ echo $!\n…\n$ echo $! > \"$PID_FILE\"\n```\n");
     let pid_file = tempfile::NamedTempFile::new().unwrap();
     let start = Instant::now();
-    Page::read(file.path()).env("PID_FILE", pid_file.path()).run().await;
+    DocPage::read(file.path()).env("PID_FILE", pid_file.path()).run().await;
     assert!(start.elapsed() < Duration::from_secs(30));
     let pid = fs::read_to_string(pid_file.path()).unwrap();
     // A kill is carried out a moment after it is sent, and who inherits the process may never reap it.
@@ -121,5 +121,5 @@ async fn a_page_without_commands_fails() {
 #[test]
 #[should_panic(expected = ".md:2: output before any command")]
 fn output_without_a_command_fails() {
-    Page::read(page("```console\nhello\n```\n").path());
+    DocPage::read(page("```console\nhello\n```\n").path());
 }

@@ -9,27 +9,30 @@ use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use ibid_testkit::{
     client::post,
-    upstream::{Fault, Gate, Reply, Upstream, filler},
+    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply, filler},
 };
 use tokio::net::TcpStream;
 
-async fn connect(upstream: &Upstream) -> SendRequest<Full<Bytes>> {
+async fn connect(upstream: &TestUpstream) -> SendRequest<Full<Bytes>> {
     let stream = TcpStream::connect(upstream.addr()).await.unwrap();
     let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
     sender
 }
 
-fn request(upstream: &Upstream, path: &str) -> Request<Full<Bytes>> {
+fn request(upstream: &TestUpstream, path: &str) -> Request<Full<Bytes>> {
     let uri = format!("{}{path}", upstream.url());
     Request::post(uri).header("idempotency-key", "k").body(Full::from("hello")).unwrap()
 }
 
 #[tokio::test]
 async fn it_counts_and_answers_like_the_other() {
-    let upstream = Upstream::start_h2c().await;
-    upstream.on("/grpc", Reply::chunks(["abc"]).header("content-type", "application/grpc").trailer("grpc-status", "0"));
-    upstream.on("/large", Reply::status(200).large(300_000));
+    let upstream = TestUpstream::start_h2c().await;
+    upstream.on(
+        "/grpc",
+        UpstreamReply::chunks(["abc"]).header("content-type", "application/grpc").trailer("grpc-status", "0"),
+    );
+    upstream.on("/large", UpstreamReply::status(200).large(300_000));
     let mut sender = connect(&upstream).await;
     let answer = sender.send_request(request(&upstream, "/pay?x")).await.unwrap();
     assert_eq!((answer.status().as_u16(), answer.version()), (201, Version::HTTP_2));
@@ -50,11 +53,11 @@ async fn it_counts_and_answers_like_the_other() {
 
 #[tokio::test]
 async fn faults_act_on_the_stream() {
-    let upstream = Upstream::start_h2c().await;
+    let upstream = TestUpstream::start_h2c().await;
     let mut sender = connect(&upstream).await;
-    upstream.on("/f", Fault::ResetAfterRequest);
+    upstream.on("/f", UpstreamFault::ResetAfterRequest);
     assert!(sender.send_request(request(&upstream, "/f")).await.is_err());
-    for fault in [Fault::Truncated { content_length: 100, sent: 10 }, Fault::TruncatedChunked] {
+    for fault in [UpstreamFault::Truncated { content_length: 100, sent: 10 }, UpstreamFault::TruncatedChunked] {
         upstream.on("/f", fault);
         let answer = sender.send_request(request(&upstream, "/f")).await.unwrap();
         assert!(answer.into_body().collect().await.is_err(), "{fault:?}");
@@ -64,10 +67,10 @@ async fn faults_act_on_the_stream() {
 
 #[tokio::test]
 async fn stopping_ends_streams_that_wait() {
-    let upstream = Upstream::start_h2c().await;
-    let gate = Gate::new();
-    upstream.on("/gated", Reply::usual().gated(&gate));
-    upstream.on("/hang", Fault::Hang);
+    let upstream = TestUpstream::start_h2c().await;
+    let gate = ReplyGate::new();
+    upstream.on("/gated", UpstreamReply::usual().gated(&gate));
+    upstream.on("/hang", UpstreamFault::Hang);
     let mut sender = connect(&upstream).await;
     let gated = tokio::spawn(sender.send_request(request(&upstream, "/gated")));
     let hanging = tokio::spawn(sender.send_request(request(&upstream, "/hang")));
@@ -82,5 +85,5 @@ async fn stopping_ends_streams_that_wait() {
 #[tokio::test]
 #[should_panic(expected = "an h2c upstream cannot do this")]
 async fn a_fault_that_needs_a_raw_connection_is_refused() {
-    Upstream::start_h2c().await.on("/f", Fault::Garbage);
+    TestUpstream::start_h2c().await.on("/f", UpstreamFault::Garbage);
 }

@@ -2,13 +2,13 @@
 
 use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
-use ibid_testkit::process::{Gateway, Signal, run};
+use ibid_testkit::process::{GatewayProcess, ProcessSignal, run};
 use tempfile::TempDir;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Says what it was given, listens in name only, and does as it is signalled.
-const STAND_IN: &str = r#"#!/usr/bin/env bash
+const STUB_GATEWAY_SCRIPT: &str = r#"#!/usr/bin/env bash
 echo "args: $*"
 echo "env: $FLAVOUR ${IBID_LISTEN-unset}"
 echo "starting" >&2
@@ -36,8 +36,9 @@ fn local(port: u16) -> SocketAddr {
 
 #[tokio::test]
 async fn a_gateway_is_started_signalled_and_ended() {
-    let (_dir, bin) = script(STAND_IN);
-    let launch = Gateway::launch(&bin).config("a = 1").upstream("http://127.0.0.1:9").arg("--store").arg("memory:");
+    let (_dir, bin) = script(STUB_GATEWAY_SCRIPT);
+    let launch =
+        GatewayProcess::launch(&bin).config("a = 1").upstream("http://127.0.0.1:9").arg("--store").arg("memory:");
     let mut gateway = launch.env("FLAVOUR", "mint").start().await;
     assert_eq!((gateway.addr(), gateway.admin_addr()), (local(4001), local(5001)));
     let config = gateway.dir().join("ibid.toml").display().to_string();
@@ -52,23 +53,23 @@ async fn a_gateway_is_started_signalled_and_ended() {
     gateway.wait_for_log("starting").await;
 
     gateway.rewrite_config("b = 2");
-    gateway.signal(Signal::Hup);
+    gateway.signal(ProcessSignal::Hup);
     assert_eq!(gateway.wait_for_log("config:").await, "config: b = 2");
 
-    gateway.signal(Signal::Stop);
-    gateway.signal(Signal::Term);
+    gateway.signal(ProcessSignal::Stop);
+    gateway.signal(ProcessSignal::Term);
     tokio::time::sleep(SECOND / 10).await;
     assert!(!gateway.has_exited());
-    gateway.signal(Signal::Cont);
+    gateway.signal(ProcessSignal::Cont);
     assert_eq!(gateway.wait_exit(5 * SECOND).await.code(), Some(3));
     assert_eq!(gateway.logs().last().unwrap(), "bye");
-    gateway.signal(Signal::Term);
+    gateway.signal(ProcessSignal::Term);
 }
 
 #[tokio::test]
 async fn a_killed_gateway_restarts_in_its_folder_and_keeps_its_log() {
-    let (_dir, bin) = script(STAND_IN);
-    let mut gateway = Gateway::spawn(&bin, "", "http://127.0.0.1:9").await;
+    let (_dir, bin) = script(STUB_GATEWAY_SCRIPT);
+    let mut gateway = GatewayProcess::spawn(&bin, "", "http://127.0.0.1:9").await;
     gateway.kill().await;
     assert!(gateway.has_exited());
     gateway.restart().await;
@@ -83,7 +84,7 @@ async fn a_killed_gateway_restarts_in_its_folder_and_keeps_its_log() {
 #[should_panic(expected = "unknown key `colour`")]
 async fn a_start_that_fails_shows_what_was_printed() {
     let (_dir, bin) = script("#!/bin/sh\necho 'ibid.toml: unknown key `colour`' >&2\nexit 64\n");
-    Gateway::spawn(&bin, "colour = 1", "http://127.0.0.1:9").await;
+    GatewayProcess::spawn(&bin, "colour = 1", "http://127.0.0.1:9").await;
 }
 
 #[tokio::test]

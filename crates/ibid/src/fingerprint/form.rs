@@ -16,29 +16,29 @@ use std::borrow::Cow;
 
 /// How the pairs of a canonical form are ordered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum PairOrder {
     /// All names are plain, have a value and occur once: sorted by name.
     Sorted,
     /// Names that repeat or nest are in the order in which they were sent, behind those that do not.
-    Kept,
+    PartlySorted,
 }
 
 /// A name and its value. `a` has none, which Rack tells from `a=`.
-type Pair<'a> = (Cow<'a, [u8]>, Option<Cow<'a, [u8]>>);
+type FormPair<'a> = (Cow<'a, [u8]>, Option<Cow<'a, [u8]>>);
 
 /// Appends the canonical form of a form to `out`. `None` means that the body has to be compared byte by byte: it has an
 /// invalid escape, an empty pair, or a `;`, which some servers take for `&`.
-pub(super) fn canonical(body: &[u8], out: &mut Vec<u8>) -> Option<Order> {
+pub(super) fn canonical(body: &[u8], out: &mut Vec<u8>) -> Option<PairOrder> {
     if body.is_empty() {
-        return Some(Order::Sorted);
+        return Some(PairOrder::Sorted);
     }
     if body.contains(&b';') {
         return None;
     }
     let mut pairs = body.split(|&byte| byte == b'&').map(pair).collect::<Option<Vec<_>>>()?;
     if !pairs.iter().all(|(name, _)| is_plain(name)) {
-        write_kept(&pairs, out);
-        return Some(Order::Kept);
+        write_in_sent_order(&pairs, out);
+        return Some(PairOrder::PartlySorted);
     }
     let repeated = repeated_names(&pairs);
     if repeated.is_empty() && pairs.iter().all(|(_, value)| value.is_some()) {
@@ -47,17 +47,17 @@ pub(super) fn canonical(body: &[u8], out: &mut Vec<u8>) -> Option<Order> {
             frame(name, out);
             frame(value.as_deref().unwrap_or_default(), out);
         }
-        return Some(Order::Sorted);
+        return Some(PairOrder::Sorted);
     }
     let is_repeated = |name: &[u8]| repeated.binary_search(&name.to_ascii_lowercase()).is_ok();
     let (kept, mut single): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|(name, _)| is_repeated(name));
     single.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-    write_kept(&single, out);
-    write_kept(&kept, out);
-    Some(Order::Kept)
+    write_in_sent_order(&single, out);
+    write_in_sent_order(&kept, out);
+    Some(PairOrder::PartlySorted)
 }
 
-fn pair(piece: &[u8]) -> Option<Pair<'_>> {
+fn pair(piece: &[u8]) -> Option<FormPair<'_>> {
     if piece.is_empty() {
         return None;
     }
@@ -73,7 +73,7 @@ fn is_plain(name: &[u8]) -> bool {
 }
 
 /// The names that occur more than once, in lower case and sorted. Some servers do not tell `A` from `a`.
-fn repeated_names(pairs: &[Pair<'_>]) -> Vec<Vec<u8>> {
+fn repeated_names(pairs: &[FormPair<'_>]) -> Vec<Vec<u8>> {
     let mut names: Vec<_> = pairs.iter().map(|(name, _)| name.to_ascii_lowercase()).collect();
     names.sort_unstable();
     let mut repeated: Vec<_> = names.windows(2).filter(|two| two[0] == two[1]).map(|two| two[0].clone()).collect();
@@ -102,7 +102,7 @@ fn decode(text: &[u8]) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(plain))
 }
 
-fn write_kept(pairs: &[Pair<'_>], out: &mut Vec<u8>) {
+fn write_in_sent_order(pairs: &[FormPair<'_>], out: &mut Vec<u8>) {
     for (name, value) in pairs {
         frame(name, out);
         out.push(u8::from(value.is_some()));
@@ -119,9 +119,9 @@ fn frame(bytes: &[u8], out: &mut Vec<u8>) {
 mod tests {
     use proptest::prelude::*;
 
-    use super::Order;
+    use super::PairOrder;
 
-    fn canonical(body: impl AsRef<[u8]>) -> Option<(Order, Vec<u8>)> {
+    fn canonical(body: impl AsRef<[u8]>) -> Option<(PairOrder, Vec<u8>)> {
         let mut out = Vec::new();
         super::canonical(body.as_ref(), &mut out).map(|order| (order, out))
     }
@@ -143,7 +143,7 @@ mod tests {
         same("a=%32%42", "a=2B");
         different("a=1&b=2", "a=2&b=1");
         different("a=1", "a=1&b=");
-        assert_eq!(canonical(""), Some((Order::Sorted, Vec::new())));
+        assert_eq!(canonical(""), Some((PairOrder::Sorted, Vec::new())));
     }
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
         for form in ["", "b=2&a=1", "a_b=x+y&A-c=%C3%a9&z=", "a=b=c&d=%26"] {
             let mut first = Vec::new();
             super::super::v1::form::canonical(form.as_bytes(), &mut first);
-            assert_eq!(canonical(form), Some((Order::Sorted, first)), "{form}");
+            assert_eq!(canonical(form), Some((PairOrder::Sorted, first)), "{form}");
         }
     }
 

@@ -20,7 +20,7 @@ pub(super) struct MediaType<'a> {
 impl<'a> MediaType<'a> {
     pub(super) fn read(value: &'a [u8]) -> Self {
         let end = value.iter().position(|&byte| byte == b';').unwrap_or(value.len());
-        let parameters = if end < value.len() { split(&value[end + 1..]) } else { Vec::new() };
+        let parameters = if end < value.len() { split_parameters(&value[end + 1..]) } else { Vec::new() };
         Self { essence: value[..end].trim_ascii(), parameters }
     }
 
@@ -30,7 +30,7 @@ impl<'a> MediaType<'a> {
 
     /// Whether it names a character set besides UTF-8, or several.
     pub(super) fn has_other_charset(&self) -> bool {
-        let mut charsets = self.parameters.iter().filter(|parameter| named(parameter, b"charset").is_some());
+        let mut charsets = self.parameters.iter().filter(|parameter| parameter_value(parameter, b"charset").is_some());
         match (charsets.next(), charsets.next()) {
             (None, _) => false,
             (Some(only), None) => !is_utf8(only),
@@ -39,7 +39,7 @@ impl<'a> MediaType<'a> {
     }
 
     /// What is compared of it.
-    pub(super) fn compared(&self) -> Cow<'a, [u8]> {
+    pub(super) fn canonical(&self) -> Cow<'a, [u8]> {
         // The same to gRPC.
         let is_plain_grpc = self.essence.eq_ignore_ascii_case(b"application/grpc+proto");
         let essence = if is_plain_grpc { &b"application/grpc"[..] } else { self.essence };
@@ -50,7 +50,7 @@ impl<'a> MediaType<'a> {
         let keeps_charset = self.has_other_charset();
         for parameter in &self.parameters {
             let is_default = is_utf8(parameter) && !keeps_charset;
-            let is_boundary = self.is_multipart() && named(parameter, b"boundary").is_some();
+            let is_boundary = self.is_multipart() && parameter_value(parameter, b"boundary").is_some();
             if !is_default && !is_boundary {
                 out.push(b';');
                 out.extend_from_slice(parameter);
@@ -61,7 +61,7 @@ impl<'a> MediaType<'a> {
 }
 
 /// Splits parameters at semicolons that are not quoted. Empty ones mean nothing.
-fn split(text: &[u8]) -> Vec<&[u8]> {
+fn split_parameters(text: &[u8]) -> Vec<&[u8]> {
     let (mut is_quoted, mut is_escaped) = (false, false);
     let at_semicolon = |byte: &u8| {
         let ends = *byte == b';' && !is_quoted;
@@ -77,14 +77,14 @@ fn split(text: &[u8]) -> Vec<&[u8]> {
 }
 
 /// The value of a parameter, if this is its name.
-fn named<'a>(parameter: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+fn parameter_value<'a>(parameter: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let equals = parameter.iter().position(|&byte| byte == b'=')?;
     let is_it = parameter[..equals].trim_ascii().eq_ignore_ascii_case(name);
     is_it.then(|| parameter[equals + 1..].trim_ascii())
 }
 
 fn is_utf8(parameter: &[u8]) -> bool {
-    let Some(value) = named(parameter, b"charset") else { return false };
+    let Some(value) = parameter_value(parameter, b"charset") else { return false };
     let unquoted = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value);
     unquoted.eq_ignore_ascii_case(b"utf-8")
 }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     fn compared(value: &str) -> String {
-        String::from_utf8(MediaType::read(value.as_bytes()).compared().into_owned()).unwrap()
+        String::from_utf8(MediaType::read(value.as_bytes()).canonical().into_owned()).unwrap()
     }
 
     #[test]

@@ -19,7 +19,7 @@
 //! --XyZ--
 //! ```
 
-pub(super) use self::strict::strict;
+pub(super) use self::strict::parse_strict;
 
 mod strict;
 
@@ -122,7 +122,7 @@ fn write_part(part: &[u8], out: &mut Vec<u8>) -> Option<()> {
             return None;
         }
     }
-    let (name, file_name) = names(disposition?)?;
+    let (name, file_name) = disposition_names(disposition?)?;
     frame(&name, out);
     frame_option(file_name.as_deref(), out);
     frame_option(content_type, out);
@@ -156,7 +156,7 @@ fn split_lines(headers: &[u8]) -> Option<Vec<&[u8]>> {
 }
 
 /// The name and the file name in a content disposition.
-fn names(disposition: &[u8]) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
+fn disposition_names(disposition: &[u8]) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
     let (mut name, mut file_name) = (None, None);
     for (parameter, value) in parameters(disposition, b"form-data")? {
         // Others, such as `filename*`, would change what some servers see and
@@ -173,11 +173,11 @@ fn names(disposition: &[u8]) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
     Some((name?, file_name))
 }
 
-type Parameters<'a> = Vec<(&'a [u8], Vec<u8>)>;
+type HeaderParameters<'a> = Vec<(&'a [u8], Vec<u8>)>;
 
 /// The parameters of a header such as `form-data; name="a"`, if its main value
 /// is the expected one.
-fn parameters<'a>(header: &'a [u8], expected: &[u8]) -> Option<Parameters<'a>> {
+fn parameters<'a>(header: &'a [u8], expected: &[u8]) -> Option<HeaderParameters<'a>> {
     let end = header.iter().position(|&byte| byte == b';').unwrap_or(header.len());
     let (main, mut rest) = header.split_at(end);
     if !main.trim_ascii().eq_ignore_ascii_case(expected) {

@@ -60,7 +60,7 @@ fn the_parts_that_differ_are_named() {
 #[test]
 fn ignored_members_do_not_count() {
     let mut policy = Policy::ietf();
-    policy.json_ignore = vec![Pointer::parse("/ts").unwrap()];
+    policy.json_ignore = vec![JsonPointer::parse("/ts").unwrap()];
     assert_eq!(
         of(&policy, "/", "application/json", r#"{"a":1,"ts":1}"#),
         of(&policy, "/", "application/json", r#"{"a":1,"ts":2}"#)
@@ -110,7 +110,7 @@ fn the_media_type_counts() {
     assert_ne!(of("text/csv; header=present", b"a"), of("text/csv; header=absent", b"a"));
     assert_eq!(of("Application/Json; charset=\"UTF-8\"", b"{ }"), of("application/json", b"{}"));
     assert_ne!(with(&policy, &[], b"{}"), of("application/json", b"{}"));
-    assert!(!Policy::leads().fingerprint.contains(&Part::Type));
+    assert!(!Policy::leads().fingerprint.contains(&FingerprintPart::Type));
     let by_body = |content_type: &str| with(&Policy::leads(), &[("content-type", content_type)], b"a=%e9");
     let form = "application/x-www-form-urlencoded";
     assert_ne!(by_body(form), by_body(&format!("{form}; charset=latin1")), "a character set changes what a body says");
@@ -167,7 +167,7 @@ fn trailers_count_with_the_body() {
         input.fingerprint(Fingerprint::VERSION, policy).unwrap().0
     };
     let mut raw = Policy::ietf();
-    raw.fingerprint = vec![Part::Raw];
+    raw.fingerprint = vec![FingerprintPart::Raw];
     for policy in [Policy::ietf(), raw] {
         assert_eq!(of(&policy, &[]), Fingerprint::of(&policy, &Method::POST, &uri, &headers, b"body"));
         assert_ne!(of(&policy, &[]), of(&policy, &[("x-a", "1")]));
@@ -179,11 +179,11 @@ fn trailers_count_with_the_body() {
 #[test]
 fn raw_compares_the_bytes_as_sent() {
     let mut policy = Policy::ietf();
-    policy.fingerprint = vec![Part::Raw];
+    policy.fingerprint = vec![FingerprintPart::Raw];
     assert_eq!(policy.check(), Ok(()));
     assert_ne!(of(&policy, "/", "application/json", "{}"), of(&policy, "/", "application/json", "{ }"));
     assert_eq!(of(&policy, "/", "application/json", "{}"), of(&policy, "/", "text/plain", "{}"));
-    policy.fingerprint.push(Part::Body);
+    policy.fingerprint.push(FingerprintPart::Body);
     assert!(policy.check().unwrap_err().starts_with("fingerprint has \"body\" and \"raw\""));
 }
 
@@ -222,7 +222,7 @@ fn hex(fingerprint: &Fingerprint) -> String {
 #[test]
 fn version_1_is_computed_as_it_always_was() {
     let (policy, mut today) = (Policy::ietf(), Policy::ietf());
-    today.fingerprint.retain(|part| *part != Part::Type);
+    today.fingerprint.retain(|part| *part != FingerprintPart::Type);
     let of = |policy: &Policy, target: &'static str, content_type: &str, condition: Option<&str>, body: &str| {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, content_type.parse().unwrap());
@@ -273,12 +273,12 @@ fn a_stored_fingerprint_is_compared_by_its_own_version() {
     let by = |version, body: &[u8]| Fingerprint::of_version(version, &policy, &Method::POST, &uri, &headers, body);
     let own = by(Fingerprint::VERSION, b"{}").unwrap();
     let compare = |stored: Fingerprint| own.compare(&stored, |version| by(version, b"{}"));
-    assert_eq!(compare(own), Comparison::Same);
-    assert_eq!(compare(by(1, b"{ }").unwrap()), Comparison::Same);
-    assert_eq!(compare(by(1, b"{\"a\":1}").unwrap()), Comparison::Different);
-    assert_eq!(compare(by(Fingerprint::VERSION, b"[]").unwrap()), Comparison::Different);
-    assert_eq!(compare(Fingerprint::NONE), Comparison::Different);
-    assert_eq!(Fingerprint::NONE.compare(&own, |_| None), Comparison::Different);
-    assert_eq!(compare(Fingerprint { version: 99, ..own }), Comparison::UnknownVersion);
+    assert_eq!(compare(own), FingerprintComparison::Same);
+    assert_eq!(compare(by(1, b"{ }").unwrap()), FingerprintComparison::Same);
+    assert_eq!(compare(by(1, b"{\"a\":1}").unwrap()), FingerprintComparison::Different);
+    assert_eq!(compare(by(Fingerprint::VERSION, b"[]").unwrap()), FingerprintComparison::Different);
+    assert_eq!(compare(Fingerprint::NONE), FingerprintComparison::Different);
+    assert_eq!(Fingerprint::NONE.compare(&own, |_| None), FingerprintComparison::Different);
+    assert_eq!(compare(Fingerprint { version: 99, ..own }), FingerprintComparison::UnknownVersion);
     assert_eq!(by(99, b""), None);
 }

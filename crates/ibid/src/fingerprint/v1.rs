@@ -5,48 +5,51 @@
 
 use http::{HeaderMap, header};
 
-use super::{FingerprintInput, Kind, PRECONDITIONS, Printing, json, multipart};
-use crate::policy::{Part, Policy};
+use super::{BodyFormat, FingerprintHasher, FingerprintInput, PRECONDITION_HEADERS, json, multipart};
+use crate::policy::{FingerprintPart, Policy};
 
 pub(super) mod form;
 
 pub(super) fn hash_part(
-    printing: &mut Printing, part: &Part, input: &FingerprintInput<'_>, body: impl Fn(&mut Printing),
+    printing: &mut FingerprintHasher, part: &FingerprintPart, input: &FingerprintInput<'_>,
+    body: impl Fn(&mut FingerprintHasher),
 ) {
     match part {
-        Part::Method => printing.framed(b'm', input.method.as_str().as_bytes()),
-        Part::Path => printing.framed(b'p', input.uri.path().as_bytes()),
-        Part::Query => printing.framed(b'q', input.uri.query().unwrap_or_default().as_bytes()),
-        Part::Body => body(printing),
-        Part::Header(name) => printing.header(input.headers, name),
-        Part::Preconditions => PRECONDITIONS.iter().for_each(|name| printing.header(input.headers, name)),
+        FingerprintPart::Method => printing.framed(b'm', input.method.as_str().as_bytes()),
+        FingerprintPart::Path => printing.framed(b'p', input.uri.path().as_bytes()),
+        FingerprintPart::Query => printing.framed(b'q', input.uri.query().unwrap_or_default().as_bytes()),
+        FingerprintPart::Body => body(printing),
+        FingerprintPart::Header(name) => printing.header(input.headers, name),
+        FingerprintPart::Preconditions => {
+            PRECONDITION_HEADERS.iter().for_each(|name| printing.header(input.headers, name))
+        }
         // Policies of that time did not have them.
-        Part::Type | Part::Raw => {}
+        FingerprintPart::Type | FingerprintPart::Raw => {}
     }
 }
 
-pub(super) fn hash_body(printing: &mut Printing, policy: &Policy, headers: &HeaderMap, body: &[u8]) {
+pub(super) fn hash_body(printing: &mut FingerprintHasher, policy: &Policy, headers: &HeaderMap, body: &[u8]) {
     let encoded = headers.get(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity");
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    match Kind::of(content_type) {
+    match BodyFormat::of(content_type) {
         _ if encoded => {}
-        Kind::Json => {
-            if let Some(canonical) = json::canonical(body, &policy.json_ignore, json::Names::AsWritten) {
+        BodyFormat::Json => {
+            if let Some(canonical) = json::canonical(body, &policy.json_ignore, json::NameEquality::Exact) {
                 return printing.framed(b'j', &canonical);
             }
         }
-        Kind::Form => {
+        BodyFormat::Form => {
             let mut canonical = Vec::with_capacity(body.len() + 64);
             form::canonical(body, &mut canonical);
             return printing.framed(b'f', &canonical);
         }
-        Kind::Multipart => {
+        BodyFormat::Multipart => {
             let mut canonical = Vec::with_capacity(body.len());
             if multipart::canonical(content_type, body, &mut canonical) {
                 return printing.framed(b'u', &canonical);
             }
         }
-        Kind::Other => {}
+        BodyFormat::Other => {}
     }
     printing.framed(b'r', body);
 }

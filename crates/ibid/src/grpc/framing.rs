@@ -11,15 +11,15 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     fingerprint::{FingerprintInput, PartDigests},
-    policy::{Part, Policy},
-    refusal::{Reason, Refusal},
+    policy::{FingerprintPart, Policy},
+    refusal::{Refusal, RefusalReason},
     store::Fingerprint,
 };
 
 /// Flag and length.
-const PREFIX: usize = 5;
+const FRAME_HEADER_BYTES: usize = 5;
 /// What is inflated at a time: nothing is kept of it but its hash.
-const STEP: usize = 8 << 10;
+const INFLATE_CHUNK_BYTES: usize = 8 << 10;
 
 /// What makes two calls the same: the policy's parts, with the message as it is without compression. A client that
 /// compresses and one that does not send the same call. `None` if the version of the rules is not known.
@@ -29,21 +29,21 @@ const STEP: usize = 8 << 10;
 pub(crate) fn fingerprint(
     version: u8, policy: &Policy, input: &FingerprintInput<'_>,
 ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
-    let (compressed, message) = message(input.body)?;
-    if !policy.fingerprint.contains(&Part::Body) {
+    let (compressed, message) = single_message(input.body)?;
+    if !policy.fingerprint.contains(&FingerprintPart::Body) {
         return Ok(input.with_body(version, policy, |_| {}));
     }
-    let digest = digest(input.headers, compressed, message, policy.max_request)?;
+    let digest = message_digest(input.headers, compressed, message, policy.max_request)?;
     Ok(input.with_body(version, policy, |printing| printing.framed(b'g', &digest)))
 }
 
 /// The message of a body that has exactly one, and whether it is compressed.
-fn message(body: &[u8]) -> Result<(bool, &[u8]), Refusal> {
+fn single_message(body: &[u8]) -> Result<(bool, &[u8]), Refusal> {
     let ambiguous = |what: &str| {
         let detail = format!("{what}; the body of a unary call is exactly one length-prefixed message");
-        Err(Refusal::new(Reason::RequestAmbiguous, detail))
+        Err(Refusal::new(RefusalReason::RequestAmbiguous, detail))
     };
-    let Some((prefix, rest)) = body.split_at_checked(PREFIX) else {
+    let Some((prefix, rest)) = body.split_at_checked(FRAME_HEADER_BYTES) else {
         let what = if body.is_empty() { "the call has no message" } else { "the call's message breaks off" };
         return ambiguous(what);
     };
@@ -61,7 +61,7 @@ fn message(body: &[u8]) -> Result<(bool, &[u8]), Refusal> {
 
 /// The hash of a message as the server will read it. One in a coding that is not known here, or that does not decode
 /// cleanly to its last byte, is hashed as it came, together with the name of its coding.
-fn digest(headers: &HeaderMap, compressed: bool, message: &[u8], at_most: u64) -> Result<[u8; 32], Refusal> {
+fn message_digest(headers: &HeaderMap, compressed: bool, message: &[u8], at_most: u64) -> Result<[u8; 32], Refusal> {
     let mut hash = Sha256::new();
     if !compressed {
         hash.update(b"m");
@@ -71,11 +71,11 @@ fn digest(headers: &HeaderMap, compressed: bool, message: &[u8], at_most: u64) -
     let coding = headers.get("grpc-encoding").map(HeaderValue::as_bytes).unwrap_or_default();
     hash.update(b"m");
     let inflated = match coding {
-        b"gzip" => inflate(&mut hash, GzDecoder::new(message), GzDecoder::into_inner, at_most),
-        b"deflate" => inflate(&mut hash, ZlibDecoder::new(message), ZlibDecoder::into_inner, at_most),
+        b"gzip" => hash_inflated(&mut hash, GzDecoder::new(message), GzDecoder::into_inner, at_most),
+        b"deflate" => hash_inflated(&mut hash, ZlibDecoder::new(message), ZlibDecoder::into_inner, at_most),
         b"" | b"identity" => {
             let detail = "the call's message is marked as compressed, and grpc-encoding does not say how";
-            return Err(Refusal::new(Reason::RequestAmbiguous, detail));
+            return Err(Refusal::new(RefusalReason::RequestAmbiguous, detail));
         }
         _ => Ok(false),
     };
@@ -88,22 +88,22 @@ fn digest(headers: &HeaderMap, compressed: bool, message: &[u8], at_most: u64) -
             hash.update(message);
             Ok(hash.finalize().into())
         }
-        Err(TooLarge) => {
+        Err(InflatedTooLarge) => {
             let detail =
                 format!("the message inflates to more than {at_most} bytes, the most that this route protects");
-            Err(Refusal::new(Reason::BodyTooLarge, detail))
+            Err(Refusal::new(RefusalReason::BodyTooLarge, detail))
         }
     }
 }
 
-struct TooLarge;
+struct InflatedTooLarge;
 
 /// Hashes what a decoder gives. `false` if it fails, or leaves something of the message: some servers would read that,
 /// others not.
-fn inflate<'a, D: Read>(
+fn hash_inflated<'a, D: Read>(
     hash: &mut Sha256, mut decoder: D, rest: fn(D) -> &'a [u8], at_most: u64,
-) -> Result<bool, TooLarge> {
-    let mut step = [0; STEP];
+) -> Result<bool, InflatedTooLarge> {
+    let mut step = [0; INFLATE_CHUNK_BYTES];
     let mut length = 0;
     loop {
         match decoder.read(&mut step) {
@@ -111,7 +111,7 @@ fn inflate<'a, D: Read>(
             Ok(read) => {
                 length += read as u64;
                 if length > at_most {
-                    return Err(TooLarge);
+                    return Err(InflatedTooLarge);
                 }
                 hash.update(&step[..read]);
             }
@@ -146,11 +146,11 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    fn of(encoding: &str, body: &[u8]) -> Result<Fingerprint, Reason> {
+    fn of(encoding: &str, body: &[u8]) -> Result<Fingerprint, RefusalReason> {
         of_policy(&Policy::platform(), encoding, body)
     }
 
-    fn of_policy(policy: &Policy, encoding: &str, body: &[u8]) -> Result<Fingerprint, Reason> {
+    fn of_policy(policy: &Policy, encoding: &str, body: &[u8]) -> Result<Fingerprint, RefusalReason> {
         let request = Request::post("/shop.Orders/Create").header("content-type", "application/grpc");
         let request = if encoding.is_empty() { request } else { request.header("grpc-encoding", encoding) };
         let parts = request.body(()).unwrap().into_parts().0;
@@ -163,11 +163,11 @@ mod tests {
     #[test]
     fn a_call_is_exactly_one_frame() {
         let one = framed(0, b"hello");
-        assert_eq!(message(&one), Ok((false, &b"hello"[..])));
-        assert_eq!(message(&[0; 5]), Ok((false, &b""[..])));
-        assert_eq!(message(&framed(1, b"x")), Ok((true, &b"x"[..])));
+        assert_eq!(single_message(&one), Ok((false, &b"hello"[..])));
+        assert_eq!(single_message(&[0; 5]), Ok((false, &b""[..])));
+        assert_eq!(single_message(&framed(1, b"x")), Ok((true, &b"x"[..])));
         let two = [one.clone(), one.clone()].concat();
-        let detail = |body: &[u8]| message(body).unwrap_err().detail;
+        let detail = |body: &[u8]| single_message(body).unwrap_err().detail;
         assert!(detail(b"").starts_with("the call has no message;"));
         assert!(detail(&two).starts_with("the call has more than one message;"));
         assert!(detail(&[one.clone(), vec![0; 5]].concat()).starts_with("the call has more than one message;"));
@@ -220,8 +220,8 @@ mod tests {
         assert_eq!(of("snappy", &framed(1, b"x")), of("snappy", &framed(1, b"x")));
         assert_ne!(of("snappy", &framed(1, b"x")), of("zstd", &framed(1, b"x")));
         assert_ne!(of("snappy", &framed(1, b"x")), of("", &framed(0, b"x")));
-        assert_eq!(of("", &framed(1, b"x")), Err(Reason::RequestAmbiguous));
-        assert_eq!(of("identity", &framed(1, b"x")), Err(Reason::RequestAmbiguous));
+        assert_eq!(of("", &framed(1, b"x")), Err(RefusalReason::RequestAmbiguous));
+        assert_eq!(of("identity", &framed(1, b"x")), Err(RefusalReason::RequestAmbiguous));
     }
 
     #[test]
@@ -231,13 +231,13 @@ mod tests {
         assert!(of_policy(&policy, "gzip", &framed(1, &fits)).is_ok());
         let bomb = gzip(&vec![0; (100 << 10) + 1], 9);
         assert!(bomb.len() < 1000);
-        assert_eq!(of_policy(&policy, "gzip", &framed(1, &bomb)), Err(Reason::BodyTooLarge));
+        assert_eq!(of_policy(&policy, "gzip", &framed(1, &bomb)), Err(RefusalReason::BodyTooLarge));
     }
 
     #[test]
     fn without_the_body_in_the_fingerprint_frames_are_still_checked() {
         let policy = Policy::bookings();
         assert_eq!(of_policy(&policy, "", &framed(0, b"a")), of_policy(&policy, "", &framed(0, b"b")));
-        assert_eq!(of_policy(&policy, "", b"junk!!"), Err(Reason::RequestAmbiguous));
+        assert_eq!(of_policy(&policy, "", b"junk!!"), Err(RefusalReason::RequestAmbiguous));
     }
 }

@@ -5,7 +5,7 @@ use std::{
     fmt,
 };
 
-use super::proto::{Fields, Value};
+use super::proto::{ProtoFields, ProtoValue};
 
 /// Which methods are unary: one message there, one message back. Only these are covered.
 ///
@@ -17,26 +17,26 @@ use super::proto::{Fields, Value};
 /// assert!(!unary.has("/shop.Orders/Watch"));
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Unary {
+pub struct UnaryMethods {
     /// By path: `/shop.Orders/Create`.
-    methods: BTreeMap<String, Kind>,
+    methods: BTreeMap<String, MethodKind>,
 }
 
 /// Packages of services that servers have about themselves.
-const OF_SERVERS: [&str; 2] = ["grpc.health", "grpc.reflection"];
+const SERVER_INTERNAL_PACKAGES: [&str; 2] = ["grpc.health", "grpc.reflection"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum MethodKind {
     Covered,
     /// Unary, and nothing to protect: it declares that it has no effect, or it is about the server's own health.
-    Harmless,
+    NoSideEffects,
     Streaming,
 }
 
 /// A name that is no unary method.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct UnaryError(String);
+pub struct MethodNameError(String);
 
 /// Bytes that are no descriptor set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -50,18 +50,18 @@ pub enum DescriptorError {
     NoService,
 }
 
-impl Unary {
+impl UnaryMethods {
     /// These methods, each as `package.Service/Method`, with or without a slash before it.
     ///
     /// # Panics
     /// If a name has another form: it would never match, and its calls would run unprotected.
     pub fn methods<N: AsRef<str>>(names: impl IntoIterator<Item = N>) -> Self {
-        let path = |name: N| (path(name.as_ref()).unwrap_or_else(|why| panic!("{why}")), Kind::Covered);
+        let path = |name: N| (method_path(name.as_ref()).unwrap_or_else(|why| panic!("{why}")), MethodKind::Covered);
         Self { methods: names.into_iter().map(path).collect() }
     }
 
     /// The unary methods of all services in a `google.protobuf.FileDescriptorSet`, as protoc, buf, protox and tonic's
-    /// build write it, and as a server [tells it](super::reflected).
+    /// build write it, and as a server [tells it](super::fetch_descriptors).
     ///
     /// Left out, and passed through untouched, are methods with `option idempotency_level = NO_SIDE_EFFECTS` (as GET
     /// requests are), and the services `grpc.health.*` and `grpc.reflection.*`.
@@ -70,14 +70,14 @@ impl Unary {
     /// If the bytes are no such set, or have no service in them.
     pub fn from_descriptor_set(bytes: &[u8]) -> Result<Self, DescriptorError> {
         let mut methods = BTreeMap::new();
-        for file in messages(bytes, 1)? {
-            let package = text(file, 2)?;
-            for service in messages(file, 6)? {
-                let name = text(service, 1)?;
+        for file in message_fields(bytes, 1)? {
+            let package = text_field(file, 2)?;
+            for service in message_fields(file, 6)? {
+                let name = text_field(service, 1)?;
                 let dot = if package.is_empty() { "" } else { "." };
-                for method in messages(service, 2)? {
-                    let path = format!("/{package}{dot}{name}/{}", text(method, 1)?);
-                    let kind = kind(method, package)?;
+                for method in message_fields(service, 2)? {
+                    let path = format!("/{package}{dot}{name}/{}", text_field(method, 1)?);
+                    let kind = method_kind(method, package)?;
                     methods.insert(path, kind);
                 }
             }
@@ -89,29 +89,29 @@ impl Unary {
     ///
     /// # Errors
     /// If one of them is not known to be unary.
-    pub fn only<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Result<Self, UnaryError> {
+    pub fn restricted_to<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Result<Self, MethodNameError> {
         let mut kept = BTreeSet::new();
         for name in names {
             let name = name.as_ref();
             match name.strip_suffix("/*") {
                 Some(service) => {
                     let before = kept.len();
-                    kept.extend(self.of_service(service).map(str::to_owned));
+                    kept.extend(self.covered_in_service(service).map(str::to_owned));
                     if kept.len() == before {
-                        return Err(UnaryError(format!("{service:?} has no unary method that is known")));
+                        return Err(MethodNameError(format!("{service:?} has no unary method that is known")));
                     }
                 }
                 None => {
-                    let path = path(name).map_err(UnaryError)?;
+                    let path = method_path(name).map_err(MethodNameError)?;
                     match self.methods.get_mut(&path) {
-                        None => return Err(UnaryError(format!("{name:?} is not known"))),
-                        Some(Kind::Streaming) => {
-                            return Err(UnaryError(format!(
+                        None => return Err(MethodNameError(format!("{name:?} is not known"))),
+                        Some(MethodKind::Streaming) => {
+                            return Err(MethodNameError(format!(
                                 "{name:?} is a streaming method; only unary ones are covered"
                             )));
                         }
                         // Who names it wants it.
-                        Some(kind) => *kind = Kind::Covered,
+                        Some(kind) => *kind = MethodKind::Covered,
                     }
                     kept.insert(path);
                 }
@@ -127,14 +127,14 @@ impl Unary {
     }
 
     /// Whether calls with this path, such as `/shop.Orders/Create`, are covered.
-    pub fn has(&self, path: &str) -> bool {
-        self.methods.get(path) == Some(&Kind::Covered)
+    pub fn contains(&self, path: &str) -> bool {
+        self.methods.get(path) == Some(&MethodKind::Covered)
     }
 
     /// Whether it is known what the method with this path is, be it covered or not. The services `grpc.health.*` and
     /// `grpc.reflection.*` always are.
-    pub fn knows(&self, path: &str) -> bool {
-        let of_server = OF_SERVERS.iter().any(|own| {
+    pub fn is_known(&self, path: &str) -> bool {
+        let of_server = SERVER_INTERNAL_PACKAGES.iter().any(|own| {
             let rest = path.strip_prefix('/').and_then(|name| name.strip_prefix(own));
             rest.is_some_and(|rest| rest.starts_with('.'))
         });
@@ -142,31 +142,31 @@ impl Unary {
     }
 
     /// Whether the method with this path is known to stream.
-    pub fn streams(&self, path: &str) -> bool {
-        self.methods.get(path) == Some(&Kind::Streaming)
+    pub fn is_streaming(&self, path: &str) -> bool {
+        self.methods.get(path) == Some(&MethodKind::Streaming)
     }
 
     /// The paths of all covered methods, sorted.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
-        self.methods.iter().filter(|(_, kind)| **kind == Kind::Covered).map(|(path, _)| path.as_str())
+        self.methods.iter().filter(|(_, kind)| **kind == MethodKind::Covered).map(|(path, _)| path.as_str())
     }
 
     /// The paths of the covered methods of a service, such as `shop.Orders`.
-    pub fn of_service(&self, service: &str) -> impl Iterator<Item = &str> {
-        self.paths().filter(move |path| is_of(path, service))
+    pub fn covered_in_service(&self, service: &str) -> impl Iterator<Item = &str> {
+        self.paths().filter(move |path| is_in_service(path, service))
     }
 
     /// The paths of all methods of a service that are known, streaming ones too.
-    pub fn known_of_service(&self, service: &str) -> impl Iterator<Item = &str> {
-        self.methods.keys().map(String::as_str).filter(move |path| is_of(path, service))
+    pub fn known_in_service(&self, service: &str) -> impl Iterator<Item = &str> {
+        self.methods.keys().map(String::as_str).filter(move |path| is_in_service(path, service))
     }
 }
 
-fn is_of(path: &str, service: &str) -> bool {
+fn is_in_service(path: &str, service: &str) -> bool {
     path[1..].split_once('/').is_some_and(|(own, _)| own == service)
 }
 
-impl fmt::Display for Unary {
+impl fmt::Display for UnaryMethods {
     /// `shop.Orders/Cancel, shop.Orders/Create`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, path) in self.paths().enumerate() {
@@ -177,7 +177,7 @@ impl fmt::Display for Unary {
 }
 
 /// `/package.Service/Method`, of a name with or without that slash.
-fn path(name: &str) -> Result<String, String> {
+fn method_path(name: &str) -> Result<String, String> {
     let bare = name.strip_prefix('/').unwrap_or(name);
     let word = |word: &str| {
         word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
@@ -193,29 +193,30 @@ fn path(name: &str) -> Result<String, String> {
 
 /// Of a MethodDescriptorProto: `client_streaming = 5`, `server_streaming = 6`, `options = 4`, therein
 /// `idempotency_level = 34`.
-fn kind(method: &[u8], package: &str) -> Result<Kind, DescriptorError> {
+fn method_kind(method: &[u8], package: &str) -> Result<MethodKind, DescriptorError> {
     const NO_SIDE_EFFECTS: u64 = 1;
-    if number(method, 5)? != 0 || number(method, 6)? != 0 {
-        return Ok(Kind::Streaming);
+    if number_field(method, 5)? != 0 || number_field(method, 6)? != 0 {
+        return Ok(MethodKind::Streaming);
     }
-    let about_itself = OF_SERVERS.iter().any(|own| package.strip_prefix(own).is_some_and(starts_a_part));
+    let about_itself =
+        SERVER_INTERNAL_PACKAGES.iter().any(|own| package.strip_prefix(own).is_some_and(is_name_boundary));
     let mut harmless = about_itself;
-    for options in messages(method, 4)? {
-        harmless |= number(options, 34)? == NO_SIDE_EFFECTS;
+    for options in message_fields(method, 4)? {
+        harmless |= number_field(options, 34)? == NO_SIDE_EFFECTS;
     }
-    Ok(if harmless { Kind::Harmless } else { Kind::Covered })
+    Ok(if harmless { MethodKind::NoSideEffects } else { MethodKind::Covered })
 }
 
-fn starts_a_part(rest: &str) -> bool {
+fn is_name_boundary(rest: &str) -> bool {
     rest.is_empty() || rest.starts_with('.')
 }
 
 /// The fields of one number that hold messages or texts.
-fn messages(bytes: &[u8], wanted: u32) -> Result<Vec<&[u8]>, DescriptorError> {
+fn message_fields(bytes: &[u8], wanted: u32) -> Result<Vec<&[u8]>, DescriptorError> {
     let mut found = Vec::new();
-    for field in Fields(bytes) {
+    for field in ProtoFields(bytes) {
         match field.ok_or(DescriptorError::Malformed)? {
-            (field, Value::Bytes(bytes)) if field == wanted => found.push(bytes),
+            (field, ProtoValue::Bytes(bytes)) if field == wanted => found.push(bytes),
             (field, _) if field == wanted => return Err(DescriptorError::Malformed),
             _ => {}
         }
@@ -224,16 +225,16 @@ fn messages(bytes: &[u8], wanted: u32) -> Result<Vec<&[u8]>, DescriptorError> {
 }
 
 /// The last one wins, as everywhere in protobuf.
-fn text(bytes: &[u8], wanted: u32) -> Result<&str, DescriptorError> {
-    let last = messages(bytes, wanted)?.pop().unwrap_or_default();
+fn text_field(bytes: &[u8], wanted: u32) -> Result<&str, DescriptorError> {
+    let last = message_fields(bytes, wanted)?.pop().unwrap_or_default();
     std::str::from_utf8(last).map_err(|_| DescriptorError::Malformed)
 }
 
-fn number(bytes: &[u8], wanted: u32) -> Result<u64, DescriptorError> {
+fn number_field(bytes: &[u8], wanted: u32) -> Result<u64, DescriptorError> {
     let mut last = 0;
-    for field in Fields(bytes) {
+    for field in ProtoFields(bytes) {
         match field.ok_or(DescriptorError::Malformed)? {
-            (field, Value::Number(number)) if field == wanted => last = number,
+            (field, ProtoValue::Number(number)) if field == wanted => last = number,
             (field, _) if field == wanted => return Err(DescriptorError::Malformed),
             _ => {}
         }
@@ -277,24 +278,24 @@ mod tests {
         let health = "syntax = \"proto3\"; package grpc.health.v1; message H {}
                       service Health { rpc Check(H) returns (H); }";
         let bytes = compiled(&[("shop.proto", SHOP), ("bare.proto", bare), ("health.proto", health)]);
-        let unary = Unary::from_descriptor_set(&bytes).unwrap();
+        let unary = UnaryMethods::from_descriptor_set(&bytes).unwrap();
         assert_eq!(unary.to_string(), "Bare/Do, shop.v1.Orders/Cancel, shop.v1.Orders/Create, shop.v1.Orders/Put");
-        assert!(unary.streams("/shop.v1.Orders/Chat"));
-        assert!(!unary.streams("/shop.v1.Orders/Get") && !unary.has("/shop.v1.Orders/Get"));
-        assert!(unary.knows("/shop.v1.Orders/Chat") && unary.knows("/shop.v1.Orders/Get"));
-        assert!(!unary.knows("/shop.v1.Orders/Other") && !unary.knows("/grpc.healthy/Check"));
-        assert!(Unary::default().knows("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"));
-        assert_eq!(unary.of_service("shop.v1.Orders").count(), 3);
-        assert_eq!(unary.known_of_service("shop.v1.Orders").count(), 7);
+        assert!(unary.is_streaming("/shop.v1.Orders/Chat"));
+        assert!(!unary.is_streaming("/shop.v1.Orders/Get") && !unary.contains("/shop.v1.Orders/Get"));
+        assert!(unary.is_known("/shop.v1.Orders/Chat") && unary.is_known("/shop.v1.Orders/Get"));
+        assert!(!unary.is_known("/shop.v1.Orders/Other") && !unary.is_known("/grpc.healthy/Check"));
+        assert!(UnaryMethods::default().is_known("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"));
+        assert_eq!(unary.covered_in_service("shop.v1.Orders").count(), 3);
+        assert_eq!(unary.known_in_service("shop.v1.Orders").count(), 7);
     }
 
     #[test]
     fn some_of_them_can_be_chosen() {
-        let all = Unary::from_descriptor_set(&compiled(&[("shop.proto", SHOP)])).unwrap();
-        let some = all.clone().only(["shop.v1.Orders/Create", "shop.v1.Orders/Get"]).unwrap();
+        let all = UnaryMethods::from_descriptor_set(&compiled(&[("shop.proto", SHOP)])).unwrap();
+        let some = all.clone().restricted_to(["shop.v1.Orders/Create", "shop.v1.Orders/Get"]).unwrap();
         assert_eq!(some.to_string(), "shop.v1.Orders/Create, shop.v1.Orders/Get", "who names a harmless one wants it");
-        assert_eq!(all.clone().only(["shop.v1.Orders/*"]).unwrap().paths().count(), 3);
-        let wrong = |name: &str| all.clone().only([name]).unwrap_err().to_string();
+        assert_eq!(all.clone().restricted_to(["shop.v1.Orders/*"]).unwrap().paths().count(), 3);
+        let wrong = |name: &str| all.clone().restricted_to([name]).unwrap_err().to_string();
         assert_eq!(
             wrong("shop.v1.Orders/Watch"),
             "\"shop.v1.Orders/Watch\" is a streaming method; only unary ones are covered"
@@ -308,36 +309,36 @@ mod tests {
     fn what_is_no_descriptor_set_is_told_so() {
         let bytes = compiled(&[("shop.proto", SHOP)]);
         for cut in 1..bytes.len() {
-            assert!(Unary::from_descriptor_set(&bytes[..cut]).is_err(), "{cut}");
+            assert!(UnaryMethods::from_descriptor_set(&bytes[..cut]).is_err(), "{cut}");
         }
-        assert_eq!(Unary::from_descriptor_set(b"").unwrap_err(), DescriptorError::NoService);
-        assert_eq!(Unary::from_descriptor_set(SHOP.as_bytes()).unwrap_err(), DescriptorError::Malformed);
+        assert_eq!(UnaryMethods::from_descriptor_set(b"").unwrap_err(), DescriptorError::NoService);
+        assert_eq!(UnaryMethods::from_descriptor_set(SHOP.as_bytes()).unwrap_err(), DescriptorError::Malformed);
         let none = compiled(&[("m.proto", "syntax = \"proto3\"; message M {}")]);
-        assert_eq!(Unary::from_descriptor_set(&none).unwrap_err(), DescriptorError::NoService);
+        assert_eq!(UnaryMethods::from_descriptor_set(&none).unwrap_err(), DescriptorError::NoService);
     }
 
     proptest::proptest! {
         #[test]
         fn no_bytes_make_it_panic(bytes: Vec<u8>, at: usize, byte: u8) {
-            let _ = Unary::from_descriptor_set(&bytes);
+            let _ = UnaryMethods::from_descriptor_set(&bytes);
             let mut near = compiled(&[("shop.proto", "syntax = \"proto3\"; message M {} service S { rpc D(M) returns (M); }")]);
             let at = at % near.len();
             near[at] = byte;
-            let _ = Unary::from_descriptor_set(&near);
+            let _ = UnaryMethods::from_descriptor_set(&near);
         }
     }
 
     #[test]
     fn names_may_start_with_a_slash_and_nothing_else() {
-        assert!(Unary::methods(["/a.B/C", "d.E/F"]).has("/d.E/F"));
+        assert!(UnaryMethods::methods(["/a.B/C", "d.E/F"]).contains("/d.E/F"));
         for wrong in ["", "a.B", "a.B/", "/C", "a.B/C/D", "a..B/C", "a.B/C ", "a.B/*", "//a.B/C", "1.B/C"] {
-            assert!(path(wrong).is_err(), "{wrong}");
+            assert!(method_path(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
     #[should_panic(expected = "\"shop.Orders.Create\" is no gRPC method")]
     fn a_name_that_could_never_match_is_a_panic() {
-        let _ = Unary::methods(["shop.Orders.Create"]);
+        let _ = UnaryMethods::methods(["shop.Orders.Create"]);
     }
 }

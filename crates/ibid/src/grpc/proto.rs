@@ -2,9 +2,9 @@
 
 /// Writes fields one after the other.
 #[derive(Debug, Default)]
-pub(super) struct Writer(Vec<u8>);
+pub(super) struct ProtoWriter(Vec<u8>);
 
-impl Writer {
+impl ProtoWriter {
     /// A number; zero is what is left out.
     pub(super) fn number(mut self, field: u32, value: u64) -> Self {
         if value != 0 {
@@ -27,7 +27,7 @@ impl Writer {
         self
     }
 
-    pub(super) fn done(self) -> Vec<u8> {
+    pub(super) fn finish(self) -> Vec<u8> {
         self.0
     }
 
@@ -42,7 +42,7 @@ impl Writer {
 
 /// One field of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Value<'a> {
+pub(super) enum ProtoValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
     /// Of a kind that nobody here reads.
@@ -50,10 +50,10 @@ pub(super) enum Value<'a> {
 }
 
 /// Reads the fields of a message. `None` in the iterator's items: the bytes are no message.
-pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+pub(super) struct ProtoFields<'a>(pub(super) &'a [u8]);
 
-impl<'a> Iterator for Fields<'a> {
-    type Item = Option<(u32, Value<'a>)>;
+impl<'a> Iterator for ProtoFields<'a> {
+    type Item = Option<(u32, ProtoValue<'a>)>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
@@ -67,18 +67,18 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-impl<'a> Fields<'a> {
-    fn field(&mut self) -> Option<(u32, Value<'a>)> {
+impl<'a> ProtoFields<'a> {
+    fn field(&mut self) -> Option<(u32, ProtoValue<'a>)> {
         let key = self.varint()?;
         let field = u32::try_from(key >> 3).ok().filter(|field| (1..1 << 29).contains(field))?;
         let value = match key & 7 {
-            0 => Value::Number(self.varint()?),
-            1 => self.take(8).map(|_| Value::Other)?,
+            0 => ProtoValue::Number(self.varint()?),
+            1 => self.take(8).map(|_| ProtoValue::Other)?,
             2 => {
                 let length = self.varint()?;
-                Value::Bytes(self.take(usize::try_from(length).ok()?)?)
+                ProtoValue::Bytes(self.take(usize::try_from(length).ok()?)?)
             }
-            5 => self.take(4).map(|_| Value::Other)?,
+            5 => self.take(4).map(|_| ProtoValue::Other)?,
             // Groups are in no message that is read here.
             _ => return None,
         };
@@ -114,23 +114,27 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let bytes = Writer::default().number(1, 300).text(2, "").bytes(3, b"").text(16, "ab").number(4, 0).done();
+        let bytes =
+            ProtoWriter::default().number(1, 300).text(2, "").bytes(3, b"").text(16, "ab").number(4, 0).finish();
         assert_eq!(bytes, [0x08, 0xac, 0x02, 0x1a, 0x00, 0x82, 0x01, 0x02, b'a', b'b']);
-        let fields: Option<Vec<_>> = Fields(&bytes).collect();
-        assert_eq!(fields.unwrap(), [(1, Value::Number(300)), (3, Value::Bytes(b"")), (16, Value::Bytes(b"ab"))]);
-        let most = Writer::default().number(1, u64::MAX).done();
-        assert_eq!(Fields(&most).next(), Some(Some((1, Value::Number(u64::MAX)))));
+        let fields: Option<Vec<_>> = ProtoFields(&bytes).collect();
+        assert_eq!(
+            fields.unwrap(),
+            [(1, ProtoValue::Number(300)), (3, ProtoValue::Bytes(b"")), (16, ProtoValue::Bytes(b"ab"))]
+        );
+        let most = ProtoWriter::default().number(1, u64::MAX).finish();
+        assert_eq!(ProtoFields(&most).next(), Some(Some((1, ProtoValue::Number(u64::MAX)))));
     }
 
     #[test]
     fn bytes_that_are_no_message_end_it_without_a_panic() {
-        let bytes = Writer::default().number(1, 300).text(2, "abc").done();
+        let bytes = ProtoWriter::default().number(1, 300).text(2, "abc").finish();
         for cut in [1, 2, 4, 5, 7] {
-            assert_eq!(Fields(&bytes[..cut]).last(), Some(None), "{cut}");
+            assert_eq!(ProtoFields(&bytes[..cut]).last(), Some(None), "{cut}");
         }
         for wrong in [&[0x0b][..], &[0x00, 0x01], &[0x08, 0xff], &[0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f], &[0xff; 12]] {
-            assert_eq!(Fields(wrong).last(), Some(None), "{wrong:?}");
+            assert_eq!(ProtoFields(wrong).last(), Some(None), "{wrong:?}");
         }
-        assert_eq!(Fields(&[0x09, 1, 2, 3, 4, 5, 6, 7, 8, 0x15, 1, 2, 3, 4]).flatten().count(), 2);
+        assert_eq!(ProtoFields(&[0x09, 1, 2, 3, 4, 5, 6, 7, 8, 0x15, 1, 2, 3, 4]).flatten().count(), 2);
     }
 }

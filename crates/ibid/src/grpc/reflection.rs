@@ -9,15 +9,15 @@ use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use tower_service::Service;
 
 use super::{
-    code::Code,
-    proto::{Fields, Value, Writer},
+    code::GrpcStatusCode,
+    proto::{ProtoFields, ProtoValue, ProtoWriter},
 };
 
-const VERSIONS: [&str; 2] = ["v1", "v1alpha"];
+const REFLECTION_VERSIONS: [&str; 2] = ["v1", "v1alpha"];
 /// What one answer may hold.
-const MAX_ANSWER: usize = 32 << 20;
+const MAX_RESPONSE_BYTES: usize = 32 << 20;
 /// Flag and length of a message.
-const PREFIX: usize = 5;
+const FRAME_HEADER_BYTES: usize = 5;
 
 /// Why a server did not tell its descriptors.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,19 +35,19 @@ pub enum ReflectionError {
 }
 
 /// Asks a server which services it has, and for their descriptors: a `google.protobuf.FileDescriptorSet`, for
-/// [`Unary::from_descriptor_set`](super::Unary::from_descriptor_set).
+/// [`UnaryMethods::from_descriptor_set`](super::UnaryMethods::from_descriptor_set).
 ///
 /// `server` takes requests whose URI is a path only. A tonic service in this process will do, and a client of one elsewhere.
 ///
 /// # Errors
 /// It cannot be asked, or does not tell.
-pub async fn reflected<S, B>(server: &mut S) -> Result<Bytes, ReflectionError>
+pub async fn fetch_descriptors<S, B>(server: &mut S) -> Result<Bytes, ReflectionError>
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error: fmt::Display>,
     B: Body<Error: fmt::Display>,
 {
-    for version in VERSIONS {
-        let listed = match ask(server, version, [Writer::default().bytes(7, b"*").done()]).await {
+    for version in REFLECTION_VERSIONS {
+        let listed = match call_reflection(server, version, [ProtoWriter::default().bytes(7, b"*").finish()]).await {
             Err(ReflectionError::Unimplemented) => continue,
             listed => listed?,
         };
@@ -55,14 +55,19 @@ where
         if services.is_empty() {
             return Err(ReflectionError::Refused("that there is no service".into()));
         }
-        let files = ask(server, version, services.iter().map(|name| Writer::default().bytes(4, name).done())).await?;
-        return set(&files);
+        let files = call_reflection(
+            server,
+            version,
+            services.iter().map(|name| ProtoWriter::default().bytes(4, name).finish()),
+        )
+        .await?;
+        return descriptor_set(&files);
     }
     Err(ReflectionError::Unimplemented)
 }
 
 /// One call with all these requests, and the responses to them.
-async fn ask<S, B>(
+async fn call_reflection<S, B>(
     server: &mut S, version: &str, requests: impl IntoIterator<Item = Vec<u8>>,
 ) -> Result<Vec<Bytes>, ReflectionError>
 where
@@ -76,28 +81,28 @@ where
         .uri(format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"))
         .header(header::CONTENT_TYPE, "application/grpc")
         .header(header::TE, "trailers")
-        .body(Full::new(framed(requests)))
+        .body(Full::new(frame(requests)))
         .expect("all of it is valid");
     std::future::poll_fn(|cx| server.poll_ready(cx)).await.map_err(|why| unreachable(&why))?;
     let (head, body) = server.call(request).await.map_err(|why| unreachable(&why))?.into_parts();
     if !head.status.is_success() {
         return Err(ReflectionError::Refused(format!("HTTP status {}", head.status.as_u16())));
     }
-    judge(&head.headers)?;
-    let body = Limited::new(std::pin::pin!(body).map_err(|why| why.to_string()), MAX_ANSWER).collect().await;
+    check_status(&head.headers)?;
+    let body = Limited::new(std::pin::pin!(body).map_err(|why| why.to_string()), MAX_RESPONSE_BYTES).collect().await;
     let body = body.map_err(|why| match why.is::<LengthLimitError>() {
-        true => ReflectionError::Refused(format!("more than {MAX_ANSWER} bytes")),
+        true => ReflectionError::Refused(format!("more than {MAX_RESPONSE_BYTES} bytes")),
         false => unreachable(&why),
     })?;
     match body.trailers() {
-        Some(trailers) => judge(trailers)?,
+        Some(trailers) => check_status(trailers)?,
         None if head.headers.contains_key("grpc-status") => {}
         None => return Err(ReflectionError::Unreachable("the answer broke off".into())),
     }
-    unframed(body.to_bytes())
+    unframe(body.to_bytes())
 }
 
-fn framed(messages: impl IntoIterator<Item = Vec<u8>>) -> Bytes {
+fn frame(messages: impl IntoIterator<Item = Vec<u8>>) -> Bytes {
     let mut frames = BytesMut::new();
     for message in messages {
         frames.extend_from_slice(&[0]);
@@ -107,28 +112,28 @@ fn framed(messages: impl IntoIterator<Item = Vec<u8>>) -> Bytes {
     frames.freeze()
 }
 
-fn unframed(mut frames: Bytes) -> Result<Vec<Bytes>, ReflectionError> {
+fn unframe(mut frames: Bytes) -> Result<Vec<Bytes>, ReflectionError> {
     let mut messages = Vec::new();
     while !frames.is_empty() {
-        if frames.len() < PREFIX || frames[0] != 0 {
+        if frames.len() < FRAME_HEADER_BYTES || frames[0] != 0 {
             return Err(malformed());
         }
         let length = u32::from_be_bytes([frames[1], frames[2], frames[3], frames[4]]) as usize;
-        if frames.len() - PREFIX < length {
+        if frames.len() - FRAME_HEADER_BYTES < length {
             return Err(malformed());
         }
-        let mut frame = frames.split_to(PREFIX + length);
-        messages.push(frame.split_off(PREFIX));
+        let mut frame = frames.split_to(FRAME_HEADER_BYTES + length);
+        messages.push(frame.split_off(FRAME_HEADER_BYTES));
     }
     Ok(messages)
 }
 
 /// The status in a head or in trailers, where there is one.
-fn judge(fields: &HeaderMap) -> Result<(), ReflectionError> {
+fn check_status(fields: &HeaderMap) -> Result<(), ReflectionError> {
     let Some(status) = fields.get("grpc-status") else { return Ok(()) };
     match status.to_str().ok().and_then(|status| status.parse().ok()) {
         Some(0) => Ok(()),
-        Some(code) if code == Code::Unimplemented as u64 => Err(ReflectionError::Unimplemented),
+        Some(code) if code == GrpcStatusCode::Unimplemented as u64 => Err(ReflectionError::Unimplemented),
         _ => Err(ReflectionError::Refused(format!("grpc-status {}", status.to_str().unwrap_or("?")))),
     }
 }
@@ -138,11 +143,11 @@ fn malformed() -> ReflectionError {
 }
 
 /// The fields of one number that hold messages or texts.
-fn all(message: &[u8], wanted: u32) -> Result<Vec<&[u8]>, ReflectionError> {
+fn message_fields(message: &[u8], wanted: u32) -> Result<Vec<&[u8]>, ReflectionError> {
     let mut found = Vec::new();
-    for field in Fields(message) {
+    for field in ProtoFields(message) {
         match field.ok_or_else(malformed)? {
-            (number, Value::Bytes(bytes)) if number == wanted => found.push(bytes),
+            (number, ProtoValue::Bytes(bytes)) if number == wanted => found.push(bytes),
             _ => {}
         }
     }
@@ -153,10 +158,10 @@ fn all(message: &[u8], wanted: u32) -> Result<Vec<&[u8]>, ReflectionError> {
 fn services(answers: &[Bytes]) -> Result<BTreeSet<Vec<u8>>, ReflectionError> {
     let mut names = BTreeSet::new();
     for answer in answers {
-        no_error(answer)?;
-        for list in all(answer, 6)? {
-            for service in all(list, 1)? {
-                names.extend(all(service, 1)?.into_iter().map(<[u8]>::to_vec));
+        check_no_error(answer)?;
+        for list in message_fields(answer, 6)? {
+            for service in message_fields(list, 1)? {
+                names.extend(message_fields(service, 1)?.into_iter().map(<[u8]>::to_vec));
             }
         }
     }
@@ -165,21 +170,21 @@ fn services(answers: &[Bytes]) -> Result<BTreeSet<Vec<u8>>, ReflectionError> {
 }
 
 /// Of `FileDescriptorResponse`: `file_descriptor_proto = 1`, each once, as the field `file = 1` of a set.
-fn set(answers: &[Bytes]) -> Result<Bytes, ReflectionError> {
+fn descriptor_set(answers: &[Bytes]) -> Result<Bytes, ReflectionError> {
     let mut files = BTreeSet::new();
     for answer in answers {
-        no_error(answer)?;
-        for response in all(answer, 4)? {
-            files.extend(all(response, 1)?);
+        check_no_error(answer)?;
+        for response in message_fields(answer, 4)? {
+            files.extend(message_fields(response, 1)?);
         }
     }
-    Ok(files.into_iter().fold(Writer::default(), |set, file| set.bytes(1, file)).done().into())
+    Ok(files.into_iter().fold(ProtoWriter::default(), |set, file| set.bytes(1, file)).finish().into())
 }
 
 /// `error_response = 7`, therein `error_message = 2`.
-fn no_error(answer: &[u8]) -> Result<(), ReflectionError> {
-    let Some(error) = all(answer, 7)?.pop() else { return Ok(()) };
-    let message = all(error, 2)?.pop().map(String::from_utf8_lossy).unwrap_or_default();
+fn check_no_error(answer: &[u8]) -> Result<(), ReflectionError> {
+    let Some(error) = message_fields(answer, 7)?.pop() else { return Ok(()) };
+    let message = message_fields(error, 2)?.pop().map(String::from_utf8_lossy).unwrap_or_default();
     Err(ReflectionError::Refused(format!("an error: {message:?}")))
 }
 
@@ -191,19 +196,19 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
-    use crate::grpc::Unary;
+    use crate::grpc::UnaryMethods;
 
     fn answer(status: &str, messages: Vec<Vec<u8>>) -> Response<BoxBody<Bytes, Infallible>> {
         let mut trailers = HeaderMap::new();
         trailers.insert("grpc-status", status.parse().unwrap());
-        Response::new(Full::new(framed(messages)).with_trailers(async { Some(Ok(trailers)) }).boxed())
+        Response::new(Full::new(frame(messages)).with_trailers(async { Some(Ok(trailers)) }).boxed())
     }
 
     /// A file with one service, `a.B`, and one method, `Do`.
     fn file() -> Vec<u8> {
-        let method = Writer::default().text(1, "Do").done();
-        let service = Writer::default().text(1, "B").bytes(2, &method).done();
-        Writer::default().text(1, "a.proto").text(2, "a").bytes(6, &service).done()
+        let method = ProtoWriter::default().text(1, "Do").finish();
+        let service = ProtoWriter::default().text(1, "B").bytes(2, &method).finish();
+        ProtoWriter::default().text(1, "a.proto").text(2, "a").bytes(6, &service).finish()
     }
 
     #[tokio::test]
@@ -217,49 +222,49 @@ mod tests {
                     return Ok::<_, Infallible>(answer("12", vec![]));
                 }
                 let Ok(body) = request.into_body().collect().await;
-                let requests = unframed(body.to_bytes()).unwrap();
+                let requests = unframe(body.to_bytes()).unwrap();
                 let answers = requests.iter().map(|request| {
-                    if !all(request, 7).unwrap().is_empty() {
+                    if !message_fields(request, 7).unwrap().is_empty() {
                         let named = ["a.B", "grpc.reflection.v1alpha.ServerReflection"]
                             .iter()
-                            .fold(Writer::default(), |list, name| {
-                                list.bytes(1, &Writer::default().text(1, name).done())
+                            .fold(ProtoWriter::default(), |list, name| {
+                                list.bytes(1, &ProtoWriter::default().text(1, name).finish())
                             });
-                        return Writer::default().bytes(6, &named.done()).done();
+                        return ProtoWriter::default().bytes(6, &named.finish()).finish();
                     }
-                    assert_eq!(all(request, 4).unwrap(), [b"a.B"]);
-                    Writer::default().bytes(4, &Writer::default().bytes(1, &file()).done()).done()
+                    assert_eq!(message_fields(request, 4).unwrap(), [b"a.B"]);
+                    ProtoWriter::default().bytes(4, &ProtoWriter::default().bytes(1, &file()).finish()).finish()
                 });
                 Ok(answer("0", answers.collect()))
             }
         });
-        let set = reflected(&mut server).await.unwrap();
-        assert_eq!(Unary::from_descriptor_set(&set).unwrap().paths().collect::<Vec<_>>(), ["/a.B/Do"]);
+        let set = fetch_descriptors(&mut server).await.unwrap();
+        assert_eq!(UnaryMethods::from_descriptor_set(&set).unwrap().paths().collect::<Vec<_>>(), ["/a.B/Do"]);
         assert_eq!(asked.len(), 3, "{asked:?}");
     }
 
     #[tokio::test]
     async fn what_is_no_answer_is_told_apart() {
         let refused = |what: &str| ReflectionError::Refused(what.into());
-        let error = Writer::default().number(1, 5).text(2, "nope").done();
+        let error = ProtoWriter::default().number(1, 5).text(2, "nope").finish();
         for (status, messages, expected) in [
             ("12", vec![], ReflectionError::Unimplemented),
             ("7", vec![], refused("grpc-status 7")),
             ("0", vec![], refused("that there is no service")),
             ("0", vec![vec![0xff]], refused("what is no answer to that")),
-            ("0", vec![Writer::default().bytes(7, &error).done()], refused("an error: \"nope\"")),
+            ("0", vec![ProtoWriter::default().bytes(7, &error).finish()], refused("an error: \"nope\"")),
         ] {
             let mut server = service_fn(|_| {
                 let answered = answer(status, messages.clone());
                 async move { Ok::<_, Infallible>(answered) }
             });
-            assert_eq!(reflected(&mut server).await.unwrap_err(), expected);
+            assert_eq!(fetch_descriptors(&mut server).await.unwrap_err(), expected);
         }
         let mut gone = service_fn(|_| async { Err::<Response<Full<Bytes>>, _>("no route to host") });
-        let told = reflected(&mut gone).await.unwrap_err();
+        let told = fetch_descriptors(&mut gone).await.unwrap_err();
         assert_eq!(told.to_string(), "it could not be asked: no route to host");
         // An answer without its end is no answer.
         let mut cut = service_fn(|_| async { Ok::<_, Infallible>(Response::new(Full::new(Bytes::new()))) });
-        assert!(matches!(reflected(&mut cut).await, Err(ReflectionError::Unreachable(_))));
+        assert!(matches!(fetch_descriptors(&mut cut).await, Err(ReflectionError::Unreachable(_))));
     }
 }

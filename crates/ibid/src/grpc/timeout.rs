@@ -6,17 +6,17 @@ use http::{HeaderMap, HeaderValue};
 use tokio::time::Instant;
 
 /// Longer than anybody waits, and short enough to be added to any moment.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+const MAX_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Until when the client of a call that has just arrived waits. `None` if it does not say, or not in a way that can
 /// be understood: servers ignore that, too.
 pub(crate) fn deadline(headers: &HeaderMap) -> Option<Instant> {
     let value = headers.get("grpc-timeout")?.to_str().ok()?;
-    Some(Instant::now() + read(value)?.min(LONGEST))
+    Some(Instant::now() + parse_timeout(value)?.min(MAX_TIMEOUT))
 }
 
 /// 1 to 8 digits and a unit.
-fn read(text: &str) -> Option<Duration> {
+fn parse_timeout(text: &str) -> Option<Duration> {
     let at = text.len().checked_sub(1)?;
     let (digits, unit) = (text.get(..at)?, text.get(at..)?);
     if !(1..=8).contains(&digits.len()) || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -35,7 +35,7 @@ fn read(text: &str) -> Option<Duration> {
 }
 
 /// The same in the finest unit that has room for it, never shorter than it is.
-pub(super) fn written(timeout: Duration) -> HeaderValue {
+pub(super) fn format_timeout(timeout: Duration) -> HeaderValue {
     const MOST: u128 = 99_999_999;
     let seconds = u128::from(timeout.as_secs()) + u128::from(timeout.subsec_nanos() > 0);
     let units = [
@@ -62,10 +62,10 @@ mod tests {
             ("7u", Duration::from_micros(7)),
             ("0n", Duration::ZERO),
         ] {
-            assert_eq!(read(text), Some(duration), "{text}");
+            assert_eq!(parse_timeout(text), Some(duration), "{text}");
         }
         for wrong in ["", "1", "m", "123456789m", "-1m", "1.5S", "1x", "+1S", "1 S", "1é"] {
-            assert_eq!(read(wrong), None, "{wrong}");
+            assert_eq!(parse_timeout(wrong), None, "{wrong}");
         }
         for (duration, text) in [
             (Duration::from_secs(60), "60000m"),
@@ -76,7 +76,7 @@ mod tests {
             (Duration::from_secs(6_000_000_000), "1666667H"),
             (Duration::MAX, "99999999H"),
         ] {
-            assert_eq!(written(duration), text, "{duration:?}");
+            assert_eq!(format_timeout(duration), text, "{duration:?}");
         }
     }
 

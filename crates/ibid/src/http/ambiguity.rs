@@ -9,23 +9,23 @@ use http::{HeaderMap, Uri, header};
 use crate::{
     fingerprint,
     key::KeySource,
-    policy::{Part, Policy},
-    refusal::{Reason, Refusal},
+    policy::{FingerprintPart, Policy},
+    refusal::{Refusal, RefusalReason},
     scope::{Credentials, ScopePart},
 };
 
 /// Refuses what can be read in more than one way.
-pub(super) fn check(policy: &Policy, credentials: &Credentials, headers: &HeaderMap) -> Result<(), Refusal> {
-    let decides = |name: &str| decides(policy, credentials, name);
+pub(super) fn check_headers(policy: &Policy, credentials: &Credentials, headers: &HeaderMap) -> Result<(), Refusal> {
+    let decides = |name: &str| is_decisive_header(policy, credentials, name);
     let any_repeated = headers.len() > headers.keys_len();
     for name in headers.keys() {
         if any_repeated && headers.get_all(name).iter().nth(1).is_some() && decides(name.as_str()) {
-            return Err(refusal(format!("the header {name} is sent more than once")));
+            return Err(ambiguous(format!("the header {name} is sent more than once")));
         }
         if name.as_str().contains('_') {
             let twin = name.as_str().replace('_', "-");
             if decides(&twin) {
-                return Err(refusal(format!("the header {name} may be taken for {twin}; send only {twin}")));
+                return Err(ambiguous(format!("the header {name} may be taken for {twin}; send only {twin}")));
             }
         }
     }
@@ -33,7 +33,7 @@ pub(super) fn check(policy: &Policy, credentials: &Credentials, headers: &Header
         for token in line.to_str().unwrap_or_default().split(',') {
             let token = token.trim().to_ascii_lowercase();
             if decides(&token) || decides(&token.replace('_', "-")) {
-                return Err(refusal(format!("Connection names {token}, which would remove it on the way")));
+                return Err(ambiguous(format!("Connection names {token}, which would remove it on the way")));
             }
         }
     }
@@ -59,7 +59,7 @@ pub(super) fn check_path(path: &str) -> Result<(), Refusal> {
         };
         if !plain {
             let detail = "the path has a character in it that is escaped without need, or not escaped; send it plainly";
-            return Err(refusal(detail.into()));
+            return Err(ambiguous(detail.into()));
         }
     }
     Ok(())
@@ -67,7 +67,7 @@ pub(super) fn check_path(path: &str) -> Result<(), Refusal> {
 
 /// The target with one spelling for all paths that an app could take for the same one: in lower case, without parameters,
 /// empty segments and a slash at the end. `None` if it has that spelling.
-pub(super) fn plain(uri: &Uri) -> Option<Uri> {
+pub(super) fn normalized_uri(uri: &Uri) -> Option<Uri> {
     let path = uri.path();
     let mut plain = String::with_capacity(path.len());
     for segment in path.split(['/', '\\']) {
@@ -90,45 +90,47 @@ pub(super) fn plain(uri: &Uri) -> Option<Uri> {
 }
 
 /// Whether a header decides about keys, callers or comparison. `name` is in lower case.
-fn decides(policy: &Policy, credentials: &Credentials, name: &str) -> bool {
+fn is_decisive_header(policy: &Policy, credentials: &Credentials, name: &str) -> bool {
     let is_scope = |part: &ScopePart| match part.part() {
         ScopePart::Header(header) => header == name,
         ScopePart::Credential => credentials.has(name),
         ScopePart::Jwt(_) => name == header::AUTHORIZATION,
         _ => false,
     };
-    let is_compared = |part: &Part| match part {
-        Part::Header(header) => header == name,
-        Part::Preconditions => matches!(name, "if-match" | "if-none-match" | "if-unmodified-since" | "content-range"),
-        Part::Body | Part::Type | Part::Raw => {
+    let is_compared = |part: &FingerprintPart| match part {
+        FingerprintPart::Header(header) => header == name,
+        FingerprintPart::Preconditions => {
+            matches!(name, "if-match" | "if-none-match" | "if-unmodified-since" | "content-range")
+        }
+        FingerprintPart::Body | FingerprintPart::Type | FingerprintPart::Raw => {
             matches!(name, "content-type" | "content-encoding" | "grpc-encoding")
         }
-        Part::Method => fingerprint::METHOD_OVERRIDES.iter().any(|header| header == name),
+        FingerprintPart::Method => fingerprint::METHOD_OVERRIDE_HEADERS.iter().any(|header| header == name),
         _ => false,
     };
     matches!(name, "host" | "forwarded")
         || name.starts_with("ibid-")
         || policy.key.from.iter().any(|source| matches!(source, KeySource::Header(header) if header == name))
         || policy.scope.iter().any(is_scope)
-        || policy.signature.as_ref().is_some_and(|signature| signature.reads(name))
+        || policy.signature.as_ref().is_some_and(|signature| signature.uses_header(name))
         || policy.fingerprint.iter().any(is_compared)
         || [&policy.label.tenant, &policy.label.user].into_iter().flatten().any(is_scope)
 }
 
-fn refusal(detail: String) -> Refusal {
-    Refusal::new(Reason::RequestAmbiguous, detail)
+fn ambiguous(detail: String) -> Refusal {
+    Refusal::new(RefusalReason::RequestAmbiguous, detail)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn reason(policy: &Policy, headers: &[(&'static str, &str)]) -> Option<Reason> {
+    fn reason(policy: &Policy, headers: &[(&'static str, &str)]) -> Option<RefusalReason> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.append(*name, value.parse().unwrap());
         }
-        check(policy, &Credentials::default(), &map).err().map(|refusal| refusal.reason)
+        check_headers(policy, &Credentials::default(), &map).err().map(|refusal| refusal.reason)
     }
 
     #[test]
@@ -147,10 +149,10 @@ mod tests {
             &[("ibid_fence", "7")],
             &[("if-match", "a"), ("if-match", "b")],
         ] {
-            assert_eq!(reason(&ietf, bad), Some(Reason::RequestAmbiguous), "{bad:?}");
+            assert_eq!(reason(&ietf, bad), Some(RefusalReason::RequestAmbiguous), "{bad:?}");
         }
-        assert_eq!(reason(&Policy::stripe(), &[("stripe_account", "1")]), Some(Reason::RequestAmbiguous));
-        assert_eq!(reason(&Policy::membership(), &[("x_user_id", "1")]), Some(Reason::RequestAmbiguous));
+        assert_eq!(reason(&Policy::stripe(), &[("stripe_account", "1")]), Some(RefusalReason::RequestAmbiguous));
+        assert_eq!(reason(&Policy::membership(), &[("x_user_id", "1")]), Some(RefusalReason::RequestAmbiguous));
     }
 
     #[test]
@@ -165,7 +167,7 @@ mod tests {
 
     #[test]
     fn all_spellings_of_a_path_have_one_plain_form() {
-        let plain = |path: &str| plain(&path.parse().unwrap()).map(|uri| uri.to_string());
+        let plain = |path: &str| normalized_uri(&path.parse().unwrap()).map(|uri| uri.to_string());
         assert_eq!(plain("/hooks/a%20b?X=1"), None);
         for spelling in ["/Hooks/A", "/hooks/a/", "//hooks/a", "/hooks;x=1/a;y", "/;/hooks/a", "/hooks\\a"] {
             assert_eq!(plain(spelling).as_deref(), Some("/hooks/a"), "{spelling}");

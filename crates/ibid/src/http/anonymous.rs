@@ -12,81 +12,85 @@ use http::{HeaderMap, StatusCode, response::Parts};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::Shared;
+use super::LayerState;
 use crate::{
     engine::{Engine, store_unavailable},
     policy::Policy,
     record::{Record, RecordBody},
     refusal::Refusal,
     scope::{AddressSecret, CallerKind, cookies, cookies_only, cookies_set},
-    store::{Address, Ask, Claim, End, Fingerprint, Outline, Tags, Token},
+    store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, Fingerprint, RecordSummary, Settlement, Tags},
     time::now_ms,
 };
 
 /// Of one answer, at most so many cookies are kept; a request with more is not recognised.
-const MAX_COOKIES: usize = 32;
+const MAX_RECORDED_COOKIES: usize = 32;
 
 /// An anonymous caller and its request.
 pub(super) struct AnonymousCaller {
     /// Without a token of its own.
-    ask: Ask,
+    request: ClaimRequest,
     secret: Option<AddressSecret>,
     /// Cookies that the answer of this run set and its record does not hold; with the answer's status.
-    unrecorded: Mutex<Option<(StatusCode, Vec<[u8; 32]>)>>,
+    unrecorded_cookies: Mutex<Option<(StatusCode, Vec<[u8; 32]>)>>,
 }
 
 impl AnonymousCaller {
     /// `None` if the caller is known by a credential, or need not be known.
     pub(super) fn of(
-        kind: CallerKind, ask: &Ask, policy: &Policy, secret: Option<&AddressSecret>,
+        kind: CallerKind, ask: &ClaimRequest, policy: &Policy, secret: Option<&AddressSecret>,
     ) -> Option<Arc<Self>> {
         if kind == CallerKind::Named {
             return None;
         }
         // Not forgotten before the answer itself, which is settled a little later.
         let keep = policy.ttl.saturating_add(policy.lease);
-        Some(Arc::new(Self { ask: Ask { keep, ..ask.clone() }, secret: secret.cloned(), unrecorded: Mutex::new(None) }))
+        Some(Arc::new(Self {
+            request: ClaimRequest { ttl: keep, ..ask.clone() },
+            secret: secret.cloned(),
+            unrecorded_cookies: Mutex::new(None),
+        }))
     }
 
     /// The cookies that an answer sets, hashed. They count as unrecorded until [`mark_recorded`](Self::mark_recorded) is called.
     pub(super) fn cookies_set_by(&self, answer: &Parts) -> Vec<[u8; 32]> {
-        let set = cookies_set(&answer.headers).take(MAX_COOKIES);
+        let set = cookies_set(&answer.headers).take(MAX_RECORDED_COOKIES);
         let set: Vec<_> = set.map(|(name, value)| self.hashed(name, value)).collect();
         if !set.is_empty() {
-            *self.unrecorded.lock() = Some((answer.status, set.clone()));
+            *self.unrecorded_cookies.lock() = Some((answer.status, set.clone()));
         }
         set
     }
 
     /// The record of the answer holds its cookies.
     pub(super) fn mark_recorded(&self) {
-        *self.unrecorded.lock() = None;
+        *self.unrecorded_cookies.lock() = None;
     }
 
     pub(super) fn has_unrecorded(&self) -> bool {
-        self.unrecorded.lock().is_some()
+        self.unrecorded_cookies.lock().is_some()
     }
 
     /// Keeps the cookies of an answer that is not remembered. A store that cannot do so now does not fail the request:
     /// then the retry is refused, and nothing runs twice.
-    pub(super) async fn keep_cookies(&self, engine: &Engine) {
-        let Some((status, set)) = self.unrecorded.lock().take() else { return };
+    pub(super) async fn store_cookies(&self, engine: &Engine) {
+        let Some((status, set)) = self.unrecorded_cookies.lock().take() else { return };
         for cookie in set {
-            let _ = self.keep(engine, cookie, status).await;
+            let _ = self.store_cookie(engine, cookie, status).await;
         }
     }
 
-    async fn keep(&self, engine: &Engine, cookie: [u8; 32], status: StatusCode) -> Option<()> {
+    async fn store_cookie(&self, engine: &Engine, cookie: [u8; 32], status: StatusCode) -> Option<()> {
         let started = Instant::now();
-        let tags = &self.ask.tags;
+        let tags = &self.request.tags;
         let shown = format!("{} (cookie)", tags.key());
-        let ask = Arc::new(Ask {
+        let ask = Arc::new(ClaimRequest {
             address: Address(cookie),
-            token: Token::mint(),
+            token: ClaimToken::mint(),
             tags: Tags::new(tags.tenant(), tags.user(), tags.endpoint(), &shown),
-            ..self.ask.clone()
+            ..self.request.clone()
         });
-        let Claim::Granted(lease) = engine.store().claim(&ask).await.ok()? else { return None };
+        let ClaimOutcome::Granted(lease) = engine.store().claim(&ask).await.ok()? else { return None };
         let now = now_ms();
         let record = Record {
             status,
@@ -97,14 +101,18 @@ impl AnonymousCaller {
             trailers: HeaderMap::new(),
             cookies: Vec::new(),
         };
-        let outline =
-            Outline { status: status.as_u16(), requested_at_ms: now, completed_at_ms: now, took: started.elapsed() };
-        let end = End::Complete { failed: false, record: record.encode(), outline, keep: ask.keep };
+        let summary = RecordSummary {
+            status: status.as_u16(),
+            requested_at_ms: now,
+            completed_at_ms: now,
+            took: started.elapsed(),
+        };
+        let end = Settlement::Complete { failed: false, record: record.encode(), summary, ttl: ask.ttl };
         engine.store().settle(&lease, &end).await.ok().map(drop)
     }
 
     fn hashed(&self, name: &[u8], value: &[u8]) -> [u8; 32] {
-        hashed(&self.ask.address, name, value, self.secret.as_ref())
+        hashed(&self.request.address, name, value, self.secret.as_ref())
     }
 }
 
@@ -114,25 +122,27 @@ impl AnonymousCaller {
 /// # Errors
 /// The refusal, if not.
 pub(super) async fn check_cookies(
-    shared: &Shared, headers: &HeaderMap, at: &Address, fingerprint: Option<&Fingerprint>,
+    shared: &LayerState, headers: &HeaderMap, at: &Address, fingerprint: Option<&Fingerprint>,
 ) -> Result<(), Refusal> {
-    let (engine, secret) = (&shared.engine, shared.settings.secret.as_ref());
+    let (engine, secret) = (&shared.engine, shared.settings.address_secret.as_ref());
     let sent: Vec<_> = cookies(headers).map(|(name, value)| hashed(at, name, value, secret)).collect();
-    if sent.len() > MAX_COOKIES {
+    if sent.len() > MAX_RECORDED_COOKIES {
         return Err(cookies_only());
     }
     let is_same = |seen: &Fingerprint| fingerprint.is_none_or(|fingerprint| fingerprint == seen);
-    let recorded = match engine.seen(at).await.map_err(|_| store_unavailable())? {
-        Some(Claim::Done(finished)) if is_same(&finished.fingerprint) => {
+    let recorded = match engine.peek(at).await.map_err(|_| store_unavailable())? {
+        Some(ClaimOutcome::Completed(finished)) if is_same(&finished.fingerprint) => {
             Record::decode(finished.record).map(|record| record.cookies).unwrap_or_default()
         }
         _ => Vec::new(),
     };
     for cookie in sent.iter().filter(|cookie| !recorded.contains(cookie)) {
-        let is_known = match engine.seen(&Address(*cookie)).await.map_err(|_| store_unavailable())? {
-            Some(Claim::Done(finished)) => is_same(&finished.fingerprint),
-            Some(Claim::Busy(holder) | Claim::Unknown(holder)) => is_same(&holder.fingerprint),
-            Some(Claim::Granted(_) | Claim::Spent) | None => false,
+        let is_known = match engine.peek(&Address(*cookie)).await.map_err(|_| store_unavailable())? {
+            Some(ClaimOutcome::Completed(finished)) => is_same(&finished.fingerprint),
+            Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder)) => {
+                is_same(&holder.fingerprint)
+            }
+            Some(ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent) | None => false,
         };
         if !is_known {
             return Err(cookies_only());

@@ -14,13 +14,13 @@ use pin_project_lite::pin_project;
 use tokio::sync::mpsc;
 
 use super::{
-    budget::{Reservation, Reserved},
-    shadow::Tap,
+    budget::{MemoryReservation, TransferReservation},
+    shadow::ResponseTap,
 };
 
 /// Answers go out in pieces of this size, so that a client that does not read holds back the body itself, with the
 /// memory that is reserved for it.
-pub(crate) const PIECE: usize = 16 << 10;
+pub(crate) const CHUNK_BYTES: usize = 16 << 10;
 
 /// Any error of an inner body.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -56,7 +56,7 @@ impl<B> RequestBody<B> {
 }
 
 impl<B> RequestBody<B> {
-    fn unread(&self) -> Option<&B> {
+    fn untouched_body(&self) -> Option<&B> {
         self.untouched.as_ref().or(self.rest.as_deref())
     }
 }
@@ -89,7 +89,7 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        self.first.is_none() && self.trailers.is_none() && self.unread().is_none_or(Body::is_end_stream)
+        self.first.is_none() && self.trailers.is_none() && self.untouched_body().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -98,7 +98,7 @@ where
             return SizeHint::default();
         }
         let first = self.first.as_ref().map_or(0, |first| first.len() as u64);
-        let rest = self.unread().map_or(SizeHint::with_exact(0), Body::size_hint);
+        let rest = self.untouched_body().map_or(SizeHint::with_exact(0), Body::size_hint);
         let mut hint = SizeHint::new();
         hint.set_lower(rest.lower() + first);
         if let Some(upper) = rest.upper() {
@@ -113,25 +113,25 @@ pin_project! {
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
-        inner: Inner<B>,
+        inner: ResponseBodyKind<B>,
     }
 }
 
 pin_project! {
     #[project = InnerProject]
     #[derive(Debug)]
-    enum Inner<B> {
+    enum ResponseBodyKind<B> {
         Untouched { #[pin] body: B },
-        Whole { data: Option<Bytes>, trailers: Option<HeaderMap>, held: Option<Reservation> },
-        Streamed { pieces: mpsc::Receiver<Piece>, ended: bool, left: Option<u64>, held: Option<Reservation> },
-        Tapped { #[pin] body: B, tap: Box<Tap> },
-        Begun { first: Option<Bytes>, held: Option<Reserved>, rest: Pin<Box<ResponseBody<B>>> },
+        Whole { data: Option<Bytes>, trailers: Option<HeaderMap>, held: Option<TransferReservation> },
+        Streamed { pieces: mpsc::Receiver<StreamChunk>, ended: bool, left: Option<u64>, held: Option<TransferReservation> },
+        Tapped { #[pin] body: B, tap: Box<ResponseTap> },
+        Begun { first: Option<Bytes>, held: Option<MemoryReservation>, rest: Pin<Box<ResponseBody<B>>> },
     }
 }
 
 /// Of a streamed answer. If the channel closes before its end, the client must see a broken answer.
 #[derive(Debug)]
-pub(crate) enum Piece {
+pub(crate) enum StreamChunk {
     Data(Bytes),
     Trailers(HeaderMap),
     End,
@@ -139,49 +139,49 @@ pub(crate) enum Piece {
 
 /// An answer that broke off: its end was lost, or must not be seen.
 #[derive(Debug, Clone, Copy)]
-pub struct BrokenOff;
+pub struct TruncatedResponse;
 
 impl<B> ResponseBody<B> {
     /// The inner service's own body.
     pub fn untouched(body: B) -> Self {
-        Self { inner: Inner::Untouched { body } }
+        Self { inner: ResponseBodyKind::Untouched { body } }
     }
 
     /// The inner service's own body, which is watched while it passes.
-    pub(super) fn tapped(body: B, mut tap: Box<Tap>) -> Self
+    pub(super) fn with_tap(body: B, mut tap: Box<ResponseTap>) -> Self
     where
         B: Body,
     {
         if body.is_end_stream() {
-            tap.end();
+            tap.finish();
         }
-        Self { inner: Inner::Tapped { body, tap } }
+        Self { inner: ResponseBodyKind::Tapped { body, tap } }
     }
 
     /// A body that is all there.
     pub fn whole(data: impl Into<Bytes>, trailers: Option<HeaderMap>) -> Self {
         let data = Some(data.into()).filter(|data: &Bytes| !data.is_empty());
         let trailers = trailers.filter(|trailers| !trailers.is_empty());
-        Self { inner: Inner::Whole { data, trailers, held: None } }
+        Self { inner: ResponseBodyKind::Whole { data, trailers, held: None } }
     }
 
     /// A body whose beginning was read, and the memory that is reserved for the beginning.
-    pub fn begun(first: Bytes, held: Option<Reserved>, rest: Self) -> Self {
+    pub fn begun(first: Bytes, held: Option<MemoryReservation>, rest: Self) -> Self {
         let first = Some(first).filter(|first| !first.is_empty());
-        Self { inner: Inner::Begun { first, held, rest: Box::pin(rest) } }
+        Self { inner: ResponseBodyKind::Begun { first, held, rest: Box::pin(rest) } }
     }
 
     /// The length of a body that is all there.
     pub(crate) fn whole_length(&self) -> u64 {
         match &self.inner {
-            Inner::Whole { data: Some(data), .. } => data.len() as u64,
+            ResponseBodyKind::Whole { data: Some(data), .. } => data.len() as u64,
             _ => 0,
         }
     }
 
     /// The memory that is reserved for a body that is all there.
-    pub(crate) fn hold(&mut self, reservation: Reservation) {
-        if let Inner::Whole { held, .. } = &mut self.inner {
+    pub(crate) fn attach_reservation(&mut self, reservation: TransferReservation) {
+        if let ResponseBodyKind::Whole { held, .. } = &mut self.inner {
             *held = Some(reservation);
         }
     }
@@ -189,13 +189,18 @@ impl<B> ResponseBody<B> {
     /// The trailers of a body that is all there.
     pub(crate) fn trailers(&self) -> Option<&HeaderMap> {
         match &self.inner {
-            Inner::Whole { trailers, .. } => trailers.as_ref(),
-            Inner::Untouched { .. } | Inner::Streamed { .. } | Inner::Tapped { .. } | Inner::Begun { .. } => None,
+            ResponseBodyKind::Whole { trailers, .. } => trailers.as_ref(),
+            ResponseBodyKind::Untouched { .. }
+            | ResponseBodyKind::Streamed { .. }
+            | ResponseBodyKind::Tapped { .. }
+            | ResponseBodyKind::Begun { .. } => None,
         }
     }
 
-    pub(crate) fn streamed(pieces: mpsc::Receiver<Piece>, length: Option<u64>, held: Option<Reservation>) -> Self {
-        Self { inner: Inner::Streamed { pieces, ended: false, left: length, held } }
+    pub(crate) fn streamed(
+        pieces: mpsc::Receiver<StreamChunk>, length: Option<u64>, held: Option<TransferReservation>,
+    ) -> Self {
+        Self { inner: ResponseBodyKind::Streamed { pieces, ended: false, left: length, held } }
     }
 }
 
@@ -210,17 +215,17 @@ where
         match self.project().inner.project() {
             InnerProject::Untouched { body } => poll_inner(body, cx),
             InnerProject::Whole { data: Some(_), held: Some(held), .. } if held.poll_evicted(cx).is_ready() => {
-                Poll::Ready(Some(Err(BrokenOff.into())))
+                Poll::Ready(Some(Err(TruncatedResponse.into())))
             }
             InnerProject::Whole { data, trailers, held } => {
-                let data = next_piece(data, held).map(Frame::data);
+                let data = next_chunk(data, held).map(Frame::data);
                 Poll::Ready(data.or_else(|| trailers.take().map(Frame::trailers)).map(Ok))
             }
             InnerProject::Tapped { mut body, tap } => {
                 let frame = ready!(poll_inner(body.as_mut(), cx));
                 match &frame {
-                    Some(Ok(frame)) => tap.frame(frame, body.is_end_stream()),
-                    None => tap.end(),
+                    Some(Ok(frame)) => tap.observe_frame(frame, body.is_end_stream()),
+                    None => tap.finish(),
                     Some(Err(_)) => {}
                 }
                 Poll::Ready(frame)
@@ -235,24 +240,24 @@ where
             InnerProject::Streamed { ended: true, .. } => Poll::Ready(None),
             InnerProject::Streamed { ended, held: Some(held), .. } if held.poll_evicted(cx).is_ready() => {
                 *ended = true;
-                Poll::Ready(Some(Err(BrokenOff.into())))
+                Poll::Ready(Some(Err(TruncatedResponse.into())))
             }
             InnerProject::Streamed { pieces, ended, left, held } => Poll::Ready(match ready!(pieces.poll_recv(cx)) {
-                Some(Piece::Data(data)) => {
+                Some(StreamChunk::Data(data)) => {
                     if let Some(held) = held {
-                        held.sent(data.len() as u64);
+                        held.release_sent(data.len() as u64);
                     }
                     *left = left.map(|left| left.saturating_sub(data.len() as u64));
                     Some(Ok(Frame::data(data)))
                 }
-                Some(Piece::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
-                Some(Piece::End) => {
+                Some(StreamChunk::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
+                Some(StreamChunk::End) => {
                     *ended = true;
                     None
                 }
                 None => {
                     *ended = true;
-                    Some(Err(BrokenOff.into()))
+                    Some(Err(TruncatedResponse.into()))
                 }
             }),
         }
@@ -260,21 +265,23 @@ where
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
-            Inner::Untouched { body } | Inner::Tapped { body, .. } => body.is_end_stream(),
-            Inner::Whole { data, trailers, .. } => data.is_none() && trailers.is_none(),
-            Inner::Streamed { ended, .. } => *ended,
-            Inner::Begun { first, rest, .. } => first.is_none() && rest.is_end_stream(),
+            ResponseBodyKind::Untouched { body } | ResponseBodyKind::Tapped { body, .. } => body.is_end_stream(),
+            ResponseBodyKind::Whole { data, trailers, .. } => data.is_none() && trailers.is_none(),
+            ResponseBodyKind::Streamed { ended, .. } => *ended,
+            ResponseBodyKind::Begun { first, rest, .. } => first.is_none() && rest.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
-            Inner::Untouched { body } | Inner::Tapped { body, .. } => body.size_hint(),
+            ResponseBodyKind::Untouched { body } | ResponseBodyKind::Tapped { body, .. } => body.size_hint(),
             // With trailers the length stays open: HTTP/1.1 can only send them behind a chunked body.
-            Inner::Whole { trailers: Some(_), .. } => SizeHint::default(),
-            Inner::Whole { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
-            Inner::Streamed { left, .. } => left.map_or_else(SizeHint::default, SizeHint::with_exact),
-            Inner::Begun { first, rest, .. } => {
+            ResponseBodyKind::Whole { trailers: Some(_), .. } => SizeHint::default(),
+            ResponseBodyKind::Whole { data, .. } => {
+                SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64))
+            }
+            ResponseBodyKind::Streamed { left, .. } => left.map_or_else(SizeHint::default, SizeHint::with_exact),
+            ResponseBodyKind::Begun { first, rest, .. } => {
                 let (first, rest) = (first.as_ref().map_or(0, |first| first.len() as u64), rest.size_hint());
                 let mut hint = SizeHint::new();
                 hint.set_lower(rest.lower() + first);
@@ -288,12 +295,12 @@ where
 }
 
 /// The next piece of a body that is all there. Its memory is given back as a whole, with the last piece.
-fn next_piece(data: &mut Option<Bytes>, held: &mut Option<Reservation>) -> Option<Bytes> {
+fn next_chunk(data: &mut Option<Bytes>, held: &mut Option<TransferReservation>) -> Option<Bytes> {
     let Some(holds) = held else { return data.take() };
     let all = data.as_mut()?;
-    if all.len() > PIECE {
-        holds.progressed(PIECE as u64);
-        return Some(all.split_to(PIECE));
+    if all.len() > CHUNK_BYTES {
+        holds.record_progress(CHUNK_BYTES as u64);
+        return Some(all.split_to(CHUNK_BYTES));
     }
     // A copy: a client that never reads its last piece must not keep the whole record in memory.
     let last = Bytes::copy_from_slice(all);
@@ -312,10 +319,10 @@ where
     }))
 }
 
-impl fmt::Display for BrokenOff {
+impl fmt::Display for TruncatedResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the answer broke off")
     }
 }
 
-impl Error for BrokenOff {}
+impl Error for TruncatedResponse {}

@@ -4,7 +4,7 @@
 //! client address a quarter (a trusted proxy speaks for many clients, so only its connections are bounded); a single
 //! body may always use what is free. When the budget is exhausted, the slowest transfers are evicted first: a request
 //! whose body is still arriving is refused, and an answer that its client does not read is cut off. A transfer that has
-//! just begun, or is faster than [`SAFE_SPEED`], is not evicted for a newcomer. Answers of operations that ran are
+//! just begun, or is faster than [`SAFE_BYTES_PER_SECOND`], is not evicted for a newcomer. Answers of operations that ran are
 //! counted, never refused.
 
 use std::{
@@ -23,122 +23,122 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{
-    Peer,
-    connection::{Connection, Cut},
+    PeerAddress,
+    connection::{PeerConnection, ResponseAbort},
 };
 use crate::scope::TrustedProxies;
 
 /// A transfer that waits for its client holds at least this: about what its task takes up.
-const MIN_HELD: u64 = 4 << 10;
+const MIN_TRANSFER_BYTES: u64 = 4 << 10;
 /// Nobody is evicted earlier than this after its transfer began.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
 /// The same for clients that hold much, when the memory is needed by one that does not: they must not fill it again and again.
 const HEAVY_EVICTION_GRACE: Duration = Duration::from_millis(100);
 /// Faster transfers, in bytes per second, are evicted only for faster ones.
-const SAFE_SPEED: u64 = 64 << 10;
+const SAFE_BYTES_PER_SECOND: u64 = 64 << 10;
 /// The speed of a transfer is measured over this time.
 const RATE_WINDOW: Duration = Duration::from_secs(2);
 /// How long a replay waits until others have been read, or were evicted.
-const ANSWER_WAIT: Duration = Duration::from_secs(5);
+const MAX_RESPONSE_WAIT: Duration = Duration::from_secs(5);
 /// How long it waits before it looks again.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LAST_PAUSE: Duration = Duration::from_millis(320);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(10);
+const MAX_BACKOFF: Duration = Duration::from_millis(320);
 
 /// The budget. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Budget(Arc<Inner>);
+pub(crate) struct MemoryBudget(Arc<MemoryBudgetState>);
 
 #[derive(Debug)]
-struct Inner {
+struct MemoryBudgetState {
     limit: u64,
     used: AtomicU64,
     trusted: TrustedProxies,
     /// Transfers that can be evicted.
-    transfers: Mutex<Transfers>,
+    transfers: Mutex<TransferTable>,
     /// What client addresses hold. Entries whose account is gone are removed now and then.
-    addresses: Mutex<HashMap<IpAddr, Weak<Account>>>,
+    addresses: Mutex<HashMap<IpAddr, Weak<MemoryAccount>>>,
     /// Answers to clients whose connection is not known wait here, one after the other.
-    line: tokio::sync::Mutex<()>,
+    wait_queue: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct Transfers {
+struct TransferTable {
     next_id: u64,
     by_id: HashMap<u64, Arc<Transfer>>,
 }
 
 /// What one connection or one client address holds, in bytes.
 #[derive(Debug, Default)]
-pub(super) struct Account {
+pub(super) struct MemoryAccount {
     used: AtomicU64,
     /// Of a connection: its answers that wait for room stand here, one after the other.
-    line: tokio::sync::Mutex<()>,
+    wait_queue: tokio::sync::Mutex<()>,
 }
 
 /// Whom memory is held for.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Client {
+pub(crate) struct BudgetClient {
     address: Option<IpAddr>,
-    connection: Option<Connection>,
-    cut: Option<Cut>,
+    connection: Option<PeerConnection>,
+    abort: Option<ResponseAbort>,
 }
 
 /// A part of the memory for buffered bodies, until it is dropped; see [`Ibid::reserve`](super::Ibid::reserve).
 #[derive(Debug)]
-pub struct Reserved {
-    budget: Arc<Inner>,
+pub struct MemoryReservation {
+    budget: Arc<MemoryBudgetState>,
     bytes: u64,
 }
 
 /// A part of the budget that is held for a client: for a body that it sends, or for an answer that it reads. Until it is
 /// dropped.
 #[derive(Debug)]
-pub(crate) struct Reservation(Arc<Transfer>);
+pub(crate) struct TransferReservation(Arc<Transfer>);
 
 #[derive(Debug)]
 struct Transfer {
-    budget: Arc<Inner>,
+    budget: Arc<MemoryBudgetState>,
     id: u64,
-    connection: Option<Arc<Account>>,
-    address: Option<Arc<Account>>,
-    is_answer: bool,
-    cut: Option<Cut>,
-    state: Mutex<State>,
+    connection: Option<Arc<MemoryAccount>>,
+    address: Option<Arc<MemoryAccount>>,
+    is_response: bool,
+    abort: Option<ResponseAbort>,
+    state: Mutex<TransferState>,
 }
 
 #[derive(Debug)]
-struct State {
-    held: u64,
+struct TransferState {
+    held_bytes: u64,
     evicted: bool,
     waker: Option<Waker>,
-    began: Instant,
+    began_at: Instant,
     /// When the present window of `RATE_WINDOW` began, the bytes in it, and those in the one before.
-    window: Instant,
-    bytes: u64,
-    bytes_before: u64,
+    window_start: Instant,
+    window_bytes: u64,
+    previous_window_bytes: u64,
 }
 
 /// The order of eviction: the slowest first, and of equally slow ones that which holds most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Rank {
+struct EvictionRank {
     /// The binary logarithm of the bytes per second.
-    speed: u32,
-    held: std::cmp::Reverse<u64>,
+    rate_log2: u32,
+    held_bytes: std::cmp::Reverse<u64>,
 }
 
 /// There is no room, or the transfer was evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Full;
+pub(crate) struct BudgetExhausted;
 
-impl Budget {
+impl MemoryBudget {
     pub(crate) fn new(limit: u64, trusted: TrustedProxies) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(MemoryBudgetState {
             limit,
             used: AtomicU64::new(0),
             trusted,
             transfers: Mutex::default(),
             addresses: Mutex::default(),
-            line: tokio::sync::Mutex::default(),
+            wait_queue: tokio::sync::Mutex::default(),
         }))
     }
 
@@ -147,42 +147,53 @@ impl Budget {
     }
 
     /// Reserves for nobody in particular.
-    pub(crate) fn reserve(&self, bytes: u64) -> Option<Reserved> {
-        self.0.take(bytes).then(|| Reserved { budget: self.0.clone(), bytes })
+    pub(crate) fn reserve(&self, bytes: u64) -> Option<MemoryReservation> {
+        self.0.try_take(bytes).then(|| MemoryReservation { budget: self.0.clone(), bytes })
     }
 
     /// Begins to receive a body.
-    pub(crate) fn receive(&self, client: &Client) -> Reservation {
-        self.transfer(client, false)
+    pub(crate) fn begin_receive(&self, client: &BudgetClient) -> TransferReservation {
+        self.begin_transfer(client, false)
     }
 
     /// Begins to send an answer.
-    pub(crate) fn send(&self, client: &Client) -> Reservation {
-        self.transfer(client, true)
+    pub(crate) fn send(&self, client: &BudgetClient) -> TransferReservation {
+        self.begin_transfer(client, true)
     }
 
-    fn transfer(&self, client: &Client, is_answer: bool) -> Reservation {
+    fn begin_transfer(&self, client: &BudgetClient, is_answer: bool) -> TransferReservation {
         let bounded = client.address.filter(|address| !self.0.trusted.trusts(Some(*address)));
         let address = bounded.map(|address| self.0.account(address));
         let connection = client.connection.as_ref().map(|connection| connection.0.clone());
         let mut transfers = self.0.transfers.lock();
         transfers.next_id += 1;
         let (id, now) = (transfers.next_id, Instant::now());
-        let state = State { held: 0, evicted: false, waker: None, began: now, window: now, bytes: 0, bytes_before: 0 };
-        let cut = client.cut.clone().filter(|_| is_answer);
+        let state = TransferState {
+            held_bytes: 0,
+            evicted: false,
+            waker: None,
+            began_at: now,
+            window_start: now,
+            window_bytes: 0,
+            previous_window_bytes: 0,
+        };
+        let cut = client.abort.clone().filter(|_| is_answer);
         let (budget, state) = (self.0.clone(), Mutex::new(state));
-        let transfer = Arc::new(Transfer { budget, id, connection, address, is_answer, cut, state });
+        let transfer =
+            Arc::new(Transfer { budget, id, connection, address, is_response: is_answer, abort: cut, state });
         transfers.by_id.insert(id, transfer.clone());
-        Reservation(transfer)
+        TransferReservation(transfer)
     }
 
     /// Reserves for an answer that can still be refused. Waits for a while until there is room; of one connection only one
     /// answer at a time looks for it.
-    pub(crate) async fn answer(&self, client: &Client, bytes: u64) -> Result<Reservation, Full> {
-        let deadline = Instant::now() + ANSWER_WAIT;
-        let line = client.connection.as_ref().map_or(&self.0.line, |connection| &connection.0.line);
-        let Ok(_turn) = timeout_at(deadline, line.lock()).await else { return Err(Full) };
-        let mut pause = FIRST_PAUSE;
+    pub(crate) async fn answer(
+        &self, client: &BudgetClient, bytes: u64,
+    ) -> Result<TransferReservation, BudgetExhausted> {
+        let deadline = Instant::now() + MAX_RESPONSE_WAIT;
+        let line = client.connection.as_ref().map_or(&self.0.wait_queue, |connection| &connection.0.wait_queue);
+        let Ok(_turn) = timeout_at(deadline, line.lock()).await else { return Err(BudgetExhausted) };
+        let mut pause = INITIAL_BACKOFF;
         loop {
             let reservation = self.send(client);
             if reservation.grow_to(bytes).is_ok() {
@@ -191,17 +202,17 @@ impl Budget {
             drop(reservation);
             let now = Instant::now();
             if now >= deadline {
-                return Err(Full);
+                return Err(BudgetExhausted);
             }
             sleep_until(deadline.min(now + pause)).await;
-            pause = (pause * 2).min(LAST_PAUSE);
+            pause = (pause * 2).min(MAX_BACKOFF);
         }
     }
 }
 
-impl Inner {
+impl MemoryBudgetState {
     /// Whether there was room.
-    fn take(&self, bytes: u64) -> bool {
+    fn try_take(&self, bytes: u64) -> bool {
         if self.used.fetch_add(bytes, Relaxed) + bytes > self.limit {
             self.used.fetch_sub(bytes, Relaxed);
             return false;
@@ -209,12 +220,12 @@ impl Inner {
         true
     }
 
-    fn give_back(&self, bytes: u64) {
+    fn release(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Relaxed);
     }
 
     /// The account of a client address. Of IPv6 a client has a whole /64.
-    fn account(&self, address: IpAddr) -> Arc<Account> {
+    fn account(&self, address: IpAddr) -> Arc<MemoryAccount> {
         let address = match address.to_canonical() {
             IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
             v4 => v4,
@@ -226,15 +237,15 @@ impl Inner {
         if addresses.len() == addresses.capacity() {
             addresses.retain(|_, account| account.strong_count() > 0);
         }
-        let account = Arc::new(Account::default());
+        let account = Arc::new(MemoryAccount::default());
         addresses.insert(address, Arc::downgrade(&account));
         account
     }
 }
 
-impl Account {
+impl MemoryAccount {
     /// Whether `bytes` more fit under `bound`. Those who hold nothing else (`own` is theirs) may hold more.
-    fn take(&self, bytes: u64, own: u64, bound: u64) -> bool {
+    fn try_take(&self, bytes: u64, own: u64, bound: u64) -> bool {
         let before = self.used.fetch_add(bytes, Relaxed);
         if before + bytes > bound && before > own {
             self.subtract(bytes);
@@ -252,29 +263,29 @@ impl Account {
     }
 }
 
-impl Client {
+impl BudgetClient {
     /// As the server says in a request's extensions.
     pub(crate) fn of(request: &Extensions) -> Self {
         Self {
-            address: request.get::<Peer>().map(|peer| peer.0),
-            connection: request.get::<Connection>().cloned(),
-            cut: request.get::<Cut>().cloned(),
+            address: request.get::<PeerAddress>().map(|peer| peer.0),
+            connection: request.get::<PeerConnection>().cloned(),
+            abort: request.get::<ResponseAbort>().cloned(),
         }
     }
 }
 
-impl Reserved {
+impl MemoryReservation {
     /// Reserves more. `false` if there is no room: then nothing changes.
     #[must_use]
     pub fn grow(&mut self, bytes: u64) -> bool {
-        let has_room = self.budget.take(bytes);
+        let has_room = self.budget.try_take(bytes);
         self.bytes += if has_room { bytes } else { 0 };
         has_room
     }
 
     /// Begins to send an answer, of which nothing can be refused.
-    pub(crate) fn send(&self, client: &Client) -> Reservation {
-        Budget(self.budget.clone()).send(client)
+    pub(crate) fn send(&self, client: &BudgetClient) -> TransferReservation {
+        MemoryBudget(self.budget.clone()).send(client)
     }
 
     /// Counts bytes that can no longer be refused.
@@ -284,25 +295,25 @@ impl Reserved {
     }
 }
 
-impl Drop for Reserved {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
-        self.budget.give_back(self.bytes);
+        self.budget.release(self.bytes);
     }
 }
 
-impl Reservation {
+impl TransferReservation {
     /// Reserves up to `bytes` in all; evicts slower transfers if there is no room.
-    pub(crate) fn grow_to(&self, bytes: u64) -> Result<(), Full> {
-        let bytes = bytes.max(MIN_HELD);
+    pub(crate) fn grow_to(&self, bytes: u64) -> Result<(), BudgetExhausted> {
+        let bytes = bytes.max(MIN_TRANSFER_BYTES);
         // Whoever else comes may take what was freed: three tries.
         for _ in 0..3 {
             match self.0.grow_to(bytes) {
                 Ok(()) => return Ok(()),
-                Err(None) => return Err(Full),
+                Err(None) => return Err(BudgetExhausted),
                 Err(Some(at_bound)) => self.0.make_room(bytes, at_bound)?,
             }
         }
-        Err(Full)
+        Err(BudgetExhausted)
     }
 
     /// Counts bytes that can no longer be refused.
@@ -311,25 +322,25 @@ impl Reservation {
     }
 
     /// Gives a part back, which was sent to the client.
-    pub(crate) fn sent(&self, bytes: u64) {
-        self.progressed(bytes);
+    pub(crate) fn release_sent(&self, bytes: u64) {
+        self.record_progress(bytes);
         let mut state = self.0.state.lock();
-        let bytes = bytes.min(state.held);
+        let bytes = bytes.min(state.held_bytes);
         self.0.release(&mut state, bytes);
     }
 
     /// So many bytes were received.
-    pub(crate) fn progressed(&self, bytes: u64) {
-        self.0.state.lock().progressed(bytes);
+    pub(crate) fn record_progress(&self, bytes: u64) {
+        self.0.state.lock().record_progress(bytes);
     }
 
     /// The transfer is complete: its memory stays reserved, and it is not evicted any more.
     ///
     /// # Errors
     /// If it was evicted already.
-    pub(crate) fn complete(&self) -> Result<(), Full> {
+    pub(crate) fn complete(&self) -> Result<(), BudgetExhausted> {
         self.0.unregister();
-        if self.0.state.lock().evicted { Err(Full) } else { Ok(()) }
+        if self.0.state.lock().evicted { Err(BudgetExhausted) } else { Ok(()) }
     }
 
     /// Ready once it was evicted.
@@ -345,27 +356,27 @@ impl Reservation {
     }
 
     /// For whoever adds to what is sent.
-    pub(crate) fn counter(&self) -> Counter {
-        Counter(self.0.clone())
+    pub(crate) fn in_flight_counter(&self) -> InFlightCounter {
+        InFlightCounter(self.0.clone())
     }
 }
 
-impl Drop for Reservation {
+impl Drop for TransferReservation {
     fn drop(&mut self) {
         self.0.unregister();
         let mut state = self.0.state.lock();
-        let held = state.held;
+        let held = state.held_bytes;
         self.0.release(&mut state, held);
         // What is counted from now on belongs to nobody.
         state.evicted = true;
     }
 }
 
-/// Counts what is on its way to a client, for a [`Reservation`] that gives it back.
+/// Counts what is on its way to a client, for a [`TransferReservation`] that gives it back.
 #[derive(Debug)]
-pub(crate) struct Counter(Arc<Transfer>);
+pub(crate) struct InFlightCounter(Arc<Transfer>);
 
-impl Counter {
+impl InFlightCounter {
     pub(crate) fn count(&self, bytes: u64) {
         self.0.count(bytes);
     }
@@ -387,28 +398,28 @@ impl Transfer {
     }
 
     /// `Err(None)` if it was evicted; else the account that is at its bound, or that there is no room at all.
-    fn grow_to(&self, bytes: u64) -> Result<(), Option<AtBound>> {
+    fn grow_to(&self, bytes: u64) -> Result<(), Option<BudgetBound>> {
         let mut state = self.state.lock();
         if state.evicted {
             return Err(None);
         }
-        let (own, more) = (state.held, bytes.saturating_sub(state.held));
-        if self.connection.as_ref().is_some_and(|account| !account.take(more, own, self.connection_bound())) {
-            return Err(Some(AtBound::Connection));
+        let (own, more) = (state.held_bytes, bytes.saturating_sub(state.held_bytes));
+        if self.connection.as_ref().is_some_and(|account| !account.try_take(more, own, self.connection_bound())) {
+            return Err(Some(BudgetBound::Connection));
         }
-        let give_back = |account: &Option<Arc<Account>>| {
+        let give_back = |account: &Option<Arc<MemoryAccount>>| {
             account.iter().for_each(|account| account.subtract(more));
         };
-        if self.address.as_ref().is_some_and(|account| !account.take(more, own, self.address_bound())) {
+        if self.address.as_ref().is_some_and(|account| !account.try_take(more, own, self.address_bound())) {
             give_back(&self.connection);
-            return Err(Some(AtBound::Address));
+            return Err(Some(BudgetBound::Address));
         }
-        if !self.budget.take(more) {
+        if !self.budget.try_take(more) {
             give_back(&self.connection);
             give_back(&self.address);
-            return Err(Some(AtBound::Budget));
+            return Err(Some(BudgetBound::Budget));
         }
-        state.held += more;
+        state.held_bytes += more;
         Ok(())
     }
 
@@ -417,14 +428,14 @@ impl Transfer {
         if !state.evicted {
             self.budget.used.fetch_add(bytes, Relaxed);
             self.connection.iter().chain(&self.address).for_each(|account| account.add(bytes));
-            state.held += bytes;
+            state.held_bytes += bytes;
         }
     }
 
-    fn release(&self, state: &mut State, bytes: u64) {
+    fn release(&self, state: &mut TransferState, bytes: u64) {
         self.connection.iter().chain(&self.address).for_each(|account| account.subtract(bytes));
-        state.held -= bytes;
-        self.budget.give_back(bytes);
+        state.held_bytes -= bytes;
+        self.budget.release(bytes);
     }
 
     fn unregister(&self) {
@@ -432,24 +443,25 @@ impl Transfer {
     }
 
     /// Evicts transfers that are slower than this one, until `bytes` should fit.
-    fn make_room(&self, bytes: u64, at_bound: AtBound) -> Result<(), Full> {
+    fn make_room(&self, bytes: u64, at_bound: BudgetBound) -> Result<(), BudgetExhausted> {
         let now = Instant::now();
-        let is_same = |ours: &Option<Arc<Account>>, theirs: &Option<Arc<Account>>| {
+        let is_same = |ours: &Option<Arc<MemoryAccount>>, theirs: &Option<Arc<MemoryAccount>>| {
             ours.as_ref().zip(theirs.as_ref()).is_some_and(|(ours, theirs)| Arc::ptr_eq(ours, theirs))
         };
-        let newcomer = Rank { speed: logarithm(SAFE_SPEED), held: std::cmp::Reverse(u64::MAX) };
+        let newcomer =
+            EvictionRank { rate_log2: log2_ceil(SAFE_BYTES_PER_SECOND), held_bytes: std::cmp::Reverse(u64::MAX) };
         let own_rank = self.state.lock().rank(now, EVICTION_GRACE).unwrap_or(newcomer);
         let is_light = !self.is_heavy();
-        if self.is_answer && !is_light && at_bound == AtBound::Budget {
+        if self.is_response && !is_light && at_bound == BudgetBound::Budget {
             // It waits for its turn.
-            return Err(Full);
+            return Err(BudgetExhausted);
         }
-        let mut slower: Vec<(Rank, Arc<Transfer>)> = {
+        let mut slower: Vec<(EvictionRank, Arc<Transfer>)> = {
             let transfers = self.budget.transfers.lock();
             let others = transfers.by_id.values().filter(|other| match at_bound {
-                AtBound::Connection => is_same(&self.connection, &other.connection),
-                AtBound::Address => is_same(&self.address, &other.address),
-                AtBound::Budget => true,
+                BudgetBound::Connection => is_same(&self.connection, &other.connection),
+                BudgetBound::Address => is_same(&self.address, &other.address),
+                BudgetBound::Budget => true,
             });
             let ranked = others.filter(|other| other.id != self.id).filter_map(|other| {
                 let grace = if is_light && other.is_heavy() { HEAVY_EVICTION_GRACE } else { EVICTION_GRACE };
@@ -468,20 +480,20 @@ impl Transfer {
             }
             freed += other.evict();
         }
-        if freed == 0 { Err(Full) } else { Ok(()) }
+        if freed == 0 { Err(BudgetExhausted) } else { Ok(()) }
     }
 
     /// Its memory is free at once; whoever serves it learns of that.
     fn evict(&self) -> u64 {
         let mut state = self.state.lock();
-        let held = state.held;
+        let held = state.held_bytes;
         self.release(&mut state, held);
         state.evicted = true;
         let waker = state.waker.take();
         drop(state);
         self.unregister();
         waker.into_iter().for_each(Waker::wake);
-        if let Some(cut) = &self.cut {
+        if let Some(cut) = &self.abort {
             cut.cut();
         }
         held
@@ -490,41 +502,41 @@ impl Transfer {
 
 /// Why there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AtBound {
+enum BudgetBound {
     Connection,
     Address,
     Budget,
 }
 
-impl State {
-    fn progressed(&mut self, bytes: u64) {
-        self.turn(Instant::now());
-        self.bytes += bytes;
+impl TransferState {
+    fn record_progress(&mut self, bytes: u64) {
+        self.advance_window(Instant::now());
+        self.window_bytes += bytes;
     }
 
-    fn turn(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.window);
+    fn advance_window(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.window_start);
         if passed >= RATE_WINDOW {
-            self.bytes_before = if passed < RATE_WINDOW * 2 { self.bytes } else { 0 };
-            self.bytes = 0;
-            self.window = now;
+            self.previous_window_bytes = if passed < RATE_WINDOW * 2 { self.window_bytes } else { 0 };
+            self.window_bytes = 0;
+            self.window_start = now;
         }
     }
 
     /// `None` if it cannot be evicted.
-    fn rank(&mut self, now: Instant, grace: Duration) -> Option<Rank> {
-        if self.evicted || self.held == 0 || now.saturating_duration_since(self.began) < grace {
+    fn rank(&mut self, now: Instant, grace: Duration) -> Option<EvictionRank> {
+        if self.evicted || self.held_bytes == 0 || now.saturating_duration_since(self.began_at) < grace {
             return None;
         }
-        self.turn(now);
-        let span = (RATE_WINDOW + now.saturating_duration_since(self.window)).as_secs().max(1);
-        let speed = logarithm((self.bytes + self.bytes_before) / span);
-        Some(Rank { speed, held: std::cmp::Reverse(self.held) })
+        self.advance_window(now);
+        let span = (RATE_WINDOW + now.saturating_duration_since(self.window_start)).as_secs().max(1);
+        let speed = log2_ceil((self.window_bytes + self.previous_window_bytes) / span);
+        Some(EvictionRank { rate_log2: speed, held_bytes: std::cmp::Reverse(self.held_bytes) })
     }
 }
 
 /// Rounded up; 0 of nothing.
-fn logarithm(number: u64) -> u32 {
+fn log2_ceil(number: u64) -> u32 {
     u64::BITS - number.leading_zeros()
 }
 

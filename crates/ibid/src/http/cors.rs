@@ -41,7 +41,9 @@ impl Cors {
 /// Makes an answer readable for this origin, the named headers included. What the app said of credentials stays; where it
 /// said nothing of origins, scripts that send cookies may read the answer too, as preflights promise: the origins are
 /// named one by one.
-pub(super) fn allow(headers: &mut HeaderMap, origin: &HeaderValue, exposed: impl Iterator<Item = HeaderName>) {
+pub(super) fn set_cors_headers(
+    headers: &mut HeaderMap, origin: &HeaderValue, exposed: impl Iterator<Item = HeaderName>,
+) {
     if !headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN) {
         headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
     }
@@ -130,7 +132,11 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(header::VARY, "Accept, Origin".parse().unwrap());
         headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, "X-A".parse().unwrap());
-        allow(&mut headers, &"https://a".parse().unwrap(), ["x-a", "x-b"].map(HeaderName::from_static).into_iter());
+        set_cors_headers(
+            &mut headers,
+            &"https://a".parse().unwrap(),
+            ["x-a", "x-b"].map(HeaderName::from_static).into_iter(),
+        );
         assert_eq!(headers[header::VARY], "Accept, Origin");
         assert_eq!(headers[header::ACCESS_CONTROL_EXPOSE_HEADERS], "X-A, x-b");
     }

@@ -21,7 +21,7 @@ pub(super) fn client_address(headers: &HeaderMap, peer: Option<IpAddr>, trusted:
     for line in lines.iter().rev() {
         for entry in line.to_str().unwrap_or_default().rsplit(',') {
             let named = if is_x { Some(entry.trim()) } else { forwarded_for(entry) };
-            let Some(address) = named.and_then(address) else { return client };
+            let Some(address) = named.and_then(parse_node_address) else { return client };
             client = Some(address.to_canonical());
             if !trusted.trusts(client) {
                 return client;
@@ -40,7 +40,7 @@ fn forwarded_for(element: &str) -> Option<&str> {
 }
 
 /// An address, with or without a port: `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]:80`.
-fn address(node: &str) -> Option<IpAddr> {
+fn parse_node_address(node: &str) -> Option<IpAddr> {
     if let Ok(address) = node.parse() {
         return Some(address);
     }

@@ -16,69 +16,70 @@ use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 
 use super::{
-    Route, answer,
+    Route,
     body::ResponseBody,
+    client_response,
     cors::{self, Preflight},
 };
-use crate::running::Running;
+use crate::running::RunningOperations;
 
 /// The work on one covered request. Its output is `None` if the answer went out before the work was done.
-pub(super) type Work<B> = Pin<Box<dyn Future<Output = Option<Response<ResponseBody<B>>>> + Send>>;
+pub(super) type RequestWork<B> = Pin<Box<dyn Future<Output = Option<Response<ResponseBody<B>>>> + Send>>;
 
 pin_project! {
     /// The future of an answer.
     pub struct ResponseFuture<F, B> where B: 'static {
         #[pin]
-        kind: Kind<F, B>,
+        kind: ResponseFutureKind<F, B>,
     }
 }
 
 pin_project! {
     #[project = KindProject]
-    enum Kind<F, B> where B: 'static {
-        Passed { #[pin] future: F, preflight: Option<Box<Patch>>, covered: Option<Arc<Route>> },
+    enum ResponseFutureKind<F, B> where B: 'static {
+        Passed { #[pin] future: F, preflight: Option<Box<PreflightPatch>>, covered: Option<Arc<Route>> },
         Ready { answer: Option<Response<ResponseBody<B>>> },
-        Covered { covered: Covered<B> },
+        Covered { covered: CoveredWork<B> },
     }
 }
 
 /// What to do to the app's answer to a preflight.
-pub(super) struct Patch {
+pub(super) struct PreflightPatch {
     pub(super) origin: http::HeaderValue,
-    pub(super) asked: Preflight,
-    pub(super) keys: Vec<http::HeaderName>,
+    pub(super) preflight: Preflight,
+    pub(super) key_headers: Vec<http::HeaderName>,
 }
 
 /// What the work and the future that drives it share.
-pub(super) struct Side<B> {
+pub(super) struct WorkState<B> {
     /// Set right before the claim: from then on the work must be finished.
-    claimed: AtomicBool,
+    is_claimed: AtomicBool,
     /// The head of an answer whose body is still being streamed.
-    early: Mutex<Option<Response<ResponseBody<B>>>>,
+    early_response: Mutex<Option<Response<ResponseBody<B>>>>,
 }
 
-struct Covered<B: 'static> {
-    work: Option<Work<B>>,
-    side: Arc<Side<B>>,
-    running: Running,
+struct CoveredWork<B: 'static> {
+    work: Option<RequestWork<B>>,
+    state: Arc<WorkState<B>>,
+    running: RunningOperations,
 }
 
 impl<F, B: 'static> ResponseFuture<F, B> {
-    pub(super) fn passed(future: F, preflight: Option<Box<Patch>>) -> Self {
-        Self { kind: Kind::Passed { future, preflight, covered: None } }
+    pub(super) fn pass_through(future: F, preflight: Option<Box<PreflightPatch>>) -> Self {
+        Self { kind: ResponseFutureKind::Passed { future, preflight, covered: None } }
     }
 
     /// A request without a key under this route.
     pub(super) fn keyless(future: F, route: Arc<Route>) -> Self {
-        Self { kind: Kind::Passed { future, preflight: None, covered: Some(route) } }
+        Self { kind: ResponseFutureKind::Passed { future, preflight: None, covered: Some(route) } }
     }
 
     pub(super) fn ready(answer: Response<ResponseBody<B>>) -> Self {
-        Self { kind: Kind::Ready { answer: Some(answer) } }
+        Self { kind: ResponseFutureKind::Ready { answer: Some(answer) } }
     }
 
-    pub(super) fn covered(work: Work<B>, side: Arc<Side<B>>, running: Running) -> Self {
-        Self { kind: Kind::Covered { covered: Covered { work: Some(work), side, running } } }
+    pub(super) fn covered(work: RequestWork<B>, side: Arc<WorkState<B>>, running: RunningOperations) -> Self {
+        Self { kind: ResponseFutureKind::Covered { covered: CoveredWork { work: Some(work), state: side, running } } }
     }
 }
 
@@ -94,11 +95,11 @@ where
             KindProject::Passed { future, preflight, covered } => {
                 let mut answer = ready!(future.poll(cx))?.map(ResponseBody::untouched);
                 if let Some(route) = covered.take() {
-                    answer::remove_own_headers(answer.headers_mut(), &route.policy);
+                    client_response::remove_own_headers(answer.headers_mut(), &route.policy);
                 }
                 if let Some(patch) = preflight.take() {
-                    let (keys, headers) = (patch.keys.into_iter(), answer.headers_mut());
-                    if cors::complete_preflight(headers, &patch.origin, &patch.asked, keys) {
+                    let (keys, headers) = (patch.key_headers.into_iter(), answer.headers_mut());
+                    if cors::complete_preflight(headers, &patch.origin, &patch.preflight, keys) {
                         *answer.status_mut() = http::StatusCode::NO_CONTENT;
                         answer.headers_mut().remove(http::header::CONTENT_LENGTH);
                         answer.headers_mut().remove(http::header::CONTENT_TYPE);
@@ -113,29 +114,29 @@ where
     }
 }
 
-impl<B> Side<B> {
+impl<B> WorkState<B> {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { claimed: AtomicBool::new(false), early: Mutex::new(None) })
+        Arc::new(Self { is_claimed: AtomicBool::new(false), early_response: Mutex::new(None) })
     }
 
     /// From now on the work is finished even if its client leaves.
-    pub(super) fn claim(&self) {
-        self.claimed.store(true, Relaxed);
+    pub(super) fn mark_claimed(&self) {
+        self.is_claimed.store(true, Relaxed);
     }
 
     /// Answers before the work is done.
-    pub(super) fn answer_early(&self, head: Response<ResponseBody<B>>) {
-        *self.early.lock() = Some(head);
+    pub(super) fn respond_early(&self, head: Response<ResponseBody<B>>) {
+        *self.early_response.lock() = Some(head);
     }
 }
 
-impl<B: 'static> Covered<B> {
+impl<B: 'static> CoveredWork<B> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Response<ResponseBody<B>>> {
         // Out of its place while it is polled: work that panics is gone, and must not be detached.
         let mut work = self.work.take().expect("polled after it was ready");
         let done = work.as_mut().poll(cx);
         self.work = Some(work);
-        let early = self.side.early.lock().take();
+        let early = self.state.early_response.lock().take();
         if let Some(head) = early {
             match done {
                 Poll::Ready(_) => self.work = None,
@@ -149,26 +150,26 @@ impl<B: 'static> Covered<B> {
     }
 }
 
-impl<B: 'static> Covered<B> {
+impl<B: 'static> CoveredWork<B> {
     fn detach(&mut self) {
         if let Some(work) = self.work.take() {
-            self.running.detach(Detached(work));
+            self.running.detach(DetachedWork(work));
         }
     }
 }
 
-impl<B: 'static> Drop for Covered<B> {
+impl<B: 'static> Drop for CoveredWork<B> {
     fn drop(&mut self) {
-        if self.side.claimed.load(Relaxed) {
+        if self.state.is_claimed.load(Relaxed) {
             self.detach();
         }
     }
 }
 
 /// Work whose client has gone, or has the head of its answer.
-struct Detached<B>(Work<B>);
+struct DetachedWork<B>(RequestWork<B>);
 
-impl<B> Future for Detached<B> {
+impl<B> Future for DetachedWork<B> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {

@@ -12,12 +12,12 @@ use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{BoxError, RequestBody, ResponseBody, ResponseFuture, Routing, Shared, service};
+use super::{BoxError, LayerState, RequestBody, ResponseBody, ResponseFuture, Routing, service};
 
 /// Puts idempotency around a service. Made by [`Ibid::layer`](super::Ibid::layer).
 #[derive(Clone)]
 pub struct IbidLayer {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<LayerState>,
     pub(super) routing: Arc<dyn Routing>,
 }
 
@@ -25,7 +25,7 @@ pub struct IbidLayer {
 #[derive(Clone)]
 pub struct IbidService<S> {
     inner: S,
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
     routing: Arc<dyn Routing>,
 }
 

@@ -8,45 +8,45 @@ use http_body::{Body, Frame};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    Route, Shared,
+    LayerState, Route,
     body::BoxError,
-    budget::{Budget, Client, Reservation, Reserved},
-    request::{self, Unread},
+    budget::{BudgetClient, MemoryBudget, MemoryReservation, TransferReservation},
+    request::{self, ReadBodyError},
 };
-use crate::refusal::{Reason, Refusal};
+use crate::refusal::{Refusal, RefusalReason};
 
 /// Smaller bodies that are there at once are only counted; larger ones are charged to their client.
-const SMALL: u64 = 16 << 10;
+const MAX_UNCHARGED_BODY_BYTES: u64 = 16 << 10;
 
 /// Longer than anybody waits: what would overflow the clock.
-const ENDLESS: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+const MAX_BODY_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A body, its trailers, and the memory that is counted until the operation ends.
-pub(super) type WholeBody = (Bytes, Option<HeaderMap>, Reserved);
+pub(super) type WholeBody = (Bytes, Option<HeaderMap>, MemoryReservation);
 
 /// What is known of a body so far. Most bodies are one frame: that one is handed on as it is, without a copy.
 #[derive(Default)]
-struct Begun {
-    only: Bytes,
+struct PartialBody {
+    first: Bytes,
     more: BytesMut,
 }
 
 /// A body's bytes and the memory that is reserved for them. The memory is given back when they have been sent on.
-struct Held {
+struct ReservedBytes {
     bytes: Bytes,
-    _reservation: Reservation,
+    _reservation: TransferReservation,
 }
 
-enum Next {
+enum BodyEvent {
     Frame(Frame<Bytes>),
     End,
-    Broken,
+    Malformed,
     Evicted,
 }
 
 pub(super) async fn read_body<B>(
-    shared: &Shared, route: &Route, client: &Client, parts: &Parts, body: B,
-) -> Result<WholeBody, Unread<Pin<Box<B>>>>
+    shared: &LayerState, route: &Route, client: &BudgetClient, parts: &Parts, body: B,
+) -> Result<WholeBody, ReadBodyError<Pin<Box<B>>>>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
@@ -54,125 +54,127 @@ where
     let mut body = Box::pin(body);
     let declared = request::content_length(&parts.headers);
     if declared.is_some_and(|length| length > budget.limit()) {
-        return Err(Unread::Refused(overloaded(), Bytes::new(), body));
+        return Err(ReadBodyError::Refused(overloaded(), Bytes::new(), body));
     }
     let mut trailers = None;
-    let mut begun = Begun::default();
+    let mut begun = PartialBody::default();
     // None while nothing was waited for and little is here.
-    let mut reservation: Option<Reservation> = None;
-    let deadline = Instant::now() + shared.settings.body_timeout.min(ENDLESS);
+    let mut reservation: Option<TransferReservation> = None;
+    let deadline = Instant::now() + shared.settings.body_timeout.min(MAX_BODY_TIMEOUT);
     loop {
         let next = match poll_fn(|cx| Poll::Ready(poll_next(&mut body, reservation.as_ref(), cx))).await {
             Poll::Ready(next) => next,
             Poll::Pending => {
-                let waiting = reservation.get_or_insert_with(|| budget.receive(client));
-                if waiting.grow_to(step(begun.len(), declared)).is_err() {
-                    return Err(Unread::Refused(overloaded(), begun.bytes(), body));
+                let waiting = reservation.get_or_insert_with(|| budget.begin_receive(client));
+                if waiting.grow_to(reservation_size(begun.len(), declared)).is_err() {
+                    return Err(ReadBodyError::Refused(overloaded(), begun.bytes(), body));
                 }
                 match timeout_at(deadline, poll_fn(|cx| poll_next(&mut body, Some(waiting), cx))).await {
-                    Err(_) => return Err(Unread::Late(begun.bytes(), body)),
+                    Err(_) => return Err(ReadBodyError::TimedOut(begun.bytes(), body)),
                     Ok(next) => next,
                 }
             }
         };
         match next {
-            Next::Frame(frame) => match frame.into_data() {
+            BodyEvent::Frame(frame) => match frame.into_data() {
                 Ok(data) => {
                     if let Some(reservation) = &reservation {
-                        reservation.progressed(data.len() as u64);
+                        reservation.record_progress(data.len() as u64);
                     }
                     begun.push(data);
                 }
                 Err(frame) => trailers = frame.into_trailers().ok(),
             },
-            Next::End => break,
-            Next::Evicted => return Err(Unread::Refused(evicted(), begun.bytes(), body)),
-            Next::Broken => {
-                return Err(Unread::Broken(StatusCode::BAD_REQUEST, "the body broke off or is malformed"));
+            BodyEvent::End => break,
+            BodyEvent::Evicted => return Err(ReadBodyError::Refused(evicted(), begun.bytes(), body)),
+            BodyEvent::Malformed => {
+                return Err(ReadBodyError::Malformed(StatusCode::BAD_REQUEST, "the body broke off or is malformed"));
             }
         }
-        if let Err(refusal) = check(budget, route, client, begun.len(), declared, &mut reservation) {
-            return Err(Unread::Refused(refusal, begun.bytes(), body));
+        if let Err(refusal) = check_growth(budget, route, client, begun.len(), declared, &mut reservation) {
+            return Err(ReadBodyError::Refused(refusal, begun.bytes(), body));
         }
     }
     match reservation {
-        Some(reservation) if begun.len() > SMALL => {
+        Some(reservation) if begun.len() > MAX_UNCHARGED_BODY_BYTES => {
             // Evicted at the last moment: then its memory belongs to others.
             let Some(counted) = reservation.complete().ok().and_then(|()| budget.reserve(0)) else {
-                return Err(Unread::Refused(evicted(), begun.bytes(), body));
+                return Err(ReadBodyError::Refused(evicted(), begun.bytes(), body));
             };
-            let held = Held { bytes: begun.bytes(), _reservation: reservation };
+            let held = ReservedBytes { bytes: begun.bytes(), _reservation: reservation };
             Ok((Bytes::from_owner(held), trailers, counted))
         }
         reservation => {
             drop(reservation);
             match budget.reserve(begun.len()) {
                 Some(counted) => Ok((begun.bytes(), trailers, counted)),
-                None => Err(Unread::Refused(overloaded(), begun.bytes(), body)),
+                None => Err(ReadBodyError::Refused(overloaded(), begun.bytes(), body)),
             }
         }
     }
 }
 
 /// After each frame: is it too long, and is there memory for it?
-fn check(
-    budget: &Budget, route: &Route, client: &Client, length: u64, declared: Option<u64>,
-    reservation: &mut Option<Reservation>,
+fn check_growth(
+    budget: &MemoryBudget, route: &Route, client: &BudgetClient, length: u64, declared: Option<u64>,
+    reservation: &mut Option<TransferReservation>,
 ) -> Result<(), Refusal> {
     request::check_length(&route.policy, length)?;
-    if reservation.is_none() && length <= SMALL {
+    if reservation.is_none() && length <= MAX_UNCHARGED_BODY_BYTES {
         return Ok(());
     }
-    let reservation = reservation.get_or_insert_with(|| budget.receive(client));
-    reservation.grow_to(step(length, declared)).map_err(|_| overloaded())
+    let reservation = reservation.get_or_insert_with(|| budget.begin_receive(client));
+    reservation.grow_to(reservation_size(length, declared)).map_err(|_| overloaded())
 }
 
 /// What is reserved for so many bytes: buffers grow by doubling, up to the length that was declared.
-fn step(length: u64, declared: Option<u64>) -> u64 {
+fn reservation_size(length: u64, declared: Option<u64>) -> u64 {
     let doubled = if length == 0 { 0 } else { length.next_power_of_two() };
     doubled.min(declared.unwrap_or(u64::MAX).max(length))
 }
 
-fn poll_next<B>(body: &mut Pin<Box<B>>, waiting: Option<&Reservation>, cx: &mut std::task::Context<'_>) -> Poll<Next>
+fn poll_next<B>(
+    body: &mut Pin<Box<B>>, waiting: Option<&TransferReservation>, cx: &mut std::task::Context<'_>,
+) -> Poll<BodyEvent>
 where
     B: Body<Data: Buf, Error: Into<BoxError>>,
 {
     if let Poll::Ready(frame) = body.as_mut().poll_frame(cx) {
         return Poll::Ready(match frame {
-            Some(Ok(frame)) => Next::Frame(frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))),
-            Some(Err(_)) => Next::Broken,
-            None => Next::End,
+            Some(Ok(frame)) => BodyEvent::Frame(frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))),
+            Some(Err(_)) => BodyEvent::Malformed,
+            None => BodyEvent::End,
         });
     }
     match waiting.map(|waiting| waiting.poll_evicted(cx)) {
-        Some(Poll::Ready(())) => Poll::Ready(Next::Evicted),
+        Some(Poll::Ready(())) => Poll::Ready(BodyEvent::Evicted),
         _ => Poll::Pending,
     }
 }
 
-impl Begun {
+impl PartialBody {
     fn push(&mut self, data: Bytes) {
-        if self.only.is_empty() && self.more.is_empty() {
-            self.only = data;
+        if self.first.is_empty() && self.more.is_empty() {
+            self.first = data;
             return;
         }
         if self.more.is_empty() {
-            self.more.extend_from_slice(&self.only);
-            self.only = Bytes::new();
+            self.more.extend_from_slice(&self.first);
+            self.first = Bytes::new();
         }
         self.more.extend_from_slice(&data);
     }
 
     fn len(&self) -> u64 {
-        self.only.len().max(self.more.len()) as u64
+        self.first.len().max(self.more.len()) as u64
     }
 
     fn bytes(self) -> Bytes {
-        if self.more.is_empty() { self.only } else { self.more.freeze() }
+        if self.more.is_empty() { self.first } else { self.more.freeze() }
     }
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for ReservedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -180,10 +182,10 @@ impl AsRef<[u8]> for Held {
 
 pub(super) fn overloaded() -> Refusal {
     let detail = "more requests are running or being read than this gateway was given room for";
-    Refusal::new(Reason::Overloaded, detail).retry_after(Duration::from_secs(1))
+    Refusal::new(RefusalReason::Overloaded, detail).retry_after(Duration::from_secs(1))
 }
 
 fn evicted() -> Refusal {
     let detail = "the body arrived too slowly while memory was short";
-    Refusal::new(Reason::Overloaded, detail).retry_after(Duration::from_secs(1))
+    Refusal::new(RefusalReason::Overloaded, detail).retry_after(Duration::from_secs(1))
 }

@@ -8,38 +8,38 @@ use http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts};
 use sha2::{Digest, Sha256};
 
 use super::{
-    Peer, Protocol, Route, Shared, ambiguity,
+    LayerState, PeerAddress, Protocol, Route, ambiguity,
     forwarded::client_address,
     request_id::{REQUEST_ID, sent_request_id},
 };
 use crate::{
     engine::store_unavailable,
-    fingerprint::{FingerprintInput, Kind, PartDigests, json},
+    fingerprint::{BodyFormat, FingerprintInput, PartDigests, json},
     grpc,
-    key::{Key, KeyFormat, KeySource, generate_key, hex, mask},
+    key::{IdempotencyKey, KeyFormat, KeySource, generate_key, hex, mask},
     label,
-    policy::{LabelKey, Mode, OnMismatch, OnStoreDown, Policy},
-    refusal::{Reason, Refusal},
-    scope::{Caller, CallerKind, Identity, Scope, ScopePart, cookies_only},
-    store::{Address, Ask, Fingerprint, Tags, Token, key_hash},
+    policy::{LabelKeyDisplay, OnMismatch, OnStoreDown, Policy, PolicyMode},
+    refusal::{Refusal, RefusalReason},
+    scope::{CallerKind, Scope, ScopeInput, ScopePart, TokenVerification, cookies_only},
+    store::{Address, ClaimRequest, ClaimToken, Fingerprint, Tags, key_hash},
 };
 
 /// What became of a covered request's head.
-pub(super) enum Judged {
+pub(super) enum HeadCheck {
     /// No key and none required: passes through.
     Keyless,
     Refused(Refusal, String),
-    Keyed(Keyed),
+    Keyed(KeyedRequest),
 }
 
 /// A request that will be claimed.
-pub(super) struct Keyed {
+pub(super) struct KeyedRequest {
     /// `None` while it has to come from the body.
-    key: Option<Key>,
+    key: Option<IdempotencyKey>,
     scope: Scope,
     pub(super) caller: CallerKind,
     /// Who may name themselves in a key of the form `user:operation:resource:timestamp`.
-    owner: Option<String>,
+    key_owner: Option<String>,
     tenant: String,
     user: String,
 }
@@ -50,7 +50,7 @@ pub fn carries_key(policy: &Policy, uri: &http::Uri, headers: &HeaderMap) -> boo
     let in_query = |name: &str| {
         let pairs = uri.query().unwrap_or_default().split('&');
         let mut names = pairs.map(|pair| pair.split('=').next().unwrap_or_default());
-        names.any(|given| decoded(given).as_deref() == Some(name.as_bytes()))
+        names.any(|given| percent_decode(given).as_deref() == Some(name.as_bytes()))
     };
     policy.key.from.iter().any(|source| match source {
         KeySource::Header(name) => headers.contains_key(name),
@@ -60,27 +60,29 @@ pub fn carries_key(policy: &Policy, uri: &http::Uri, headers: &HeaderMap) -> boo
 }
 
 /// The route that governs a request, what became of its head under it, and the other routes by which it has a key.
-pub(super) type Governed = (Arc<Route>, Judged, Vec<(Arc<Route>, Keyed)>);
+pub(super) type RouteChoice = (Arc<Route>, HeadCheck, Vec<(Arc<Route>, KeyedRequest)>);
 
 /// As [`judge`], for a request that an app could take for one of several routes. What any of them requires is required;
 /// the first by which the request has a key governs it, an enforced one before one in shadow mode.
-pub(super) fn judge_all(shared: &Shared, route: Arc<Route>, also: Vec<Arc<Route>>, parts: &Parts) -> Governed {
-    let enforced = |route: &Route| route.policy.mode == Mode::Enforce;
-    let first = judge(shared, &route, parts);
-    if also.is_empty() || matches!(first, Judged::Refused(..)) && enforced(&route) {
+pub(super) fn choose_route(
+    shared: &LayerState, route: Arc<Route>, also: Vec<Arc<Route>>, parts: &Parts,
+) -> RouteChoice {
+    let enforced = |route: &Route| route.policy.mode == PolicyMode::Enforce;
+    let first = check_head(shared, &route, parts);
+    if also.is_empty() || matches!(first, HeadCheck::Refused(..)) && enforced(&route) {
         return (route, first, Vec::new());
     }
-    let has_key = matches!(first, Judged::Keyed(_));
+    let has_key = matches!(first, HeadCheck::Keyed(_));
     let mut keyed = Vec::with_capacity(1 + also.len());
     let mut otherwise = None;
     match first {
-        Judged::Keyed(found) => keyed.push((route, found)),
+        HeadCheck::Keyed(found) => keyed.push((route, found)),
         first => otherwise = Some((route, first)),
     }
     for other in also {
-        match judge(shared, &other, parts) {
-            Judged::Keyed(found) => keyed.push((other, found)),
-            refused @ Judged::Refused(..) if enforced(&other) && (other.policy.key.required || !has_key) => {
+        match check_head(shared, &other, parts) {
+            HeadCheck::Keyed(found) => keyed.push((other, found)),
+            refused @ HeadCheck::Refused(..) if enforced(&other) && (other.policy.key.required || !has_key) => {
                 return (other, refused, Vec::new());
             }
             _ => {}
@@ -91,43 +93,43 @@ pub(super) fn judge_all(shared: &Shared, route: Arc<Route>, also: Vec<Arc<Route>
         Some((route, first)) if keyed.is_empty() => (route, first, Vec::new()),
         _ => {
             let (route, found) = keyed.remove(governs);
-            (route, Judged::Keyed(found), keyed)
+            (route, HeadCheck::Keyed(found), keyed)
         }
     }
 }
 
 /// Reads key and scope from the head.
-pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
+pub(super) fn check_head(shared: &LayerState, route: &Route, parts: &Parts) -> HeadCheck {
     let policy = &route.policy;
     let key = match key_from_head(policy, parts) {
         Ok(key) => key,
-        Err(refusal) => return Judged::Refused(refusal, refused_key(policy, parts, &[])),
+        Err(refusal) => return HeadCheck::Refused(refusal, refused_key(policy, parts, &[])),
     };
     let masked = || key.as_ref().map(|key| mask(key.as_str())).unwrap_or_default();
     let credentials = &shared.settings.credentials;
     if key.is_none() && !may_have_key_in_body(policy, &parts.headers) {
         if policy.key.required {
-            return Judged::Refused(key_missing(policy), String::new());
+            return HeadCheck::Refused(key_missing(policy), String::new());
         }
-        return match ambiguity::check(policy, credentials, &parts.headers) {
-            Ok(()) => Judged::Keyless,
-            Err(refusal) => Judged::Refused(refusal, String::new()),
+        return match ambiguity::check_headers(policy, credentials, &parts.headers) {
+            Ok(()) => HeadCheck::Keyless,
+            Err(refusal) => HeadCheck::Refused(refusal, String::new()),
         };
     }
     // A signature does not cover the path: a copy of a delivery must not run again under another spelling of it.
     let signed = policy.signature.is_some() && policy.scope.contains(&ScopePart::Path);
-    let plain = signed.then(|| ambiguity::plain(&parts.uri)).flatten();
-    let caller = Caller {
+    let plain = signed.then(|| ambiguity::normalized_uri(&parts.uri)).flatten();
+    let caller = ScopeInput {
         method: &parts.method,
         uri: plain.as_ref().unwrap_or(&parts.uri),
         headers: &parts.headers,
-        peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
-        identity: parts.extensions.get::<Identity>(),
+        peer: parts.extensions.get::<PeerAddress>().map(|peer| peer.0),
+        identity: parts.extensions.get::<TokenVerification>(),
         route: &route.name,
-        trusted: &shared.settings.trusted,
+        trusted: &shared.settings.trusted_proxies,
         credentials,
     };
-    let scope = Scope::read(&policy.scope, &caller).and_then(|scope| identified(policy, &caller).map(|()| scope));
+    let scope = Scope::read(&policy.scope, &caller).and_then(|scope| check_identity(policy, &caller).map(|()| scope));
     let scope = match scope {
         // Calls have no cookies that an answer could set.
         Ok((_, CallerKind::CookiesOnly)) if route.protocol == Protocol::Grpc => Err(cookies_only()),
@@ -135,20 +137,20 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
     };
     let judged = match scope {
         // In the order of the table.
-        Err(refusal) if refusal.reason > Reason::RequestAmbiguous => {
-            ambiguity::check(policy, credentials, &parts.headers).and(Err(refusal))
+        Err(refusal) if refusal.reason > RefusalReason::RequestAmbiguous => {
+            ambiguity::check_headers(policy, credentials, &parts.headers).and(Err(refusal))
         }
         scope => scope,
     };
-    let owner = owner(policy, &caller);
+    let owner = key_owner(policy, &caller);
     let judged = judged.and_then(|scope| {
-        ambiguity::check(policy, credentials, &parts.headers)?;
+        ambiguity::check_headers(policy, credentials, &parts.headers)?;
         if signed {
             ambiguity::check_path(parts.uri.path())?;
         }
         if parts.headers.contains_key(header::UPGRADE) {
             let detail = "a request with an idempotency key cannot upgrade its connection; send it without Upgrade";
-            return Err(Refusal::new(Reason::RequestAmbiguous, detail));
+            return Err(Refusal::new(RefusalReason::RequestAmbiguous, detail));
         }
         let owner = owner?;
         if let Some(key) = &key {
@@ -161,15 +163,15 @@ pub(super) fn judge(shared: &Shared, route: &Route, parts: &Parts) -> Judged {
         Ok((scope, owner))
     });
     match judged {
-        Err(refusal) => Judged::Refused(refusal, masked()),
+        Err(refusal) => HeadCheck::Refused(refusal, masked()),
         Ok(((scope, kind), owner)) => {
             let (tenant, user) = tags(policy, &caller, key.as_ref());
-            Judged::Keyed(Keyed { key, scope, caller: kind, owner, tenant, user })
+            HeadCheck::Keyed(KeyedRequest { key, scope, caller: kind, key_owner: owner, tenant, user })
         }
     }
 }
 
-impl Keyed {
+impl KeyedRequest {
     /// The key, masked; empty while it has to come from the body.
     pub(super) fn masked(&self) -> String {
         self.key.as_ref().map(|key| mask(key.as_str())).unwrap_or_default()
@@ -177,39 +179,42 @@ impl Keyed {
 
     /// Where to look for the cookies of a caller who is known by nothing else; `None` for all others, and while the address
     /// depends on the body.
-    pub(super) fn cookies_only_at(&self, shared: &Shared, policy: &Policy) -> Option<Address> {
+    pub(super) fn cookies_only_at(&self, shared: &LayerState, policy: &Policy) -> Option<Address> {
         let is_final = self.caller == CallerKind::CookiesOnly && policy.on_mismatch != OnMismatch::New;
         let key = self.key.as_ref().filter(|_| is_final)?;
-        Some(self.scope.address(key.as_str(), None, shared.settings.secret.as_ref()))
+        Some(self.scope.address(key.as_str(), None, shared.settings.address_secret.as_ref()))
     }
 
     /// With the body at hand: the claim to make. `None` if there is no key after all and none is required.
-    pub(super) fn ask(
-        &self, shared: &Shared, route: &Route, parts: &Parts, (body, trailers): Content<'_>, requested_at_ms: u64,
-    ) -> Result<Option<Asked>, Refusal> {
+    pub(super) fn prepare_claim(
+        &self, shared: &LayerState, route: &Route, parts: &Parts, (body, trailers): RequestContent<'_>,
+        requested_at_ms: u64,
+    ) -> Result<Option<PreparedClaim>, Refusal> {
         let content = (body, trailers);
         let made = fingerprint(Fingerprint::VERSION, route, parts, content)?.expect("the current version is known");
-        let Some(asked) = self.ask_as(shared, route, parts, body, made, requested_at_ms)? else { return Ok(None) };
+        let Some(asked) = self.prepare_claim_with(shared, route, parts, body, made, requested_at_ms)? else {
+            return Ok(None);
+        };
         // The fingerprint is a part of the address: what was recorded by older rules is at another address.
         let policy = &route.policy;
         let depends = policy.on_mismatch == OnMismatch::New || policy.key.from.contains(&KeySource::Body);
         let before = if depends { fingerprint(1, route, parts, content)? } else { None };
-        let older = match before.filter(|(before, _)| before.digest != asked.ask.fingerprint.digest) {
-            Some(before) => self.ask_as(shared, route, parts, body, before, requested_at_ms)?.map(Box::new),
+        let older = match before.filter(|(before, _)| before.digest != asked.request.fingerprint.digest) {
+            Some(before) => self.prepare_claim_with(shared, route, parts, body, before, requested_at_ms)?.map(Box::new),
             None => None,
         };
-        Ok(Some(Asked { older, ..asked }))
+        Ok(Some(PreparedClaim { legacy: older, ..asked }))
     }
 
-    fn ask_as(
-        &self, shared: &Shared, route: &Route, parts: &Parts, body: &[u8],
+    fn prepare_claim_with(
+        &self, shared: &LayerState, route: &Route, parts: &Parts, body: &[u8],
         (fingerprint, digests): (Fingerprint, PartDigests), requested_at_ms: u64,
-    ) -> Result<Option<Asked>, Refusal> {
+    ) -> Result<Option<PreparedClaim>, Refusal> {
         let policy = &route.policy;
         let key = match self.key.clone() {
             Some(key) => key,
             None => match key_from_body(policy, parts, body, &fingerprint)? {
-                Some(key) => check_owner(self.owner.as_deref(), &key).map(|()| key)?,
+                Some(key) => check_owner(self.key_owner.as_deref(), &key).map(|()| key)?,
                 None if policy.key.required => return Err(key_missing(policy)),
                 None => return Ok(None),
             },
@@ -217,10 +222,10 @@ impl Keyed {
         let key = key.into_string();
         let digests = (fingerprint != Fingerprint::NONE).then_some(digests);
         let own_entry = (policy.on_mismatch == OnMismatch::New).then_some(&fingerprint);
-        let address = self.scope.address(&key, own_entry, shared.settings.secret.as_ref());
+        let address = self.scope.address(&key, own_entry, shared.settings.address_secret.as_ref());
         let shown = match policy.label.key {
-            LabelKey::Clear => key.clone(),
-            LabelKey::Masked => mask(&key),
+            LabelKeyDisplay::Clear => key.clone(),
+            LabelKeyDisplay::Masked => mask(&key),
         };
         let named;
         // The name of a policy for everything says nothing about the request.
@@ -233,43 +238,43 @@ impl Keyed {
         } else {
             &route.name
         };
-        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
-        let client = client_address(&parts.headers, peer, &shared.settings.trusted);
+        let peer = parts.extensions.get::<PeerAddress>().map(|peer| peer.0);
+        let client = client_address(&parts.headers, peer, &shared.settings.trusted_proxies);
         let client = client.map(|client| client.to_string()).unwrap_or_default();
         let agent = parts.headers.get(header::USER_AGENT).map(|agent| agent.as_bytes()).unwrap_or_default();
         let told = [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), client.as_bytes(), agent];
-        let ask = Ask {
+        let ask = ClaimRequest {
             address,
-            token: Token::mint(),
+            token: ClaimToken::mint(),
             fingerprint,
             tags: Tags::from_parts([&self.tenant, &self.user, endpoint, &shown, &key_hash(&key)]),
             label: label::encode(requested_at_ms, told, digests.as_ref()),
-            hold: policy.lease,
-            keep: policy.ttl,
-            over: None,
+            lease: policy.lease,
+            ttl: policy.ttl,
+            take_over: None,
         };
-        Ok(Some(Asked { ask, key, digests, older: None }))
+        Ok(Some(PreparedClaim { request: ask, key, digests, legacy: None }))
     }
 }
 
 /// A claim to make.
-pub(super) struct Asked {
-    pub(super) ask: Ask,
+pub(super) struct PreparedClaim {
+    pub(super) request: ClaimRequest,
     pub(super) key: String,
     pub(super) digests: Option<PartDigests>,
     /// The same by the rules of an older version of the fingerprint, where that is another address.
-    pub(super) older: Option<Box<Asked>>,
+    pub(super) legacy: Option<Box<PreparedClaim>>,
 }
 
-impl Asked {
+impl PreparedClaim {
     /// Of the two, the one at whose address there is something. Only a few requests have two: those whose address depends
     /// on their fingerprint, and of these the ones that have another fingerprint than by the rules of before.
     ///
     /// # Errors
     /// The store does not say, and nothing may run unprotected.
-    pub(super) async fn settled(mut self, shared: &Shared, policy: &Policy) -> Result<Self, Refusal> {
-        let Some(older) = self.older.take() else { return Ok(self) };
-        match shared.engine.store().get(&older.ask.address).await {
+    pub(super) async fn choose_existing(mut self, shared: &LayerState, policy: &Policy) -> Result<Self, Refusal> {
+        let Some(older) = self.legacy.take() else { return Ok(self) };
+        match shared.engine.store().get(&older.request.address).await {
             Ok(Some(_)) => Ok(*older),
             Err(_) if policy.on_store_down == OnStoreDown::Closed => Err(store_unavailable()),
             Ok(None) | Err(_) => Ok(self),
@@ -278,11 +283,11 @@ impl Asked {
 }
 
 /// A body that was read, and its trailers.
-pub(super) type Content<'a> = (&'a [u8], Option<&'a HeaderMap>);
+pub(super) type RequestContent<'a> = (&'a [u8], Option<&'a HeaderMap>);
 
 /// The fingerprint of a request by the rules of a version. `None` if that version is not known.
 pub(super) fn fingerprint(
-    version: u8, route: &Route, parts: &Parts, (body, trailers): Content<'_>,
+    version: u8, route: &Route, parts: &Parts, (body, trailers): RequestContent<'_>,
 ) -> Result<Option<(Fingerprint, PartDigests)>, Refusal> {
     let Parts { method, uri, headers, .. } = parts;
     let input = FingerprintInput { method, uri, headers, body, trailers };
@@ -303,29 +308,29 @@ fn path_pattern(path: &str) -> String {
 }
 
 /// A label needs its token, too: otherwise whoever leaves it away is somebody whom operators cannot name.
-fn identified(policy: &Policy, caller: &Caller<'_>) -> Result<(), Refusal> {
+fn check_identity(policy: &Policy, caller: &ScopeInput<'_>) -> Result<(), Refusal> {
     match caller.identity {
-        Some(Identity(Err(refusal))) if policy.claims().next().is_some() => Err(refusal.clone()),
+        Some(TokenVerification(Err(refusal))) if policy.claims().next().is_some() => Err(refusal.clone()),
         _ => Ok(()),
     }
 }
 
 /// Who the caller is, for keys that name their user. A header that is not believed names nobody.
-fn owner(policy: &Policy, caller: &Caller<'_>) -> Result<Option<String>, Refusal> {
-    let Some(part) = policy.user().filter(|_| policy.checks_owners()) else { return Ok(None) };
+fn key_owner(policy: &Policy, caller: &ScopeInput<'_>) -> Result<Option<String>, Refusal> {
+    let Some(part) = policy.user_part().filter(|_| policy.checks_key_owner()) else { return Ok(None) };
     match part.value(caller) {
         Ok(user) => Ok(Some(String::from_utf8_lossy(&user).into_owned())),
-        Err(refusal) if refusal.reason == Reason::ScopeRefused => Err(refusal),
+        Err(refusal) if refusal.reason == RefusalReason::ScopeRefused => Err(refusal),
         Err(_) => Ok(None),
     }
 }
 
 /// A key that names its user is good for that user only.
-fn check_owner(owner: Option<&str>, key: &Key) -> Result<(), Refusal> {
+fn check_owner(owner: Option<&str>, key: &IdempotencyKey) -> Result<(), Refusal> {
     match (owner, key.as_str().split_once(':')) {
         (Some(owner), Some((user, _))) if user != owner => {
             let detail = "the key names a user who is not the caller; a key of this form begins with your own name";
-            Err(Refusal::new(Reason::ScopeRefused, detail))
+            Err(Refusal::new(RefusalReason::ScopeRefused, detail))
         }
         _ => Ok(()),
     }
@@ -335,22 +340,24 @@ fn check_owner(owner: Option<&str>, key: &Key) -> Result<(), Refusal> {
 pub(super) fn check_signature(policy: &Policy, parts: &Parts, body: &[u8]) -> Result<(), Refusal> {
     let Some(verifier) = &policy.signature else { return Ok(()) };
     let verified = verifier.verify(&parts.headers, body, SystemTime::now());
-    verified.map_err(|why| Refusal::new(Reason::IdentityInvalid, format!("the delivery is not believed: {why}")))
+    verified.map_err(|why| Refusal::new(RefusalReason::IdentityInvalid, format!("the delivery is not believed: {why}")))
 }
 
-fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<Key>, Refusal> {
+fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<IdempotencyKey>, Refusal> {
     for source in &policy.key.from {
         let found = match source {
             KeySource::Header(name) => {
                 let mut values = parts.headers.get_all(name).iter();
                 let first = values.next();
                 if values.next().is_some() {
-                    return Err(invalid(format!("the header {name} is sent more than once; send one key")));
+                    return Err(key_invalid(format!("the header {name} is sent more than once; send one key")));
                 }
-                first.map(|value| Key::from_header(&policy.key, value.as_bytes()).map_err(invalid)).transpose()?
+                first
+                    .map(|value| IdempotencyKey::from_header(&policy.key, value.as_bytes()).map_err(key_invalid))
+                    .transpose()?
             }
             KeySource::Query(name) => key_from_query(policy, parts.uri.query().unwrap_or_default(), name)?,
-            KeySource::Json(_) if body_kind(&parts.headers) != Kind::Json => None,
+            KeySource::Json(_) if body_format(&parts.headers) != BodyFormat::Json => None,
             // What stands behind it in the list is only looked at once the body is there.
             KeySource::Json(_) | KeySource::Body => return Ok(None),
         };
@@ -361,22 +368,23 @@ fn key_from_head(policy: &Policy, parts: &Parts) -> Result<Option<Key>, Refusal>
     Ok(None)
 }
 
-fn key_from_query(policy: &Policy, query: &str, name: &str) -> Result<Option<Key>, Refusal> {
+fn key_from_query(policy: &Policy, query: &str, name: &str) -> Result<Option<IdempotencyKey>, Refusal> {
     let mut found = None;
     for pair in query.split('&') {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if decoded(key).as_deref() != Some(name.as_bytes()) {
+        if percent_decode(key).as_deref() != Some(name.as_bytes()) {
             continue;
         }
-        let bytes = decoded(value).ok_or_else(|| invalid(format!("the parameter {name} has a broken % escape")))?;
+        let bytes =
+            percent_decode(value).ok_or_else(|| key_invalid(format!("the parameter {name} has a broken % escape")))?;
         if found.replace(bytes).is_some() {
-            return Err(invalid(format!("the parameter {name} is sent more than once; send one key")));
+            return Err(key_invalid(format!("the parameter {name} is sent more than once; send one key")));
         }
     }
-    found.map(|key| Key::new(&policy.key, key).map_err(invalid)).transpose()
+    found.map(|key| IdempotencyKey::new(&policy.key, key).map_err(key_invalid)).transpose()
 }
 
-fn decoded(text: &str) -> Option<Vec<u8>> {
+fn percent_decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = text.bytes();
     let mut out = Vec::with_capacity(text.len());
     while let Some(byte) = bytes.next() {
@@ -395,7 +403,7 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
 
 fn may_have_key_in_body(policy: &Policy, headers: &HeaderMap) -> bool {
     policy.key.from.iter().any(|source| match source {
-        KeySource::Json(_) => body_kind(headers) == Kind::Json,
+        KeySource::Json(_) => body_format(headers) == BodyFormat::Json,
         KeySource::Body => true,
         KeySource::Header(_) | KeySource::Query(_) => false,
     })
@@ -404,22 +412,24 @@ fn may_have_key_in_body(policy: &Policy, headers: &HeaderMap) -> bool {
 /// The sources from the first that needs the body on.
 fn key_from_body(
     policy: &Policy, parts: &Parts, body: &[u8], fingerprint: &Fingerprint,
-) -> Result<Option<Key>, Refusal> {
-    let plain = |key: &str| Key::new(&policy.key, key).map(Some).map_err(invalid);
+) -> Result<Option<IdempotencyKey>, Refusal> {
+    let plain = |key: &str| IdempotencyKey::new(&policy.key, key).map(Some).map_err(key_invalid);
     for source in &policy.key.from {
         match source {
-            KeySource::Json(pointer) if body_kind(&parts.headers) == Kind::Json => match json::find(body, pointer) {
-                Some(json::Found::String(key)) => return plain(&key),
-                Some(json::Found::Number(key)) => return plain(key),
-                Some(json::Found::Unusable) => {
-                    return Err(invalid(format!("the value at {pointer} is neither a string nor a number")));
+            KeySource::Json(pointer) if body_format(&parts.headers) == BodyFormat::Json => {
+                match json::find(body, pointer) {
+                    Some(json::JsonLookup::String(key)) => return plain(&key),
+                    Some(json::JsonLookup::Number(key)) => return plain(key),
+                    Some(json::JsonLookup::OtherType) => {
+                        return Err(key_invalid(format!("the value at {pointer} is neither a string nor a number")));
+                    }
+                    Some(json::JsonLookup::Absent) | None => {}
                 }
-                Some(json::Found::Absent) | None => {}
-            },
-            KeySource::Body => return Ok(Some(Key::of_request(fingerprint))),
+            }
+            KeySource::Body => return Ok(Some(IdempotencyKey::of_request(fingerprint))),
             KeySource::Header(name) => {
                 if let Some(value) = parts.headers.get(name) {
-                    return Key::from_header(&policy.key, value.as_bytes()).map(Some).map_err(invalid);
+                    return IdempotencyKey::from_header(&policy.key, value.as_bytes()).map(Some).map_err(key_invalid);
                 }
             }
             KeySource::Query(name) => {
@@ -444,13 +454,14 @@ pub(super) fn refused_key(policy: &Policy, parts: &Parts, body: &[u8]) -> String
         }
         KeySource::Query(name) => parts.uri.query()?.split('&').find_map(|pair| {
             let (key, value) = pair.split_once('=')?;
-            let is_it = decoded(key).as_deref() == Some(name.as_bytes());
-            is_it.then(|| decoded(value).unwrap_or_else(|| value.as_bytes().to_vec()))
+            let is_it = percent_decode(key).as_deref() == Some(name.as_bytes());
+            is_it.then(|| percent_decode(value).unwrap_or_else(|| value.as_bytes().to_vec()))
         }),
-        KeySource::Json(pointer) if body_kind(&parts.headers) == Kind::Json => match json::find(body, pointer)? {
-            json::Found::String(key) => Some(key.into_owned().into_bytes()),
-            json::Found::Number(key) => Some(key.as_bytes().to_vec()),
-            json::Found::Unusable | json::Found::Absent => None,
+        KeySource::Json(pointer) if body_format(&parts.headers) == BodyFormat::Json => match json::find(body, pointer)?
+        {
+            json::JsonLookup::String(key) => Some(key.into_owned().into_bytes()),
+            json::JsonLookup::Number(key) => Some(key.as_bytes().to_vec()),
+            json::JsonLookup::OtherType | json::JsonLookup::Absent => None,
         },
         KeySource::Json(_) | KeySource::Body => None,
     });
@@ -468,13 +479,13 @@ pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
 }
 
 /// Tells the app what the request is called. A header that the key comes from stays as it was sent.
-pub(super) fn name_request(headers: &mut HeaderMap, policy: &Policy, id: &HeaderValue) {
+pub(super) fn set_request_id(headers: &mut HeaderMap, policy: &Policy, id: &HeaderValue) {
     if !policy.key.from.contains(&KeySource::Header(REQUEST_ID)) {
         headers.insert(REQUEST_ID, id.clone());
     }
 }
 
-fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&Key>) -> (String, String) {
+fn tags(policy: &Policy, caller: &ScopeInput<'_>, key: Option<&IdempotencyKey>) -> (String, String) {
     let mut who = policy.scope.iter().filter(|part| part.names_caller());
     let tenant = policy.label.tenant.as_ref().or_else(|| who.next());
     // A scope of users only has no tenants beside them: then both are the same.
@@ -492,7 +503,7 @@ fn tags(policy: &Policy, caller: &Caller<'_>, key: Option<&Key>) -> (String, Str
 }
 
 /// What operators see of a part. Secrets only as the beginning of their hash.
-fn tag(part: &ScopePart, caller: &Caller<'_>) -> String {
+fn tag(part: &ScopePart, caller: &ScopeInput<'_>) -> String {
     let Ok(value) = part.value(caller) else { return String::new() };
     match part.part() {
         _ if value.is_empty() => String::new(),
@@ -510,31 +521,31 @@ pub(super) fn check_length(policy: &Policy, length: u64) -> Result<(), Refusal> 
         return Ok(());
     }
     let detail = format!("the body is larger than {} bytes, the most that this route protects", policy.max_request);
-    Err(Refusal::new(Reason::BodyTooLarge, detail))
+    Err(Refusal::new(RefusalReason::BodyTooLarge, detail))
 }
 
-fn body_kind(headers: &HeaderMap) -> Kind {
-    Kind::of(headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default())
+fn body_format(headers: &HeaderMap) -> BodyFormat {
+    BodyFormat::of(headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default())
 }
 
 fn key_missing(policy: &Policy) -> Refusal {
     let sources: Vec<_> = policy.key.from.iter().map(ToString::to_string).collect();
-    Refusal::new(Reason::KeyMissing, format!("this route needs an idempotency key in {}", sources.join(" or ")))
+    Refusal::new(RefusalReason::KeyMissing, format!("this route needs an idempotency key in {}", sources.join(" or ")))
 }
 
-fn invalid(detail: impl Into<String>) -> Refusal {
-    Refusal::new(Reason::KeyInvalid, detail)
+fn key_invalid(detail: impl Into<String>) -> Refusal {
+    Refusal::new(RefusalReason::KeyInvalid, detail)
 }
 
 /// A body that could not be read.
 #[derive(Debug)]
-pub(super) enum Unread<B> {
+pub(super) enum ReadBodyError<B> {
     /// It is refused. With what was read of it and the rest, for shadow mode.
     Refused(Refusal, Bytes, B),
     /// There is nothing to refuse: the client broke off.
-    Broken(StatusCode, &'static str),
+    Malformed(StatusCode, &'static str),
     /// It did not arrive in time. With what was read of it and the rest, for shadow mode.
-    Late(Bytes, B),
+    TimedOut(Bytes, B),
 }
 
 #[cfg(test)]

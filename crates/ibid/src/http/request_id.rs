@@ -17,7 +17,7 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 
 thread_local!(static CURRENT: RefCell<Option<HeaderValue>> = const { RefCell::new(None) });
 
-/// The id of the request with a key on whose behalf this is called, as in [`Answered`](crate::Answered). `None` outside the
+/// The id of the request with a key on whose behalf this is called, as in [`Answered`](crate::RequestReport). `None` outside the
 /// work on such a request.
 pub fn current_request_id() -> Option<HeaderValue> {
     CURRENT.with_borrow(Clone::clone)

@@ -12,41 +12,41 @@ use parking_lot::Mutex;
 use crate::{record, store::Address};
 
 /// Smaller records are not worth the look-up.
-const SMALL: usize = 16 << 10;
+const MIN_SHARED_BYTES: usize = 16 << 10;
 
 #[derive(Debug, Default)]
-pub(super) struct SharedRecords(Mutex<HashMap<Address, Weak<Shared>>>);
+pub(super) struct SharedRecords(Mutex<HashMap<Address, Weak<SharedRecord>>>);
 
 #[derive(Debug)]
-struct Shared {
+struct SharedRecord {
     /// As the store has it.
     stored: Bytes,
     decompressed: Bytes,
 }
 
-struct Share(Arc<Shared>);
+struct SharedRecordBytes(Arc<SharedRecord>);
 
 impl SharedRecords {
     /// The same record, decompressed if it is large; the bytes of an earlier replay, if that is still going on.
     pub(super) fn share(&self, at: &Address, record: Bytes) -> Bytes {
-        if record::decompressed_length(&record) < SMALL {
+        if record::decompressed_length(&record) < MIN_SHARED_BYTES {
             return record;
         }
         let earlier = self.0.lock().get(at).and_then(Weak::upgrade);
         if let Some(earlier) = earlier.filter(|earlier| earlier.stored == record) {
-            return Bytes::from_owner(Share(earlier));
+            return Bytes::from_owner(SharedRecordBytes(earlier));
         }
-        let record = Arc::new(Shared { decompressed: record::decompressed(record.clone()), stored: record });
+        let record = Arc::new(SharedRecord { decompressed: record::decompress(record.clone()), stored: record });
         let mut records = self.0.lock();
         if records.len() == records.capacity() {
             records.retain(|_, record| record.strong_count() > 0);
         }
         records.insert(*at, Arc::downgrade(&record));
-        Bytes::from_owner(Share(record))
+        Bytes::from_owner(SharedRecordBytes(record))
     }
 }
 
-impl AsRef<[u8]> for Share {
+impl AsRef<[u8]> for SharedRecordBytes {
     fn as_ref(&self) -> &[u8] {
         &self.0.decompressed
     }
@@ -60,7 +60,7 @@ mod tests {
     fn equal_records_are_in_memory_once() {
         let records = SharedRecords::default();
         let (at, other) = (Address([1; 32]), Address([2; 32]));
-        let record = |byte: u8| Bytes::from(vec![byte; SMALL]);
+        let record = |byte: u8| Bytes::from(vec![byte; MIN_SHARED_BYTES]);
         let first = records.share(&at, record(1));
         assert_eq!(records.share(&at, record(1)).as_ptr(), first.as_ptr());
         assert_ne!(records.share(&other, record(1)).as_ptr(), first.as_ptr());
@@ -79,11 +79,11 @@ mod tests {
             requested_at_ms: 1,
             completed_at_ms: 2,
             headers: http::HeaderMap::new(),
-            body: record::RecordBody::Whole(vec![b'x'; SMALL].into()),
+            body: record::RecordBody::Whole(vec![b'x'; MIN_SHARED_BYTES].into()),
             trailers: http::HeaderMap::new(),
             cookies: Vec::new(),
         };
-        let stored = record::compressed(plain.encode());
+        let stored = record::compress(plain.encode());
         assert!(stored.len() < 1024);
         let (records, at) = (SharedRecords::default(), Address([1; 32]));
         let first = records.share(&at, stored.clone());

@@ -21,59 +21,59 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, time::sleep};
 
 use crate::{
-    observe::{Notice, Observer},
+    observe::{EngineEvent, Observer},
     store::{Address, Fingerprint},
 };
 
 const SLOTS: usize = 4096;
 /// How often operators are told.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Of more than these in that time, nobody is told.
-const AT_MOST: usize = 1000;
+const MAX_REPORTED: usize = 1000;
 
-pub(crate) struct Twins {
+pub(crate) struct SharedKeyDetector {
     slots: Box<[AtomicU64; SLOTS]>,
-    hash: RandomState,
+    hash_state: RandomState,
     observer: Arc<dyn Observer>,
     /// What operators will be told.
-    found: Mutex<Vec<Address>>,
+    pending: Mutex<Vec<Address>>,
     /// Whether a task tells them.
-    telling: AtomicBool,
+    has_reporter: AtomicBool,
     /// Whether anybody was here since it last did.
-    used: AtomicBool,
+    used_since_report: AtomicBool,
 }
 
-impl Twins {
+impl SharedKeyDetector {
     pub(crate) fn new(observer: Arc<dyn Observer>) -> Arc<Self> {
         Arc::new(Self {
             slots: Box::new(array::from_fn(|_| AtomicU64::new(0))),
-            hash: RandomState::new(),
+            hash_state: RandomState::new(),
             observer,
-            found: Mutex::default(),
-            telling: AtomicBool::new(false),
-            used: AtomicBool::new(false),
+            pending: Mutex::default(),
+            has_reporter: AtomicBool::new(false),
+            used_since_report: AtomicBool::new(false),
         })
     }
 
     /// Has operators told, in a while, if this key and fingerprint were last seen at another address.
-    pub(crate) fn look(self: &Arc<Self>, key: &str, fingerprint: &Fingerprint, at: &Address) {
+    pub(crate) fn check(self: &Arc<Self>, key: &str, fingerprint: &Fingerprint, at: &Address) {
         if self.seen_elsewhere(key, fingerprint, at) {
-            let mut found = self.found.lock();
-            if found.len() < AT_MOST {
+            let mut found = self.pending.lock();
+            if found.len() < MAX_REPORTED {
                 found.push(*at);
             }
         }
-        self.used.store(true, Relaxed);
-        if !self.telling.load(Relaxed)
+        self.used_since_report.store(true, Relaxed);
+        if !self.has_reporter.load(Relaxed)
             && let Ok(runtime) = Handle::try_current()
-            && !self.telling.swap(true, Relaxed)
+            && !self.has_reporter.swap(true, Relaxed)
         {
-            runtime.spawn(self.clone().tell());
+            runtime.spawn(self.clone().report());
         }
     }
 
     fn seen_elsewhere(&self, key: &str, fingerprint: &Fingerprint, at: &Address) -> bool {
-        let hash = self.hash.hash_one((key, fingerprint.digest));
+        let hash = self.hash_state.hash_one((key, fingerprint.digest));
         let who = u64::from_le_bytes(at.0[..8].try_into().expect("8 of 32")) & 0xffff_ffff;
         let tag = hash & 0xffff_ffff_0000_0000;
         let before = self.slots[hash as usize % SLOTS].swap(tag | who, Relaxed);
@@ -81,18 +81,18 @@ impl Twins {
     }
 
     /// Until nobody has come for a while: the next who does starts another.
-    async fn tell(self: Arc<Self>) {
-        while self.used.swap(false, Relaxed) {
-            sleep(TELL_EVERY).await;
-            let found = mem::take(&mut *self.found.lock());
-            found.iter().for_each(|at| self.observer.noticed(&Notice::SharedKey(at)));
+    async fn report(self: Arc<Self>) {
+        while self.used_since_report.swap(false, Relaxed) {
+            sleep(REPORT_INTERVAL).await;
+            let found = mem::take(&mut *self.pending.lock());
+            found.iter().for_each(|at| self.observer.on_event(&EngineEvent::SharedKey(at)));
         }
         // Who comes right now may find it still set; then what they found is told with what is found next.
-        self.telling.store(false, Relaxed);
+        self.has_reporter.store(false, Relaxed);
     }
 }
 
-impl fmt::Debug for Twins {
+impl fmt::Debug for SharedKeyDetector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Twins").finish_non_exhaustive()
     }
@@ -103,11 +103,11 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Default)]
-    struct Told(Mutex<Vec<Address>>);
+    struct SharedKeyRecorder(Mutex<Vec<Address>>);
 
-    impl Observer for Told {
-        fn noticed(&self, notice: &Notice<'_>) {
-            if let Notice::SharedKey(at) = notice {
+    impl Observer for SharedKeyRecorder {
+        fn on_event(&self, notice: &EngineEvent<'_>) {
+            if let EngineEvent::SharedKey(at) = notice {
                 self.0.lock().push(**at);
             }
         }
@@ -115,35 +115,35 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_another_address_with_the_same_key_and_request_counts_and_nobody_is_told_at_once() {
-        let told = Arc::new(Told::default());
-        let twins = Twins::new(told.clone());
+        let told = Arc::new(SharedKeyRecorder::default());
+        let twins = SharedKeyDetector::new(told.clone());
         let (a, b) = (Address([1; 32]), Address([2; 32]));
         let print = Fingerprint::of_bytes(b"x");
-        twins.look("k", &print, &a);
-        twins.look("k", &print, &a);
-        twins.look("k", &Fingerprint::of_bytes(b"y"), &b);
-        twins.look("other", &print, &b);
-        sleep(TELL_EVERY * 3).await;
+        twins.check("k", &print, &a);
+        twins.check("k", &print, &a);
+        twins.check("k", &Fingerprint::of_bytes(b"y"), &b);
+        twins.check("other", &print, &b);
+        sleep(REPORT_INTERVAL * 3).await;
         assert_eq!(*told.0.lock(), []);
-        twins.look("k", &print, &b);
+        twins.check("k", &print, &b);
         assert_eq!(*told.0.lock(), [], "whoever asks does not wait for that");
-        sleep(TELL_EVERY * 3).await;
+        sleep(REPORT_INTERVAL * 3).await;
         assert_eq!(*told.0.lock(), [b]);
-        assert!(!twins.telling.load(Relaxed), "nobody works where nobody comes");
-        twins.look("k", &print, &a);
-        sleep(TELL_EVERY * 3).await;
+        assert!(!twins.has_reporter.load(Relaxed), "nobody works where nobody comes");
+        twins.check("k", &print, &a);
+        sleep(REPORT_INTERVAL * 3).await;
         assert_eq!(*told.0.lock(), [b, a]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn many_at_once_are_not_all_told() {
-        let told = Arc::new(Told::default());
-        let twins = Twins::new(told.clone());
+        let told = Arc::new(SharedKeyRecorder::default());
+        let twins = SharedKeyDetector::new(told.clone());
         let print = Fingerprint::of_bytes(b"x");
-        for n in 0..3 * AT_MOST {
-            twins.look("k", &print, &Address([(n % 2) as u8 + 1; 32]));
+        for n in 0..3 * MAX_REPORTED {
+            twins.check("k", &print, &Address([(n % 2) as u8 + 1; 32]));
         }
-        sleep(TELL_EVERY * 3).await;
-        assert_eq!(told.0.lock().len(), AT_MOST);
+        sleep(REPORT_INTERVAL * 3).await;
+        assert_eq!(told.0.lock().len(), MAX_REPORTED);
     }
 }

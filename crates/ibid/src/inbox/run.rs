@@ -7,103 +7,104 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    engine::{Complete, Ended, Operation, ParkedBy},
-    store::{Finished, Lease, Outline},
+    engine::{CompletedAnswer, Operation, RunOutcome, UnknownCause},
+    store::{CompletedEntry, Lease, RecordSummary},
     time::now_ms,
 };
 
 /// What is kept of an error's text.
-const ERROR_BYTES: usize = 1024;
+const MAX_ERROR_BYTES: usize = 1024;
 
-pub(super) const CRASHED: &str = "its handler was never heard of again";
+pub(super) const CRASHED_ERROR: &str = "its handler was never heard of again";
 
 /// What the operation did. How it failed is in its slot, which no lost claim takes away.
 #[derive(Debug)]
-pub(super) enum Did {
-    Handle,
-    Fail,
-    TimeOut,
+pub(super) enum HandlerOutcome {
+    Handled,
+    Failed,
+    TimedOut,
     /// It was run so often before.
-    Refuse(u32),
+    Poisoned(u32),
 }
 
 /// What a handler failed of, and which run it was.
-pub(super) type Failure<E> = Arc<Mutex<Option<(E, u32)>>>;
+pub(super) type FailureSlot<E> = Arc<Mutex<Option<(E, u32)>>>;
 
-pub(super) struct Run<F, E> {
+pub(super) struct HandlerRun<F, E> {
     pub(super) handler: Option<F>,
     pub(super) timeout: Duration,
     pub(super) poison_after: u32,
     /// So many runs do not count.
-    pub(super) forgiven: u32,
-    pub(super) failure: Failure<E>,
+    pub(super) uncounted_attempts: u32,
+    pub(super) failure: FailureSlot<E>,
 }
 
-impl<F, R, E> Operation for Run<F, E>
+impl<F, R, E> Operation for HandlerRun<F, E>
 where
     F: FnOnce(u32) -> R + Send,
     R: Future<Output = Result<(), E>> + Send,
     E: fmt::Display + Send,
 {
-    type Answer = Did;
+    type Answer = HandlerOutcome;
 
-    async fn run(&mut self, lease: Option<&Lease>) -> Ended<Did> {
+    async fn run(&mut self, lease: Option<&Lease>) -> RunOutcome<HandlerOutcome> {
         let (started, requested_at_ms) = (Instant::now(), now_ms());
-        let forgiven = self.forgiven;
+        let forgiven = self.uncounted_attempts;
         let attempt = lease.map_or(1, |lease| lease.attempt.saturating_sub(forgiven));
         let complete = |error: Option<&str>| {
-            let outline = Outline { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
-            let record = error.map(|text| Failed::record(forgiven, text)).unwrap_or_default();
-            Complete { failed: error.is_some(), record, outline }
+            let outline =
+                RecordSummary { status: 0, requested_at_ms, completed_at_ms: now_ms(), took: started.elapsed() };
+            let record = error.map(|text| FailureRecord::encode(forgiven, text)).unwrap_or_default();
+            CompletedAnswer { failed: error.is_some(), record, summary: outline }
         };
         if attempt > self.poison_after {
             // All runs before this one ended without a word: a handler that takes its process down must not do so for ever.
-            return Ended::Complete(Did::Refuse(attempt - 1), complete(Some(CRASHED)));
+            return RunOutcome::Complete(HandlerOutcome::Poisoned(attempt - 1), complete(Some(CRASHED_ERROR)));
         }
         let handler = self.handler.take().expect("an event is handled once per delivery");
         match timeout(self.timeout, handler(attempt)).await {
-            Err(_) => Ended::Park(Did::TimeOut, ParkedBy::Timeout),
-            Ok(Ok(())) => Ended::Complete(Did::Handle, complete(None)),
+            Err(_) => RunOutcome::Park(HandlerOutcome::TimedOut, UnknownCause::TimedOut),
+            Ok(Ok(())) => RunOutcome::Complete(HandlerOutcome::Handled, complete(None)),
             Ok(Err(error)) => {
                 let text = error.to_string();
                 *self.failure.lock() = Some((error, attempt));
-                Ended::Complete(Did::Fail, complete(Some(&text)))
+                RunOutcome::Complete(HandlerOutcome::Failed, complete(Some(&text)))
             }
         }
     }
 }
 
 /// Lends a run to the engine, which takes it when it begins.
-pub(super) struct Lent<'a, O>(pub(super) &'a mut Option<O>);
+pub(super) struct BorrowedOperation<'a, O>(pub(super) &'a mut Option<O>);
 
-impl<O: Operation> Operation for Lent<'_, O> {
+impl<O: Operation> Operation for BorrowedOperation<'_, O> {
     type Answer = O::Answer;
 
-    async fn run(&mut self, lease: Option<&Lease>) -> Ended<O::Answer> {
+    async fn run(&mut self, lease: Option<&Lease>) -> RunOutcome<O::Answer> {
         let mut run = self.0.take().expect("an event is handled once per delivery");
         run.run(lease).await
     }
 }
 
 /// What is remembered of a failure: how many runs do not count (four bytes, big-endian), and the error's text.
-pub(super) struct Failed {
-    pub(super) forgiven: u32,
+pub(super) struct FailureRecord {
+    pub(super) uncounted_attempts: u32,
     pub(super) attempts: u32,
     pub(super) error: String,
 }
 
-impl Failed {
-    pub(super) fn record(forgiven: u32, error: &str) -> Bytes {
+impl FailureRecord {
+    pub(super) fn encode(forgiven: u32, error: &str) -> Bytes {
         let mut record = forgiven.to_be_bytes().to_vec();
-        record.extend_from_slice(&error.as_bytes()[..error.floor_char_boundary(ERROR_BYTES)]);
+        record.extend_from_slice(&error.as_bytes()[..error.floor_char_boundary(MAX_ERROR_BYTES)]);
         record.into()
     }
 
-    pub(super) fn read(finished: &Finished) -> Self {
+    pub(super) fn decode(finished: &CompletedEntry) -> Self {
         // Somebody who resolves an entry as failed writes what he likes.
         let (forgiven, text) = finished.record.split_first_chunk().unwrap_or((&[0; 4], &[]));
-        let forgiven = u32::from_be_bytes(*forgiven).min(finished.attempt);
+        let uncounted_attempts = u32::from_be_bytes(*forgiven).min(finished.attempt);
         let error = String::from_utf8_lossy(text).into_owned();
-        Self { forgiven, attempts: finished.attempt - forgiven, error }
+        Self { uncounted_attempts, attempts: finished.attempt - uncounted_attempts, error }
     }
 }

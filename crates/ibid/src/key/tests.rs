@@ -39,12 +39,12 @@ fn a_raw_key_is_the_headers_value_as_it_is() {
     let mut rules = crate::Policy::ietf().key;
     rules.format = KeyFormat::Raw;
     for key in ["order 1", "order,1", "order;1", "\"order\"", "\"a", "a\\\"b", "k"] {
-        assert_eq!(Key::from_header(&rules, key.as_bytes()).unwrap().as_str(), key);
-        assert_eq!(Key::new(&rules, key).unwrap().as_str(), key);
+        assert_eq!(IdempotencyKey::from_header(&rules, key.as_bytes()).unwrap().as_str(), key);
+        assert_eq!(IdempotencyKey::new(&rules, key).unwrap().as_str(), key);
     }
-    assert_eq!(Key::from_header(&rules, b" \t k ").unwrap().as_str(), "k");
+    assert_eq!(IdempotencyKey::from_header(&rules, b" \t k ").unwrap().as_str(), "k");
     for bad in ["", "  ", "a\tb", "a\x7f", "\u{e9}", &"k".repeat(256)] {
-        assert!(Key::from_header(&rules, bad.as_bytes()).is_err(), "{bad:?}");
+        assert!(IdempotencyKey::from_header(&rules, bad.as_bytes()).is_err(), "{bad:?}");
     }
 }
 
@@ -53,15 +53,15 @@ fn every_way_in_gives_one_key_one_spelling() {
     let upper = "550E8400-E29B-41D4-A716-446655440000";
     for format in [KeyFormat::Uuid, KeyFormat::Uuid4] {
         let rules = KeyPolicy { format, ..crate::Policy::ietf().key };
-        let key = Key::new(&rules, upper).unwrap();
+        let key = IdempotencyKey::new(&rules, upper).unwrap();
         assert_eq!(key.as_str(), upper.to_lowercase());
-        assert_eq!(Key::from_header(&rules, format!("\"{upper}\"").as_bytes()).unwrap(), key);
+        assert_eq!(IdempotencyKey::from_header(&rules, format!("\"{upper}\"").as_bytes()).unwrap(), key);
         assert_eq!(format!("{key:?}"), "Key(550e****0000)");
     }
     let rules = crate::Policy::ietf().key;
-    assert_eq!(Key::new(&rules, upper).unwrap().into_string(), upper);
+    assert_eq!(IdempotencyKey::new(&rules, upper).unwrap().into_string(), upper);
     for bad in ["", "a b", "a\n", "\u{e9}"] {
-        assert!(Key::new(&rules, bad).is_err(), "{bad:?}");
+        assert!(IdempotencyKey::new(&rules, bad).is_err(), "{bad:?}");
     }
 }
 

@@ -5,8 +5,8 @@ use std::{fmt, str::FromStr};
 use http::{HeaderName, Method, StatusCode};
 
 use super::{
-    Envelope, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Probe, Refusals, Remember,
-    StatusRange,
+    FingerprintPart, LabelKeyDisplay, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, PolicyMode, RefusalFormat,
+    Remember, ResolveProbe, ResponseEnvelope, StatusRange,
 };
 
 /// A dial with a fixed set of values: what is written for each.
@@ -35,12 +35,12 @@ words!(OnMismatch, "on_mismatch", { "reject" => OnMismatch::Reject, "new" => OnM
 words!(OnConcurrent, "on_concurrent", { "reject" => OnConcurrent::Reject, "wait" => OnConcurrent::Wait });
 words!(OnUnknown, "on_unknown", { "hold" => OnUnknown::Hold, "retry" => OnUnknown::Retry });
 words!(OnStoreDown, "on_store_down", { "closed" => OnStoreDown::Closed, "open" => OnStoreDown::Open });
-words!(Envelope, "envelope", { "none" => Envelope::None, "metadata" => Envelope::Metadata });
-words!(Refusals, "refusals", { "problem" => Refusals::Problem, "stripe" => Refusals::Stripe });
-words!(Mode, "mode", { "enforce" => Mode::Enforce, "shadow" => Mode::Shadow, "off" => Mode::Off });
-words!(LabelKey, "label key", { "clear" => LabelKey::Clear, "masked" => LabelKey::Masked });
+words!(ResponseEnvelope, "envelope", { "none" => ResponseEnvelope::None, "metadata" => ResponseEnvelope::Metadata });
+words!(RefusalFormat, "refusals", { "problem" => RefusalFormat::Problem, "stripe" => RefusalFormat::Stripe });
+words!(PolicyMode, "mode", { "enforce" => PolicyMode::Enforce, "shadow" => PolicyMode::Shadow, "off" => PolicyMode::Off });
+words!(LabelKeyDisplay, "label key", { "clear" => LabelKeyDisplay::Clear, "masked" => LabelKeyDisplay::Masked });
 
-impl FromStr for Part {
+impl FromStr for FingerprintPart {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -65,7 +65,7 @@ impl FromStr for Part {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for FingerprintPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Method => f.write_str("method"),
@@ -135,7 +135,7 @@ impl fmt::Display for Remember {
     }
 }
 
-impl FromStr for Probe {
+impl FromStr for ResolveProbe {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -151,7 +151,7 @@ impl FromStr for Probe {
     }
 }
 
-impl fmt::Display for Probe {
+impl fmt::Display for ResolveProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.method, self.target)
     }

@@ -5,28 +5,28 @@ use std::time::Duration;
 use http::{HeaderName, Method, StatusCode, header};
 
 use super::{
-    Envelope, KeyPolicy, Label, LabelKey, Mode, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Part, Policy,
-    Refusals, Remember, StatusRange,
+    FingerprintPart, KeyPolicy, LabelKeyDisplay, LabelPolicy, OnConcurrent, OnMismatch, OnStoreDown, OnUnknown, Policy,
+    PolicyMode, RefusalFormat, Remember, ResponseEnvelope, StatusRange,
 };
 use crate::{
     key::{KeyFormat, KeySource},
-    refusal::Reason,
+    refusal::RefusalReason,
     scope::ScopePart,
-    webhook::{Scheme, TOLERANCE, Verifier},
+    webhook::{DEFAULT_TOLERANCE, WebhookScheme, WebhookVerifier},
 };
 
 /// The presets by name, in the order of the table in the guide.
-pub const NAMES: [&str; 7] = ["leads", "appsportal", "bookings", "platform", "membership", "ietf", "stripe"];
+pub const PRESET_NAMES: [&str; 7] = ["leads", "appsportal", "bookings", "platform", "membership", "ietf", "stripe"];
 
 /// The presets for deliveries of webhooks. All but the last have a sender's key and signature; the last needs both.
-pub const WEBHOOKS: [&str; 6] =
+pub const WEBHOOK_PRESET_NAMES: [&str; 6] =
     ["webhook:standard", "webhook:svix", "webhook:github", "webhook:stripe", "webhook:shopify", "webhook:custom"];
 
-const MINUTES: u64 = 60;
-const HOURS: u64 = 60 * MINUTES;
+const SECONDS_PER_MINUTE: u64 = 60;
+const SECONDS_PER_HOUR: u64 = 60 * SECONDS_PER_MINUTE;
 
 impl Policy {
-    /// A preset by its name. `None` if there is none of that name; [`NAMES`] and [`WEBHOOKS`] list them. Those for
+    /// A preset by its name. `None` if there is none of that name; [`PRESET_NAMES`] and [`WEBHOOK_PRESET_NAMES`] list them. Those for
     /// webhooks are not complete without secrets.
     pub fn preset(name: &str) -> Option<Self> {
         Some(match name {
@@ -37,8 +37,8 @@ impl Policy {
             "membership" => Self::membership(),
             "ietf" => Self::ietf(),
             "stripe" => Self::stripe(),
-            "webhook:custom" => Self::deliveries(None),
-            _ => Self::deliveries(Some(Scheme::from_name(name.strip_prefix("webhook:")?)?)),
+            "webhook:custom" => Self::webhook_base(None),
+            _ => Self::webhook_base(Some(WebhookScheme::from_name(name.strip_prefix("webhook:")?)?)),
         })
     }
 
@@ -54,8 +54,15 @@ impl Policy {
             },
             scope: vec![ScopePart::Host, ScopePart::Credential],
             signature: None,
-            label: Label { tenant: None, user: None, key: LabelKey::Masked },
-            fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Type, Part::Body, Part::Preconditions],
+            label: LabelPolicy { tenant: None, user: None, key: LabelKeyDisplay::Masked },
+            fingerprint: vec![
+                FingerprintPart::Method,
+                FingerprintPart::Path,
+                FingerprintPart::Query,
+                FingerprintPart::Type,
+                FingerprintPart::Body,
+                FingerprintPart::Preconditions,
+            ],
             json_ignore: Vec::new(),
             on_mismatch: OnMismatch::Reject,
             on_concurrent: OnConcurrent::Reject,
@@ -63,13 +70,13 @@ impl Policy {
             resolve: None,
             on_store_down: OnStoreDown::Closed,
             remember: Remember::Final,
-            refusals: Refusals::Problem,
+            refusals: RefusalFormat::Problem,
             unknown_status: vec![StatusCode::BAD_GATEWAY, StatusCode::GATEWAY_TIMEOUT],
             remember_body: true,
             max_request: 1 << 20,
             max_response: 1 << 20,
             digest_status: None,
-            ttl: Duration::from_secs(24 * HOURS),
+            ttl: Duration::from_secs(24 * SECONDS_PER_HOUR),
             lease: Duration::from_secs(30),
             timeout: Duration::from_secs(60),
             wait_timeout: Duration::from_secs(10),
@@ -79,8 +86,8 @@ impl Policy {
             drop_headers: vec![HeaderName::from_static("server-timing"), header::ALT_SVC, header::AGE],
             status: Vec::new(),
             grpc_status: Vec::new(),
-            envelope: Envelope::None,
-            mode: Mode::Enforce,
+            envelope: ResponseEnvelope::None,
+            mode: PolicyMode::Enforce,
         }
     }
 
@@ -88,18 +95,18 @@ impl Policy {
     pub fn leads() -> Self {
         Self {
             methods: vec![Method::POST],
-            key: key("x-idempotency-key", true, KeyFormat::Uuid4, 255),
+            key: header_key("x-idempotency-key", true, KeyFormat::Uuid4, 255),
             scope: vec![ScopePart::Global],
-            fingerprint: vec![Part::Body],
+            fingerprint: vec![FingerprintPart::Body],
             on_mismatch: OnMismatch::New,
             on_concurrent: OnConcurrent::Wait,
             on_unknown: OnUnknown::Retry,
             on_store_down: OnStoreDown::Open,
             remember: Remember::All,
             unknown_status: Vec::new(),
-            ttl: Duration::from_secs(5 * MINUTES),
-            lease: Duration::from_secs(5 * MINUTES),
-            timeout: Duration::from_secs(5 * MINUTES),
+            ttl: Duration::from_secs(5 * SECONDS_PER_MINUTE),
+            lease: Duration::from_secs(5 * SECONDS_PER_MINUTE),
+            timeout: Duration::from_secs(5 * SECONDS_PER_MINUTE),
             replay_headers: Vec::new(),
             ..Self::ietf()
         }
@@ -109,7 +116,7 @@ impl Policy {
     pub fn appsportal() -> Self {
         Self {
             methods: vec![Method::POST, Method::PUT, Method::PATCH],
-            key: key("x-idempotency-key", false, KeyFormat::Any, 128),
+            key: header_key("x-idempotency-key", false, KeyFormat::Any, 128),
             scope: vec![ScopePart::Header(HeaderName::from_static("x-tenant-id"))],
             fingerprint: Vec::new(),
             on_mismatch: OnMismatch::Ignore,
@@ -119,8 +126,8 @@ impl Policy {
             unknown_status: Vec::new(),
             max_request: 10 << 20,
             max_response: 10 << 20,
-            lease: Duration::from_secs(5 * MINUTES),
-            timeout: Duration::from_secs(5 * MINUTES),
+            lease: Duration::from_secs(5 * SECONDS_PER_MINUTE),
+            timeout: Duration::from_secs(5 * SECONDS_PER_MINUTE),
             replay_headers: headers(&[("x-idempotency-replay", "true")]),
             ..Self::ietf()
         }
@@ -130,7 +137,7 @@ impl Policy {
     pub fn bookings() -> Self {
         Self {
             methods: vec![Method::POST, Method::DELETE],
-            key: key("idempotency-key", true, KeyFormat::Operation, 255),
+            key: header_key("idempotency-key", true, KeyFormat::Operation, 255),
             scope: vec![ScopePart::Global],
             fingerprint: Vec::new(),
             on_mismatch: OnMismatch::Ignore,
@@ -138,8 +145,8 @@ impl Policy {
             on_store_down: OnStoreDown::Open,
             remember: Remember::Success,
             unknown_status: Vec::new(),
-            lease: Duration::from_secs(5 * MINUTES),
-            timeout: Duration::from_secs(5 * MINUTES),
+            lease: Duration::from_secs(5 * SECONDS_PER_MINUTE),
+            timeout: Duration::from_secs(5 * SECONDS_PER_MINUTE),
             digest_status: Some(StatusCode::OK),
             replay_headers: Vec::new(),
             ..Self::ietf()
@@ -149,14 +156,14 @@ impl Policy {
     /// A platform of services: every mutation needs a key; a failure is remembered as one.
     pub fn platform() -> Self {
         Self {
-            key: key("idempotency-key", true, KeyFormat::Any, 255),
+            key: header_key("idempotency-key", true, KeyFormat::Any, 255),
             scope: vec![ScopePart::Global],
-            fingerprint: vec![Part::Method, Part::Path, Part::Body],
+            fingerprint: vec![FingerprintPart::Method, FingerprintPart::Path, FingerprintPart::Body],
             on_unknown: OnUnknown::Retry,
             remember: Remember::All,
             unknown_status: Vec::new(),
-            lease: Duration::from_secs(5 * MINUTES),
-            timeout: Duration::from_secs(5 * MINUTES),
+            lease: Duration::from_secs(5 * SECONDS_PER_MINUTE),
+            timeout: Duration::from_secs(5 * SECONDS_PER_MINUTE),
             replay_headers: Vec::new(),
             ..Self::ietf()
         }
@@ -166,7 +173,7 @@ impl Policy {
     pub fn membership() -> Self {
         Self {
             methods: vec![Method::POST, Method::PUT, Method::DELETE],
-            key: key("idempotency-key", false, KeyFormat::Token, 255),
+            key: header_key("idempotency-key", false, KeyFormat::Token, 255),
             scope: vec![ScopePart::Header(HeaderName::from_static("x-user-id")), ScopePart::Method, ScopePart::Path],
             fingerprint: Vec::new(),
             on_mismatch: OnMismatch::Ignore,
@@ -174,15 +181,15 @@ impl Policy {
             on_unknown: OnUnknown::Retry,
             remember: Remember::Success,
             unknown_status: Vec::new(),
-            lease: Duration::from_secs(5 * MINUTES),
-            timeout: Duration::from_secs(5 * MINUTES),
+            lease: Duration::from_secs(5 * SECONDS_PER_MINUTE),
+            timeout: Duration::from_secs(5 * SECONDS_PER_MINUTE),
             first_headers: headers(&[("x-idempotency-cached", "false"), ("x-request-id", "{request_id}")]),
             replay_headers: headers(&[
                 ("x-idempotency-cached", "true"),
                 ("x-original-timestamp", "{original_time}"),
                 ("x-request-id", "{request_id}"),
             ]),
-            envelope: Envelope::Metadata,
+            envelope: ResponseEnvelope::Metadata,
             ..Self::ietf()
         }
     }
@@ -191,7 +198,7 @@ impl Policy {
     pub fn stripe() -> Self {
         Self {
             methods: vec![Method::POST],
-            key: key("idempotency-key", false, KeyFormat::Raw, 255),
+            key: header_key("idempotency-key", false, KeyFormat::Raw, 255),
             // A key of the platform acts for its connected accounts: these headers say for which.
             scope: vec![
                 ScopePart::Host,
@@ -199,12 +206,18 @@ impl Policy {
                 ScopePart::Optional(Box::new(ScopePart::Header(HeaderName::from_static("stripe-account")))),
                 ScopePart::Optional(Box::new(ScopePart::Header(HeaderName::from_static("stripe-context")))),
             ],
-            fingerprint: vec![Part::Method, Part::Path, Part::Query, Part::Type, Part::Body],
+            fingerprint: vec![
+                FingerprintPart::Method,
+                FingerprintPart::Path,
+                FingerprintPart::Query,
+                FingerprintPart::Type,
+                FingerprintPart::Body,
+            ],
             // Conflicts and limits are not results: the same request may succeed later.
-            remember: Remember::all_but([StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS]),
-            refusals: Refusals::Stripe,
+            remember: Remember::all_except([StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS]),
+            refusals: RefusalFormat::Stripe,
             unknown_status: Vec::new(),
-            status: vec![(Reason::KeyReused, StatusCode::BAD_REQUEST)],
+            status: vec![(RefusalReason::KeyReused, StatusCode::BAD_REQUEST)],
             ..Self::ietf()
         }
     }
@@ -221,17 +234,17 @@ impl Policy {
     ///
     /// # Errors
     /// One sentence about a secret that cannot be one, which it does not hold.
-    pub fn webhook<'a>(scheme: Scheme, secrets: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
-        let verifier = Verifier::new(scheme, secrets)?;
-        Ok(Self { signature: Some(verifier.clone()), ..Self::deliveries(Some(verifier.scheme)) })
+    pub fn webhook<'a>(scheme: WebhookScheme, secrets: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+        let verifier = WebhookVerifier::new(scheme, secrets)?;
+        Ok(Self { signature: Some(verifier.clone()), ..Self::webhook_base(Some(verifier.scheme)) })
     }
 
     /// What all presets for webhooks have in common, and what each knows about its sender.
-    fn deliveries(scheme: Option<Scheme>) -> Self {
+    fn webhook_base(scheme: Option<WebhookScheme>) -> Self {
         Self {
             methods: vec![Method::POST],
             key: KeyPolicy {
-                from: scheme.as_ref().map(Scheme::id).unwrap_or_default(),
+                from: scheme.as_ref().map(WebhookScheme::key_sources).unwrap_or_default(),
                 required: true,
                 format: KeyFormat::Any,
                 max_length: 255,
@@ -249,24 +262,28 @@ impl Policy {
             remember: Remember::List { include: vec![StatusRange::Class(2)], exclude: Vec::new() },
             unknown_status: Vec::new(),
             // GitHub sends up to 25 MB.
-            max_request: if scheme == Some(Scheme::GitHub) { 25 << 20 } else { 1 << 20 },
+            max_request: if scheme == Some(WebhookScheme::GitHub) { 25 << 20 } else { 1 << 20 },
             // Beyond the last retry of all of them.
-            ttl: Duration::from_secs(7 * 24 * HOURS),
+            ttl: Duration::from_secs(7 * 24 * SECONDS_PER_HOUR),
             // Some senders hang up after five seconds.
             wait_timeout: Duration::from_secs(4),
             // A 409 is final to some senders; a 503 is tried again by all.
-            status: vec![(Reason::InProgress, StatusCode::SERVICE_UNAVAILABLE)],
-            signature: scheme.map(|scheme| Verifier { scheme, secrets: Vec::new(), tolerance: TOLERANCE }),
+            status: vec![(RefusalReason::InProgress, StatusCode::SERVICE_UNAVAILABLE)],
+            signature: scheme.map(|scheme| WebhookVerifier {
+                scheme,
+                secrets: Vec::new(),
+                tolerance: DEFAULT_TOLERANCE,
+            }),
             ..Self::ietf()
         }
     }
 }
 
-fn key(header: &'static str, required: bool, format: KeyFormat, max_length: usize) -> KeyPolicy {
+fn header_key(header: &'static str, required: bool, format: KeyFormat, max_length: usize) -> KeyPolicy {
     KeyPolicy { from: vec![KeySource::Header(HeaderName::from_static(header))], required, format, max_length }
 }
 
-fn headers(all: &[(&'static str, &str)]) -> Vec<(HeaderName, super::Template)> {
+fn headers(all: &[(&'static str, &str)]) -> Vec<(HeaderName, super::HeaderTemplate)> {
     let template = |text: &str| text.parse().expect("written above");
     all.iter().map(|(name, value)| (HeaderName::from_static(name), template(value))).collect()
 }
@@ -277,7 +294,7 @@ mod tests {
 
     #[test]
     fn every_preset_is_consistent_and_found_by_its_name() {
-        for name in NAMES {
+        for name in PRESET_NAMES {
             let policy = Policy::preset(name).expect(name);
             assert_eq!(policy.check(), Ok(()), "{name}");
         }
@@ -288,13 +305,13 @@ mod tests {
 
     #[test]
     fn a_preset_for_webhooks_lacks_nothing_but_its_secrets() {
-        for name in WEBHOOKS {
+        for name in WEBHOOK_PRESET_NAMES {
             let mut policy = Policy::preset(name).expect(name);
             match &mut policy.signature {
                 None => assert_eq!(name, "webhook:custom"),
                 Some(signature) => {
                     assert_eq!(name, format!("webhook:{}", signature.scheme));
-                    let secret = signature.scheme.secret("whsec_c2VjcmV0").unwrap();
+                    let secret = signature.scheme.parse_secret("whsec_c2VjcmV0").unwrap();
                     assert!(policy.check().unwrap_err().starts_with("secrets is missing"), "{name}");
                     policy.signature.as_mut().unwrap().secrets.push(secret);
                 }

@@ -2,7 +2,7 @@ use super::*;
 
 fn kept(remember: &Remember) -> Vec<u16> {
     let codes = [200, 204, 303, 307, 308, 400, 404, 409, 422, 429, 500, 503];
-    codes.into_iter().filter(|code| remember.keeps(StatusCode::from_u16(*code).unwrap())).collect()
+    codes.into_iter().filter(|code| remember.matches(StatusCode::from_u16(*code).unwrap())).collect()
 }
 
 #[test]
@@ -11,9 +11,9 @@ fn a_redirect_that_repeats_the_request_is_never_remembered() {
     let list = Remember::List { include: everything, exclude: Vec::new() };
     for remember in [Remember::All, Remember::Final, Remember::Success, list] {
         for status in [StatusCode::TEMPORARY_REDIRECT, StatusCode::PERMANENT_REDIRECT] {
-            assert!(!remember.keeps(status), "{remember} {status}");
+            assert!(!remember.matches(status), "{remember} {status}");
         }
-        assert!(remember.keeps(StatusCode::SEE_OTHER), "{remember}");
+        assert!(remember.matches(StatusCode::SEE_OTHER), "{remember}");
     }
 }
 
@@ -29,7 +29,7 @@ fn a_list_excludes_what_has_an_exclamation_mark() {
     assert_eq!(list(&[ok], &[ok]), [0; 0]);
     assert_eq!(list(&[], &[]), [0; 0], "an empty list remembers nothing");
     assert_eq!(list(&[], &[client]), [200, 204, 303, 500, 503], "exclusions alone: all but those");
-    let all_but = Remember::all_but([StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS]);
+    let all_but = Remember::all_except([StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS]);
     assert_eq!(kept(&all_but), [200, 204, 303, 400, 404, 422, 500, 503]);
     assert_eq!(all_but.to_string(), "!409 !429");
 }

@@ -7,35 +7,35 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Limit;
-use crate::store::{Address, counters::Table};
+use super::QuotaLimit;
+use crate::store::{Address, counters::BoundedTable};
 
 #[derive(Default)]
-pub(super) struct Buckets {
-    rate: Option<Limit>,
+pub(super) struct RateBuckets {
+    rate: Option<QuotaLimit>,
     /// The rate that the moments go by, also while there is none.
-    by: Option<Limit>,
-    full: Table<Instant>,
+    computed_with: Option<QuotaLimit>,
+    full_at: BoundedTable<Instant>,
 }
 
-impl Buckets {
+impl RateBuckets {
     /// What was taken stays taken: who has used up the old rate gets only what the new one gives beyond it.
-    pub(super) fn set(&mut self, rate: Option<Limit>) {
+    pub(super) fn set(&mut self, rate: Option<QuotaLimit>) {
         self.rate = rate;
-        let (Some(old), Some(new)) = (self.by, rate) else {
-            self.by = self.by.or(rate);
+        let (Some(old), Some(new)) = (self.computed_with, rate) else {
+            self.computed_with = self.computed_with.or(rate);
             return;
         };
-        self.by = rate;
+        self.computed_with = rate;
         let now = Instant::now();
-        for full in self.full.all.values_mut() {
+        for full in self.full_at.entries.values_mut() {
             let missing = full.saturating_duration_since(now).as_secs_f64() / old.per.as_secs_f64();
             let taken = (missing * old.most as f64).min(new.most as f64);
             *full = now + new.per.mul_f64(taken / new.most as f64);
         }
     }
 
-    pub(super) fn rate(&self) -> Option<Limit> {
+    pub(super) fn rate(&self) -> Option<QuotaLimit> {
         self.rate
     }
 
@@ -44,19 +44,19 @@ impl Buckets {
         let Some(rate) = self.rate else { return Ok(()) };
         let one = rate.per.div_f64(rate.most as f64);
         let now = Instant::now();
-        let who = self.full.place(who, now, |full| *full <= now);
-        let full = self.full.all.get(&who).copied().unwrap_or(now).max(now) + one;
+        let who = self.full_at.slot_for(who, now, |full| *full <= now);
+        let full = self.full_at.entries.get(&who).copied().unwrap_or(now).max(now) + one;
         if full > now + rate.per {
             return Err(full - now - rate.per);
         }
         if spend {
-            self.full.all.insert(who, full);
+            self.full_at.entries.insert(who, full);
         }
         Ok(())
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.full.all.len()
+        self.full_at.entries.len()
     }
 }

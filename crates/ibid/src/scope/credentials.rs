@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, header};
 
-use super::{frame, missing, only};
+use super::{frame, scope_missing, single_header};
 use crate::refusal::Refusal;
 
 /// Schemes of Authorization whose value is the same on every send.
@@ -78,7 +78,7 @@ impl Credentials {
     /// Appends every header that is sent, with its name and value; nothing if none is. An empty header is as good as none.
     pub(super) fn append(&self, headers: &HeaderMap, out: &mut Vec<u8>) -> Result<(), Refusal> {
         for name in &self.headers {
-            let Some(value) = only(headers, name)?.filter(|value| !value.is_empty()) else { continue };
+            let Some(value) = single_header(headers, name)?.filter(|value| !value.is_empty()) else { continue };
             if name == header::AUTHORIZATION {
                 self.check_scheme(value)?;
             }
@@ -96,7 +96,7 @@ impl Credentials {
             return Ok(());
         }
         let shown: String = String::from_utf8_lossy(scheme).chars().take(32).collect();
-        Err(missing(format!(
+        Err(scope_missing(format!(
             "the Authorization scheme {shown:?} may send another value on every retry, so that a retry would count as \
              another caller; if its value stays the same, the operator can set credential_schemes = [{shown:?}], else \
              use another scope, such as \"jwt:sub\" or \"header:X-User-Id\""
@@ -134,7 +134,7 @@ fn name_and_value(pair: &[u8]) -> (&[u8], &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::refusal::Reason;
+    use crate::refusal::RefusalReason;
 
     fn of(credentials: &Credentials, headers: &[(&'static str, &str)]) -> Result<Vec<u8>, Refusal> {
         let mut map = HeaderMap::new();
@@ -164,7 +164,10 @@ mod tests {
             assert!(!all[..at].contains(one), "{at}");
         }
         assert_eq!(of(&usual, &[("authorization", ""), ("x-other", "1")]).unwrap(), all[0]);
-        assert_eq!(of(&usual, &[("api-key", "1"), ("api-key", "1")]).unwrap_err().reason, Reason::RequestAmbiguous);
+        assert_eq!(
+            of(&usual, &[("api-key", "1"), ("api-key", "1")]).unwrap_err().reason,
+            RefusalReason::RequestAmbiguous
+        );
     }
 
     #[test]
@@ -196,7 +199,7 @@ mod tests {
         for value in signed {
             let scheme = value.split(' ').next().unwrap();
             let refusal = of(&usual, &[("authorization", value)]).unwrap_err();
-            assert_eq!(refusal.reason, Reason::ScopeMissing, "{value}");
+            assert_eq!(refusal.reason, RefusalReason::ScopeMissing, "{value}");
             assert!(refusal.detail.contains(&format!("credential_schemes = [\"{scheme}\"]")), "{}", refusal.detail);
             assert!(!refusal.detail.contains("Credential=") && !refusal.detail.contains("nonce"), "{}", refusal.detail);
             let named = Credentials::default().and_schemes([scheme.to_lowercase()]).unwrap();

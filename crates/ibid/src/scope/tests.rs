@@ -5,7 +5,7 @@ fn of(parts: &[ScopePart], headers: &[(&'static str, &str)], peer: &str) -> Resu
     for (name, value) in headers {
         map.append(*name, value.parse().unwrap());
     }
-    let caller = Caller {
+    let caller = ScopeInput {
         method: &Method::POST,
         uri: &Uri::from_static("/pay"),
         headers: &map,
@@ -45,7 +45,7 @@ fn parts_do_not_run_into_each_other() {
 #[test]
 fn a_caller_known_by_cookies_only_is_told_which_setting_to_use() {
     let refusal = of(&[ScopePart::Credential], &[("cookie", "session=1")], "127.0.0.1").unwrap_err();
-    assert_eq!(refusal.reason, Reason::ScopeMissing);
+    assert_eq!(refusal.reason, RefusalReason::ScopeMissing);
     assert!(refusal.detail.contains("cookie:session"), "{}", refusal.detail);
     assert!(of(&[ScopePart::Credential], &[], "127.0.0.1").is_ok());
 }
@@ -54,10 +54,10 @@ fn a_caller_known_by_cookies_only_is_told_which_setting_to_use() {
 fn a_scope_header_is_believed_only_from_trusted_proxies() {
     let parts = ["header:X-User-Id".parse().unwrap()];
     assert!(of(&parts, &[("x-user-id", "u1")], "127.0.0.9").is_ok());
-    assert_eq!(of(&parts, &[("x-user-id", "u1")], "10.0.0.1").unwrap_err().reason, Reason::ScopeRefused);
-    assert_eq!(of(&parts, &[], "127.0.0.1").unwrap_err().reason, Reason::ScopeMissing);
+    assert_eq!(of(&parts, &[("x-user-id", "u1")], "10.0.0.1").unwrap_err().reason, RefusalReason::ScopeRefused);
+    assert_eq!(of(&parts, &[], "127.0.0.1").unwrap_err().reason, RefusalReason::ScopeMissing);
     let twice = of(&parts, &[("x-user-id", "u1"), ("x-user-id", "u2")], "127.0.0.1");
-    assert_eq!(twice.unwrap_err().reason, Reason::RequestAmbiguous);
+    assert_eq!(twice.unwrap_err().reason, RefusalReason::RequestAmbiguous);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn the_port_is_no_part_of_the_host() {
     // What stands in the request line wins, as it does for the app.
     let uri = Uri::from_static("http://u@Shop.Example:8080/pay");
     let (headers, trusted, credentials) = Default::default();
-    let caller = Caller {
+    let caller = ScopeInput {
         method: &Method::POST,
         uri: &uri,
         headers: &headers,
@@ -109,7 +109,7 @@ fn a_missing_optional_part_is_a_value_of_its_own() {
     for (at, one) in all.iter().enumerate() {
         assert!(!all[..at].contains(one), "{at}");
     }
-    assert_eq!(of(&parts, &[("x-a", "1")], "10.0.0.1").unwrap_err().reason, Reason::ScopeRefused);
+    assert_eq!(of(&parts, &[("x-a", "1")], "10.0.0.1").unwrap_err().reason, RefusalReason::ScopeRefused);
     assert_eq!(of(&parts, &[], "10.0.0.1").unwrap(), all[0]);
     for text in ["cookie:sid?", "jwt:org?"] {
         assert_eq!(text.parse::<ScopePart>().unwrap().to_string(), text);

@@ -8,22 +8,22 @@ use tokio::time::Instant;
 use super::{Address, StoreFuture};
 
 /// How many are told apart in one process; all others share one count.
-const MOST: usize = 1 << 16;
+const MAX_COUNTERS: usize = 1 << 16;
 /// Where all others are counted.
-const OTHERS: Address = Address([0; 32]);
+const OVERFLOW_ADDRESS: Address = Address([0; 32]);
 /// Between two looks for what can go: each looks at everything.
-const PAUSE: Duration = Duration::from_secs(1);
+const PRUNE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts what is used of something that is limited.
 pub trait Counters: Send + Sync {
     /// Adds `n` to what `who` has used in the present window, and returns the sum. A window begins with the first use and
     /// ends after `window`, by the store's clock. Not repeatable: a call whose answer is lost may have counted.
-    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, Used>;
+    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, CounterUsage>;
 }
 
 /// What has been used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Used {
+pub struct CounterUsage {
     /// In the present window, with what was just added.
     pub total: u64,
     /// When the window ends.
@@ -32,59 +32,59 @@ pub struct Used {
 
 /// Counters in this process. Bounded: beyond 65,536 at a time, newcomers share one count.
 #[derive(Default)]
-pub struct Windows(Mutex<Table<(u64, Instant)>>);
+pub struct InMemoryCounters(Mutex<BoundedTable<(u64, Instant)>>);
 
 /// A bounded table, by who it is about.
-pub(crate) struct Table<V> {
-    pub(crate) all: HashMap<Address, V>,
+pub(crate) struct BoundedTable<V> {
+    pub(crate) entries: HashMap<Address, V>,
     /// When it was last looked for what can go.
-    looked: Option<Instant>,
+    pruned_at: Option<Instant>,
 }
 
-impl<V> Table<V> {
+impl<V> BoundedTable<V> {
     /// Where `who` is found, or may be put: among all others, if there is no room.
-    pub(crate) fn place(&mut self, who: &Address, now: Instant, may_go: impl Fn(&V) -> bool) -> Address {
-        if self.all.len() < MOST || self.all.contains_key(who) {
+    pub(crate) fn slot_for(&mut self, who: &Address, now: Instant, may_go: impl Fn(&V) -> bool) -> Address {
+        if self.entries.len() < MAX_COUNTERS || self.entries.contains_key(who) {
             return *who;
         }
-        if self.looked.is_none_or(|looked| now >= looked + PAUSE) {
-            self.looked = Some(now);
-            self.all.retain(|_, value| !may_go(value));
+        if self.pruned_at.is_none_or(|looked| now >= looked + PRUNE_INTERVAL) {
+            self.pruned_at = Some(now);
+            self.entries.retain(|_, value| !may_go(value));
         }
-        if self.all.len() < MOST { *who } else { OTHERS }
+        if self.entries.len() < MAX_COUNTERS { *who } else { OVERFLOW_ADDRESS }
     }
 }
 
-impl<V> Default for Table<V> {
+impl<V> Default for BoundedTable<V> {
     fn default() -> Self {
-        Self { all: HashMap::new(), looked: None }
+        Self { entries: HashMap::new(), pruned_at: None }
     }
 }
 
-impl Windows {
-    fn count(&self, who: &Address, n: u64, window: Duration) -> Used {
+impl InMemoryCounters {
+    fn count(&self, who: &Address, n: u64, window: Duration) -> CounterUsage {
         let now = Instant::now();
         let mut table = self.0.lock();
-        let who = table.place(who, now, |(_, until)| *until <= now);
-        let entry = table.all.entry(who).or_insert((0, now));
+        let who = table.slot_for(who, now, |(_, until)| *until <= now);
+        let entry = table.entries.entry(who).or_insert((0, now));
         if entry.1 <= now {
             // Instants cannot be added to for ever.
             *entry = (0, now + window.min(Duration::from_secs(365 * 24 * 3600)));
         }
         entry.0 = entry.0.saturating_add(n);
-        Used { total: entry.0, resets_in: entry.1 - now }
+        CounterUsage { total: entry.0, resets_in: entry.1 - now }
     }
 }
 
-impl Counters for Windows {
-    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, Used> {
+impl Counters for InMemoryCounters {
+    fn reserve<'a>(&'a self, who: &'a Address, n: u64, window: Duration) -> StoreFuture<'a, CounterUsage> {
         StoreFuture::ready(Ok(self.count(who, n, window)))
     }
 }
 
-impl fmt::Debug for Windows {
+impl fmt::Debug for InMemoryCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Windows({})", self.0.lock().all.len())
+        write!(f, "Windows({})", self.0.lock().entries.len())
     }
 }
 
@@ -94,25 +94,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_window_begins_with_the_first_use_and_ends_by_itself() {
-        let (windows, hour) = (Windows::default(), Duration::from_secs(3600));
+        let (windows, hour) = (InMemoryCounters::default(), Duration::from_secs(3600));
         let (one, other) = (Address([1; 32]), Address([2; 32]));
-        assert_eq!(windows.count(&one, 3, hour), Used { total: 3, resets_in: hour });
+        assert_eq!(windows.count(&one, 3, hour), CounterUsage { total: 3, resets_in: hour });
         tokio::time::advance(hour / 2).await;
-        assert_eq!(windows.count(&one, 2, hour), Used { total: 5, resets_in: hour / 2 });
-        assert_eq!(windows.count(&other, 1, hour), Used { total: 1, resets_in: hour });
+        assert_eq!(windows.count(&one, 2, hour), CounterUsage { total: 5, resets_in: hour / 2 });
+        assert_eq!(windows.count(&other, 1, hour), CounterUsage { total: 1, resets_in: hour });
         tokio::time::advance(hour / 2).await;
-        assert_eq!(windows.count(&one, 1, hour), Used { total: 1, resets_in: hour });
+        assert_eq!(windows.count(&one, 1, hour), CounterUsage { total: 1, resets_in: hour });
     }
 
     #[test]
     fn made_up_names_do_not_fill_the_memory() {
-        let (windows, hour) = (Windows::default(), Duration::from_secs(3600));
-        for n in 0..(MOST as u64 + 1000) {
+        let (windows, hour) = (InMemoryCounters::default(), Duration::from_secs(3600));
+        for n in 0..(MAX_COUNTERS as u64 + 1000) {
             let mut who = [7; 32];
             who[..8].copy_from_slice(&n.to_le_bytes());
             windows.count(&Address(who), 1, hour);
         }
-        assert!(windows.0.lock().all.len() <= MOST + 1);
+        assert!(windows.0.lock().entries.len() <= MAX_COUNTERS + 1);
         assert!(windows.count(&Address([9; 32]), 1, hour).total > 900, "newcomers share one count");
     }
 }

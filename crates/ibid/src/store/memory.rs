@@ -20,22 +20,25 @@ use tokio::{
 };
 
 use self::{
-    entry::{ENTRY_BYTES, Entry, Micros, Phase, ask_bytes, micros, turn_of},
-    seeded::Seeded,
+    entry::{
+        ENTRY_OVERHEAD_BYTES, MemoryEntry, MemoryEntryPhase, MemoryMicros, micros, request_bytes, wheel_second_of,
+    },
+    hasher::AddressHashBuilder,
 };
 use super::{
-    Address, Ask, Claim, Counters, Counts, Cursor, End, ErrorKind, FREE_FOR, Fence, Filter, Held, Lease, Operators,
-    Page, Promise, Store, StoreError, StoreFuture, Swept, Windows,
+    Address, ClaimOutcome, ClaimRequest, Counters, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence, Guarantees,
+    InMemoryCounters, Lease, ListCursor, SPENT_TOKEN_TTL, SettleOutcome, Settlement, Store, StoreAdmin, StoreError,
+    StoreFuture, SweepResult,
 };
 
 mod entry;
-mod seeded;
+mod hasher;
 
-const SHARDS: usize = 64;
+const SHARD_COUNT: usize = 64;
 /// How much later than its expiry an entry may be removed, so that most changes of expiry need no new place.
-const SLACK: Micros = 60_000_000;
+const MAX_REMOVAL_DELAY: MemoryMicros = 60_000_000;
 /// How many expired entries a claim removes at most to find room in a full store.
-const SWEPT_WHEN_FULL: u32 = 256;
+const MAX_SWEPT_WHEN_FULL: u32 = 256;
 
 /// How much a [`Memory`] store may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,25 +61,25 @@ impl Default for MemoryLimits {
 /// ```
 #[derive(Debug)]
 pub struct Memory {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<MemoryShard>]>,
     opened: Instant,
-    opened_at: Micros,
+    opened_at: MemoryMicros,
     limits: MemoryLimits,
     bytes: AtomicU64,
-    windows: Windows,
+    counters: InMemoryCounters,
 }
 
 /// Everything in it is written under the shard's lock, which is never held across an await.
 #[derive(Debug, Default)]
-struct Shard {
+struct MemoryShard {
     /// Boxed, because a table that grows moves all that is in it, under the lock.
-    entries: HashMap<Address, Box<Entry>, Seeded>,
+    entries: HashMap<Address, Box<MemoryEntry>, AddressHashBuilder>,
     /// Entries by the second after which they may be removed. An entry whose expiry has moved is put back when its
     /// turn comes.
     wheel: BTreeMap<u64, Vec<Address>>,
     waiters: HashMap<Address, Arc<Notify>>,
     /// The highest fence ever given in this shard, so that fences grow beyond an entry's life.
-    fences: u64,
+    last_fence: u64,
 }
 
 impl Default for Memory {
@@ -90,30 +93,30 @@ impl Memory {
     pub fn new(limits: MemoryLimits) -> Self {
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARD_COUNT).map(|_| Mutex::default()).collect(),
             opened: Instant::now(),
             opened_at: micros(since_epoch),
             limits,
             bytes: AtomicU64::new(0),
-            windows: Windows::default(),
+            counters: InMemoryCounters::default(),
         }
     }
 
-    fn now(&self) -> Micros {
+    fn now(&self) -> MemoryMicros {
         micros(self.opened.elapsed())
     }
 
     /// The shard of an address, cleared of what expired there.
-    fn shard(&self, at: &Address, now: Micros) -> MutexGuard<'_, Shard> {
-        let mut shard = self.shards[usize::from(at.0[31]) % SHARDS].lock();
+    fn shard(&self, at: &Address, now: MemoryMicros) -> MutexGuard<'_, MemoryShard> {
+        let mut shard = self.shards[usize::from(at.0[31]) % SHARD_COUNT].lock();
         if shard.is_due(now) {
-            self.clear(&mut shard, now, 64);
+            self.remove_expired(&mut shard, now, 64);
         }
         shard
     }
 
     /// Removes at most `at_most` expired entries. Returns how many.
-    fn clear(&self, shard: &mut Shard, now: Micros, at_most: u32) -> u32 {
+    fn remove_expired(&self, shard: &mut MemoryShard, now: MemoryMicros, at_most: u32) -> u32 {
         let mut removed = 0;
         let mut looked_at = 0;
         while looked_at < at_most {
@@ -131,9 +134,9 @@ impl Memory {
                     removed += 1;
                 }
                 // Only the place that the entry itself names counts; older ones are left-overs.
-                Some(entry) if entry.turn == due => {
-                    entry.turn = turn_of(entry.removable_at());
-                    let turn = entry.turn;
+                Some(entry) if entry.wheel_second == due => {
+                    entry.wheel_second = wheel_second_of(entry.removable_at());
+                    let turn = entry.wheel_second;
                     shard.wheel.entry(turn).or_default().push(address);
                 }
                 _ => {}
@@ -142,233 +145,249 @@ impl Memory {
         removed
     }
 
-    fn sweep_now(&self, at_most: u32) -> Swept {
+    fn sweep_now(&self, at_most: u32) -> SweepResult {
         let now = self.now();
-        let mut swept = Swept::default();
+        let mut swept = SweepResult::default();
         for shard in &self.shards {
             let mut shard = shard.lock();
             let left = at_most.saturating_sub(swept.removed);
-            swept.removed += self.clear(&mut shard, now, left);
+            swept.removed += self.remove_expired(&mut shard, now, left);
             swept.more |= shard.is_due(now);
         }
         swept
     }
 
-    fn claim_now(&self, ask: &Arc<Ask>) -> Result<Claim, StoreError> {
+    fn claim_now(&self, ask: &Arc<ClaimRequest>) -> Result<ClaimOutcome, StoreError> {
         let now = self.now();
         let mut shard = self.shard(&ask.address, now);
         let shard = &mut *shard;
         if shard.entries.get(&ask.address).is_some_and(|entry| entry.remembers_as_spent(ask.token, now)) {
-            return Ok(Claim::Spent);
+            return Ok(ClaimOutcome::TokenSpent);
         }
-        if let Some(entry) = shard.live(&ask.address, now) {
-            let same = entry.ask.token == ask.token;
+        if let Some(entry) = shard.live_entry(&ask.address, now) {
+            let same = entry.request.token == ask.token;
             match &entry.phase {
-                Phase::Running { .. } if same => return Ok(Claim::Granted(entry.lease())),
-                Phase::Free if same => return Ok(Claim::Spent),
-                Phase::Unknown { released: true, .. } if same => return Ok(Claim::Spent),
-                Phase::Free => {}
-                _ if ask.over == Some(entry.fence) && entry.takeover_in(now) == Some(0) => {}
-                _ => return Ok(entry.view(now)),
+                MemoryEntryPhase::Running { .. } if same => return Ok(ClaimOutcome::Granted(entry.lease())),
+                MemoryEntryPhase::Released if same => return Ok(ClaimOutcome::TokenSpent),
+                MemoryEntryPhase::OutcomeUnknown { released: true, .. } if same => return Ok(ClaimOutcome::TokenSpent),
+                MemoryEntryPhase::Released => {}
+                _ if ask.take_over == Some(entry.fence) && entry.takeover_in(now) == Some(0) => {}
+                _ => return Ok(entry.claim_outcome(now)),
             }
         }
-        let grown = ENTRY_BYTES + ask_bytes(ask);
+        let grown = ENTRY_OVERHEAD_BYTES + request_bytes(ask);
         if self.bytes.load(Relaxed) + grown > self.limits.max_bytes {
-            return Err(self.full());
+            return Err(self.store_full_error());
         }
-        Ok(Claim::Granted(self.grant(shard, ask, now)))
+        Ok(ClaimOutcome::Granted(self.grant(shard, ask, now)))
     }
 
-    fn grant(&self, shard: &mut Shard, ask: &Arc<Ask>, now: Micros) -> Lease {
-        shard.fences = (shard.fences + 1).max(self.opened_at + now);
-        let mut entry = Entry {
-            ask: ask.clone(),
-            fence: Fence(shard.fences),
+    fn grant(&self, shard: &mut MemoryShard, ask: &Arc<ClaimRequest>, now: MemoryMicros) -> Lease {
+        shard.last_fence = (shard.last_fence + 1).max(self.opened_at + now);
+        let mut entry = MemoryEntry {
+            request: ask.clone(),
+            fence: Fence(shard.last_fence),
             attempt: 1,
             took_over: false,
-            claimed: now,
-            expires: now + micros(ask.hold) + micros(ask.keep),
-            turn: u64::MAX,
-            spent: Vec::new(),
-            phase: Phase::Running { until: now + micros(ask.hold) },
+            claimed_at: now,
+            expires_at: now + micros(ask.lease) + micros(ask.ttl),
+            wheel_second: u64::MAX,
+            spent_tokens: Vec::new(),
+            phase: MemoryEntryPhase::Running { lease_ends_at: now + micros(ask.lease) },
         };
         if let Some(before) = self.remove(shard, &ask.address) {
-            if now < before.expires {
+            if now < before.expires_at {
                 entry.attempt = before.attempt.saturating_add(1);
-                entry.took_over = !matches!(before.phase, Phase::Free);
+                entry.took_over = !matches!(before.phase, MemoryEntryPhase::Released);
             }
-            entry.turn = before.turn;
-            entry.spent = before.into_spent(now);
+            entry.wheel_second = before.wheel_second;
+            entry.spent_tokens = before.into_spent(now);
         }
         let lease = entry.lease();
         self.insert(shard, entry);
         lease
     }
 
-    fn extend_now(&self, lease: &Lease, hold: Duration) -> Held {
+    fn extend_now(&self, lease: &Lease, hold: Duration) -> SettleOutcome {
         let now = self.now();
-        let mut shard = self.shard(&lease.ask.address, now);
+        let mut shard = self.shard(&lease.request.address, now);
         let shard = &mut *shard;
-        match shard.live(&lease.ask.address, now).filter(|entry| !entry.gives_way_to(lease, now)) {
+        match shard.live_entry(&lease.request.address, now).filter(|entry| !entry.is_restorable_by(lease, now)) {
             None => {
-                let keep = hold.saturating_add(lease.ask.keep);
-                self.restore(shard, lease, now, Phase::Running { until: now + micros(hold) }, keep)
+                let keep = hold.saturating_add(lease.request.ttl);
+                self.restore(shard, lease, now, MemoryEntryPhase::Running { lease_ends_at: now + micros(hold) }, keep)
             }
-            Some(entry) if entry.is_held_by(lease) && matches!(entry.phase, Phase::Running { .. }) => {
-                entry.phase = Phase::Running { until: now + micros(hold) };
-                let expires = entry.expires.max(now + micros(hold) + micros(entry.ask.keep));
-                shard.set_expiry(&lease.ask.address, expires);
-                Held::Held
+            Some(entry) if entry.is_held_by(lease) && matches!(entry.phase, MemoryEntryPhase::Running { .. }) => {
+                entry.phase = MemoryEntryPhase::Running { lease_ends_at: now + micros(hold) };
+                let expires = entry.expires_at.max(now + micros(hold) + micros(entry.request.ttl));
+                shard.set_expiry(&lease.request.address, expires);
+                SettleOutcome::Applied
             }
-            Some(entry) => Held::Lost(Box::new(entry.view(now))),
+            Some(entry) => SettleOutcome::ClaimLost(Box::new(entry.claim_outcome(now))),
         }
     }
 
-    fn settle_now(&self, lease: &Lease, end: &End) -> Held {
+    fn settle_now(&self, lease: &Lease, end: &Settlement) -> SettleOutcome {
         let now = self.now();
-        let mut shard = self.shard(&lease.ask.address, now);
+        let mut shard = self.shard(&lease.request.address, now);
         let shard = &mut *shard;
-        let spent_for = FREE_FOR.max(lease.ask.hold);
-        let live = shard.live(&lease.ask.address, now).filter(|entry| !entry.gives_way_to(lease, now));
+        let spent_for = SPENT_TOKEN_TTL.max(lease.request.lease);
+        let live = shard.live_entry(&lease.request.address, now).filter(|entry| !entry.is_restorable_by(lease, now));
         let Some(entry) = live else {
             return match end {
                 // A lost claim never came: nothing to put back, but a late copy of it must find its token spent.
                 _ if lease.fence == Fence::UNSEEN => {
-                    let _ = self.restore(shard, lease, now, Phase::Free, spent_for);
-                    if matches!(end, End::Release) { Held::Held } else { Held::Lost(Box::new(Claim::Spent)) }
+                    let _ = self.restore(shard, lease, now, MemoryEntryPhase::Released, spent_for);
+                    if matches!(end, Settlement::Release) {
+                        SettleOutcome::Applied
+                    } else {
+                        SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent))
+                    }
                 }
-                End::Release if lease.ask.over.is_some() => {
-                    let phase = Phase::Unknown { takeover: now, released: true };
-                    self.restore(shard, lease, now, phase, spent_for.max(lease.ask.keep))
+                Settlement::Release if lease.request.take_over.is_some() => {
+                    let phase = MemoryEntryPhase::OutcomeUnknown { takeover_at: now, released: true };
+                    self.restore(shard, lease, now, phase, spent_for.max(lease.request.ttl))
                 }
-                End::Release => self.restore(shard, lease, now, Phase::Free, spent_for),
-                _ => self.restore(shard, lease, now, Phase::of(end, now), end.keep()),
+                Settlement::Release => self.restore(shard, lease, now, MemoryEntryPhase::Released, spent_for),
+                _ => self.restore(shard, lease, now, MemoryEntryPhase::of(end, now), end.ttl()),
             };
         };
         if !entry.is_held_by(lease) {
-            let spent = entry.has_spent(lease.ask.token, now);
+            let spent = entry.has_spent(lease.request.token, now);
             if lease.fence == Fence::UNSEEN && !spent {
                 let before = entry.bytes();
-                entry.spend(lease.ask.token, now + micros(spent_for), now);
-                self.account(before, entry.bytes());
-            } else if spent && lease.fence != Fence::UNSEEN && matches!(end, End::Release) {
-                return Held::Held;
+                entry.spend(lease.request.token, now + micros(spent_for), now);
+                self.account_bytes(before, entry.bytes());
+            } else if spent && lease.fence != Fence::UNSEEN && matches!(end, Settlement::Release) {
+                return SettleOutcome::Applied;
             }
-            return Held::Lost(Box::new(entry.view(now)));
+            return SettleOutcome::ClaimLost(Box::new(entry.claim_outcome(now)));
         }
         match (&entry.phase, end) {
-            (Phase::Running { .. }, _) | (Phase::Unknown { released: false, .. }, End::Complete { .. }) => {}
-            (Phase::Done { resolved: false, .. }, End::Complete { .. })
-            | (Phase::Unknown { released: false, .. }, End::Park { .. })
-            | (Phase::Unknown { released: true, .. } | Phase::Free, End::Release) => return Held::Held,
-            _ => return Held::Lost(Box::new(entry.view(now))),
+            (MemoryEntryPhase::Running { .. }, _)
+            | (MemoryEntryPhase::OutcomeUnknown { released: false, .. }, Settlement::Complete { .. }) => {}
+            (MemoryEntryPhase::Completed { resolved: false, .. }, Settlement::Complete { .. })
+            | (MemoryEntryPhase::OutcomeUnknown { released: false, .. }, Settlement::Park { .. })
+            | (
+                MemoryEntryPhase::OutcomeUnknown { released: true, .. } | MemoryEntryPhase::Released,
+                Settlement::Release,
+            ) => return SettleOutcome::Applied,
+            _ => return SettleOutcome::ClaimLost(Box::new(entry.claim_outcome(now))),
         }
-        if entry.took_over && matches!(end, End::Release) {
-            entry.phase = Phase::Unknown { takeover: now, released: true };
-            let spent_until = now + micros(FREE_FOR.max(entry.ask.hold));
-            let expires = entry.expires.max(spent_until);
-            shard.set_expiry(&lease.ask.address, expires);
+        if entry.took_over && matches!(end, Settlement::Release) {
+            entry.phase = MemoryEntryPhase::OutcomeUnknown { takeover_at: now, released: true };
+            let spent_until = now + micros(SPENT_TOKEN_TTL.max(entry.request.lease));
+            let expires = entry.expires_at.max(spent_until);
+            shard.set_expiry(&lease.request.address, expires);
         } else {
-            self.apply(shard, &lease.ask.address, end, now);
+            self.apply(shard, &lease.request.address, end, now);
         }
-        shard.wake(&lease.ask.address);
-        Held::Held
+        shard.wake(&lease.request.address);
+        SettleOutcome::Applied
     }
 
-    fn resolve_now(&self, at: &Address, seen: Fence, end: &End) -> Held {
+    fn resolve_now(&self, at: &Address, seen: Fence, end: &Settlement) -> SettleOutcome {
         let now = self.now();
         let mut shard = self.shard(at, now);
-        let Some(entry) = shard.live(at, now) else { return Held::Lost(Box::new(Claim::Spent)) };
+        let Some(entry) = shard.live_entry(at, now) else {
+            return SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent));
+        };
         // Not `takeover_in`: a parked entry that may not be taken over yet may well be resolved.
-        if entry.fence != seen || !matches!(entry.view(now), Claim::Unknown(_)) {
-            return Held::Lost(Box::new(entry.view(now)));
+        if entry.fence != seen || !matches!(entry.claim_outcome(now), ClaimOutcome::OutcomeUnknown(_)) {
+            return SettleOutcome::ClaimLost(Box::new(entry.claim_outcome(now)));
         }
-        let was_released = matches!(entry.phase, Phase::Unknown { released: true, .. });
+        let was_released = matches!(entry.phase, MemoryEntryPhase::OutcomeUnknown { released: true, .. });
         self.apply(&mut shard, at, end, now);
-        match shard.live(at, now).map(|entry| &mut entry.phase) {
-            Some(Phase::Done { resolved, .. }) => *resolved = true,
-            Some(Phase::Unknown { released, .. }) => *released = was_released,
+        match shard.live_entry(at, now).map(|entry| &mut entry.phase) {
+            Some(MemoryEntryPhase::Completed { resolved, .. }) => *resolved = true,
+            Some(MemoryEntryPhase::OutcomeUnknown { released, .. }) => *released = was_released,
             _ => {}
         }
         shard.wake(at);
-        Held::Held
+        SettleOutcome::Applied
     }
 
-    fn forget_now(&self, at: &Address, seen: Fence) -> Held {
+    fn forget_now(&self, at: &Address, seen: Fence) -> SettleOutcome {
         let now = self.now();
         let mut shard = self.shard(at, now);
-        let Some(entry) = shard.live(at, now) else { return Held::Lost(Box::new(Claim::Spent)) };
-        if entry.fence != seen || matches!(entry.phase, Phase::Free) {
-            return Held::Lost(Box::new(entry.view(now)));
+        let Some(entry) = shard.live_entry(at, now) else {
+            return SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent));
+        };
+        if entry.fence != seen || matches!(entry.phase, MemoryEntryPhase::Released) {
+            return SettleOutcome::ClaimLost(Box::new(entry.claim_outcome(now)));
         }
-        self.apply(&mut shard, at, &End::Release, now);
+        self.apply(&mut shard, at, &Settlement::Release, now);
         shard.wake(at);
-        Held::Held
+        SettleOutcome::Applied
     }
 
-    fn replace_now(&self, at: &Address, seen: Fence, with: Bytes) -> Held {
+    fn replace_record_now(&self, at: &Address, seen: Fence, with: Bytes) -> SettleOutcome {
         let now = self.now();
         let mut shard = self.shard(at, now);
-        let Some(entry) = shard.live(at, now) else { return Held::Lost(Box::new(Claim::Spent)) };
+        let Some(entry) = shard.live_entry(at, now) else {
+            return SettleOutcome::ClaimLost(Box::new(ClaimOutcome::TokenSpent));
+        };
         let before = entry.bytes();
         match &mut entry.phase {
-            Phase::Done { record, .. } if entry.fence == seen => *record = with,
-            _ => return Held::Lost(Box::new(entry.view(now))),
+            MemoryEntryPhase::Completed { record, .. } if entry.fence == seen => *record = with,
+            _ => return SettleOutcome::ClaimLost(Box::new(entry.claim_outcome(now))),
         }
         let after = entry.bytes();
-        self.account(before, after);
-        Held::Held
+        self.account_bytes(before, after);
+        SettleOutcome::Applied
     }
 
     /// Writes the end of the entry at `at`, which is there.
-    fn apply(&self, shard: &mut Shard, at: &Address, end: &End, now: Micros) {
+    fn apply(&self, shard: &mut MemoryShard, at: &Address, end: &Settlement, now: MemoryMicros) {
         let entry = shard.entries.get_mut(at).expect("the caller found it");
         let before = entry.bytes();
-        if matches!(entry.phase, Phase::Unknown { released: true, .. })
-            && !entry.remembers_as_spent(entry.ask.token, now)
+        if matches!(entry.phase, MemoryEntryPhase::OutcomeUnknown { released: true, .. })
+            && !entry.remembers_as_spent(entry.request.token, now)
         {
-            entry.spent.push((entry.ask.token, entry.expires));
+            entry.spent_tokens.push((entry.request.token, entry.expires_at));
         }
-        entry.phase = Phase::of(end, now);
+        entry.phase = MemoryEntryPhase::of(end, now);
         let after = entry.bytes();
-        let least = if matches!(end, End::Release) { micros(entry.ask.hold) } else { 0 };
-        shard.set_expiry(at, now + micros(end.keep()).max(least));
-        self.account(before, after);
+        let least = if matches!(end, Settlement::Release) { micros(entry.request.lease) } else { 0 };
+        shard.set_expiry(at, now + micros(end.ttl()).max(least));
+        self.account_bytes(before, after);
     }
 
-    fn restore(&self, shard: &mut Shard, lease: &Lease, now: Micros, phase: Phase, keep: Duration) -> Held {
-        shard.fences = shard.fences.max(lease.fence.0);
-        let spent = self.remove(shard, &lease.ask.address).map(|before| before.into_spent(now)).unwrap_or_default();
-        let entry = Entry {
-            ask: lease.ask.clone(),
+    fn restore(
+        &self, shard: &mut MemoryShard, lease: &Lease, now: MemoryMicros, phase: MemoryEntryPhase, keep: Duration,
+    ) -> SettleOutcome {
+        shard.last_fence = shard.last_fence.max(lease.fence.0);
+        let spent = self.remove(shard, &lease.request.address).map(|before| before.into_spent(now)).unwrap_or_default();
+        let entry = MemoryEntry {
+            request: lease.request.clone(),
             fence: lease.fence,
             attempt: lease.attempt,
-            took_over: lease.ask.over.is_some(),
-            claimed: now,
-            expires: now + micros(keep),
-            turn: u64::MAX,
-            spent,
+            took_over: lease.request.take_over.is_some(),
+            claimed_at: now,
+            expires_at: now + micros(keep),
+            wheel_second: u64::MAX,
+            spent_tokens: spent,
             phase,
         };
         self.insert(shard, entry);
-        shard.wake(&lease.ask.address);
-        Held::Restored
+        shard.wake(&lease.request.address);
+        SettleOutcome::Restored
     }
 
-    fn insert(&self, shard: &mut Shard, entry: Entry) {
+    fn insert(&self, shard: &mut MemoryShard, entry: MemoryEntry) {
         self.bytes.fetch_add(entry.bytes(), Relaxed);
-        let (at, expires) = (entry.ask.address, entry.expires);
+        let (at, expires) = (entry.request.address, entry.expires_at);
         shard.entries.insert(at, Box::new(entry));
         shard.set_expiry(&at, expires);
     }
 
-    fn remove(&self, shard: &mut Shard, at: &Address) -> Option<Entry> {
+    fn remove(&self, shard: &mut MemoryShard, at: &Address) -> Option<MemoryEntry> {
         let gone = shard.entries.remove(at)?;
         self.bytes.fetch_sub(gone.bytes(), Relaxed);
         Some(*gone)
     }
 
-    fn account(&self, before: u64, after: u64) {
+    fn account_bytes(&self, before: u64, after: u64) {
         if after >= before {
             self.bytes.fetch_add(after - before, Relaxed);
         } else {
@@ -376,7 +395,7 @@ impl Memory {
         }
     }
 
-    fn full(&self) -> StoreError {
+    fn store_full_error(&self) -> StoreError {
         let used = self.bytes.load(Relaxed) >> 20;
         let limit = self.limits.max_bytes >> 20;
         let why =
@@ -385,25 +404,25 @@ impl Memory {
     }
 }
 
-impl Shard {
-    fn is_due(&self, now: Micros) -> bool {
+impl MemoryShard {
+    fn is_due(&self, now: MemoryMicros) -> bool {
         self.wheel.first_key_value().is_some_and(|(turn, _)| turn * 1_000_000 <= now)
     }
 
-    fn live(&mut self, at: &Address, now: Micros) -> Option<&mut Entry> {
-        self.entries.get_mut(at).map(|entry| &mut **entry).filter(|entry| now < entry.expires)
+    fn live_entry(&mut self, at: &Address, now: MemoryMicros) -> Option<&mut MemoryEntry> {
+        self.entries.get_mut(at).map(|entry| &mut **entry).filter(|entry| now < entry.expires_at)
     }
 
-    fn set_expiry(&mut self, at: &Address, expires: Micros) {
+    fn set_expiry(&mut self, at: &Address, expires: MemoryMicros) {
         let entry = self.entries.get_mut(at).expect("the caller found it");
-        entry.expires = expires;
-        if entry.turn > turn_of(expires.saturating_add(SLACK)) {
-            entry.turn = turn_of(expires);
-            self.wheel.entry(entry.turn).or_default().push(*at);
+        entry.expires_at = expires;
+        if entry.wheel_second > wheel_second_of(expires.saturating_add(MAX_REMOVAL_DELAY)) {
+            entry.wheel_second = wheel_second_of(expires);
+            self.wheel.entry(entry.wheel_second).or_default().push(*at);
         }
     }
 
-    fn is_listed(&self, at: &Address, waiters: &Arc<Notify>) -> bool {
+    fn is_waiting(&self, at: &Address, waiters: &Arc<Notify>) -> bool {
         self.waiters.get(at).is_some_and(|listed| Arc::ptr_eq(listed, waiters))
     }
 
@@ -418,20 +437,20 @@ impl Shard {
 }
 
 impl Store for Memory {
-    fn claim<'a>(&'a self, ask: &'a Arc<Ask>) -> StoreFuture<'a, Claim> {
+    fn claim<'a>(&'a self, ask: &'a Arc<ClaimRequest>) -> StoreFuture<'a, ClaimOutcome> {
         let claim = match self.claim_now(ask) {
             // What has expired elsewhere may make room.
-            Err(_) if self.sweep_now(SWEPT_WHEN_FULL).removed > 0 => self.claim_now(ask),
+            Err(_) if self.sweep_now(MAX_SWEPT_WHEN_FULL).removed > 0 => self.claim_now(ask),
             claim => claim,
         };
         StoreFuture::ready(claim)
     }
 
-    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, Held> {
+    fn extend<'a>(&'a self, lease: &'a Lease, hold: Duration) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::ready(Ok(self.extend_now(lease, hold)))
     }
 
-    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a End) -> StoreFuture<'a, Held> {
+    fn settle<'a>(&'a self, lease: &'a Lease, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::ready(Ok(self.settle_now(lease, end)))
     }
 
@@ -442,7 +461,7 @@ impl Store for Memory {
                 let (waiters, lapses) = {
                     let now = self.now();
                     let mut shard = self.shard(at, now);
-                    let Some(lapses) = shard.live(at, now).and_then(|entry| entry.runs_until(seen, now)) else {
+                    let Some(lapses) = shard.live_entry(at, now).and_then(|entry| entry.runs_until(seen, now)) else {
                         return Ok(());
                     };
                     (shard.waiters.entry(*at).or_default().clone(), lapses)
@@ -453,7 +472,7 @@ impl Store for Memory {
                 tokio::pin!(notified);
                 notified.as_mut().enable();
                 let now = self.now();
-                if !self.shard(at, now).is_listed(at, &waiters) {
+                if !self.shard(at, now).is_waiting(at, &waiters) {
                     return Ok(());
                 }
                 let silence = Duration::from_micros(lapses.min(deadline).saturating_sub(now));
@@ -462,7 +481,7 @@ impl Store for Memory {
                 let mut shard = self.shard(at, now);
                 // One in the table and this one: the last waiter leaves no trace. The table may by now hold those who
                 // wait for the next holder: they are not ours to remove.
-                if Arc::strong_count(&waiters) == 2 && shard.is_listed(at, &waiters) {
+                if Arc::strong_count(&waiters) == 2 && shard.is_waiting(at, &waiters) {
                     shard.waiters.remove(at);
                 }
                 if woken || now >= deadline {
@@ -473,32 +492,32 @@ impl Store for Memory {
         })
     }
 
-    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<Claim>> {
+    fn get<'a>(&'a self, at: &'a Address) -> StoreFuture<'a, Option<ClaimOutcome>> {
         let now = self.now();
         let mut shard = self.shard(at, now);
-        let found = shard.live(at, now).filter(|entry| !matches!(entry.phase, Phase::Free));
-        StoreFuture::ready(Ok(found.map(|entry| entry.view(now))))
+        let found = shard.live_entry(at, now).filter(|entry| !matches!(entry.phase, MemoryEntryPhase::Released));
+        StoreFuture::ready(Ok(found.map(|entry| entry.claim_outcome(now))))
     }
 
-    fn sweep(&self, at_most: u32) -> StoreFuture<'_, Swept> {
+    fn sweep(&self, at_most: u32) -> StoreFuture<'_, SweepResult> {
         StoreFuture::ready(Ok(self.sweep_now(at_most)))
     }
 
-    fn operators(&self) -> &dyn Operators {
+    fn admin(&self) -> &dyn StoreAdmin {
         self
     }
 
     fn counters(&self) -> Option<&dyn Counters> {
-        Some(&self.windows)
+        Some(&self.counters)
     }
 
-    fn promise(&self) -> Promise {
-        Promise { store: "memory", durable: false, shared: false, wanting: Vec::new() }
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { store: "memory", durable: false, shared: false, warnings: Vec::new() }
     }
 }
 
-impl Operators for Memory {
-    fn list<'a>(&'a self, filter: &'a Filter, from: Cursor, at_most: u32) -> StoreFuture<'a, Page> {
+impl StoreAdmin for Memory {
+    fn list<'a>(&'a self, filter: &'a EntryFilter, from: ListCursor, at_most: u32) -> StoreFuture<'a, EntryPage> {
         let now = self.now();
         let mut entries = Vec::new();
         for shard in &self.shards {
@@ -507,40 +526,40 @@ impl Operators for Memory {
                 shard
                     .entries
                     .values()
-                    .filter(|entry| from.0.is_none_or(|from| entry.ask.address > from))
-                    .filter_map(|entry| entry.listed(now))
+                    .filter(|entry| from.0.is_none_or(|from| entry.request.address > from))
+                    .filter_map(|entry| entry.entry_info(now))
                     .filter(|listed| filter.matches(listed)),
             );
         }
         entries.sort_unstable_by_key(|listed| listed.address);
         let more = entries.len() > at_most as usize;
         entries.truncate(at_most as usize);
-        let next = if more { entries.last().map(|last| Cursor(Some(last.address))) } else { None };
-        StoreFuture::ready(Ok(Page { entries, next }))
+        let next = if more { entries.last().map(|last| ListCursor(Some(last.address))) } else { None };
+        StoreFuture::ready(Ok(EntryPage { entries, next }))
     }
 
-    fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a End) -> StoreFuture<'a, Held> {
+    fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::ready(Ok(self.resolve_now(at, seen, end)))
     }
 
-    fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, Held> {
+    fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
         StoreFuture::ready(Ok(self.forget_now(at, seen)))
     }
 
-    fn replace<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, Held> {
-        StoreFuture::ready(Ok(self.replace_now(at, seen, record)))
+    fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
+        StoreFuture::ready(Ok(self.replace_record_now(at, seen, record)))
     }
 
-    fn counts(&self) -> StoreFuture<'_, Counts> {
+    fn counts(&self) -> StoreFuture<'_, EntryCounts> {
         let now = self.now();
-        let mut counts = Counts { bytes: self.bytes.load(Relaxed), ..Counts::default() };
+        let mut counts = EntryCounts { bytes: self.bytes.load(Relaxed), ..EntryCounts::default() };
         for shard in &self.shards {
-            for entry in shard.lock().entries.values().filter(|entry| now < entry.expires) {
+            for entry in shard.lock().entries.values().filter(|entry| now < entry.expires_at) {
                 match entry.phase {
-                    Phase::Running { until } if now < until => counts.processing += 1,
-                    Phase::Running { .. } | Phase::Unknown { .. } => counts.unknown += 1,
-                    Phase::Done { .. } => counts.finished += 1,
-                    Phase::Free => {}
+                    MemoryEntryPhase::Running { lease_ends_at: until } if now < until => counts.processing += 1,
+                    MemoryEntryPhase::Running { .. } | MemoryEntryPhase::OutcomeUnknown { .. } => counts.unknown += 1,
+                    MemoryEntryPhase::Completed { .. } => counts.finished += 1,
+                    MemoryEntryPhase::Released => {}
                 }
             }
         }

@@ -10,38 +10,38 @@ use http::HeaderName;
 
 /// What is signed: text and headers, then the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Content {
-    pieces: Vec<Piece>,
+pub struct SignedContent {
+    parts: Vec<SignedContentPart>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum SignedContentPart {
     Text(String),
     /// With the character that ends its value.
     Header(HeaderName, u8),
 }
 
-impl Content {
+impl SignedContent {
     /// The body alone.
     pub fn body() -> Self {
-        Self { pieces: Vec::new() }
+        Self { parts: Vec::new() }
     }
 
     /// What stands before the body.
-    pub(super) fn pieces(&self) -> &[Piece] {
-        &self.pieces
+    pub(super) fn parts(&self) -> &[SignedContentPart] {
+        &self.parts
     }
 
     /// The headers that are signed.
     pub fn headers(&self) -> impl Iterator<Item = &HeaderName> {
-        self.pieces.iter().filter_map(|piece| match piece {
-            Piece::Header(name, _) => Some(name),
-            Piece::Text(_) => None,
+        self.parts.iter().filter_map(|piece| match piece {
+            SignedContentPart::Header(name, _) => Some(name),
+            SignedContentPart::Text(_) => None,
         })
     }
 }
 
-impl FromStr for Content {
+impl FromStr for SignedContent {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -56,7 +56,7 @@ impl FromStr for Content {
                 return Err(wrong("a brace is not paired, or it is not visible ASCII"));
             }
             if !plain.is_empty() {
-                pieces.push(Piece::Text(plain.into()));
+                pieces.push(SignedContentPart::Text(plain.into()));
             }
             let Some(behind) = behind else { break };
             let (name, behind) = behind.split_once('}').ok_or_else(|| wrong("a brace is not paired"))?;
@@ -66,19 +66,19 @@ impl FromStr for Content {
             let name = HeaderName::from_str(name).map_err(|_| wrong(&format!("{{{name}}} is no header")))?;
             let end = behind.bytes().next().filter(|end| *end != b'{');
             let end = end.ok_or_else(|| wrong("text has to stand between a header and what follows"))?;
-            pieces.push(Piece::Header(name, end));
+            pieces.push(SignedContentPart::Header(name, end));
             rest = behind;
         }
-        Ok(Self { pieces })
+        Ok(Self { parts: pieces })
     }
 }
 
-impl fmt::Display for Content {
+impl fmt::Display for SignedContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for piece in &self.pieces {
+        for piece in &self.parts {
             match piece {
-                Piece::Text(text) => f.write_str(text)?,
-                Piece::Header(name, _) => write!(f, "{{{name}}}")?,
+                SignedContentPart::Text(text) => f.write_str(text)?,
+                SignedContentPart::Header(name, _) => write!(f, "{{{name}}}")?,
             }
         }
         f.write_str("{body}")
@@ -92,9 +92,9 @@ mod tests {
     #[test]
     fn what_can_be_taken_apart_in_one_way_is_read_and_written() {
         for text in ["{body}", "v0:{x-slack-request-timestamp}:{body}", "{a}.{b}.{body}", "x{body}"] {
-            assert_eq!(text.parse::<Content>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<SignedContent>().unwrap().to_string(), text);
         }
-        assert_eq!("{body}".parse::<Content>().unwrap(), Content::body());
+        assert_eq!("{body}".parse::<SignedContent>().unwrap(), SignedContent::body());
     }
 
     #[test]
@@ -115,7 +115,7 @@ mod tests {
             "{body}.{body}",
             "{{a}.{body}",
         ] {
-            assert!(text.parse::<Content>().is_err(), "{text:?}");
+            assert!(text.parse::<SignedContent>().is_err(), "{text:?}");
         }
     }
 }

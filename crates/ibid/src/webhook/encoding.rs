@@ -4,31 +4,31 @@ use std::{fmt, str::FromStr};
 
 /// How a signature's bytes are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Encoding {
+pub enum SignatureEncoding {
     /// Hexadecimal digits, in either case.
     Hex,
     /// Base64 with padding (RFC 4648, section 4).
     Base64,
 }
 
-impl Encoding {
+impl SignatureEncoding {
     /// The bytes, or `None` if the text is not exactly their one spelling.
     pub fn decode(self, text: &[u8]) -> Option<Vec<u8>> {
         match self {
-            Self::Hex => hex(text),
-            Self::Base64 => base64(text),
+            Self::Hex => decode_hex(text),
+            Self::Base64 => decode_base64(text),
         }
     }
 }
 
-fn hex(text: &[u8]) -> Option<Vec<u8>> {
+fn decode_hex(text: &[u8]) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let (pairs, []) = text.as_chunks::<2>() else { return None };
     pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
 }
 
 /// Strict, so that every value has one spelling: padding is needed, and bits behind the end must be zero.
-fn base64(text: &[u8]) -> Option<Vec<u8>> {
+fn decode_base64(text: &[u8]) -> Option<Vec<u8>> {
     let (groups, []) = text.as_chunks::<4>() else { return None };
     let mut bytes = Vec::with_capacity(groups.len() * 3);
     for (at, group) in groups.iter().enumerate() {
@@ -62,7 +62,7 @@ fn sextet(byte: u8) -> Option<u32> {
     }))
 }
 
-impl FromStr for Encoding {
+impl FromStr for SignatureEncoding {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -74,7 +74,7 @@ impl FromStr for Encoding {
     }
 }
 
-impl fmt::Display for Encoding {
+impl fmt::Display for SignatureEncoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Hex => "hex",
@@ -99,21 +99,25 @@ mod tests {
             ("fooba", "666F6f6261", "Zm9vYmE="),
             ("foobar", "666F6F626172", "Zm9vYmFy"),
         ] {
-            assert_eq!(Encoding::Hex.decode(hex.as_bytes()).as_deref(), Some(text.as_bytes()), "{hex}");
-            assert_eq!(Encoding::Base64.decode(base64.as_bytes()).as_deref(), Some(text.as_bytes()), "{base64}");
+            assert_eq!(SignatureEncoding::Hex.decode(hex.as_bytes()).as_deref(), Some(text.as_bytes()), "{hex}");
+            assert_eq!(
+                SignatureEncoding::Base64.decode(base64.as_bytes()).as_deref(),
+                Some(text.as_bytes()),
+                "{base64}"
+            );
         }
-        assert_eq!(Encoding::Base64.decode(b"+/+/").as_deref(), Some(&[0xfb, 0xff, 0xbf][..]));
+        assert_eq!(SignatureEncoding::Base64.decode(b"+/+/").as_deref(), Some(&[0xfb, 0xff, 0xbf][..]));
     }
 
     #[test]
     fn nothing_has_a_second_spelling() {
         for text in ["6", "6g", " 66", "0x66", "66 ", "+6"] {
-            assert_eq!(Encoding::Hex.decode(text.as_bytes()), None, "{text:?}");
+            assert_eq!(SignatureEncoding::Hex.decode(text.as_bytes()), None, "{text:?}");
         }
         for text in
             ["Zg", "Zg=", "Zh==", "Zm9=", "Zm8=Zm8=", "Z===", "====", "Zm9v\n", "Zm9-", "Zm9_", "Zm 9", "=Zm9", "Zg==="]
         {
-            assert_eq!(Encoding::Base64.decode(text.as_bytes()), None, "{text:?}");
+            assert_eq!(SignatureEncoding::Base64.decode(text.as_bytes()), None, "{text:?}");
         }
     }
 }

@@ -4,13 +4,16 @@ use std::fmt;
 
 use http::{HeaderMap, HeaderName};
 
-use super::{Content, Encoding, Signed, SigningSecret, Unverified, content::Piece};
+use super::{
+    DeliverySignature, SignatureEncoding, SignedContent, SigningSecret, WebhookSignatureError,
+    content::SignedContentPart,
+};
 use crate::key::KeySource;
 
 /// How a sender signs its deliveries. All of them are HMAC-SHA256.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Scheme {
+pub enum WebhookScheme {
     /// Standard Webhooks: `webhook-id`, `webhook-timestamp`, `webhook-signature`.
     Standard,
     /// The same with `svix-` before the names, or `webhook-`.
@@ -22,35 +25,35 @@ pub enum Scheme {
     /// `X-Shopify-Hmac-Sha256` over the body alone.
     Shopify,
     /// Anything alike.
-    Custom(Custom),
+    Custom(CustomWebhookScheme),
 }
 
 /// One signature in a header of its own, over headers and the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Custom {
+pub struct CustomWebhookScheme {
     /// Where the signature is.
     pub header: HeaderName,
     /// What stands before it there, such as `sha256=`.
     pub prefix: String,
     /// How it is written.
-    pub encoding: Encoding,
+    pub encoding: SignatureEncoding,
     /// What is signed.
-    pub content: Content,
+    pub content: SignedContent,
     /// The header with the time of the attempt, in seconds since the Unix epoch. Must be part of the content.
     pub timestamp: Option<HeaderName>,
 }
 
-static STANDARD: [HeaderName; 3] = family("webhook-id", "webhook-timestamp", "webhook-signature");
-static SVIX: [HeaderName; 3] = family("svix-id", "svix-timestamp", "svix-signature");
-const GITHUB: HeaderName = HeaderName::from_static("x-hub-signature-256");
-const STRIPE: HeaderName = HeaderName::from_static("stripe-signature");
-const SHOPIFY: HeaderName = HeaderName::from_static("x-shopify-hmac-sha256");
+static STANDARD_HEADERS: [HeaderName; 3] = header_names("webhook-id", "webhook-timestamp", "webhook-signature");
+static SVIX_HEADERS: [HeaderName; 3] = header_names("svix-id", "svix-timestamp", "svix-signature");
+const GITHUB_HEADER: HeaderName = HeaderName::from_static("x-hub-signature-256");
+const STRIPE_HEADER: HeaderName = HeaderName::from_static("stripe-signature");
+const SHOPIFY_HEADER: HeaderName = HeaderName::from_static("x-shopify-hmac-sha256");
 
-const fn family(id: &'static str, timestamp: &'static str, signature: &'static str) -> [HeaderName; 3] {
+const fn header_names(id: &'static str, timestamp: &'static str, signature: &'static str) -> [HeaderName; 3] {
     [HeaderName::from_static(id), HeaderName::from_static(timestamp), HeaderName::from_static(signature)]
 }
 
-impl Scheme {
+impl WebhookScheme {
     /// The scheme of that name, such as `github`. `None` for `custom`, which a name does not describe.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Standard, Self::Svix, Self::GitHub, Self::Stripe, Self::Shopify]
@@ -71,7 +74,7 @@ impl Scheme {
     }
 
     /// Where the id of a delivery is that stays the same on every attempt. Empty for custom ones.
-    pub fn id(&self) -> Vec<KeySource> {
+    pub fn key_sources(&self) -> Vec<KeySource> {
         let header = |name: &'static str| KeySource::Header(HeaderName::from_static(name));
         match self {
             Self::Standard => vec![header("webhook-id")],
@@ -85,7 +88,7 @@ impl Scheme {
     }
 
     /// Whether deliveries carry a time, so that an old one can be told from a new one.
-    pub fn has_time(&self) -> bool {
+    pub fn has_timestamp(&self) -> bool {
         match self {
             Self::Standard | Self::Svix | Self::Stripe => true,
             Self::GitHub | Self::Shopify => false,
@@ -96,11 +99,11 @@ impl Scheme {
     /// The headers that are signed or carry a signature.
     pub fn headers(&self) -> Vec<HeaderName> {
         match self {
-            Self::Standard => STANDARD.to_vec(),
-            Self::Svix => [&SVIX[..], &STANDARD].concat(),
-            Self::GitHub => vec![GITHUB],
-            Self::Stripe => vec![STRIPE],
-            Self::Shopify => vec![SHOPIFY],
+            Self::Standard => STANDARD_HEADERS.to_vec(),
+            Self::Svix => [&SVIX_HEADERS[..], &STANDARD_HEADERS].concat(),
+            Self::GitHub => vec![GITHUB_HEADER],
+            Self::Stripe => vec![STRIPE_HEADER],
+            Self::Shopify => vec![SHOPIFY_HEADER],
             Self::Custom(custom) => [&custom.header].into_iter().chain(custom.content.headers()).cloned().collect(),
         }
     }
@@ -109,7 +112,7 @@ impl Scheme {
     ///
     /// # Errors
     /// Why it cannot be one. The message does not hold it.
-    pub fn secret(&self, shown: &str) -> Result<SigningSecret, String> {
+    pub fn parse_secret(&self, shown: &str) -> Result<SigningSecret, String> {
         if shown.is_empty() {
             return Err("it is empty".into());
         }
@@ -125,87 +128,103 @@ impl Scheme {
         // Some show it without its padding.
         let encoded = encoded.trim_end_matches('=');
         let padding = &"==="[..(4 - encoded.len() % 4) % 4];
-        let secret =
-            Encoding::Base64.decode(format!("{encoded}{padding}").as_bytes()).filter(|secret| !secret.is_empty());
+        let secret = SignatureEncoding::Base64
+            .decode(format!("{encoded}{padding}").as_bytes())
+            .filter(|secret| !secret.is_empty());
         secret
             .map(SigningSecret)
             .ok_or_else(|| "it is no secret of this sender; allowed is \"whsec_\" and base64".into())
     }
 
     /// Reads what a delivery says about itself.
-    pub(super) fn read<'a>(&'a self, headers: &'a HeaderMap, body: &'a [u8]) -> Result<Signed<'a>, Unverified> {
+    pub(super) fn read<'a>(
+        &'a self, headers: &'a HeaderMap, body: &'a [u8],
+    ) -> Result<DeliverySignature<'a>, WebhookSignatureError> {
         match self {
-            Self::Standard => standard(&STANDARD, headers, body),
+            Self::Standard => parse_standard(&STANDARD_HEADERS, headers, body),
             Self::Svix => {
-                let [svix, plain] = [&SVIX, &STANDARD].map(|family| headers.contains_key(&family[0]));
-                if svix && plain && only(headers, &SVIX[0])? != only(headers, &STANDARD[0])? {
+                let [svix, plain] = [&SVIX_HEADERS, &STANDARD_HEADERS].map(|family| headers.contains_key(&family[0]));
+                if svix
+                    && plain
+                    && single_header(headers, &SVIX_HEADERS[0])? != single_header(headers, &STANDARD_HEADERS[0])?
+                {
                     // Only one of them is signed; the other may be what the app goes by.
-                    return Err(Unverified::Malformed(SVIX[0].clone(), "webhook-id says something else"));
+                    return Err(WebhookSignatureError::Malformed(
+                        SVIX_HEADERS[0].clone(),
+                        "webhook-id says something else",
+                    ));
                 }
-                standard(if svix || !plain { &SVIX } else { &STANDARD }, headers, body)
+                parse_standard(if svix || !plain { &SVIX_HEADERS } else { &STANDARD_HEADERS }, headers, body)
             }
-            Self::GitHub => one(headers, &GITHUB, "sha256=", Encoding::Hex, vec![body], None),
-            Self::Stripe => stripe(headers, body),
-            Self::Shopify => one(headers, &SHOPIFY, "", Encoding::Base64, vec![body], None),
+            Self::GitHub => parse_single(headers, &GITHUB_HEADER, "sha256=", SignatureEncoding::Hex, vec![body], None),
+            Self::Stripe => parse_stripe(headers, body),
+            Self::Shopify => parse_single(headers, &SHOPIFY_HEADER, "", SignatureEncoding::Base64, vec![body], None),
             Self::Custom(custom) => custom.read(headers, body),
         }
     }
 }
 
 /// `v1,BASE64 v1,BASE64`, over `id.timestamp.body`. Signatures of other versions are left alone.
-fn standard<'a>(
+fn parse_standard<'a>(
     [id, timestamp, signature]: &[HeaderName; 3], headers: &'a HeaderMap, body: &'a [u8],
-) -> Result<Signed<'a>, Unverified> {
-    let value = only(headers, id)?;
+) -> Result<DeliverySignature<'a>, WebhookSignatureError> {
+    let value = single_header(headers, id)?;
     if value.contains(&b'.') {
-        return Err(Unverified::Malformed(id.clone(), "a dot in it could also end it"));
+        return Err(WebhookSignatureError::Malformed(id.clone(), "a dot in it could also end it"));
     }
-    let written = only(headers, timestamp)?;
-    let versions = only(headers, signature)?.split(|byte| *byte == b' ');
-    let signatures = versions.filter_map(|version| digest(Encoding::Base64, version.strip_prefix(b"v1,")?)).collect();
-    Ok(Signed {
+    let written = single_header(headers, timestamp)?;
+    let versions = single_header(headers, signature)?.split(|byte| *byte == b' ');
+    let signatures = versions
+        .filter_map(|version| decode_digest(SignatureEncoding::Base64, version.strip_prefix(b"v1,")?))
+        .collect();
+    Ok(DeliverySignature {
         header: signature.clone(),
-        timestamp: Some(seconds(timestamp, written)?),
+        timestamp: Some(parse_seconds(timestamp, written)?),
         content: vec![value, b".", written, b".", body],
-        signatures: any(signature, signatures, "it has no \"v1,\" and base64 of 32 bytes")?,
+        signatures: require_any(signature, signatures, "it has no \"v1,\" and base64 of 32 bytes")?,
     })
 }
 
 /// `t=SECONDS,v1=HEX,v1=HEX`, over `t.body`. Other members are left alone.
-fn stripe<'a>(headers: &'a HeaderMap, body: &'a [u8]) -> Result<Signed<'a>, Unverified> {
+fn parse_stripe<'a>(headers: &'a HeaderMap, body: &'a [u8]) -> Result<DeliverySignature<'a>, WebhookSignatureError> {
     let mut time = None;
     let mut signatures = Vec::new();
-    for member in only(headers, &STRIPE)?.split(|byte| *byte == b',') {
+    for member in single_header(headers, &STRIPE_HEADER)?.split(|byte| *byte == b',') {
         let member = member.trim_ascii();
         if let Some(written) = member.strip_prefix(b"t=") {
             if time.replace(written).is_some() {
-                return Err(Unverified::Malformed(STRIPE, "\"t=\" is there twice"));
+                return Err(WebhookSignatureError::Malformed(STRIPE_HEADER, "\"t=\" is there twice"));
             }
         } else if let Some(written) = member.strip_prefix(b"v1=") {
-            signatures.extend(digest(Encoding::Hex, written));
+            signatures.extend(decode_digest(SignatureEncoding::Hex, written));
         }
     }
-    let written = time.ok_or(Unverified::Malformed(STRIPE, "\"t=\" is missing"))?;
-    Ok(Signed {
-        header: STRIPE,
-        timestamp: Some(seconds(&STRIPE, written)?),
+    let written = time.ok_or(WebhookSignatureError::Malformed(STRIPE_HEADER, "\"t=\" is missing"))?;
+    Ok(DeliverySignature {
+        header: STRIPE_HEADER,
+        timestamp: Some(parse_seconds(&STRIPE_HEADER, written)?),
         content: vec![written, b".", body],
-        signatures: any(&STRIPE, signatures, "it has no \"v1=\" and 64 hexadecimal digits")?,
+        signatures: require_any(&STRIPE_HEADER, signatures, "it has no \"v1=\" and 64 hexadecimal digits")?,
     })
 }
 
 /// A header with nothing but one signature.
-fn one<'a>(
-    headers: &HeaderMap, header: &HeaderName, prefix: &str, encoding: Encoding, content: Vec<&'a [u8]>,
+fn parse_single<'a>(
+    headers: &HeaderMap, header: &HeaderName, prefix: &str, encoding: SignatureEncoding, content: Vec<&'a [u8]>,
     timestamp: Option<u64>,
-) -> Result<Signed<'a>, Unverified> {
-    let written = only(headers, header)?.strip_prefix(prefix.as_bytes());
-    let signatures = written.and_then(|written| digest(encoding, written)).into_iter().collect();
+) -> Result<DeliverySignature<'a>, WebhookSignatureError> {
+    let written = single_header(headers, header)?.strip_prefix(prefix.as_bytes());
+    let signatures = written.and_then(|written| decode_digest(encoding, written)).into_iter().collect();
     let what = "it is not the prefix and 32 bytes that this sender writes";
-    Ok(Signed { header: header.clone(), timestamp, content, signatures: any(header, signatures, what)? })
+    Ok(DeliverySignature {
+        header: header.clone(),
+        timestamp,
+        content,
+        signatures: require_any(header, signatures, what)?,
+    })
 }
 
-impl Custom {
+impl CustomWebhookScheme {
     /// Whether it can be what it says.
     ///
     /// # Errors
@@ -220,55 +239,60 @@ impl Custom {
         }
     }
 
-    fn read<'a>(&'a self, headers: &'a HeaderMap, body: &'a [u8]) -> Result<Signed<'a>, Unverified> {
-        let mut content: Vec<&[u8]> = Vec::with_capacity(self.content.pieces().len() + 1);
-        for piece in self.content.pieces() {
+    fn read<'a>(
+        &'a self, headers: &'a HeaderMap, body: &'a [u8],
+    ) -> Result<DeliverySignature<'a>, WebhookSignatureError> {
+        let mut content: Vec<&[u8]> = Vec::with_capacity(self.content.parts().len() + 1);
+        for piece in self.content.parts() {
             content.push(match piece {
-                Piece::Text(text) => text.as_bytes(),
-                Piece::Header(name, end) => {
-                    let value = only(headers, name)?;
+                SignedContentPart::Text(text) => text.as_bytes(),
+                SignedContentPart::Header(name, end) => {
+                    let value = single_header(headers, name)?;
                     if value.contains(end) {
-                        return Err(Unverified::Malformed(name.clone(), "what ends it is in it"));
+                        return Err(WebhookSignatureError::Malformed(name.clone(), "what ends it is in it"));
                     }
                     value
                 }
             });
         }
         content.push(body);
-        let time = self.timestamp.as_ref().map(|name| seconds(name, only(headers, name)?)).transpose()?;
-        one(headers, &self.header, &self.prefix, self.encoding, content, time)
+        let time =
+            self.timestamp.as_ref().map(|name| parse_seconds(name, single_header(headers, name)?)).transpose()?;
+        parse_single(headers, &self.header, &self.prefix, self.encoding, content, time)
     }
 }
 
 /// The value of a header that must be there once.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], Unverified> {
+fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], WebhookSignatureError> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
-        (None, _) => Err(Unverified::Missing(name.clone())),
-        (Some(_), Some(_)) => Err(Unverified::Malformed(name.clone(), "it is there more than once")),
+        (None, _) => Err(WebhookSignatureError::Missing(name.clone())),
+        (Some(_), Some(_)) => Err(WebhookSignatureError::Malformed(name.clone(), "it is there more than once")),
         (Some(value), None) => Ok(value.as_bytes()),
     }
 }
 
 /// Digits only: signs and blanks would be second spellings of a number that is signed as text.
-fn seconds(header: &HeaderName, written: &[u8]) -> Result<u64, Unverified> {
+fn parse_seconds(header: &HeaderName, written: &[u8]) -> Result<u64, WebhookSignatureError> {
     let digits = std::str::from_utf8(written).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     let number = digits.and_then(|digits| digits.parse().ok());
-    number.ok_or(Unverified::Malformed(header.clone(), "its time is no number of seconds"))
+    number.ok_or(WebhookSignatureError::Malformed(header.clone(), "its time is no number of seconds"))
 }
 
-fn digest(encoding: Encoding, written: &[u8]) -> Option<[u8; 32]> {
+fn decode_digest(encoding: SignatureEncoding, written: &[u8]) -> Option<[u8; 32]> {
     encoding.decode(written)?.try_into().ok()
 }
 
-fn any(header: &HeaderName, found: Vec<[u8; 32]>, without: &'static str) -> Result<Vec<[u8; 32]>, Unverified> {
-    if found.is_empty() { Err(Unverified::Malformed(header.clone(), without)) } else { Ok(found) }
+fn require_any(
+    header: &HeaderName, found: Vec<[u8; 32]>, without: &'static str,
+) -> Result<Vec<[u8; 32]>, WebhookSignatureError> {
+    if found.is_empty() { Err(WebhookSignatureError::Malformed(header.clone(), without)) } else { Ok(found) }
 }
 
-impl fmt::Display for Scheme {
+impl fmt::Display for WebhookScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Custom(custom) = self else { return f.write_str(self.name()) };
-        let Custom { header, prefix, encoding, content, timestamp } = custom;
+        let CustomWebhookScheme { header, prefix, encoding, content, timestamp } = custom;
         write!(f, "{header}: {prefix}{encoding} of {content}")?;
         timestamp.as_ref().map_or(Ok(()), |name| write!(f, ", signed at {name}"))
     }

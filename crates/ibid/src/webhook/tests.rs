@@ -5,9 +5,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-type Pairs<'a> = [(&'a str, &'a str)];
+type HeaderPairs<'a> = [(&'a str, &'a str)];
 
-fn headers(pairs: &Pairs<'_>) -> HeaderMap {
+fn headers(pairs: &HeaderPairs<'_>) -> HeaderMap {
     let mut map = HeaderMap::new();
     for (name, value) in pairs {
         map.append(name.parse::<HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap());
@@ -16,8 +16,8 @@ fn headers(pairs: &Pairs<'_>) -> HeaderMap {
 }
 
 /// A delivery that is believed: the scheme, its secret, when, what.
-struct Vector {
-    scheme: Scheme,
+struct WebhookVector {
+    scheme: WebhookScheme,
     secret: &'static str,
     at: u64,
     headers: Vec<(&'static str, &'static str)>,
@@ -27,11 +27,11 @@ struct Vector {
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const SIGNED: &str = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
 
-fn slack() -> Scheme {
-    Scheme::Custom(Custom {
+fn slack() -> WebhookScheme {
+    WebhookScheme::Custom(CustomWebhookScheme {
         header: HeaderName::from_static("x-slack-signature"),
         prefix: "v0=".into(),
-        encoding: Encoding::Hex,
+        encoding: SignatureEncoding::Hex,
         content: "v0:{X-Slack-Request-Timestamp}:{body}".parse().unwrap(),
         timestamp: Some(HeaderName::from_static("x-slack-request-timestamp")),
     })
@@ -39,8 +39,8 @@ fn slack() -> Scheme {
 
 /// Standard Webhooks, Svix, GitHub and Slack print theirs in their documentation; Stripe and Shopify print none: theirs
 /// are made with OpenSSL.
-fn vectors() -> Vec<Vector> {
-    let standard = |scheme, prefix: [&'static str; 3]| Vector {
+fn vectors() -> Vec<WebhookVector> {
+    let standard = |scheme, prefix: [&'static str; 3]| WebhookVector {
         scheme,
         secret: SECRET,
         at: 1_614_265_330,
@@ -50,11 +50,11 @@ fn vectors() -> Vec<Vector> {
     let (webhook, svix) =
         (["webhook-id", "webhook-timestamp", "webhook-signature"], ["svix-id", "svix-timestamp", "svix-signature"]);
     vec![
-        standard(Scheme::Standard, webhook),
-        standard(Scheme::Svix, svix),
-        standard(Scheme::Svix, webhook),
-        Vector {
-            scheme: Scheme::GitHub,
+        standard(WebhookScheme::Standard, webhook),
+        standard(WebhookScheme::Svix, svix),
+        standard(WebhookScheme::Svix, webhook),
+        WebhookVector {
+            scheme: WebhookScheme::GitHub,
             secret: "It's a Secret to Everybody",
             at: 0,
             headers: vec![(
@@ -63,8 +63,8 @@ fn vectors() -> Vec<Vector> {
             )],
             body: "Hello, World!",
         },
-        Vector {
-            scheme: Scheme::Stripe,
+        WebhookVector {
+            scheme: WebhookScheme::Stripe,
             secret: "whsec_test_secret",
             at: 1_492_774_577,
             headers: vec![(
@@ -73,14 +73,14 @@ fn vectors() -> Vec<Vector> {
             )],
             body: r#"{"id":"evt_test_webhook","object":"event"}"#,
         },
-        Vector {
-            scheme: Scheme::Shopify,
+        WebhookVector {
+            scheme: WebhookScheme::Shopify,
             secret: "hush",
             at: 0,
             headers: vec![("x-shopify-hmac-sha256", "qBvrsZF7RfB1iS6BX6IHqJTp5L911P7intnPeTPsH0I=")],
             body: r#"{"id":820982911946154508}"#,
         },
-        Vector {
+        WebhookVector {
             scheme: slack(),
             secret: "8f742231b10e8888abcd99yyyzzz85a5",
             at: 1_531_420_618,
@@ -96,9 +96,9 @@ fn vectors() -> Vec<Vector> {
     ]
 }
 
-impl Vector {
-    fn verify(&self, headers: &HeaderMap, body: &[u8], at: u64) -> Result<(), Unverified> {
-        let verifier = Verifier::new(self.scheme.clone(), [self.secret]).unwrap();
+impl WebhookVector {
+    fn verify(&self, headers: &HeaderMap, body: &[u8], at: u64) -> Result<(), WebhookSignatureError> {
+        let verifier = WebhookVerifier::new(self.scheme.clone(), [self.secret]).unwrap();
         verifier.verify(headers, body, UNIX_EPOCH + Duration::from_secs(at))
     }
 }
@@ -126,16 +126,19 @@ fn one_changed_byte_is_enough() {
         }
         for body in [&b""[..], &vector.body.as_bytes()[1..], format!("{}\n", vector.body).as_bytes()] {
             assert!(
-                matches!(vector.verify(&genuine, body, vector.at), Err(Unverified::Mismatch(_))),
+                matches!(vector.verify(&genuine, body, vector.at), Err(WebhookSignatureError::Mismatch(_))),
                 "{}",
                 vector.scheme
             );
         }
-        let other = Verifier::new(vector.scheme.clone(), ["whsec_b3RoZXI="]).unwrap();
+        let other = WebhookVerifier::new(vector.scheme.clone(), ["whsec_b3RoZXI="]).unwrap();
         let now = UNIX_EPOCH + Duration::from_secs(vector.at);
-        assert!(matches!(other.verify(&genuine, vector.body.as_bytes(), now), Err(Unverified::Mismatch(_))));
-        let nobody = Verifier { secrets: Vec::new(), ..other };
-        assert!(matches!(nobody.verify(&genuine, vector.body.as_bytes(), now), Err(Unverified::Mismatch(_))));
+        assert!(matches!(other.verify(&genuine, vector.body.as_bytes(), now), Err(WebhookSignatureError::Mismatch(_))));
+        let nobody = WebhookVerifier { secrets: Vec::new(), ..other };
+        assert!(matches!(
+            nobody.verify(&genuine, vector.body.as_bytes(), now),
+            Err(WebhookSignatureError::Mismatch(_))
+        ));
     }
 }
 
@@ -146,11 +149,19 @@ fn every_header_of_a_scheme_is_needed_once() {
             let mut without = headers(&vector.headers);
             without.remove(*name);
             let told = vector.verify(&without, vector.body.as_bytes(), vector.at);
-            assert!(matches!(told, Err(Unverified::Missing(_))), "{} without {name}: {told:?}", vector.scheme);
+            assert!(
+                matches!(told, Err(WebhookSignatureError::Missing(_))),
+                "{} without {name}: {told:?}",
+                vector.scheme
+            );
             let mut twice = headers(&vector.headers);
             twice.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
             let told = vector.verify(&twice, vector.body.as_bytes(), vector.at);
-            assert!(matches!(told, Err(Unverified::Malformed(..))), "{} with {name} twice: {told:?}", vector.scheme);
+            assert!(
+                matches!(told, Err(WebhookSignatureError::Malformed(..))),
+                "{} with {name} twice: {told:?}",
+                vector.scheme
+            );
         }
     }
 }
@@ -159,7 +170,7 @@ fn every_header_of_a_scheme_is_needed_once() {
 fn the_time_may_be_five_minutes_off_to_either_side_and_no_more() {
     for vector in vectors() {
         let verify = |at| vector.verify(&headers(&vector.headers), vector.body.as_bytes(), at);
-        if !vector.scheme.has_time() {
+        if !vector.scheme.has_timestamp() {
             assert_eq!(verify(u64::from(u32::MAX)), Ok(()), "{}", vector.scheme);
             continue;
         }
@@ -167,7 +178,12 @@ fn the_time_may_be_five_minutes_off_to_either_side_and_no_more() {
             assert_eq!(verify(off), Ok(()), "{}", vector.scheme);
         }
         for off in [vector.at - 301, vector.at + 301, 0] {
-            assert_eq!(verify(off), Err(Unverified::Stale(vector.at, TOLERANCE)), "{}", vector.scheme);
+            assert_eq!(
+                verify(off),
+                Err(WebhookSignatureError::Stale(vector.at, DEFAULT_TOLERANCE)),
+                "{}",
+                vector.scheme
+            );
         }
     }
 }
@@ -180,7 +196,7 @@ fn any_signature_under_any_secret_will_do() {
     let body = br#"{"test": 2432232314}"#;
     let other = "v1,Ceo5qEr07ixe2NLpvHk3FH9bwy/WavXrAFQ/9tdO6mc=";
     let verify = |secrets: &[&str], signatures: &str| {
-        let verifier = Verifier::new(Scheme::Standard, secrets.iter().copied()).unwrap();
+        let verifier = WebhookVerifier::new(WebhookScheme::Standard, secrets.iter().copied()).unwrap();
         verifier.verify(&headers(&[id, time, ("webhook-signature", signatures)]), body, now)
     };
     for secrets in [&[SECRET][..], &["whsec_b3RoZXI=", SECRET], &[SECRET, "b3RoZXI="], &[&SECRET[6..]]] {
@@ -189,18 +205,19 @@ fn any_signature_under_any_secret_will_do() {
         {
             assert_eq!(verify(secrets, &signatures), Ok(()), "{signatures}");
         }
-        assert!(matches!(verify(secrets, other), Err(Unverified::Mismatch(_))));
+        assert!(matches!(verify(secrets, other), Err(WebhookSignatureError::Mismatch(_))));
     }
     // The right signature under another version's name is none.
     for wrong in [SIGNED.replacen("v1,", "v1a,", 1), SIGNED.replacen("v1,", "v0,", 1), SIGNED[3..].into(), "".into()] {
-        assert!(matches!(verify(&[SECRET], &wrong), Err(Unverified::Malformed(..))), "{wrong}");
+        assert!(matches!(verify(&[SECRET], &wrong), Err(WebhookSignatureError::Malformed(..))), "{wrong}");
     }
 }
 
 #[test]
 fn bytes_cannot_move_between_what_is_signed() {
-    let verifier = Verifier::new(Scheme::Standard, [SECRET]).unwrap();
-    let signed = SigningSecret(Encoding::Base64.decode(&SECRET.as_bytes()[6..]).unwrap()).sign(&[b"msg.1.2.{}"]);
+    let verifier = WebhookVerifier::new(WebhookScheme::Standard, [SECRET]).unwrap();
+    let signed =
+        SigningSecret(SignatureEncoding::Base64.decode(&SECRET.as_bytes()[6..]).unwrap()).sign(&[b"msg.1.2.{}"]);
     let mut text = String::from("v1,");
     text.push_str(&to_base64(&signed));
     let now = UNIX_EPOCH + Duration::from_secs(1);
@@ -209,7 +226,7 @@ fn bytes_cannot_move_between_what_is_signed() {
         verifier.verify(&headers, body, now)
     };
     assert_eq!(verify("msg", "1", b"2.{}"), Ok(()));
-    assert!(matches!(verify("msg.1", "2", b"{}"), Err(Unverified::Malformed(..))));
+    assert!(matches!(verify("msg.1", "2", b"{}"), Err(WebhookSignatureError::Malformed(..))));
     for time in ["+1", "1 ", "01x", "", "-1", "1.2", "99999999999999999999999"] {
         assert!(verify("msg", time, b"2.{}").is_err(), "{time:?}");
     }
@@ -220,9 +237,13 @@ fn two_families_of_headers_must_say_the_same() {
     let [svix, webhook] = [("svix-id", "msg_p5jXN8AQM9LWM0D4loKWxJek"), ("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek")];
     let rest = [("svix-timestamp", "1614265330"), ("svix-signature", SIGNED)];
     let vector = &vectors()[1];
-    let verify = |pairs: &[&Pairs<'_>]| vector.verify(&headers(&pairs.concat()), vector.body.as_bytes(), vector.at);
+    let verify =
+        |pairs: &[&HeaderPairs<'_>]| vector.verify(&headers(&pairs.concat()), vector.body.as_bytes(), vector.at);
     assert_eq!(verify(&[&[svix, webhook], &rest]), Ok(()));
-    assert!(matches!(verify(&[&[svix, ("webhook-id", "msg_other")], &rest]), Err(Unverified::Malformed(..))));
+    assert!(matches!(
+        verify(&[&[svix, ("webhook-id", "msg_other")], &rest]),
+        Err(WebhookSignatureError::Malformed(..))
+    ));
     // The signature of one family says nothing about the id of the other.
     assert!(verify(&[&[webhook], &rest]).is_err());
 }
@@ -260,27 +281,27 @@ fn stripe_takes_one_time_and_any_number_of_signatures() {
 
 #[test]
 fn secrets_are_read_as_their_senders_show_them_and_never_shown() {
-    assert_eq!(Scheme::Standard.secret("whsec_Zm9v").unwrap(), SigningSecret(b"foo".to_vec()));
-    assert_eq!(Scheme::Svix.secret("Zm9v").unwrap(), SigningSecret(b"foo".to_vec()));
+    assert_eq!(WebhookScheme::Standard.parse_secret("whsec_Zm9v").unwrap(), SigningSecret(b"foo".to_vec()));
+    assert_eq!(WebhookScheme::Svix.parse_secret("Zm9v").unwrap(), SigningSecret(b"foo".to_vec()));
     for shown in ["whsec_Zm8=", "whsec_Zm8", "Zm8"] {
-        assert_eq!(Scheme::Svix.secret(shown).unwrap(), SigningSecret(b"fo".to_vec()), "{shown}");
+        assert_eq!(WebhookScheme::Svix.parse_secret(shown).unwrap(), SigningSecret(b"fo".to_vec()), "{shown}");
     }
-    assert_eq!(Scheme::Stripe.secret("whsec_Zm9v").unwrap(), SigningSecret(b"whsec_Zm9v".to_vec()));
-    assert_ne!(Scheme::GitHub.secret("a").unwrap(), Scheme::GitHub.secret("b").unwrap());
+    assert_eq!(WebhookScheme::Stripe.parse_secret("whsec_Zm9v").unwrap(), SigningSecret(b"whsec_Zm9v".to_vec()));
+    assert_ne!(WebhookScheme::GitHub.parse_secret("a").unwrap(), WebhookScheme::GitHub.parse_secret("b").unwrap());
     for wrong in ["whsec_", "whsec_s3cret!", "s3cret", "whpk_Zm9vs3cret", "whsk_s3cret"] {
-        let told = Scheme::Standard.secret(wrong).unwrap_err();
+        let told = WebhookScheme::Standard.parse_secret(wrong).unwrap_err();
         assert!(!told.contains("s3cret"), "{told}");
     }
-    assert!(Scheme::GitHub.secret("").is_err());
-    let verifier = Verifier::new(Scheme::GitHub, ["s3cret"]).unwrap();
+    assert!(WebhookScheme::GitHub.parse_secret("").is_err());
+    let verifier = WebhookVerifier::new(WebhookScheme::GitHub, ["s3cret"]).unwrap();
     assert!(!format!("{verifier:?}").contains("s3cret") && !format!("{verifier:?}").contains("115"), "{verifier:?}");
 }
 
 #[test]
 fn a_time_that_is_not_signed_is_refused() {
-    let Scheme::Custom(mut custom) = slack() else { unreachable!() };
+    let WebhookScheme::Custom(mut custom) = slack() else { unreachable!() };
     assert_eq!(custom.check(), Ok(()));
-    custom.content = Content::body();
+    custom.content = SignedContent::body();
     assert!(custom.check().unwrap_err().starts_with("signature.timestamp"));
     custom.timestamp = None;
     assert_eq!(custom.check(), Ok(()));
@@ -302,13 +323,13 @@ fn to_base64(bytes: &[u8]) -> String {
 proptest! {
     #[test]
     fn base64_is_read_back(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-        prop_assert_eq!(Encoding::Base64.decode(to_base64(&bytes).as_bytes()), Some(bytes));
+        prop_assert_eq!(SignatureEncoding::Base64.decode(to_base64(&bytes).as_bytes()), Some(bytes));
     }
 
     /// What is read has one spelling: written again it is the same text.
     #[test]
     fn base64_that_is_read_is_written_the_same(text in "[A-Za-z0-9+/=]{0,16}") {
-        if let Some(bytes) = Encoding::Base64.decode(text.as_bytes()) {
+        if let Some(bytes) = SignatureEncoding::Base64.decode(text.as_bytes()) {
             prop_assert_eq!(to_base64(&bytes), text);
         }
     }

@@ -3,10 +3,10 @@
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 use bytes::Bytes;
-use ibid::{Mode, OnConcurrent, OnUnknown, Policy, Reason, grpc::Code};
-use ibid_testkit::grpc::{framed, message};
+use ibid::{OnConcurrent, OnUnknown, Policy, PolicyMode, RefusalReason, grpc::GrpcStatusCode};
+use ibid_testkit::grpc::{frame_message, message};
 
-use super::kit::{Shop, turned, within};
+use super::common::{GrpcLayerShop, with_changes, within};
 
 const CREATE: &str = "/shop.Orders/Create";
 const GATED: &str = "/shop.Orders/Gated";
@@ -14,14 +14,14 @@ const STATUS: &str = "/shop.Orders/Status";
 const KEY: (&str, &str) = ("idempotency-key", "key-1");
 
 fn with_marker() -> Policy {
-    turned(Policy::platform(), |policy| {
+    with_changes(Policy::platform(), |policy| {
         policy.replay_headers = Policy::ietf().replay_headers;
     })
 }
 
 #[tokio::test]
 async fn a_replay_has_the_same_headers_message_and_trailers() {
-    let shop = Shop::open(with_marker()).await;
+    let shop = GrpcLayerShop::open(with_marker()).await;
     let client = shop.client().await;
     let first = client.call(CREATE, &[KEY], message("ten")).await;
     assert_eq!((first.code(), first.text()), (0, "ten in run 1".to_owned()));
@@ -33,7 +33,7 @@ async fn a_replay_has_the_same_headers_message_and_trailers() {
     for _ in 0..3 {
         let again = client.call(CREATE, &[KEY], message("ten")).await;
         assert_eq!(again.headers["idempotent-replayed"], "true");
-        assert_eq!(again.stripped(), first.clone().stripped());
+        assert_eq!(again.without_per_call_metadata(), first.clone().without_per_call_metadata());
     }
     let other = client.call(CREATE, &[("idempotency-key", "key-2")], message("ten")).await;
     assert_eq!(other.text(), "ten in run 2");
@@ -47,7 +47,7 @@ async fn a_replay_has_the_same_headers_message_and_trailers() {
 
 #[tokio::test]
 async fn a_failure_without_a_message_is_replayed_as_one_block_of_headers() {
-    let shop = Shop::open(with_marker()).await;
+    let shop = GrpcLayerShop::open(with_marker()).await;
     let client = shop.client().await;
     let first = client.call(STATUS, &[KEY, ("want", "5")], message("x")).await;
     assert!(first.trailers_only, "{first:?}");
@@ -55,13 +55,13 @@ async fn a_failure_without_a_message_is_replayed_as_one_block_of_headers() {
     let again = client.call(STATUS, &[KEY, ("want", "5")], message("x")).await;
     assert!(again.trailers_only, "{again:?}");
     assert_eq!(again.headers["idempotent-replayed"], "true");
-    assert_eq!(again.stripped(), first.stripped());
+    assert_eq!(again.without_per_call_metadata(), first.without_per_call_metadata());
     assert_eq!(shop.runs(), 1);
 }
 
 #[tokio::test]
 async fn repeated_binary_metadata_comes_back_as_it_was() {
-    let shop = Shop::open(Policy::platform()).await;
+    let shop = GrpcLayerShop::open(Policy::platform()).await;
     let client = shop.client().await;
     let ask = [KEY, ("ask-bin", "AA"), ("ask-bin", "AQ")];
     let first = client.call("/shop.Orders/Bins", &ask, message("")).await;
@@ -78,12 +78,12 @@ async fn repeated_binary_metadata_comes_back_as_it_was() {
 
 #[tokio::test]
 async fn statuses_settle_by_what_they_say() {
-    let policy = turned(Policy::ietf(), |policy| {
+    let policy = with_changes(Policy::ietf(), |policy| {
         policy.on_unknown = OnUnknown::Hold;
     });
-    let shop = Shop::open(policy).await;
+    let shop = GrpcLayerShop::open(policy).await;
     let client = shop.client().await;
-    for code in Code::all() {
+    for code in GrpcStatusCode::all() {
         let (number, key) = (code.number().to_string(), format!("key-{code}"));
         let ask = [("idempotency-key", key.as_str()), ("want", &number)];
         let before = shop.runs();
@@ -91,16 +91,20 @@ async fn statuses_settle_by_what_they_say() {
         assert_eq!(first.code(), u32::from(code.number()), "the app's own answer: {first:?}");
         let again = client.call(STATUS, &ask, message("x")).await;
         match code {
-            Code::Ok
-            | Code::InvalidArgument
-            | Code::NotFound
-            | Code::AlreadyExists
-            | Code::FailedPrecondition
-            | Code::OutOfRange => {
+            GrpcStatusCode::Ok
+            | GrpcStatusCode::InvalidArgument
+            | GrpcStatusCode::NotFound
+            | GrpcStatusCode::AlreadyExists
+            | GrpcStatusCode::FailedPrecondition
+            | GrpcStatusCode::OutOfRange => {
                 assert_eq!(again.headers["idempotent-replayed"], "true", "{code}");
                 assert_eq!(shop.runs(), before + 1, "{code}");
             }
-            Code::Cancelled | Code::DeadlineExceeded | Code::Unknown | Code::Internal | Code::DataLoss => {
+            GrpcStatusCode::Cancelled
+            | GrpcStatusCode::DeadlineExceeded
+            | GrpcStatusCode::Unknown
+            | GrpcStatusCode::Internal
+            | GrpcStatusCode::DataLoss => {
                 again.assert_refused(9, "OUTCOME_UNKNOWN");
                 assert_eq!(shop.runs(), before + 1, "{code}");
             }
@@ -115,7 +119,7 @@ async fn statuses_settle_by_what_they_say() {
 
 #[tokio::test]
 async fn a_reply_without_a_status_leaves_the_outcome_open() {
-    let shop = Shop::open(turned(Policy::platform(), |policy| {
+    let shop = GrpcLayerShop::open(with_changes(Policy::platform(), |policy| {
         policy.on_unknown = OnUnknown::Hold;
     }))
     .await;
@@ -129,8 +133,8 @@ async fn a_reply_without_a_status_leaves_the_outcome_open() {
 #[tokio::test]
 async fn what_is_wrong_with_a_key_is_told_in_trailers_only() {
     let mut policy = Policy::platform();
-    policy.grpc_status = vec![(Reason::ScopeMissing, 16)];
-    let shop = Shop::open(policy).await;
+    policy.grpc_status = vec![(RefusalReason::ScopeMissing, 16)];
+    let shop = GrpcLayerShop::open(policy).await;
     let client = shop.client().await;
     client.call(CREATE, &[], message("x")).await.assert_refused(3, "KEY_MISSING");
     client.call(CREATE, &[("idempotency-key", "a b")], message("x")).await.assert_refused(3, "KEY_INVALID");
@@ -145,14 +149,14 @@ async fn what_is_wrong_with_a_key_is_told_in_trailers_only() {
 #[tokio::test]
 async fn another_message_under_the_same_key_is_refused_by_the_code_of_the_dial() {
     let mut policy = Policy::platform();
-    let shop = Shop::open(policy.clone()).await;
+    let shop = GrpcLayerShop::open(policy.clone()).await;
     let client = shop.client().await;
     assert_eq!(client.call(CREATE, &[KEY], message("ten")).await.code(), 0);
     client.call(CREATE, &[KEY], message("eleven")).await.assert_refused(3, "KEY_REUSED");
     client.call(STATUS, &[KEY], message("ten")).await.assert_refused(3, "KEY_REUSED");
     assert_eq!(shop.runs(), 1);
-    policy.grpc_status = vec![(Reason::KeyReused, Code::AlreadyExists.number())];
-    let shop = Shop::open(policy).await;
+    policy.grpc_status = vec![(RefusalReason::KeyReused, GrpcStatusCode::AlreadyExists.number())];
+    let shop = GrpcLayerShop::open(policy).await;
     let client = shop.client().await;
     assert_eq!(client.call(CREATE, &[KEY], message("ten")).await.code(), 0);
     client.call(CREATE, &[KEY], message("eleven")).await.assert_refused(6, "KEY_REUSED");
@@ -160,7 +164,7 @@ async fn another_message_under_the_same_key_is_refused_by_the_code_of_the_dial()
 
 #[tokio::test]
 async fn while_the_first_runs_others_are_told_when_to_come_back() {
-    let shop = Shop::open(Policy::platform()).await;
+    let shop = GrpcLayerShop::open(Policy::platform()).await;
     let client = shop.client().await;
     let first = client.start(GATED, &[KEY], &[message("x")]).await;
     within("the first call", shop.state.entered.notified()).await;
@@ -175,7 +179,7 @@ async fn while_the_first_runs_others_are_told_when_to_come_back() {
 
 #[tokio::test]
 async fn a_client_that_cancels_loses_nothing() {
-    let shop = Shop::open(Policy::platform()).await;
+    let shop = GrpcLayerShop::open(Policy::platform()).await;
     let client = shop.client().await;
     let mut first = client.start(GATED, &[KEY], &[message("x")]).await;
     within("the first call", shop.state.entered.notified()).await;
@@ -192,11 +196,11 @@ async fn a_client_that_cancels_loses_nothing() {
 
 #[tokio::test]
 async fn a_duplicate_waits_no_longer_than_its_own_deadline() {
-    let policy = turned(Policy::platform(), |policy| {
+    let policy = with_changes(Policy::platform(), |policy| {
         policy.on_concurrent = OnConcurrent::Wait;
         policy.wait_timeout = Duration::from_secs(3600);
     });
-    let shop = Shop::open(policy).await;
+    let shop = GrpcLayerShop::open(policy).await;
     let client = shop.client().await;
     let first = client.start(GATED, &[KEY], &[message("x")]).await;
     within("the first call", shop.state.entered.notified()).await;
@@ -213,8 +217,8 @@ async fn a_message_is_the_same_compressed_and_plain() {
     use std::io::Write;
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     gzip.write_all(b"ten").unwrap();
-    let packed = framed(1, &gzip.finish().unwrap());
-    let shop = Shop::open(Policy::platform()).await;
+    let packed = frame_message(1, &gzip.finish().unwrap());
+    let shop = GrpcLayerShop::open(Policy::platform()).await;
     let client = shop.client().await;
     let coding = ("grpc-encoding", "gzip");
     let first = client.call(CREATE, &[KEY, coding, ("grpc-accept-encoding", "gzip")], packed.clone()).await;
@@ -228,7 +232,7 @@ async fn a_message_is_the_same_compressed_and_plain() {
 
 #[tokio::test]
 async fn frames_may_be_cut_anywhere_and_must_be_one_message() {
-    let shop = Shop::open(Policy::platform()).await;
+    let shop = GrpcLayerShop::open(Policy::platform()).await;
     let client = shop.client().await;
     let body = message("ten");
     let pieces: Vec<Bytes> = (0..body.len()).map(|at| body.slice(at..=at)).collect();
@@ -243,7 +247,7 @@ async fn frames_may_be_cut_anywhere_and_must_be_one_message() {
         (body.slice(..3), "breaks off"),
         (body.slice(..7), "breaks off"),
         (Bytes::from([&body[..], &body[..]].concat()), "more than one"),
-        (framed(7, b"x"), "flag"),
+        (frame_message(7, b"x"), "flag"),
     ] {
         let answer = client.call(CREATE, &[("idempotency-key", "bad")], bad).await;
         answer.assert_refused(3, "REQUEST_AMBIGUOUS");
@@ -254,18 +258,18 @@ async fn frames_may_be_cut_anywhere_and_must_be_one_message() {
 
 #[tokio::test]
 async fn a_message_beyond_the_limit_is_refused() {
-    let shop = Shop::open(turned(Policy::platform(), |policy| {
+    let shop = GrpcLayerShop::open(with_changes(Policy::platform(), |policy| {
         policy.max_request = 1000;
     }))
     .await;
     let client = shop.client().await;
-    client.call(CREATE, &[KEY], framed(0, &[b'x'; 2000])).await.assert_refused(8, "BODY_TOO_LARGE");
+    client.call(CREATE, &[KEY], frame_message(0, &[b'x'; 2000])).await.assert_refused(8, "BODY_TOO_LARGE");
     assert_eq!(shop.runs(), 0);
 }
 
 #[tokio::test]
 async fn a_stream_passes_with_or_without_a_key() {
-    let shop = Shop::open(Policy::platform()).await;
+    let shop = GrpcLayerShop::open(Policy::platform()).await;
     let client = shop.client().await;
     let mut call = client.open("/shop.Orders/Chat", &[KEY]).await;
     let mut body = None;
@@ -287,7 +291,7 @@ async fn a_stream_passes_with_or_without_a_key() {
 
 #[tokio::test]
 async fn an_answer_too_large_to_keep_is_not_played_as_a_success() {
-    let shop = Shop::open(Policy::platform()).await;
+    let shop = GrpcLayerShop::open(Policy::platform()).await;
     let client = shop.client().await;
     let first = client.call("/shop.Orders/Large", &[KEY], message("x")).await;
     assert_eq!((first.code(), first.body.len()), (0, (3 << 20) + 5));
@@ -299,10 +303,11 @@ async fn an_answer_too_large_to_keep_is_not_played_as_a_success() {
 
 #[tokio::test]
 async fn a_large_answer_without_a_status_breaks_off_and_leaves_the_outcome_open() {
-    let shop = Shop::open(turned(Policy::platform(), |policy| policy.on_unknown = OnUnknown::Hold)).await;
+    let shop =
+        GrpcLayerShop::open(with_changes(Policy::platform(), |policy| policy.on_unknown = OnUnknown::Hold)).await;
     let client = shop.client().await;
     let call = client.start("/shop.Orders/LargeCut", &[KEY], &[message("x")]).await;
-    let broken = within("the end", call.try_end()).await.expect_err("no client takes it for a whole answer");
+    let broken = within("the end", call.try_finish()).await.expect_err("no client takes it for a whole answer");
     assert!(broken.is_reset(), "{broken}");
     client.call("/shop.Orders/LargeCut", &[KEY], message("x")).await.assert_refused(9, "OUTCOME_UNKNOWN");
     assert_eq!(shop.runs(), 1);
@@ -310,7 +315,7 @@ async fn a_large_answer_without_a_status_breaks_off_and_leaves_the_outcome_open(
 
 #[tokio::test]
 async fn without_bodies_a_replay_is_the_status_over_an_empty_message() {
-    let shop = Shop::open(turned(with_marker(), |policy| {
+    let shop = GrpcLayerShop::open(with_changes(with_marker(), |policy| {
         policy.remember_body = false;
     }))
     .await;
@@ -329,7 +334,7 @@ async fn without_bodies_a_replay_is_the_status_over_an_empty_message() {
 
 #[tokio::test]
 async fn what_is_not_a_known_call_passes_untouched() {
-    let shop = Shop::open(Policy::platform()).await;
+    let shop = GrpcLayerShop::open(Policy::platform()).await;
     let client = shop.client().await;
     for run in 1..=2 {
         let unknown = client.call("/shop.Orders/Unheard", &[KEY], message("x")).await;
@@ -340,7 +345,7 @@ async fn what_is_not_a_known_call_passes_untouched() {
 
 #[tokio::test]
 async fn in_shadow_mode_every_call_gets_the_apps_own_answer() {
-    let shop = Shop::open(turned(with_marker(), |policy| policy.mode = Mode::Shadow)).await;
+    let shop = GrpcLayerShop::open(with_changes(with_marker(), |policy| policy.mode = PolicyMode::Shadow)).await;
     let client = shop.client().await;
     let timeout = ("grpc-timeout", "7S");
     assert_eq!(client.call(CREATE, &[], message("x")).await.text(), "x in run 1", "a missing key");
@@ -360,7 +365,7 @@ async fn in_shadow_mode_every_call_gets_the_apps_own_answer() {
 #[tokio::test]
 async fn fifty_at_once_run_once_under_each_concurrency_dial() {
     for dial in [OnConcurrent::Reject, OnConcurrent::Wait] {
-        let shop = Shop::open(turned(Policy::platform(), |policy| {
+        let shop = GrpcLayerShop::open(with_changes(Policy::platform(), |policy| {
             policy.on_concurrent = dial;
         }))
         .await;

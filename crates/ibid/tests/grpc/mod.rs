@@ -1,5 +1,5 @@
 //! gRPC through the layer, on the wire: raw HTTP/2 against a hand-written service, and a real tonic server.
 
 mod calls;
-mod kit;
+mod common;
 mod tonic;

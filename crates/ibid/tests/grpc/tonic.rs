@@ -13,7 +13,7 @@ use std::{
 
 use bytes::{Buf, BufMut, Bytes};
 use http_body_util::BodyExt;
-use ibid::{Ibid, OnConcurrent, Policy, grpc::Unary, store::Memory};
+use ibid::{Ibid, OnConcurrent, Policy, grpc::UnaryMethods, store::Memory};
 use ibid_testkit::grpc::message;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tonic::{
@@ -25,28 +25,28 @@ use tonic::{
 };
 use tower::{Service, ServiceExt};
 
-use super::kit::{turned, within};
+use super::common::{with_changes, within};
 
 /// Messages as they are.
 #[derive(Default, Clone)]
-struct Raw;
+struct RawCodec;
 
-impl Codec for Raw {
+impl Codec for RawCodec {
     type Encode = Bytes;
     type Decode = Bytes;
-    type Encoder = Raw;
-    type Decoder = Raw;
+    type Encoder = RawCodec;
+    type Decoder = RawCodec;
 
-    fn encoder(&mut self) -> Raw {
-        Raw
+    fn encoder(&mut self) -> RawCodec {
+        RawCodec
     }
 
-    fn decoder(&mut self) -> Raw {
-        Raw
+    fn decoder(&mut self) -> RawCodec {
+        RawCodec
     }
 }
 
-impl Encoder for Raw {
+impl Encoder for RawCodec {
     type Item = Bytes;
     type Error = Status;
 
@@ -56,7 +56,7 @@ impl Encoder for Raw {
     }
 }
 
-impl Decoder for Raw {
+impl Decoder for RawCodec {
     type Item = Bytes;
     type Error = Status;
 
@@ -77,11 +77,11 @@ impl NamedService for Orders {
     const NAME: &'static str = "shop.Orders";
 }
 
-type Answering<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
+type GrpcResponseFuture<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 
 impl UnaryService<Bytes> for Orders {
     type Response = Bytes;
-    type Future = Answering<Response<Bytes>>;
+    type Future = GrpcResponseFuture<Response<Bytes>>;
 
     fn call(&mut self, request: Request<Bytes>) -> Self::Future {
         let state = self.0.clone();
@@ -112,7 +112,7 @@ impl Service<http::Request<tonic::body::Body>> for Orders {
     fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
         let orders = self.clone();
         Box::pin(async move {
-            let mut grpc = tonic::server::Grpc::new(Raw)
+            let mut grpc = tonic::server::Grpc::new(RawCodec)
                 .accept_compressed(CompressionEncoding::Gzip)
                 .send_compressed(CompressionEncoding::Gzip);
             Ok(grpc.unary(orders, request).await)
@@ -120,25 +120,25 @@ impl Service<http::Request<tonic::body::Body>> for Orders {
     }
 }
 
-struct Shop {
+struct TonicShop {
     state: Arc<State>,
     ibid: Ibid,
     channel: Channel,
 }
 
-async fn shop(policy: Policy) -> Shop {
+async fn shop(policy: Policy) -> TonicShop {
     let state = Arc::new(State { runs: AtomicUsize::new(0), gate: Semaphore::new(0) });
     let ibid = Ibid::new(Arc::new(Memory::default()));
-    let layer = ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), policy).unwrap();
+    let layer = ibid.grpc_layer(UnaryMethods::methods(["shop.Orders/Create"]), policy).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let server = Server::builder().layer(layer).add_service(Orders(state.clone()));
     tokio::spawn(async move { server.serve_with_incoming(TcpIncoming::from(listener)).await.unwrap() });
     let channel = Endpoint::from_shared(format!("http://{addr}")).unwrap().connect().await.unwrap();
-    Shop { state, ibid, channel }
+    TonicShop { state, ibid, channel }
 }
 
-impl Shop {
+impl TonicShop {
     fn request(said: &'static str) -> Request<Bytes> {
         let mut request = Request::new(Bytes::from(said));
         request.metadata_mut().insert("idempotency-key", "key-1".parse().unwrap());
@@ -152,7 +152,7 @@ impl Shop {
         }
         client.ready().await.unwrap();
         let path = http::uri::PathAndQuery::from_static("/shop.Orders/Create");
-        within("an answer", client.unary(request, path, Raw)).await
+        within("an answer", client.unary(request, path, RawCodec)).await
     }
 
     async fn create(&self, said: &'static str) -> Result<Response<Bytes>, Status> {
@@ -179,7 +179,7 @@ async fn a_retry_gets_the_first_answer_or_the_first_failure() {
     let missing = shop.send(Request::new(Bytes::from("ten")), false).await.unwrap_err();
     assert_eq!(missing.code(), Code::InvalidArgument);
     for _ in 0..2 {
-        let mut request = Shop::request("gone");
+        let mut request = TonicShop::request("gone");
         request.metadata_mut().insert("idempotency-key", "key-2".parse().unwrap());
         let failed = shop.send(request, false).await.unwrap_err();
         assert_eq!((failed.code(), failed.message()), (Code::NotFound, "no such order"));
@@ -191,7 +191,7 @@ async fn a_retry_gets_the_first_answer_or_the_first_failure() {
 #[tokio::test]
 async fn a_deadline_in_the_middle_of_a_run_costs_no_second_run() {
     let shop = shop(Policy::platform()).await;
-    let mut hasty = Shop::request("slow");
+    let mut hasty = TonicShop::request("slow");
     hasty.set_timeout(Duration::from_millis(150));
     let late = shop.send(hasty, false).await.unwrap_err();
     assert!(matches!(late.code(), Code::DeadlineExceeded | Code::Cancelled), "{late}");
@@ -208,9 +208,9 @@ async fn a_deadline_in_the_middle_of_a_run_costs_no_second_run() {
 #[tokio::test]
 async fn a_client_that_compresses_and_one_that_does_not_share_an_answer() {
     let shop = shop(Policy::platform()).await;
-    let first = shop.send(Shop::request("ten"), true).await.unwrap().into_inner();
+    let first = shop.send(TonicShop::request("ten"), true).await.unwrap().into_inner();
     assert_eq!(shop.create("ten").await.unwrap().into_inner(), first);
-    assert_eq!(shop.send(Shop::request("ten"), true).await.unwrap().into_inner(), first);
+    assert_eq!(shop.send(TonicShop::request("ten"), true).await.unwrap().into_inner(), first);
     assert_eq!(shop.runs(), 1);
 }
 
@@ -223,7 +223,7 @@ async fn the_layer_fits_around_routes_and_beside_the_one_for_http() {
         .into_axum_router()
         .route("/pay", axum::routing::post(|| async { "paid" }))
         .layer(ibid.layer(Policy::ietf()).unwrap())
-        .layer(ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform()).unwrap());
+        .layer(ibid.grpc_layer(UnaryMethods::methods(["shop.Orders/Create"]), Policy::platform()).unwrap());
     let send = async |path: &str, kind: &str| {
         let request = http::Request::post(path)
             .version(http::Version::HTTP_2)
@@ -247,7 +247,8 @@ async fn the_layer_fits_around_routes_and_beside_the_one_for_http() {
 
 #[tokio::test]
 async fn fifty_calls_at_once_run_once() {
-    let shop = Arc::new(shop(turned(Policy::platform(), |policy| policy.on_concurrent = OnConcurrent::Wait)).await);
+    let shop =
+        Arc::new(shop(with_changes(Policy::platform(), |policy| policy.on_concurrent = OnConcurrent::Wait)).await);
     let calls: Vec<_> = (0..50)
         .map(|_| {
             let shop = shop.clone();

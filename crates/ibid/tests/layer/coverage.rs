@@ -8,44 +8,44 @@ use std::sync::{
 use axum::{Router, body::Body};
 use http::{HeaderName, Method, Request, Response, StatusCode, Version, request::Parts};
 use ibid::{
-    Ibid, Mode, Notice, Observer, Policy,
-    grpc::Unary,
-    http::{IbidLayer, Protocol, Route, Routed, Routing},
+    EngineEvent, Ibid, Observer, Policy, PolicyMode,
+    grpc::UnaryMethods,
+    http::{IbidLayer, Protocol, Route, RouteMatch, Routing},
     store::Memory,
-    webhook::Scheme,
+    webhook::WebhookScheme,
 };
 use parking_lot::Mutex;
 use tower::ServiceExt;
 
 /// An app that runs whatever comes, and a layer around it.
-struct World {
+struct LayerFixture {
     router: Router,
     runs: Arc<AtomicUsize>,
-    told: Arc<Told>,
+    uncovered_events: Arc<UncoveredEvents>,
 }
 
 /// What was told about requests that nothing covers.
 #[derive(Default)]
-struct Told(Mutex<Vec<String>>);
+struct UncoveredEvents(Mutex<Vec<String>>);
 
-impl Observer for Told {
-    fn noticed(&self, notice: &Notice<'_>) {
-        if let Notice::Uncovered { method, path } = notice {
+impl Observer for UncoveredEvents {
+    fn on_event(&self, notice: &EngineEvent<'_>) {
+        if let EngineEvent::UncoveredKey { method, path } = notice {
             self.0.lock().push(format!("{method} {path}"));
         }
     }
 }
 
-impl World {
+impl LayerFixture {
     fn new(layer: impl FnOnce(&Ibid) -> IbidLayer) -> Self {
-        let (runs, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(Told::default()));
-        let ibid = Ibid::builder(Arc::new(Memory::default())).observer(told.clone()).build();
+        let (runs, uncovered_events) = (Arc::new(AtomicUsize::new(0)), Arc::new(UncoveredEvents::default()));
+        let ibid = Ibid::builder(Arc::new(Memory::default())).observer(uncovered_events.clone()).build();
         let counted = runs.clone();
         let handler = move || {
             counted.fetch_add(1, SeqCst);
             async { StatusCode::CREATED }
         };
-        Self { router: Router::new().fallback(handler).layer(layer(&ibid)), runs, told }
+        Self { router: Router::new().fallback(handler).layer(layer(&ibid)), runs, uncovered_events }
     }
 
     async fn send(&self, method: &str, version: Version, path: &str, headers: &[(&str, &str)]) -> Response<Body> {
@@ -66,7 +66,7 @@ const GRPC: (&str, &str) = ("content-type", "application/grpc");
 
 #[tokio::test]
 async fn neither_media_type_nor_version_nor_case_gets_past_the_layer() {
-    let world = World::new(|ibid| ibid.layer(Policy::ietf()).unwrap());
+    let world = LayerFixture::new(|ibid| ibid.layer(Policy::ietf()).unwrap());
     for (at, version) in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2].into_iter().enumerate() {
         for kind in ["application/json", "application/grpc", "application/grpc+proto"] {
             for method in ["POST", "post", "Post"] {
@@ -83,25 +83,27 @@ async fn neither_media_type_nor_version_nor_case_gets_past_the_layer() {
 
 #[tokio::test]
 async fn a_call_that_may_be_a_stream_passes_without_a_key_and_is_refused_with_one() {
-    let world = World::new(|ibid| ibid.layer(Policy::ietf()).unwrap());
+    let world = LayerFixture::new(|ibid| ibid.layer(Policy::ietf()).unwrap());
     let refused = world.send("POST", Version::HTTP_2, "/shop.Orders/Create", &[KEY, GRPC]).await;
     assert_eq!((refused.status(), &refused.headers()["grpc-status"]), (StatusCode::OK, &"9".parse().unwrap()));
     assert_eq!(world.runs(), 0);
     world.send("POST", Version::HTTP_2, "/shop.Orders/Create", &[GRPC]).await;
     assert_eq!(world.runs(), 1);
-    let required = World::new(|ibid| ibid.layer(Policy::platform()).unwrap());
+    let required = LayerFixture::new(|ibid| ibid.layer(Policy::platform()).unwrap());
     let refused = required.send("POST", Version::HTTP_2, "/shop.Orders/Create", &[GRPC]).await;
     assert_eq!((&refused.headers()["grpc-status"], required.runs()), (&"9".parse().unwrap(), 0));
     let mut shadow = Policy::ietf();
-    shadow.mode = Mode::Shadow;
-    let shadow = World::new(|ibid| ibid.layer(shadow).unwrap());
+    shadow.mode = PolicyMode::Shadow;
+    let shadow = LayerFixture::new(|ibid| ibid.layer(shadow).unwrap());
     shadow.send("POST", Version::HTTP_2, "/shop.Orders/Create", &[KEY, GRPC]).await;
     assert_eq!(shadow.runs(), 1, "shadow mode refuses nothing");
 }
 
 #[tokio::test]
 async fn a_unary_method_is_covered_whatever_is_sent_to_it() {
-    let world = World::new(|ibid| ibid.grpc_layer(Unary::methods(["shop.Orders/Create"]), Policy::platform()).unwrap());
+    let world = LayerFixture::new(|ibid| {
+        ibid.grpc_layer(UnaryMethods::methods(["shop.Orders/Create"]), Policy::platform()).unwrap()
+    });
     for kind in ["application/json", "application/proto", "application/grpc-web", ""] {
         let headers = [("idempotency-key", kind), ("content-type", kind)];
         for method in ["POST", "post"] {
@@ -119,21 +121,21 @@ async fn a_unary_method_is_covered_whatever_is_sent_to_it() {
 
 #[tokio::test]
 async fn a_key_that_nothing_covers_is_told() {
-    let world = World::new(|ibid| ibid.layer(Policy::stripe()).unwrap());
+    let world = LayerFixture::new(|ibid| ibid.layer(Policy::stripe()).unwrap());
     for method in ["GET", "HEAD", "OPTIONS", "get", "PUT", "DELETE"] {
         world.send(method, Version::HTTP_11, "/a?x=1", &[KEY]).await;
     }
     world.send("PUT", Version::HTTP_11, "/b", &[]).await;
-    assert_eq!(*world.told.0.lock(), ["PUT /a", "DELETE /a"]);
+    assert_eq!(*world.uncovered_events.0.lock(), ["PUT /a", "DELETE /a"]);
     assert_eq!(world.runs(), 7);
 }
 
 /// Every request is under the first route, and could be taken for one of the others.
-struct Several(Vec<Arc<Route>>);
+struct AmbiguousRoutes(Vec<Arc<Route>>);
 
-impl Routing for Several {
-    fn route(&self, _: &Parts) -> Routed {
-        Routed::Covered { route: self.0[0].clone(), also: self.0[1..].to_vec() }
+impl Routing for AmbiguousRoutes {
+    fn route(&self, _: &Parts) -> RouteMatch {
+        RouteMatch::Covered { route: self.0[0].clone(), alternatives: self.0[1..].to_vec() }
     }
 
     fn key_headers(&self, _: &Method, _: &Parts) -> Option<Vec<HeaderName>> {
@@ -141,12 +143,12 @@ impl Routing for Several {
     }
 }
 
-fn several(policies: Vec<Policy>) -> World {
+fn several(policies: Vec<Policy>) -> LayerFixture {
     let route = |(at, policy): (usize, Policy)| {
         Arc::new(Route { name: format!("r{at}"), policy: policy.checked().unwrap(), protocol: Protocol::Http })
     };
     let routes = policies.into_iter().enumerate().map(route).collect();
-    World::new(|ibid| ibid.layer_by(Arc::new(Several(routes))))
+    LayerFixture::new(|ibid| ibid.layer_with_routing(Arc::new(AmbiguousRoutes(routes))))
 }
 
 fn keyed_by(header: &str, required: bool) -> Policy {
@@ -170,7 +172,7 @@ async fn what_any_of_several_routes_requires_is_required() {
     }
     assert_eq!(world.runs(), 1);
 
-    let signed = Policy::webhook(Scheme::GitHub, ["secret"]).unwrap();
+    let signed = Policy::webhook(WebhookScheme::GitHub, ["secret"]).unwrap();
     let world = several(vec![keyed_by("a", false), signed]);
     let forged = [("x-github-delivery", "d-1"), ("x-hub-signature-256", "sha256=00")];
     for headers in [&forged[..], &[("a", "key-1"), forged[0], forged[1]]] {
@@ -184,7 +186,7 @@ async fn what_any_of_several_routes_requires_is_required() {
 #[tokio::test]
 async fn the_first_of_several_routes_by_which_a_request_has_a_key_governs_it() {
     let mut watched = keyed_by("s", false);
-    watched.mode = Mode::Shadow;
+    watched.mode = PolicyMode::Shadow;
     let mut in_body = keyed_by("c", false);
     in_body.key.from = vec!["json:/id".parse().unwrap()];
     let world = several(vec![in_body, watched, keyed_by("b", false), keyed_by("c", false)]);

@@ -14,40 +14,40 @@ use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use ibid::{
     Ibid, Policy,
-    http::{Builder, Connection, Peer},
+    http::{IbidBuilder, PeerAddress, PeerConnection},
     store::{Memory, Store},
 };
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt;
 
-use crate::picky::Picky;
+use crate::rejecting_store::RejectingStore;
 
 const MIB: usize = 1 << 20;
 
-fn roomy() -> Policy {
+fn large_limits_policy() -> Policy {
     let mut policy = Policy::ietf();
     (policy.max_request, policy.max_response) = (25 << 20, 25 << 20);
     policy
 }
 
 /// An app that answers with as many bytes as the path says, behind a layer.
-fn app(builder: Builder) -> (Router, Ibid) {
+fn app(builder: IbidBuilder) -> (Router, Ibid) {
     let ibid = builder.build();
     let app = Router::new()
         .route("/{bytes}", post(async |path: axum::extract::Path<usize>, _: Bytes| vec![b'x'; path.0]))
         .layer(axum::extract::DefaultBodyLimit::disable())
-        .layer(ibid.layer(roomy()).unwrap());
+        .layer(ibid.layer(large_limits_policy()).unwrap());
     (app, ibid)
 }
 
-fn request(path: &str, key: &str, connection: &Connection, body: Body) -> Request<Body> {
+fn request(path: &str, key: &str, connection: &PeerConnection, body: Body) -> Request<Body> {
     let request = Request::post(path).header("authorization", "Bearer a").header("host", "x");
-    let request = request.extension(Peer([192, 0, 2, 7].into())).extension(connection.clone());
+    let request = request.extension(PeerAddress([192, 0, 2, 7].into())).extension(connection.clone());
     request.header("idempotency-key", key).body(body).unwrap()
 }
 
 /// A body of which only the beginning is ever sent.
-fn stalled(begun: usize) -> Body {
+fn stalled_body(begun: usize) -> Body {
     let begun = stream::once(async move { Ok::<_, Infallible>(Bytes::from(vec![b'x'; begun])) });
     Body::from_stream(begun.chain(stream::once(pending())))
 }
@@ -61,14 +61,14 @@ async fn silent_bodies_take_neither_memory_nor_slots() {
     let (app, _ibid) = app(Ibid::builder(Arc::new(Memory::default())).buffer_memory(256 << 20).max_running(10));
     let silent: Vec<_> = (0..300)
         .map(|n| {
-            let mut request = request("/1", &format!("silent-{n}"), &Connection::new(), stalled(0));
+            let mut request = request("/1", &format!("silent-{n}"), &PeerConnection::new(), stalled_body(0));
             request.headers_mut().insert("content-length", (25 * MIB).into());
             tokio::spawn(app.clone().oneshot(request))
         })
         .collect();
     sleep(Duration::from_millis(1)).await;
     let begun = Instant::now();
-    let answer = send(&app, request("/1", "k", &Connection::new(), Body::from(vec![b'x'; 10 * MIB]))).await;
+    let answer = send(&app, request("/1", "k", &PeerConnection::new(), Body::from(vec![b'x'; 10 * MIB]))).await;
     assert_eq!(answer.status(), StatusCode::OK);
     assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
     for silent in silent {
@@ -80,12 +80,12 @@ async fn silent_bodies_take_neither_memory_nor_slots() {
 async fn those_who_have_stopped_sending_make_room_for_others() {
     let (app, _ibid) = app(Ibid::builder(Arc::new(Memory::default())).buffer_memory(16 << 20));
     let slow = |n: u8, begun| {
-        let mut request = request("/1", &format!("slow-{n}"), &Connection::new(), stalled(begun));
-        request.extensions_mut().insert(Peer([198, 51, 100, n].into()));
+        let mut request = request("/1", &format!("slow-{n}"), &PeerConnection::new(), stalled_body(begun));
+        request.extensions_mut().insert(PeerAddress([198, 51, 100, n].into()));
         tokio::spawn(app.clone().oneshot(request))
     };
     let slow = [slow(1, 8 * MIB), slow(2, 4 * MIB), slow(3, 2 * MIB)];
-    let large = |key: &str| request("/1", key, &Connection::new(), Body::from(vec![b'x'; 4 * MIB]));
+    let large = |key: &str| request("/1", key, &PeerConnection::new(), Body::from(vec![b'x'; 4 * MIB]));
     sleep(Duration::from_millis(1)).await;
     let refused = send(&app, large("k-1")).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE, "they have only begun");
@@ -103,8 +103,8 @@ async fn those_who_have_stopped_sending_make_room_for_others() {
 async fn replays_that_are_not_read_are_counted_and_cut() {
     let (app, _ibid) = app(Ibid::builder(Arc::new(Memory::default())).buffer_memory(64 << 20));
     let path = format!("/{MIB}");
-    let replay = |connection: &Connection| request(&path, "k", connection, Body::empty());
-    let one = Connection::new();
+    let replay = |connection: &PeerConnection| request(&path, "k", connection, Body::empty());
+    let one = PeerConnection::new();
     let first = send(&app, replay(&one)).await.into_body().collect().await.unwrap().to_bytes();
     // As much as one connection may hold.
     let mut unread = Vec::new();
@@ -114,7 +114,7 @@ async fn replays_that_are_not_read_are_counted_and_cut() {
     assert!(unread.iter().all(|answer| answer.status() == StatusCode::OK));
     // Another client is not concerned.
     let begun = Instant::now();
-    let other = send(&app, replay(&Connection::new())).await;
+    let other = send(&app, replay(&PeerConnection::new())).await;
     assert_eq!(other.into_body().collect().await.unwrap().to_bytes(), first);
     assert_eq!(begun.elapsed(), Duration::ZERO);
     // The next on the same connection waits until one of them may be cut.
@@ -132,18 +132,18 @@ async fn replays_that_are_not_read_are_counted_and_cut() {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_too_large_for_the_store_is_recorded_without_its_body() {
-    let store = Picky::new(MIB);
+    let store = RejectingStore::new(MIB);
     let (app, ibid) = app(Ibid::builder(store.clone()));
     let path = format!("/{}", 2 * MIB);
-    let large = || request(&path, "k-1", &Connection::new(), Body::empty());
-    let small = || request("/10", "k-2", &Connection::new(), Body::empty());
-    store.away.store(true, SeqCst);
+    let large = || request(&path, "k-1", &PeerConnection::new(), Body::empty());
+    let small = || request("/10", "k-2", &PeerConnection::new(), Body::empty());
+    store.is_unreachable.store(true, SeqCst);
     // Without a journal they are withheld until they are recorded.
     assert_eq!(send(&app, large()).await.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(send(&app, small()).await.status(), StatusCode::SERVICE_UNAVAILABLE);
-    store.away.store(false, SeqCst);
+    store.is_unreachable.store(false, SeqCst);
     timeout(Duration::from_secs(5), ibid.drained()).await.expect("both are recorded");
-    assert_eq!(ibid.engine().later().waiting(), 0, "drained flushes what is queued");
+    assert_eq!(ibid.engine().settle_queue().pending(), 0, "drained flushes what is queued");
     assert_eq!(send(&app, small()).await.headers()["idempotent-replayed"], "true");
     let replay = send(&app, large()).await;
     assert_eq!(replay.headers()["idempotency-body"], "digest");
@@ -153,17 +153,17 @@ async fn an_answer_that_is_too_large_for_the_store_is_recorded_without_its_body(
 
 #[tokio::test(start_paused = true)]
 async fn drained_does_not_wait_for_ever_for_a_store_that_is_away() {
-    let store = Picky::new(MIB);
+    let store = RejectingStore::new(MIB);
     let (app, ibid) = app(Ibid::builder(store.clone()));
-    store.away.store(true, SeqCst);
-    let _ = send(&app, request("/1", "k", &Connection::new(), Body::empty())).await;
+    store.is_unreachable.store(true, SeqCst);
+    let _ = send(&app, request("/1", "k", &PeerConnection::new(), Body::empty())).await;
     timeout(Duration::from_secs(20), ibid.drained()).await.expect("its time is bounded");
-    assert_eq!(ibid.engine().later().waiting(), 1);
+    assert_eq!(ibid.engine().settle_queue().pending(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_store_is_swept_for_as_long_as_there_is_a_layer() {
-    let store = Picky::new(MIB);
+    let store = RejectingStore::new(MIB);
     let ibid = Ibid::builder(store.clone()).sweep_every(Some(Duration::from_secs(1))).build();
     let layer = ibid.layer(Policy::ietf());
     drop(ibid);
@@ -185,15 +185,18 @@ async fn the_store_is_swept_for_as_long_as_there_is_a_layer() {
 
 #[test]
 fn an_ibid_that_was_made_without_a_runtime_sweeps_once_there_is_one() {
-    let store = Picky::new(MIB);
+    let store = RejectingStore::new(MIB);
     let (app, ibid) = app(Ibid::builder(store.clone()).sweep_every(Some(Duration::from_millis(1))));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
-        assert_eq!(send(&app, request("/1", "k", &Connection::new(), Body::empty())).await.status(), StatusCode::OK);
+        assert_eq!(
+            send(&app, request("/1", "k", &PeerConnection::new(), Body::empty())).await.status(),
+            StatusCode::OK
+        );
         while store.sweeps.load(SeqCst) == 0 {
             sleep(Duration::from_millis(1)).await;
         }
         let at = ibid.engine().store().clone();
-        assert!(at.operators().counts().await.is_ok());
+        assert!(at.admin().counts().await.is_ok());
     });
 }

@@ -16,46 +16,49 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
 use ibid::{
-    Answered, Ibid, LabelText, Mode, Observer, OnConcurrent, Policy,
-    http::Peer,
-    store::{Ask, Claim, Cursor, End, Filter, Fingerprint, Held, Memory, Outline, Store, Tags, Token},
+    Ibid, LabelText, Observer, OnConcurrent, Policy, PolicyMode, RequestReport,
+    http::PeerAddress,
+    store::{
+        ClaimOutcome, ClaimRequest, ClaimToken, EntryFilter, Fingerprint, ListCursor, Memory, RecordSummary,
+        SettleOutcome, Settlement, Store, Tags,
+    },
 };
 use parking_lot::Mutex;
 use tower::ServiceExt;
 
 #[derive(Clone, Default)]
-struct App {
+struct LayerTestApp {
     runs: Arc<AtomicUsize>,
 }
 
-async fn pay(State(app): State<App>, body: String) -> impl IntoResponse {
+async fn pay(State(app): State<LayerTestApp>, body: String) -> impl IntoResponse {
     let run = app.runs.fetch_add(1, SeqCst) + 1;
     tokio::time::sleep(Duration::from_millis(20)).await;
     (StatusCode::CREATED, [("x-run", run.to_string())], format!("paid {body} in run {run}"))
 }
 
-async fn fail(State(app): State<App>) -> StatusCode {
+async fn fail(State(app): State<LayerTestApp>) -> StatusCode {
     app.runs.fetch_add(1, SeqCst);
     StatusCode::INTERNAL_SERVER_ERROR
 }
 
-async fn boom(State(app): State<App>) -> StatusCode {
+async fn panic_in_handler(State(app): State<LayerTestApp>) -> StatusCode {
     app.runs.fetch_add(1, SeqCst);
     panic!("planned");
 }
 
-async fn large(State(app): State<App>) -> Vec<u8> {
+async fn large(State(app): State<LayerTestApp>) -> Vec<u8> {
     app.runs.fetch_add(1, SeqCst);
     vec![b'x'; 3 << 20]
 }
 
-fn app(policy: Policy) -> (Router, App, Ibid) {
-    let app = App::default();
+fn app(policy: Policy) -> (Router, LayerTestApp, Ibid) {
+    let app = LayerTestApp::default();
     let ibid = Ibid::new(Arc::new(Memory::default()));
     let router = Router::new()
         .route("/pay", post(pay))
         .route("/fail", post(fail))
-        .route("/boom", post(boom))
+        .route("/boom", post(panic_in_handler))
         .route("/large", post(large))
         .layer(ibid.layer(policy).unwrap())
         .with_state(app.clone());
@@ -195,7 +198,7 @@ async fn a_handler_that_panics_before_there_is_a_future_leaves_the_outcome_unkno
 
 #[tokio::test]
 async fn the_app_cannot_speak_for_the_layer() {
-    async fn lies() -> impl IntoResponse {
+    async fn send_ibid_headers() -> impl IntoResponse {
         let lies = [
             ("idempotency-stored", "false"),
             ("idempotency-guarantee", "degraded"),
@@ -207,10 +210,10 @@ async fn the_app_cannot_speak_for_the_layer() {
         (StatusCode::CREATED, lies, "paid")
     }
     let mut shadow = Policy::ietf();
-    shadow.mode = Mode::Shadow;
+    shadow.mode = PolicyMode::Shadow;
     for (policy, is_removed) in [(Policy::ietf(), true), (shadow, false)] {
         let ibid = Ibid::new(Arc::new(Memory::default()));
-        let router = Router::new().route("/pay", post(lies)).layer(ibid.layer(policy).unwrap());
+        let router = Router::new().route("/pay", post(send_ibid_headers)).layer(ibid.layer(policy).unwrap());
         let mut keyless = request("/pay", "k1", "10");
         keyless.headers_mut().remove("idempotency-key");
         let keyless = router.clone().oneshot(keyless).await.unwrap();
@@ -248,7 +251,7 @@ async fn a_large_answer_is_streamed_and_remembered_as_a_digest() {
 }
 
 /// GitHub's published example.
-fn hook(path: &str, id: &str, body: &str) -> Request<Body> {
+fn github_delivery(path: &str, id: &str, body: &str) -> Request<Body> {
     let signature = "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17";
     let request = Request::post(path).header("x-github-delivery", id).header("x-hub-signature-256", signature);
     request.body(Body::from(body.to_owned())).unwrap()
@@ -256,20 +259,20 @@ fn hook(path: &str, id: &str, body: &str) -> Request<Body> {
 
 #[tokio::test]
 async fn a_forged_webhook_does_not_use_up_the_id_of_a_genuine_one() {
-    let policy = Policy::webhook(ibid::webhook::Scheme::GitHub, ["It's a Secret to Everybody"]).unwrap();
+    let policy = Policy::webhook(ibid::webhook::WebhookScheme::GitHub, ["It's a Secret to Everybody"]).unwrap();
     let (router, app, _) = app(policy);
     for forged in ["Hello, World?", "", "Hello, World! "] {
-        let answer = router.clone().oneshot(hook("/pay", "72d3162e", forged)).await.unwrap();
+        let answer = router.clone().oneshot(github_delivery("/pay", "72d3162e", forged)).await.unwrap();
         assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
     }
     assert_eq!(app.runs.load(SeqCst), 0);
     for _ in 0..3 {
-        let answer = router.clone().oneshot(hook("/pay", "72d3162e", "Hello, World!")).await.unwrap();
+        let answer = router.clone().oneshot(github_delivery("/pay", "72d3162e", "Hello, World!")).await.unwrap();
         assert_eq!((answer.status(), answer.headers()["x-run"].to_str().unwrap()), (StatusCode::CREATED, "1"));
     }
     // A failure is not remembered.
     for _ in 0..2 {
-        let answer = router.clone().oneshot(hook("/fail", "72d3162e", "Hello, World!")).await.unwrap();
+        let answer = router.clone().oneshot(github_delivery("/fail", "72d3162e", "Hello, World!")).await.unwrap();
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
     }
     assert_eq!(app.runs.load(SeqCst), 3);
@@ -289,7 +292,7 @@ fn a_policy_that_contradicts_itself_makes_no_layer() {
     assert!(why(with(|policy| policy.lease = Duration::ZERO)).starts_with("lease is zero"));
     assert!(why(with(|policy| policy.wait_timeout = Duration::MAX)).starts_with("wait_timeout is"));
     assert!(why(with(|policy| policy.ttl = Duration::MAX)).starts_with("ttl is"));
-    let unary = ibid::grpc::Unary::methods(["shop.Orders/Create"]);
+    let unary = ibid::grpc::UnaryMethods::methods(["shop.Orders/Create"]);
     let no_call = with(|policy| policy.resolve = Some("GET /a".parse().unwrap()));
     assert!(ibid.grpc_layer(unary, no_call).unwrap_err().to_string().starts_with("resolve is"));
 }
@@ -309,28 +312,29 @@ async fn the_longest_durations_are_waited_for_and_not_panicked_about() {
 
 /// Puts what is recorded at the only address that there is under another fingerprint, as if another version had recorded
 /// it.
-async fn recorded_as(store: &dyn Store, fingerprint: Fingerprint) {
-    let all = store.operators().list(&Default::default(), Default::default(), 10).await.unwrap().entries;
+async fn replace_fingerprint(store: &dyn Store, fingerprint: Fingerprint) {
+    let all = store.admin().list(&Default::default(), Default::default(), 10).await.unwrap().entries;
     let [entry] = &all[..] else { panic!("{all:?}") };
-    let Some(Claim::Done(finished)) = store.get(&entry.address).await.unwrap() else { panic!("not done") };
-    let _: Held = store.operators().forget(&entry.address, entry.fence).await.unwrap();
-    let ask = Ask {
+    let Some(ClaimOutcome::Completed(finished)) = store.get(&entry.address).await.unwrap() else { panic!("not done") };
+    let _: SettleOutcome = store.admin().forget(&entry.address, entry.fence).await.unwrap();
+    let ask = ClaimRequest {
         address: entry.address,
-        token: Token::mint(),
+        token: ClaimToken::mint(),
         fingerprint,
         tags: Tags::default(),
         label: Bytes::new(),
-        hold: Duration::from_secs(30),
-        keep: Duration::from_secs(60),
-        over: None,
+        lease: Duration::from_secs(30),
+        ttl: Duration::from_secs(60),
+        take_over: None,
     };
-    let Claim::Granted(lease) = store.claim(&Arc::new(ask)).await.unwrap() else { panic!("not free") };
-    let outline = Outline::default();
-    let end = End::Complete { failed: false, record: finished.record, outline, keep: Duration::from_secs(60) };
-    assert_eq!(store.settle(&lease, &end).await.unwrap(), Held::Held);
+    let ClaimOutcome::Granted(lease) = store.claim(&Arc::new(ask)).await.unwrap() else { panic!("not free") };
+    let outline = RecordSummary::default();
+    let end =
+        Settlement::Complete { failed: false, record: finished.record, summary: outline, ttl: Duration::from_secs(60) };
+    assert_eq!(store.settle(&lease, &end).await.unwrap(), SettleOutcome::Applied);
 }
 
-fn first_version(policy: &Policy, body: &str) -> Fingerprint {
+fn fingerprint_v1(policy: &Policy, body: &str) -> Fingerprint {
     let (uri, headers) = (Uri::from_static("/pay"), HeaderMap::new());
     Fingerprint::of_version(1, policy, &Method::POST, &uri, &headers, body.as_bytes()).unwrap()
 }
@@ -343,7 +347,7 @@ async fn what_an_older_version_recorded_is_compared_by_its_rules() {
     let send = |body: &'static str| router.clone().oneshot(request("/pay", "k1", body));
     assert_eq!(send("10").await.unwrap().status(), StatusCode::CREATED);
 
-    recorded_as(&*store, first_version(&policy, "10")).await;
+    replace_fingerprint(&*store, fingerprint_v1(&policy, "10")).await;
     let retry = send("10").await.unwrap();
     assert_eq!(
         (retry.status(), &retry.headers()["idempotent-replayed"]),
@@ -352,7 +356,7 @@ async fn what_an_older_version_recorded_is_compared_by_its_rules() {
     assert_eq!(send("11").await.unwrap().status(), StatusCode::UNPROCESSABLE_ENTITY, "another request");
 
     let unknown = Fingerprint { version: 99, digest: [7; 32] };
-    recorded_as(&*store, unknown).await;
+    replace_fingerprint(&*store, unknown).await;
     let refused = send("10").await.unwrap();
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE, "nobody can compare it");
     assert!(text(refused).await.contains("store-unavailable"));
@@ -362,7 +366,7 @@ async fn what_an_older_version_recorded_is_compared_by_its_rules() {
 #[tokio::test]
 async fn what_an_older_version_recorded_is_found_where_the_address_depends_on_the_fingerprint() {
     let mut policy = Policy::ietf();
-    (policy.on_mismatch, policy.fingerprint) = (ibid::OnMismatch::New, vec![ibid::Part::Path]);
+    (policy.on_mismatch, policy.fingerprint) = (ibid::OnMismatch::New, vec![ibid::FingerprintPart::Path]);
     let (router, _, _) = app(policy.clone());
     let print = |version, path: &'static str| {
         let uri = Uri::from_static(path);
@@ -378,11 +382,11 @@ async fn what_an_older_version_recorded_is_found_where_the_address_depends_on_th
 }
 
 /// Forgets the only key that runs, once there is one.
-async fn forget_what_runs(store: &dyn Store) {
+async fn forget_running(store: &dyn Store) {
     loop {
-        let all = store.operators().list(&Default::default(), Default::default(), 10).await.unwrap().entries;
-        if let Some(entry) = all.iter().find(|entry| entry.state == ibid::store::State::Processing) {
-            let _: Held = store.operators().forget(&entry.address, entry.fence).await.unwrap();
+        let all = store.admin().list(&Default::default(), Default::default(), 10).await.unwrap().entries;
+        if let Some(entry) = all.iter().find(|entry| entry.state == ibid::store::EntryState::Processing) {
+            let _: SettleOutcome = store.admin().forget(&entry.address, entry.fence).await.unwrap();
             return;
         }
         tokio::task::yield_now().await;
@@ -393,14 +397,14 @@ async fn forget_what_runs(store: &dyn Store) {
 /// operator forgets every key that is running.
 async fn in_shadow_mode(path: &str, forgets: bool) -> [StatusCode; 2] {
     let mut policy = Policy::ietf();
-    policy.mode = ibid::Mode::Shadow;
+    policy.mode = ibid::PolicyMode::Shadow;
     let ibid = Ibid::new(Arc::new(Memory::default()));
     let store = ibid.engine().store().clone();
     let handler = move |status: StatusCode| {
         let store = store.clone();
         async move {
             if forgets {
-                forget_what_runs(&*store).await;
+                forget_running(&*store).await;
             }
             status
         }
@@ -431,22 +435,22 @@ async fn in_shadow_mode_the_client_gets_what_the_app_says_whatever_becomes_of_th
 
 /// Keys, client addresses and request ids of what was answered.
 #[derive(Default)]
-struct Told(Mutex<Vec<(String, String, String)>>);
+struct RequestReports(Mutex<Vec<(String, String, String)>>);
 
-impl Observer for Told {
-    fn answered(&self, request: &Answered<'_>) {
-        let peer = request.peer.map(|peer| peer.to_string()).unwrap_or_default();
+impl Observer for RequestReports {
+    fn answered(&self, request: &RequestReport<'_>) {
+        let peer = request.client_address.map(|peer| peer.to_string()).unwrap_or_default();
         self.0.lock().push((request.key.into(), peer, request.request_id.into()));
     }
 }
 
 /// An app that answers with the id of the request as it got it.
-fn naming(policy: Policy) -> (Router, Arc<Told>) {
-    naming_on(Arc::new(Memory::default()), policy)
+fn app_naming_requests(policy: Policy) -> (Router, Arc<RequestReports>) {
+    app_naming_requests_on(Arc::new(Memory::default()), policy)
 }
 
-fn naming_on(store: Arc<dyn Store>, policy: Policy) -> (Router, Arc<Told>) {
-    let told = Arc::new(Told::default());
+fn app_naming_requests_on(store: Arc<dyn Store>, policy: Policy) -> (Router, Arc<RequestReports>) {
+    let told = Arc::new(RequestReports::default());
     let ibid = Ibid::builder(store).observer(told.clone()).build();
     let name = |headers: HeaderMap| async move {
         let ids: Vec<_> = headers.get_all("x-request-id").iter().map(|id| id.to_str().unwrap().to_owned()).collect();
@@ -469,7 +473,7 @@ async fn an_invalid_key_is_masked_in_the_refusal_and_for_observers() {
         (Policy::leads(), "short", "", "****"),
         (from_body, "", in_body.as_str(), "550e****000x"),
     ] {
-        let (router, told) = naming(policy);
+        let (router, told) = app_naming_requests(policy);
         let mut request = Request::post("/pay").header("host", "x").header("content-type", "application/json");
         if !key.is_empty() {
             request = request.header("x-idempotency-key", HeaderValue::from_bytes(key.as_bytes()).unwrap());
@@ -486,7 +490,7 @@ async fn an_invalid_key_is_masked_in_the_refusal_and_for_observers() {
 async fn a_valid_request_id_is_kept_and_another_is_made() {
     let mut policy = Policy::membership();
     policy.scope = vec!["global".parse().unwrap()];
-    let (router, told) = naming(policy);
+    let (router, told) = app_naming_requests(policy);
     let (longest, too_long) = ("x".repeat(128), "x".repeat(129));
     let sent: [(&[&str], bool); 6] = [
         (&["req-1"], true),
@@ -523,7 +527,7 @@ async fn a_valid_request_id_is_kept_and_another_is_made() {
 async fn a_header_that_the_key_comes_from_reaches_the_app_as_it_was_sent() {
     let mut policy = Policy::ietf();
     policy.key.from = vec!["header:X-Request-Id".parse().unwrap()];
-    let (router, _) = naming(policy);
+    let (router, _) = app_naming_requests(policy);
     let long = "x".repeat(200);
     let mut request = request("/pay", "unused", "");
     request.headers_mut().insert("x-request-id", long.parse().unwrap());
@@ -533,17 +537,17 @@ async fn a_header_that_the_key_comes_from_reaches_the_app_as_it_was_sent() {
 #[tokio::test]
 async fn the_client_is_found_behind_trusted_proxies() {
     let store: Arc<dyn Store> = Arc::new(Memory::default());
-    let (router, told) = naming_on(store.clone(), Policy::ietf());
+    let (router, told) = app_naming_requests_on(store.clone(), Policy::ietf());
     for (peer, chain, client) in
         [("127.0.0.1", "198.51.100.9, 203.0.113.7", "203.0.113.7"), ("192.0.2.4", "203.0.113.7", "192.0.2.4")]
     {
         let mut request = request("/pay", "k1", "");
         request.headers_mut().insert("x-forwarded-for", chain.parse().unwrap());
-        request.extensions_mut().insert(Peer(peer.parse().unwrap()));
+        request.extensions_mut().insert(PeerAddress(peer.parse().unwrap()));
         let _ = router.clone().oneshot(request).await.unwrap();
         assert_eq!(told.0.lock().last().unwrap().1, client);
     }
-    let page = store.operators().list(&Filter::default(), Cursor::default(), 9).await.unwrap();
+    let page = store.admin().list(&EntryFilter::default(), ListCursor::default(), 9).await.unwrap();
     let record = LabelText::decode(&page.entries[0].label).unwrap();
     assert_eq!(record.peer, "203.0.113.7", "the first");
 }
@@ -568,10 +572,10 @@ async fn large_answers_are_compressed_in_the_store_and_read_by_everybody() {
             assert_eq!(text(again).await, first);
         }
     }
-    let page = store.operators().list(&Filter::default(), Cursor::default(), 9).await.unwrap();
+    let page = store.admin().list(&EntryFilter::default(), ListCursor::default(), 9).await.unwrap();
     let mut sizes = Vec::new();
     for entry in &page.entries {
-        let Some(Claim::Done(done)) = store.get(&entry.address).await.unwrap() else { panic!("{entry:?}") };
+        let Some(ClaimOutcome::Completed(done)) = store.get(&entry.address).await.unwrap() else { panic!("{entry:?}") };
         sizes.push((entry.tags.key().to_owned(), done.record.len()));
     }
     sizes.sort_by_key(|(_, size)| *size);

@@ -2,8 +2,8 @@
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
-use super::Kind;
-use crate::fault::{Fault, Process};
+use super::ScenarioStore;
+use crate::fault::{ChaosFault, ServerProcess};
 
 mod postgres;
 mod redis;
@@ -11,15 +11,15 @@ mod redis;
 /// One server that a store needs.
 pub struct Server {
     /// It can be killed and paused.
-    pub process: Arc<dyn Process>,
+    pub process: Arc<dyn ServerProcess>,
     /// Where it listens.
     pub addr: SocketAddr,
     /// Whether gateways reach it over links. Not where servers tell clients each other's addresses: those lead past links.
-    pub linked: bool,
+    pub via_proxy: bool,
 }
 
 /// A store's servers, running. Dropping it ends them.
-pub trait Backend: Send + Sync {
+pub trait StoreBackend: Send + Sync {
     /// The servers.
     fn servers(&self) -> Vec<Server>;
 
@@ -27,7 +27,7 @@ pub trait Backend: Send + Sync {
     fn store(&self, at: &dyn Fn(&str) -> SocketAddr) -> String;
 
     /// What else can happen to it: a failover, a reshard.
-    fn others(&self) -> Vec<Box<dyn Fault>> {
+    fn other_faults(&self) -> Vec<Box<dyn ChaosFault>> {
         Vec::new()
     }
 }
@@ -41,32 +41,38 @@ pub trait Backend: Send + Sync {
 /// # Panics
 ///
 /// If a server does not start, with its log.
-pub async fn start(kind: Kind, bin: &Path) -> Result<Box<dyn Backend>, String> {
+pub async fn start(kind: ScenarioStore, bin: &Path) -> Result<Box<dyn StoreBackend>, String> {
     Ok(match kind {
-        Kind::Memory => Box::new(OwnStore("memory:")),
-        Kind::Embedded => Box::new(OwnStore("embedded:data")),
-        Kind::Redis => Box::new(blocking(|| redis::Alone::start(&[])).await),
-        Kind::RedisWithoutLog => Box::new(blocking(|| redis::Alone::start(&["appendonly no"])).await),
-        Kind::Sentinel => Box::new(blocking(redis::Watched::start).await),
-        Kind::Failover { wait_replicas } => {
-            Box::new(blocking(move || redis::Watched::failing_over(wait_replicas)).await)
+        ScenarioStore::Memory => Box::new(LocalBackend("memory:")),
+        ScenarioStore::Embedded => Box::new(LocalBackend("embedded:data")),
+        ScenarioStore::Redis => Box::new(run_blocking(|| redis::RedisBackend::start(&[])).await),
+        ScenarioStore::RedisWithoutLog => {
+            Box::new(run_blocking(|| redis::RedisBackend::start(&["appendonly no"])).await)
         }
-        Kind::Cluster => Box::new(blocking(redis::Clustered::start).await),
-        Kind::Postgres => Box::new(postgres::Alone::start(bin).await?),
-        Kind::TieredStrict => Box::new(postgres::Tiered::start(bin, postgres::Mode::Strict).await?),
-        Kind::TieredLoose => Box::new(postgres::Tiered::start(bin, postgres::Mode::Loose).await?),
+        ScenarioStore::Sentinel => Box::new(run_blocking(redis::SentinelBackend::start).await),
+        ScenarioStore::Failover { wait_replicas } => {
+            Box::new(run_blocking(move || redis::SentinelBackend::failing_over(wait_replicas)).await)
+        }
+        ScenarioStore::Cluster => Box::new(run_blocking(redis::ClusterBackend::start).await),
+        ScenarioStore::Postgres => Box::new(postgres::PostgresBackend::start(bin).await?),
+        ScenarioStore::TieredStrict => {
+            Box::new(postgres::TieredBackend::start(bin, postgres::TieredBackendMode::Strict).await?)
+        }
+        ScenarioStore::TieredLoose => {
+            Box::new(postgres::TieredBackend::start(bin, postgres::TieredBackendMode::Loose).await?)
+        }
     })
 }
 
-async fn blocking<T: Send + 'static>(start: impl FnOnce() -> T + Send + 'static) -> T {
+async fn run_blocking<T: Send + 'static>(start: impl FnOnce() -> T + Send + 'static) -> T {
     let started = tokio::task::spawn_blocking(start).await;
     started.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 /// A store that every gateway has to itself, in its own folder.
-struct OwnStore(&'static str);
+struct LocalBackend(&'static str);
 
-impl Backend for OwnStore {
+impl StoreBackend for LocalBackend {
     fn servers(&self) -> Vec<Server> {
         Vec::new()
     }

@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{task::spawn_blocking, time::timeout};
 
-use crate::kit::client;
+use crate::common::client;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One browser with a profile of its own. Killed when dropped.
-pub(super) struct Browser {
+pub(super) struct WebDriverBrowser {
     driver: Child,
     /// The browser's own process; the driver does not take it along when it is killed.
     chromium: Option<u64>,
@@ -24,13 +24,13 @@ pub(super) struct Browser {
     _profile: TempDir,
 }
 
-impl Browser {
-    pub(super) async fn start() -> Browser {
+impl WebDriverBrowser {
+    pub(super) async fn start() -> WebDriverBrowser {
         let profile = tempfile::Builder::new().prefix("ibid-chromium-").tempdir().expect("a folder");
-        let starting = timeout(DEADLINE, spawn_blocking(ibid_testkit::chromedriver::start)).await;
+        let starting = timeout(SCRIPT_TIMEOUT, spawn_blocking(ibid_testkit::chromedriver::start)).await;
         let (driver, port) = starting.expect("the driver starts").expect("no panic");
         let session = format!("http://127.0.0.1:{port}/session");
-        let mut browser = Browser { driver, chromium: None, session, http: client(), _profile: profile };
+        let mut browser = WebDriverBrowser { driver, chromium: None, session, http: client(), _profile: profile };
         let options = json!({ "binary": "/usr/bin/chromium", "args": [
             "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -102,7 +102,7 @@ impl Browser {
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body.to_string());
         }
-        let answer = timeout(DEADLINE * 2, async { request.send().await?.text().await }).await;
+        let answer = timeout(SCRIPT_TIMEOUT * 2, async { request.send().await?.text().await }).await;
         let text = answer.unwrap_or_else(|_| panic!("the browser does not answer {path}"));
         let text = text.unwrap_or_else(|error| panic!("{path}: {error}"));
         let mut answer: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}: {text}"));
@@ -115,7 +115,7 @@ impl Browser {
     }
 }
 
-impl Drop for Browser {
+impl Drop for WebDriverBrowser {
     fn drop(&mut self) {
         if let Some(id) = self.chromium {
             let _ = Command::new("kill").args(["-KILL", &id.to_string()]).stderr(Stdio::null()).status();

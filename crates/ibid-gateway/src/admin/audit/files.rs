@@ -1,4 +1,4 @@
-//! The files of the trail: lines of JSON, appended and synced. Bound: two of [`FILE`] bytes.
+//! The files of the trail: lines of JSON, appended and synced. Bound: two of [`MAX_FILE_BYTES`] bytes.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -7,37 +7,37 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ibid_stores::Lock;
+use ibid_stores::ProcessLock;
 use serde::Serialize;
 
 /// One file holds no more; there are two.
-pub(super) const FILE: u64 = 4 << 20;
+pub(super) const MAX_FILE_BYTES: u64 = 4 << 20;
 /// What is read of a file that somebody else has made longer.
-const LONGEST: u64 = 2 * FILE;
+const MAX_READ_BYTES: u64 = 2 * MAX_FILE_BYTES;
 
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct AuditFiles {
     /// For as long as the trail is open.
-    _lock: Lock,
+    _lock: ProcessLock,
     path: PathBuf,
     pub(super) file: File,
     length: u64,
 }
 
-impl Files {
+impl AuditFiles {
     /// Takes the trail for this process; folder and file are made if they are missing.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
-        let lock = Lock::take(&with(path, ".lock")).map_err(|why| match why.kind() {
+        let lock = ProcessLock::acquire(&with_suffix(path, ".lock")).map_err(|why| match why.kind() {
             io::ErrorKind::WouldBlock => {
                 let what = format!("{why}; each gateway writes to a file of its own, so name another");
                 io::Error::new(io::ErrorKind::WouldBlock, what)
             }
             _ => why,
         })?;
-        let (file, length) = appended(path)?;
+        let (file, length) = open_for_append(path)?;
         Ok(Self { _lock: lock, path: path.into(), file, length })
     }
 
@@ -48,20 +48,20 @@ impl Files {
             Err(why) => return (false, Err(why.into())),
         };
         bytes.push(b'\n');
-        let full = self.length > 0 && self.length + bytes.len() as u64 > FILE;
-        match if full { self.turn() } else { Ok(()) } {
+        let full = self.length > 0 && self.length + bytes.len() as u64 > MAX_FILE_BYTES;
+        match if full { self.rotate() } else { Ok(()) } {
             Ok(()) => (full, self.append(&bytes)),
             Err(why) => (false, Err(why)),
         }
     }
 
-    fn turn(&mut self) -> io::Result<()> {
-        match fs::rename(&self.path, older(&self.path)) {
+    fn rotate(&mut self) -> io::Result<()> {
+        match fs::rename(&self.path, older_path(&self.path)) {
             // It was turned, and the new one could not be made.
             Err(why) if why.kind() == io::ErrorKind::NotFound => {}
             turned => turned?,
         }
-        (self.file, self.length) = appended(&self.path)?;
+        (self.file, self.length) = open_for_append(&self.path)?;
         Ok(())
     }
 
@@ -77,32 +77,32 @@ impl Files {
 }
 
 /// The file that was full before this one.
-pub(super) fn older(path: &Path) -> PathBuf {
-    with(path, ".1")
+pub(super) fn older_path(path: &Path) -> PathBuf {
+    with_suffix(path, ".1")
 }
 
 /// What a file holds; nothing if it is not there.
-pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     match File::open(path) {
-        Ok(file) => file.take(LONGEST).read_to_end(&mut text)?,
+        Ok(file) => file.take(MAX_READ_BYTES).read_to_end(&mut text)?,
         Err(why) if why.kind() == io::ErrorKind::NotFound => 0,
         Err(why) => return Err(why),
     };
     Ok(text)
 }
 
-fn with(path: &Path, end: &str) -> PathBuf {
+fn with_suffix(path: &Path, end: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(end);
     name.into()
 }
 
 /// A file to append to, and how long it is. Who did what to whom is for its owner to read.
-fn appended(path: &Path) -> io::Result<(File, u64)> {
+fn open_for_append(path: &Path) -> io::Result<(File, u64)> {
     let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
     let mut length = file.metadata()?.len();
-    if length > 0 && !ends_a_line(&file, length)? {
+    if length > 0 && !ends_with_newline(&file, length)? {
         // What a killed process left is a line of its own.
         file.write_all(b"\n")?;
         length += 1;
@@ -112,7 +112,7 @@ fn appended(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, length))
 }
 
-fn ends_a_line(file: &File, length: u64) -> io::Result<bool> {
+fn ends_with_newline(file: &File, length: u64) -> io::Result<bool> {
     let mut last = [0];
     file.read_exact_at(&mut last, length - 1)?;
     Ok(last == *b"\n")

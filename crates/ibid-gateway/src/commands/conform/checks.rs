@@ -1,20 +1,20 @@
 //! The checks, in the order in which they are made: each file has those of one kind.
 
 use super::{
-    request::Seen,
-    session::{Runs, Session},
-    wire::{Answer, Broken},
+    connection::{ExchangeError, RawResponse},
+    request::RawExchange,
+    session::{ConformSession, RunComparison},
 };
 
 mod concurrency;
-mod differences;
 mod keys;
+mod mismatches;
 mod problems;
 mod replays;
 
 /// Why the run ended early.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum RunAborted {
     /// Nobody is there.
     Unreachable(String),
     /// It was asked for in a way that cannot work.
@@ -22,73 +22,89 @@ pub(super) enum Stop {
 }
 
 /// Every check of the profile. They stop early if the operation itself does not work.
-pub(super) async fn all(session: &mut Session) -> Result<(), Stop> {
-    let Some(first) = replays::first(session).await? else { return Ok(()) };
-    replays::retry(session, first).await?;
-    differences::all(session).await?;
-    concurrency::burst(session).await?;
-    concurrency::disconnect(session).await?;
-    replays::failure(session).await?;
-    keys::all(session).await?;
-    keys::get(session).await?;
-    problems::all(session);
+pub(super) async fn run_all(session: &mut ConformSession) -> Result<(), RunAborted> {
+    let Some(first) = replays::run_first(session).await? else { return Ok(()) };
+    replays::check_retries(session, first).await?;
+    mismatches::check_all(session).await?;
+    concurrency::check_bursts(session).await?;
+    concurrency::check_disconnect(session).await?;
+    replays::check_failure(session).await?;
+    keys::check_all(session).await?;
+    keys::check_get(session).await?;
+    problems::check_all(session);
     Ok(())
 }
 
 /// How often the operation ran since `before`.
-async fn ran_since(session: &mut Session, before: Option<u64>) -> Result<Option<u64>, Stop> {
+async fn ran_since(session: &mut ConformSession, before: Option<u64>) -> Result<Option<u64>, RunAborted> {
     let after = count(session).await?;
     Ok(before.zip(after).map(|(before, after)| after.saturating_sub(before)))
 }
 
-async fn count(session: &mut Session) -> Result<Option<u64>, Stop> {
-    session.count().await.map_err(Stop::Usage)
+async fn count(session: &mut ConformSession) -> Result<Option<u64>, RunAborted> {
+    session.execution_count().await.map_err(RunAborted::Usage)
 }
 
 /// What the second of two requests may get.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Expected {
+enum ExpectedOutcome {
     /// A refusal with this status, and no run.
     Refused(u16),
     /// Its own run.
-    Own,
+    OwnRun,
     /// The first's answer.
-    Same,
+    Replay,
 }
 
 /// Judges the second of two requests, of which the first ran.
-fn judge(session: &mut Session, id: &str, expected: Expected, first: &Answer, second: &Seen, ran: Option<u64>) {
+fn judge_second(
+    session: &mut ConformSession, id: &str, expected: ExpectedOutcome, first: &RawResponse, second: &RawExchange,
+    ran: Option<u64>,
+) {
     let told = "nothing tells one run from another; name --count-url";
-    let Ok(answer) = &second.answer else {
-        return session.found(id, false, "an answer", second);
+    let Ok(answer) = &second.response else {
+        return session.report_exchange(id, false, "an answer", second);
     };
-    let runs = session.same_run(first, answer, ran);
+    let runs = session.compare_runs(first, answer, ran);
     match expected {
-        Expected::Refused(status) => {
+        ExpectedOutcome::Refused(status) => {
             let fine = answer.status == status && ran.unwrap_or(0) == 0;
-            let expected = format!("{status}, and no run{}", times(ran));
-            session.found(id, fine, expected, second);
+            let expected = format!("{status}, and no run{}", format_run_count(ran));
+            session.report_exchange(id, fine, expected, second);
         }
-        Expected::Own if !answer.is_success() => session.found(id, false, "a run of its own, with success", second),
-        Expected::Same if answer.status != first.status => {
-            session.found(id, false, format!("the first answer, {}", first.status), second);
+        ExpectedOutcome::OwnRun if !answer.is_success() => {
+            session.report_exchange(id, false, "a run of its own, with success", second)
         }
-        Expected::Own => match runs {
-            Runs::Untold => session.not_performed(id, told),
-            runs => session.found(id, runs == Runs::Another, format!("a run of its own{}", times(ran)), second),
+        ExpectedOutcome::Replay if answer.status != first.status => {
+            session.report_exchange(id, false, format!("the first answer, {}", first.status), second);
+        }
+        ExpectedOutcome::OwnRun => match runs {
+            RunComparison::Undetermined => session.report_not_performed(id, told),
+            runs => session.report_exchange(
+                id,
+                runs == RunComparison::AnotherRun,
+                format!("a run of its own{}", format_run_count(ran)),
+                second,
+            ),
         },
-        Expected::Same => match runs {
-            Runs::Untold => session.not_performed(id, told),
+        ExpectedOutcome::Replay => match runs {
+            RunComparison::Undetermined => session.report_not_performed(id, told),
             runs => {
-                let fine = runs == Runs::Same && session.essence(first) == session.essence(answer);
-                session.found(id, fine, format!("the first answer, and no run{}", times(ran)), second);
+                let fine =
+                    runs == RunComparison::SameRun && session.comparable_body(first) == session.comparable_body(answer);
+                session.report_exchange(
+                    id,
+                    fine,
+                    format!("the first answer, and no run{}", format_run_count(ran)),
+                    second,
+                );
             }
         },
     }
 }
 
 /// `(it ran 2 times)`.
-fn times(ran: Option<u64>) -> String {
+fn format_run_count(ran: Option<u64>) -> String {
     match ran {
         None => String::new(),
         Some(1) => " (it ran once)".into(),
@@ -97,9 +113,9 @@ fn times(ran: Option<u64>) -> String {
 }
 
 /// An answer, or the end of the run: whoever was there has gone.
-fn answered(seen: &Seen) -> Result<(), Stop> {
-    match &seen.answer {
-        Err(Broken::Unreachable(why)) => Err(Stop::Unreachable(why.clone())),
+fn require_answer(seen: &RawExchange) -> Result<(), RunAborted> {
+    match &seen.response {
+        Err(ExchangeError::Unreachable(why)) => Err(RunAborted::Unreachable(why.clone())),
         _ => Ok(()),
     }
 }

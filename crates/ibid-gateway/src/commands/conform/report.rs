@@ -5,46 +5,47 @@ use std::{io, time::Duration};
 use serde_json::json;
 
 use super::{
-    profile::{Level, Profile},
-    session::{Finding, Verdict},
+    profile::{CheckLevel, ConformProfile},
+    session::{CheckFinding, CheckVerdict},
 };
 
 /// A run that has ended.
-pub(super) struct Run<'a> {
+pub(super) struct ConformReport<'a> {
     pub(super) url: &'a str,
-    pub(super) profile: &'a Profile,
-    pub(super) findings: &'a [Finding],
+    pub(super) profile: &'a ConformProfile,
+    pub(super) findings: &'a [CheckFinding],
     pub(super) requests: usize,
-    pub(super) took: Duration,
+    pub(super) elapsed: Duration,
 }
 
 /// What the profile checks, and why.
-pub(super) fn list(profile: &Profile, out: &mut dyn io::Write) -> io::Result<()> {
+pub(super) fn print_rules(profile: &ConformProfile, out: &mut dyn io::Write) -> io::Result<()> {
     for rule in profile.rules() {
         let level = match rule.level {
-            Level::Required => "required",
-            Level::Advised => "advised",
+            CheckLevel::Required => "required",
+            CheckLevel::Advised => "advised",
         };
-        writeln!(out, "{:<22}  {level:<8}  {}\n{:<34}{}", rule.id, rule.title, "", rule.cites)?;
+        writeln!(out, "{:<22}  {level:<8}  {}\n{:<34}{}", rule.id, rule.title, "", rule.citation)?;
     }
     Ok(())
 }
 
-impl Run<'_> {
+impl ConformReport<'_> {
     /// One line per check; more where it failed.
-    pub(super) fn text(&self, out: &mut dyn io::Write) -> io::Result<()> {
+    pub(super) fn print_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
         writeln!(out, "{}, profile {}\n", self.url, self.profile)?;
         for finding in self.findings {
-            let Finding { rule, sent, came, expected, .. } = finding;
-            let word = word(finding.verdict);
+            let CheckFinding { rule, sent, received: came, expected, .. } = finding;
+            let word = verdict_word(finding.verdict);
             match finding.verdict {
-                Verdict::NotPerformed => {
+                CheckVerdict::NotPerformed => {
                     writeln!(out, "{word:<13}  {:<22}  {}\n{:<39}{expected}", rule.id, rule.title, "")?;
                 }
-                Verdict::Passed => writeln!(out, "{word:<13}  {:<22}  {}", rule.id, rule.title)?,
-                Verdict::Failed | Verdict::Advice => {
+                CheckVerdict::Passed => writeln!(out, "{word:<13}  {:<22}  {}", rule.id, rule.title)?,
+                CheckVerdict::Failed | CheckVerdict::Advice => {
                     writeln!(out, "{word:<13}  {:<22}  {}", rule.id, rule.title)?;
-                    for (name, text) in [("sent", sent), ("came", came), ("expected", expected), ("cites", &rule.cites)]
+                    for (name, text) in
+                        [("sent", sent), ("came", came), ("expected", expected), ("cites", &rule.citation)]
                     {
                         if !text.is_empty() {
                             writeln!(out, "{:<15}{name:<8}  {text}", "")?;
@@ -57,40 +58,40 @@ impl Run<'_> {
         writeln!(
             out,
             "\n{} passed, {} failed, {} advised, {} not performed; {} requests in {:.1} s",
-            count(Verdict::Passed),
-            count(Verdict::Failed),
-            count(Verdict::Advice),
-            count(Verdict::NotPerformed),
+            count(CheckVerdict::Passed),
+            count(CheckVerdict::Failed),
+            count(CheckVerdict::Advice),
+            count(CheckVerdict::NotPerformed),
             self.requests,
-            self.took.as_secs_f64()
+            self.elapsed.as_secs_f64()
         )
     }
 
-    fn count(&self, verdict: Verdict) -> usize {
+    fn count(&self, verdict: CheckVerdict) -> usize {
         self.findings.iter().filter(|finding| finding.verdict == verdict).count()
     }
 
     /// Everything.
-    pub(super) fn json(&self, out: &mut dyn io::Write) -> io::Result<()> {
+    pub(super) fn print_json(&self, out: &mut dyn io::Write) -> io::Result<()> {
         let checks = self.findings.iter().map(|finding| {
             json!({
                 "id": finding.rule.id,
                 "title": finding.rule.title,
-                "level": if finding.rule.level == Level::Required { "required" } else { "advised" },
-                "verdict": word(finding.verdict).to_lowercase(),
+                "level": if finding.rule.level == CheckLevel::Required { "required" } else { "advised" },
+                "verdict": verdict_word(finding.verdict).to_lowercase(),
                 "sent": finding.sent,
-                "came": finding.came,
+                "came": finding.received,
                 "expected": finding.expected,
-                "cites": finding.rule.cites,
+                "cites": finding.rule.citation,
             })
         });
         let all = json!({
             "url": self.url,
             "profile": self.profile.name,
-            "passed": self.count(Verdict::Passed),
-            "failed": self.count(Verdict::Failed),
-            "advised": self.count(Verdict::Advice),
-            "not_performed": self.count(Verdict::NotPerformed),
+            "passed": self.count(CheckVerdict::Passed),
+            "failed": self.count(CheckVerdict::Failed),
+            "advised": self.count(CheckVerdict::Advice),
+            "not_performed": self.count(CheckVerdict::NotPerformed),
             "requests": self.requests,
             "checks": checks.collect::<Vec<_>>(),
         });
@@ -98,36 +99,41 @@ impl Run<'_> {
     }
 
     /// One test case per check. What was not performed is `skipped`; advice is a failure only where it is asked for.
-    pub(super) fn junit(&self, strict: bool, complete: bool) -> String {
+    pub(super) fn to_junit(&self, strict: bool, complete: bool) -> String {
         let failed = |verdict| match verdict {
-            Verdict::Passed => false,
-            Verdict::Failed => true,
-            Verdict::Advice => strict,
-            Verdict::NotPerformed => complete,
+            CheckVerdict::Passed => false,
+            CheckVerdict::Failed => true,
+            CheckVerdict::Advice => strict,
+            CheckVerdict::NotPerformed => complete,
         };
         let failures = self.findings.iter().filter(|finding| failed(finding.verdict)).count();
-        let skipped = if complete { 0 } else { self.count(Verdict::NotPerformed) };
+        let skipped = if complete { 0 } else { self.count(CheckVerdict::NotPerformed) };
         let mut xml = format!(
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n<testsuite name=\"ibid conform {}\" tests=\"{}\" \
              failures=\"{failures}\" errors=\"0\" skipped=\"{skipped}\" time=\"{:.3}\">\n",
-            escaped(self.profile.name),
+            escape_xml(self.profile.name),
             self.findings.len(),
-            self.took.as_secs_f64()
+            self.elapsed.as_secs_f64()
         );
         for finding in self.findings {
-            let Finding { rule, sent, came, expected, .. } = finding;
-            let name = escaped(&format!("{}: {}", rule.id, rule.title));
-            xml.push_str(&format!("<testcase classname=\"conform.{}\" name=\"{name}\">", escaped(self.profile.name)));
+            let CheckFinding { rule, sent, received: came, expected, .. } = finding;
+            let name = escape_xml(&format!("{}: {}", rule.id, rule.title));
+            xml.push_str(&format!(
+                "<testcase classname=\"conform.{}\" name=\"{name}\">",
+                escape_xml(self.profile.name)
+            ));
             let (expected, told) = (
-                escaped(expected),
-                escaped(&format!("sent: {sent}\ncame: {came}\nexpected: {expected}\ncites: {}", rule.cites)),
+                escape_xml(expected),
+                escape_xml(&format!("sent: {sent}\ncame: {came}\nexpected: {expected}\ncites: {}", rule.citation)),
             );
             match finding.verdict {
                 verdict if failed(verdict) => {
                     xml.push_str(&format!("<failure message=\"expected {expected}\">{told}</failure>"));
                 }
-                Verdict::NotPerformed => xml.push_str(&format!("<skipped message=\"not performed: {expected}\"/>")),
-                Verdict::Advice => xml.push_str(&format!("<system-out>advice\n{told}</system-out>")),
+                CheckVerdict::NotPerformed => {
+                    xml.push_str(&format!("<skipped message=\"not performed: {expected}\"/>"))
+                }
+                CheckVerdict::Advice => xml.push_str(&format!("<system-out>advice\n{told}</system-out>")),
                 _ => {}
             }
             xml.push_str("</testcase>\n");
@@ -137,17 +143,17 @@ impl Run<'_> {
     }
 }
 
-fn word(verdict: Verdict) -> &'static str {
+fn verdict_word(verdict: CheckVerdict) -> &'static str {
     match verdict {
-        Verdict::Passed => "passed",
-        Verdict::Failed => "FAILED",
-        Verdict::Advice => "advice",
-        Verdict::NotPerformed => "not performed",
+        CheckVerdict::Passed => "passed",
+        CheckVerdict::Failed => "FAILED",
+        CheckVerdict::Advice => "advice",
+        CheckVerdict::NotPerformed => "not performed",
     }
 }
 
 /// Text for XML 1.0, which has no room for most control characters, escaped or not.
-fn escaped(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -170,6 +176,6 @@ mod tests {
 
     #[test]
     fn text_of_others_stays_text_in_xml() {
-        assert_eq!(escaped("<a href=\"x\">&\u{1b}\n"), "&lt;a href=&quot;x&quot;&gt;&amp;\u{fffd}&#10;");
+        assert_eq!(escape_xml("<a href=\"x\">&\u{1b}\n"), "&lt;a href=&quot;x&quot;&gt;&amp;\u{fffd}&#10;");
     }
 }

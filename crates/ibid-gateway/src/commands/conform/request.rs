@@ -4,14 +4,14 @@
 
 use bytes::Bytes;
 
-use super::wire::{Answer, Broken};
+use super::connection::{ExchangeError, RawResponse};
 
 /// How much of a body is shown.
-const SHOWN: usize = 300;
+const MAX_BODY_SHOWN: usize = 300;
 
 /// One request, as it is written.
 #[derive(Debug, Clone)]
-pub(super) struct Request {
+pub(super) struct RawRequest {
     pub(super) method: String,
     pub(super) target: String,
     /// Key headers, in any number and with any bytes.
@@ -23,19 +23,19 @@ pub(super) struct Request {
 
 /// What was sent and what came.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
-    pub(super) sent: String,
-    pub(super) answer: Result<Answer, Broken>,
+pub(super) struct RawExchange {
+    pub(super) request: String,
+    pub(super) response: Result<RawResponse, ExchangeError>,
 }
 
-impl Request {
+impl RawRequest {
     pub(super) fn with_headers(mut self, headers: &[(String, String)]) -> Self {
         self.headers.retain(|(name, _)| !headers.iter().any(|(other, _)| other.eq_ignore_ascii_case(name)));
         self.headers.extend_from_slice(headers);
         self
     }
 
-    pub(super) fn bytes(&self, host: &str) -> Vec<u8> {
+    pub(super) fn to_bytes(&self, host: &str) -> Vec<u8> {
         let mut bytes = format!(
             "{} {} HTTP/1.1\r\nhost: {host}\r\nuser-agent: ibid-conform/{}\r\nconnection: {}\r\n",
             self.method,
@@ -68,36 +68,36 @@ impl Request {
     }
 
     /// For people: without the values of headers that may be secret.
-    pub(super) fn shown(&self) -> String {
+    pub(super) fn redacted(&self) -> String {
         let mut shown = format!("{} {}", self.method, self.target);
         for (name, _) in self.headers.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("content-type")) {
             shown.push_str(&format!(", {name}: ****"));
         }
         for (name, value) in &self.keys {
-            shown.push_str(&format!(", {name}: {}", visible(value)));
+            shown.push_str(&format!(", {name}: {}", printable(value)));
         }
         if self.connection != "close" {
             shown.push_str(&format!(", connection: {}", self.connection));
         }
         if let Some(body) = &self.body {
-            shown.push_str(&format!(", body {}", visible(body)));
+            shown.push_str(&format!(", body {}", printable(body)));
         }
         shown
     }
 }
 
-impl Seen {
+impl RawExchange {
     pub(super) fn status(&self) -> Option<u16> {
-        self.answer.as_ref().ok().map(|answer| answer.status)
+        self.response.as_ref().ok().map(|answer| answer.status)
     }
 
     pub(super) fn is_success(&self) -> bool {
-        self.answer.as_ref().is_ok_and(Answer::is_success)
+        self.response.as_ref().is_ok_and(RawResponse::is_success)
     }
 
     /// What came, in a line.
-    pub(super) fn came(&self) -> String {
-        let answer = match &self.answer {
+    pub(super) fn describe_response(&self) -> String {
+        let answer = match &self.response {
             Ok(answer) => answer,
             Err(broken) => return broken.to_string(),
         };
@@ -107,18 +107,18 @@ impl Seen {
         };
         let mut came = answer.status.to_string();
         for (name, value) in answer.headers.iter().filter(|(name, _)| told(&name.to_lowercase())) {
-            came.push_str(&format!(", {}: {}", name.to_lowercase(), visible(value.as_bytes())));
+            came.push_str(&format!(", {}: {}", name.to_lowercase(), printable(value.as_bytes())));
         }
         if !answer.body.is_empty() {
-            came.push_str(&format!(", body {}", visible(&answer.body)));
+            came.push_str(&format!(", body {}", printable(&answer.body)));
         }
         came
     }
 }
 
 /// Bytes of others, for a terminal: no control characters, not too many.
-fn visible(bytes: &[u8]) -> String {
-    let cut = &bytes[..bytes.len().min(SHOWN)];
+fn printable(bytes: &[u8]) -> String {
+    let cut = &bytes[..bytes.len().min(MAX_BODY_SHOWN)];
     let text: String = cut
         .utf8_chunks()
         .flat_map(|chunk| {
@@ -142,13 +142,13 @@ mod tests {
 
     #[test]
     fn what_others_send_cannot_move_a_terminals_cursor() {
-        assert_eq!(visible(b"a\x1b[2J\xff\n\xc3\xa9"), "a\\u{1b}[2J\\xff\\n\u{e9}");
-        assert!(visible(&[b'x'; 1000]).ends_with("… and 700 bytes more"));
+        assert_eq!(printable(b"a\x1b[2J\xff\n\xc3\xa9"), "a\\u{1b}[2J\\xff\\n\u{e9}");
+        assert!(printable(&[b'x'; 1000]).ends_with("… and 700 bytes more"));
     }
 
     #[test]
     fn secrets_are_not_shown_and_keys_are_sent_as_they_are() {
-        let request = Request {
+        let request = RawRequest {
             method: "POST".into(),
             target: "/pay".into(),
             keys: vec![("Idempotency-Key".into(), b"a\x01".to_vec())],
@@ -156,8 +156,8 @@ mod tests {
             connection: "close".into(),
             body: Some("{}".into()),
         };
-        assert_eq!(request.shown(), "POST /pay, Authorization: ****, Idempotency-Key: a\\u{1}, body {}");
-        let bytes = request.bytes("h");
+        assert_eq!(request.redacted(), "POST /pay, Authorization: ****, Idempotency-Key: a\\u{1}, body {}");
+        let bytes = request.to_bytes("h");
         let text = String::from_utf8_lossy(&bytes);
         assert!(text.contains("Authorization: Bearer s3cret\r\nIdempotency-Key: a\u{1}\r\n"), "{text}");
         assert!(text.ends_with("content-type: application/json\r\ncontent-length: 2\r\n\r\n{}"), "{text}");

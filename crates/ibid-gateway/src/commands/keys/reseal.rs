@@ -4,59 +4,64 @@ use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ibid::store::Address;
-use ibid_stores::seal::Sealed;
+use ibid_stores::seal::SealedStore;
 use serde_json::json;
 
-use super::{Failed, ResealArgs, show::plain, source::Place};
+use super::{CommandError, ResealArgs, show::escape_control, target::KeysTarget};
 use crate::{
-    commands::{outside, remote::Api},
+    commands::{admin_client::AdminClient, outside},
     config::Env,
     records::{
-        Resealed,
-        view::{date, now_ms},
+        ResealReport,
+        view::{format_date, now_ms},
     },
 };
 
 /// How many entries are asked for at once.
-const PAGE: u64 = 500;
+const RESEAL_BATCH: u64 = 500;
 
 /// What does it.
-enum Worker {
-    Store(Arc<Sealed>),
-    Admin(Api),
+enum ResealBackend {
+    Store(Arc<SealedStore>),
+    Admin(AdminClient),
 }
 
 /// Seals what has another key, or none, with the first one.
 pub(super) fn run(
     args: &ResealArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
-) -> Result<(), Failed> {
-    let place = Place::of(&args.place, env)?;
-    if matches!(place, Place::Admin(_)) && args.reason.is_none() {
-        return Err(Failed::Usage("--admin needs a --reason: the gateway's audit trail keeps it".into()));
+) -> Result<(), CommandError> {
+    let place = KeysTarget::from_args(&args.target, env)?;
+    if matches!(place, KeysTarget::Admin(_)) && args.reason.is_none() {
+        return Err(CommandError::Usage("--admin needs a --reason: the gateway's audit trail keeps it".into()));
     }
-    let done = outside::block_on(async { all(&Worker::of(place).await?, args, aside).await })?;
+    let done = outside::block_on(async { reseal_all(&ResealBackend::open(place).await?, args, aside).await })?;
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&done).expect("counts have a form"))?;
     } else {
         print(&done, out)?;
     }
     if let Some(next) = &done.next {
-        writeln!(aside, "ibid: there are more: --cursor {}", plain(next))?;
+        writeln!(aside, "ibid: there are more: --cursor {}", escape_control(next))?;
     }
     if done.unopened > 0 {
-        return Err(Failed::NotSo(format!("{} did not open; nothing was changed there", records(done.unopened))));
+        return Err(CommandError::Conflict(format!(
+            "{} did not open; nothing was changed there",
+            count_of_records(done.unopened)
+        )));
     }
     Ok(())
 }
 
 /// Goes on until the end, or until as many were looked at as were asked for.
-async fn all(worker: &Worker, args: &ResealArgs, aside: &mut dyn io::Write) -> Result<Resealed, Failed> {
-    let mut sum = Resealed::default();
+async fn reseal_all(
+    worker: &ResealBackend, args: &ResealArgs, aside: &mut dyn io::Write,
+) -> Result<ResealReport, CommandError> {
+    let mut sum = ResealReport::default();
     let mut from = args.cursor;
     let ended = loop {
-        let left = args.limit.map_or(PAGE, |limit| limit.saturating_sub(sum.looked).min(PAGE));
-        let (done, failed) = worker.some(from, left, args.reason.as_deref()).await;
-        sum.add(done);
+        let left = args.limit.map_or(RESEAL_BATCH, |limit| limit.saturating_sub(sum.looked).min(RESEAL_BATCH));
+        let (done, failed) = worker.reseal_batch(from, left, args.reason.as_deref()).await;
+        sum.merge(done);
         let next = sum.next.as_deref().and_then(Address::from_hex);
         if failed.is_some() {
             break failed;
@@ -68,43 +73,49 @@ async fn all(worker: &Worker, args: &ResealArgs, aside: &mut dyn io::Write) -> R
         from = next;
     };
     for unopened in &sum.unopened_at {
-        writeln!(aside, "ibid: {}: {}", plain(&unopened.address), plain(&unopened.why))?;
+        writeln!(aside, "ibid: {}: {}", escape_control(&unopened.address), escape_control(&unopened.why))?;
     }
     if let Some(reason) = &args.reason {
-        log(&sum, reason, ended.is_some(), aside)?;
+        write_log_line(&sum, reason, ended.is_some(), aside)?;
     }
     match ended {
         None => Ok(sum),
         Some(failed) => {
             let from = from.map_or(String::new(), |from| format!(", and go on with --cursor {from}"));
-            writeln!(aside, "ibid: {} were sealed before it failed; do it again{from}", records(sum.resealed))?;
+            writeln!(
+                aside,
+                "ibid: {} were sealed before it failed; do it again{from}",
+                count_of_records(sum.resealed)
+            )?;
             Err(failed)
         }
     }
 }
 
-impl Worker {
-    async fn of(place: Place) -> Result<Self, Failed> {
+impl ResealBackend {
+    async fn open(place: KeysTarget) -> Result<Self, CommandError> {
         match place {
-            Place::Admin(api) => Ok(Self::Admin(api)),
-            Place::Store(settings, seal) => {
+            KeysTarget::Admin(api) => Ok(Self::Admin(api)),
+            KeysTarget::Store(settings, seal) => {
                 let Some(sealing) = seal?.and_then(|seal| seal.sealing()) else {
                     let what = "there are no keys to seal with; name the gateway's --config, with its [seal]";
-                    return Err(Failed::Usage(what.into()));
+                    return Err(CommandError::Usage(what.into()));
                 };
-                let opened = outside::open_sealed(&settings, Some(sealing)).await?;
+                let opened = outside::open_sealed_store(&settings, Some(sealing)).await?;
                 Ok(Self::Store(opened.sealed.expect("there are keys")))
             }
         }
     }
 
     /// What was done, also if it failed on the way.
-    async fn some(&self, from: Option<Address>, at_most: u64, reason: Option<&str>) -> (Resealed, Option<Failed>) {
-        let mut done = Resealed::default();
+    async fn reseal_batch(
+        &self, from: Option<Address>, at_most: u64, reason: Option<&str>,
+    ) -> (ResealReport, Option<CommandError>) {
+        let mut done = ResealReport::default();
         match self {
             Self::Store(sealed) => {
-                let failed = done.some(sealed, from, at_most as u32, Duration::MAX).await;
-                (done, failed.err().map(Failed::from))
+                let failed = done.run_slice(sealed, from, at_most as u32, Duration::MAX).await;
+                (done, failed.err().map(CommandError::from))
             }
             Self::Admin(api) => {
                 let from = from.map(|from| from.to_string());
@@ -118,15 +129,15 @@ impl Worker {
     }
 }
 
-fn print(done: &Resealed, out: &mut dyn io::Write) -> io::Result<()> {
-    let key = plain(&done.key);
+fn print(done: &ResealReport, out: &mut dyn io::Write) -> io::Result<()> {
+    let key = escape_control(&done.key);
     for (from, count) in &done.from {
-        let before = if from.is_empty() { "in clear".into() } else { format!("with {}", plain(from)) };
-        writeln!(out, "sealed {} with {key} that {} {before}", records(*count), be(*count))?;
+        let before = if from.is_empty() { "in clear".into() } else { format!("with {}", escape_control(from)) };
+        writeln!(out, "sealed {} with {key} that {} {before}", count_of_records(*count), was_or_were(*count))?;
     }
-    writeln!(out, "{} had {key} already", records(done.current))?;
+    writeln!(out, "{} had {key} already", count_of_records(done.current))?;
     if done.changed > 0 {
-        writeln!(out, "{} changed meanwhile", records(done.changed))?;
+        writeln!(out, "{} changed meanwhile", count_of_records(done.changed))?;
     }
     if done.older_labels > 0 {
         let label = if done.older_labels == 1 { "1 label has" } else { &format!("{} labels have", done.older_labels) };
@@ -135,7 +146,7 @@ fn print(done: &Resealed, out: &mut dyn io::Write) -> io::Result<()> {
     Ok(())
 }
 
-fn log(done: &Resealed, reason: &str, failed: bool, aside: &mut dyn io::Write) -> io::Result<()> {
+fn write_log_line(done: &ResealReport, reason: &str, failed: bool, aside: &mut dyn io::Write) -> io::Result<()> {
     let level = match (failed, done.unopened) {
         (true, _) => "ERROR",
         (false, 1..) => "WARN",
@@ -144,8 +155,8 @@ fn log(done: &Resealed, reason: &str, failed: bool, aside: &mut dyn io::Write) -
     writeln!(
         aside,
         "{} {level} keys reseal key={} looked={} resealed={} current={} changed={} unopened={} reason={reason:?}",
-        date(now_ms()),
-        plain(&done.key),
+        format_date(now_ms()),
+        escape_control(&done.key),
         done.looked,
         done.resealed,
         done.current,
@@ -154,10 +165,10 @@ fn log(done: &Resealed, reason: &str, failed: bool, aside: &mut dyn io::Write) -
     )
 }
 
-fn records(count: u64) -> String {
+fn count_of_records(count: u64) -> String {
     if count == 1 { "1 record".into() } else { format!("{count} records") }
 }
 
-fn be(count: u64) -> &'static str {
+fn was_or_were(count: u64) -> &'static str {
     if count == 1 { "was" } else { "were" }
 }

@@ -4,42 +4,44 @@ use std::{io, time::Duration};
 
 use bytes::Bytes;
 
-use super::Failed;
+use super::CommandError;
 use crate::records::{
-    BodyView, Changed, Response, View,
-    change::rough,
-    view::{date, now_ms, unhex},
+    AnswerView, BodyView, ChangeReport, RecordView,
+    change::format_rough,
+    view::{format_date, from_hex, now_ms},
 };
 
 /// How many bytes of a body that is no text are shown to people.
-const SHOWN: usize = 512;
+const MAX_BINARY_SHOWN: usize = 512;
 
 /// One line per entry, under a line of names.
-pub(super) fn table(entries: &[View], out: &mut dyn io::Write) -> io::Result<()> {
+pub(super) fn print_table(entries: &[RecordView], out: &mut dyn io::Write) -> io::Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
     let names = ["STATE", "AGE", "EXPIRES IN", "ATTEMPT", "STATUS", "ENDPOINT", "TENANT", "USER", "KEY", "ADDRESS"];
-    let row = |view: &View| {
+    let row = |view: &RecordView| {
         [
-            plain(&view.state),
-            rough_ms(view.age_ms),
-            rough_ms(view.expires_in_ms),
+            escape_control(&view.state),
+            format_rough_ms(view.age_ms),
+            format_rough_ms(view.expires_in_ms),
             view.attempt.to_string(),
             view.status.map_or("-".into(), |status| status.to_string()),
             or_dash(&view.endpoint),
             or_dash(&view.tenant),
             or_dash(&view.user),
             or_dash(&view.key),
-            plain(&view.address),
+            escape_control(&view.address),
         ]
     };
     let rows: Vec<[String; 10]> = [names.map(String::from)].into_iter().chain(entries.iter().map(row)).collect();
-    columns(&rows, out)
+    print_columns(&rows, out)
 }
 
 /// Lines whose parts stand under each other.
-pub(in crate::commands) fn columns<const N: usize>(rows: &[[String; N]], out: &mut dyn io::Write) -> io::Result<()> {
+pub(in crate::commands) fn print_columns<const N: usize>(
+    rows: &[[String; N]], out: &mut dyn io::Write,
+) -> io::Result<()> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..N).map(width).collect();
     for row in rows {
@@ -50,10 +52,10 @@ pub(in crate::commands) fn columns<const N: usize>(rows: &[[String; N]], out: &m
 }
 
 /// Every field on a line of its own, then the answer.
-pub(super) fn entry(view: &View, out: &mut dyn io::Write) -> Result<(), Failed> {
+pub(super) fn print_entry(view: &RecordView, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let mut lines = vec![
-        ("address", plain(&view.address)),
-        ("state", plain(&view.state)),
+        ("address", escape_control(&view.address)),
+        ("state", escape_control(&view.state)),
         ("key", or_dash(&view.key)),
         ("tenant", or_dash(&view.tenant)),
         ("user", or_dash(&view.user)),
@@ -62,43 +64,43 @@ pub(super) fn entry(view: &View, out: &mut dyn io::Write) -> Result<(), Failed> 
         ("client", or_dash(&view.client)),
         ("user agent", or_dash(&view.user_agent)),
         ("status code", view.status.map_or("-".into(), |status| status.to_string())),
-        ("requested at", plain(&view.requested_at)),
-        ("completed at", view.completed_at.as_deref().map_or("-".into(), plain)),
+        ("requested at", escape_control(&view.requested_at)),
+        ("completed at", view.completed_at.as_deref().map_or("-".into(), escape_control)),
         ("duration", view.duration_ms.map_or("-".into(), |took| format!("{took:.1} ms"))),
         ("success", view.success.map_or("-".into(), |success| success.to_string())),
-        ("expires at", format!("{} (in {})", plain(&view.expires_at), rough_ms(view.expires_in_ms))),
+        ("expires at", format!("{} (in {})", escape_control(&view.expires_at), format_rough_ms(view.expires_in_ms))),
         ("attempt", view.attempt.to_string()),
         ("fence", view.fence.to_string()),
-        ("fingerprint", plain(&view.fingerprint)),
+        ("fingerprint", escape_control(&view.fingerprint)),
     ];
-    lines.extend(view.sealed_with.as_deref().map(|key| ("sealed with", plain(key))));
+    lines.extend(view.sealed_with.as_deref().map(|key| ("sealed with", escape_control(key))));
     if let Some(left) = view.takeover_in_ms {
-        lines.push(("takeover", if left == 0 { "now".into() } else { format!("in {}", rough_ms(left)) }));
+        lines.push(("takeover", if left == 0 { "now".into() } else { format!("in {}", format_rough_ms(left)) }));
     }
     for (name, value) in lines {
         writeln!(out, "{name:<13}  {value}")?;
     }
     if let Some(response) = &view.response {
-        answer(response, out)?;
+        print_answer(response, out)?;
     }
     Ok(())
 }
 
 /// The bytes of the answer's body.
-pub(super) fn body_of(view: &View) -> Result<Bytes, Failed> {
-    let not_so = |why: String| Err(Failed::NotSo(why));
+pub(super) fn answer_body(view: &RecordView) -> Result<Bytes, CommandError> {
+    let not_so = |why: String| Err(CommandError::Conflict(why));
     match &view.response {
-        None => not_so(format!("it has no answer: it is {}", plain(&view.state))),
-        Some(Response::Unreadable { unreadable, .. }) => {
-            not_so(format!("its answer cannot be read: {}", plain(unreadable)))
+        None => not_so(format!("it has no answer: it is {}", escape_control(&view.state))),
+        Some(AnswerView::Unreadable { unreadable, .. }) => {
+            not_so(format!("its answer cannot be read: {}", escape_control(unreadable)))
         }
-        Some(Response::Whole { body, .. }) => match body {
+        Some(AnswerView::Whole { body, .. }) => match body {
             None => not_so("its body was not kept: remember_body is off".into()),
             Some(BodyView::Digest { length, .. }) => {
                 not_so(format!("its body of {length} bytes was too large to keep; only its digest is there"))
             }
             Some(BodyView::Text { text, .. }) => Ok(Bytes::copy_from_slice(text.as_bytes())),
-            Some(BodyView::Hex { hex, .. }) => match unhex(hex) {
+            Some(BodyView::Hex { hex, .. }) => match from_hex(hex) {
                 Some(bytes) => Ok(bytes.into()),
                 None => not_so("its body did not arrive as hex".into()),
             },
@@ -106,11 +108,11 @@ pub(super) fn body_of(view: &View) -> Result<Bytes, Failed> {
     }
 }
 
-fn answer(response: &Response, out: &mut dyn io::Write) -> io::Result<()> {
+fn print_answer(response: &AnswerView, out: &mut dyn io::Write) -> io::Result<()> {
     let (headers, body, trailers) = match response {
-        Response::Whole { headers, body, trailers } => (headers, body, trailers),
-        Response::Unreadable { unreadable, .. } => {
-            return writeln!(out, "\nthe answer cannot be read: {}", plain(unreadable));
+        AnswerView::Whole { headers, body, trailers } => (headers, body, trailers),
+        AnswerView::Unreadable { unreadable, .. } => {
+            return writeln!(out, "\nthe answer cannot be read: {}", escape_control(unreadable));
         }
     };
     for (title, headers) in [("response headers", headers), ("response trailers", trailers)] {
@@ -119,43 +121,47 @@ fn answer(response: &Response, out: &mut dyn io::Write) -> io::Result<()> {
         }
         writeln!(out, "\n{title}")?;
         for (name, value) in headers {
-            writeln!(out, "  {}: {}", plain(name), plain(value))?;
+            writeln!(out, "  {}: {}", escape_control(name), escape_control(value))?;
         }
     }
     match body {
         None => writeln!(out, "\nresponse body: not kept"),
         Some(BodyView::Digest { length, sha256 }) => {
-            writeln!(out, "\nresponse body: {length} bytes, of which only the SHA-256 was kept\n{}", plain(sha256))
+            writeln!(
+                out,
+                "\nresponse body: {length} bytes, of which only the SHA-256 was kept\n{}",
+                escape_control(sha256)
+            )
         }
         Some(BodyView::Text { length: 0, .. }) => writeln!(out, "\nresponse body: empty"),
         Some(BodyView::Text { length, text }) => {
-            writeln!(out, "\nresponse body: {length} bytes of text\n{}", plain_lines(text))
+            writeln!(out, "\nresponse body: {length} bytes of text\n{}", escape_control_lines(text))
         }
         Some(BodyView::Hex { length, hex }) => {
-            let cut = if hex.len() > 2 * SHOWN { "\n… (--body writes all of it)" } else { "" };
-            let shown = plain(hex.get(..2 * SHOWN).unwrap_or(hex));
+            let cut = if hex.len() > 2 * MAX_BINARY_SHOWN { "\n… (--body writes all of it)" } else { "" };
+            let shown = escape_control(hex.get(..2 * MAX_BINARY_SHOWN).unwrap_or(hex));
             writeln!(out, "\nresponse body: {length} bytes, in hex\n{shown}{cut}")
         }
     }
 }
 
 /// Says what was there, what is there, and why; and writes the line for the log.
-pub(super) fn changed(
-    told: &Changed, failed: Option<Failed>, json: bool, out: &mut dyn io::Write, aside: &mut dyn io::Write,
-) -> Result<(), Failed> {
+pub(super) fn print_change(
+    told: &ChangeReport, failed: Option<CommandError>, json: bool, out: &mut dyn io::Write, aside: &mut dyn io::Write,
+) -> Result<(), CommandError> {
     // Before anything else: whoever does not take what is printed must not hide what was changed.
-    log(told, aside)?;
+    write_log_line(told, aside)?;
     let known = told.changed == Some(true) || told.refused.is_some();
     if known && json {
         writeln!(out, "{}", serde_json::to_string_pretty(told).expect("a change has a form"))?;
     } else if known {
-        writeln!(out, "before  {}", line(&told.before))?;
-        writeln!(out, "after   {}", told.after.as_ref().map_or_else(|| absent(told), line))?;
+        writeln!(out, "before  {}", describe_entry(&told.before))?;
+        writeln!(out, "after   {}", told.after.as_ref().map_or_else(|| absent_message(told), describe_entry))?;
     }
     failed.map_or(Ok(()), Err)
 }
 
-fn log(told: &Changed, aside: &mut dyn io::Write) -> io::Result<()> {
+fn write_log_line(told: &ChangeReport, aside: &mut dyn io::Write) -> io::Result<()> {
     let (level, changed) = match (told.changed, &told.refused) {
         (Some(true), _) => ("INFO", "true"),
         (Some(false), Some(_)) => ("WARN", "false"),
@@ -163,7 +169,7 @@ fn log(told: &Changed, aside: &mut dyn io::Write) -> io::Result<()> {
         (None, _) => ("ERROR", "unknown"),
     };
     let after = match (&told.after, level) {
-        (Some(after), _) => plain(&after.state),
+        (Some(after), _) => escape_control(&after.state),
         (None, "ERROR") => "unknown".into(),
         (None, _) => "absent".into(),
     };
@@ -172,43 +178,43 @@ fn log(told: &Changed, aside: &mut dyn io::Write) -> io::Result<()> {
         aside,
         "{} {level} keys {} changed={changed} address={} fence={} key={:?} endpoint={:?} before={} after={after} \
          reason={:?}",
-        date(now_ms()),
-        plain(&told.action),
-        plain(&before.address),
+        format_date(now_ms()),
+        escape_control(&told.action),
+        escape_control(&before.address),
         before.fence,
         before.key,
         before.endpoint,
-        plain(&before.state),
+        escape_control(&before.state),
         told.reason,
     )
 }
 
-fn absent(told: &Changed) -> String {
+fn absent_message(told: &ChangeReport) -> String {
     match told.action.as_str() {
         "resolve" => "absent".into(),
         _ => "absent: the next request with its key runs".into(),
     }
 }
 
-fn line(view: &View) -> String {
+fn describe_entry(view: &RecordView) -> String {
     let status = match (&view.success, view.status) {
         (Some(_), Some(status)) => format!(" {status}"),
         _ => String::new(),
     };
     format!(
         "{}{status}, attempt {}, fence {}, {} old, expires in {}, key {}, {}",
-        plain(&view.state),
+        escape_control(&view.state),
         view.attempt,
         view.fence,
-        rough_ms(view.age_ms),
-        rough_ms(view.expires_in_ms),
-        plain(&view.key),
-        plain(&view.address)
+        format_rough_ms(view.age_ms),
+        format_rough_ms(view.expires_in_ms),
+        escape_control(&view.key),
+        escape_control(&view.address)
     )
 }
 
 /// Text of somebody else, safe to show in a terminal.
-pub(in crate::commands) fn plain(text: &str) -> String {
+pub(in crate::commands) fn escape_control(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
         if character.is_control() { shown.extend(character.escape_default()) } else { shown.push(character) }
@@ -217,21 +223,21 @@ pub(in crate::commands) fn plain(text: &str) -> String {
 }
 
 /// The same, of more than one line.
-fn plain_lines(text: &str) -> String {
+fn escape_control_lines(text: &str) -> String {
     text.split_inclusive(['\n', '\r', '\t'])
         .map(|part| {
             let end = part.trim_end_matches(['\n', '\r', '\t']).len();
-            plain(&part[..end]) + &part[end..]
+            escape_control(&part[..end]) + &part[end..]
         })
         .collect()
 }
 
 fn or_dash(text: &str) -> String {
-    if text.is_empty() { "-".into() } else { plain(text) }
+    if text.is_empty() { "-".into() } else { escape_control(text) }
 }
 
-fn rough_ms(ms: u64) -> String {
-    rough(Duration::from_millis(ms))
+fn format_rough_ms(ms: u64) -> String {
+    format_rough(Duration::from_millis(ms))
 }
 
 #[cfg(test)]
@@ -240,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_terminal_gets_no_control_characters_of_others() {
-        assert_eq!(plain("a\u{1b}[2Jb\nc\u{9b}é"), "a\\u{1b}[2Jb\\nc\\u{9b}é");
-        assert_eq!(plain_lines("a\r\n\tb\u{1b}[2J\n"), "a\r\n\tb\\u{1b}[2J\n");
+        assert_eq!(escape_control("a\u{1b}[2Jb\nc\u{9b}é"), "a\\u{1b}[2Jb\\nc\\u{9b}é");
+        assert_eq!(escape_control_lines("a\r\n\tb\u{1b}[2J\n"), "a\r\n\tb\\u{1b}[2J\n");
     }
 }

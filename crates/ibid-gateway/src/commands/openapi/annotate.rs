@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use http::Method;
-use ibid::{Mode, Policy};
+use ibid::{Policy, PolicyMode};
 
 use super::{
+    components,
+    document::{DocumentError, DocumentNode, NodeKind, OpenapiDocument},
     edit::Additions,
-    made::{Made, reference},
-    parts,
-    tree::{Document, Kind, Node, Wrong},
+    new_value::{NewValue, new_reference},
 };
 use crate::routes::RouteTable;
 
@@ -20,7 +20,7 @@ const AFTER_PARAMETERS: [&str; 4] = ["requestBody", "responses", "callbacks", "d
 
 /// What was found.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outcome {
+pub(crate) struct AnnotateOutcome {
     /// The whole text.
     pub(crate) text: String,
     pub(crate) operations: usize,
@@ -31,20 +31,20 @@ pub(crate) struct Outcome {
     pub(crate) notes: Vec<(usize, String)>,
 }
 
-struct Operation<'a> {
+struct CoveredOperation<'a> {
     /// Of the path.
-    shared: Vec<&'a Node>,
-    node: &'a Node,
+    path_parameters: Vec<&'a DocumentNode>,
+    node: &'a DocumentNode,
     policy: &'a Policy,
     /// Whether its callers have a quota.
     is_limited: bool,
 }
 
-struct Work<'a> {
-    document: &'a Document,
+struct Annotator<'a> {
+    document: &'a OpenapiDocument,
     additions: Additions<'a>,
     /// Section, name, value: what has to be in `components`.
-    components: Vec<(&'static str, String, Made)>,
+    components: Vec<(&'static str, String, NewValue)>,
     notes: Vec<(usize, String)>,
     undescribed: usize,
     /// Whether shared responses are those of covered operations alone, by reference.
@@ -55,10 +55,12 @@ struct Work<'a> {
 ///
 /// # Errors
 /// It is no OpenAPI document that can be understood.
-pub(super) fn annotate(document: &Document, routes: &RouteTable, base: Option<&str>) -> Result<Outcome, Wrong> {
-    version(document)?;
-    let mut outcome = Outcome::default();
-    let mut work = Work {
+pub(super) fn annotate(
+    document: &OpenapiDocument, routes: &RouteTable, base: Option<&str>,
+) -> Result<AnnotateOutcome, DocumentError> {
+    check_version(document)?;
+    let mut outcome = AnnotateOutcome::default();
+    let mut work = Annotator {
         document,
         additions: Additions::new(document),
         components: Vec::new(),
@@ -66,60 +68,62 @@ pub(super) fn annotate(document: &Document, routes: &RouteTable, base: Option<&s
         undescribed: 0,
         ours: HashMap::new(),
     };
-    let covered = operations(document, routes, base, &mut outcome)?;
+    let covered = covered_operations(document, routes, base, &mut outcome)?;
     outcome.covered = covered.len();
     for operation in &covered {
-        work.parameters(operation)?;
-        work.responses(operation)?;
-        work.headers(operation, &covered)?;
-        for remark in parts::remarks(operation.policy) {
+        work.add_parameters(operation)?;
+        work.add_responses(operation)?;
+        work.add_headers(operation, &covered)?;
+        for remark in components::policy_remarks(operation.policy) {
             work.note(operation.node, remark);
         }
     }
-    work.components()?;
+    work.write_components()?;
     outcome.undescribed = work.undescribed;
     outcome.notes.append(&mut work.notes);
     outcome.notes.sort();
     outcome.notes.dedup();
-    outcome.text = if work.additions.is_empty() { document.text.clone() } else { work.additions.applied()? };
+    outcome.text = if work.additions.is_empty() { document.text.clone() } else { work.additions.apply()? };
     Ok(outcome)
 }
 
-fn version(document: &Document) -> Result<(), Wrong> {
+fn check_version(document: &OpenapiDocument) -> Result<(), DocumentError> {
     let root = &document.root;
     let allowed = "3.0 and 3.1 are understood";
-    if let Some((key, _)) = root.own("swagger") {
-        return Err(document.wrong(key, format!("this is a Swagger 2.0 document; {allowed}")));
+    if let Some((key, _)) = root.own_member("swagger") {
+        return Err(document.error_at(key, format!("this is a Swagger 2.0 document; {allowed}")));
     }
-    let version = document.text_of(root, "openapi").unwrap_or_default();
+    let version = document.text_member(root, "openapi").unwrap_or_default();
     match version.split('.').take(2).collect::<Vec<_>>()[..] {
         ["3", "0" | "1"] => Ok(()),
         _ if version.is_empty() => {
-            Err(document.wrong(root, format!("this is no OpenAPI document: it has no \"openapi\"; {allowed}")))
+            Err(document.error_at(root, format!("this is no OpenAPI document: it has no \"openapi\"; {allowed}")))
         }
         _ => {
             let node = document.member(root, "openapi").unwrap_or(root);
-            Err(document.wrong(node, format!("this is OpenAPI {version}; {allowed}")))
+            Err(document.error_at(node, format!("this is OpenAPI {version}; {allowed}")))
         }
     }
 }
 
 /// The covered operations.
-fn operations<'a>(
-    document: &'a Document, routes: &'a RouteTable, base: Option<&str>, outcome: &mut Outcome,
-) -> Result<Vec<Operation<'a>>, Wrong> {
+fn covered_operations<'a>(
+    document: &'a OpenapiDocument, routes: &'a RouteTable, base: Option<&str>, outcome: &mut AnnotateOutcome,
+) -> Result<Vec<CoveredOperation<'a>>, DocumentError> {
     let mut found = Vec::new();
     // OpenAPI 3.1 allows documents without paths.
     let Some(paths) = document.member(&document.root, "paths") else { return Ok(found) };
-    let paths = document.seen(paths);
-    let Kind::Map { entries, .. } = &paths.kind else { return Err(document.wrong(paths, "\"paths\" is no mapping")) };
+    let paths = document.resolve_alias(paths);
+    let NodeKind::Map { entries, .. } = &paths.kind else {
+        return Err(document.error_at(paths, "\"paths\" is no mapping"));
+    };
     let top = document.member(&document.root, "servers");
     for (path, item) in entries {
         let Some(template) = path.scalar().filter(|path| path.starts_with('/')) else { continue };
-        let item = document.seen(item);
-        if document.text_of(item, "$ref").is_some() {
+        let item = document.resolve_alias(item);
+        if document.text_member(item, "$ref").is_some() {
             outcome.notes.push((
-                document.line(item.start),
+                document.line_of(item.start),
                 format!("{template} is in another place ($ref), which is not followed"),
             ));
         }
@@ -127,41 +131,47 @@ fn operations<'a>(
             let Some(method) = name.scalar().filter(|name| METHODS.contains(name)) else { continue };
             outcome.operations += 1;
             let method = Method::from_bytes(method.to_uppercase().as_bytes()).expect("one of the list");
-            let seen = document.seen(node);
+            let seen = document.resolve_alias(node);
             let servers = document.member(seen, "servers").or_else(|| document.member(item, "servers")).or(top);
-            let bases = base.map_or_else(|| bases(document, servers), |base| vec![base.to_owned()]);
+            let bases = base.map_or_else(|| server_paths(document, servers), |base| vec![base.to_owned()]);
             let mut named = bases.iter().filter_map(|base| routes.find(&method, &format!("{base}{template}")));
             // A route that one of the servers leads to comes before [policy], to which all of them do.
-            let route = named.clone().find(|route| !route.is_policy).or_else(|| named.next());
+            let route = named.clone().find(|route| !route.is_default_policy).or_else(|| named.next());
             let Some(route) = route.filter(|route| route.policy.covers(&method)) else { continue };
-            if route.policy.mode != Mode::Enforce {
+            if route.policy.mode != PolicyMode::Enforce {
                 outcome.notes.push((
-                    document.line(name.start),
+                    document.line_of(name.start),
                     format!("{method} {template} is only observed (mode {})", route.policy.mode),
                 ));
                 continue;
             }
-            if !matches!(node.kind, Kind::Map { .. }) {
+            if !matches!(node.kind, NodeKind::Map { .. }) {
                 let why = format!(
                     "{method} {template} is no mapping of its own, so nothing can be added to it alone; write it out"
                 );
-                return Err(document.wrong(node, why));
+                return Err(document.error_at(node, why));
             }
             let shared = document.member(item, "parameters").into_iter().collect();
-            found.push(Operation { shared, node, policy: &route.policy, is_limited: route.is_limited });
+            found.push(CoveredOperation {
+                path_parameters: shared,
+                node,
+                policy: &route.policy,
+                is_limited: route.has_quota,
+            });
         }
     }
     Ok(found)
 }
 
 /// The paths of the servers, `/v1` of `https://api.example.com/v1`. Variables have their defaults.
-fn bases(document: &Document, servers: Option<&Node>) -> Vec<String> {
-    let servers = servers.map(|servers| document.seen(servers).items()).unwrap_or_default();
-    let base = |server: &Node| {
-        let mut url = document.text_of(document.seen(server), "url")?.to_owned();
-        let variables = document.member(document.seen(server), "variables").map(|found| document.seen(found));
-        for (name, variable) in variables.map(Node::entries).unwrap_or_default() {
-            let default = document.text_of(variable, "default").unwrap_or_default();
+fn server_paths(document: &OpenapiDocument, servers: Option<&DocumentNode>) -> Vec<String> {
+    let servers = servers.map(|servers| document.resolve_alias(servers).items()).unwrap_or_default();
+    let base = |server: &DocumentNode| {
+        let mut url = document.text_member(document.resolve_alias(server), "url")?.to_owned();
+        let variables =
+            document.member(document.resolve_alias(server), "variables").map(|found| document.resolve_alias(found));
+        for (name, variable) in variables.map(DocumentNode::entries).unwrap_or_default() {
+            let default = document.text_member(variable, "default").unwrap_or_default();
             url = url.replace(&format!("{{{}}}", name.scalar().unwrap_or_default()), default);
         }
         let path = match url.split_once("://") {
@@ -175,18 +185,18 @@ fn bases(document: &Document, servers: Option<&Node>) -> Vec<String> {
     if found.is_empty() { vec![String::new()] } else { found }
 }
 
-impl<'a> Work<'a> {
-    fn note(&mut self, at: &Node, note: impl Into<String>) {
-        self.notes.push((self.document.line(at.start), note.into()));
+impl<'a> Annotator<'a> {
+    fn note(&mut self, at: &DocumentNode, note: impl Into<String>) {
+        self.notes.push((self.document.line_of(at.start), note.into()));
     }
 
     /// The collection that a member of an operation is, if it can be added to.
-    fn own(&self, node: &'a Node, name: &str) -> Result<Option<&'a Node>, Wrong> {
-        match node.own(name) {
-            Some((_, value)) if matches!(value.kind, Kind::Alias(_)) => {
+    fn own_collection(&self, node: &'a DocumentNode, name: &str) -> Result<Option<&'a DocumentNode>, DocumentError> {
+        match node.own_member(name) {
+            Some((_, value)) if matches!(value.kind, NodeKind::Alias(_)) => {
                 let why =
                     format!("\"{name}\" is an alias, so that adding to it would change other places; write it out");
-                Err(self.document.wrong(value, why))
+                Err(self.document.error_at(value, why))
             }
             Some((_, value)) => Ok(Some(value)),
             None => match self.document.member(node, name) {
@@ -194,52 +204,52 @@ impl<'a> Work<'a> {
                     let why = format!(
                         "\"{name}\" is merged in (<<), so that adding to it would change other places; write it out"
                     );
-                    Err(self.document.wrong(node, why))
+                    Err(self.document.error_at(node, why))
                 }
                 None => Ok(None),
             },
         }
     }
 
-    fn parameters(&mut self, operation: &Operation<'a>) -> Result<(), Wrong> {
+    fn add_parameters(&mut self, operation: &CoveredOperation<'a>) -> Result<(), DocumentError> {
         let node = operation.node;
         let mut missing = Vec::new();
-        for parameter in parts::parameters(operation.policy) {
-            let lists = operation.shared.iter().copied().chain(self.document.member(node, "parameters"));
-            let all: Vec<&Node> = lists.flat_map(|list| self.document.seen(list).items()).collect();
+        for parameter in components::key_parameters(operation.policy) {
+            let lists = operation.path_parameters.iter().copied().chain(self.document.member(node, "parameters"));
+            let all: Vec<&DocumentNode> = lists.flat_map(|list| self.document.resolve_alias(list).items()).collect();
             let mut there = false;
             for given in all {
-                there |= self.is_parameter(given, &parameter);
+                there |= self.is_same_parameter(given, &parameter);
             }
             if !there {
-                let name = format!("{}Parameter", camel(&parameter.name)).replace("KeyParameter", "Key");
-                let name = self.component("parameters", name, parameter.made);
-                missing.push(reference(format!("#/components/parameters/{name}")));
+                let name = format!("{}Parameter", to_camel_case(&parameter.name)).replace("KeyParameter", "Key");
+                let name = self.intern_component("parameters", name, parameter.value);
+                missing.push(new_reference(format!("#/components/parameters/{name}")));
             }
         }
         if missing.is_empty() {
             return Ok(());
         }
-        match self.own(node, "parameters")? {
-            Some(list) if matches!(list.kind, Kind::List { .. }) => {
-                missing.into_iter().for_each(|made| self.additions.item(list, made));
+        match self.own_collection(node, "parameters")? {
+            Some(list) if matches!(list.kind, NodeKind::Sequence { .. }) => {
+                missing.into_iter().for_each(|made| self.additions.add_item(list, made));
             }
-            Some(other) => return Err(self.document.wrong(other, "\"parameters\" is no list")),
+            Some(other) => return Err(self.document.error_at(other, "\"parameters\" is no list")),
             None => {
                 let next = node.entries().iter().map(|(key, _)| key);
                 let next = next.clone().find(|key| key.scalar().is_some_and(|name| AFTER_PARAMETERS.contains(&name)));
-                self.additions.member_before(node, next, "parameters", Made::List(missing));
+                self.additions.add_member_before(node, next, "parameters", NewValue::List(missing));
             }
         }
         Ok(())
     }
 
     /// Whether it is this parameter, here or where it points to.
-    fn is_parameter(&mut self, given: &'a Node, wanted: &parts::Parameter) -> bool {
-        let (document, name, place) = (self.document, &wanted.name, wanted.place);
-        let mut given = document.seen(given);
-        if let Some(to) = document.text_of(given, "$ref") {
-            match document.pointed(to) {
+    fn is_same_parameter(&mut self, given: &'a DocumentNode, wanted: &components::KeyParameter) -> bool {
+        let (document, name, place) = (self.document, &wanted.name, wanted.location);
+        let mut given = document.resolve_alias(given);
+        if let Some(to) = document.text_member(given, "$ref") {
+            match document.resolve_reference(to) {
                 Some(found) => given = found,
                 None => {
                     let is_it = to.to_lowercase().contains(&wanted.known_by);
@@ -251,63 +261,67 @@ impl<'a> Work<'a> {
         }
         // Names of headers have no case.
         let same = |found: &str| if place == "header" { found.eq_ignore_ascii_case(name) } else { found == name };
-        document.text_of(given, "in") == Some(place) && document.text_of(given, "name").is_some_and(same)
+        document.text_member(given, "in") == Some(place) && document.text_member(given, "name").is_some_and(same)
     }
 
-    fn responses(&mut self, operation: &Operation<'a>) -> Result<(), Wrong> {
+    fn add_responses(&mut self, operation: &CoveredOperation<'a>) -> Result<(), DocumentError> {
         let node = operation.node;
         let mut missing = Vec::new();
         let there = self.document.member(node, "responses");
-        for (status, made) in parts::refusals(operation.policy, operation.is_limited) {
+        for (status, made) in components::refusal_responses(operation.policy, operation.is_limited) {
             let code = status.to_string();
-            let (usual, schema) = parts::body(operation.policy.refusals);
-            let body = self.component("schemas", usual.to_owned(), schema);
+            let (usual, schema) = components::refusal_body_schema(operation.policy.refusals);
+            let body = self.intern_component("schemas", usual.to_owned(), schema);
             if let Some(given) = there.and_then(|responses| self.document.member(responses, &code)) {
-                self.refusals_in(given, &code, operation.policy.refusals.media_type(), &body)?;
+                self.describe_refusals(given, &code, operation.policy.refusals.media_type(), &body)?;
                 continue;
             }
-            let made = pointing(made, usual, &body);
-            let name = self.component("responses", format!("Idempotency{status}"), made);
-            missing.push((code, reference(format!("#/components/responses/{name}"))));
+            let made = with_body_reference(made, usual, &body);
+            let name = self.intern_component("responses", format!("Idempotency{status}"), made);
+            missing.push((code, new_reference(format!("#/components/responses/{name}"))));
         }
         if missing.is_empty() {
             return Ok(());
         }
-        match self.own(node, "responses")? {
-            Some(map) if matches!(map.kind, Kind::Map { .. }) => {
-                missing.into_iter().for_each(|(code, made)| self.additions.member(map, &code, made));
+        match self.own_collection(node, "responses")? {
+            Some(map) if matches!(map.kind, NodeKind::Map { .. }) => {
+                missing.into_iter().for_each(|(code, made)| self.additions.add_member(map, &code, made));
             }
-            Some(other) => return Err(self.document.wrong(other, "\"responses\" is no mapping")),
-            None => self.additions.member(node, "responses", Made::Map(missing)),
+            Some(other) => return Err(self.document.error_at(other, "\"responses\" is no mapping")),
+            None => self.additions.add_member(node, "responses", NewValue::Map(missing)),
         }
         Ok(())
     }
 
     /// Describes refusals in a response that is there already: as another media type beside what it says. Where that cannot
     /// be added, somebody is told.
-    fn refusals_in(&mut self, given: &'a Node, code: &str, media: &str, body: &str) -> Result<(), Wrong> {
+    fn describe_refusals(
+        &mut self, given: &'a DocumentNode, code: &str, media: &str, body: &str,
+    ) -> Result<(), DocumentError> {
         let document = self.document;
-        let shared = document.text_of(document.seen(given), "$ref");
+        let shared = document.text_member(document.resolve_alias(given), "$ref");
         let response = match shared {
-            Some(to) => document.pointed(to),
-            None => Some(document.seen(given)),
+            Some(to) => document.resolve_reference(to),
+            None => Some(document.resolve_alias(given)),
         };
         let content = response.and_then(|response| document.member(response, "content"));
-        let there = content.and_then(|content| document.member(document.seen(content), media));
+        let there = content.and_then(|content| document.member(document.resolve_alias(content), media));
         let why = match there {
-            Some(there) if parts::described_by(body).is(document.seen(there)) => return Ok(()),
+            Some(there) if components::media_type_for(body).matches_node(document.resolve_alias(there)) => {
+                return Ok(());
+            }
             Some(_) => format!("describes {media} in its own way"),
             None if shared.is_some() => "is in another place ($ref)".into(),
-            None if !matches!(given.kind, Kind::Map { .. }) => "is no mapping of its own".into(),
+            None if !matches!(given.kind, NodeKind::Map { .. }) => "is no mapping of its own".into(),
             None => {
-                match self.own(given, "content")? {
-                    Some(map) if matches!(map.kind, Kind::Map { .. }) => {
-                        self.additions.member(map, media, parts::described_by(body));
+                match self.own_collection(given, "content")? {
+                    Some(map) if matches!(map.kind, NodeKind::Map { .. }) => {
+                        self.additions.add_member(map, media, components::media_type_for(body));
                     }
-                    Some(other) => return Err(document.wrong(other, "\"content\" is no mapping")),
+                    Some(other) => return Err(document.error_at(other, "\"content\" is no mapping")),
                     None => {
-                        let next = given.own("links").map(|(key, _)| key);
-                        self.additions.nested(given, next, "content", media, parts::described_by(body));
+                        let next = given.own_member("links").map(|(key, _)| key);
+                        self.additions.add_nested(given, next, "content", media, components::media_type_for(body));
                     }
                 }
                 return Ok(());
@@ -320,18 +334,20 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    fn headers(&mut self, operation: &Operation<'a>, covered: &[Operation<'a>]) -> Result<(), Wrong> {
-        let headers = parts::headers(operation.policy);
+    fn add_headers(
+        &mut self, operation: &CoveredOperation<'a>, covered: &[CoveredOperation<'a>],
+    ) -> Result<(), DocumentError> {
+        let headers = components::replay_headers(operation.policy);
         let Some(responses) = self.document.member(operation.node, "responses") else { return Ok(()) };
-        for (code, response) in self.document.seen(responses).entries() {
+        for (code, response) in self.document.resolve_alias(responses).entries() {
             let success = code.scalar().is_some_and(|code| code.len() == 3 && code.starts_with('2'));
             if !success || headers.is_empty() {
                 continue;
             }
             let mut target = response;
-            if let Some(to) = self.document.text_of(self.document.seen(response), "$ref") {
-                match self.document.pointed(to) {
-                    Some(found) if self.is_ours(to, covered) => target = found,
+            if let Some(to) = self.document.text_member(self.document.resolve_alias(response), "$ref") {
+                match self.document.resolve_reference(to) {
+                    Some(found) if self.is_used_by_covered_only(to, covered) => target = found,
                     Some(_) => {
                         let told = format!(
                             "{to} is also the answer of operations that are not covered: its headers are left as they are"
@@ -345,46 +361,52 @@ impl<'a> Work<'a> {
                     }
                 }
             }
-            if !matches!(target.kind, Kind::Map { .. }) {
-                return Err(self.document.wrong(target, "the response is no mapping of its own; write it out"));
+            if !matches!(target.kind, NodeKind::Map { .. }) {
+                return Err(self.document.error_at(target, "the response is no mapping of its own; write it out"));
             }
-            self.headers_of(target, &headers)?;
+            self.add_response_headers(target, &headers)?;
         }
         Ok(())
     }
 
     /// Whether a shared response is used by successes of covered operations only.
-    fn is_ours(&mut self, to: &str, covered: &[Operation<'a>]) -> bool {
+    fn is_used_by_covered_only(&mut self, to: &str, covered: &[CoveredOperation<'a>]) -> bool {
         if let Some(known) = self.ours.get(to) {
             return *known;
         }
-        let ours = |operation: &Operation<'a>| {
-            let responses = self.document.member(operation.node, "responses").map(|found| self.document.seen(found));
-            let successes = responses.map(Node::entries).unwrap_or_default().iter();
+        let ours = |operation: &CoveredOperation<'a>| {
+            let responses =
+                self.document.member(operation.node, "responses").map(|found| self.document.resolve_alias(found));
+            let successes = responses.map(DocumentNode::entries).unwrap_or_default().iter();
             let successes = successes.filter(|(code, _)| code.scalar().is_some_and(|code| code.starts_with('2')));
-            successes.filter(|(_, value)| self.document.text_of(self.document.seen(value), "$ref") == Some(to)).count()
+            successes
+                .filter(|(_, value)| self.document.text_member(self.document.resolve_alias(value), "$ref") == Some(to))
+                .count()
         };
-        let is_ours = self.document.root.references(to) == covered.iter().map(ours).sum::<usize>();
+        let is_ours = self.document.root.count_references(to) == covered.iter().map(ours).sum::<usize>();
         self.ours.insert(to.to_owned(), is_ours);
         is_ours
     }
 
-    fn headers_of(&mut self, response: &'a Node, headers: &[(String, Made)]) -> Result<(), Wrong> {
-        let own = self.own(response, "headers")?;
+    fn add_response_headers(
+        &mut self, response: &'a DocumentNode, headers: &[(String, NewValue)],
+    ) -> Result<(), DocumentError> {
+        let own = self.own_collection(response, "headers")?;
         let has = |name: &str| {
-            let entries = own.map(Node::entries).unwrap_or_default();
+            let entries = own.map(DocumentNode::entries).unwrap_or_default();
             entries.iter().any(|(key, _)| key.scalar().is_some_and(|found| found.eq_ignore_ascii_case(name)))
         };
         let missing: Vec<_> = headers.iter().filter(|(name, _)| !has(name)).collect();
         for (name, header) in missing {
-            let component = self.component("headers", camel(name), header.clone());
-            let made = reference(format!("#/components/headers/{component}"));
+            let component = self.intern_component("headers", to_camel_case(name), header.clone());
+            let made = new_reference(format!("#/components/headers/{component}"));
             match own {
-                Some(map) if matches!(map.kind, Kind::Map { .. }) => self.additions.member(map, name, made),
-                Some(other) => return Err(self.document.wrong(other, "\"headers\" is no mapping")),
+                Some(map) if matches!(map.kind, NodeKind::Map { .. }) => self.additions.add_member(map, name, made),
+                Some(other) => return Err(self.document.error_at(other, "\"headers\" is no mapping")),
                 None => {
-                    let next = response.own("content").or_else(|| response.own("links")).map(|(key, _)| key);
-                    self.additions.nested(response, next, "headers", name, made);
+                    let next =
+                        response.own_member("content").or_else(|| response.own_member("links")).map(|(key, _)| key);
+                    self.additions.add_nested(response, next, "headers", name, made);
                 }
             }
         }
@@ -392,16 +414,17 @@ impl<'a> Work<'a> {
     }
 
     /// The name under which a component is, or will be.
-    fn component(&mut self, section: &'static str, wanted: String, made: Made) -> String {
+    fn intern_component(&mut self, section: &'static str, wanted: String, made: NewValue) -> String {
         let components = self.document.member(&self.document.root, "components");
         let there = components.and_then(|components| self.document.member(components, section));
         let mut name = wanted.clone();
         for number in 2.. {
-            let written =
-                there.and_then(|there| self.document.member(there, &name)).map(|found| self.document.seen(found));
+            let written = there
+                .and_then(|there| self.document.member(there, &name))
+                .map(|found| self.document.resolve_alias(found));
             let planned = self.components.iter().find(|(other, found, _)| *other == section && *found == name);
             match (written, planned) {
-                (Some(found), _) if made.is(found) => return name,
+                (Some(found), _) if made.matches_node(found) => return name,
                 (None, Some((_, _, found))) if *found == made => return name,
                 (None, None) => break,
                 _ => name = format!("{wanted}_{number}"),
@@ -412,8 +435,8 @@ impl<'a> Work<'a> {
     }
 
     /// Writes the components that are new.
-    fn components(&mut self) -> Result<(), Wrong> {
-        let mut sections: Vec<(&'static str, Vec<(String, Made)>)> = Vec::new();
+    fn write_components(&mut self) -> Result<(), DocumentError> {
+        let mut sections: Vec<(&'static str, Vec<(String, NewValue)>)> = Vec::new();
         for (section, name, made) in std::mem::take(&mut self.components) {
             match sections.iter_mut().find(|(found, _)| *found == section) {
                 Some((_, all)) => all.push((name, made)),
@@ -424,21 +447,21 @@ impl<'a> Work<'a> {
             return Ok(());
         }
         let root = &self.document.root;
-        let Some(components) = self.own(root, "components")? else {
-            let all = sections.into_iter().map(|(section, all)| (section.to_owned(), Made::Map(all)));
-            self.additions.member(root, "components", Made::Map(all.collect()));
+        let Some(components) = self.own_collection(root, "components")? else {
+            let all = sections.into_iter().map(|(section, all)| (section.to_owned(), NewValue::Map(all)));
+            self.additions.add_member(root, "components", NewValue::Map(all.collect()));
             return Ok(());
         };
-        if !matches!(components.kind, Kind::Map { .. }) {
-            return Err(self.document.wrong(components, "\"components\" is no mapping"));
+        if !matches!(components.kind, NodeKind::Map { .. }) {
+            return Err(self.document.error_at(components, "\"components\" is no mapping"));
         }
         for (section, all) in sections {
-            match self.own(components, section)? {
-                Some(map) if matches!(map.kind, Kind::Map { .. }) => {
-                    all.into_iter().for_each(|(name, made)| self.additions.member(map, &name, made));
+            match self.own_collection(components, section)? {
+                Some(map) if matches!(map.kind, NodeKind::Map { .. }) => {
+                    all.into_iter().for_each(|(name, made)| self.additions.add_member(map, &name, made));
                 }
-                Some(other) => return Err(self.document.wrong(other, format!("\"{section}\" is no mapping"))),
-                None => self.additions.member(components, section, Made::Map(all)),
+                Some(other) => return Err(self.document.error_at(other, format!("\"{section}\" is no mapping"))),
+                None => self.additions.add_member(components, section, NewValue::Map(all)),
             }
         }
         Ok(())
@@ -446,21 +469,23 @@ impl<'a> Work<'a> {
 }
 
 /// The same response, with its body described under this name instead of the usual one.
-fn pointing(made: Made, usual: &str, body: &str) -> Made {
+fn with_body_reference(made: NewValue, usual: &str, body: &str) -> NewValue {
     match made {
-        Made::Text(text) if text == format!("#/components/schemas/{usual}") => {
-            Made::Text(format!("#/components/schemas/{body}"))
+        NewValue::Text(text) if text == format!("#/components/schemas/{usual}") => {
+            NewValue::Text(format!("#/components/schemas/{body}"))
         }
-        Made::List(items) => Made::List(items.into_iter().map(|item| pointing(item, usual, body)).collect()),
-        Made::Map(entries) => {
-            Made::Map(entries.into_iter().map(|(key, value)| (key, pointing(value, usual, body))).collect())
+        NewValue::List(items) => {
+            NewValue::List(items.into_iter().map(|item| with_body_reference(item, usual, body)).collect())
         }
+        NewValue::Map(entries) => NewValue::Map(
+            entries.into_iter().map(|(key, value)| (key, with_body_reference(value, usual, body))).collect(),
+        ),
         other => other,
     }
 }
 
 /// `IdempotencyKey` of `Idempotency-Key`: names of components have few characters.
-fn camel(name: &str) -> String {
+fn to_camel_case(name: &str) -> String {
     let words = name.split(|letter: char| !letter.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.map(|word| word[..1].to_uppercase() + &word[1..]).collect()
 }

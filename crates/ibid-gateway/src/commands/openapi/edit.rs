@@ -3,93 +3,97 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    made::{Made, quoted},
-    tree::{Document, Kind, Node, Style, Syntax, Wrong},
+    document::{DocumentError, DocumentNode, DocumentSyntax, NodeKind, OpenapiDocument, ScalarQuoting},
+    new_value::{NewValue, quote_json},
 };
 
 /// What is to be added, and to which collections of the document.
 pub(super) struct Additions<'a> {
-    document: &'a Document,
+    document: &'a OpenapiDocument,
     /// By place and depth of the collection: those that end at the same place are written from the inside out.
-    to: BTreeMap<usize, Addition<'a>>,
+    by_position: BTreeMap<usize, Addition<'a>>,
     newline: &'static str,
     /// What a level of the document is indented by.
     unit: String,
 }
 
 struct Addition<'a> {
-    node: &'a Node,
+    node: &'a DocumentNode,
     /// Members that go before a member that is there.
-    before: Vec<(&'a Node, String, Made)>,
+    before: Vec<(&'a DocumentNode, String, NewValue)>,
     /// Members that go to the end; items have no name.
-    last: Vec<(Option<String>, Made)>,
+    last: Vec<(Option<String>, NewValue)>,
 }
 
 impl<'a> Additions<'a> {
-    pub(super) fn new(document: &'a Document) -> Self {
+    pub(super) fn new(document: &'a OpenapiDocument) -> Self {
         let newline = if document.text.contains("\r\n") { "\r\n" } else { "\n" };
-        Self { document, to: BTreeMap::new(), newline, unit: unit(document) }
+        Self { document, by_position: BTreeMap::new(), newline, unit: indent_unit(document) }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.to.is_empty()
+        self.by_position.is_empty()
     }
 
-    fn at(&mut self, node: &'a Node) -> &mut Addition<'a> {
+    fn entry_for(&mut self, node: &'a DocumentNode) -> &mut Addition<'a> {
         // A block collection may start where its parent does; its address in the tree is its own.
         let address = std::ptr::from_ref(node).addr();
-        self.to.entry(address).or_insert_with(|| Addition { node, before: Vec::new(), last: Vec::new() })
+        self.by_position.entry(address).or_insert_with(|| Addition { node, before: Vec::new(), last: Vec::new() })
     }
 
     /// Adds a member to a member that is new itself. What has the name already is kept.
-    pub(super) fn nested(&mut self, to: &'a Node, next: Option<&'a Node>, outer: &str, name: &str, made: Made) {
-        let at = self.at(to);
+    pub(super) fn add_nested(
+        &mut self, to: &'a DocumentNode, next: Option<&'a DocumentNode>, outer: &str, name: &str, made: NewValue,
+    ) {
+        let at = self.entry_for(to);
         let before = at.before.iter_mut().filter(|(_, found, _)| found == outer).map(|(_, _, made)| made);
         let last = at.last.iter_mut().filter(|(found, _)| found.as_deref() == Some(outer)).map(|(_, made)| made);
         match before.chain(last).next() {
-            Some(Made::Map(entries)) if entries.iter().any(|(found, _)| found == name) => {}
-            Some(Made::Map(entries)) => entries.push((name.to_owned(), made)),
-            _ => self.member_before(to, next, outer, Made::Map(vec![(name.to_owned(), made)])),
+            Some(NewValue::Map(entries)) if entries.iter().any(|(found, _)| found == name) => {}
+            Some(NewValue::Map(entries)) => entries.push((name.to_owned(), made)),
+            _ => self.add_member_before(to, next, outer, NewValue::Map(vec![(name.to_owned(), made)])),
         }
     }
 
     /// Adds a member at the end. What has the name already is kept.
-    pub(super) fn member(&mut self, to: &'a Node, name: &str, made: Made) {
-        let last = &mut self.at(to).last;
+    pub(super) fn add_member(&mut self, to: &'a DocumentNode, name: &str, made: NewValue) {
+        let last = &mut self.entry_for(to).last;
         if !last.iter().any(|(found, _)| found.as_deref() == Some(name)) {
             last.push((Some(name.to_owned()), made));
         }
     }
 
     /// Adds a member before another, or at the end.
-    pub(super) fn member_before(&mut self, to: &'a Node, next: Option<&'a Node>, name: &str, made: Made) {
+    pub(super) fn add_member_before(
+        &mut self, to: &'a DocumentNode, next: Option<&'a DocumentNode>, name: &str, made: NewValue,
+    ) {
         match next {
-            Some(next) => self.at(to).before.push((next, name.to_owned(), made)),
-            None => self.member(to, name, made),
+            Some(next) => self.entry_for(to).before.push((next, name.to_owned(), made)),
+            None => self.add_member(to, name, made),
         }
     }
 
     /// Adds an item at the end.
-    pub(super) fn item(&mut self, to: &'a Node, made: Made) {
-        self.at(to).last.push((None, made));
+    pub(super) fn add_item(&mut self, to: &'a DocumentNode, made: NewValue) {
+        self.entry_for(to).last.push((None, made));
     }
 
     /// The text with everything in it.
     ///
     /// # Errors
     /// Where nothing can be inserted.
-    pub(super) fn applied(&self) -> Result<String, Wrong> {
+    pub(super) fn apply(&self) -> Result<String, DocumentError> {
         let mut inserted: Vec<(usize, usize, String)> = Vec::new();
         let mut depths = HashMap::new();
         self.depths(&self.document.root, 0, &mut depths);
-        for (address, addition) in &self.to {
+        for (address, addition) in &self.by_position {
             let depth = depths.get(address).copied().unwrap_or(0);
             for (next, name, made) in &addition.before {
-                let (place, text) = self.before(addition.node, next, name, made);
+                let (place, text) = self.insert_before(addition.node, next, name, made);
                 inserted.push((place, depth, text));
             }
             if !addition.last.is_empty() {
-                let (place, text) = self.last(addition)?;
+                let (place, text) = self.append(addition)?;
                 inserted.push((place, depth, text));
             }
         }
@@ -106,9 +110,9 @@ impl<'a> Additions<'a> {
     }
 
     /// The depths of the collections that something is added to.
-    fn depths(&self, node: &Node, level: usize, found: &mut HashMap<usize, usize>) {
+    fn depths(&self, node: &DocumentNode, level: usize, found: &mut HashMap<usize, usize>) {
         let address = std::ptr::from_ref(node).addr();
-        if self.to.contains_key(&address) {
+        if self.by_position.contains_key(&address) {
             found.insert(address, level);
         }
         let members = node.entries().iter().map(|(_, value)| value);
@@ -131,19 +135,19 @@ impl<'a> Additions<'a> {
     }
 
     /// A member before another.
-    fn before(&self, to: &Node, next: &Node, name: &str, made: &Made) -> (usize, String) {
+    fn insert_before(&self, to: &DocumentNode, next: &DocumentNode, name: &str, made: &NewValue) -> (usize, String) {
         let (newline, unit) = (self.newline, &self.unit);
-        if let Kind::Map { flow: true, .. } = to.kind {
+        if let NodeKind::Map { flow: true, .. } = to.kind {
             return match self.indent_before(next.start) {
                 Some(indent) => {
-                    let value = made.json(Some((&indent, unit)), newline);
-                    (next.start, format!("{}: {value},{newline}{indent}", quoted(name)))
+                    let value = made.to_json(Some((&indent, unit)), newline);
+                    (next.start, format!("{}: {value},{newline}{indent}", quote_json(name)))
                 }
-                None => (next.start, format!("{}: {}, ", quoted(name), made.json(None, newline))),
+                None => (next.start, format!("{}: {}, ", quote_json(name), made.to_json(None, newline))),
             };
         }
         let column = self.column(next.start);
-        let member = made.member(name, column, unit.len(), newline);
+        let member = made.to_yaml_member(name, column, unit.len(), newline);
         match self.indent_before(next.start) {
             // Comments right above the next member stay with it.
             Some(indent) => (self.above_comments(next.start, &indent), format!("{indent}{member}{newline}")),
@@ -167,47 +171,49 @@ impl<'a> Additions<'a> {
     }
 
     /// Members or items at the end.
-    fn last(&self, addition: &Addition<'_>) -> Result<(usize, String), Wrong> {
+    fn append(&self, addition: &Addition<'_>) -> Result<(usize, String), DocumentError> {
         match &addition.node.kind {
-            Kind::Map { flow: true, entries } => {
+            NodeKind::Map { flow: true, entries } => {
                 let last = entries.last().map(|(_, value)| value.end);
-                Ok(self.last_in_flow(addition, entries.first().map(|(key, _)| key.start), last))
+                Ok(self.append_in_flow(addition, entries.first().map(|(key, _)| key.start), last))
             }
-            Kind::List { flow: true, items } => {
-                Ok(self.last_in_flow(addition, items.first().map(|item| item.start), items.last().map(|item| item.end)))
+            NodeKind::Sequence { flow: true, items } => Ok(self.append_in_flow(
+                addition,
+                items.first().map(|item| item.start),
+                items.last().map(|item| item.end),
+            )),
+            NodeKind::Map { entries, .. } => {
+                let (first, _) = entries.first().ok_or_else(|| self.cannot_insert(addition.node))?;
+                Ok(self.append_in_block(addition, self.column(first.start)))
             }
-            Kind::Map { entries, .. } => {
-                let (first, _) = entries.first().ok_or_else(|| self.cannot(addition.node))?;
-                Ok(self.last_in_block(addition, self.column(first.start)))
-            }
-            Kind::List { .. } => {
+            NodeKind::Sequence { .. } => {
                 if !self.document.text[addition.node.start..].starts_with('-') {
-                    return Err(self.cannot(addition.node));
+                    return Err(self.cannot_insert(addition.node));
                 }
-                Ok(self.last_in_block(addition, self.column(addition.node.start)))
+                Ok(self.append_in_block(addition, self.column(addition.node.start)))
             }
-            _ => Err(self.cannot(addition.node)),
+            _ => Err(self.cannot_insert(addition.node)),
         }
     }
 
-    fn cannot(&self, node: &Node) -> Wrong {
-        self.document.wrong(node, "nothing can be added to what is written here; write it as a mapping or a list")
+    fn cannot_insert(&self, node: &DocumentNode) -> DocumentError {
+        self.document.error_at(node, "nothing can be added to what is written here; write it as a mapping or a list")
     }
 
-    fn last_in_flow(&self, addition: &Addition<'_>, first: Option<usize>, last: Option<usize>) -> (usize, String) {
+    fn append_in_flow(&self, addition: &Addition<'_>, first: Option<usize>, last: Option<usize>) -> (usize, String) {
         let (newline, unit) = (self.newline, &self.unit);
         let close = addition.node.end - 1;
         let write = |lines: Option<(&str, &str)>| -> Vec<String> {
-            let one = |(name, made): &(Option<String>, Made)| match name {
-                Some(name) => format!("{}: {}", quoted(name), made.json(lines, newline)),
-                None => made.json(lines, newline),
+            let one = |(name, made): &(Option<String>, NewValue)| match name {
+                Some(name) => format!("{}: {}", quote_json(name), made.to_json(lines, newline)),
+                None => made.to_json(lines, newline),
             };
             addition.last.iter().map(one).collect()
         };
         let (Some(first), Some(last)) = (first, last) else {
             // Empty: lines of its own only where the rest has them.
             let root = &self.document.root;
-            let lines = self.document.syntax == Syntax::Json
+            let lines = self.document.syntax == DocumentSyntax::Json
                 && root.entries().first().is_some_and(|(key, _)| self.indent_before(key.start).is_some());
             if !lines {
                 return (addition.node.start + 1, write(None).join(", "));
@@ -232,11 +238,11 @@ impl<'a> Additions<'a> {
         }
     }
 
-    fn last_in_block(&self, addition: &Addition<'_>, column: usize) -> (usize, String) {
+    fn append_in_block(&self, addition: &Addition<'_>, column: usize) -> (usize, String) {
         let (newline, unit) = (self.newline, self.unit.len());
-        let write = |(name, made): &(Option<String>, Made)| match name {
-            Some(name) => made.member(name, column, unit, newline),
-            None => made.item(column, unit, newline),
+        let write = |(name, made): &(Option<String>, NewValue)| match name {
+            Some(name) => made.to_yaml_member(name, column, unit, newline),
+            None => made.to_yaml_item(column, unit, newline),
         };
         let text: String =
             addition.last.iter().map(|one| format!("{newline}{}{}", " ".repeat(column), write(one))).collect();
@@ -244,21 +250,23 @@ impl<'a> Additions<'a> {
     }
 
     /// The end of the last line that belongs to a block collection, before its line break.
-    fn end_of_lines(&self, node: &Node, column: usize) -> usize {
+    fn end_of_lines(&self, node: &DocumentNode, column: usize) -> usize {
         let text = &self.document.text;
         let last = match &node.kind {
-            Kind::Map { entries, .. } => entries.last().map(|(_, value)| value),
-            Kind::List { items, .. } => items.last(),
+            NodeKind::Map { entries, .. } => entries.last().map(|(_, value)| value),
+            NodeKind::Sequence { items, .. } => items.last(),
             _ => None,
         };
         match last.map(|last| (last, &last.kind)) {
-            Some((last, Kind::Map { flow: false, entries })) if !entries.is_empty() => {
+            Some((last, NodeKind::Map { flow: false, entries })) if !entries.is_empty() => {
                 self.end_of_lines(last, self.column(last.start))
             }
-            Some((last, Kind::List { flow: false, items })) if !items.is_empty() => {
+            Some((last, NodeKind::Sequence { flow: false, items })) if !items.is_empty() => {
                 self.end_of_lines(last, self.column(last.start))
             }
-            Some((last, Kind::Scalar { style: Style::Block, .. })) => self.end_of_block_text(last.start, column),
+            Some((last, NodeKind::Scalar { style: ScalarQuoting::Block, .. })) => {
+                self.end_of_block_text(last.start, column)
+            }
             _ => end_of_line(text, node.end),
         }
     }
@@ -288,19 +296,19 @@ impl<'a> Additions<'a> {
 }
 
 /// What a level of a document is indented by.
-fn unit(document: &Document) -> String {
+fn indent_unit(document: &OpenapiDocument) -> String {
     let root = &document.root;
     let inner = root.entries().iter().find_map(|(_, value)| value.entries().first().map(|(key, _)| key));
     let first = match document.syntax {
-        Syntax::Json => root.entries().first().map(|(key, _)| key),
-        Syntax::Yaml => inner.filter(|key| document.line(key.start) > 1),
+        DocumentSyntax::Json => root.entries().first().map(|(key, _)| key),
+        DocumentSyntax::Yaml => inner.filter(|key| document.line_of(key.start) > 1),
     };
     let found = first.and_then(|key| indent_before(document, key.start));
     found.filter(|unit| !unit.is_empty() && unit.len() <= 8).unwrap_or_else(|| "  ".into())
 }
 
 /// What stands before a place in its line, if it is only space.
-fn indent_before(document: &Document, at: usize) -> Option<String> {
+fn indent_before(document: &OpenapiDocument, at: usize) -> Option<String> {
     let before = &document.text[..at];
     let line = &before[before.rfind('\n').map_or(0, |found| found + 1)..];
     line.bytes().all(|byte| byte == b' ' || byte == b'\t').then(|| line.to_owned())

@@ -4,61 +4,65 @@
 
 use std::collections::HashMap;
 
-use super::tree::{Document, Kind, MAX_DEPTH, Node, Style, Syntax, Wrong};
+use super::document::{
+    DocumentError, DocumentNode, DocumentSyntax, MAX_DEPTH, NodeKind, OpenapiDocument, ScalarQuoting,
+};
 
-pub(super) fn read(text: String) -> Result<Document, Wrong> {
+pub(super) fn read(text: String) -> Result<OpenapiDocument, DocumentError> {
     // Its own limit is 128, below which the tree's is.
     let checked: Result<serde::de::IgnoredAny, _> = serde_json::from_str(&text);
     checked.map_err(|why| {
         let told = why.to_string();
         let told = told.split(" at line ").next().unwrap_or(&told);
-        Wrong { line: why.line(), why: format!("no JSON: {told} (column {})", why.column()) }
+        DocumentError { line: why.line(), why: format!("no JSON: {told} (column {})", why.column()) }
     })?;
-    let mut scan = Scan { bytes: text.as_bytes(), at: 0, depth: 0 };
-    let root = scan.value().ok_or_else(|| Wrong { line: 1, why: format!("nested more than {MAX_DEPTH} deep") })?;
-    Ok(Document::new(text, root, Syntax::Json, HashMap::new()))
+    let mut scan = JsonScanner { bytes: text.as_bytes(), at: 0, depth: 0 };
+    let root = scan
+        .parse_value()
+        .ok_or_else(|| DocumentError { line: 1, why: format!("nested more than {MAX_DEPTH} deep") })?;
+    Ok(OpenapiDocument::new(text, root, DocumentSyntax::Json, HashMap::new()))
 }
 
 /// Reads what is known to be JSON. `None` only where it is too deep.
-struct Scan<'a> {
+struct JsonScanner<'a> {
     bytes: &'a [u8],
     at: usize,
     depth: usize,
 }
 
-impl Scan<'_> {
-    fn value(&mut self) -> Option<Node> {
-        self.space();
+impl JsonScanner<'_> {
+    fn parse_value(&mut self) -> Option<DocumentNode> {
+        self.skip_space();
         let start = self.at;
         let kind = match self.bytes[self.at] {
-            b'{' => Kind::Map { flow: true, entries: self.inside(b'}', Self::member)? },
-            b'[' => Kind::List { flow: true, items: self.inside(b']', Self::value)? },
-            b'"' => return Some(self.string()),
+            b'{' => NodeKind::Map { flow: true, entries: self.parse_items(b'}', Self::parse_member)? },
+            b'[' => NodeKind::Sequence { flow: true, items: self.parse_items(b']', Self::parse_value)? },
+            b'"' => return Some(self.parse_string()),
             _ => {
                 let rest = &self.bytes[start..];
                 let length = rest.iter().position(|byte| b",]} \t\r\n".contains(byte)).unwrap_or(rest.len());
                 self.at += length;
                 let text = String::from_utf8_lossy(&rest[..length]).into_owned();
-                Kind::Scalar { text, style: Style::Plain }
+                NodeKind::Scalar { text, style: ScalarQuoting::Plain }
             }
         };
-        Some(Node { start, end: self.at, kind })
+        Some(DocumentNode { start, end: self.at, kind })
     }
 
-    fn inside<T>(&mut self, close: u8, one: fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+    fn parse_items<T>(&mut self, close: u8, one: fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             return None;
         }
         self.at += 1;
         let mut all = Vec::new();
-        self.space();
+        self.skip_space();
         while self.bytes[self.at] != close {
             all.push(one(self)?);
-            self.space();
+            self.skip_space();
             if self.bytes[self.at] == b',' {
                 self.at += 1;
-                self.space();
+                self.skip_space();
             }
         }
         self.at += 1;
@@ -68,14 +72,14 @@ impl Scan<'_> {
         Some(all)
     }
 
-    fn member(&mut self) -> Option<(Node, Node)> {
-        let key = self.string();
-        self.space();
+    fn parse_member(&mut self) -> Option<(DocumentNode, DocumentNode)> {
+        let key = self.parse_string();
+        self.skip_space();
         self.at += 1; // the colon
-        Some((key, self.value()?))
+        Some((key, self.parse_value()?))
     }
 
-    fn string(&mut self) -> Node {
+    fn parse_string(&mut self) -> DocumentNode {
         let start = self.at;
         self.at += 1;
         while self.bytes[self.at] != b'"' {
@@ -85,10 +89,10 @@ impl Scan<'_> {
         let source = &self.bytes[start..self.at];
         // A lone surrogate is no text; nothing that matters here is spelled so.
         let text = serde_json::from_slice(source).unwrap_or_else(|_| String::from_utf8_lossy(source).into_owned());
-        Node { start, end: self.at, kind: Kind::Scalar { text, style: Style::Quoted } }
+        DocumentNode { start, end: self.at, kind: NodeKind::Scalar { text, style: ScalarQuoting::Quoted } }
     }
 
-    fn space(&mut self) {
+    fn skip_space(&mut self) {
         while self.bytes.get(self.at).is_some_and(u8::is_ascii_whitespace) {
             self.at += 1;
         }

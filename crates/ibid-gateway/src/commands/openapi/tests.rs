@@ -9,20 +9,20 @@ const ROUTES: &str = "upstream = \"http://127.0.0.1:3000\"\n[policy]\npreset = \
                       [[route]]\nmatch = \"POST /watched\"\nmode = \"shadow\"\n";
 
 fn routes(text: &str) -> RouteTable {
-    Settings::from_text(text, None, &ServeArgs::default(), &Env::of(&[])).unwrap().routes
+    GatewaySettings::from_text(text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap().routes
 }
 
 /// Annotates, and checks what must hold of every document: lines are only added, and a second run adds none.
 #[track_caller]
-fn annotate(text: &str) -> annotate::Outcome {
+fn annotate(text: &str) -> annotate::AnnotateOutcome {
     annotate_as(text, "openapi.yaml", None)
 }
 
 #[track_caller]
-fn annotate_as(text: &str, name: &str, base: Option<&str>) -> annotate::Outcome {
+fn annotate_as(text: &str, name: &str, base: Option<&str>) -> annotate::AnnotateOutcome {
     let routes = routes(ROUTES);
-    let done = annotated(text, name.as_ref(), &routes, base).unwrap_or_else(|why| panic!("{why:?}"));
-    let again = annotated(&done.text, name.as_ref(), &routes, base).unwrap();
+    let done = annotate_text(text, name.as_ref(), &routes, base).unwrap_or_else(|why| panic!("{why:?}"));
+    let again = annotate_text(&done.text, name.as_ref(), &routes, base).unwrap();
     assert_eq!(again.text, done.text);
     let mut rest = done.text.chars();
     for character in text.chars() {
@@ -33,7 +33,7 @@ fn annotate_as(text: &str, name: &str, base: Option<&str>) -> annotate::Outcome 
 
 #[track_caller]
 fn wrong(text: &str) -> (usize, String) {
-    let wrong = annotated(text, "openapi.yaml".as_ref(), &routes(ROUTES), None).map(|done| done.text).unwrap_err();
+    let wrong = annotate_text(text, "openapi.yaml".as_ref(), &routes(ROUTES), None).map(|done| done.text).unwrap_err();
     (wrong.line, wrong.why)
 }
 
@@ -354,7 +354,7 @@ fn what_is_no_openapi_is_told_where() {
     }
     let (line, why) = wrong("openapi: 3.0.0\npaths:\n  /a: [\n  b: c\n");
     assert!(line >= 3 && why.starts_with("no YAML: "), "{line}: {why}");
-    let json = annotated("{\n  \"openapi\": 3,\n  oops\n}", "a.json".as_ref(), &routes(ROUTES), None).unwrap_err();
+    let json = annotate_text("{\n  \"openapi\": 3,\n  oops\n}", "a.json".as_ref(), &routes(ROUTES), None).unwrap_err();
     assert!(json.line == 3 && json.why.starts_with("no JSON: "), "{json:?}");
     let deep = format!("openapi: 3.0.0\nx: {}{}\n", "[".repeat(300), "]".repeat(300));
     assert!(wrong(&deep).1.contains("recursion limit"), "{:?}", wrong(&deep));
@@ -380,7 +380,7 @@ fn headers_of_the_scope_are_parameters() {
     let text = "openapi: 3.0.0\npaths:\n  /api/invoices:\n    post:\n      responses: {}\n  /orders:\n    post:\n      parameters:\n        \
                 - {name: x-shop, in: header, schema: {type: string}}\n      responses: {}\n  /api/other:\n    post:\n      parameters:\n        \
                 - $ref: 'common.yaml#/XTenantId'\n      responses: {}\n";
-    let done = annotated(text, "openapi.yaml".as_ref(), &routes(config), None).unwrap();
+    let done = annotate_text(text, "openapi.yaml".as_ref(), &routes(config), None).unwrap();
     let parameters = |path: &str| {
         let (_, rest) = done.text.split_once(&format!("  {path}:\n")).unwrap();
         rest.split_once("responses").unwrap().0.to_owned()

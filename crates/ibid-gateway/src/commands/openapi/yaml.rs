@@ -4,36 +4,44 @@ use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
-use super::tree::{Document, Kind, MAX_DEPTH, Node, Style, Syntax, Wrong};
+use super::document::{
+    DocumentError, DocumentNode, DocumentSyntax, MAX_DEPTH, NodeKind, OpenapiDocument, ScalarQuoting,
+};
 
-pub(super) fn read(text: String) -> Result<Document, Wrong> {
+pub(super) fn read(text: String) -> Result<OpenapiDocument, DocumentError> {
     // The parser counts characters.
     let mut places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
     places.push(text.len());
     let mut events = Vec::new();
     for event in Parser::new_from_str(&text) {
-        let (event, span) = event.map_err(|why| Wrong {
+        let (event, span) = event.map_err(|why| DocumentError {
             line: why.marker().line(),
             why: format!("no YAML: {} (column {})", why.info(), why.marker().col() + 1),
         })?;
         events.push((event, span));
     }
-    let mut build = Build { text: &text, places, events: events.into_iter(), anchors: HashMap::new(), depth: 0 };
-    let root = build.document()?;
+    let mut build = YamlBuilder {
+        text: &text,
+        byte_offsets: places,
+        events: events.into_iter(),
+        anchors: HashMap::new(),
+        depth: 0,
+    };
+    let root = build.parse_document()?;
     let anchors = build.anchors;
-    Ok(Document::new(text, root, Syntax::Yaml, anchors))
+    Ok(OpenapiDocument::new(text, root, DocumentSyntax::Yaml, anchors))
 }
 
-struct Build<'a, I> {
+struct YamlBuilder<'a, I> {
     text: &'a str,
-    places: Vec<usize>,
+    byte_offsets: Vec<usize>,
     events: I,
-    anchors: HashMap<usize, Node>,
+    anchors: HashMap<usize, DocumentNode>,
     depth: usize,
 }
 
-impl<'a, I: Iterator<Item = (Event<'a>, Span)>> Build<'a, I> {
-    fn document(&mut self) -> Result<Node, Wrong> {
+impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
+    fn parse_document(&mut self) -> Result<DocumentNode, DocumentError> {
         let mut root = None;
         while let Some((event, span)) = self.events.next() {
             match event {
@@ -43,31 +51,31 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> Build<'a, I> {
                 | Event::StreamEnd
                 | Event::Nothing => {}
                 _ if root.is_some() => {
-                    return Err(self.wrong(span, "a second document begins here; give one at a time"));
+                    return Err(self.error_at(span, "a second document begins here; give one at a time"));
                 }
-                event => root = Some(self.node(event, span, 0)?),
+                event => root = Some(self.parse_node(event, span, 0)?),
             }
         }
-        root.ok_or_else(|| Wrong { line: 1, why: "the document is empty".into() })
+        root.ok_or_else(|| DocumentError { line: 1, why: "the document is empty".into() })
     }
 
-    fn wrong(&self, span: Span, why: impl Into<String>) -> Wrong {
-        Wrong { line: span.start.line(), why: why.into() }
+    fn error_at(&self, span: Span, why: impl Into<String>) -> DocumentError {
+        DocumentError { line: span.start.line(), why: why.into() }
     }
 
-    fn place(&self, index: usize) -> usize {
-        self.places[index.min(self.places.len() - 1)]
+    fn byte_offset(&self, index: usize) -> usize {
+        self.byte_offsets[index.min(self.byte_offsets.len() - 1)]
     }
 
     /// `least` is where it can start at the earliest: the parser puts values that are not there behind what follows.
-    fn node(&mut self, event: Event<'a>, span: Span, least: usize) -> Result<Node, Wrong> {
-        let (start, end) = (self.place(span.start.index()), self.place(span.end.index()));
+    fn parse_node(&mut self, event: Event<'a>, span: Span, least: usize) -> Result<DocumentNode, DocumentError> {
+        let (start, end) = (self.byte_offset(span.start.index()), self.byte_offset(span.end.index()));
         let (anchor, node) = match event {
-            Event::Alias(id) => return Ok(Node { start, end, kind: Kind::Alias(id) }),
-            Event::Scalar(text, style, anchor, _) => (anchor, self.scalar(&text, style, (start, end), least)),
-            Event::SequenceStart(anchor, _) => (anchor, self.list(span, start)?),
-            Event::MappingStart(anchor, _) => (anchor, self.map(span, start)?),
-            _ => return Err(self.wrong(span, "no YAML that can be understood")),
+            Event::Alias(id) => return Ok(DocumentNode { start, end, kind: NodeKind::Alias(id) }),
+            Event::Scalar(text, style, anchor, _) => (anchor, self.scalar_node(&text, style, (start, end), least)),
+            Event::SequenceStart(anchor, _) => (anchor, self.parse_list(span, start)?),
+            Event::MappingStart(anchor, _) => (anchor, self.parse_map(span, start)?),
+            _ => return Err(self.error_at(span, "no YAML that can be understood")),
         };
         if anchor != 0 {
             self.anchors.insert(anchor, node.clone());
@@ -75,57 +83,57 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> Build<'a, I> {
         Ok(node)
     }
 
-    fn scalar(&self, text: &str, style: ScalarStyle, (start, end): (usize, usize), least: usize) -> Node {
+    fn scalar_node(&self, text: &str, style: ScalarStyle, (start, end): (usize, usize), least: usize) -> DocumentNode {
         let style = match style {
-            ScalarStyle::Plain => Style::Plain,
-            ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => Style::Quoted,
-            ScalarStyle::Literal | ScalarStyle::Folded => Style::Block,
+            ScalarStyle::Plain => ScalarQuoting::Plain,
+            ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => ScalarQuoting::Quoted,
+            ScalarStyle::Literal | ScalarStyle::Folded => ScalarQuoting::Block,
         };
         let source = &self.text[start..end];
         let (start, end) = match style {
             // Nothing is written: it is where it could have been.
-            Style::Plain if text.is_empty() || source.trim().is_empty() => (least, least),
-            Style::Plain => (start, start + source.trim_end().len()),
+            ScalarQuoting::Plain if text.is_empty() || source.trim().is_empty() => (least, least),
+            ScalarQuoting::Plain => (start, start + source.trim_end().len()),
             _ => (start, end),
         };
-        Node { start, end, kind: Kind::Scalar { text: text.to_owned(), style } }
+        DocumentNode { start, end, kind: NodeKind::Scalar { text: text.to_owned(), style } }
     }
 
-    fn deeper(&mut self, span: Span) -> Result<(), Wrong> {
+    fn enter_level(&mut self, span: Span) -> Result<(), DocumentError> {
         self.depth += 1;
         match self.depth > MAX_DEPTH {
-            true => Err(self.wrong(span, format!("nested more than {MAX_DEPTH} deep"))),
+            true => Err(self.error_at(span, format!("nested more than {MAX_DEPTH} deep"))),
             false => Ok(()),
         }
     }
 
-    fn next(&mut self, span: Span) -> Result<(Event<'a>, Span), Wrong> {
-        self.events.next().ok_or_else(|| self.wrong(span, "it does not end"))
+    fn next_event(&mut self, span: Span) -> Result<(Event<'a>, Span), DocumentError> {
+        self.events.next().ok_or_else(|| self.error_at(span, "it does not end"))
     }
 
-    fn list(&mut self, span: Span, start: usize) -> Result<Node, Wrong> {
-        self.deeper(span)?;
-        let start = self.bare(start);
+    fn parse_list(&mut self, span: Span, start: usize) -> Result<DocumentNode, DocumentError> {
+        self.enter_level(span)?;
+        let start = self.skip_anchor_and_tag(start);
         let flow = self.text[start..].starts_with('[');
-        let (mut items, mut least) = (Vec::<Node>::new(), start + 1);
+        let (mut items, mut least) = (Vec::<DocumentNode>::new(), start + 1);
         loop {
-            let (event, at) = self.next(span)?;
+            let (event, at) = self.next_event(span)?;
             if event == Event::SequenceEnd {
                 break;
             }
-            let item = self.node(event, at, least)?;
+            let item = self.parse_node(event, at, least)?;
             least = item.end;
             items.push(item);
         }
         self.depth -= 1;
         items.shrink_to_fit();
-        let end = if flow { self.closed(least) } else { items.last().map_or(start, |last| last.end) };
-        let start = if flow { start } else { items.first().map_or(start, |first| self.dash(start, first.start)) };
-        Ok(Node { start, end, kind: Kind::List { flow, items } })
+        let end = if flow { self.flow_end(least) } else { items.last().map_or(start, |last| last.end) };
+        let start = if flow { start } else { items.first().map_or(start, |first| self.first_dash(start, first.start)) };
+        Ok(DocumentNode { start, end, kind: NodeKind::Sequence { flow, items } })
     }
 
     /// Behind an anchor and a tag.
-    fn bare(&self, mut start: usize) -> usize {
+    fn skip_anchor_and_tag(&self, mut start: usize) -> usize {
         while self.text[start..].starts_with(['&', '!']) {
             let rest = &self.text[start..];
             let word = rest.find(char::is_whitespace).unwrap_or(rest.len());
@@ -135,7 +143,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> Build<'a, I> {
     }
 
     /// The end of a flow collection whose last child ends at `from`: the parser's own is off behind a trailing comma.
-    fn closed(&self, from: usize) -> usize {
+    fn flow_end(&self, from: usize) -> usize {
         let mut rest = self.text[from..].char_indices();
         while let Some((at, character)) = rest.next() {
             match character {
@@ -148,7 +156,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> Build<'a, I> {
     }
 
     /// The dash of a list's first item. The parser puts a list that is not indented behind it.
-    fn dash(&self, start: usize, first: usize) -> usize {
+    fn first_dash(&self, start: usize, first: usize) -> usize {
         if self.text[start..].starts_with('-') {
             return start;
         }
@@ -165,31 +173,31 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> Build<'a, I> {
         start
     }
 
-    fn map(&mut self, span: Span, start: usize) -> Result<Node, Wrong> {
-        self.deeper(span)?;
-        let start = self.bare(start);
+    fn parse_map(&mut self, span: Span, start: usize) -> Result<DocumentNode, DocumentError> {
+        self.enter_level(span)?;
+        let start = self.skip_anchor_and_tag(start);
         let flow = self.text[start..].starts_with('{');
-        let mut entries = Vec::<(Node, Node)>::new();
+        let mut entries = Vec::<(DocumentNode, DocumentNode)>::new();
         loop {
-            let (event, at) = self.next(span)?;
+            let (event, at) = self.next_event(span)?;
             if event == Event::MappingEnd {
                 break;
             }
             let least = entries.last().map_or(start, |(_, value)| value.end);
-            let key = self.node(event, at, least)?;
-            let (event, at) = self.next(span)?;
+            let key = self.parse_node(event, at, least)?;
+            let (event, at) = self.next_event(span)?;
             // After its colon.
             let colon = self.text[key.end..].find(':').map_or(key.end, |found| key.end + found + 1);
-            let value = self.node(event, at, colon)?;
+            let value = self.parse_node(event, at, colon)?;
             entries.push((key, value));
         }
         self.depth -= 1;
         entries.shrink_to_fit();
         let (start, end) = match (flow, entries.first(), entries.last()) {
-            (true, _, last) => (start, self.closed(last.map_or(start + 1, |(_, value)| value.end))),
+            (true, _, last) => (start, self.flow_end(last.map_or(start + 1, |(_, value)| value.end))),
             (false, Some((first, _)), Some((_, last))) => (first.start, last.end),
             (false, ..) => (start, start),
         };
-        Ok(Node { start, end, kind: Kind::Map { flow, entries } })
+        Ok(DocumentNode { start, end, kind: NodeKind::Map { flow, entries } })
     }
 }

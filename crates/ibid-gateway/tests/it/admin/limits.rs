@@ -1,11 +1,11 @@
 //! Log-ins that fail.
 
-use super::kit::{ADMIN, Office, VIEWER, assert_problem};
+use super::common::{ADMIN_TOKEN, AdminGateway, VIEWER_TOKEN, assert_problem};
 
 #[tokio::test]
 async fn failed_log_ins_are_limited_and_never_below_thirty_a_minute() {
-    let office = Office::open().await;
-    assert_eq!(office.get(VIEWER, "/api/records").await.status, 200);
+    let office = AdminGateway::start().await;
+    assert_eq!(office.get(VIEWER_TOKEN, "/api/records").await.status, 200);
     // Who shows nothing guesses nothing.
     for _ in 0..50 {
         assert_eq!(office.get("", "/api/records").await.status, 401);
@@ -30,14 +30,14 @@ async fn failed_log_ins_are_limited_and_never_below_thirty_a_minute() {
     // A token that was never seen from here might be a guess; one that was is not.
     for _ in 0..3 {
         let _ = office.get("guess", "/api/records").await;
-        assert_eq!(office.get(VIEWER, "/api/records").await.status, 200);
+        assert_eq!(office.get(VIEWER_TOKEN, "/api/records").await.status, 200);
     }
     for path in ["/healthz", "/metrics"] {
         assert_eq!(office.get("", path).await.status, 200, "{path}");
     }
     let later = async {
         loop {
-            let answer = office.get(ADMIN, "/api/records").await;
+            let answer = office.get(ADMIN_TOKEN, "/api/records").await;
             if answer.status == 200 {
                 return;
             }

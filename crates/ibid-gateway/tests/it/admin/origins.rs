@@ -1,17 +1,17 @@
 //! Pages of other origins change nothing, whatever a browser sends along.
 
-use ibid_testkit::client::Request;
+use ibid_testkit::client::TestRequest;
 
-use super::kit::{ADMIN, Office, assert_problem};
+use super::common::{ADMIN_TOKEN, AdminGateway, assert_problem};
 
 #[tokio::test]
 async fn a_change_from_a_page_of_another_origin_is_refused() {
-    let office = Office::filled().await;
+    let office = AdminGateway::start_filled().await;
     let address = office.address("key-two-of-u1-lost").await;
     let own = format!("http://{}", office.gateway.admin_addr());
-    let forget = |fence: &str| -> Request {
+    let forget = |fence: &str| -> TestRequest {
         let body = format!(r#"{{"reason":"r"{fence}}}"#);
-        office.ask("POST", ADMIN, &format!("/api/records/{address}/forget")).json(&body)
+        office.ask("POST", ADMIN_TOKEN, &format!("/api/records/{address}/forget")).json(&body)
     };
     for (name, value) in [
         ("Origin", "http://evil.example"),
@@ -33,7 +33,7 @@ async fn a_change_from_a_page_of_another_origin_is_refused() {
 
 #[tokio::test]
 async fn a_cookie_that_nobody_was_given_is_worth_nothing() {
-    let office = Office::filled().await;
+    let office = AdminGateway::start_filled().await;
     let address = office.address("key-two-of-u1-lost").await;
     let answer = office.ask("GET", "", "/api/records").header("Cookie", "ibid_session=guess").send().await;
     assert_problem(&answer, 401, "log in again");

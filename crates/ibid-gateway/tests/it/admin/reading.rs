@@ -2,11 +2,11 @@
 
 use ibid_testkit::client::get;
 
-use super::kit::{ADMIN, NOWHERE, Office, VIEWER, assert_problem, keys};
+use super::common::{ABSENT_ADDRESS, ADMIN_TOKEN, AdminGateway, VIEWER_TOKEN, assert_problem, keys};
 
 #[tokio::test]
 async fn records_are_listed_by_every_filter_and_page_by_page() {
-    let office = Office::filled().await;
+    let office = AdminGateway::start_filled().await;
     for (query, expected) in [
         ("", &["key-one-of-u1-done", "key-one-of-u2-done", "key-two-of-u1-lost", "key-two-of-u2-failed"][..]),
         ("?state=unknown", &["key-two-of-u1-lost"]),
@@ -45,7 +45,7 @@ async fn records_are_listed_by_every_filter_and_page_by_page() {
 
 #[tokio::test]
 async fn one_record_is_shown_in_full() {
-    let office = Office::filled().await;
+    let office = AdminGateway::start_filled().await;
     let address = office.address("key-one-of-u1-done").await;
     for address in [address.clone(), address.to_uppercase()] {
         let record = office.json(&format!("/api/records/{address}")).await;
@@ -62,12 +62,12 @@ async fn one_record_is_shown_in_full() {
     assert_eq!(lost["state"], "unknown");
     assert!(lost["takeover_in_ms"].as_u64().is_some_and(|ms| ms > 0), "it may still be running: {lost:#}");
     assert!(lost.get("response").is_none(), "{lost:#}");
-    assert_problem(&office.get(ADMIN, &format!("/api/records/{NOWHERE}")).await, 404, "nothing matches");
+    assert_problem(&office.get(ADMIN_TOKEN, &format!("/api/records/{ABSENT_ADDRESS}")).await, 404, "nothing matches");
 }
 
 #[tokio::test]
 async fn numbers_are_those_of_the_requests() {
-    let office = Office::filled().await;
+    let office = AdminGateway::start_filled().await;
     let again = office.pay("/pay/ok", "key-one-of-u1-done", "u1").send().await;
     assert_eq!(again.header("idempotent-replayed"), Some("true"));
     let stats = office.json("/api/stats").await;
@@ -87,7 +87,7 @@ async fn numbers_are_those_of_the_requests() {
 
 #[tokio::test]
 async fn policies_and_store_are_as_configured() {
-    let office = Office::filled().await;
+    let office = AdminGateway::start_filled().await;
     let policies = office.json("/api/policies").await;
     let route = &policies["routes"][0];
     assert_eq!(
@@ -106,7 +106,7 @@ async fn policies_and_store_are_as_configured() {
 #[tokio::test]
 async fn a_signature_that_is_not_asked_for_is_unusual() {
     let routes = "[[route]]\nmatch = \"POST /hooks\"\npreset = \"webhook:github\"\nunsigned = true\n";
-    let office = Office::with(&format!("{}{routes}", super::kit::WHO)).await;
+    let office = AdminGateway::with(&format!("{}{routes}", super::common::ADMIN_CONFIG)).await;
     let policies = office.json("/api/policies").await;
     let route = &policies["routes"][0];
     assert_eq!(route["unusual"], serde_json::json!(["signature"]), "{route:#}");
@@ -115,11 +115,11 @@ async fn a_signature_that_is_not_asked_for_is_unusual() {
 
 #[tokio::test]
 async fn answers_are_for_who_asked_and_nobody_else() {
-    let office = Office::filled().await;
+    let office = AdminGateway::start_filled().await;
     for path in
         ["/api/records", "/api/stats", "/api/policies", "/api/store", "/api/audit", "/api/shadow", "/api/refusals"]
     {
-        let answer = office.get(VIEWER, path).await;
+        let answer = office.get(VIEWER_TOKEN, path).await;
         assert_eq!(answer.status, 200, "{answer:?}");
         for (name, value) in [
             ("cache-control", "no-store"),
@@ -129,7 +129,7 @@ async fn answers_are_for_who_asked_and_nobody_else() {
             assert_eq!(answer.header(name), Some(value), "{path}");
         }
         assert!(!answer.headers.contains("access-control-allow-origin"), "{answer:?}");
-        let head = office.ask("HEAD", VIEWER, path).send().await;
+        let head = office.ask("HEAD", VIEWER_TOKEN, path).send().await;
         assert_eq!((head.status, head.body.len()), (200, 0), "{path}");
     }
     let document = get(office.gateway.admin_addr(), "/api/openapi.json").send().await;

@@ -3,8 +3,8 @@
 use ibid_testkit::client::{get, post};
 use serde_json::{Value, json};
 
-use super::kit::{ADMIN, Office, VIEWER, WHO};
-use crate::faults::kit::{BIN, caller};
+use super::common::{ADMIN_CONFIG, ADMIN_TOKEN, AdminGateway, VIEWER_TOKEN};
+use crate::faults::common::{BIN, caller};
 
 const SHADOW: &str = r#"
 [[route]]
@@ -16,8 +16,8 @@ match = "POST /strict/*"
 key.required = true
 "#;
 
-async fn shadowed() -> Office {
-    let office = Office::with(&format!("{WHO}{SHADOW}")).await;
+async fn shadowed() -> AdminGateway {
+    let office = AdminGateway::with(&format!("{ADMIN_CONFIG}{SHADOW}")).await;
     let send = async |path: &str, key: &str, body: &str, agent: &str| {
         let mut request = caller(post(office.gateway.addr(), path)).header("Host", "shop.example").json(body);
         if !key.is_empty() {
@@ -72,7 +72,7 @@ async fn the_shadow_report_says_what_would_have_been_and_who_sends_no_key() {
 async fn the_report_command_prints_it_as_a_table_and_as_json() {
     let office = shadowed().await;
     let admin = format!("http://{}", office.gateway.admin_addr());
-    let env = [("IBID_ADMIN_TOKEN", VIEWER)];
+    let env = [("IBID_ADMIN_TOKEN", VIEWER_TOKEN)];
     let output = ibid_testkit::process::run(BIN, &["report", "--admin", &admin], &env).await;
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}");
@@ -96,7 +96,7 @@ async fn the_report_command_prints_it_as_a_table_and_as_json() {
 
 #[tokio::test]
 async fn operators_see_which_part_of_a_reused_key_differed() {
-    let office = Office::filled().await;
+    let office = AdminGateway::start_filled().await;
     let key = "key-one-of-u1-done";
     let again = |path: &str, body: &str| {
         let request = caller(post(office.gateway.addr(), path)).header("Host", "shop.example").key(key).json(body);
@@ -129,7 +129,10 @@ async fn operators_see_which_part_of_a_reused_key_differed() {
     assert_eq!(all["refusals"].as_array().map(Vec::len), Some(4));
     // Without its first request it is a refusal still, of which nobody knows more.
     let address = office.address(key).await;
-    assert_eq!(office.post(ADMIN, &format!("/api/records/{address}/forget"), r#"{"reason":"r"}"#).await.status, 200);
+    assert_eq!(
+        office.post(ADMIN_TOKEN, &format!("/api/records/{address}/forget"), r#"{"reason":"r"}"#).await.status,
+        200
+    );
     let gone = office.json("/api/refusals?limit=1").await;
     assert_eq!((&gone["refusals"][0]["differs"], &gone["refusals"][0]["first"]), (&Value::Null, &Value::Null));
     assert_eq!(get(office.gateway.admin_addr(), "/api/refusals").send().await.status, 401);

@@ -6,56 +6,59 @@ use bytes::Bytes;
 use http::{Request, header};
 use http_body_util::Full;
 use ibid_testkit::{
-    certificates::{Authority, Vouched, replace},
+    certificates::{CertificateAuthority, IssuedCertificate, replace},
     client::{get, post},
-    process::{Gateway, run},
-    upstream::Upstream,
+    process::{GatewayProcess, run},
+    upstream::TestUpstream,
 };
 use tokio::time::{Duration, sleep};
 
-use super::kit::ADMIN;
+use super::common::ADMIN_TOKEN;
 use crate::{
-    faults::kit::{BIN, policy, within},
-    secured::{Seen, over_tls},
+    faults::common::{BIN, policy, within},
+    tls_helpers::{TlsExchange, send_over_tls},
 };
 
 /// A gateway whose admin port has this certificate, and lets in whom `clients` vouches for.
-async fn office(upstream: &Upstream, cert: &Path, key: &Path, clients: Option<&Path>) -> Gateway {
-    Gateway::spawn(BIN, &config(cert, key, clients), &upstream.url()).await
+async fn office(upstream: &TestUpstream, cert: &Path, key: &Path, clients: Option<&Path>) -> GatewayProcess {
+    GatewayProcess::spawn(BIN, &config(cert, key, clients), &upstream.url()).await
 }
 
 fn config(cert: &Path, key: &Path, clients: Option<&Path>) -> String {
     let clients = clients.map(|clients| format!("client_ca = {clients:?}\n")).unwrap_or_default();
     format!(
-        "[admin]\ntoken = {ADMIN:?}\n[admin.tls]\ncert = {cert:?}\nkey = {key:?}\n{clients}\n[store]\nurl = \"memory:\"\n{}",
+        "[admin]\ntoken = {ADMIN_TOKEN:?}\n[admin.tls]\ncert = {cert:?}\nkey = {key:?}\n{clients}\n[store]\nurl = \"memory:\"\n{}",
         policy("")
     )
 }
 
-async fn ask(gateway: &Gateway, trusts: &Authority, shows: Option<&Vouched>, path: &str) -> Option<Seen> {
-    let request = Request::get(path).header("host", "localhost").header("authorization", format!("Bearer {ADMIN}"));
-    over_tls(gateway.admin_addr(), trusts, shows, request.body(Full::default()).unwrap()).await
+async fn ask(
+    gateway: &GatewayProcess, trusts: &CertificateAuthority, shows: Option<&IssuedCertificate>, path: &str,
+) -> Option<TlsExchange> {
+    let request =
+        Request::get(path).header("host", "localhost").header("authorization", format!("Bearer {ADMIN_TOKEN}"));
+    send_over_tls(gateway.admin_addr(), trusts, shows, request.body(Full::default()).unwrap()).await
 }
 
 /// A command against this gateway: exit code, output, and what it said aside.
-async fn ibid(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) {
-    let env: Vec<_> = [("IBID_ADMIN_TOKEN", ADMIN)].into_iter().chain(env.iter().copied()).collect();
+async fn run_ibid(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) {
+    let env: Vec<_> = [("IBID_ADMIN_TOKEN", ADMIN_TOKEN)].into_iter().chain(env.iter().copied()).collect();
     let output = run(BIN, args, &env).await;
     let text = |bytes| String::from_utf8(bytes).expect("text");
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
 /// What asks a gateway how it is: its own file, and the port that it got.
-fn health(gateway: &Gateway) -> [String; 5] {
+fn health(gateway: &GatewayProcess) -> [String; 5] {
     let file = gateway.dir().join("ibid.toml").display().to_string();
     ["health".into(), "--config".into(), file, "--admin".into(), gateway.admin_addr().to_string()]
 }
 
 #[tokio::test]
 async fn it_speaks_tls_and_nothing_else() {
-    let (ours, strangers) = (Authority::new(), Authority::new());
+    let (ours, strangers) = (CertificateAuthority::new(), CertificateAuthority::new());
     let server = ours.vouch("server");
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = office(&upstream, &server.cert, &server.key, None).await;
     gateway.wait_for_log("ibid: admin on https://127.0.0.1:").await;
     for (path, part) in [
@@ -78,9 +81,9 @@ async fn it_speaks_tls_and_nothing_else() {
 
 #[tokio::test]
 async fn commands_check_the_gateway_and_say_what_is_wrong() {
-    let (ours, strangers) = (Authority::new(), Authority::new());
+    let (ours, strangers) = (CertificateAuthority::new(), CertificateAuthority::new());
     let server = ours.vouch("server");
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = office(&upstream, &server.cert, &server.key, None).await;
     assert_eq!(post(gateway.addr(), "/pay").key("key-of-a-payment").json("{}").send().await.status, 201);
     let (url, plain) = (format!("https://{}", gateway.admin_addr()), format!("http://{}", gateway.admin_addr()));
@@ -89,11 +92,11 @@ async fn commands_check_the_gateway_and_say_what_is_wrong() {
     let report = ["report", "--json", "--admin", &url];
     let with_ca = ["--admin-ca", &ca];
     for (args, env) in [([&list[..], &with_ca].concat(), &[][..]), (list.to_vec(), &[("IBID_ADMIN_CA", &*ca)])] {
-        let (code, out, aside) = ibid(&args, env).await;
+        let (code, out, aside) = run_ibid(&args, env).await;
         assert_eq!(code, Some(0), "{aside}");
         assert!(out.contains("\"key\":\"key-****ment\""), "{out}");
     }
-    let (code, out, aside) = ibid(&[&report[..], &with_ca].concat(), &[]).await;
+    let (code, out, aside) = run_ibid(&[&report[..], &with_ca].concat(), &[]).await;
     assert!(code == Some(0) && out.contains("\"requests\": 1"), "{out}{aside}");
     let key = server.key.display().to_string();
     for (args, code, part) in [
@@ -109,31 +112,31 @@ async fn commands_check_the_gateway_and_say_what_is_wrong() {
         ([&list[..], &["--admin-key", &key]].concat(), 64, "--admin-cert: missing"),
     ] {
         // As on a machine whose system trusts none of both.
-        let (found, _, said) = ibid(&args, &[("SSL_CERT_FILE", &theirs)]).await;
+        let (found, _, said) = run_ibid(&args, &[("SSL_CERT_FILE", &theirs)]).await;
         assert!(found == Some(code) && said.contains(part), "{args:?}: {found:?} {said}");
-        assert!(!said.contains(ADMIN), "{said}");
+        assert!(!said.contains(ADMIN_TOKEN), "{said}");
     }
     let asked = health(&gateway);
     let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
     for more in [&[][..], &["--ready"], &with_ca] {
-        let (code, _, aside) = ibid(&[&asked, more].concat(), &[]).await;
+        let (code, _, aside) = run_ibid(&[&asked, more].concat(), &[]).await;
         assert_eq!((code, aside.as_str()), (Some(0), ""));
     }
-    let (code, _, aside) = ibid(&[&asked[..], &["--admin-ca", &theirs]].concat(), &[]).await;
+    let (code, _, aside) = run_ibid(&[&asked[..], &["--admin-ca", &theirs]].concat(), &[]).await;
     assert!(code == Some(1) && aside.contains("no answer from https://"), "{aside}");
 }
 
 #[tokio::test]
 async fn with_client_ca_only_who_shows_a_certificate_is_let_in_health_included() {
-    let (ours, strangers) = (Authority::new(), Authority::new());
+    let (ours, strangers) = (CertificateAuthority::new(), CertificateAuthority::new());
     let (server, client, stranger) = (ours.vouch("server"), ours.vouch("operator"), strangers.vouch("operator"));
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = office(&upstream, &server.cert, &server.key, Some(&ours.path())).await;
     assert!(ask(&gateway, &ours, None, "/healthz").await.is_none());
     assert!(ask(&gateway, &ours, Some(&stranger), "/healthz").await.is_none());
     assert_eq!(ask(&gateway, &ours, Some(&client), "/api/records").await.expect("an answer").answer.status(), 200);
     let text = |path: &Path| path.display().to_string();
-    let shown = |of: &Vouched| [("IBID_ADMIN_CERT", text(&of.cert)), ("IBID_ADMIN_KEY", text(&of.key))];
+    let shown = |of: &IssuedCertificate| [("IBID_ADMIN_CERT", text(&of.cert)), ("IBID_ADMIN_KEY", text(&of.key))];
     let (url, ca) = (format!("https://{}", gateway.admin_addr()), text(&ours.path()));
     let asked = health(&gateway);
     let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
@@ -144,33 +147,34 @@ async fn with_client_ca_only_who_shows_a_certificate_is_let_in_health_included()
     ];
     for args in &commands {
         let good = shown(&client);
-        let (code, _, aside) = ibid(args, &good.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
+        let (code, _, aside) = run_ibid(args, &good.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
         assert_eq!(code, Some(0), "{args:?}: {aside}");
         let bad = shown(&stranger);
         let refused = if args[0] == "health" { 1 } else { 69 };
-        let (code, _, aside) = ibid(args, &bad.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
+        let (code, _, aside) = run_ibid(args, &bad.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
         assert_eq!(code, Some(refused), "{args:?}: {aside}");
-        let (code, _, aside) = ibid(args, &[]).await;
+        let (code, _, aside) = run_ibid(args, &[]).await;
         assert_eq!(code, Some(refused), "{args:?}: {aside}");
         let key = text(&client.key);
         let by_flags =
-            ibid(&[&args[..], &["--admin-cert", &text(&client.cert), "--admin-key", &key]].concat(), &[]).await;
+            run_ibid(&[&args[..], &["--admin-cert", &text(&client.cert), "--admin-key", &key]].concat(), &[]).await;
         assert_eq!(by_flags.0, Some(0), "{args:?}: {}", by_flags.2);
     }
 }
 
 #[tokio::test]
 async fn its_certificates_change_without_a_restart_and_a_pair_that_does_not_fit_is_refused() {
-    let (ours, next) = (Authority::new(), Authority::new());
+    let (ours, next) = (CertificateAuthority::new(), CertificateAuthority::new());
     let (server, client, next_client) = (ours.vouch("server"), ours.vouch("client"), next.vouch("client"));
     let folder = tempfile::tempdir().unwrap();
     let [cert, key, clients] = ["cert.pem", "key.pem", "clients.pem"].map(|name| folder.path().join(name));
     replace(&server.cert, &cert);
     replace(&server.key, &key);
     replace(&ours.path(), &clients);
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = office(&upstream, &cert, &key, Some(&clients)).await;
-    let seen = async |shows: &Vouched| ask(&gateway, &ours, Some(shows), "/healthz").await.map(|seen| seen.server);
+    let seen =
+        async |shows: &IssuedCertificate| ask(&gateway, &ours, Some(shows), "/healthz").await.map(|seen| seen.server);
     assert_eq!(seen(&client).await, Some(server.der.clone()));
     let renewed = ours.vouch("renewed");
     replace(&renewed.cert, &cert);
@@ -199,32 +203,32 @@ async fn its_certificates_change_without_a_restart_and_a_pair_that_does_not_fit_
 
 #[tokio::test]
 async fn the_consoles_cookie_is_secure_where_the_port_is() {
-    let ours = Authority::new();
+    let ours = CertificateAuthority::new();
     let server = ours.vouch("server");
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = office(&upstream, &server.cert, &server.key, None).await;
     let log_in = || {
         let request = Request::post("/login").header("host", "localhost").header("sec-fetch-site", "same-origin");
         let request = request.header("content-type", "application/x-www-form-urlencoded");
-        request.body(Full::new(Bytes::from(format!("token={ADMIN}")))).unwrap()
+        request.body(Full::new(Bytes::from(format!("token={ADMIN_TOKEN}")))).unwrap()
     };
-    let seen = over_tls(gateway.admin_addr(), &ours, None, log_in()).await.expect("an answer");
+    let seen = send_over_tls(gateway.admin_addr(), &ours, None, log_in()).await.expect("an answer");
     let cookie = seen.answer.headers()[header::SET_COOKIE].to_str().unwrap();
     assert!(cookie.ends_with("; Secure") && cookie.contains("HttpOnly; SameSite=Strict"), "{cookie}");
     let session = cookie.split_once(';').unwrap().0;
     let page = Request::get("/records").header("host", "localhost").header("cookie", session);
-    let page = over_tls(gateway.admin_addr(), &ours, None, page.body(Full::default()).unwrap()).await;
+    let page = send_over_tls(gateway.admin_addr(), &ours, None, page.body(Full::default()).unwrap()).await;
     assert_eq!(page.expect("an answer").answer.status(), 200);
-    let plain = Gateway::spawn(BIN, &format!("[admin]\ntoken = {ADMIN:?}\n"), &upstream.url()).await;
+    let plain = GatewayProcess::spawn(BIN, &format!("[admin]\ntoken = {ADMIN_TOKEN:?}\n"), &upstream.url()).await;
     let answer = post(plain.admin_addr(), "/login").header("content-type", "application/x-www-form-urlencoded");
-    let answer = answer.header("sec-fetch-site", "same-origin").body(format!("token={ADMIN}")).send().await;
+    let answer = answer.header("sec-fetch-site", "same-origin").body(format!("token={ADMIN_TOKEN}")).send().await;
     let cookie = answer.header("set-cookie").expect("a cookie");
     assert!(!cookie.contains("Secure"), "a browser would keep it to itself: {cookie}");
 }
 
 #[tokio::test]
 async fn an_open_port_without_tls_is_warned_of_by_check_and_by_serve() {
-    let ours = Authority::new();
+    let ours = CertificateAuthority::new();
     let server = ours.vouch("server");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ibid.toml");
@@ -233,13 +237,13 @@ async fn an_open_port_without_tls_is_warned_of_by_check_and_by_serve() {
     let tls = format!("[admin.tls]\ncert = {:?}\nkey = {:?}\n", server.cert, server.key);
     for (admin, warned) in [(open.to_owned(), true), (format!("{open}{tls}"), false), (tls, false)] {
         std::fs::write(&file, format!("upstream = \"http://127.0.0.1:1\"\n[admin]\n{admin}")).unwrap();
-        let (code, out, aside) = ibid(&["check", file.to_str().unwrap()], &[]).await;
+        let (code, out, aside) = run_ibid(&["check", file.to_str().unwrap()], &[]).await;
         assert_eq!((code, out.contains(part)), (Some(0), warned), "{out}{aside}");
         assert_eq!(out.contains(" (TLS), "), !warned, "{out}");
     }
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let config = format!("store.url = \"memory:\"\n[admin]\n{open}");
-    let gateway = Gateway::launch(BIN).config(config).upstream(&upstream.url()).without_admin().start().await;
+    let gateway = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url()).without_admin().start().await;
     gateway.wait_for_log(part).await;
     for (text, told) in [
         ("cert = \"x\"", "admin.tls.key: missing; [admin.tls] needs a cert and a key"),
@@ -249,7 +253,7 @@ async fn an_open_port_without_tls_is_warned_of_by_check_and_by_serve() {
         ("certificate = \"x\"", "admin.tls.certificate: unknown key; allowed are \"cert\" \"key\" \"client_ca\""),
     ] {
         std::fs::write(&file, format!("upstream = \"http://127.0.0.1:1\"\n[admin.tls]\n{text}\n")).unwrap();
-        let (code, _, said) = ibid(&["check", file.to_str().unwrap()], &[]).await;
+        let (code, _, said) = run_ibid(&["check", file.to_str().unwrap()], &[]).await;
         assert!(code == Some(64) && said.contains(told), "{text}: {said}");
     }
 }

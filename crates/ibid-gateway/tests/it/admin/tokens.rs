@@ -3,38 +3,38 @@
 use std::{fs, time::Duration};
 
 use ibid_testkit::{
-    client::{Request, post, request},
-    process::Gateway,
-    upstream::Upstream,
+    client::{TestRequest, post, request},
+    process::GatewayProcess,
+    upstream::TestUpstream,
 };
 use tokio::time::{sleep, timeout};
 
-use super::kit::assert_problem;
-use crate::faults::kit::BIN;
+use super::common::assert_problem;
+use crate::faults::common::BIN;
 
-const TAKEN: &str = "configuration taken up";
+const RELOADED_LOG_TEXT: &str = "configuration taken up";
 
-async fn taken(gateway: &Gateway, times: usize) {
+async fn wait_for_reloads(gateway: &GatewayProcess, times: usize) {
     let taken = async {
-        while gateway.logs().iter().filter(|line| line.contains(TAKEN)).count() < times {
+        while gateway.logs().iter().filter(|line| line.contains(RELOADED_LOG_TEXT)).count() < times {
             sleep(Duration::from_millis(10)).await;
         }
     };
     timeout(Duration::from_secs(20), taken).await.expect("it is taken up");
 }
 
-fn ask(gateway: &Gateway, token: &str) -> Request {
+fn admin_request(gateway: &GatewayProcess, token: &str) -> TestRequest {
     request("GET", gateway.admin_addr(), "/api/stats").header("Authorization", format!("Bearer {token}"))
 }
 
-async fn is_known(gateway: &Gateway, token: &str) -> bool {
-    let answer = ask(gateway, token).send().await;
+async fn is_known(gateway: &GatewayProcess, token: &str) -> bool {
+    let answer = admin_request(gateway, token).send().await;
     assert!([200, 401].contains(&answer.status), "{answer:?}");
     answer.status == 200
 }
 
 /// The cookie of a session that begins with a token.
-async fn log_in(gateway: &Gateway, token: &str) -> String {
+async fn log_in(gateway: &GatewayProcess, token: &str) -> String {
     let form = post(gateway.admin_addr(), "/login").header("Content-Type", "application/x-www-form-urlencoded");
     let answer = form.body(format!("token={token}")).send().await;
     assert_eq!(answer.status, 303, "{answer:?}");
@@ -42,7 +42,7 @@ async fn log_in(gateway: &Gateway, token: &str) -> String {
 }
 
 /// Where a session's first page leads to; empty if it is shown.
-async fn page(gateway: &Gateway, cookie: &str) -> String {
+async fn page(gateway: &GatewayProcess, cookie: &str) -> String {
     let answer = request("GET", gateway.admin_addr(), "/").header("Cookie", cookie).send().await;
     answer.header("location").unwrap_or_default().to_owned()
 }
@@ -53,18 +53,18 @@ fn config(tokens: &str) -> String {
 
 #[tokio::test]
 async fn a_token_that_is_replaced_in_the_file_is_good_no_more_and_neither_are_its_sessions() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let both = "token = \"the-first-token\"\ntokens = [{ role = \"viewer\", token = \"the-viewers\" }]\n";
-    let gateway = Gateway::spawn(BIN, &config(both), &upstream.url()).await;
+    let gateway = GatewayProcess::spawn(BIN, &config(both), &upstream.url()).await;
     let (admin, viewer) = (log_in(&gateway, "the-first-token").await, log_in(&gateway, "the-viewers").await);
     assert_eq!((page(&gateway, &admin).await, page(&gateway, &viewer).await), (String::new(), String::new()));
 
     gateway.rewrite_config(&config(&both.replace("the-first-token", "the-second-token")));
-    taken(&gateway, 1).await;
+    wait_for_reloads(&gateway, 1).await;
     assert!(!is_known(&gateway, "the-first-token").await && is_known(&gateway, "the-second-token").await);
     assert!(page(&gateway, &admin).await.starts_with("/login?because=expired"), "its session has ended");
     assert_eq!(page(&gateway, &viewer).await, "", "another's goes on");
-    let line = gateway.wait_for_log(TAKEN).await;
+    let line = gateway.wait_for_log(RELOADED_LOG_TEXT).await;
     assert!(!line.contains("needs_restart"), "{line}");
 
     // A file that is wrong changes nothing.
@@ -73,12 +73,12 @@ async fn a_token_that_is_replaced_in_the_file_is_good_no_more_and_neither_are_it
     assert!(is_known(&gateway, "the-second-token").await);
 
     gateway.rewrite_config(&config(""));
-    taken(&gateway, 2).await;
-    let refused = ask(&gateway, "the-second-token").send().await;
+    wait_for_reloads(&gateway, 2).await;
+    let refused = admin_request(&gateway, "the-second-token").send().await;
     assert_problem(&refused, 401, "no token is configured");
     assert!(page(&gateway, &viewer).await.starts_with("/login"));
     gateway.rewrite_config(&config("token = \"the-third-token\"\n"));
-    taken(&gateway, 3).await;
+    wait_for_reloads(&gateway, 3).await;
     assert!(is_known(&gateway, "the-third-token").await);
     let said = gateway.logs().join("\n");
     assert!(["first", "second", "third"].iter().all(|nth| !said.contains(&format!("the-{nth}-token"))), "{said}");
@@ -86,48 +86,48 @@ async fn a_token_that_is_replaced_in_the_file_is_good_no_more_and_neither_are_it
 
 #[tokio::test]
 async fn a_token_changes_with_the_content_of_its_file_and_with_the_variable_that_is_named() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let text = config("token = \"env:ONE\"\ntokens = [{ role = \"viewer\", token = \"file:viewer.token\" }]\n");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("viewer.token");
     fs::write(&file, "viewer-one\n").unwrap();
     let text = text.replace("file:viewer.token", &format!("file:{}", file.display()));
-    let launch = Gateway::launch(BIN).config(&text).upstream(&upstream.url());
+    let launch = GatewayProcess::launch(BIN).config(&text).upstream(&upstream.url());
     let gateway = launch.env("ONE", "admin-one").env("TWO", "admin-two").start().await;
     assert!(is_known(&gateway, "admin-one").await && is_known(&gateway, "viewer-one").await);
     let session = log_in(&gateway, "viewer-one").await;
 
     // Nothing but the content of the file.
     fs::write(&file, "viewer-two\n").unwrap();
-    taken(&gateway, 1).await;
+    wait_for_reloads(&gateway, 1).await;
     assert!(!is_known(&gateway, "viewer-one").await && is_known(&gateway, "viewer-two").await);
     assert!(page(&gateway, &session).await.starts_with("/login?because=expired"));
     assert!(is_known(&gateway, "admin-one").await, "the other is as it was");
 
     gateway.rewrite_config(&text.replace("env:ONE", "env:TWO"));
-    taken(&gateway, 2).await;
+    wait_for_reloads(&gateway, 2).await;
     assert!(!is_known(&gateway, "admin-one").await && is_known(&gateway, "admin-two").await);
 }
 
 #[tokio::test]
 async fn who_guesses_is_limited_across_configurations() {
-    let upstream = Upstream::start().await;
-    let gateway = Gateway::spawn(BIN, &config("token = \"the-first-token\"\n"), &upstream.url()).await;
+    let upstream = TestUpstream::start().await;
+    let gateway = GatewayProcess::spawn(BIN, &config("token = \"the-first-token\"\n"), &upstream.url()).await;
     let mut limited = None;
     for nth in 0..200 {
-        if ask(&gateway, "guess").send().await.status == 429 {
+        if admin_request(&gateway, "guess").send().await.status == 429 {
             limited = Some(nth);
             break;
         }
     }
     assert!(limited.is_some_and(|nth| nth >= 30), "{limited:?}");
     gateway.rewrite_config(&config("token = \"the-second-token\"\n"));
-    taken(&gateway, 1).await;
+    wait_for_reloads(&gateway, 1).await;
     // One log-in comes back every two seconds; whoever goes on guessing uses it up.
     let answers: Vec<u16> = {
         let mut answers = Vec::new();
         for _ in 0..40 {
-            answers.push(ask(&gateway, "guess").send().await.status);
+            answers.push(admin_request(&gateway, "guess").send().await.status);
         }
         answers
     };

@@ -2,20 +2,22 @@
 
 use std::fs;
 
-use super::{World, assert_problem};
+use super::{TestGateway, assert_problem};
 
 const JSON: &str = "application/json";
 const FORM: &str = "application/x-www-form-urlencoded";
 
 #[derive(Clone, Copy, Debug)]
-enum Same {
+enum SameRequest {
     Yes,
     No,
 }
-use Same::{No, Yes};
+use SameRequest::{No, Yes};
 
 /// Sends the first body, then the second under the same key: a replay, or a refusal; never a second run.
-async fn compare(world: &World, at: usize, case: &str, kind: [&str; 2], first: &[u8], second: &[u8], same: Same) {
+async fn assert_comparison(
+    world: &TestGateway, at: usize, case: &str, kind: [&str; 2], first: &[u8], second: &[u8], same: SameRequest,
+) {
     let key = format!("body-{at:03}-compared");
     let request =
         |kind: &str, body: &[u8]| world.post("/pay").key(&key).header("Content-Type", kind).body(body.to_vec());
@@ -35,7 +37,7 @@ async fn compare(world: &World, at: usize, case: &str, kind: [&str; 2], first: &
 
 #[tokio::test]
 async fn json_is_compared_by_what_it_means() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let cases = [
         ("order of members", r#"{"a":1,"b":{"c":2,"d":3}}"#, r#"{"b":{"d":3,"c":2},"a":1}"#, Yes),
         ("white space", r#"{"a":[1,2]}"#, " {\t\"a\" :\r\n[ 1 , 2 ] }\n", Yes),
@@ -51,13 +53,13 @@ async fn json_is_compared_by_what_it_means() {
         ("nesting", r#"{"a":{"b":1}}"#, r#"{"a":{},"b":1}"#, No),
     ];
     for (at, (case, first, second, same)) in cases.into_iter().enumerate() {
-        compare(&world, at, case, [JSON; 2], first.as_bytes(), second.as_bytes(), same).await;
+        assert_comparison(&world, at, case, [JSON; 2], first.as_bytes(), second.as_bytes(), same).await;
     }
 }
 
 #[tokio::test]
 async fn numbers_are_compared_as_written() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let cases = [
         ("beyond 2^53", "9007199254740992", "9007199254740993", No),
         ("far beyond", "123456789012345678901234567890", "123456789012345678901234567891", No),
@@ -73,13 +75,13 @@ async fn numbers_are_compared_as_written() {
     ];
     for (at, (case, first, second, same)) in cases.into_iter().enumerate() {
         let body = |number: &str, space: &str| format!("{{\"amount\":{space}{number}}}").into_bytes();
-        compare(&world, at, case, [JSON; 2], &body(first, ""), &body(second, " "), same).await;
+        assert_comparison(&world, at, case, [JSON; 2], &body(first, ""), &body(second, " "), same).await;
     }
 }
 
 #[tokio::test]
 async fn what_is_not_quite_json_is_compared_byte_by_byte() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let nested = |depth: usize, inside: &str| format!("{}{inside}{}", "[".repeat(depth), "]".repeat(depth));
     let odd: Vec<(&str, Vec<u8>, Vec<u8>)> = vec![
         ("duplicate members", br#"{"a":1,"a":2}"#.to_vec(), br#"{"a":2,"a":1}"#.to_vec()),
@@ -106,16 +108,17 @@ async fn what_is_not_quite_json_is_compared_byte_by_byte() {
         ("nothing", b"".to_vec(), b" ".to_vec()),
     ];
     for (at, (case, first, second)) in odd.iter().enumerate() {
-        compare(&world, at, case, [JSON; 2], first, first, Yes).await;
-        compare(&world, 100 + at, case, [JSON; 2], first, second, No).await;
+        assert_comparison(&world, at, case, [JSON; 2], first, first, Yes).await;
+        assert_comparison(&world, 100 + at, case, [JSON; 2], first, second, No).await;
     }
     // The last depth that is looked into.
-    compare(&world, 99, "depth 128", [JSON; 2], nested(128, "").as_bytes(), nested(128, " ").as_bytes(), Yes).await;
+    assert_comparison(&world, 99, "depth 128", [JSON; 2], nested(128, "").as_bytes(), nested(128, " ").as_bytes(), Yes)
+        .await;
 }
 
 #[tokio::test]
 async fn forms_are_compared_by_their_pairs() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let cases = [
         ("order of names", "a=1&b=2", "b=2&a=1", Yes),
         ("spellings", "a=x+y&b=%7E", "a=x%20y&b=~", Yes),
@@ -127,11 +130,19 @@ async fn forms_are_compared_by_their_pairs() {
         ("a pair more", "a=1", "a=1&a=1", No),
     ];
     for (at, (case, first, second, same)) in cases.into_iter().enumerate() {
-        compare(&world, at, case, [FORM; 2], first.as_bytes(), second.as_bytes(), same).await;
+        assert_comparison(&world, at, case, [FORM; 2], first.as_bytes(), second.as_bytes(), same).await;
     }
-    compare(&world, 50, "the same bytes as text", [FORM, "text/plain"], b"a=1", b"a=1", No).await;
-    compare(&world, 51, "a charset", [FORM, "application/x-www-form-urlencoded; charset=utf-8"], b"a=1", b"a=1", Yes)
-        .await;
+    assert_comparison(&world, 50, "the same bytes as text", [FORM, "text/plain"], b"a=1", b"a=1", No).await;
+    assert_comparison(
+        &world,
+        51,
+        "a charset",
+        [FORM, "application/x-www-form-urlencoded; charset=utf-8"],
+        b"a=1",
+        b"a=1",
+        Yes,
+    )
+    .await;
 }
 
 fn multipart(boundary: &str, file_name: &str, file: &[u8]) -> Vec<u8> {
@@ -146,47 +157,50 @@ fn multipart(boundary: &str, file_name: &str, file: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn multipart_is_compared_by_its_parts() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let kind = |boundary: &str| format!("multipart/form-data; boundary={boundary}");
     let (one, two) = (kind("AaB03x"), kind("----WebKitFormBoundary7MA4YWxk"));
     let kinds = [one.as_str(), two.as_str()];
     let first = multipart("AaB03x", "a.png", b"\x89PNG\0\r\n\xff");
     let again = |name: &str, file: &[u8]| multipart("----WebKitFormBoundary7MA4YWxk", name, file);
-    compare(&world, 0, "another boundary", kinds, &first, &again("a.png", b"\x89PNG\0\r\n\xff"), Yes).await;
-    compare(&world, 1, "another file", kinds, &first, &again("a.png", b"\x89PNG\0\r\n\xfe"), No).await;
-    compare(&world, 2, "another file name", kinds, &first, &again("b.png", b"\x89PNG\0\r\n\xff"), No).await;
+    assert_comparison(&world, 0, "another boundary", kinds, &first, &again("a.png", b"\x89PNG\0\r\n\xff"), Yes).await;
+    assert_comparison(&world, 1, "another file", kinds, &first, &again("a.png", b"\x89PNG\0\r\n\xfe"), No).await;
+    assert_comparison(&world, 2, "another file name", kinds, &first, &again("b.png", b"\x89PNG\0\r\n\xff"), No).await;
     let like = b"x\r\n--AaB03\r\n-- AaB03x";
     let inside = multipart("AaB03x", "a.png", like);
-    compare(&world, 3, "something like the boundary inside", kinds, &inside, &again("a.png", like), Yes).await;
+    assert_comparison(&world, 3, "something like the boundary inside", kinds, &inside, &again("a.png", like), Yes)
+        .await;
     // A line that begins with the boundary and goes on ends the part for some parsers and not for others: bytes.
     let longer = multipart("AaB03x", "a.png", b"\r\n--AaB03xY");
-    compare(&world, 7, "a longer boundary inside", kinds, &longer, &again("a.png", b"\r\n--AaB03xY"), No).await;
+    assert_comparison(&world, 7, "a longer boundary inside", kinds, &longer, &again("a.png", b"\r\n--AaB03xY"), No)
+        .await;
     // Not multipart after all: bytes.
     let cut = &first[..first.len() - 12];
-    compare(&world, 4, "cut short", kinds, cut, &again("a.png", b"\x89PNG\0\r\n\xff"), No).await;
-    compare(&world, 5, "no boundary", ["multipart/form-data"; 2], &first, &first, Yes).await;
-    compare(&world, 6, "no boundary, another", ["multipart/form-data"; 2], &first, cut, No).await;
+    assert_comparison(&world, 4, "cut short", kinds, cut, &again("a.png", b"\x89PNG\0\r\n\xff"), No).await;
+    assert_comparison(&world, 5, "no boundary", ["multipart/form-data"; 2], &first, &first, Yes).await;
+    assert_comparison(&world, 6, "no boundary, another", ["multipart/form-data"; 2], &first, cut, No).await;
 }
 
 #[tokio::test]
 async fn other_bodies_are_compared_as_sent() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let every: Vec<u8> = (0..=255).collect();
     let mut other = every.clone();
     other[128] ^= 1;
-    compare(&world, 0, "every byte", ["application/octet-stream"; 2], &every, &every, Yes).await;
-    compare(&world, 1, "one bit", ["application/octet-stream"; 2], &every, &other, No).await;
-    compare(&world, 2, "JSON as text", ["text/plain"; 2], b"{}", b"{ }", No).await;
+    assert_comparison(&world, 0, "every byte", ["application/octet-stream"; 2], &every, &every, Yes).await;
+    assert_comparison(&world, 1, "one bit", ["application/octet-stream"; 2], &every, &other, No).await;
+    assert_comparison(&world, 2, "JSON as text", ["text/plain"; 2], b"{}", b"{ }", No).await;
     let vendor = "application/vnd.api+json; v=1";
-    compare(&world, 3, "JSON of a vendor", [vendor, "APPLICATION/VND.API+JSON;v=1"], b"{}", b"{ }", Yes).await;
-    compare(&world, 4, "another type", [JSON, "text/plain"], b"{}", b"{}", No).await;
-    compare(&world, 5, "a type that is none", ["\u{e9};;=,"; 2], b"{}", b"{ }", No).await;
-    compare(&world, 6, "JSON of a vendor and plain JSON", [vendor, JSON], b"{}", b"{}", No).await;
+    assert_comparison(&world, 3, "JSON of a vendor", [vendor, "APPLICATION/VND.API+JSON;v=1"], b"{}", b"{ }", Yes)
+        .await;
+    assert_comparison(&world, 4, "another type", [JSON, "text/plain"], b"{}", b"{}", No).await;
+    assert_comparison(&world, 5, "a type that is none", ["\u{e9};;=,"; 2], b"{}", b"{ }", No).await;
+    assert_comparison(&world, 6, "JSON of a vendor and plain JSON", [vendor, JSON], b"{}", b"{}", No).await;
 }
 
 /// A gzip stream of `inflated` zero bytes and more, by hand: one literal, then "258 times the last byte" over and over. Its
 /// checksum is wrong, but whoever sees that has inflated it.
-fn bomb(inflated: usize) -> Vec<u8> {
+fn gzip_bomb(inflated: usize) -> Vec<u8> {
     let mut bytes = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
     let (mut pending, mut count) = (0_u32, 0);
     let mut put = |bits: u32, length: u32| {
@@ -211,7 +225,7 @@ fn bomb(inflated: usize) -> Vec<u8> {
 }
 
 /// The most memory that the process ever had, in kB.
-fn peak_kb(world: &World) -> u64 {
+fn peak_memory_kb(world: &TestGateway) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", world.gateway.id())).expect("Linux tells");
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("the peak");
     line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
@@ -219,14 +233,14 @@ fn peak_kb(world: &World) -> u64 {
 
 #[tokio::test]
 async fn compressed_bodies_are_compared_as_sent_and_never_inflated() {
-    let world = World::start("").await;
-    let bomb = bomb(128 << 20);
+    let world = TestGateway::start("").await;
+    let bomb = gzip_bomb(128 << 20);
     assert!(bomb.len() < 1 << 20, "{} bytes", bomb.len());
     let request = |key: &str, kind: &str, body: &[u8]| {
         world.post("/pay").key(key).header("Content-Type", kind).header("Content-Encoding", "gzip").body(body.to_vec())
     };
     assert_eq!(request("warm-up", JSON, &vec![b'x'; bomb.len()]).send().await.status, 201);
-    let before = peak_kb(&world);
+    let before = peak_memory_kb(&world);
     for (at, kind) in [JSON, FORM, "multipart/form-data; boundary=a", "text/plain"].into_iter().enumerate() {
         let key = format!("bomb-{at:02}-never-inflated");
         assert_eq!(request(&key, kind, &bomb).send().await.status, 201);
@@ -237,7 +251,7 @@ async fn compressed_bodies_are_compared_as_sent_and_never_inflated() {
         *other.last_mut().expect("not empty") ^= 1;
         assert_problem(kind, &request(&key, kind, &other).send().await, 422, "key-reused", Some(&key));
     }
-    let grown = peak_kb(&world) - before;
+    let grown = peak_memory_kb(&world) - before;
     assert!(grown < 32 << 10, "the peak grew by {grown} kB; inflated it would have been 128 MiB");
     assert_eq!(world.upstream.executions(), 5);
     // Plain JSON under that label is not looked into either.

@@ -1,12 +1,12 @@
 //! Requests whose end, head or host cannot be told for certain.
 
-use super::{BODY, HOST, PATIENCE, World, assert_problem, head};
+use super::{BODY, HOST, TestGateway, WAIT_TIMEOUT, assert_problem, request_head};
 
 const CHUNKED: &str = "Transfer-Encoding: chunked\r\n";
 
 #[tokio::test]
 async fn a_content_length_that_is_no_number_is_turned_away() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let cases = [
         ("a sign", "Content-Length: +5"),
         ("negative", "Content-Length: -1"),
@@ -27,32 +27,33 @@ async fn a_content_length_that_is_no_number_is_turned_away() {
     for (at, (case, lines)) in cases.into_iter().enumerate() {
         let key = format!("length-{at:02}");
         // hyper answers 400 and closes.
-        world.turned_away(case, format!("{}{lines}\r\n\r\nhello", head("/pay", &key)), &[400]).await;
-        world.runs_once(case, &key).await;
+        world.assert_rejected(case, format!("{}{lines}\r\n\r\nhello", request_head("/pay", &key)), &[400]).await;
+        world.assert_runs_once(case, &key).await;
         // The same without a key, where nothing buffers the body.
         let keyless = format!("POST /keyless HTTP/1.1\r\nHost: {HOST}\r\n{lines}\r\n\r\nhello");
-        world.turned_away(case, keyless, &[400]).await;
+        world.assert_rejected(case, keyless, &[400]).await;
     }
     assert_eq!((world.upstream.requests(), world.upstream.broken()), (cases.len(), 0));
 }
 
 #[tokio::test]
 async fn a_length_beyond_all_measure_is_refused_unread() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     for (at, length) in [u64::MAX, u64::MAX - 1, u64::MAX - 2, u64::MAX - 3, 1 << 63, 1 << 40].into_iter().enumerate() {
         let (case, key) = (length.to_string(), format!("huge-{at:02}"));
         // hyper keeps the last values for itself (431); all others are over max_request.
-        let bytes = format!("{}Content-Length: {length}\r\n\r\nhello", head("/pay", &key));
-        world.turned_away(&case, bytes, &[413, 431]).await;
-        world.runs_once(&case, &key).await;
+        let bytes = format!("{}Content-Length: {length}\r\n\r\nhello", request_head("/pay", &key));
+        world.assert_rejected(&case, bytes, &[413, 431]).await;
+        world.assert_runs_once(&case, &key).await;
     }
 }
 
 #[tokio::test]
 async fn equal_lengths_are_one_length_upstream() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let length = BODY.len();
-    let bytes = format!("{}Content-Length: {length}\r\nContent-Length: {length}\r\n\r\n{BODY}", head("/pay", "equal"));
+    let bytes =
+        format!("{}Content-Length: {length}\r\nContent-Length: {length}\r\n\r\n{BODY}", request_head("/pay", "equal"));
     assert_eq!(world.exchange(bytes).await.status, 201);
     let seen = world.upstream.last();
     assert_eq!(seen.headers.get_all("content-length"), [length.to_string()]);
@@ -62,7 +63,7 @@ async fn equal_lengths_are_one_length_upstream() {
 
 #[tokio::test]
 async fn a_coding_other_than_chunked_is_turned_away() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let cases = [
         ("unknown", "Transfer-Encoding: xchunked"),
         ("gzip", "Transfer-Encoding: gzip"),
@@ -85,21 +86,21 @@ async fn a_coding_other_than_chunked_is_turned_away() {
     for (at, (case, lines)) in cases.into_iter().enumerate() {
         let (key, chunks) = (format!("coding-{at:02}"), "5\r\nhello\r\n0\r\n\r\n");
         // hyper answers 400 and closes where chunked is not the last coding; the gateway where it is not the only one.
-        world.turned_away(case, format!("{}{lines}\r\n\r\n{chunks}", head("/pay", &key)), &[400]).await;
-        world.runs_once(case, &key).await;
+        world.assert_rejected(case, format!("{}{lines}\r\n\r\n{chunks}", request_head("/pay", &key)), &[400]).await;
+        world.assert_runs_once(case, &key).await;
         let keyless = format!("POST /keyless HTTP/1.1\r\nHost: {HOST}\r\n{lines}\r\n\r\n{chunks}");
-        world.turned_away(case, keyless, &[400]).await;
+        world.assert_rejected(case, keyless, &[400]).await;
         let get = format!("GET /keyless HTTP/1.1\r\nHost: {HOST}\r\n{lines}\r\n\r\n{chunks}");
-        world.turned_away(case, get, &[400]).await;
+        world.assert_rejected(case, get, &[400]).await;
     }
     assert_eq!((world.upstream.requests(), world.upstream.broken()), (cases.len(), 0));
-    let shouted = format!("{}Transfer-Encoding: CHUNKED\r\n\r\n0\r\n\r\n", head("/pay", "shouted"));
+    let shouted = format!("{}Transfer-Encoding: CHUNKED\r\n\r\n0\r\n\r\n", request_head("/pay", "shouted"));
     assert_eq!(world.exchange(shouted).await.status, 201);
 }
 
 #[tokio::test]
 async fn malformed_chunks_are_turned_away() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let cases = [
         ("no digit", "\r\nhello\r\n0\r\n\r\n".to_owned()),
         ("not hexadecimal", "g\r\nhello\r\n0\r\n\r\n".to_owned()),
@@ -126,29 +127,29 @@ async fn malformed_chunks_are_turned_away() {
     for (at, (case, chunks)) in cases.into_iter().enumerate() {
         let key = format!("chunks-{at:02}");
         // The gateway answers 400: it was reading the body.
-        world.turned_away(case, format!("{}{CHUNKED}\r\n{chunks}", head("/pay", &key)), &[400]).await;
-        world.runs_once(case, &key).await;
+        world.assert_rejected(case, format!("{}{CHUNKED}\r\n{chunks}", request_head("/pay", &key)), &[400]).await;
+        world.assert_runs_once(case, &key).await;
     }
     assert_eq!((world.upstream.requests(), world.upstream.broken()), (count, 0));
 }
 
 #[tokio::test]
 async fn malformed_chunks_without_a_key_end_the_request_upstream_too() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let bytes = format!("POST /keyless HTTP/1.1\r\nHost: {HOST}\r\n{CHUNKED}\r\n5\r\nhello\r\nnonsense\r\n\r\n");
     let mut raw = world.connect().await;
     raw.send(bytes).await;
     if let Ok(answer) = raw.try_read_response().await {
         assert!(matches!(answer.status, 400 | 502), "{answer:?}");
     }
-    assert!(raw.is_closed_within(PATIENCE).await);
+    assert!(raw.is_closed_within(WAIT_TIMEOUT).await);
     assert_eq!(world.upstream.executions(), 0, "half a request is not carried out");
-    world.runs_once("afterwards", "after-nonsense").await;
+    world.assert_runs_once("afterwards", "after-nonsense").await;
 }
 
 #[tokio::test]
 async fn a_body_cut_short_is_never_claimed() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let cases = [
         ("no byte of it", "Content-Length: 100\r\n\r\n".to_owned()),
         ("half of it", format!("Content-Length: 24\r\n\r\n{BODY}")),
@@ -165,30 +166,30 @@ async fn a_body_cut_short_is_never_claimed() {
         // The client stops sending but still listens: 400, or nothing.
         let key = format!("cut-{at:02}-half");
         let mut raw = world.connect().await;
-        raw.send(format!("{}{rest}", head("/pay", &key))).await;
+        raw.send(format!("{}{rest}", request_head("/pay", &key))).await;
         raw.half_close().await;
         match raw.try_read_response().await {
             Ok(answer) => assert_eq!(answer.status, 400, "{case}: {answer:?}"),
             Err(broken) => assert!(broken.is_closed(), "{case}: {broken}"),
         }
-        world.runs_once(case, &key).await;
+        world.assert_runs_once(case, &key).await;
         // The client is gone, in good order or in pieces.
         let (closed, reset) = (format!("cut-{at:02}-closed"), format!("cut-{at:02}-reset"));
         let mut raw = world.connect().await;
-        raw.send(format!("{}{rest}", head("/pay", &closed))).await;
+        raw.send(format!("{}{rest}", request_head("/pay", &closed))).await;
         drop(raw);
-        world.runs_once(case, &closed).await;
+        world.assert_runs_once(case, &closed).await;
         let mut raw = world.connect().await;
-        raw.send(format!("{}{rest}", head("/pay", &reset))).await;
+        raw.send(format!("{}{rest}", request_head("/pay", &reset))).await;
         raw.abort();
-        world.runs_once(case, &reset).await;
+        world.assert_runs_once(case, &reset).await;
     }
     assert_eq!(world.upstream.broken(), 0);
 }
 
 #[tokio::test]
 async fn a_head_that_can_be_read_in_two_ways_is_turned_away() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let cases: [(&str, &str); 16] = [
         ("a folded header", "X: a\r\n b"),
         ("a folded key", "Idempotency-Key: a\r\n\tb"),
@@ -211,8 +212,8 @@ async fn a_head_that_can_be_read_in_two_ways_is_turned_away() {
         let key = format!("head-{at:02}");
         let rest = format!("Content-Length: {}\r\n\r\n{BODY}", BODY.len());
         // hyper answers 400 and closes.
-        world.turned_away(case, format!("{}{line}\r\n{rest}", head("/pay", &key)), &[400]).await;
-        world.runs_once(case, &key).await;
+        world.assert_rejected(case, format!("{}{line}\r\n{rest}", request_head("/pay", &key)), &[400]).await;
+        world.assert_runs_once(case, &key).await;
     }
     for (case, line) in [
         ("no version", "POST /pay"),
@@ -228,15 +229,15 @@ async fn a_head_that_can_be_read_in_two_ways_is_turned_away() {
         ("no slash", "POST pay HTTP/1.1"),
     ] {
         let bytes = format!("{line}\r\nHost: {HOST}\r\nIdempotency-Key: line\r\nContent-Length: 0\r\n\r\n");
-        world.turned_away(case, bytes, &[400]).await;
+        world.assert_rejected(case, bytes, &[400]).await;
     }
     assert_eq!(world.upstream.requests(), cases.len());
-    world.runs_once("request lines", "line").await;
+    world.assert_runs_once("request lines", "line").await;
 }
 
 #[tokio::test]
 async fn line_feeds_alone_end_lines_and_go_upstream_as_they_should() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     // RFC 9112 lets a server take them for line ends, and hyper does. What matters: the app sees the same headers.
     let bytes = format!("POST /pay HTTP/1.1\nHost: {HOST}\nIdempotency-Key: lines\nX: a\nContent-Length: 2\n\n{{}}");
     assert_eq!(world.exchange(bytes).await.status, 201);
@@ -250,7 +251,7 @@ async fn line_feeds_alone_end_lines_and_go_upstream_as_they_should() {
 
 #[tokio::test]
 async fn a_request_names_one_host() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let length = BODY.len();
     for (at, (case, target, lines)) in [
         ("none", "/pay", ""),
@@ -274,7 +275,7 @@ async fn a_request_names_one_host() {
         let post = format!("POST {target} HTTP/1.1\r\n{lines}Idempotency-Key: {key}\r\n{rest}");
         let answer = world.exchange(post).await;
         assert_problem(case, &answer, 400, "request-ambiguous", None);
-        world.runs_once(case, &key).await;
+        world.assert_runs_once(case, &key).await;
         // It decides what the app serves, so it holds for every request.
         let answer = world.exchange(format!("GET {target} HTTP/1.1\r\n{lines}\r\n")).await;
         assert_eq!(answer.status, 400, "{case}: {answer:?}");

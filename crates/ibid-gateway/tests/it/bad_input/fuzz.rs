@@ -2,16 +2,16 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use ibid_testkit::client::Raw;
+use ibid_testkit::client::RawClient;
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
 
-use super::World;
+use super::TestGateway;
 
 const MUTATIONS: u64 = 2000;
-const AT_ONCE: usize = 32;
-const DEADLINE: Duration = Duration::from_secs(2);
+const CONCURRENT_CLIENTS: usize = 32;
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Few enough that every key is sent many times.
-const KEYS: u64 = 40;
+const KEY_COUNT: u64 = 40;
 
 /// One scope for all, so that a key alone says what may run once; and nothing runs without one.
 const CONFIG: &str = r#"
@@ -39,7 +39,7 @@ impl Xorshift {
 }
 
 /// What tends to hurt.
-const PIECES: [&[u8]; 24] = [
+const DAMAGING_BYTES: [&[u8]; 24] = [
     b"\r\n",
     b"\n",
     b"\r",
@@ -66,8 +66,8 @@ const PIECES: [&[u8]; 24] = [
     b"/../",
 ];
 
-fn mutated(random: &mut Xorshift) -> Vec<u8> {
-    let key = format!("fuzz-{}", random.next() % KEYS);
+fn mutate_request(random: &mut Xorshift) -> Vec<u8> {
+    let key = format!("fuzz-{}", random.next() % KEY_COUNT);
     let (framing, body) = if random.next().is_multiple_of(2) {
         ("Content-Length: 12", "{\"amount\":1}".to_owned())
     } else {
@@ -83,7 +83,7 @@ fn mutated(random: &mut Xorshift) -> Vec<u8> {
         match random.below(6) {
             0 => bytes[at] ^= 1 << random.below(8),
             1 => drop(bytes.remove(at)),
-            2 => drop(bytes.splice(at..at, PIECES[random.below(PIECES.len())].iter().copied())),
+            2 => drop(bytes.splice(at..at, DAMAGING_BYTES[random.below(DAMAGING_BYTES.len())].iter().copied())),
             3 => bytes.truncate(at.max(1)),
             4 => {
                 let end = (at + random.below(40)).min(bytes.len());
@@ -95,7 +95,7 @@ fn mutated(random: &mut Xorshift) -> Vec<u8> {
                 let line = bytes.windows(2).enumerate().filter(|(_, two)| *two == b"\r\n").map(|(at, _)| at + 2);
                 let lines: Vec<_> = line.collect();
                 if let Some(at) = lines.get(random.below(lines.len().max(1))).copied() {
-                    drop(bytes.splice(at..at, PIECES[random.below(PIECES.len())].iter().copied()));
+                    drop(bytes.splice(at..at, DAMAGING_BYTES[random.below(DAMAGING_BYTES.len())].iter().copied()));
                 }
             }
         }
@@ -110,15 +110,15 @@ fn mutated(random: &mut Xorshift) -> Vec<u8> {
 async fn damaged_requests_neither_kill_it_nor_run_twice() {
     let seed = std::env::var("IBID_FUZZ_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x1b1d_5eed);
     println!("seed {seed}; set IBID_FUZZ_SEED to repeat it");
-    let mut world = World::start(CONFIG).await;
+    let mut world = TestGateway::start(CONFIG).await;
     let mut random = Xorshift(seed.max(1));
-    let (addr, room) = (world.gateway.addr(), Arc::new(Semaphore::new(AT_ONCE)));
+    let (addr, room) = (world.gateway.addr(), Arc::new(Semaphore::new(CONCURRENT_CLIENTS)));
     let mut clients = JoinSet::new();
     for _ in 0..MUTATIONS {
-        let (bytes, hangs_up) = (mutated(&mut random), !random.next().is_multiple_of(4));
+        let (bytes, hangs_up) = (mutate_request(&mut random), !random.next().is_multiple_of(4));
         let permit = room.clone().acquire_owned().await.expect("never closed");
         clients.spawn(async move {
-            let mut raw = Raw::try_connect(addr).await.expect("the gateway still accepts connections");
+            let mut raw = RawClient::try_connect(addr).await.expect("the gateway still accepts connections");
             let talk = async {
                 let _ = raw.try_send(&bytes).await;
                 if hangs_up {
@@ -127,7 +127,7 @@ async fn damaged_requests_neither_kill_it_nor_run_twice() {
                 // Whatever it says, or does not say.
                 raw.try_read_response().await.is_ok()
             };
-            let answered = timeout(DEADLINE, talk).await.unwrap_or(false);
+            let answered = timeout(RESPONSE_TIMEOUT, talk).await.unwrap_or(false);
             drop(permit);
             answered
         });
@@ -148,6 +148,6 @@ async fn damaged_requests_neither_kill_it_nor_run_twice() {
     }
     println!("{answered} of {MUTATIONS} answered, {} keys ran", runs.len());
     assert!(answered > MUTATIONS as usize / 4, "seed {seed}: only {answered} were answered, so little was tested");
-    assert!(runs.len() >= KEYS as usize / 2, "seed {seed}: only {} keys ran, so little was tested", runs.len());
-    world.runs_once("afterwards", "a-good-one-at-the-end").await;
+    assert!(runs.len() >= KEY_COUNT as usize / 2, "seed {seed}: only {} keys ran, so little was tested", runs.len());
+    world.assert_runs_once("afterwards", "a-good-one-at-the-end").await;
 }

@@ -1,6 +1,6 @@
 //! Keys that can be read in two ways, or not at all.
 
-use super::{BODY, HOST, World, assert_problem, with_key};
+use super::{BODY, HOST, TestGateway, assert_problem, with_key};
 
 /// A route for every preset that has an opinion about keys; everything else is under `ietf`.
 const ROUTES: &str = r#"
@@ -38,7 +38,7 @@ fn with_value(value: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_key_that_breaks_a_rule_is_refused() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let cases: [(&str, &[u8]); 28] = [
         ("empty", b""),
         ("blank", b"   \t "),
@@ -73,14 +73,14 @@ async fn a_key_that_breaks_a_rule_is_refused() {
         let key = format!("bad-value-{at:03}-key");
         let answer = world.exchange(with_value(&with_key(template, &key))).await;
         assert_problem(case, &answer, 400, "key-invalid", None);
-        world.runs_once(case, &key).await;
+        world.assert_runs_once(case, &key).await;
     }
     assert_eq!(world.upstream.requests(), cases.len());
 }
 
 #[tokio::test]
 async fn control_bytes_do_not_get_past_the_server() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     for byte in (0..=0x1f_u8).chain([0x7f]).filter(|byte| !matches!(byte, b'\t' | b'\r' | b'\n')) {
         for quote in ["", "\""] {
             let (case, key) =
@@ -89,15 +89,15 @@ async fn control_bytes_do_not_get_past_the_server() {
             value.push(byte);
             value.extend(quote.as_bytes());
             // hyper answers 400 by itself, before there is a request to judge.
-            world.turned_away(&case, with_value(&value), &[400]).await;
-            world.runs_once(&case, &key).await;
+            world.assert_rejected(&case, with_value(&value), &[400]).await;
+            world.assert_runs_once(&case, &key).await;
         }
     }
 }
 
 #[tokio::test]
 async fn two_key_headers_are_refused_even_if_they_agree() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     for (case, other) in [("two keys", "another-key"), ("the same key twice", "two-headers-1"), ("an empty second", "")]
     {
         for (at, other_first) in [false, true].into_iter().enumerate() {
@@ -106,22 +106,22 @@ async fn two_key_headers_are_refused_even_if_they_agree() {
             let (first, second) = if other_first { (other, key.as_str()) } else { (key.as_str(), other) };
             let answer = world.post("/pay").key(first).header("idempotency-KEY", second).json(BODY).send().await;
             assert_problem(case, &answer, 400, "key-invalid", None);
-            world.runs_once(case, &key).await;
+            world.assert_runs_once(case, &key).await;
         }
     }
 }
 
 #[tokio::test]
 async fn a_key_over_the_limit_is_refused_and_one_at_the_limit_runs() {
-    let world = World::start(ROUTES).await;
+    let world = TestGateway::start(ROUTES).await;
     let (long, too_long) = ("a".repeat(255), "a".repeat(256));
     for sent in [too_long.clone(), format!("\"{too_long}\""), "b".repeat(4000)] {
-        let answer = world.good(&sent).send().await;
+        let answer = world.valid_request(&sent).send().await;
         assert_problem("over 255", &answer, 400, "key-invalid", None);
     }
-    world.runs_once("255", &long).await;
+    world.assert_runs_once("255", &long).await;
     // The limit counts what is inside the quotes.
-    let answer = world.good(&format!("\"{long}\"")).send().await;
+    let answer = world.valid_request(&format!("\"{long}\"")).send().await;
     assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, Some("true")));
 
     let portal =
@@ -129,12 +129,12 @@ async fn a_key_over_the_limit_is_refused_and_one_at_the_limit_runs() {
     let answer = portal(&"p".repeat(129)).send().await;
     assert_problem("129 under appsportal", &answer, 400, "key-invalid", None);
     let key = "p".repeat(128);
-    world.runs_once_as("128 under appsportal", &key, &portal(&key)).await;
+    world.assert_request_runs_once("128 under appsportal", &key, &portal(&key)).await;
 }
 
 #[tokio::test]
 async fn a_missing_key_is_refused_only_where_it_is_required() {
-    let world = World::start(ROUTES).await;
+    let world = TestGateway::start(ROUTES).await;
     for (case, path) in [("ietf, required", "/strict"), ("leads", "/leads"), ("bookings", "/bookings")] {
         let answer = world.post(path).json(BODY).send().await;
         assert_problem(case, &answer, 400, "key-missing", None);
@@ -146,29 +146,33 @@ async fn a_missing_key_is_refused_only_where_it_is_required() {
     let answer = world.post("/pay").json(BODY).send().await;
     assert_eq!((answer.status, world.upstream.executions()), (201, 1));
     world
-        .runs_once_as("required and there", "a-key-that-is-there", &world.post("/strict").key("a-key-that-is-there"))
+        .assert_request_runs_once(
+            "required and there",
+            "a-key-that-is-there",
+            &world.post("/strict").key("a-key-that-is-there"),
+        )
         .await;
 }
 
 #[tokio::test]
 async fn a_key_in_the_trailers_is_no_key() {
-    let world = World::start(ROUTES).await;
+    let world = TestGateway::start(ROUTES).await;
     let key = "key-in-the-trailers";
     let answer = world.post("/strict").json(BODY).trailer("Idempotency-Key", key).send().await;
     assert_problem("only in the trailers", &answer, 400, "key-missing", None);
     let strict = world.post("/strict").key(key).json(BODY);
-    world.runs_once_as("only in the trailers", key, &strict).await;
+    world.assert_request_runs_once("only in the trailers", key, &strict).await;
     // Where none is required it runs without protection, and claims nothing.
     let keyless = world.post("/pay").json(BODY).trailer("Idempotency-Key", "another-in-trailers");
     assert_eq!(keyless.send().await.status, 201);
     assert_eq!(keyless.send().await.status, 201);
     assert_eq!(world.upstream.executions_at("/pay"), 2);
-    world.runs_once("not required", "another-in-trailers").await;
+    world.assert_runs_once("not required", "another-in-trailers").await;
 }
 
 #[tokio::test]
 async fn a_key_in_the_wrong_format_is_refused() {
-    let world = World::start(ROUTES).await;
+    let world = TestGateway::start(ROUTES).await;
     let uuid = "550e8400-e29b-41d4-a716-446655440000";
     let cases: [(&str, &str, &[&str]); 4] = [
         (
@@ -206,7 +210,7 @@ async fn a_key_in_the_wrong_format_is_refused() {
             assert_problem(&format!("{path}: {key}"), &answer, 400, "key-invalid", None);
         }
         assert_eq!(world.upstream.executions_at(path), 0);
-        world.runs_once_as(path, good, &with(good)).await;
+        world.assert_request_runs_once(path, good, &with(good)).await;
     }
     // Any case of a UUID is one key.
     let shouted = world.post("/leads").header("X-Idempotency-Key", uuid.to_uppercase()).json(BODY).send().await;
@@ -215,8 +219,8 @@ async fn a_key_in_the_wrong_format_is_refused() {
 
 #[tokio::test]
 async fn a_quoted_and_a_bare_key_are_one_key() {
-    let world = World::start("").await;
-    world.runs_once("bare", "abc").await;
+    let world = TestGateway::start("").await;
+    world.assert_runs_once("bare", "abc").await;
     let cases: [&[u8]; 3] = [b"\"abc\"", b"  \"abc\"\t", b" abc "];
     for value in cases {
         let answer = world.exchange(with_value(value)).await;
@@ -231,7 +235,7 @@ async fn a_quoted_and_a_bare_key_are_one_key() {
 
 #[tokio::test]
 async fn a_key_on_a_method_that_is_not_covered_passes_through() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     for (method, target) in [("GET", "/things?x=1"), ("OPTIONS", "/things"), ("GET", "/things")] {
         let bytes = format!("{method} {target} HTTP/1.1\r\nHost: {HOST}\r\nIdempotency-Key: \"a, b\r\n\r\n");
         for _ in 0..2 {

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
-use super::{BODY, HOST, PATIENCE, World, assert_problem, head};
+use super::{BODY, HOST, TestGateway, WAIT_TIMEOUT, assert_problem, request_head};
 
-const SMALL: &str = r#"
+const SMALL_LIMITS: &str = r#"
 [limits]
 max_headers = 20
 max_header_bytes = "8KiB"
@@ -14,11 +14,11 @@ max_header_bytes = "8KiB"
 max_request = "1KiB"
 "#;
 
-const HASTY: &str = "[limits]\nheader_timeout = \"300ms\"\nbody_timeout = \"300ms\"\n";
+const SHORT_TIMEOUTS: &str = "[limits]\nheader_timeout = \"300ms\"\nbody_timeout = \"300ms\"\n";
 
 #[tokio::test]
 async fn a_head_over_the_limits_is_turned_away() {
-    let world = World::start(SMALL).await;
+    let world = TestGateway::start(SMALL_LIMITS).await;
     let rest = format!("Content-Length: {}\r\n\r\n{BODY}", BODY.len());
     let many = |count: usize| "x: y\r\n".repeat(count);
     for (at, (case, lines)) in [
@@ -33,34 +33,34 @@ async fn a_head_over_the_limits_is_turned_away() {
     {
         let key = format!("large-head-{at}");
         // hyper answers 431 and closes.
-        world.turned_away(case, format!("{}{lines}{rest}", head("/pay", &key)), &[431]).await;
-        world.runs_once(case, &key).await;
+        world.assert_rejected(case, format!("{}{lines}{rest}", request_head("/pay", &key)), &[431]).await;
+        world.assert_runs_once(case, &key).await;
     }
-    let twenty = world.exchange(format!("{}{}{rest}", head("/pay", "twenty"), many(17))).await;
+    let twenty = world.exchange(format!("{}{}{rest}", request_head("/pay", "twenty"), many(17))).await;
     assert_eq!(twenty.status, 201, "20 headers: {twenty:?}");
 }
 
 #[tokio::test]
 async fn a_target_over_the_limits_is_turned_away() {
-    let world = World::start("[limits]\nmax_header_bytes = \"256KiB\"\n").await;
+    let world = TestGateway::start("[limits]\nmax_header_bytes = \"256KiB\"\n").await;
     let rest = format!("Content-Length: {}\r\n\r\n{BODY}", BODY.len());
     for (case, target) in
         [("path", format!("/{}", "p".repeat(65_600))), ("query", format!("/pay?{}", "q".repeat(65_600)))]
     {
         // hyper answers 414 and closes: 65,534 bytes is its limit, whatever the size of the head.
-        world.turned_away(case, format!("{}{rest}", head(&target, "long-target")), &[414]).await;
+        world.assert_rejected(case, format!("{}{rest}", request_head(&target, "long-target")), &[414]).await;
     }
-    world.runs_once("a long target", "long-target").await;
+    world.assert_runs_once("a long target", "long-target").await;
     // With usual limits such a head is too large before its target is looked at.
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let target = format!("/{}", "p".repeat(70_000));
-    world.turned_away("usual limits", format!("{}{rest}", head(&target, "long-target")), &[414, 431]).await;
-    world.runs_once("a long target", "long-target").await;
+    world.assert_rejected("usual limits", format!("{}{rest}", request_head(&target, "long-target")), &[414, 431]).await;
+    world.assert_runs_once("a long target", "long-target").await;
 }
 
 #[tokio::test]
 async fn a_body_over_the_limit_is_refused_before_the_app_is_called() {
-    let world = World::start(SMALL).await;
+    let world = TestGateway::start(SMALL_LIMITS).await;
     for (at, (case, length, chunked)) in [
         ("one byte too many", 1025, false),
         ("one byte too many, in chunks", 1025, true),
@@ -79,7 +79,7 @@ async fn a_body_over_the_limit_is_refused_before_the_app_is_called() {
             Err(broken) => assert!(at >= 2 && broken.is_closed(), "{case}: {broken}"),
         }
         assert_eq!(world.upstream.requests(), at, "{case}");
-        world.runs_once(case, &key).await;
+        world.assert_runs_once(case, &key).await;
     }
     for chunked in [false, true] {
         let request = world.post("/pay").key(format!("just-fits-{chunked}")).body(vec![b'x'; 1024]);
@@ -92,49 +92,49 @@ async fn a_body_over_the_limit_is_refused_before_the_app_is_called() {
 
 #[tokio::test]
 async fn a_declared_length_over_the_limit_is_refused_without_a_byte_of_it() {
-    let world = World::start(SMALL).await;
-    let answer = world.exchange(format!("{}Content-Length: 1025\r\n\r\n", head("/pay", "declared-only"))).await;
+    let world = TestGateway::start(SMALL_LIMITS).await;
+    let answer = world.exchange(format!("{}Content-Length: 1025\r\n\r\n", request_head("/pay", "declared-only"))).await;
     assert_problem("declared", &answer, 413, "body-too-large", Some("declared-only"));
-    world.runs_once("declared", "declared-only").await;
+    world.assert_runs_once("declared", "declared-only").await;
 }
 
 #[tokio::test]
 async fn slow_heads_are_not_waited_for() {
-    let world = World::start(HASTY).await;
+    let world = TestGateway::start(SHORT_TIMEOUTS).await;
     for (at, rest) in ["", "X: y\r\n", "Content-Length: 12\r\n"].into_iter().enumerate() {
         let key = format!("slow-head-{at}");
         let begun = Instant::now();
         // hyper closes without a word.
-        world.turned_away("slow head", format!("{}{rest}", head("/pay", &key)), &[408]).await;
+        world.assert_rejected("slow head", format!("{}{rest}", request_head("/pay", &key)), &[408]).await;
         assert!(begun.elapsed() >= Duration::from_millis(250), "not before its time: {:?}", begun.elapsed());
-        world.runs_once("slow head", &key).await;
+        world.assert_runs_once("slow head", &key).await;
     }
     // One byte at a time is no way to stay either.
     let mut raw = world.connect().await;
     let begun = Instant::now();
-    let mut bytes = head("/pay", "trickled").into_bytes().into_iter();
+    let mut bytes = request_head("/pay", "trickled").into_bytes().into_iter();
     while !raw.is_closed_within(Duration::from_millis(50)).await {
-        assert!(begun.elapsed() < PATIENCE, "still open");
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "still open");
         raw.send(bytes.next().map_or([b'x'], |byte| [byte])).await;
     }
-    world.runs_once("trickled", "trickled").await;
+    world.assert_runs_once("trickled", "trickled").await;
 }
 
 #[tokio::test]
 async fn a_connection_that_does_not_begin_is_closed_when_idle() {
-    let world = World::start("[limits]\nheader_timeout = \"300ms\"\nidle_timeout = \"300ms\"\n").await;
+    let world = TestGateway::start("[limits]\nheader_timeout = \"300ms\"\nidle_timeout = \"300ms\"\n").await;
     // `P` and `PRI` may still become HTTP/2, so the protocol is not known yet.
     for begun in ["", "P", "PRI * HTTP/2.0\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
         let mut raw = world.connect().await;
         raw.send(begun).await;
-        assert!(raw.is_closed_within(PATIENCE).await, "{begun:?}");
+        assert!(raw.is_closed_within(WAIT_TIMEOUT).await, "{begun:?}");
     }
-    world.runs_once("afterwards", "after-silence").await;
+    world.assert_runs_once("afterwards", "after-silence").await;
 }
 
 #[tokio::test]
 async fn slow_bodies_are_not_waited_for_and_not_claimed() {
-    let world = World::start(HASTY).await;
+    let world = TestGateway::start(SHORT_TIMEOUTS).await;
     for (at, (case, rest)) in [
         ("no byte", "Content-Length: 12\r\n\r\n"),
         ("half", "Content-Length: 12\r\n\r\n{\"amou"),
@@ -147,36 +147,36 @@ async fn slow_bodies_are_not_waited_for_and_not_claimed() {
     {
         let key = format!("slow-body-{at}");
         let mut raw = world.connect().await;
-        raw.send(format!("{}{rest}", head("/pay", &key))).await;
+        raw.send(format!("{}{rest}", request_head("/pay", &key))).await;
         let answer = raw.read_response().await;
         assert_eq!(answer.status, 408, "{case}: {answer:?}");
-        assert!(raw.is_closed_within(PATIENCE).await, "{case}");
-        world.runs_once(case, &key).await;
+        assert!(raw.is_closed_within(WAIT_TIMEOUT).await, "{case}");
+        world.assert_runs_once(case, &key).await;
     }
     // The limit is for the whole body, not for each piece.
     let mut raw = world.connect().await;
-    raw.send(format!("{}Content-Length: 1000\r\n\r\n", head("/pay", "trickled-body"))).await;
+    raw.send(format!("{}Content-Length: 1000\r\n\r\n", request_head("/pay", "trickled-body"))).await;
     let begun = Instant::now();
     while !raw.is_closed_within(Duration::from_millis(50)).await {
-        assert!(begun.elapsed() < PATIENCE, "still open");
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "still open");
         raw.send("x").await;
     }
     assert_eq!(raw.read_response().await.status, 408);
-    world.runs_once("trickled", "trickled-body").await;
+    world.assert_runs_once("trickled", "trickled-body").await;
 }
 
 #[tokio::test]
 async fn slow_clients_do_not_hold_up_others() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let mut slow = Vec::new();
     for at in 0..100 {
         let mut raw = world.connect().await;
-        let head = head("/pay", &format!("held-up-{at}"));
+        let head = request_head("/pay", &format!("held-up-{at}"));
         raw.send(if at % 2 == 0 { head } else { format!("{head}Content-Length: 12\r\n\r\n{{") }).await;
         slow.push(raw);
     }
     for at in 0..100 {
-        world.runs_once("beside a slow one", &format!("held-up-{at}")).await;
+        world.assert_runs_once("beside a slow one", &format!("held-up-{at}")).await;
     }
     assert_eq!(world.upstream.executions(), 100);
     drop(slow);
@@ -184,7 +184,9 @@ async fn slow_clients_do_not_hold_up_others() {
     assert_eq!(world.exchange(fresh).await.status, 200);
     // A body that comes in pieces, but in time, is a body like any other.
     let mut raw = world.connect().await;
-    for piece in [head("/pay", "in-pieces"), "Content-Length: 12\r\n\r\n".into(), "{\"amou".into(), "nt\":1}".into()] {
+    for piece in
+        [request_head("/pay", "in-pieces"), "Content-Length: 12\r\n\r\n".into(), "{\"amou".into(), "nt\":1}".into()]
+    {
         raw.send(piece).await;
         sleep(Duration::from_millis(20)).await;
     }

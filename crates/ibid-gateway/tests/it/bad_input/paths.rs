@@ -1,11 +1,11 @@
 //! Paths that an app could understand as another one.
 
-use super::{BODY, HOST, World, assert_problem};
+use super::{BODY, HOST, TestGateway, assert_problem};
 
 const ROUTES: &str = "[[route]]\nmatch = \"POST|PUT|DELETE /pay\"\n[[route]]\nmatch = \"POST /pay/*\"\n";
 
 /// Each may lead anywhere.
-const WITH_DOTS: [&str; 18] = [
+const DOT_SEGMENT_PATHS: [&str; 18] = [
     "/pay/.",
     "/pay/..",
     "/pay/./",
@@ -27,7 +27,7 @@ const WITH_DOTS: [&str; 18] = [
 ];
 
 /// Each could be taken for `/pay` or something below it, or is below it and could be taken for something else.
-const READ_IN_TWO_WAYS: [&str; 15] = [
+const AMBIGUOUS_PATHS: [&str; 15] = [
     "//pay",
     "///pay",
     "/pay//",
@@ -54,21 +54,21 @@ fn request(method: &str, target: &str, key: &str) -> String {
 
 #[tokio::test]
 async fn dot_segments_are_refused_where_a_key_is_carried_or_required() {
-    let world = World::start(ROUTES).await;
-    for (at, path) in WITH_DOTS.into_iter().enumerate() {
+    let world = TestGateway::start(ROUTES).await;
+    for (at, path) in DOT_SEGMENT_PATHS.into_iter().enumerate() {
         let key = format!("path-{at:02}");
         for target in [path.to_owned(), format!("{path}?x=1"), format!("http://{HOST}{path}")] {
             let answer = world.exchange(request("POST", &target, &key)).await;
             assert_problem(&target, &answer, 400, "request-ambiguous", None);
         }
-        world.runs_once(path, &key).await;
+        world.assert_runs_once(path, &key).await;
         // Without a key nothing is protected, and nothing is refused.
         let keyless = format!("POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 0\r\n\r\n");
         assert_eq!(world.exchange(&keyless).await.status, 201, "{path}");
         assert_eq!(world.upstream.last().target, path);
     }
-    let world = World::start("[policy]\npreset = \"platform\"\n").await;
-    for path in WITH_DOTS.into_iter().chain(["/static/../b"]) {
+    let world = TestGateway::start("[policy]\npreset = \"platform\"\n").await;
+    for path in DOT_SEGMENT_PATHS.into_iter().chain(["/static/../b"]) {
         let keyless = format!("POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 0\r\n\r\n");
         assert_problem(path, &world.exchange(keyless).await, 400, "request-ambiguous", None);
     }
@@ -79,7 +79,7 @@ async fn dot_segments_are_refused_where_a_key_is_carried_or_required() {
 #[tokio::test]
 async fn dot_segments_pass_where_no_route_that_they_lead_to_requires_anything() {
     let required = "[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /pay\"\npreset = \"platform\"\n";
-    let world = World::start(required).await;
+    let world = TestGateway::start(required).await;
     let keyless = |path: &str| format!("POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 0\r\n\r\n");
     for path in ["/static/../b", "/pay/..", "/%2e%2e/static"] {
         assert_eq!(world.exchange(keyless(path)).await.status, 201, "{path}");
@@ -93,8 +93,8 @@ async fn dot_segments_pass_where_no_route_that_they_lead_to_requires_anything() 
 #[tokio::test]
 async fn a_path_that_is_read_in_two_ways_is_covered_and_goes_on_as_sent() {
     for config in [ROUTES.to_owned(), String::new(), format!("[policy]\npreset = \"off\"\n{ROUTES}")] {
-        let world = World::start(&config).await;
-        for (at, path) in READ_IN_TWO_WAYS.into_iter().enumerate() {
+        let world = TestGateway::start(&config).await;
+        for (at, path) in AMBIGUOUS_PATHS.into_iter().enumerate() {
             let key = format!("two-ways-{at}");
             let answer = world.exchange(request("POST", path, &key)).await;
             assert_eq!(answer.status, 201, "{path}: {answer:?}");
@@ -102,15 +102,15 @@ async fn a_path_that_is_read_in_two_ways_is_covered_and_goes_on_as_sent() {
             let again = world.exchange(request("POST", path, &key)).await;
             assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")), "{path}: {again:?}");
         }
-        assert_eq!(world.upstream.requests(), READ_IN_TWO_WAYS.len());
+        assert_eq!(world.upstream.requests(), AMBIGUOUS_PATHS.len());
     }
 }
 
 #[tokio::test]
 async fn the_same_paths_pass_byte_for_byte_where_they_are_not_covered() {
-    let world = World::start(&format!("[policy]\npreset = \"off\"\n{ROUTES}")).await;
+    let world = TestGateway::start(&format!("[policy]\npreset = \"off\"\n{ROUTES}")).await;
     for method in ["GET", "PATCH", "REPORT"] {
-        for path in WITH_DOTS.into_iter().chain(READ_IN_TWO_WAYS) {
+        for path in DOT_SEGMENT_PATHS.into_iter().chain(AMBIGUOUS_PATHS) {
             for target in [path.to_owned(), format!("{path}?x=../y//%2f")] {
                 let answer = world.exchange(request(method, &target, "passing")).await;
                 assert!(answer.status < 300, "{method} {target}: {answer:?}");
@@ -127,7 +127,7 @@ async fn the_same_paths_pass_byte_for_byte_where_they_are_not_covered() {
 
 #[tokio::test]
 async fn a_path_with_one_reading_is_left_alone() {
-    let world = World::start(ROUTES).await;
+    let world = TestGateway::start(ROUTES).await;
     for (at, target) in [
         "/pay/1?next=/../x//y%2f",
         "/pay/...",
@@ -157,7 +157,7 @@ async fn a_path_with_one_reading_is_left_alone() {
 
 #[tokio::test]
 async fn a_target_that_is_no_path_does_not_pass_its_routes_by() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     for (case, line) in [
         ("an asterisk", "POST *"),
         ("authority form", "POST shop.test"),
@@ -166,10 +166,10 @@ async fn a_target_that_is_no_path_does_not_pass_its_routes_by() {
         ("no host", "POST http:///pay"),
     ] {
         let bytes = format!("{line} HTTP/1.1\r\nHost: {HOST}\r\nIdempotency-Key: no-path\r\nContent-Length: 0\r\n\r\n");
-        world.turned_away(case, bytes, &[400]).await;
+        world.assert_rejected(case, bytes, &[400]).await;
         assert_eq!(world.upstream.requests(), 0, "{case}");
     }
-    world.runs_once("no path", "no-path").await;
+    world.assert_runs_once("no path", "no-path").await;
     assert_eq!(world.exchange(format!("OPTIONS * HTTP/1.1\r\nHost: {HOST}\r\n\r\n")).await.status, 200);
     assert_eq!(world.upstream.last().target, "*");
     // A fragment is no part of a target; what is matched without it goes upstream without it.

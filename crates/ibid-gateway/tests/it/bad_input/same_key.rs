@@ -1,25 +1,25 @@
 //! The same key again: with another request, from another caller, too early, after an outcome that nobody knows.
 
 use ibid_testkit::{
-    client::{Request, Response, delete, get, patch, put},
-    upstream::{Fault, Gate, Reply},
+    client::{TestRequest, TestResponse, delete, get, patch, put},
+    upstream::{ReplyGate, UpstreamFault, UpstreamReply},
 };
 
-use super::{BODY, HOST, World, assert_problem};
+use super::{BODY, HOST, TestGateway, assert_problem};
 
 #[track_caller]
-fn assert_replay(case: &str, answer: &Response, run: u64) {
+fn assert_replay(case: &str, answer: &TestResponse, run: u64) {
     assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, Some("true")), "{case}: {answer:?}");
     assert_eq!(answer.json()["run"], run, "{case}");
 }
 
 #[tokio::test]
 async fn another_request_under_the_same_key_is_refused() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let key = "key-used-before";
-    world.runs_once("first", key).await;
+    world.assert_runs_once("first", key).await;
     let addr = world.gateway.addr();
-    let dressed = |request: Request| request.key(key).json(BODY);
+    let dressed = |request: TestRequest| request.key(key).json(BODY);
     for (case, request) in [
         ("another body", world.post("/pay").key(key).json(r#"{"amount":2}"#)),
         ("no body", world.post("/pay").key(key)),
@@ -41,13 +41,13 @@ async fn another_request_under_the_same_key_is_refused() {
     // Frameworks redirect between the two forms of a path.
     assert_replay("a trailing slash", &dressed(world.post("/pay/")).send().await, 1);
     // None of it changed the record.
-    assert_replay("the first again", &world.good(key).send().await, 1);
+    assert_replay("the first again", &world.valid_request(key).send().await, 1);
     assert_eq!(world.upstream.executions(), 1);
 }
 
 #[tokio::test]
 async fn another_caller_has_keys_of_its_own() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let key = "key-of-many-callers";
     let callers: [&[(&str, &str)]; 6] = [
         &[],
@@ -57,8 +57,9 @@ async fn another_caller_has_keys_of_its_own() {
         &[("X-Api-Key", "one")],
         &[("X-Api-Key", "Bearer one"), ("Authorization", "Bearer three")],
     ];
-    let as_caller =
-        |at: usize| callers[at].iter().fold(world.good(key), |request, (name, value)| request.header(*name, *value));
+    let as_caller = |at: usize| {
+        callers[at].iter().fold(world.valid_request(key), |request, (name, value)| request.header(*name, *value))
+    };
     for run in 1..=callers.len() {
         let answer = as_caller(run - 1).send().await;
         assert_eq!((answer.status, answer.json()["run"].as_u64()), (201, Some(run as u64)), "{:?}", callers[run - 1]);
@@ -76,11 +77,11 @@ async fn another_caller_has_keys_of_its_own() {
 
 #[tokio::test]
 async fn operators_are_told_of_a_key_that_two_callers_share_and_the_callers_are_not() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let key = "key-of-two-callers";
-    let alone = world.good(key).header("Authorization", "Bearer one").send().await;
-    let second = world.good(key).header("Authorization", "Bearer two").send().await;
-    let names = |answer: &Response| answer.headers.iter().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
+    let alone = world.valid_request(key).header("Authorization", "Bearer one").send().await;
+    let second = world.valid_request(key).header("Authorization", "Bearer two").send().await;
+    let names = |answer: &TestResponse| answer.headers.iter().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
     assert_eq!((second.status, names(&second)), (alone.status, names(&alone)));
     let line = world.gateway.wait_for_log("two callers sent the same key with the same request").await;
     assert!(!line.contains(key), "{line}");
@@ -90,16 +91,16 @@ async fn operators_are_told_of_a_key_that_two_callers_share_and_the_callers_are_
 
 #[tokio::test]
 async fn what_is_in_flight_is_refused_until_it_has_ended() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let key = "key-in-flight-now";
-    let gate = Gate::new();
-    world.upstream.on("/pay", Reply::usual().gated(&gate));
+    let gate = ReplyGate::new();
+    world.upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let first = tokio::spawn({
-        let good = world.good(key);
+        let good = world.valid_request(key);
         async move { good.send().await }
     });
     gate.arrived(1).await;
-    let answer = world.good(key).send().await;
+    let answer = world.valid_request(key).send().await;
     assert_problem("in flight", &answer, 409, "in-progress", Some(key));
     // The fingerprint is compared before the state is looked at.
     let answer = world.post("/pay").key(key).json(r#"{"amount":2}"#).send().await;
@@ -107,18 +108,18 @@ async fn what_is_in_flight_is_refused_until_it_has_ended() {
     assert_eq!(world.upstream.requests(), 1);
     gate.open();
     assert_eq!(first.await.expect("it ends").status, 201);
-    assert_replay("afterwards", &world.good(key).send().await, 1);
+    assert_replay("afterwards", &world.valid_request(key).send().await, 1);
 }
 
 #[tokio::test]
 async fn what_nobody_knows_is_not_run_again() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let key = "key-of-unknown-fate";
-    world.upstream.on("/pay", Fault::CloseWithoutReply);
-    let answer = world.good(key).send().await;
+    world.upstream.on("/pay", UpstreamFault::CloseWithoutReply);
+    let answer = world.valid_request(key).send().await;
     assert_problem("the answer is lost", &answer, 502, "upstream-lost", Some(key));
     for _ in 0..2 {
-        let answer = world.good(key).send().await;
+        let answer = world.valid_request(key).send().await;
         assert_problem("unknown", &answer, 409, "outcome-unknown", Some(key));
     }
     assert_eq!(world.upstream.executions(), 1);
@@ -126,17 +127,19 @@ async fn what_nobody_knows_is_not_run_again() {
 
 #[tokio::test]
 async fn an_upgrade_with_a_key_is_refused() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     for (at, upgrade) in ["websocket", "WebSocket", "h2c, websocket"].into_iter().enumerate() {
         let key = format!("key-of-upgrade-{at}");
-        let answer = world.good(&key).header("Connection", "Upgrade").header("Upgrade", upgrade).send().await;
+        let answer = world.valid_request(&key).header("Connection", "Upgrade").header("Upgrade", upgrade).send().await;
         assert_problem(upgrade, &answer, 400, "request-ambiguous", Some(&key));
-        world.runs_once(upgrade, &key).await;
+        world.assert_runs_once(upgrade, &key).await;
     }
     // One that is not allowed is no upgrade.
     for upgrade in ["h2c", "anything"] {
-        let request =
-            world.good(&format!("key-of-{upgrade}")).header("Connection", "Upgrade").header("Upgrade", upgrade);
+        let request = world
+            .valid_request(&format!("key-of-{upgrade}"))
+            .header("Connection", "Upgrade")
+            .header("Upgrade", upgrade);
         for replayed in [false, true] {
             let answer = request.send().await;
             assert_eq!(answer.status, 201, "{upgrade}: {answer:?}");

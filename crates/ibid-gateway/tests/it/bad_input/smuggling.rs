@@ -1,20 +1,20 @@
 //! One request that could be taken for two, and connections on which several follow each other.
 
-use ibid_testkit::client::Raw;
+use ibid_testkit::client::RawClient;
 
-use super::{BODY, HOST, PATIENCE, World, assert_problem, head};
+use super::{BODY, HOST, TestGateway, WAIT_TIMEOUT, assert_problem, request_head};
 
 /// What must never be taken for a request.
-const SMUGGLED: &str = "POST /smuggled HTTP/1.1\r\nHost: shop.test\r\nContent-Length: 0\r\n\r\n";
+const SMUGGLED_REQUEST: &str = "POST /smuggled HTTP/1.1\r\nHost: shop.test\r\nContent-Length: 0\r\n\r\n";
 
-async fn assert_nothing_smuggled(world: &World, case: &str) {
+async fn assert_nothing_smuggled(world: &TestGateway, case: &str) {
     assert_eq!(world.upstream.executions_at("/smuggled"), 0, "{case}: {:?}", world.upstream);
     assert_eq!(world.upstream.broken(), 0, "{case}");
 }
 
 #[tokio::test]
 async fn a_length_beside_chunks_is_ignored_and_the_connection_closed() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let chunks = format!("{:x}\r\n{BODY}\r\n0\r\n\r\n", BODY.len());
     for (at, (case, lines)) in [
         ("length first", "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"),
@@ -27,14 +27,14 @@ async fn a_length_beside_chunks_is_ignored_and_the_connection_closed() {
     .enumerate()
     {
         for (key, first) in [
-            (format!("both-{at}"), head("/pay", &format!("both-{at}"))),
+            (format!("both-{at}"), request_head("/pay", &format!("both-{at}"))),
             (String::new(), format!("POST /pay HTTP/1.1\r\nHost: {HOST}\r\n")),
         ] {
             let before = world.upstream.executions();
             let mut raw = world.connect().await;
-            raw.send(format!("{first}{lines}\r\n{chunks}{SMUGGLED}")).await;
+            raw.send(format!("{first}{lines}\r\n{chunks}{SMUGGLED_REQUEST}")).await;
             assert_eq!(raw.read_response().await.status, 201, "{case} {key:?}");
-            assert!(raw.is_closed_within(PATIENCE).await, "{case} {key:?}: the connection stays open");
+            assert!(raw.is_closed_within(WAIT_TIMEOUT).await, "{case} {key:?}: the connection stays open");
             assert!(raw.try_read_response().await.is_err(), "{case} {key:?}: a second answer");
             let seen = world.upstream.last();
             let framing = [seen.headers.get_all("content-length"), seen.headers.get_all("transfer-encoding")].concat();
@@ -47,16 +47,17 @@ async fn a_length_beside_chunks_is_ignored_and_the_connection_closed() {
 
 #[tokio::test]
 async fn an_empty_chunked_body_does_not_let_the_rest_through() {
-    let world = World::start("").await;
-    for (key, first) in
-        [("empty-chunks", head("/pay", "empty-chunks")), ("", format!("POST /pay HTTP/1.1\r\nHost: {HOST}\r\n"))]
-    {
-        let length = SMUGGLED.len() + 5;
+    let world = TestGateway::start("").await;
+    for (key, first) in [
+        ("empty-chunks", request_head("/pay", "empty-chunks")),
+        ("", format!("POST /pay HTTP/1.1\r\nHost: {HOST}\r\n")),
+    ] {
+        let length = SMUGGLED_REQUEST.len() + 5;
         let mut raw = world.connect().await;
         let lines = format!("Content-Length: {length}\r\nTransfer-Encoding: chunked\r\n");
-        raw.send(format!("{first}{lines}\r\n0\r\n\r\n{SMUGGLED}")).await;
+        raw.send(format!("{first}{lines}\r\n0\r\n\r\n{SMUGGLED_REQUEST}")).await;
         assert_eq!(raw.read_response().await.status, 201, "{key:?}");
-        assert!(raw.is_closed_within(PATIENCE).await, "{key:?}");
+        assert!(raw.is_closed_within(WAIT_TIMEOUT).await, "{key:?}");
         assert_nothing_smuggled(&world, key).await;
     }
     assert_eq!(world.upstream.executions(), 2);
@@ -64,8 +65,8 @@ async fn an_empty_chunked_body_does_not_let_the_rest_through() {
 
 /// Sends one refused request whose body looks like a request, then a good one on the same connection: either it is
 /// answered as itself, or the connection is closed. Returns whether it was answered.
-async fn follow(world: &World, case: &str, mut raw: Raw, key: &str) -> bool {
-    let answered = match world.good(key).try_send_on(&mut raw).await {
+async fn send_refused_then_valid(world: &TestGateway, case: &str, mut raw: RawClient, key: &str) -> bool {
+    let answered = match world.valid_request(key).try_send_on(&mut raw).await {
         Ok(answer) => {
             assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, None), "{case}: {answer:?}");
             assert_eq!(world.upstream.executions_with_key(key), 1, "{case}");
@@ -73,7 +74,7 @@ async fn follow(world: &World, case: &str, mut raw: Raw, key: &str) -> bool {
         }
         Err(broken) => {
             assert!(!broken.is_timeout(), "{case}: {broken}");
-            world.runs_once(case, key).await;
+            world.assert_runs_once(case, key).await;
             false
         }
     };
@@ -83,8 +84,8 @@ async fn follow(world: &World, case: &str, mut raw: Raw, key: &str) -> bool {
 
 #[tokio::test]
 async fn the_unread_body_of_a_refusal_is_not_the_next_request() {
-    let world = World::start("").await;
-    let (small, large) = (SMUGGLED.to_owned(), SMUGGLED.repeat(40_000));
+    let world = TestGateway::start("").await;
+    let (small, large) = (SMUGGLED_REQUEST.to_owned(), SMUGGLED_REQUEST.repeat(40_000));
     for (at, body) in [&small, &large].into_iter().enumerate() {
         let length = body.len();
         let chunked = format!("Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n{body}\r\n0\r\n\r\n");
@@ -97,16 +98,16 @@ async fn the_unread_body_of_a_refusal_is_not_the_next_request() {
                 // Closed with megabytes unread, the answer can be lost.
                 Err(broken) => assert!(at == 1 && broken.is_closed(), "{case}: {broken}"),
             }
-            follow(&world, &case, raw, &key).await;
+            send_refused_then_valid(&world, &case, raw, &key).await;
         }
     }
 }
 
 #[tokio::test]
 async fn an_oversized_retry_does_not_confuse_its_connection() {
-    let world = World::start("").await;
-    world.runs_once("first", "remembered").await;
-    let body = SMUGGLED.repeat(20_000);
+    let world = TestGateway::start("").await;
+    world.assert_runs_once("first", "remembered").await;
+    let body = SMUGGLED_REQUEST.repeat(20_000);
     for (at, chunked) in [false, true].into_iter().enumerate() {
         let (case, key) = (format!("chunked: {chunked}"), format!("after-oversized-{at}"));
         let retry = world.post("/pay").key("remembered").body(body.clone());
@@ -116,33 +117,36 @@ async fn an_oversized_retry_does_not_confuse_its_connection() {
             Ok(answer) => assert_problem(&case, &answer, 413, "body-too-large", Some("remembered")),
             Err(broken) => assert!(broken.is_closed(), "{case}: {broken}"),
         }
-        follow(&world, &case, raw, &key).await;
+        send_refused_then_valid(&world, &case, raw, &key).await;
     }
-    let answer = world.good("remembered").send().await;
+    let answer = world.valid_request("remembered").send().await;
     assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, Some("true")));
 }
 
 #[tokio::test]
 async fn a_replay_leaves_its_connection_in_order() {
-    let world = World::start("").await;
-    world.runs_once("first", "replayed-here").await;
+    let world = TestGateway::start("").await;
+    world.assert_runs_once("first", "replayed-here").await;
     let mut raw = world.connect().await;
     for _ in 0..3 {
-        let answer = world.good("replayed-here").send_on(&mut raw).await;
+        let answer = world.valid_request("replayed-here").send_on(&mut raw).await;
         assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, Some("true")));
     }
-    assert!(follow(&world, "after replays", raw, "after-replays").await, "a connection in order is kept");
+    assert!(
+        send_refused_then_valid(&world, "after replays", raw, "after-replays").await,
+        "a connection in order is kept"
+    );
 }
 
 /// Where nothing of a body is compared, a replay could be given without having read it.
 #[tokio::test]
 async fn the_body_of_a_replay_is_not_the_next_request() {
-    let world = World::start("[policy]\npreset = \"appsportal\"\n").await;
+    let world = TestGateway::start("[policy]\npreset = \"appsportal\"\n").await;
     let head =
         format!("POST /pay HTTP/1.1\r\nHost: {HOST}\r\nX-Tenant-Id: t1\r\nX-Idempotency-Key: replayed-unread\r\n");
     let first = world.exchange(format!("{head}Content-Length: {}\r\n\r\n{BODY}", BODY.len())).await;
     assert_eq!((first.status, first.header("x-idempotency-replay")), (201, None), "{first:?}");
-    for body in [SMUGGLED.to_owned(), SMUGGLED.repeat(10_000)] {
+    for body in [SMUGGLED_REQUEST.to_owned(), SMUGGLED_REQUEST.repeat(10_000)] {
         let length = body.len();
         let chunked = format!("Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n{body}\r\n0\r\n\r\n");
         for (case, rest) in [("length", format!("Content-Length: {length}\r\n\r\n{body}")), ("chunks", chunked)] {
@@ -171,16 +175,16 @@ async fn the_body_of_a_replay_is_not_the_next_request() {
     if let Ok(answer) = raw.try_read_response().await {
         assert_eq!(answer.status, 400, "{answer:?}");
     }
-    assert!(raw.is_closed_within(PATIENCE).await);
+    assert!(raw.is_closed_within(WAIT_TIMEOUT).await);
     assert_eq!(world.upstream.executions(), 1);
 }
 
 #[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let get = format!("GET /things HTTP/1.1\r\nHost: {HOST}\r\n\r\n").into_bytes();
     let bad = format!("POST /pay HTTP/1.1\r\nHost: {HOST}\r\nIdempotency-Key: a,b\r\n\r\n").into_bytes();
-    let posts = |key: &str| world.good(key).to_bytes();
+    let posts = |key: &str| world.valid_request(key).to_bytes();
     let mut raw = world.connect().await;
     raw.send([posts("pipe-1"), posts("pipe-2"), get, bad, posts("pipe-1"), posts("pipe-3")].concat()).await;
     let mut answers = Vec::new();
@@ -192,18 +196,18 @@ async fn pipelined_requests_are_answered_in_order() {
     assert_eq!(answers, [run(1), run(2), (200, None), (400, None), run(1), run(3)]);
     assert_eq!(world.upstream.executions(), 3);
     // A length that is too small makes the rest of the body the next request, and that is malformed.
-    let short = format!("{}Content-Length: 4\r\n\r\n{BODY}\r\n\r\n{SMUGGLED}", head("/pay", "pipe-4"));
+    let short = format!("{}Content-Length: 4\r\n\r\n{BODY}\r\n\r\n{SMUGGLED_REQUEST}", request_head("/pay", "pipe-4"));
     let mut raw = world.connect().await;
     raw.send(short).await;
     assert_eq!(raw.read_response().await.status, 201);
     assert_eq!(raw.read_response().await.status, 400);
-    assert!(raw.is_closed_within(PATIENCE).await);
+    assert!(raw.is_closed_within(WAIT_TIMEOUT).await);
     assert_nothing_smuggled(&world, "a length that is too small").await;
 }
 
 #[tokio::test]
 async fn an_http_1_0_client_is_served_and_hung_up_on() {
-    let world = World::start("").await;
+    let world = TestGateway::start("").await;
     let length = BODY.len();
     let request = |more: &str| {
         format!(
@@ -217,7 +221,7 @@ async fn an_http_1_0_client_is_served_and_hung_up_on() {
         let answer = raw.read_response().await;
         assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, replayed), "{answer:?}");
         assert!(!answer.headers.contains("transfer-encoding"), "{answer:?}");
-        assert!(raw.is_closed_within(PATIENCE).await);
+        assert!(raw.is_closed_within(WAIT_TIMEOUT).await);
     }
     let mut raw = world.connect().await;
     for _ in 0..2 {
@@ -232,16 +236,16 @@ async fn an_http_1_0_client_is_served_and_hung_up_on() {
     let chunked = format!(
         "POST /pay HTTP/1.0\r\nHost: {HOST}\r\nIdempotency-Key: old-chunks\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     );
-    world.turned_away("chunks in 1.0", chunked, &[400]).await;
-    world.runs_once("chunks in 1.0", "old-chunks").await;
+    world.assert_rejected("chunks in 1.0", chunked, &[400]).await;
+    world.assert_runs_once("chunks in 1.0", "old-chunks").await;
 }
 
 #[tokio::test]
 async fn a_body_is_not_asked_for_where_it_will_not_be_read() {
-    let world = World::start("[policy]\nmax_request = \"1KiB\"\n").await;
+    let world = TestGateway::start("[policy]\nmax_request = \"1KiB\"\n").await;
     let length = BODY.len();
     let ask = |key: &str, length: usize| {
-        let head = head("/pay", key);
+        let head = request_head("/pay", key);
         format!("{head}Content-Type: application/json\r\nContent-Length: {length}\r\nExpect: 100-continue\r\n\r\n")
     };
     for (case, key, length, status, name, shown) in [

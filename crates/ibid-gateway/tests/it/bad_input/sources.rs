@@ -1,6 +1,6 @@
 //! Keys that come from the query or the body: the same rules, another place.
 
-use super::{BODY, HOST, World, assert_problem};
+use super::{BODY, HOST, TestGateway, assert_problem};
 
 const SOURCES: &str = r#"
 [[route]]
@@ -19,7 +19,7 @@ key = { from = ["json:/id", "query:key", "header:Idempotency-Key"], required = t
 
 #[tokio::test]
 async fn a_key_in_json_is_a_string_or_a_number() {
-    let world = World::start(SOURCES).await;
+    let world = TestGateway::start(SOURCES).await;
     let good = |value: &str| world.post("/json").json(&format!(r#"{{"order":{{"id":{value}}}}}"#));
     let cases = [
         ("absent", "key-missing", r#"{"order":{}}"#),
@@ -61,7 +61,7 @@ async fn a_key_in_json_is_a_string_or_a_number() {
 
 #[tokio::test]
 async fn a_key_in_the_query_is_sent_once_and_whole() {
-    let world = World::start(SOURCES).await;
+    let world = TestGateway::start(SOURCES).await;
     for (case, name, query) in [
         ("none", "key-missing", ""),
         ("another parameter", "key-missing", "?keys=q-1"),
@@ -97,7 +97,7 @@ async fn a_key_in_the_query_is_sent_once_and_whole() {
 
 #[tokio::test]
 async fn a_request_that_is_its_own_key_runs_once() {
-    let world = World::start(SOURCES).await;
+    let world = TestGateway::start(SOURCES).await;
     let run = async |body: &str| world.post("/body").json(body).send().await.json()["run"].as_u64();
     assert_eq!(run(r#"{"a":1,"b":2}"#).await, Some(1));
     assert_eq!(run(r#"{ "b": 2, "a": 1 }"#).await, Some(1), "a double click");
@@ -112,7 +112,7 @@ async fn a_request_that_is_its_own_key_runs_once() {
 
 #[tokio::test]
 async fn every_source_of_a_list_is_looked_at_in_order() {
-    let world = World::start(SOURCES).await;
+    let world = TestGateway::start(SOURCES).await;
     let text = |target: &str| world.post(target).header("Content-Type", "text/plain").body("hello");
     // Only JSON bodies can have the first: a request with another body still has the others.
     for (run, (case, request)) in [

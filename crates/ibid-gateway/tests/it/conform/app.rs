@@ -23,7 +23,7 @@ use tokio::net::TcpListener;
 
 /// What a server does wrong.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Faults {
+pub(super) struct ServerFaults {
     /// Looks whether the key is known, runs, and writes it down: two at once both run.
     pub(super) checks_then_writes: bool,
     /// A key is the same whoever sends it.
@@ -39,7 +39,7 @@ pub(super) struct Faults {
     /// Stops working when its client has gone, and lets the next one run again.
     pub(super) stops_with_client: bool,
     /// Answers are all alike, and nothing says whether one is a replay.
-    pub(super) is_silent: bool,
+    pub(super) hides_replays: bool,
     /// One answer for everybody.
     pub(super) ignores_keys: bool,
     /// Every answer is said to be a replay.
@@ -49,7 +49,7 @@ pub(super) struct Faults {
     /// Another request under the key is refused, and takes its place.
     pub(super) forgets_on_mismatch: bool,
     /// Refusals are text.
-    pub(super) speaks_plainly: bool,
+    pub(super) refuses_in_plain_text: bool,
     /// Keys have at most 100 characters.
     pub(super) takes_short_keys: bool,
     /// A GET with a key is refused.
@@ -57,7 +57,7 @@ pub(super) struct Faults {
     /// No fault: methods other than POST are not allowed, as most operations have it.
     pub(super) takes_post_only: bool,
     /// No fault: replays are JSON of the same value, written anew.
-    pub(super) writes_anew: bool,
+    pub(super) reserialises_replays: bool,
     /// No fault: callers are told apart by X-Tenant-Id, and the credential says nothing.
     pub(super) has_tenants: bool,
     /// Nothing is ever run: everything gets one answer.
@@ -65,42 +65,42 @@ pub(super) struct Faults {
 }
 
 /// The app, unprotected or with protection of its own.
-pub(super) struct App {
+pub(super) struct ConformApp {
     pub(super) addr: SocketAddr,
-    state: Arc<State>,
+    state: Arc<ConformAppState>,
     task: tokio::task::JoinHandle<()>,
 }
 
-struct State {
+struct ConformAppState {
     executions: AtomicU64,
     /// `None`: somebody else protects it.
-    faults: Option<Faults>,
-    known: Mutex<HashMap<String, Entry>>,
+    faults: Option<ServerFaults>,
+    known: Mutex<HashMap<String, ConformAppEntry>>,
 }
 
 #[derive(Clone)]
-struct Entry {
+struct ConformAppEntry {
     fingerprint: Bytes,
     /// `None` while it runs.
     answer: Option<(http::response::Parts, Bytes)>,
 }
 
-type Answer = Response<Full<Bytes>>;
+type ConformAppResponse = Response<Full<Bytes>>;
 
-impl App {
-    pub(super) async fn bare() -> App {
-        App::start(None).await
+impl ConformApp {
+    pub(super) async fn start_unprotected() -> ConformApp {
+        ConformApp::start(None).await
     }
 
     /// With protection as the draft has it, but for these faults.
-    pub(super) async fn protected(faults: Faults) -> App {
-        App::start(Some(faults)).await
+    pub(super) async fn start_protected(faults: ServerFaults) -> ConformApp {
+        ConformApp::start(Some(faults)).await
     }
 
-    async fn start(faults: Option<Faults>) -> App {
+    async fn start(faults: Option<ServerFaults>) -> ConformApp {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let state = Arc::new(State { executions: AtomicU64::new(0), faults, known: Mutex::default() });
+        let state = Arc::new(ConformAppState { executions: AtomicU64::new(0), faults, known: Mutex::default() });
         let shared = Arc::clone(&state);
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -112,7 +112,7 @@ impl App {
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
         });
-        App { addr, state, task }
+        ConformApp { addr, state, task }
     }
 
     pub(super) fn url(&self, path: &str) -> String {
@@ -124,14 +124,14 @@ impl App {
     }
 }
 
-impl Drop for App {
+impl Drop for ConformApp {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl State {
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Answer {
+impl ConformAppState {
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> ConformAppResponse {
         let (head, body) = request.into_parts();
         let Ok(body) = body.collect().await.map(http_body_util::Collected::to_bytes) else {
             return problem(400, "body");
@@ -166,7 +166,7 @@ impl State {
     }
 
     /// The operation itself.
-    async fn execute(&self, headers: &HeaderMap) -> Answer {
+    async fn execute(&self, headers: &HeaderMap) -> ConformAppResponse {
         let run = self.executions.fetch_add(1, Ordering::SeqCst) + 1;
         if let Some(slow) = headers.get("x-slow") {
             tokio::time::sleep(Duration::from_millis(slow.to_str().unwrap().parse().unwrap())).await;
@@ -174,7 +174,7 @@ impl State {
         if let Some(status) = headers.get("x-fail") {
             return json(status.to_str().unwrap().parse().unwrap(), &format!(r#"{{"error":"failed","run":{run}}}"#));
         }
-        let silent = self.faults.is_some_and(|faults| faults.is_silent);
+        let silent = self.faults.is_some_and(|faults| faults.hides_replays);
         let id = if silent { 0 } else { run };
         let mut answer = json(201, &format!(r#"{{"id":{id},"amount":12345678901234567890.10}}"#));
         let headers = answer.headers_mut();
@@ -189,7 +189,7 @@ impl State {
         answer
     }
 
-    async fn protect(&self, head: http::request::Parts, body: Bytes, faults: Faults) -> Answer {
+    async fn protect(&self, head: http::request::Parts, body: Bytes, faults: ServerFaults) -> ConformAppResponse {
         let mut keys = head.headers.get_all("idempotency-key").iter();
         let Some(key) = keys.next() else { return self.execute(&head.headers).await };
         if keys.next().is_some() && !faults.takes_first_key {
@@ -198,7 +198,9 @@ impl State {
         let key = match ibid::extract_key(key.as_bytes()) {
             Ok(_) if faults.ignores_keys => "the same".into(),
             Ok(key) if key.len() <= if faults.takes_short_keys { 100 } else { 255 } => key,
-            _ if faults.speaks_plainly => return Response::builder().status(400).body(Full::new("no".into())).unwrap(),
+            _ if faults.refuses_in_plain_text => {
+                return Response::builder().status(400).body(Full::new("no".into())).unwrap();
+            }
             _ => return problem(400, "no key"),
         };
         let name = if faults.has_tenants { "x-tenant-id" } else { "authorization" };
@@ -209,28 +211,29 @@ impl State {
         if let Some(answer) = self.known(&place, &part, faults) {
             return answer;
         }
-        let mut guard = Guard { state: self, place: &place, armed: true };
+        let mut guard = ForgetOnDrop { state: self, entry_key: &place, is_armed: true };
         let answer = self.execute(&head.headers).await;
-        guard.armed = false;
+        guard.is_armed = false;
         let (parts, body) = answer.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         let keeps = faults.keeps_failures || !parts.status.is_server_error();
         let mut known = self.known.lock();
         match keeps {
-            true => drop(
-                known.insert(place.clone(), Entry { fingerprint: part, answer: Some((parts.clone(), body.clone())) }),
-            ),
+            true => drop(known.insert(
+                place.clone(),
+                ConformAppEntry { fingerprint: part, answer: Some((parts.clone(), body.clone())) },
+            )),
             false => drop(known.remove(&place)),
         }
         Response::from_parts(parts, Full::new(body))
     }
 
     /// What a key that is known gets. One that is not is known from now on, unless it is only looked at.
-    fn known(&self, place: &str, part: &Bytes, faults: Faults) -> Option<Answer> {
+    fn known(&self, place: &str, part: &Bytes, faults: ServerFaults) -> Option<ConformAppResponse> {
         let mut known = self.known.lock();
         let Some(entry) = known.get(place) else {
             if !faults.checks_then_writes {
-                known.insert(place.to_owned(), Entry { fingerprint: part.clone(), answer: None });
+                known.insert(place.to_owned(), ConformAppEntry { fingerprint: part.clone(), answer: None });
             }
             return None;
         };
@@ -241,7 +244,7 @@ impl State {
             return Some(problem(422, "another request"));
         }
         let Some((parts, body)) = &entry.answer else {
-            if faults.speaks_plainly {
+            if faults.refuses_in_plain_text {
                 return Some(Response::builder().status(409).body(Full::new("busy".into())).unwrap());
             }
             let mut busy = problem(409, "still running");
@@ -255,11 +258,11 @@ impl State {
         if !faults.keeps_cookies {
             parts.headers.remove("set-cookie");
         }
-        if !faults.is_silent {
+        if !faults.hides_replays {
             parts.headers.insert("idempotent-replayed", HeaderValue::from_static("true"));
         }
-        let body = match faults.writes_anew {
-            true => written_anew(body),
+        let body = match faults.reserialises_replays {
+            true => reserialise(body),
             false => body.clone(),
         };
         Some(Response::from_parts(parts, Full::new(body)))
@@ -267,33 +270,33 @@ impl State {
 }
 
 /// The members of an object in another order, and in another layout.
-fn written_anew(body: &[u8]) -> Bytes {
+fn reserialise(body: &[u8]) -> Bytes {
     let text = std::str::from_utf8(body).unwrap();
     let members: Vec<&str> = text.trim_matches(['{', '}']).split(',').rev().collect();
     format!("{{ {} }}\n", members.join(",\n  ").replace(':', ": ")).into()
 }
 
 /// Forgets a key whose request was dropped in the middle.
-struct Guard<'a> {
-    state: &'a State,
-    place: &'a str,
-    armed: bool,
+struct ForgetOnDrop<'a> {
+    state: &'a ConformAppState,
+    entry_key: &'a str,
+    is_armed: bool,
 }
 
-impl Drop for Guard<'_> {
+impl Drop for ForgetOnDrop<'_> {
     fn drop(&mut self) {
-        if self.armed {
-            self.state.known.lock().remove(self.place);
+        if self.is_armed {
+            self.state.known.lock().remove(self.entry_key);
         }
     }
 }
 
-fn json(status: u16, body: &str) -> Answer {
+fn json(status: u16, body: &str) -> ConformAppResponse {
     let answer = Response::builder().status(status).header("content-type", "application/json");
     answer.body(Full::new(body.to_owned().into())).unwrap()
 }
 
-fn problem(status: u16, title: &str) -> Answer {
+fn problem(status: u16, title: &str) -> ConformAppResponse {
     let body = format!(
         r#"{{"type":"https://example.com/keys","title":"{title}","status":{status},"detail":"{title}: see the page"}}"#
     );

@@ -21,16 +21,16 @@ use tokio::time::{Instant, sleep};
 use url::{ParseError, Url};
 
 /// How long anything may take to appear.
-const PATIENCE: Duration = Duration::from_secs(20);
+const ELEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A browser with one tab.
-pub(crate) struct Browser {
+pub(crate) struct ConsoleBrowser {
     client: Client,
-    driver: Driver,
+    driver: ConsoleDriver,
     _profile: TempDir,
 }
 
-struct Driver {
+struct ConsoleDriver {
     child: Child,
     address: SocketAddr,
     session: Option<String>,
@@ -38,14 +38,14 @@ struct Driver {
 
 /// What a browser is told besides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Scripts {
+pub(crate) enum ScriptSetting {
     On,
     Off,
 }
 
-impl Browser {
-    pub(crate) async fn start(scripts: Scripts) -> Browser {
-        let mut driver = Driver::start();
+impl ConsoleBrowser {
+    pub(crate) async fn start(scripts: ScriptSetting) -> ConsoleBrowser {
+        let mut driver = ConsoleDriver::start();
         let profile = tempfile::tempdir().expect("a folder for its profile");
         let mut args: Vec<String> = [
             "--headless",
@@ -63,7 +63,7 @@ impl Browser {
         .map(String::from)
         .into();
         args.push(format!("--user-data-dir={}", profile.path().display()));
-        if scripts == Scripts::Off {
+        if scripts == ScriptSetting::Off {
             args.push("--blink-settings=scriptEnabled=false".into());
         }
         let mut capabilities = Capabilities::new();
@@ -74,12 +74,12 @@ impl Browser {
         let client = builder.capabilities(capabilities).connect(&format!("http://{}", driver.address)).await;
         let client = client.unwrap_or_else(|why| panic!("chromium does not start: {why}"));
         driver.session = client.session_id().await.expect("a session");
-        Browser { client, driver, _profile: profile }
+        ConsoleBrowser { client, driver, _profile: profile }
     }
 
     /// Waits for an element.
-    pub(crate) async fn see(&self, css: &str) -> Element {
-        let found = self.client.wait().at_most(PATIENCE).for_element(Locator::Css(css)).await;
+    pub(crate) async fn wait_for_element(&self, css: &str) -> Element {
+        let found = self.client.wait().at_most(ELEMENT_TIMEOUT).for_element(Locator::Css(css)).await;
         match found {
             Ok(element) => element,
             Err(why) => panic!("no {css}: {why}\n{}", self.text().await),
@@ -87,8 +87,8 @@ impl Browser {
     }
 
     /// Waits until the page says so.
-    pub(crate) async fn reads(&self, text: &str) {
-        let until = Instant::now() + PATIENCE;
+    pub(crate) async fn wait_for_text(&self, text: &str) {
+        let until = Instant::now() + ELEMENT_TIMEOUT;
         while !self.text().await.contains(text) {
             assert!(Instant::now() < until, "the page does not say {text:?}:\n{}", self.text().await);
             sleep(Duration::from_millis(50)).await;
@@ -104,13 +104,13 @@ impl Browser {
     }
 
     pub(crate) async fn click(&self, css: &str) {
-        self.see(css).await.click().await.unwrap_or_else(|why| panic!("{css} cannot be clicked: {why}"));
+        self.wait_for_element(css).await.click().await.unwrap_or_else(|why| panic!("{css} cannot be clicked: {why}"));
     }
 
     /// Clicks what has this text.
-    pub(crate) async fn press(&self, text: &str) {
+    pub(crate) async fn click_text(&self, text: &str) {
         let path = format!("//*[self::a or self::button or self::summary][normalize-space()={text:?}]");
-        let found = self.client.wait().at_most(PATIENCE).for_element(Locator::XPath(&path)).await;
+        let found = self.client.wait().at_most(ELEMENT_TIMEOUT).for_element(Locator::XPath(&path)).await;
         let found = match found {
             Ok(found) => found,
             Err(why) => panic!("nothing to press that says {text:?}: {why}\n{}", self.text().await),
@@ -119,28 +119,28 @@ impl Browser {
     }
 
     pub(crate) async fn type_into(&self, css: &str, text: &str) {
-        let field = self.see(css).await;
+        let field = self.wait_for_element(css).await;
         field.clear().await.expect("it can be emptied");
         field.send_keys(text).await.unwrap_or_else(|why| panic!("{css} takes no text: {why}"));
     }
 
     /// A command of the browser's own protocol.
-    pub(crate) async fn tell(&self, command: &'static str, params: Value) -> Value {
-        let told: Result<Value, CmdError> = self.client.issue_cmd(DevTools { command, params }).await;
+    pub(crate) async fn devtools_command(&self, command: &'static str, params: Value) -> Value {
+        let told: Result<Value, CmdError> = self.client.issue_cmd(DevToolsCommand { command, params }).await;
         told.unwrap_or_else(|why| panic!("{command}: {why}"))
     }
 
     /// What scripts complained about, and what the policy of the page stopped.
-    pub(crate) async fn complaints(&self) -> Vec<String> {
-        let lines: Value = self.client.issue_cmd(Log("browser")).await.expect("the browser's log");
+    pub(crate) async fn console_errors(&self) -> Vec<String> {
+        let lines: Value = self.client.issue_cmd(BrowserLogCommand("browser")).await.expect("the browser's log");
         let lines = lines.as_array().cloned().unwrap_or_default();
         let bad = lines.iter().filter(|line| line["level"] == "SEVERE" || line["level"] == "WARNING");
         bad.map(|line| line["message"].to_string()).collect()
     }
 
     /// Every address that pages asked for since the last look. The browser's own pages are not counted.
-    pub(crate) async fn asked_for(&self) -> Vec<String> {
-        let lines: Value = self.client.issue_cmd(Log("performance")).await.expect("the browser's log");
+    pub(crate) async fn requested_urls(&self) -> Vec<String> {
+        let lines: Value = self.client.issue_cmd(BrowserLogCommand("performance")).await.expect("the browser's log");
         let lines = lines.as_array().cloned().unwrap_or_default();
         let events = lines.iter().filter_map(|line| serde_json::from_str::<Value>(line["message"].as_str()?).ok());
         let sent = events.filter(|event| event["message"]["method"] == "Network.requestWillBeSent");
@@ -149,18 +149,18 @@ impl Browser {
     }
 
     /// As wide and as high as a screen.
-    pub(crate) async fn screen(&self, width: u32, height: u32, phone: bool) {
+    pub(crate) async fn set_screen_size(&self, width: u32, height: u32, phone: bool) {
         let params = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone });
-        self.tell("Emulation.setDeviceMetricsOverride", params).await;
+        self.devtools_command("Emulation.setDeviceMetricsOverride", params).await;
     }
 
-    pub(crate) async fn prefers(&self, scheme: &str) {
+    pub(crate) async fn set_color_scheme(&self, scheme: &str) {
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
-        self.tell("Emulation.setEmulatedMedia", json!({ "features": features })).await;
+        self.devtools_command("Emulation.setEmulatedMedia", json!({ "features": features })).await;
     }
 }
 
-impl Deref for Browser {
+impl Deref for ConsoleBrowser {
     type Target = Client;
 
     fn deref(&self) -> &Client {
@@ -168,10 +168,10 @@ impl Deref for Browser {
     }
 }
 
-impl Driver {
-    fn start() -> Driver {
+impl ConsoleDriver {
+    fn start() -> ConsoleDriver {
         let (child, port) = ibid_testkit::chromedriver::start();
-        Driver { child, address: SocketAddr::from(([127, 0, 0, 1], port)), session: None }
+        ConsoleDriver { child, address: SocketAddr::from(([127, 0, 0, 1], port)), session: None }
     }
 
     /// Ends the browser: a driver that is killed leaves it behind.
@@ -185,7 +185,7 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
+impl Drop for ConsoleDriver {
     fn drop(&mut self) {
         let _ = self.quit();
         let _ = self.child.kill();
@@ -193,7 +193,7 @@ impl Drop for Driver {
     }
 }
 
-impl Drop for Browser {
+impl Drop for ConsoleBrowser {
     fn drop(&mut self) {
         // Before its profile is removed.
         let _ = self.driver.quit();
@@ -201,12 +201,12 @@ impl Drop for Browser {
 }
 
 #[derive(Debug)]
-struct DevTools {
+struct DevToolsCommand {
     command: &'static str,
     params: Value,
 }
 
-impl WebDriverCompatibleCommand for DevTools {
+impl WebDriverCompatibleCommand for DevToolsCommand {
     fn endpoint(&self, base: &Url, session: Option<&str>) -> Result<Url, ParseError> {
         base.join(&format!("session/{}/goog/cdp/execute", session.unwrap_or_default()))
     }
@@ -218,9 +218,9 @@ impl WebDriverCompatibleCommand for DevTools {
 
 /// What the browser wrote down, by kind.
 #[derive(Debug)]
-struct Log(&'static str);
+struct BrowserLogCommand(&'static str);
 
-impl WebDriverCompatibleCommand for Log {
+impl WebDriverCompatibleCommand for BrowserLogCommand {
     fn endpoint(&self, base: &Url, session: Option<&str>) -> Result<Url, ParseError> {
         base.join(&format!("session/{}/se/log", session.unwrap_or_default()))
     }

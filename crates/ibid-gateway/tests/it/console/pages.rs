@@ -1,21 +1,21 @@
 //! What pages hold, as a plain HTTP client sees them.
 
-use ibid_testkit::{client::get, process::Gateway, upstream::Upstream};
+use ibid_testkit::{client::get, process::GatewayProcess, upstream::TestUpstream};
 
-use super::kit::{ADMIN, LOST, MARKUP, Reader, Scene, eventually};
+use super::common::{ADMIN, ConsoleGateway, MARKUP_KEY, PageClient, UNKNOWN_KEY, wait_until};
 
 const BIN: &str = env!("CARGO_BIN_EXE_ibid");
 
 #[tokio::test]
 async fn every_page_may_do_little_and_is_kept_by_nobody() {
-    let scene = Scene::filled().await;
-    let reader = scene.reader(ADMIN).await;
-    let lost = scene.address(LOST).await;
+    let scene = ConsoleGateway::start_filled().await;
+    let reader = scene.log_in(ADMIN).await;
+    let lost = scene.address(UNKNOWN_KEY).await;
     let (record, forget) = (format!("/records/{lost}"), format!("/records/{lost}/forget"));
     let pages =
         ["/", "/records", &record, &forget, "/stuck", "/policies", "/shadow", "/store", "/audit", "/login", "/series"];
     for path in pages {
-        let answer = reader.open(path).await;
+        let answer = reader.get(path).await;
         assert_eq!(answer.status, 200, "{path}");
         let policy = answer.header("content-security-policy").expect("a policy");
         for part in [
@@ -45,9 +45,9 @@ async fn every_page_may_do_little_and_is_kept_by_nobody() {
 
 #[tokio::test]
 async fn the_files_of_the_pages_are_there() {
-    let scene = Scene::empty().await;
-    let page = Reader::stranger(scene.admin()).read("/login").await;
-    let overview = scene.reader(ADMIN).await.read("/").await;
+    let scene = ConsoleGateway::start_empty().await;
+    let page = PageClient::anonymous(scene.admin()).get_page("/login").await;
+    let overview = scene.log_in(ADMIN).await.get_page("/").await;
     let mut seen = 0;
     for place in [page, overview].iter().flat_map(|page| page.split('"')).filter(|text| text.starts_with("/assets/")) {
         let answer = get(scene.admin(), place).send().await;
@@ -62,8 +62,8 @@ async fn the_files_of_the_pages_are_there() {
 
 #[tokio::test]
 async fn a_search_finds_by_every_field_and_pages_through_what_it_found() {
-    let scene = Scene::filled().await;
-    let reader = scene.reader(ADMIN).await;
+    let scene = ConsoleGateway::start_filled().await;
+    let reader = scene.log_in(ADMIN).await;
     for (query, found) in [
         ("key=order-0-pay", 1),
         ("state=unknown", 1),
@@ -76,14 +76,14 @@ async fn a_search_finds_by_every_field_and_pages_through_what_it_found() {
         ("older_than=1h", 0),
         ("older_than=0s", 7),
     ] {
-        let page = reader.read(&format!("/records?{query}")).await;
+        let page = reader.get_page(&format!("/records?{query}")).await;
         assert_eq!(page.matches("href=\"/records/").count(), found, "{query}");
         if found == 0 {
             assert!(page.contains("Nothing matches."), "{query}");
         }
     }
-    let address = scene.address(LOST).await;
-    let answer = reader.open(&format!("/records?key={address}")).await;
+    let address = scene.address(UNKNOWN_KEY).await;
+    let answer = reader.get(&format!("/records?key={address}")).await;
     assert_eq!((answer.status, answer.header("location")), (303, Some(format!("/records/{address}").as_str())));
     for (query, said) in [
         ("state=gone", "is no state"),
@@ -91,7 +91,7 @@ async fn a_search_finds_by_every_field_and_pages_through_what_it_found() {
         ("cursor=1", "search again"),
         ("key=%00", "can be shown"),
     ] {
-        let answer = reader.open(&format!("/records?{query}")).await;
+        let answer = reader.get(&format!("/records?{query}")).await;
         assert_eq!(answer.status, 400, "{query}");
         assert!(answer.text().contains(said), "{query}");
     }
@@ -101,7 +101,7 @@ async fn a_search_finds_by_every_field_and_pages_through_what_it_found() {
     }
     let (mut keys, mut place, mut pages) = (Vec::new(), "/records?user=user-5".to_owned(), 0);
     loop {
-        let page = reader.read(&place).await;
+        let page = reader.get_page(&place).await;
         pages += 1;
         keys.extend(page.split('>').filter(|text| text.starts_with("many-")).map(|text| text[..7].to_owned()));
         let next = page.split("rel=\"next\" href=\"").nth(1).and_then(|rest| rest.split('"').next());
@@ -117,9 +117,9 @@ async fn a_search_finds_by_every_field_and_pages_through_what_it_found() {
 
 #[tokio::test]
 async fn a_record_is_shown_with_every_field_and_the_answer_as_text() {
-    let scene = Scene::filled().await;
-    let reader = scene.reader(ADMIN).await;
-    let page = reader.read(&format!("/records/{}", scene.address("order-0-pay").await)).await;
+    let scene = ConsoleGateway::start_filled().await;
+    let reader = scene.log_in(ADMIN).await;
+    let page = reader.get_page(&format!("/records/{}", scene.address("order-0-pay").await)).await;
     for part in [
         "order-0-pay",
         "POST /payments/0",
@@ -142,50 +142,50 @@ async fn a_record_is_shown_with_every_field_and_the_answer_as_text() {
     ] {
         assert!(page.contains(part), "{part}:\n{page}");
     }
-    let page = reader.read(&format!("/records/{}", scene.address(MARKUP).await)).await;
+    let page = reader.get_page(&format!("/records/{}", scene.address(MARKUP_KEY).await)).await;
     assert!(!page.contains("<script>alert") && !page.contains("<img") && !page.contains("<b onclick"), "{page}");
     assert!(page.contains("&#60;script&#62;alert(1)"), "{page}");
 }
 
 #[tokio::test]
 async fn a_reuse_that_was_refused_is_shown_with_what_was_different() {
-    let scene = Scene::filled().await;
+    let scene = ConsoleGateway::start_filled().await;
     let address = scene.address("order-0-pay").await;
     let refused = scene.pay_amount(2, "0", "order-0-pay", 1).send().await;
     assert_eq!(refused.status, 422, "{refused:?}");
-    let reader = scene.reader(ADMIN).await;
-    let page = reader.read(&format!("/records/{address}")).await;
+    let reader = scene.log_in(ADMIN).await;
+    let page = reader.get_page(&format!("/records/{address}")).await;
     assert!(page.contains("Reuses that were refused") && page.contains("another body"), "{page}");
 }
 
 #[tokio::test]
 async fn a_release_and_a_removal_take_a_reason_a_look_and_a_confirmation() {
-    let scene = Scene::filled().await;
-    let mut reader = scene.reader(ADMIN).await;
-    let lost = scene.address(LOST).await;
-    let form = reader.read(&format!("/records/{lost}/release")).await;
-    let answer = reader.submit(&form, &[("reason", "  ")]).await;
+    let scene = ConsoleGateway::start_filled().await;
+    let mut reader = scene.log_in(ADMIN).await;
+    let lost = scene.address(UNKNOWN_KEY).await;
+    let form = reader.get_page(&format!("/records/{lost}/release")).await;
+    let answer = reader.submit_form(&form, &[("reason", "  ")]).await;
     assert_eq!(answer.status, 400);
     assert!(answer.text().contains("Give a reason"), "{}", answer.text());
-    let look = reader.submit(&form, &[("reason", "ticket <9>")]).await;
+    let look = reader.submit_form(&form, &[("reason", "ticket <9>")]).await;
     assert_eq!(look.status, 200);
     assert!(look.text().contains("Nothing has been changed yet") && look.text().contains("ticket &#60;9&#62;"));
-    let back = reader.submit(&look.text(), &[("step", "edit")]).await;
+    let back = reader.submit_form(&look.text(), &[("step", "edit")]).await;
     assert!(back.status == 200 && back.text().contains(">ticket &#60;9&#62;</textarea>"), "what was typed is kept");
-    assert_eq!(scene.pay("lost", LOST, 1).send().await.status, 409, "nothing was changed");
-    let done = reader.submit(&look.text(), &[]).await;
+    assert_eq!(scene.pay("lost", UNKNOWN_KEY, 1).send().await.status, 409, "nothing was changed");
+    let done = reader.submit_form(&look.text(), &[]).await;
     assert_eq!((done.status, done.header("location")), (303, Some("/audit?done=release")));
-    let audit = reader.read("/audit?done=release").await;
+    let audit = reader.get_page("/audit?done=release").await;
     assert!(audit.contains("Released: the next request with this key runs.") && audit.contains("ticket &#60;9&#62;"));
-    assert_eq!(reader.open(&format!("/records/{lost}")).await.status, 404);
+    assert_eq!(reader.get(&format!("/records/{lost}")).await.status, 404);
 
     // Confirmed a second time: there is nothing left to change, and it says so.
-    let again = reader.submit(&look.text(), &[]).await;
+    let again = reader.submit_form(&look.text(), &[]).await;
     assert_eq!(again.status, 404);
     let paid = scene.address("order-2-pay").await;
-    let form = reader.read(&format!("/records/{paid}/forget")).await;
-    let look = reader.submit(&form, &[("reason", "to be run again")]).await;
-    assert_eq!(reader.submit(&look.text(), &[]).await.header("location"), Some("/audit?done=forget"));
+    let form = reader.get_page(&format!("/records/{paid}/forget")).await;
+    let look = reader.submit_form(&form, &[("reason", "to be run again")]).await;
+    assert_eq!(reader.submit_form(&look.text(), &[]).await.header("location"), Some("/audit?done=forget"));
     let before = scene.upstream.executions_at("/payments/2");
     assert_eq!(scene.pay("2", "order-2-pay", 1).send().await.status, 201);
     assert_eq!(scene.upstream.executions_at("/payments/2"), before + 1, "it ran again");
@@ -193,34 +193,34 @@ async fn a_release_and_a_removal_take_a_reason_a_look_and_a_confirmation() {
 
 #[tokio::test]
 async fn a_record_that_changed_since_it_was_looked_at_is_left_alone() {
-    let scene = Scene::filled().await;
-    let mut reader = scene.reader(ADMIN).await;
+    let scene = ConsoleGateway::start_filled().await;
+    let mut reader = scene.log_in(ADMIN).await;
     let paid = scene.address("order-3-pay").await;
-    let form = reader.read(&format!("/records/{paid}/forget")).await;
-    let look = reader.submit(&form, &[("reason", "mine")]).await.text();
-    let mut other = scene.reader(ADMIN).await;
-    let theirs = other.read(&format!("/records/{paid}/forget")).await;
-    let theirs = other.submit(&theirs, &[("reason", "theirs")]).await.text();
-    assert_eq!(other.submit(&theirs, &[]).await.status, 303);
+    let form = reader.get_page(&format!("/records/{paid}/forget")).await;
+    let look = reader.submit_form(&form, &[("reason", "mine")]).await.text();
+    let mut other = scene.log_in(ADMIN).await;
+    let theirs = other.get_page(&format!("/records/{paid}/forget")).await;
+    let theirs = other.submit_form(&theirs, &[("reason", "theirs")]).await.text();
+    assert_eq!(other.submit_form(&theirs, &[]).await.status, 303);
     assert_eq!(scene.pay("3", "order-3-pay", 2).send().await.status, 201, "it runs again, under another fence");
-    let late = reader.submit(&look, &[]).await;
+    let late = reader.submit_form(&look, &[]).await;
     assert_eq!(late.status, 409);
     assert!(
         late.text().contains("Nothing was changed") && late.text().contains("it has changed meanwhile"),
         "{}",
         late.text()
     );
-    assert_eq!(reader.open(&format!("/records/{paid}")).await.status, 200, "the other's is still there");
+    assert_eq!(reader.get(&format!("/records/{paid}")).await.status, 200, "the other's is still there");
     // A running or finished one is not released, whoever says so.
-    let form = reader.read(&format!("/records/{paid}/release")).await;
-    let look = reader.submit(&form, &[("reason", "r")]).await.text();
-    assert_eq!(reader.submit(&look, &[]).await.status, 409);
+    let form = reader.get_page(&format!("/records/{paid}/release")).await;
+    let look = reader.submit_form(&form, &[("reason", "r")]).await.text();
+    assert_eq!(reader.submit_form(&look, &[]).await.status, 409);
 }
 
 #[tokio::test]
 async fn the_overview_counts_what_happens() {
-    let scene = Scene::filled().await;
-    let reader = scene.reader(ADMIN).await;
+    let scene = ConsoleGateway::start_filled().await;
+    let reader = scene.log_in(ADMIN).await;
     for _ in 0..3 {
         assert_eq!(scene.pay("0", "order-0-pay", 1).send().await.status, 201);
     }
@@ -229,25 +229,32 @@ async fn the_overview_counts_what_happens() {
         column.iter().map(|value| value.as_f64().unwrap_or(0.0)).sum::<f64>()
     };
     // Points are rates over about a second each; the counts behind them are whole, so their sum is near.
-    eventually("the charts show three replays", || async {
-        let series = reader.open("/series?window=10m").await.json();
+    wait_until("the charts show three replays", || async {
+        let series = reader.get("/series?window=10m").await.json();
         sum(&series, "replayed") > 2.0 && sum(&series, "open") > 0.5 && sum(&series, "ran") > 4.0
     })
     .await;
-    let page = reader.read("/").await;
-    for part in
-        ["Unknown ends", "POST /payments/*", "Needs somebody", LOST, "alarm above 5 %", "above the alarm at 10 %"]
-    {
+    let page = reader.get_page("/").await;
+    for part in [
+        "Unknown ends",
+        "POST /payments/*",
+        "Needs somebody",
+        UNKNOWN_KEY,
+        "alarm above 5 %",
+        "above the alarm at 10 %",
+    ] {
         assert!(page.contains(part), "{part}:\n{page}");
     }
     for window in ["10m", "1h", "6h", "24h"] {
-        assert!(reader.read(&format!("/?window={window}")).await.contains(&format!("The last {window} in numbers")));
+        assert!(
+            reader.get_page(&format!("/?window={window}")).await.contains(&format!("The last {window} in numbers"))
+        );
     }
-    let page = reader.read("/policies").await;
+    let page = reader.get_page("/policies").await;
     for part in ["POST /payments/*", "on_unknown", "hold", "<strong>shadow</strong>"] {
         assert!(page.contains(part), "{part}");
     }
-    let page = reader.read("/store").await;
+    let page = reader.get_page("/store").await;
     for part in ["Survives a crash", "memory", "claim", "settle"] {
         assert!(page.contains(part), "{part}");
     }
@@ -255,23 +262,23 @@ async fn the_overview_counts_what_happens() {
 
 #[tokio::test]
 async fn an_empty_gateway_says_what_will_be_there() {
-    let scene = Scene::empty().await;
-    let reader = scene.reader(ADMIN).await;
+    let scene = ConsoleGateway::start_empty().await;
+    let reader = scene.log_in(ADMIN).await;
     for (path, said) in [
         ("/", "No end is unknown"),
         ("/records", "Nothing is remembered yet."),
         ("/stuck", "Every operation that was started has a known end"),
         ("/audit", "Nothing was changed."),
     ] {
-        assert!(reader.read(path).await.contains(said), "{path}");
+        assert!(reader.get_page(path).await.contains(said), "{path}");
     }
 }
 
 /// Without a token nobody gets in, and the page says how to set one.
 #[tokio::test]
 async fn a_gateway_without_tokens_says_how_to_set_one() {
-    let upstream = Upstream::start().await;
-    let gateway = Gateway::spawn(BIN, "", &upstream.url()).await;
+    let upstream = TestUpstream::start().await;
+    let gateway = GatewayProcess::spawn(BIN, "", &upstream.url()).await;
     let at = gateway.admin_addr();
     let page = get(at, "/login").send().await.text();
     assert!(page.contains("No token is configured") && page.contains("env:IBID_ADMIN_TOKEN"), "{page}");

@@ -2,22 +2,22 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use ibid_testkit::upstream::{Fault, Reply};
+use ibid_testkit::upstream::{UpstreamFault, UpstreamReply};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    browser::{Browser, Scripts},
-    kit::{ADMIN, LOST, Scene, link},
+    browser::{ConsoleBrowser, ScriptSetting},
+    common::{ADMIN, ConsoleGateway, UNKNOWN_KEY, link},
 };
 
 /// Long enough for charts that have something to show.
-const LIVELY: Duration = Duration::from_secs(75);
+const TRAFFIC_DURATION: Duration = Duration::from_secs(75);
 
 /// Clients that pay, retry, collide, and sometimes reuse a key or lose an answer.
-async fn bustle(scene: &Scene) {
-    scene.upstream.on("/payments/slow", Reply::usual().delay(Duration::from_millis(400)));
-    scene.upstream.on("/payments/gone", Fault::CloseWithoutReply);
-    let until = Instant::now() + LIVELY;
+async fn generate_traffic(scene: &ConsoleGateway) {
+    scene.upstream.on("/payments/slow", UpstreamReply::usual().delay(Duration::from_millis(400)));
+    scene.upstream.on("/payments/gone", UpstreamFault::CloseWithoutReply);
+    let until = Instant::now() + TRAFFIC_DURATION;
     let mut nth = 0_u64;
     while Instant::now() < until {
         nth += 1;
@@ -53,23 +53,23 @@ async fn pictures_of_a_gateway_at_work() {
     let folder = std::env::var("IBID_SCREENSHOTS").expect("the folder for the pictures, in IBID_SCREENSHOTS");
     let folder = Path::new(&folder);
     std::fs::create_dir_all(folder).unwrap();
-    let scene = Arc::new(Scene::filled().await);
-    bustle(&scene).await;
+    let scene = Arc::new(ConsoleGateway::start_filled().await);
+    generate_traffic(&scene).await;
     // One whose key was used for another payment, too.
-    let (lost, done) = (scene.address(LOST).await, scene.address("order-1150-pay").await);
+    let (lost, done) = (scene.address(UNKNOWN_KEY).await, scene.address("order-1150-pay").await);
     for (key, action, reason) in [
         ("order-1600-refund", "release", "OPS-311: the bank has no such refund"),
         ("order-1009-pay", "forget", "OPS-312: paid by card instead, to be run again"),
     ] {
         let path = format!("/records/{}/{action}", scene.address(key).await);
-        let mut reader = scene.reader(ADMIN).await;
-        let form = reader.read(&path).await;
-        let look = reader.submit(&form, &[("reason", reason)]).await.text();
-        assert_eq!(reader.submit(&look, &[]).await.status, 303, "{key}");
+        let mut reader = scene.log_in(ADMIN).await;
+        let form = reader.get_page(&path).await;
+        let look = reader.submit_form(&form, &[("reason", reason)]).await.text();
+        assert_eq!(reader.submit_form(&look, &[]).await.status, 303, "{key}");
     }
-    let reader = scene.reader(ADMIN).await;
-    let second = link(&reader.read("/records").await, "next").expect("there are more than fit on a page");
-    let browser = Browser::start(Scripts::On).await;
+    let reader = scene.log_in(ADMIN).await;
+    let second = link(&reader.get_page("/records").await, "next").expect("there are more than fit on a page");
+    let browser = ConsoleBrowser::start(ScriptSetting::On).await;
     let pages = [
         ("overview", "/".to_owned()),
         ("records", "/records".into()),
@@ -87,29 +87,29 @@ async fn pictures_of_a_gateway_at_work() {
     for (look, width, height, phone, scheme) in
         [("light", 1360, 900, false, "light"), ("dark", 1360, 900, false, "dark"), ("phone", 390, 844, true, "light")]
     {
-        browser.screen(width, height, phone).await;
-        browser.prefers(scheme).await;
+        browser.set_screen_size(width, height, phone).await;
+        browser.set_color_scheme(scheme).await;
         browser.delete_all_cookies().await.unwrap();
         browser.goto(&scene.url("/login")).await.unwrap();
-        picture(&browser, &folder.join(format!("login-{look}.png"))).await;
+        save_screenshot(&browser, &folder.join(format!("login-{look}.png"))).await;
         browser.type_into("#token", ADMIN).await;
-        browser.press("Log in").await;
-        browser.see("main h1").await;
+        browser.click_text("Log in").await;
+        browser.wait_for_element("main h1").await;
         for (name, path) in &pages {
             browser.goto(&scene.url(path)).await.unwrap();
-            browser.see("main h1").await;
+            browser.wait_for_element("main h1").await;
             if *name == "overview" {
-                browser.see("[data-chart=overhead] canvas").await;
+                browser.wait_for_element("[data-chart=overhead] canvas").await;
             }
             if *name == "records-end" {
                 browser.execute("scrollTo(0, document.body.scrollHeight)", Vec::new()).await.unwrap();
             }
             sleep(Duration::from_millis(400)).await;
-            picture(&browser, &folder.join(format!("{name}-{look}.png"))).await;
+            save_screenshot(&browser, &folder.join(format!("{name}-{look}.png"))).await;
         }
     }
 }
 
-async fn picture(browser: &Browser, path: &Path) {
+async fn save_screenshot(browser: &ConsoleBrowser, path: &Path) {
     std::fs::write(path, browser.screenshot().await.unwrap()).unwrap();
 }

@@ -9,8 +9,8 @@ use std::{
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use ibid_testkit::{
     client::{get, post},
-    grpc::{Client, message},
-    process::Gateway,
+    grpc::{GrpcTestClient, message},
+    process::GatewayProcess,
 };
 use sha2::Sha256;
 use tokio::{
@@ -18,8 +18,8 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::Http2;
-use crate::faults::kit::{BIN, assert_refused, within};
+use super::Http2Connection;
+use crate::faults::common::{BIN, assert_refused, within};
 
 const SECRET: &str = "It's a Secret to Everybody";
 
@@ -39,22 +39,22 @@ impl App {
 
     async fn express() -> Self {
         let mut command = Command::new("node");
-        command.arg(tests("apps/express.cjs")).env("NODE_PATH", installed("apps/node_modules"));
+        command.arg(test_file("apps/express.cjs")).env("NODE_PATH", installed_path("apps/node_modules"));
         Self::start(command).await
     }
 
     async fn grpcio() -> Self {
-        let mut command = Command::new(installed("grpc-clients/python/bin/python"));
-        command.arg(tests("grpc/server.py"));
+        let mut command = Command::new(installed_path("grpc-clients/python/bin/python"));
+        command.arg(test_file("grpc/server.py"));
         Self::start(command).await
     }
 }
 
-fn tests(file: &str) -> PathBuf {
+fn test_file(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(file)
 }
 
-fn installed(what: &str) -> PathBuf {
+fn installed_path(what: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target").join(what);
     assert!(path.exists(), "{} is not there: run scripts/tools, which installs it", path.display());
     path
@@ -74,7 +74,7 @@ async fn what_express_takes_for_a_route_is_covered_by_it() {
         "store.url = \"memory:\"\n[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /hooks/github\"\n\
          preset = \"webhook:github\"\nsecrets = [{SECRET:?}]\n[[route]]\nmatch = \"POST /payments\"\n"
     );
-    let gateway = Gateway::spawn(BIN, &config, &format!("http://{}", app.addr)).await;
+    let gateway = GatewayProcess::spawn(BIN, &config, &format!("http://{}", app.addr)).await;
     let deliver = async |path: &str, signature: &str| {
         let request = post(gateway.addr(), path).json("{}").header("X-Hub-Signature-256", signature);
         request.header("X-GitHub-Delivery", "d-1").header("X-GitHub-Event", "push").send().await
@@ -104,22 +104,22 @@ async fn what_express_takes_for_a_route_is_covered_by_it() {
 async fn a_call_that_does_not_look_like_one_does_not_run_again_in_a_grpcio_server() {
     const CREATE: &str = "/shop.Orders/Create";
     let app = App::grpcio().await;
-    let direct = Client::connect(app.addr).await;
+    let direct = GrpcTestClient::connect(app.addr).await;
     let runs = async || direct.call("/shop.Orders/Runs", &[], message("")).await.text();
-    let odd = Http2::connect(app.addr).await;
+    let odd = Http2Connection::connect(app.addr).await;
     let answer = odd.send("POST", CREATE, &[("content-type", "application/grpc+x"), ("te", "trailers")], message("x"));
     assert_eq!(answer.await.status, 200);
     assert_eq!(runs().await, "1", "grpcio itself runs it");
 
     let config = "store.url = \"memory:\"\n[[route]]\nmatch = \"grpc shop.Orders/Create\"\npreset = \"platform\"";
-    let gateway = Gateway::spawn(BIN, config, &format!("h2c://{}", app.addr)).await;
+    let gateway = GatewayProcess::spawn(BIN, config, &format!("h2c://{}", app.addr)).await;
     let key = ("idempotency-key", "key-1");
-    let client = Client::connect(gateway.addr()).await;
+    let client = GrpcTestClient::connect(gateway.addr()).await;
     for _ in 0..2 {
         let answer = client.call(CREATE, &[key], message("x")).await;
         assert_eq!((answer.code(), answer.text()), (0, "2".to_owned()));
     }
-    let http2 = Http2::connect(gateway.addr()).await;
+    let http2 = Http2Connection::connect(gateway.addr()).await;
     for media_type in ["application/json", "application/grpc-web+proto", "application/proto", "application/grpcx"] {
         let headers = [key, ("content-type", media_type), ("te", "trailers")];
         let answer = http2.send("POST", CREATE, &headers, message("x")).await;

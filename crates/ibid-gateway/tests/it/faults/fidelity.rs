@@ -2,16 +2,16 @@
 
 use ibid_testkit::{
     client::{delete, post},
-    upstream::{Reply, Upstream},
+    upstream::{TestUpstream, UpstreamReply},
 };
 
-use super::kit::{assert_ran, assert_replay, caller, ietf, pay};
+use super::common::{assert_ran, assert_replay, caller, pay, start_ietf_gateway};
 
 const LONG_AGO: &str = "Thu, 01 Jan 2015 00:00:00 GMT";
 
 #[tokio::test]
 async fn a_replay_keeps_what_describes_the_answer() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let kept = [
         ("Link", "</a>; rel=\"next\""),
         ("Link", "</b>; rel=\"prev\""),
@@ -22,9 +22,9 @@ async fn a_replay_keeps_what_describes_the_answer() {
         ("Cache-Control", "private, max-age=60"),
         ("X-Odd", "caf\u{e9}"),
     ];
-    let reply = kept.iter().fold(Reply::usual(), |reply, (name, value)| reply.header(*name, *value));
+    let reply = kept.iter().fold(UpstreamReply::usual(), |reply, (name, value)| reply.header(*name, *value));
     upstream.on("/pay", reply);
-    let gateway = ietf(&upstream, "").await;
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let first = pay(&gateway, "k-1").send().await;
     let again = pay(&gateway, "k-1").send().await;
     assert_ran(&first);
@@ -39,8 +39,8 @@ async fn a_replay_keeps_what_describes_the_answer() {
 
 #[tokio::test]
 async fn a_replay_drops_what_belonged_to_the_first_client() {
-    let upstream = Upstream::start().await;
-    let reply = Reply::usual()
+    let upstream = TestUpstream::start().await;
+    let reply = UpstreamReply::usual()
         .set_cookie("session=1")
         .set_cookie("other=2")
         .header("Date", LONG_AGO)
@@ -51,7 +51,7 @@ async fn a_replay_drops_what_belonged_to_the_first_client() {
         .header("Alt-Svc", "h3=\":443\"")
         .header("Age", "7");
     upstream.on("/pay", reply);
-    let gateway = ietf(&upstream, "").await;
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let first = pay(&gateway, "k-1").send().await;
     assert_ran(&first);
     assert_eq!(first.headers.get_all("set-cookie"), ["session=1", "other=2"]);
@@ -69,10 +69,10 @@ async fn a_replay_drops_what_belonged_to_the_first_client() {
 
 #[tokio::test]
 async fn a_binary_body_is_replayed_byte_by_byte() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let body: Vec<u8> = (0..100_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    upstream.on("/pay", Reply::status(200).header("Content-Type", "image/png").body(body.clone()));
-    let gateway = ietf(&upstream, "").await;
+    upstream.on("/pay", UpstreamReply::status(200).header("Content-Type", "image/png").body(body.clone()));
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let first = pay(&gateway, "k-1").send().await;
     assert_eq!(first.body, body);
     let again = pay(&gateway, "k-1").send().await;
@@ -82,10 +82,10 @@ async fn a_binary_body_is_replayed_byte_by_byte() {
 
 #[tokio::test]
 async fn empty_answers_are_replayed_empty() {
-    let upstream = Upstream::start().await;
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    let gateway = start_ietf_gateway(&upstream, "").await;
     for (path, status) in [("/204", 204), ("/200", 200), ("/303", 303), ("/404", 404)] {
-        upstream.on(path, Reply::status(status).header("Location", "/x"));
+        upstream.on(path, UpstreamReply::status(status).header("Location", "/x"));
         let request = caller(delete(gateway.addr(), path)).key(path);
         let first = request.send().await;
         assert_eq!((first.status, first.body.len()), (status, 0), "{first:?}");
@@ -101,9 +101,9 @@ async fn empty_answers_are_replayed_empty() {
 
 #[tokio::test]
 async fn chunked_answers_are_replayed_with_a_length() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Reply::chunks(["one", "two", "three"]));
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamReply::chunks(["one", "two", "three"]));
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let first = pay(&gateway, "k-1").send().await;
     assert_eq!(first.text(), "onetwothree");
     let again = pay(&gateway, "k-1").send().await;
@@ -113,9 +113,9 @@ async fn chunked_answers_are_replayed_with_a_length() {
 
 #[tokio::test]
 async fn trailers_are_replayed() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Reply::chunks(["body"]).header("Trailer", "X-Sum").trailer("X-Sum", "42"));
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamReply::chunks(["body"]).header("Trailer", "X-Sum").trailer("X-Sum", "42"));
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let request = pay(&gateway, "k-1").header("TE", "trailers");
     let first = request.send().await;
     assert_eq!((first.text().as_str(), first.trailers.get("x-sum")), ("body", Some("42")), "{first:?}");
@@ -130,9 +130,9 @@ async fn trailers_are_replayed() {
 
 #[tokio::test]
 async fn many_headers_are_replayed() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Reply::usual().many_headers(150));
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamReply::usual().many_headers(150));
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let first = pay(&gateway, "k-1").send().await;
     assert_ran(&first);
     let again = pay(&gateway, "k-1").send().await;
@@ -146,9 +146,9 @@ async fn many_headers_are_replayed() {
 
 #[tokio::test]
 async fn conditions_and_ranges_are_not_evaluated_on_a_replay() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Reply::status(200).header("ETag", "\"v1\"").body("0123456789"));
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamReply::status(200).header("ETag", "\"v1\"").body("0123456789"));
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let plain = pay(&gateway, "k-1");
     let first = plain.send().await;
     let again = plain.header("Range", "bytes=0-3").header("If-Modified-Since", "Thu, 01 Jan 2099 00:00:00 GMT");
@@ -158,9 +158,9 @@ async fn conditions_and_ranges_are_not_evaluated_on_a_replay() {
 
 #[tokio::test]
 async fn client_errors_are_remembered_as_they_were() {
-    let upstream = Upstream::start().await;
-    upstream.on_each("/pay", [Reply::status(422).json(r#"{"error":"card"}"#), Reply::usual()]);
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    upstream.on_each("/pay", [UpstreamReply::status(422).json(r#"{"error":"card"}"#), UpstreamReply::usual()]);
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let first = pay(&gateway, "k-1").send().await;
     assert_eq!((first.status, first.text().as_str()), (422, r#"{"error":"card"}"#));
     assert_replay(&pay(&gateway, "k-1").send().await, &first);

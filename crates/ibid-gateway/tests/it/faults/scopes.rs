@@ -1,22 +1,22 @@
 //! No answer crosses from one caller to another.
 
 use ibid_testkit::{
-    client::{Request, post},
-    process::{self, Gateway},
+    client::{TestRequest, post},
+    process::{self, GatewayProcess},
     servers::redis,
-    upstream::{Gate, Reply, Upstream},
+    upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 
-use super::kit::{BIN, assert_ran, assert_refused, assert_replay, ietf, policy};
+use super::common::{BIN, assert_ran, assert_refused, assert_replay, policy, start_ietf_gateway};
 
-fn pay_as(gateway: &Gateway, name: &str, value: &str) -> Request {
+fn pay_as(gateway: &GatewayProcess, name: &str, value: &str) -> TestRequest {
     post(gateway.addr(), "/pay").key("k-1").json(r#"{"amount":1}"#).header(name, value)
 }
 
 #[tokio::test]
 async fn another_callers_answer_is_never_replayed() {
-    let upstream = Upstream::start().await;
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let callers = [
         pay_as(&gateway, "Authorization", "Bearer one"),
         pay_as(&gateway, "Authorization", "Bearer two"),
@@ -43,9 +43,9 @@ async fn another_callers_answer_is_never_replayed() {
 
 #[tokio::test]
 async fn other_headers_can_be_the_credentials() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let config = format!("credentials = [\"X-Session-Token\"]\n{}", policy(""));
-    let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
     let first = pay_as(&gateway, "X-Session-Token", "one").send().await;
     assert_ran(&first);
     assert_ran(&pay_as(&gateway, "X-Session-Token", "two").send().await);
@@ -57,7 +57,7 @@ async fn other_headers_can_be_the_credentials() {
 }
 
 /// Sends a payment with curl, as somebody with these options; the status and the body of the answer.
-async fn curl(gateway: &Gateway, options: &[&str]) -> (String, String) {
+async fn pay_with_curl(gateway: &GatewayProcess, options: &[&str]) -> (String, String) {
     let url = format!("http://{}/pay", gateway.addr());
     let mut args = vec!["-s", "-w", "\n%{http_code}", "-u", "user:password", "-H", "Idempotency-Key: k-1"];
     args.extend(["-H", "Content-Type: application/json", "-d", r#"{"amount":1}"#]);
@@ -73,34 +73,37 @@ async fn curl(gateway: &Gateway, options: &[&str]) -> (String, String) {
 #[tokio::test]
 async fn a_scheme_that_signs_each_request_is_refused_by_name_of_the_setting() {
     const SIGV4: [&str; 2] = ["--aws-sigv4", "aws:amz:us-east-1:execute-api"];
-    let upstream = Upstream::start().await;
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    let gateway = start_ietf_gateway(&upstream, "").await;
     for _ in 0..2 {
-        let (status, body) = curl(&gateway, &SIGV4).await;
+        let (status, body) = pay_with_curl(&gateway, &SIGV4).await;
         assert_eq!(status, "400", "{body}");
         assert!(body.contains("#scope-missing") && body.contains("AWS4-HMAC-SHA256"), "{body}");
         assert!(body.contains("credential_schemes"), "{body}");
     }
     assert_eq!(upstream.requests(), 0);
-    upstream.on("/pay", Reply::status(401).header("www-authenticate", r#"Digest realm="a", nonce="n", qop="auth""#));
-    let (status, body) = curl(&gateway, &["--digest"]).await;
+    upstream.on(
+        "/pay",
+        UpstreamReply::status(401).header("www-authenticate", r#"Digest realm="a", nonce="n", qop="auth""#),
+    );
+    let (status, body) = pay_with_curl(&gateway, &["--digest"]).await;
     assert_eq!(status, "400", "{body}");
     assert!(body.contains("#scope-missing") && body.contains("Digest"), "{body}");
     assert_eq!(upstream.requests(), 1, "only the request without an answer to the challenge");
     upstream.clear_rules();
 
-    assert_eq!(curl(&gateway, &["--basic"]).await.0, "201");
+    assert_eq!(pay_with_curl(&gateway, &["--basic"]).await.0, "201");
     let config = format!("credential_schemes = [\"AWS4-HMAC-SHA256\"]\n{}", policy(""));
-    let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
-    assert_eq!(curl(&gateway, &SIGV4).await.0, "201");
+    let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    assert_eq!(pay_with_curl(&gateway, &SIGV4).await.0, "201");
 }
 
 #[tokio::test]
 async fn two_gateways_on_two_ports_before_one_app_are_one_place() {
-    let (server, upstream) = (redis::Server::start(), Upstream::start().await);
+    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
     let config = format!("{}[store]\nurl = {:?}\n", policy(""), server.url());
-    let one = Gateway::spawn(BIN, &config, &upstream.url()).await;
-    let other = Gateway::spawn(BIN, &config, &upstream.url()).await;
+    let one = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    let other = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
     assert_ne!(one.addr().port(), other.addr().port());
     // Each is asked under its own address and port, as Host says.
     let first = pay_as(&one, "Authorization", "Bearer one").send().await;
@@ -111,10 +114,10 @@ async fn two_gateways_on_two_ports_before_one_app_are_one_place() {
 
 #[tokio::test]
 async fn another_caller_neither_waits_nor_learns_of_the_first() {
-    let upstream = Upstream::start().await;
-    let gate = Gate::new();
-    upstream.on_each("/pay", [Reply::usual().gated(&gate), Reply::usual()]);
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    let gate = ReplyGate::new();
+    upstream.on_each("/pay", [UpstreamReply::usual().gated(&gate), UpstreamReply::usual()]);
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let mut first = pay_as(&gateway, "Authorization", "Bearer one").start().await;
     gate.arrived(1).await;
     assert_ran(&pay_as(&gateway, "Authorization", "Bearer two").send().await);
@@ -126,8 +129,8 @@ async fn another_caller_neither_waits_nor_learns_of_the_first() {
 
 #[tokio::test]
 async fn a_caller_known_by_cookies_only_is_refused_by_name_of_the_setting() {
-    let upstream = Upstream::start().await;
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let answer = pay_as(&gateway, "Cookie", "session=1").send().await;
     assert_refused(&answer, 400, "scope-missing");
     assert!(answer.json()["detail"].as_str().is_some_and(|detail| detail.contains("cookie:session")), "{answer:?}");
@@ -141,8 +144,8 @@ async fn a_caller_known_by_cookies_only_is_refused_by_name_of_the_setting() {
 
 #[tokio::test]
 async fn with_the_setting_the_session_cookie_is_the_caller() {
-    let upstream = Upstream::start().await;
-    let gateway = ietf(&upstream, "scope = [\"host\", \"cookie:session\"]").await;
+    let upstream = TestUpstream::start().await;
+    let gateway = start_ietf_gateway(&upstream, "scope = [\"host\", \"cookie:session\"]").await;
     let first = pay_as(&gateway, "Cookie", "theme=dark; session=1").send().await;
     assert_ran(&first);
     assert_replay(&pay_as(&gateway, "Cookie", "session=1; theme=light").send().await, &first);

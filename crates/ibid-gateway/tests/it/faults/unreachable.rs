@@ -1,17 +1,19 @@
 //! Nothing of the request was written: released, and the retry runs.
 
 use ibid_testkit::{
-    client::Raw,
-    process::{Gateway, Signal},
-    upstream::{Fault, Reply, Upstream, filler},
+    client::RawClient,
+    process::{GatewayProcess, ProcessSignal},
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply, filler},
 };
 
-use super::kit::{BIN, assert_ran, assert_refused, assert_replay, caller, ietf, pay, policy, settled, until};
+use super::common::{
+    BIN, assert_ran, assert_refused, assert_replay, caller, pay, policy, send_until_settled, start_ietf_gateway, until,
+};
 
 #[tokio::test]
 async fn a_refused_connection_is_released_and_the_retry_runs() {
-    let upstream = Upstream::start_refusing().await;
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start_refusing().await;
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let request = pay(&gateway, "k-1");
     assert_refused(&request.send().await, 502, "upstream-unreachable");
     upstream.restart().await;
@@ -24,8 +26,8 @@ async fn a_refused_connection_is_released_and_the_retry_runs() {
 
 #[tokio::test]
 async fn an_upstream_that_goes_away_while_connections_are_idle_is_unreachable() {
-    let upstream = Upstream::start().await;
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    let gateway = start_ietf_gateway(&upstream, "").await;
     assert_ran(&pay(&gateway, "k-0").send().await);
     upstream.stop().await;
     let request = pay(&gateway, "k-1");
@@ -38,13 +40,13 @@ async fn an_upstream_that_goes_away_while_connections_are_idle_is_unreachable() 
 
 #[tokio::test]
 async fn a_name_without_an_address_is_released_and_the_retry_runs() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let config = |url: &str| format!("upstream = \"{url}\"\n{}", policy(""));
-    let mut gateway = Gateway::launch(BIN).config(config("http://nobody.invalid:80")).start().await;
+    let mut gateway = GatewayProcess::launch(BIN).config(config("http://nobody.invalid:80")).start().await;
     let request = pay(&gateway, "k-1");
     assert_refused(&request.send().await, 502, "upstream-unreachable");
     gateway.rewrite_config(&config(&upstream.url()));
-    gateway.signal(Signal::Hup);
+    gateway.signal(ProcessSignal::Hup);
     gateway.wait_for_log("configuration taken up").await;
     let first = request.send().await;
     assert_ran(&first);
@@ -55,10 +57,10 @@ async fn a_name_without_an_address_is_released_and_the_retry_runs() {
 
 #[tokio::test]
 async fn an_idle_connection_that_can_be_seen_closed_is_never_written_to() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Fault::CloseIdle);
-    let gateway = ietf(&upstream, "").await;
-    let mut raw = Raw::connect(gateway.addr()).await;
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamFault::CloseIdle);
+    let gateway = start_ietf_gateway(&upstream, "").await;
+    let mut raw = RawClient::connect(gateway.addr()).await;
     for n in 0..100 {
         let key = format!("k-{n}");
         assert_ran(&pay(&gateway, &key).send_on(&mut raw).await);
@@ -72,10 +74,10 @@ async fn an_idle_connection_that_can_be_seen_closed_is_never_written_to() {
 
 #[tokio::test]
 async fn an_idle_connection_that_closes_while_it_is_written_to_runs_nothing_twice() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Fault::CloseIdle);
-    let gateway = ietf(&upstream, "").await;
-    let mut raw = Raw::connect(gateway.addr()).await;
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamFault::CloseIdle);
+    let gateway = start_ietf_gateway(&upstream, "").await;
+    let mut raw = RawClient::connect(gateway.addr()).await;
     let mut lost = 0;
     for n in 0..100 {
         let key = format!("k-{n}");
@@ -95,10 +97,10 @@ async fn an_idle_connection_that_closes_while_it_is_written_to_runs_nothing_twic
 
 #[tokio::test]
 async fn a_reused_connection_that_closes_at_the_request_costs_a_retry_and_no_second_run() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Fault::CloseReused);
-    let gateway = ietf(&upstream, "on_unknown = \"retry\"\nlease = \"100ms\"").await;
-    let mut raw = Raw::connect(gateway.addr()).await;
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamFault::CloseReused);
+    let gateway = start_ietf_gateway(&upstream, "on_unknown = \"retry\"\nlease = \"100ms\"").await;
+    let mut raw = RawClient::connect(gateway.addr()).await;
     let mut lost = 0;
     for n in 0..100 {
         let key = format!("k-{n}");
@@ -107,7 +109,7 @@ async fn a_reused_connection_that_closes_at_the_request_costs_a_retry_and_no_sec
             lost += 1;
             assert_refused(&answer, 502, "upstream-lost");
             assert_eq!(upstream.executions_with_key(&key), 0);
-            answer = settled(&pay(&gateway, &key)).await;
+            answer = send_until_settled(&pay(&gateway, &key)).await;
         }
         assert_ran(&answer);
         assert_eq!(upstream.executions_with_key(&key), 1);
@@ -118,11 +120,13 @@ async fn a_reused_connection_that_closes_at_the_request_costs_a_retry_and_no_sec
 
 #[tokio::test]
 async fn an_early_answer_is_delivered_and_remembered_while_the_body_is_still_being_sent() {
-    let upstream = Upstream::start().await;
-    let gateway = ietf(&upstream, "").await;
+    let upstream = TestUpstream::start().await;
+    let gateway = start_ietf_gateway(&upstream, "").await;
     let body = filler(900 << 10);
     // One reads the rest of the request, one resets the connection with the body unread.
-    for (path, reply) in [("/drains", Reply::early(413)), ("/resets", Fault::EarlyReplyThenClose.into())] {
+    for (path, reply) in
+        [("/drains", UpstreamReply::early(413)), ("/resets", UpstreamFault::EarlyReplyThenClose.into())]
+    {
         upstream.on(path, reply);
         for n in 0..30 {
             let key = format!("{path}-{n}");

@@ -3,20 +3,20 @@
 use ibid::{KeySource, http::Protocol};
 use ibid_gateway::{
     commands::check::{CheckArgs, run},
-    config::{Env, ServeArgs, Settings},
+    config::{Env, GatewaySettings, ServeArgs},
     contract_page,
 };
 
 use super::descriptors;
 
 /// Beside a file `shop.bin`.
-fn load(text: &str) -> Result<Settings, String> {
+fn load(text: &str) -> Result<GatewaySettings, String> {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("shop.bin"), descriptors()).unwrap();
     std::fs::write(folder.path().join("junk.bin"), "junk").unwrap();
     let text = format!("upstream = \"http://127.0.0.1:3000\"\n{text}");
     let path = folder.path().join("ibid.toml");
-    let loaded = Settings::from_text(&text, Some(path.clone()), &ServeArgs::default(), &Env::of(&[]));
+    let loaded = GatewaySettings::from_text(&text, Some(path.clone()), &ServeArgs::default(), &Env::from_pairs(&[]));
     loaded.map_err(|why| why.to_string().replace(&format!("{}: ", path.display()), ""))
 }
 
@@ -107,15 +107,15 @@ fn a_change_that_forgets_calls_is_told() {
     let all = load("descriptors = \"shop.bin\"\n[[route]]\nmatch = \"grpc *\"").unwrap();
     let each =
         load("[[route]]\nmatch = \"grpc shop.Orders/Create\"\n[[route]]\nmatch = \"grpc shop.Orders/Cancel\"").unwrap();
-    assert!(each.forgets(&all).is_empty(), "{:?}", each.forgets(&all));
-    assert!(all.forgets(&each).is_empty(), "{:?}", all.forgets(&each));
+    assert!(each.forgotten_answers(&all).is_empty(), "{:?}", each.forgotten_answers(&all));
+    assert!(all.forgotten_answers(&each).is_empty(), "{:?}", all.forgotten_answers(&each));
     let one = load("[[route]]\nmatch = \"grpc shop.Orders/Create\"\n[[route]]\nmatch = \"POST /shop.Orders/Cancel\"");
     assert_eq!(
-        one.unwrap().forgets(&all),
+        one.unwrap().forgotten_answers(&all),
         ["grpc *: shop.Orders/Cancel is no longer covered: retries of remembered requests will run again"]
     );
     let scoped = load("descriptors = \"shop.bin\"\n[[route]]\nmatch = \"grpc *\"\nscope = \"global\"").unwrap();
-    let told = scoped.forgets(&all);
+    let told = scoped.forgotten_answers(&all);
     assert!(
         told.len() == 1 && told[0].starts_with("grpc *: scope changed from [host, credential] to [global]"),
         "{told:?}"
@@ -132,7 +132,7 @@ fn check_and_the_contract_show_what_is_covered() {
                 [[route]]\nmatch = \"POST /pay\"";
     std::fs::write(&file, text).unwrap();
     let mut out = Vec::new();
-    let _ = run(&CheckArgs { file: file.clone(), against: None }, &Env::of(&[]), &mut out).unwrap();
+    let _ = run(&CheckArgs { file: file.clone(), against: None }, &Env::from_pairs(&[]), &mut out).unwrap();
     let out = String::from_utf8(out).unwrap();
     for line in [
         "  descriptors     shop.bin (2 unary methods to protect)\n",
@@ -142,7 +142,7 @@ fn check_and_the_contract_show_what_is_covered() {
     ] {
         assert!(out.contains(line), "{line}\n{out}");
     }
-    let settings = Settings::load(&ServeArgs::of_file(&file), &Env::of(&[])).unwrap();
+    let settings = GatewaySettings::load(&ServeArgs::for_file(&file), &Env::from_pairs(&[])).unwrap();
     let page = contract_page::json(&settings.routes);
     let route = &page["routes"][0];
     assert_eq!((&route["match"], &route["protocol"]), (&"grpc shop.Orders/*".into(), &"grpc".into()));
@@ -150,7 +150,7 @@ fn check_and_the_contract_show_what_is_covered() {
     let reused = route["refusals"].as_array().unwrap().iter().find(|refusal| refusal["name"] == "key-reused").unwrap();
     assert_eq!(reused["grpc_status"], "ALREADY_EXISTS");
     assert_eq!(page["routes"][1]["protocol"], "http");
-    let html = contract_page::html(&settings.routes);
+    let html = contract_page::render_html(&settings.routes);
     for part in [
         "shop.Orders/*",
         "shop.Orders/Cancel, shop.Orders/Create",

@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 use ibid_testkit::{
-    grpc::{Client, message},
-    process::Gateway,
+    grpc::{GrpcTestClient, message},
+    process::GatewayProcess,
 };
 use tokio::net::TcpListener;
 
-use super::{KEY, descriptors, shop};
-use crate::faults::kit::{BIN, within};
+use super::{KEY, descriptors, start_shop};
+use crate::faults::common::{BIN, within};
 
 /// An app that sends every frame back as soon as it comes.
 async fn echo() -> SocketAddr {
@@ -49,8 +49,8 @@ async fn a_bidirectional_call_with_a_key_is_not_buffered() {
     std::fs::write(&file, descriptors()).unwrap();
     let with_descriptors = format!("descriptors = {file:?}\n[[route]]\nmatch = \"grpc *\"\npreset = \"platform\"");
     for config in ["grpc_unknown = \"pass\"", &with_descriptors] {
-        let gateway = Gateway::spawn(BIN, config, &format!("http://{app}")).await;
-        let client = Client::connect(gateway.addr()).await;
+        let gateway = GatewayProcess::spawn(BIN, config, &format!("http://{app}")).await;
+        let client = GrpcTestClient::connect(gateway.addr()).await;
         let mut call = client.open("/shop.Orders/Chat", &[KEY]).await;
         let mut body = None;
         for turn in 0..5 {
@@ -76,7 +76,7 @@ async fn with_descriptors_every_unary_method_is_covered_and_nothing_else() {
     std::fs::write(&file, descriptors()).unwrap();
     for route in ["[[route]]\nmatch = \"grpc *\"", "[[route]]\nmatch = \"grpc shop.Orders/*\"", "[policy]"] {
         let (upstream, _gateway, client) =
-            shop(&format!("descriptors = {file:?}\n{route}\npreset = \"platform\"")).await;
+            start_shop(&format!("descriptors = {file:?}\n{route}\npreset = \"platform\"")).await;
         for method in ["Create", "Cancel"] {
             let path = format!("/shop.Orders/{method}");
             client.call(&path, &[], message("x")).await.assert_refused(3, "KEY_MISSING");

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 pub(super) const SECRET: &str = "planted-secret-of-the-issuer-0123456789";
 pub(super) const ISSUER: &str = "https://id.example.com";
 
-pub(super) enum Signer {
+pub(super) enum TokenSigner {
     Secret(Vec<u8>),
     Rsa(RsaKeyPair),
     P256(EcdsaKeyPair),
@@ -25,35 +25,35 @@ pub(super) enum Signer {
     Ed(Ed25519KeyPair),
 }
 
-impl Signer {
-    pub(super) fn secret() -> Signer {
-        Signer::Secret(SECRET.into())
+impl TokenSigner {
+    pub(super) fn secret() -> TokenSigner {
+        TokenSigner::Secret(SECRET.into())
     }
 
-    pub(super) fn rsa() -> Signer {
-        Signer::Rsa(RsaKeyPair::generate(KeySize::Rsa2048).unwrap())
+    pub(super) fn rsa() -> TokenSigner {
+        TokenSigner::Rsa(RsaKeyPair::generate(KeySize::Rsa2048).unwrap())
     }
 
-    pub(super) fn p256() -> Signer {
-        Signer::P256(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap())
+    pub(super) fn p256() -> TokenSigner {
+        TokenSigner::P256(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap())
     }
 
-    pub(super) fn p384() -> Signer {
-        Signer::P384(EcdsaKeyPair::generate(&ECDSA_P384_SHA384_FIXED_SIGNING).unwrap())
+    pub(super) fn p384() -> TokenSigner {
+        TokenSigner::P384(EcdsaKeyPair::generate(&ECDSA_P384_SHA384_FIXED_SIGNING).unwrap())
     }
 
-    pub(super) fn ed() -> Signer {
-        Signer::Ed(Ed25519KeyPair::generate().unwrap())
+    pub(super) fn ed() -> TokenSigner {
+        TokenSigner::Ed(Ed25519KeyPair::generate().unwrap())
     }
 
     /// What it signs with.
     pub(super) fn algorithms(&self) -> &'static [&'static str] {
         match self {
-            Signer::Secret(_) => &["HS256", "HS384", "HS512"],
-            Signer::Rsa(_) => &["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"],
-            Signer::P256(_) => &["ES256"],
-            Signer::P384(_) => &["ES384"],
-            Signer::Ed(_) => &["EdDSA"],
+            TokenSigner::Secret(_) => &["HS256", "HS384", "HS512"],
+            TokenSigner::Rsa(_) => &["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"],
+            TokenSigner::P256(_) => &["ES256"],
+            TokenSigner::P384(_) => &["ES384"],
+            TokenSigner::Ed(_) => &["EdDSA"],
         }
     }
 
@@ -62,20 +62,20 @@ impl Signer {
         self.signed(&json!({ "alg": self.algorithms()[0] }), claims)
     }
 
-    pub(super) fn named(&self, kid: &str, claims: &Value) -> String {
+    pub(super) fn token_with_kid(&self, kid: &str, claims: &Value) -> String {
         self.signed(&json!({ "alg": self.algorithms()[0], "kid": kid }), claims)
     }
 
     pub(super) fn signed(&self, header: &Value, claims: &Value) -> String {
-        let content = format!("{}.{}", url64(header.to_string()), url64(claims.to_string()));
+        let content = format!("{}.{}", base64url(header.to_string()), base64url(claims.to_string()));
         let signature = self.sign(header["alg"].as_str().unwrap(), content.as_bytes());
-        format!("{content}.{}", url64(signature))
+        format!("{content}.{}", base64url(signature))
     }
 
     fn sign(&self, algorithm: &str, content: &[u8]) -> Vec<u8> {
         let random = SystemRandom::new();
         match self {
-            Signer::Secret(secret) => {
+            TokenSigner::Secret(secret) => {
                 let by = match algorithm {
                     "HS384" => hmac::HMAC_SHA384,
                     "HS512" => hmac::HMAC_SHA512,
@@ -83,7 +83,7 @@ impl Signer {
                 };
                 hmac::sign(&hmac::Key::new(by, secret), content).as_ref().to_vec()
             }
-            Signer::Rsa(key) => {
+            TokenSigner::Rsa(key) => {
                 let by: &'static dyn RsaEncoding = match algorithm {
                     "RS384" => &signature::RSA_PKCS1_SHA384,
                     "RS512" => &signature::RSA_PKCS1_SHA512,
@@ -96,20 +96,20 @@ impl Signer {
                 key.sign(by, &random, content, &mut signed).unwrap();
                 signed
             }
-            Signer::P256(key) | Signer::P384(key) => key.sign(&random, content).unwrap().as_ref().to_vec(),
-            Signer::Ed(key) => key.sign(content).as_ref().to_vec(),
+            TokenSigner::P256(key) | TokenSigner::P384(key) => key.sign(&random, content).unwrap().as_ref().to_vec(),
+            TokenSigner::Ed(key) => key.sign(content).as_ref().to_vec(),
         }
     }
 
     /// The public key, as PEM files have it.
     pub(super) fn pem(&self) -> String {
         let der = match self {
-            Signer::Secret(_) => panic!("a secret has no public half"),
-            Signer::Rsa(key) => key.public_key().as_der().unwrap(),
-            Signer::P256(key) | Signer::P384(key) => key.public_key().as_der().unwrap(),
-            Signer::Ed(key) => key.public_key().as_der().unwrap(),
+            TokenSigner::Secret(_) => panic!("a secret has no public half"),
+            TokenSigner::Rsa(key) => key.public_key().as_der().unwrap(),
+            TokenSigner::P256(key) | TokenSigner::P384(key) => key.public_key().as_der().unwrap(),
+            TokenSigner::Ed(key) => key.public_key().as_der().unwrap(),
         };
-        let text = url64(der.as_ref()).replace('-', "+").replace('_', "/");
+        let text = base64url(der.as_ref()).replace('-', "+").replace('_', "/");
         let lines: Vec<_> = text.as_bytes().chunks(64).map(|line| std::str::from_utf8(line).unwrap()).collect();
         let padding = "=".repeat((4 - text.len() % 4) % 4);
         format!("-----BEGIN PUBLIC KEY-----\n{}{padding}\n-----END PUBLIC KEY-----\n", lines.join("\n"))
@@ -118,22 +118,22 @@ impl Signer {
     /// The public key, as issuers publish it.
     pub(super) fn jwk(&self, kid: &str) -> Value {
         match self {
-            Signer::Secret(_) => panic!("a secret has no public half"),
-            Signer::Rsa(key) => {
+            TokenSigner::Secret(_) => panic!("a secret has no public half"),
+            TokenSigner::Rsa(key) => {
                 let key = key.public_key();
-                let number = |number: &[u8]| url64(number);
+                let number = |number: &[u8]| base64url(number);
                 let n = number(key.modulus().big_endian_without_leading_zero());
                 let e = number(key.exponent().big_endian_without_leading_zero());
                 json!({ "kty": "RSA", "kid": kid, "use": "sig", "n": n, "e": e })
             }
-            Signer::P256(key) | Signer::P384(key) => {
+            TokenSigner::P256(key) | TokenSigner::P384(key) => {
                 let point = &key.public_key().as_ref()[1..];
                 let (x, y) = point.split_at(point.len() / 2);
                 let curve = if x.len() == 32 { "P-256" } else { "P-384" };
-                json!({ "kty": "EC", "kid": kid, "crv": curve, "x": url64(x), "y": url64(y) })
+                json!({ "kty": "EC", "kid": kid, "crv": curve, "x": base64url(x), "y": base64url(y) })
             }
-            Signer::Ed(key) => {
-                json!({ "kty": "OKP", "kid": kid, "crv": "Ed25519", "alg": "EdDSA", "x": url64(key.public_key().as_ref()) })
+            TokenSigner::Ed(key) => {
+                json!({ "kty": "OKP", "kid": kid, "crv": "Ed25519", "alg": "EdDSA", "x": base64url(key.public_key().as_ref()) })
             }
         }
     }
@@ -148,7 +148,7 @@ pub(super) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
-pub(super) fn url64(bytes: impl AsRef<[u8]>) -> String {
+pub(super) fn base64url(bytes: impl AsRef<[u8]>) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut text = String::new();
     for group in bytes.as_ref().chunks(3) {

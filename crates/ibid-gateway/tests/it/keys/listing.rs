@@ -5,18 +5,18 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::{
-    Place,
-    scene::{ALL, FAILED, LOST, PAYMENTS, Scene, key},
+    TestStore,
+    common::{ENTRY_COUNT, FAILED_KEY, KeysFixture, PAYMENT_COUNT, UNKNOWN_KEY, key},
 };
 
 fn keys(records: &[Value]) -> BTreeSet<&str> {
     records.iter().map(|record| record["key"].as_str().expect("text")).collect()
 }
 
-pub(super) async fn a_list_has_what_the_gateway_remembers(place: &Place) {
-    let scene = Scene::filled(place).await;
+pub(super) async fn a_list_has_what_the_gateway_remembers(place: &TestStore) {
+    let scene = KeysFixture::start_filled(place).await;
     let records = scene.list(&[]).await;
-    assert_eq!(records.len(), ALL);
+    assert_eq!(records.len(), ENTRY_COUNT);
     let addresses: Vec<_> = records.iter().map(|record| record["address"].as_str().expect("text")).collect();
     assert!(addresses.is_sorted() && addresses.iter().all(|address| address.len() == 64), "{addresses:?}");
     let paid = records.iter().find(|record| record["key"] == key(3).as_str()).expect("it is listed");
@@ -35,49 +35,49 @@ pub(super) async fn a_list_has_what_the_gateway_remembers(place: &Place) {
         assert_eq!(paid[name], value, "{name} in {paid:#}");
     }
 
-    let done = scene.keys(&["list"]).await;
-    assert_eq!((done.code, done.said.as_str()), (Some(0), ""), "{done:?}");
+    let done = scene.run_keys(&["list"]).await;
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
     let table = done.text();
-    assert_eq!(table.lines().count(), 1 + ALL, "{table}");
+    assert_eq!(table.lines().count(), 1 + ENTRY_COUNT, "{table}");
     assert!(table.starts_with("STATE "), "{table}");
     let line = table.lines().find(|line| line.contains(&key(3))).expect("it is listed");
     assert!(line.starts_with("done") && line.contains("201") && line.ends_with(paid["address"].as_str().unwrap()));
 }
 
-pub(super) async fn filters_are_all_applied(place: &Place) {
-    let scene = Scene::filled(place).await;
-    let all_payments: Vec<String> = (0..PAYMENTS).map(key).collect();
+pub(super) async fn filters_are_all_applied(place: &TestStore) {
+    let scene = KeysFixture::start_filled(place).await;
+    let all_payments: Vec<String> = (0..PAYMENT_COUNT).map(key).collect();
     for (filters, expected) in [
-        (&["--state", "unknown"][..], &[LOST][..]),
-        (&["--state", "failed"], &[FAILED]),
+        (&["--state", "unknown"][..], &[UNKNOWN_KEY][..]),
+        (&["--state", "failed"], &[FAILED_KEY]),
         (&["--state", "processing"], &[]),
         (&["--tenant", "globex"], &[all_payments[1].as_str(), &all_payments[3]]),
         (&["--tenant", "acme", "--user", "user-0"], &[&all_payments[0], &all_payments[2], &all_payments[4]]),
         (&["--tenant", "globex", "--user", "user-0"], &[]),
-        (&["--key", LOST], &[LOST]),
-        (&["--key", LOST, "--state", "done"], &[]),
-        (&["--endpoint", "POST /pay/*", "--state", "failed"], &[FAILED]),
+        (&["--key", UNKNOWN_KEY], &[UNKNOWN_KEY]),
+        (&["--key", UNKNOWN_KEY, "--state", "done"], &[]),
+        (&["--endpoint", "POST /pay/*", "--state", "failed"], &[FAILED_KEY]),
         (&["--endpoint", "POST /other"], &[]),
         (&["--older-than", "1h"], &[]),
-        (&["--older-than", "1ms", "--state", "unknown"], &[LOST]),
+        (&["--older-than", "1ms", "--state", "unknown"], &[UNKNOWN_KEY]),
     ] {
         let records = scene.list(filters).await;
         assert_eq!(keys(&records), expected.iter().copied().collect(), "{filters:?}");
     }
-    let none = scene.keys(&["list", "--tenant", "nobody"]).await;
+    let none = scene.run_keys(&["list", "--tenant", "nobody"]).await;
     assert_eq!((none.code, none.text().as_str()), (Some(0), ""));
-    assert_eq!(none.said, "ibid: nothing matches\n");
+    assert_eq!(none.stderr, "ibid: nothing matches\n");
 }
 
-pub(super) async fn a_list_goes_on_where_it_ended(place: &Place) {
-    let scene = Scene::filled(place).await;
+pub(super) async fn a_list_goes_on_where_it_ended(place: &TestStore) {
+    let scene = KeysFixture::start_filled(place).await;
     let whole = scene.list(&[]).await;
     let mut seen = Vec::new();
     let mut cursor: Option<String> = None;
-    for _ in 0..ALL {
+    for _ in 0..ENTRY_COUNT {
         let mut args = vec!["list", "--json", "--limit", "3"];
         args.extend(cursor.iter().flat_map(|cursor| ["--cursor", cursor.as_str()]));
-        let page = scene.keys(&args).await.json();
+        let page = scene.run_keys(&args).await.json();
         let records = page["records"].as_array().expect("a list").clone();
         assert!(records.len() <= 3, "{page:#}");
         seen.extend(records);
@@ -90,27 +90,27 @@ pub(super) async fn a_list_goes_on_where_it_ended(place: &Place) {
     let addresses = |records: &[Value]| records.iter().map(|record| record["address"].clone()).collect::<Vec<_>>();
     assert_eq!(addresses(&seen), addresses(&whole), "nothing twice, nothing left out");
     // For people the cursor stands beside the list, not in it.
-    let page = scene.keys(&["list", "--limit", "3"]).await;
+    let page = scene.run_keys(&["list", "--limit", "3"]).await;
     let next = whole[2]["address"].as_str().expect("text");
-    assert_eq!(page.said, format!("ibid: there are more: --cursor {next}\n"));
+    assert_eq!(page.stderr, format!("ibid: there are more: --cursor {next}\n"));
     assert_eq!(page.text().lines().count(), 4);
 }
 
-pub(super) async fn a_key_is_found_as_sent_though_it_is_stored_masked(place: &Place) {
-    let scene = Scene::filled_with(place, "").await;
-    for by in [LOST, "key-****-one"] {
+pub(super) async fn a_key_is_found_as_sent_though_it_is_stored_masked(place: &TestStore) {
+    let scene = KeysFixture::start_filled_with(place, "").await;
+    for by in [UNKNOWN_KEY, "key-****-one"] {
         let records = scene.list(&["--key", by, "--state", "unknown"]).await;
         assert_eq!(keys(&records), ["key-****-one"].into(), "{by}");
     }
     // A whole key is one entry, though others look the same; a mask fits several keys, and says so.
-    assert_eq!(scene.list(&["--key", LOST]).await.len(), 1);
-    let exact = scene.keys(&["show", "--key", LOST, "--json"]).await.json();
+    assert_eq!(scene.list(&["--key", UNKNOWN_KEY]).await.len(), 1);
+    let exact = scene.run_keys(&["show", "--key", UNKNOWN_KEY, "--json"]).await.json();
     assert_eq!((&exact["key"], &exact["state"]), (&"key-****-one".into(), &"unknown".into()), "{exact:#}");
     assert_eq!(scene.list(&["--key", "key-of-another-one"]).await.len(), 0, "shown alike, and never sent");
     assert_eq!(scene.list(&["--key", "key-****-one"]).await.len(), 3);
-    let several = scene.keys(&["show", "--key", "key-****-one"]).await;
+    let several = scene.run_keys(&["show", "--key", "key-****-one"]).await;
     assert_eq!(several.code, Some(1), "{several:?}");
-    assert!(several.said.contains("more than one entry matches; name one by its address, such as "), "{several:?}");
-    let one = scene.keys(&["show", "--key", &key(2)]).await;
+    assert!(several.stderr.contains("more than one entry matches; name one by its address, such as "), "{several:?}");
+    let one = scene.run_keys(&["show", "--key", &key(2)]).await;
     assert_eq!((one.code, one.field("key").as_str()), (Some(0), "key-****nt-2"), "{one:?}");
 }

@@ -5,18 +5,18 @@ use std::fs;
 use ibid_testkit::process::run;
 
 use super::{
-    Place,
-    scene::{Scene, ibid},
+    TestStore,
+    common::{KeysFixture, run_ibid},
 };
-use crate::faults::kit::BIN;
+use crate::faults::common::BIN;
 
-const NOWHERE: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+const ABSENT_ADDRESS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// The exit code, and all that was said.
-async fn told(args: &[&str]) -> (Option<i32>, String) {
-    let done = ibid(args).await;
-    assert!(done.out.is_empty(), "{done:?}");
-    (done.code, done.said)
+async fn run_failing(args: &[&str]) -> (Option<i32>, String) {
+    let done = run_ibid(args).await;
+    assert!(done.stdout.is_empty(), "{done:?}");
+    (done.code, done.stderr)
 }
 
 #[tokio::test]
@@ -24,8 +24,8 @@ async fn usage_is_told_with_64() {
     let store = ["--store", "redis://127.0.0.1:1/0"];
     let change = ["--reason", "r"];
     for (args, part) in [
-        (&["forget", NOWHERE][..], "--reason <TEXT>"),
-        (&["forget", NOWHERE, "--reason", "  "], "it is empty; say why"),
+        (&["forget", ABSENT_ADDRESS][..], "--reason <TEXT>"),
+        (&["forget", ABSENT_ADDRESS, "--reason", "  "], "it is empty; say why"),
         (&["forget", "--reason", "r"], "which one? name it by its ADDRESS, or by --key"),
         (&["show"], "which one? name it by its ADDRESS, or by --key"),
         (&["show", "xyz"], "it is no address; write the 64 hex digits"),
@@ -34,47 +34,58 @@ async fn usage_is_told_with_64() {
         (&["list", "--limit", "0"], "1..=1000"),
         (&["list", "--limit", "1001"], "1..=1000"),
         (&["list", "--cursor", "5"], "it is no address"),
-        (&["forget", NOWHERE, "--reason", "r", "--fence", "0"], "it is no fence"),
-        (&["resolve", NOWHERE, "--reason", "r"], "--as <OUTCOME>"),
-        (&["resolve", NOWHERE, "--reason", "r", "--as", "maybe"], "done, not-executed"),
-        (&["resolve", NOWHERE, "--reason", "r", "--as", "done"], "--as done needs the --status of its answer"),
-        (&["resolve", NOWHERE, "--reason", "r", "--as", "done", "--status", "99"], "200..=599"),
+        (&["forget", ABSENT_ADDRESS, "--reason", "r", "--fence", "0"], "it is no fence"),
+        (&["resolve", ABSENT_ADDRESS, "--reason", "r"], "--as <OUTCOME>"),
+        (&["resolve", ABSENT_ADDRESS, "--reason", "r", "--as", "maybe"], "done, not-executed"),
+        (&["resolve", ABSENT_ADDRESS, "--reason", "r", "--as", "done"], "--as done needs the --status of its answer"),
+        (&["resolve", ABSENT_ADDRESS, "--reason", "r", "--as", "done", "--status", "99"], "200..=599"),
         (
-            &["resolve", NOWHERE, "--reason", "r", "--as", "not-executed", "--status", "200"],
+            &["resolve", ABSENT_ADDRESS, "--reason", "r", "--as", "not-executed", "--status", "200"],
             "--as not-executed has no answer; leave out --status",
         ),
         (
-            &["resolve", NOWHERE, "--reason", "r", "--as", "done", "--status", "200", "--header", "nope"],
+            &["resolve", ABSENT_ADDRESS, "--reason", "r", "--as", "done", "--status", "200", "--header", "nope"],
             "--header: \"nope\" is no header; write one such as",
         ),
         (
-            &["resolve", NOWHERE, "--reason", "r", "--as", "done", "--status", "200", "--header", "Content-Length: 1"],
+            &[
+                "resolve",
+                ABSENT_ADDRESS,
+                "--reason",
+                "r",
+                "--as",
+                "done",
+                "--status",
+                "200",
+                "--header",
+                "Content-Length: 1",
+            ],
             "\"content-length\" frames a message",
         ),
         (
-            &["resolve", NOWHERE, "--reason", "r", "--as", "done", "--status", "200", "--body", "/no/such"],
+            &["resolve", ABSENT_ADDRESS, "--reason", "r", "--as", "done", "--status", "200", "--body", "/no/such"],
             "--body: /no/such: No such file",
         ),
         (&["frobnicate"], "unrecognized subcommand"),
     ] {
         let all: Vec<&str> = ["keys"].iter().chain(args).chain(&store).copied().collect();
-        let (code, said) = told(&all).await;
+        let (code, said) = run_failing(&all).await;
         assert_eq!(code, Some(64), "{all:?}: {said}");
         assert!(said.contains(part), "{all:?}: {said}");
     }
-    let all: Vec<&str> = ["keys", "forget", NOWHERE].iter().chain(&change).copied().collect();
+    let all: Vec<&str> = ["keys", "forget", ABSENT_ADDRESS].iter().chain(&change).copied().collect();
     for args in [&all[..], &["keys", "list"], &["sweep"], &["migrate"]] {
         let what = "--store: missing; name the store by --store, by IBID_STORE, or by the gateway's --config\n";
-        assert_eq!(told(args).await, (Some(64), what.into()), "{args:?}");
+        assert_eq!(run_failing(args).await, (Some(64), what.into()), "{args:?}");
     }
-    let help = ibid(&["keys", "--help"]).await;
-    assert_eq!((help.code, help.said.as_str()), (Some(0), ""), "help is what was asked for");
+    let help = run_ibid(&["keys", "--help"]).await;
+    assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""), "help is what was asked for");
 }
 
 #[tokio::test]
 async fn a_store_in_a_process_cannot_be_looked_into() {
-    for command in [&["keys", "list"][..], &["keys", "forget", NOWHERE, "--reason", "r"], &["sweep"]] {
-        let (code, said) = told(&[command, &["--store", "memory:"]].concat()).await;
+    for command in [&["keys", "list"][..], &["keys", "forget", ABSENT_ADDRESS, "--reason", "r"], &["sweep"]] {
+        let (code, said) = run_failing(&[command, &["--store", "memory:"]].concat()).await;
         assert_eq!(code, Some(64), "{said}");
         let why = "memory: lives in the process of its gateway, where no other command can reach it";
         assert!(said.starts_with(&format!("ibid: {why}")), "{said}");
@@ -84,8 +95,8 @@ async fn a_store_in_a_process_cannot_be_looked_into() {
 #[tokio::test]
 async fn a_server_that_is_not_there_is_told_with_69() {
     for url in ["redis://:s3cret@127.0.0.1:1/0", "postgres://ibid:s3cret@127.0.0.1:1/ibid"] {
-        for command in [&["keys", "list"][..], &["keys", "forget", NOWHERE, "--reason", "r"], &["sweep"]] {
-            let (code, said) = told(&[command, &["--store", url]].concat()).await;
+        for command in [&["keys", "list"][..], &["keys", "forget", ABSENT_ADDRESS, "--reason", "r"], &["sweep"]] {
+            let (code, said) = run_failing(&[command, &["--store", url]].concat()).await;
             assert_eq!(code, Some(69), "{said}");
             assert!(said.starts_with("ibid: the store ") && said.contains("127.0.0.1:1"), "{said}");
             assert!(!said.contains("s3cret"), "{said}");
@@ -99,7 +110,7 @@ async fn a_folder_that_is_not_there_is_not_made() {
     let path = folder.path().join("typo");
     let url = format!("embedded:{}", path.display());
     for command in [&["keys", "list"][..], &["sweep"]] {
-        let (code, said) = told(&[command, &["--store", &url]].concat()).await;
+        let (code, said) = run_failing(&[command, &["--store", &url]].concat()).await;
         assert_eq!(code, Some(69), "{said}");
         assert_eq!(said, format!("ibid: the store {url} cannot be opened: there is no such folder\n"));
     }
@@ -109,11 +120,11 @@ async fn a_folder_that_is_not_there_is_not_made() {
 #[tokio::test]
 async fn an_embedded_store_that_a_gateway_has_is_left_alone() {
     let folder = tempfile::tempdir().expect("a folder");
-    let place = Place::new(format!("embedded:{}", folder.path().join("data").display()), ());
-    let scene = Scene::filled(&place).await;
-    let gateway = scene.gateway().await;
-    for command in [&["keys", "list"][..], &["keys", "forget", NOWHERE, "--reason", "r"], &["sweep"]] {
-        let (code, said) = told(&[command, &["--store", &place.url]].concat()).await;
+    let place = TestStore::new(format!("embedded:{}", folder.path().join("data").display()), ());
+    let scene = KeysFixture::start_filled(&place).await;
+    let gateway = scene.start_gateway().await;
+    for command in [&["keys", "list"][..], &["keys", "forget", ABSENT_ADDRESS, "--reason", "r"], &["sweep"]] {
+        let (code, said) = run_failing(&[command, &["--store", &place.url]].concat()).await;
         assert_eq!(code, Some(69), "{said}");
         assert!(said.contains(&format!("in use by process {} on ", gateway.id())), "{said}");
         assert!(said.ends_with("; ask that gateway instead (--admin URL), or stop it\n"), "{said}");
@@ -124,8 +135,8 @@ async fn an_embedded_store_that_a_gateway_has_is_left_alone() {
 #[tokio::test]
 async fn the_store_is_found_by_flag_by_variable_and_by_the_gateways_file() {
     let folder = tempfile::tempdir().expect("a folder");
-    let place = Place::new(format!("embedded:{}", folder.path().join("data").display()), ());
-    let _scene = Scene::filled(&place).await;
+    let place = TestStore::new(format!("embedded:{}", folder.path().join("data").display()), ());
+    let _scene = KeysFixture::start_filled(&place).await;
     let config = folder.path().join("ibid.toml");
     fs::write(&config, format!("[admin]\ntoken = \"env:NOT_SET_HERE\"\n[store]\nurl = {:?}\n", place.url)).unwrap();
     let config = config.to_str().expect("a plain path");
@@ -142,7 +153,7 @@ async fn the_store_is_found_by_flag_by_variable_and_by_the_gateways_file() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(0), "{args:?} {env:?}: {said}");
         let page: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        assert_eq!(page["records"].as_array().map(Vec::len), Some(super::scene::ALL), "{args:?} {env:?}");
+        assert_eq!(page["records"].as_array().map(Vec::len), Some(super::common::ENTRY_COUNT), "{args:?} {env:?}");
     }
     for (text, what) in [
         ("[store]\nulr = 1", "store.ulr: unknown key, did you mean \"url\"?"),
@@ -154,7 +165,7 @@ async fn the_store_is_found_by_flag_by_variable_and_by_the_gateways_file() {
     ] {
         fs::write(folder.path().join("wrong.toml"), text).unwrap();
         let wrong = folder.path().join("wrong.toml");
-        let (code, said) = told(&["keys", "list", "--config", wrong.to_str().unwrap()]).await;
+        let (code, said) = run_failing(&["keys", "list", "--config", wrong.to_str().unwrap()]).await;
         assert_eq!(code, Some(64), "{said}");
         assert!(said.starts_with(&format!("{}: {what}", wrong.display())), "{said}");
     }
@@ -163,12 +174,12 @@ async fn the_store_is_found_by_flag_by_variable_and_by_the_gateways_file() {
 #[tokio::test]
 async fn only_postgres_is_migrated() {
     for (url, kind) in [("embedded:data", "embedded"), ("memory:", "memory"), ("redis://:s3cret@h/0", "redis")] {
-        let (code, said) = told(&["migrate", "--store", url]).await;
+        let (code, said) = run_failing(&["migrate", "--store", url]).await;
         assert_eq!(code, Some(64), "{said}");
         assert!(said.starts_with("ibid: only a postgres store is migrated, and "), "{said}");
         assert!(said.contains(&format!("is a store of kind {kind}")) && !said.contains("s3cret"), "{said}");
     }
-    let (code, said) = told(&["migrate", "--store", "postgres://h/d", "--dry-run", "--down"]).await;
+    let (code, said) = run_failing(&["migrate", "--store", "postgres://h/d", "--dry-run", "--down"]).await;
     assert_eq!(code, Some(64), "{said}");
     assert!(said.contains("cannot be used with"), "{said}");
 }
@@ -184,7 +195,7 @@ async fn what_is_migrated_is_the_url_or_the_fallback() {
     ] {
         fs::write(&config, format!("[store]\n{text}\n")).expect("it is written");
         for how in [&[][..], &["--dry-run"], &["--down"]] {
-            let (code, said) = told(&[&["migrate", "--config", config.to_str().unwrap()], how].concat()).await;
+            let (code, said) = run_failing(&[&["migrate", "--config", config.to_str().unwrap()], how].concat()).await;
             assert_eq!(code, Some(69), "{said}");
             assert!(said.starts_with("ibid: postgres://ibid:****@127.0.0.1:1/ibid was not migrated: "), "{said}");
             assert!(!said.contains("s3cret"), "{said}");

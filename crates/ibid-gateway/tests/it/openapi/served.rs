@@ -3,9 +3,9 @@
 use std::{net::SocketAddr, path::Path, process::Stdio};
 
 use ibid_testkit::{
-    client::{Response, get, post, request},
-    process::{self, Gateway},
-    upstream::{Fault, Reply, Upstream},
+    client::{TestResponse, get, post, request},
+    process::{self, GatewayProcess},
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 use serde_json::Value;
 use tokio::{
@@ -13,10 +13,10 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::{BIN, JSON, YAML, given, judged, text};
+use super::{BIN, JSON, YAML, document_path, text, validate_addition};
 use crate::{
-    console::browser::{Browser, Scripts},
-    faults::kit::{assert_refused, within},
+    console::browser::{ConsoleBrowser, ScriptSetting},
+    faults::common::{assert_refused, within},
 };
 
 const INVOICES: &str = "invoices-3.0.json";
@@ -35,7 +35,7 @@ fn config(more: &str) -> String {
 }
 
 /// What the command makes of a document with the gateway's own configuration.
-async fn offline(gateway: &Gateway, spec: &Path) -> String {
+async fn offline(gateway: &GatewayProcess, spec: &Path) -> String {
     let config = gateway.dir().join("ibid.toml");
     let args = ["openapi", spec.to_str().unwrap(), "--config", config.to_str().unwrap()];
     let output = process::run(BIN, &args, &[("IBID_UPSTREAM", "http://127.0.0.1:1")]).await;
@@ -43,18 +43,18 @@ async fn offline(gateway: &Gateway, spec: &Path) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn lines(gateway: &Gateway, part: &str) -> Vec<String> {
+fn lines(gateway: &GatewayProcess, part: &str) -> Vec<String> {
     gateway.logs().into_iter().filter(|line| line.contains(part)).collect()
 }
 
 #[track_caller]
-fn etag(answer: &Response) -> String {
+fn etag(answer: &TestResponse) -> String {
     answer.header("etag").unwrap_or_else(|| panic!("no ETag: {answer:?}")).to_owned()
 }
 
 #[tokio::test]
 async fn the_document_is_annotated_as_the_command_does_it() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let own = [
         ("Last-Modified", "Mon, 06 Jul 2026 10:00:00 GMT"),
         ("Content-MD5", "Q2hlY2sgSW50ZWdyaXR5IQ=="),
@@ -62,19 +62,22 @@ async fn the_document_is_annotated_as_the_command_does_it() {
         ("Accept-Ranges", "bytes"),
         ("X-Stays", "1"),
     ];
-    let with_headers = |reply: Reply| own.iter().fold(reply, |reply, (name, value)| reply.header(*name, *value));
-    let reply =
-        |kind: &str, name: &str| with_headers(Reply::status(200)).header("Content-Type", kind).body(text(given(name)));
+    let with_headers =
+        |reply: UpstreamReply| own.iter().fold(reply, |reply, (name, value)| reply.header(*name, *value));
+    let reply = |kind: &str, name: &str| {
+        with_headers(UpstreamReply::status(200)).header("Content-Type", kind).body(text(document_path(name)))
+    };
     upstream.on("/openapi.json", reply("application/vnd.oai.openapi+json; charset=utf-8", JSON));
     // Without a length.
-    let yaml = text(given(YAML));
+    let yaml = text(document_path(YAML));
     let (start, end) = yaml.split_at(yaml.len() / 2);
-    let chunks = Reply::chunks([start.to_owned(), end.to_owned()]);
+    let chunks = UpstreamReply::chunks([start.to_owned(), end.to_owned()]);
     upstream.on("/openapi.yaml", with_headers(chunks).header("Content-Type", "application/yaml"));
     let paths = "openapi = [\"/openapi.json\", \"/openapi.yaml\"]\nstore.url = \"memory:\"\n";
-    let gateway = Gateway::spawn(BIN, &format!("{paths}{}", text(given("config.toml"))), &upstream.url()).await;
+    let gateway =
+        GatewayProcess::spawn(BIN, &format!("{paths}{}", text(document_path("config.toml"))), &upstream.url()).await;
     for (path, name) in [("/openapi.json", JSON), ("/openapi.yaml", YAML)] {
-        let expected = offline(&gateway, &given(name)).await;
+        let expected = offline(&gateway, &document_path(name)).await;
         let asked = || {
             let request = get(gateway.addr(), path).header("Accept-Encoding", "gzip, br").header("Range", "bytes=0-9");
             request.header("If-Modified-Since", "Tue, 07 Jul 2026 10:00:00 GMT").header("If-None-Match", "\"other\"")
@@ -109,17 +112,17 @@ async fn the_document_is_annotated_as_the_command_does_it() {
     }
     // Only these paths, and only what reads.
     upstream.on("/openapi.json/", reply("application/json", JSON));
-    assert_eq!(get(gateway.addr(), "/openapi.json/").send().await.text(), text(given(JSON)));
-    assert_eq!(post(gateway.addr(), "/openapi.json").json("{}").send().await.text(), text(given(JSON)));
+    assert_eq!(get(gateway.addr(), "/openapi.json/").send().await.text(), text(document_path(JSON)));
+    assert_eq!(post(gateway.addr(), "/openapi.json").json("{}").send().await.text(), text(document_path(JSON)));
 }
 
 #[tokio::test]
 async fn an_unchanged_document_is_neither_sent_nor_annotated_again() {
-    let upstream = Upstream::start().await;
-    let document = Reply::status(200).header("ETag", "W/\"v1\"").json(&text(given(INVOICES)));
-    let unmodified = Reply::status(304).header("ETag", "W/\"v1\"").header("Cache-Control", "no-cache");
+    let upstream = TestUpstream::start().await;
+    let document = UpstreamReply::status(200).header("ETag", "W/\"v1\"").json(&text(document_path(INVOICES)));
+    let unmodified = UpstreamReply::status(304).header("ETag", "W/\"v1\"").header("Cache-Control", "no-cache");
     upstream.on_each(PATH, [document.clone(), unmodified]);
-    let gateway = Gateway::spawn(BIN, &config(""), &upstream.url()).await;
+    let gateway = GatewayProcess::spawn(BIN, &config(""), &upstream.url()).await;
     let first = get(gateway.addr(), PATH).send().await;
     let tag = etag(&first);
     assert!(first.status == 200 && !tag.contains("v1"), "{first:?}");
@@ -150,7 +153,7 @@ async fn an_unchanged_document_is_neither_sent_nor_annotated_again() {
     let asked = get(gateway.addr(), PATH).header("If-None-Match", &tag).send().await;
     assert_eq!((asked.status, upstream.last().header("if-none-match")), (200, None), "{asked:?}");
     assert!(etag(&asked) != tag && asked.text() != first.text());
-    assert_eq!(asked.text(), offline(&gateway, &given(INVOICES)).await);
+    assert_eq!(asked.text(), offline(&gateway, &document_path(INVOICES)).await);
     // And without the setting it is the app's own.
     gateway.rewrite_config(&config("").replacen("openapi = ", "# ", 1));
     let until = async {
@@ -159,32 +162,35 @@ async fn an_unchanged_document_is_neither_sent_nor_annotated_again() {
         }
     };
     within("the reload", until).await;
-    assert_eq!(get(gateway.addr(), PATH).send().await.text(), text(given(INVOICES)));
+    assert_eq!(get(gateway.addr(), PATH).send().await.text(), text(document_path(INVOICES)));
 }
 
 #[tokio::test]
 async fn what_cannot_be_annotated_passes_unchanged_and_is_said_once() {
-    let upstream = Upstream::start().await;
-    let gateway = Gateway::spawn(BIN, &config(""), &upstream.url()).await;
-    let mut large = text(given(INVOICES)).into_bytes();
+    let upstream = TestUpstream::start().await;
+    let gateway = GatewayProcess::spawn(BIN, &config(""), &upstream.url()).await;
+    let mut large = text(document_path(INVOICES)).into_bytes();
     large.resize(LARGEST + 1, b' ');
     let (start, end) = large.split_at(LARGEST / 2);
-    let json = |body: &str| Reply::status(200).json(body);
-    let gzip = json(&text(given(INVOICES))).header("Content-Encoding", "gzip");
+    let json = |body: &str| UpstreamReply::status(200).json(body);
+    let gzip = json(&text(document_path(INVOICES))).header("Content-Encoding", "gzip");
     let cases = [
         ("no JSON", json("{\"openapi\": \"3.0.0\"")),
         ("it has no \\\"openapi\\\"", json("{}")),
         ("Swagger 2.0", json("{\"swagger\": \"2.0\"}")),
         (
             "not UTF-8",
-            Reply::status(200).header("Content-Type", "application/json").body(&b"{\"openapi\": \"\xff\"}"[..]),
+            UpstreamReply::status(200).header("Content-Type", "application/json").body(&b"{\"openapi\": \"\xff\"}"[..]),
         ),
-        ("text/html", Reply::status(200).header("Content-Type", "text/html").body("<p>Sorry</p>")),
+        ("text/html", UpstreamReply::status(200).header("Content-Type", "text/html").body("<p>Sorry</p>")),
         ("content coding is gzip", gzip),
-        ("larger than 10 MiB", Reply::status(200).header("Content-Type", "application/json").body(large.clone())),
         (
             "larger than 10 MiB",
-            Reply::chunks([start.to_vec(), end.to_vec()]).header("Content-Type", "application/json"),
+            UpstreamReply::status(200).header("Content-Type", "application/json").body(large.clone()),
+        ),
+        (
+            "larger than 10 MiB",
+            UpstreamReply::chunks([start.to_vec(), end.to_vec()]).header("Content-Type", "application/json"),
         ),
     ];
     let told = cases.len();
@@ -206,15 +212,15 @@ async fn what_cannot_be_annotated_passes_unchanged_and_is_said_once() {
         assert_eq!(upstream.last().header("if-none-match"), Some(&*tag), "{why}");
     }
     for status in [404, 401, 302] {
-        upstream.on(PATH, Reply::status(status).json("{\"error\":\"no\"}"));
+        upstream.on(PATH, UpstreamReply::status(status).json("{\"error\":\"no\"}"));
         let answer = get(gateway.addr(), PATH).send().await;
         assert_eq!((answer.status, answer.text().as_str()), (status, "{\"error\":\"no\"}"));
     }
-    let truncated = Reply::from(Fault::Truncated { content_length: 100, sent: 10 });
+    let truncated = UpstreamReply::from(UpstreamFault::Truncated { content_length: 100, sent: 10 });
     upstream.on(PATH, truncated.header("Content-Type", "application/json"));
     assert_refused(&get(gateway.addr(), PATH).send().await, 502, "upstream-lost");
     // The document itself, once it is right.
-    upstream.on(PATH, json(&text(given(INVOICES))));
+    upstream.on(PATH, json(&text(document_path(INVOICES))));
     assert!(get(gateway.addr(), PATH).send().await.text().contains("X-Idempotency-Key"));
     gateway.wait_for_log(ANNOTATED).await;
     assert_eq!(lines(&gateway, UNCHANGED).len(), told, "each version once");
@@ -222,14 +228,15 @@ async fn what_cannot_be_annotated_passes_unchanged_and_is_said_once() {
 
 #[tokio::test]
 async fn documents_take_their_memory_from_the_budget() {
-    let upstream = Upstream::start().await;
-    upstream.on(PATH, Reply::status(200).json(&text(given(INVOICES))));
+    let upstream = TestUpstream::start().await;
+    upstream.on(PATH, UpstreamReply::status(200).json(&text(document_path(INVOICES))));
     // Less than is read, and less than annotating it takes.
     for memory in ["100", "\"2KiB\""] {
-        let gateway = Gateway::spawn(BIN, &format!("buffer_memory = {memory}\n{}", config("")), &upstream.url()).await;
+        let gateway =
+            GatewayProcess::spawn(BIN, &format!("buffer_memory = {memory}\n{}", config("")), &upstream.url()).await;
         for _ in 0..2 {
             let answer = get(gateway.addr(), PATH).send().await;
-            assert_eq!((answer.status, answer.text()), (200, text(given(INVOICES))), "{memory}");
+            assert_eq!((answer.status, answer.text()), (200, text(document_path(INVOICES))), "{memory}");
         }
         gateway.wait_for_log("buffer_memory has no room for it").await;
     }
@@ -261,7 +268,7 @@ async fn swagger_ui() -> (SocketAddr, Child) {
     let modules = root.join("../../target/apps/node_modules");
     assert!(modules.join("swagger-ui-dist").exists(), "Swagger UI is missing: run scripts/tools, which installs it");
     let mut command = Command::new("node");
-    command.arg(root.join("tests/apps/swagger.cjs")).arg(given(INVOICES)).env("NODE_PATH", modules);
+    command.arg(root.join("tests/apps/swagger.cjs")).arg(document_path(INVOICES)).env("NODE_PATH", modules);
     let mut process = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("the app starts");
     let mut lines = BufReader::new(process.stdout.take().expect("it is piped")).lines();
     let port = within("the app's port", lines.next_line()).await.unwrap().expect("it prints its port");
@@ -271,12 +278,12 @@ async fn swagger_ui() -> (SocketAddr, Child) {
 #[tokio::test(flavor = "multi_thread")]
 async fn swagger_ui_documents_the_headers_by_itself() {
     let (app, _process) = swagger_ui().await;
-    let gateway = Gateway::spawn(BIN, &config(""), &format!("http://{app}")).await;
+    let gateway = GatewayProcess::spawn(BIN, &config(""), &format!("http://{app}")).await;
     let answer = get(gateway.addr(), PATH).send().await;
     let folder = tempfile::tempdir().unwrap();
     let new = folder.path().join("new.json");
     std::fs::write(&new, answer.text()).unwrap();
-    let document = judged(&given(INVOICES), new.to_str().unwrap()).await;
+    let document = validate_addition(&document_path(INVOICES), new.to_str().unwrap()).await;
     let named = |nth: usize| {
         let to = document["paths"]["/api/invoices"]["post"]["parameters"][nth]["$ref"].as_str().unwrap().to_owned();
         document.pointer(&to[1..]).unwrap()["name"].clone()
@@ -291,14 +298,14 @@ async fn swagger_ui_documents_the_headers_by_itself() {
     let sent: Value = get(app, "/sent").send().await.json();
     assert_eq!(sent, serde_json::json!({ "whole": 1, "unmodified": 3 }));
 
-    let browser = Browser::start(Scripts::On).await;
+    let browser = ConsoleBrowser::start(ScriptSetting::On).await;
     browser.goto(&format!("http://{}/swagger/index.html", gateway.addr())).await.unwrap();
     let post = "#swagger-ui .opblock-post";
-    browser.see(&format!("{post} .parameters-container")).await;
-    let shown = browser.see(post).await.text().await.unwrap();
+    browser.wait_for_element(&format!("{post} .parameters-container")).await;
+    let shown = browser.wait_for_element(post).await.text().await.unwrap();
     for part in ["X-Idempotency-Key", "X-Tenant-Id", "(header)", "Names one operation", "409", "in-progress"] {
         assert!(shown.contains(part), "{part} is not shown:\n{shown}");
     }
-    let get = browser.see("#swagger-ui .opblock-get").await.text().await.unwrap();
+    let get = browser.wait_for_element("#swagger-ui .opblock-get").await.text().await.unwrap();
     assert!(!get.contains("X-Idempotency-Key"), "{get}");
 }

@@ -13,70 +13,72 @@ use std::{
 };
 
 use ibid::{
-    Notice, Observer,
-    store::{Claim, Cursor, Filter, Memory, Store as _},
+    EngineEvent, Observer,
+    store::{ClaimOutcome, EntryFilter, ListCursor, Memory, Store as _},
 };
 use ibid_gateway::{
     commands::serve,
-    config::{Env, ServeArgs, Settings},
-    metrics::Watched,
+    config::{Env, GatewaySettings, ServeArgs},
+    metrics::MetricsObserver,
 };
-use ibid_stores::Opened;
+use ibid_stores::OpenedStore;
 use ibid_testkit::{
-    client::{Request, Response, get, post},
-    process::Gateway,
-    upstream::Upstream,
-    wrappers::FailsOnDemand,
+    client::{TestRequest, TestResponse, get, post},
+    process::GatewayProcess,
+    upstream::TestUpstream,
+    wrappers::FailingStore,
 };
 use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
 pub(super) const BIN: &str = env!("CARGO_BIN_EXE_ibid");
-pub(super) const DEADLINE: Duration = Duration::from_secs(10);
+pub(super) const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) type Switchable = Arc<FailsOnDemand<Memory>>;
+pub(super) type SharedFailingStore = Arc<FailingStore<Memory>>;
 
-pub(super) fn switchable() -> Switchable {
-    Arc::new(FailsOnDemand::new(Memory::default()))
+pub(super) fn failing_store() -> SharedFailingStore {
+    Arc::new(FailingStore::new(Memory::default()))
 }
 
 /// A gateway in this process.
-pub(super) struct Here {
-    pub(super) gateway: serve::Gateway,
-    pub(super) store: Switchable,
-    pub(super) told: Arc<Told>,
+pub(super) struct InProcessGateway {
+    pub(super) gateway: serve::RunningGateway,
+    pub(super) store: SharedFailingStore,
+    pub(super) told: Arc<EventLog>,
 }
 
-impl Here {
-    pub(super) async fn start(config: &str, upstream: &Upstream) -> Here {
-        Here::start_on(switchable(), config, upstream).await
+impl InProcessGateway {
+    pub(super) async fn start(config: &str, upstream: &TestUpstream) -> InProcessGateway {
+        InProcessGateway::start_on_store(failing_store(), config, upstream).await
     }
 
-    pub(super) async fn start_on(store: Switchable, config: &str, upstream: &Upstream) -> Here {
-        let told = Arc::new(Told::default());
+    pub(super) async fn start_on_store(
+        store: SharedFailingStore, config: &str, upstream: &TestUpstream,
+    ) -> InProcessGateway {
+        let told = Arc::new(EventLog::default());
         let gateway = start(config, upstream, store.clone(), told.clone()).await;
-        Here { gateway, store, told }
+        InProcessGateway { gateway, store, told }
     }
 
-    pub(super) fn pay(&self, key: &str) -> Request {
+    pub(super) fn pay(&self, key: &str) -> TestRequest {
         pay(self.gateway.address(), key)
     }
 
-    pub(super) async fn ready(&self) -> Response {
+    pub(super) async fn ready(&self) -> TestResponse {
         get(self.gateway.admin().expect("it has an admin port"), "/readyz").send().await
     }
 
     /// What the store really holds.
-    pub(super) async fn entries(&self) -> Vec<Claim> {
+    pub(super) async fn entries(&self) -> Vec<ClaimOutcome> {
         entries(&self.store).await
     }
 }
 
 /// Starts a gateway in this process, on free ports.
 pub(super) async fn start(
-    config: &str, upstream: &Upstream, store: Switchable, observer: Arc<dyn Observer>,
-) -> serve::Gateway {
+    config: &str, upstream: &TestUpstream, store: SharedFailingStore, observer: Arc<dyn Observer>,
+) -> serve::RunningGateway {
     let args = ServeArgs {
         listen: Some("127.0.0.1:0".into()),
         admin: Some("127.0.0.1:0".into()),
@@ -84,15 +86,21 @@ pub(super) async fn start(
         store: Some("memory:".into()),
         ..ServeArgs::default()
     };
-    let settings = Settings::from_text(config, None, &args, &Env::of(&[])).expect("a valid configuration");
-    serve::Gateway::start(settings, args, Opened::plain(store), Watched::by(observer))
-        .await
-        .expect("the gateway starts")
+    let settings =
+        GatewaySettings::from_text(config, None, &args, &Env::from_pairs(&[])).expect("a valid configuration");
+    serve::RunningGateway::start(
+        settings,
+        args,
+        OpenedStore::plain(store),
+        MetricsObserver::with_shared_observer(observer),
+    )
+    .await
+    .expect("the gateway starts")
 }
 
-pub(super) async fn entries(store: &Switchable) -> Vec<Claim> {
+pub(super) async fn entries(store: &SharedFailingStore) -> Vec<ClaimOutcome> {
     let inner = store.inner();
-    let page = inner.operators().list(&Filter::default(), Cursor::default(), 100).await.expect("memory answers");
+    let page = inner.admin().list(&EntryFilter::default(), ListCursor::default(), 100).await.expect("memory answers");
     let mut found = Vec::new();
     for listed in page.entries {
         found.extend(inner.get(&listed.address).await.expect("memory answers"));
@@ -100,88 +108,88 @@ pub(super) async fn entries(store: &Switchable) -> Vec<Claim> {
     found
 }
 
-pub(super) fn pay(addr: SocketAddr, key: &str) -> Request {
+pub(super) fn pay(addr: SocketAddr, key: &str) -> TestRequest {
     post(addr, "/pay").key(key).json(r#"{"amount":1}"#)
 }
 
 /// Remembers what it is told.
 #[derive(Default)]
-pub(super) struct Told(Mutex<Vec<String>>);
+pub(super) struct EventLog(Mutex<Vec<String>>);
 
-impl Told {
+impl EventLog {
     pub(super) fn count(&self, part: &str) -> usize {
         self.0.lock().iter().filter(|notice| notice.contains(part)).count()
     }
 
     pub(super) async fn wait_for(&self, part: &str) {
-        eventually(part, || self.count(part) > 0).await;
+        wait_until(part, || self.count(part) > 0).await;
     }
 }
 
-impl Observer for Told {
-    fn noticed(&self, notice: &Notice<'_>) {
+impl Observer for EventLog {
+    fn on_event(&self, notice: &EngineEvent<'_>) {
         self.0.lock().push(notice.to_string());
     }
 }
 
 /// Heals the store once that many calls of a kind have failed.
-pub(super) struct HealsAfter {
+pub(super) struct HealAfterFailures {
     call: &'static str,
-    left: AtomicUsize,
-    store: Switchable,
+    failures_left: AtomicUsize,
+    store: SharedFailingStore,
 }
 
-impl HealsAfter {
-    pub(super) fn new(call: &'static str, failures: usize, store: &Switchable) -> Arc<HealsAfter> {
-        Arc::new(HealsAfter { call, left: AtomicUsize::new(failures), store: store.clone() })
+impl HealAfterFailures {
+    pub(super) fn new(call: &'static str, failures: usize, store: &SharedFailingStore) -> Arc<HealAfterFailures> {
+        Arc::new(HealAfterFailures { call, failures_left: AtomicUsize::new(failures), store: store.clone() })
     }
 }
 
-impl Observer for HealsAfter {
-    fn noticed(&self, notice: &Notice<'_>) {
-        let Notice::StoreFailed { call, .. } = notice else { return };
-        if *call == self.call && self.left.fetch_sub(1, SeqCst) == 1 {
+impl Observer for HealAfterFailures {
+    fn on_event(&self, notice: &EngineEvent<'_>) {
+        let EngineEvent::StoreFailed { call, .. } = notice else { return };
+        if *call == self.call && self.failures_left.fetch_sub(1, SeqCst) == 1 {
             self.store.heal();
         }
     }
 }
 
 /// Waits until something is so.
-pub(super) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(super) async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let so = async {
         while !is_so() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(DEADLINE, so).await.unwrap_or_else(|_| panic!("waited {DEADLINE:?} for: {what}"));
+    timeout(WAIT_TIMEOUT, so).await.unwrap_or_else(|_| panic!("waited {WAIT_TIMEOUT:?} for: {what}"));
 }
 
 /// Waits until the log has `n` lines with `part`.
-pub(super) async fn lines(gateway: &Gateway, part: &str, n: usize) -> Vec<String> {
+pub(super) async fn lines(gateway: &GatewayProcess, part: &str, n: usize) -> Vec<String> {
     let found = || gateway.logs().into_iter().filter(|line| line.contains(part)).collect::<Vec<_>>();
-    eventually(&format!("{n} lines with {part:?}"), || found().len() >= n).await;
+    wait_until(&format!("{n} lines with {part:?}"), || found().len() >= n).await;
     found()
 }
 
-pub(super) async fn gateway(config: &str, upstream: &Upstream) -> Gateway {
-    Gateway::spawn(BIN, config, &upstream.url()).await
+pub(super) async fn gateway(config: &str, upstream: &TestUpstream) -> GatewayProcess {
+    GatewayProcess::spawn(BIN, config, &upstream.url()).await
 }
 
 /// The name of the refusal in an answer.
-pub(super) fn refusal(answer: &Response) -> String {
+pub(super) fn refusal_name(answer: &TestResponse) -> String {
     let kind = answer.json()["type"].as_str().unwrap_or_default().to_owned();
     let name = kind.strip_prefix("/.well-known/idempotency#");
     name.unwrap_or_else(|| panic!("no refusal of ours: {answer:?}")).to_owned()
 }
 
 /// Any command of the binary, printing into files. Killed when dropped.
-pub(super) struct Spawned {
+pub(super) struct IbidProcess {
     child: Child,
     dir: TempDir,
 }
 
-impl Spawned {
-    pub(super) fn start(args: &[&str], env: &[(&str, &str)]) -> Spawned {
+impl IbidProcess {
+    pub(super) fn start(args: &[&str], env: &[(&str, &str)]) -> IbidProcess {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let out = File::create(dir.path().join("out")).expect("a file");
         let mut command = Command::new(BIN);
@@ -190,7 +198,7 @@ impl Spawned {
         }
         command.args(args).envs(env.iter().copied()).current_dir(dir.path()).stdin(Stdio::null());
         command.stderr(out.try_clone().expect("a second handle")).stdout(out);
-        Spawned { child: command.spawn().expect("the binary runs"), dir }
+        IbidProcess { child: command.spawn().expect("the binary runs"), dir }
     }
 
     /// All that it printed so far.
@@ -199,7 +207,7 @@ impl Spawned {
     }
 
     pub(super) async fn wait_for(&self, part: &str) -> String {
-        eventually(part, || self.printed().contains(part)).await;
+        wait_until(part, || self.printed().contains(part)).await;
         self.printed()
     }
 
@@ -210,7 +218,7 @@ impl Spawned {
 
     pub(super) async fn exit_code(&mut self) -> Option<i32> {
         let mut status = None;
-        eventually("the end of the process", || {
+        wait_until("the end of the process", || {
             status = self.child.try_wait().expect("our child");
             status.is_some()
         })
@@ -219,7 +227,7 @@ impl Spawned {
     }
 }
 
-impl Drop for Spawned {
+impl Drop for IbidProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

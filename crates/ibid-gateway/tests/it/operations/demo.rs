@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::common::{Spawned, eventually};
+use super::common::{IbidProcess, wait_until};
 
 /// The first command that the demo says to try, as one would copy it: with its continuation lines.
 fn printed_curl(printed: &str) -> String {
@@ -26,7 +26,7 @@ async fn bash(script: String) -> String {
 
 #[tokio::test]
 async fn what_it_says_to_try_works_as_it_says() {
-    let mut demo = Spawned::start(&["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"], &[]);
+    let mut demo = IbidProcess::start(&["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"], &[]);
     let printed = demo.wait_for("ibid: listening on http://").await;
     let curl = printed_curl(&printed);
     let first = bash(curl.clone()).await;
@@ -41,7 +41,7 @@ async fn what_it_says_to_try_works_as_it_says() {
 
     let count = printed.lines().find_map(|line| line.strip_prefix("Charged in all:")).expect("it says how to count");
     assert_eq!(bash(format!("{} -s", count.trim())).await.trim(), r#"{"charged":1}"#);
-    eventually("both are shown", || demo.printed().matches("charged so far: 1").count() == 2).await;
+    wait_until("both are shown", || demo.printed().matches("charged so far: 1").count() == 2).await;
     let shown = demo.printed();
     let (executed, replayed) = (shown.find("EXECUTED").unwrap(), shown.find("REPLAYED").unwrap());
     assert!(executed < replayed, "{shown}");
@@ -71,7 +71,7 @@ async fn what_it_says_to_try_works_as_it_says() {
 
 #[tokio::test]
 async fn ten_retries_at_once_are_charged_once() {
-    let demo = Spawned::start(&["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"], &[]);
+    let demo = IbidProcess::start(&["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"], &[]);
     let printed = demo.wait_for("ibid: listening on http://").await;
     let lines: Vec<_> = printed.lines().skip_while(|line| !line.contains("seq 10 | xargs")).take(2).collect();
     let codes = bash(lines.join("\n")).await;
@@ -87,7 +87,7 @@ async fn ten_retries_at_once_are_charged_once() {
 async fn a_port_in_use_is_said_in_one_line() {
     let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = held.local_addr().unwrap().to_string();
-    let mut demo = Spawned::start(&["demo", "--listen", &taken, "--admin", "127.0.0.1:0"], &[]);
+    let mut demo = IbidProcess::start(&["demo", "--listen", &taken, "--admin", "127.0.0.1:0"], &[]);
     assert_eq!(demo.exit_code().await, Some(1));
     let said = demo.printed();
     assert_eq!(said.lines().count(), 1, "{said}");

@@ -1,9 +1,9 @@
 //! Health on the admin port, and the published contract on the public one.
 
-use ibid::Reason;
+use ibid::RefusalReason;
 use ibid_testkit::{
-    client::{Raw, get, post, request},
-    upstream::{Reply, Upstream},
+    client::{RawClient, get, post, request},
+    upstream::{TestUpstream, UpstreamReply},
 };
 
 use super::common::gateway;
@@ -12,7 +12,7 @@ const CONTRACT: &str = "/.well-known/idempotency";
 
 #[tokio::test]
 async fn health_is_on_the_admin_port_only() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("", &upstream).await;
     let admin = gateway.admin_addr();
     let alive = get(admin, "/healthz").send().await;
@@ -32,7 +32,7 @@ async fn health_is_on_the_admin_port_only() {
     assert_eq!(upstream.requests(), 0, "the admin port never reaches the app");
 
     for path in ["/healthz", "/readyz", "/metrics", "/api/records"] {
-        upstream.on(path, Reply::status(418).body("the app's own"));
+        upstream.on(path, UpstreamReply::status(418).body("the app's own"));
         let answer = get(gateway.addr(), path).send().await;
         assert_eq!((answer.status, answer.text().as_str()), (418, "the app's own"), "{path}");
     }
@@ -40,7 +40,7 @@ async fn health_is_on_the_admin_port_only() {
 
 #[tokio::test]
 async fn the_contract_is_json_unless_a_browser_asks() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let config = "[[route]]\nmatch = \"POST /pay/*\"\npreset = \"stripe\"\n[[route]]\nmatch = \"PUT /<i>&\"\n";
     let gateway = gateway(config, &upstream).await;
     let addr = gateway.addr();
@@ -53,7 +53,7 @@ async fn the_contract_is_json_unless_a_browser_asks() {
         let routes: Vec<_> = page["routes"].as_array().unwrap().iter().map(|route| route["match"].clone()).collect();
         assert_eq!(routes, ["POST /pay/*", "PUT /<i>&", "*"]);
         let refusals = page["refusals"].as_array().unwrap();
-        for reason in Reason::all() {
+        for reason in RefusalReason::all() {
             let anchor = format!("{CONTRACT}#{}", reason.name());
             assert!(refusals.iter().any(|refusal| refusal["type"] == anchor.as_str()), "{anchor}");
         }
@@ -64,7 +64,7 @@ async fn the_contract_is_json_unless_a_browser_asks() {
     assert_eq!((answer.status, answer.header("content-type")), (200, Some("text/html; charset=utf-8")), "{answer:?}");
     assert!(answer.header("content-security-policy").is_some_and(|policy| policy.contains("default-src 'none'")));
     let page = answer.text();
-    for reason in Reason::all() {
+    for reason in RefusalReason::all() {
         assert_eq!(page.matches(&format!(" id=\"{}\"", reason.name())).count(), 1, "{reason}");
     }
     assert!(page.contains("/pay/*") && page.contains("/&lt;i&gt;&amp;") && !page.contains("<i>&"), "{page}");
@@ -76,10 +76,10 @@ async fn the_contract_is_json_unless_a_browser_asks() {
 
 #[tokio::test]
 async fn a_head_of_the_contract_has_its_length_and_no_body() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("", &upstream).await;
     let whole = get(gateway.addr(), CONTRACT).send().await;
-    let mut raw = Raw::connect(gateway.addr()).await;
+    let mut raw = RawClient::connect(gateway.addr()).await;
     let head = request("HEAD", gateway.addr(), CONTRACT).send_on(&mut raw).await;
     assert_eq!((head.status, head.header("content-type")), (200, Some("application/json")));
     assert_eq!(head.header("content-length"), Some(whole.body.len().to_string().as_str()), "{head:?}");
@@ -89,7 +89,7 @@ async fn a_head_of_the_contract_has_its_length_and_no_body() {
 
 #[tokio::test]
 async fn every_refusal_leads_to_its_place() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("[policy]\nkey.required = true\n", &upstream).await;
     let refused = post(gateway.addr(), "/pay").send().await;
     assert_eq!(refused.header("content-type"), Some("application/problem+json"));
@@ -102,8 +102,8 @@ async fn every_refusal_leads_to_its_place() {
 
 #[tokio::test]
 async fn only_that_path_shadows_the_app() {
-    let upstream = Upstream::start().await;
-    upstream.on_any(Reply::status(418).body("the app's own"));
+    let upstream = TestUpstream::start().await;
+    upstream.reply_by_default(UpstreamReply::status(418).body("the app's own"));
     let gateway = gateway("", &upstream).await;
     let addr = gateway.addr();
     for path in ["/.well-known", "/.well-known/", "/.well-known/idempotency/", "/.well-known/idempotency2", "/"] {

@@ -3,56 +3,56 @@
 use std::time::Duration;
 
 use ibid_testkit::{
-    client::{Request, Response, get},
-    process::{Gateway, Signal},
-    upstream::{Fault, Gate, Reply, Upstream},
+    client::{TestRequest, TestResponse, get},
+    process::{GatewayProcess, ProcessSignal},
+    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
 };
 use tokio::time::{sleep, timeout};
 
 use super::{
-    common::{DEADLINE, gateway, pay, refusal},
-    exposition::Page,
+    common::{WAIT_TIMEOUT, gateway, pay, refusal_name},
+    metrics_format::MetricsPage,
 };
 
 /// `late_answer` is one lease, which no test waits for.
 const POLICY: &str = "[policy]\npreset = \"ietf\"\ntimeout = \"200ms\"\nlease = \"1m\"\n";
 
 /// The name of the refusal in an answer, if it is one.
-fn name(answer: &Response) -> Option<String> {
-    (answer.status >= 400).then(|| refusal(answer))
+fn refusal_if_any(answer: &TestResponse) -> Option<String> {
+    (answer.status >= 400).then(|| refusal_name(answer))
 }
 
 /// Repeats a request until it gets something else than `in-progress`.
-async fn until_settled(request: &Request) -> Response {
+async fn send_until_settled(request: &TestRequest) -> TestResponse {
     let settled = async {
         loop {
             let answer = request.send().await;
-            if name(&answer).as_deref() != Some("in-progress") {
+            if refusal_if_any(&answer).as_deref() != Some("in-progress") {
                 return answer;
             }
             sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(DEADLINE, settled).await.expect("the first request is settled")
+    timeout(WAIT_TIMEOUT, settled).await.expect("the first request is settled")
 }
 
-async fn metric(gateway: &Gateway, name: &str) -> f64 {
-    Page::parse(&get(gateway.admin_addr(), "/metrics").send().await.text()).value(name)
+async fn metric(gateway: &GatewayProcess, name: &str) -> f64 {
+    MetricsPage::parse(&get(gateway.admin_addr(), "/metrics").send().await.text()).value(name)
 }
 
 #[tokio::test]
 async fn an_answer_after_the_time_out_is_recorded_and_a_retry_gets_it() {
-    let (upstream, gate) = (Upstream::start().await, Gate::new());
-    upstream.on("/pay", Reply::usual().gated(&gate));
+    let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let gateway = gateway(POLICY, &upstream).await;
     let request = pay(gateway.addr(), "k-1");
     let first = request.send().await;
-    assert_eq!((first.status, &*refusal(&first)), (504, "upstream-timeout"), "{first:?}");
+    assert_eq!((first.status, &*refusal_name(&first)), (504, "upstream-timeout"), "{first:?}");
     let meanwhile = request.send().await;
-    assert_eq!((meanwhile.status, &*refusal(&meanwhile)), (409, "in-progress"), "{meanwhile:?}");
+    assert_eq!((meanwhile.status, &*refusal_name(&meanwhile)), (409, "in-progress"), "{meanwhile:?}");
 
     gate.open();
-    let again = until_settled(&request).await;
+    let again = send_until_settled(&request).await;
     assert_eq!((again.status, again.text().as_str()), (201, r#"{"id":1,"run":1}"#), "{again:?}");
     assert_eq!(again.header("idempotent-replayed"), Some("true"));
     assert_eq!(upstream.executions(), 1);
@@ -63,41 +63,41 @@ async fn an_answer_after_the_time_out_is_recorded_and_a_retry_gets_it() {
 
 #[tokio::test]
 async fn a_late_answer_above_the_limit_is_recorded_as_a_digest() {
-    let (upstream, gate) = (Upstream::start().await, Gate::new());
-    upstream.on("/pay", Reply::status(201).large(200_000).gated(&gate));
+    let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
+    upstream.on("/pay", UpstreamReply::status(201).large(200_000).gated(&gate));
     let gateway = gateway(&format!("{POLICY}max_response = \"64KiB\"\n"), &upstream).await;
     let request = pay(gateway.addr(), "k-1");
     assert_eq!(request.send().await.status, 504);
     gate.open();
-    let again = until_settled(&request).await;
+    let again = send_until_settled(&request).await;
     assert_eq!((again.status, again.header("idempotency-body")), (201, Some("digest")), "{again:?}");
     assert_eq!(upstream.executions(), 1);
 }
 
 #[tokio::test]
 async fn a_late_answer_that_breaks_off_leaves_the_outcome_unknown() {
-    let (upstream, gate) = (Upstream::start().await, Gate::new());
-    upstream.on("/pay", Reply::usual().gated(&gate));
+    let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let gateway = gateway(POLICY, &upstream).await;
     let request = pay(gateway.addr(), "k-1");
     assert_eq!(request.send().await.status, 504);
     upstream.stop().await;
-    let again = until_settled(&request).await;
-    assert_eq!(refusal(&again), "outcome-unknown", "{again:?}");
+    let again = send_until_settled(&request).await;
+    assert_eq!(refusal_name(&again), "outcome-unknown", "{again:?}");
     assert_eq!(metric(&gateway, "idempotency_unknown_total").await, 1.0);
 }
 
 /// The lease is a minute: a takeover within the test's patience had no further lease to wait for.
 #[tokio::test]
 async fn without_a_late_answer_the_operation_runs_again_at_once() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Fault::Hang);
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamFault::Hang);
     let config = format!("{POLICY}late_answer = \"300ms\"\non_unknown = \"retry\"\n");
     let gateway = gateway(&config, &upstream).await;
     let request = pay(gateway.addr(), "k-1");
     assert_eq!(request.send().await.status, 504);
     upstream.clear_rules();
-    let again = until_settled(&request).await;
+    let again = send_until_settled(&request).await;
     assert_eq!((again.status, again.header("idempotent-replayed")), (201, None), "{again:?}");
     assert_eq!(upstream.last().attempt(), Some(2));
     gateway.wait_for_log("no answer came during late_answer either").await;
@@ -107,40 +107,40 @@ async fn without_a_late_answer_the_operation_runs_again_at_once() {
 
 #[tokio::test]
 async fn late_answers_can_be_switched_off() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Fault::Hang);
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamFault::Hang);
     let gateway = gateway(&format!("{POLICY}late_answer = \"0s\"\n"), &upstream).await;
     let request = pay(gateway.addr(), "k-1");
     assert_eq!(request.send().await.status, 504);
-    assert_eq!(refusal(&request.send().await), "outcome-unknown");
+    assert_eq!(refusal_name(&request.send().await), "outcome-unknown");
 }
 
 /// A quarter of four connections is one.
 #[tokio::test]
 async fn the_oldest_gives_way_when_a_quarter_of_the_connections_waits() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Fault::Hang);
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamFault::Hang);
     let gateway = gateway(&format!("max_upstream = 4\n{POLICY}"), &upstream).await;
     let (older, newer) = (pay(gateway.addr(), "k-1"), pay(gateway.addr(), "k-2"));
     assert_eq!(older.send().await.status, 504);
-    assert_eq!(refusal(&older.send().await), "in-progress");
+    assert_eq!(refusal_name(&older.send().await), "in-progress");
     assert_eq!(newer.send().await.status, 504);
-    assert_eq!(refusal(&until_settled(&older).await), "outcome-unknown");
-    assert_eq!(refusal(&newer.send().await), "in-progress");
+    assert_eq!(refusal_name(&send_until_settled(&older).await), "outcome-unknown");
+    assert_eq!(refusal_name(&newer.send().await), "in-progress");
 }
 
 #[tokio::test]
 async fn shutdown_waits_for_a_late_answer() {
-    let (upstream, gate) = (Upstream::start().await, Gate::new());
-    upstream.on("/pay", Reply::usual().gated(&gate));
-    let launch = Gateway::launch(super::common::BIN).config(POLICY).upstream(&upstream.url());
+    let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let launch = GatewayProcess::launch(super::common::BIN).config(POLICY).upstream(&upstream.url());
     let mut gateway = launch.arg("--store").arg("embedded:data").start().await;
     assert_eq!(pay(gateway.addr(), "k-1").header("Host", "x").send().await.status, 504);
-    gateway.signal(Signal::Term);
+    gateway.signal(ProcessSignal::Term);
     gateway.wait_for_log("stopping").await;
     assert!(!gateway.has_exited());
     gate.open();
-    assert_eq!(gateway.wait_exit(DEADLINE).await.code(), Some(0));
+    assert_eq!(gateway.wait_exit(WAIT_TIMEOUT).await.code(), Some(0));
     gateway.restart().await;
     let again = pay(gateway.addr(), "k-1").header("Host", "x").send().await;
     assert_eq!((again.status, again.header("idempotent-replayed")), (201, Some("true")), "{again:?}");

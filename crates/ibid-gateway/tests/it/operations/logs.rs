@@ -6,24 +6,24 @@ use std::{
 };
 
 use ibid::{
-    Notice, Observer,
+    EngineEvent, Observer,
     store::{Address, ErrorKind, StoreError},
 };
-use ibid_gateway::logs::Logged;
+use ibid_gateway::logs::LogObserver;
 use ibid_testkit::{
-    client::{Request, post},
-    process::{Gateway, Signal},
-    upstream::{Fault, Gate, Reply, Upstream},
-    wrappers::Calls,
+    client::{TestRequest, post},
+    process::{GatewayProcess, ProcessSignal},
+    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
+    wrappers::CallFilter,
 };
 use parking_lot::Mutex;
 use serde_json::Value;
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::common::{DEADLINE, gateway, lines, pay, start, switchable};
+use super::common::{WAIT_TIMEOUT, failing_store, gateway, lines, pay, start};
 
 /// What was written to standard error: all but the two lines on standard output.
-fn stderr(gateway: &Gateway) -> Vec<String> {
+fn stderr(gateway: &GatewayProcess) -> Vec<String> {
     gateway.logs().into_iter().filter(|line| !line.starts_with("ibid: ")).collect()
 }
 
@@ -36,12 +36,12 @@ fn text<'a>(line: &'a Value, field: &str) -> &'a str {
 }
 
 /// One request of each kind.
-async fn some_of_each(gateway: &mut Gateway, upstream: &Upstream) {
+async fn send_each_kind(gateway: &mut GatewayProcess, upstream: &TestUpstream) {
     let addr = gateway.addr();
-    let gate = Gate::new();
-    upstream.on("/slow", Reply::usual().gated(&gate));
-    upstream.on("/unknown", Reply::status(504));
-    upstream.on("/released", Reply::status(500));
+    let gate = ReplyGate::new();
+    upstream.on("/slow", UpstreamReply::usual().gated(&gate));
+    upstream.on("/unknown", UpstreamReply::status(504));
+    upstream.on("/released", UpstreamReply::status(500));
     assert_eq!(post(addr, "/pay").header("User-Agent", "shop/1.0").send().await.status, 400);
     assert_eq!(pay(addr, "two, keys").header("User-Agent", "shop/1.0").send().await.status, 400);
     for _ in 0..2 {
@@ -57,8 +57,8 @@ async fn some_of_each(gateway: &mut Gateway, upstream: &Upstream) {
     running.read_response().await;
     assert_eq!(post(addr, "/unknown").key("k-3").header("User-Agent", "shop/1.0").send().await.status, 504);
     assert_eq!(post(addr, "/released").key("k-4").header("User-Agent", "shop/1.0").send().await.status, 500);
-    gateway.signal(Signal::Term);
-    assert_eq!(gateway.wait_exit(DEADLINE).await.code(), Some(0));
+    gateway.signal(ProcessSignal::Term);
+    assert_eq!(gateway.wait_exit(WAIT_TIMEOUT).await.code(), Some(0));
 }
 
 const EXPECTED: [(&str, &str, &str, u64); 8] = [
@@ -74,10 +74,10 @@ const EXPECTED: [(&str, &str, &str, u64); 8] = [
 
 #[tokio::test]
 async fn as_json_every_line_parses_and_has_its_level_and_fields() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let config = "log = { format = \"json\", level = \"debug\" }\n[policy]\nkey.required = true\n";
     let mut gateway = gateway(config, &upstream).await;
-    some_of_each(&mut gateway, &upstream).await;
+    send_each_kind(&mut gateway, &upstream).await;
     let all: Vec<Value> = stderr(&gateway).iter().map(|line| json(line)).collect();
     for (outcome, level, message, status) in EXPECTED {
         let line =
@@ -101,9 +101,9 @@ async fn as_json_every_line_parses_and_has_its_level_and_fields() {
 
 #[tokio::test]
 async fn as_text_each_line_has_the_same() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let mut gateway = gateway("[policy]\nkey.required = true\n", &upstream).await;
-    some_of_each(&mut gateway, &upstream).await;
+    send_each_kind(&mut gateway, &upstream).await;
     let all = stderr(&gateway);
     for (outcome, level, message, status) in EXPECTED {
         let outcome = format!("outcome=\"{outcome}\"");
@@ -119,9 +119,9 @@ async fn as_text_each_line_has_the_same() {
 /// Behind a proxy on this machine, as most are.
 #[tokio::test]
 async fn a_line_has_the_clients_address_and_the_id_of_its_request() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("log = { format = \"json\" }\n[policy]\nkey.required = true\n", &upstream).await;
-    let behind = |request: Request| request.header("X-Forwarded-For", "198.51.100.9, 203.0.113.7");
+    let behind = |request: TestRequest| request.header("X-Forwarded-For", "198.51.100.9, 203.0.113.7");
     behind(pay(gateway.addr(), "k-1")).header("X-Request-Id", "req-42").send().await;
     behind(post(gateway.addr(), "/pay")).send().await;
     let stored = json(&lines(&gateway, "answer stored", 1).await[0]);
@@ -136,10 +136,10 @@ async fn a_line_has_the_clients_address_and_the_id_of_its_request() {
 /// meets.
 #[tokio::test]
 async fn every_line_that_is_written_while_a_request_is_handled_has_its_id() {
-    let upstream = Upstream::start().await;
-    upstream.on("/lost", Fault::CloseWithoutReply);
-    let gate = Gate::new();
-    upstream.on("/slow", Reply::usual().gated(&gate));
+    let upstream = TestUpstream::start().await;
+    upstream.on("/lost", UpstreamFault::CloseWithoutReply);
+    let gate = ReplyGate::new();
+    upstream.on("/slow", UpstreamReply::usual().gated(&gate));
     let config = "log = { format = \"json\" }\nlimits.reply_timeout = \"200ms\"\n[store]\nurl = \"redis://127.0.0.1:9/0\"\n\
                   [policy]\non_store_down = \"open\"\n\
                   [[route]]\nmatch = \"POST /shadow\"\nmode = \"shadow\"\n[[route]]\nmatch = \"POST /far\"\nupstream = \"http://127.0.0.1:9\"\n\
@@ -181,36 +181,36 @@ async fn every_line_that_is_written_while_a_request_is_handled_has_its_id() {
 
 #[tokio::test]
 async fn what_passes_without_a_key_is_told_at_debug_only() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     for (level, told) in [("info", 0), ("debug", 1)] {
         let mut gateway = gateway(&format!("log.level = \"{level}\""), &upstream).await;
         post(gateway.addr(), "/pay").send().await;
         pay(gateway.addr(), "k-1").send().await;
         lines(&gateway, "answer stored", 1).await;
-        gateway.signal(Signal::Term);
-        gateway.wait_exit(DEADLINE).await;
+        gateway.signal(ProcessSignal::Term);
+        gateway.wait_exit(WAIT_TIMEOUT).await;
         assert_eq!(gateway.logs().iter().filter(|line| line.contains("no key")).count(), told, "{level}");
     }
 }
 
 #[tokio::test]
 async fn at_warn_the_ordinary_is_silent() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let mut gateway = gateway("log.level = \"warn\"\n[policy]\nkey.required = true\n", &upstream).await;
     pay(gateway.addr(), "k-1").send().await;
     pay(gateway.addr(), "k-1").send().await;
     post(gateway.addr(), "/pay").send().await;
-    gateway.signal(Signal::Term);
-    gateway.wait_exit(DEADLINE).await;
+    gateway.signal(ProcessSignal::Term);
+    gateway.wait_exit(WAIT_TIMEOUT).await;
     let all = stderr(&gateway);
     assert!(matches!(&all[..], [line] if line.contains("missing idempotency key")), "{all:#?}");
 }
 
 /// The log of this thread.
 #[derive(Clone, Default)]
-struct Written(Arc<Mutex<Vec<u8>>>);
+struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Written {
+impl Write for CapturedLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().extend(bytes);
         Ok(bytes.len())
@@ -221,7 +221,7 @@ impl Write for Written {
     }
 }
 
-impl<'a> MakeWriter<'a> for Written {
+impl<'a> MakeWriter<'a> for CapturedLog {
     type Writer = Self;
 
     fn make_writer(&'a self) -> Self {
@@ -231,21 +231,22 @@ impl<'a> MakeWriter<'a> for Written {
 
 #[tokio::test]
 async fn store_failures_are_errors() {
-    let written = Written::default();
+    let written = CapturedLog::default();
     let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(written.clone()).finish();
     // The runtime of this test has one thread, so everything that it logs comes here.
     let _logging = tracing::subscriber::set_default(subscriber);
-    let upstream = Upstream::start().await;
-    let store = switchable();
-    let gateway = start("[policy]\nlease = \"300ms\"", &upstream, store.clone(), Arc::new(Logged::default())).await;
-    store.fail(Calls::All, ErrorKind::NotApplied);
+    let upstream = TestUpstream::start().await;
+    let store = failing_store();
+    let gateway =
+        start("[policy]\nlease = \"300ms\"", &upstream, store.clone(), Arc::new(LogObserver::default())).await;
+    store.fail(CallFilter::All, ErrorKind::NotApplied);
     assert_eq!(pay(gateway.address(), "k-1").send().await.status, 503);
     store.heal();
-    let gate = Gate::new();
-    upstream.on("/pay", Reply::usual().gated(&gate));
+    let gate = ReplyGate::new();
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let mut running = pay(gateway.address(), "k-2").start().await;
     gate.arrived(1).await;
-    store.fail(Calls::Settle, ErrorKind::Ambiguous);
+    store.fail(CallFilter::Settle, ErrorKind::Ambiguous);
     gate.open();
     assert_eq!(running.read_response().await.status, 503);
     let text = String::from_utf8(written.0.lock().clone()).unwrap();
@@ -260,12 +261,12 @@ async fn store_failures_are_errors() {
 
 #[test]
 fn a_store_that_decides_without_the_other_is_a_warning() {
-    let written = Written::default();
+    let written = CapturedLog::default();
     let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(written.clone()).finish();
     let error = StoreError::new(ErrorKind::NotApplied, "redis", "connection refused");
     tracing::subscriber::with_default(subscriber, || {
-        Logged::default().noticed(&Notice::Fallback { call: "claim", error: &error });
-        Logged::default().noticed(&Notice::Solo(&Address([0xab; 32])));
+        LogObserver::default().on_event(&EngineEvent::Fallback { call: "claim", error: &error });
+        LogObserver::default().on_event(&EngineEvent::FrontOnlyClaim(&Address([0xab; 32])));
     });
     let text = String::from_utf8(written.0.lock().clone()).unwrap();
     let told: Vec<_> = text.lines().map(json).map(|line| (line["level"].clone(), line["message"].clone())).collect();

@@ -1,12 +1,12 @@
 //! What must never be printed, at any level, whatever becomes of the request.
 
 use ibid_testkit::{
-    client::{Raw, post},
-    process::{Gateway, Signal},
-    upstream::{Fault, Reply, Upstream},
+    client::{RawClient, post},
+    process::{GatewayProcess, ProcessSignal},
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 
-use super::common::{BIN, DEADLINE, pay};
+use super::common::{BIN, WAIT_TIMEOUT, pay};
 
 const KEY: &str = "customer-4711-order-0815-planted-key";
 const AUTHORIZATION: &str = "planted-credential-of-the-caller";
@@ -15,11 +15,13 @@ const QUERY: &str = "planted-in-the-query";
 const REPLY: &str = "planted-in-the-answer";
 const COOKIE: &str = "planted-session-cookie";
 
-async fn nothing_is_printed(upstream: Upstream, url: &str, level: &str, format: &str) {
-    upstream.on_any(Reply::status(201).json(&format!("{{\"secret\":\"{REPLY}\"}}")).header("X-Secret", REPLY));
-    upstream.on("/lost", Fault::ResetAfterRequest);
+async fn assert_nothing_printed(upstream: TestUpstream, url: &str, level: &str, format: &str) {
+    upstream.reply_by_default(
+        UpstreamReply::status(201).json(&format!("{{\"secret\":\"{REPLY}\"}}")).header("X-Secret", REPLY),
+    );
+    upstream.on("/lost", UpstreamFault::ResetAfterRequest);
     let config = format!("log = {{ level = \"{level}\", format = \"{format}\" }}\n[policy]\nkey.required = true\n");
-    let mut gateway = Gateway::launch(BIN).config(config).upstream(url).start().await;
+    let mut gateway = GatewayProcess::launch(BIN).config(config).upstream(url).start().await;
     let addr = gateway.addr();
     let body = format!("{{\"card\":\"{BODY}\"}}");
     let request = |path: &str, key: &str| {
@@ -41,17 +43,17 @@ async fn nothing_is_printed(upstream: Upstream, url: &str, level: &str, format: 
         assert_eq!(answer.status, status, "{path} {key}: {answer:?}");
         assert!(!answer.text().contains(KEY), "refusals mask the key too: {answer:?}");
     }
-    let mut broken = Raw::connect(addr).await;
+    let mut broken = RawClient::connect(addr).await;
     broken.send(format!("POST /pay HTTP/1.1\r\nhost: a\r\nbad header {BODY}\r\n\r\n")).await;
     let _ = broken.try_read_response().await;
-    let mut broken = Raw::connect(addr).await;
+    let mut broken = RawClient::connect(addr).await;
     broken
         .send(format!("POST /pay HTTP/1.1\r\nhost: a\r\nIdempotency-Key: {KEY}\r\ncontent-length: 99\r\n\r\n{BODY}"))
         .await;
     drop(broken);
     assert_eq!(pay(addr, "last").send().await.status, 201);
-    gateway.signal(Signal::Term);
-    gateway.wait_exit(DEADLINE).await;
+    gateway.signal(ProcessSignal::Term);
+    gateway.wait_exit(WAIT_TIMEOUT).await;
     let logs = gateway.logs();
     for secret in [KEY, AUTHORIZATION, BODY, QUERY, REPLY, COOKIE] {
         let shown: Vec<_> = logs.iter().filter(|line| line.contains(secret)).collect();
@@ -62,23 +64,23 @@ async fn nothing_is_printed(upstream: Upstream, url: &str, level: &str, format: 
 
 #[tokio::test]
 async fn no_secret_is_logged_as_text_at_debug() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let url = upstream.url();
-    nothing_is_printed(upstream, &url, "debug", "text").await;
+    assert_nothing_printed(upstream, &url, "debug", "text").await;
 }
 
 #[tokio::test]
 async fn no_secret_is_logged_as_json_at_trace() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let url = upstream.url();
-    nothing_is_printed(upstream, &url, "trace", "json").await;
+    assert_nothing_printed(upstream, &url, "trace", "json").await;
 }
 
 #[tokio::test]
 async fn no_secret_is_logged_on_the_way_to_an_http2_app() {
     for level in ["debug", "trace"] {
-        let upstream = Upstream::start_h2c().await;
+        let upstream = TestUpstream::start_h2c().await;
         let url = upstream.url().replace("http://", "h2c://");
-        nothing_is_printed(upstream, &url, level, "text").await;
+        assert_nothing_printed(upstream, &url, level, "text").await;
     }
 }

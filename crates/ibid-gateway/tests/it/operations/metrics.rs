@@ -2,30 +2,30 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use ibid::{Reason, store::ErrorKind};
+use ibid::{RefusalReason, store::ErrorKind};
 use ibid_gateway::metrics::FAMILIES;
 use ibid_testkit::{
-    client::{Request, get, post, request},
-    process::Gateway,
-    upstream::{Gate, Reply, Upstream},
-    wrappers::Calls,
+    client::{TestRequest, get, post, request},
+    process::GatewayProcess,
+    upstream::{ReplyGate, TestUpstream, UpstreamReply},
+    wrappers::CallFilter,
 };
 use tokio::time::{sleep, timeout};
 
 use super::{
-    common::{DEADLINE, Here, eventually, gateway, lines, pay, refusal},
-    exposition::Page,
+    common::{InProcessGateway, WAIT_TIMEOUT, gateway, lines, pay, refusal_name, wait_until},
+    metrics_format::MetricsPage,
 };
 
-async fn scrape(admin: SocketAddr) -> Page {
+async fn scrape(admin: SocketAddr) -> MetricsPage {
     let answer = get(admin, "/metrics").send().await;
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
-    Page::parse(&answer.text())
+    MetricsPage::parse(&answer.text())
 }
 
 /// Scrapes until a gauge has this value: it may be a second old.
-async fn until(admin: SocketAddr, gauge: &str, value: f64) -> Page {
+async fn scrape_until(admin: SocketAddr, gauge: &str, value: f64) -> MetricsPage {
     let reached = async {
         loop {
             let page = scrape(admin).await;
@@ -35,11 +35,11 @@ async fn until(admin: SocketAddr, gauge: &str, value: f64) -> Page {
             sleep(Duration::from_millis(50)).await;
         }
     };
-    timeout(DEADLINE, reached).await.unwrap_or_else(|_| panic!("waited {DEADLINE:?} for {gauge} to be {value}"))
+    timeout(WAIT_TIMEOUT, reached).await.unwrap_or_else(|_| panic!("waited {WAIT_TIMEOUT:?} for {gauge} to be {value}"))
 }
 
 /// Everything that is counted, histograms by their counts, but for what is 0.
-fn counted(page: &Page) -> Vec<(String, f64)> {
+fn nonzero_counters(page: &MetricsPage) -> Vec<(String, f64)> {
     let samples = page.families().iter().filter(|family| family.kind != "gauge").flat_map(|family| &family.samples);
     let counts = samples.filter(|sample| !sample.name.ends_with("_bucket") && !sample.name.ends_with("_sum"));
     let named = counts.filter(|sample| sample.value != 0.0).map(|sample| {
@@ -51,8 +51,8 @@ fn counted(page: &Page) -> Vec<(String, f64)> {
 }
 
 /// What has grown since, and by how much. Nothing ever falls.
-fn grown(before: &Page, after: &Page) -> Vec<(String, f64)> {
-    let (before, mut after) = (counted(before), counted(after));
+fn counter_increases(before: &MetricsPage, after: &MetricsPage) -> Vec<(String, f64)> {
+    let (before, mut after) = (nonzero_counters(before), nonzero_counters(after));
     for (name, value) in before {
         let now = after.iter_mut().find(|(other, _)| *other == name).unwrap_or_else(|| panic!("{name} has fallen"));
         now.1 -= value;
@@ -68,7 +68,7 @@ fn events(list: &[(&str, u32)]) -> Vec<(String, f64)> {
 
 #[tokio::test]
 async fn every_name_is_there_from_the_start_at_zero() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let config = "[[route]]\nmatch = \"POST /pay\"\n[[route]]\nmatch = \"POST|PUT /orders/*\"\n";
     let gateway = gateway(config, &upstream).await;
     let admin = gateway.admin_addr();
@@ -85,14 +85,14 @@ async fn every_name_is_there_from_the_start_at_zero() {
         assert!(family.samples.iter().all(|sample| sample.value == at_first), "{family:#?}");
     }
     let outcomes = "executed released pending unknown degraded replayed keyless shadow-replay shadow-refusal";
-    for outcome in outcomes.split(' ').chain(Reason::all().map(Reason::name)) {
+    for outcome in outcomes.split(' ').chain(RefusalReason::all().map(RefusalReason::name)) {
         for route in ["POST /pay", "POST|PUT /orders/*", "*"] {
             page.sum("idempotency_requests_total", &[("route", route), ("outcome", outcome)]);
         }
     }
-    assert_eq!(page.families()[0].samples.len(), 3 * (9 + Reason::COUNT), "and no others");
+    assert_eq!(page.families()[0].samples.len(), 3 * (9 + RefusalReason::COUNT), "and no others");
     for op in ["claim", "extend", "settle", "wait", "get"] {
-        assert_eq!(page.asked(op), 0.0);
+        assert_eq!(page.store_calls(op), 0.0);
     }
     let head = request("HEAD", admin, "/metrics").send().await;
     assert_eq!((head.status, head.body.len()), (200, 0), "{head:?}");
@@ -128,16 +128,16 @@ fn the_names_are_the_promised_ones() {
     assert_eq!(names, promised);
 }
 
-const BEGUN: [&str; 2] = ["store_seconds_count claim", "overhead_seconds_count"];
-const RAN: [&str; 4] =
+const CLAIM_METRICS: [&str; 2] = ["store_seconds_count claim", "overhead_seconds_count"];
+const RUN_METRICS: [&str; 4] =
     ["cache_miss_total", "store_seconds_count claim", "store_seconds_count settle", "overhead_seconds_count"];
 
 /// Requests one after another, what they get, and exactly what is counted for each.
 #[rustfmt::skip]
-fn steps(addr: SocketAddr) -> Vec<(Request, u16, Vec<&'static str>)> {
+fn steps(addr: SocketAddr) -> Vec<(TestRequest, u16, Vec<&'static str>)> {
     let at = |path: &str| pay_at(addr, path);
-    let begun = |counts: &[&'static str]| [counts, &BEGUN].concat();
-    let ran = |counts: &[&'static str]| [counts, &RAN].concat();
+    let begun = |counts: &[&'static str]| [counts, &CLAIM_METRICS].concat();
+    let ran = |counts: &[&'static str]| [counts, &RUN_METRICS].concat();
     let other = post(addr, "/pay").key("/pay").json("{}");
     vec![
         (at("/pay"), 201, ran(&["requests_total executed POST /*"])),
@@ -152,23 +152,23 @@ fn steps(addr: SocketAddr) -> Vec<(Request, u16, Vec<&'static str>)> {
         (at("/released"), 201, ran(&["requests_total executed POST /*", "retries_total"])),
         (at("/retried"), 504, ran(&["requests_total unknown POST /retried", "unknown_total"])),
         // The takeover is a second claim.
-        (at("/retried"), 201, ran(&["requests_total executed POST /retried", "retries_total", BEGUN[0]])),
+        (at("/retried"), 201, ran(&["requests_total executed POST /retried", "retries_total", CLAIM_METRICS[0]])),
     ]
 }
 
 /// A payment under a key of this path's own.
-fn pay_at(addr: SocketAddr, path: &str) -> Request {
+fn pay_at(addr: SocketAddr, path: &str) -> TestRequest {
     post(addr, path).key(path).json(r#"{"amount":1}"#)
 }
 
 #[tokio::test]
 async fn each_event_is_counted_once_and_nothing_else_is() {
-    let upstream = Upstream::start().await;
-    let gate = Gate::new();
-    upstream.on("/slow", Reply::usual().gated(&gate));
-    upstream.on("/unknown", Reply::status(504));
-    upstream.on_each("/retried", [Reply::status(504), Reply::usual()]);
-    upstream.on_each("/released", [Reply::status(500), Reply::usual()]);
+    let upstream = TestUpstream::start().await;
+    let gate = ReplyGate::new();
+    upstream.on("/slow", UpstreamReply::usual().gated(&gate));
+    upstream.on("/unknown", UpstreamReply::status(504));
+    upstream.on_each("/retried", [UpstreamReply::status(504), UpstreamReply::usual()]);
+    upstream.on_each("/released", [UpstreamReply::status(500), UpstreamReply::usual()]);
     let config = "[[route]]\nmatch = \"POST /retried\"\non_unknown = \"retry\"\n\
                   [[route]]\nmatch = \"POST /strict\"\nkey.required = true\n[[route]]\nmatch = \"POST /*\"\n";
     let gateway = gateway(config, &upstream).await;
@@ -176,30 +176,30 @@ async fn each_event_is_counted_once_and_nothing_else_is() {
     let at_first = scrape(admin).await;
     let mut running = pay_at(addr, "/slow").start().await;
     gate.arrived(1).await;
-    let mut before = until(admin, "idempotency_processing_gauge", 1.0).await;
-    assert_eq!(grown(&at_first, &before), events(&[("store_seconds_count claim", 1)]), "it has only begun");
+    let mut before = scrape_until(admin, "idempotency_processing_gauge", 1.0).await;
+    assert_eq!(counter_increases(&at_first, &before), events(&[("store_seconds_count claim", 1)]), "it has only begun");
     for (n, (request, status, expected)) in steps(addr).into_iter().enumerate() {
         let answer = request.send().await;
         assert_eq!(answer.status, status, "step {n}: {answer:?}");
         let after = scrape(admin).await;
         let mut counts = BTreeMap::new();
         expected.into_iter().for_each(|name| *counts.entry(name.to_owned()).or_insert(0.0) += 1.0);
-        assert_eq!(BTreeMap::from_iter(grown(&before, &after)), counts, "step {n}");
+        assert_eq!(BTreeMap::from_iter(counter_increases(&before, &after)), counts, "step {n}");
         before = after;
     }
-    let page = until(admin, "idempotency_outcome_unknown", 1.0).await;
+    let page = scrape_until(admin, "idempotency_outcome_unknown", 1.0).await;
     assert_eq!(page.value("idempotency_processing_gauge"), 1.0);
     assert!(page.value("idempotency_store_bytes") > 500.0, "some entries are there");
     gate.open();
     assert_eq!(running.read_response().await.status, 201);
-    until(admin, "idempotency_processing_gauge", 0.0).await;
+    scrape_until(admin, "idempotency_processing_gauge", 0.0).await;
     assert_eq!(get(admin, "/readyz").send().await.status, 200);
-    assert_eq!(scrape(admin).await.asked("get"), 1.0);
+    assert_eq!(scrape(admin).await.store_calls("get"), 1.0);
 }
 
 #[tokio::test]
 async fn fifty_at_once_are_counted_exactly() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("[policy]\non_concurrent = \"wait\"\n", &upstream).await;
     let addr = gateway.addr();
     let clients: Vec<_> = (0..50)
@@ -226,18 +226,18 @@ async fn fifty_at_once_are_counted_exactly() {
         ("store_seconds_count settle", 100),
         ("overhead_seconds_count", 150),
     ];
-    assert_eq!(counted(&page), events(&expected));
+    assert_eq!(nonzero_counters(&page), events(&expected));
 }
 
 #[tokio::test]
 async fn one_key_sent_fifty_times_at_once_runs_once_and_every_request_is_counted() {
-    let (upstream, gate) = (Upstream::start().await, Gate::new());
-    upstream.on("/pay", Reply::usual().gated(&gate));
+    let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let gateway = gateway("", &upstream).await;
     let mut first = pay(gateway.addr(), "k-1").start().await;
     gate.arrived(1).await;
     let answers = ibid_testkit::client::many(49, || pay(gateway.addr(), "k-1")).await;
-    assert!(answers.iter().all(|answer| refusal(answer) == "in-progress"), "{answers:?}");
+    assert!(answers.iter().all(|answer| refusal_name(answer) == "in-progress"), "{answers:?}");
     gate.open();
     assert_eq!(first.read_response().await.status, 201);
     let page = scrape(gateway.admin_addr()).await;
@@ -249,20 +249,21 @@ async fn one_key_sent_fifty_times_at_once_runs_once_and_every_request_is_counted
 
 #[tokio::test]
 async fn a_reload_forgets_no_count_and_shows_new_routes_at_zero() {
-    const TAKEN: &str = "configuration taken up";
-    let executed =
-        |page: &Page, route| page.sum("idempotency_requests_total", &[("route", route), ("outcome", "executed")]);
-    let upstream = Upstream::start().await;
-    let gateway: Gateway = gateway("[[route]]\nmatch = \"POST /pay\"\n", &upstream).await;
+    const RELOADED_LOG_TEXT: &str = "configuration taken up";
+    let executed = |page: &MetricsPage, route| {
+        page.sum("idempotency_requests_total", &[("route", route), ("outcome", "executed")])
+    };
+    let upstream = TestUpstream::start().await;
+    let gateway: GatewayProcess = gateway("[[route]]\nmatch = \"POST /pay\"\n", &upstream).await;
     let (addr, admin) = (gateway.addr(), gateway.admin_addr());
     assert_eq!(pay(addr, "k-1").send().await.status, 201);
     let before = scrape(admin).await;
     gateway.rewrite_config(
         "accept_forgetting = true\n[[route]]\nmatch = \"POST /orders\"\n[[route]]\nmatch = \"POST /pay\"\nttl = \"2h\"\n",
     );
-    gateway.wait_for_log(TAKEN).await;
+    gateway.wait_for_log(RELOADED_LOG_TEXT).await;
     let after = scrape(admin).await;
-    assert_eq!(grown(&before, &after), [], "nothing was lost, and nothing counted twice");
+    assert_eq!(counter_increases(&before, &after), [], "nothing was lost, and nothing counted twice");
     assert_eq!((executed(&after, "POST /pay"), executed(&after, "POST /orders")), (1.0, 0.0));
     assert_eq!(pay(addr, "k-2").send().await.status, 201);
     assert_eq!(post(addr, "/orders").key("k-3").send().await.status, 201);
@@ -273,11 +274,13 @@ async fn a_reload_forgets_no_count_and_shows_new_routes_at_zero() {
 /// A claim is lost when another takes it over while it runs: here, because its heartbeats do not reach the store.
 #[tokio::test]
 async fn a_lost_claim_is_counted_and_its_request_is_no_hit() {
-    let (upstream, gate) = (Upstream::start().await, Gate::new());
-    upstream.on_each("/pay", [Reply::usual().gated(&gate), Reply::usual()]);
-    let here = Here::start("[policy]\nlease = \"200ms\"\ntimeout = \"20s\"\non_unknown = \"retry\"", &upstream).await;
+    let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
+    upstream.on_each("/pay", [UpstreamReply::usual().gated(&gate), UpstreamReply::usual()]);
+    let here =
+        InProcessGateway::start("[policy]\nlease = \"200ms\"\ntimeout = \"20s\"\non_unknown = \"retry\"", &upstream)
+            .await;
     let admin = here.gateway.admin().expect("it has an admin port");
-    here.store.fail(Calls::Extend, ErrorKind::NotApplied);
+    here.store.fail(CallFilter::Extend, ErrorKind::NotApplied);
     let mut first = here.pay("k-1").start().await;
     gate.arrived(1).await;
     let taken_over = async {
@@ -289,7 +292,7 @@ async fn a_lost_claim_is_counted_and_its_request_is_no_hit() {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    let second = timeout(DEADLINE, taken_over).await.expect("the lease lapses");
+    let second = timeout(WAIT_TIMEOUT, taken_over).await.expect("the lease lapses");
     assert_eq!(second.status, 201, "{second:?}");
     gate.open();
     let first = first.read_response().await;
@@ -304,19 +307,19 @@ async fn a_lost_claim_is_counted_and_its_request_is_no_hit() {
         refused + 1.0,
         "the first is none, though it got another's record"
     );
-    assert!(page.asked("extend") >= 1.0, "failed calls are timed, too");
+    assert!(page.store_calls("extend") >= 1.0, "failed calls are timed, too");
 }
 
 #[tokio::test]
 async fn a_store_that_is_down_leaves_the_page_as_it_was() {
-    let (upstream, gate) = (Upstream::start().await, Gate::new());
-    upstream.on("/pay", Reply::usual().gated(&gate));
-    let here = Here::start("[policy]\non_store_down = \"open\"", &upstream).await;
+    let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let here = InProcessGateway::start("[policy]\non_store_down = \"open\"", &upstream).await;
     let admin = here.gateway.admin().expect("it has an admin port");
     let mut running = here.pay("k-1").start().await;
     gate.arrived(1).await;
-    let up = until(admin, "idempotency_processing_gauge", 1.0).await;
-    here.store.fail(Calls::All, ErrorKind::NotApplied);
+    let up = scrape_until(admin, "idempotency_processing_gauge", 1.0).await;
+    here.store.fail(CallFilter::All, ErrorKind::NotApplied);
     // Longer than any number is kept without asking again.
     sleep(Duration::from_millis(1500)).await;
     let down = scrape(admin).await;
@@ -337,20 +340,24 @@ async fn a_store_that_is_down_leaves_the_page_as_it_was() {
 
 #[tokio::test]
 async fn a_store_call_that_is_sent_again_is_timed_each_time() {
-    let upstream = Upstream::start().await;
-    let here = Here::start("", &upstream).await;
+    let upstream = TestUpstream::start().await;
+    let here = InProcessGateway::start("", &upstream).await;
     let admin = here.gateway.admin().expect("it has an admin port");
-    here.store.lose(Calls::Claim);
-    assert_eq!(refusal(&here.pay("k-1").send().await), "store-unavailable");
-    eventually("the given-up claim is released", || here.gateway.ibid().engine().later().waiting() == 0).await;
+    here.store.lose_answers(CallFilter::Claim);
+    assert_eq!(refusal_name(&here.pay("k-1").send().await), "store-unavailable");
+    wait_until("the given-up claim is released", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
     let page = scrape(admin).await;
-    assert_eq!((page.asked("claim"), page.asked("settle")), (3.0, 1.0), "asked three times, then released behind it");
+    assert_eq!(
+        (page.store_calls("claim"), page.store_calls("settle")),
+        (3.0, 1.0),
+        "asked three times, then released behind it"
+    );
     assert_eq!((page.outcome("store-unavailable"), page.value("idempotency_cache_miss_total")), (1.0, 0.0));
 }
 
 #[tokio::test]
 async fn what_shadow_mode_would_have_done_is_neither_hit_nor_conflict() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = gateway("[policy]\nmode = \"shadow\"\n", &upstream).await;
     for _ in 0..2 {
         assert_eq!(pay(gateway.addr(), "k-1").send().await.status, 201);
@@ -371,31 +378,31 @@ async fn what_shadow_mode_would_have_done_is_neither_hit_nor_conflict() {
         ("store_seconds_count settle", 1),
         ("overhead_seconds_count", 3),
     ];
-    assert_eq!(counted(&scrape(gateway.admin_addr()).await), events(&expected));
+    assert_eq!(nonzero_counters(&scrape(gateway.admin_addr()).await), events(&expected));
 }
 
 /// The time that a duplicate waits is the store's `wait`, and part of what its request took beyond its operation.
 #[tokio::test]
 async fn a_duplicate_that_waits_is_a_hit_and_its_wait_is_timed() {
-    let (upstream, gate) = (Upstream::start().await, Gate::new());
-    upstream.on("/pay", Reply::usual().gated(&gate));
+    let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let gateway = gateway("[policy]\non_concurrent = \"wait\"\n", &upstream).await;
     let admin = gateway.admin_addr();
     let mut first = pay(gateway.addr(), "k-1").start().await;
     gate.arrived(1).await;
     let mut second = pay(gateway.addr(), "k-1").start().await;
     let both_asked = async {
-        while scrape(admin).await.asked("claim") < 2.0 {
+        while scrape(admin).await.store_calls("claim") < 2.0 {
             sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(DEADLINE, both_asked).await.expect("the second asks as well");
+    timeout(WAIT_TIMEOUT, both_asked).await.expect("the second asks as well");
     sleep(Duration::from_millis(100)).await;
     gate.open();
     assert_eq!((first.read_response().await.status, second.read_response().await.status), (201, 201));
     let page = scrape(admin).await;
     assert_eq!((page.value("idempotency_cache_hit_total"), page.sum("idempotency_conflicts_total", &[])), (1.0, 0.0));
-    assert!(page.asked("wait") >= 1.0);
+    assert!(page.store_calls("wait") >= 1.0);
     assert!(page.sum("idempotency_store_seconds_sum", &[("op", "wait")]) >= 0.1);
     assert!(page.value("idempotency_overhead_seconds_sum") >= 0.1);
     assert_eq!(page.value("idempotency_overhead_seconds_count"), 2.0);

@@ -11,20 +11,20 @@ use std::{
 };
 
 use ibid_gateway::{
-    config::{Env, ServeArgs, Settings},
-    live::{Live, Reload, Snapshot},
+    config::{Env, GatewaySettings, ServeArgs},
+    live_config::{ConfigSnapshot, LiveConfig, ReloadOutcome},
 };
 
 const UPSTREAM: &str = "upstream = \"http://127.0.0.1:9\"\n";
 
-fn live(file: &Path) -> Arc<Live> {
-    let args = ServeArgs::of_file(file);
-    let settings = Settings::load(&args, &Env::of(&[])).expect("a valid file");
-    Live::new(Snapshot::new(settings, None).expect("a valid file"), args)
+fn live(file: &Path) -> Arc<LiveConfig> {
+    let args = ServeArgs::for_file(file);
+    let settings = GatewaySettings::load(&args, &Env::from_pairs(&[])).expect("a valid file");
+    LiveConfig::new(ConfigSnapshot::new(settings, None).expect("a valid file"), args)
 }
 
-fn reload(live: &Live) -> Reload {
-    live.reload(&Env::of(&[]))
+fn reload(live: &LiveConfig) -> ReloadOutcome {
+    live.reload(&Env::from_pairs(&[]))
 }
 
 /// The first reload has read its file and still reads a token from a pipe when the file is replaced and read again.
@@ -56,8 +56,8 @@ async fn a_reload_that_takes_long_does_not_replace_a_newer_file() {
     let _ = newer_is_done.recv_timeout(Duration::from_millis(500));
     token.write_all(b"a-token-of-sixteen-characters").expect("it is read");
     drop(token);
-    assert!(matches!(older.join().expect("no panic"), Reload::Taken(_)));
-    assert!(matches!(newer.join().expect("no panic"), Reload::Taken(_)));
+    assert!(matches!(older.join().expect("no panic"), ReloadOutcome::Applied(_)));
+    assert!(matches!(newer.join().expect("no panic"), ReloadOutcome::Applied(_)));
     assert_eq!(live.now().settings.max_upstream, 22, "the newest file is in force");
 }
 
@@ -75,7 +75,9 @@ async fn what_needs_a_restart_is_told_by_what_the_process_started_with() {
     {
         write(running, upstream);
         match reload(&live) {
-            Reload::Taken(named) => assert_eq!(named, needed, "max_running = {running}, max_upstream = {upstream}"),
+            ReloadOutcome::Applied(named) => {
+                assert_eq!(named, needed, "max_running = {running}, max_upstream = {upstream}")
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -92,9 +94,9 @@ async fn going_back_to_the_store_that_is_in_use_forgets_nothing() {
     write("", "one");
     let live = live(&file);
     write("", "two");
-    assert!(matches!(reload(&live), Reload::Forgets(_)));
+    assert!(matches!(reload(&live), ReloadOutcome::WouldForget(_)));
     write("accept_forgetting = true\n", "two");
-    assert!(matches!(reload(&live), Reload::Taken(named) if named == ["store"]));
+    assert!(matches!(reload(&live), ReloadOutcome::Applied(named) if named == ["store"]));
     write("", "one");
-    assert!(matches!(reload(&live), Reload::Taken(named) if named.is_empty()));
+    assert!(matches!(reload(&live), ReloadOutcome::Applied(named) if named.is_empty()));
 }

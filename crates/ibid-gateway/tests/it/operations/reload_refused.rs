@@ -4,25 +4,25 @@ use std::fs;
 
 use ibid_testkit::{
     client::post,
-    process::{Gateway, Signal},
-    upstream::Upstream,
+    process::{GatewayProcess, ProcessSignal},
+    upstream::TestUpstream,
 };
 
-use super::common::{eventually, gateway, pay};
+use super::common::{gateway, pay, wait_until};
 
-const STAYS: &str = "stays";
-const TAKEN: &str = "configuration taken up";
-const BEFORE: &str = "[[route]]\nmatch = \"POST /pay\"\nkey.required = true\n";
+const REFUSED_LOG_TEXT: &str = "stays";
+const RELOADED_LOG_TEXT: &str = "configuration taken up";
+const OLD_CONFIG: &str = "[[route]]\nmatch = \"POST /pay\"\nkey.required = true\n";
 
 /// Whether the configuration that it started with is in force.
-async fn old_is_in_force(gateway: &Gateway) -> bool {
+async fn is_old_config_active(gateway: &GatewayProcess) -> bool {
     post(gateway.addr(), "/pay").json("{}").send().await.status == 400
 }
 
 #[tokio::test]
 async fn a_wrong_file_keeps_the_old_one_and_is_told_in_one_line() {
-    let upstream = Upstream::start().await;
-    let mut gateway = gateway(BEFORE, &upstream).await;
+    let upstream = TestUpstream::start().await;
+    let mut gateway = gateway(OLD_CONFIG, &upstream).await;
     let wrong = [
         ("[[route]]\nmatch = \"POST /pay\"\nttl = \"soon\"\n", "route[1].ttl: \"soon\" is no duration; allowed is"),
         (
@@ -38,28 +38,28 @@ async fn a_wrong_file_keeps_the_old_one_and_is_told_in_one_line() {
     ];
     for (text, said) in wrong {
         gateway.rewrite_config(text);
-        gateway.signal(Signal::Hup);
+        gateway.signal(ProcessSignal::Hup);
         // File, key, what was found, what is allowed and what becomes of it: all in this line.
         let line = gateway.wait_for_log(said).await;
-        assert!(line.contains("ERROR") && line.contains("ibid.toml: ") && line.contains(STAYS), "{line}");
-        assert!(old_is_in_force(&gateway).await);
+        assert!(line.contains("ERROR") && line.contains("ibid.toml: ") && line.contains(REFUSED_LOG_TEXT), "{line}");
+        assert!(is_old_config_active(&gateway).await);
     }
     fs::remove_file(gateway.dir().join("ibid.toml")).unwrap();
-    gateway.signal(Signal::Hup);
+    gateway.signal(ProcessSignal::Hup);
     let line = gateway.wait_for_log("ibid.toml: cannot be read").await;
-    assert!(line.contains(STAYS), "{line}");
-    assert!(old_is_in_force(&gateway).await);
-    assert!(!gateway.logs().iter().any(|line| line.contains(TAKEN)));
+    assert!(line.contains(REFUSED_LOG_TEXT), "{line}");
+    assert!(is_old_config_active(&gateway).await);
+    assert!(!gateway.logs().iter().any(|line| line.contains(RELOADED_LOG_TEXT)));
 
     gateway.rewrite_config("[[route]]\nmatch = \"POST /pay\"\n");
-    gateway.wait_for_log(TAKEN).await;
-    assert!(!old_is_in_force(&gateway).await, "a right one is taken up again");
+    gateway.wait_for_log(RELOADED_LOG_TEXT).await;
+    assert!(!is_old_config_active(&gateway).await, "a right one is taken up again");
 }
 
 #[tokio::test]
 async fn a_change_that_would_forget_is_refused_unless_accepted() {
-    let upstream = Upstream::start().await;
-    let mut gateway = gateway(BEFORE, &upstream).await;
+    let upstream = TestUpstream::start().await;
+    let mut gateway = gateway(OLD_CONFIG, &upstream).await;
     let first = pay(gateway.addr(), "k-1").send().await;
     assert_eq!(first.status, 201);
     let forgetting = [
@@ -70,8 +70,8 @@ async fn a_change_that_would_forget_is_refused_unless_accepted() {
         ("mode = \"off\"", "mode changed from enforce to off"),
     ];
     for (dial, told) in forgetting {
-        gateway.rewrite_config(&format!("{BEFORE}{dial}\n"));
-        gateway.signal(Signal::Hup);
+        gateway.rewrite_config(&format!("{OLD_CONFIG}{dial}\n"));
+        gateway.signal(ProcessSignal::Hup);
         let line = gateway.wait_for_log(told).await;
         assert!(line.contains("ERROR") && line.contains("ibid.toml") && line.contains("POST /pay"), "{line}");
         assert!(line.contains("accept_forgetting = true"), "{line}");
@@ -79,27 +79,27 @@ async fn a_change_that_would_forget_is_refused_unless_accepted() {
         assert_eq!((again.header("idempotent-replayed"), &again.body), (Some("true"), &first.body), "{dial}");
     }
     gateway.rewrite_config("[policy]\npreset = \"off\"\n[[route]]\nmatch = \"POST /other\"\n");
-    gateway.signal(Signal::Hup);
+    gateway.signal(ProcessSignal::Hup);
     let line = gateway.wait_for_log("POST is no longer covered").await;
     assert!(line.contains("accept_forgetting = true"), "{line}");
-    assert!(!gateway.logs().iter().any(|line| line.contains(TAKEN)));
+    assert!(!gateway.logs().iter().any(|line| line.contains(RELOADED_LOG_TEXT)));
     assert_eq!(upstream.executions(), 1);
 
-    gateway.rewrite_config(&format!("accept_forgetting = true\n{BEFORE}scope = \"global\"\n"));
-    gateway.signal(Signal::Hup);
-    gateway.wait_for_log(TAKEN).await;
+    gateway.rewrite_config(&format!("accept_forgetting = true\n{OLD_CONFIG}scope = \"global\"\n"));
+    gateway.signal(ProcessSignal::Hup);
+    gateway.wait_for_log(RELOADED_LOG_TEXT).await;
     assert_eq!(pay(gateway.addr(), "k-1").send().await.text(), r#"{"id":2,"run":2}"#, "forgotten, as accepted");
 }
 
 #[tokio::test]
 async fn a_wrong_file_is_not_told_every_second() {
-    let upstream = Upstream::start().await;
-    let gateway = gateway(BEFORE, &upstream).await;
+    let upstream = TestUpstream::start().await;
+    let gateway = gateway(OLD_CONFIG, &upstream).await;
     gateway.rewrite_config("nonsense = 1\n");
-    gateway.wait_for_log(STAYS).await;
+    gateway.wait_for_log(REFUSED_LOG_TEXT).await;
     tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
-    let said = || gateway.logs().iter().filter(|line| line.contains(STAYS)).count();
+    let said = || gateway.logs().iter().filter(|line| line.contains(REFUSED_LOG_TEXT)).count();
     assert_eq!(said(), 1);
     gateway.rewrite_config("nonsense = 2\n");
-    eventually("another wrong file is told", || said() == 2).await;
+    wait_until("another wrong file is told", || said() == 2).await;
 }

@@ -1,9 +1,9 @@
 //! Shadow mode: looks on, and changes nothing for anybody.
 
 use ibid_testkit::{
-    client::{Response, post},
-    process::Gateway,
-    upstream::{Gate, Reply, Upstream, filler},
+    client::{TestResponse, post},
+    process::GatewayProcess,
+    upstream::{ReplyGate, TestUpstream, UpstreamReply, filler},
 };
 
 use super::common::{gateway, lines, pay};
@@ -11,13 +11,13 @@ use super::common::{gateway, lines, pay};
 const SHADOW: &str = "[policy]\nmode = \"shadow\"\nkey.required = true\nmax_request = \"1KiB\"\n\
                       first_headers = { X-First = \"1\" }";
 
-async fn shadowed(config: &str, upstream: &Upstream) -> Gateway {
+async fn shadowed(config: &str, upstream: &TestUpstream) -> GatewayProcess {
     let config = format!("cors = {{ origins = [\"https://shop.example.com\"] }}\n{config}");
     gateway(&config, upstream).await
 }
 
 /// What the app says by itself, as a client without a gateway sees it; the names only.
-fn names(answer: &Response) -> Vec<String> {
+fn names(answer: &TestResponse) -> Vec<String> {
     let mut names: Vec<_> = answer.headers.iter().map(|(name, _)| name.to_lowercase()).collect();
     names.retain(|name| name != "date" && name != "connection");
     names.sort();
@@ -26,8 +26,8 @@ fn names(answer: &Response) -> Vec<String> {
 
 #[tokio::test]
 async fn it_never_replays_and_adds_nothing() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Reply::usual().header("X-App", "yes").set_cookie("a=b"));
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamReply::usual().header("X-App", "yes").set_cookie("a=b"));
     let gateway = shadowed(SHADOW, &upstream).await;
     let direct = pay(upstream.addr(), "k-0").send().await;
     for run in 2..=4 {
@@ -41,7 +41,7 @@ async fn it_never_replays_and_adds_nothing() {
 
 #[tokio::test]
 async fn it_refuses_neither_missing_nor_invalid_keys_nor_other_requests() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = shadowed(SHADOW, &upstream).await;
     let addr = gateway.addr();
     assert_eq!(post(addr, "/pay").json("{}").send().await.status, 201, "no key");
@@ -55,8 +55,8 @@ async fn it_refuses_neither_missing_nor_invalid_keys_nor_other_requests() {
 
 #[tokio::test]
 async fn it_neither_refuses_nor_holds_up_a_second_request_while_the_first_runs() {
-    let (upstream, gate) = (Upstream::start().await, Gate::new());
-    upstream.on_each("/pay", [Reply::usual().gated(&gate), Reply::usual()]);
+    let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
+    upstream.on_each("/pay", [UpstreamReply::usual().gated(&gate), UpstreamReply::usual()]);
     let gateway = shadowed(&format!("{SHADOW}\non_concurrent = \"wait\""), &upstream).await;
     let mut first = pay(gateway.addr(), "k-1").start().await;
     gate.arrived(1).await;
@@ -69,7 +69,7 @@ async fn it_neither_refuses_nor_holds_up_a_second_request_while_the_first_runs()
 
 #[tokio::test]
 async fn a_body_over_the_limit_passes_whole() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = shadowed(SHADOW, &upstream).await;
     for (n, chunked) in [(1, false), (2, true)] {
         let request = post(gateway.addr(), "/pay").key(format!("k-{n}")).body(filler(300_000));
@@ -82,10 +82,10 @@ async fn a_body_over_the_limit_passes_whole() {
 
 #[tokio::test]
 async fn failures_of_the_app_pass_as_they_are() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let gateway = shadowed(SHADOW, &upstream).await;
     for status in [500, 502, 504] {
-        upstream.on("/pay", Reply::status(status).json(r#"{"error":"app"}"#));
+        upstream.on("/pay", UpstreamReply::status(status).json(r#"{"error":"app"}"#));
         for _ in 0..2 {
             let answer = pay(gateway.addr(), &format!("k-{status}")).send().await;
             assert_eq!((answer.status, answer.text().as_str()), (status, r#"{"error":"app"}"#));

@@ -2,46 +2,46 @@
 
 use std::time::{Duration, Instant};
 
-use ibid::store::Claim;
+use ibid::store::ClaimOutcome;
 use ibid_testkit::{
-    client::{Raw, get},
-    process::{Gateway, Signal},
-    upstream::{Fault, Gate, Reply, Upstream},
+    client::{RawClient, get},
+    process::{GatewayProcess, ProcessSignal},
+    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
 };
 use tokio::time::{sleep, timeout};
 
-use super::common::{DEADLINE, Here, gateway, pay};
+use super::common::{InProcessGateway, WAIT_TIMEOUT, gateway, pay};
 
-const SOON: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-async fn refuses_connections(gateway: &Gateway) {
+async fn wait_until_refusing(gateway: &GatewayProcess) {
     let refused = async {
         // One may still be taken from the queue before the listener closes.
-        while Raw::try_connect(gateway.addr()).await.is_ok() {
+        while RawClient::try_connect(gateway.addr()).await.is_ok() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(DEADLINE, refused).await.expect("new connections are refused");
+    timeout(WAIT_TIMEOUT, refused).await.expect("new connections are refused");
 }
 
 #[tokio::test]
 async fn terminated_it_takes_nobody_in_and_finishes_what_has_begun() {
-    let (upstream, gate) = (Upstream::start().await, Gate::new());
-    upstream.on("/pay", Reply::usual().gated(&gate));
-    upstream.on("/plain", Reply::usual().gated(&gate));
+    let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    upstream.on("/plain", UpstreamReply::usual().gated(&gate));
     let mut gateway = gateway("", &upstream).await;
-    let mut idle = Raw::connect(gateway.addr()).await;
+    let mut idle = RawClient::connect(gateway.addr()).await;
     assert_eq!(get(gateway.addr(), "/").send_on(&mut idle).await.status, 200);
-    let mut silent = Raw::connect(gateway.addr()).await;
+    let mut silent = RawClient::connect(gateway.addr()).await;
     let mut keyed = pay(gateway.addr(), "k-1").start().await;
     let mut plain = get(gateway.addr(), "/plain").start().await;
     gate.arrived(2).await;
 
-    gateway.signal(Signal::Term);
+    gateway.signal(ProcessSignal::Term);
     gateway.wait_for_log("stopping").await;
-    refuses_connections(&gateway).await;
-    assert!(idle.is_closed_within(SOON).await, "an idle connection is closed");
-    assert!(silent.is_closed_within(SOON).await, "so is one that never sent anything");
+    wait_until_refusing(&gateway).await;
+    assert!(idle.is_closed_within(SHUTDOWN_TIMEOUT).await, "an idle connection is closed");
+    assert!(silent.is_closed_within(SHUTDOWN_TIMEOUT).await, "so is one that never sent anything");
     let ready = get(gateway.admin_addr(), "/readyz").send().await;
     assert_eq!((ready.status, &ready.json()["stopping"]), (503, &true.into()), "{ready:?}");
     assert_eq!(ready.json()["running"], 1, "{ready:?}");
@@ -52,63 +52,63 @@ async fn terminated_it_takes_nobody_in_and_finishes_what_has_begun() {
     let answer = keyed.read_response().await;
     assert_eq!((answer.status, answer.text().as_str()), (201, r#"{"id":1,"run":1}"#), "{answer:?}");
     assert_eq!(plain.read_response().await.status, 200);
-    assert_eq!(gateway.wait_exit(SOON).await.code(), Some(0));
+    assert_eq!(gateway.wait_exit(SHUTDOWN_TIMEOUT).await.code(), Some(0));
     assert!(!gateway.logs().iter().any(|line| line.contains("WARN") || line.contains("ERROR")), "{:?}", gateway.logs());
 }
 
 #[tokio::test]
 async fn interrupted_it_waits_a_second_for_a_slow_app() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Reply::usual().delay(Duration::from_secs(1)));
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamReply::usual().delay(Duration::from_secs(1)));
     let mut gateway = gateway("", &upstream).await;
     let mut running = pay(gateway.addr(), "k-1").start().await;
     upstream.wait_for(1).await;
-    gateway.signal(Signal::Int);
+    gateway.signal(ProcessSignal::Int);
     assert_eq!(running.read_response().await.status, 201);
-    assert!(running.is_closed_within(SOON).await);
-    assert_eq!(gateway.wait_exit(SOON).await.code(), Some(0));
+    assert!(running.is_closed_within(SHUTDOWN_TIMEOUT).await);
+    assert_eq!(gateway.wait_exit(SHUTDOWN_TIMEOUT).await.code(), Some(0));
 }
 
 #[tokio::test]
 async fn an_operation_whose_client_has_left_is_waited_for_too() {
-    let (upstream, gate) = (Upstream::start().await, Gate::new());
-    upstream.on("/pay", Reply::usual().gated(&gate));
+    let (upstream, gate) = (TestUpstream::start().await, ReplyGate::new());
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let mut gateway = gateway("", &upstream).await;
     let running = pay(gateway.addr(), "k-1").start().await;
     gate.arrived(1).await;
     running.abort();
-    gateway.signal(Signal::Term);
+    gateway.signal(ProcessSignal::Term);
     gateway.wait_for_log("stopping").await;
-    refuses_connections(&gateway).await;
+    wait_until_refusing(&gateway).await;
     assert!(!gateway.has_exited());
     gate.open();
-    assert_eq!(gateway.wait_exit(SOON).await.code(), Some(0));
+    assert_eq!(gateway.wait_exit(SHUTDOWN_TIMEOUT).await.code(), Some(0));
     assert!(gateway.logs().iter().any(|line| line.contains("answer stored")), "{:?}", gateway.logs());
-    assert_eq!(upstream.hung_up(), 0);
+    assert_eq!(upstream.client_disconnects(), 0);
 }
 
 #[tokio::test]
 async fn idle_it_ends_at_once() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let mut gateway = gateway("", &upstream).await;
-    let mut idle = Raw::connect(gateway.addr()).await;
+    let mut idle = RawClient::connect(gateway.addr()).await;
     assert_eq!(pay(gateway.addr(), "k-1").send_on(&mut idle).await.status, 201);
-    gateway.signal(Signal::Term);
-    assert_eq!(gateway.wait_exit(SOON).await.code(), Some(0), "an idle connection keeps nobody");
+    gateway.signal(ProcessSignal::Term);
+    assert_eq!(gateway.wait_exit(SHUTDOWN_TIMEOUT).await.code(), Some(0), "an idle connection keeps nobody");
 }
 
 #[tokio::test]
 async fn past_the_deadline_it_ends_all_the_same_and_says_so() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Fault::Hang);
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamFault::Hang);
     let mut gateway = gateway("limits.shutdown = \"500ms\"", &upstream).await;
     let mut stays = pay(gateway.addr(), "k-1").start().await;
     let leaves = pay(gateway.addr(), "k-2").start().await;
     upstream.wait_for(2).await;
     drop(leaves);
     let started = Instant::now();
-    gateway.signal(Signal::Term);
-    assert_eq!(gateway.wait_exit(SOON).await.code(), Some(0));
+    gateway.signal(ProcessSignal::Term);
+    assert_eq!(gateway.wait_exit(SHUTDOWN_TIMEOUT).await.code(), Some(0));
     assert!(started.elapsed() >= Duration::from_millis(500), "it waited as long as it was told to");
     let warned = gateway.wait_for_log("operations still run").await;
     assert!(warned.contains("WARN") && warned.contains("running=2"), "{warned}");
@@ -117,9 +117,9 @@ async fn past_the_deadline_it_ends_all_the_same_and_says_so() {
 
 #[tokio::test]
 async fn what_is_given_up_is_parked_and_not_to_be_taken_over_yet() {
-    let upstream = Upstream::start().await;
-    upstream.on("/pay", Fault::Hang);
-    let here = Here::start("limits.shutdown = \"300ms\"", &upstream).await;
+    let upstream = TestUpstream::start().await;
+    upstream.on("/pay", UpstreamFault::Hang);
+    let here = InProcessGateway::start("limits.shutdown = \"300ms\"", &upstream).await;
     let _stays = here.pay("k-1").start().await;
     let leaves = here.pay("k-2").start().await;
     upstream.wait_for(2).await;
@@ -129,7 +129,7 @@ async fn what_is_given_up_is_parked_and_not_to_be_taken_over_yet() {
     assert_eq!(entries.len(), 2);
     for entry in entries {
         match entry {
-            Claim::Unknown(holder) => assert!(holder.takeover_in > Duration::from_secs(20), "{holder:?}"),
+            ClaimOutcome::OutcomeUnknown(holder) => assert!(holder.takeover_in > Duration::from_secs(20), "{holder:?}"),
             other => panic!("the claim is not parked: {other:?}"),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{net::TcpListener, process::Output};
 
-use ibid_testkit::{certificates::Authority, process::run};
+use ibid_testkit::{certificates::CertificateAuthority, process::run};
 
 use super::common::{BIN, folder_with};
 
@@ -17,7 +17,7 @@ fn stderr(output: &Output) -> String {
 }
 
 /// Starts a file that cannot be, and returns the one line about it.
-async fn refused(text: &str) -> String {
+async fn start_error(text: &str) -> String {
     let (_dir, path) = folder_with("mine.toml", &format!("{UPSTREAM}{text}"));
     let path = path.to_str().unwrap();
     let mut lines = Vec::new();
@@ -52,11 +52,11 @@ async fn a_wrong_setting_stops_the_start_with_one_line() {
         ("[policy]\nscope = [\"global\", \"host\"]", "policy.scope", "global", ""),
         ("[store]\nurl = \"mysql://h/d\"", "store.url", "\"mysql://h/d\"", "memory: embedded:"),
     ] {
-        let line = refused(text).await;
+        let line = start_error(text).await;
         assert!(line.starts_with(&format!("{key}: ")), "{key}: {line}");
         assert!(line.contains(found) && line.contains(allowed), "{found:?} {allowed:?}: {line}");
     }
-    assert!(refused("[policy").await.starts_with("line 4, column "));
+    assert!(start_error("[policy").await.starts_with("line 4, column "));
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn check_against_says_what_is_forgotten() {
 /// Each pair is put together as a start does, also where it would only be used later.
 #[tokio::test]
 async fn check_refuses_a_certificate_and_a_key_that_do_not_fit() {
-    let authority = Authority::new();
+    let authority = CertificateAuthority::new();
     let (one, other) = (authority.vouch("one"), authority.vouch("other"));
     for (top, table, named) in [
         ("", "[tls]\n", "tls"),

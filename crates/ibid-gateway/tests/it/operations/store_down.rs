@@ -2,26 +2,27 @@
 
 use ibid::store::ErrorKind;
 use ibid_testkit::{
-    upstream::{Gate, Reply, Upstream},
-    wrappers::Calls,
+    upstream::{ReplyGate, TestUpstream, UpstreamReply},
+    wrappers::CallFilter,
 };
 
-use super::common::{HealsAfter, Here, eventually, pay, refusal, start, switchable};
+use super::common::{HealAfterFailures, InProcessGateway, failing_store, pay, refusal_name, start, wait_until};
 
 const KINDS: [ErrorKind; 3] = [ErrorKind::NotApplied, ErrorKind::Ambiguous, ErrorKind::Rejected];
 
 #[tokio::test]
 async fn closed_refuses_and_runs_nothing() {
-    let upstream = Upstream::start().await;
-    let here = Here::start("", &upstream).await;
+    let upstream = TestUpstream::start().await;
+    let here = InProcessGateway::start("", &upstream).await;
     for kind in KINDS {
-        here.store.fail(Calls::All, kind);
+        here.store.fail(CallFilter::All, kind);
         let answer = here.pay("k-1").send().await;
-        assert_eq!((answer.status, refusal(&answer).as_str()), (503, "store-unavailable"), "{kind:?} {answer:?}");
+        assert_eq!((answer.status, refusal_name(&answer).as_str()), (503, "store-unavailable"), "{kind:?} {answer:?}");
         assert!(answer.header("retry-after").is_some_and(|after| after.parse::<u32>().unwrap() >= 1), "{answer:?}");
         assert_eq!(upstream.executions(), 0, "{kind:?}");
         here.store.heal();
-        eventually("the given-up claim is released", || here.gateway.ibid().engine().later().waiting() == 0).await;
+        wait_until("the given-up claim is released", || here.gateway.ibid().engine().settle_queue().pending() == 0)
+            .await;
     }
     let answer = here.pay("k-1").send().await;
     assert_eq!((answer.status, upstream.executions()), (201, 1), "{answer:?}");
@@ -30,9 +31,9 @@ async fn closed_refuses_and_runs_nothing() {
 
 #[tokio::test]
 async fn what_is_not_covered_passes_while_the_store_is_down() {
-    let upstream = Upstream::start().await;
-    let here = Here::start("", &upstream).await;
-    here.store.fail(Calls::All, ErrorKind::NotApplied);
+    let upstream = TestUpstream::start().await;
+    let here = InProcessGateway::start("", &upstream).await;
+    here.store.fail(CallFilter::All, ErrorKind::NotApplied);
     let addr = here.gateway.address();
     assert_eq!(ibid_testkit::client::get(addr, "/pay").key("k-1").send().await.status, 200);
     assert_eq!(ibid_testkit::client::post(addr, "/pay").send().await.status, 201);
@@ -40,9 +41,9 @@ async fn what_is_not_covered_passes_while_the_store_is_down() {
 
 #[tokio::test]
 async fn open_runs_and_says_that_it_is_degraded() {
-    let upstream = Upstream::start().await;
-    let here = Here::start("[policy]\non_store_down = \"open\"", &upstream).await;
-    here.store.fail(Calls::All, ErrorKind::NotApplied);
+    let upstream = TestUpstream::start().await;
+    let here = InProcessGateway::start("[policy]\non_store_down = \"open\"", &upstream).await;
+    here.store.fail(CallFilter::All, ErrorKind::NotApplied);
     for run in 1..=2 {
         let answer = here.pay("k-1").send().await;
         assert_eq!((answer.status, upstream.executions()), (201, run), "{answer:?}");
@@ -60,11 +61,11 @@ async fn open_runs_and_says_that_it_is_degraded() {
 #[tokio::test]
 async fn a_claim_whose_answer_was_lost_is_asked_again_and_runs_once() {
     for lost in 1..=2 {
-        let upstream = Upstream::start().await;
-        let store = switchable();
-        let observer = HealsAfter::new("claim", lost, &store);
+        let upstream = TestUpstream::start().await;
+        let store = failing_store();
+        let observer = HealAfterFailures::new("claim", lost, &store);
         let gateway = start("", &upstream, store.clone(), observer).await;
-        store.lose(Calls::Claim);
+        store.lose_answers(CallFilter::Claim);
         let first = pay(gateway.address(), "k-1").send().await;
         assert_eq!((first.status, upstream.executions()), (201, 1), "{lost} lost: {first:?}");
         assert_eq!(upstream.last().attempt(), Some(1), "the same token is granted, not a second attempt");
@@ -76,11 +77,11 @@ async fn a_claim_whose_answer_was_lost_is_asked_again_and_runs_once() {
 
 #[tokio::test]
 async fn a_claim_that_stays_ambiguous_runs_nothing_and_leaves_the_key_free() {
-    let upstream = Upstream::start().await;
-    let here = Here::start("", &upstream).await;
-    here.store.lose(Calls::All);
+    let upstream = TestUpstream::start().await;
+    let here = InProcessGateway::start("", &upstream).await;
+    here.store.lose_answers(CallFilter::All);
     let answer = here.pay("k-1").send().await;
-    assert_eq!((answer.status, refusal(&answer).as_str()), (503, "store-unavailable"), "{answer:?}");
+    assert_eq!((answer.status, refusal_name(&answer).as_str()), (503, "store-unavailable"), "{answer:?}");
     assert_eq!(upstream.executions(), 0);
     assert!(here.told.count("claim: ") >= 2, "it asked again");
     // The release reaches the store even if its own answers are lost.
@@ -92,42 +93,42 @@ async fn a_claim_that_stays_ambiguous_runs_nothing_and_leaves_the_key_free() {
 
 #[tokio::test]
 async fn a_release_that_the_store_could_not_take_is_told_until_it_does() {
-    let upstream = Upstream::start().await;
-    let here = Here::start("", &upstream).await;
-    here.store.fail(Calls::Settle, ErrorKind::NotApplied);
-    here.store.lose(Calls::Claim);
+    let upstream = TestUpstream::start().await;
+    let here = InProcessGateway::start("", &upstream).await;
+    here.store.fail(CallFilter::Settle, ErrorKind::NotApplied);
+    here.store.lose_answers(CallFilter::Claim);
     assert_eq!(here.pay("k-1").send().await.status, 503);
-    assert_eq!(here.gateway.ibid().engine().later().waiting(), 1);
+    assert_eq!(here.gateway.ibid().engine().settle_queue().pending(), 1);
     here.store.heal();
-    eventually("the release is taken", || here.gateway.ibid().engine().later().waiting() == 0).await;
+    wait_until("the release is taken", || here.gateway.ibid().engine().settle_queue().pending() == 0).await;
     assert_eq!(here.pay("k-1").send().await.status, 201);
     assert_eq!(upstream.executions(), 1);
 }
 
 #[tokio::test]
 async fn a_failing_heartbeat_neither_cancels_nor_repeats_the_operation() {
-    let upstream = Upstream::start().await;
-    let gate = Gate::new();
-    upstream.on("/pay", Reply::usual().gated(&gate));
-    let here = Here::start("[policy]\nlease = \"300ms\"", &upstream).await;
-    here.store.fail(Calls::Extend, ErrorKind::NotApplied);
+    let upstream = TestUpstream::start().await;
+    let gate = ReplyGate::new();
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+    let here = InProcessGateway::start("[policy]\nlease = \"300ms\"", &upstream).await;
+    here.store.fail(CallFilter::Extend, ErrorKind::NotApplied);
     let mut running = here.pay("k-1").start().await;
     gate.arrived(1).await;
-    assert_eq!(refusal(&here.pay("k-1").send().await), "in-progress");
+    assert_eq!(refusal_name(&here.pay("k-1").send().await), "in-progress");
     here.told.wait_for("extend: ").await;
     // Its lease lapses unheard of: unknown, never free.
     let unknown = async {
         loop {
             let answer = here.pay("k-1").send().await;
             assert_eq!(answer.status, 409, "{answer:?}");
-            if refusal(&answer) == "outcome-unknown" {
+            if refusal_name(&answer) == "outcome-unknown" {
                 assert!(!answer.headers.contains("retry-after"), "{answer:?}");
                 return;
             }
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(super::common::DEADLINE, unknown).await.expect("the lease lapses");
+    tokio::time::timeout(super::common::WAIT_TIMEOUT, unknown).await.expect("the lease lapses");
     here.store.heal();
     gate.open();
     let first = running.read_response().await;
@@ -139,11 +140,11 @@ async fn a_failing_heartbeat_neither_cancels_nor_repeats_the_operation() {
 
 #[tokio::test]
 async fn readiness_follows_the_store_and_says_what_its_trouble_is() {
-    let upstream = Upstream::start().await;
-    let here = Here::start("", &upstream).await;
+    let upstream = TestUpstream::start().await;
+    let here = InProcessGateway::start("", &upstream).await;
     let ready = here.ready().await;
     assert_eq!((ready.status, &ready.json()["store"]["trouble"]), (200, &serde_json::Value::Null), "{ready:?}");
-    here.store.fail(Calls::All, ErrorKind::NotApplied);
+    here.store.fail(CallFilter::All, ErrorKind::NotApplied);
     let down = here.ready().await;
     assert_eq!((down.status, &down.json()["ready"]), (503, &false.into()), "{down:?}");
     let trouble = down.json()["store"]["trouble"].as_str().unwrap_or_default().to_owned();

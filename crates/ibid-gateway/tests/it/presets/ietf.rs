@@ -8,24 +8,25 @@ const MASKED_KEY: &str = "8e03****9324";
 const BODY: &str = r#"{"amount":100,"currency":"EUR"}"#;
 const REPLAY: [(&str, &str); 1] = [("Idempotent-Replayed", "true")];
 
-async fn bench() -> Bench {
-    Bench::shipped("ietf").await
+async fn start_preset() -> PresetGateway {
+    PresetGateway::start_shipped("ietf").await
 }
 
-fn payment(bench: &Bench, key: &str) -> Request {
+fn payment(bench: &PresetGateway, key: &str) -> TestRequest {
     bench.post(PATH).header("Authorization", "Bearer alice").key(key).json(BODY)
 }
 
 #[tokio::test]
 async fn a_retry_gets_the_first_answer_and_is_told_so() {
-    let bench = bench().await;
-    let reply = Reply::usual().header("Location", "/payments/1").header("ETag", "\"1\"").header("Vary", "Accept");
+    let bench = start_preset().await;
+    let reply =
+        UpstreamReply::usual().header("Location", "/payments/1").header("ETag", "\"1\"").header("Vary", "Accept");
     let reply = reply.header("Cache-Control", "no-cache").set_cookie("a=b").header("Server-Timing", "db");
     bench.upstream.on(PATH, reply.header("Age", "1").header("Alt-Svc", "clear"));
     let first = payment(&bench, KEY).send().await;
-    is_run(&first, 1);
+    assert_run(&first, 1);
     let retry = payment(&bench, KEY).send().await;
-    assert_eq!((retry.status, retry.text(), sayings(&retry)), (201, first.text(), REPLAY.to_vec()), "{retry:?}");
+    assert_eq!((retry.status, retry.text(), ibid_headers(&retry)), (201, first.text(), REPLAY.to_vec()), "{retry:?}");
     for (name, value) in
         [("location", "/payments/1"), ("etag", "\"1\""), ("vary", "Accept"), ("cache-control", "no-cache")]
     {
@@ -36,12 +37,12 @@ async fn a_retry_gets_the_first_answer_and_is_told_so() {
         assert!(!retry.headers.contains(never), "{retry:?}");
     }
     assert!(retry.headers.contains("date"), "{retry:?}");
-    bench.executed(1);
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn without_a_key_every_request_runs() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     for method in ["POST", "PUT", "PATCH", "DELETE"] {
         passes_through(&bench, &bench.request(method, PATH).json(BODY)).await;
     }
@@ -50,34 +51,34 @@ async fn without_a_key_every_request_runs() {
 
 #[tokio::test]
 async fn mutating_methods_run_once_and_reading_passes_through() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     for (run, method) in ["POST", "PUT", "PATCH", "DELETE"].into_iter().enumerate() {
         let request = bench.request(method, "/any").key(format!("key-{method}")).json(BODY);
         let first = request.send().await;
-        is_run(&first, run + 1);
-        is_replay(&request.send().await, &first, &REPLAY);
+        assert_run(&first, run + 1);
+        assert_replay(&request.send().await, &first, &REPLAY);
     }
-    bench.executed(4);
+    bench.assert_executed(4);
     passes_through(&bench, &bench.request("GET", PATH).key(KEY)).await;
     passes_through(&bench, &bench.request("OPTIONS", PATH).key(KEY)).await;
 }
 
 #[tokio::test]
 async fn a_quoted_key_and_a_bare_one_are_the_same() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     let first = payment(&bench, &format!("\"{KEY}\"")).send().await;
-    is_run(&first, 1);
-    is_replay(&payment(&bench, KEY).send().await, &first, &REPLAY);
+    assert_run(&first, 1);
+    assert_replay(&payment(&bench, KEY).send().await, &first, &REPLAY);
     // Only UUID formats ignore case.
-    is_run(&payment(&bench, &KEY.to_uppercase()).send().await, 2);
-    bench.executed(2);
+    assert_run(&payment(&bench, &KEY.to_uppercase()).send().await, 2);
+    bench.assert_executed(2);
 }
 
 #[tokio::test]
 async fn any_visible_ascii_up_to_255_characters_is_a_key() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     for (run, key) in ["1", "a:b/c?d", &"k".repeat(255), r#""a\"b\\c""#].iter().enumerate() {
-        is_run(&payment(&bench, key).send().await, run + 1);
+        assert_run(&payment(&bench, key).send().await, run + 1);
     }
     let two = payment(&bench, "a").key("b");
     key_is_invalid(&bench, &two).await;
@@ -87,12 +88,12 @@ async fn any_visible_ascii_up_to_255_characters_is_a_key() {
         key_is_invalid(&bench, &payment(&bench, key)).await;
     }
     key_is_invalid(&bench, &payment(&bench, &"k".repeat(256))).await;
-    bench.executed(4);
+    bench.assert_executed(4);
 }
 
 #[tokio::test]
 async fn each_caller_and_each_host_has_its_own_keys() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     let from = |name: &str, value: &str| bench.post(PATH).header(name, value).key(KEY).json(BODY);
     let callers = [
         from("Authorization", "Bearer alice"),
@@ -102,29 +103,29 @@ async fn each_caller_and_each_host_has_its_own_keys() {
         bench.post(PATH).key(KEY).json(BODY),
     ];
     for (run, caller) in callers.iter().enumerate() {
-        is_run(&caller.send().await, run + 1);
+        assert_run(&caller.send().await, run + 1);
     }
     for (run, caller) in callers.iter().enumerate() {
-        is_run_saying(&caller.send().await, run + 1, &REPLAY);
+        assert_run_with_headers(&caller.send().await, run + 1, &REPLAY);
     }
-    bench.executed(5);
+    bench.assert_executed(5);
 }
 
 #[tokio::test]
 async fn a_caller_known_by_cookies_only_is_told_which_setting_to_use() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     let cookies = bench.post(PATH).header("Cookie", "session=1; theme=dark").json(BODY);
-    let problem = is_refusal(&cookies.clone().key(KEY).send().await, 400, "scope-missing");
+    let problem = assert_refusal(&cookies.clone().key(KEY).send().await, 400, "scope-missing");
     assert!(problem["detail"].as_str().unwrap().contains("cookie:session"), "{problem}");
     assert_eq!(bench.upstream.requests(), 0);
-    is_run(&cookies.header("Authorization", "Bearer alice").key(KEY).send().await, 1);
+    assert_run(&cookies.header("Authorization", "Bearer alice").key(KEY).send().await, 1);
 }
 
 #[tokio::test]
 async fn a_key_used_for_a_different_request_is_refused() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     let first = payment(&bench, KEY).send().await;
-    is_run(&first, 1);
+    assert_run(&first, 1);
     let alice = |method: &str, path: &str| bench.request(method, path).header("Authorization", "Bearer alice").key(KEY);
     for other in [
         alice("PUT", PATH).json(BODY),
@@ -138,7 +139,7 @@ async fn a_key_used_for_a_different_request_is_refused() {
         payment(&bench, KEY).header("If-Unmodified-Since", "Mon, 01 Jan 2024 00:00:00 GMT"),
         payment(&bench, KEY).header("Content-Range", "bytes 0-9/20"),
     ] {
-        let problem = is_refusal(&other.send().await, 422, "key-reused");
+        let problem = assert_refusal(&other.send().await, 422, "key-reused");
         assert_eq!(problem["key"], MASKED_KEY);
     }
     for same in [
@@ -147,14 +148,14 @@ async fn a_key_used_for_a_different_request_is_refused() {
         payment(&bench, KEY).header("User-Agent", "other/1").header("X-Trace", "2"),
         payment(&bench, KEY).chunked(),
     ] {
-        is_replay(&same.send().await, &first, &REPLAY);
+        assert_replay(&same.send().await, &first, &REPLAY);
     }
-    bench.executed(1);
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn a_multipart_body_is_the_same_under_another_boundary() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     let upload = |boundary: &str, file: &str| {
         let part = "Content-Disposition: form-data; name=\"f\"; filename=\"a.txt\"\r\nContent-Type: text/plain";
         let request = bench.post("/files").key(KEY);
@@ -162,117 +163,117 @@ async fn a_multipart_body_is_the_same_under_another_boundary() {
         request.body(format!("--{boundary}\r\n{part}\r\n\r\n{file}\r\n--{boundary}--\r\n"))
     };
     let first = upload("one", "hello").send().await;
-    is_run(&first, 1);
-    is_replay(&upload("two", "hello").send().await, &first, &REPLAY);
-    is_refusal(&upload("three", "bye").send().await, 422, "key-reused");
-    bench.executed(1);
+    assert_run(&first, 1);
+    assert_replay(&upload("two", "hello").send().await, &first, &REPLAY);
+    assert_refusal(&upload("three", "bye").send().await, 422, "key-reused");
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn of_fifty_at_once_one_runs_and_the_others_are_told_to_come_back() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     of_fifty_one_runs_and_the_others_come_back(&bench, &payment(&bench, KEY), &REPLAY).await;
 }
 
 #[tokio::test]
 async fn another_request_is_refused_as_such_while_the_first_is_running() {
-    let bench = bench().await;
-    let gate = Gate::new();
-    bench.upstream.on(PATH, Reply::usual().gated(&gate));
+    let bench = start_preset().await;
+    let gate = ReplyGate::new();
+    bench.upstream.on(PATH, UpstreamReply::usual().gated(&gate));
     let mut first = burst(1, &payment(&bench, KEY));
     gate.arrived(1).await;
     let other = bench.post(PATH).header("Authorization", "Bearer alice").key(KEY).json("{}");
-    is_refusal(&other.send().await, 422, "key-reused");
+    assert_refusal(&other.send().await, 422, "key-reused");
     gate.open();
-    is_run(&next(&mut first).await, 1);
+    assert_run(&next(&mut first).await, 1);
 }
 
 #[tokio::test]
 async fn final_answers_are_remembered() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     let statuses = [200, 202, 204, 301, 303, 400, 402, 404, 405, 406, 410, 412, 413, 415, 418, 422, 451];
     remembered(&bench, &statuses, |status| payment(&bench, &format!("key-{status}")), &REPLAY).await;
 }
 
 #[tokio::test]
 async fn answers_that_may_change_are_not_remembered() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     let statuses = [307, 308, 401, 403, 408, 409, 425, 429, 500, 501, 503, 505];
     not_remembered(&bench, &statuses, |status| payment(&bench, &format!("key-{status}")), &REPLAY).await;
 }
 
 #[tokio::test]
 async fn answers_of_a_gateway_behind_leave_the_outcome_unknown() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     for (count, status) in [502, 504].into_iter().enumerate() {
-        bench.upstream.on_any(Reply::status(status).json(r#"{"who":"a proxy"}"#));
+        bench.upstream.reply_by_default(UpstreamReply::status(status).json(r#"{"who":"a proxy"}"#));
         let request = payment(&bench, &format!("key-{status}"));
         let answer = request.send().await;
         assert_eq!((answer.status, answer.text()), (status, r#"{"who":"a proxy"}"#.to_owned()), "{answer:?}");
-        assert_eq!(sayings(&answer), NOTHING, "{answer:?}");
+        assert_eq!(ibid_headers(&answer), NO_HEADERS, "{answer:?}");
         bench.upstream.clear_rules();
         for _ in 0..2 {
-            is_refusal(&request.send().await, 409, "outcome-unknown");
+            assert_refusal(&request.send().await, 409, "outcome-unknown");
         }
-        bench.executed(count + 1);
+        bench.assert_executed(count + 1);
     }
 }
 
 #[tokio::test]
 async fn a_lost_answer_is_held() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     super::a_lost_answer_is_held(&bench, &payment(&bench, KEY)).await;
     // What is known of it is compared all the same.
     let other = bench.post(PATH).header("Authorization", "Bearer alice").key(KEY).json("{}");
-    is_refusal(&other.send().await, 422, "key-reused");
+    assert_refusal(&other.send().await, 422, "key-reused");
 }
 
 #[tokio::test]
 async fn a_timed_out_operation_is_held() {
-    let bench = Bench::with("ietf", "timeout = \"200ms\"\nlease = \"200ms\"").await;
-    bench.upstream.on_each(PATH, [Fault::Hang.into(), Reply::usual()]);
-    is_refusal(&payment(&bench, KEY).send().await, 504, "upstream-timeout");
-    is_refusal(&payment(&bench, KEY).send().await, 409, "in-progress");
+    let bench = PresetGateway::start_with("ietf", "timeout = \"200ms\"\nlease = \"200ms\"").await;
+    bench.upstream.on_each(PATH, [UpstreamFault::Hang.into(), UpstreamReply::usual()]);
+    assert_refusal(&payment(&bench, KEY).send().await, 504, "upstream-timeout");
+    assert_refusal(&payment(&bench, KEY).send().await, 409, "in-progress");
     // Nobody knows it once `late_answer`, a lease, has passed.
     sleep(Duration::from_millis(600)).await;
-    is_refusal(&payment(&bench, KEY).send().await, 409, "outcome-unknown");
+    assert_refusal(&payment(&bench, KEY).send().await, 409, "outcome-unknown");
     // Nor does the end of its lease change that.
     sleep(Duration::from_millis(300)).await;
-    is_refusal(&payment(&bench, KEY).send().await, 409, "outcome-unknown");
-    bench.executed(1);
+    assert_refusal(&payment(&bench, KEY).send().await, 409, "outcome-unknown");
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn what_never_reached_the_upstream_is_not_remembered() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     bench.upstream.stop().await;
-    is_refusal(&payment(&bench, KEY).send().await, 502, "upstream-unreachable");
+    assert_refusal(&payment(&bench, KEY).send().await, 502, "upstream-unreachable");
     bench.upstream.restart().await;
-    is_run(&payment(&bench, KEY).send().await, 1);
+    assert_run(&payment(&bench, KEY).send().await, 1);
 }
 
 #[tokio::test]
 async fn a_body_too_large_to_protect_is_refused() {
-    let bench = Bench::with("ietf", "max_request = 64").await;
+    let bench = PresetGateway::start_with("ietf", "max_request = 64").await;
     let large = |size: usize| bench.post(PATH).key(KEY).body("x".repeat(size));
     for request in [large(65), large(65).chunked()] {
-        let problem = is_refusal(&request.send().await, 413, "body-too-large");
+        let problem = assert_refusal(&request.send().await, 413, "body-too-large");
         assert_eq!(problem["key"], MASKED_KEY);
     }
     assert_eq!(bench.upstream.requests(), 0);
-    is_run(&large(64).send().await, 1);
+    assert_run(&large(64).send().await, 1);
     passes_through(&bench, &bench.post(PATH).body("x".repeat(65))).await;
 }
 
 #[tokio::test]
 async fn after_its_time_a_key_is_new() {
-    let bench = Bench::with("ietf", "ttl = \"1s\"").await;
+    let bench = PresetGateway::start_with("ietf", "ttl = \"1s\"").await;
     a_key_is_new_after(Duration::from_secs(1), &bench, &payment(&bench, KEY)).await;
 }
 
 #[tokio::test]
 async fn keys_are_masked_in_the_log() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     super::keys_are_masked_in_the_log(&bench, &payment(&bench, KEY), KEY, MASKED_KEY).await;
     // Under twelve characters nothing is shown.
     let short = "short-key-1";

@@ -12,9 +12,9 @@ use std::{
 };
 
 use ibid_testkit::{
-    client::{self, Raw, Request, Response},
-    process::{self, Gateway},
-    upstream::{Fault, Gate, Reply, Upstream},
+    client::{self, RawClient, TestRequest, TestResponse},
+    process::{self, GatewayProcess},
+    upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply},
 };
 use serde_json::Value;
 use tokio::{
@@ -36,10 +36,10 @@ const BIN: &str = env!("CARGO_BIN_EXE_ibid");
 
 /// The key that the documents use, and how it is shown.
 const UUID: &str = "550e8400-e29b-41d4-a716-446655440000";
-const MASKED: &str = "550e****0000";
+const MASKED_UUID: &str = "550e****0000";
 
 /// Every header by which an answer says what ibid did. A test names those that it expects: no other may be there.
-const SAYINGS: [&str; 8] = [
+const IBID_HEADERS: [&str; 8] = [
     "Idempotency-Stored",
     "Idempotency-Guarantee",
     "Idempotency-Body",
@@ -51,107 +51,108 @@ const SAYINGS: [&str; 8] = [
 ];
 /// Where Stripe's SDKs look for what a refusal is.
 const STRIPE_CODES: [(&str, &str); 2] = [("in-progress", "idempotency_key_in_use"), ("quota-exceeded", "rate_limit")];
-const NOTHING: [(&str, &str); 0] = [];
+const NO_HEADERS: [(&str, &str); 0] = [];
 const NOT_STORED: [(&str, &str); 1] = [("Idempotency-Stored", "false")];
 
 /// How long nobody may be answered before the test believes that all of them wait.
-const SILENCE: Duration = Duration::from_millis(300);
+const SILENCE_DURATION: Duration = Duration::from_millis(300);
 /// Longer than any of the lifetimes that a test sets.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LIFETIME_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An upstream and the gateway in front of it.
-struct Bench {
-    upstream: Upstream,
-    gateway: Gateway,
+struct PresetGateway {
+    upstream: TestUpstream,
+    gateway: GatewayProcess,
 }
 
-impl Bench {
+impl PresetGateway {
     /// With the preset's own configuration file.
-    async fn shipped(preset: &str) -> Bench {
-        Bench::run(&shipped(preset)).await
+    async fn start_shipped(preset: &str) -> PresetGateway {
+        PresetGateway::start_gateway(&shipped_config(preset)).await
     }
 
     /// The same with these dials written under its preset.
-    async fn with(preset: &str, dials: &str) -> Bench {
-        let (found, under) = (shipped(preset), format!("\"{preset}\""));
+    async fn start_with(preset: &str, dials: &str) -> PresetGateway {
+        let (found, under) = (shipped_config(preset), format!("\"{preset}\""));
         let set = |name: &str| dials.lines().any(|dial| dial.split('=').next().unwrap_or_default().trim() == name);
         let text = found.lines().map(|line| match line.split_once('=') {
             Some((name, value)) if name.trim() == "preset" && value.trim() == under => format!("{line}\n{dials}\n"),
             Some((name, _)) if set(name.trim()) => String::new(),
             _ => format!("{line}\n"),
         });
-        Bench::run(&text.collect::<String>()).await
+        PresetGateway::start_gateway(&text.collect::<String>()).await
     }
 
     /// The preset with these dials on every path: without the endpoints of its file.
-    async fn everywhere(preset: &str, dials: &str) -> Bench {
-        Bench::run(&format!("[policy]\npreset = \"{preset}\"\n{dials}\n")).await
+    async fn start_everywhere(preset: &str, dials: &str) -> PresetGateway {
+        PresetGateway::start_gateway(&format!("[policy]\npreset = \"{preset}\"\n{dials}\n")).await
     }
 
-    async fn run(config: &str) -> Bench {
-        let upstream = Upstream::start().await;
-        let launch = Gateway::launch(BIN).config(config).upstream(&upstream.url());
+    async fn start_gateway(config: &str) -> PresetGateway {
+        let upstream = TestUpstream::start().await;
+        let launch = GatewayProcess::launch(BIN).config(config).upstream(&upstream.url());
         let gateway = launch.arg("--store").arg("memory:").start().await;
-        Bench { upstream, gateway }
+        PresetGateway { upstream, gateway }
     }
 
-    fn request(&self, method: &str, path: &str) -> Request {
+    fn request(&self, method: &str, path: &str) -> TestRequest {
         client::request(method, self.gateway.addr(), path)
     }
 
-    fn post(&self, path: &str) -> Request {
+    fn post(&self, path: &str) -> TestRequest {
         self.request("POST", path)
     }
 
     /// Checks how many operations the upstream has carried out.
     #[track_caller]
-    fn executed(&self, times: usize) {
+    fn assert_executed(&self, times: usize) {
         assert_eq!(self.upstream.executions(), times, "executions: {:#?}", self.upstream.log());
     }
 }
 
-fn file(preset: &str) -> PathBuf {
+fn preset_file(preset: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "presets", &format!("{preset}.toml")].iter().collect()
 }
 
-pub(crate) fn shipped(preset: &str) -> String {
-    fs::read_to_string(file(preset)).expect("the preset ships with a configuration")
+pub(crate) fn shipped_config(preset: &str) -> String {
+    fs::read_to_string(preset_file(preset)).expect("the preset ships with a configuration")
 }
 
-/// What an answer says about itself, in the order of [`SAYINGS`].
-fn sayings(answer: &Response) -> Vec<(&'static str, &str)> {
-    let all = SAYINGS.iter().flat_map(|name| answer.headers.get_all(name).into_iter().map(move |value| (*name, value)));
+/// What an answer says about itself, in the order of [`IBID_HEADERS`].
+fn ibid_headers(answer: &TestResponse) -> Vec<(&'static str, &str)> {
+    let all =
+        IBID_HEADERS.iter().flat_map(|name| answer.headers.get_all(name).into_iter().map(move |value| (*name, value)));
     all.collect()
 }
 
 /// Checks that this is the answer to the upstream's execution number `run`, and says nothing about itself.
 #[track_caller]
-fn is_run(answer: &Response, run: usize) {
-    is_run_saying(answer, run, &NOTHING);
+fn assert_run(answer: &TestResponse, run: usize) {
+    assert_run_with_headers(answer, run, &NO_HEADERS);
 }
 
 #[track_caller]
-fn is_run_saying(answer: &Response, run: usize, says: &[(&str, &str)]) {
+fn assert_run_with_headers(answer: &TestResponse, run: usize, says: &[(&str, &str)]) {
     assert_eq!(answer.status, 201, "{answer:?}");
     assert_eq!(answer.text(), format!(r#"{{"id":{run},"run":{run}}}"#), "{answer:?}");
     assert_eq!(answer.header("content-type"), Some("application/json"), "{answer:?}");
-    assert_eq!(sayings(answer), says, "{answer:?}");
+    assert_eq!(ibid_headers(answer), says, "{answer:?}");
 }
 
 /// Checks that `replay` is `first` again, and says this about itself and nothing else.
 #[track_caller]
-fn is_replay(replay: &Response, first: &Response, says: &[(&str, &str)]) {
+fn assert_replay(replay: &TestResponse, first: &TestResponse, says: &[(&str, &str)]) {
     assert_eq!(replay.status, first.status, "{replay:?}");
     assert_eq!(replay.body, first.body, "{replay:?}");
-    assert_eq!(kept(replay), kept(first), "{replay:?}");
-    assert_eq!(sayings(replay), says, "{replay:?}");
+    assert_eq!(replayed_headers(replay), replayed_headers(first), "{replay:?}");
+    assert_eq!(ibid_headers(replay), says, "{replay:?}");
     assert!(!replay.headers.contains("retry-after"), "{replay:?}");
 }
 
 /// The headers that a first answer and its replay have in common.
-fn kept(answer: &Response) -> Vec<(String, String)> {
+fn replayed_headers(answer: &TestResponse) -> Vec<(String, String)> {
     let apart = ["date", "set-cookie", "stripe-should-retry"];
-    let own = |name: &str| SAYINGS.iter().chain(&apart).any(|own| own.eq_ignore_ascii_case(name));
+    let own = |name: &str| IBID_HEADERS.iter().chain(&apart).any(|own| own.eq_ignore_ascii_case(name));
     let mut kept: Vec<_> = answer.headers.iter().map(|(name, value)| (name.to_lowercase(), value.to_owned())).collect();
     kept.retain(|(name, _)| !own(name));
     kept.sort();
@@ -160,11 +161,11 @@ fn kept(answer: &Response) -> Vec<(String, String)> {
 
 /// Checks a refusal as RFC 9457, or an SDK of Stripe, and the table of refusals have it, and returns its body.
 #[track_caller]
-fn is_refusal(answer: &Response, status: u16, name: &str) -> Value {
+fn assert_refusal(answer: &TestResponse, status: u16, name: &str) -> Value {
     assert_eq!(answer.status, status, "{answer:?}");
     let problem = answer.json();
     if problem["error"]["type"].is_string() {
-        is_refusal_of_stripe(answer, &problem["error"], name);
+        assert_stripe_refusal(answer, &problem["error"], name);
     } else {
         assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{answer:?}");
         assert_eq!(problem["type"], format!("/.well-known/idempotency#{name}"), "{answer:?}");
@@ -181,13 +182,13 @@ fn is_refusal(answer: &Response, status: u16, name: &str) -> Value {
     assert_eq!(retry_after.is_some_and(|seconds| seconds > 0), later, "{answer:?}");
     assert_eq!(retry_after.is_some(), later, "{answer:?}");
     // Which request it was may be said of a refusal too; that it was replayed or stored may not.
-    let says: Vec<_> = sayings(answer).into_iter().filter(|(name, _)| *name != "X-Request-Id").collect();
-    assert_eq!(says, NOTHING, "{answer:?}");
+    let says: Vec<_> = ibid_headers(answer).into_iter().filter(|(name, _)| *name != "X-Request-Id").collect();
+    assert_eq!(says, NO_HEADERS, "{answer:?}");
     problem
 }
 
 #[track_caller]
-fn is_refusal_of_stripe(answer: &Response, error: &Value, name: &str) {
+fn assert_stripe_refusal(answer: &TestResponse, error: &Value, name: &str) {
     assert_eq!(answer.header("content-type"), Some("application/json"), "{answer:?}");
     assert!(error["message"].as_str().is_some_and(|text| !text.is_empty()), "{answer:?}");
     let known = STRIPE_CODES.iter().find(|(reason, _)| *reason == name).map(|(_, code)| (*code).to_owned());
@@ -204,28 +205,28 @@ fn is_refusal_of_stripe(answer: &Response, error: &Value, name: &str) {
 }
 
 /// Sends a request until it is no longer told that the first one is still running, as the documents' clients do.
-async fn until_not_in_progress(request: &Request) -> Response {
+async fn send_until_not_in_progress(request: &TestRequest) -> TestResponse {
     let patience = async {
         loop {
             let answer = request.send().await;
             if answer.status != 409 {
                 return answer;
             }
-            is_refusal(&answer, 409, "in-progress");
+            assert_refusal(&answer, 409, "in-progress");
             sleep(Duration::from_millis(50)).await;
         }
     };
-    timeout(PATIENCE, patience).await.expect("the first request ends")
+    timeout(LIFETIME_TIMEOUT, patience).await.expect("the first request ends")
 }
 
 /// Starts `n` of the same request at the same moment, each on its own connection.
-fn burst(n: usize, request: &Request) -> JoinSet<Response> {
+fn burst(n: usize, request: &TestRequest) -> JoinSet<TestResponse> {
     let start = Arc::new(Barrier::new(n));
     let mut answers = JoinSet::new();
     for _ in 0..n {
         let (request, start) = (request.clone(), Arc::clone(&start));
         answers.spawn(async move {
-            let mut raw = Raw::connect(request.addr()).await;
+            let mut raw = RawClient::connect(request.addr()).await;
             start.wait().await;
             request.send_on(&mut raw).await
         });
@@ -233,42 +234,44 @@ fn burst(n: usize, request: &Request) -> JoinSet<Response> {
     answers
 }
 
-async fn next(answers: &mut JoinSet<Response>) -> Response {
+async fn next(answers: &mut JoinSet<TestResponse>) -> TestResponse {
     answers.join_next().await.expect("not all answers have come").expect("an answer came")
 }
 
 /// `on_concurrent = "reject"`: of fifty, one runs; the others are told to come back, and then get its answer.
-async fn of_fifty_one_runs_and_the_others_come_back(bench: &Bench, request: &Request, replay_says: &[(&str, &str)]) {
-    let gate = Gate::new();
-    bench.upstream.on_any(Reply::usual().gated(&gate));
+async fn of_fifty_one_runs_and_the_others_come_back(
+    bench: &PresetGateway, request: &TestRequest, replay_says: &[(&str, &str)],
+) {
+    let gate = ReplyGate::new();
+    bench.upstream.reply_by_default(UpstreamReply::usual().gated(&gate));
     let mut answers = burst(50, request);
     for _ in 1..50 {
-        is_refusal(&next(&mut answers).await, 409, "in-progress");
+        assert_refusal(&next(&mut answers).await, 409, "in-progress");
     }
     gate.arrived(1).await;
-    bench.executed(1);
+    bench.assert_executed(1);
     gate.open();
     let first = next(&mut answers).await;
-    is_run(&first, 1);
+    assert_run(&first, 1);
     for retry in client::many(49, || request.clone()).await {
-        is_replay(&retry, &first, replay_says);
+        assert_replay(&retry, &first, replay_says);
     }
-    bench.executed(1);
+    bench.assert_executed(1);
 }
 
 /// `on_concurrent = "wait"`: of fifty, one runs, nobody is answered before it ends, and none is refused.
-async fn of_fifty_one_runs_and_the_others_wait(bench: &Bench, request: &Request) -> Vec<Response> {
-    let gate = Gate::new();
-    bench.upstream.on_any(Reply::usual().gated(&gate));
+async fn of_fifty_one_runs_and_the_others_wait(bench: &PresetGateway, request: &TestRequest) -> Vec<TestResponse> {
+    let gate = ReplyGate::new();
+    bench.upstream.reply_by_default(UpstreamReply::usual().gated(&gate));
     let mut answers = burst(50, request);
     gate.arrived(1).await;
-    if let Ok(early) = timeout(SILENCE, next(&mut answers)).await {
+    if let Ok(early) = timeout(SILENCE_DURATION, next(&mut answers)).await {
         panic!("answered while the first was running: {early:?}");
     }
     gate.open();
     let answers = answers.join_all().await;
     assert_eq!(answers.len(), 50);
-    bench.executed(1);
+    bench.assert_executed(1);
     answers
 }
 
@@ -276,49 +279,51 @@ const SHORT_LEASE: &str = "lease = \"1s\"";
 
 /// `on_unknown = "retry"`: after a lost answer a retry runs again once the lease has lapsed, as the second attempt under a
 /// higher fence. Returns the answers of that run and of the next retry. The bench has [`SHORT_LEASE`].
-async fn a_lost_answer_runs_again(bench: &Bench, request: &Request) -> (Response, Response) {
+async fn a_lost_answer_runs_again(bench: &PresetGateway, request: &TestRequest) -> (TestResponse, TestResponse) {
     let start = Instant::now();
-    bench.upstream.on_any(Fault::ResetAfterRequest);
-    is_refusal(&request.send().await, 502, "upstream-lost");
-    bench.executed(1);
+    bench.upstream.reply_by_default(UpstreamFault::ResetAfterRequest);
+    assert_refusal(&request.send().await, 502, "upstream-lost");
+    bench.assert_executed(1);
     bench.upstream.clear_rules();
-    let second = until_not_in_progress(request).await;
+    let second = send_until_not_in_progress(request).await;
     assert!(start.elapsed() >= Duration::from_secs(1), "taken over after {:?}", start.elapsed());
     let log = bench.upstream.log();
     assert_eq!(log.iter().map(|seen| seen.attempt()).collect::<Vec<_>>(), [Some(1), Some(2)]);
     assert!(log[0].fence() < log[1].fence(), "{log:#?}");
     let third = request.send().await;
-    bench.executed(2);
+    bench.assert_executed(2);
     (second, third)
 }
 
 /// `on_unknown = "hold"`: after a lost answer every retry is refused, and nothing runs again.
-async fn a_lost_answer_is_held(bench: &Bench, request: &Request) {
-    bench.upstream.on_any(Fault::ResetAfterRequest);
-    is_refusal(&request.send().await, 502, "upstream-lost");
+async fn a_lost_answer_is_held(bench: &PresetGateway, request: &TestRequest) {
+    bench.upstream.reply_by_default(UpstreamFault::ResetAfterRequest);
+    assert_refusal(&request.send().await, 502, "upstream-lost");
     bench.upstream.clear_rules();
     for _ in 0..2 {
-        is_refusal(&request.send().await, 409, "outcome-unknown");
+        assert_refusal(&request.send().await, 409, "outcome-unknown");
     }
-    bench.executed(1);
+    bench.assert_executed(1);
 }
 
 /// After a time-out the operation may still be running: it is run again, but not before its lease has lapsed. The
 /// bench has `timeout = "200ms"` and this lease.
-async fn a_timed_out_operation_runs_again_after_its_lease(bench: &Bench, request: &Request, lease: Duration) {
+async fn a_timed_out_operation_runs_again_after_its_lease(
+    bench: &PresetGateway, request: &TestRequest, lease: Duration,
+) {
     let start = Instant::now();
-    bench.upstream.on_any(Fault::Hang);
-    is_refusal(&request.send().await, 504, "upstream-timeout");
+    bench.upstream.reply_by_default(UpstreamFault::Hang);
+    assert_refusal(&request.send().await, 504, "upstream-timeout");
     bench.upstream.clear_rules();
-    let again = until_not_in_progress(request).await;
+    let again = send_until_not_in_progress(request).await;
     assert!(start.elapsed() >= lease, "taken over after {:?}", start.elapsed());
     assert_eq!(again.status, 201, "{again:?}");
     assert_eq!(bench.upstream.last().attempt(), Some(2));
-    bench.executed(2);
+    bench.assert_executed(2);
 }
 
 /// A key is new once its time is over, and not before. The bench has this `ttl`.
-async fn a_key_is_new_after(ttl: Duration, bench: &Bench, request: &Request) {
+async fn a_key_is_new_after(ttl: Duration, bench: &PresetGateway, request: &TestRequest) {
     let start = Instant::now();
     assert_eq!(request.send().await.status, 201);
     let expired = async {
@@ -327,49 +332,51 @@ async fn a_key_is_new_after(ttl: Duration, bench: &Bench, request: &Request) {
             sleep(Duration::from_millis(50)).await;
         }
     };
-    timeout(PATIENCE, expired).await.expect("the answer is forgotten");
+    timeout(LIFETIME_TIMEOUT, expired).await.expect("the answer is forgotten");
     assert!(start.elapsed() >= ttl, "forgotten after {:?}", start.elapsed());
-    bench.executed(2);
+    bench.assert_executed(2);
     assert_eq!(bench.upstream.last().attempt(), Some(1), "a new key, not another attempt");
 }
 
 /// Statuses that are remembered: the operation runs once, and its failure is what every retry gets.
-async fn remembered(bench: &Bench, statuses: &[u16], request: impl Fn(u16) -> Request, replay_says: &[(&str, &str)]) {
+async fn remembered(
+    bench: &PresetGateway, statuses: &[u16], request: impl Fn(u16) -> TestRequest, replay_says: &[(&str, &str)],
+) {
     for (count, status) in statuses.iter().enumerate() {
-        bench.upstream.on_any(Reply::status(*status).numbered());
+        bench.upstream.reply_by_default(UpstreamReply::status(*status).numbered());
         let request = request(*status);
         let first = request.send().await;
-        assert_eq!((first.status, sayings(&first)), (*status, NOTHING.to_vec()), "{first:?}");
+        assert_eq!((first.status, ibid_headers(&first)), (*status, NO_HEADERS.to_vec()), "{first:?}");
         bench.upstream.clear_rules();
-        is_replay(&request.send().await, &first, replay_says);
-        bench.executed(count + 1);
+        assert_replay(&request.send().await, &first, replay_says);
+        bench.assert_executed(count + 1);
     }
 }
 
 /// Statuses that are not: the answer says so, and the next request with the key runs.
 async fn not_remembered(
-    bench: &Bench, statuses: &[u16], request: impl Fn(u16) -> Request, replay_says: &[(&str, &str)],
+    bench: &PresetGateway, statuses: &[u16], request: impl Fn(u16) -> TestRequest, replay_says: &[(&str, &str)],
 ) {
     for (count, status) in statuses.iter().enumerate() {
-        bench.upstream.on_any(Reply::status(*status).numbered());
+        bench.upstream.reply_by_default(UpstreamReply::status(*status).numbered());
         let request = request(*status);
         let failed = request.send().await;
-        assert_eq!((failed.status, sayings(&failed)), (*status, NOT_STORED.to_vec()), "{failed:?}");
+        assert_eq!((failed.status, ibid_headers(&failed)), (*status, NOT_STORED.to_vec()), "{failed:?}");
         bench.upstream.clear_rules();
         let first = request.send().await;
-        is_run(&first, 2 * count + 2);
-        is_replay(&request.send().await, &first, replay_says);
-        bench.executed(2 * count + 2);
+        assert_run(&first, 2 * count + 2);
+        assert_replay(&request.send().await, &first, replay_says);
+        bench.assert_executed(2 * count + 2);
     }
 }
 
 /// A request that nothing is done about: it runs each time, and its answer is the app's.
-async fn passes_through(bench: &Bench, request: &Request) {
+async fn passes_through(bench: &PresetGateway, request: &TestRequest) {
     let before = bench.upstream.requests();
     for n in 1..=2 {
         let answer = request.send().await;
         assert!(matches!(answer.status, 200 | 201), "{answer:?}");
-        assert_eq!(sayings(&answer), NOTHING, "{answer:?}");
+        assert_eq!(ibid_headers(&answer), NO_HEADERS, "{answer:?}");
         assert_eq!(bench.upstream.requests(), before + n);
         let seen = bench.upstream.last();
         assert_eq!((seen.attempt(), seen.fence()), (None, None), "{seen:#?}");
@@ -377,15 +384,15 @@ async fn passes_through(bench: &Bench, request: &Request) {
 }
 
 /// A key that is refused: nothing runs, and the refusal does not repeat the key.
-async fn key_is_invalid(bench: &Bench, request: &Request) {
+async fn key_is_invalid(bench: &PresetGateway, request: &TestRequest) {
     let before = bench.upstream.requests();
     let answer = request.send().await;
-    is_refusal(&answer, 400, "key-invalid");
+    assert_refusal(&answer, 400, "key-invalid");
     assert_eq!(bench.upstream.requests(), before);
 }
 
 /// Once the key was logged it was logged masked, and never in full.
-async fn keys_are_masked_in_the_log(bench: &Bench, request: &Request, key: &str, masked: &str) {
+async fn keys_are_masked_in_the_log(bench: &PresetGateway, request: &TestRequest, key: &str, masked: &str) {
     for _ in 0..2 {
         request.send().await;
     }
@@ -396,15 +403,15 @@ async fn keys_are_masked_in_the_log(bench: &Bench, request: &Request, key: &str,
 }
 
 /// A route as `ibid check` prints it: its name and its dials.
-type Checked = (String, BTreeMap<String, String>);
+type CheckedRoute = (String, BTreeMap<String, String>);
 
 /// What `ibid check` says about the preset's own configuration.
-async fn checked(preset: &str) -> Vec<Checked> {
-    let file = file(preset);
+async fn checked_routes(preset: &str) -> Vec<CheckedRoute> {
+    let file = preset_file(preset);
     let output = process::run(BIN, &["check", file.to_str().expect("a plain path")], &[]).await;
     let text = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success(), "{text}");
-    let mut routes: Vec<Checked> = Vec::new();
+    let mut routes: Vec<CheckedRoute> = Vec::new();
     let (_, body) = text.split_once("\n\n").expect("a first line");
     for line in body.lines().take_while(|line| *line != "* differs from the preset") {
         if line.starts_with("[policy]  off ") {
@@ -426,7 +433,7 @@ async fn checked(preset: &str) -> Vec<Checked> {
 
 /// Checks that every route of the preset's configuration has these dials.
 async fn every_route_has(preset: &str, column: &[(&str, &str)]) {
-    for (route, dials) in checked(preset).await {
+    for (route, dials) in checked_routes(preset).await {
         for (dial, value) in column {
             assert_eq!(dials.get(*dial).map(String::as_str), Some(*value), "{dial} of {route}");
         }

@@ -6,100 +6,102 @@ const PATH: &str = "/v1/orders";
 const KEY: &str = "order-2025-10-01-000017";
 const BODY: &str = r#"{"sku":"a-1","count":2}"#;
 
-async fn bench() -> Bench {
-    Bench::shipped("platform").await
+async fn start_preset() -> PresetGateway {
+    PresetGateway::start_shipped("platform").await
 }
 
-fn order(bench: &Bench, key: &str) -> Request {
+fn order(bench: &PresetGateway, key: &str) -> TestRequest {
     bench.post(PATH).key(key).json(BODY)
 }
 
 #[tokio::test]
 async fn done_a_repeat_gets_the_same_answer_and_code() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     bench
         .upstream
-        .on(PATH, Reply::usual().header("Location", "/v1/orders/1").header("ETag", "\"1\"").set_cookie("a=b"));
+        .on(PATH, UpstreamReply::usual().header("Location", "/v1/orders/1").header("ETag", "\"1\"").set_cookie("a=b"));
     let first = order(&bench, KEY).send().await;
-    is_run(&first, 1);
+    assert_run(&first, 1);
     let repeat = order(&bench, KEY).send().await;
-    is_replay(&repeat, &first, &NOTHING);
+    assert_replay(&repeat, &first, &NO_HEADERS);
     assert_eq!((repeat.header("etag"), repeat.header("set-cookie")), (Some("\"1\""), None));
-    bench.executed(1);
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn failed_a_repeat_gets_the_error() {
-    let bench = bench().await;
-    bench.upstream.on_each(PATH, [Reply::status(500).json(r#"{"error":"out of stock"}"#), Reply::usual()]);
+    let bench = start_preset().await;
+    bench
+        .upstream
+        .on_each(PATH, [UpstreamReply::status(500).json(r#"{"error":"out of stock"}"#), UpstreamReply::usual()]);
     let first = order(&bench, KEY).send().await;
-    assert_eq!((first.status, first.text(), sayings(&first)), (500, r#"{"error":"out of stock"}"#.into(), vec![]));
+    assert_eq!((first.status, first.text(), ibid_headers(&first)), (500, r#"{"error":"out of stock"}"#.into(), vec![]));
     for _ in 0..2 {
-        is_replay(&order(&bench, KEY).send().await, &first, &NOTHING);
+        assert_replay(&order(&bench, KEY).send().await, &first, &NO_HEADERS);
     }
-    bench.executed(1);
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn every_answer_is_remembered_errors_too() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     let request = |status: u16| order(&bench, &format!("key-{status}"));
-    remembered(&bench, &[200, 301, 400, 401, 404, 409, 422, 425, 429, 500, 502, 503, 504], request, &NOTHING).await;
+    remembered(&bench, &[200, 301, 400, 401, 404, 409, 422, 425, 429, 500, 502, 503, 504], request, &NO_HEADERS).await;
 }
 
 #[tokio::test]
 async fn processing_of_fifty_at_once_one_runs_and_the_others_get_409() {
-    let bench = bench().await;
-    of_fifty_one_runs_and_the_others_come_back(&bench, &order(&bench, KEY), &NOTHING).await;
+    let bench = start_preset().await;
+    of_fifty_one_runs_and_the_others_come_back(&bench, &order(&bench, KEY), &NO_HEADERS).await;
 }
 
 #[tokio::test]
 async fn processing_is_425_by_dial() {
-    let bench = Bench::with("platform", "status.in_progress = 425").await;
-    let gate = Gate::new();
-    bench.upstream.on(PATH, Reply::usual().gated(&gate));
+    let bench = PresetGateway::start_with("platform", "status.in_progress = 425").await;
+    let gate = ReplyGate::new();
+    bench.upstream.on(PATH, UpstreamReply::usual().gated(&gate));
     let mut first = burst(1, &order(&bench, KEY));
     gate.arrived(1).await;
-    let problem = is_refusal(&order(&bench, KEY).send().await, 425, "in-progress");
+    let problem = assert_refusal(&order(&bench, KEY).send().await, 425, "in-progress");
     assert_eq!(problem["key"], "orde****0017");
     gate.open();
     let first = next(&mut first).await;
-    is_run(&first, 1);
-    is_replay(&order(&bench, KEY).send().await, &first, &NOTHING);
-    bench.executed(1);
+    assert_run(&first, 1);
+    assert_replay(&order(&bench, KEY).send().await, &first, &NO_HEADERS);
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn every_mutation_needs_a_key() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     for method in ["POST", "PUT", "PATCH", "DELETE"] {
-        let problem = is_refusal(&bench.request(method, PATH).json(BODY).send().await, 400, "key-missing");
+        let problem = assert_refusal(&bench.request(method, PATH).json(BODY).send().await, 400, "key-missing");
         assert!(problem["detail"].as_str().unwrap().contains("idempotency-key"), "{problem}");
     }
     let other = bench.post(PATH).header("X-Idempotency-Key", KEY).json(BODY);
-    is_refusal(&other.send().await, 400, "key-missing");
+    assert_refusal(&other.send().await, 400, "key-missing");
     assert_eq!(bench.upstream.requests(), 0);
 }
 
 #[tokio::test]
 async fn every_mutating_method_runs_once_on_every_path_and_reading_passes_through() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     for (run, method) in ["POST", "PUT", "PATCH", "DELETE"].into_iter().enumerate() {
         let request = bench.request(method, &format!("/any/{method}")).key(format!("key-{method}")).json(BODY);
         let first = request.send().await;
-        is_run(&first, run + 1);
-        is_replay(&request.send().await, &first, &NOTHING);
+        assert_run(&first, run + 1);
+        assert_replay(&request.send().await, &first, &NO_HEADERS);
     }
-    bench.executed(4);
+    bench.assert_executed(4);
     passes_through(&bench, &bench.request("GET", PATH).key(KEY)).await;
     passes_through(&bench, &bench.request("GET", PATH)).await;
 }
 
 #[tokio::test]
 async fn a_repeat_with_another_method_path_or_body_is_refused() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     let first = order(&bench, KEY).send().await;
-    is_run(&first, 1);
+    assert_run(&first, 1);
     for other in [
         bench.request("PUT", PATH).key(KEY).json(BODY),
         bench.post("/v1/orders/2").key(KEY).json(BODY),
@@ -107,18 +109,18 @@ async fn a_repeat_with_another_method_path_or_body_is_refused() {
         bench.post(PATH).key(KEY).json(r#"{"sku":"a-1","count":2.0}"#),
         bench.post(PATH).key(KEY),
     ] {
-        let problem = is_refusal(&other.send().await, 422, "key-reused");
+        let problem = assert_refusal(&other.send().await, 422, "key-reused");
         assert_eq!(problem["key"], "orde****0017");
     }
-    is_replay(&order(&bench, KEY).send().await, &first, &NOTHING);
-    bench.executed(1);
+    assert_replay(&order(&bench, KEY).send().await, &first, &NO_HEADERS);
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn the_same_body_in_another_spelling_with_other_headers_or_query_is_the_same_request() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     let first = order(&bench, KEY).send().await;
-    is_run(&first, 1);
+    assert_run(&first, 1);
     for same in [
         bench.post(PATH).key(KEY).json("{ \"count\": 2, \"sku\": \"a\\u002d1\" }"),
         bench.post(&format!("{PATH}?trace=1")).key(KEY).json(BODY),
@@ -126,85 +128,85 @@ async fn the_same_body_in_another_spelling_with_other_headers_or_query_is_the_sa
         order(&bench, KEY).header("Authorization", "Bearer b").header("Host", "b.example"),
         order(&bench, &format!("\"{KEY}\"")),
     ] {
-        is_replay(&same.send().await, &first, &NOTHING);
+        assert_replay(&same.send().await, &first, &NO_HEADERS);
     }
-    bench.executed(1);
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn critical_headers_count_where_they_are_listed() {
     let listed = r#"fingerprint = ["method", "path", "body", "header:X-Currency"]"#;
-    let bench = Bench::with("platform", listed).await;
+    let bench = PresetGateway::start_with("platform", listed).await;
     let with = |currency: &str| order(&bench, KEY).header("X-Currency", currency);
     let first = with("EUR").send().await;
-    is_run(&first, 1);
-    is_replay(&with("EUR").header("X-Other", "1").send().await, &first, &NOTHING);
-    is_refusal(&with("USD").send().await, 422, "key-reused");
-    is_refusal(&order(&bench, KEY).send().await, 422, "key-reused");
-    bench.executed(1);
+    assert_run(&first, 1);
+    assert_replay(&with("EUR").header("X-Other", "1").send().await, &first, &NO_HEADERS);
+    assert_refusal(&with("USD").send().await, 422, "key-reused");
+    assert_refusal(&order(&bench, KEY).send().await, 422, "key-reused");
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn another_request_is_refused_as_such_while_the_first_is_running_and_after_it_failed() {
-    let bench = bench().await;
-    let gate = Gate::new();
-    bench.upstream.on(PATH, Reply::status(500).gated(&gate));
+    let bench = start_preset().await;
+    let gate = ReplyGate::new();
+    bench.upstream.on(PATH, UpstreamReply::status(500).gated(&gate));
     let mut first = burst(1, &order(&bench, KEY));
     gate.arrived(1).await;
     let other = bench.post(PATH).key(KEY).json(r#"{"sku":"b"}"#);
-    is_refusal(&other.send().await, 422, "key-reused");
+    assert_refusal(&other.send().await, 422, "key-reused");
     gate.open();
     assert_eq!(next(&mut first).await.status, 500);
-    is_refusal(&other.send().await, 422, "key-reused");
-    bench.executed(1);
+    assert_refusal(&other.send().await, 422, "key-reused");
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn another_request_is_refused_as_such_after_a_lost_answer() {
-    let bench = bench().await;
-    bench.upstream.on(PATH, Fault::ResetAfterRequest);
-    is_refusal(&order(&bench, KEY).send().await, 502, "upstream-lost");
-    is_refusal(&bench.post(PATH).key(KEY).json(r#"{"sku":"b"}"#).send().await, 422, "key-reused");
-    bench.executed(1);
+    let bench = start_preset().await;
+    bench.upstream.on(PATH, UpstreamFault::ResetAfterRequest);
+    assert_refusal(&order(&bench, KEY).send().await, 502, "upstream-lost");
+    assert_refusal(&bench.post(PATH).key(KEY).json(r#"{"sku":"b"}"#).send().await, 422, "key-reused");
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn any_visible_ascii_up_to_255_characters_is_a_key() {
-    let bench = bench().await;
+    let bench = start_preset().await;
     for (run, key) in [UUID, "1", "a:b/c", &"k".repeat(255), &format!("\"{}\"", "q".repeat(255))].iter().enumerate() {
-        is_run(&order(&bench, key).send().await, run + 1);
+        assert_run(&order(&bench, key).send().await, run + 1);
     }
     for key in ["", "\"\"", "a b", "a,b", "a;b", "clé", &"k".repeat(256)] {
         key_is_invalid(&bench, &order(&bench, key)).await;
     }
-    bench.executed(5);
+    bench.assert_executed(5);
 }
 
 #[tokio::test]
 async fn a_lost_answer_is_run_again_once_its_lease_has_lapsed() {
-    let bench = Bench::with("platform", SHORT_LEASE).await;
+    let bench = PresetGateway::start_with("platform", SHORT_LEASE).await;
     let (second, third) = a_lost_answer_runs_again(&bench, &order(&bench, KEY)).await;
-    is_run(&second, 2);
-    is_replay(&third, &second, &NOTHING);
+    assert_run(&second, 2);
+    assert_replay(&third, &second, &NO_HEADERS);
 }
 
 #[tokio::test]
 async fn a_timed_out_operation_runs_again_after_its_lease() {
-    let bench = Bench::with("platform", "timeout = \"200ms\"\nlease = \"1s\"").await;
+    let bench = PresetGateway::start_with("platform", "timeout = \"200ms\"\nlease = \"1s\"").await;
     let request = order(&bench, KEY);
     super::a_timed_out_operation_runs_again_after_its_lease(&bench, &request, Duration::from_secs(1)).await;
 }
 
 #[tokio::test]
 async fn after_its_time_a_key_is_new() {
-    let bench = Bench::with("platform", "ttl = \"1s\"").await;
+    let bench = PresetGateway::start_with("platform", "ttl = \"1s\"").await;
     a_key_is_new_after(Duration::from_secs(1), &bench, &order(&bench, KEY)).await;
 }
 
 #[tokio::test]
 async fn after_its_time_a_key_is_free_for_another_request() {
-    let bench = Bench::with("platform", "ttl = \"500ms\"").await;
-    is_run(&order(&bench, KEY).send().await, 1);
+    let bench = PresetGateway::start_with("platform", "ttl = \"500ms\"").await;
+    assert_run(&order(&bench, KEY).send().await, 1);
     let other = bench.post(PATH).key(KEY).json(r#"{"sku":"b"}"#);
     let free = async {
         loop {
@@ -215,24 +217,24 @@ async fn after_its_time_a_key_is_free_for_another_request() {
             sleep(Duration::from_millis(50)).await;
         }
     };
-    is_run(&timeout(PATIENCE, free).await.expect("the key becomes free"), 2);
+    assert_run(&timeout(LIFETIME_TIMEOUT, free).await.expect("the key becomes free"), 2);
 }
 
 #[tokio::test]
 async fn alternative_only_the_status_is_kept() {
-    let bench = Bench::with("platform", "remember_body = false").await;
+    let bench = PresetGateway::start_with("platform", "remember_body = false").await;
     let first = order(&bench, KEY).send().await;
-    is_run(&first, 1);
+    assert_run(&first, 1);
     let repeat = order(&bench, KEY).send().await;
-    assert_eq!((repeat.status, repeat.text(), sayings(&repeat)), (201, String::new(), vec![]), "{repeat:?}");
+    assert_eq!((repeat.status, repeat.text(), ibid_headers(&repeat)), (201, String::new(), vec![]), "{repeat:?}");
     assert_eq!(repeat.header("content-type"), None, "{repeat:?}");
-    bench.executed(1);
+    bench.assert_executed(1);
 }
 
 #[tokio::test]
 async fn keys_are_masked_in_the_log() {
-    let bench = bench().await;
-    super::keys_are_masked_in_the_log(&bench, &order(&bench, UUID), UUID, MASKED).await;
+    let bench = start_preset().await;
+    super::keys_are_masked_in_the_log(&bench, &order(&bench, UUID), UUID, MASKED_UUID).await;
 }
 
 #[tokio::test]

@@ -3,26 +3,29 @@
 use std::fs;
 
 use ibid_testkit::{
-    process::Gateway,
-    upstream::{Fault, Reply, Upstream},
+    process::GatewayProcess,
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 use serde_json::Value;
 
-use super::{base64_of, end, ibid, pay, table};
-use crate::faults::kit::BIN;
+use super::{end, ibid, key_base64, pay, table};
+use crate::faults::common::BIN;
 
-const TENANT: &str = "[policy]\nlabel = { tenant = \"header:X-Tenant-Id\", key = \"clear\" }\n";
+const TENANT_POLICY: &str = "[policy]\nlabel = { tenant = \"header:X-Tenant-Id\", key = \"clear\" }\n";
 
 /// A sealed store with an answer and an unknown outcome in it, and the file of its gateway.
-struct Scene {
+struct SealedGateway {
     folder: tempfile::TempDir,
-    upstream: Upstream,
+    upstream: TestUpstream,
 }
 
-impl Scene {
-    async fn filled() -> Scene {
-        let scene = Scene { folder: tempfile::tempdir().unwrap(), upstream: Upstream::start().await };
-        scene.upstream.on_each("/pay", [Reply::status(201).json(r#"{"paid":true}"#), Fault::CloseWithoutReply.into()]);
+impl SealedGateway {
+    async fn start_filled() -> SealedGateway {
+        let scene = SealedGateway { folder: tempfile::tempdir().unwrap(), upstream: TestUpstream::start().await };
+        scene.upstream.on_each(
+            "/pay",
+            [UpstreamReply::status(201).json(r#"{"paid":true}"#), UpstreamFault::CloseWithoutReply.into()],
+        );
         fs::write(scene.file(), scene.config()).unwrap();
         let gateway = scene.gateway().await;
         assert_eq!(pay(&gateway, "the-first").header("X-Tenant-Id", "acme").send().await.status, 201);
@@ -32,7 +35,7 @@ impl Scene {
     }
 
     fn config(&self) -> String {
-        format!("{TENANT}[store]\nurl = {:?}\n{}", self.url(), table(&["k"]))
+        format!("{TENANT_POLICY}[store]\nurl = {:?}\n{}", self.url(), table(&["k"]))
     }
 
     fn url(&self) -> String {
@@ -43,22 +46,22 @@ impl Scene {
         self.folder.path().join("ibid.toml").to_str().unwrap().to_owned()
     }
 
-    async fn gateway(&self) -> Gateway {
-        Gateway::spawn(BIN, &self.config(), &self.upstream.url()).await
+    async fn gateway(&self) -> GatewayProcess {
+        GatewayProcess::spawn(BIN, &self.config(), &self.upstream.url()).await
     }
 
     /// With the keys.
-    async fn keys(&self, args: &[&str]) -> (Option<i32>, String, String) {
+    async fn run_keys(&self, args: &[&str]) -> (Option<i32>, String, String) {
         ibid(&[&["keys"], args, &["--config", &self.file()]].concat()).await
     }
 
     /// With nothing but the store.
-    async fn keyless(&self, args: &[&str]) -> (Option<i32>, String, String) {
+    async fn run_keys_without_seal(&self, args: &[&str]) -> (Option<i32>, String, String) {
         ibid(&[&["keys"], args, &["--store", &self.url()]].concat()).await
     }
 
     async fn address(&self, key: &str) -> String {
-        let (_, printed, said) = self.keys(&["list", "--key", key, "--json"]).await;
+        let (_, printed, said) = self.run_keys(&["list", "--key", key, "--json"]).await;
         let found: Value = serde_json::from_str(&printed).unwrap_or_else(|why| panic!("{why}: {said}"));
         found["records"][0]["address"].as_str().unwrap().to_owned()
     }
@@ -66,13 +69,13 @@ impl Scene {
 
 #[tokio::test]
 async fn who_has_the_keys_sees_what_was_asked_and_answered() {
-    let scene = Scene::filled().await;
-    let (code, printed, said) = scene.keys(&["list", "--tenant", "acme"]).await;
+    let scene = SealedGateway::start_filled().await;
+    let (code, printed, said) = scene.run_keys(&["list", "--tenant", "acme"]).await;
     assert_eq!((code, said.as_str()), (Some(0), ""));
     for part in ["the-first", "the-lost", "acme", "done", "unknown"] {
         assert!(printed.contains(part), "{part}: {printed}");
     }
-    let (_, printed, _) = scene.keys(&["show", "--key", "the-first"]).await;
+    let (_, printed, _) = scene.run_keys(&["show", "--key", "the-first"]).await;
     for part in ["POST /pay", "127.0.0.1", r#"{"paid":true}"#] {
         assert!(printed.contains(part), "{part}: {printed}");
     }
@@ -81,49 +84,49 @@ async fn who_has_the_keys_sees_what_was_asked_and_answered() {
 
 #[tokio::test]
 async fn who_has_no_keys_sees_that_it_is_sealed() {
-    let scene = Scene::filled().await;
-    let (code, printed, said) = scene.keyless(&["list"]).await;
+    let scene = SealedGateway::start_filled().await;
+    let (code, printed, said) = scene.run_keys_without_seal(&["list"]).await;
     assert_eq!(code, Some(0), "{said}");
     assert!(said.starts_with("ibid: 2 entries are shown sealed, with hashes for key, tenant, user and endpoint: name the gateway's --config"), "{said}");
     assert!(printed.contains("unknown") && printed.contains("done"), "{printed}");
     let address = scene.address("the-first").await;
-    let (code, shown, said) = scene.keyless(&["show", &address]).await;
+    let (code, shown, said) = scene.run_keys_without_seal(&["show", &address]).await;
     assert_eq!(code, Some(0), "{said}");
     assert!(shown.contains("\nsealed with    k\n"), "{shown}");
     assert!(shown.contains("the answer cannot be read: it is sealed with the key \"k\""), "{shown}");
-    let (_, json, _) = scene.keyless(&["show", &address, "--json"]).await;
+    let (_, json, _) = scene.run_keys_without_seal(&["show", &address, "--json"]).await;
     let entry: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&entry["sealed_with"], &entry["response"]["sealed_with"]), (&"k".into(), &"k".into()), "{json}");
-    let (code, _, said) = scene.keyless(&["show", &address, "--body"]).await;
+    let (code, _, said) = scene.run_keys_without_seal(&["show", &address, "--body"]).await;
     assert_eq!(code, Some(1), "{said}");
     for text in ["the-first", "acme", "/pay", "paid"] {
         assert!(![&printed, &shown, &json].iter().any(|printed| printed.contains(text)), "{text}");
     }
     // A file whose keys cannot be had says why.
     let path = scene.folder.path().join("keyless.toml");
-    let config = scene.config().replace(&base64_of("k"), "env:NOT_HERE");
+    let config = scene.config().replace(&key_base64("k"), "env:NOT_HERE");
     fs::write(&path, config).unwrap();
     let (code, _, said) = ibid(&["keys", "list", "--config", path.to_str().unwrap()]).await;
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("the keys cannot be had: ") && said.contains("NOT_HERE is not set"), "{said}");
     let (code, _, said) = ibid(&["keys", "reseal", "--config", path.to_str().unwrap()]).await;
     assert!(code == Some(64) && said.contains("NOT_HERE is not set"), "{said}");
-    let (code, _, said) = scene.keyless(&["reseal"]).await;
+    let (code, _, said) = scene.run_keys_without_seal(&["reseal"]).await;
     assert!(code == Some(64) && said.contains("there are no keys to seal with"), "{said}");
 }
 
 #[tokio::test]
 async fn an_outcome_is_resolved_with_the_keys_only() {
-    let scene = Scene::filled().await;
+    let scene = SealedGateway::start_filled().await;
     let address = scene.address("the-lost").await;
     let resolve = ["resolve", &address, "--as", "done", "--status", "202", "--reason", "ticket 7"];
-    let (code, _, said) = scene.keyless(&resolve).await;
+    let (code, _, said) = scene.run_keys_without_seal(&resolve).await;
     assert_eq!(code, Some(1), "{said}");
     assert!(
         said.contains("nothing was changed: it is sealed, and its gateway does not give an answer that is not"),
         "{said}"
     );
-    let (code, _, said) = scene.keys(&resolve).await;
+    let (code, _, said) = scene.run_keys(&resolve).await;
     assert_eq!(code, Some(0), "{said}");
     let gateway = scene.gateway().await;
     let told = pay(&gateway, "the-lost").header("X-Tenant-Id", "acme").send().await;
@@ -131,17 +134,17 @@ async fn an_outcome_is_resolved_with_the_keys_only() {
     end(gateway).await;
     // Releasing and forgetting need none.
     let address = scene.address("the-first").await;
-    let (code, _, said) = scene.keyless(&["forget", &address, "--reason", "ticket 8"]).await;
+    let (code, _, said) = scene.run_keys_without_seal(&["forget", &address, "--reason", "ticket 8"]).await;
     assert_eq!(code, Some(0), "{said}");
 }
 
 #[tokio::test]
 async fn what_does_not_open_is_said_and_can_be_forgotten() {
-    let scene = Scene::filled().await;
+    let scene = SealedGateway::start_filled().await;
     let address = scene.address("the-first").await;
     let path = scene.folder.path().join("other.toml");
     // The same name, another key: as if the record had been altered.
-    fs::write(&path, scene.config().replace(&base64_of("k"), &base64_of("another"))).unwrap();
+    fs::write(&path, scene.config().replace(&key_base64("k"), &key_base64("another"))).unwrap();
     let other = path.to_str().unwrap();
     let (code, shown, said) = ibid(&["keys", "show", &address, "--config", other]).await;
     assert_eq!(code, Some(0), "{said}");

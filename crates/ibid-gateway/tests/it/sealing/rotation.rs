@@ -10,34 +10,34 @@ use std::{
 };
 
 use ibid_testkit::{
-    client::Response,
-    process::{Gateway, Signal},
+    client::TestResponse,
+    process::{GatewayProcess, ProcessSignal},
     servers::redis,
-    upstream::{Fault, Reply, Upstream},
+    upstream::{TestUpstream, UpstreamFault, UpstreamReply},
 };
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use super::{end, ibid, pay, pay_at, table};
-use crate::faults::kit::{BIN, assert_ran, assert_refused, assert_replay};
+use crate::faults::common::{BIN, assert_ran, assert_refused, assert_replay};
 
-const TAKEN: &str = "configuration taken up";
+const RELOADED_LOG_TEXT: &str = "configuration taken up";
 
 /// Clients that pay, and each time also ask again for something that was paid before.
-struct Load {
+struct RotationLoad {
     stop: Arc<AtomicBool>,
     paid: Arc<AtomicUsize>,
-    clients: Vec<tokio::task::JoinHandle<Vec<(String, Response)>>>,
+    clients: Vec<tokio::task::JoinHandle<Vec<(String, TestResponse)>>>,
 }
 
-impl Load {
-    fn start(gateway: &Gateway) -> Load {
+impl RotationLoad {
+    fn start(gateway: &GatewayProcess) -> RotationLoad {
         let (stop, paid) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let clients = (0..3).map(|client| {
             let (stop, paid) = (stop.clone(), paid.clone());
             let addr = gateway.addr();
             tokio::spawn(async move {
-                let mut answers: Vec<(String, Response)> = Vec::new();
+                let mut answers: Vec<(String, TestResponse)> = Vec::new();
                 while !stop.load(SeqCst) && answers.len() < 2000 {
                     let key = format!("key-{client}-{}", answers.len());
                     let answer = pay_at(addr, &key).send().await;
@@ -51,11 +51,11 @@ impl Load {
             })
         });
         let clients = clients.collect();
-        Load { stop, paid, clients }
+        RotationLoad { stop, paid, clients }
     }
 
     /// Returns once so many more were paid.
-    async fn goes_on(&self, more: usize) {
+    async fn wait_for_more(&self, more: usize) {
         let until = self.paid.load(SeqCst) + more;
         let paid = async {
             while self.paid.load(SeqCst) < until {
@@ -65,7 +65,7 @@ impl Load {
         timeout(Duration::from_secs(60), paid).await.expect("the clients go on: one has failed");
     }
 
-    async fn stop(self) -> Vec<(String, Response)> {
+    async fn stop(self) -> Vec<(String, TestResponse)> {
         self.stop.store(true, SeqCst);
         let mut answers = Vec::new();
         for client in self.clients {
@@ -75,11 +75,11 @@ impl Load {
     }
 }
 
-async fn reloads(gateway: &mut Gateway, config: &str, nth: usize) {
+async fn reload_config(gateway: &mut GatewayProcess, config: &str, nth: usize) {
     gateway.rewrite_config(config);
-    gateway.signal(Signal::Hup);
+    gateway.signal(ProcessSignal::Hup);
     let taken = async {
-        while gateway.logs().iter().filter(|line| line.contains(TAKEN)).count() < nth {
+        while gateway.logs().iter().filter(|line| line.contains(RELOADED_LOG_TEXT)).count() < nth {
             sleep(Duration::from_millis(10)).await;
         }
     };
@@ -88,14 +88,14 @@ async fn reloads(gateway: &mut Gateway, config: &str, nth: usize) {
 
 #[tokio::test]
 async fn on_a_shared_store_without_a_restart() {
-    let (server, upstream) = (redis::Server::start(), Upstream::start().await);
+    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
     // Nothing near, so that every replay is opened.
     let config = |ids: &[&str]| format!("[store]\nurl = {:?}\nnear = \"0\"\n{}", server.url(), table(ids));
-    let mut gateway = Gateway::spawn(BIN, &config(&["old"]), &upstream.url()).await;
-    let load = Load::start(&gateway);
-    load.goes_on(20).await;
-    reloads(&mut gateway, &config(&["new", "old"]), 1).await;
-    load.goes_on(20).await;
+    let mut gateway = GatewayProcess::spawn(BIN, &config(&["old"]), &upstream.url()).await;
+    let load = RotationLoad::start(&gateway);
+    load.wait_for_more(20).await;
+    reload_config(&mut gateway, &config(&["new", "old"]), 1).await;
+    load.wait_for_more(20).await;
 
     let (folder, file) = (tempfile::tempdir().unwrap(), "both.toml");
     let path = folder.path().join(file);
@@ -106,13 +106,13 @@ async fn on_a_shared_store_without_a_restart() {
     let counts: Value = serde_json::from_str(&printed).unwrap();
     assert_eq!((&counts["key"], &counts["unopened"]), (&"new".into(), &0.into()), "{counts}");
     assert!(counts["from"]["old"].as_u64().unwrap() >= 20, "{counts}");
-    load.goes_on(20).await;
+    load.wait_for_more(20).await;
     let (_, printed, _) = ibid(&reseal).await;
     let counts: Value = serde_json::from_str(&printed).unwrap();
     assert_eq!(counts["resealed"], 0, "nothing is left to do: {counts}");
 
-    reloads(&mut gateway, &config(&["new"]), 2).await;
-    load.goes_on(20).await;
+    reload_config(&mut gateway, &config(&["new"]), 2).await;
+    load.wait_for_more(20).await;
     let answers = load.stop().await;
     assert_eq!(upstream.executions(), answers.len(), "each ran once");
     for (key, first) in &answers {
@@ -125,15 +125,15 @@ async fn on_a_shared_store_without_a_restart() {
 
 #[tokio::test]
 async fn on_an_embedded_store_with_a_stop_in_between() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let config = |ids: &[&str]| format!("[store]\nurl = \"embedded:{}\"\n{}", data.display(), table(ids));
-    let mut gateway = Gateway::spawn(BIN, &config(&["old"]), &upstream.url()).await;
-    let load = Load::start(&gateway);
-    load.goes_on(10).await;
-    reloads(&mut gateway, &config(&["new", "old"]), 1).await;
-    load.goes_on(10).await;
+    let mut gateway = GatewayProcess::spawn(BIN, &config(&["old"]), &upstream.url()).await;
+    let load = RotationLoad::start(&gateway);
+    load.wait_for_more(10).await;
+    reload_config(&mut gateway, &config(&["new", "old"]), 1).await;
+    load.wait_for_more(10).await;
     let answers = load.stop().await;
     let path = folder.path().join("ibid.toml");
     fs::write(&path, config(&["new", "old"])).unwrap();
@@ -170,7 +170,7 @@ async fn on_an_embedded_store_with_a_stop_in_between() {
     assert!(code == Some(0) && printed.starts_with(&all), "{printed}");
     assert!(printed.contains("labels have an older key until the entry expires"), "{printed}");
 
-    let gateway = Gateway::spawn(BIN, &config(&["new"]), &upstream.url()).await;
+    let gateway = GatewayProcess::spawn(BIN, &config(&["new"]), &upstream.url()).await;
     for (key, first) in &answers {
         assert_replay(&pay(&gateway, key).send().await, first);
     }
@@ -179,12 +179,12 @@ async fn on_an_embedded_store_with_a_stop_in_between() {
 
 #[tokio::test]
 async fn another_secret_is_refused_by_a_gateway_that_runs() {
-    let upstream = Upstream::start().await;
-    let mut gateway = Gateway::spawn(BIN, &table(&["a"]), &upstream.url()).await;
+    let upstream = TestUpstream::start().await;
+    let mut gateway = GatewayProcess::spawn(BIN, &table(&["a"]), &upstream.url()).await;
     let first = pay(&gateway, "k").send().await;
     assert_ran(&first);
-    gateway.rewrite_config(&table(&["a"]).replace(&super::base64_of(super::SECRET), &super::base64_of("another")));
-    gateway.signal(Signal::Hup);
+    gateway.rewrite_config(&table(&["a"]).replace(&super::key_base64(super::SECRET), &super::key_base64("another")));
+    gateway.signal(ProcessSignal::Hup);
     let line = gateway.wait_for_log("would forget what is remembered").await;
     assert!(line.contains("seal.address_secret changed"), "{line}");
     assert_replay(&pay(&gateway, "k").send().await, &first);
@@ -193,12 +193,20 @@ async fn another_secret_is_refused_by_a_gateway_that_runs() {
 /// As docs/sealing.md tells it.
 #[tokio::test]
 async fn sealing_is_switched_on_without_forgetting() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let folder = tempfile::tempdir().unwrap();
     let store = format!("[store]\nurl = \"embedded:{}\"\n", folder.path().join("data").display());
     let path = folder.path().join("ibid.toml");
-    let start = async |config: String| Gateway::spawn(BIN, &config, &upstream.url()).await;
-    upstream.on_each("/pay", [Reply::usual(), Fault::CloseWithoutReply.into(), Reply::usual(), Reply::usual()]);
+    let start = async |config: String| GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
+    upstream.on_each(
+        "/pay",
+        [
+            UpstreamReply::usual(),
+            UpstreamFault::CloseWithoutReply.into(),
+            UpstreamReply::usual(),
+            UpstreamReply::usual(),
+        ],
+    );
 
     let gateway = start(store.clone()).await;
     let first = pay(&gateway, "in-clear").send().await;

@@ -1,34 +1,34 @@
 //! What can be written in `[seal]`, and what is told to who writes something else.
 
-use ibid_gateway::config::{Env, ServeArgs, Settings, forgets};
+use ibid_gateway::config::{Env, GatewaySettings, ServeArgs, forgotten_answers};
 
-use super::{SECRET, base64_of, ibid, table};
+use super::{SECRET, ibid, key_base64, table};
 
 const UPSTREAM: &str = "upstream = \"http://127.0.0.1:3000\"\n";
 
-fn load(text: &str) -> Result<Settings, String> {
-    let variables = [("KEY", &*base64_of("from-a-variable")), ("SECRET", &*base64_of(SECRET))];
-    let settings = Settings::from_text(
+fn load(text: &str) -> Result<GatewaySettings, String> {
+    let variables = [("KEY", &*key_base64("from-a-variable")), ("SECRET", &*key_base64(SECRET))];
+    let settings = GatewaySettings::from_text(
         &format!("{UPSTREAM}{text}"),
         Some("ibid.toml".into()),
         &ServeArgs::default(),
-        &Env::of(&variables),
+        &Env::from_pairs(&variables),
     );
     settings.map_err(|why| why.to_string())
 }
 
-fn seal(table: &str) -> Result<Settings, String> {
+fn seal(table: &str) -> Result<GatewaySettings, String> {
     load(&format!("[seal]\n{table}"))
 }
 
 #[test]
 fn keys_come_from_variables_and_the_first_seals() {
-    let keys = format!("keys = [{{ id = \"b\", key = \"env:KEY\" }}, {{ id = \"a\", key = {:?} }}]", base64_of("a"));
+    let keys = format!("keys = [{{ id = \"b\", key = \"env:KEY\" }}, {{ id = \"a\", key = {:?} }}]", key_base64("a"));
     let settings = seal(&format!("{keys}\naddress_secret = \"env:SECRET\"")).unwrap();
-    assert_eq!(settings.sealing().unwrap().ids(), ["b", "a"]);
+    assert_eq!(settings.sealing().unwrap().key_ids(), ["b", "a"]);
     let seal = settings.seal.unwrap();
     let summary = "keys b (seals, opens), a (opens); what is not sealed is refused; addresses are keyed";
-    assert_eq!(seal.summary(), summary);
+    assert_eq!(seal.description(), summary);
     assert!(seal.address_secret().is_some());
 }
 
@@ -38,14 +38,14 @@ fn a_secret_alone_keys_addresses_and_seals_nothing() {
     assert!(settings.sealing().is_none());
     let seal = settings.seal.unwrap();
     assert!(seal.address_secret().is_some());
-    assert_eq!(seal.summary(), "addresses are keyed");
+    assert_eq!(seal.description(), "addresses are keyed");
     assert!(load("").unwrap().seal.is_none());
 }
 
 #[test]
 fn what_is_wrong_is_said_without_what_was_found() {
     const ALLOWED: &str = "allowed are 32 random bytes in base64, as `openssl rand -base64 32` prints them";
-    let (key, secret) = (base64_of("a"), "address_secret = \"env:SECRET\"");
+    let (key, secret) = (key_base64("a"), "address_secret = \"env:SECRET\"");
     let short = &key[..40];
     let zero = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
     let one = format!("{{ id = \"a\", key = {key:?} }}");
@@ -137,16 +137,16 @@ fn what_is_probably_not_meant_is_said() {
 #[test]
 fn another_secret_forgets_and_another_key_does_not() {
     let load = |text: String| load(&text).unwrap();
-    let forgets = |old: &Settings, new: &Settings| forgets(old, new).join("; ");
-    let other_secret = |text: String| text.replace(&base64_of(SECRET), &base64_of("another"));
+    let forgets = |old: &GatewaySettings, new: &GatewaySettings| forgotten_answers(old, new).join("; ");
+    let other_secret = |text: String| text.replace(&key_base64(SECRET), &key_base64("another"));
     let (plain, sealed) = (load(String::new()), load(table(&["a"])));
     let rotated = load(table(&["b", "a"]));
     assert_eq!(forgets(&sealed, &rotated), "");
     assert_eq!(forgets(&rotated, &load(table(&["b"]))), "");
-    assert!(rotated.needs_restart_from(&sealed).is_empty(), "keys are taken up at once");
+    assert!(rotated.settings_needing_restart(&sealed).is_empty(), "keys are taken up at once");
 
     let lost = "every address is another, and nothing that is remembered will be found again";
-    let keyed = load(format!("[seal]\naddress_secret = {:?}", base64_of(SECRET)));
+    let keyed = load(format!("[seal]\naddress_secret = {:?}", key_base64(SECRET)));
     let cases = [
         (&plain, &sealed, format!("seal.address_secret keys addresses that were plain: {lost}")),
         (&plain, &keyed, format!("seal.address_secret keys addresses that were plain: {lost}")),
@@ -161,7 +161,7 @@ fn another_secret_forgets_and_another_key_does_not() {
     ];
     for (old, new, told) in cases {
         assert_eq!(forgets(old, new), told);
-        assert_eq!(new.needs_restart_from(old), ["seal"], "{told}");
+        assert_eq!(new.settings_needing_restart(old), ["seal"], "{told}");
     }
     // The way to switch sealing on without forgetting anything.
     assert_eq!(forgets(&keyed, &load(format!("{}accept_plain = true", table(&["a"])))), "");
@@ -181,7 +181,7 @@ async fn check_shows_the_names_of_keys_and_nothing_else_of_them() {
     assert!(printed.contains(line), "{printed}");
     let settings = load(&table(&["2026-11", "2026-10"])).unwrap();
     let shown = format!("{printed}{settings:?}{settings:#?}");
-    for secret in [base64_of("2026-11"), base64_of("2026-10"), base64_of(SECRET)] {
+    for secret in [key_base64("2026-11"), key_base64("2026-10"), key_base64(SECRET)] {
         assert!(!shown.contains(&secret[..12]), "{shown}");
     }
     for byte in SECRET.bytes().collect::<Vec<_>>().windows(3) {

@@ -1,18 +1,18 @@
 //! Certificates that a store's URL names change under a gateway that runs: whoever replaced them learns what became of it.
 
 use ibid_testkit::{
-    certificates::{Authority, replace},
-    process::Gateway,
+    certificates::{CertificateAuthority, replace},
+    process::GatewayProcess,
     servers::redis::{Options, Server},
-    upstream::Upstream,
+    upstream::TestUpstream,
 };
 
-use super::kit::{BIN, assert_ran, pay};
+use super::common::{BIN, assert_ran, pay};
 
 #[tokio::test]
 async fn what_became_of_changed_files_is_logged_and_the_gateway_goes_on() {
-    let server = Server::with(Options { tls: true, ..Options::default() });
-    let authority = Authority::new();
+    let server = Server::start_with(Options { tls: true, ..Options::default() });
+    let authority = CertificateAuthority::new();
     let stranger = authority.vouch("stranger");
     let folder = tempfile::tempdir().unwrap();
     let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(|name| folder.path().join(name));
@@ -21,15 +21,15 @@ async fn what_became_of_changed_files_is_logged_and_the_gateway_goes_on() {
     }
     let (ca, of, secret) = (ca.display(), cert.display(), key.display());
     let url = format!("rediss://127.0.0.1:{}/0?ca={ca}&cert={of}&key={secret}", server.port());
-    let upstream = Upstream::start().await;
-    let gateway = Gateway::spawn(BIN, &format!("[store]\nurl = {url:?}\nnear = \"0\"\n"), &upstream.url()).await;
+    let upstream = TestUpstream::start().await;
+    let gateway = GatewayProcess::spawn(BIN, &format!("[store]\nurl = {url:?}\nnear = \"0\"\n"), &upstream.url()).await;
     assert_ran(&pay(&gateway, "k-1").send().await);
     // Nobody connects meanwhile: it is said all the same.
     replace(&stranger.cert, &cert);
     let line = gateway.wait_for_log("changed certificates cannot be used; new connections use those from before").await;
     assert!(line.contains(&format!("{of} cannot be used")) && line.contains("store=\"redis\""), "{line}");
     server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
-    assert_ran(&super::kit::once_protected(&pay(&gateway, "k-2")).await);
+    assert_ran(&super::common::send_until_protected(&pay(&gateway, "k-2")).await);
     replace(&server.file("cert.pem"), &cert);
     gateway.wait_for_log("changed certificates are taken up: new connections use them").await;
     assert_ran(&pay(&gateway, "k-3").send().await);

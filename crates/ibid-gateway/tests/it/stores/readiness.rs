@@ -4,22 +4,24 @@ use std::{fs, net::SocketAddr};
 
 use ibid_testkit::{
     client::get,
-    process::Gateway,
+    process::GatewayProcess,
     servers::{postgres, redis},
-    upstream::{Reply, Upstream},
+    upstream::{TestUpstream, UpstreamReply},
 };
 use serde_json::Value;
 
-use super::kit::{BIN, assert_ran, assert_refused, assert_replay, migrated, once_protected, pay, until_ready};
-use crate::disk::Mount;
+use super::common::{
+    BIN, assert_ran, assert_refused, assert_replay, migrated_database, pay, send_until_protected, wait_until_ready,
+};
+use crate::disk::TestMount;
 
-async fn ready(gateway: &Gateway) -> (u16, Value) {
+async fn ready(gateway: &GatewayProcess) -> (u16, Value) {
     let answer = get(gateway.admin_addr(), "/readyz").send().await;
     (answer.status, answer.json())
 }
 
 /// Breaks the store, so that it refuses new keys for this reason, and mends it.
-async fn follows(gateway: &Gateway, refuse: impl AsyncFn(), grant: impl AsyncFn(), why: &str) {
+async fn assert_readiness_follows(gateway: &GatewayProcess, refuse: impl AsyncFn(), grant: impl AsyncFn(), why: &str) {
     let first = pay(gateway, "before").send().await;
     assert_ran(&first);
     let (status, said) = ready(gateway).await;
@@ -30,7 +32,7 @@ async fn follows(gateway: &Gateway, refuse: impl AsyncFn(), grant: impl AsyncFn(
     );
 
     refuse().await;
-    until_ready(gateway, false).await;
+    wait_until_ready(gateway, false).await;
     assert_refused(&pay(gateway, "during").send().await, 503, "store-unavailable");
     assert_replay(&pay(gateway, "before").send().await, &first);
     let (status, said) = ready(gateway).await;
@@ -42,18 +44,18 @@ async fn follows(gateway: &Gateway, refuse: impl AsyncFn(), grant: impl AsyncFn(
     assert!(trouble.ends_with("; finished answers are still replayed"), "{trouble}");
 
     grant().await;
-    until_ready(gateway, true).await;
-    assert_ran(&once_protected(&pay(gateway, "during")).await);
+    wait_until_ready(gateway, true).await;
+    assert_ran(&send_until_protected(&pay(gateway, "during")).await);
 }
 
-async fn gateway(store: &str, upstream: &Upstream) -> Gateway {
-    Gateway::spawn(BIN, &format!("[store]\n{store}\nnear = \"0\"\ntimeout = \"1s\"\n"), &upstream.url()).await
+async fn gateway(store: &str, upstream: &TestUpstream) -> GatewayProcess {
+    GatewayProcess::spawn(BIN, &format!("[store]\n{store}\nnear = \"0\"\ntimeout = \"1s\"\n"), &upstream.url()).await
 }
 
 #[tokio::test]
 async fn of_a_postgresql_that_is_read_only() {
-    let (server, upstream) = (postgres::Server::start(), Upstream::start().await);
-    let (url, _) = migrated(&server, server.port()).await;
+    let (server, upstream) = (postgres::Server::start(), TestUpstream::start().await);
+    let (url, _) = migrated_database(&server, server.port()).await;
     let gateway = gateway(&format!("url = {url:?}"), &upstream).await;
     let set = |value: &str| {
         server.sql("postgres", &format!("ALTER SYSTEM SET default_transaction_read_only = {value}"));
@@ -64,31 +66,31 @@ async fn of_a_postgresql_that_is_read_only() {
         server.sql("postgres", "SET default_transaction_read_only = off");
         set("off");
     };
-    follows(&gateway, async || set("on"), grant, "read-only").await;
+    assert_readiness_follows(&gateway, async || set("on"), grant, "read-only").await;
 }
 
 #[tokio::test]
 async fn of_a_redis_that_is_out_of_memory() {
-    let (server, upstream) = (redis::Server::start(), Upstream::start().await);
+    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
     let gateway = gateway(&format!("url = {:?}", server.url()), &upstream).await;
     let limit = |bytes: &str| drop(server.cli(&["CONFIG", "SET", "maxmemory", bytes]));
-    follows(&gateway, async || limit("1"), async || limit("0"), "maxmemory").await;
+    assert_readiness_follows(&gateway, async || limit("1"), async || limit("0"), "maxmemory").await;
 }
 
 #[tokio::test]
 async fn of_a_redis_that_is_a_replica() {
-    let (server, upstream) = (redis::Server::start(), Upstream::start().await);
+    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
     let gateway = gateway(&format!("url = {:?}", server.url()), &upstream).await;
     // Of a master that is not there, so that it keeps what it has.
     let refuse = async || drop(server.cli(&["REPLICAOF", "127.0.0.1", "1"]));
     let grant = async || drop(server.cli(&["REPLICAOF", "NO", "ONE"]));
-    follows(&gateway, refuse, grant, "replica").await;
+    assert_readiness_follows(&gateway, refuse, grant, "replica").await;
 }
 
 #[tokio::test]
 async fn of_an_embedded_store_that_is_full() {
-    let (mount, upstream) = (Mount::tmpfs("24m"), Upstream::start().await);
-    upstream.on("/pay", Reply::status(201).large(64 << 10));
+    let (mount, upstream) = (TestMount::tmpfs("24m"), TestUpstream::start().await);
+    upstream.on("/pay", UpstreamReply::status(201).large(64 << 10));
     let url = format!("embedded:{}?max_size=16MiB", mount.path().join("data").display());
     let gateway = gateway(&format!("url = {url:?}"), &upstream).await;
     let refuse = async || {
@@ -100,15 +102,15 @@ async fn of_an_embedded_store_that_is_full() {
         }
     };
     let grant = async || fs::remove_file(mount.path().join("ballast")).expect("the ballast goes");
-    follows(&gateway, refuse, grant, "No space left").await;
+    assert_readiness_follows(&gateway, refuse, grant, "No space left").await;
 }
 
 /// The probe leaves nothing behind that operators would have to look at.
 #[tokio::test]
 async fn the_probe_is_no_record() {
-    let upstream = Upstream::start().await;
+    let upstream = TestUpstream::start().await;
     let config = "[admin]\ntoken = \"token-of-the-admin\"\n[store]\nurl = \"embedded:data\"\n";
-    let gateway = Gateway::spawn(BIN, config, &upstream.url()).await;
+    let gateway = GatewayProcess::spawn(BIN, config, &upstream.url()).await;
     let admin: SocketAddr = gateway.admin_addr();
     assert_eq!(ready(&gateway).await.0, 200);
     let records = get(admin, "/api/records").header("Authorization", "Bearer token-of-the-admin").send().await;

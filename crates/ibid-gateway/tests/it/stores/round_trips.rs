@@ -6,52 +6,55 @@
 use std::{net::SocketAddr, time::Duration};
 
 use ibid_testkit::{
-    client::{Request, post},
-    process::Gateway,
-    servers::{link::Link, postgres, redis},
-    upstream::{Gate, Reply, Upstream},
+    client::{TestRequest, post},
+    process::GatewayProcess,
+    servers::{link::FaultProxy, postgres, redis},
+    upstream::{ReplyGate, TestUpstream, UpstreamReply},
 };
 use tokio::time::sleep;
 
-use super::kit::{BIN, assert_ran, assert_replay, link_to, migrated, until};
+use super::common::{BIN, assert_ran, assert_replay, migrated_database, proxy_to, until};
 
 const ROUNDS: usize = 5;
 /// Claims before it counts: connections are made, scripts loaded and statements prepared.
-const WARM: usize = 8;
+const WARM_UP_CLAIMS: usize = 8;
 
 /// What a request cost at each link: until it ran, until it was answered, with all that is done behind the answer, and its replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Cost<const N: usize> {
+struct RoundTripCost<const N: usize> {
     claim: [u64; N],
     answer: [u64; N],
-    behind: [u64; N],
+    background: [u64; N],
     replay: [u64; N],
 }
 
-fn pay(addr: SocketAddr, key: &str) -> Request {
+fn pay(addr: SocketAddr, key: &str) -> TestRequest {
     post(addr, "/pay").header("Host", "shop.example").key(key).json(r#"{"amount":1}"#)
 }
 
 /// The least that each step cost at each link.
-async fn least<const N: usize>(gateway: &Gateway, upstream: &Upstream, links: [&Link; N]) -> Cost<N> {
-    for n in 0..WARM {
+async fn least_cost<const N: usize>(
+    gateway: &GatewayProcess, upstream: &TestUpstream, links: [&FaultProxy; N],
+) -> RoundTripCost<N> {
+    for n in 0..WARM_UP_CLAIMS {
         assert_ran(&pay(gateway.addr(), &format!("warm-{n}")).send().await);
     }
-    for n in 0..WARM {
+    for n in 0..WARM_UP_CLAIMS {
         assert_eq!(pay(gateway.addr(), &format!("warm-{n}")).send().await.status, 201);
     }
     let now = || links.map(|link| link.counts().round_trips);
     let since = |before: [u64; N]| std::array::from_fn(|n| now()[n] - before[n]);
-    let mut least = Cost { claim: [u64::MAX; N], answer: [u64::MAX; N], behind: [u64::MAX; N], replay: [u64::MAX; N] };
+    let mut least =
+        RoundTripCost { claim: [u64::MAX; N], answer: [u64::MAX; N], background: [u64::MAX; N], replay: [u64::MAX; N] };
     let lower = |least: &mut [u64; N], cost: [u64; N]| {
         for (least, cost) in least.iter_mut().zip(cost) {
             *least = cost.min(*least);
         }
     };
     for round in 0..ROUNDS {
-        let gate = Gate::new();
-        upstream.on("/pay", Reply::usual().gated(&gate));
-        quiet(&now).await;
+        let gate = ReplyGate::new();
+        upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+        wait_until_quiet(&now).await;
         let (before, request) = (now(), pay(gateway.addr(), &format!("k-{round}")));
         let mut running = request.start().await;
         gate.arrived(1).await;
@@ -61,8 +64,8 @@ async fn least<const N: usize>(gateway: &Gateway, upstream: &Upstream, links: [&
         let first = running.read_response().await;
         lower(&mut least.answer, since(before));
         assert_ran(&first);
-        quiet(&now).await;
-        lower(&mut least.behind, since(before));
+        wait_until_quiet(&now).await;
+        lower(&mut least.background, since(before));
         let before = now();
         assert_replay(&request.send().await, &first);
         lower(&mut least.replay, since(before));
@@ -71,7 +74,7 @@ async fn least<const N: usize>(gateway: &Gateway, upstream: &Upstream, links: [&
 }
 
 /// Returns once nothing has passed for a moment.
-async fn quiet<const N: usize>(now: &impl Fn() -> [u64; N]) {
+async fn wait_until_quiet<const N: usize>(now: &impl Fn() -> [u64; N]) {
     until("the links to fall silent", || async {
         let before = now();
         sleep(Duration::from_millis(100)).await;
@@ -80,52 +83,52 @@ async fn quiet<const N: usize>(now: &impl Fn() -> [u64; N]) {
     .await;
 }
 
-async fn gateway(store: &str, upstream: &Upstream) -> Gateway {
+async fn gateway(store: &str, upstream: &TestUpstream) -> GatewayProcess {
     let config = format!("[store]\n{store}\ntimeout = \"5s\"\n[policy]\npreset = \"ietf\"\n");
-    Gateway::spawn(BIN, &config, &upstream.url()).await
+    GatewayProcess::spawn(BIN, &config, &upstream.url()).await
 }
 
 #[tokio::test]
 async fn redis_one_to_claim_one_to_settle_one_to_replay() {
-    let (server, upstream) = (redis::Server::start(), Upstream::start().await);
-    let link = link_to(server.port());
+    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
+    let link = proxy_to(server.port());
     let gateway = gateway(&format!("url = \"redis://{}/0\"\nnear = \"0\"", link.addr()), &upstream).await;
-    let cost = least(&gateway, &upstream, [&link]).await;
-    assert_eq!(cost, Cost { claim: [1], answer: [1], behind: [1], replay: [1] });
+    let cost = least_cost(&gateway, &upstream, [&link]).await;
+    assert_eq!(cost, RoundTripCost { claim: [1], answer: [1], background: [1], replay: [1] });
 }
 
 #[tokio::test]
 async fn redis_none_to_replay_what_is_near() {
-    let (server, upstream) = (redis::Server::start(), Upstream::start().await);
-    let link = link_to(server.port());
+    let (server, upstream) = (redis::Server::start(), TestUpstream::start().await);
+    let link = proxy_to(server.port());
     let gateway = gateway(&format!("url = \"redis://{}/0\"", link.addr()), &upstream).await;
-    let cost = least(&gateway, &upstream, [&link]).await;
-    assert_eq!(cost, Cost { claim: [1], answer: [1], behind: [1], replay: [0] });
+    let cost = least_cost(&gateway, &upstream, [&link]).await;
+    assert_eq!(cost, RoundTripCost { claim: [1], answer: [1], background: [1], replay: [0] });
 }
 
 #[tokio::test]
 async fn postgres_one_to_claim_one_to_settle_one_to_replay() {
-    let (server, upstream) = (postgres::Server::start(), Upstream::start().await);
-    let link = link_to(server.port());
-    let (url, _) = migrated(&server, link.addr().port()).await;
+    let (server, upstream) = (postgres::Server::start(), TestUpstream::start().await);
+    let link = proxy_to(server.port());
+    let (url, _) = migrated_database(&server, link.addr().port()).await;
     let gateway = gateway(&format!("url = {url:?}\nnear = \"0\""), &upstream).await;
-    let cost = least(&gateway, &upstream, [&link]).await;
-    assert_eq!(cost, Cost { claim: [1], answer: [1], behind: [1], replay: [1] });
+    let cost = least_cost(&gateway, &upstream, [&link]).await;
+    assert_eq!(cost, RoundTripCost { claim: [1], answer: [1], background: [1], replay: [1] });
 }
 
 /// Two stores as one, Redis first: what each costs.
-async fn of_two(table: impl FnOnce(&str, &str) -> String) {
-    let (redis, postgres, upstream) = (redis::Server::start(), postgres::Server::start(), Upstream::start().await);
-    let links = [link_to(redis.port()), link_to(postgres.port())];
-    let (url, _) = migrated(&postgres, links[1].addr().port()).await;
+async fn assert_tiered_cost(table: impl FnOnce(&str, &str) -> String) {
+    let (redis, postgres, upstream) = (redis::Server::start(), postgres::Server::start(), TestUpstream::start().await);
+    let links = [proxy_to(redis.port()), proxy_to(postgres.port())];
+    let (url, _) = migrated_database(&postgres, links[1].addr().port()).await;
     let table = table(&format!("redis://{}/0", links[0].addr()), &url);
     let gateway = gateway(&format!("{table}\nnear = \"0\""), &upstream).await;
-    let cost = least(&gateway, &upstream, [&links[0], &links[1]]).await;
-    assert_eq!((cost.claim, cost.answer[1], cost.behind, cost.replay), ([1, 1], 1, [1, 1], [1, 0]), "{cost:?}");
+    let cost = least_cost(&gateway, &upstream, [&links[0], &links[1]]).await;
+    assert_eq!((cost.claim, cost.answer[1], cost.background, cost.replay), ([1, 1], 1, [1, 1], [1, 0]), "{cost:?}");
 
     // What Redis is told is told behind the answer: it comes without Redis, and in full.
-    let gate = Gate::new();
-    upstream.on("/pay", Reply::usual().gated(&gate));
+    let gate = ReplyGate::new();
+    upstream.on("/pay", UpstreamReply::usual().gated(&gate));
     let mut running = pay(gateway.addr(), "cut").start().await;
     gate.arrived(1).await;
     links[0].cut();
@@ -140,10 +143,10 @@ async fn of_two(table: impl FnOnce(&str, &str) -> String) {
 
 #[tokio::test]
 async fn redis_before_postgres_one_each_to_claim_one_to_settle_one_to_replay() {
-    of_two(|redis, postgres| format!("url = {redis:?}\nfallback = {postgres:?}")).await;
+    assert_tiered_cost(|redis, postgres| format!("url = {redis:?}\nfallback = {postgres:?}")).await;
 }
 
 #[tokio::test]
 async fn postgres_with_a_cache_costs_the_same() {
-    of_two(|redis, postgres| format!("url = {postgres:?}\ncache = {redis:?}")).await;
+    assert_tiered_cost(|redis, postgres| format!("url = {postgres:?}\ncache = {redis:?}")).await;
 }

@@ -2,21 +2,21 @@
 
 use ibid_testkit::{
     client::get,
-    process::Gateway,
+    process::GatewayProcess,
     servers::{postgres, redis},
-    upstream::Upstream,
+    upstream::TestUpstream,
 };
 use serde_json::Value;
 
-use super::kit::{BIN, assert_degraded, assert_ran, assert_refused, assert_replay, migrated, pay, until};
+use super::common::{BIN, assert_degraded, assert_ran, assert_refused, assert_replay, migrated_database, pay, until};
 
 const TOKEN: &str = "token-of-the-admin";
 
 struct Stage {
     redis: redis::Server,
     postgres: postgres::Server,
-    _upstream: Upstream,
-    gateway: Gateway,
+    _upstream: TestUpstream,
+    gateway: GatewayProcess,
 }
 
 /// What is said about both stores together, and about each.
@@ -35,13 +35,13 @@ impl Stage {
     /// `store` gets the URLs of Redis and PostgreSQL.
     async fn start(store: impl Fn(&str, &str) -> String) -> Stage {
         let (redis, postgres) = (redis::Server::start(), postgres::Server::start());
-        let upstream = Upstream::start().await;
-        let (url, _) = migrated(&postgres, postgres.port()).await;
+        let upstream = TestUpstream::start().await;
+        let (url, _) = migrated_database(&postgres, postgres.port()).await;
         let config = format!(
             "[admin]\ntoken = {TOKEN:?}\n[store]\n{}\nnear = \"0\"\ntimeout = \"1s\"\n[policy]\npreset = \"ietf\"\non_store_down = \"closed\"\n",
             store(&redis.url(), &url)
         );
-        let gateway = Gateway::spawn(BIN, &config, &upstream.url()).await;
+        let gateway = GatewayProcess::spawn(BIN, &config, &upstream.url()).await;
         Stage { redis, postgres, _upstream: upstream, gateway }
     }
 
@@ -50,7 +50,7 @@ impl Stage {
         (answer.status, answer.json())
     }
 
-    async fn admin(&self, path: &str) -> ibid_testkit::client::Response {
+    async fn admin(&self, path: &str) -> ibid_testkit::client::TestResponse {
         get(self.gateway.admin_addr(), path).header("Authorization", format!("Bearer {TOKEN}")).send().await
     }
 

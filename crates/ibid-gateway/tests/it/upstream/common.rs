@@ -9,13 +9,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
-use ibid_gateway::upstream::{Affinity, Care, Failure, Settings, Upstream, UpstreamBody};
+use ibid_gateway::upstream::{Affinity, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient, UpstreamSettings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-pub type Body = Full<Bytes>;
-pub type Up = Upstream<Body>;
-pub type Reply = Result<Response<UpstreamBody>, Failure>;
+pub type TestBody = Full<Bytes>;
+pub type UpstreamUnderTest = UpstreamClient<TestBody>;
+pub type Reply = Result<Response<UpstreamBody>, SendFailure>;
 
 pub struct Server {
     pub addr: SocketAddr,
@@ -78,27 +78,27 @@ pub async fn answer<S: tokio::io::AsyncWrite + Unpin>(stream: &mut S, text: &str
 pub const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 /// Answers every request on every connection.
-pub async fn well_behaved() -> Server {
+pub async fn start_well_behaved() -> Server {
     serve(|mut s, _| async move { while read_request(&mut s).await.is_some() && answer(&mut s, OK).await {} }).await
 }
 
-pub fn up(url: &str) -> Arc<Up> {
-    up_with(url, Settings::default())
+pub fn new_upstream(url: &str) -> Arc<UpstreamUnderTest> {
+    new_upstream_with(url, UpstreamSettings::default())
 }
 
-pub fn up_with(url: &str, settings: Settings) -> Arc<Up> {
-    Upstream::new(url.parse().unwrap(), settings).unwrap()
+pub fn new_upstream_with(url: &str, settings: UpstreamSettings) -> Arc<UpstreamUnderTest> {
+    UpstreamClient::new(url.parse().unwrap(), settings).unwrap()
 }
 
-pub fn post(body: impl Into<Bytes>) -> Request<Body> {
+pub fn post(body: impl Into<Bytes>) -> Request<TestBody> {
     Request::post("/pay?x=1").header("host", "app.example").body(Full::new(body.into())).unwrap()
 }
 
-pub async fn send(up: &Up, care: Care) -> Reply {
+pub async fn send(up: &UpstreamUnderTest, care: ReusePolicy) -> Reply {
     within(up.send(post("hello"), care, &Affinity::default())).await
 }
 
-pub async fn read(response: Response<UpstreamBody>) -> Result<Bytes, ibid_gateway::upstream::Error> {
+pub async fn read(response: Response<UpstreamBody>) -> Result<Bytes, ibid_gateway::upstream::UpstreamError> {
     within(response.into_body().collect()).await.map(|b| b.to_bytes())
 }
 
@@ -118,19 +118,19 @@ pub async fn until(mut what: impl FnMut() -> bool) {
 }
 
 #[track_caller]
-pub fn never_written<T>(result: Result<T, Failure>) -> String {
+pub fn expect_never_written<T>(result: Result<T, SendFailure>) -> String {
     match result {
-        Err(Failure::NeverWritten(e)) => e.to_string(),
-        Err(Failure::Lost(e)) => panic!("lost: {e}"),
+        Err(SendFailure::NeverWritten(e)) => e.to_string(),
+        Err(SendFailure::MaybeWritten(e)) => panic!("lost: {e}"),
         Ok(_) => panic!("a reply"),
     }
 }
 
 #[track_caller]
-pub fn lost<T>(result: Result<T, Failure>) -> String {
+pub fn expect_lost<T>(result: Result<T, SendFailure>) -> String {
     match result {
-        Err(Failure::Lost(e)) => e.to_string(),
-        Err(Failure::NeverWritten(e)) => panic!("never written: {e}"),
+        Err(SendFailure::MaybeWritten(e)) => e.to_string(),
+        Err(SendFailure::NeverWritten(e)) => panic!("never written: {e}"),
         Ok(_) => panic!("a reply"),
     }
 }

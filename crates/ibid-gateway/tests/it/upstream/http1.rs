@@ -9,14 +9,14 @@ use super::common::*;
 use bytes::Bytes;
 use http::Request;
 use http_body_util::{BodyExt, Full};
-use ibid_gateway::upstream::{Affinity, Care, Failure, Settings, Target, Upstream};
+use ibid_gateway::upstream::{Affinity, ReusePolicy, SendFailure, UpstreamClient, UpstreamSettings, UpstreamTarget};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 #[test]
 fn targets() {
     for good in ["http://a", "http://a:80/", "https://a.b:1", "h2c://[::1]:3000", "HTTP://127.0.0.1:5"] {
-        assert!(good.parse::<Target>().is_ok(), "{good}");
+        assert!(good.parse::<UpstreamTarget>().is_ok(), "{good}");
     }
     for bad in [
         "",
@@ -34,20 +34,20 @@ fn targets() {
         "http://a b",
         "http://:80",
     ] {
-        assert!(bad.parse::<Target>().is_err(), "{bad}");
+        assert!(bad.parse::<UpstreamTarget>().is_err(), "{bad}");
     }
 }
 
 #[tokio::test]
 async fn refused_is_never_written_and_says_where() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = never_written(send(&up(&format!("http://{free}")), Care::Claimed).await);
+    let error = expect_never_written(send(&new_upstream(&format!("http://{free}")), ReusePolicy::Claimed).await);
     assert_eq!(error, format!("connect to {free}: connection refused"));
 }
 
 #[tokio::test]
 async fn unknown_name_is_never_written() {
-    let error = never_written(send(&up("http://no-such-host.invalid:80"), Care::Claimed).await);
+    let error = expect_never_written(send(&new_upstream("http://no-such-host.invalid:80"), ReusePolicy::Claimed).await);
     assert!(error.starts_with("resolve no-such-host.invalid: "), "{error}");
 }
 
@@ -64,15 +64,15 @@ async fn the_request_arrives_as_given() {
         }
     })
     .await;
-    let up = up(&server.url("http"));
-    let response = send(&up, Care::Plain).await.unwrap();
+    let up = new_upstream(&server.url("http"));
+    let response = send(&up, ReusePolicy::PassThrough).await.unwrap();
     assert_eq!(read(response).await.unwrap(), "ok");
     let text = told.recv().await.unwrap().to_lowercase();
     assert!(text.starts_with("post /pay?x=1 http/1.1\r\nhost: app.example\r\n"), "{text}");
     assert!(text.ends_with("\r\n\r\nhello"), "{text}");
     // Absolute form and no Host header, as from an HTTP/2 client.
     let request = Request::get("http://other.example/a").version(http::Version::HTTP_2).body(Full::default()).unwrap();
-    let response = up.send(request, Care::Plain, &Affinity::default()).await.unwrap();
+    let response = up.send(request, ReusePolicy::PassThrough, &Affinity::default()).await.unwrap();
     read(response).await.unwrap();
     let text = told.recv().await.unwrap().to_lowercase();
     assert!(text.starts_with("get /a http/1.1\r\nhost: other.example\r\n"), "{text}");
@@ -110,16 +110,16 @@ fn closes_after_each_reply(runtime: tokio::runtime::Runtime, announce: &'static 
         }
     });
     runtime.block_on(async {
-        let up = up(&url);
+        let up = new_upstream(&url);
         let affinity = Affinity::default();
         for n in 0..200 {
-            let care = if n % 2 == 0 { Care::Claimed } else { Care::Plain };
+            let care = if n % 2 == 0 { ReusePolicy::Claimed } else { ReusePolicy::PassThrough };
             let mut tries = 0;
             let response = loop {
                 match within(up.send(post("hello"), care, &affinity)).await {
                     Ok(response) => break response,
                     // Proved, but hyper had encoded the request by then: whoever sent it may send it again.
-                    Err(Failure::NeverWritten(_)) if tries < 3 => tries += 1,
+                    Err(SendFailure::NeverWritten(_)) if tries < 3 => tries += 1,
                     Err(failure) => panic!("{n}: {failure:?}"),
                 }
             };
@@ -168,18 +168,18 @@ async fn the_keep_alive_race_never_runs_anything_twice() {
         }
     })
     .await;
-    let up = up(&server.url("http"));
+    let up = new_upstream(&server.url("http"));
     let (mut replies, mut unknown, mut unwritten) = (0, 0, 0);
     let affinity = Affinity::default();
     for _ in 0..200 {
-        match within(up.send(post("hello"), Care::Claimed, &affinity)).await {
+        match within(up.send(post("hello"), ReusePolicy::Claimed, &affinity)).await {
             Ok(response) => {
                 read(response).await.unwrap();
                 replies += 1;
             }
-            Err(Failure::Lost(_)) => unknown += 1,
+            Err(SendFailure::MaybeWritten(_)) => unknown += 1,
             // Found closed when hyper had already taken the request in hand.
-            Err(Failure::NeverWritten(_)) => unwritten += 1,
+            Err(SendFailure::NeverWritten(_)) => unwritten += 1,
         }
     }
     let executed = executed.load(Ordering::SeqCst);
@@ -206,11 +206,11 @@ async fn a_stray_byte_on_an_idle_connection_is_not_taken_for_a_reply() {
         }
     })
     .await;
-    let up = up(&server.url("http"));
-    read(send(&up, Care::Claimed).await.unwrap()).await.unwrap();
+    let up = new_upstream(&server.url("http"));
+    read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap();
     go.notify_one();
     gone.notified().await;
-    let response = send(&up, Care::Claimed).await.unwrap();
+    let response = send(&up, ReusePolicy::Claimed).await.unwrap();
     assert_eq!(response.status(), 200);
     assert_eq!(server.count(), 2);
 }
@@ -222,7 +222,7 @@ async fn a_reset_after_the_request_was_read_is_lost() {
         s.set_zero_linger().unwrap();
     })
     .await;
-    lost(send(&up(&server.url("http")), Care::Claimed).await);
+    expect_lost(send(&new_upstream(&server.url("http")), ReusePolicy::Claimed).await);
     assert_eq!(server.count(), 1);
 }
 
@@ -232,7 +232,7 @@ async fn a_close_after_the_first_byte_is_lost() {
         s.read_u8().await.unwrap();
     })
     .await;
-    lost(send(&up(&server.url("http")), Care::Claimed).await);
+    expect_lost(send(&new_upstream(&server.url("http")), ReusePolicy::Claimed).await);
 }
 
 /// Accepts and closes. Whichever is said must be true: a byte the server saw must be a loss.
@@ -241,12 +241,12 @@ async fn a_close_at_once_is_judged_truthfully() {
     let mut said = [0, 0];
     for _ in 0..50 {
         let server = serve(|s, _| async move { drop(s) }).await;
-        match send(&up(&server.url("http")), Care::Claimed).await {
-            Err(Failure::Lost(_)) => {
+        match send(&new_upstream(&server.url("http")), ReusePolicy::Claimed).await {
+            Err(SendFailure::MaybeWritten(_)) => {
                 said[0] += 1;
                 assert!(server.count() <= 3);
             }
-            Err(Failure::NeverWritten(_)) => {
+            Err(SendFailure::NeverWritten(_)) => {
                 said[1] += 1;
                 assert!(server.count() <= 3);
             }
@@ -264,7 +264,7 @@ async fn garbage_is_lost() {
         let _ = s.read_u8().await;
     })
     .await;
-    lost(send(&up(&server.url("http")), Care::Claimed).await);
+    expect_lost(send(&new_upstream(&server.url("http")), ReusePolicy::Claimed).await);
 }
 
 #[tokio::test]
@@ -279,7 +279,7 @@ async fn truncated_bodies_are_errors() {
             answer(&mut s, &format!("HTTP/1.1 200 OK\r\n{head}")).await;
         })
         .await;
-        let response = send(&up(&server.url("http")), Care::Claimed).await.unwrap();
+        let response = send(&new_upstream(&server.url("http")), ReusePolicy::Claimed).await.unwrap();
         let error = read(response).await.unwrap_err().to_string();
         assert!(error.starts_with("no complete reply: "), "{error}");
     }
@@ -287,9 +287,9 @@ async fn truncated_bodies_are_errors() {
 
 /// A body of many frames, all there: hyper writes them one after the other without reading in between.
 #[derive(Default)]
-struct Frames(usize);
+struct ManyFramesBody(usize);
 
-impl http_body::Body for Frames {
+impl http_body::Body for ManyFramesBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -314,10 +314,10 @@ async fn an_early_413_is_always_read() {
         answer(&mut s, "HTTP/1.1 413 Payload Too Large\r\nconnection: close\r\ncontent-length: 4\r\n\r\nlong").await;
     })
     .await;
-    let up = Upstream::new(server.url("http").parse().unwrap(), Settings::default()).unwrap();
+    let up = UpstreamClient::new(server.url("http").parse().unwrap(), UpstreamSettings::default()).unwrap();
     for n in 0..200 {
-        let request = Request::post("/").body(Frames(256)).unwrap();
-        let response = within(up.send(request, Care::Claimed, &Affinity::default())).await;
+        let request = Request::post("/").body(ManyFramesBody(256)).unwrap();
+        let response = within(up.send(request, ReusePolicy::Claimed, &Affinity::default())).await;
         let response = response.unwrap_or_else(|e| panic!("{n}: {e:?}"));
         assert_eq!(response.status(), 413);
         assert_eq!(read(response).await.unwrap(), "long", "{n}");
@@ -335,7 +335,7 @@ async fn many_headers_are_read() {
         answer(&mut s, &(text + "\r\n")).await;
     })
     .await;
-    assert_eq!(send(&up(&server.url("http")), Care::Claimed).await.unwrap().headers().len(), 401);
+    assert_eq!(send(&new_upstream(&server.url("http")), ReusePolicy::Claimed).await.unwrap().headers().len(), 401);
 }
 
 #[tokio::test]
@@ -347,9 +347,9 @@ async fn informational_replies_are_skipped() {
         }
     })
     .await;
-    let up = up(&server.url("http"));
+    let up = new_upstream(&server.url("http"));
     for _ in 0..3 {
-        assert_eq!(read(send(&up, Care::Claimed).await.unwrap()).await.unwrap(), "ok");
+        assert_eq!(read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap(), "ok");
     }
     assert_eq!(server.count(), 1);
 }
@@ -365,12 +365,12 @@ async fn keep_alive_timeout_is_honoured() {
             }
         })
         .await;
-        let up = up(&server.url("http"));
+        let up = new_upstream(&server.url("http"));
         for n in 0..3 {
             if n > 0 {
                 tokio::time::sleep(Duration::from_millis(wait)).await;
             }
-            read(send(&up, Care::Plain).await.unwrap()).await.unwrap();
+            read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap();
         }
         assert_eq!(server.count(), connections, "timeout={seconds}, after {wait} ms");
     }
@@ -378,12 +378,15 @@ async fn keep_alive_timeout_is_honoured() {
 
 #[tokio::test]
 async fn claimed_requests_want_a_young_connection() {
-    let server = well_behaved().await;
-    let up = up(&server.url("http"));
+    let server = start_well_behaved().await;
+    let up = new_upstream(&server.url("http"));
     let affinity = Affinity::default();
-    for (care, wait, connections) in
-        [(Care::Claimed, 0, 1), (Care::Claimed, 0, 1), (Care::Plain, 1050, 1), (Care::Claimed, 1050, 2)]
-    {
+    for (care, wait, connections) in [
+        (ReusePolicy::Claimed, 0, 1),
+        (ReusePolicy::Claimed, 0, 1),
+        (ReusePolicy::PassThrough, 1050, 1),
+        (ReusePolicy::Claimed, 1050, 2),
+    ] {
         tokio::time::sleep(Duration::from_millis(wait)).await;
         read(within(up.send(post("hello"), care, &affinity)).await.unwrap()).await.unwrap();
         assert_eq!(server.count(), connections);
@@ -404,10 +407,11 @@ async fn at_the_bound_a_claimed_request_replaces_an_old_connection() {
         }
     })
     .await;
-    let up = up_with(&server.url("http"), Settings { max_connections: 1, ..Settings::default() });
-    read(send(&up, Care::Claimed).await.unwrap()).await.unwrap();
+    let up =
+        new_upstream_with(&server.url("http"), UpstreamSettings { max_connections: 1, ..UpstreamSettings::default() });
+    read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap();
     tokio::time::sleep(Duration::from_millis(1050)).await;
-    read(send(&up, Care::Claimed).await.unwrap()).await.unwrap();
+    read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap();
     assert_eq!(server.count(), 2);
     until(|| open.load(Ordering::SeqCst) == 1).await;
 }
@@ -423,9 +427,12 @@ async fn idle_connections_are_closed_after_the_idle_timeout() {
         }
     })
     .await;
-    let up = up_with(&server.url("http"), Settings { idle_timeout: Duration::from_millis(100), ..Settings::default() });
+    let up = new_upstream_with(
+        &server.url("http"),
+        UpstreamSettings { idle_timeout: Duration::from_millis(100), ..UpstreamSettings::default() },
+    );
     let start = Instant::now();
-    read(send(&up, Care::Plain).await.unwrap()).await.unwrap();
+    read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap();
     within(told.recv()).await.unwrap();
     assert!(start.elapsed() >= Duration::from_millis(100));
 }
@@ -441,8 +448,8 @@ async fn dropping_the_upstream_closes_its_connections() {
         }
     })
     .await;
-    let up = up(&server.url("http"));
-    read(send(&up, Care::Plain).await.unwrap()).await.unwrap();
+    let up = new_upstream(&server.url("http"));
+    read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap();
     drop(up);
     within(told.recv()).await.unwrap();
 }
@@ -472,13 +479,14 @@ async fn the_bound_holds_and_everyone_is_served() {
         }
     })
     .await;
-    let up = up_with(&server.url("http"), Settings { max_connections: 4, ..Settings::default() });
+    let up =
+        new_upstream_with(&server.url("http"), UpstreamSettings { max_connections: 4, ..UpstreamSettings::default() });
     let tasks: Vec<_> = (0..50)
         .map(|n| {
             let up = up.clone();
             tokio::spawn(async move {
                 let affinity = Affinity::default();
-                let care = if n % 2 == 0 { Care::Claimed } else { Care::Plain };
+                let care = if n % 2 == 0 { ReusePolicy::Claimed } else { ReusePolicy::PassThrough };
                 for _ in 0..40 {
                     let response = within(up.send(post("hello"), care, &affinity)).await.unwrap();
                     assert_eq!(read(response).await.unwrap(), "ok");
@@ -507,18 +515,19 @@ async fn waiting_at_the_bound_can_be_given_up() {
         }
     })
     .await;
-    let up = up_with(&server.url("http"), Settings { max_connections: 1, ..Settings::default() });
+    let up =
+        new_upstream_with(&server.url("http"), UpstreamSettings { max_connections: 1, ..UpstreamSettings::default() });
     let first = tokio::spawn({
         let up = up.clone();
-        async move { send(&up, Care::Plain).await.map(drop) }
+        async move { send(&up, ReusePolicy::PassThrough).await.map(drop) }
     });
     until(|| hold.load(Ordering::SeqCst) == 1).await;
     for _ in 0..5 {
-        assert!(tokio::time::timeout(Duration::from_millis(5), send(&up, Care::Plain)).await.is_err());
+        assert!(tokio::time::timeout(Duration::from_millis(5), send(&up, ReusePolicy::PassThrough)).await.is_err());
     }
     let second = tokio::spawn({
         let up = up.clone();
-        async move { read(send(&up, Care::Plain).await.unwrap()).await }
+        async move { read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await }
     });
     tokio::task::yield_now().await;
     release.notify_one();
@@ -537,38 +546,38 @@ async fn a_client_keeps_its_connection_if_it_can() {
         }
     })
     .await;
-    let up = up(&server.url("http"));
-    let clients: Vec<Affinity<Body>> = (0..4).map(|_| Affinity::default()).collect();
+    let up = new_upstream(&server.url("http"));
+    let clients: Vec<Affinity<TestBody>> = (0..4).map(|_| Affinity::default()).collect();
     // All at once: four connections.
     let mut mine = Vec::new();
     let mut replies = Vec::new();
     for client in &clients {
-        replies.push(up.send(post("hello"), Care::Claimed, client).await.unwrap());
+        replies.push(up.send(post("hello"), ReusePolicy::Claimed, client).await.unwrap());
     }
     for reply in replies {
         mine.push(read(reply).await.unwrap());
     }
     assert_eq!(server.count(), 4);
     for n in [3, 1, 0, 2, 2, 1, 3, 0, 0] {
-        let got = read(up.send(post("hello"), Care::Claimed, &clients[n]).await.unwrap()).await.unwrap();
+        let got = read(up.send(post("hello"), ReusePolicy::Claimed, &clients[n]).await.unwrap()).await.unwrap();
         assert_eq!(got, mine[n]);
     }
     assert_eq!(server.count(), 4);
     // Busy: another one will do.
-    let busy = up.send(post("hello"), Care::Claimed, &clients[0]).await.unwrap();
-    let other = read(up.send(post("hello"), Care::Claimed, &clients[0]).await.unwrap()).await.unwrap();
+    let busy = up.send(post("hello"), ReusePolicy::Claimed, &clients[0]).await.unwrap();
+    let other = read(up.send(post("hello"), ReusePolicy::Claimed, &clients[0]).await.unwrap()).await.unwrap();
     assert_ne!(other, read(busy).await.unwrap());
     assert_eq!(server.count(), 4);
 }
 
 #[tokio::test]
 async fn a_hint_from_another_upstream_is_ignored() {
-    let (a, b) = (well_behaved().await, well_behaved().await);
+    let (a, b) = (start_well_behaved().await, start_well_behaved().await);
     let affinity = Affinity::default();
     for server in [&a, &b, &a] {
-        let up = up(&server.url("http"));
-        read(up.send(post("hello"), Care::Plain, &affinity).await.unwrap()).await.unwrap();
-        read(up.send(post("hello"), Care::Plain, &affinity).await.unwrap()).await.unwrap();
+        let up = new_upstream(&server.url("http"));
+        read(up.send(post("hello"), ReusePolicy::PassThrough, &affinity).await.unwrap()).await.unwrap();
+        read(up.send(post("hello"), ReusePolicy::PassThrough, &affinity).await.unwrap()).await.unwrap();
     }
     assert_eq!((a.count(), b.count()), (2, 1));
 }
@@ -585,11 +594,12 @@ async fn an_upgrade_passes_bytes_both_ways_and_counts() {
         }
     })
     .await;
-    let up = up_with(&server.url("http"), Settings { max_connections: 1, ..Settings::default() });
+    let up =
+        new_upstream_with(&server.url("http"), UpstreamSettings { max_connections: 1, ..UpstreamSettings::default() });
     for n in 1..=2 {
         let request =
             Request::get("/").header("connection", "upgrade").header("upgrade", "echo").body(Full::default()).unwrap();
-        let response = within(up.send(request, Care::Plain, &Affinity::default())).await.unwrap();
+        let response = within(up.send(request, ReusePolicy::PassThrough, &Affinity::default())).await.unwrap();
         assert_eq!(response.status(), 101);
         let upgraded = within(hyper::upgrade::on(response)).await.unwrap();
         let mut io = hyper_util::rt::TokioIo::new(upgraded);
@@ -600,7 +610,7 @@ async fn an_upgrade_passes_bytes_both_ways_and_counts() {
         io.read_exact(&mut buf).await.unwrap();
         assert_eq!(&buf, b"and you");
         // It takes the only place until it is closed.
-        assert!(tokio::time::timeout(Duration::from_millis(20), send(&up, Care::Plain)).await.is_err());
+        assert!(tokio::time::timeout(Duration::from_millis(20), send(&up, ReusePolicy::PassThrough)).await.is_err());
         assert_eq!(server.count(), n);
     }
 }
@@ -621,10 +631,11 @@ async fn a_dropped_send_closes_the_connection_even_if_nobody_reads() {
         }
     })
     .await;
-    let up = up_with(&server.url("http"), Settings { max_connections: 1, ..Settings::default() });
+    let up =
+        new_upstream_with(&server.url("http"), UpstreamSettings { max_connections: 1, ..UpstreamSettings::default() });
     for size in [5, 16 * 1024 * 1024] {
         let affinity = Affinity::default();
-        let send = up.send(post(vec![b'x'; size]), Care::Claimed, &affinity);
+        let send = up.send(post(vec![b'x'; size]), ReusePolicy::Claimed, &affinity);
         tokio::select! {
             _ = send => panic!("no reply was sent"),
             what = told.recv() => assert_eq!(what, Some("read")),
@@ -650,13 +661,14 @@ async fn a_dropped_send_frees_its_place_while_the_upstream_is_stuck() {
         }
     })
     .await;
-    let up = up_with(&server.url("http"), Settings { max_connections: 1, ..Settings::default() });
+    let up =
+        new_upstream_with(&server.url("http"), UpstreamSettings { max_connections: 1, ..UpstreamSettings::default() });
     let affinity = Affinity::default();
     tokio::select! {
-        _ = up.send(post(vec![b'x'; 64 * 1024 * 1024]), Care::Claimed, &affinity) => panic!("no reply was sent"),
+        _ = up.send(post(vec![b'x'; 64 * 1024 * 1024]), ReusePolicy::Claimed, &affinity) => panic!("no reply was sent"),
         _ = told.recv() => {}
     }
-    read(send(&up, Care::Claimed).await.unwrap()).await.unwrap();
+    read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap();
 }
 
 #[tokio::test]
@@ -672,8 +684,8 @@ async fn a_dropped_body_closes_the_connection() {
         }
     })
     .await;
-    let up = up(&server.url("http"));
-    let mut body = send(&up, Care::Plain).await.unwrap().into_body();
+    let up = new_upstream(&server.url("http"));
+    let mut body = send(&up, ReusePolicy::PassThrough).await.unwrap().into_body();
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "some");
     drop(body);
     within(told.recv()).await.unwrap();
@@ -681,14 +693,14 @@ async fn a_dropped_body_closes_the_connection() {
 
 #[tokio::test]
 async fn a_whole_body_frees_the_connection_before_it_is_dropped() {
-    let server = well_behaved().await;
-    let up = up(&server.url("http"));
-    let mut body = send(&up, Care::Plain).await.unwrap().into_body();
+    let server = start_well_behaved().await;
+    let up = new_upstream(&server.url("http"));
+    let mut body = send(&up, ReusePolicy::PassThrough).await.unwrap().into_body();
     body.frame().await.unwrap().unwrap();
-    read(send(&up, Care::Plain).await.unwrap()).await.unwrap();
+    read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap();
     assert_eq!(server.count(), 1);
     drop(body);
-    read(send(&up, Care::Plain).await.unwrap()).await.unwrap();
+    read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap();
     assert_eq!(server.count(), 1);
 }
 
@@ -721,16 +733,17 @@ async fn an_early_reply_does_not_spoil_the_next_request() {
         }
     })
     .await;
-    let up = up_with(&server.url("http"), Settings { max_connections: 2, ..Settings::default() });
+    let up =
+        new_upstream_with(&server.url("http"), UpstreamSettings { max_connections: 2, ..UpstreamSettings::default() });
     let affinity = Affinity::default();
     let mut big = vec![b'x'; 16 * 1024 * 1024];
     big.push(b'y');
-    let response = up.send(post(big), Care::Plain, &affinity).await.unwrap();
+    let response = up.send(post(big), ReusePolicy::PassThrough, &affinity).await.unwrap();
     assert_eq!(read(response).await.unwrap(), "ok");
-    let busy = up.send(post("hello"), Care::Plain, &affinity).await.unwrap();
+    let busy = up.send(post("hello"), ReusePolicy::PassThrough, &affinity).await.unwrap();
     resume.notify_one();
     // The only other connection: this waits until it has taken the rest.
-    assert_eq!(read(send(&up, Care::Plain).await.unwrap()).await.unwrap(), "0");
+    assert_eq!(read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap(), "0");
     assert_eq!(read(busy).await.unwrap(), "1");
     assert_eq!(server.count(), 2);
 }

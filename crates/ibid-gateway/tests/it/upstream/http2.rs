@@ -8,19 +8,19 @@ use super::common::*;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
-use ibid_gateway::upstream::{Affinity, Care, Settings, Upstream};
+use ibid_gateway::upstream::{Affinity, ReusePolicy, UpstreamClient, UpstreamSettings};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Barrier, Notify, mpsc};
 
-type Respond = h2::server::SendResponse<Bytes>;
+type SendH2Response = h2::server::SendResponse<Bytes>;
 
 /// An HTTP/2 server; `handle` gets each request of each connection in a task of its own.
-async fn speak<S, F, Fut>(stream: S, handle: F)
+async fn serve_http2<S, F, Fut>(stream: S, handle: F)
 where
     S: AsyncRead + AsyncWrite + Unpin,
-    F: Fn(Request<h2::RecvStream>, Respond) -> Fut,
+    F: Fn(Request<h2::RecvStream>, SendH2Response) -> Fut,
     Fut: Future<Output = ()> + Send + 'static,
 {
     let mut connection = h2::server::handshake(stream).await.unwrap();
@@ -29,7 +29,7 @@ where
     }
 }
 
-async fn whole(mut body: h2::RecvStream) -> Vec<u8> {
+async fn read_whole_body(mut body: h2::RecvStream) -> Vec<u8> {
     let mut all = Vec::new();
     while let Some(Ok(data)) = body.data().await {
         let _ = body.flow_control().release_capacity(data.len());
@@ -38,8 +38,8 @@ async fn whole(mut body: h2::RecvStream) -> Vec<u8> {
     all
 }
 
-async fn echo(request: Request<h2::RecvStream>, mut respond: Respond) {
-    let body = whole(request.into_body()).await;
+async fn echo(request: Request<h2::RecvStream>, mut respond: SendH2Response) {
+    let body = read_whole_body(request.into_body()).await;
     let mut send = respond.send_response(Response::new(()), false).unwrap();
     send.send_data(body.into(), true).unwrap();
 }
@@ -50,7 +50,7 @@ async fn fifty_at_once_share_a_connection() {
     let server = serve(move |s, _| {
         let all = all.clone();
         async move {
-            speak(s, move |request, respond| {
+            serve_http2(s, move |request, respond| {
                 let all = all.clone();
                 async move {
                     assert_eq!(request.uri().to_string(), "http://app.example/pay?x=1");
@@ -63,13 +63,14 @@ async fn fifty_at_once_share_a_connection() {
         }
     })
     .await;
-    let up = up(&server.url("h2c"));
+    let up = new_upstream(&server.url("h2c"));
     let tasks: Vec<_> = (0..50)
         .map(|n| {
             let up = up.clone();
             tokio::spawn(async move {
                 let body = vec![n; 100_000];
-                let response = within(up.send(post(body.clone()), Care::Claimed, &Affinity::default())).await.unwrap();
+                let response =
+                    within(up.send(post(body.clone()), ReusePolicy::Claimed, &Affinity::default())).await.unwrap();
                 assert_eq!(read(response).await.unwrap(), body);
             })
         })
@@ -88,12 +89,14 @@ async fn refused_stream_is_never_written_and_other_resets_are_lost() {
         (h2::Reason::CANCEL, false),
         (h2::Reason::NO_ERROR, false),
     ] {
-        let server = serve(move |s, _| speak(s, move |_, mut r: Respond| async move { r.send_reset(reason) })).await;
-        let result = send(&up(&server.url("h2c")), Care::Claimed).await;
+        let server =
+            serve(move |s, _| serve_http2(s, move |_, mut r: SendH2Response| async move { r.send_reset(reason) }))
+                .await;
+        let result = send(&new_upstream(&server.url("h2c")), ReusePolicy::Claimed).await;
         if proved {
-            assert!(never_written(result).starts_with("refused unprocessed"), "{reason:?}");
+            assert!(expect_never_written(result).starts_with("refused unprocessed"), "{reason:?}");
         } else {
-            lost(result);
+            expect_lost(result);
         }
         assert_eq!(server.count(), 1);
     }
@@ -142,7 +145,7 @@ async fn a_goaway_below_our_stream_is_never_written() {
     for (stay, reason) in [(true, 0), (true, 2), (false, 0), (false, 11)] {
         let server = serve(move |mut s, n| async move {
             if n > 0 {
-                return speak(s, echo).await;
+                return serve_http2(s, echo).await;
             }
             begin(&mut s, 1).await;
             s.write_all(&go_away(0, reason)).await.unwrap();
@@ -152,11 +155,11 @@ async fn a_goaway_below_our_stream_is_never_written() {
             }
         })
         .await;
-        let up = up(&server.url("h2c"));
-        let error = never_written(send(&up, Care::Claimed).await);
+        let up = new_upstream(&server.url("h2c"));
+        let error = expect_never_written(send(&up, ReusePolicy::Claimed).await);
         assert!(error.starts_with("refused unprocessed"), "{error}");
         // And that connection takes no more requests.
-        assert_eq!(read(send(&up, Care::Claimed).await.unwrap()).await.unwrap(), "hello");
+        assert_eq!(read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap(), "hello");
         assert_eq!(server.count(), 2);
     }
 }
@@ -174,7 +177,7 @@ async fn a_goaway_that_includes_our_stream_is_lost_if_the_connection_then_ends()
                 }
             })
             .await;
-            lost(send(&up(&server.url("h2c")), Care::Claimed).await);
+            expect_lost(send(&new_upstream(&server.url("h2c")), ReusePolicy::Claimed).await);
         }
     }
 }
@@ -192,12 +195,12 @@ async fn a_goaway_splits_concurrent_streams_by_number() {
         let _ = s.read_to_end(&mut rest).await;
     })
     .await;
-    let up = up(&server.url("h2c"));
-    let results = within(futures_util::future::join_all((0..4).map(|_| send(&up, Care::Claimed)))).await;
+    let up = new_upstream(&server.url("h2c"));
+    let results = within(futures_util::future::join_all((0..4).map(|_| send(&up, ReusePolicy::Claimed)))).await;
     let (replies, failures): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
     assert_eq!(replies.len(), 2);
     for failure in failures {
-        never_written(failure);
+        expect_never_written(failure);
     }
 }
 
@@ -222,20 +225,20 @@ async fn a_polite_shutdown_loses_nothing_and_runs_nothing_twice() {
         }
     })
     .await;
-    let up = up(&server.url("h2c"));
+    let up = new_upstream(&server.url("h2c"));
     let (good, unwritten) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let tasks: Vec<_> = (0..8)
         .map(|_| {
             let (up, good, unwritten) = (up.clone(), good.clone(), unwritten.clone());
             tokio::spawn(async move {
                 for _ in 0..50 {
-                    match send(&up, Care::Claimed).await {
+                    match send(&up, ReusePolicy::Claimed).await {
                         Ok(response) => {
                             assert_eq!(read(response).await.unwrap(), "hello");
                             good.fetch_add(1, Ordering::SeqCst);
                         }
                         failure => {
-                            never_written(failure);
+                            expect_never_written(failure);
                             unwritten.fetch_add(1, Ordering::SeqCst);
                         }
                     }
@@ -254,21 +257,21 @@ async fn a_polite_shutdown_loses_nothing_and_runs_nothing_twice() {
 async fn a_connection_cut_in_mid_request_is_lost_and_replaced() {
     let server = serve(|mut s, n| async move {
         if n > 0 {
-            return speak(s, echo).await;
+            return serve_http2(s, echo).await;
         }
         begin(&mut s, 1).await;
     })
     .await;
-    let up = up(&server.url("h2c"));
-    lost(send(&up, Care::Claimed).await);
-    assert_eq!(read(send(&up, Care::Claimed).await.unwrap()).await.unwrap(), "hello");
+    let up = new_upstream(&server.url("h2c"));
+    expect_lost(send(&up, ReusePolicy::Claimed).await);
+    assert_eq!(read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap(), "hello");
     assert_eq!(server.count(), 2);
 }
 
 /// The first connection answers one request and ends at the next, without an answer.
 async fn ends_at_the_second_request(mut s: TcpStream, n: usize) {
     if n > 0 {
-        return speak(s, echo).await;
+        return serve_http2(s, echo).await;
     }
     let mut connection = h2::server::handshake(&mut s).await.unwrap();
     let (request, respond) = connection.accept().await.unwrap().unwrap();
@@ -280,18 +283,18 @@ async fn ends_at_the_second_request(mut s: TcpStream, n: usize) {
 async fn only_what_is_safe_is_sent_again_when_a_reused_connection_ends() {
     let get = || Request::get("/list").header("host", "app.example").body(Full::default()).unwrap();
     for (request, care, again) in [
-        (get(), Care::Plain, true),
-        (get(), Care::Claimed, false),
-        (post(""), Care::Plain, false),
-        (post("hello"), Care::Plain, false),
+        (get(), ReusePolicy::PassThrough, true),
+        (get(), ReusePolicy::Claimed, false),
+        (post(""), ReusePolicy::PassThrough, false),
+        (post("hello"), ReusePolicy::PassThrough, false),
     ] {
         let server = serve(ends_at_the_second_request).await;
-        let up = up(&server.url("h2c"));
+        let up = new_upstream(&server.url("h2c"));
         assert_eq!(read(send(&up, care).await.unwrap()).await.unwrap(), "hello");
         let result = within(up.send(request, care, &Affinity::default())).await;
         match again {
             true => assert_eq!(read(result.unwrap()).await.unwrap(), ""),
-            false => drop(lost(result)),
+            false => drop(expect_lost(result)),
         }
         assert_eq!(server.count(), if again { 2 } else { 1 });
     }
@@ -305,7 +308,7 @@ async fn a_connection_closed_while_idle_is_replaced() {
         let tell = tell.clone();
         async move {
             if n > 0 {
-                return speak(s, echo).await;
+                return serve_http2(s, echo).await;
             }
             let stream = begin(&mut s, 1).await[0];
             s.write_all(&frame(1, 5, stream, &[0x88])).await.unwrap();
@@ -316,12 +319,12 @@ async fn a_connection_closed_while_idle_is_replaced() {
         }
     })
     .await;
-    let up = up(&server.url("h2c"));
-    read(send(&up, Care::Claimed).await.unwrap()).await.unwrap();
+    let up = new_upstream(&server.url("h2c"));
+    read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap();
     closed.notified().await;
     // HTTP/2 has no probe: give the driver a turn to read the end.
     tokio::time::sleep(Duration::from_millis(20)).await;
-    assert_eq!(read(send(&up, Care::Claimed).await.unwrap()).await.unwrap(), "hello");
+    assert_eq!(read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap(), "hello");
     assert_eq!(server.count(), 2);
 }
 
@@ -341,7 +344,7 @@ async fn a_reply_cut_short_with_no_error_is_an_error() {
             }
         })
         .await;
-        let response = send(&up(&server.url("h2c")), Care::Claimed).await.unwrap();
+        let response = send(&new_upstream(&server.url("h2c")), ReusePolicy::Claimed).await.unwrap();
         let error = read(response).await.unwrap_err().to_string();
         assert!(error.starts_with("no complete reply"), "{error}");
     }
@@ -358,7 +361,7 @@ async fn an_early_whole_reply_then_no_error_reset_is_fine() {
         let _ = s.read_to_end(&mut rest).await;
     })
     .await;
-    let response = send(&up(&server.url("h2c")), Care::Claimed).await.unwrap();
+    let response = send(&new_upstream(&server.url("h2c")), ReusePolicy::Claimed).await.unwrap();
     assert_eq!(read(response).await.unwrap(), "all");
 }
 
@@ -367,7 +370,7 @@ async fn a_dropped_send_resets_the_stream_only() {
     let (tell, mut told) = mpsc::unbounded_channel();
     let server = serve(move |s, _| {
         let tell = tell.clone();
-        speak(s, move |request, mut respond: Respond| {
+        serve_http2(s, move |request, mut respond: SendH2Response| {
             let tell = tell.clone();
             async move {
                 if request.uri().path() == "/hang" {
@@ -381,15 +384,15 @@ async fn a_dropped_send_resets_the_stream_only() {
         })
     })
     .await;
-    let up = up(&server.url("h2c"));
+    let up = new_upstream(&server.url("h2c"));
     let request = Request::post("/hang").body(Full::from("x")).unwrap();
     let affinity = Affinity::default();
     tokio::select! {
-        _ = up.send(request, Care::Claimed, &affinity) => panic!("no reply was sent"),
+        _ = up.send(request, ReusePolicy::Claimed, &affinity) => panic!("no reply was sent"),
         what = told.recv() => assert_eq!(what, Some(None)),
     }
     assert_eq!(within(told.recv()).await, Some(Some(h2::Reason::CANCEL)));
-    assert_eq!(read(send(&up, Care::Claimed).await.unwrap()).await.unwrap(), "hello");
+    assert_eq!(read(send(&up, ReusePolicy::Claimed).await.unwrap()).await.unwrap(), "hello");
     assert_eq!(server.count(), 1);
 }
 
@@ -399,13 +402,13 @@ async fn dropping_the_upstream_closes_the_connection() {
     let server = serve(move |s, _| {
         let tell = tell.clone();
         async move {
-            speak(s, echo).await;
+            serve_http2(s, echo).await;
             tell.send(()).unwrap();
         }
     })
     .await;
-    let up = up(&server.url("h2c"));
-    read(send(&up, Care::Plain).await.unwrap()).await.unwrap();
+    let up = new_upstream(&server.url("h2c"));
+    read(send(&up, ReusePolicy::PassThrough).await.unwrap()).await.unwrap();
     drop(up);
     within(told.recv()).await.unwrap();
 }
@@ -413,8 +416,8 @@ async fn dropping_the_upstream_closes_the_connection() {
 #[tokio::test]
 async fn trailers_arrive() {
     let server = serve(|s, _| {
-        speak(s, |request, mut respond: Respond| async move {
-            whole(request.into_body()).await;
+        serve_http2(s, |request, mut respond: SendH2Response| async move {
+            read_whole_body(request.into_body()).await;
             let mut send = respond.send_response(Response::new(()), false).unwrap();
             send.send_data("data".into(), false).unwrap();
             let mut trailers = http::HeaderMap::new();
@@ -423,7 +426,7 @@ async fn trailers_arrive() {
         })
     })
     .await;
-    let response = send(&up(&server.url("h2c")), Care::Claimed).await.unwrap();
+    let response = send(&new_upstream(&server.url("h2c")), ReusePolicy::Claimed).await.unwrap();
     let body = within(response.into_body().collect()).await.unwrap();
     assert_eq!(body.trailers().unwrap()["grpc-status"], "0");
 }
@@ -434,12 +437,12 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-struct Tls {
+struct TlsFixture {
     acceptor: tokio_rustls::TlsAcceptor,
     trust: Arc<rustls::ClientConfig>,
 }
 
-fn tls(alpn: &[&str]) -> Tls {
+fn tls(alpn: &[&str]) -> TlsFixture {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
     let mut server = rustls::ServerConfig::builder_with_provider(provider())
@@ -456,19 +459,19 @@ fn tls(alpn: &[&str]) -> Tls {
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    Tls { acceptor: Arc::new(server).into(), trust: Arc::new(trust) }
+    TlsFixture { acceptor: Arc::new(server).into(), trust: Arc::new(trust) }
 }
 
-fn up_tls(server: &Server, trust: Arc<rustls::ClientConfig>) -> Arc<Up> {
+fn new_tls_upstream(server: &Server, trust: Arc<rustls::ClientConfig>) -> Arc<UpstreamUnderTest> {
     let target = format!("https://localhost:{}", server.addr.port());
-    let settings = Settings { tls: Some(trust), ..Settings::default() };
-    Upstream::new(target.parse().unwrap(), settings).unwrap()
+    let settings = UpstreamSettings { tls: Some(trust), ..UpstreamSettings::default() };
+    UpstreamClient::new(target.parse().unwrap(), settings).unwrap()
 }
 
 #[tokio::test]
 async fn alpn_chooses_http1() {
     for alpn in [&["http/1.1"][..], &[]] {
-        let Tls { acceptor, trust } = tls(alpn);
+        let TlsFixture { acceptor, trust } = tls(alpn);
         let server = serve(move |s, _| {
             let acceptor = acceptor.clone();
             async move {
@@ -477,56 +480,56 @@ async fn alpn_chooses_http1() {
             }
         })
         .await;
-        let up = up_tls(&server, trust);
+        let up = new_tls_upstream(&server, trust);
         let affinity = Affinity::default();
         for _ in 0..20 {
-            let response = within(up.send(post("hello"), Care::Claimed, &affinity)).await.unwrap();
+            let response = within(up.send(post("hello"), ReusePolicy::Claimed, &affinity)).await.unwrap();
             assert_eq!(read(response).await.unwrap(), "ok");
         }
         assert_eq!(server.count(), 1);
-        let results = within(futures_util::future::join_all((0..10).map(|_| send(&up, Care::Claimed)))).await;
+        let results = within(futures_util::future::join_all((0..10).map(|_| send(&up, ReusePolicy::Claimed)))).await;
         assert!(results.iter().all(Result::is_ok));
     }
 }
 
 #[tokio::test]
 async fn alpn_chooses_http2() {
-    let Tls { acceptor, trust } = tls(&["h2", "http/1.1"]);
+    let TlsFixture { acceptor, trust } = tls(&["h2", "http/1.1"]);
     let server = serve(move |s, _| {
         let acceptor = acceptor.clone();
-        async move { speak(acceptor.accept(s).await.unwrap(), echo).await }
+        async move { serve_http2(acceptor.accept(s).await.unwrap(), echo).await }
     })
     .await;
-    let up = up_tls(&server, trust);
-    let results = within(futures_util::future::join_all((0..50).map(|_| send(&up, Care::Claimed)))).await;
+    let up = new_tls_upstream(&server, trust);
+    let results = within(futures_util::future::join_all((0..50).map(|_| send(&up, ReusePolicy::Claimed)))).await;
     for response in results {
         assert_eq!(read(response.unwrap()).await.unwrap(), "hello");
     }
     assert_eq!(server.count(), 1);
 }
 
-fn for_calls(server: &Server, trust: Arc<rustls::ClientConfig>) -> Arc<Up> {
+fn new_grpc_upstream(server: &Server, trust: Arc<rustls::ClientConfig>) -> Arc<UpstreamUnderTest> {
     let target = format!("https://localhost:{}", server.addr.port());
-    let settings = Settings { tls: Some(trust), for_calls: true, ..Settings::default() };
-    Upstream::new(target.parse().unwrap(), settings).unwrap()
+    let settings = UpstreamSettings { tls: Some(trust), is_grpc: true, ..UpstreamSettings::default() };
+    UpstreamClient::new(target.parse().unwrap(), settings).unwrap()
 }
 
 #[tokio::test]
 async fn grpc_calls_take_http2_where_the_server_would_rather_have_http1() {
-    let Tls { acceptor, trust } = tls(&["http/1.1", "h2"]);
+    let TlsFixture { acceptor, trust } = tls(&["http/1.1", "h2"]);
     let server = serve(move |s, _| {
         let acceptor = acceptor.clone();
-        async move { speak(acceptor.accept(s).await.unwrap(), echo).await }
+        async move { serve_http2(acceptor.accept(s).await.unwrap(), echo).await }
     })
     .await;
-    let response = send(&for_calls(&server, trust), Care::Claimed).await.unwrap();
+    let response = send(&new_grpc_upstream(&server, trust), ReusePolicy::Claimed).await.unwrap();
     assert_eq!(read(response).await.unwrap(), "hello");
 }
 
 #[tokio::test]
 async fn grpc_calls_are_never_written_to_a_server_without_http2() {
     for alpn in [&["http/1.1"][..], &[]] {
-        let Tls { acceptor, trust } = tls(alpn);
+        let TlsFixture { acceptor, trust } = tls(alpn);
         let server = serve(move |s, _| {
             let acceptor = acceptor.clone();
             async move {
@@ -536,21 +539,21 @@ async fn grpc_calls_are_never_written_to_a_server_without_http2() {
             }
         })
         .await;
-        let error = never_written(send(&for_calls(&server, trust), Care::Claimed).await);
+        let error = expect_never_written(send(&new_grpc_upstream(&server, trust), ReusePolicy::Claimed).await);
         assert!(error.starts_with("TLS with localhost:"), "{error}");
     }
 }
 
 #[tokio::test]
 async fn a_bad_certificate_is_never_written() {
-    let Tls { acceptor, .. } = tls(&["h2", "http/1.1"]);
+    let TlsFixture { acceptor, .. } = tls(&["h2", "http/1.1"]);
     let server = serve(move |s, _| {
         let acceptor = acceptor.clone();
         async move { assert!(acceptor.accept(s).await.is_err()) }
     })
     .await;
-    let up = up_tls(&server, tls(&[]).trust);
-    let error = never_written(send(&up, Care::Claimed).await);
+    let up = new_tls_upstream(&server, tls(&[]).trust);
+    let error = expect_never_written(send(&up, ReusePolicy::Claimed).await);
     assert!(error.starts_with("TLS with localhost:"), "{error}");
 }
 
@@ -561,14 +564,17 @@ async fn a_silent_tls_server_is_a_connect_timeout_for_everyone_at_once() {
         let _ = s.read_to_end(&mut rest).await;
     })
     .await;
-    let settings =
-        Settings { tls: Some(tls(&[]).trust), connect_timeout: Duration::from_millis(200), ..Settings::default() };
+    let settings = UpstreamSettings {
+        tls: Some(tls(&[]).trust),
+        connect_timeout: Duration::from_millis(200),
+        ..UpstreamSettings::default()
+    };
     let target = format!("https://localhost:{}", server.addr.port());
-    let up: Arc<Up> = Upstream::new(target.parse().unwrap(), settings).unwrap();
+    let up: Arc<UpstreamUnderTest> = UpstreamClient::new(target.parse().unwrap(), settings).unwrap();
     let start = std::time::Instant::now();
-    let results = within(futures_util::future::join_all((0..20).map(|_| send(&up, Care::Claimed)))).await;
+    let results = within(futures_util::future::join_all((0..20).map(|_| send(&up, ReusePolicy::Claimed)))).await;
     for result in results {
-        let error = never_written(result);
+        let error = expect_never_written(result);
         assert!(error.contains("no connection within 200ms"), "{error}");
     }
     assert!(start.elapsed() < Duration::from_millis(1000));
@@ -577,7 +583,7 @@ async fn a_silent_tls_server_is_a_connect_timeout_for_everyone_at_once() {
 /// A close_notify and FIN before the next request: found by the probe through TLS.
 #[test]
 fn a_tls_server_that_closes_after_each_reply() {
-    let Tls { trust, acceptor } = tls(&["http/1.1"]);
+    let TlsFixture { trust, acceptor } = tls(&["http/1.1"]);
     let (closed, is_closed) = std::sync::mpsc::channel();
     let executed = Arc::new(AtomicUsize::new(0));
     let count = executed.clone();
@@ -606,10 +612,10 @@ fn a_tls_server_that_closes_after_each_reply() {
     let server = addr.recv().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let up = up_tls(&server, trust);
+        let up = new_tls_upstream(&server, trust);
         let affinity = Affinity::default();
         for n in 0..50 {
-            let response = within(up.send(post("hello"), Care::Claimed, &affinity)).await;
+            let response = within(up.send(post("hello"), ReusePolicy::Claimed, &affinity)).await;
             let response = response.unwrap_or_else(|e| panic!("{n}: {e:?}"));
             assert_eq!(read(response).await.unwrap(), "ok");
             is_closed.recv().unwrap();

@@ -5,10 +5,12 @@ use std::{path::Path, process::Stdio, time::Duration};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
-use super::kit::{Bench, Delivery, OTHER_SECRET, SECRET, Sender, is_refusal, is_replay, now, ran};
+use super::common::{
+    OTHER_SECRET, SECRET, SignedDelivery, WebhookGateway, WebhookSender, assert_ran, assert_refusal, assert_replay, now,
+};
 
 /// Whose libraries are there. GitHub and Shopify have none that signs in a general language's package.
-const WITH_A_LIBRARY: [Sender; 3] = [Sender::Standard, Sender::Svix, Sender::Stripe];
+const WITH_A_LIBRARY: [WebhookSender; 3] = [WebhookSender::Standard, WebhookSender::Svix, WebhookSender::Stripe];
 
 /// A body with everything that careless code would change on its way.
 const BODY: &str = "{ \"id\": \"evt_real\",\t\"n\": 1.50, \"text\": \"\u{e9}\\u00e9 \u{1f600}\", \"a\":[ ] }\n";
@@ -35,7 +37,9 @@ async fn library(question: Value) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|why| panic!("{why}: {told}"))
 }
 
-async fn signed_by_library(sender: Sender, id: &str, at: u64, secret: &str, body: &str) -> Vec<(&'static str, String)> {
+async fn signed_by_library(
+    sender: WebhookSender, id: &str, at: u64, secret: &str, body: &str,
+) -> Vec<(&'static str, String)> {
     let question = json!({"do": "sign", "sender": sender.name(), "secret": secret, "id": id, "at": at, "body": body});
     let answer = library(question).await;
     let headers = answer["headers"].as_object().expect("headers");
@@ -44,28 +48,28 @@ async fn signed_by_library(sender: Sender, id: &str, at: u64, secret: &str, body
 
 #[tokio::test]
 async fn what_the_senders_libraries_sign_is_believed_and_told_apart_from_forgeries() {
-    let bench = Bench::start().await;
+    let bench = WebhookGateway::start().await;
     for sender in WITH_A_LIBRARY {
-        let delivery = Delivery { body: BODY.into(), ..sender.delivery("evt_real") };
+        let delivery = SignedDelivery { body: BODY.into(), ..sender.delivery("evt_real") };
         let sign = |at, secret| signed_by_library(sender, "evt_real", at, secret, BODY);
         let forged = sign(now(), OTHER_SECRET).await;
-        is_refusal(&delivery.with(&bench, forged).send().await, 401, "identity-invalid");
+        assert_refusal(&delivery.request_with_headers(&bench, forged).send().await, 401, "identity-invalid");
         let stale = sign(now() - 301 - 60, SECRET).await;
-        is_refusal(&delivery.with(&bench, stale).send().await, 401, "identity-invalid");
-        let first = delivery.with(&bench, sign(now(), SECRET).await).send().await;
-        ran(&first);
+        assert_refusal(&delivery.request_with_headers(&bench, stale).send().await, 401, "identity-invalid");
+        let first = delivery.request_with_headers(&bench, sign(now(), SECRET).await).send().await;
+        assert_ran(&first);
         assert_eq!(bench.upstream.last().text(), BODY);
-        is_replay(&delivery.with(&bench, sign(now() + 30, SECRET).await).send().await, &first);
+        assert_replay(&delivery.request_with_headers(&bench, sign(now() + 30, SECRET).await).send().await, &first);
     }
-    bench.executed(WITH_A_LIBRARY.len());
+    bench.assert_executed(WITH_A_LIBRARY.len());
 }
 
 /// This suite's own signatures are what the senders mean, or its other tests would prove nothing.
 #[tokio::test]
 async fn what_this_suite_signs_the_senders_libraries_believe() {
     for sender in WITH_A_LIBRARY {
-        let delivery = Delivery { body: BODY.into(), ..sender.delivery("evt_real") };
-        let verify = |delivery: Delivery, body: &str| {
+        let delivery = SignedDelivery { body: BODY.into(), ..sender.delivery("evt_real") };
+        let verify = |delivery: SignedDelivery, body: &str| {
             let headers: serde_json::Map<_, _> =
                 delivery.headers().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
             library(
@@ -74,7 +78,7 @@ async fn what_this_suite_signs_the_senders_libraries_believe() {
         };
         assert_eq!(verify(delivery.clone(), BODY).await["believed"], true, "{sender:?}");
         assert_eq!(verify(delivery.clone(), &BODY.replace("1.50", "9.50")).await["believed"], false, "{sender:?}");
-        let forged = Delivery { secret: OTHER_SECRET, ..delivery };
+        let forged = SignedDelivery { secret: OTHER_SECRET, ..delivery };
         assert_eq!(verify(forged, BODY).await["believed"], false, "{sender:?}");
     }
 }

@@ -1,28 +1,30 @@
 //! Which settings a route for webhooks may have, and what each mistake is told.
 
-use ibid::{KeySource, OnConcurrent, OnMismatch, OnUnknown, Policy, Reason, ScopePart, presets::WEBHOOKS};
-use ibid_gateway::config::{ConfigError, Env, ServeArgs, Settings, forgets};
+use ibid::{
+    KeySource, OnConcurrent, OnMismatch, OnUnknown, Policy, RefusalReason, ScopePart, presets::WEBHOOK_PRESET_NAMES,
+};
+use ibid_gateway::config::{ConfigError, Env, GatewaySettings, ServeArgs, forgotten_answers};
 
-fn try_load(text: &str) -> Result<Settings, ConfigError> {
+fn try_load(text: &str) -> Result<GatewaySettings, ConfigError> {
     let text = format!("upstream = \"http://127.0.0.1:3000\"\n{text}");
     let env = [("A", "whsec_YQ=="), ("B", "whsec_Yg=="), ("EMPTY", "")];
-    Settings::from_text(&text, Some("ibid.toml".into()), &ServeArgs::default(), &Env::of(&env))
+    GatewaySettings::from_text(&text, Some("ibid.toml".into()), &ServeArgs::default(), &Env::from_pairs(&env))
 }
 
 #[track_caller]
-fn load(text: &str) -> Settings {
+fn load(text: &str) -> GatewaySettings {
     try_load(text).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// What a mistake in a route is told.
 #[track_caller]
-fn told(dials: &str) -> String {
+fn config_error(dials: &str) -> String {
     let line = try_load(&format!("[[route]]\nmatch = \"POST /a\"\n{dials}")).expect_err("a mistake").to_string();
     let line = line.strip_prefix("ibid.toml: route[1].").unwrap_or_else(|| panic!("{line}"));
     line.strip_suffix(" (match = \"POST /a\")").unwrap_or(line).to_owned()
 }
 
-fn route(settings: &Settings, at: usize) -> &Policy {
+fn route(settings: &GatewaySettings, at: usize) -> &Policy {
     &settings.routes.iter().nth(at).unwrap().policy
 }
 
@@ -30,7 +32,7 @@ fn route(settings: &Settings, at: usize) -> &Policy {
 fn every_preset_has_what_its_sender_needs() {
     let ids = ["header:webhook-id", "header:svix-id header:webhook-id", "header:x-github-delivery", "json:/id"];
     let ids = ids.into_iter().chain(["header:x-shopify-webhook-id", ""]);
-    for (preset, ids) in WEBHOOKS.into_iter().zip(ids) {
+    for (preset, ids) in WEBHOOK_PRESET_NAMES.into_iter().zip(ids) {
         let policy = Policy::preset(preset).unwrap();
         assert_eq!(policy.key.from.iter().map(KeySource::to_string).collect::<Vec<_>>().join(" "), ids);
         assert!(policy.key.required);
@@ -40,7 +42,7 @@ fn every_preset_has_what_its_sender_needs() {
         assert_eq!((policy.on_concurrent, policy.on_unknown), (OnConcurrent::Wait, OnUnknown::Retry));
         assert_eq!(policy.remember.to_string(), "2xx");
         assert!(policy.unknown_status.is_empty());
-        assert_eq!(policy.status_of(Reason::InProgress).as_u16(), 503);
+        assert_eq!(policy.status_of(RefusalReason::InProgress).as_u16(), 503);
         assert_eq!(policy.ttl.as_secs(), 7 * 24 * 3600);
         assert_eq!(policy.max_request, if preset == "webhook:github" { 25 << 20 } else { 1 << 20 });
     }
@@ -50,9 +52,9 @@ fn every_preset_has_what_its_sender_needs() {
 fn secrets_are_needed_unless_anybody_may_send() {
     let missing = "secrets: is missing; name what the sender signs with, such as [\"env:HOOK_SECRET\"], or say unsigned = true \
                    to take deliveries from anybody";
-    for preset in WEBHOOKS.iter().filter(|preset| **preset != "webhook:custom") {
-        assert_eq!(told(&format!("preset = \"{preset}\"")), missing, "{preset}");
-        assert_eq!(told(&format!("preset = \"{preset}\"\nsecrets = []")), missing, "{preset}");
+    for preset in WEBHOOK_PRESET_NAMES.iter().filter(|preset| **preset != "webhook:custom") {
+        assert_eq!(config_error(&format!("preset = \"{preset}\"")), missing, "{preset}");
+        assert_eq!(config_error(&format!("preset = \"{preset}\"\nsecrets = []")), missing, "{preset}");
         let settings = load(&format!("[[route]]\nmatch = \"POST /a\"\npreset = \"{preset}\"\nunsigned = true"));
         assert_eq!(route(&settings, 0).signature, None, "{preset}");
         assert_eq!(settings.warnings.len(), 1, "{:?}", settings.warnings);
@@ -67,25 +69,26 @@ fn secrets_are_needed_unless_anybody_may_send() {
 
 #[test]
 fn what_each_mistake_is_told() {
-    let github = |dials: &str| told(&format!("preset = \"webhook:github\"\nsecrets = \"env:A\"\n{dials}"));
-    let custom = |dials: &str| told(&format!("preset = \"webhook:custom\"\nkey.from = \"header:X-Id\"\n{dials}"));
+    let github = |dials: &str| config_error(&format!("preset = \"webhook:github\"\nsecrets = \"env:A\"\n{dials}"));
+    let custom =
+        |dials: &str| config_error(&format!("preset = \"webhook:custom\"\nkey.from = \"header:X-Id\"\n{dials}"));
     for (told, expected) in [
-        (told("secrets = \"env:A\""), "secrets: only presets for webhooks have it, and this one is \"ietf\""),
+        (config_error("secrets = \"env:A\""), "secrets: only presets for webhooks have it, and this one is \"ietf\""),
         (
-            told("preset = \"stripe\"\ntolerance = \"1m\""),
+            config_error("preset = \"stripe\"\ntolerance = \"1m\""),
             "tolerance: only presets for webhooks have it, and this one is \"stripe\"",
         ),
-        (told("unsigned = true"), "unsigned: only presets for webhooks have it, and this one is \"ietf\""),
+        (config_error("unsigned = true"), "unsigned: only presets for webhooks have it, and this one is \"ietf\""),
         (
-            told("preset = \"webhook:stripe\"\nsecrets = \"env:NONE\""),
+            config_error("preset = \"webhook:stripe\"\nsecrets = \"env:NONE\""),
             "secrets: \"env:NONE\": the environment variable NONE is not set",
         ),
         (
-            told("preset = \"webhook:stripe\"\nsecrets = [\"env:A\", \"env:EMPTY\"]"),
+            config_error("preset = \"webhook:stripe\"\nsecrets = [\"env:A\", \"env:EMPTY\"]"),
             "secrets[2]: it is empty (from \"env:EMPTY\")",
         ),
         (
-            told("preset = \"webhook:stripe\"\nsecrets = \"env:A\"\ntolerance = \"0s\""),
+            config_error("preset = \"webhook:stripe\"\nsecrets = \"env:A\"\ntolerance = \"0s\""),
             "tolerance: is under a second; timestamps are in seconds, so it must be longer, such as \"5m\"",
         ),
         (github("tolerance = \"1m\""), "tolerance: github signs no time, so nothing can be too old; leave it out"),
@@ -123,13 +126,13 @@ fn what_each_mistake_is_told() {
             "secrets: is missing; name what the sender signs with, such as [\"env:HOOK_SECRET\"], or say unsigned = true to take deliveries from anybody",
         ),
         (
-            told("preset = \"webhook:custom\"\nunsigned = true"),
+            config_error("preset = \"webhook:custom\"\nunsigned = true"),
             "key.from: is empty; name at least one source, such as \"header:Idempotency-Key\"",
         ),
     ] {
         assert_eq!(told, expected);
     }
-    let told = told("preset = \"webhook:githib\"");
+    let told = config_error("preset = \"webhook:githib\"");
     assert!(
         told.starts_with("preset: \"webhook:githib\" is no preset, did you mean \"webhook:github\"? allowed are"),
         "{told}"
@@ -176,7 +179,7 @@ fn another_secret_forgets_nothing() {
         "unsigned = true",
         "secrets = \"env:A\"\ntolerance = \"1h\"",
     ] {
-        assert!(forgets(&before, &of(after)).is_empty(), "{after}");
+        assert!(forgotten_answers(&before, &of(after)).is_empty(), "{after}");
         assert_ne!(before, of(after), "a reload takes it up: {after}");
     }
 }

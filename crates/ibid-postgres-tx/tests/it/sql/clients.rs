@@ -8,11 +8,11 @@ use std::{
 
 use ibid::{
     Record, RecordBody, Scope,
-    store::{Claim, Store as _},
+    store::{ClaimOutcome, Store as _},
 };
 use tokio::{process::Command, time::timeout};
 
-use crate::kit::Scene;
+use crate::kit::TxDatabase;
 
 const DOCS: &str = include_str!("../../../../../docs/same-transaction.md");
 
@@ -73,7 +73,7 @@ fn installed(path: &str) -> PathBuf {
     path
 }
 
-async fn plays(scene: &Scene, mut client: Command) -> serde_json::Value {
+async fn run_example(scene: &TxDatabase, mut client: Command) -> serde_json::Value {
     scene.sql("CREATE TABLE payments (request bytea); GRANT ALL ON payments TO gateway");
     client.env("DATABASE_URL", scene.url()).stdin(Stdio::null()).kill_on_drop(true);
     let ran = timeout(Duration::from_secs(120), client.output()).await.expect("it ends").expect("it starts");
@@ -82,7 +82,7 @@ async fn plays(scene: &Scene, mut client: Command) -> serde_json::Value {
     serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}\n{err}"))
 }
 
-async fn is_as_it_should_be(scene: &Scene, said: serde_json::Value) {
+async fn assert_example_result(scene: &TxDatabase, said: serde_json::Value) {
     let paid = serde_json::json!([201, {"content-type": "application/json"}, "{\"paid\":true}"]);
     let reused = serde_json::json!([422, {}, ""]);
     let many = serde_json::json!([201, 201, 201, 201, 201, 201, 201, 201]);
@@ -91,22 +91,22 @@ async fn is_as_it_should_be(scene: &Scene, said: serde_json::Value) {
     // And the store replays it.
     let store = scene.store().await;
     let address = Scope::from_parts(&["acme", "payments"]).address("k-1", None, None);
-    let Some(Claim::Done(done)) = store.get(&address).await.unwrap() else { panic!("it is done") };
+    let Some(ClaimOutcome::Completed(done)) = store.get(&address).await.unwrap() else { panic!("it is done") };
     let record = Record::decode(done.record).unwrap();
     assert_eq!((record.status.as_u16(), record.body), (201, RecordBody::Whole("{\"paid\":true}".into())));
 }
 
 #[tokio::test]
 async fn the_example_for_python_pays_once() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let mut python = Command::new(installed("python/bin/python"));
     python.arg("-c").arg(format!("{}\n{PYTHON}", example("python")));
-    is_as_it_should_be(&scene, plays(&scene, python).await).await;
+    assert_example_result(&scene, run_example(&scene, python).await).await;
 }
 
 #[tokio::test]
 async fn the_example_for_node_pays_once() {
-    let scene = Scene::new();
+    let scene = TxDatabase::new();
     let modules = installed("node/node_modules");
     // Modules are looked for beside the script.
     let folder = tempfile::tempdir_in(modules.parent().unwrap()).unwrap();
@@ -114,5 +114,5 @@ async fn the_example_for_node_pays_once() {
     std::fs::write(&script, format!("{}\n{NODE}", example("js"))).unwrap();
     let mut node = Command::new("node");
     node.arg(script);
-    is_as_it_should_be(&scene, plays(&scene, node).await).await;
+    assert_example_result(&scene, run_example(&scene, node).await).await;
 }

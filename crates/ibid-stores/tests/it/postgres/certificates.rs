@@ -5,17 +5,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid::store::{Claim, ErrorKind, Held, Store};
-use ibid_stores::{Remote, postgres::Postgres};
+use ibid::store::{ClaimOutcome, ErrorKind, SettleOutcome, Store};
+use ibid_stores::{RemoteOptions, postgres::Postgres};
 use ibid_testkit::{
-    certificates::{Authority, replace},
+    certificates::{CertificateAuthority, replace},
     servers::postgres::Server,
 };
 
-use super::kit::{ask, complete, database, granted, patient, rival};
+use super::common::{claim_granted, claim_request, competing_request, complete, database, patient_options};
 
 /// Operators come as they are; the gateway shows a certificate that names it.
-const HBA: &str = "host all postgres,migrator 127.0.0.1/32 trust\n\
+const HBA_LINES: &str = "host all postgres,migrator 127.0.0.1/32 trust\n\
                    hostssl all gateway 127.0.0.1/32 trust clientcert=verify-full\n";
 
 fn url(server: &Server, database: &str, folder: &Path) -> String {
@@ -25,19 +25,19 @@ fn url(server: &Server, database: &str, folder: &Path) -> String {
     format!("postgres://gateway@localhost:{}/{database}?sslmode=verify-full&pool=2&{files}", server.port())
 }
 
-fn put(folder: &Path, name: &str, from: &Path) {
+fn install_file(folder: &Path, name: &str, from: &Path) {
     replace(from, &folder.join(name));
 }
 
 /// Cuts the connections of the store, and waits until they are gone.
-fn cut(server: &Server) {
+fn cut_connections(server: &Server) {
     server.sql("postgres", "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = 'gateway'");
 }
 
 /// Until the store can be used.
-async fn again(store: &Postgres) {
+async fn wait_until_usable(store: &Postgres) {
     let began = Instant::now();
-    while let Err(error) = store.claim(&ask()).await {
+    while let Err(error) = store.claim(&claim_request()).await {
         assert!(began.elapsed() < Duration::from_secs(60), "{error}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -47,54 +47,56 @@ async fn again(store: &Postgres) {
 async fn they_are_taken_up_without_a_restart() {
     let (server, _) = Server::start_with_tls();
     let name = database(&server);
-    let (ours, next) = (Authority::new(), Authority::new());
+    let (ours, next) = (CertificateAuthority::new(), CertificateAuthority::new());
     let (of_gateway, next_of_gateway) = (ours.vouch("gateway"), next.vouch("gateway"));
-    server.renew(&ours.vouch("server"), &ours);
-    server.admit(HBA);
+    server.renew_certificate(&ours.vouch("server"), &ours);
+    server.set_hba(HBA_LINES);
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    put(at, "ca.pem", &ours.path());
-    put(at, "cert.pem", &of_gateway.cert);
-    put(at, "key.pem", &of_gateway.key);
-    let store = Postgres::open(&url(&server, &name, at), patient()).await.unwrap();
-    again(&store).await;
-    let asked = ask();
-    let lease = granted(&store, &asked).await;
-    assert_eq!(store.settle(&lease, &complete(b"before")).await.unwrap(), Held::Held);
+    install_file(at, "ca.pem", &ours.path());
+    install_file(at, "cert.pem", &of_gateway.cert);
+    install_file(at, "key.pem", &of_gateway.key);
+    let store = Postgres::open(&url(&server, &name, at), patient_options()).await.unwrap();
+    wait_until_usable(&store).await;
+    let asked = claim_request();
+    let lease = claim_granted(&store, &asked).await;
+    assert_eq!(store.settle(&lease, &complete(b"before")).await.unwrap(), SettleOutcome::Applied);
     let shown = format!(
         "SELECT DISTINCT s.client_dn FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) WHERE a.datname = '{name}' AND a.usename = 'gateway'"
     );
     assert_eq!(server.sql("postgres", &shown), "/CN=gateway");
 
     // One of a pair is there before the other: whoever connects meanwhile shows the old one.
-    put(at, "cert.pem", &next_of_gateway.cert);
-    cut(&server);
-    again(&store).await;
+    install_file(at, "cert.pem", &next_of_gateway.cert);
+    cut_connections(&server);
+    wait_until_usable(&store).await;
 
     // Everything else, on both sides, and every connection is cut. Until the server has the new ones, sessions with the
     // old ones may come back: they are cut as well.
-    server.renew(&next.vouch("server"), &next);
+    server.renew_certificate(&next.vouch("server"), &next);
     let began = Instant::now();
     loop {
-        cut(&server);
-        match store.claim(&ask()).await {
+        cut_connections(&server);
+        match store.claim(&claim_request()).await {
             Err(error) if error.to_string().contains("certificate") => break,
             _ => assert!(began.elapsed() < Duration::from_secs(60), "both sides still know each other"),
         }
     }
-    put(at, "ca.pem", &next.path());
-    put(at, "key.pem", &next_of_gateway.key);
-    again(&store).await;
-    assert!(matches!(store.claim(&rival(&asked)).await.unwrap(), Claim::Done(done) if done.record == b"before"[..]));
+    install_file(at, "ca.pem", &next.path());
+    install_file(at, "key.pem", &next_of_gateway.key);
+    wait_until_usable(&store).await;
+    assert!(
+        matches!(store.claim(&competing_request(&asked)).await.unwrap(), ClaimOutcome::Completed(done) if done.record == b"before"[..])
+    );
 
     // And it was not the server that had become careless.
     for shown in [&of_gateway, &next.vouch("somebody-else")] {
         let others = tempfile::tempdir().unwrap();
-        put(others.path(), "ca.pem", &next.path());
-        put(others.path(), "cert.pem", &shown.cert);
-        put(others.path(), "key.pem", &shown.key);
-        let refused = Postgres::open(&url(&server, &name, others.path()), Remote::default()).await.unwrap();
-        let error = refused.claim(&ask()).await.unwrap_err();
+        install_file(others.path(), "ca.pem", &next.path());
+        install_file(others.path(), "cert.pem", &shown.cert);
+        install_file(others.path(), "key.pem", &shown.key);
+        let refused = Postgres::open(&url(&server, &name, others.path()), RemoteOptions::default()).await.unwrap();
+        let error = refused.claim(&claim_request()).await.unwrap_err();
         assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Rejected), "{error}");
     }
 }
@@ -111,14 +113,14 @@ async fn a_file_that_is_gone_for_a_while_changes_nothing() {
         server.port(),
         file.display()
     );
-    let store = Postgres::open(&url, patient()).await.unwrap();
-    again(&store).await;
+    let store = Postgres::open(&url, patient_options()).await.unwrap();
+    wait_until_usable(&store).await;
     for content in [None, Some(""), Some("-----BEGIN CERTIFICATE-----\nAAAA\n")] {
         match content {
             None => std::fs::remove_file(&file).unwrap(),
             Some(content) => std::fs::write(&file, content).unwrap(),
         }
-        cut(&server);
-        again(&store).await;
+        cut_connections(&server);
+        wait_until_usable(&store).await;
     }
 }

@@ -7,34 +7,36 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use ibid::store::{Claim, ErrorKind, Held, Lease, Store, StoreError};
+use ibid::store::{ClaimOutcome, ErrorKind, Lease, SettleOutcome, Store, StoreError};
 use ibid_stores::{
-    Remote,
-    postgres::{Migrate, Postgres, migrate},
+    RemoteOptions,
+    postgres::{MigrateAction, Postgres, migrate},
 };
 use ibid_testkit::servers::postgres::Server;
 
-use super::kit::{ask, complete, database, granted, open, rival};
+use super::common::{claim_granted, claim_request, competing_request, complete, database, open};
 
-const PATIENCE: Duration = Duration::from_secs(40);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Asks again, with the same words, while that is allowed.
-async fn again<T, F: Future<Output = Result<T, StoreError>>>(mut call: impl FnMut() -> F) -> T {
+async fn retry_call<T, F: Future<Output = Result<T, StoreError>>>(mut call: impl FnMut() -> F) -> T {
     let began = Instant::now();
     loop {
         match call().await {
             Ok(answer) => return answer,
             Err(error) => {
                 let passes = matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous);
-                assert!(passes && began.elapsed() < PATIENCE, "{error}");
+                assert!(passes && began.elapsed() < RECOVERY_TIMEOUT, "{error}");
                 tokio::time::sleep(Duration::from_millis(30)).await;
             }
         }
     }
 }
 
-async fn impatient(url: &str) -> Postgres {
-    Postgres::open(url, Remote { timeout: Duration::from_millis(400), ..Remote::default() }).await.unwrap()
+async fn open_with_short_timeout(url: &str) -> Postgres {
+    Postgres::open(url, RemoteOptions { timeout: Duration::from_millis(400), ..RemoteOptions::default() })
+        .await
+        .unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -52,14 +54,14 @@ async fn sessions_that_are_killed_in_mid_call_lose_and_double_nothing() {
         let store = store.clone();
         tokio::spawn(async move {
             for _ in 0..12 {
-                let ask = ask();
-                let Claim::Granted(lease) = again(|| store.claim(&ask)).await else { panic!("it is ours") };
+                let ask = claim_request();
+                let ClaimOutcome::Granted(lease) = retry_call(|| store.claim(&ask)).await else { panic!("it is ours") };
                 assert_eq!(lease.attempt, 1, "a repeated claim is no second start");
                 let end = complete(b"once");
-                let held = again(|| store.settle(&lease, &end)).await;
-                assert_eq!(held, Held::Held);
-                let rival = rival(&ask);
-                assert!(matches!(again(|| store.claim(&rival)).await, Claim::Done(done) if done.fence == lease.fence));
+                let held = retry_call(|| store.settle(&lease, &end)).await;
+                assert_eq!(held, SettleOutcome::Applied);
+                let rival = competing_request(&ask);
+                assert!(matches!(retry_call(|| store.claim(&rival)).await, ClaimOutcome::Completed(done) if done.fence == lease.fence));
             }
         })
     }));
@@ -77,43 +79,45 @@ async fn sessions_that_are_killed_in_mid_call_lose_and_double_nothing() {
 async fn a_server_that_crashes_and_comes_back_is_used_again_and_knows_what_it_knew() {
     let server = Server::start();
     let name = database(&server);
-    let store = impatient(&server.url("gateway", &name)).await;
-    let (ask, other) = (ask(), ask());
-    let lease = again(|| store.claim(&ask)).await;
+    let store = open_with_short_timeout(&server.url("gateway", &name)).await;
+    let (ask, other) = (claim_request(), claim_request());
+    let lease = retry_call(|| store.claim(&ask)).await;
     server.kill();
     let failed = store.claim(&other).await.unwrap_err();
     assert!(matches!(failed.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{failed}");
     server.restart();
-    assert_eq!(again(|| store.claim(&ask)).await, lease, "committed before the crash");
-    assert!(matches!(again(|| store.claim(&other)).await, Claim::Granted(_)));
+    assert_eq!(retry_call(|| store.claim(&ask)).await, lease, "committed before the crash");
+    assert!(matches!(retry_call(|| store.claim(&other)).await, ClaimOutcome::Granted(_)));
 }
 
 #[tokio::test]
 async fn a_server_that_stalls_is_left_alone_and_its_lost_answers_are_found_by_their_token() {
     let server = Server::start();
     let name = database(&server);
-    let store = impatient(&server.url("gateway", &name)).await;
-    let first = ask();
-    let _ = again(|| store.claim(&first)).await;
+    let store = open_with_short_timeout(&server.url("gateway", &name)).await;
+    let first = claim_request();
+    let _ = retry_call(|| store.claim(&first)).await;
     server.pause();
-    let lost = ask();
+    let lost = claim_request();
     let failed = store.claim(&lost).await.unwrap_err();
     assert_eq!(failed.kind, ErrorKind::Ambiguous, "it was sent: {failed}");
     let failed = store.get(&lost.address).await.unwrap_err();
     assert_eq!(failed.kind, ErrorKind::NotApplied, "a reader changes nothing: {failed}");
     for _ in 0..8 {
-        let failed = store.claim(&ask()).await.unwrap_err();
+        let failed = store.claim(&claim_request()).await.unwrap_err();
         assert!(matches!(failed.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{failed}");
     }
     let began = Instant::now();
-    let failed = store.claim(&ask()).await.unwrap_err();
+    let failed = store.claim(&claim_request()).await.unwrap_err();
     assert_eq!(failed.kind, ErrorKind::NotApplied, "nothing is sent any more: {failed}");
     assert!(began.elapsed() < Duration::from_secs(10), "and nobody waits for long");
     server.resume();
-    let Claim::Granted(lease) = again(|| store.claim(&lost)).await else { panic!("it is ours, once") };
+    let ClaimOutcome::Granted(lease) = retry_call(|| store.claim(&lost)).await else { panic!("it is ours, once") };
     assert_eq!(lease.attempt, 1);
-    let rival = rival(&lost);
-    assert!(matches!(again(|| store.claim(&rival)).await, Claim::Busy(holder) if holder.fence == lease.fence));
+    let rival = competing_request(&lost);
+    assert!(
+        matches!(retry_call(|| store.claim(&rival)).await, ClaimOutcome::InProgress(holder) if holder.fence == lease.fence)
+    );
 }
 
 #[tokio::test]
@@ -121,15 +125,15 @@ async fn a_server_that_comes_later_is_checked_then() {
     let server = Server::start_with(&["synchronous_commit=off"]);
     let name = database(&server);
     server.stop();
-    let store = impatient(&server.url("gateway", &name)).await;
-    assert!(store.promise().wanting[0].contains("could not be checked"), "{:?}", store.promise());
-    let failed = store.claim(&ask()).await.unwrap_err();
+    let store = open_with_short_timeout(&server.url("gateway", &name)).await;
+    assert!(store.guarantees().warnings[0].contains("could not be checked"), "{:?}", store.guarantees());
+    let failed = store.claim(&claim_request()).await.unwrap_err();
     assert_eq!(failed.kind, ErrorKind::NotApplied, "{failed}");
     server.restart();
-    let first = ask();
-    let _ = again(|| store.claim(&first)).await;
-    let promise = store.promise();
-    assert!(promise.wanting.len() == 1 && promise.wanting[0].contains("synchronous_commit is off"), "{promise:?}");
+    let first = claim_request();
+    let _ = retry_call(|| store.claim(&first)).await;
+    let promise = store.guarantees();
+    assert!(promise.warnings.len() == 1 && promise.warnings[0].contains("synchronous_commit is off"), "{promise:?}");
     assert!(!promise.durable);
 }
 
@@ -138,17 +142,17 @@ async fn a_missing_schema_is_said_plainly_and_taken_up_once_it_is_there() {
     let server = Server::shared();
     let name = server.create_database();
     let store = open(&server.url("gateway", &name)).await;
-    let failed = store.claim(&ask()).await.unwrap_err();
+    let failed = store.claim(&claim_request()).await.unwrap_err();
     assert_eq!(failed.kind, ErrorKind::Rejected);
     assert!(failed.to_string().contains("run ibid migrate --store postgres://127.0.0.1"), "{failed}");
-    assert!(store.promise().wanting[0].contains("run ibid migrate"), "{:?}", store.promise());
-    migrate(&server.url("migrator", &name), Migrate::Up).await.unwrap();
+    assert!(store.guarantees().warnings[0].contains("run ibid migrate"), "{:?}", store.guarantees());
+    migrate(&server.url("migrator", &name), MigrateAction::Up).await.unwrap();
     let began = Instant::now();
-    while store.claim(&ask()).await.is_err() {
-        assert!(began.elapsed() < PATIENCE);
+    while store.claim(&claim_request()).await.is_err() {
+        assert!(began.elapsed() < RECOVERY_TIMEOUT);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(store.promise().wanting.is_empty(), "{:?}", store.promise());
+    assert!(store.guarantees().warnings.is_empty(), "{:?}", store.guarantees());
 }
 
 #[tokio::test]
@@ -157,22 +161,22 @@ async fn a_read_only_server_refuses_and_is_reported() {
     let name = database(server);
     server.sql("postgres", &format!("ALTER DATABASE {name} SET default_transaction_read_only = on"));
     let store = open(&server.url("gateway", &name)).await;
-    let failed = store.claim(&ask()).await.unwrap_err();
+    let failed = store.claim(&claim_request()).await.unwrap_err();
     assert_eq!(failed.kind, ErrorKind::Rejected, "{failed}");
-    assert!(store.promise().wanting[0].contains("default_transaction_read_only"), "{:?}", store.promise());
+    assert!(store.guarantees().warnings[0].contains("default_transaction_read_only"), "{:?}", store.guarantees());
 }
 
 #[tokio::test]
 async fn what_weakens_the_promise_is_reported() {
     let server = Server::start_with(&["fsync=off", "full_page_writes=off", "synchronous_commit=local"]);
     let name = database(&server);
-    let promise = open(&server.url("postgres", &name)).await.promise();
+    let promise = open(&server.url("postgres", &name)).await.guarantees();
     for what in ["fsync is off", "full_page_writes is off", "synchronous_commit is local", "superuser"] {
-        assert!(promise.wanting.iter().any(|wanting| wanting.contains(what)), "{what}: {promise:?}");
+        assert!(promise.warnings.iter().any(|wanting| wanting.contains(what)), "{what}: {promise:?}");
     }
     assert!(!promise.durable && promise.shared);
-    let promise = open(&Server::shared().url("gateway", &database(Server::shared()))).await.promise();
-    assert!(promise.durable && promise.wanting.is_empty(), "{promise:?}");
+    let promise = open(&Server::shared().url("gateway", &database(Server::shared()))).await.guarantees();
+    assert!(promise.durable && promise.warnings.is_empty(), "{promise:?}");
 }
 
 #[tokio::test]
@@ -180,24 +184,26 @@ async fn a_row_that_somebody_else_has_locked_fails_alone() {
     let server = Server::shared();
     let name = database(server);
     let (url, name) = (server.url("gateway", &name) + "?pool=1", name);
-    let store = Postgres::open(&url, Remote { timeout: Duration::from_secs(2), ..Remote::default() }).await.unwrap();
-    let lease = granted(&store, &ask()).await;
+    let store = Postgres::open(&url, RemoteOptions { timeout: Duration::from_secs(2), ..RemoteOptions::default() })
+        .await
+        .unwrap();
+    let lease = claim_granted(&store, &claim_request()).await;
     let lock = String::from("BEGIN; SELECT 1 FROM ibid.idempotency_keys FOR UPDATE; SELECT pg_sleep(6)");
     let url_name = name.clone();
     let locks = tokio::task::spawn_blocking(move || server.sql_as("postgres", &url_name, &lock));
     let locked = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%FOR UPDATE; SELECT pg_sleep%' AND wait_event = 'PgSleep'";
     let began = Instant::now();
     while server.sql(&name, locked) == "0" {
-        assert!(began.elapsed() < PATIENCE);
+        assert!(began.elapsed() < RECOVERY_TIMEOUT);
     }
-    let leases: Vec<Lease> = join_all((0..8).map(|_| async { granted(&store, &ask()).await })).await;
+    let leases: Vec<Lease> = join_all((0..8).map(|_| async { claim_granted(&store, &claim_request()).await })).await;
     let end = complete(b"done");
     let (stuck, others) =
         tokio::join!(store.settle(&lease, &end), join_all(leases.iter().map(|lease| store.settle(lease, &end))));
     assert_eq!(stuck.unwrap_err().kind, ErrorKind::NotApplied, "it was rolled back");
-    assert!(others.into_iter().all(|held| matches!(held, Ok(Held::Held))));
+    assert!(others.into_iter().all(|held| matches!(held, Ok(SettleOutcome::Applied))));
     locks.await.unwrap().unwrap();
-    assert_eq!(again(|| store.settle(&lease, &end)).await, Held::Held);
+    assert_eq!(retry_call(|| store.settle(&lease, &end)).await, SettleOutcome::Applied);
 }
 
 #[tokio::test]
@@ -214,21 +220,21 @@ async fn tls_is_used_and_certificates_are_verified_as_told() {
         at("localhost", &format!("verify-full&{root}")),
     ] {
         let store = open(&url).await;
-        granted(&store, &ask()).await;
+        claim_granted(&store, &claim_request()).await;
         let encrypted = format!(
             "SELECT bool_and(s.ssl) FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) WHERE a.datname = '{name}' AND a.usename = 'gateway'"
         );
         assert_eq!(server.sql("postgres", &encrypted), "t", "{url}");
     }
     for url in [at("127.0.0.1", &format!("verify-full&{root}")), at("localhost", "verify-full")] {
-        let store = Postgres::open(&url, Remote::default()).await;
+        let store = Postgres::open(&url, RemoteOptions::default()).await;
         // A machine without any trusted certificate says so at once.
         let Ok(store) = store else { continue };
-        let failed = store.claim(&ask()).await.unwrap_err();
+        let failed = store.claim(&claim_request()).await.unwrap_err();
         assert!(failed.kind == ErrorKind::NotApplied && failed.to_string().contains("certificate"), "{url}: {failed}");
     }
     let store = open(&at("127.0.0.1", "disable")).await;
-    granted(&store, &ask()).await;
+    claim_granted(&store, &claim_request()).await;
 }
 
 #[tokio::test]
@@ -243,10 +249,10 @@ async fn a_server_that_asks_is_shown_the_clients_certificate() {
     for (own, known) in [("", "f"), (shown.as_str(), "t")] {
         let url = format!("postgres://gateway@localhost:{}/{name}?sslmode=require&pool=1{own}", server.port());
         let store = open(&url).await;
-        granted(&store, &ask()).await;
+        claim_granted(&store, &claim_request()).await;
         assert_eq!(server.sql("postgres", &who), known, "{url}");
         drop(store);
-        until("the connections to end", || {
+        wait_until("the connections to end", || {
             server.sql("postgres", &format!("SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}'")) == "0"
         })
         .await;
@@ -256,12 +262,12 @@ async fn a_server_that_asks_is_shown_the_clients_certificate() {
         &format!("&sslcert={}&sslkey=/nowhere.key", certificate.display()),
     ] {
         let url = format!("postgres://gateway@localhost:{}/{name}?sslmode=require{wrong}", server.port());
-        let why = Postgres::open(&url, Remote::default()).await.unwrap_err();
+        let why = Postgres::open(&url, RemoteOptions::default()).await.unwrap_err();
         assert!(why.contains("/nowhere."), "{why}");
     }
 }
 
-async fn until(what: &str, is_so: impl Fn() -> bool) {
+async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..200 {
         if is_so() {
             return;

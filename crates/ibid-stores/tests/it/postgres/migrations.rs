@@ -1,12 +1,12 @@
 //! The schema: made once, removed whole, and never over what somebody else made.
 
-use ibid::store::{Ask, Claim, ErrorKind, Store, Tags};
-use ibid_stores::postgres::{Migrate, migrate, migrate_for};
+use ibid::store::{ClaimOutcome, ClaimRequest, ErrorKind, Store, Tags};
+use ibid_stores::postgres::{MigrateAction, migrate, migrate_with_rls_user};
 use ibid_testkit::servers::postgres::Server;
 
-use super::kit::{ask, database, granted, open, rival};
+use super::common::{claim_granted, claim_request, competing_request, database, open};
 
-const THINGS: &str = "SELECT (SELECT count(*) FROM pg_namespace WHERE nspname = 'ibid') \
+const SCHEMA_OBJECTS_SQL: &str = "SELECT (SELECT count(*) FROM pg_namespace WHERE nspname = 'ibid') \
     + (SELECT count(*) FROM pg_proc WHERE proname LIKE '%idempotency_keys%') \
     + (SELECT count(*) FROM pg_class WHERE relname LIKE '%idempotency_keys%')";
 
@@ -14,20 +14,20 @@ const THINGS: &str = "SELECT (SELECT count(*) FROM pg_namespace WHERE nspname = 
 async fn the_second_time_there_is_nothing_to_do() {
     let server = Server::shared();
     let url = server.url("migrator", &server.create_database());
-    let first = migrate(&url, Migrate::Up).await.unwrap();
+    let first = migrate(&url, MigrateAction::Up).await.unwrap();
     assert!(first.iter().any(|line| line == "applied 0001_tables"), "{first:?}");
-    let second = migrate(&url, Migrate::Up).await.unwrap();
+    let second = migrate(&url, MigrateAction::Up).await.unwrap();
     assert_eq!(second, ["the schema is of version 6: nothing to do"]);
-    assert_eq!(migrate(&url, Migrate::DryRun).await.unwrap(), [format!("-- {}", second[0])]);
+    assert_eq!(migrate(&url, MigrateAction::DryRun).await.unwrap(), [format!("-- {}", second[0])]);
 }
 
 #[tokio::test]
 async fn a_dry_run_says_what_it_would_do_and_changes_nothing() {
     let server = Server::shared();
     let name = server.create_database();
-    let would = migrate(&server.url("migrator", &name), Migrate::DryRun).await.unwrap();
+    let would = migrate(&server.url("migrator", &name), MigrateAction::DryRun).await.unwrap();
     assert!(would.iter().any(|sql| sql.contains("CREATE TABLE ibid.idempotency_keys")), "{would:?}");
-    assert_eq!(server.sql(&name, THINGS), "0");
+    assert_eq!(server.sql(&name, SCHEMA_OBJECTS_SQL), "0");
 }
 
 /// The file makes the roles, the schema, its comments and its grants, and is then known as a migration.
@@ -37,20 +37,29 @@ async fn what_a_dry_run_prints_is_a_file_that_psql_runs() {
     server.sql("postgres", "DROP ROLE gateway, auditor, ibid_service, ibid_admin");
     let name = server.create_database();
     let url = server.url("migrator", &name);
-    let file = migrate_for(&url, Migrate::DryRun, Some("current_setting('app.user', true)")).await.unwrap().join("\n");
-    assert_eq!(server.sql(&name, THINGS), "0");
+    let file = migrate_with_rls_user(&url, MigrateAction::DryRun, Some("current_setting('app.user', true)"))
+        .await
+        .unwrap()
+        .join("\n");
+    assert_eq!(server.sql(&name, SCHEMA_OBJECTS_SQL), "0");
     let sql = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(sql.path(), &file).unwrap();
     server.sql_file("migrator", &name, sql.path()).unwrap();
     let again = server.sql_file("migrator", &name, sql.path()).unwrap_err();
     assert!(again.contains("already exists"), "{again}");
-    assert_eq!(migrate(&url, Migrate::Up).await.unwrap(), ["the schema is of version 6: nothing to do"]);
+    assert_eq!(migrate(&url, MigrateAction::Up).await.unwrap(), ["the schema is of version 6: nothing to do"]);
     assert_eq!(server.sql(&name, "SELECT count(*) FROM pg_roles WHERE rolname IN ('ibid_service', 'ibid_admin')"), "2");
     server.sql("postgres", "CREATE ROLE gateway LOGIN IN ROLE ibid_service");
-    granted(&open(&server.url("gateway", &name)).await, &ask()).await;
+    claim_granted(&open(&server.url("gateway", &name)).await, &claim_request()).await;
     // What it makes is what a migration makes.
     let other = server.create_database();
-    migrate_for(&server.url("migrator", &other), Migrate::Up, Some("current_setting('app.user', true)")).await.unwrap();
+    migrate_with_rls_user(
+        &server.url("migrator", &other),
+        MigrateAction::Up,
+        Some("current_setting('app.user', true)"),
+    )
+    .await
+    .unwrap();
     let made = "SELECT string_agg(d, E'\\n' ORDER BY d) FROM (
         SELECT polname || pg_get_expr(polqual, polrelid) || polroles::regrole[]::text FROM pg_policy
         UNION ALL SELECT relname || coalesce(relacl::text, '') || coalesce(obj_description(oid, 'pg_class'), '')
@@ -74,14 +83,15 @@ async fn the_user_of_row_level_security_is_an_expression_of_ones_own() {
     let user = "550e8400-e29b-41d4-a716-446655440000";
     let store = open(&server.url("gateway", &name)).await;
     for of in [user, "somebody-else"] {
-        let ask = Ask { tags: Tags::new("acme", of, "POST /pay", "k"), ..Ask::clone(&ask()) };
-        granted(&store, &ask.into()).await;
+        let ask =
+            ClaimRequest { tags: Tags::new("acme", of, "POST /pay", "k"), ..ClaimRequest::clone(&claim_request()) };
+        claim_granted(&store, &ask.into()).await;
     }
-    let changed = migrate_for(&url, Migrate::Up, Some("auth.uid()")).await.unwrap();
+    let changed = migrate_with_rls_user(&url, MigrateAction::Up, Some("auth.uid()")).await.unwrap();
     assert_eq!(changed, ["users_own_idempotency_keys shows the rows of auth.uid()"]);
     for how in [None, Some("auth.uid()")] {
         assert_eq!(
-            migrate_for(&url, Migrate::Up, how).await.unwrap(),
+            migrate_with_rls_user(&url, MigrateAction::Up, how).await.unwrap(),
             ["the schema is of version 6: nothing to do"],
             "{how:?}"
         );
@@ -94,7 +104,7 @@ async fn the_user_of_row_level_security_is_an_expression_of_ones_own() {
     };
     assert_eq!(seen(user), user);
     assert_ne!(seen(""), user);
-    let why = migrate_for(&url, Migrate::Up, Some("no_such()")).await.unwrap_err();
+    let why = migrate_with_rls_user(&url, MigrateAction::Up, Some("no_such()")).await.unwrap_err();
     assert!(why.contains("store.rls_user") && why.contains("nothing was changed"), "{why}");
 }
 
@@ -103,15 +113,15 @@ async fn down_removes_all_and_up_brings_it_back_under_an_open_store() {
     let server = Server::shared();
     let name = database(server);
     let (store, url) = (open(&server.url("gateway", &name)).await, server.url("migrator", &name));
-    let ask = ask();
-    granted(&store, &ask).await;
-    migrate(&url, Migrate::Down).await.unwrap();
-    assert_eq!(server.sql(&name, THINGS), "0");
-    assert_eq!(migrate(&url, Migrate::Down).await.unwrap(), ["there is no schema ibid"]);
+    let ask = claim_request();
+    claim_granted(&store, &ask).await;
+    migrate(&url, MigrateAction::Down).await.unwrap();
+    assert_eq!(server.sql(&name, SCHEMA_OBJECTS_SQL), "0");
+    assert_eq!(migrate(&url, MigrateAction::Down).await.unwrap(), ["there is no schema ibid"]);
     let refused = store.claim(&ask).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Rejected, "{refused}");
-    migrate(&url, Migrate::Up).await.unwrap();
-    granted(&store, &rival(&ask)).await;
+    migrate(&url, MigrateAction::Up).await.unwrap();
+    claim_granted(&store, &competing_request(&ask)).await;
 }
 
 #[tokio::test]
@@ -120,7 +130,7 @@ async fn what_others_made_is_refused_and_left_alone() {
     for theirs in ["CREATE TABLE ibid.idempotency_keys (id int)", "CREATE TABLE ibid.migrations (version int)"] {
         let name = server.create_database();
         server.sql(&name, &format!("CREATE SCHEMA ibid AUTHORIZATION migrator; {theirs}"));
-        for how in [Migrate::Up, Migrate::DryRun, Migrate::Down] {
+        for how in [MigrateAction::Up, MigrateAction::DryRun, MigrateAction::Down] {
             let why = migrate(&server.url("migrator", &name), how).await.unwrap_err();
             assert!(why.contains("did not make") && why.contains("nothing was changed"), "{why}");
         }
@@ -135,15 +145,15 @@ async fn an_empty_schema_made_beforehand_is_welcome() {
     let server = Server::shared();
     let name = server.create_database();
     server.sql(&name, "CREATE SCHEMA ibid AUTHORIZATION migrator");
-    migrate(&server.url("migrator", &name), Migrate::Up).await.unwrap();
-    granted(&open(&server.url("gateway", &name)).await, &ask()).await;
+    migrate(&server.url("migrator", &name), MigrateAction::Up).await.unwrap();
+    claim_granted(&open(&server.url("gateway", &name)).await, &claim_request()).await;
 }
 
 #[tokio::test]
 async fn of_several_at_the_same_time_one_does_the_work() {
     let server = Server::shared();
     let url = server.url("migrator", &server.create_database());
-    let up = || migrate(&url, Migrate::Up);
+    let up = || migrate(&url, MigrateAction::Up);
     let (a, b, c) = tokio::join!(up(), up(), up());
     let worked = [a, b, c].map(|report| report.unwrap().len() > 1);
     assert_eq!(worked.iter().filter(|worked| **worked).count(), 1, "{worked:?}");
@@ -154,11 +164,14 @@ async fn a_later_schema_is_refused() {
     let server = Server::shared();
     let name = database(server);
     server.sql(&name, "INSERT INTO ibid.migrations (version, name) VALUES (99, 'later')");
-    for how in [Migrate::Up, Migrate::Down] {
+    for how in [MigrateAction::Up, MigrateAction::Down] {
         let why = migrate(&server.url("migrator", &name), how).await.unwrap_err();
         assert!(why.contains("version 99"), "{why}");
     }
-    assert!(matches!(open(&server.url("gateway", &name)).await.claim(&ask()).await, Ok(Claim::Granted(_))));
+    assert!(matches!(
+        open(&server.url("gateway", &name)).await.claim(&claim_request()).await,
+        Ok(ClaimOutcome::Granted(_))
+    ));
 }
 
 #[tokio::test]
@@ -167,20 +180,20 @@ async fn roles_are_made_where_that_is_allowed_and_asked_for_where_not() {
     server.sql("postgres", "DROP ROLE gateway, auditor, ibid_service, ibid_admin; CREATE ROLE modest LOGIN");
     let name = server.create_database();
     server.sql("postgres", &format!("GRANT CREATE ON DATABASE {name} TO modest"));
-    let report = migrate(&server.url("modest", &name), Migrate::Up).await.unwrap();
+    let report = migrate(&server.url("modest", &name), MigrateAction::Up).await.unwrap();
     assert!(report.iter().any(|line| line.contains("CREATE ROLE ibid_service")), "{report:?}");
-    granted(&open(&server.url("modest", &name)).await, &ask()).await;
+    claim_granted(&open(&server.url("modest", &name)).await, &claim_request()).await;
     // Somebody makes the roles; the next run takes them up.
     server.sql(
         "postgres",
         "CREATE ROLE ibid_service; CREATE ROLE ibid_admin; CREATE ROLE gateway LOGIN IN ROLE ibid_service",
     );
-    let report = migrate(&server.url("modest", &name), Migrate::Up).await.unwrap();
+    let report = migrate(&server.url("modest", &name), MigrateAction::Up).await.unwrap();
     assert!(report.iter().any(|line| line.contains("ibid_service")), "{report:?}");
-    granted(&open(&server.url("gateway", &name)).await, &ask()).await;
+    claim_granted(&open(&server.url("gateway", &name)).await, &claim_request()).await;
     let other = server.create_database();
     server.sql("postgres", &format!("DROP DATABASE {name} WITH (FORCE)"));
     server.sql("postgres", "DROP ROLE gateway, ibid_service, ibid_admin");
-    let report = migrate(&server.url("migrator", &other), Migrate::Up).await.unwrap();
+    let report = migrate(&server.url("migrator", &other), MigrateAction::Up).await.unwrap();
     assert!(report.iter().any(|line| line == "made the role ibid_service"), "{report:?}");
 }

@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use ibid::store::{Claim, Store};
+use ibid::store::{ClaimOutcome, Store};
 use ibid_testkit::servers::postgres::Server;
 use tokio::time::timeout;
 
-use super::kit::{ask, complete, database, granted, open, rival};
+use super::common::{claim_granted, claim_request, competing_request, complete, database, open};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -17,8 +17,8 @@ async fn a_waiter_at_another_gateway_wakes_and_finds_the_answer() {
     let name = database(server);
     let url = server.url("gateway", &name);
     let (here, there) = (open(&url).await, Arc::new(open(&url).await));
-    let ask = ask();
-    let lease = granted(&here, &ask).await;
+    let ask = claim_request();
+    let lease = claim_granted(&here, &ask).await;
     let waits = tokio::spawn({
         let (there, at, seen) = (there.clone(), ask.address, lease.fence);
         async move { there.wait(&at, seen, LIMIT).await }
@@ -35,7 +35,9 @@ async fn a_waiter_at_another_gateway_wakes_and_finds_the_answer() {
     assert!(!waits.is_finished(), "its holder still runs");
     let _ = here.settle(&lease, &complete(b"done")).await.unwrap();
     timeout(Duration::from_secs(20), waits).await.expect("it wakes").unwrap().unwrap();
-    assert!(matches!(there.claim(&rival(&ask)).await.unwrap(), Claim::Done(done) if done.record == "done"));
+    assert!(
+        matches!(there.claim(&competing_request(&ask)).await.unwrap(), ClaimOutcome::Completed(done) if done.record == "done")
+    );
     assert_eq!(server.sql(&name, marked), "0", "nobody waits any more");
 }
 
@@ -47,11 +49,11 @@ async fn a_thousand_waiters_hold_no_connections() {
     let store = open(&url).await;
     let mut leases = Vec::new();
     for _ in 0..50 {
-        leases.push(granted(&store, &ask()).await);
+        leases.push(claim_granted(&store, &claim_request()).await);
     }
     let waiters = join_all((0..1000).map(|nth| {
         let lease = &leases[nth % leases.len()];
-        store.wait(&lease.ask.address, lease.fence, LIMIT)
+        store.wait(&lease.request.address, lease.fence, LIMIT)
     }));
     let settles = async {
         tokio::time::sleep(Duration::from_millis(1500)).await;
@@ -71,9 +73,9 @@ async fn a_waiter_wakes_although_the_listening_connection_was_cut() {
     let server = Server::shared();
     let name = database(server);
     let store = Arc::new(open(&server.url("gateway", &name)).await);
-    let lease = granted(&*store, &ask()).await;
+    let lease = claim_granted(&*store, &claim_request()).await;
     let waits = tokio::spawn({
-        let (store, at, seen) = (store.clone(), lease.ask.address, lease.fence);
+        let (store, at, seen) = (store.clone(), lease.request.address, lease.fence);
         async move { store.wait(&at, seen, LIMIT).await }
     });
     let cut = format!(

@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
-use ibid::store::{Claim, ErrorKind, Store};
-use ibid_stores::{Remote, redis::Redis};
-use ibid_testkit::servers::redis::{Cluster, Server};
+use ibid::store::{ClaimOutcome, ErrorKind, Store};
+use ibid_stores::{RemoteOptions, redis::Redis};
+use ibid_testkit::servers::redis::{RedisCluster, Server};
 
-use super::{ask_in, done, finished, granted, open, remote, until};
+use super::{claim_and_complete, claim_granted, claim_request_in_bucket, expect_completed, open, remote, wait_for};
 
 /// The slot of a bucket, as the server says.
 fn slot(server: &Server, bucket: u8) -> usize {
@@ -20,33 +20,34 @@ fn slot(server: &Server, bucket: u8) -> usize {
 }
 
 /// A bucket that the nth primary owns.
-fn bucket_of(cluster: &Cluster, nth: usize) -> u8 {
+fn bucket_of(cluster: &RedisCluster, nth: usize) -> u8 {
     (0..=u8::MAX).find(|bucket| cluster.first_owner(slot(&cluster.primaries[0], *bucket)) == nth).unwrap()
 }
 
 #[tokio::test]
 async fn a_shard_that_fails_over_does_not_hold_up_the_others() {
-    others_go_on_while(Server::kill).await;
+    assert_other_shards_serve(Server::kill).await;
 }
 
 #[tokio::test]
 async fn a_node_that_is_silent_does_not_hold_up_the_others() {
-    others_go_on_while(Server::pause).await;
+    assert_other_shards_serve(Server::pause).await;
 }
 
-async fn others_go_on_while(happens: fn(&Server)) {
-    let cluster = Cluster::start();
-    let with = Remote { timeout: Duration::from_secs(1), wait_replicas: 1, ..remote() };
+async fn assert_other_shards_serve(happens: fn(&Server)) {
+    let cluster = RedisCluster::start();
+    let with = RemoteOptions { timeout: Duration::from_secs(1), wait_replicas: 1, ..remote() };
     let store = Arc::new(Redis::open(&cluster.url(), with).await.unwrap());
     let (hit, spared) = (bucket_of(&cluster, 1), bucket_of(&cluster, 2));
-    let kept = ask_in(hit);
-    let _ = until("replicas that acknowledge", async || match store.claim(&kept).await {
-        Ok(Claim::Granted(lease)) => store.settle(&lease, &super::complete(b"on both")).await.ok(),
-        Ok(_) => Some(ibid::store::Held::Held),
+    let kept = claim_request_in_bucket(hit);
+    let _ = wait_for("replicas that acknowledge", async || match store.claim(&kept).await {
+        Ok(ClaimOutcome::Granted(lease)) => store.settle(&lease, &super::complete(b"on both")).await.ok(),
+        Ok(_) => Some(ibid::store::SettleOutcome::Applied),
         Err(_) => None,
     })
     .await;
-    let _ = until("replicas of the other shard", async || store.claim(&ask_in(spared)).await.ok()).await;
+    let _ = wait_for("replicas of the other shard", async || store.claim(&claim_request_in_bucket(spared)).await.ok())
+        .await;
     happens(&cluster.primaries[1]);
     let over = Arc::new(AtomicBool::new(false));
     let others = tokio::spawn({
@@ -54,8 +55,8 @@ async fn others_go_on_while(happens: fn(&Server)) {
         async move {
             let mut claimed = 0;
             while !over.load(Relaxed) {
-                let claim = store.claim(&ask_in(spared)).await;
-                assert!(matches!(claim, Ok(Claim::Granted(_))), "another shard was held up: {claim:?}");
+                let claim = store.claim(&claim_request_in_bucket(spared)).await;
+                assert!(matches!(claim, Ok(ClaimOutcome::Granted(_))), "another shard was held up: {claim:?}");
                 claimed += 1;
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -63,9 +64,9 @@ async fn others_go_on_while(happens: fn(&Server)) {
         }
     });
     let mut failed = 0;
-    until("the shard to fail over", async || match store.get(&kept.address).await {
+    wait_for("the shard to fail over", async || match store.get(&kept.address).await {
         Ok(found) => {
-            assert!(matches!(found, Some(Claim::Done(_))), "a replicated answer was lost: {found:?}");
+            assert!(matches!(found, Some(ClaimOutcome::Completed(_))), "a replicated answer was lost: {found:?}");
             Some(())
         }
         Err(error) => {
@@ -83,21 +84,21 @@ async fn others_go_on_while(happens: fn(&Server)) {
 
 #[tokio::test]
 async fn a_slot_that_moves_is_followed_while_it_moves_and_afterwards() {
-    let cluster = Cluster::start();
+    let cluster = RedisCluster::start();
     let with = remote();
     let store = Redis::open(&cluster.url(), with.clone()).await.unwrap();
-    let replicated = Redis::open(&cluster.url(), Remote { wait_replicas: 1, ..with }).await.unwrap();
+    let replicated = Redis::open(&cluster.url(), RemoteOptions { wait_replicas: 1, ..with }).await.unwrap();
     let (from, to) = (&cluster.primaries[0], &cluster.primaries[1]);
     let bucket = bucket_of(&cluster, 0);
     let slot = slot(from, bucket).to_string();
-    let (running, kept) = (ask_in(bucket), ask_in(bucket));
-    let lease = granted(&store, &running).await;
-    finished(&store, &kept, b"moves along").await;
+    let (running, kept) = (claim_request_in_bucket(bucket), claim_request_in_bucket(bucket));
+    let lease = claim_granted(&store, &running).await;
+    claim_and_complete(&store, &kept, b"moves along").await;
 
     let (from_id, to_id) = (from.cli(&["CLUSTER", "MYID"]), to.cli(&["CLUSTER", "MYID"]));
     assert_eq!(to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]), "OK");
     assert_eq!(from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]), "OK");
-    assert_eq!(done(&store, &kept).await, &b"moves along"[..], "nothing has moved yet");
+    assert_eq!(expect_completed(&store, &kept).await, &b"moves along"[..], "nothing has moved yet");
 
     let keys = from.cli(&["CLUSTER", "GETKEYSINSLOT", &slot, "1000"]);
     let keys: Vec<&str> = keys.lines().collect();
@@ -107,39 +108,45 @@ async fn a_slot_that_moves_is_followed_while_it_moves_and_afterwards() {
     migrate.extend(&keys);
     assert_eq!(from.cli(&migrate), "OK");
     // The old node still owns the slot and has nothing of it: ASK.
-    assert_eq!(done(&store, &kept).await, &b"moves along"[..], "asked for where it is going to");
-    assert!(matches!(store.claim(&running).await.unwrap(), Claim::Granted(again) if again.fence == lease.fence));
+    assert_eq!(expect_completed(&store, &kept).await, &b"moves along"[..], "asked for where it is going to");
+    assert!(matches!(store.claim(&running).await.unwrap(), ClaimOutcome::Granted(again) if again.fence == lease.fence));
 
-    assert!(matches!(replicated.claim(&running).await.unwrap(), Claim::Granted(again) if again.fence == lease.fence));
+    assert!(
+        matches!(replicated.claim(&running).await.unwrap(), ClaimOutcome::Granted(again) if again.fence == lease.fence)
+    );
     for node in [to, from, &cluster.primaries[2]] {
         assert_eq!(node.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]), "OK");
     }
     // Now it belongs to the other: MOVED.
-    assert_eq!(store.settle(&lease, &super::complete(b"in its new place")).await.unwrap(), ibid::store::Held::Held);
-    assert_eq!(done(&store, &running).await, &b"in its new place"[..]);
-    granted(&store, &ask_in(bucket)).await;
+    assert_eq!(
+        store.settle(&lease, &super::complete(b"in its new place")).await.unwrap(),
+        ibid::store::SettleOutcome::Applied
+    );
+    assert_eq!(expect_completed(&store, &running).await, &b"in its new place"[..]);
+    claim_granted(&store, &claim_request_in_bucket(bucket)).await;
     assert_eq!(to.cli(&["CLUSTER", "COUNTKEYSINSLOT", &slot]), "5");
 }
 
 #[tokio::test]
 async fn a_new_claim_waits_for_a_slot_that_is_half_moved() {
-    let cluster = Cluster::start();
-    let with = Remote { timeout: Duration::from_millis(700), ..remote() };
+    let cluster = RedisCluster::start();
+    let with = RemoteOptions { timeout: Duration::from_millis(700), ..remote() };
     let hasty = Redis::open(&cluster.url(), with.clone()).await.unwrap();
-    let patient = Redis::open(&cluster.url(), Remote { timeout: Duration::from_secs(20), ..with }).await.unwrap();
+    let patient =
+        Redis::open(&cluster.url(), RemoteOptions { timeout: Duration::from_secs(20), ..with }).await.unwrap();
     let (from, to) = (&cluster.primaries[2], &cluster.primaries[0]);
     let bucket = bucket_of(&cluster, 2);
     let slot = slot(from, bucket).to_string();
-    let running = ask_in(bucket);
-    granted(&hasty, &running).await;
+    let running = claim_request_in_bucket(bucket);
+    claim_granted(&hasty, &running).await;
     let (from_id, to_id) = (from.cli(&["CLUSTER", "MYID"]), to.cli(&["CLUSTER", "MYID"]));
     assert_eq!(to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]), "OK");
     assert_eq!(from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]), "OK");
-    let fresh = ask_in(bucket);
+    let fresh = claim_request_in_bucket(bucket);
     let error = hasty.claim(&fresh).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotApplied, "{error}");
     assert!(error.to_string().contains("is being moved"), "{error}");
-    assert!(matches!(hasty.claim(&running).await.unwrap(), Claim::Granted(_)), "what is there is answered");
+    assert!(matches!(hasty.claim(&running).await.unwrap(), ClaimOutcome::Granted(_)), "what is there is answered");
     let finishes = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         let keys = from.cli(&["CLUSTER", "GETKEYSINSLOT", &slot, "1000"]);
@@ -152,17 +159,17 @@ async fn a_new_claim_waits_for_a_slot_that_is_half_moved() {
         }
     };
     let (claim, ()) = tokio::join!(patient.claim(&fresh), finishes);
-    let Ok(Claim::Granted(lease)) = claim else { panic!("{claim:?}") };
+    let Ok(ClaimOutcome::Granted(lease)) = claim else { panic!("{claim:?}") };
     assert_eq!(lease.attempt, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_go_on_through_a_real_reshard() {
-    let cluster = Cluster::start();
+    let cluster = RedisCluster::start();
     let store = Arc::new(open(&cluster.url()).await);
-    let asks: Vec<_> = (0..=u8::MAX).map(ask_in).collect();
+    let asks: Vec<_> = (0..=u8::MAX).map(claim_request_in_bucket).collect();
     for ask in &asks {
-        finished(&*store, ask, b"remembered").await;
+        claim_and_complete(&*store, ask, b"remembered").await;
     }
     let (from, to) = (cluster.primaries[0].cli(&["CLUSTER", "MYID"]), cluster.primaries[2].cli(&["CLUSTER", "MYID"]));
     let port = format!("127.0.0.1:{}", cluster.primaries[0].port());
@@ -177,8 +184,8 @@ async fn claims_go_on_through_a_real_reshard() {
             let mut rounds = 0;
             while !over.load(Relaxed) || rounds == 0 {
                 for ask in &asks {
-                    assert_eq!(done(&*store, ask).await, &b"remembered"[..]);
-                    granted(&*store, &ask_in(ask.address.0[0])).await;
+                    assert_eq!(expect_completed(&*store, ask).await, &b"remembered"[..]);
+                    claim_granted(&*store, &claim_request_in_bucket(ask.address.0[0])).await;
                 }
                 rounds += 1;
             }
@@ -189,6 +196,6 @@ async fn claims_go_on_through_a_real_reshard() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     asking.await.unwrap();
     for ask in &asks {
-        assert_eq!(done(&*store, ask).await, &b"remembered"[..]);
+        assert_eq!(expect_completed(&*store, ask).await, &b"remembered"[..]);
     }
 }

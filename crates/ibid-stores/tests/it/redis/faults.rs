@@ -6,28 +6,31 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use ibid::store::{Ask, Claim, End, ErrorKind, Held, Lease, Store, Token};
-use ibid_stores::{Remote, redis::Redis};
+use ibid::store::{ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Lease, SettleOutcome, Settlement, Store};
+use ibid_stores::{RemoteOptions, redis::Redis};
 use ibid_testkit::servers::redis::Server;
 
-use super::{ask, complete, done, finished, granted, open, remote, rival, until};
+use super::{
+    claim_and_complete, claim_granted, claim_request, competing_request, complete, expect_completed, open, remote,
+    wait_for,
+};
 
-async fn impatient(server: &Server, timeout: Duration) -> Redis {
-    Redis::open(&server.url(), Remote { timeout, ..remote() }).await.unwrap()
+async fn open_with_short_timeout(server: &Server, timeout: Duration) -> Redis {
+    Redis::open(&server.url(), RemoteOptions { timeout, ..remote() }).await.unwrap()
 }
 
 #[tokio::test]
 async fn a_server_that_forgot_its_scripts_is_told_them_again() {
     let server = Server::start();
     let store = open(&server.url()).await;
-    let ask = ask();
-    let lease = granted(&store, &ask).await;
+    let ask = claim_request();
+    let lease = claim_granted(&store, &ask).await;
     server.cli(&["SCRIPT", "FLUSH"]);
-    assert_eq!(store.settle(&lease, &complete(b"kept")).await.unwrap(), Held::Held);
+    assert_eq!(store.settle(&lease, &complete(b"kept")).await.unwrap(), SettleOutcome::Applied);
     server.cli(&["SCRIPT", "FLUSH"]);
-    assert_eq!(done(&store, &ask).await, &b"kept"[..]);
+    assert_eq!(expect_completed(&store, &ask).await, &b"kept"[..]);
     // In the midst of many.
-    let asks: Vec<_> = (0..200).map(|_| super::ask()).collect();
+    let asks: Vec<_> = (0..200).map(|_| super::claim_request()).collect();
     let claims = join_all(asks.iter().map(|ask| store.claim(ask)));
     let (claims, ()) = tokio::join!(claims, async {
         for _ in 0..5 {
@@ -35,37 +38,39 @@ async fn a_server_that_forgot_its_scripts_is_told_them_again() {
             tokio::task::yield_now().await;
         }
     });
-    assert!(claims.iter().all(|claim| matches!(claim, Ok(Claim::Granted(_)))));
+    assert!(claims.iter().all(|claim| matches!(claim, Ok(ClaimOutcome::Granted(_)))));
 }
 
 #[tokio::test]
 async fn what_was_answered_survives_a_crash_and_the_store_heals_by_itself() {
     let server = Server::start();
     let store = open(&server.url()).await;
-    let (kept, running) = (ask(), ask());
-    finished(&store, &kept, b"kept").await;
-    let lease = granted(&store, &running).await;
+    let (kept, running) = (claim_request(), claim_request());
+    claim_and_complete(&store, &kept, b"kept").await;
+    let lease = claim_granted(&store, &running).await;
     server.kill();
-    let error = store.claim(&ask()).await.unwrap_err();
+    let error = store.claim(&claim_request()).await.unwrap_err();
     assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{error}");
     // By now it is known that the connection is gone: nothing is sent any more.
-    let error = store.claim(&ask()).await.unwrap_err();
+    let error = store.claim(&claim_request()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotApplied, "{error}");
     server.restart();
-    until("the store to heal", async || store.get(&kept.address).await.ok()).await;
-    assert_eq!(done(&store, &kept).await, &b"kept"[..]);
-    let Claim::Granted(again) = store.claim(&running).await.unwrap() else { panic!("the same token, the same answer") };
+    wait_for("the store to heal", async || store.get(&kept.address).await.ok()).await;
+    assert_eq!(expect_completed(&store, &kept).await, &b"kept"[..]);
+    let ClaimOutcome::Granted(again) = store.claim(&running).await.unwrap() else {
+        panic!("the same token, the same answer")
+    };
     assert_eq!((again.fence, again.attempt), (lease.fence, lease.attempt));
-    assert_eq!(store.settle(&lease, &complete(b"after the crash")).await.unwrap(), Held::Held);
+    assert_eq!(store.settle(&lease, &complete(b"after the crash")).await.unwrap(), SettleOutcome::Applied);
 }
 
 #[tokio::test]
 async fn a_claim_that_was_under_way_when_the_server_died_is_ambiguous() {
     let server = Server::start();
     let store = Arc::new(open(&server.url()).await);
-    granted(&*store, &ask()).await;
+    claim_granted(&*store, &claim_request()).await;
     server.pause();
-    let (ask, asked) = (ask(), store.clone());
+    let (ask, asked) = (claim_request(), store.clone());
     let sent = ask.clone();
     let claim = tokio::spawn(async move { asked.claim(&sent).await });
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -73,16 +78,16 @@ async fn a_claim_that_was_under_way_when_the_server_died_is_ambiguous() {
     let error = claim.await.unwrap().unwrap_err();
     assert_eq!(error.kind, ErrorKind::Ambiguous, "it was sent: {error}");
     server.restart();
-    until("the store to heal", async || store.get(&ask.address).await.ok()).await;
-    granted(&*store, &ask).await;
+    wait_for("the store to heal", async || store.get(&ask.address).await.ok()).await;
+    claim_granted(&*store, &ask).await;
 }
 
 #[tokio::test]
 async fn a_frozen_server_costs_a_deadline_then_nothing_and_repeats_are_safe() {
     let server = Server::start();
-    let store = impatient(&server, Duration::from_millis(400)).await;
-    let ask = ask();
-    granted(&store, &super::ask()).await;
+    let store = open_with_short_timeout(&server, Duration::from_millis(400)).await;
+    let ask = claim_request();
+    claim_granted(&store, &super::claim_request()).await;
     server.pause();
     let mut kinds = Vec::new();
     let began = Instant::now();
@@ -95,7 +100,7 @@ async fn a_frozen_server_costs_a_deadline_then_nothing_and_repeats_are_safe() {
     let mut at_once = 0;
     for _ in 0..1000 {
         let asked = Instant::now();
-        let error = store.claim(&super::ask()).await.unwrap_err();
+        let error = store.claim(&super::claim_request()).await.unwrap_err();
         if error.kind == ErrorKind::NotApplied && asked.elapsed() < Duration::from_millis(400) {
             assert!(error.to_string().contains("left alone"), "{error}");
             at_once += 1;
@@ -104,66 +109,77 @@ async fn a_frozen_server_costs_a_deadline_then_nothing_and_repeats_are_safe() {
     }
     assert_eq!(at_once, 1, "an open breaker fails at once, saying that nothing was sent");
     server.resume();
-    until("the store to heal", async || store.get(&ask.address).await.ok()).await;
+    wait_for("the store to heal", async || store.get(&ask.address).await.ok()).await;
     // All copies that were under way have come by now: they are one claim.
-    let lease = granted(&store, &ask).await;
+    let lease = claim_granted(&store, &ask).await;
     assert_eq!(lease.attempt, 1);
-    assert!(matches!(store.claim(&rival(&ask)).await.unwrap(), Claim::Busy(busy) if busy.fence == lease.fence));
+    assert!(
+        matches!(store.claim(&competing_request(&ask)).await.unwrap(), ClaimOutcome::InProgress(busy) if busy.fence == lease.fence)
+    );
 }
 
 #[tokio::test]
 async fn a_server_that_is_not_there_yet_is_no_reason_not_to_start() {
     let server = Server::start();
     server.stop();
-    let store = impatient(&server, Duration::from_millis(500)).await;
-    let promise = store.promise();
-    assert!(!promise.durable && promise.wanting.len() == 1, "{promise:?}");
-    assert!(promise.wanting[0].contains("could not be checked"), "{promise:?}");
-    let error = store.claim(&ask()).await.unwrap_err();
+    let store = open_with_short_timeout(&server, Duration::from_millis(500)).await;
+    let promise = store.guarantees();
+    assert!(!promise.durable && promise.warnings.len() == 1, "{promise:?}");
+    assert!(promise.warnings[0].contains("could not be checked"), "{promise:?}");
+    let error = store.claim(&claim_request()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotApplied, "{error}");
     server.restart();
-    until("the checks to be made", async || store.promise().wanting.is_empty().then_some(())).await;
-    assert!(store.promise().durable);
-    let _ = until("a claim", async || store.claim(&ask()).await.ok()).await;
+    wait_for("the checks to be made", async || store.guarantees().warnings.is_empty().then_some(())).await;
+    assert!(store.guarantees().durable);
+    let _ = wait_for("a claim", async || store.claim(&claim_request()).await.ok()).await;
 }
 
 #[tokio::test]
 async fn a_full_server_refuses_claims_and_still_settles_those_that_run() {
     let server = Server::start();
     let store = open(&server.url()).await;
-    let (first, second, third) = (ask(), ask(), ask());
-    let runs = granted(&store, &first).await;
-    let released = granted(&store, &second).await;
-    let parked = granted(&store, &third).await;
+    let (first, second, third) = (claim_request(), claim_request(), claim_request());
+    let runs = claim_granted(&store, &first).await;
+    let released = claim_granted(&store, &second).await;
+    let parked = claim_granted(&store, &third).await;
     // Below what it uses already.
     server.cli(&["CONFIG", "SET", "maxmemory", "1mb"]);
-    let refused = ask();
+    let refused = claim_request();
     let error = store.claim(&refused).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Rejected, "{error}");
     assert!(error.to_string().contains("raise maxmemory"), "{error}");
-    assert_eq!(store.extend(&runs, super::LONG).await.unwrap(), Held::Held, "its lease must not lapse");
+    assert_eq!(
+        store.extend(&runs, super::LONG_LEASE).await.unwrap(),
+        SettleOutcome::Applied,
+        "its lease must not lapse"
+    );
     let waited = store.wait(&first.address, runs.fence, Duration::from_millis(1)).await;
     assert!(waited.is_ok(), "those who wait need no memory: {waited:?}");
-    let never_came = Lease::unseen(&Arc::new(Ask { token: Token::mint(), ..Ask::clone(&first) }));
-    assert!(matches!(store.settle(&never_came, &End::Release).await.unwrap(), Held::Lost(_)));
-    assert_eq!(store.settle(&runs, &complete(b"even so")).await.unwrap(), Held::Held);
-    assert_eq!(store.settle(&released, &End::Release).await.unwrap(), Held::Held);
-    let park = End::Park { keep: super::LONG, retry_in: Duration::ZERO };
-    assert_eq!(store.settle(&parked, &park).await.unwrap(), Held::Held);
-    assert_eq!(done(&store, &first).await, &b"even so"[..]);
+    let never_came =
+        Lease::unseen(&Arc::new(ClaimRequest { token: ClaimToken::mint(), ..ClaimRequest::clone(&first) }));
+    assert!(matches!(store.settle(&never_came, &Settlement::Release).await.unwrap(), SettleOutcome::ClaimLost(_)));
+    assert_eq!(store.settle(&runs, &complete(b"even so")).await.unwrap(), SettleOutcome::Applied);
+    assert_eq!(store.settle(&released, &Settlement::Release).await.unwrap(), SettleOutcome::Applied);
+    let park = Settlement::Park { ttl: super::LONG_LEASE, retry_in: Duration::ZERO };
+    assert_eq!(store.settle(&parked, &park).await.unwrap(), SettleOutcome::Applied);
+    assert_eq!(expect_completed(&store, &first).await, &b"even so"[..]);
     assert!(store.get(&refused.address).await.unwrap().is_none(), "a refused claim left nothing");
     server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
-    granted(&store, &refused).await;
+    claim_granted(&store, &refused).await;
 }
 
 #[tokio::test]
 async fn a_replica_is_not_claimed_on() {
     let primary = Server::start();
-    let replica = Server::configured(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
+    let replica = Server::start_with_config(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
     replica.until("it has caught up", || replica.info("master_link_status") == "up");
     let store = open(&replica.url()).await;
-    assert!(store.promise().wanting.iter().any(|wanting| wanting.contains("is a replica")), "{:?}", store.promise());
-    let error = store.claim(&ask()).await.unwrap_err();
+    assert!(
+        store.guarantees().warnings.iter().any(|wanting| wanting.contains("is a replica")),
+        "{:?}",
+        store.guarantees()
+    );
+    let error = store.claim(&claim_request()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotApplied, "{error}");
 }
 
@@ -173,14 +189,16 @@ async fn what_somebody_else_wrote_is_corrupt_and_never_answered_from() {
     let with = remote();
     let store = Redis::open(&server.url(), with.clone()).await.unwrap();
     let key = |at: &ibid::store::Address| format!("{}:{{{:02x}}}:{at}", with.prefix, at.0[0]);
-    let (foreign, torn, cut) = (ask(), ask(), ask());
+    let (foreign, torn, cut) = (claim_request(), claim_request(), claim_request());
     server.cli(&["SET", &key(&foreign.address), "something else"]);
-    finished(&store, &torn, b"record").await;
+    claim_and_complete(&store, &torn, b"record").await;
     server.cli(&["HSET", &key(&torn.address), "n", "1 2 soon"]);
-    finished(&store, &cut, b"record").await;
+    claim_and_complete(&store, &cut, b"record").await;
     server.cli(&["HDEL", &key(&cut.address), "r"]);
     for ask in [foreign, torn, cut] {
-        for error in [store.claim(&rival(&ask)).await.unwrap_err(), store.get(&ask.address).await.unwrap_err()] {
+        for error in
+            [store.claim(&competing_request(&ask)).await.unwrap_err(), store.get(&ask.address).await.unwrap_err()]
+        {
             assert_eq!(error.kind, ErrorKind::Corrupt, "{error}");
         }
     }
@@ -191,46 +209,46 @@ async fn a_clock_that_goes_back_does_not_bring_old_fences_back() {
     let server = Server::shared();
     let with = remote();
     let store = Redis::open(&server.url(), with.clone()).await.unwrap();
-    let ask = ask();
+    let ask = claim_request();
     let fences = format!("{}:{{{:02x}}}:fence", with.prefix, ask.address.0[0]);
     // As if the clock had been an hour ahead when the last fence was given.
-    let ahead = granted(&store, &ask).await.fence.0 + 3_600_000_000;
+    let ahead = claim_granted(&store, &ask).await.fence.0 + 3_600_000_000;
     server.cli(&["SET", &fences, &ahead.to_string()]);
-    let next = super::ask_in(ask.address.0[0]);
-    assert_eq!(granted(&store, &next).await.fence.0, ahead + 1);
+    let next = super::claim_request_in_bucket(ask.address.0[0]);
+    assert_eq!(claim_granted(&store, &next).await.fence.0, ahead + 1);
 }
 
 #[tokio::test]
 async fn a_generation_starts_with_nothing_and_the_former_is_still_there() {
     let with = remote();
     let store = Redis::open(&Server::shared().url(), with.clone()).await.unwrap();
-    let ask = ask();
-    let before = finished(&store, &ask, b"of the first").await;
+    let ask = claim_request();
+    let before = claim_and_complete(&store, &ask, b"of the first").await;
     store.set_generation(7);
     assert!(store.get(&ask.address).await.unwrap().is_none());
-    let lease = granted(&store, &rival(&ask)).await;
+    let lease = claim_granted(&store, &competing_request(&ask)).await;
     assert!(lease.fence > before.fence, "fences grow beyond a generation");
-    assert_eq!(store.operators().counts().await.unwrap().finished, 0);
+    assert_eq!(store.admin().counts().await.unwrap().finished, 0);
     // What is left of a former generation is swept by nobody: it goes by itself.
     let index = format!("{}:7:{{{:02x}}}:index", with.prefix, ask.address.0[0]);
     let lives: i64 = Server::shared().cli(&["PTTL", &index]).parse().unwrap();
-    assert!(lives > (ask.hold + ask.keep).as_millis() as i64 - 60_000, "{lives} ms");
+    assert!(lives > (ask.lease + ask.ttl).as_millis() as i64 - 60_000, "{lives} ms");
     store.set_generation(0);
-    assert_eq!(done(&store, &ask).await, &b"of the first"[..]);
+    assert_eq!(expect_completed(&store, &ask).await, &b"of the first"[..]);
 }
 
 #[tokio::test]
 async fn claim_settle_and_replay_are_one_round_trip_each() {
     let server = Server::start();
     let store = open(&server.url()).await;
-    let warm = ask();
-    finished(&store, &warm, b"the server knows the scripts now").await;
-    done(&store, &warm).await;
+    let warm = claim_request();
+    claim_and_complete(&store, &warm, b"the server knows the scripts now").await;
+    expect_completed(&store, &warm).await;
     server.cli(&["CONFIG", "RESETSTAT"]);
     for _ in 0..10 {
-        let ask = ask();
-        finished(&store, &ask, b"answer").await;
-        done(&store, &ask).await;
+        let ask = claim_request();
+        claim_and_complete(&store, &ask, b"answer").await;
+        expect_completed(&store, &ask).await;
     }
     let stats = server.cli(&["INFO", "commandstats"]);
     let calls = |name: &str| {

@@ -2,26 +2,27 @@
 
 use std::time::Duration;
 
-use ibid::store::{Claim, ErrorKind, Store};
-use ibid_stores::{Remote, redis::Redis};
-use ibid_testkit::servers::redis::{Sentinels, Server};
+use ibid::store::{ClaimOutcome, ErrorKind, Store};
+use ibid_stores::{RemoteOptions, redis::Redis};
+use ibid_testkit::servers::redis::{RedisSentinels, Server};
 
-use super::{ask, done, finished, granted, open, remote, until};
+use super::{claim_and_complete, claim_granted, claim_request, expect_completed, open, remote, wait_for};
 
 #[tokio::test]
 async fn the_next_primary_is_found_without_reopening() {
-    let all = Sentinels::start();
-    let store = Redis::open(&all.url(), Remote { timeout: Duration::from_secs(2), wait_replicas: 1, ..remote() })
-        .await
-        .unwrap();
-    let ask = ask();
-    finished(&store, &ask, b"on both").await;
+    let all = RedisSentinels::start();
+    let store =
+        Redis::open(&all.url(), RemoteOptions { timeout: Duration::from_secs(2), wait_replicas: 1, ..remote() })
+            .await
+            .unwrap();
+    let ask = claim_request();
+    claim_and_complete(&store, &ask, b"on both").await;
     all.primary.kill();
-    let error = store.claim(&super::ask()).await.unwrap_err();
+    let error = store.claim(&super::claim_request()).await.unwrap_err();
     assert!(matches!(error.kind, ErrorKind::NotApplied | ErrorKind::Ambiguous), "{error}");
-    until("the next primary", async || match store.get(&ask.address).await {
+    wait_for("the next primary", async || match store.get(&ask.address).await {
         Ok(found) => {
-            assert!(matches!(found, Some(Claim::Done(_))), "a replicated answer was lost: {found:?}");
+            assert!(matches!(found, Some(ClaimOutcome::Completed(_))), "a replicated answer was lost: {found:?}");
             Some(())
         }
         Err(error) => {
@@ -30,47 +31,47 @@ async fn the_next_primary_is_found_without_reopening() {
         }
     })
     .await;
-    assert_eq!(done_by_get(&store, &ask).await, &b"on both"[..]);
+    assert_eq!(expect_completed_by_get(&store, &ask).await, &b"on both"[..]);
     assert_eq!(all.replica.info("role"), "master");
 }
 
 #[tokio::test]
 async fn an_old_primary_that_still_answers_is_left_when_the_sentinels_say_so() {
-    let all = Sentinels::start();
+    let all = RedisSentinels::start();
     let store = open(&all.url()).await;
-    granted(&store, &ask()).await;
+    claim_granted(&store, &claim_request()).await;
     all.sentinels[0].cli(&["SENTINEL", "FAILOVER", "ibid-primary"]);
     all.replica.until("the replica is the primary", || all.replica.info("role") == "master");
     // The former primary may refuse for a while, or take claims that nobody will see: in the end they go to the other.
-    until("claims to go to the next primary", async || {
-        let _ = store.claim(&ask()).await;
+    wait_for("claims to go to the next primary", async || {
+        let _ = store.claim(&claim_request()).await;
         all.replica.cli(&["KEYS", "*"]).contains("fence").then_some(())
     })
     .await;
-    let _ = until("a claim that is granted", async || store.claim(&ask()).await.ok()).await;
-    let before: u64 = evals(&all.replica);
-    until("a claim at the next primary", async || {
-        let ask = ask();
+    let _ = wait_for("a claim that is granted", async || store.claim(&claim_request()).await.ok()).await;
+    let before: u64 = eval_calls(&all.replica);
+    wait_for("a claim at the next primary", async || {
+        let ask = claim_request();
         let _ = store.claim(&ask).await.ok()?;
-        (evals(&all.replica) > before).then_some(())
+        (eval_calls(&all.replica) > before).then_some(())
     })
     .await;
 }
 
 #[tokio::test]
 async fn fewer_replicas_than_asked_for_is_ambiguous_and_the_repeat_says_so_too() {
-    let primary = Server::configured(&["repl-diskless-sync-delay 0"]);
-    let replica = Server::configured(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
+    let primary = Server::start_with_config(&["repl-diskless-sync-delay 0"]);
+    let replica = Server::start_with_config(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
     replica.until("it has caught up", || replica.info("master_link_status") == "up");
-    let with = Remote { timeout: Duration::from_secs(1), wait_replicas: 1, ..remote() };
+    let with = RemoteOptions { timeout: Duration::from_secs(1), wait_replicas: 1, ..remote() };
     let store = Redis::open(&primary.url(), with.clone()).await.unwrap();
     // WAIT promises something for its own connection only: whoever asks again may do so on another.
     let other = Redis::open(&primary.url(), with).await.unwrap();
-    let kept = ask();
-    let _ = until("the replica to acknowledge", async || store.claim(&ask()).await.ok()).await;
-    finished(&store, &kept, b"on both").await;
+    let kept = claim_request();
+    let _ = wait_for("the replica to acknowledge", async || store.claim(&claim_request()).await.ok()).await;
+    claim_and_complete(&store, &kept, b"on both").await;
     replica.pause();
-    let (lost, running) = (ask(), ask());
+    let (lost, running) = (claim_request(), claim_request());
     let error = store.claim(&lost).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Ambiguous, "{error}");
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
@@ -78,15 +79,15 @@ async fn fewer_replicas_than_asked_for_is_ambiguous_and_the_repeat_says_so_too()
     let error = other.claim(&lost).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Ambiguous, "a repeated claim was answered without a replica: {error}");
     // What needs no replica is answered.
-    assert_eq!(done(&store, &kept).await, &b"on both"[..]);
+    assert_eq!(expect_completed(&store, &kept).await, &b"on both"[..]);
     replica.resume();
-    let lease = until("the replica to catch up", async || match store.claim(&lost).await {
-        Ok(Claim::Granted(lease)) => Some(lease),
+    let lease = wait_for("the replica to catch up", async || match store.claim(&lost).await {
+        Ok(ClaimOutcome::Granted(lease)) => Some(lease),
         _ => None,
     })
     .await;
     assert_eq!(lease.attempt, 1);
-    let lease = granted(&store, &running).await;
+    let lease = claim_granted(&store, &running).await;
     replica.pause();
     for store in [&store, &other] {
         let error = store.settle(&lease, &super::complete(b"not yet on both")).await.unwrap_err();
@@ -94,21 +95,22 @@ async fn fewer_replicas_than_asked_for_is_ambiguous_and_the_repeat_says_so_too()
     }
     replica.resume();
     let _ =
-        until("the completion to be there", async || store.settle(&lease, &super::complete(b"again")).await.ok()).await;
-    assert_eq!(done(&store, &running).await, &b"not yet on both"[..], "the first record stays");
+        wait_for("the completion to be there", async || store.settle(&lease, &super::complete(b"again")).await.ok())
+            .await;
+    assert_eq!(expect_completed(&store, &running).await, &b"not yet on both"[..], "the first record stays");
     // While replicas are waited for, other calls go on, on few connections.
     let connections = primary.cli(&["CLIENT", "LIST", "TYPE", "normal"]).lines().count();
     assert!(connections <= 40, "{connections} connections");
 }
 
-async fn done_by_get(store: &dyn Store, ask: &std::sync::Arc<ibid::store::Ask>) -> bytes::Bytes {
+async fn expect_completed_by_get(store: &dyn Store, ask: &std::sync::Arc<ibid::store::ClaimRequest>) -> bytes::Bytes {
     match store.get(&ask.address).await.unwrap() {
-        Some(Claim::Done(done)) => done.record,
+        Some(ClaimOutcome::Completed(done)) => done.record,
         other => panic!("{other:?}"),
     }
 }
 
-fn evals(server: &Server) -> u64 {
+fn eval_calls(server: &Server) -> u64 {
     let stats = server.cli(&["INFO", "commandstats"]);
     let count = |name: &str| {
         let line = stats.lines().find(|line| line.starts_with(name));

@@ -2,43 +2,49 @@
 
 use std::time::Duration;
 
-use ibid::store::{Claim, Cursor, ErrorKind, Filter, Held, State, Store};
+use ibid::store::{ClaimOutcome, EntryFilter, EntryState, ErrorKind, ListCursor, SettleOutcome, Store};
 use ibid_stores::{
-    Remote,
+    RemoteOptions,
     redis::{Redis, check},
 };
-use ibid_testkit::servers::redis::{Cluster, Options, Sentinels, Server};
+use ibid_testkit::servers::redis::{Options, RedisCluster, RedisSentinels, Server};
 
-use super::{ask, ask_in, complete, done, finished, granted, open, remote, until};
+use super::{
+    claim_and_complete, claim_granted, claim_request, claim_request_in_bucket, complete, expect_completed, open,
+    remote, wait_for,
+};
 
 /// The page that users read, from which the tests take what they check.
-const PAGE: &str = include_str!("../../../../../docs/redis.md");
+const REDIS_DOC_PAGE: &str = include_str!("../../../../../docs/redis.md");
 
 #[tokio::test]
 async fn nothing_is_wanting_on_a_server_that_is_set_up_well() {
-    let promise = open(&Server::shared().url()).await.promise();
-    assert_eq!((promise.durable, promise.shared, promise.wanting), (true, true, Vec::<String>::new()));
-    let promise = open(&Cluster::shared().url()).await.promise();
-    assert!(promise.durable && promise.wanting.iter().all(|wanting| wanting.contains("asynchronous")), "{promise:?}");
+    let promise = open(&Server::shared().url()).await.guarantees();
+    assert_eq!((promise.durable, promise.shared, promise.warnings), (true, true, Vec::<String>::new()));
+    let promise = open(&RedisCluster::shared().url()).await.guarantees();
+    assert!(promise.durable && promise.warnings.iter().all(|wanting| wanting.contains("asynchronous")), "{promise:?}");
 }
 
 #[tokio::test]
 async fn what_weakens_the_promise_is_said() {
-    let server = Server::configured(&["maxmemory 100mb", "maxmemory-policy allkeys-lru", "appendfsync everysec"]);
-    let promise = open(&server.url()).await.promise();
-    let [evicts, loses] = &promise.wanting[..] else { panic!("{promise:?}") };
+    let server =
+        Server::start_with_config(&["maxmemory 100mb", "maxmemory-policy allkeys-lru", "appendfsync everysec"]);
+    let promise = open(&server.url()).await.guarantees();
+    let [evicts, loses] = &promise.warnings[..] else { panic!("{promise:?}") };
     assert!(evicts.contains("allkeys-lru") && evicts.contains("noeviction"), "{evicts}");
     assert!(loses.contains("everysec") && loses.contains("two seconds"), "{loses}");
     assert!(promise.durable);
-    let server = Server::configured(&["appendonly no"]);
-    let promise = open(&server.url()).await.promise();
-    assert!(!promise.durable && promise.wanting[0].contains("appendonly is no"), "{promise:?}");
+    let server = Server::start_with_config(&["appendonly no"]);
+    let promise = open(&server.url()).await.guarantees();
+    assert!(!promise.durable && promise.warnings[0].contains("appendonly is no"), "{promise:?}");
 }
 
 /// The line of the page that sets up the user.
 fn documented_rules() -> Vec<&'static str> {
-    let line =
-        PAGE.lines().find(|line| line.starts_with("user ibid on >PASSWORD ")).expect("the page has the user's line");
+    let line = REDIS_DOC_PAGE
+        .lines()
+        .find(|line| line.starts_with("user ibid on >PASSWORD "))
+        .expect("the page has the user's line");
     line.strip_prefix("user ibid on >PASSWORD ").unwrap().split(' ').collect()
 }
 
@@ -50,15 +56,19 @@ async fn a_user_with_exactly_the_documented_rules_can_do_everything() {
     assert_eq!(server.cli(&set), "OK");
     server.cli(&["ACL", "SETUSER", "default", "off"]);
     let url = format!("redis://ibid:s3cret%2Fword@127.0.0.1:{}/0", server.port());
-    let store = Redis::open(&url, Remote { prefix: "idempotency".into(), ..remote() }).await.unwrap();
-    assert_eq!(store.promise().wanting, Vec::<String>::new());
-    let copies =
-        Remote { prefix: "idempotency".into(), copies: Some(Default::default()), wait_replicas: 0, ..remote() };
+    let store = Redis::open(&url, RemoteOptions { prefix: "idempotency".into(), ..remote() }).await.unwrap();
+    assert_eq!(store.guarantees().warnings, Vec::<String>::new());
+    let copies = RemoteOptions {
+        prefix: "idempotency".into(),
+        answer_cache: Some(Default::default()),
+        wait_replicas: 0,
+        ..remote()
+    };
     let _listens = Redis::open(&url, copies).await.unwrap();
 
-    let (first, second) = (ask(), ask());
-    let lease = granted(&store, &first).await;
-    assert_eq!(store.extend(&lease, super::LONG).await.unwrap(), Held::Held);
+    let (first, second) = (claim_request(), claim_request());
+    let lease = claim_granted(&store, &first).await;
+    assert_eq!(store.extend(&lease, super::LONG_LEASE).await.unwrap(), SettleOutcome::Applied);
     let waits = store.wait(&first.address, lease.fence, Duration::from_secs(60));
     let settles = async {
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -66,36 +76,40 @@ async fn a_user_with_exactly_the_documented_rules_can_do_everything() {
     };
     let (waited, settled) = tokio::join!(waits, settles);
     waited.unwrap();
-    assert_eq!(settled.unwrap(), Held::Held);
-    assert_eq!(done(&store, &first).await, &b"done"[..]);
-    let operators = store.operators();
+    assert_eq!(settled.unwrap(), SettleOutcome::Applied);
+    assert_eq!(expect_completed(&store, &first).await, &b"done"[..]);
+    let operators = store.admin();
     assert_eq!(operators.counts().await.unwrap().finished, 1);
-    for state in [None, Some(State::Done)] {
-        let filter = Filter { state, ..Filter::default() };
-        assert_eq!(operators.list(&filter, Cursor::default(), 10).await.unwrap().entries.len(), 1);
+    for state in [None, Some(EntryState::Done)] {
+        let filter = EntryFilter { state, ..EntryFilter::default() };
+        assert_eq!(operators.list(&filter, ListCursor::default(), 10).await.unwrap().entries.len(), 1);
     }
-    assert_eq!(operators.replace(&first.address, lease.fence, "again".into()).await.unwrap(), Held::Held);
-    assert_eq!(operators.forget(&first.address, lease.fence).await.unwrap(), Held::Held);
-    granted(&store, &second).await;
-    let filter = Filter { state: Some(State::Processing), ..Filter::default() };
-    assert_eq!(operators.list(&filter, Cursor::default(), 10).await.unwrap().entries.len(), 1);
+    assert_eq!(
+        operators.replace_record(&first.address, lease.fence, "again".into()).await.unwrap(),
+        SettleOutcome::Applied
+    );
+    assert_eq!(operators.forget(&first.address, lease.fence).await.unwrap(), SettleOutcome::Applied);
+    claim_granted(&store, &second).await;
+    let filter = EntryFilter { state: Some(EntryState::Processing), ..EntryFilter::default() };
+    assert_eq!(operators.list(&filter, ListCursor::default(), 10).await.unwrap().entries.len(), 1);
     assert_eq!(store.sweep(10).await.unwrap().removed, 0);
 
     // With replicas waited for, WAIT is used: nobody has it in time, and it is allowed.
-    let waits = Remote { prefix: "idempotency".into(), wait_replicas: 1, timeout: Duration::from_secs(2), ..remote() };
-    let error = Redis::open(&url, waits).await.unwrap().claim(&ask()).await.unwrap_err();
+    let waits =
+        RemoteOptions { prefix: "idempotency".into(), wait_replicas: 1, timeout: Duration::from_secs(2), ..remote() };
+    let error = Redis::open(&url, waits).await.unwrap().claim(&claim_request()).await.unwrap_err();
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
 
     // No more than it needs.
     let other = Redis::open(&url, remote()).await.unwrap();
-    let error = other.claim(&ask()).await.unwrap_err();
+    let error = other.claim(&claim_request()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Rejected, "another prefix is not its own: {error}");
     assert!(error.to_string().contains("docs/redis.md"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_rules_are_enough_on_a_cluster_and_behind_sentinels() {
-    let (cluster, sentinels) = (Cluster::shared(), Sentinels::shared());
+    let (cluster, sentinels) = (RedisCluster::shared(), RedisSentinels::shared());
     let user: String = remote().prefix;
     let mut set = vec!["ACL", "SETUSER", &user, "reset", "on", ">pw"];
     set.extend(documented_rules());
@@ -104,12 +118,16 @@ async fn the_documented_rules_are_enough_on_a_cluster_and_behind_sentinels() {
     }
     for url in [cluster.url(), sentinels.url()] {
         let url = url.replace("://", &format!("://{user}:pw@"));
-        let with =
-            Remote { prefix: "idempotency".into(), wait_replicas: 1, copies: Some(Default::default()), ..remote() };
+        let with = RemoteOptions {
+            prefix: "idempotency".into(),
+            wait_replicas: 1,
+            answer_cache: Some(Default::default()),
+            ..remote()
+        };
         let store = Redis::open(&url, with).await.unwrap();
         for bucket in [0x00, 0x55, 0xaa, 0xff] {
-            let ask = ask_in(bucket);
-            let lease = granted(&store, &ask).await;
+            let ask = claim_request_in_bucket(bucket);
+            let lease = claim_granted(&store, &ask).await;
             let end = complete(b"done");
             let (waited, settled) =
                 tokio::join!(store.wait(&ask.address, lease.fence, Duration::from_secs(60)), async {
@@ -117,11 +135,11 @@ async fn the_documented_rules_are_enough_on_a_cluster_and_behind_sentinels() {
                     store.settle(&lease, &end).await
                 });
             waited.unwrap();
-            assert_eq!(settled.unwrap(), Held::Held);
-            assert_eq!(store.operators().forget(&ask.address, lease.fence).await.unwrap(), Held::Held);
+            assert_eq!(settled.unwrap(), SettleOutcome::Applied);
+            assert_eq!(store.admin().forget(&ask.address, lease.fence).await.unwrap(), SettleOutcome::Applied);
         }
-        assert!(store.operators().counts().await.is_ok() && store.sweep(1).await.is_ok());
-        assert!(store.operators().list(&Filter::default(), Cursor::default(), 10).await.is_ok());
+        assert!(store.admin().counts().await.is_ok() && store.sweep(1).await.is_ok());
+        assert!(store.admin().list(&EntryFilter::default(), ListCursor::default(), 10).await.is_ok());
     }
     let denied = cluster.primaries.iter().chain([&sentinels.primary]).map(|server| {
         let log = server.cli(&["ACL", "LOG"]);
@@ -139,8 +157,8 @@ async fn half_the_rules_never_pass_for_a_refusal() {
     let set = [vec!["ACL", "SETUSER", "ibid", "reset", "on", ">pw"], rules].concat();
     assert_eq!(server.cli(&set), "OK");
     let url = format!("redis://ibid:pw@127.0.0.1:{}/0", server.port());
-    let store = Redis::open(&url, Remote { prefix: "idempotency".into(), ..remote() }).await.unwrap();
-    let error = store.claim(&ask()).await.unwrap_err();
+    let store = Redis::open(&url, RemoteOptions { prefix: "idempotency".into(), ..remote() }).await.unwrap();
+    let error = store.claim(&claim_request()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Ambiguous, "{error}");
     assert!(error.to_string().contains("docs/redis.md"), "{error}");
 }
@@ -152,41 +170,41 @@ async fn what_may_not_be_looked_up_is_said_to_be_unchecked() {
     let set = [vec!["ACL", "SETUSER", "ibid", "reset", "on", ">pw"], rules].concat();
     assert_eq!(server.cli(&set), "OK");
     let url = format!("redis://ibid:pw@127.0.0.1:{}/0", server.port());
-    let with = || Remote { prefix: "idempotency".into(), ..remote() };
+    let with = || RemoteOptions { prefix: "idempotency".into(), ..remote() };
     let store = Redis::open(&url, with()).await.unwrap();
-    let [unchecked] = &store.promise().wanting[..] else { panic!("{:?}", store.promise()) };
+    let [unchecked] = &store.guarantees().warnings[..] else { panic!("{:?}", store.guarantees()) };
     assert!(unchecked.contains("could not be checked"), "{unchecked}");
-    granted(&store, &ask()).await;
+    claim_granted(&store, &claim_request()).await;
 }
 
 #[tokio::test]
 async fn passwords_open_the_store_and_are_never_shown() {
-    let server = Server::with(Options { password: Some("hunter2".into()), ..Options::default() });
+    let server = Server::start_with(Options { password: Some("hunter2".into()), ..Options::default() });
     let store = open(&server.url()).await;
-    granted(&store, &ask()).await;
+    claim_granted(&store, &claim_request()).await;
     assert!(!format!("{store:?}").contains("hunter2"));
     let wrong = server.url().replace("hunter2", "hunter3");
     let store = open(&wrong).await;
-    let error = store.claim(&ask()).await.unwrap_err();
-    let shown = format!("{store:?} {error} {error:?} {:?}", store.promise());
+    let error = store.claim(&claim_request()).await.unwrap_err();
+    let shown = format!("{store:?} {error} {error:?} {:?}", store.guarantees());
     assert!(!shown.contains("hunter3") && shown.contains("login was refused"), "{shown}");
     let none = open(&format!("redis://127.0.0.1:{}", server.port())).await;
-    let error = none.claim(&ask()).await.unwrap_err();
+    let error = none.claim(&claim_request()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Rejected, "{error}");
 }
 
 #[tokio::test]
 async fn tls_is_spoken_and_the_server_is_verified() {
-    let server = Server::with(Options { tls: true, password: Some("pw".into()), ..Options::default() });
+    let server = Server::start_with(Options { tls: true, password: Some("pw".into()), ..Options::default() });
     let store = open(&server.url()).await;
-    let ask = ask();
-    finished(&store, &ask, b"sealed").await;
-    assert_eq!(done(&store, &ask).await, &b"sealed"[..]);
+    let ask = claim_request();
+    claim_and_complete(&store, &ask, b"sealed").await;
+    assert_eq!(expect_completed(&store, &ask).await, &b"sealed"[..]);
     // With a certificate of its own too.
     let (cert, key) = (server.file("cert.pem"), server.file("key.pem"));
     let own = format!("{}&cert={}&key={}", server.url(), cert.display(), key.display());
     server.cli(&["CONFIG", "SET", "tls-auth-clients", "yes"]);
-    granted(&open(&own).await, &super::ask()).await;
+    claim_granted(&open(&own).await, &super::claim_request()).await;
     server.cli(&[
         "--cert",
         cert.to_str().unwrap(),
@@ -198,9 +216,9 @@ async fn tls_is_spoken_and_the_server_is_verified() {
         "no",
     ]);
 
-    let other = Server::with(Options { tls: true, ..Options::default() });
+    let other = Server::start_with(Options { tls: true, ..Options::default() });
     let foreign = format!("rediss://:pw@127.0.0.1:{}/0?ca={}", server.port(), other.file("ca.pem").display());
-    let error = open(&foreign).await.claim(&super::ask()).await.unwrap_err();
+    let error = open(&foreign).await.claim(&super::claim_request()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotApplied, "{error}");
     assert!(error.to_string().contains("TLS"), "{error}");
     let error = Redis::open("rediss://127.0.0.1?ca=/nowhere.pem", remote()).await.unwrap_err();
@@ -210,22 +228,23 @@ async fn tls_is_spoken_and_the_server_is_verified() {
 #[tokio::test]
 async fn every_url_form_of_the_page_is_understood() {
     let forms: Vec<&str> =
-        PAGE.lines().filter_map(|line| line.trim().strip_prefix("url = \"")?.split('"').next()).collect();
+        REDIS_DOC_PAGE.lines().filter_map(|line| line.trim().strip_prefix("url = \"")?.split('"').next()).collect();
     assert!(forms.len() >= 6, "{forms:?}");
     for form in forms {
         check(form).unwrap_or_else(|why| panic!("{form}: {why}"));
     }
     assert!(check("redis://h:port").is_err());
-    let error = Redis::open("redis://127.0.0.1", Remote { prefix: "a{b}".into(), ..remote() }).await.unwrap_err();
+    let error =
+        Redis::open("redis://127.0.0.1", RemoteOptions { prefix: "a{b}".into(), ..remote() }).await.unwrap_err();
     assert!(error.contains("prefix"), "{error}");
 }
 
 #[tokio::test]
 async fn keys_are_laid_out_as_the_page_says_and_leave_when_their_time_is_over() {
     let server = Server::start();
-    let store = Redis::open(&server.url(), Remote { prefix: "idempotency".into(), ..remote() }).await.unwrap();
-    let ask = ask_in(0xa5);
-    let lease = granted(&store, &ask).await;
+    let store = Redis::open(&server.url(), RemoteOptions { prefix: "idempotency".into(), ..remote() }).await.unwrap();
+    let ask = claim_request_in_bucket(0xa5);
+    let lease = claim_granted(&store, &ask).await;
     let keys = server.cli(&["KEYS", "*"]);
     let mut keys: Vec<&str> = keys.lines().collect();
     keys.sort_unstable();
@@ -233,9 +252,9 @@ async fn keys_are_laid_out_as_the_page_says_and_leave_when_their_time_is_over() 
     assert_eq!(keys, [&entry[..], "idempotency:{a5}:fence", "idempotency:{a5}:index"]);
     let ttl = |key: &str| server.cli(&["PTTL", key]).parse::<i64>().unwrap();
     let in_flight = ttl(&entry);
-    let whole = (ask.hold + ask.keep).as_millis() as i64;
+    let whole = (ask.lease + ask.ttl).as_millis() as i64;
     assert!(in_flight <= whole + 2 && in_flight > whole - 120_000, "lease end + keep: {in_flight} of {whole} ms");
-    assert_eq!(store.settle(&lease, &ibid::store::End::Release).await.unwrap(), Held::Held);
+    assert_eq!(store.settle(&lease, &ibid::store::Settlement::Release).await.unwrap(), SettleOutcome::Applied);
     assert!(ttl(&entry) >= 60_000 - 5_000, "a spent token is remembered");
     assert_eq!(server.cli(&["EXISTS", "idempotency:{a5}:index"]), "0", "nothing is in flight");
     assert_eq!(ttl("idempotency:{a5}:fence"), -1, "fences stay");
@@ -246,11 +265,11 @@ async fn a_lapsed_claim_is_counted_by_one_sweep_only_and_one_sweeps_at_a_time() 
     let server = Server::start();
     let with = remote();
     let store = Redis::open(&server.url(), with.clone()).await.unwrap();
-    let short = ibid::store::Ask { hold: Duration::from_millis(20), ..(*ask()).clone() };
+    let short = ibid::store::ClaimRequest { lease: Duration::from_millis(20), ..(*claim_request()).clone() };
     let short = std::sync::Arc::new(short);
-    granted(&store, &short).await;
-    until("the lapse", async || {
-        matches!(store.get(&short.address).await.unwrap(), Some(Claim::Unknown(_))).then_some(())
+    claim_granted(&store, &short).await;
+    wait_for("the lapse", async || {
+        matches!(store.get(&short.address).await.unwrap(), Some(ClaimOutcome::OutcomeUnknown(_))).then_some(())
     })
     .await;
     let lock = format!("{}:{{00}}:sweeper", with.prefix);
@@ -260,5 +279,5 @@ async fn a_lapsed_claim_is_counted_by_one_sweep_only_and_one_sweeps_at_a_time() 
     assert_eq!(store.sweep(10).await.unwrap().lapsed, 1);
     assert_eq!(store.sweep(10).await.unwrap().lapsed, 0, "counted once");
     assert_eq!(server.cli(&["EXISTS", &lock]), "0", "the lock is given back");
-    assert_eq!(store.operators().counts().await.unwrap().unknown, 1);
+    assert_eq!(store.admin().counts().await.unwrap().unknown, 1);
 }

@@ -8,19 +8,19 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// How many closed connections are remembered one by one.
-const REMEMBERED: usize = 4096;
+const MAX_CLOSED_CONNECTIONS: usize = 4096;
 
 /// A direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ProxyDirection {
     ToServer = 0,
     ToClient = 1,
 }
 
 /// What holds at present for every connection.
 #[derive(Clone, Debug)]
-pub(super) struct Rules {
-    /// Whether anything passes, by [`Way`].
+pub(super) struct ProxyRules {
+    /// Whether anything passes, by [`ProxyDirection`].
     pub(super) open: [bool; 2],
     pub(super) delay: Duration,
     pub(super) slice: Option<usize>,
@@ -29,23 +29,23 @@ pub(super) struct Rules {
     pub(super) heals: u64,
 }
 
-impl Default for Rules {
+impl Default for ProxyRules {
     fn default() -> Self {
-        Rules { open: [true, true], delay: Duration::ZERO, slice: None, resets: 0, heals: 0 }
+        ProxyRules { open: [true, true], delay: Duration::ZERO, slice: None, resets: 0, heals: 0 }
     }
 }
 
 /// What takes a lost answer's place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Lost {
+pub(super) enum AnswerLoss {
     #[default]
-    InSilence,
-    WithReset,
+    Dropped,
+    Reset,
 }
 
 /// What went through a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ProxyCounts {
     /// How many connections were ever accepted.
     pub connections: usize,
     /// How many are open now.
@@ -61,10 +61,10 @@ pub struct Counts {
     pub round_trips: u64,
 }
 
-/// What went through one connection; see [`Counts`].
+/// What went through one connection; see [`ProxyCounts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "as in `Counts`")]
-pub struct Traffic {
+pub struct ConnectionTraffic {
     pub open: bool,
     pub bytes_to_server: u64,
     pub bytes_to_client: u64,
@@ -72,88 +72,92 @@ pub struct Traffic {
 }
 
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(super) struct ProxyState {
     pub(super) server: Mutex<SocketAddr>,
-    pub(super) rules: watch::Sender<Rules>,
-    book: Mutex<Book>,
+    pub(super) rules: watch::Sender<ProxyRules>,
+    ledger: Mutex<ProxyLedger>,
 }
 
 #[derive(Debug, Default)]
-struct Book {
-    counts: Counts,
-    connections: VecDeque<Arc<Mutex<Connection>>>,
-    to_lose: usize,
-    how: Lost,
+struct ProxyLedger {
+    counts: ProxyCounts,
+    connections: VecDeque<Arc<Mutex<ProxiedConnection>>>,
+    answers_to_lose: usize,
+    loss: AnswerLoss,
     /// Grows with every order to lose answers: only requests delivered after the order have theirs lost.
-    order: u64,
+    loss_order: u64,
 }
 
 #[derive(Debug, Default)]
-struct Connection {
-    traffic: Traffic,
+struct ProxiedConnection {
+    traffic: ConnectionTraffic,
     /// Whether the last bytes went to the server, and under which order.
-    asked: Option<u64>,
-    /// `Rules::resets` when it was opened.
-    born: u64,
-    /// `Rules::heals` when its first answer was swallowed.
-    silent_since: Option<u64>,
+    awaiting_answer: Option<u64>,
+    /// `ProxyRules::resets` when it was opened.
+    resets_when_opened: u64,
+    /// `ProxyRules::heals` when its first answer was swallowed.
+    heals_when_dropped: Option<u64>,
 }
 
-impl Connection {
-    fn is_reset_by(&self, rules: &Rules) -> bool {
-        self.born != rules.resets || self.silent_since.is_some_and(|since| since != rules.heals)
+impl ProxiedConnection {
+    fn is_reset_by(&self, rules: &ProxyRules) -> bool {
+        self.resets_when_opened != rules.resets || self.heals_when_dropped.is_some_and(|since| since != rules.heals)
     }
 }
 
 /// What is to be done with bytes on their way to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum DeliveryAction {
     Deliver,
-    Swallow,
+    Drop,
     Reset,
 }
 
-impl Wire {
-    pub(super) fn new(server: SocketAddr) -> Wire {
-        Wire { server: Mutex::new(server), rules: watch::Sender::default(), book: Mutex::default() }
+impl ProxyState {
+    pub(super) fn new(server: SocketAddr) -> ProxyState {
+        ProxyState { server: Mutex::new(server), rules: watch::Sender::default(), ledger: Mutex::default() }
     }
 
-    pub(super) fn lose_answers(&self, n: usize, how: Lost) {
-        let mut book = self.book.lock();
-        (book.to_lose, book.how) = (n, how);
-        book.order += 1;
+    pub(super) fn lose_answers(&self, n: usize, how: AnswerLoss) {
+        let mut book = self.ledger.lock();
+        (book.answers_to_lose, book.loss) = (n, how);
+        book.loss_order += 1;
     }
 
     pub(super) fn answers_to_lose(&self) -> usize {
-        self.book.lock().to_lose
+        self.ledger.lock().answers_to_lose
     }
 
-    pub(super) fn counts(&self) -> Counts {
-        self.book.lock().counts
+    pub(super) fn counts(&self) -> ProxyCounts {
+        self.ledger.lock().counts
     }
 
-    pub(super) fn traffic(&self) -> Vec<Traffic> {
-        self.book.lock().connections.iter().map(|connection| connection.lock().traffic).collect()
+    pub(super) fn traffic(&self) -> Vec<ConnectionTraffic> {
+        self.ledger.lock().connections.iter().map(|connection| connection.lock().traffic).collect()
     }
 
     /// Whether a connection is open that the present rules reset.
-    pub(super) fn has_to_reset(&self) -> bool {
-        let (book, rules) = (self.book.lock(), self.rules.borrow());
+    pub(super) fn has_connection_to_reset(&self) -> bool {
+        let (book, rules) = (self.ledger.lock(), self.rules.borrow());
         let mut connections = book.connections.iter().map(|connection| connection.lock());
         connections.any(|connection| connection.traffic.open && connection.is_reset_by(&rules))
     }
 
-    pub(super) fn opened(self: &Arc<Self>) -> Open {
+    pub(super) fn open_connection(self: &Arc<Self>) -> OpenProxyConnection {
         let born = self.rules.borrow().resets;
-        let traffic = Traffic { open: true, ..Traffic::default() };
-        let connection = Arc::new(Mutex::new(Connection { traffic, born, ..Connection::default() }));
-        let mut book = self.book.lock();
+        let traffic = ConnectionTraffic { open: true, ..ConnectionTraffic::default() };
+        let connection = Arc::new(Mutex::new(ProxiedConnection {
+            traffic,
+            resets_when_opened: born,
+            ..ProxiedConnection::default()
+        }));
+        let mut book = self.ledger.lock();
         book.counts.connections += 1;
         book.counts.open += 1;
         book.counts.most_open = book.counts.most_open.max(book.counts.open);
-        if book.connections.len() >= REMEMBERED + book.counts.open {
+        if book.connections.len() >= MAX_CLOSED_CONNECTIONS + book.counts.open {
             book.connections.retain({
-                let mut excess = REMEMBERED / 2;
+                let mut excess = MAX_CLOSED_CONNECTIONS / 2;
                 move |connection| {
                     let forget = excess > 0 && !connection.lock().traffic.open;
                     excess -= usize::from(forget);
@@ -162,55 +166,55 @@ impl Wire {
             });
         }
         book.connections.push_back(Arc::clone(&connection));
-        Open { wire: Arc::clone(self), connection }
+        OpenProxyConnection { state: Arc::clone(self), connection }
     }
 }
 
 /// An open connection; it counts as open until this is dropped.
 #[derive(Debug)]
-pub(super) struct Open {
-    pub(super) wire: Arc<Wire>,
-    connection: Arc<Mutex<Connection>>,
+pub(super) struct OpenProxyConnection {
+    pub(super) state: Arc<ProxyState>,
+    connection: Arc<Mutex<ProxiedConnection>>,
 }
 
-impl Open {
-    pub(super) fn is_reset_by(&self, rules: &Rules) -> bool {
+impl OpenProxyConnection {
+    pub(super) fn is_reset_by(&self, rules: &ProxyRules) -> bool {
         self.connection.lock().is_reset_by(rules)
     }
 
     /// Bytes are about to go to the client.
-    pub(super) fn answering(&self) -> Fate {
-        let mut book = self.wire.book.lock();
+    pub(super) fn next_delivery(&self) -> DeliveryAction {
+        let mut book = self.state.ledger.lock();
         let mut connection = self.connection.lock();
-        let answers = connection.asked.take();
+        let answers = connection.awaiting_answer.take();
         if answers.is_some() {
             connection.traffic.round_trips += 1;
             book.counts.round_trips += 1;
         }
-        if book.to_lose > 0 && answers == Some(book.order) {
-            book.to_lose -= 1;
-            if book.how == Lost::WithReset {
-                return Fate::Reset;
+        if book.answers_to_lose > 0 && answers == Some(book.loss_order) {
+            book.answers_to_lose -= 1;
+            if book.loss == AnswerLoss::Reset {
+                return DeliveryAction::Reset;
             }
-            let heals = self.wire.rules.borrow().heals;
-            connection.silent_since.get_or_insert(heals);
+            let heals = self.state.rules.borrow().heals;
+            connection.heals_when_dropped.get_or_insert(heals);
         }
-        if connection.silent_since.is_some() { Fate::Swallow } else { Fate::Deliver }
+        if connection.heals_when_dropped.is_some() { DeliveryAction::Drop } else { DeliveryAction::Deliver }
     }
 
     /// Sends, and counts what was sent before anybody can look: who has received it finds it counted.
-    pub(super) fn deliver(&self, way: Way, send: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
-        let mut book = self.wire.book.lock();
+    pub(super) fn deliver(&self, way: ProxyDirection, send: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
+        let mut book = self.state.ledger.lock();
         let mut connection = self.connection.lock();
         let sent = send()?;
         let bytes = sent as u64;
         match way {
-            Way::ToServer => {
+            ProxyDirection::ToServer => {
                 book.counts.bytes_to_server += bytes;
                 connection.traffic.bytes_to_server += bytes;
-                connection.asked = Some(book.order);
+                connection.awaiting_answer = Some(book.loss_order);
             }
-            Way::ToClient => {
+            ProxyDirection::ToClient => {
                 book.counts.bytes_to_client += bytes;
                 connection.traffic.bytes_to_client += bytes;
             }
@@ -219,9 +223,9 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenProxyConnection {
     fn drop(&mut self) {
-        self.wire.book.lock().counts.open -= 1;
+        self.state.ledger.lock().counts.open -= 1;
         self.connection.lock().traffic.open = false;
     }
 }

@@ -8,14 +8,14 @@ const NODE_TIMEOUT_MS: u32 = 3000;
 
 /// Three primaries, each with a replica. A shard that is down does not stop the others.
 #[derive(Debug)]
-pub struct Cluster {
+pub struct RedisCluster {
     /// Those that are primaries at first, by slots.
     pub primaries: Vec<Server>,
     /// Those that are replicas at first, in the order of their primaries.
     pub replicas: Vec<Server>,
 }
 
-impl Cluster {
+impl RedisCluster {
     /// Returns once all slots are served and all replicas have caught up.
     ///
     /// # Panics
@@ -29,7 +29,7 @@ impl Cluster {
             "repl-diskless-sync-delay 0",
             &timeout,
         ];
-        let mut nodes: Vec<Server> = (0..PRIMARIES * 2).map(|_| Server::configured(&config)).collect();
+        let mut nodes: Vec<Server> = (0..PRIMARIES * 2).map(|_| Server::start_with_config(&config)).collect();
         for (nth, node) in nodes.iter().enumerate() {
             node.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(nth + 1).to_string()]);
             let (first, last) = (nth * 16_384 / PRIMARIES, (nth + 1) * 16_384 / PRIMARIES - 1);
@@ -64,7 +64,7 @@ impl Cluster {
 
     /// One for all tests of this process. Not for tests that make it fail over.
     pub fn shared() -> &'static Self {
-        static SHARED: OnceLock<Cluster> = OnceLock::new();
+        static SHARED: OnceLock<RedisCluster> = OnceLock::new();
         SHARED.get_or_init(Self::start)
     }
 

@@ -12,18 +12,18 @@
 //! Example: `{"b":[1,2],"a":0}` is an object of the two nodes `"a"` (text `0`)
 //! and `"b"` (text `[1,2]`).
 
-use super::pointer::{Pointer, Step};
+use super::pointer::{JsonPointer, PointerStep};
 
 /// A range: of text, see [`Document::bytes`], or of [`Document::nodes`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
+pub(super) struct JsonSpan {
     pub(super) start: u32,
     pub(super) end: u32,
 }
 
 /// What a [`Value`] is, and so what its span is a range of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum JsonKind {
     /// Canonical text; of a scalar, or of anything that was canonical already.
     Text,
     /// The nodes of the members, sorted.
@@ -38,64 +38,64 @@ pub(super) enum Kind {
 /// and a word stays in a register: passing them through memory in pieces made
 /// reading slower by about a third.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Value(u64);
+pub(super) struct JsonValue(u64);
 
-impl Value {
-    pub(super) const DROPPED: Value = Value::new(Kind::Dropped, Span { start: 0, end: 0 });
+impl JsonValue {
+    pub(super) const DROPPED: JsonValue = JsonValue::new(JsonKind::Dropped, JsonSpan { start: 0, end: 0 });
 
     #[inline(always)]
-    pub(super) const fn new(kind: Kind, span: Span) -> Self {
-        Value((kind as u64) << 62 | (span.start as u64) << 31 | span.end as u64)
+    pub(super) const fn new(kind: JsonKind, span: JsonSpan) -> Self {
+        JsonValue((kind as u64) << 62 | (span.start as u64) << 31 | span.end as u64)
     }
 
     #[inline(always)]
-    pub(super) fn kind(self) -> Kind {
+    pub(super) fn kind(self) -> JsonKind {
         match self.0 >> 62 {
-            0 => Kind::Text,
-            1 => Kind::Object,
-            2 => Kind::Array,
-            _ => Kind::Dropped,
+            0 => JsonKind::Text,
+            1 => JsonKind::Object,
+            2 => JsonKind::Array,
+            _ => JsonKind::Dropped,
         }
     }
 
     #[inline(always)]
-    pub(super) fn span(self) -> Span {
+    pub(super) fn span(self) -> JsonSpan {
         const LOW: u64 = u64::MAX >> 33;
-        Span { start: (self.0 >> 31 & LOW) as u32, end: (self.0 & LOW) as u32 }
+        JsonSpan { start: (self.0 >> 31 & LOW) as u32, end: (self.0 & LOW) as u32 }
     }
 }
 
 /// A member of an object, or an element of an array (which has no name).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Node {
+pub(super) struct JsonNode {
     /// The first bytes of the name: enough to sort most members without a look
     /// at their text.
     pub(super) prefix: u64,
     /// The text of the name with its quotes.
-    pub(super) name: Span,
-    pub(super) value: Value,
+    pub(super) name: JsonSpan,
+    pub(super) value: JsonValue,
 }
 
 /// A document that was read.
 #[derive(Debug)]
-pub(super) struct Document<'a> {
+pub(super) struct JsonDocument<'a> {
     pub(super) source: &'a str,
     /// Strings whose spelling had to change. Spans count on from the end of the
     /// source into this.
     pub(super) rewritten: Vec<u8>,
-    pub(super) nodes: Vec<Node>,
-    pub(super) root: Value,
+    pub(super) nodes: Vec<JsonNode>,
+    pub(super) root: JsonValue,
 }
 
-impl Document<'_> {
+impl JsonDocument<'_> {
     /// The text of a span.
-    pub(super) fn bytes(&self, span: Span) -> &[u8] {
+    pub(super) fn bytes(&self, span: JsonSpan) -> &[u8] {
         bytes(self.source.as_bytes(), &self.rewritten, span)
     }
 
     /// The text of a span, and whatever happens to follow it.
     #[inline]
-    pub(super) fn bytes_from(&self, span: Span) -> &[u8] {
+    pub(super) fn bytes_from(&self, span: JsonSpan) -> &[u8] {
         match (span.start as usize).checked_sub(self.source.len()) {
             None => &self.source.as_bytes()[span.start as usize..],
             Some(start) => &self.rewritten[start..],
@@ -104,37 +104,37 @@ impl Document<'_> {
 
     /// The number of the node at a pointer, if there is something. For a
     /// document with every node only.
-    pub(super) fn locate(&self, at: &Pointer) -> Option<usize> {
+    pub(super) fn find_node(&self, at: &JsonPointer) -> Option<usize> {
         let mut value = self.root;
         let mut found = None;
         for step in &at.steps {
-            let node = self.step(value, step)?;
+            let node = self.find_child(value, step)?;
             value = self.nodes[node].value;
             found = Some(node);
         }
         found
     }
 
-    fn step(&self, from: Value, step: &Step) -> Option<usize> {
+    fn find_child(&self, from: JsonValue, step: &PointerStep) -> Option<usize> {
         let span = from.span();
         match from.kind() {
-            Kind::Object => {
+            JsonKind::Object => {
                 let members = &self.nodes[span.start as usize..span.end as usize];
-                let wanted = inner(&step.name);
-                let at = members.binary_search_by(|node| inner(self.bytes(node.name)).cmp(wanted));
+                let wanted = strip_quotes(&step.name);
+                let at = members.binary_search_by(|node| strip_quotes(self.bytes(node.name)).cmp(wanted));
                 Some(span.start as usize + at.ok()?)
             }
-            Kind::Array => {
+            JsonKind::Array => {
                 let at = span.start.checked_add(step.index?)?;
                 (at < span.end).then_some(at as usize)
             }
-            Kind::Text | Kind::Dropped => None,
+            JsonKind::Text | JsonKind::Dropped => None,
         }
     }
 }
 
 /// The text of a span, see [`Document::rewritten`].
-pub(super) fn bytes<'t>(body: &'t [u8], rewritten: &'t [u8], span: Span) -> &'t [u8] {
+pub(super) fn bytes<'t>(body: &'t [u8], rewritten: &'t [u8], span: JsonSpan) -> &'t [u8] {
     let (start, end) = (span.start as usize, span.end as usize);
     match start.checked_sub(body.len()) {
         None => &body[start..end],
@@ -143,6 +143,6 @@ pub(super) fn bytes<'t>(body: &'t [u8], rewritten: &'t [u8], span: Span) -> &'t 
 }
 
 /// A text without its quotes.
-pub(super) fn inner(text: &[u8]) -> &[u8] {
+pub(super) fn strip_quotes(text: &[u8]) -> &[u8] {
     &text[1..text.len() - 1]
 }

@@ -11,15 +11,15 @@ use super::text;
 
 /// A place inside a JSON document, such as `/items/0/sent_at`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pointer {
-    written: String,
-    pub(super) steps: Vec<Step>,
+pub struct JsonPointer {
+    source: String,
+    pub(super) steps: Vec<PointerStep>,
 }
 
 /// One step down: to a member if the value is an object, or to an element if it
 /// is an array. Only the document decides which.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct PointerStep {
     /// The canonical text of the member name, with its quotes.
     pub(super) name: Vec<u8>,
     pub(super) index: Option<u32>,
@@ -27,15 +27,15 @@ pub(super) struct Step {
 
 /// Why a text is not a usable JSON pointer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PointerError {
-    written: String,
+pub struct JsonPointerError {
+    source: String,
     reason: &'static str,
 }
 
-impl Pointer {
+impl JsonPointer {
     /// Reads a pointer in the notation of RFC 6901.
-    pub fn parse(written: &str) -> Result<Pointer, PointerError> {
-        let fail = |reason| PointerError { written: written.to_owned(), reason };
+    pub fn parse(written: &str) -> Result<JsonPointer, JsonPointerError> {
+        let fail = |reason| JsonPointerError { source: written.to_owned(), reason };
         if written.is_empty() {
             return Err(fail("it points at the whole document; name a place inside it"));
         }
@@ -44,14 +44,16 @@ impl Pointer {
         };
         let steps = path
             .split('/')
-            .map(|step| Step::parse(step).ok_or_else(|| fail("`~` has to be written `~0`, and `/` in a name `~1`")))
+            .map(|step| {
+                PointerStep::parse(step).ok_or_else(|| fail("`~` has to be written `~0`, and `/` in a name `~1`"))
+            })
             .collect::<Result<_, _>>()?;
-        Ok(Pointer { written: written.to_owned(), steps })
+        Ok(JsonPointer { source: written.to_owned(), steps })
     }
 }
 
-impl Step {
-    fn parse(step: &str) -> Option<Step> {
+impl PointerStep {
+    fn parse(step: &str) -> Option<PointerStep> {
         let mut pieces = step.split('~');
         let mut name = pieces.next()?.to_owned();
         for piece in pieces {
@@ -66,20 +68,20 @@ impl Step {
         // `00` and `+1` are names of members, but no indexes.
         let plain = name == "0" || name.starts_with(|first: char| matches!(first, '1'..='9'));
         let index = if plain { name.parse().ok() } else { None };
-        Some(Step { name: text::quoted(&name), index })
+        Some(PointerStep { name: text::quoted(&name), index })
     }
 }
 
-impl fmt::Display for Pointer {
+impl fmt::Display for JsonPointer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.written)
+        f.write_str(&self.source)
     }
 }
 
-impl fmt::Display for PointerError {
+impl fmt::Display for JsonPointerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not a usable JSON pointer: {}", self.written, self.reason)
+        write!(f, "`{}` is not a usable JSON pointer: {}", self.source, self.reason)
     }
 }
 
-impl std::error::Error for PointerError {}
+impl std::error::Error for JsonPointerError {}

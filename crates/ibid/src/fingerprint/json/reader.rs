@@ -7,49 +7,49 @@
 //! Example: of `{"b":[1,2],"a":0}`, the array is noted as one text, because it is
 //! canonical as it stands; the object gets a node for each of its members.
 
-use super::Names;
-use super::document::{Document, Kind, Node, Span, Value, bytes};
+use super::NameEquality;
+use super::document::{JsonDocument, JsonKind, JsonNode, JsonSpan, JsonValue, bytes};
 use super::sort;
-use super::text::{self, Specials};
+use super::text::{self, SpecialBytes};
 
 /// Deeper documents have no canonical form. This bounds the recursion here and
 /// in the writer; real requests stay far below.
-pub(super) const MAX_DEPTH: usize = 128;
+pub(super) const MAX_JSON_DEPTH: usize = 128;
 
-impl<'a> Document<'a> {
+impl<'a> JsonDocument<'a> {
     /// Reads a document, for writing it.
     pub(super) fn read(body: &'a [u8]) -> Option<Self> {
-        Reader::new(body, false)?.document()
+        JsonReader::new(body, false)?.document()
     }
 
     /// Reads a document, with a node for every member and element if asked for, where these names are the same.
-    pub(super) fn read_for(body: &'a [u8], every_node: bool, names: Names) -> Option<Self> {
-        Reader { names, ..Reader::new(body, every_node)? }.document()
+    pub(super) fn read_for(body: &'a [u8], every_node: bool, names: NameEquality) -> Option<Self> {
+        JsonReader { names, ..JsonReader::new(body, every_node)? }.document()
     }
 
     /// Reads a document, for looking into it: every member and every element
     /// has a node.
     pub(super) fn read_every_node(body: &'a [u8]) -> Option<Self> {
-        Reader::new(body, true)?.document()
+        JsonReader::new(body, true)?.document()
     }
 }
 
 /// Where a member of the top-level object is, or could be.
-pub(super) enum Place {
+pub(super) enum MemberPosition {
     /// The span of its value.
-    Taken(Span),
+    Present(JsonSpan),
     /// It does not exist; a new member (the first of all?) can be put in here.
-    Free { at: usize, first: bool },
+    Absent { at: usize, first: bool },
 }
 
 /// Looks for a member, by its canonical text, of a body that is an object.
-pub(super) fn member_place(body: &[u8], name: &[u8]) -> Option<Place> {
+pub(super) fn find_member(body: &[u8], name: &[u8]) -> Option<MemberPosition> {
     // This makes sure of all that the steps below take for granted.
-    Document::read(body)?;
-    let mut reader = Reader::new(body, false)?;
+    JsonDocument::read(body)?;
+    let mut reader = JsonReader::new(body, false)?;
     reader.skip_space();
     reader.expect(b'{')?;
-    let mut place = Place::Free { at: reader.pos, first: true };
+    let mut place = MemberPosition::Absent { at: reader.pos, first: true };
     reader.skip_space();
     while reader.peek()? != b'}' {
         let found = reader.string()?;
@@ -58,9 +58,9 @@ pub(super) fn member_place(body: &[u8], name: &[u8]) -> Option<Place> {
         let start = reader.pos as u32;
         reader.value(1)?;
         if found {
-            return Some(Place::Taken(Span { start, end: reader.pos as u32 }));
+            return Some(MemberPosition::Present(JsonSpan { start, end: reader.pos as u32 }));
         }
-        place = Place::Free { at: reader.pos, first: false };
+        place = MemberPosition::Absent { at: reader.pos, first: false };
         reader.skip_space();
         if reader.peek()? == b',' {
             reader.pos += 1;
@@ -70,48 +70,48 @@ pub(super) fn member_place(body: &[u8], name: &[u8]) -> Option<Place> {
     Some(place)
 }
 
-struct Reader<'a> {
+struct JsonReader<'a> {
     source: &'a str,
     body: &'a [u8],
     pos: usize,
-    specials: Specials<'a>,
+    specials: SpecialBytes<'a>,
     rewritten: Vec<u8>,
     /// The nodes of all arrays and objects that are not closed yet.
-    open: Vec<Node>,
+    open: Vec<JsonNode>,
     /// The nodes of those that are closed, each one's nodes together.
-    closed: Vec<Node>,
+    closed: Vec<JsonNode>,
     /// How often the source was found not to be canonical. If this stayed the
     /// same over a value then the source of the value is canonical.
-    changes: usize,
+    noncanonical_count: usize,
     every_node: bool,
-    names: Names,
+    names: NameEquality,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     fn new(body: &'a [u8], every_node: bool) -> Option<Self> {
         // The ends of a span have 31 bits, and count over two buffers.
         if body.len() >= 1 << 30 {
             return None;
         }
-        Some(Reader {
+        Some(JsonReader {
             source: std::str::from_utf8(body).ok()?,
             body,
             pos: 0,
-            specials: Specials::new(body),
+            specials: SpecialBytes::new(body),
             rewritten: Vec::new(),
             open: Vec::with_capacity(32),
             closed: Vec::with_capacity(body.len() / 8),
-            changes: 0,
+            noncanonical_count: 0,
             every_node,
-            names: Names::AsWritten,
+            names: NameEquality::Exact,
         })
     }
 
-    fn document(mut self) -> Option<Document<'a>> {
+    fn document(mut self) -> Option<JsonDocument<'a>> {
         self.skip_space();
         let root = self.value(0)?;
         self.skip_space();
-        (self.pos == self.body.len()).then_some(Document {
+        (self.pos == self.body.len()).then_some(JsonDocument {
             source: self.source,
             rewritten: self.rewritten,
             nodes: self.closed,
@@ -121,17 +121,17 @@ impl<'a> Reader<'a> {
 
     /// Reads the value that starts here, inside of `depth` others.
     #[inline(always)]
-    fn value(&mut self, depth: usize) -> Option<Value> {
+    fn value(&mut self, depth: usize) -> Option<JsonValue> {
         match self.peek()? {
-            b'"' => self.string().map(|text| Value::new(Kind::Text, text)),
-            b'{' if depth < MAX_DEPTH => self.object(depth + 1),
-            b'[' if depth < MAX_DEPTH => self.array(depth + 1),
-            other => self.bare(other),
+            b'"' => self.string().map(|text| JsonValue::new(JsonKind::Text, text)),
+            b'{' if depth < MAX_JSON_DEPTH => self.object(depth + 1),
+            b'[' if depth < MAX_JSON_DEPTH => self.array(depth + 1),
+            other => self.read_bare(other),
         }
     }
 
     /// Reads a scalar that is not a string.
-    fn bare(&mut self, first: u8) -> Option<Value> {
+    fn read_bare(&mut self, first: u8) -> Option<JsonValue> {
         match first {
             b'-' | b'0'..=b'9' => self.number(),
             b't' => self.literal(b"true"),
@@ -141,14 +141,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn object(&mut self, depth: usize) -> Option<Value> {
-        let (start, first, changes) = (self.pos, self.open.len(), self.changes);
+    fn object(&mut self, depth: usize) -> Option<JsonValue> {
+        let (start, first, changes) = (self.pos, self.open.len(), self.noncanonical_count);
         let mut sorted = true;
         self.pos += 1;
         self.skip_space();
         if self.peek()? == b'}' {
             self.pos += 1;
-            return Some(self.close(start, first, changes, Kind::Object));
+            return Some(self.close(start, first, changes, JsonKind::Object));
         }
         loop {
             let name = self.string()?;
@@ -156,84 +156,86 @@ impl<'a> Reader<'a> {
             self.colon()?;
             let value = self.value(depth)?;
             let last = self.open[first..].last();
-            sorted = sorted && sort::follows(self.body, &self.rewritten, last, prefix, name);
-            self.open.push(Node { prefix, name, value });
-            if !self.more(b'}')? {
+            sorted = sorted && sort::sorts_after(self.body, &self.rewritten, last, prefix, name);
+            self.open.push(JsonNode { prefix, name, value });
+            if !self.has_more(b'}')? {
                 break;
             }
         }
         if sorted {
-            return Some(self.close(start, first, changes, Kind::Object));
+            return Some(self.close(start, first, changes, JsonKind::Object));
         }
-        self.changes += 1;
+        self.noncanonical_count += 1;
         self.close_sorted(first)
     }
 
     /// Ends the innermost object, whose members are not sorted; `None` if two
     /// of them are the same.
-    fn close_sorted(&mut self, first: usize) -> Option<Value> {
+    fn close_sorted(&mut self, first: usize) -> Option<JsonValue> {
         let start = self.closed.len() as u32;
         let members = &mut self.open[first..];
-        if self.names == Names::AnyCase && sort::has_case_twins(self.body, &self.rewritten, members) {
+        if self.names == NameEquality::IgnoreCase
+            && sort::has_case_insensitive_duplicates(self.body, &self.rewritten, members)
+        {
             return None;
         }
         sort::append_sorted(self.body, &self.rewritten, members, &mut self.closed)?;
         self.open.truncate(first);
         let end = self.closed.len() as u32;
-        Some(Value::new(Kind::Object, Span { start, end }))
+        Some(JsonValue::new(JsonKind::Object, JsonSpan { start, end }))
     }
 
-    fn array(&mut self, depth: usize) -> Option<Value> {
-        let (start, first, changes) = (self.pos, self.open.len(), self.changes);
+    fn array(&mut self, depth: usize) -> Option<JsonValue> {
+        let (start, first, changes) = (self.pos, self.open.len(), self.noncanonical_count);
         self.pos += 1;
         self.skip_space();
         if self.peek()? == b']' {
             self.pos += 1;
-            return Some(self.close(start, first, changes, Kind::Array));
+            return Some(self.close(start, first, changes, JsonKind::Array));
         }
         loop {
             let value = self.value(depth)?;
             self.item(first, value);
-            if !self.more(b']')? {
+            if !self.has_more(b']')? {
                 break;
             }
         }
-        Some(self.close(start, first, changes, Kind::Array))
+        Some(self.close(start, first, changes, JsonKind::Array))
     }
 
     /// Notes an element. Where it stands right behind its predecessor, with
     /// nothing but the comma between, one node is enough for both: this keeps
     /// long arrays of numbers from taking much memory.
-    fn item(&mut self, first: usize, value: Value) {
+    fn item(&mut self, first: usize, value: JsonValue) {
         if !self.every_node
-            && value.kind() == Kind::Text
+            && value.kind() == JsonKind::Text
             && let Some(last) = self.open[first..].last_mut()
-            && last.value.kind() == Kind::Text
+            && last.value.kind() == JsonKind::Text
             && last.value.span().end + 1 == value.span().start
             && (value.span().start as usize) < self.body.len()
         {
-            let Span { start, .. } = last.value.span();
-            last.value = Value::new(Kind::Text, Span { start, end: value.span().end });
+            let JsonSpan { start, .. } = last.value.span();
+            last.value = JsonValue::new(JsonKind::Text, JsonSpan { start, end: value.span().end });
             return;
         }
-        self.open.push(Node { prefix: 0, name: Span { start: 0, end: 0 }, value });
+        self.open.push(JsonNode { prefix: 0, name: JsonSpan { start: 0, end: 0 }, value });
     }
 
     /// Ends the innermost array or object, which began at `start`.
-    fn close(&mut self, start: usize, first: usize, changes: usize, kind: Kind) -> Value {
-        if self.changes == changes && !self.every_node {
+    fn close(&mut self, start: usize, first: usize, changes: usize, kind: JsonKind) -> JsonValue {
+        if self.noncanonical_count == changes && !self.every_node {
             self.open.truncate(first);
             return self.text(start);
         }
         let from = self.closed.len() as u32;
         self.closed.extend_from_slice(&self.open[first..]);
         self.open.truncate(first);
-        Value::new(kind, Span { start: from, end: self.closed.len() as u32 })
+        JsonValue::new(kind, JsonSpan { start: from, end: self.closed.len() as u32 })
     }
 
     /// Reads a string and returns its canonical text with its quotes.
     #[inline(always)]
-    fn string(&mut self) -> Option<Span> {
+    fn string(&mut self) -> Option<JsonSpan> {
         if self.peek()? != b'"' {
             return None;
         }
@@ -242,13 +244,13 @@ impl<'a> Reader<'a> {
         if *self.body.get(end)? == b'"' {
             let start = self.pos as u32;
             self.pos = end + 1;
-            return Some(Span { start, end: end as u32 + 1 });
+            return Some(JsonSpan { start, end: end as u32 + 1 });
         }
         self.string_with_escapes()
     }
 
     #[cold]
-    fn string_with_escapes(&mut self) -> Option<Span> {
+    fn string_with_escapes(&mut self) -> Option<JsonSpan> {
         let source = &self.body[self.pos..];
         let before = self.rewritten.len();
         let size = text::rewrite(source, &mut self.rewritten)?;
@@ -256,15 +258,15 @@ impl<'a> Reader<'a> {
             self.rewritten.truncate(before);
             (self.pos, self.pos + size)
         } else {
-            self.changes += 1;
+            self.noncanonical_count += 1;
             let offset = self.body.len();
             (offset + before, offset + self.rewritten.len())
         };
         self.pos += size;
-        Some(Span { start: start as u32, end: end as u32 })
+        Some(JsonSpan { start: start as u32, end: end as u32 })
     }
 
-    fn number(&mut self) -> Option<Value> {
+    fn number(&mut self) -> Option<JsonValue> {
         let start = self.pos;
         if self.peek()? == b'-' {
             self.pos += 1;
@@ -298,7 +300,7 @@ impl<'a> Reader<'a> {
     }
 
     #[inline(always)]
-    fn literal(&mut self, literal: &[u8]) -> Option<Value> {
+    fn literal(&mut self, literal: &[u8]) -> Option<JsonValue> {
         let start = self.pos;
         self.pos += literal.len();
         (self.body.get(start..self.pos)? == literal).then(|| self.text(start))
@@ -319,7 +321,7 @@ impl<'a> Reader<'a> {
     /// Passes over the comma (`true`) or the end (`false`) after a member, and
     /// the space around it.
     #[inline(always)]
-    fn more(&mut self, end: u8) -> Option<bool> {
+    fn has_more(&mut self, end: u8) -> Option<bool> {
         let mut byte = self.peek()?;
         if byte <= b' ' {
             self.skip_space();
@@ -341,7 +343,7 @@ impl<'a> Reader<'a> {
     }
 
     fn skip_some_space(&mut self) {
-        self.changes += 1;
+        self.noncanonical_count += 1;
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
             self.pos += 1;
         }
@@ -359,7 +361,7 @@ impl<'a> Reader<'a> {
 
     /// The text from `start` to here.
     #[inline(always)]
-    fn text(&self, start: usize) -> Value {
-        Value::new(Kind::Text, Span { start: start as u32, end: self.pos as u32 })
+    fn text(&self, start: usize) -> JsonValue {
+        JsonValue::new(JsonKind::Text, JsonSpan { start: start as u32, end: self.pos as u32 })
     }
 }

@@ -11,23 +11,23 @@
 
 use std::cmp::Ordering;
 
-use super::document::{Node, Span, bytes, inner};
+use super::document::{JsonNode, JsonSpan, bytes, strip_quotes};
 
 /// Up to how many members are sorted by counting.
-const FEW: usize = 16;
+const MAX_COUNTING_SORT: usize = 16;
 
 /// See [`Node::prefix`]: the first eight bytes, as a number that sorts like they
 /// do. Short names are filled up with zeros, which sorts them first as it
 /// should, because no canonical text has a zero byte in it.
 #[inline(always)]
-pub(super) fn prefix(body: &[u8], rewritten: &[u8], name: Span) -> u64 {
+pub(super) fn prefix(body: &[u8], rewritten: &[u8], name: JsonSpan) -> u64 {
     let size = name.end - name.start - 2;
     let start = name.start as usize + 1;
     // What follows a short name is masked out; cheaper than not to read it.
     let eight = match body.get(start..).and_then(|rest| rest.first_chunk()) {
         Some(eight) => *eight,
         None => {
-            let name = inner(bytes(body, rewritten, name));
+            let name = strip_quotes(bytes(body, rewritten, name));
             let size = name.len().min(8);
             let mut eight = [0; 8];
             eight[..size].copy_from_slice(&name[..size]);
@@ -40,8 +40,8 @@ pub(super) fn prefix(body: &[u8], rewritten: &[u8], name: Span) -> u64 {
 
 /// Does a new member sort behind the last one, if there is one?
 #[inline(always)]
-pub(super) fn follows(body: &[u8], rewritten: &[u8], last: Option<&Node>, prefix: u64, name: Span) -> bool {
-    let inner = |name| inner(bytes(body, rewritten, name));
+pub(super) fn sorts_after(body: &[u8], rewritten: &[u8], last: Option<&JsonNode>, prefix: u64, name: JsonSpan) -> bool {
+    let inner = |name| strip_quotes(bytes(body, rewritten, name));
     match last {
         None => true,
         Some(last) if last.prefix != prefix => last.prefix < prefix,
@@ -51,11 +51,13 @@ pub(super) fn follows(body: &[u8], rewritten: &[u8], last: Option<&Node>, prefix
 
 /// Appends members to `sorted` in their order; `None` if two are the same.
 #[inline(never)]
-pub(super) fn append_sorted(body: &[u8], rewritten: &[u8], members: &mut [Node], sorted: &mut Vec<Node>) -> Option<()> {
-    if members.len() <= FEW && append_by_prefix(members, sorted) {
+pub(super) fn append_sorted(
+    body: &[u8], rewritten: &[u8], members: &mut [JsonNode], sorted: &mut Vec<JsonNode>,
+) -> Option<()> {
+    if members.len() <= MAX_COUNTING_SORT && append_by_prefix(members, sorted) {
         return Some(());
     }
-    let order = |a: &Node, b: &Node| order(body, rewritten, a, b);
+    let order = |a: &JsonNode, b: &JsonNode| compare_names(body, rewritten, a, b);
     members.sort_unstable_by(order);
     if !members.is_sorted_by(|a, b| order(a, b).is_lt()) {
         return None;
@@ -66,10 +68,10 @@ pub(super) fn append_sorted(body: &[u8], rewritten: &[u8], members: &mut [Node],
 
 /// Whether two members have names that differ in case only. It may also say so of names that differ in other bits, which
 /// does no harm: the document is then compared as it was sent.
-pub(super) fn has_case_twins(body: &[u8], rewritten: &[u8], members: &[Node]) -> bool {
-    let folded = |node: &Node| folded_hash(inner(bytes(body, rewritten, node.name)));
-    if members.len() <= FEW {
-        let mut seen = [0; FEW];
+pub(super) fn has_case_insensitive_duplicates(body: &[u8], rewritten: &[u8], members: &[JsonNode]) -> bool {
+    let folded = |node: &JsonNode| folded_hash(strip_quotes(bytes(body, rewritten, node.name)));
+    if members.len() <= MAX_COUNTING_SORT {
+        let mut seen = [0; MAX_COUNTING_SORT];
         return members.iter().enumerate().any(|(count, node)| {
             seen[count] = folded(node);
             seen[..count].contains(&seen[count])
@@ -83,16 +85,16 @@ pub(super) fn has_case_twins(body: &[u8], rewritten: &[u8], members: &[Node]) ->
 /// The same for names that differ in case only.
 fn folded_hash(name: &[u8]) -> u64 {
     if name.is_ascii() {
-        return case_blind_hash(name);
+        return case_insensitive_hash(name);
     }
     // By way of upper case, because the long s and the Kelvin sign are letters that have only that in common with theirs.
     let text = String::from_utf8_lossy(name);
     let folded: String = text.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect();
-    case_blind_hash(folded.as_bytes())
+    case_insensitive_hash(folded.as_bytes())
 }
 
 /// FNV-1a over words, with the bit that tells the case of ASCII letters set.
-fn case_blind_hash(name: &[u8]) -> u64 {
+fn case_insensitive_hash(name: &[u8]) -> u64 {
     const CASE: u64 = 0x2020_2020_2020_2020;
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let mix = |hash: u64, word: [u8; 8]| {
@@ -109,7 +111,7 @@ fn case_blind_hash(name: &[u8]) -> u64 {
 /// Appends a few members to `sorted` in their order, unless two of them have the
 /// same prefix. For a few it is faster to count who goes before whom than to
 /// take the many unpredictable branches of sorting.
-fn append_by_prefix(members: &[Node], sorted: &mut Vec<Node>) -> bool {
+fn append_by_prefix(members: &[JsonNode], sorted: &mut Vec<JsonNode>) -> bool {
     let mut taken = 0_u32;
     let from = sorted.len();
     sorted.resize(from + members.len(), members[0]);
@@ -127,9 +129,9 @@ fn append_by_prefix(members: &[Node], sorted: &mut Vec<Node>) -> bool {
 
 /// Members sort by the bytes of their canonical names.
 #[inline(always)]
-fn order(body: &[u8], rewritten: &[u8], a: &Node, b: &Node) -> Ordering {
+fn compare_names(body: &[u8], rewritten: &[u8], a: &JsonNode, b: &JsonNode) -> Ordering {
     a.prefix.cmp(&b.prefix).then_with(|| {
-        let name = |node: &Node| inner(bytes(body, rewritten, node.name));
+        let name = |node: &JsonNode| strip_quotes(bytes(body, rewritten, node.name));
         name(a).cmp(name(b))
     })
 }

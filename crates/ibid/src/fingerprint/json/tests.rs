@@ -2,7 +2,7 @@ use std::borrow::Cow;
 
 use proptest::prelude::*;
 
-use super::{Found, Pointer, find, splice_member};
+use super::{JsonLookup, JsonPointer, find, splice_member};
 
 fn canonical(body: impl AsRef<[u8]>) -> Option<String> {
     without(body, &[])
@@ -10,12 +10,12 @@ fn canonical(body: impl AsRef<[u8]>) -> Option<String> {
 
 fn without(body: impl AsRef<[u8]>, ignore: &[&str]) -> Option<String> {
     let ignore: Vec<_> = ignore.iter().map(|written| pointer(written)).collect();
-    let canonical = super::canonical(body.as_ref(), &ignore, super::Names::AsWritten)?.into_owned();
+    let canonical = super::canonical(body.as_ref(), &ignore, super::NameEquality::Exact)?.into_owned();
     Some(String::from_utf8(canonical).expect("canonical JSON is text"))
 }
 
-fn pointer(written: &str) -> Pointer {
-    Pointer::parse(written).unwrap()
+fn pointer(written: &str) -> JsonPointer {
+    JsonPointer::parse(written).unwrap()
 }
 
 #[track_caller]
@@ -123,7 +123,7 @@ fn each_code_point_has_one_spelling() {
 fn canonical_body_is_not_copied() {
     for body in [r#"{"a":[1,{"b":"\n\\é"}],"c":{}}"#, "1", "\"\\\"\""] {
         assert!(
-            matches!(super::canonical(body.as_bytes(), &[], super::Names::AsWritten), Some(Cow::Borrowed(same)) if same == body.as_bytes())
+            matches!(super::canonical(body.as_bytes(), &[], super::NameEquality::Exact), Some(Cow::Borrowed(same)) if same == body.as_bytes())
         );
     }
 }
@@ -300,7 +300,7 @@ fn pointers_are_checked() {
     for (written, reason) in
         [("", "whole document"), ("a", "start with `/`"), ("/~", "~0"), ("/~2", "~0"), ("/a~", "~0"), ("/~é", "~0")]
     {
-        let message = Pointer::parse(written).unwrap_err().to_string();
+        let message = JsonPointer::parse(written).unwrap_err().to_string();
         assert!(message.contains(reason), "{message}");
         assert!(message.contains(&format!("`{written}`")), "{message}");
     }
@@ -311,12 +311,12 @@ fn pointers_are_checked() {
 #[test]
 fn strings_and_numbers_are_found() {
     let body = br#"{"s":"plain","e":"\u0041\n\"\ud83d\ude00","n":-1.50e2,"a":[0,{"k":"v"}],"":{"":"empty"},"z":""}"#;
-    let text = |plain: &'static str| Some(Found::String(Cow::Borrowed(plain)));
+    let text = |plain: &'static str| Some(JsonLookup::String(Cow::Borrowed(plain)));
     assert_eq!(find(body, &pointer("/s")), text("plain"));
-    assert!(matches!(find(body, &pointer("/s")), Some(Found::String(Cow::Borrowed(_)))));
+    assert!(matches!(find(body, &pointer("/s")), Some(JsonLookup::String(Cow::Borrowed(_)))));
     assert_eq!(find(body, &pointer("/e")), text("A\n\"😀"));
-    assert_eq!(find(body, &pointer("/n")), Some(Found::Number("-1.50e2")));
-    assert_eq!(find(body, &pointer("/a/0")), Some(Found::Number("0")));
+    assert_eq!(find(body, &pointer("/n")), Some(JsonLookup::Number("-1.50e2")));
+    assert_eq!(find(body, &pointer("/a/0")), Some(JsonLookup::Number("0")));
     assert_eq!(find(body, &pointer("/a/1/k")), text("v"));
     assert_eq!(find(body, &pointer("//")), text("empty"));
     assert_eq!(find(body, &pointer("/z")), text(""));
@@ -326,10 +326,10 @@ fn strings_and_numbers_are_found() {
 fn absent_and_unusable_values_are_told_apart() {
     let body = br#"{"t":true,"f":false,"0":null,"o":{},"a":[1],"s":"x"}"#;
     for at in ["/x", "/a/1", "/a/01", "/a/-", "/s/0", "/o/x", "/a/99999999999999"] {
-        assert_eq!(find(body, &pointer(at)), Some(Found::Absent), "{at}");
+        assert_eq!(find(body, &pointer(at)), Some(JsonLookup::Absent), "{at}");
     }
     for at in ["/t", "/f", "/0", "/o", "/a"] {
-        assert_eq!(find(body, &pointer(at)), Some(Found::Unusable), "{at}");
+        assert_eq!(find(body, &pointer(at)), Some(JsonLookup::OtherType), "{at}");
     }
 }
 
@@ -374,36 +374,36 @@ fn only_objects_can_be_spliced() {
 
 /// A document, apart from any spelling.
 #[derive(Clone, Debug)]
-enum Doc {
+enum GeneratedJson {
     Bare(String),
     Text(String),
-    Array(Vec<Doc>),
-    Object(Vec<(String, Doc)>),
+    Array(Vec<GeneratedJson>),
+    Object(Vec<(String, GeneratedJson)>),
 }
 
 /// A stream of choices, for spelling a document in one of many ways.
-struct Dice(u64);
+struct JsonRng(u64);
 
-impl Dice {
+impl JsonRng {
     fn roll(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) as usize % sides
     }
 }
 
-impl Doc {
-    fn spell(&self, dice: &mut Dice) -> String {
+impl GeneratedJson {
+    fn spell(&self, dice: &mut JsonRng) -> String {
         let mut out = String::new();
         self.spell_into(dice, &mut out);
         out
     }
 
-    fn spell_into(&self, dice: &mut Dice, out: &mut String) {
+    fn spell_into(&self, dice: &mut JsonRng, out: &mut String) {
         space(dice, out);
         match self {
-            Doc::Bare(bare) => out.push_str(bare),
-            Doc::Text(text) => spell_text(text, dice, out),
-            Doc::Array(items) => {
+            GeneratedJson::Bare(bare) => out.push_str(bare),
+            GeneratedJson::Text(text) => spell_text(text, dice, out),
+            GeneratedJson::Array(items) => {
                 out.push('[');
                 for (i, item) in items.iter().enumerate() {
                     out.push_str(if i > 0 { "," } else { "" });
@@ -412,7 +412,7 @@ impl Doc {
                 space(dice, out);
                 out.push(']');
             }
-            Doc::Object(members) => {
+            GeneratedJson::Object(members) => {
                 let mut members: Vec<_> = members.iter().collect();
                 for i in (1..members.len()).rev() {
                     members.swap(i, dice.roll(i + 1));
@@ -433,22 +433,22 @@ impl Doc {
         space(dice, out);
     }
 
-    fn scalars(&mut self) -> Vec<&mut Doc> {
+    fn scalars(&mut self) -> Vec<&mut GeneratedJson> {
         match self {
-            Doc::Array(items) => items.iter_mut().flat_map(Doc::scalars).collect(),
-            Doc::Object(members) => members.iter_mut().flat_map(|(_, value)| value.scalars()).collect(),
+            GeneratedJson::Array(items) => items.iter_mut().flat_map(GeneratedJson::scalars).collect(),
+            GeneratedJson::Object(members) => members.iter_mut().flat_map(|(_, value)| value.scalars()).collect(),
             scalar => vec![scalar],
         }
     }
 }
 
-fn space(dice: &mut Dice, out: &mut String) {
+fn space(dice: &mut JsonRng, out: &mut String) {
     while dice.roll(4) == 0 {
         out.push([' ', '\n', '\t', '\r'][dice.roll(4)]);
     }
 }
 
-fn spell_text(text: &str, dice: &mut Dice, out: &mut String) {
+fn spell_text(text: &str, dice: &mut JsonRng, out: &mut String) {
     out.push('"');
     let plain = dice.roll(2) == 0;
     for c in text.chars() {
@@ -519,18 +519,18 @@ fn any_text() -> impl Strategy<Value = String> {
     ]
 }
 
-fn any_doc() -> impl Strategy<Value = Doc> {
+fn any_doc() -> impl Strategy<Value = GeneratedJson> {
     let number = "-?(0|[1-9][0-9]{0,20})(\\.[0-9]{1,4})?(e[+-][0-9]{1,3})?";
     let scalar = prop_oneof![
-        prop::sample::select(vec!["null", "true", "false"]).prop_map(|bare| Doc::Bare(bare.to_owned())),
-        number.prop_map(Doc::Bare),
-        any_text().prop_map(Doc::Text),
+        prop::sample::select(vec!["null", "true", "false"]).prop_map(|bare| GeneratedJson::Bare(bare.to_owned())),
+        number.prop_map(GeneratedJson::Bare),
+        any_text().prop_map(GeneratedJson::Text),
     ];
     scalar.prop_recursive(5, 80, 24, |inner| {
         prop_oneof![
-            prop::collection::vec(inner.clone(), 0..6).prop_map(Doc::Array),
+            prop::collection::vec(inner.clone(), 0..6).prop_map(GeneratedJson::Array),
             prop::collection::hash_map(any_text(), inner, 0..24)
-                .prop_map(|members| Doc::Object(members.into_iter().collect())),
+                .prop_map(|members| GeneratedJson::Object(members.into_iter().collect())),
         ]
     })
 }
@@ -540,7 +540,7 @@ proptest! {
 
     #[test]
     fn canonical_form_is_that_of_the_oracle(doc in any_doc(), seed: u64) {
-        let body = doc.spell(&mut Dice(seed));
+        let body = doc.spell(&mut JsonRng(seed));
         let mut expected = String::new();
         oracle(&serde_json::from_str(&body).unwrap(), &mut expected);
         prop_assert_eq!(canonical(&body), Some(expected.clone()));
@@ -549,35 +549,35 @@ proptest! {
 
     #[test]
     fn spelling_does_not_matter(doc in any_doc(), one: u64, other: u64) {
-        prop_assert_eq!(canonical(doc.spell(&mut Dice(one))), canonical(doc.spell(&mut Dice(other))));
+        prop_assert_eq!(canonical(doc.spell(&mut JsonRng(one))), canonical(doc.spell(&mut JsonRng(other))));
     }
 
     #[test]
     fn canonical_form_is_canonical(doc in any_doc(), seed: u64) {
-        let once = canonical(doc.spell(&mut Dice(seed))).unwrap();
-        let twice = super::canonical(once.as_bytes(), &[], super::Names::AsWritten);
+        let once = canonical(doc.spell(&mut JsonRng(seed))).unwrap();
+        let twice = super::canonical(once.as_bytes(), &[], super::NameEquality::Exact);
         prop_assert!(matches!(twice, Some(Cow::Borrowed(same)) if same == once.as_bytes()));
     }
 
     #[test]
     fn every_scalar_matters(mut doc in any_doc(), pick: prop::sample::Index, seed: u64) {
-        let before = canonical(doc.spell(&mut Dice(seed))).unwrap();
+        let before = canonical(doc.spell(&mut JsonRng(seed))).unwrap();
         let mut scalars = doc.scalars();
         prop_assume!(!scalars.is_empty());
         match pick.get_mut(&mut scalars) {
-            Doc::Bare(bare) if bare.starts_with(|c: char| c == '-' || c.is_ascii_digit()) => {
+            GeneratedJson::Bare(bare) if bare.starts_with(|c: char| c == '-' || c.is_ascii_digit()) => {
                 *bare = if bare.contains('e') { format!("{bare}0") } else { format!("{bare}e1") };
             }
-            Doc::Bare(bare) => *bare = if bare == "null" { "0".to_owned() } else { "null".to_owned() },
-            Doc::Text(text) => text.push('x'),
-            Doc::Array(_) | Doc::Object(_) => unreachable!("not a scalar"),
+            GeneratedJson::Bare(bare) => *bare = if bare == "null" { "0".to_owned() } else { "null".to_owned() },
+            GeneratedJson::Text(text) => text.push('x'),
+            GeneratedJson::Array(_) | GeneratedJson::Object(_) => unreachable!("not a scalar"),
         }
-        prop_assert_ne!(canonical(doc.spell(&mut Dice(seed))).unwrap(), before);
+        prop_assert_ne!(canonical(doc.spell(&mut JsonRng(seed))).unwrap(), before);
     }
 
     #[test]
     fn any_bytes_are_survived(body: Vec<u8>, text: String) {
-        prop_assert_eq!(super::canonical(&body, &[], super::Names::AsWritten).is_some(), find(&body, &pointer("/a/0")).is_some());
+        prop_assert_eq!(super::canonical(&body, &[], super::NameEquality::Exact).is_some(), find(&body, &pointer("/a/0")).is_some());
         splice_member(&body, &text, &body);
         canonical(text);
     }
@@ -586,10 +586,10 @@ proptest! {
     fn mutated_documents_are_judged_like_the_oracle_does(
         doc in any_doc(), seed: u64, at: prop::sample::Index, byte in prop_oneof![prop::sample::select(b"{}[],:\"\\0-1e. \nu".to_vec()), any::<u8>()],
     ) {
-        let mut body = doc.spell(&mut Dice(seed)).into_bytes();
+        let mut body = doc.spell(&mut JsonRng(seed)).into_bytes();
         let at = at.index(body.len());
         body[at] = byte;
-        let found = super::canonical(&body, &[], super::Names::AsWritten);
+        let found = super::canonical(&body, &[], super::NameEquality::Exact);
         splice_member(&body, "a", b"1");
         // The oracle keeps the last of duplicate members, where there is no
         // canonical form; everything else has to agree.
@@ -608,8 +608,8 @@ proptest! {
 
     #[test]
     fn spliced_body_has_the_member_and_all_others(members in prop::collection::hash_map(any_text(), any_doc(), 0..8), name in any_text(), value in any_doc(), seed: u64) {
-        let body = Doc::Object(members.into_iter().collect()).spell(&mut Dice(seed));
-        let value = value.spell(&mut Dice(!seed));
+        let body = GeneratedJson::Object(members.into_iter().collect()).spell(&mut JsonRng(seed));
+        let value = value.spell(&mut JsonRng(!seed));
         let spliced = splice_member(body.as_bytes(), &name, value.as_bytes()).unwrap();
         let mut expected: serde_json::Value = serde_json::from_str(&body).unwrap();
         expected[&name] = serde_json::from_str(&value).unwrap();
@@ -619,16 +619,16 @@ proptest! {
     #[test]
     fn ignoring_a_member_is_like_never_sending_it(mut members in prop::collection::hash_map("[a-d]{1,2}", any_doc(), 1..8), seed: u64) {
         let name = members.keys().next().unwrap().clone();
-        let with = Doc::Object(members.clone().into_iter().collect()).spell(&mut Dice(seed));
+        let with = GeneratedJson::Object(members.clone().into_iter().collect()).spell(&mut JsonRng(seed));
         members.remove(&name);
-        let less = Doc::Object(members.into_iter().collect()).spell(&mut Dice(!seed));
+        let less = GeneratedJson::Object(members.into_iter().collect()).spell(&mut JsonRng(!seed));
         prop_assert_eq!(without(with, &[&format!("/{name}")]), canonical(less));
     }
 }
 
 #[test]
 fn names_that_differ_in_case_only_are_in_the_order_in_which_they_were_sent() {
-    let canonical = |body: &str| super::canonical(body.as_bytes(), &[], super::Names::AnyCase).is_some();
+    let canonical = |body: &str| super::canonical(body.as_bytes(), &[], super::NameEquality::IgnoreCase).is_some();
     for body in [
         r#"{"a":1,"A":2}"#,
         r#"{"amount":1,"currency":"EUR","Amount":2}"#,
@@ -638,7 +638,7 @@ fn names_that_differ_in_case_only_are_in_the_order_in_which_they_were_sent() {
         "{\"\u{17f}\":1,\"S\":2}",
     ] {
         assert!(!canonical(body), "{body}");
-        assert!(super::canonical(body.as_bytes(), &[], super::Names::AsWritten).is_some(), "{body}");
+        assert!(super::canonical(body.as_bytes(), &[], super::NameEquality::Exact).is_some(), "{body}");
     }
     let many: Vec<_> = (0..40).rev().map(|n| format!("\"name{n}\":{n}")).collect();
     assert!(canonical(&format!("{{{}}}", many.join(","))));

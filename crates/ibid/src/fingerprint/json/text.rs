@@ -11,7 +11,7 @@
 pub(super) fn quoted(plain: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(plain.len() + 2);
     out.push(b'"');
-    plain.chars().for_each(|c| push(c, &mut out));
+    plain.chars().for_each(|c| push_escaped(c, &mut out));
     out.push(b'"');
     out
 }
@@ -34,7 +34,7 @@ pub(super) fn rewrite(source: &[u8], out: &mut Vec<u8>) -> Option<usize> {
             }
             b'\\' => {
                 let (c, size) = escape(&source[end..])?;
-                push(c, out);
+                push_escaped(c, out);
                 at = end + size;
             }
             _ => return None,
@@ -61,7 +61,7 @@ pub(super) fn unescape(mut inner: &[u8]) -> Option<String> {
 /// They are searched in blocks, ahead of the reader. So the search does not
 /// wait for what the reader finds, nor the reader for the search, and a modern
 /// processor can do both at once.
-pub(super) struct Specials<'a> {
+pub(super) struct SpecialBytes<'a> {
     source: &'a [u8],
     /// Where the current block starts.
     block: usize,
@@ -69,9 +69,9 @@ pub(super) struct Specials<'a> {
     left: u64,
 }
 
-impl<'a> Specials<'a> {
+impl<'a> SpecialBytes<'a> {
     pub(super) fn new(source: &'a [u8]) -> Self {
-        Specials { source, block: 0, left: specials(source) }
+        SpecialBytes { source, block: 0, left: specials(source) }
     }
 
     /// The first special at or after `from`, or the end of the source. What is
@@ -168,7 +168,7 @@ fn hex4(digits: &[u8]) -> Option<u32> {
 }
 
 /// Appends the canonical spelling of one character.
-fn push(c: char, out: &mut Vec<u8>) {
+fn push_escaped(c: char, out: &mut Vec<u8>) {
     let short = match c {
         '"' => b'"',
         '\\' => b'\\',

@@ -7,7 +7,7 @@
 use super::{boundary, find};
 
 /// What counts besides the parts.
-pub(in crate::fingerprint) struct Strict<'a> {
+pub(in crate::fingerprint) struct StrictMultipart<'a> {
     /// Header blocks of parts that have a backslash in them, as sent.
     pub(in crate::fingerprint) escaped: Vec<&'a [u8]>,
     /// Whether a line end follows the last boundary.
@@ -16,14 +16,15 @@ pub(in crate::fingerprint) struct Strict<'a> {
 
 /// `None` if servers could take the body apart in different ways: there is something before the first boundary or after
 /// the last, a boundary is padded, or the boundary occurs within a part.
-pub(in crate::fingerprint) fn strict<'a>(content_type: &str, body: &'a [u8]) -> Option<Strict<'a>> {
+pub(in crate::fingerprint) fn parse_strict<'a>(content_type: &str, body: &'a [u8]) -> Option<StrictMultipart<'a>> {
     let marker = [b"--", &boundary(content_type)?[..]].concat();
     let mut escaped = Vec::new();
     let mut at = 0;
     loop {
         let after = body.get(at..)?.strip_prefix(&marker[..])?;
         if let Some(end) = after.strip_prefix(b"--") {
-            return (end.is_empty() || end == b"\r\n").then_some(Strict { escaped, ends_with_line: !end.is_empty() });
+            return (end.is_empty() || end == b"\r\n")
+                .then_some(StrictMultipart { escaped, ends_with_line: !end.is_empty() });
         }
         let part = after.strip_prefix(b"\r\n")?;
         let headers = part.windows(4).position(|four| four == b"\r\n\r\n").map(|end| &part[..end])?;
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     fn body(text: &str) -> Option<(usize, bool)> {
-        strict("multipart/form-data; boundary=XyZ", text.as_bytes())
+        parse_strict("multipart/form-data; boundary=XyZ", text.as_bytes())
             .map(|body| (body.escaped.len(), body.ends_with_line))
     }
 

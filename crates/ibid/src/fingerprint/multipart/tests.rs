@@ -11,16 +11,16 @@ fn canonical(content_type: &str, body: impl AsRef<[u8]>) -> Option<Vec<u8>> {
 }
 
 #[derive(Clone, Debug)]
-struct Part {
+struct TestFormPart {
     headers: String,
     content: Vec<u8>,
 }
 
-fn part(headers: &str, content: impl AsRef<[u8]>) -> Part {
-    Part { headers: headers.to_owned(), content: content.as_ref().to_vec() }
+fn part(headers: &str, content: impl AsRef<[u8]>) -> TestFormPart {
+    TestFormPart { headers: headers.to_owned(), content: content.as_ref().to_vec() }
 }
 
-fn body(boundary: &str, parts: &[Part]) -> Vec<u8> {
+fn body(boundary: &str, parts: &[TestFormPart]) -> Vec<u8> {
     let mut body = Vec::new();
     for part in parts {
         body.extend_from_slice(format!("--{boundary}\r\n{}\r\n\r\n", part.headers).as_bytes());

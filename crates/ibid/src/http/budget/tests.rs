@@ -5,18 +5,18 @@ use tokio::time::advance;
 
 use super::*;
 
-fn budget(limit: u64) -> Budget {
-    Budget::new(limit, TrustedProxies::loopback())
+fn budget(limit: u64) -> MemoryBudget {
+    MemoryBudget::new(limit, TrustedProxies::loopback())
 }
 
-fn client(address: &str, connection: &Connection) -> Client {
+fn client(address: &str, connection: &PeerConnection) -> BudgetClient {
     let mut extensions = Extensions::new();
-    extensions.insert(Peer(address.parse().unwrap()));
+    extensions.insert(PeerAddress(address.parse().unwrap()));
     extensions.insert(connection.clone());
-    Client::of(&extensions)
+    BudgetClient::of(&extensions)
 }
 
-async fn is_evicted(reservation: &Reservation) -> bool {
+async fn is_evicted(reservation: &TransferReservation) -> bool {
     poll_fn(|cx| Poll::Ready(reservation.poll_evicted(cx).is_ready())).await
 }
 
@@ -43,10 +43,10 @@ async fn answers_are_counted_beyond_the_limit() {
     running.count(100);
     assert!(budget.reserve(1).is_none());
     drop(running);
-    let sending = budget.send(&Client::default());
+    let sending = budget.send(&BudgetClient::default());
     sending.count(100);
     assert!(budget.reserve(1).is_none());
-    sending.sent(95);
+    sending.release_sent(95);
     assert!(budget.reserve(5).is_some());
     drop(sending);
     assert!(budget.reserve(10).is_some());
@@ -55,17 +55,17 @@ async fn answers_are_counted_beyond_the_limit() {
 #[tokio::test]
 async fn one_connection_and_one_address_hold_a_part_of_it() {
     let budget = budget(64 * MIB);
-    let connection = Connection::new();
-    let first = budget.receive(&client("127.0.0.1", &connection));
+    let connection = PeerConnection::new();
+    let first = budget.begin_receive(&client("127.0.0.1", &connection));
     first.grow_to(16 * MIB).expect("a single body may use what is free");
-    let second = budget.receive(&client("127.0.0.1", &connection));
-    assert_eq!(second.grow_to(1), Err(Full), "more than an eighth");
-    let proxied = budget.receive(&client("127.0.0.1", &Connection::new()));
+    let second = budget.begin_receive(&client("127.0.0.1", &connection));
+    assert_eq!(second.grow_to(1), Err(BudgetExhausted), "more than an eighth");
+    let proxied = budget.begin_receive(&client("127.0.0.1", &PeerConnection::new()));
     proxied.grow_to(8 * MIB).expect("a trusted proxy has many connections");
     drop((first, second, proxied));
 
     let of = |address: &str| {
-        let reservation = budget.receive(&client(address, &Connection::new()));
+        let reservation = budget.begin_receive(&client(address, &PeerConnection::new()));
         reservation.grow_to(8 * MIB).map(|()| reservation)
     };
     let held = [of("192.0.2.1").unwrap(), of("192.0.2.1").unwrap()];
@@ -85,20 +85,20 @@ async fn one_connection_and_one_address_hold_a_part_of_it() {
 async fn the_slowest_is_evicted_first_and_its_memory_is_free_at_once() {
     let budget = budget(64 * MIB);
     let begin = |bytes: u64| {
-        let reservation = budget.receive(&client("127.0.0.1", &Connection::new()));
+        let reservation = budget.begin_receive(&client("127.0.0.1", &PeerConnection::new()));
         reservation.grow_to(bytes).map(|()| reservation)
     };
     let [silent, slow, fast] = [begin(8 * MIB).unwrap(), begin(16 * MIB).unwrap(), begin(40 * MIB).unwrap()];
     assert!(begin(1).is_err(), "nobody is evicted as soon as it has begun");
     for _ in 0..20 {
         advance(Duration::from_millis(100)).await;
-        slow.progressed(1000);
-        fast.progressed(100 << 10);
+        slow.record_progress(1000);
+        fast.record_progress(100 << 10);
     }
     let newcomer = begin(6 * MIB).unwrap();
     assert!(is_evicted(&silent).await);
     assert!(!is_evicted(&slow).await && !is_evicted(&fast).await);
-    assert_eq!(silent.grow_to(9 * MIB), Err(Full), "what was evicted stays so");
+    assert_eq!(silent.grow_to(9 * MIB), Err(BudgetExhausted), "what was evicted stays so");
     fast.grow_to(44 * MIB).expect("the slow one has to go");
     assert!(is_evicted(&slow).await);
     assert!(begin(40 * MIB).is_err(), "the fast one goes on");
@@ -111,16 +111,16 @@ async fn the_slowest_is_evicted_first_and_its_memory_is_free_at_once() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_nobody_reads_is_cut_for_another() {
     let budget = budget(16 * MIB);
-    let cut = Cut::new();
+    let cut = ResponseAbort::new();
     let mut extensions = Extensions::new();
     extensions.insert(cut.clone());
-    let unread = budget.answer(&Client::of(&extensions), 16 * MIB).await.unwrap();
+    let unread = budget.answer(&BudgetClient::of(&extensions), 16 * MIB).await.unwrap();
     let begun = Instant::now();
-    let next = budget.answer(&Client::default(), MIB).await.unwrap();
+    let next = budget.answer(&BudgetClient::default(), MIB).await.unwrap();
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-    assert!(poll_fn(|cx| Poll::Ready(cut.poll_cut(cx))).await.is_ready());
+    assert!(poll_fn(|cx| Poll::Ready(cut.poll_aborted(cx))).await.is_ready());
     assert!(is_evicted(&unread).await);
-    let unread = unread.counter();
+    let unread = unread.in_flight_counter();
     unread.count(MIB);
     drop(next);
     assert_eq!(budget.0.used.load(Relaxed), 0, "an answer that was cut is not counted");
@@ -129,7 +129,7 @@ async fn an_answer_that_nobody_reads_is_cut_for_another() {
 #[tokio::test(start_paused = true)]
 async fn clients_that_fill_the_memory_again_and_again_do_not_keep_others_out() {
     let budget = budget(16 * MIB);
-    let greedy: Vec<_> = (0..8).map(|_| client("127.0.0.1", &Connection::new())).collect();
+    let greedy: Vec<_> = (0..8).map(|_| client("127.0.0.1", &PeerConnection::new())).collect();
     // Each has more answers waiting than it may hold, and reads none.
     for client in greedy.iter().flat_map(|client| vec![client.clone(); 50]) {
         let budget = budget.clone();
@@ -142,7 +142,7 @@ async fn clients_that_fill_the_memory_again_and_again_do_not_keep_others_out() {
     tokio::time::sleep(Duration::from_secs(10)).await;
     for _ in 0..20 {
         let begun = Instant::now();
-        let other = budget.answer(&client("127.0.0.1", &Connection::new()), MIB).await;
+        let other = budget.answer(&client("127.0.0.1", &PeerConnection::new()), MIB).await;
         assert!(other.is_ok() && begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
         tokio::time::sleep(Duration::from_millis(130)).await;
     }
@@ -153,13 +153,13 @@ async fn silent_bodies_hold_little_and_are_evicted() {
     let budget = budget(MIB);
     let silent: Vec<_> = (0..256)
         .map(|_| {
-            let reservation = budget.receive(&Client::default());
+            let reservation = budget.begin_receive(&BudgetClient::default());
             reservation.grow_to(0).unwrap();
             reservation
         })
         .collect();
-    let newcomer = budget.receive(&Client::default());
-    assert_eq!(newcomer.grow_to(1), Err(Full));
+    let newcomer = budget.begin_receive(&BudgetClient::default());
+    assert_eq!(newcomer.grow_to(1), Err(BudgetExhausted));
     advance(EVICTION_GRACE).await;
     newcomer.grow_to(64 << 10).unwrap();
     let mut evicted = 0;

@@ -12,22 +12,22 @@ use ibid_testkit::{
 };
 use tokio::task::spawn_blocking;
 
-use super::{Backend, Server, redis};
-use crate::fault::{Doing, Process};
+use super::{Server, StoreBackend, redis};
+use crate::fault::{FaultFuture, ServerProcess};
 
 /// A server with a migrated database.
-pub(super) struct Alone {
+pub(super) struct PostgresBackend {
     postgres: Arc<Postgres>,
     database: String,
 }
 
-impl Alone {
+impl PostgresBackend {
     /// Starts it, and migrates it as an operator would, with the gateway's own command.
-    pub(super) async fn start(bin: &Path) -> Result<Alone, String> {
+    pub(super) async fn start(bin: &Path) -> Result<PostgresBackend, String> {
         let starting = spawn_blocking(|| {
             let postgres = Postgres::start();
             let database = postgres.create_database();
-            Alone { postgres: Arc::new(postgres), database }
+            PostgresBackend { postgres: Arc::new(postgres), database }
         });
         let alone = starting.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
         let url = alone.postgres.url("migrator", &alone.database);
@@ -40,7 +40,7 @@ impl Alone {
 
     fn server(&self) -> Server {
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, self.postgres.port()));
-        Server { process: Arc::new(Running(Arc::clone(&self.postgres))), addr, linked: true }
+        Server { process: Arc::new(PostgresProcess(Arc::clone(&self.postgres))), addr, via_proxy: true }
     }
 
     fn url(&self, at: &dyn Fn(&str) -> SocketAddr) -> String {
@@ -48,7 +48,7 @@ impl Alone {
     }
 }
 
-impl Backend for Alone {
+impl StoreBackend for PostgresBackend {
     fn servers(&self) -> Vec<Server> {
         vec![self.server()]
     }
@@ -60,7 +60,7 @@ impl Backend for Alone {
 
 /// Which of the two decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum TieredBackendMode {
     /// PostgreSQL; Redis is its cache.
     Strict,
     /// Whichever is there.
@@ -68,40 +68,40 @@ pub(super) enum Mode {
 }
 
 /// PostgreSQL and Redis as one store.
-pub(super) struct Tiered {
-    postgres: Alone,
+pub(super) struct TieredBackend {
+    postgres: PostgresBackend,
     redis: Arc<Redis>,
-    mode: Mode,
+    mode: TieredBackendMode,
 }
 
-impl Tiered {
-    pub(super) async fn start(bin: &Path, mode: Mode) -> Result<Tiered, String> {
-        let postgres = Alone::start(bin).await?;
+impl TieredBackend {
+    pub(super) async fn start(bin: &Path, mode: TieredBackendMode) -> Result<TieredBackend, String> {
+        let postgres = PostgresBackend::start(bin).await?;
         let redis = spawn_blocking(Redis::start).await;
         let redis = redis.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
-        Ok(Tiered { postgres, redis: Arc::new(redis), mode })
+        Ok(TieredBackend { postgres, redis: Arc::new(redis), mode })
     }
 }
 
-impl Backend for Tiered {
+impl StoreBackend for TieredBackend {
     fn servers(&self) -> Vec<Server> {
-        vec![self.postgres.server(), redis::alone(&self.redis)]
+        vec![self.postgres.server(), redis::redis_server(&self.redis)]
     }
 
     fn store(&self, at: &dyn Fn(&str) -> SocketAddr) -> String {
         let (postgres, redis) = (self.postgres.url(at), format!("redis://{}/0", at("redis")));
         match self.mode {
-            Mode::Strict => format!("[store]\nurl = \"{postgres}\"\ncache = \"{redis}\""),
-            Mode::Loose => format!("[store]\nurl = \"{redis}\"\nfallback = \"{postgres}\""),
+            TieredBackendMode::Strict => format!("[store]\nurl = \"{postgres}\"\ncache = \"{redis}\""),
+            TieredBackendMode::Loose => format!("[store]\nurl = \"{redis}\"\nfallback = \"{postgres}\""),
         }
     }
 }
 
-struct Running(Arc<Postgres>);
+struct PostgresProcess(Arc<Postgres>);
 
-impl Running {
+impl PostgresProcess {
     /// PostgreSQL's own harness blocks.
-    fn blocking(&self, act: fn(&Postgres)) -> Doing<'_> {
+    fn blocking(&self, act: fn(&Postgres)) -> FaultFuture<'_> {
         let postgres = Arc::clone(&self.0);
         Box::pin(async move {
             let done = spawn_blocking(move || act(&postgres)).await;
@@ -110,24 +110,24 @@ impl Running {
     }
 }
 
-impl Process for Running {
+impl ServerProcess for PostgresProcess {
     fn name(&self) -> String {
         "postgres".to_owned()
     }
 
-    fn kill(&self) -> Doing<'_> {
+    fn kill(&self) -> FaultFuture<'_> {
         self.blocking(Postgres::kill)
     }
 
-    fn restart(&self) -> Doing<'_> {
+    fn restart(&self) -> FaultFuture<'_> {
         self.blocking(Postgres::restart)
     }
 
-    fn pause(&self) -> Doing<'_> {
+    fn pause(&self) -> FaultFuture<'_> {
         self.blocking(Postgres::pause)
     }
 
-    fn resume(&self) -> Doing<'_> {
+    fn resume(&self) -> FaultFuture<'_> {
         self.blocking(Postgres::resume)
     }
 }

@@ -6,30 +6,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ibid_testkit::servers::redis::{Cluster, Sentinels, Server as Redis};
+use ibid_testkit::servers::redis::{RedisCluster, RedisSentinels, Server as Redis};
 use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
-use super::{Backend, Server};
-use crate::fault::{Doing, Fault, Other, Process};
+use super::{Server, StoreBackend};
+use crate::fault::{ChaosFault, CustomFault, FaultFuture, ServerProcess};
 
 /// How long a primary stays away: longer than it takes the others to notice and to choose another.
-const FAILOVER: std::ops::Range<Duration> = Duration::from_secs(4)..Duration::from_secs(7);
+const PRIMARY_DOWNTIME: std::ops::Range<Duration> = Duration::from_secs(4)..Duration::from_secs(7);
 
 /// Finds one server among those that belong together.
-type Pick<T> = fn(&T, usize) -> &Redis;
+type PickServer<T> = fn(&T, usize) -> &Redis;
 
 /// One server of a set that lives as long as any of its processes.
-struct Member<T> {
+struct RedisProcess<T> {
     name: String,
     set: Arc<T>,
     nth: usize,
-    pick: Pick<T>,
+    pick: PickServer<T>,
 }
 
-impl<T: Send + Sync + 'static> Member<T> {
+impl<T: Send + Sync + 'static> RedisProcess<T> {
     /// Redis's own harness blocks.
-    fn blocking(&self, act: fn(&Redis)) -> Doing<'_> {
+    fn blocking(&self, act: fn(&Redis)) -> FaultFuture<'_> {
         let (set, nth, pick) = (Arc::clone(&self.set), self.nth, self.pick);
         Box::pin(async move {
             let done = spawn_blocking(move || act(pick(&set, nth))).await;
@@ -38,38 +38,40 @@ impl<T: Send + Sync + 'static> Member<T> {
     }
 }
 
-impl<T: Send + Sync + 'static> Process for Member<T> {
+impl<T: Send + Sync + 'static> ServerProcess for RedisProcess<T> {
     fn name(&self) -> String {
         self.name.clone()
     }
 
-    fn kill(&self) -> Doing<'_> {
+    fn kill(&self) -> FaultFuture<'_> {
         self.blocking(Redis::kill)
     }
 
-    fn restart(&self) -> Doing<'_> {
+    fn restart(&self) -> FaultFuture<'_> {
         self.blocking(Redis::restart)
     }
 
-    fn pause(&self) -> Doing<'_> {
+    fn pause(&self) -> FaultFuture<'_> {
         self.blocking(Redis::pause)
     }
 
-    fn resume(&self) -> Doing<'_> {
+    fn resume(&self) -> FaultFuture<'_> {
         self.blocking(Redis::resume)
     }
 }
 
-fn server<T: Send + Sync + 'static>(name: &str, set: &Arc<T>, nth: usize, pick: Pick<T>, linked: bool) -> Server {
+fn server<T: Send + Sync + 'static>(name: &str, set: &Arc<T>, nth: usize, pick: PickServer<T>, linked: bool) -> Server {
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, pick(set, nth).port()));
-    let process = Arc::new(Member { name: name.to_owned(), set: Arc::clone(set), nth, pick });
-    Server { process, addr, linked }
+    let process = Arc::new(RedisProcess { name: name.to_owned(), set: Arc::clone(set), nth, pick });
+    Server { process, addr, via_proxy: linked }
 }
 
 /// Killed for so long that the others choose another primary; comes back as that one's replica, having lost what only it
 /// had.
-fn failover<T: Send + Sync + 'static>(name: &str, set: &Arc<T>, nth: usize, pick: Pick<T>) -> Box<dyn Fault> {
-    let process = Arc::new(Member { name: name.to_owned(), set: Arc::clone(set), nth, pick });
+fn failover<T: Send + Sync + 'static>(
+    name: &str, set: &Arc<T>, nth: usize, pick: PickServer<T>,
+) -> Box<dyn ChaosFault> {
+    let process = Arc::new(RedisProcess { name: name.to_owned(), set: Arc::clone(set), nth, pick });
     let again = Arc::clone(&process);
     let inject = move || {
         let process = Arc::clone(&process);
@@ -79,20 +81,21 @@ fn failover<T: Send + Sync + 'static>(name: &str, set: &Arc<T>, nth: usize, pick
         let process = Arc::clone(&again);
         async move { process.restart().await }
     };
-    Other::from(name, "away until another takes its place", FAILOVER, inject, heal)
+    CustomFault::from(name, "away until another takes its place", PRIMARY_DOWNTIME, inject, heal)
 }
 
 /// The same of whichever is the primary, and only once its replica is in step with it. Nothing happens if it never is.
-fn calm_failover(set: &Arc<Sentinels>) -> Box<dyn Fault> {
-    let members =
-        [0, 1].map(|nth| Arc::new(Member { name: "redis".to_owned(), set: Arc::clone(set), nth, pick: Watched::pick }));
-    let killed: Arc<Mutex<Option<Arc<Member<Sentinels>>>>> = Arc::default();
+fn orderly_failover(set: &Arc<RedisSentinels>) -> Box<dyn ChaosFault> {
+    let members = [0, 1].map(|nth| {
+        Arc::new(RedisProcess { name: "redis".to_owned(), set: Arc::clone(set), nth, pick: SentinelBackend::pick })
+    });
+    let killed: Arc<Mutex<Option<Arc<RedisProcess<RedisSentinels>>>>> = Arc::default();
     let again = Arc::clone(&killed);
     let inject = move || {
         let (members, killed) = (members.clone(), Arc::clone(&killed));
         async move {
             let looked = members.clone();
-            let found = spawn_blocking(move || in_step(&looked)).await.ok().flatten();
+            let found = spawn_blocking(move || find_replicated_primary(&looked)).await.ok().flatten();
             if let Some(primary) = &found {
                 primary.kill().await;
             }
@@ -107,11 +110,11 @@ fn calm_failover(set: &Arc<Sentinels>) -> Box<dyn Fault> {
             }
         }
     };
-    Other::from("the primary", "away until another takes its place", FAILOVER, inject, heal)
+    CustomFault::from("the primary", "away until another takes its place", PRIMARY_DOWNTIME, inject, heal)
 }
 
 /// The primary, once its replica has all that it has.
-fn in_step(members: &[Arc<Member<Sentinels>>]) -> Option<Arc<Member<Sentinels>>> {
+fn find_replicated_primary(members: &[Arc<RedisProcess<RedisSentinels>>]) -> Option<Arc<RedisProcess<RedisSentinels>>> {
     for _ in 0..80 {
         for member in members {
             let info = (member.pick)(&member.set, member.nth).try_cli(&["INFO", "replication"]).unwrap_or_default();
@@ -125,23 +128,23 @@ fn in_step(members: &[Arc<Member<Sentinels>>]) -> Option<Arc<Member<Sentinels>>>
 }
 
 /// A server that is reached over links.
-pub(super) fn alone(redis: &Arc<Redis>) -> Server {
+pub(super) fn redis_server(redis: &Arc<Redis>) -> Server {
     server("redis", redis, 0, |redis, _| redis, true)
 }
 
 /// One server that syncs every write, unless told otherwise.
-pub(super) struct Alone(Arc<Redis>);
+pub(super) struct RedisBackend(Arc<Redis>);
 
-impl Alone {
+impl RedisBackend {
     /// With these lines in its configuration.
-    pub(super) fn start(config: &[&str]) -> Alone {
-        Alone(Arc::new(Redis::configured(config)))
+    pub(super) fn start(config: &[&str]) -> RedisBackend {
+        RedisBackend(Arc::new(Redis::start_with_config(config)))
     }
 }
 
-impl Backend for Alone {
+impl StoreBackend for RedisBackend {
     fn servers(&self) -> Vec<Server> {
-        vec![alone(&self.0)]
+        vec![redis_server(&self.0)]
     }
 
     fn store(&self, at: &dyn Fn(&str) -> SocketAddr) -> String {
@@ -150,87 +153,87 @@ impl Backend for Alone {
 }
 
 /// A primary and a replica, watched by three sentinels.
-pub(super) struct Watched {
-    set: Arc<Sentinels>,
+pub(super) struct SentinelBackend {
+    set: Arc<RedisSentinels>,
     /// Nothing is killed before its replica has all that it had when somebody looked.
-    calm: bool,
+    orderly: bool,
     wait_replicas: u32,
 }
 
-impl Watched {
-    pub(super) fn start() -> Watched {
-        Watched { set: Arc::new(Sentinels::start()), calm: false, wait_replicas: 0 }
+impl SentinelBackend {
+    pub(super) fn start() -> SentinelBackend {
+        SentinelBackend { set: Arc::new(RedisSentinels::start()), orderly: false, wait_replicas: 0 }
     }
 
     /// Fails over in good order; with gateways that wait for replicas, in any order.
-    pub(super) fn failing_over(wait_replicas: u32) -> Watched {
-        Watched { calm: wait_replicas == 0, wait_replicas, ..Watched::start() }
+    pub(super) fn failing_over(wait_replicas: u32) -> SentinelBackend {
+        SentinelBackend { orderly: wait_replicas == 0, wait_replicas, ..SentinelBackend::start() }
     }
 
-    fn pick(set: &Sentinels, nth: usize) -> &Redis {
+    fn pick(set: &RedisSentinels, nth: usize) -> &Redis {
         [&set.primary, &set.replica][nth]
     }
 }
 
-impl Backend for Watched {
+impl StoreBackend for SentinelBackend {
     fn servers(&self) -> Vec<Server> {
         let names = ["redis one", "redis two"];
         let servers = names.iter().enumerate();
-        servers.map(|(nth, name)| server(name, &self.set, nth, Watched::pick, false)).collect()
+        servers.map(|(nth, name)| server(name, &self.set, nth, SentinelBackend::pick, false)).collect()
     }
 
     fn store(&self, _: &dyn Fn(&str) -> SocketAddr) -> String {
         format!("[store]\nurl = \"{}\"\nwait_replicas = {}", self.set.url(), self.wait_replicas)
     }
 
-    fn others(&self) -> Vec<Box<dyn Fault>> {
-        if self.calm {
-            return vec![calm_failover(&self.set)];
+    fn other_faults(&self) -> Vec<Box<dyn ChaosFault>> {
+        if self.orderly {
+            return vec![orderly_failover(&self.set)];
         }
         let names = ["redis one", "redis two"];
-        names.iter().enumerate().map(|(nth, name)| failover(name, &self.set, nth, Watched::pick)).collect()
+        names.iter().enumerate().map(|(nth, name)| failover(name, &self.set, nth, SentinelBackend::pick)).collect()
     }
 }
 
 /// Three primaries with a replica each.
-pub(super) struct Clustered(Arc<Cluster>);
+pub(super) struct ClusterBackend(Arc<RedisCluster>);
 
-impl Clustered {
-    pub(super) fn start() -> Clustered {
-        Clustered(Arc::new(Cluster::start()))
+impl ClusterBackend {
+    pub(super) fn start() -> ClusterBackend {
+        ClusterBackend(Arc::new(RedisCluster::start()))
     }
 
-    fn pick(set: &Cluster, nth: usize) -> &Redis {
+    fn pick(set: &RedisCluster, nth: usize) -> &Redis {
         &set.primaries[nth]
     }
 }
 
-impl Backend for Clustered {
+impl StoreBackend for ClusterBackend {
     fn servers(&self) -> Vec<Server> {
         let servers = (0..self.0.primaries.len()).map(|nth| (nth, format!("redis {nth}")));
-        servers.map(|(nth, name)| server(&name, &self.0, nth, Clustered::pick, false)).collect()
+        servers.map(|(nth, name)| server(&name, &self.0, nth, ClusterBackend::pick, false)).collect()
     }
 
     fn store(&self, _: &dyn Fn(&str) -> SocketAddr) -> String {
         format!("[store]\nurl = \"{}\"", self.0.url())
     }
 
-    fn others(&self) -> Vec<Box<dyn Fault>> {
-        let mut faults = vec![failover("redis 0", &self.0, 0, Clustered::pick)];
+    fn other_faults(&self) -> Vec<Box<dyn ChaosFault>> {
+        let mut faults = vec![failover("redis 0", &self.0, 0, ClusterBackend::pick)];
         let (there, back) = (Arc::clone(&self.0), Arc::clone(&self.0));
         let moved = Duration::from_millis(500)..Duration::from_secs(2);
         let inject = move || reshard(Arc::clone(&there), 1, 2);
         let heal = move || reshard(Arc::clone(&back), 2, 1);
-        faults.push(Other::from("redis slots", "slots moved", moved, inject, heal));
+        faults.push(CustomFault::from("redis slots", "slots moved", moved, inject, heal));
         faults
     }
 }
 
 /// How many slots move at once.
-const SLOTS: &str = "400";
+const RESHARD_SLOTS: &str = "400";
 
 /// Moves slots between two of the first primaries, as an operator would, while they are in use.
-async fn reshard(cluster: Arc<Cluster>, from: usize, to: usize) {
+async fn reshard(cluster: Arc<RedisCluster>, from: usize, to: usize) {
     let work = move || {
         let [from, to] = [from, to].map(|nth| &cluster.primaries[nth]);
         let ids = [from, to].map(|node| node.try_cli(&["CLUSTER", "MYID"]));
@@ -238,7 +241,7 @@ async fn reshard(cluster: Arc<Cluster>, from: usize, to: usize) {
         let [Some(from_id), Some(to_id)] = ids else { return };
         let node = format!("127.0.0.1:{}", to.port());
         let args = ["--cluster", "reshard", &node, "--cluster-from", &from_id, "--cluster-to", &to_id];
-        let rest = ["--cluster-slots", SLOTS, "--cluster-yes"];
+        let rest = ["--cluster-slots", RESHARD_SLOTS, "--cluster-yes"];
         let cli = |args: &[&str]| {
             let run = std::process::Command::new("timeout").args(["20", "redis-cli"]).args(args).output();
             run.is_ok_and(|run| run.status.success())

@@ -1,17 +1,17 @@
 //! What a key may look like, and what happens without one.
 
-use ibid::{KeyFormat, Reason};
+use ibid::{KeyFormat, RefusalReason};
 
 use super::{
-    super::request::Request, super::session::Session, super::wire::Broken, Expected, Stop, count, judge, ran_since,
-    times,
+    super::connection::ExchangeError, super::request::RawRequest, super::session::ConformSession, ExpectedOutcome,
+    RunAborted, count, format_run_count, judge_second, ran_since,
 };
 
-pub(super) async fn all(session: &mut Session) -> Result<(), Stop> {
-    missing(session).await?;
-    longest(session).await?;
-    quoted(session).await?;
-    let fresh = session.fresh_key();
+pub(super) async fn check_all(session: &mut ConformSession) -> Result<(), RunAborted> {
+    check_missing(session).await?;
+    check_longest(session).await?;
+    check_quoted(session).await?;
+    let fresh = session.new_key();
     let long = session.plan.profile.policy.key.max_length + 1;
     // Of the right form, where there is one that can be long.
     let too_long = match session.plan.profile.policy.key.format {
@@ -31,39 +31,44 @@ pub(super) async fn all(session: &mut Session) -> Result<(), Stop> {
         ("key.non-ascii", format!("{fresh}\u{e9}").into_bytes()),
     ];
     for (id, key) in refused {
-        let request = session.with_key(&key);
-        refuses(session, id, request).await?;
+        let request = session.operation_with_key(&key);
+        check_refused(session, id, request).await?;
     }
-    let mut twice = session.fresh();
-    twice.keys.push((twice.keys[0].0.clone(), session.fresh_key().into_bytes()));
-    refuses(session, "key.two-headers", twice).await?;
-    let mut twin = session.fresh();
-    twin.keys.push((twin.keys[0].0.replace('-', "_"), session.fresh_key().into_bytes()));
-    refuses(session, "key.twin", twin).await?;
-    let nominated = session.fresh();
+    let mut twice = session.new_operation();
+    twice.keys.push((twice.keys[0].0.clone(), session.new_key().into_bytes()));
+    check_refused(session, "key.two-headers", twice).await?;
+    let mut twin = session.new_operation();
+    twin.keys.push((twin.keys[0].0.replace('-', "_"), session.new_key().into_bytes()));
+    check_refused(session, "key.twin", twin).await?;
+    let nominated = session.new_operation();
     let connection = format!("close, {}", nominated.keys[0].0);
-    refuses(session, "key.nominated", Request { connection, ..nominated }).await
+    check_refused(session, "key.nominated", RawRequest { connection, ..nominated }).await
 }
 
 /// Sends what must be refused before anything runs.
-async fn refuses(session: &mut Session, id: &'static str, request: Request) -> Result<(), Stop> {
-    if !session.wants(id) {
+async fn check_refused(session: &mut ConformSession, id: &'static str, request: RawRequest) -> Result<(), RunAborted> {
+    if !session.is_pending(id) {
         return Ok(());
     }
     let before = count(session).await?;
     let seen = session.send(&request).await;
     let ran = ran_since(session, before).await?;
-    let status = session.status_of(Reason::KeyInvalid);
-    let foreign = session.plan.profile.is_foreign();
+    let status = session.status_of(RefusalReason::KeyInvalid);
+    let foreign = session.plan.profile.is_third_party();
     // Bytes that no header may have are often refused before there is a request at all.
     let unframed = matches!(id, "key.control-byte" | "key.non-ascii");
-    let refused = match &seen.answer {
+    let refused = match &seen.response {
         Ok(answer) if foreign || unframed => (400..500).contains(&answer.status),
         Ok(answer) => answer.status == status,
-        Err(broken) => unframed && matches!(broken, Broken::Closed),
+        Err(broken) => unframed && matches!(broken, ExchangeError::Closed),
     };
     let wanted = if foreign { "a refusal (4xx)".into() } else { status.to_string() };
-    session.found(id, refused && ran.unwrap_or(0) == 0, format!("{wanted}, and no run{}", times(ran)), &seen);
+    session.report_exchange(
+        id,
+        refused && ran.unwrap_or(0) == 0,
+        format!("{wanted}, and no run{}", format_run_count(ran)),
+        &seen,
+    );
     if refused && !unframed {
         session.refusals.push((id, true, seen));
     }
@@ -71,10 +76,10 @@ async fn refuses(session: &mut Session, id: &'static str, request: Request) -> R
 }
 
 /// Without a key: refused, or run each time, as the profile says; the draft leaves it to the server.
-async fn missing(session: &mut Session) -> Result<(), Stop> {
+async fn check_missing(session: &mut ConformSession) -> Result<(), RunAborted> {
     const ID: &str = "key.missing";
     let before = count(session).await?;
-    let request = session.keyless();
+    let request = session.operation_without_key();
     let first = session.send(&request).await;
     let ran = ran_since(session, before).await?;
     let policy_says = session.plan.profile.policy.key.required;
@@ -85,82 +90,82 @@ async fn missing(session: &mut Session) -> Result<(), Stop> {
         None => policy_says,
     };
     if required {
-        let status = session.status_of(Reason::KeyMissing);
+        let status = session.status_of(RefusalReason::KeyMissing);
         let fine = first.status() == Some(status) && ran.unwrap_or(0) == 0;
-        session.found(ID, fine, format!("{status}, and no run{}", times(ran)), &first);
+        session.report_exchange(ID, fine, format!("{status}, and no run{}", format_run_count(ran)), &first);
         session.refusals.push((ID, true, first));
         return Ok(());
     }
-    let Some(answer) = first.answer.as_ref().ok().filter(|answer| answer.is_success()) else {
-        session.found(ID, false, "success: the key is optional", &first);
+    let Some(answer) = first.response.as_ref().ok().filter(|answer| answer.is_success()) else {
+        session.report_exchange(ID, false, "success: the key is optional", &first);
         return Ok(());
     };
     let before = count(session).await?;
     let second = session.send(&request).await;
     let ran = ran_since(session, before).await?;
-    judge(session, ID, Expected::Own, answer, &second, ran);
+    judge_second(session, ID, ExpectedOutcome::OwnRun, answer, &second, ran);
     Ok(())
 }
 
-async fn longest(session: &mut Session) -> Result<(), Stop> {
+async fn check_longest(session: &mut ConformSession) -> Result<(), RunAborted> {
     const ID: &str = "key.longest";
-    if !session.wants(ID) {
+    if !session.is_pending(ID) {
         return Ok(());
     }
     if !session.has_evidence() {
-        session.not_performed(ID, "nothing shows that keys are looked at; name --count-url");
+        session.report_not_performed(ID, "nothing shows that keys are looked at; name --count-url");
         return Ok(());
     }
-    let mut key = session.fresh_key();
+    let mut key = session.new_key();
     key.push_str(&"k".repeat(session.plan.profile.policy.key.max_length - key.len()));
-    let request = session.with_key(key.as_bytes());
+    let request = session.operation_with_key(key.as_bytes());
     let first = session.send(&request).await;
-    session.found(ID, first.is_success(), "success", &first);
+    session.report_exchange(ID, first.is_success(), "success", &first);
     Ok(())
 }
 
 /// `"k"` is `k`.
-async fn quoted(session: &mut Session) -> Result<(), Stop> {
+async fn check_quoted(session: &mut ConformSession) -> Result<(), RunAborted> {
     const ID: &str = "key.quoted";
-    if !session.wants(ID) {
+    if !session.is_pending(ID) {
         return Ok(());
     }
-    let bare = session.fresh();
+    let bare = session.new_operation();
     let (name, key) = bare.keys[0].clone();
-    let quoted = Request { keys: vec![(name, [b"\"", &key[..], b"\""].concat())], ..bare.clone() };
+    let quoted = RawRequest { keys: vec![(name, [b"\"", &key[..], b"\""].concat())], ..bare.clone() };
     let first = session.send(&quoted).await;
-    let Some(answer) = first.answer.as_ref().ok().filter(|answer| answer.is_success()) else {
-        session.found(ID, false, "success with the key in quotes", &first);
+    let Some(answer) = first.response.as_ref().ok().filter(|answer| answer.is_success()) else {
+        session.report_exchange(ID, false, "success with the key in quotes", &first);
         return Ok(());
     };
     let before = count(session).await?;
-    let second = session.settle(&bare).await;
+    let second = session.send_until_settled(&bare).await;
     let ran = ran_since(session, before).await?;
-    judge(session, ID, Expected::Same, answer, &second, ran);
+    judge_second(session, ID, ExpectedOutcome::Replay, answer, &second, ran);
     Ok(())
 }
 
 /// A GET with a key is a GET.
-pub(super) async fn get(session: &mut Session) -> Result<(), Stop> {
+pub(super) async fn check_get(session: &mut ConformSession) -> Result<(), RunAborted> {
     const ID: &str = "get.passes";
-    if !session.wants(ID) {
+    if !session.is_pending(ID) {
         return Ok(());
     }
-    let plain = Request { method: "GET".into(), body: None, ..session.keyless() };
-    let keyed = Request { keys: session.fresh().keys, ..plain.clone() };
+    let plain = RawRequest { method: "GET".into(), body: None, ..session.operation_without_key() };
+    let keyed = RawRequest { keys: session.new_operation().keys, ..plain.clone() };
     let without = session.send(&plain).await;
     let with = [session.send(&keyed).await, session.send(&keyed).await];
     let expected = match without.status() {
         Some(status) => format!("{status}, as without a key, and no replay"),
         None => "what comes without a key".into(),
     };
-    let same = |seen: &&super::super::request::Seen| {
-        let marked = seen.answer.as_ref().is_ok_and(|answer| session.is_marked(answer));
+    let same = |seen: &&super::super::request::RawExchange| {
+        let marked = seen.response.as_ref().is_ok_and(|answer| session.is_marked_as_replay(answer));
         seen.status().is_none() || seen.status() != without.status() || marked
     };
     match with.iter().find(same) {
-        Some(wrong) => session.found(ID, false, expected, &wrong.clone()),
-        None => session.found(ID, true, expected, &with[1]),
+        Some(wrong) => session.report_exchange(ID, false, expected, &wrong.clone()),
+        None => session.report_exchange(ID, true, expected, &with[1]),
     }
     Ok(())
 }

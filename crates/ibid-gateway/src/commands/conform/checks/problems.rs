@@ -1,38 +1,44 @@
 //! How refusals look: those that the other checks have met.
 
-use ibid::Refusals;
+use ibid::RefusalFormat;
 use serde_json::Value;
 
-use super::super::{session::Session, wire::Answer};
+use super::super::{connection::RawResponse, session::ConformSession};
 
-pub(super) fn all(session: &mut Session) {
+pub(super) fn check_all(session: &mut ConformSession) {
     let refusals = std::mem::take(&mut session.refusals);
     let refusals_are = session.plan.profile.policy.refusals;
     let answers =
-        || refusals.iter().filter_map(|(id, of_key, seen)| Some((id, *of_key, seen, seen.answer.as_ref().ok()?)));
+        || refusals.iter().filter_map(|(id, of_key, seen)| Some((id, *of_key, seen, seen.response.as_ref().ok()?)));
     match answers().next() {
-        None => session.not_performed("problem.shape", "no refusal was seen"),
+        None => session.report_not_performed("problem.shape", "no refusal was seen"),
         Some((_, _, any, _)) => {
-            match answers().find_map(|(id, _, seen, answer)| Some((id, seen, wrong(answer, refusals_are)?))) {
-                None => session.found("problem.shape", true, refusals_are.media_type(), any),
-                Some((id, seen, why)) => session.found("problem.shape", false, format!("{why} (seen in {id})"), seen),
+            match answers()
+                .find_map(|(id, _, seen, answer)| Some((id, seen, find_problem_error(answer, refusals_are)?)))
+            {
+                None => session.report_exchange("problem.shape", true, refusals_are.media_type(), any),
+                Some((id, seen, why)) => {
+                    session.report_exchange("problem.shape", false, format!("{why} (seen in {id})"), seen)
+                }
             }
         }
     }
     match answers().find(|(_, of_key, ..)| *of_key) {
-        None => session.not_performed("problem.link", "no key was refused"),
-        Some((_, _, any, _)) => match answers().find(|(_, of_key, _, answer)| *of_key && !leads_on(answer)) {
-            None => session.found("problem.link", true, "a link", any),
-            Some((id, _, seen, _)) => {
-                let expected = format!("a Link header, or a problem whose type is an address (seen in {id})");
-                session.found("problem.link", false, expected, seen);
+        None => session.report_not_performed("problem.link", "no key was refused"),
+        Some((_, _, any, _)) => {
+            match answers().find(|(_, of_key, _, answer)| *of_key && !has_documentation_link(answer)) {
+                None => session.report_exchange("problem.link", true, "a link", any),
+                Some((id, _, seen, _)) => {
+                    let expected = format!("a Link header, or a problem whose type is an address (seen in {id})");
+                    session.report_exchange("problem.link", false, expected, seen);
+                }
             }
-        },
+        }
     }
 }
 
 /// What is wrong with a problem, in the words of what was expected.
-fn wrong(answer: &Answer, refusals: Refusals) -> Option<String> {
+fn find_problem_error(answer: &RawResponse, refusals: RefusalFormat) -> Option<String> {
     let kind = answer.header("content-type").unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if !kind.eq_ignore_ascii_case(refusals.media_type()) {
         return Some(format!("content-type: {}", refusals.media_type()));
@@ -40,7 +46,7 @@ fn wrong(answer: &Answer, refusals: Refusals) -> Option<String> {
     let Ok(Value::Object(problem)) = serde_json::from_slice(&answer.body) else {
         return Some("a JSON object".into());
     };
-    if refusals == Refusals::Stripe {
+    if refusals == RefusalFormat::Stripe {
         let text = |name: &str| problem.get("error").is_some_and(|error| error[name].is_string());
         return ["type", "message"].into_iter().find(|name| !text(name)).map(|name| format!("a {name} in its error"));
     }
@@ -52,7 +58,7 @@ fn wrong(answer: &Answer, refusals: Refusals) -> Option<String> {
 }
 
 /// Whether it says where to read more.
-fn leads_on(answer: &Answer) -> bool {
+fn has_documentation_link(answer: &RawResponse) -> bool {
     let linked = answer.values("link").any(|link| link.contains("describedby") || link.contains("help"));
     let problem: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     let kind = problem["type"].as_str().unwrap_or_default();

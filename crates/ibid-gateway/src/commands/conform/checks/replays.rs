@@ -3,14 +3,14 @@
 use serde_json::Value;
 
 use super::{
-    super::request::{Request, Seen},
-    super::session::{Runs, Session},
-    super::wire::Answer,
-    Expected, Stop, answered, count, judge, ran_since, times,
+    super::connection::RawResponse,
+    super::request::{RawExchange, RawRequest},
+    super::session::{ConformSession, RunComparison},
+    ExpectedOutcome, RunAborted, count, format_run_count, judge_second, ran_since, require_answer,
 };
 
 /// Headers that are part of the answer, not of how it travels.
-const DESCRIBING: [&str; 8] = [
+const REPRESENTATION_HEADERS: [&str; 8] = [
     "content-type",
     "content-language",
     "content-location",
@@ -22,73 +22,78 @@ const DESCRIBING: [&str; 8] = [
 ];
 
 /// The first operation, with its answer.
-pub(super) struct First {
-    request: Request,
-    seen: Seen,
-    answer: Answer,
+pub(super) struct FirstOperation {
+    request: RawRequest,
+    seen: RawExchange,
+    answer: RawResponse,
 }
 
 /// A first operation, and another beside it, by which runs can be told apart. `None` if it does not work at all.
-pub(super) async fn first(session: &mut Session) -> Result<Option<First>, Stop> {
+pub(super) async fn run_first(session: &mut ConformSession) -> Result<Option<FirstOperation>, RunAborted> {
     let before = count(session).await?;
-    let request = session.fresh();
+    let request = session.new_operation();
     let seen = session.send(&request).await;
-    answered(&seen)?;
+    require_answer(&seen)?;
     let ran = ran_since(session, before).await?;
-    let Some(answer) = seen.answer.as_ref().ok().filter(|answer| answer.is_success()).cloned() else {
-        session.found("first.processed", false, "success (2xx)", &seen);
+    let Some(answer) = seen.response.as_ref().ok().filter(|answer| answer.is_success()).cloned() else {
+        session.report_exchange("first.processed", false, "success (2xx)", &seen);
         let why = "the operation does not succeed: give it what it needs with --method, --header and --body";
-        session.nothing_else(why);
+        session.report_rest_not_performed(why);
         return Ok(None);
     };
     if ran.is_some_and(|ran| ran != 1) {
         let why =
             format!("--count-url does not count this operation: a first request moved it by {}", ran.unwrap_or(0));
-        return Err(Stop::Usage(why));
+        return Err(RunAborted::Usage(why));
     }
-    session.marks_all = session.is_marked(&answer);
+    session.marks_first_answers = session.is_marked_as_replay(&answer);
     let expected = format!("not {}", session.markers());
-    session.found("first.unmarked", !session.marks_all, expected, &seen);
+    session.report_exchange("first.unmarked", !session.marks_first_answers, expected, &seen);
 
     let before = count(session).await?;
-    let other = session.fresh();
+    let other = session.new_operation();
     let beside = session.send(&other).await;
     let ran = ran_since(session, before).await?;
-    if let Ok(second) = &beside.answer {
-        session.varies = session.essence(&answer) != session.essence(second);
+    if let Ok(second) = &beside.response {
+        session.has_varying_bodies = session.comparable_body(&answer) != session.comparable_body(second);
     }
     // A server that gives one answer to all keys cannot be told from one whose runs are alike, but by a counter.
     match ran {
-        None if beside.is_success() && !session.varies => {
+        None if beside.is_success() && !session.has_varying_bodies => {
             let why = "two keys got the same bytes: either runs are alike, or the key is ignored; name --count-url";
-            session.not_performed("first.independent", why);
+            session.report_not_performed("first.independent", why);
         }
         ran => {
             let fine = beside.is_success() && ran.is_none_or(|ran| ran == 1);
-            session.found("first.independent", fine, format!("success, and a run of its own{}", times(ran)), &beside);
+            session.report_exchange(
+                "first.independent",
+                fine,
+                format!("success, and a run of its own{}", format_run_count(ran)),
+                &beside,
+            );
         }
     }
-    Ok(Some(First { request, seen, answer }))
+    Ok(Some(FirstOperation { request, seen, answer }))
 }
 
 /// Two retries of the first operation.
-pub(super) async fn retry(session: &mut Session, first: First) -> Result<(), Stop> {
-    let First { request, seen: sent, answer: first } = first;
+pub(super) async fn check_retries(session: &mut ConformSession, first: FirstOperation) -> Result<(), RunAborted> {
+    let FirstOperation { request, seen: sent, answer: first } = first;
     let before = count(session).await?;
-    let retries = [session.settle(&request).await, session.settle(&request).await];
+    let retries = [session.send_until_settled(&request).await, session.send_until_settled(&request).await];
     let ran = ran_since(session, before).await?;
     // What is wrong with either of them is shown.
-    let wrong = |fine: &dyn Fn(&Answer) -> bool| {
+    let wrong = |fine: &dyn Fn(&RawResponse) -> bool| {
         retries
             .iter()
-            .find(|seen| !seen.answer.as_ref().is_ok_and(fine))
+            .find(|seen| !seen.response.as_ref().is_ok_and(fine))
             .map_or((true, &retries[0]), |seen| (false, seen))
     };
     // What is on first answers too says nothing.
-    let (fine, seen) = wrong(&|answer| session.is_marked(answer) && !session.marks_all);
+    let (fine, seen) = wrong(&|answer| session.is_marked_as_replay(answer) && !session.marks_first_answers);
     let expected = format!("{}, which a first answer does not say", session.markers());
-    session.marks = fine && session.plan.profile.marks_replays();
-    session.found("replay.marker", fine, expected, seen);
+    session.has_marked_replay = fine && session.plan.profile.has_replay_marker();
+    session.report_exchange("replay.marker", fine, expected, seen);
 
     if !session.has_evidence() {
         let why =
@@ -96,61 +101,65 @@ pub(super) async fn retry(session: &mut Session, first: First) -> Result<(), Sto
         for id in
             ["first.processed", "replay.status", "replay.body", "replay.headers", "replay.once", "concurrent.settles"]
         {
-            session.not_performed(id, why);
+            session.report_not_performed(id, why);
         }
     }
-    if session.wants("first.processed") {
-        session.found("first.processed", true, "success (2xx)", &sent);
+    if session.is_pending("first.processed") {
+        session.report_exchange("first.processed", true, "success (2xx)", &sent);
     }
-    retried(session, &sent, &first, &retries, ran);
+    compare_retries(session, &sent, &first, &retries, ran);
     Ok(())
 }
 
 /// What two retries got, held against the first answer.
-fn retried(session: &mut Session, sent: &Seen, first: &Answer, retries: &[Seen; 2], ran: Option<u64>) {
-    let wrong = |fine: &dyn Fn(&Answer) -> bool| {
+fn compare_retries(
+    session: &mut ConformSession, sent: &RawExchange, first: &RawResponse, retries: &[RawExchange; 2], ran: Option<u64>,
+) {
+    let wrong = |fine: &dyn Fn(&RawResponse) -> bool| {
         retries
             .iter()
-            .find(|seen| !seen.answer.as_ref().is_ok_and(fine))
+            .find(|seen| !seen.response.as_ref().is_ok_and(fine))
             .map_or((true, &retries[0]), |seen| (false, seen))
     };
     let (fine, seen) = wrong(&|answer| answer.status == first.status);
-    session.found_unless_reported("replay.status", fine, format!("{}, as first", first.status), seen);
-    let (fine, seen) = wrong(&|answer| session.essence(answer) == session.essence(first));
-    session.found_unless_reported("replay.body", fine, format!("the first body: {}", sent.came()), seen);
-    let (fine, seen) = wrong(&|answer| is_enveloped(first, answer));
+    session.report_unless_reported("replay.status", fine, format!("{}, as first", first.status), seen);
+    let (fine, seen) = wrong(&|answer| session.comparable_body(answer) == session.comparable_body(first));
+    session.report_unless_reported("replay.body", fine, format!("the first body: {}", sent.describe_response()), seen);
+    let (fine, seen) = wrong(&|answer| has_replay_metadata(first, answer));
     let expected = "metadata.cached true, and originalTimestamp the first timestamp";
-    session.found("replay.envelope", fine, expected, seen);
-    let lost = |answer: &Answer| DESCRIBING.into_iter().find(|name| !answer.values(name).eq(first.values(name)));
+    session.report_exchange("replay.envelope", fine, expected, seen);
+    let lost = |answer: &RawResponse| {
+        REPRESENTATION_HEADERS.into_iter().find(|name| !answer.values(name).eq(first.values(name)))
+    };
     let (fine, seen) = wrong(&|answer| lost(answer).is_none());
-    let expected = match seen.answer.as_ref().ok().and_then(lost) {
+    let expected = match seen.response.as_ref().ok().and_then(lost) {
         Some(name) => format!("{name}: {}", first.header(name).unwrap_or("(none)")),
         None => "the first answer's headers".into(),
     };
-    session.found_unless_reported("replay.headers", fine, expected, seen);
+    session.report_unless_reported("replay.headers", fine, expected, seen);
     match first.header("set-cookie") {
-        None => session.not_performed("replay.cookies", "the operation sets no cookie"),
+        None => session.report_not_performed("replay.cookies", "the operation sets no cookie"),
         Some(_) => {
             let (fine, seen) = wrong(&|answer| answer.header("set-cookie").is_none());
-            session.found("replay.cookies", fine, "no set-cookie", seen);
+            session.report_exchange("replay.cookies", fine, "no set-cookie", seen);
         }
     }
-    let told = |seen: &&Seen| {
-        let runs = seen.answer.as_ref().map(|answer| session.same_run(first, answer, ran));
-        !matches!(runs, Ok(Runs::Same))
+    let told = |seen: &&RawExchange| {
+        let runs = seen.response.as_ref().map(|answer| session.compare_runs(first, answer, ran));
+        !matches!(runs, Ok(RunComparison::SameRun))
     };
     match retries.iter().find(told) {
-        None => session.found("replay.once", true, "no run", &retries[1]),
+        None => session.report_exchange("replay.once", true, "no run", &retries[1]),
         Some(seen) => {
-            let expected = format!("no run{}", times(ran));
-            session.found_unless_reported("replay.once", false, expected, &seen.clone());
+            let expected = format!("no run{}", format_run_count(ran));
+            session.report_unless_reported("replay.once", false, expected, &seen.clone());
         }
     }
 }
 
 /// Whether both say in their `metadata` which is the replay of which.
-fn is_enveloped(first: &Answer, replay: &Answer) -> bool {
-    let of = |answer: &Answer| serde_json::from_slice(&answer.body).unwrap_or(Value::Null)["metadata"].take();
+fn has_replay_metadata(first: &RawResponse, replay: &RawResponse) -> bool {
+    let of = |answer: &RawResponse| serde_json::from_slice(&answer.body).unwrap_or(Value::Null)["metadata"].take();
     let (first, replay) = (of(first), of(replay));
     first["cached"] == false
         && replay["cached"] == true
@@ -159,55 +168,61 @@ fn is_enveloped(first: &Answer, replay: &Answer) -> bool {
 }
 
 /// An operation that fails: its answer is remembered, or a retry runs again.
-pub(super) async fn failure(session: &mut Session) -> Result<(), Stop> {
+pub(super) async fn check_failure(session: &mut ConformSession) -> Result<(), RunAborted> {
     const ID: &str = "error.answer";
-    if !session.wants(ID) {
+    if !session.is_pending(ID) {
         return Ok(());
     }
-    let fresh = session.fresh();
+    let fresh = session.new_operation();
     let Some(variant) = session.plan.error.take() else {
-        session.not_performed(ID, "needs an operation that fails: --error-body or --error-header");
+        session.report_not_performed(ID, "needs an operation that fails: --error-body or --error-header");
         return Ok(());
     };
-    let request = session.varied(fresh, &variant);
+    let request = session.apply_variant(fresh, &variant);
     let seen = session.send(&request).await;
     // Whether failures differ from run to run is not what successes do.
-    let fresh = session.fresh();
-    let other = session.varied(fresh, &variant);
+    let fresh = session.new_operation();
+    let other = session.apply_variant(fresh, &variant);
     let beside = session.send(&other).await;
     session.plan.error = Some(variant);
-    let (Ok(answer), Ok(beside)) = (&seen.answer, &beside.answer) else {
-        session.found(ID, false, "an answer", &seen);
+    let (Ok(answer), Ok(beside)) = (&seen.response, &beside.response) else {
+        session.report_exchange(ID, false, "an answer", &seen);
         return Ok(());
     };
     let policy = &session.plan.profile.policy;
     let status = http::StatusCode::from_u16(answer.status).unwrap_or_default();
     if answer.is_success() {
-        session
-            .not_performed(ID, format!("--error-body and --error-header give {}, which is no failure", answer.status));
+        session.report_not_performed(
+            ID,
+            format!("--error-body and --error-header give {}, which is no failure", answer.status),
+        );
         return Ok(());
     }
     if policy.unknown_status.contains(&status) {
-        session.not_performed(ID, format!("{} leaves the outcome open; use another failure", answer.status));
+        session.report_not_performed(ID, format!("{} leaves the outcome open; use another failure", answer.status));
         return Ok(());
     }
-    let kept = policy.remember.keeps(status);
-    let alike = session.essence(answer) == session.essence(beside);
-    let varied = std::mem::replace(&mut session.varies, !alike);
+    let kept = policy.remember.matches(status);
+    let alike = session.comparable_body(answer) == session.comparable_body(beside);
+    let varied = std::mem::replace(&mut session.has_varying_bodies, !alike);
     let before = count(session).await?;
-    let retry = session.settle(&request).await;
+    let retry = session.send_until_settled(&request).await;
     let ran = ran_since(session, before).await?;
-    let (first, answer) = (answer.clone(), retry.answer.clone());
+    let (first, answer) = (answer.clone(), retry.response.clone());
     match (kept, answer) {
-        (true, _) => judge(session, ID, Expected::Same, &first, &retry, ran),
-        (false, Ok(answer)) => match session.same_run(&first, &answer, ran) {
-            Runs::Untold => {
-                session.not_performed(ID, "every failure is alike, and no marker tells a replay; name --count-url")
-            }
-            runs => session.found(ID, runs == Runs::Another, format!("another run{}", times(ran)), &retry),
+        (true, _) => judge_second(session, ID, ExpectedOutcome::Replay, &first, &retry, ran),
+        (false, Ok(answer)) => match session.compare_runs(&first, &answer, ran) {
+            RunComparison::Undetermined => session
+                .report_not_performed(ID, "every failure is alike, and no marker tells a replay; name --count-url"),
+            runs => session.report_exchange(
+                ID,
+                runs == RunComparison::AnotherRun,
+                format!("another run{}", format_run_count(ran)),
+                &retry,
+            ),
         },
-        (false, Err(_)) => session.found(ID, false, "an answer", &retry),
+        (false, Err(_)) => session.report_exchange(ID, false, "an answer", &retry),
     }
-    session.varies = varied;
+    session.has_varying_bodies = varied;
     Ok(())
 }

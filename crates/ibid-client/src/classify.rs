@@ -1,0 +1,208 @@
+//! What an answer means for the client: one table, no I/O.
+//!
+//! Three questions about each answer. Is it the operation's own, or a refusal? Is it worth another attempt, and when? Has
+//! the key done its duty? The last one errs to one side: a key is only given up if no earlier attempt with it can
+//! still have an effect whose answer was not seen.
+
+use std::time::{Duration, SystemTime};
+
+use http::{HeaderMap, StatusCode, header};
+use ibid::RefusalReason as Refused;
+use serde::Deserialize;
+
+/// Where the types of an ibid server's problems begin. The host before it is of no interest.
+const PROBLEM_TYPE_PREFIX: &str = "/.well-known/idempotency#";
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum ResponseAction {
+    /// The operation's own answer.
+    Answer {
+        /// Whether it is final, so that the operation has ended.
+        settled: bool,
+    },
+    /// Another attempt, with the same key.
+    Retry {
+        why: RetryCause,
+        /// What the server asks for, where it is asked. None: as the schedule says.
+        after: Option<Duration>,
+    },
+    /// A refusal that another attempt would not change; none is named if this client does not know it.
+    Refused(Option<Refused>),
+}
+
+/// Why another attempt makes sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RetryCause {
+    /// The first attempt is still running.
+    InProgress,
+    /// The server has no room, or no store, at the moment.
+    Unavailable,
+    /// The app behind the gateway was not reached, or its answer was lost.
+    Upstream,
+    /// Some other 5xx, where the caller wants that retried.
+    ServerError,
+}
+
+/// A refusal in the form of RFC 9457.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Default)]
+#[serde(default)]
+pub struct ServerProblem {
+    /// Which one. ibid's end in `/.well-known/idempotency#NAME`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// A sentence for people.
+    pub title: String,
+    /// What happened this time, and what to do.
+    pub detail: String,
+}
+
+/// An answer as far as it is judged.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ReceivedResponse<'a> {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: &'a HeaderMap,
+    /// The whole body, if it was read.
+    pub(crate) body: Option<&'a [u8]>,
+}
+
+impl ServerProblem {
+    /// The name of the refusal, if an ibid server gave it: `in-progress`, `outcome-unknown`, ….
+    pub fn name(&self) -> Option<&str> {
+        self.kind.rsplit_once(PROBLEM_TYPE_PREFIX).map(|(_, name)| name)
+    }
+}
+
+impl ReceivedResponse<'_> {
+    /// The problem, if it is one.
+    pub(crate) fn problem(&self) -> Option<ServerProblem> {
+        match self.media_type()? {
+            "application/problem+json" => serde_json::from_slice(self.body?).ok(),
+            "application/json" if self.headers.contains_key("stripe-should-retry") => self.stripe_error(),
+            _ => None,
+        }
+    }
+
+    /// A refusal in the shape of Stripe's errors. The app's own errors are none.
+    fn stripe_error(&self) -> Option<ServerProblem> {
+        #[derive(Deserialize)]
+        struct StripeErrorBody {
+            error: StripeErrorFields,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct StripeErrorFields {
+            r#type: String,
+            code: String,
+            message: String,
+        }
+        let StripeErrorFields { r#type: kind, code, message } =
+            serde_json::from_slice::<StripeErrorBody>(self.body?).ok()?.error;
+        let refused = match (kind.as_str(), code.as_str()) {
+            ("idempotency_error", _) => Refused::KeyReused,
+            (_, "idempotency_key_in_use") => Refused::InProgress,
+            (_, code) => Refused::from_name(code)?,
+        };
+        let (kind, title) = (format!("{PROBLEM_TYPE_PREFIX}{}", refused.name()), refused.title().to_owned());
+        Some(ServerProblem { kind, title, detail: message })
+    }
+
+    /// Whether it was given before: by any of the headers that say so, or by the envelope.
+    pub(crate) fn is_replayed(&self) -> bool {
+        let told = ["idempotent-replayed", "x-idempotency-replay", "x-idempotency-cached"];
+        told.iter().any(|name| self.header_is(name, "true")) || self.envelope_cached().unwrap_or(false)
+    }
+
+    /// Whether it was given without protection, so that a retry may run again.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.header_is("idempotency-guarantee", "degraded")
+    }
+
+    /// `metadata.cached`.
+    fn envelope_cached(&self) -> Option<bool> {
+        let media = self.media_type()?;
+        if media != "application/json" && !media.ends_with("+json") {
+            return None;
+        }
+        #[derive(Deserialize)]
+        struct CachedEnvelope {
+            metadata: CachedMetadata,
+        }
+        #[derive(Deserialize)]
+        struct CachedMetadata {
+            cached: bool,
+        }
+        Some(serde_json::from_slice::<CachedEnvelope>(self.body?).ok()?.metadata.cached)
+    }
+
+    fn header_is(&self, name: &str, value: &str) -> bool {
+        let mut values = self.headers.get_all(name).iter();
+        values.any(|found| found.as_bytes().trim_ascii().eq_ignore_ascii_case(value.as_bytes()))
+    }
+
+    fn media_type(&self) -> Option<&str> {
+        let value = self.headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+        Some(value.split(';').next().unwrap_or_default().trim())
+    }
+
+    /// What `Retry-After` asks for, as seconds or as a date. A date is compared with the server's own `Date`, so that
+    /// clocks need not agree.
+    fn retry_after(&self, now: SystemTime) -> Option<Duration> {
+        let date = |value: &str| httpdate::parse_http_date(value).ok();
+        let value = self.headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
+        if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
+        }
+        let server = self.headers.get(header::DATE).and_then(|value| date(value.to_str().ok()?));
+        Some(date(value)?.duration_since(server.unwrap_or(now)).unwrap_or_default())
+    }
+}
+
+/// The table.
+pub(crate) fn classify_response(seen: &ReceivedResponse<'_>, retry_5xx: bool, now: SystemTime) -> ResponseAction {
+    if let Some(name) = seen.problem().as_ref().and_then(ServerProblem::name) {
+        return classify_refusal(Refused::from_name(name), seen, now);
+    }
+    if seen.is_replayed() {
+        return ResponseAction::Answer { settled: true };
+    }
+    // ibid says on the app's own answers that they are not remembered: a conflict with that is the app's own.
+    let apps_own = seen.headers.contains_key("idempotency-stored");
+    match seen.status.as_u16() {
+        409 if !apps_own => ResponseAction::Retry { why: RetryCause::InProgress, after: None },
+        429 | 503 => ResponseAction::Retry { why: RetryCause::Unavailable, after: seen.retry_after(now) },
+        500.. if retry_5xx => ResponseAction::Retry { why: RetryCause::ServerError, after: None },
+        // An earlier attempt may have been let in, and have had its effect.
+        401 | 403 | 408 | 409 | 425 | 500.. => ResponseAction::Answer { settled: false },
+        _ => ResponseAction::Answer { settled: true },
+    }
+}
+
+fn classify_refusal(refusal: Option<Refused>, seen: &ReceivedResponse<'_>, now: SystemTime) -> ResponseAction {
+    match refusal {
+        Some(Refused::InProgress) => ResponseAction::Retry { why: RetryCause::InProgress, after: None },
+        Some(Refused::StoreUnavailable | Refused::Overloaded | Refused::QuotaExceeded) => {
+            ResponseAction::Retry { why: RetryCause::Unavailable, after: seen.retry_after(now) }
+        }
+        Some(Refused::UpstreamUnreachable | Refused::UpstreamLost | Refused::UpstreamTimeout) => {
+            ResponseAction::Retry { why: RetryCause::Upstream, after: None }
+        }
+        Some(
+            Refused::KeyMissing
+            | Refused::KeyInvalid
+            | Refused::ScopeMissing
+            | Refused::RequestAmbiguous
+            | Refused::IdentityInvalid
+            | Refused::ScopeRefused
+            | Refused::BodyTooLarge
+            | Refused::KeyReused
+            | Refused::MethodUnknown
+            | Refused::OutcomeUnknown,
+        )
+        | None => ResponseAction::Refused(refusal),
+    }
+}
+
+#[cfg(test)]
+mod tests;

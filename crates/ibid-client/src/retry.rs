@@ -1,0 +1,267 @@
+//! One call, from the key to its end.
+//!
+//! Keep the key, send, judge, wait, send again. Dropping the future at any point leaves the key in the journal, and so
+//! costs nothing but the call.
+
+use std::{error::Error, time::SystemTime};
+
+use http::HeaderValue;
+use reqwest::{Request, Response};
+use tokio::time::{Duration, Instant, sleep_until, timeout_at};
+
+use crate::{
+    ClientKey, KeyGenerator, LastAttempt, OperationSpec, SendError, SendErrorReason, SendOptions, SentResponse,
+    buffered::{BufferedResponse, buffer_response},
+    classify::{ReceivedResponse, ResponseAction, RetryCause, classify_response},
+};
+
+/// Sends a request once.
+pub(crate) trait Transport: Send {
+    fn send_once(&mut self, request: Request) -> impl Future<Output = Result<Response, TransportError>> + Send;
+}
+
+/// An attempt without an answer.
+#[derive(Debug)]
+pub(crate) struct TransportError {
+    pub(crate) error: Box<dyn Error + Send + Sync>,
+    /// Whether it is the request's own fault, so that it would fail again.
+    pub(crate) is_permanent: bool,
+}
+
+/// What the attempts so far have come to.
+struct CallState<'a> {
+    options: &'a SendOptions,
+    key: ClientKey,
+    /// The name under which the key is kept.
+    name: Option<&'a str>,
+    /// Whether nobody can have sent anything with this key before this call.
+    key_is_new: bool,
+    attempts: u32,
+    deadline: Option<Instant>,
+}
+
+/// What one attempt came to.
+enum SendAttemptOutcome {
+    Finished(Result<SentResponse, SendError>),
+    Retry { reason: SendErrorReason, after: Option<Duration>, last: LastAttempt },
+}
+
+pub(crate) async fn send_with_retries(
+    request: Request, options: &SendOptions, operation: &OperationSpec, sender: &mut impl Transport,
+) -> Result<SentResponse, SendError> {
+    let until = options.deadline.and_then(|deadline| Instant::now().checked_add(deadline));
+    if request.try_clone().is_none() {
+        return Err(error_before_send(SendErrorReason::BodyNotReplayable));
+    }
+    let mut course = prepare_key(&request, options, operation, until).await?;
+    let value = course.key.header();
+    loop {
+        let mut attempt = request.try_clone().expect("it could be cloned before");
+        attempt.headers_mut().insert(options.header.clone(), value.clone());
+        course.attempts += 1;
+        let (reason, after, last) = match course.attempt(attempt, sender).await {
+            SendAttemptOutcome::Finished(end) => return end,
+            SendAttemptOutcome::Retry { reason, after, last } => (reason, after, last),
+        };
+        course.wait_before_retry(reason, after, last).await?;
+    }
+}
+
+/// Finds the key, and keeps it before anything is sent.
+async fn prepare_key<'a>(
+    request: &Request, options: &'a SendOptions, operation: &'a OperationSpec, until: Option<Instant>,
+) -> Result<CallState<'a>, SendError> {
+    let bad = |why| error_before_send(SendErrorReason::BadKey(why));
+    let mint =
+        operation.key_generator.as_ref().or(options.operation.key_generator.as_ref()).unwrap_or(&KeyGenerator::UuidV4);
+    let by_hand = |value: &HeaderValue| ClientKey::from_header(value).map_err(bad);
+    let given = request.headers().get(&options.header).map(by_hand).transpose()?;
+    // A key that is the same each time needs no journal.
+    let name = operation.name.as_deref().filter(|_| given.is_none() && !mint.is_deterministic());
+    let fresh = given.is_none() && !mint.is_deterministic();
+    let key = match given {
+        Some(key) => key,
+        None => mint.generate(SystemTime::now()).map_err(bad)?,
+    };
+    let mut course = CallState { options, key, name, key_is_new: fresh, attempts: 0, deadline: until };
+    if let Some(name) = name {
+        course.store_key(name).await?;
+    }
+    Ok(course)
+}
+
+impl CallState<'_> {
+    async fn store_key(&mut self, name: &str) -> Result<(), SendError> {
+        let keeping = self.options.journal.load_or_store(name, self.key.clone());
+        let kept = match self.within_deadline(keeping).await {
+            Some(kept) => kept.map_err(|error| error_before_send(SendErrorReason::Journal(Box::new(error))))?,
+            None => {
+                return Err(error_before_send(SendErrorReason::DeadlineExceeded(
+                    self.options.deadline.unwrap_or_default(),
+                )));
+            }
+        };
+        self.key_is_new = kept.key == self.key;
+        self.key = kept.key;
+        // A clock that was set back makes it young: then the server's own memory decides.
+        let age = SystemTime::now().duration_since(kept.created_at).unwrap_or_default();
+        // One that has ended is answered from the server's memory.
+        if kept.expires_at.is_none() && age > self.options.server_ttl {
+            return Err(self.send_error(
+                SendErrorReason::KeyExpired { age, lifetime: self.options.server_ttl },
+                LastAttempt::NotMade,
+            ));
+        }
+        Ok(())
+    }
+
+    async fn attempt(&self, request: Request, sender: &mut impl Transport) -> SendAttemptOutcome {
+        let limit = Instant::now().checked_add(self.options.attempt_timeout);
+        let limit = limit.into_iter().chain(self.deadline).min();
+        let whole = async {
+            let response = sender.send_once(request).await?;
+            buffer_response(response, self.options.max_response).await
+        };
+        let ended = match limit {
+            Some(limit) => timeout_at(limit, whole).await,
+            None => Ok(whole.await),
+        };
+        match ended {
+            Ok(Ok(whole)) => self.handle_response(whole).await,
+            Ok(Err(TransportError { error, is_permanent: true })) => SendAttemptOutcome::Finished(Err(
+                self.send_error(SendErrorReason::InvalidRequest, LastAttempt::Failed(error))
+            )),
+            Ok(Err(failure)) => SendAttemptOutcome::Retry {
+                reason: SendErrorReason::Network,
+                after: None,
+                last: LastAttempt::Failed(failure.error),
+            },
+            Err(_) => {
+                let error = match limit == self.deadline {
+                    true => "no whole answer before the deadline".to_owned(),
+                    false => format!("no whole answer within {:?}", self.options.attempt_timeout),
+                };
+                SendAttemptOutcome::Retry {
+                    reason: SendErrorReason::Network,
+                    after: None,
+                    last: LastAttempt::Failed(error.into()),
+                }
+            }
+        }
+    }
+
+    async fn handle_response(&self, whole: BufferedResponse) -> SendAttemptOutcome {
+        let BufferedResponse { response, body } = whole;
+        let seen = ReceivedResponse { status: response.status(), headers: response.headers(), body: body.as_deref() };
+        let (verdict, replayed, degraded) = (
+            classify_response(&seen, self.options.retry_5xx, SystemTime::now()),
+            seen.is_replayed(),
+            seen.is_degraded(),
+        );
+        let problem = seen.problem().map(Box::new);
+        let last = |response| LastAttempt::Response { response: Box::new(response), problem };
+        match verdict {
+            ResponseAction::Answer { settled } => {
+                let not_forgotten = match settled {
+                    false => None,
+                    // The app says no, and nothing has happened: the next try is another operation.
+                    true if response.status().is_client_error() => self.forget().await,
+                    true => self.finish().await,
+                };
+                let (key, attempts) = (self.key.clone(), self.attempts);
+                SendAttemptOutcome::Finished(Ok(SentResponse {
+                    response,
+                    replayed,
+                    degraded,
+                    key,
+                    attempts,
+                    journal_error: not_forgotten,
+                }))
+            }
+            ResponseAction::Retry { why, after } => {
+                SendAttemptOutcome::Retry { reason: why.into(), after, last: last(response) }
+            }
+            ResponseAction::Refused(refusal) => {
+                let mut stopped = self.send_error(refusal.into(), last(response));
+                // Nothing has ever run under such a key, and nothing will: the next call had better take another.
+                let never = refusal == Some(ibid::RefusalReason::KeyInvalid) && self.key_is_new && self.attempts == 1;
+                if never && self.forget().await.is_none() {
+                    stopped.operation = None;
+                }
+                SendAttemptOutcome::Finished(Err(stopped))
+            }
+        }
+    }
+
+    /// Waits for the next attempt, if there is one.
+    async fn wait_before_retry(
+        &self, reason: SendErrorReason, after: Option<Duration>, last: LastAttempt,
+    ) -> Result<(), SendError> {
+        let schedule = &self.options.schedule;
+        let Some(wait) = schedule.wait(self.attempts) else {
+            return Err(self.send_error(reason, last));
+        };
+        let allowed = self.options.max_retry_after;
+        if let Some(asked) = after.filter(|asked| *asked > allowed) {
+            return Err(self.send_error(SendErrorReason::RetryAfterTooLong { asked, allowed }, last));
+        }
+        // Not before the server asks for, nor before the schedule says.
+        let wait = schedule.with_jitter(wait.max(after.unwrap_or_default()));
+        let next = Instant::now() + wait;
+        if self.deadline.is_some_and(|until| next >= until) {
+            return Err(
+                self.send_error(SendErrorReason::DeadlineExceeded(self.options.deadline.unwrap_or_default()), last)
+            );
+        }
+        sleep_until(next).await;
+        Ok(())
+    }
+
+    /// Frees the name. An answer is not withheld because the journal fails.
+    async fn forget(&self) -> Option<crate::JournalError> {
+        self.options.journal.forget(self.name?, Some(&self.key)).await.err()
+    }
+
+    /// Keeps the key for as long as the server remembers it: running the operation again gets the same answer.
+    async fn finish(&self) -> Option<crate::JournalError> {
+        const MAX_KEY_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+        let until = SystemTime::now() + self.options.server_ttl.min(MAX_KEY_TTL);
+        self.options.journal.finish(self.name?, &self.key, until).await.err()
+    }
+
+    async fn within_deadline<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        match self.deadline {
+            Some(until) => timeout_at(until, work).await.ok(),
+            None => Some(work.await),
+        }
+    }
+
+    fn send_error(&self, reason: SendErrorReason, last: LastAttempt) -> SendError {
+        let (key, kept_for) = (Some(self.key.clone()), self.name.map(str::to_owned));
+        SendError { reason, attempts: self.attempts, last_attempt: last, key, operation: kept_for }
+    }
+}
+
+fn error_before_send(reason: SendErrorReason) -> SendError {
+    SendError { reason, attempts: 0, last_attempt: LastAttempt::NotMade, key: None, operation: None }
+}
+
+impl From<RetryCause> for SendErrorReason {
+    fn from(why: RetryCause) -> Self {
+        match why {
+            RetryCause::InProgress => SendErrorReason::StillInProgress,
+            RetryCause::Unavailable | RetryCause::Upstream => SendErrorReason::Unavailable,
+            RetryCause::ServerError => SendErrorReason::ServerError,
+        }
+    }
+}
+
+impl From<Option<ibid::RefusalReason>> for SendErrorReason {
+    fn from(refusal: Option<ibid::RefusalReason>) -> Self {
+        match refusal {
+            Some(ibid::RefusalReason::OutcomeUnknown) => SendErrorReason::OutcomeUnknown,
+            Some(ibid::RefusalReason::KeyReused) => SendErrorReason::KeyReused,
+            _ => SendErrorReason::Refused,
+        }
+    }
+}

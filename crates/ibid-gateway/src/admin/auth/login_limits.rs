@@ -1,0 +1,79 @@
+//! How often a client may fail to log in, by its address.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{AuthError, TokenHash};
+
+/// Failed log-ins of one client in a minute, beyond which it is limited.
+pub const MAX_FAILED_LOGINS_PER_MINUTE: u32 = 30;
+/// The time in which so many may fail.
+pub(super) const FAILED_LOGIN_WINDOW: Duration = Duration::from_secs(60);
+/// Clients that are told apart; beyond it those that have been quiet for longest are forgotten.
+pub(super) const MAX_TRACKED_CLIENTS: usize = 4096;
+/// One that asks, by its address.
+pub(super) struct LoginAttempts {
+    /// How many may still fail, as of `at`.
+    failures_left: f64,
+    updated_at: Instant,
+    /// Tokens that it has shown to have.
+    pub(super) verified_tokens: Vec<TokenHash>,
+}
+
+/// What is known of a client.
+pub(super) fn client_entry(clients: &mut HashMap<IpAddr, LoginAttempts>, client: IpAddr) -> &mut LoginAttempts {
+    let client = client_network(client);
+    if clients.len() >= MAX_TRACKED_CLIENTS && !clients.contains_key(&client) {
+        let mut ages: Vec<Instant> = clients.values().map(|client| client.updated_at).collect();
+        let half = *ages.select_nth_unstable(MAX_TRACKED_CLIENTS / 2).1;
+        clients.retain(|_, client| client.updated_at > half);
+    }
+    let fresh = || LoginAttempts {
+        failures_left: f64::from(MAX_FAILED_LOGINS_PER_MINUTE),
+        updated_at: Instant::now(),
+        verified_tokens: Vec::new(),
+    };
+    clients.entry(client).or_insert_with(fresh)
+}
+
+impl LoginAttempts {
+    /// How many may fail now.
+    pub(super) fn refill(&mut self) -> f64 {
+        let now = Instant::now();
+        let more = (now - self.updated_at).as_secs_f64() * f64::from(MAX_FAILED_LOGINS_PER_MINUTE)
+            / FAILED_LOGIN_WINDOW.as_secs_f64();
+        self.failures_left = (self.failures_left + more).min(f64::from(MAX_FAILED_LOGINS_PER_MINUTE));
+        self.updated_at = now;
+        self.failures_left
+    }
+
+    pub(super) fn record_failure<T>(&mut self, why: AuthError) -> Result<T, AuthError> {
+        if self.refill() < 1.0 {
+            return Err(self.rate_limit_error());
+        }
+        self.failures_left -= 1.0;
+        Err(why)
+    }
+
+    pub(super) fn rate_limit_error(&self) -> AuthError {
+        let missing = (1.0 - self.failures_left).max(0.0) * FAILED_LOGIN_WINDOW.as_secs_f64()
+            / f64::from(MAX_FAILED_LOGINS_PER_MINUTE);
+        AuthError::RateLimited { retry_after: Duration::from_secs(missing.ceil().max(1.0) as u64) }
+    }
+}
+
+/// Of an IPv6 network one machine may have any address.
+fn client_network(client: IpAddr) -> IpAddr {
+    match client {
+        IpAddr::V6(address) => match address.to_ipv4_mapped() {
+            Some(address) => address.into(),
+            None => Ipv6Addr::from_bits(address.to_bits() & !(u128::MAX >> 64)).into(),
+        },
+        address => address,
+    }
+}

@@ -1,0 +1,209 @@
+//! Where the entries are: in a store, or behind the admin API of a gateway that runs. Both say the same.
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use ibid::{
+    mask,
+    store::{Address, Store},
+};
+use serde_json::{Value, json};
+
+use super::{
+    super::{
+        CommandError,
+        admin_client::{AdminClient, percent_encode},
+        outside,
+    },
+    KeysTargetArgs,
+};
+use crate::{
+    config::{self, ConfigError, Env, SealSettings, StoreSelection},
+    records::{
+        ChangeAction, ChangeOutcome, ChangeReport, ChangeRequest, FilterSet, RecordList, RecordLookupError,
+        RecordQuery, RecordView, state_name,
+        view::{as_millis, to_hex},
+    },
+};
+
+/// What `ibid keys` is to work on. What is sealed can be looked at, released and forgotten without keys.
+pub(super) enum KeysTarget {
+    Store(Box<config::StoreSettings>, Result<Option<SealSettings>, ConfigError>),
+    Admin(AdminClient),
+}
+
+/// What it works on.
+pub(super) enum KeysBackend {
+    /// And why something may be shown as it is sealed.
+    Store(Arc<dyn Store>, String),
+    Admin(AdminClient),
+}
+
+impl KeysTarget {
+    /// Reads the flags; nothing is opened yet.
+    pub(super) fn from_args(args: &KeysTargetArgs, env: &Env<'_>) -> Result<Self, CommandError> {
+        let StoreSelection { store, config } = &args.store;
+        if args.admin.admin.is_some() && (store.is_some() || config.is_some()) {
+            let what = "--admin cannot be used with --store or --config: a gateway knows its own store";
+            return Err(CommandError::Usage(what.into()));
+        }
+        match AdminClient::from_args(&args.admin, env)? {
+            Some(api) => Ok(Self::Admin(api)),
+            None => Ok(Self::Store(
+                Box::new(config::StoreSettings::load(&args.store, env)?),
+                SealSettings::load(&args.store, env),
+            )),
+        }
+    }
+
+    pub(super) async fn open(self) -> Result<KeysBackend, CommandError> {
+        match self {
+            Self::Store(settings, seal) => {
+                let why = match &seal {
+                    Err(why) => format!("the keys cannot be had: {why}"),
+                    Ok(None) => "name the gateway's --config, with its [seal], to see what is in them".into(),
+                    Ok(Some(_)) => "their keys are not in [seal], or they were altered".into(),
+                };
+                let sealing = seal.ok().flatten().and_then(|seal| seal.sealing());
+                Ok(KeysBackend::Store(outside::open_sealed_store(&settings, sealing).await?.store, why))
+            }
+            Self::Admin(api) => Ok(KeysBackend::Admin(api)),
+        }
+    }
+}
+
+impl KeysBackend {
+    /// Says that something is shown as it is sealed, and why.
+    pub(super) fn warn_if_sealed(&self, views: &[RecordView], aside: &mut dyn io::Write) -> io::Result<()> {
+        let sealed = views.iter().filter(|view| view.sealed_with.is_some()).count();
+        let Self::Store(_, why) = self else { return Ok(()) };
+        if sealed == 0 {
+            return Ok(());
+        }
+        let entries = if sealed == 1 { "1 entry is" } else { &format!("{sealed} entries are") };
+        writeln!(aside, "ibid: {entries} shown sealed, with hashes for key, tenant, user and endpoint: {why}")
+    }
+
+    /// Those that match, behind `from`.
+    pub(super) async fn list(
+        &self, query: RecordQuery, from: Option<Address>, limit: usize,
+    ) -> Result<RecordList, CommandError> {
+        match self {
+            Self::Store(store, _) => Ok(FilterSet::from_query(query).list(&**store, from, limit).await?.into()),
+            Self::Admin(api) => api.get(&list_path(&query, from, limit)).await,
+        }
+    }
+
+    /// The only one that matches.
+    pub(super) async fn find_one(&self, query: RecordQuery) -> Result<RecordView, CommandError> {
+        match self {
+            Self::Store(store, _) => Ok(RecordView::from(&FilterSet::from_query(query).find_one(&**store).await?)),
+            Self::Admin(api) => fetch_one(api, &query).await,
+        }
+    }
+
+    /// What became of a change, and the line about it if it was not made.
+    pub(super) async fn change(
+        &self, query: RecordQuery, change: &ChangeRequest,
+    ) -> Result<(ChangeReport, Option<CommandError>), CommandError> {
+        match self {
+            Self::Store(store, _) => {
+                let before = FilterSet::from_query(query).find_one(&**store).await?;
+                let made = change.execute(&**store, before).await;
+                let told = change.told(&made);
+                let failed = match made.outcome {
+                    ChangeOutcome::Changed => None,
+                    ChangeOutcome::Refused(why) => Some(CommandError::Conflict(format!("nothing was changed: {why}"))),
+                    ChangeOutcome::Failed(error) => Some(error.into()),
+                };
+                Ok((told, failed))
+            }
+            Self::Admin(api) => {
+                let before = fetch_one(api, &query).await?;
+                // Of what was just seen, unless they said of what.
+                let fence = change.fence.map_or(before.fence, |fence| fence.0);
+                let (verb, body) = change_request(change, fence);
+                let path = format!("/api/records/{}/{verb}", before.address);
+                let (mut told, failed): (ChangeReport, _) = api.post(&path, Bytes::from(body.to_string())).await?;
+                // The reason as it was given, not as it was kept.
+                told.reason.clone_from(&change.reason);
+                Ok((told, failed))
+            }
+        }
+    }
+}
+
+/// The path of a list.
+fn list_path(query: &RecordQuery, from: Option<Address>, limit: usize) -> String {
+    let mut path = format!("/api/records?limit={limit}");
+    let pairs = [
+        ("state", query.state.map(|state| state_name(state).to_owned())),
+        ("tenant", query.tenant.clone()),
+        ("user", query.user.clone()),
+        ("endpoint", query.endpoint.clone()),
+        ("key", query.key.clone()),
+        ("older_than", query.older_than.map(format_duration)),
+        ("cursor", from.map(|from| from.to_string())),
+    ];
+    for (name, value) in pairs {
+        if let Some(value) = value {
+            path += &format!("&{name}={}", percent_encode(&value));
+        }
+    }
+    path
+}
+
+async fn fetch_one(api: &AdminClient, query: &RecordQuery) -> Result<RecordView, CommandError> {
+    let address = match query.address {
+        Some(address) => address.to_string(),
+        None => {
+            let page: RecordList = api.get(&list_path(query, None, 2)).await?;
+            match &page.records[..] {
+                [only] => only.address.clone(),
+                [] => return Err(RecordLookupError::NotFound.into()),
+                [one, other, ..] => {
+                    let [one, other] = [one, other].map(|view| Address::from_hex(&view.address));
+                    let many = |one, other| RecordLookupError::Ambiguous(one, other);
+                    return Err(one
+                        .zip(other)
+                        .map_or(RecordLookupError::KeepsChanging, |(one, other)| many(one, other))
+                        .into());
+                }
+            }
+        }
+    };
+    let view: RecordView = api.get(&format!("/api/records/{address}")).await?;
+    if matches_query(query, &view) { Ok(view) } else { Err(RecordLookupError::NotFound.into()) }
+}
+
+/// Whether an entry that was found by its address also is what else was said of it.
+fn matches_query(query: &RecordQuery, view: &RecordView) -> bool {
+    let tag = |want: &Option<String>, have: &str| want.as_deref().is_none_or(|want| want == have);
+    let key = query.key.as_deref().is_none_or(|want| want == view.key || mask(want) == view.key);
+    key && tag(&query.tenant, &view.tenant) && tag(&query.user, &view.user) && tag(&query.endpoint, &view.endpoint)
+}
+
+/// A change as the API takes it.
+fn change_request(change: &ChangeRequest, fence: u64) -> (&'static str, Value) {
+    let mut body = json!({ "reason": change.reason, "fence": fence });
+    if let ChangeAction::Resolve(answer) = &change.action {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let headers: Vec<_> =
+            answer.headers.iter().map(|(name, value)| (name.as_str(), text(value.as_bytes()))).collect();
+        let content = match std::str::from_utf8(&answer.body) {
+            Ok(text) => json!(text),
+            Err(_) => json!({ "hex": to_hex(&answer.body) }),
+        };
+        body["as"] = "done".into();
+        body["answer"] = json!({ "status": answer.status.as_u16(), "headers": headers, "body": content });
+        if let Some(keep) = answer.keep {
+            body["keep"] = format_duration(keep).into();
+        }
+    }
+    (change.action.name(), body)
+}
+
+/// The API takes eighteen digits, which are more years than anything is kept.
+fn format_duration(duration: Duration) -> String {
+    format!("{}ms", as_millis(duration).min(999_999_999_999_999_999))
+}

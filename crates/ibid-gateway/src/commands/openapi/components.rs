@@ -1,0 +1,262 @@
+//! What a policy says to a client, in the words of OpenAPI.
+
+use http::{HeaderName, header};
+use ibid::{KeyFormat, KeySource, Policy, RefusalFormat, RefusalReason, ResponseEnvelope, ScopePart};
+
+use super::new_value::{NewValue, new_map, new_reference, new_text};
+use crate::contract_page::{describe, is_possible};
+
+/// What may stand in a header without quotes: visible ASCII without quotes, commas and semicolons. The same without colons.
+const BARE_CHAR: &str = "[!#-+\\--:<-~]";
+const BARE_CHAR_NO_COLON: &str = "[!#-+\\--9<-~]";
+/// What may stand between quotes.
+const QUOTED_CHAR: &str = r#"([!#-\[\]-~]|\\["\\])"#;
+
+/// OpenAPI ignores parameters for these.
+const DESCRIBED_ELSEWHERE: [HeaderName; 3] = [header::ACCEPT, header::CONTENT_TYPE, header::AUTHORIZATION];
+
+/// A parameter that carries a key, or says whose key it is.
+pub(super) struct KeyParameter {
+    pub(super) name: String,
+    /// `header` or `query`.
+    pub(super) location: &'static str,
+    /// A reference to another document that has this in it, in lower case, is taken for this parameter.
+    pub(super) known_by: String,
+    pub(super) value: NewValue,
+}
+
+/// The parameters of a policy: its key, then the headers of its scope.
+pub(super) fn key_parameters(policy: &Policy) -> Vec<KeyParameter> {
+    let mut all = keys(policy);
+    for part in &policy.scope {
+        let Some(header) = part.header().filter(|name| !DESCRIBED_ELSEWHERE.contains(name)) else { continue };
+        if !all.iter().any(|known| known.location == "header" && known.name.eq_ignore_ascii_case(header.as_str())) {
+            all.push(scope(policy, header, matches!(part, ScopePart::Optional(_))));
+        }
+    }
+    all
+}
+
+/// A header of the scope. It is needed for a key: where the key may be left out, so may the header.
+fn scope(policy: &Policy, header: &HeaderName, is_optional: bool) -> KeyParameter {
+    let needed = if is_optional || policy.key.required { "" } else { " Required with a key." };
+    let told = format!("Whose key it is: the same key with another value names another operation.{needed}");
+    let name = describe::header(header);
+    let made = new_map([
+        ("name", new_text(&name)),
+        ("in", new_text("header")),
+        ("required", NewValue::Bool(policy.key.required && !is_optional)),
+        ("description", new_text(told)),
+        ("schema", new_map([("type", new_text("string")), ("minLength", NewValue::Number(1))])),
+    ]);
+    KeyParameter { name, location: "header", known_by: header.as_str().replace('-', ""), value: made }
+}
+
+/// Keys in the body, and bodies as keys, have no parameter.
+fn keys(policy: &Policy) -> Vec<KeyParameter> {
+    let sources = policy.key.from.iter().filter_map(|source| match source {
+        KeySource::Header(name) => Some((describe::header(name), "header")),
+        KeySource::Query(name) => Some((name.clone(), "query")),
+        _ => None,
+    });
+    // One of several is required, which cannot be said of any of them.
+    let required = policy.key.required && policy.key.from.len() == 1;
+    let parameter = |(name, place): (String, &'static str)| {
+        let made = new_map([
+            ("name", new_text(&name)),
+            ("in", new_text(place)),
+            ("required", NewValue::Bool(required)),
+            ("description", new_text(key_description(policy))),
+            ("schema", key_schema(policy, place)),
+        ]);
+        KeyParameter { name, location: place, known_by: "idempotency".into(), value: made }
+    };
+    sources.map(parameter).collect()
+}
+
+fn key_description(policy: &Policy) -> String {
+    let form = describe::key_format(&policy.key.format);
+    let without = if policy.key.required { "" } else { " Without a key nothing protects a retry." };
+    format!(
+        "Names one operation: make it once, send the same one with every retry. A retry gets the first answer and has no \
+         second effect, for {}. The key is {form}.{without}",
+        describe::duration(policy.ttl)
+    )
+}
+
+fn key_schema(policy: &Policy, place: &str) -> NewValue {
+    let pattern = match &policy.key.format {
+        // A longer one in quotes is taken too, but has more characters than can be said beside a bare one.
+        KeyFormat::Any if place == "header" => format!("^({BARE_CHAR}+|\"{QUOTED_CHAR}+\")$"),
+        KeyFormat::Any => "^[!-~]+$".into(),
+        KeyFormat::Raw => "^[ -~]+$".into(),
+        KeyFormat::Uuid => "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$".into(),
+        KeyFormat::Uuid4 => {
+            "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$".into()
+        }
+        KeyFormat::Token => "^[A-Za-z0-9_-]{16,255}$".into(),
+        KeyFormat::Operation => format!("^({BARE_CHAR_NO_COLON}+:){{3}}[0-9]{{1,20}}$"),
+        KeyFormat::Regex(_) => format!("^(?:{})$", policy.key.format.to_string().trim_start_matches("regex:")),
+    };
+    let is_uuid = matches!(policy.key.format, KeyFormat::Uuid | KeyFormat::Uuid4);
+    let mut schema = vec![("type".to_owned(), new_text("string"))];
+    if is_uuid {
+        schema.push(("format".into(), new_text("uuid")));
+    }
+    let longest = if is_uuid { policy.key.max_length.min(36) } else { policy.key.max_length };
+    schema.push(("minLength".into(), NewValue::Number(1)));
+    schema.push(("maxLength".into(), NewValue::Number(longest as u64)));
+    schema.push(("pattern".into(), new_text(pattern)));
+    NewValue::Map(schema)
+}
+
+/// The refusals of a policy by status, in order.
+pub(super) fn refusal_responses(policy: &Policy, is_limited: bool) -> Vec<(u16, NewValue)> {
+    let mut by_status: Vec<(u16, Vec<RefusalReason>)> = Vec::new();
+    for reason in RefusalReason::all().filter(|reason| is_possible(policy, is_limited, *reason)) {
+        let status = policy.status_of(reason).as_u16();
+        match by_status.iter_mut().find(|(found, _)| *found == status) {
+            Some((_, reasons)) => reasons.push(reason),
+            None => by_status.push((status, vec![reason])),
+        }
+    }
+    by_status.sort_by_key(|(status, _)| *status);
+    by_status.into_iter().map(|(status, reasons)| (status, refusal_response(&reasons, policy.refusals))).collect()
+}
+
+fn refusal_response(reasons: &[RefusalReason], refusals: RefusalFormat) -> NewValue {
+    let told: Vec<_> = reasons.iter().map(|reason| format!("{}: {}.", reason.name(), reason.title())).collect();
+    let mut headers = Vec::new();
+    let later = |reason: &RefusalReason| {
+        matches!(
+            reason,
+            RefusalReason::StoreUnavailable
+                | RefusalReason::Overloaded
+                | RefusalReason::InProgress
+                | RefusalReason::QuotaExceeded
+        )
+    };
+    if reasons.iter().any(later) {
+        headers.push((
+            "Retry-After".to_owned(),
+            new_map([
+                (
+                    "description",
+                    new_text("Seconds after which the same request, with the same key, may be sent again."),
+                ),
+                ("schema", new_map([("type", new_text("integer")), ("minimum", NewValue::Number(1))])),
+            ]),
+        ));
+    }
+    if reasons.iter().any(|reason| reason.links_to_contract()) {
+        headers.push((
+            "Link".to_owned(),
+            new_map([
+                ("description", new_text("Where the rules for keys are published.")),
+                ("schema", new_map([("type", new_text("string"))])),
+            ]),
+        ));
+    }
+    let mut response = vec![("description".to_owned(), new_text(told.join(" ")))];
+    if !headers.is_empty() {
+        response.push(("headers".into(), NewValue::Map(headers)));
+    }
+    let (name, _) = refusal_body_schema(refusals);
+    response.push(("content".into(), new_map([(refusals.media_type(), media_type_for(name))])));
+    NewValue::Map(response)
+}
+
+/// The media type of a response whose body is this component.
+pub(super) fn media_type_for(component: &str) -> NewValue {
+    new_map([("schema", new_reference(format!("#/components/schemas/{component}")))])
+}
+
+/// The component that all refusals of a shape refer to.
+pub(super) fn refusal_body_schema(refusals: RefusalFormat) -> (&'static str, NewValue) {
+    match refusals {
+        RefusalFormat::Problem => ("IdempotencyProblem", problem_schema()),
+        RefusalFormat::Stripe => ("IdempotencyError", stripe_error_schema()),
+    }
+}
+
+fn stripe_error_schema() -> NewValue {
+    let string = || new_map([("type", new_text("string"))]);
+    let error = new_map([
+        ("type", new_text("object")),
+        ("required", NewValue::List(["type", "message"].map(new_text).to_vec())),
+        ("properties", new_map([("type", string()), ("code", string()), ("message", string()), ("doc_url", string())])),
+    ]);
+    new_map([
+        ("type", new_text("object")),
+        ("description", new_text("Why a request was refused, as Stripe writes errors.")),
+        ("required", NewValue::List(vec![new_text("error")])),
+        ("properties", new_map([("error", error)])),
+    ])
+}
+
+fn problem_schema() -> NewValue {
+    let string = || new_map([("type", new_text("string"))]);
+    let required = ["type", "title", "status", "detail"].map(new_text).to_vec();
+    new_map([
+        ("type", new_text("object")),
+        ("description", new_text("Why a request was refused, as RFC 9457 has it.")),
+        ("required", NewValue::List(required)),
+        (
+            "properties",
+            new_map([
+                ("type", new_map([("type", new_text("string")), ("format", new_text("uri-reference"))])),
+                ("title", string()),
+                ("status", new_map([("type", new_text("integer"))])),
+                ("detail", string()),
+                ("key", new_map([("type", new_text("string")), ("description", new_text("The key, masked."))])),
+            ]),
+        ),
+    ])
+}
+
+/// The headers by which answers say whether they are replays.
+pub(super) fn replay_headers(policy: &Policy) -> Vec<(String, NewValue)> {
+    let mut all: Vec<(String, NewValue)> = Vec::new();
+    for (name, replayed) in &policy.replay_headers {
+        let first = policy.first_headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.to_string());
+        all.push((describe::header(name), replay_header(first.as_deref(), Some(&replayed.to_string()))));
+    }
+    for (name, first) in &policy.first_headers {
+        if !policy.replay_headers.iter().any(|(found, _)| found == name) {
+            all.push((describe::header(name), replay_header(Some(&first.to_string()), None)));
+        }
+    }
+    all
+}
+
+fn replay_header(first: Option<&str>, replayed: Option<&str>) -> NewValue {
+    let when = match (first, replayed) {
+        (None, _) => "Only on replays: this answer was given before, and nothing ran again.",
+        (Some(_), None) => "Only on first answers.",
+        (Some(first), Some(replayed)) if first == replayed => "On first answers and on replays.",
+        _ => "Whether this answer is a replay.",
+    };
+    let values: Vec<&str> = [first, replayed].into_iter().flatten().collect();
+    let schema = if values.iter().any(|value| value.contains("{original_time}")) {
+        new_map([("type", new_text("string")), ("format", new_text("date-time"))])
+    } else if values.iter().any(|value| value.contains('{')) {
+        new_map([("type", new_text("string"))])
+    } else {
+        let mut values: Vec<NewValue> = values.into_iter().map(new_text).collect();
+        values.dedup();
+        new_map([("type", new_text("string")), ("enum", NewValue::List(values))])
+    };
+    new_map([("description", new_text(when)), ("schema", schema)])
+}
+
+/// What a reader of the document should know besides.
+pub(super) fn policy_remarks(policy: &Policy) -> Vec<&'static str> {
+    let mut remarks = Vec::new();
+    if policy.envelope == ResponseEnvelope::Metadata {
+        remarks.push("JSON answers get a member \"metadata\", which is not described");
+    }
+    if policy.key.from.iter().any(|source| matches!(source, KeySource::Json(_))) {
+        remarks.push("the key is in the body, whose schema is left as it is");
+    }
+    remarks
+}

@@ -1,0 +1,199 @@
+//! What a changed configuration would forget: remembered answers that it would look for elsewhere, or not at all.
+//!
+//! A request that was answered under the old routes must find its answer under the new ones, or a retry has its effect
+//! a second time. So for every old route and method, every new route that now takes some of its requests is compared.
+
+use http::Method;
+use ibid::{KeyFormat, OnMismatch, Policy, PolicyMode, ScopePart, http::Protocol};
+
+use super::{GatewaySettings, SealSettings, dial_format};
+use crate::routes::RouteEntry;
+
+/// Who takes the requests of an old route now.
+enum Successor<'a> {
+    /// This route takes some or all of them.
+    Route(&'a RouteEntry),
+    /// Others take some of them, and nobody the rest.
+    Partial,
+    /// Nobody takes any.
+    Uncovered,
+}
+
+/// What going from `old` to `new` forgets, one sentence each. Empty if nothing. A reload that forgets is refused unless
+/// `accept_forgetting` is set.
+pub fn forgotten_answers(old: &GatewaySettings, new: &GatewaySettings) -> Vec<String> {
+    let mut found = Vec::new();
+    // As shown, that is without the password: a new one leads to the same records. A cache holds nothing of its own.
+    let (from, to) = (old.store.authority_url().to_string(), new.store.authority_url().to_string());
+    if from != to {
+        let one = old.store.fallback.is_none() && new.store.fallback.is_none();
+        let what = if one { "store.url" } else { "the store that decides" };
+        found.push(format!("{what} changed from {from} to {to}: what the old store remembers will not be found again"));
+    } else if old.store.prefix != new.store.prefix {
+        let (from, to) = (&old.store.prefix, &new.store.prefix);
+        found.push(format!(
+            "store.prefix changed from {from:?} to {to:?}: nothing that is remembered will be found again"
+        ));
+    }
+    found.extend(SealSettings::forgotten_answers(old.seal.as_ref(), new.seal.as_ref()));
+    for_each_successor(old, new, |route, what, successor| match successor {
+        Successor::Route(successor) => {
+            policy_changes(route, successor).into_iter().for_each(|change| push_unique(&mut found, change));
+            if route.policy.scope.contains(&ScopePart::Credential) {
+                push_credential_change(&mut found, old, new);
+            }
+        }
+        Successor::Partial => push_unique(
+            &mut found,
+            format!("{}: {what} is no longer covered on all its paths: {RUNS_AGAIN}", route_title(route)),
+        ),
+        Successor::Uncovered => {
+            push_unique(&mut found, format!("{}: {what} is no longer covered: {RUNS_AGAIN}", route_title(route)))
+        }
+    });
+    found
+}
+
+/// Which answers would be forgotten sooner than before, one sentence each. Addresses stay, so a reload may do this.
+pub fn shortened_ttls(old: &GatewaySettings, new: &GatewaySettings) -> Vec<String> {
+    let mut found = Vec::new();
+    for_each_successor(old, new, |route, _, successor| {
+        let Successor::Route(successor) = successor else { return };
+        if successor.policy.ttl < route.policy.ttl {
+            let (from, to) =
+                (dial_format::format_duration(route.policy.ttl), dial_format::format_duration(successor.policy.ttl));
+            let which = rename_title(route, successor);
+            push_unique(
+                &mut found,
+                format!("{which}: ttl shortened from {from} to {to}: answers will be forgotten sooner"),
+            );
+        }
+    });
+    found
+}
+
+/// Requests that carry a header which is a credential in one configuration only have another address in the other.
+fn push_credential_change(found: &mut Vec<String>, old: &GatewaySettings, new: &GatewaySettings) {
+    let (from, to) = (old.credentials.headers(), new.credentials.headers());
+    if from != to {
+        let (from, to) = (bracketed_list(from), bracketed_list(to));
+        push_unique(
+            found,
+            format!(
+                "credentials changed from {from} to {to}: answers to callers with these headers will not be found again"
+            ),
+        );
+    }
+}
+
+const RUNS_AGAIN: &str = "retries of remembered requests will run again";
+
+fn push_unique(found: &mut Vec<String>, sentence: String) {
+    if !found.contains(&sentence) {
+        found.push(sentence);
+    }
+}
+
+/// Visits, for every old route and method, every new route that takes requests of it, and says so if some are left.
+fn for_each_successor<'a>(
+    old: &'a GatewaySettings, new: &'a GatewaySettings, mut visit: impl FnMut(&'a RouteEntry, &str, Successor<'a>),
+) {
+    // gRPC methods are known one by one.
+    for path in old.routes.calls() {
+        let route = old.routes.find_call(path).expect("it covers this call");
+        if route.policy.mode == PolicyMode::Enforce {
+            let successor = new.routes.find_call(path).map_or(Successor::Uncovered, Successor::Route);
+            visit(route, path.trim_start_matches('/'), successor);
+        }
+    }
+    for (at, route) in old.routes.iter().enumerate() {
+        if route.policy.mode != PolicyMode::Enforce || route.protocol == Protocol::Grpc {
+            continue;
+        }
+        for method in &route.policy.methods {
+            // Requests that an earlier old route took were never this one's.
+            let elsewhere = |successor: &RouteEntry| {
+                let mut earlier = old.routes.iter().take(at);
+                earlier.any(|earlier| covers_method(earlier, method) && earlier.pattern.covers(&successor.pattern))
+            };
+            let (mut covered, mut some) = (false, false);
+            for successor in new.routes.iter().filter(|route| covers_method(route, method)) {
+                if successor.pattern.overlaps(&route.pattern) && !elsewhere(successor) {
+                    visit(route, method.as_str(), Successor::Route(successor));
+                    some = true;
+                }
+                if successor.pattern.covers(&route.pattern) {
+                    covered = true;
+                    break;
+                }
+            }
+            if !covered {
+                visit(route, method.as_str(), if some { Successor::Partial } else { Successor::Uncovered });
+            }
+        }
+    }
+}
+
+fn covers_method(route: &RouteEntry, method: &Method) -> bool {
+    route.protocol == Protocol::Http && route.policy.methods.contains(method)
+}
+
+fn route_title(route: &RouteEntry) -> &str {
+    route.title()
+}
+
+/// `POST /a`, or `POST /a (now POST|PUT /a)`.
+fn rename_title(route: &RouteEntry, successor: &RouteEntry) -> String {
+    if route.name == successor.name {
+        return route_title(route).to_owned();
+    }
+    format!("{} (now {})", route_title(route), route_title(successor))
+}
+
+/// What differs between two routes so that answers are not found again. As [`Policy::has_same_records_as`], dial by dial.
+fn policy_changes(old: &RouteEntry, new: &RouteEntry) -> Vec<String> {
+    let name = rename_title(old, new);
+    let (from, to) = (&old.policy, &new.policy);
+    let lost = "remembered answers of this route will not be found again";
+    let mismatch = "remembered requests of this route will not be recognised again";
+    let mut found = Vec::new();
+    let mut compare = |dial: &str, from: String, to: String, what: &str| {
+        if from != to {
+            found.push(format!("{name}: {dial} changed from {from} to {to}: {what}"));
+        }
+    };
+    let reads = |policy: &Policy| match &policy.key.format {
+        KeyFormat::Raw => "with their quotes",
+        format if format.folds_case() => "lower-cased",
+        _ => "as sent",
+    };
+    let apart = |policy: &Policy| policy.on_mismatch == OnMismatch::New;
+    compare("key.from", bracketed_list(&from.key.from), bracketed_list(&to.key.from), lost);
+    if reads(from) != reads(to) {
+        let format = |policy: &Policy| format!("{} (keys {})", policy.key.format, reads(policy));
+        compare("key.format", format(from), format(to), lost);
+    }
+    compare("scope", bracketed_list(&from.scope), bracketed_list(&to.scope), lost);
+    compare("fingerprint", bracketed_list(&from.fingerprint), bracketed_list(&to.fingerprint), mismatch);
+    compare("json_ignore", bracketed_list(&from.json_ignore), bracketed_list(&to.json_ignore), mismatch);
+    if apart(from) != apart(to) {
+        compare("on_mismatch", from.on_mismatch.to_string(), to.on_mismatch.to_string(), lost);
+    }
+    if to.mode != PolicyMode::Enforce {
+        compare("mode", from.mode.to_string(), to.mode.to_string(), RUNS_AGAIN);
+    }
+    if from.scope == to.scope && from.scope.contains(&ScopePart::Route) {
+        compare(
+            "match",
+            format!("{:?}", old.name),
+            format!("{:?}", new.name),
+            "it is part of scope, so remembered answers will not be found again",
+        );
+    }
+    found
+}
+
+fn bracketed_list<T: std::fmt::Display>(items: &[T]) -> String {
+    let items: Vec<String> = items.iter().map(ToString::to_string).collect();
+    format!("[{}]", items.join(", "))
+}

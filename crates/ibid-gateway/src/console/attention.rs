@@ -1,0 +1,170 @@
+//! What needs somebody: records whose end nobody knows, and those that have been running for long.
+//!
+//! Stores list in the order of addresses, and some have to look at every record for it. So what was found is kept for a
+//! while and shown to everybody, and looking takes at most one part in [`SHARE`] of the time, however many look on.
+
+use std::{sync::Arc, time::Duration};
+
+use ibid::store::{EntryState, Store, StoreError};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout},
+};
+
+use super::row::RecordRow;
+use crate::records::{FilterSet, RecordQuery, RecordView};
+
+/// What runs for longer is shown.
+pub(super) const LONG_RUNNING_AFTER: Duration = Duration::from_secs(60);
+/// How many of each are shown.
+pub(super) const MAX_ROWS_PER_LIST: usize = 50;
+/// How long the store may take for each list.
+const LIST_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long lists are good for at least.
+const MIN_CACHE_TTL: Duration = Duration::from_secs(1);
+/// Of the time, at most one part in this many goes into looking.
+const LIST_TIME_DIVISOR: u32 = 10;
+
+/// The lists, and until when they are good.
+#[derive(Debug, Default)]
+pub(super) struct Attention(Mutex<Option<(Instant, Arc<AttentionLists>)>>);
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(super) struct AttentionLists {
+    /// Nobody knows how they ended.
+    pub(super) unknown: Vec<RecordRow>,
+    /// Whether there are more of them.
+    pub(super) more_unknown: bool,
+    /// Running for long.
+    pub(super) long_running: Vec<RecordRow>,
+    /// Whether there are more of them.
+    pub(super) more_long_running: bool,
+    /// Why it may not be all.
+    pub(super) error: Option<String>,
+}
+
+impl Attention {
+    /// The latest that can be had in time.
+    pub(super) async fn get(&self, store: &dyn Store) -> Arc<AttentionLists> {
+        // Those who come while somebody looks wait, and share what is found.
+        let mut last = self.0.lock().await;
+        if let Some((until, lists)) = &*last
+            && Instant::now() < *until
+        {
+            return lists.clone();
+        }
+        let begun = Instant::now();
+        let lists = Arc::new(AttentionLists::load(store).await);
+        let now = Instant::now();
+        *last = Some((now + ((now - begun) * LIST_TIME_DIVISOR).max(MIN_CACHE_TTL), lists.clone()));
+        lists
+    }
+
+    /// Something was changed: what is kept is not good any more.
+    pub(super) async fn invalidate(&self) {
+        *self.0.lock().await = None;
+    }
+}
+
+impl AttentionLists {
+    async fn load(store: &dyn Store) -> Self {
+        let mut lists = Self::default();
+        let unknown = RecordQuery { state: Some(EntryState::Unknown), ..RecordQuery::default() };
+        match list_rows(store, unknown).await {
+            Ok((rows, more)) => (lists.unknown, lists.more_unknown) = (rows, more),
+            Err(why) => lists.error = Some(why),
+        }
+        if lists.error.is_none() {
+            let long = RecordQuery {
+                state: Some(EntryState::Processing),
+                older_than: Some(LONG_RUNNING_AFTER),
+                ..RecordQuery::default()
+            };
+            match list_rows(store, long).await {
+                Ok((rows, more)) => (lists.long_running, lists.more_long_running) = (rows, more),
+                Err(why) => lists.error = Some(why),
+            }
+        }
+        lists
+    }
+}
+
+async fn list_rows(store: &dyn Store, query: RecordQuery) -> Result<(Vec<RecordRow>, bool), String> {
+    let wanted = FilterSet::from_query(query);
+    match timeout(LIST_TIMEOUT, wanted.list(store, None, MAX_ROWS_PER_LIST)).await {
+        Ok(Ok(found)) => {
+            let mut views: Vec<RecordView> = found.entries.iter().map(RecordView::from).collect();
+            views.sort_by_key(|view| std::cmp::Reverse(view.age_ms));
+            Ok((views.iter().map(RecordRow::from_view).collect(), found.next.is_some()))
+        }
+        Ok(Err(why)) => Err(StoreError::to_string(&why)),
+        Err(_) => Err(format!("the store did not list them within {LIST_TIMEOUT:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use ibid::store::{Address, ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Fingerprint, Memory, Tags};
+    use ibid_testkit::wrappers::{CallFilter, DelayedStore, FailingStore};
+
+    use super::*;
+
+    type AttentionTestStore = FailingStore<DelayedStore<Memory>>;
+
+    async fn claim(store: &AttentionTestStore, at: u8) {
+        let ask = ClaimRequest {
+            address: Address([at; 32]),
+            token: ClaimToken::mint(),
+            fingerprint: Fingerprint::NONE,
+            tags: Tags::new("acme", "u", "POST /pay", "k"),
+            label: Bytes::new(),
+            lease: Duration::from_secs(5),
+            ttl: Duration::from_secs(6000),
+            take_over: None,
+        };
+        assert!(matches!(store.inner().inner().claim(&Arc::new(ask)).await, Ok(ClaimOutcome::Granted(_))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_lapsed_is_listed_and_a_slow_store_is_not_asked_all_the_time() {
+        let store = FailingStore::new(DelayedStore::new(Memory::default()));
+        let needs = Attention::default();
+        claim(&store, 1).await;
+        assert!(needs.get(&store).await.unknown.is_empty(), "it still runs");
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        assert_eq!(needs.get(&store).await.unknown.len(), 1);
+        claim(&store, 2).await;
+        store.inner().delay(CallFilter::All, Duration::from_secs(1), Duration::ZERO);
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let begun = Instant::now();
+        assert_eq!(needs.get(&store).await.unknown.len(), 2);
+        assert!(begun.elapsed() >= Duration::from_secs(2), "two lists of a second each");
+        let begun = Instant::now();
+        assert_eq!((needs.get(&store).await.unknown.len(), begun.elapsed()), (2, Duration::ZERO), "kept");
+        tokio::time::sleep(Duration::from_secs(19)).await;
+        let begun = Instant::now();
+        needs.get(&store).await;
+        assert_eq!(begun.elapsed(), Duration::ZERO, "still kept: 2 s in 20");
+        needs.invalidate().await;
+        needs.get(&store).await;
+        assert!(begun.elapsed() > Duration::ZERO, "asked anew");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_fails_or_hangs_is_said_and_asked_again() {
+        let store = FailingStore::new(DelayedStore::new(Memory::default()));
+        let needs = Attention::default();
+        store.fail(CallFilter::All, ErrorKind::NotApplied);
+        assert!(needs.get(&store).await.error.is_some());
+        store.heal();
+        tokio::time::sleep(MIN_CACHE_TTL).await;
+        assert_eq!(needs.get(&store).await.error, None);
+        store.inner().delay(CallFilter::All, Duration::from_secs(3600), Duration::ZERO);
+        tokio::time::sleep(MIN_CACHE_TTL).await;
+        let begun = Instant::now();
+        assert!(needs.get(&store).await.error.as_ref().is_some_and(|why| why.contains("2s")));
+        assert_eq!(begun.elapsed(), LIST_TIMEOUT);
+    }
+}

@@ -1,0 +1,329 @@
+//! Changes: a form with a reason, a look at what is about to be done, and then the deed.
+//!
+//! Nothing is changed before the second page was confirmed, and then only if the record is still the one that was seen.
+
+use std::time::Duration;
+
+use askama::Template;
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+
+use super::{
+    form::{Form, normalize_newlines},
+    format::{escape_invisible, escape_invisible_lines, to_sentence},
+    page::PageShell,
+    record::record_fields,
+    row::{PageField, record_name, state_class},
+};
+use crate::{
+    admin::{
+        AdminProblem,
+        body::{MAX_REASON_CHARS, parse_keep, validate_reason},
+    },
+    records::{ChangeAction, RecordView, ResolvedAnswer, change::format_rough},
+};
+
+/// What can be done to a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RecordAction {
+    Release,
+    Forget,
+    Resolve,
+}
+
+/// What a form holds.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ActionForm {
+    /// `done` or `not-executed`; for [`Action::Resolve`] only.
+    resolved_as: String,
+    status: String,
+    headers: String,
+    body: String,
+    /// How long to keep the answer; empty: as long as the record would have lived.
+    keep: String,
+    reason: String,
+}
+
+#[derive(Template)]
+#[template(path = "console/act.html")]
+pub(super) struct ChangeFormPage {
+    shell: PageShell,
+    name: String,
+    state: &'static str,
+    endpoint: String,
+    address: String,
+    seen: u64,
+    action: &'static str,
+    verb: &'static str,
+    question: &'static str,
+    meaning: &'static str,
+    form: ActionForm,
+    longest_reason: usize,
+    /// How long an answer is kept if nobody says.
+    life: String,
+    /// To ask the app with.
+    known: Vec<PageField>,
+    error: Option<String>,
+}
+
+#[derive(Template)]
+#[template(path = "console/confirm.html")]
+pub(super) struct ConfirmPage {
+    shell: PageShell,
+    name: String,
+    state: &'static str,
+    endpoint: String,
+    address: String,
+    seen: u64,
+    action: &'static str,
+    verb: &'static str,
+    consequence: &'static str,
+    fields: Vec<PageField>,
+    body: Option<String>,
+    hidden: Vec<(&'static str, String)>,
+    button: &'static str,
+    danger: bool,
+}
+
+impl RecordAction {
+    pub(super) fn from_path(name: &str) -> Option<Self> {
+        [Self::Release, Self::Forget, Self::Resolve].into_iter().find(|action| action.path() == name)
+    }
+
+    /// As in addresses.
+    pub(super) fn path(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Forget => "forget",
+            Self::Resolve => "resolve",
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Release => "Release",
+            Self::Forget => "Forget",
+            Self::Resolve => "Resolve",
+        }
+    }
+
+    fn question(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Release => (
+                "It never happened",
+                "You say that the operation had no effect. The next request with this key runs it. If it did have an \
+                 effect after all, it will have it twice.",
+            ),
+            Self::Forget => (
+                "Remember nothing of it",
+                "The record is removed, whatever its state. A retry of its request runs again, even while the first one \
+                 still runs. What was remembered cannot be brought back.",
+            ),
+            Self::Resolve => (
+                "Nobody saw how it ended. You know.",
+                "What you say here is what every retry with this key will be told.",
+            ),
+        }
+    }
+}
+
+impl ActionForm {
+    pub(super) fn from_form(form: &Form) -> Self {
+        Self {
+            resolved_as: form.value("as").to_owned(),
+            status: form.value("status").to_owned(),
+            headers: normalize_newlines(form.raw_value("headers")).trim().to_owned(),
+            body: normalize_newlines(form.raw_value("body")),
+            keep: form.value("keep").to_owned(),
+            reason: form.value("reason").to_owned(),
+        }
+    }
+
+    /// Why.
+    pub(super) fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// What is to be done.
+    ///
+    /// # Errors
+    /// What is missing or wrong, for whoever filled the form in.
+    pub(super) fn to_action(&self, action: RecordAction) -> Result<ChangeAction, String> {
+        if self.reason.is_empty() {
+            return Err("Give a reason: the audit trail keeps it, and the next person will want to know.".into());
+        }
+        validate_reason(&self.reason).map_err(error_text)?;
+        match (action, self.resolved_as.as_str()) {
+            (RecordAction::Release, _) | (RecordAction::Resolve, "not-executed") => Ok(ChangeAction::Release),
+            (RecordAction::Forget, _) => Ok(ChangeAction::Forget),
+            (RecordAction::Resolve, "done") => self.parse_answer().map(ChangeAction::Resolve),
+            (RecordAction::Resolve, _) => Err("Say how it ended: it happened, or it never happened.".into()),
+        }
+    }
+
+    fn parse_answer(&self) -> Result<ResolvedAnswer, String> {
+        let status = self.status.parse::<u16>().ok().and_then(|code| StatusCode::from_u16(code).ok());
+        let status = status.filter(|status| (200..600).contains(&status.as_u16()));
+        let status = status.ok_or("Give the status of the answer: a number from 200 to 599, such as 201.")?;
+        let mut headers = HeaderMap::new();
+        for line in self.headers.lines().filter(|line| !line.trim().is_empty()) {
+            let (name, value) = line.split_once(':').unwrap_or((line, ""));
+            let (name, value) = ResolvedAnswer::parse_header(name, value).map_err(|why| format!("Headers: {why}."))?;
+            headers.append(name, value);
+        }
+        let keep = (!self.keep.is_empty()).then(|| parse_keep(&self.keep)).transpose().map_err(error_text)?;
+        Ok(ResolvedAnswer { status, headers, body: Bytes::from(self.body.clone()), keep })
+    }
+}
+
+/// The same words as the API's.
+fn error_text(problem: AdminProblem) -> String {
+    to_sentence(&problem.detail)
+}
+
+/// As long as it would have lived in all.
+fn lifetime(view: &RecordView) -> String {
+    // To the nearest second: both were cut, and a day less a millisecond is not 23 hours.
+    let millis = view.age_ms.saturating_add(view.expires_in_ms).saturating_add(500);
+    format_rough(Duration::from_secs(millis / 1000))
+}
+
+impl ChangeFormPage {
+    /// The form, as it is or with what is wrong with it.
+    pub(super) fn new(
+        shell: PageShell, action: RecordAction, view: &RecordView, seen: u64, form: ActionForm, error: Option<String>,
+    ) -> Self {
+        let (question, meaning) = action.question();
+        Self {
+            shell,
+            name: record_name(&view.key, &view.address),
+            state: state_class(&view.state),
+            endpoint: escape_invisible(&view.endpoint).into_owned(),
+            address: view.address.clone(),
+            seen,
+            action: action.path(),
+            verb: action.label(),
+            question,
+            meaning,
+            form,
+            longest_reason: MAX_REASON_CHARS,
+            life: lifetime(view),
+            known: record_fields(view),
+            error,
+        }
+    }
+}
+
+impl ConfirmPage {
+    /// What is about to be done.
+    pub(super) fn new(
+        shell: PageShell, action: RecordAction, view: &RecordView, seen: u64, given: &ActionForm, what: &ChangeAction,
+    ) -> Self {
+        let mut fields = vec![PageField::new("Reason", escape_invisible_lines(&given.reason))];
+        let (verb, consequence, button) = match what {
+            ChangeAction::Release => {
+                ("Release", "The next request with this key will run the operation.", "It never happened: release")
+            }
+            ChangeAction::Forget => {
+                ("Forget", "The record will be removed. A retry of its request will run again.", "Forget it")
+            }
+            ChangeAction::Resolve(answer) => {
+                fields.push(PageField::new("Status", answer.status.to_string()));
+                for (name, value) in &answer.headers {
+                    let line = format!("{name}: {}", escape_invisible(&String::from_utf8_lossy(value.as_bytes())));
+                    fields.push(PageField::code("Header", line));
+                }
+                let kept =
+                    if answer.keep.is_some() { escape_invisible(&given.keep).into_owned() } else { lifetime(view) };
+                fields.push(PageField::new("Kept for", kept));
+                (
+                    "Resolve",
+                    "Every retry with this key will get this answer, and nothing will run.",
+                    "It happened: resolve",
+                )
+            }
+        };
+        let body = match what {
+            ChangeAction::Resolve(answer) if !answer.body.is_empty() => Some(escape_invisible_lines(&given.body)),
+            _ => None,
+        };
+        let hidden = [
+            ("as", &given.resolved_as),
+            ("status", &given.status),
+            ("headers", &given.headers),
+            ("body", &given.body),
+            ("keep", &given.keep),
+            ("reason", &given.reason),
+        ];
+        Self {
+            shell,
+            name: record_name(&view.key, &view.address),
+            state: state_class(&view.state),
+            endpoint: escape_invisible(&view.endpoint).into_owned(),
+            address: view.address.clone(),
+            seen,
+            action: action.path(),
+            verb,
+            consequence,
+            fields,
+            body,
+            hidden: hidden
+                .into_iter()
+                .filter(|(_, value)| !value.is_empty())
+                .map(|(name, value)| (name, value.clone()))
+                .collect(),
+            button,
+            danger: matches!(what, ChangeAction::Forget),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn what(action: RecordAction, form: &str) -> Result<ChangeAction, String> {
+        ActionForm::from_form(&Form::parse(form.as_bytes())).to_action(action)
+    }
+
+    #[test]
+    fn nothing_is_done_without_a_reason_and_an_end() {
+        for action in [RecordAction::Release, RecordAction::Forget, RecordAction::Resolve] {
+            assert!(what(action, "as=not-executed&reason=++").is_err_and(|why| why.contains("reason")), "{action:?}");
+        }
+        assert!(what(RecordAction::Resolve, "reason=r").is_err_and(|why| why.contains("how it ended")));
+        assert!(what(RecordAction::Resolve, "reason=r&as=done&status=99").is_err_and(|why| why.contains("200 to 599")));
+        assert!(what(RecordAction::Resolve, "reason=r&as=done&status=201&headers=Content-Length:+1").is_err());
+        assert!(what(RecordAction::Resolve, "reason=r&as=done&status=201&headers=no+header").is_err());
+        assert!(
+            what(RecordAction::Forget, &format!("reason={}", "x".repeat(1001))).is_err_and(|why| why.contains("1000"))
+        );
+        assert!(matches!(what(RecordAction::Resolve, "reason=r&as=not-executed"), Ok(ChangeAction::Release)));
+        assert!(matches!(what(RecordAction::Forget, "reason=r"), Ok(ChangeAction::Forget)));
+    }
+
+    #[test]
+    fn an_answer_is_kept_for_as_long_as_was_typed() {
+        let kept = |keep: &str| match what(RecordAction::Resolve, &format!("reason=r&as=done&status=201&keep={keep}")) {
+            Ok(ChangeAction::Resolve(answer)) => Ok(answer.keep),
+            Ok(_) => panic!("an answer"),
+            Err(why) => Err(why),
+        };
+        assert_eq!(kept(""), Ok(None));
+        assert_eq!(kept("+7d+"), Ok(Some(Duration::from_secs(7 * 86_400))));
+        for wrong in ["0s", "7", "soon", "-1h"] {
+            assert!(kept(wrong).is_err_and(|why| why.starts_with("Keep: ") && why.contains("such as 24h")), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_as_it_was_typed() {
+        let form = "reason=r&as=done&status=201&headers=Location:+/p/7%0D%0AX-A:+b&body=%7B%0D%0A%7D";
+        let Ok(ChangeAction::Resolve(answer)) = what(RecordAction::Resolve, form) else { panic!("an answer") };
+        assert_eq!((answer.status.as_u16(), &answer.body[..]), (201, &b"{\n}"[..]));
+        assert_eq!(
+            (&answer.headers["location"], &answer.headers["x-a"]),
+            (&"/p/7".parse().unwrap(), &"b".parse().unwrap())
+        );
+    }
+}

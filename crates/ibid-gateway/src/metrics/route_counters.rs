@@ -1,0 +1,196 @@
+//! Requests by route and outcome.
+//!
+//! Routes are known by name, so that their counts outlive the configuration that they came from. Who counts finds the
+//! route by where its name lies in memory, and compares the name to be sure: no lock, and nothing is hashed.
+//!
+//! Bound: [`MOST`] routes over all configurations that were ever in force; further ones are counted together.
+
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+};
+
+use ibid::RequestOutcome;
+use parking_lot::Mutex;
+
+use super::{OUTCOME_COUNT, all_outcomes, outcome_index, sharded::Sharded};
+
+/// Routes that are told apart.
+const MAX_ROUTES: usize = 200;
+/// What further ones are called together. No route has this name: theirs are `*`, or have a method and a path.
+const OTHER_ROUTES: &str = "other";
+/// Names that can be found by where they lie.
+const HINT_SLOTS: usize = 1024;
+
+/// One [`RouteCounter`] per route.
+#[derive(Debug)]
+pub(super) struct RouteCounters {
+    /// Filled from the front and never emptied; the last one is [`OTHER`].
+    all: Box<[OnceLock<RouteCounter>; MAX_ROUTES + 1]>,
+    /// Held while one is added.
+    adding: Mutex<()>,
+    /// Which tally a name at this place in memory belonged to last. Only a hint.
+    hints: Box<[AtomicUsize; HINT_SLOTS]>,
+}
+
+/// The requests of one route.
+#[derive(Debug)]
+pub(super) struct RouteCounter {
+    route: Box<str>,
+    outcomes: Sharded<[AtomicU64; OUTCOME_COUNT]>,
+}
+
+impl RouteCounters {
+    /// The tally of a route, which is added if it is new.
+    pub(super) fn get_or_insert(&self, route: &str) -> &RouteCounter {
+        // Names lie at least 8 bytes apart. The multiplier is 2^64 divided by the golden ratio.
+        let place = (route.as_ptr() as u64 >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - HINT_SLOTS.ilog2());
+        let hint = &self.hints[place as usize % HINT_SLOTS];
+        match self.all[hint.load(Relaxed) % self.all.len()].get() {
+            Some(tally) if *tally.route == *route => tally,
+            _ => self.find_or_insert(route, hint),
+        }
+    }
+
+    #[cold]
+    fn find_or_insert(&self, route: &str, hint: &AtomicUsize) -> &RouteCounter {
+        // Looked at before the search: if it is full then, what the search does not find will never be there.
+        let full = self.all[MAX_ROUTES - 1].get().is_some();
+        let at = self.find(route).unwrap_or_else(|| if full { MAX_ROUTES } else { self.insert(route) });
+        hint.store(at, Relaxed);
+        self.all[at].get().unwrap_or_else(|| self.other_routes())
+    }
+
+    fn find(&self, route: &str) -> Option<usize> {
+        let known = self.all[..MAX_ROUTES].iter().map_while(OnceLock::get);
+        known.enumerate().find(|(_, tally)| *tally.route == *route).map(|(at, _)| at)
+    }
+
+    fn insert(&self, route: &str) -> usize {
+        let _adding = self.adding.lock();
+        // Somebody else may have been faster.
+        if let Some(at) = self.find(route) {
+            return at;
+        }
+        let at = self.all[..MAX_ROUTES].iter().position(|tally| tally.get().is_none()).unwrap_or(MAX_ROUTES);
+        if at < MAX_ROUTES {
+            self.all[at].get_or_init(|| RouteCounter::new(route));
+        }
+        at
+    }
+
+    fn other_routes(&self) -> &RouteCounter {
+        self.all[MAX_ROUTES].get_or_init(|| RouteCounter::new(OTHER_ROUTES))
+    }
+
+    /// Adds a route if it is new, with nothing counted.
+    pub(super) fn register(&self, route: &str) {
+        self.get_or_insert(route);
+    }
+
+    /// All of them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &RouteCounter> {
+        self.all.iter().filter_map(OnceLock::get)
+    }
+
+    /// Requests of all routes that ended so.
+    pub(super) fn total(&self, outcome: RequestOutcome) -> u64 {
+        self.iter().map(|tally| tally.count(outcome)).sum()
+    }
+}
+
+impl Default for RouteCounters {
+    fn default() -> Self {
+        let new = <[_; MAX_ROUTES + 1]>::try_from(Vec::from_iter((0..=MAX_ROUTES).map(|_| OnceLock::new())));
+        let hints = Vec::from_iter((0..HINT_SLOTS).map(|_| AtomicUsize::new(0)));
+        Self {
+            all: Box::new(new.expect("of this length")),
+            adding: Mutex::default(),
+            hints: hints.into_boxed_slice().try_into().expect("of this length"),
+        }
+    }
+}
+
+impl RouteCounter {
+    fn new(route: &str) -> Self {
+        Self { route: route.into(), outcomes: Sharded::default() }
+    }
+
+    pub(super) fn route(&self) -> &str {
+        &self.route
+    }
+
+    pub(super) fn increment(&self, outcome: RequestOutcome) {
+        self.outcomes.local()[outcome_index(outcome)].fetch_add(1, Relaxed);
+    }
+
+    fn count(&self, outcome: RequestOutcome) -> u64 {
+        self.outcomes.iter().map(|shard| shard[outcome_index(outcome)].load(Relaxed)).sum()
+    }
+
+    /// How many ended in each way there is.
+    pub(super) fn counts_by_outcome(&self) -> impl Iterator<Item = (RequestOutcome, u64)> {
+        all_outcomes().into_iter().map(|outcome| (outcome, self.count(outcome)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(tallies: &RouteCounters) -> Vec<(&str, u64)> {
+        tallies.iter().map(|tally| (tally.route(), tally.count(RequestOutcome::Executed))).collect()
+    }
+
+    #[test]
+    fn a_name_is_one_route_wherever_it_lies() {
+        let tallies = RouteCounters::default();
+        for _ in 0..100 {
+            // Kept until the end of the turn, so that each has another place.
+            let names: Vec<String> = (0..10).map(|n| format!("POST /{n}")).collect();
+            names.iter().for_each(|name| tallies.get_or_insert(name).increment(RequestOutcome::Executed));
+        }
+        assert_eq!(counts(&tallies).len(), 10);
+        assert!(counts(&tallies).iter().all(|(_, count)| *count == 100));
+    }
+
+    #[test]
+    fn a_place_in_memory_that_has_another_name_now_is_another_route() {
+        let tallies = RouteCounters::default();
+        let mut name = String::from("POST /a");
+        tallies.get_or_insert(&name).increment(RequestOutcome::Executed);
+        name.replace_range(6.., "b");
+        tallies.get_or_insert(&name).increment(RequestOutcome::Executed);
+        tallies.get_or_insert(&name).increment(RequestOutcome::Executed);
+        assert_eq!(counts(&tallies), [("POST /a", 1), ("POST /b", 2)]);
+    }
+
+    #[test]
+    fn routes_beyond_the_bound_are_counted_together_and_nothing_is_lost() {
+        let tallies = RouteCounters::default();
+        let names: Vec<String> = (0..MAX_ROUTES + 50).map(|n| format!("POST /{n}")).collect();
+        for _ in 0..3 {
+            names.iter().for_each(|name| tallies.get_or_insert(name).increment(RequestOutcome::Executed));
+        }
+        let counts = counts(&tallies);
+        assert_eq!(counts.len(), MAX_ROUTES + 1);
+        assert!(counts[..MAX_ROUTES].iter().all(|(_, count)| *count == 3));
+        assert_eq!(counts[MAX_ROUTES], ("other", 150));
+        assert_eq!(tallies.total(RequestOutcome::Executed), 3 * names.len() as u64);
+    }
+
+    #[test]
+    fn a_route_that_many_meet_at_once_is_added_once() {
+        let tallies = RouteCounters::default();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    (0..MAX_ROUTES)
+                        .for_each(|n| tallies.get_or_insert(&format!("POST /{n}")).increment(RequestOutcome::Executed));
+                });
+            }
+        });
+        assert_eq!(counts(&tallies).len(), MAX_ROUTES);
+        assert!(counts(&tallies).iter().all(|(_, count)| *count == 8));
+    }
+}

@@ -1,0 +1,127 @@
+//! Whether anything goes on on a connection: a request, or its answer until the last byte of it was handed on.
+
+use std::{
+    mem,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+use super::write_progress::WriteProgress;
+
+/// Frames go out in pieces of this size at most, so that a client that reads slowly is seen to read.
+const MAX_FRAME_BYTES: usize = 64 << 10;
+
+pub(super) struct ConnectionActivity {
+    opened_at: Instant,
+    running: AtomicUsize,
+    /// When something last ended, in milliseconds after `opened`.
+    last_end_ms: AtomicU64,
+}
+
+/// Something goes on, until this is dropped.
+pub(super) struct ActivityGuard(Arc<ConnectionActivity>);
+
+/// A body during which something goes on.
+pub(super) struct TrackedBody<B> {
+    body: B,
+    /// Of a frame that is larger than a piece.
+    pending_frame: Bytes,
+    sending: Arc<WriteProgress>,
+    _busy: ActivityGuard,
+}
+
+impl ConnectionActivity {
+    pub(super) fn new() -> Self {
+        Self { opened_at: Instant::now(), running: AtomicUsize::new(0), last_end_ms: AtomicU64::new(0) }
+    }
+
+    pub(super) fn begin(this: &Arc<Self>) -> ActivityGuard {
+        this.running.fetch_add(1, Relaxed);
+        ActivityGuard(this.clone())
+    }
+
+    /// Returns once nothing has gone on for that long, counted from `since` at the earliest.
+    pub(super) async fn wait_until_idle(&self, limit: Duration, since: Instant) {
+        loop {
+            let last = self.opened_at + Duration::from_millis(self.last_end_ms.load(Relaxed));
+            let quiet = last.max(since).elapsed();
+            if self.running.load(Relaxed) == 0 && quiet >= limit {
+                return;
+            }
+            tokio::time::sleep(limit.saturating_sub(quiet).max(Duration::from_millis(100))).await;
+        }
+    }
+
+    pub(super) fn opened_at(&self) -> Instant {
+        self.opened_at
+    }
+}
+
+impl ActivityGuard {
+    pub(super) fn track_body<B: Body>(self, body: B, sending: Arc<WriteProgress>) -> TrackedBody<B> {
+        if !body.is_end_stream() {
+            sending.mark_waiting_for_client();
+        }
+        TrackedBody { body, pending_frame: Bytes::new(), sending, _busy: self }
+    }
+}
+
+impl Drop for ActivityGuard {
+    fn drop(&mut self) {
+        self.0.last_end_ms.store(self.0.opened_at.elapsed().as_millis() as u64, Relaxed);
+        self.0.running.fetch_sub(1, Relaxed);
+    }
+}
+
+impl<B> Drop for TrackedBody<B> {
+    fn drop(&mut self) {
+        self.sending.mark_waiting_for_app();
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for TrackedBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let polled = match self.pending_frame.is_empty() {
+            true => Pin::new(&mut self.body).poll_frame(cx),
+            false => Poll::Ready(Some(Ok(Frame::data(mem::take(&mut self.pending_frame))))),
+        };
+        match polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.sending.mark_waiting_for_client();
+                let first = |mut data: Bytes| {
+                    self.pending_frame = data.split_off(data.len().min(MAX_FRAME_BYTES));
+                    data
+                };
+                Poll::Ready(Some(Ok(frame.map_data(first))))
+            }
+            polled => {
+                self.sending.mark_waiting_for_app();
+                polled
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.pending_frame.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (mut hint, rest) = (self.body.size_hint(), self.pending_frame.len() as u64);
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint.set_lower(hint.lower() + rest);
+        hint
+    }
+}

@@ -1,0 +1,127 @@
+//! Where a span stands: W3C Trace Context, version 00.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::random_id;
+
+/// A span of a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpanContext {
+    pub(super) trace_id: [u8; 16],
+    pub(super) span_id: [u8; 8],
+}
+
+impl SpanContext {
+    /// The first span of a trace of its own.
+    pub(super) fn new_root() -> Self {
+        Self { trace_id: random_id(), span_id: [0; 8] }.child()
+    }
+
+    /// Another span of the same trace.
+    pub(super) fn child(self) -> Self {
+        let [span @ .., _, _, _, _, _, _, _, _] = random_id();
+        Self { span_id: span, ..self }
+    }
+
+    /// What the caller says about itself, and whether it wants to be traced. Two such headers say nothing.
+    pub(super) fn from_headers(headers: &HeaderMap, name: &HeaderName) -> Option<(Self, bool)> {
+        let mut all = headers.get_all(name).iter();
+        let only = all.next()?;
+        if all.next().is_some() { None } else { Self::parse(only) }
+    }
+
+    /// Later versions may say more behind what this one says.
+    pub(super) fn parse(header: &HeaderValue) -> Option<(Self, bool)> {
+        let text = header.to_str().ok()?;
+        let mut parts = text.splitn(4, '-');
+        let [version] = hex_decode(parts.next()?)?;
+        let place = Self { trace_id: hex_decode(parts.next()?)?, span_id: hex_decode(parts.next()?)? };
+        let rest = parts.next()?;
+        let [flags] = match version {
+            0 => hex_decode(rest)?,
+            255 => return None,
+            _ => hex_decode(rest.split('-').next()?)?,
+        };
+        let said = place.trace_id != [0; 16] && place.span_id != [0; 8];
+        said.then_some((place, flags & 1 == 1))
+    }
+
+    /// As it is written, sampled.
+    pub(super) fn to_header(self) -> HeaderValue {
+        let text = format!("00-{}-{}-01", hex_encode(&self.trace_id), hex_encode(&self.span_id));
+        HeaderValue::from_str(&text).expect("hex digits and dashes")
+    }
+}
+
+/// Lower-case digits, two for each byte.
+pub(super) fn hex_encode(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn hex_decode<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let lower = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    if text.len() != 2 * N || !text.bytes().all(lower) {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (nth, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * nth..2 * nth + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let place = SpanContext::new_root();
+        assert_eq!(SpanContext::parse(&place.to_header()), Some((place, true)));
+        assert_eq!(place.child().trace_id, place.trace_id);
+        assert_ne!(place.child().span_id, place.span_id);
+    }
+
+    #[test]
+    fn what_is_no_traceparent_says_nothing() {
+        const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+        const SPAN: &str = "b7ad6b7169203331";
+        let read = |text: &str| SpanContext::parse(&HeaderValue::from_str(text).unwrap());
+        assert!(read(&format!("00-{TRACE}-{SPAN}-01")).is_some_and(|(_, sampled)| sampled));
+        assert!(read(&format!("00-{TRACE}-{SPAN}-00")).is_some_and(|(_, sampled)| !sampled));
+        assert!(read(&format!("01-{TRACE}-{SPAN}-03-more")).is_some_and(|(_, sampled)| sampled));
+        for wrong in [
+            format!("00-{TRACE}-{SPAN}"),
+            format!("00-{TRACE}-{SPAN}-01-more"),
+            format!("ff-{TRACE}-{SPAN}-01"),
+            format!("00-{}-{SPAN}-01", TRACE.to_uppercase()),
+            format!("00-{}-{SPAN}-01", "0".repeat(32)),
+            format!("00-{TRACE}-{}-01", "0".repeat(16)),
+            format!("00-{TRACE}{SPAN}-01"),
+            "00-é".to_owned(),
+            String::new(),
+        ] {
+            assert_eq!(
+                HeaderValue::from_bytes(wrong.as_bytes()).ok().and_then(|it| SpanContext::parse(&it)),
+                None,
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn two_callers_are_none() {
+        let name = HeaderName::from_static("traceparent");
+        let mut headers = HeaderMap::new();
+        assert_eq!(SpanContext::from_headers(&headers, &name), None);
+        let place = SpanContext::new_root();
+        headers.append(&name, place.to_header());
+        assert_eq!(SpanContext::from_headers(&headers, &name), Some((place, true)));
+        headers.append(&name, SpanContext::new_root().to_header());
+        assert_eq!(SpanContext::from_headers(&headers, &name), None);
+    }
+}

@@ -1,0 +1,344 @@
+//! One HTTP/1.1 connection and the right to use it.
+//!
+//! A [`Slot`] is one connection; its sender never leaves it. A [`Lease`] is the right to use it for one
+//! exchange. Idle slots are owned by the pool's lists; a client connection remembers its last slot by a
+//! weak pointer ([`Affinity`]), takes it straight from there, and the list entry stays where it was. So
+//! the usual request takes one uncontended lock to borrow and one to give back, and no list is touched.
+//!
+//! Invariant: a slot has at most one lease; an idle slot is in exactly one list, or about to be pushed.
+
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use http::Request;
+use hyper::body::{Body, Incoming};
+use hyper::client::conn::TrySendError;
+use hyper::client::conn::http1::SendRequest;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::task::AbortHandle;
+
+use super::ReusePolicy;
+use super::pool::{ConnectionLimit, PoolTicket, UnclaimedPermit, UpstreamPool};
+use super::socket::WriteProof;
+
+/// A claimed request takes only a connection used within this time: the shorter it was idle, the less
+/// likely the upstream is closing it at this very moment.
+const MAX_CLAIMED_IDLE: Duration = Duration::from_secs(1);
+
+/// A client connection's memory of the upstream connection it used last: a hint, nothing is reserved.
+pub struct Affinity<B>(Mutex<Weak<H1Connection<B>>>);
+
+impl<B> Default for Affinity<B> {
+    fn default() -> Self {
+        Self(Mutex::new(Weak::new()))
+    }
+}
+
+impl<B> Affinity<B> {
+    /// The slot it was, if that still exists.
+    pub(super) fn last(&self) -> Option<Arc<H1Connection<B>>> {
+        self.0.lock().upgrade()
+    }
+
+    pub(super) fn remember(&self, lease: &Checkout<B>) {
+        let mut last = self.0.lock();
+        if !std::ptr::eq(last.as_ptr(), Arc::as_ptr(lease.slot())) {
+            *last = Arc::downgrade(lease.slot());
+        }
+    }
+}
+
+/// One connection.
+pub(super) struct H1Connection<B> {
+    proof: Arc<WriteProof>,
+    limit: Arc<ConnectionLimit<B>>,
+    /// Weak, because the pool owns idle slots. Only needed to enter a list.
+    pool: Weak<UpstreamPool<B>>,
+    driver: AbortHandle,
+    /// Contended only by a scan of the lists.
+    state: Mutex<H1ConnectionState<B>>,
+}
+
+struct H1ConnectionState<B> {
+    /// None once the connection is given up. Dropping it lets the driver finish and close.
+    sender: Option<SendRequest<B>>,
+    is_idle: bool,
+    is_listed: bool,
+    /// When it was last used.
+    last_used: Instant,
+    /// When it must not be used any more.
+    reuse_until: Instant,
+}
+
+pub(super) enum CheckoutOutcome<B> {
+    Checkout(Checkout<B>),
+    /// Idle, but not fit for this request.
+    Unfit,
+    /// Busy or dead: not worth a place in a list.
+    Unavailable,
+}
+
+impl<B> H1ConnectionState<B> {
+    /// Gives the connection up. An idle driver sees its sender gone and closes in good order.
+    fn close(&mut self) {
+        self.is_idle = false;
+        self.sender = None;
+    }
+}
+
+impl<B> H1Connection<B> {
+    /// A new connection, leased to whoever opened it.
+    pub(super) fn checkout_new(
+        sender: SendRequest<B>, proof: Arc<WriteProof>, driver: AbortHandle, gate: Arc<ConnectionLimit<B>>,
+        pool: Weak<UpstreamPool<B>>,
+    ) -> Checkout<B> {
+        let since = Instant::now();
+        let retire = since + gate.idle_timeout;
+        let state = Mutex::new(H1ConnectionState {
+            sender: Some(sender),
+            is_idle: false,
+            is_listed: false,
+            last_used: since,
+            reuse_until: retire,
+        });
+        Checkout::new(Arc::new(Self { proof, limit: gate, pool, driver, state }), false)
+    }
+
+    /// Whether this is a connection of the upstream that `gate` bounds.
+    pub(super) fn belongs_to(&self, gate: &Arc<ConnectionLimit<B>>) -> bool {
+        Arc::ptr_eq(&self.limit, gate)
+    }
+
+    pub(super) fn try_checkout(self: &Arc<Self>, care: ReusePolicy, now: Instant) -> CheckoutOutcome<B> {
+        self.try_checkout_locked(&mut self.state.lock(), care, now)
+    }
+
+    /// As `take`, from a list whose lock is held. Unless it is unfit, the caller removes the entry.
+    pub(super) fn try_checkout_listed(self: &Arc<Self>, care: ReusePolicy, now: Instant) -> CheckoutOutcome<B> {
+        let mut state = self.state.lock();
+        let taken = self.try_checkout_locked(&mut state, care, now);
+        state.is_listed = matches!(taken, CheckoutOutcome::Unfit);
+        taken
+    }
+
+    fn try_checkout_locked(
+        self: &Arc<Self>, state: &mut MutexGuard<'_, H1ConnectionState<B>>, care: ReusePolicy, now: Instant,
+    ) -> CheckoutOutcome<B> {
+        if !state.is_idle {
+            return CheckoutOutcome::Unavailable;
+        }
+        let dead = self.proof.is_unusable() || state.sender.as_ref().is_none_or(SendRequest::is_closed);
+        if dead || now >= state.reuse_until {
+            state.close();
+            return CheckoutOutcome::Unavailable;
+        }
+        if care == ReusePolicy::Claimed && now.duration_since(state.last_used) >= MAX_CLAIMED_IDLE {
+            return CheckoutOutcome::Unfit;
+        }
+        state.is_idle = false;
+        CheckoutOutcome::Checkout(Checkout::new(Arc::clone(self), true))
+    }
+
+    /// For the sweep, under the list's lock: closes what is due or dead, and says what may stay listed.
+    pub(super) fn close_if_expired(&self, now: Instant) -> bool {
+        let mut state = self.state.lock();
+        if state.is_idle && (now >= state.reuse_until || self.proof.is_unusable()) {
+            state.close();
+        }
+        // Busy ones leave the list too and come back when they are idle.
+        state.is_listed = state.is_idle;
+        state.is_listed
+    }
+
+    /// Closes the connection if it is idle.
+    pub(super) fn evict(&self) -> bool {
+        let mut state = self.state.lock();
+        let was_idle = state.is_idle;
+        if was_idle {
+            state.close();
+        }
+        was_idle
+    }
+
+    /// Frees the connection for the next exchange.
+    fn release(self: Arc<Self>) {
+        let list = {
+            let mut state = self.state.lock();
+            let dead = self.proof.is_unusable() || state.sender.as_ref().is_none_or(SendRequest::is_closed);
+            if dead || Instant::now() >= state.reuse_until {
+                state.close();
+                return;
+            }
+            if self.limit.has_waiters() {
+                drop(state);
+                let lease = Checkout::new(Arc::clone(&self), true);
+                // Refused only if the queue turned out empty; the lease's drop then comes back here.
+                drop(self.limit.offer(PoolTicket::Connection(lease)));
+                return;
+            }
+            state.is_idle = true;
+            !std::mem::replace(&mut state.is_listed, true)
+        };
+        if list && let Some(pool) = self.pool.upgrade() {
+            pool.add_idle(Arc::clone(&self));
+        }
+        // Pairs with the fence in `Pool::get`: either it sees this slot, or we see its place in the queue.
+        fence(Ordering::SeqCst);
+        if self.limit.has_waiters()
+            && let CheckoutOutcome::Checkout(lease) = self.try_checkout(ReusePolicy::PassThrough, Instant::now())
+        {
+            drop(self.limit.offer(PoolTicket::Connection(lease)));
+        }
+    }
+
+    /// The exchange was broken off: close the socket now. Left to itself hyper would flush first, and
+    /// so wait for a peer that has stopped reading.
+    fn abort_driver(&self) {
+        self.state.lock().close();
+        self.driver.abort();
+    }
+}
+
+/// What a reply's body needs of a slot, whatever the request's body type was.
+pub(super) trait ReturnConnection: Send + Sync {
+    /// The reply was read to its end; `limit` is when the upstream will have closed. The share is let go when the
+    /// connection is free.
+    fn return_after_reply(self: Arc<Self>, limit: Option<Instant>, share: Option<UnclaimedPermit>);
+    /// The exchange was broken off.
+    fn abort(&self);
+}
+
+impl<B: Send + 'static> ReturnConnection for H1Connection<B> {
+    fn return_after_reply(self: Arc<Self>, limit: Option<Instant>, share: Option<UnclaimedPermit>) {
+        let ready = {
+            let mut state = self.state.lock();
+            state.last_used = Instant::now();
+            let retire = state.last_used + self.limit.idle_timeout;
+            state.reuse_until = limit.map_or(retire, |limit| limit.min(retire));
+            state.sender.as_ref().is_none_or(|s| s.is_ready() || s.is_closed())
+        };
+        if ready {
+            self.release();
+        } else if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            // The driver is a step behind us on another thread, or the upstream answered before it
+            // had the whole request and that is still being sent. Rare: worth a task, not a lock.
+            runtime.spawn(async move {
+                let ready = std::future::poll_fn(|cx| match self.state.lock().sender.as_mut() {
+                    Some(sender) => sender.poll_ready(cx).map(|r| r.is_ok()),
+                    None => std::task::Poll::Ready(false),
+                });
+                if ready.await {
+                    self.release();
+                } else {
+                    self.state.lock().close();
+                }
+                drop(share);
+            });
+        } else {
+            H1Connection::abort_driver(&self);
+        }
+    }
+
+    fn abort(&self) {
+        H1Connection::abort_driver(self);
+    }
+}
+
+/// What hyper makes of a request; on failure it may hand it back.
+type SendResult<B> = Result<http::Response<Incoming>, TrySendError<Request<B>>>;
+
+/// The right to one exchange on a connection. Dropped unused it goes back, dropped in use it closes.
+pub(super) struct Checkout<B> {
+    slot: Option<Arc<H1Connection<B>>>,
+    is_sent: bool,
+    is_reused: bool,
+    unclaimed_permit: Option<UnclaimedPermit>,
+}
+
+impl<B> Checkout<B> {
+    fn new(slot: Arc<H1Connection<B>>, is_reused: bool) -> Self {
+        Self { slot: Some(slot), is_sent: false, is_reused, unclaimed_permit: None }
+    }
+
+    pub(super) fn with_permit(mut self, share: Option<UnclaimedPermit>) -> Self {
+        self.unclaimed_permit = share;
+        self
+    }
+
+    /// Whether the connection was idle before: the upstream may have been about to close it.
+    pub(super) fn is_reused(&self) -> bool {
+        self.is_reused
+    }
+
+    fn slot(&self) -> &Arc<H1Connection<B>> {
+        self.slot.as_ref().expect("a lease has its slot until it is consumed")
+    }
+
+    /// Hands the request to the driver.
+    #[allow(clippy::result_large_err)]
+    pub(super) fn send(
+        &mut self, request: Request<B>,
+    ) -> Result<impl Future<Output = SendResult<B>> + use<B>, Request<B>>
+    where
+        B: Body + 'static,
+    {
+        self.is_sent = true;
+        let slot = self.slot();
+        let mut state = slot.state.lock();
+        match state.sender.as_mut() {
+            // Armed before it is queued: the driver may be writing before we are back.
+            Some(sender) if slot.proof.arm() => Ok(sender.try_send_request(request)),
+            _ => Err(request),
+        }
+    }
+
+    /// Waits for the reply.
+    ///
+    /// A request that is queued at the very moment in which its driver ends stays in hyper's channel, unanswered, for
+    /// as long as that has a sender. So when the driver is gone the sender goes too, and the request comes back.
+    pub(super) async fn await_reply<T>(&self, reply: impl Future<Output = T>) -> T {
+        tokio::pin!(reply);
+        tokio::select! {
+            biased;
+            reply = &mut reply => return reply,
+            () = self.slot().proof.wait_dropped() => {}
+        }
+        self.slot().state.lock().close();
+        reply.await
+    }
+
+    /// See [`WriteProof::seal`].
+    pub(super) fn never_written(&self) -> bool {
+        self.slot().proof.seal_unwritten()
+    }
+
+    /// Whether a byte of the answer has come. See [`WriteProof::is_answered`].
+    pub(super) fn is_answered(&self) -> bool {
+        self.slot().proof.has_reply_bytes()
+    }
+
+    /// Gives the connection away to an upgrade: it is neither reused nor closed from here.
+    pub(super) fn detach(mut self) -> Option<UnclaimedPermit> {
+        self.slot = None;
+        self.unclaimed_permit.take()
+    }
+
+    /// For the body of the reply, which decides what becomes of the connection.
+    pub(super) fn into_connection(mut self) -> (Arc<dyn ReturnConnection>, Option<UnclaimedPermit>)
+    where
+        B: Send + 'static,
+    {
+        (self.slot.take().expect("a lease has its slot until it is consumed"), self.unclaimed_permit.take())
+    }
+}
+
+impl<B> Drop for Checkout<B> {
+    fn drop(&mut self) {
+        match self.slot.take() {
+            Some(slot) if self.is_sent => slot.abort_driver(),
+            Some(slot) => slot.release(),
+            None => {}
+        }
+    }
+}

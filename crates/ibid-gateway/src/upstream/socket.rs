@@ -1,0 +1,344 @@
+//! The socket under every upstream connection, and the proof it keeps.
+//!
+//! Purpose: tell "not one byte of this request can have reached the upstream" from "some may have".
+//! Everything that leaves for the upstream passes [`UpstreamSocket`], which sits underneath TLS.
+//!
+//! Invariant: [`WriteProof::seal`] answers `true` only if no write call was begun for the request since
+//! [`WriteProof::arm`], or the first such call failed (a failed `send` queues nothing); and after that
+//! answer none ever will be. It is one atomic, moved by compare-and-swap by both sides, so that a
+//! driver task that still holds the request in a buffer cannot write it after we called it unwritten:
+//!
+//! ```text
+//!   OPEN --arm--> ARMED --first write--> OPEN          (seal: false)
+//!                   \----seal, or first write failed--> SEALED   (seal: true, writes refused)
+//! ```
+
+use std::io::{self, IoSlice, Read as _};
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
+
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+const PHASE_OPEN: u8 = 0;
+const PHASE_ARMED: u8 = 1;
+const PHASE_SEALED: u8 = 2;
+
+/// What is known about one socket; shared by the wire (in the driver task) and the pool.
+#[derive(Debug, Default)]
+pub(super) struct WriteProof {
+    phase: AtomicU8,
+    /// The socket must carry no further request: its read side ended, a write failed, or it is gone.
+    is_unusable: AtomicBool,
+    /// Something came from the upstream since the last request was armed.
+    has_reply_bytes: AtomicBool,
+    /// The wire was dropped: nobody drives this connection any more.
+    is_dropped: AtomicBool,
+    /// Told when it is.
+    dropped: Notify,
+}
+
+impl WriteProof {
+    /// A request is about to be handed to the driver. `false`: the socket is of no use any more.
+    ///
+    /// Called before the request enters the driver's channel; the channel's own synchronisation
+    /// makes the driver see ARMED when it sees the request.
+    pub(super) fn arm(&self) -> bool {
+        self.has_reply_bytes.store(false, Ordering::Release);
+        !self.is_unusable() && self.transition(PHASE_OPEN, PHASE_ARMED)
+    }
+
+    /// Whether a byte of the answer to the armed request has come, beneath HTTP and above TLS.
+    pub(super) fn has_reply_bytes(&self) -> bool {
+        self.has_reply_bytes.load(Ordering::Acquire)
+    }
+
+    /// Forbids further writes if none was begun since `arm`. `true` is the proof.
+    pub(super) fn seal_unwritten(&self) -> bool {
+        self.transition(PHASE_ARMED, PHASE_SEALED) || self.phase.load(Ordering::Acquire) == PHASE_SEALED
+    }
+
+    pub(super) fn is_unusable(&self) -> bool {
+        self.is_unusable.load(Ordering::Acquire)
+    }
+
+    fn mark_unusable(&self) {
+        self.is_unusable.store(true, Ordering::Release);
+    }
+
+    /// Returns once nobody drives the connection any more.
+    pub(super) async fn wait_dropped(&self) {
+        let left = self.dropped.notified();
+        tokio::pin!(left);
+        // Registered before looking, so that the end cannot come unseen in between.
+        left.as_mut().enable();
+        if !self.is_dropped.load(Ordering::Acquire) {
+            left.await;
+        }
+    }
+
+    fn is_armed(&self) -> bool {
+        self.phase.load(Ordering::Acquire) == PHASE_ARMED
+    }
+
+    fn transition(&self, from: u8, to: u8) -> bool {
+        self.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+/// What HTTP/1.1 is spoken over: notes in the proof that the upstream has begun to answer. It is above TLS, because an
+/// alert that closes the connection is no answer.
+pub(super) struct ReplyDetector<T> {
+    io: T,
+    proof: Arc<WriteProof>,
+}
+
+impl<T> ReplyDetector<T> {
+    pub(super) fn new(io: T, proof: Arc<WriteProof>) -> Self {
+        Self { io, proof }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for ReplyDetector<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.io).poll_read(cx, buf);
+        if buf.filled().len() > before && !this.proof.has_reply_bytes() {
+            this.proof.has_reply_bytes.store(true, Ordering::Release);
+        }
+        read
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for ReplyDetector<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+/// A TCP stream that proves what it wrote.
+pub(super) struct UpstreamSocket {
+    // Declared first, hence dropped first: the socket is closed before `hold` lets another one open.
+    stream: TcpStream,
+    proof: Arc<WriteProof>,
+    /// What passes here is encrypted.
+    is_tls: bool,
+    /// The socket was asked, by system call, since the request was armed, and had nothing to say.
+    is_probed: bool,
+    /// The write that began the request has not succeeded yet: nothing has left.
+    is_first_write: bool,
+    /// A write failed and was hidden: all later ones vanish too.
+    is_muted: bool,
+    /// The place under the connection bound. It lives here, not in the driver, because an upgraded
+    /// connection outlives its driver and still counts.
+    _permit: Box<dyn Send>,
+}
+
+impl UpstreamSocket {
+    pub(super) fn new(stream: TcpStream, is_tls: bool, hold: Box<dyn Send>) -> Self {
+        Self {
+            stream,
+            proof: Arc::default(),
+            is_tls,
+            is_probed: false,
+            is_first_write: false,
+            is_muted: false,
+            _permit: hold,
+        }
+    }
+
+    pub(super) fn proof(&self) -> Arc<WriteProof> {
+        Arc::clone(&self.proof)
+    }
+
+    /// Asks the kernel, not tokio's readiness flags: under load a FIN may have been received for
+    /// milliseconds before the reactor looks at epoll again, and that is the keep-alive race.
+    fn peek_socket(&self) -> io::Result<usize> {
+        let mut one = [MaybeUninit::uninit(); 1];
+        loop {
+            match SockRef::from(&self.stream).peek(&mut one) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Called when tokio says there is nothing to read and a request is about to be written.
+    ///
+    /// What it finds goes up as an ordinary read. hyper reads before it writes, in the same poll:
+    /// EOF or stray bytes on an idle connection make it hand the queued request back untouched,
+    /// which is what lets `send` try again elsewhere. TLS gets to see its alerts and tickets.
+    fn probe(&mut self, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.peek_socket() {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                // The waker was registered by the read that got us here.
+                self.is_probed = true;
+                Poll::Pending
+            }
+            Err(e) => {
+                self.proof.mark_unusable();
+                Poll::Ready(Err(e))
+            }
+            Ok(0) => {
+                self.proof.mark_unusable();
+                Poll::Ready(Ok(()))
+            }
+            Ok(_) => {
+                let mut some = [0; 1024];
+                let room = some.len().min(buf.remaining());
+                let n = (&*SockRef::from(&self.stream)).read(&mut some[..room])?;
+                buf.put_slice(&some[..n]);
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    /// Decides whether a write may go out, and marks the request as possibly written *before* it does.
+    fn begin_write(&mut self) -> io::Result<()> {
+        match self.proof.phase.load(Ordering::Acquire) {
+            PHASE_OPEN => return Ok(()),
+            PHASE_ARMED => {}
+            _ => return Err(write_refused()),
+        }
+        // hyper has read by now, unless the request was armed in the middle of its turn. It has also
+        // encoded the request by now: refusing is still a proof, but no second try.
+        if !self.is_probed {
+            let clean = match self.peek_socket() {
+                // Under TLS this is most likely a session ticket. In the clear it would be taken for the reply.
+                Ok(n) => n > 0 && self.is_tls,
+                Err(e) => e.kind() == io::ErrorKind::WouldBlock,
+            };
+            if !clean {
+                self.proof.mark_unusable();
+                self.proof.seal_unwritten();
+                return Err(write_refused());
+            }
+        }
+        self.is_probed = false;
+        // Fails if `seal` was quicker: then the request has been reported as never written.
+        if !self.proof.transition(PHASE_ARMED, PHASE_OPEN) {
+            return Err(write_refused());
+        }
+        self.is_first_write = true;
+        Ok(())
+    }
+
+    /// Judges what the socket said to a write of `len` bytes.
+    fn finish_write(&mut self, result: io::Result<usize>, len: usize) -> io::Result<usize> {
+        match result {
+            Ok(n) => {
+                self.is_first_write = false;
+                Ok(n)
+            }
+            // Nothing of this request was taken: say so, both to hyper and in the proof.
+            Err(e) if self.is_first_write => {
+                self.proof.mark_unusable();
+                self.proof.phase.store(PHASE_SEALED, Ordering::Release);
+                Err(e)
+            }
+            // The peer stopped reading, perhaps because it has already answered (413, then close).
+            // hyper would drop the connection, and the answer with it. Pretend, and let the read
+            // side tell: after a reset it yields what had arrived, then ends, so nothing hangs.
+            Err(_) => {
+                self.proof.mark_unusable();
+                self.is_muted = true;
+                Ok(len)
+            }
+        }
+    }
+}
+
+impl Drop for UpstreamSocket {
+    fn drop(&mut self) {
+        self.proof.mark_unusable();
+        self.proof.is_dropped.store(true, Ordering::Release);
+        self.proof.dropped.notify_waiters();
+    }
+}
+
+#[cold]
+fn write_refused() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, "refused to write to a connection that is closing")
+}
+
+impl AsyncRead for UpstreamSocket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        match Pin::new(&mut this.stream).poll_read(cx, buf) {
+            Poll::Pending if this.proof.is_armed() => this.probe(buf),
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(result) => {
+                if result.is_err() || (buf.filled().len() == before && buf.remaining() > 0) {
+                    this.proof.mark_unusable();
+                }
+                Poll::Ready(result)
+            }
+        }
+    }
+}
+
+impl AsyncWrite for UpstreamSocket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if this.is_muted {
+            return Poll::Ready(Ok(buf.len()));
+        }
+        this.begin_write()?;
+        let result = ready!(Pin::new(&mut this.stream).poll_write(cx, buf));
+        Poll::Ready(this.finish_write(result, buf.len()))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let len = || bufs.iter().map(|b| b.len()).sum();
+        if this.is_muted {
+            return Poll::Ready(Ok(len()));
+        }
+        this.begin_write()?;
+        let result = ready!(Pin::new(&mut this.stream).poll_write_vectored(cx, bufs));
+        Poll::Ready(this.finish_write(result, len()))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.is_muted {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut this.stream).poll_shutdown(cx)
+    }
+}

@@ -1,8 +1,0 @@
-//! A secret of its own is planted in every place that takes one, and looked for wherever anything is printed, shown or
-//! sent that is not for its owner: as it is, and in every form that code turns text into.
-
-mod mistakes;
-mod run;
-mod scene;
-mod search;
-mod values;

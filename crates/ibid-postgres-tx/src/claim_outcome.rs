@@ -1,0 +1,104 @@
+//! What a claim in a transaction finds.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use ibid::{
+    Record, RecordBody,
+    store::{Fence, Fingerprint},
+};
+
+use crate::driver::{DriverError, SqlRow};
+
+/// What is selected, in the order in which [`Found::read`] reads it.
+pub(crate) const CLAIM_SQL: &str = "SELECT c.locked, c.xid, (c.answer).found, (c.answer).fence, \
+    (c.answer).fingerprint_version, (c.answer).fingerprint, (c.answer).takeover_in_us, (c.answer).record, \
+    (c.answer).status, (c.answer).header_names, (c.answer).header_values, (c.answer).body, (c.answer).requested_ms, \
+    (c.answer).completed_ms \
+    FROM ibid._run_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) c";
+
+#[derive(Debug)]
+pub(crate) enum TxClaimOutcome {
+    /// Ours to run, in this transaction.
+    Granted { fence: Fence, xid: i64 },
+    /// Somebody is at it in a transaction that has not ended.
+    Locked,
+    /// Somebody who has claimed it is at it.
+    Busy(Fingerprint),
+    /// Somebody was at it, and nobody knows how that ended.
+    OutcomeUnknown { fence: Fence, fingerprint: Fingerprint, takeover_in: Duration },
+    /// It is done.
+    Done { fence: Fence, fingerprint: Fingerprint, answer: StoredAnswer },
+    /// This token was released or forgotten.
+    TokenSpent,
+}
+
+/// A remembered answer: the bytes that a gateway would have written, or what the SQL functions wrote.
+#[derive(Debug)]
+pub(crate) enum StoredAnswer {
+    Encoded(Bytes),
+    Columns(Box<Record>),
+}
+
+impl TxClaimOutcome {
+    pub(crate) fn read(row: &SqlRow) -> Result<Self, DriverError> {
+        if row.boolean(0)?.unwrap_or(false) {
+            return Ok(Self::Locked);
+        }
+        let found = SqlRow::require(row.smallint(2)?, "what was found")?;
+        if found == 5 {
+            return Ok(Self::TokenSpent);
+        }
+        let fence = SqlRow::require(row.bigint(3)?, "the fence")?;
+        let fence = Fence(u64::try_from(fence).map_err(|_| DriverError::unreadable(format!("the fence is {fence}")))?);
+        Ok(match found {
+            1 => Self::Granted { fence, xid: SqlRow::require(row.bigint(1)?, "the transaction's number")? },
+            2 => Self::Busy(read_fingerprint(row)?),
+            3 => {
+                let us = row.bigint(6)?.unwrap_or(0).max(0) as u64;
+                Self::OutcomeUnknown {
+                    fence,
+                    fingerprint: read_fingerprint(row)?,
+                    takeover_in: Duration::from_micros(us),
+                }
+            }
+            4 => Self::Done { fence, fingerprint: read_fingerprint(row)?, answer: read_stored_answer(row)? },
+            other => {
+                return Err(DriverError::unreadable(format!("a claim was answered with {other}, which means nothing")));
+            }
+        })
+    }
+}
+
+fn read_fingerprint(row: &SqlRow) -> Result<Fingerprint, DriverError> {
+    let version = SqlRow::require(row.smallint(4)?, "the fingerprint's version")?;
+    let version = u8::try_from(version).map_err(|_| DriverError::unreadable("the fingerprint's version is none"))?;
+    let digest = SqlRow::require(row.bytea(5)?, "the fingerprint")?;
+    let digest = digest[..].try_into().map_err(|_| DriverError::unreadable("the fingerprint is not 32 bytes long"))?;
+    Ok(Fingerprint { version, digest })
+}
+
+fn read_stored_answer(row: &SqlRow) -> Result<StoredAnswer, DriverError> {
+    if let Some(record) = row.bytea(7)? {
+        return Ok(StoredAnswer::Encoded(record));
+    }
+    let status = row.integer(8)?.and_then(|status| StatusCode::from_u16(u16::try_from(status).ok()?).ok());
+    let status = SqlRow::require(status, "the status of an answer without a record")?;
+    let mut headers = HeaderMap::new();
+    for (name, value) in row.texts(9)?.unwrap_or_default().iter().zip(row.texts(10)?.unwrap_or_default()) {
+        let pair = HeaderName::from_bytes(name.as_bytes()).ok().zip(HeaderValue::from_str(&value).ok());
+        let (name, value) = pair.ok_or_else(|| DriverError::unreadable(format!("its header {name:?} is none")))?;
+        headers.append(name, value);
+    }
+    let ms = |at| row.bigint(at).map(|ms| ms.unwrap_or(0).max(0) as u64);
+    Ok(StoredAnswer::Columns(Box::new(Record {
+        status,
+        requested_at_ms: ms(12)?,
+        completed_at_ms: ms(13)?,
+        headers,
+        body: row.bytea(11)?.map_or(RecordBody::None, RecordBody::Whole),
+        trailers: HeaderMap::new(),
+        cookies: Vec::new(),
+    })))
+}

@@ -1,0 +1,114 @@
+//! sqlx.
+
+use sqlx::{
+    Connection as _, Postgres, Row as _,
+    error::DatabaseError,
+    pool::PoolConnection,
+    postgres::{PgDatabaseError, PgPool, PgRow, PgSeverity},
+};
+
+use super::{
+    DriverError, DriverErrorKind, DriverRow, Isolation, SqlRow, SqlValue, Transaction, TxConnection, TxPool, sealed,
+};
+
+impl Transaction for sqlx::Transaction<'_, Postgres> {}
+
+impl sealed::StatementExecutor for sqlx::Transaction<'_, Postgres> {
+    async fn query_rows<'a>(
+        &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
+    ) -> Result<Vec<SqlRow>, DriverError> {
+        let mut query = sqlx::query(sql);
+        for value in values {
+            query = match *value {
+                SqlValue::Bytea(value) => query.bind(value),
+                SqlValue::Text(value) => query.bind(value),
+                SqlValue::Bigint(value) => query.bind(value),
+                SqlValue::Integer(value) => query.bind(value),
+                SqlValue::Smallint(value) => query.bind(value),
+                SqlValue::Boolean(value) => query.bind(value),
+                SqlValue::Byteas(values) => query.bind(values),
+                SqlValue::Texts(values) => query.bind(values),
+                SqlValue::Bigints(values) => query.bind(values),
+            };
+        }
+        let rows = query.fetch_all(&mut **self).await.map_err(driver_error)?;
+        Ok(rows.into_iter().map(|row| SqlRow(DriverRow::Sqlx(row))).collect())
+    }
+}
+
+impl sealed::TransactionEnd for sqlx::Transaction<'_, Postgres> {
+    async fn commit(self) -> Result<(), DriverError> {
+        sqlx::Transaction::commit(self).await.map_err(driver_error)
+    }
+
+    async fn rollback(self) -> Result<(), DriverError> {
+        sqlx::Transaction::rollback(self).await.map_err(driver_error)
+    }
+}
+
+impl TxPool for PgPool {
+    type Conn = PoolConnection<Postgres>;
+}
+
+impl sealed::ConnectionSource for PgPool {
+    type Connection = PoolConnection<Postgres>;
+
+    async fn connection(&self) -> Result<Self::Connection, DriverError> {
+        self.acquire().await.map_err(|error| DriverError { kind: DriverErrorKind::NotSent, ..driver_error(error) })
+    }
+}
+
+impl TxConnection for PoolConnection<Postgres> {
+    type Tx<'c> = sqlx::Transaction<'c, Postgres>;
+
+    async fn begin(&mut self, isolation: Option<Isolation>) -> Result<Self::Tx<'_>, DriverError> {
+        let began = match isolation {
+            None => sqlx::Connection::begin(&mut **self).await,
+            Some(Isolation::ReadCommitted) => self.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await,
+            Some(Isolation::RepeatableRead) => self.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await,
+            Some(Isolation::Serializable) => self.begin_with("BEGIN ISOLATION LEVEL SERIALIZABLE").await,
+        };
+        began.map_err(driver_error)
+    }
+}
+
+impl sealed::DiscardableConnection for PoolConnection<Postgres> {
+    fn discard(self) {
+        drop(self.detach());
+    }
+}
+
+/// Reads a column. `try_get` also checks that its type is the one that is meant.
+pub(super) fn column<'r, T>(row: &'r PgRow, at: usize) -> Result<Option<T>, DriverError>
+where
+    T: sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
+{
+    row.try_get(at).map_err(|error| DriverError::unreadable(error.to_string()))
+}
+
+pub(super) fn sqlstate(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    if let Some(error) = error.downcast_ref::<sqlx::Error>() {
+        return Some(error.as_database_error()?.code()?.into_owned());
+    }
+    // What `sqlx::Error` has as its source.
+    if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
+        return Some(error.code()?.into_owned());
+    }
+    error.downcast_ref::<PgDatabaseError>().map(|error| error.code().to_owned())
+}
+
+fn driver_error(error: sqlx::Error) -> DriverError {
+    let answer = error.as_database_error().and_then(|answer| answer.try_downcast_ref::<PgDatabaseError>());
+    let (kind, code, said) = match answer {
+        Some(answer) => {
+            let kind = if answer.severity() == PgSeverity::Error {
+                DriverErrorKind::RolledBack
+            } else {
+                DriverErrorKind::ConnectionLost
+            };
+            (kind, Some(answer.code().to_owned()), format!("{} (SQLSTATE {})", answer.message(), answer.code()))
+        }
+        None => (DriverErrorKind::ConnectionLost, None, error.to_string()),
+    };
+    DriverError { kind, code, message: said, source: Some(Box::new(error)) }
+}

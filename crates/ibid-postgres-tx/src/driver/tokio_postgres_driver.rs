@@ -1,0 +1,131 @@
+//! tokio-postgres, bare and pooled by deadpool.
+//!
+//! Statements are sent with their types and without a name: one round trip, and a pooler in transaction mode is fine.
+
+use tokio_postgres::{
+    Error, IsolationLevel,
+    error::{DbError, Severity},
+    types::{FromSql, ToSql, Type},
+};
+
+use super::{
+    DriverError, DriverErrorKind, DriverRow, Isolation, SqlRow, SqlValue, Transaction, TxConnection, TxPool, sealed,
+};
+
+impl Transaction for tokio_postgres::Transaction<'_> {}
+impl Transaction for deadpool_postgres::Transaction<'_> {}
+
+impl sealed::StatementExecutor for tokio_postgres::Transaction<'_> {
+    async fn query_rows<'a>(
+        &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
+    ) -> Result<Vec<SqlRow>, DriverError> {
+        rows(self, sql, values).await
+    }
+}
+
+impl sealed::StatementExecutor for deadpool_postgres::Transaction<'_> {
+    async fn query_rows<'a>(
+        &'a mut self, sql: &'static str, values: &'a [SqlValue<'a>],
+    ) -> Result<Vec<SqlRow>, DriverError> {
+        rows(self, sql, values).await
+    }
+}
+
+async fn rows(
+    tx: &tokio_postgres::Transaction<'_>, sql: &str, values: &[SqlValue<'_>],
+) -> Result<Vec<SqlRow>, DriverError> {
+    let params: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().map(typed_param).collect();
+    let rows = tx.query_typed(sql, &params).await.map_err(driver_error)?;
+    Ok(rows.into_iter().map(|row| SqlRow(DriverRow::TokioPostgres(row))).collect())
+}
+
+fn typed_param<'a>(value: &'a SqlValue<'a>) -> (&'a (dyn ToSql + Sync), Type) {
+    match value {
+        SqlValue::Bytea(value) => (value, Type::BYTEA),
+        SqlValue::Text(value) => (value, Type::TEXT),
+        SqlValue::Bigint(value) => (value, Type::INT8),
+        SqlValue::Integer(value) => (value, Type::INT4),
+        SqlValue::Smallint(value) => (value, Type::INT2),
+        SqlValue::Boolean(value) => (value, Type::BOOL),
+        SqlValue::Byteas(values) => (values, Type::BYTEA_ARRAY),
+        SqlValue::Texts(values) => (values, Type::TEXT_ARRAY),
+        SqlValue::Bigints(values) => (values, Type::INT8_ARRAY),
+    }
+}
+
+impl sealed::TransactionEnd for deadpool_postgres::Transaction<'_> {
+    async fn commit(self) -> Result<(), DriverError> {
+        deadpool_postgres::Transaction::commit(self).await.map_err(driver_error)
+    }
+
+    async fn rollback(self) -> Result<(), DriverError> {
+        deadpool_postgres::Transaction::rollback(self).await.map_err(driver_error)
+    }
+}
+
+impl TxPool for deadpool_postgres::Pool {
+    type Conn = deadpool_postgres::Client;
+}
+
+impl sealed::ConnectionSource for deadpool_postgres::Pool {
+    type Connection = deadpool_postgres::Client;
+
+    async fn connection(&self) -> Result<Self::Connection, DriverError> {
+        self.get().await.map_err(|error| {
+            let code = sqlstate(&error).or_else(|| sqlstate(std::error::Error::source(&error)?));
+            DriverError {
+                kind: DriverErrorKind::NotSent,
+                code,
+                message: error.to_string(),
+                source: Some(Box::new(error)),
+            }
+        })
+    }
+}
+
+impl TxConnection for deadpool_postgres::Client {
+    type Tx<'c> = deadpool_postgres::Transaction<'c>;
+
+    async fn begin(&mut self, isolation: Option<Isolation>) -> Result<Self::Tx<'_>, DriverError> {
+        let mut builder = self.build_transaction();
+        if let Some(isolation) = isolation {
+            builder = builder.isolation_level(match isolation {
+                Isolation::ReadCommitted => IsolationLevel::ReadCommitted,
+                Isolation::RepeatableRead => IsolationLevel::RepeatableRead,
+                Isolation::Serializable => IsolationLevel::Serializable,
+            });
+        }
+        builder.start().await.map_err(driver_error)
+    }
+}
+
+impl sealed::DiscardableConnection for deadpool_postgres::Client {
+    fn discard(self) {
+        drop(Self::take(self));
+    }
+}
+
+pub(super) fn column<'r, T: FromSql<'r>>(row: &'r tokio_postgres::Row, at: usize) -> Result<Option<T>, DriverError> {
+    row.try_get(at).map_err(|error| DriverError::unreadable(error.to_string()))
+}
+
+pub(super) fn sqlstate(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    if let Some(error) = error.downcast_ref::<Error>() {
+        return Some(error.code()?.code().to_owned());
+    }
+    error.downcast_ref::<DbError>().map(|error| error.code().code().to_owned())
+}
+
+fn driver_error(error: Error) -> DriverError {
+    let (kind, code, said) = match error.as_db_error() {
+        Some(answer) => {
+            // An unparsed severity is a translated one: only the parsed one is trusted.
+            let is_error = answer.parsed_severity() == Some(Severity::Error);
+            let kind = if is_error { DriverErrorKind::RolledBack } else { DriverErrorKind::ConnectionLost };
+            let code = answer.code().code();
+            (kind, Some(code.to_owned()), format!("{} (SQLSTATE {code})", answer.message()))
+        }
+        None => (DriverErrorKind::ConnectionLost, None, error.to_string()),
+    };
+    DriverError { kind, code, message: said, source: Some(Box::new(error)) }
+}

@@ -1,0 +1,154 @@
+//! What operators see and change. Listings go shard by shard, in the order of addresses, and read a bounded number of
+//! entries per page.
+
+use std::{future::poll_fn, mem, task::Poll};
+
+use bytes::Bytes;
+use ibid::store::{
+    Address, EntryCounts, EntryFilter, EntryInfo, EntryPage, Fence, ListCursor, SettleOutcome, Settlement, StoreAdmin,
+    StoreError, StoreFuture,
+};
+
+use super::{
+    Embedded,
+    entry::{LogEntry, LogEntryKind, LogEntryPhase, UnixMicros},
+    index::{IndexSlot, SHARD_COUNT, shard_of},
+    writer::EntryChange,
+};
+
+/// How many entries one page reads at most; it may then come short.
+const MAX_READ_PER_PAGE: usize = 2000;
+
+impl StoreAdmin for Embedded {
+    fn list<'a>(&'a self, filter: &'a EntryFilter, from: ListCursor, at_most: u32) -> StoreFuture<'a, EntryPage> {
+        StoreFuture::ready(match &filter.address {
+            Some(at) => self.list_one(at, filter, from),
+            None if at_most == 0 => Ok(EntryPage::default()),
+            None => Ok(self.list_page(filter, from, at_most as usize)),
+        })
+    }
+
+    fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
+        self.change_entry(at, EntryChange::Resolve(seen, end.clone()))
+    }
+
+    fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
+        self.change_entry(at, EntryChange::Forget(seen))
+    }
+
+    fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
+        self.change_entry(at, EntryChange::Replace(seen, record))
+    }
+
+    fn counts(&self) -> StoreFuture<'_, EntryCounts> {
+        StoreFuture::boxed(async move {
+            let now = self.log.clock.now();
+            let mut counts = EntryCounts::default();
+            for nth in 0..SHARD_COUNT {
+                self.count_shard(nth, now, &mut counts);
+                if nth % 32 == 31 {
+                    yield_now().await;
+                }
+            }
+            Ok(counts)
+        })
+    }
+}
+
+impl Embedded {
+    fn count_shard(&self, nth: usize, now: UnixMicros, counts: &mut EntryCounts) {
+        let shard = self.log.index.shard_by_number(nth);
+        for entry in shard.running_entries.values().filter(|entry| entry.is_live(now)) {
+            match entry.phase {
+                LogEntryPhase::Running { lease_until: until, .. } if now < until => counts.processing += 1,
+                _ => counts.unknown += 1,
+            }
+        }
+        for slot in shard.slots() {
+            counts.bytes += (slot.length() + size_of::<IndexSlot>()) as u64;
+            match slot.kind() {
+                _ if slot.has_expired(now) => {}
+                LogEntryKind::Completed | LogEntryKind::Failed => counts.finished += 1,
+                LogEntryKind::OutcomeUnknown => counts.unknown += 1,
+                LogEntryKind::Running | LogEntryKind::Released => {}
+            }
+        }
+    }
+
+    fn list_one(&self, at: &Address, filter: &EntryFilter, from: ListCursor) -> Result<EntryPage, StoreError> {
+        let now = self.log.clock.now();
+        let listed = self.log.load(at)?.and_then(|entry| entry.entry_info(now));
+        let wanted = |listed: &EntryInfo| from.0.is_none_or(|from| listed.address > from) && filter.matches(listed);
+        Ok(EntryPage { entries: listed.into_iter().filter(wanted).collect(), next: None })
+    }
+
+    fn list_page(&self, filter: &EntryFilter, from: ListCursor, at_most: usize) -> EntryPage {
+        let now = self.log.clock.now();
+        let mut entries: Vec<EntryInfo> = Vec::new();
+        let mut read = 0;
+        let mut passed = from.0;
+        for nth in passed.map_or(0, |from| shard_of(&from.0))..SHARD_COUNT {
+            for entry in self.shard_entries(nth, filter, passed, now, MAX_READ_PER_PAGE - read + 1) {
+                if read == MAX_READ_PER_PAGE || entries.len() == at_most {
+                    return EntryPage { entries, next: Some(ListCursor(passed)) };
+                }
+                read += 1;
+                passed = Some(entry.ask.address);
+                entries.extend(entry.entry_info(now).filter(|listed| filter.matches(listed)));
+            }
+        }
+        EntryPage { entries, next: None }
+    }
+
+    /// The first entries of a shard behind `from`, in the order of their addresses. With a hash of a key in the filter,
+    /// only those that may have it are read.
+    fn shard_entries(
+        &self, nth: usize, filter: &EntryFilter, from: Option<Address>, now: UnixMicros, at_most: usize,
+    ) -> Vec<LogEntry> {
+        let mut slots: Vec<IndexSlot> = {
+            let shard = self.log.index.shard_by_number(nth);
+            let behind = |slot: &&IndexSlot| from.is_none_or(|from| slot.prefix_bytes()[..] >= from.0[..16]);
+            let shown = |slot: &&IndexSlot| slot.kind() != LogEntryKind::Released && !slot.has_expired(now);
+            let fits = |slot: &&IndexSlot| filter.key_hash.as_deref().is_none_or(|hash| slot.may_match_key_hash(hash));
+            shard.slots().filter(behind).filter(shown).filter(fits).copied().collect()
+        };
+        slots.sort_unstable_by_key(|slot| *slot.prefix_bytes());
+        let mut entries: Vec<LogEntry> = Vec::new();
+        for same in slots.chunk_by(|a, b| a.prefix_bytes() == b.prefix_bytes()) {
+            if entries.len() >= at_most {
+                break;
+            }
+            let mut group: Vec<LogEntry> = same.iter().filter_map(|slot| self.read_current(slot)).collect();
+            group.retain(|entry| from.is_none_or(|from| entry.ask.address > from));
+            group.sort_unstable_by_key(|entry| entry.ask.address);
+            entries.extend(group);
+        }
+        entries
+    }
+
+    /// What a slot stood for a moment ago, as it is now. What does not read is not shown.
+    fn read_current(&self, slot: &IndexSlot) -> Option<LogEntry> {
+        let Ok(entry) = self.log.segments.read(slot) else {
+            let slot = self.log.index.current_slot(slot)?;
+            return self.log.segments.read(&slot).ok();
+        };
+        // What runs is known better in memory: nothing on the disk says that it was interrupted.
+        match self.log.index.shard(&entry.ask.address).running_entries.get(&entry.ask.address) {
+            Some(running) => Some((**running).clone()),
+            None => Some(entry),
+        }
+    }
+}
+
+/// Lets other tasks of the same thread run: millions of slots take a while.
+async fn yield_now() {
+    let mut waited = false;
+    poll_fn(|cx| {
+        if mem::replace(&mut waited, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

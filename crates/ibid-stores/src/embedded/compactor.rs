@@ -1,0 +1,403 @@
+//! The thread behind the writer: makes the next segment ready before it is needed, and moves the last few that live on
+//! out of segments that are otherwise dead.
+//!
+//! Invariants: the writer never fills a file with zeroes and never waits for one unless it writes faster than the disk
+//! can. What is moved is durable at its new place before its slot points there, and the slot changes only if it is
+//! still the one that was copied.
+
+use std::{
+    collections::HashSet,
+    io, mem,
+    sync::{Arc, atomic::Ordering::SeqCst},
+    thread,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::{
+    entry::UnixMicros,
+    format::{
+        BATCH_HEADER_LEN, BatchHeader, COLD_LANE, FIRST_BATCH_OFFSET, MAIN_LANE, SECTOR_LEN, pad_to_sector, salted_crc,
+    },
+    index::IndexSlot,
+    log::SharedLog,
+    scan::{ScanStep, SegmentScan},
+    segments::{LogPosition, LogSegment, SegmentEnd, SegmentError, seal_segment},
+    snapshot,
+};
+
+/// How often it looks for something to do, and tries again what failed.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Between two pieces of zeroes, unless the writer is about to need them.
+const BACKGROUND_IO_PAUSE: Duration = Duration::from_millis(2);
+/// How much is moved in one batch, with a [`BACKGROUND_IO_PAUSE`] behind it.
+const MAX_MOVE_BATCH_BYTES: usize = 256 << 10;
+/// What dies within this is not worth moving, and neither is what stands beside it.
+const MIN_REMAINING_LIFE_US: UnixMicros = 600 * 1_000_000;
+/// How many segments a start may have to read before a snapshot is worth writing.
+const SNAPSHOT_SEGMENT_THRESHOLD: u64 = 4;
+/// How many of the dead are dropped from the index before others may have a turn.
+const MAX_SWEEP_BATCH: u32 = 1000;
+
+/// The next segment, on its way from the keeper to the writer.
+#[derive(Debug, Default)]
+pub(super) struct SegmentPool {
+    state: Mutex<SegmentPoolState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct SegmentPoolState {
+    ready_segment: Option<Arc<LogSegment>>,
+    is_wanted: bool,
+    is_urgent: bool,
+    /// Why there is none although one is wanted.
+    failure: Option<String>,
+    is_closing: bool,
+}
+
+impl SegmentPool {
+    /// Asks for the next segment to be made ready.
+    pub(super) fn request(&self, urgent: bool) {
+        let mut state = self.state.lock();
+        if state.ready_segment.is_none() && (!state.is_wanted || urgent != state.is_urgent) {
+            (state.is_wanted, state.is_urgent) = (true, urgent);
+            self.changed.notify_all();
+        }
+    }
+
+    /// The next segment, as soon as it is ready; or why there will be none soon.
+    pub(super) fn take(&self) -> Result<Arc<LogSegment>, String> {
+        let mut state = self.wait_settled()?;
+        Ok(state.ready_segment.take().expect("it is ready"))
+    }
+
+    /// Waits until the next segment is ready, or it is known why there will be none soon.
+    pub(super) fn wait_ready(&self) -> Result<(), String> {
+        self.wait_settled().map(drop)
+    }
+
+    fn wait_settled(&self) -> Result<MutexGuard<'_, SegmentPoolState>, String> {
+        let mut state = self.state.lock();
+        loop {
+            if state.ready_segment.is_some() {
+                return Ok(state);
+            }
+            if let Some(problem) = &state.failure {
+                return Err(problem.clone());
+            }
+            (state.is_wanted, state.is_urgent) = (true, true);
+            self.changed.notify_all();
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Lets the keeper end.
+    pub(super) fn close(&self) {
+        self.state.lock().is_closing = true;
+        self.changed.notify_all();
+    }
+
+    fn provide(&self, made: Result<Arc<LogSegment>, SegmentError>) -> MutexGuard<'_, SegmentPoolState> {
+        let mut state = self.state.lock();
+        match made {
+            Ok(segment) => {
+                *state = SegmentPoolState {
+                    ready_segment: Some(segment),
+                    is_closing: state.is_closing,
+                    ..SegmentPoolState::default()
+                };
+            }
+            Err(why) => state.failure = Some(why.to_string()),
+        }
+        self.changed.notify_all();
+        state
+    }
+
+    fn is_closing(&self) -> bool {
+        self.state.lock().is_closing
+    }
+
+    fn is_urgent(&self) -> bool {
+        let state = self.state.lock();
+        state.is_urgent || state.is_closing
+    }
+}
+
+/// Where the long-lived go.
+#[derive(Debug)]
+struct ColdSegment {
+    segment: Arc<LogSegment>,
+    offset: u64,
+    /// The sequence number of its first batch.
+    first_sequence: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Compactor {
+    log: Arc<SharedLog>,
+    cold_segment: Option<ColdSegment>,
+    /// The next batch's, in its own lane.
+    sequence: u64,
+    /// The segments that the last snapshot covers.
+    snapshot_segments: HashSet<u32>,
+    /// The last segment of the lane, if it could not be sealed: the next one proves where it ends.
+    unsealed_segment: u32,
+}
+
+/// An entry to be moved: its slot, and where it begins in the batch.
+type MovedEntry = (IndexSlot, usize);
+
+impl Compactor {
+    pub(super) fn new(log: Arc<SharedLog>, sequence: u64, snapshot_segments: HashSet<u32>) -> Self {
+        Self { log, cold_segment: None, sequence, snapshot_segments, unsealed_segment: 0 }
+    }
+
+    /// Until it is told to end.
+    pub(super) fn run(mut self) {
+        let log = self.log.clone();
+        let _ended = CompactorExitGuard(&log.segment_pool);
+        let mut state = log.segment_pool.state.lock();
+        while !state.is_closing {
+            if state.is_wanted && state.ready_segment.is_none() {
+                drop(state);
+                let made = self.prepare_segment();
+                let failed = made.is_err();
+                state = log.segment_pool.provide(made);
+                if !failed {
+                    continue;
+                }
+            }
+            if !state.is_closing {
+                log.segment_pool.changed.wait_for(&mut state, POLL_INTERVAL);
+            }
+            // When there is no room for the writer, moving may make some.
+            if (!state.is_wanted || state.failure.is_some()) && !state.is_closing {
+                drop(state);
+                // What cannot be moved now stays where it is, and is tried again.
+                let _ = self.compact_sparse_segments();
+                let index = self.log.index.bytes();
+                self.write_snapshot_if_due(
+                    index.max(SNAPSHOT_SEGMENT_THRESHOLD * self.log.segments.limits.segment_size),
+                    BACKGROUND_IO_PAUSE,
+                );
+                state = log.segment_pool.state.lock();
+            }
+        }
+        drop(state);
+        self.seal_cold_segment();
+        self.write_snapshot_if_due(self.log.segments.limits.segment_size / 4, Duration::ZERO);
+    }
+
+    /// Between two pieces of something long: the writer's next segment comes first.
+    fn yield_to_writer(&self, pace: Duration) {
+        let wanted = {
+            let state = self.log.segment_pool.state.lock();
+            state.is_wanted && state.ready_segment.is_none() && state.failure.is_none()
+        };
+        if wanted {
+            drop(self.log.segment_pool.provide(self.prepare_segment()));
+        }
+        pause(pace);
+    }
+
+    fn prepare_segment(&self) -> Result<Arc<LogSegment>, SegmentError> {
+        let log = &self.log;
+        let pace = || {
+            if !log.segment_pool.is_urgent() {
+                pause(BACKGROUND_IO_PAUSE);
+            }
+        };
+        match log.segments.prepare_segment(MAIN_LANE, log.position(), Some(&pace)) {
+            Err(_) => {
+                // Perhaps there is room after what died has been dropped.
+                while log.index.sweep(log.clock.latest(), MAX_SWEEP_BATCH, |slot| log.segments.remove_slot(slot)).1 {}
+                log.segments.prepare_segment(MAIN_LANE, log.position(), Some(&pace))
+            }
+            made => made,
+        }
+    }
+
+    /// Every start takes a segment of its own, and a process that is killed soon after each start never comes to tidying
+    /// up: before such segments fill the store, what lives in them is moved together.
+    pub(super) fn compact_before_start(&mut self) {
+        if self.log.segments.used_bytes() > self.log.segments.limits.max_size / 4 {
+            // What cannot be moved now stays where it is, and is tried again.
+            let _ = self.compact_sparse_segments();
+        }
+    }
+
+    fn compact_sparse_segments(&mut self) -> Result<(), SegmentError> {
+        let now = self.log.clock.latest();
+        for segment in self.log.segments.sparse_segments() {
+            if self.log.read_only_reason().is_some() || self.log.segment_pool.is_closing() {
+                break;
+            }
+            if segment.compact_not_before.load(SeqCst) <= now {
+                self.compact_segment(&segment, now + MIN_REMAINING_LIFE_US, BACKGROUND_IO_PAUSE)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves everything that lives into as few segments as it fits, and removes the others. Nobody else may be there.
+    pub(super) fn compact(mut self) -> Result<(), SegmentError> {
+        for segment in self.log.segments.closed_segments() {
+            self.compact_segment(&segment, 0, Duration::ZERO)?;
+            self.log.segments.remove_recyclable()?;
+        }
+        self.seal_cold_segment();
+        self.log.segments.remove_recyclable()?;
+        self.write_snapshot_if_due(0, Duration::ZERO);
+        Ok(())
+    }
+
+    /// Moves what lives in a segment, unless some of that dies before `worth` by itself.
+    fn compact_segment(&mut self, from: &LogSegment, worth: UnixMicros, pace: Duration) -> Result<(), SegmentError> {
+        let mut found: Vec<(IndexSlot, Bytes)> = Vec::new();
+        let mut scan = SegmentScan::new(from)?;
+        loop {
+            match scan.next_step()? {
+                ScanStep::Batch(batch) => {
+                    let entries = batch.entries().unwrap_or_default();
+                    found.extend(entries.into_iter().filter_map(|(offset, bytes)| {
+                        let slot = self.log.index.slot_at(&bytes, from.header.id, offset as u32)?;
+                        // A copy: the window that it was read from is much larger.
+                        Some((slot, Bytes::copy_from_slice(&bytes)))
+                    }));
+                }
+                ScanStep::Gap { .. } => {}
+                ScanStep::End { .. } => break,
+            }
+        }
+        let soonest = found.iter().map(|(slot, _)| slot.dies_at()).min().unwrap_or(0);
+        if soonest < worth {
+            from.compact_not_before.store(soonest.max(self.log.clock.latest() + 1), SeqCst);
+            return Ok(());
+        }
+        // Segments may have become smaller since: what is too large for them stays where it is.
+        let size = self.log.segments.limits.segment_size as usize;
+        if found.iter().any(|(_, bytes)| bytes.len() > size / 2) {
+            from.compact_not_before.store(UnixMicros::MAX, SeqCst);
+            return Ok(());
+        }
+        let most = MAX_MOVE_BATCH_BYTES.min(size / 4);
+        let mut batch = vec![0; BATCH_HEADER_LEN];
+        let mut moved: Vec<MovedEntry> = Vec::new();
+        for (nth, (slot, bytes)) in found.iter().enumerate() {
+            moved.push((*slot, batch.len()));
+            batch.extend_from_slice(bytes);
+            if batch.len() >= most || nth + 1 == found.len() {
+                self.append_moved(&mut batch, &mem::take(&mut moved))?;
+                batch.truncate(BATCH_HEADER_LEN);
+                self.yield_to_writer(pace);
+            }
+        }
+        Ok(())
+    }
+
+    fn append_moved(&mut self, batch: &mut Vec<u8>, moved: &[MovedEntry]) -> Result<(), SegmentError> {
+        let length = batch.len();
+        let span = pad_to_sector(length) as u64;
+        if self
+            .cold_segment
+            .as_ref()
+            .is_none_or(|lane| lane.offset + span + SECTOR_LEN as u64 > lane.segment.header.size)
+        {
+            let segment = self.log.segments.prepare_segment(COLD_LANE, self.log.position(), None)?;
+            self.seal_cold_segment();
+            segment.proves_end_of.store(mem::take(&mut self.unsealed_segment), SeqCst);
+            self.cold_segment =
+                Some(ColdSegment { segment, offset: FIRST_BATCH_OFFSET, first_sequence: self.sequence });
+        }
+        let lane = self.cold_segment.as_mut().expect("it was made above");
+        let salt = lane.segment.header.salt;
+        for (slot, begin) in moved {
+            let crc = salted_crc(salt, &batch[begin + 8..begin + slot.length()]);
+            batch[begin + 4..begin + 8].copy_from_slice(&crc.to_le_bytes());
+        }
+        let LogPosition { clock, highest_fence: fences, .. } = self.log.position();
+        let (payload, count) = ((length - BATCH_HEADER_LEN) as u32, moved.len() as u32);
+        BatchHeader {
+            length: payload,
+            count,
+            sequence: self.sequence,
+            clock,
+            highest_fence: fences,
+            lane: COLD_LANE,
+            is_seal: false,
+        }
+        .write_header(batch, salt);
+        batch.resize(span as usize, 0);
+        if let Err(error) = write_batch(lane, batch, self.log.is_synced) {
+            // Nothing points there. Never again to a file that failed; the next one goes on with the same number.
+            lane.segment.mark_spoiled(lane.offset);
+            self.unsealed_segment = lane.segment.header.id;
+            self.cold_segment = None;
+            return Err(error.into());
+        }
+        for (slot, begin) in moved {
+            let to = slot.moved_to(lane.segment.header.id, (lane.offset + *begin as u64) as u32);
+            self.log.segments.add_slot(&to);
+            let lost = if self.log.index.swap(slot, to) { slot } else { &to };
+            self.log.segments.remove_slot(lost);
+        }
+        lane.offset += span;
+        self.sequence += 1;
+        Ok(())
+    }
+
+    fn seal_cold_segment(&mut self) {
+        let Some(lane) = self.cold_segment.take() else { return };
+        let ends = SegmentEnd {
+            lane: COLD_LANE,
+            first_sequence: lane.first_sequence,
+            last_sequence: self.sequence,
+            offset: lane.offset,
+        };
+        match seal_segment(&lane.segment, ends, self.log.position(), self.log.is_synced) {
+            Ok(()) => self.sequence += 1,
+            Err(_) => {
+                lane.segment.mark_spoiled(lane.offset);
+                self.unsealed_segment = lane.segment.header.id;
+            }
+        }
+    }
+
+    /// Writes a snapshot of the index once reading what it does not cover would take longer than reading it.
+    fn write_snapshot_if_due(&mut self, least: u64, pace: Duration) {
+        let closed = self.log.segments.closed_segments();
+        let news = closed.iter().filter(|segment| !self.snapshot_segments.contains(&segment.header.id));
+        let unread: u64 = news.map(|segment| segment.written_len.load(SeqCst)).sum();
+        if unread < least || self.log.read_only_reason().is_some() {
+            return;
+        }
+        let version = self.log.version.load(SeqCst);
+        // Without it the next start takes longer; it is not tried again before there is more.
+        let _ = snapshot::write_snapshot(&self.log, version, &|| self.yield_to_writer(pace));
+        self.snapshot_segments = closed.iter().map(|segment| segment.header.id).collect();
+    }
+}
+
+/// A keeper that ends, however, must not leave the writer waiting.
+struct CompactorExitGuard<'a>(&'a SegmentPool);
+
+impl Drop for CompactorExitGuard<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().failure.get_or_insert_with(|| "the thread that makes room has ended".into());
+        self.0.changed.notify_all();
+    }
+}
+
+fn write_batch(lane: &ColdSegment, batch: &[u8], synced: bool) -> io::Result<()> {
+    lane.segment.file.write_at(batch, lane.offset)?;
+    if synced { lane.segment.file.sync_data() } else { Ok(()) }
+}
+
+/// The keeper has a thread of its own: nobody waits for it.
+#[expect(clippy::disallowed_methods, reason = "no task shares this thread")]
+fn pause(pace: Duration) {
+    thread::sleep(pace);
+}

@@ -1,0 +1,160 @@
+//! What people do to a store that nobody has open: check it, dump it, compact it.
+//!
+//! Invariant: each of these holds the store's lock, so that it never reads what a running process is writing.
+
+use std::{
+    fmt::Write as _,
+    io::{self, Write},
+    path::Path,
+    sync::Arc,
+};
+
+use super::{
+    Embedded, EmbeddedOptions, OpenError, OpenedLog,
+    clock::StoreClock,
+    compactor::Compactor,
+    disk::{Directory, Disk},
+    entry::{LogEntry, LogEntryKind, LogEntryPhase},
+    index::{IndexSlot, SHARD_COUNT},
+    recover_log,
+    recovery::{RecoveredLog, RecoveryMode},
+    report::StoreReport,
+};
+
+/// What compacting did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CompactionResult {
+    /// Bytes of its segments before.
+    pub before: u64,
+    /// And after.
+    pub after: u64,
+}
+
+/// Reads everything and says what is wrong. Changes nothing.
+///
+/// # Errors
+/// If there is no store, or somebody has it open, or the disk fails.
+pub fn check(path: impl AsRef<Path>) -> Result<StoreReport, OpenError> {
+    let disk = open_existing(path.as_ref())?;
+    let _lock = disk.lock()?;
+    Ok(RecoveredLog::read(
+        &disk,
+        StoreClock::new(EmbeddedOptions::default().time, 0).now(),
+        RecoveryMode::ReadEverything,
+    )?
+    .0
+    .report)
+}
+
+/// Writes one line of JSON per entry that still counts, in the order of addresses: everything but the record's bytes.
+///
+/// # Errors
+/// As [`check`], or if `out` fails.
+pub fn dump(path: impl AsRef<Path>, out: &mut dyn Write) -> Result<StoreReport, OpenError> {
+    let disk = open_existing(path.as_ref())?;
+    let _lock = disk.lock()?;
+    let recovered = RecoveredLog::read(
+        &disk,
+        StoreClock::new(EmbeddedOptions::default().time, 0).now(),
+        RecoveryMode::ReadEverything,
+    )?
+    .0;
+    for nth in 0..SHARD_COUNT {
+        let slots: Vec<IndexSlot> = recovered.index.shard_by_number(nth).slots().copied().collect();
+        let mut entries = Vec::with_capacity(slots.len());
+        for slot in slots {
+            let segment = recovered.segments.iter().find(|segment| segment.header.id == slot.segment);
+            entries.extend(segment.and_then(|segment| segment.read(&slot).ok()));
+        }
+        entries.sort_unstable_by_key(|entry| entry.ask.address);
+        for entry in entries {
+            out.write_all(dump_line(&entry).as_bytes())?;
+        }
+    }
+    out.flush()?;
+    Ok(recovered.report)
+}
+
+/// Moves what still counts into as few segments as it fits, and gives the rest back to the disk.
+///
+/// # Errors
+/// As [`check`], or if there is no room for the copy, or if something does not read: that is evidence, and stays.
+pub fn compact(path: impl AsRef<Path>) -> Result<CompactionResult, OpenError> {
+    let mut disk = open_existing(path.as_ref())?;
+    let mut lock = disk.lock()?;
+    let mut options = EmbeddedOptions { max_size: u64::MAX, ..EmbeddedOptions::default() };
+    // Segments of the size that they had, so that a small store stays small.
+    options.segment_size = RecoveredLog::largest_segment(&disk)?.unwrap_or(options.segment_size);
+    let report = RecoveredLog::read(
+        &disk,
+        StoreClock::new(EmbeddedOptions::default().time, 0).now(),
+        RecoveryMode::ReadEverything,
+    )?
+    .0
+    .report;
+    if let Some(found) = report.found.first() {
+        return Err(OpenError::Corrupt(found.to_string()));
+    }
+    if !report.overdue_claims.is_empty() {
+        // Opening writes them again; a copy as they are would count as dead.
+        drop(lock);
+        drop(Embedded::open_on(Arc::new(disk), options.clone())?);
+        disk = open_existing(path.as_ref())?;
+        lock = disk.lock()?;
+    }
+    let _lock = lock;
+    let OpenedLog { log, cold_sequence: cold, covered, .. } = recover_log(Arc::new(disk), options)?;
+    let log = Arc::new(log);
+    let before = log.segments.used_bytes();
+    Compactor::new(log.clone(), cold + 1, covered).compact().map_err(|full| OpenError::NoSpace(full.to_string()))?;
+    Ok(CompactionResult { before, after: log.segments.used_bytes() })
+}
+
+fn open_existing(path: &Path) -> Result<Directory, OpenError> {
+    if path.is_dir() {
+        return Ok(Directory::open(path)?);
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is no directory", path.display())).into())
+}
+
+fn dump_line(entry: &LogEntry) -> String {
+    let ask = &*entry.ask;
+    let kind = match entry.kind() {
+        LogEntryKind::Running => "claim",
+        LogEntryKind::Completed => "done",
+        LogEntryKind::Failed => "failed",
+        LogEntryKind::OutcomeUnknown => "unknown",
+        LogEntryKind::Released => "free",
+    };
+    let mut line = format!(
+        r#"{{"address":"{}","kind":"{kind}","fence":{},"attempt":{},"claimed_us":{},"answers_until_us":{},"dies_at_us":{}"#,
+        ask.address, entry.fence, entry.attempt, entry.claimed_at, entry.expires_at, entry.dies_at
+    );
+    let tags = [
+        ("tenant", ask.tags.tenant()),
+        ("user", ask.tags.user()),
+        ("endpoint", ask.tags.endpoint()),
+        ("key", ask.tags.key()),
+    ];
+    for (name, value) in tags {
+        let _ = write!(line, r#","{name}":"#);
+        write_json_string(value, &mut line);
+    }
+    if let LogEntryPhase::Completed { record, outline, .. } = &entry.phase {
+        let _ = write!(line, r#","status":{},"record_bytes":{}"#, outline.status, record.len());
+    }
+    line.push_str("}\n");
+    line
+}
+
+fn write_json_string(text: &str, out: &mut String) {
+    out.push('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => out.extend(['\\', character]),
+            control if control < ' ' => drop(write!(out, "\\u{:04x}", u32::from(control))),
+            other => out.push(other),
+        }
+    }
+    out.push('"');
+}

@@ -1,0 +1,219 @@
+//! The waiting room: all who wait here for one holder are one waiter at the store.
+//!
+//! The first who comes leads: it alone waits at the store, for as long as its own limit lets it. When it leaves early,
+//! even by being dropped, the next one leads. When the holder is gone, the leader looks once at what came of it. If that
+//! is an answer, it is copied and all may go at once: their claims are answered here. Otherwise they go one small group
+//! after the other, because each of them will ask the store.
+//!
+//! Invariants: a room is for one address and one fence, so waiters that saw different holders do not disturb each other;
+//! a room that is open stays open, and is no longer listed; a room without waiters is not listed.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use ibid::store::{Address, ClaimOutcome, Fence, StoreError};
+use parking_lot::Mutex;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::LocalCache;
+
+const SHARD_COUNT: usize = 16;
+/// So many leave at the same time when each of them will ask the store, and the next after a pause.
+const RELEASE_GROUP_SIZE: u32 = 64;
+const RELEASE_GROUP_DELAY: Duration = Duration::from_millis(5);
+/// Nobody is held back for longer than that.
+const MAX_RELEASE_DELAY: Duration = Duration::from_secs(1);
+/// Longer than anybody waits: what would overflow the clock.
+const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+type WaitKey = (Address, Fence);
+type SharedWaitMap = HashMap<WaitKey, Arc<SharedWait>>;
+
+#[derive(Debug)]
+pub(super) struct SharedWaits(Box<[Mutex<SharedWaitMap>]>);
+
+#[derive(Debug, Default)]
+struct SharedWait {
+    /// Told once when it opens, and whenever somebody has to lead.
+    changed: Notify,
+    state: Mutex<SharedWaitState>,
+}
+
+#[derive(Debug, Default)]
+struct SharedWaitState {
+    waiter_count: u32,
+    has_leader: bool,
+    release: Option<ReleaseMode>,
+    /// How many have gone since it opened.
+    released: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReleaseMode {
+    AllAtOnce,
+    InGroups,
+}
+
+impl Default for SharedWaits {
+    fn default() -> Self {
+        Self((0..SHARD_COUNT).map(|_| Mutex::default()).collect())
+    }
+}
+
+impl SharedWaits {
+    fn shard(&self, at: &Address) -> &Mutex<SharedWaitMap> {
+        &self.0[usize::from(at.0[30]) % SHARD_COUNT]
+    }
+
+    fn join(&self, door: WaitKey) -> SharedWaiter<'_> {
+        let mut rooms = self.shard(&door.0).lock();
+        let room = rooms.entry(door).or_default().clone();
+        room.state.lock().waiter_count += 1;
+        SharedWaiter { waits: self, key: door, wait: room }
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.0.iter().map(|rooms| rooms.lock().len()).sum()
+    }
+}
+
+/// One who waits. The last to leave takes the room off the list.
+struct SharedWaiter<'a> {
+    waits: &'a SharedWaits,
+    key: WaitKey,
+    wait: Arc<SharedWait>,
+}
+
+impl Drop for SharedWaiter<'_> {
+    fn drop(&mut self) {
+        let mut rooms = self.waits.shard(&self.key.0).lock();
+        let mut state = self.wait.state.lock();
+        state.waiter_count -= 1;
+        if state.waiter_count == 0 && rooms.get(&self.key).is_some_and(|listed| Arc::ptr_eq(listed, &self.wait)) {
+            rooms.remove(&self.key);
+        }
+    }
+}
+
+impl SharedWaiter<'_> {
+    fn release_all(&self, how: ReleaseMode) {
+        // Off the list first: whoever comes now asks anew.
+        let mut rooms = self.waits.shard(&self.key.0).lock();
+        if rooms.get(&self.key).is_some_and(|listed| Arc::ptr_eq(listed, &self.wait)) {
+            rooms.remove(&self.key);
+        }
+        drop(rooms);
+        self.wait.state.lock().release = Some(how);
+        self.wait.changed.notify_waiters();
+    }
+}
+
+/// Who leads. However it ends, another may lead afterwards.
+struct LeaderGuard<'a>(&'a SharedWait);
+
+impl Drop for LeaderGuard<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.has_leader = false;
+        if state.release.is_none() {
+            drop(state);
+            // One who listens hears it, or the next who comes. Who was told and is dropped passes it on.
+            self.0.changed.notify_one();
+        }
+    }
+}
+
+enum WaiterTurn {
+    Proceed(Duration),
+    Lead,
+    Wait,
+}
+
+impl SharedWait {
+    fn next_turn(&self) -> WaiterTurn {
+        let mut state = self.state.lock();
+        match state.release {
+            Some(ReleaseMode::AllAtOnce) => WaiterTurn::Proceed(Duration::ZERO),
+            Some(ReleaseMode::InGroups) => {
+                state.released += 1;
+                WaiterTurn::Proceed(
+                    (RELEASE_GROUP_DELAY * ((state.released - 1) / RELEASE_GROUP_SIZE)).min(MAX_RELEASE_DELAY),
+                )
+            }
+            None if state.has_leader => WaiterTurn::Wait,
+            None => {
+                state.has_leader = true;
+                WaiterTurn::Lead
+            }
+        }
+    }
+}
+
+pub(super) async fn wait(near: &LocalCache, at: &Address, seen: Fence, limit: Duration) -> Result<(), StoreError> {
+    if limit.is_zero() || near.answers.contains(at) {
+        return Ok(());
+    }
+    let deadline = Instant::now() + limit.min(NO_LIMIT);
+    let seat = near.shared_waits.join((*at, seen));
+    loop {
+        let bell = seat.wait.changed.notified();
+        tokio::pin!(bell);
+        // Before looking, so that nothing that rings after it is missed.
+        bell.as_mut().enable();
+        match seat.wait.next_turn() {
+            WaiterTurn::Proceed(held_back) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if !held_back.is_zero() {
+                    sleep(held_back.min(left)).await;
+                }
+                return Ok(());
+            }
+            WaiterTurn::Lead => {
+                let leads = LeaderGuard(&seat.wait);
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Ok(());
+                }
+                let waited = near.store.wait(at, seen, left).await;
+                if waited.is_ok() && Instant::now() >= deadline {
+                    return Ok(());
+                }
+                // Dropped from here on, it hands over too: the next one's wait returns at once.
+                let found = if waited.is_ok() { near.fetch(at).await } else { Ok(None) };
+                let is_here = matches!(found, Ok(Some(ClaimOutcome::Completed(_)))) && near.answers.contains(at);
+                seat.release_all(if is_here { ReleaseMode::AllAtOnce } else { ReleaseMode::InGroups });
+                drop(leads);
+                return waited;
+            }
+            WaiterTurn::Wait => {
+                tokio::select! {
+                    () = &mut bell => {}
+                    () = sleep_until(deadline) => return Ok(()),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ibid::store::Memory;
+
+    use super::{super::AnswerCache, *};
+
+    #[tokio::test(start_paused = true)]
+    async fn rooms_leave_no_trace() {
+        let near = LocalCache::new(Arc::new(Memory::default()), AnswerCache::default());
+        for _ in 0..3 {
+            wait(&near, &Address([7; 32]), Fence(1), Duration::from_secs(1)).await.unwrap();
+            assert_eq!(near.shared_waits.len(), 0);
+        }
+        let seat = near.shared_waits.join((Address([7; 32]), Fence(1)));
+        assert_eq!(near.shared_waits.len(), 1);
+        drop(seat);
+        assert_eq!(near.shared_waits.len(), 0);
+    }
+}

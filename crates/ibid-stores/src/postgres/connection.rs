@@ -1,0 +1,146 @@
+//! One connection: its task, its prepared statements, and how much is under way on it.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use ibid::store::ErrorKind;
+use parking_lot::RwLock;
+use tokio::{task::AbortHandle, task::JoinHandle, time::timeout};
+use tokio_postgres::{
+    Client, Error, Row,
+    types::{ToSql, Type},
+};
+
+use super::{
+    checks::{self, PostgresFindings},
+    error,
+    statements::{ALL_STATEMENTS, Statement},
+    tls::PostgresTlsConnector,
+    url::PostgresUrl,
+};
+use crate::certificates::ReloadingTlsConfig;
+
+/// A connection that works, and what was found when it was made.
+pub(super) struct PostgresConnection {
+    client: Client,
+    /// In the order of [`ALL`]; `None` where statements have no names.
+    prepared: Option<RwLock<Arc<[tokio_postgres::Statement]>>>,
+    in_flight: AtomicUsize,
+    task: AbortHandle,
+}
+
+/// A call that is under way.
+pub(super) struct InFlightCall<'a>(&'a PostgresConnection);
+
+impl PostgresConnection {
+    /// Connects, looks at the server, prepares. Returns what drives the connection too: it ends with it.
+    pub(super) async fn open(
+        place: &PostgresUrl, certificates: &ReloadingTlsConfig, limit: Duration,
+    ) -> Result<(Self, PostgresFindings, JoinHandle<()>), (ErrorKind, String)> {
+        let opening = async {
+            let connecting = place.config.connect(PostgresTlsConnector::current(certificates).await).await;
+            let (client, connection) = connecting.map_err(|error| error::connect_error(&error))?;
+            // Whatever ends it, calls on it learn it from their own answers.
+            let driver = tokio::spawn(async move { drop(connection.await) });
+            let task = driver.abort_handle();
+            let link = Self { client, prepared: None, in_flight: AtomicUsize::new(0), task };
+            link.set_up(place).await.map(|(link, findings)| (link, findings, driver))
+        };
+        match timeout(limit, opening).await {
+            Ok(opened) => opened,
+            Err(_) => Err((ErrorKind::NotApplied, format!("{place} did not answer within {limit:?}"))),
+        }
+    }
+
+    async fn set_up(mut self, place: &PostgresUrl) -> Result<(Self, PostgresFindings), (ErrorKind, String)> {
+        let failed = |error: Error| error::connect_error(&error);
+        if !place.unnamed_statements {
+            // The functions look again after a race, and must see what the other wrote.
+            let set = "SET default_transaction_isolation = 'read committed'";
+            self.client.batch_execute(set).await.map_err(failed)?;
+        }
+        let findings = checks::run_checks(&self.client, place).await.map_err(failed)?;
+        if let Some(refusal) = &findings.refusal {
+            return Err((ErrorKind::Rejected, refusal.clone()));
+        }
+        if !place.unnamed_statements {
+            self.prepared = Some(RwLock::new(self.prepare().await.map_err(failed)?));
+        }
+        Ok((self, findings))
+    }
+
+    async fn prepare(&self) -> Result<Arc<[tokio_postgres::Statement]>, Error> {
+        let mut prepared = Vec::with_capacity(ALL_STATEMENTS.len());
+        for statement in ALL_STATEMENTS {
+            prepared.push(self.client.prepare_typed(statement.sql(), statement.param_types()).await?);
+        }
+        Ok(prepared.into())
+    }
+
+    /// Sends one statement, which is one transaction, and waits for its end.
+    pub(super) async fn run(&self, what: Statement, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
+        let Some(prepared) = &self.prepared else {
+            let typed: Vec<_> = params.iter().copied().zip(what.param_types().iter().cloned()).collect();
+            return self.client.query_typed(what.sql(), &typed).await;
+        };
+        let nth = ALL_STATEMENTS.iter().position(|one| *one == what).expect("all are listed");
+        let statement = prepared.read()[nth].clone();
+        match self.client.query(&statement, params).await {
+            // The server did not run it.
+            Err(error) if error::needs_reprepare(&error) => {
+                let again = self.prepare().await?;
+                let statement = again[nth].clone();
+                *prepared.write() = again;
+                self.client.query(&statement, params).await
+            }
+            answered => answered,
+        }
+    }
+
+    /// Sends a statement that is rare enough not to be prepared.
+    pub(super) async fn run_once(&self, sql: &str, params: &[(&(dyn ToSql + Sync), Type)]) -> Result<Vec<Row>, Error> {
+        self.client.query_typed(sql, params).await
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.client.is_closed() || self.task.is_finished()
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Relaxed)
+    }
+
+    pub(super) fn begin_call(&self) -> InFlightCall<'_> {
+        self.in_flight.fetch_add(1, Relaxed);
+        InFlightCall(self)
+    }
+
+    /// Closes it: an answer that is overdue may come at any time, and nobody would know whose it is.
+    pub(super) fn discard(&self) {
+        self.task.abort();
+    }
+}
+
+impl Drop for InFlightCall<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Drop for PostgresConnection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl fmt::Debug for PostgresConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Link({} under way)", self.in_flight())
+    }
+}

@@ -1,0 +1,127 @@
+//! What a failed call means. This is what safety rests on: `NotApplied` is said only of what cannot have happened.
+//!
+//! Every call is one statement and so one transaction. An ERROR in answer to it means that it was rolled back. A FATAL
+//! one, or none at all, leaves open whether it was committed before.
+
+use std::error::Error as _;
+
+use ibid::store::{ErrorKind, StoreError};
+use tokio_postgres::{
+    Error,
+    error::{DbError, Severity, SqlState},
+};
+
+pub(super) const STORE_NAME: &str = "postgres";
+
+pub(super) fn store_error(kind: ErrorKind, why: impl Into<String>) -> StoreError {
+    StoreError::new(kind, STORE_NAME, why.into())
+}
+
+/// Of a statement that was sent. `reads`: it cannot have changed anything.
+pub(super) fn statement_error(error: &Error, reads: bool) -> StoreError {
+    let kind = match error.as_db_error() {
+        Some(answer) if is_error_severity(answer) => kind_for_code(answer.code()),
+        _ if reads => ErrorKind::NotApplied,
+        _ => ErrorKind::Ambiguous,
+    };
+    store_error(kind, error_text(error))
+}
+
+/// Of a connection that could not be made: nothing of a call was sent. It refuses us, or it is not there.
+pub(super) fn connect_error(error: &Error) -> (ErrorKind, String) {
+    let kind = match error.as_db_error().map(DbError::code) {
+        Some(code) if is_refusal(code) => ErrorKind::Rejected,
+        _ => ErrorKind::NotApplied,
+    };
+    (kind, error_text(error))
+}
+
+/// Whether the server answered, and its answer says that the statement was rolled back.
+pub(super) fn was_rolled_back(error: &Error) -> bool {
+    error.as_db_error().is_some_and(is_error_severity)
+}
+
+/// Whether it was rolled back only because somebody else was at the same row at the same time.
+pub(super) fn was_row_conflict(error: &Error) -> bool {
+    was_rolled_back(error) && matches!(error.code().map(SqlState::code), Some("55P03" | "40P01" | "40001"))
+}
+
+/// Whether the statement has to be prepared again: the server forgot it, or what it is about has changed.
+pub(super) fn needs_reprepare(error: &Error) -> bool {
+    matches!(error.code(), Some(code) if *code == SqlState::INVALID_SQL_STATEMENT_NAME || is_stale_plan(error))
+}
+
+/// Whether another connection might find another server: this one became read-only.
+pub(super) fn is_read_only(error: &Error) -> bool {
+    error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
+}
+
+fn is_stale_plan(error: &Error) -> bool {
+    error.code() == Some(&SqlState::FEATURE_NOT_SUPPORTED)
+}
+
+fn is_error_severity(answer: &DbError) -> bool {
+    // An unparsed severity is a translated one: only the parsed one is trusted.
+    answer.parsed_severity() == Some(Severity::Error)
+}
+
+fn kind_for_code(code: &SqlState) -> ErrorKind {
+    match code.code() {
+        "XX001" | "XX002" => ErrorKind::Corrupt,
+        // Rolled back for reasons that pass.
+        "40001" | "40P01" | "55P03" | "57014" | "53000" | "53200" | "53300" | "57P03" | "26000" | "0A000" => {
+            ErrorKind::NotApplied
+        }
+        other if other.starts_with("58") || other.starts_with("08") => ErrorKind::NotApplied,
+        _ => ErrorKind::Rejected,
+    }
+}
+
+fn is_refusal(code: &SqlState) -> bool {
+    let code = code.code();
+    // Authentication, no such database, no such right; and what our own set-up finds wanting.
+    code.starts_with("28") || code.starts_with("3D") || code.starts_with("42")
+}
+
+/// What happened, for people: the driver's words end where the server's begin.
+pub(super) fn error_text(error: &Error) -> String {
+    if let Some(answer) = error.as_db_error() {
+        let mut said = format!("{} (SQLSTATE {})", answer.message(), answer.code().code());
+        if *answer.code() == SqlState::DUPLICATE_PSTATEMENT || *answer.code() == SqlState::INVALID_SQL_STATEMENT_NAME {
+            said += "; behind pgbouncer in transaction mode add ?statements=unnamed to the URL";
+        }
+        return said;
+    }
+    let mut said = error.to_string();
+    let mut source = error.source();
+    while let Some(deeper) = source {
+        said = format!("{said}: {deeper}");
+        source = deeper.source();
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_is_not_applied_and_what_stays_is_rejected() {
+        for (code, kind) in [
+            ("40001", ErrorKind::NotApplied),
+            ("40P01", ErrorKind::NotApplied),
+            ("55P03", ErrorKind::NotApplied),
+            ("57014", ErrorKind::NotApplied),
+            ("53300", ErrorKind::NotApplied),
+            ("58030", ErrorKind::NotApplied),
+            ("53100", ErrorKind::Rejected),
+            ("25006", ErrorKind::Rejected),
+            ("42501", ErrorKind::Rejected),
+            ("42883", ErrorKind::Rejected),
+            ("22003", ErrorKind::Rejected),
+            ("XX001", ErrorKind::Corrupt),
+        ] {
+            assert_eq!(kind_for_code(&SqlState::from_code(code)), kind, "{code}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Where the database is and how it is reached: its URL, read.
+//!
+//! Invariant: neither what is shown of it nor any error holds a password.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use tokio_postgres::{Config, config::SslMode};
+
+use super::tls::{PostgresTls, TlsVerification};
+use crate::certificates::TlsPaths;
+
+/// Connections unless the URL says otherwise.
+const DEFAULT_POOL_SIZE: usize = 4;
+const MAX_POOL_SIZE: usize = 64;
+/// Noticed at the latest so long after a peer has vanished without a word.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A database, from its URL.
+#[derive(Clone)]
+pub(super) struct PostgresUrl {
+    pub(super) config: Config,
+    pub(super) tls: PostgresTls,
+    /// Behind a pooler that gives each statement another connection: no named statements, no session state, no LISTEN.
+    pub(super) unnamed_statements: bool,
+    /// How many connections are made at most, besides the one that listens.
+    pub(super) pool_size: usize,
+    redacted: String,
+}
+
+impl FromStr for PostgresUrl {
+    type Err = String;
+
+    fn from_str(url: &str) -> Result<Self, String> {
+        let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));
+        let Some(rest) = rest else { return Err("a PostgreSQL URL begins with postgres:// or postgresql://".into()) };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (mut unnamed, mut pool, mut root, mut verify) = (false, DEFAULT_POOL_SIZE, None, TlsVerification::Nothing);
+        let (mut cert, mut key) = (None, None);
+        let mut theirs = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match (name, value) {
+                ("statements", "unnamed") | ("pgbouncer", "true") => unnamed = true,
+                ("statements", "named") | ("pgbouncer", "false") => unnamed = false,
+                ("statements", _) => {
+                    return Err(format!("statements is {}; allowed are named and unnamed", show_value(value)));
+                }
+                ("pgbouncer", _) => {
+                    return Err(format!("pgbouncer is {}; allowed are true and false", show_value(value)));
+                }
+                ("pool", _) => {
+                    let number = value.parse().ok().filter(|number| (1..=MAX_POOL_SIZE).contains(number));
+                    pool = number.ok_or_else(|| {
+                        format!("pool is {}; write a number from 1 to {MAX_POOL_SIZE}", show_value(value))
+                    })?;
+                }
+                ("sslrootcert", _) => root = Some(percent_decode(name, value)?),
+                ("sslcert", _) => cert = Some(percent_decode(name, value)?),
+                ("sslkey", _) => key = Some(percent_decode(name, value)?),
+                ("sslmode", "verify-full") => {
+                    verify = TlsVerification::Full;
+                    theirs.push("sslmode=require");
+                }
+                ("sslmode", "verify-ca") => {
+                    verify = TlsVerification::Chain;
+                    theirs.push("sslmode=require");
+                }
+                ("sslmode", "disable" | "prefer" | "require") => theirs.push(pair),
+                ("sslmode", _) => {
+                    let allowed = "disable, prefer, require, verify-ca and verify-full";
+                    return Err(format!("sslmode is {}; allowed are {allowed}", show_value(value)));
+                }
+                _ => theirs.push(pair),
+            }
+        }
+        if verify == TlsVerification::Nothing && root.is_some() {
+            verify = TlsVerification::Chain;
+        }
+        let plain = format!("postgres://{rest}?{}", theirs.join("&"));
+        let mut config = Config::from_str(&plain).map_err(|error| root_cause(&error))?;
+        if config.get_hosts().is_empty() {
+            return Err("it names no host; write postgres://USER@HOST/DATABASE".into());
+        }
+        let own = match (cert, key) {
+            (None, None) => None,
+            (Some(cert), Some(key)) => Some((cert.into(), key.into())),
+            _ => return Err("sslcert and sslkey go together: a client certificate needs both".into()),
+        };
+        for (name, given) in [("sslrootcert", root.is_some()), ("sslcert", own.is_some())] {
+            if config.get_ssl_mode() == SslMode::Disable && given {
+                return Err(format!(
+                    "{name} is given, and sslmode=disable says that there is no TLS; drop one of them"
+                ));
+            }
+        }
+        if config.get_application_name().is_none() {
+            config.application_name("ibid");
+        }
+        if !theirs.iter().any(|pair| pair.starts_with("keepalives_idle=")) {
+            config.keepalives_idle(KEEPALIVE_TIMEOUT);
+        }
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(KEEPALIVE_TIMEOUT);
+        }
+        Ok(Self {
+            config,
+            tls: PostgresTls { verify, paths: TlsPaths { ca: root.map(Into::into), client_cert: own } },
+            unnamed_statements: unnamed,
+            pool_size: pool,
+            redacted: redact(rest),
+        })
+    }
+}
+
+impl fmt::Display for PostgresUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.redacted)
+    }
+}
+
+impl fmt::Debug for PostgresUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Place({self})")
+    }
+}
+
+/// Hosts and database only: what stands before the `@` may hold a password, and so may any option.
+fn redact(rest: &str) -> String {
+    let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
+    format!("postgres://{place}")
+}
+
+/// A value of an option, for whoever wrote it; unless it is rather the end of a password with a `?` in it.
+fn show_value(value: &str) -> String {
+    if value.contains('@') { "not readable (in a password, escape ? as %3F)".into() } else { format!("{value:?}") }
+}
+
+/// What is wrong with a URL. The driver names options, never their values.
+fn root_cause(error: &tokio_postgres::Error) -> String {
+    let mut why = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(deeper) = source {
+        why = deeper.to_string();
+        source = deeper.source();
+    }
+    why
+}
+
+fn percent_decode(name: &str, value: &str) -> Result<String, String> {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let (byte, tail) = match (first, tail) {
+            (b'%', [a, b, tail @ ..]) => {
+                let pair = [*a, *b];
+                let hex = std::str::from_utf8(&pair).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok());
+                (hex.ok_or_else(|| format!("{name} has a % that begins no pair of hex digits"))?, tail)
+            }
+            _ => (*first, tail),
+        };
+        bytes.push(byte);
+        rest = tail;
+    }
+    String::from_utf8(bytes).map_err(|_| format!("{name} is not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(url: &str) -> String {
+        url.parse::<PostgresUrl>().unwrap_err()
+    }
+
+    #[test]
+    fn its_own_options_are_read_and_the_drivers_passed_on() {
+        let url = "postgresql://u:p@h1:5433,h2/db?statements=unnamed&pool=7&sslmode=verify-full&connect_timeout=3";
+        let place: PostgresUrl = url.parse().unwrap();
+        assert!(place.unnamed_statements && place.pool_size == 7 && place.tls.verify == TlsVerification::Full);
+        assert_eq!(place.config.get_ssl_mode(), SslMode::Require);
+        assert_eq!(place.config.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        assert_eq!(place.config.get_hosts().len(), 2);
+        let place: PostgresUrl = "postgres://h/db?pgbouncer=true&sslrootcert=/etc/a%20b.pem".parse().unwrap();
+        assert!(place.unnamed_statements && place.pool_size == DEFAULT_POOL_SIZE);
+        assert_eq!((place.tls.verify, place.tls.paths.ca), (TlsVerification::Chain, Some("/etc/a b.pem".into())));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_is_allowed() {
+        assert!(why("postgres://h/db?pool=0").contains("from 1 to 64"));
+        assert!(why("postgres://h/db?sslmode=sometimes").contains("verify-full"));
+        assert!(why("postgres://h/db?statements=few").contains("named and unnamed"));
+        assert!(why("postgres://h/db?pgbouncer=1").contains("true and false"));
+        assert!(why("postgres://h/db?colour=red").contains("colour"));
+        assert!(why("postgres:///db").contains("no host"));
+        assert!(why("mysql://h").contains("begins with"));
+        assert!(why("postgres://h/db?sslmode=disable&sslrootcert=x").contains("drop one"));
+        assert!(why("postgres://h/db?sslmode=disable&sslcert=x&sslkey=y").contains("drop one"));
+        assert!(why("postgres://h/db?sslcert=x").contains("go together"));
+    }
+
+    #[test]
+    fn no_password_is_ever_shown() {
+        for url in [
+            "postgres://u:s3cret@h/db",
+            "postgres://u:s3cret@h/db?password=s3cret",
+            "postgres://u:s3cret@h:port/db",
+            "postgres://u:s3cret@h/db?pool=s3&port=x",
+        ] {
+            let said = match url.parse::<PostgresUrl>() {
+                Ok(place) => format!("{place} {place:?} {:?}", place.config),
+                Err(why) => why,
+            };
+            assert!(!said.contains("s3cret"), "{said}");
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Opening connections: TCP, TLS, login. A [`RedisConnection`] is one that is open.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use redis::{
+    AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value,
+    aio::MultiplexedConnection,
+};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    task::AbortHandle,
+    time::{Instant, timeout_at},
+};
+use tokio_rustls::TlsConnector;
+
+use super::{
+    trouble::STORE_NAME,
+    url::{RedisHost, RedisUrl},
+};
+use crate::certificates::{ReloadingTlsConfig, TlsFile, TlsMaterial};
+
+/// How many calls may be handed to a connection before its writer has taken them up.
+const PIPELINE_BUFFER_SIZE: usize = 1024;
+
+/// Opens connections to the servers of one place.
+pub(super) struct RedisConnector {
+    pub(super) url: RedisUrl,
+    tls: Option<Arc<ReloadingTlsConfig>>,
+    /// To connect, and for one call.
+    pub(super) timeout: Duration,
+}
+
+impl fmt::Debug for RedisConnector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dialer").field("place", &self.url).field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+/// Where messages go that come unasked.
+pub(super) type PushHandler = Arc<dyn Fn(PushInfo) + Send + Sync>;
+
+/// An open connection. Many calls may be under way on it at the same time.
+pub(super) struct RedisConnection {
+    pub(super) host: RedisHost,
+    connection: MultiplexedConnection,
+    state: Arc<ConnectionState>,
+    driver: AbortHandle,
+}
+
+#[derive(Default)]
+struct ConnectionState {
+    /// Written by the task that reads and writes the socket, when it ends; and by who gives it up.
+    is_closed: AtomicBool,
+    /// How many answers have come. Written by those who got one.
+    reply_count: AtomicU64,
+}
+
+impl RedisConnector {
+    pub(super) fn new(place: RedisUrl, timeout: Duration) -> Result<Self, String> {
+        let tls = place.tls.clone().map(|files| ReloadingTlsConfig::open(STORE_NAME, files, tls_config)).transpose()?;
+        Ok(Self { url: place, tls, timeout })
+    }
+
+    /// A connection for calls.
+    pub(super) async fn connect(&self, host: &RedisHost) -> Result<RedisConnection, String> {
+        self.open(host, self.connection_info(true), self.url.database, None).await
+    }
+
+    /// A connection that also hears messages.
+    pub(super) async fn connect_pubsub(
+        &self, host: &RedisHost, pushes: PushHandler,
+    ) -> Result<RedisConnection, String> {
+        let info = self.connection_info(true).set_protocol(ProtocolVersion::RESP3);
+        self.open(host, info, 0, Some(pushes)).await
+    }
+
+    /// A connection to a sentinel: with the same login, or with none if it knows none.
+    pub(super) async fn connect_sentinel(&self, host: &RedisHost) -> Result<RedisConnection, String> {
+        match self.open(host, self.connection_info(true), 0, None).await {
+            Err(_) if self.url.password.is_some() => self.open(host, self.connection_info(false), 0, None).await,
+            answered => answered,
+        }
+    }
+
+    fn connection_info(&self, with: bool) -> RedisConnectionInfo {
+        let mut info = RedisConnectionInfo::default().set_skip_set_lib_name();
+        if let Some(user) = self.url.user.as_deref().filter(|_| with) {
+            info = info.set_username(user);
+        }
+        if let Some(password) = self.url.password.as_deref().filter(|_| with) {
+            info = info.set_password(password);
+        }
+        info
+    }
+
+    async fn open(
+        &self, host: &RedisHost, info: RedisConnectionInfo, database: i64, pushes: Option<PushHandler>,
+    ) -> Result<RedisConnection, String> {
+        let deadline = Instant::now() + self.timeout;
+        let opened = timeout_at(deadline, async {
+            let tcp = TcpStream::connect((host.name.as_str(), host.port)).await.map_err(|error| error.to_string())?;
+            tcp.set_nodelay(true).map_err(|error| error.to_string())?;
+            let info = info.set_db(database);
+            match &self.tls {
+                None => start_driver(host, info, tcp, pushes).await,
+                Some(tls) => {
+                    let name = ServerName::try_from(host.name.clone()).map_err(|error| error.to_string())?;
+                    let tls = TlsConnector::from(tls.now().await);
+                    let tcp = tls.connect(name, tcp).await.map_err(|error| format!("TLS: {error}"))?;
+                    start_driver(host, info, tcp, pushes).await?.verify_accepted().await
+                }
+            }
+        });
+        match opened.await {
+            Ok(opened) => opened.map_err(|why| format!("cannot connect to {host}: {why}")),
+            Err(_) => Err(format!("cannot connect to {host}: no answer within {:?}", self.timeout)),
+        }
+    }
+}
+
+async fn start_driver(
+    host: &RedisHost, info: RedisConnectionInfo, socket: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    pushes: Option<PushHandler>,
+) -> Result<RedisConnection, String> {
+    // Deadlines are ours: the one of the driver would hide whether a call was sent.
+    let mut config = AsyncConnectionConfig::new()
+        .set_response_timeout(None)
+        .set_connection_timeout(None)
+        .set_pipeline_buffer_size(PIPELINE_BUFFER_SIZE);
+    if let Some(pushes) = pushes {
+        config = config.set_push_sender(move |push: PushInfo| {
+            pushes(push);
+            Ok::<_, ()>(())
+        });
+    }
+    let (connection, driver) =
+        MultiplexedConnection::new_with_config(&info, socket, config).await.map_err(|error| login_refused(&error))?;
+    let life = Arc::new(ConnectionState::default());
+    let over = life.clone();
+    let driver = tokio::spawn(async move {
+        driver.await;
+        over.is_closed.store(true, Relaxed);
+    });
+    Ok(RedisConnection { host: host.clone(), connection, state: life, driver: driver.abort_handle() })
+}
+
+/// What the server said, never what was said to it.
+fn login_refused(error: &RedisError) -> String {
+    match error.kind() {
+        redis::ErrorKind::AuthenticationFailed => {
+            "the login was refused; check user and password in the store's URL".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+impl RedisConnection {
+    /// A server tells only after the handshake that it does not like our certificate (TLS 1.3). Without this the first call
+    /// would learn it, and nobody would know whether it was carried out.
+    async fn verify_accepted(self) -> Result<Self, String> {
+        match self.ask(&redis::cmd("PING")).await {
+            Err(error) if error.is_io_error() || error.is_connection_dropped() => {
+                Err(format!("TLS: the server does not let us in; perhaps it does not know our certificate: {error}"))
+            }
+            // Whatever else it says, it says to us.
+            _ => Ok(self),
+        }
+    }
+
+    pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, RedisError> {
+        let answer = self.connection.clone().send_packed_command(command).await?;
+        self.state.reply_count.fetch_add(1, Relaxed);
+        Ok(answer)
+    }
+
+    /// Sends all, in one go, and gives the answers from the `first` on.
+    pub(super) async fn ask_all(&self, commands: &redis::Pipeline, first: usize) -> Result<Vec<Value>, RedisError> {
+        let count = commands.len() - first;
+        let answers = self.connection.clone().send_packed_commands(commands, first, count).await?;
+        self.state.reply_count.fetch_add(1, Relaxed);
+        Ok(answers)
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.state.is_closed.load(Relaxed)
+    }
+
+    pub(super) fn answers(&self) -> u64 {
+        self.state.reply_count.load(Relaxed)
+    }
+
+    /// Calls that are under way get no answer any more.
+    pub(super) fn abort(&self) {
+        self.state.is_closed.store(true, Relaxed);
+        self.driver.abort();
+    }
+}
+
+impl Drop for RedisConnection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+fn tls_config(files: &TlsMaterial) -> Result<ClientConfig, String> {
+    let mut roots = RootCertStore::empty();
+    match &files.ca {
+        Some(ca) => {
+            for certificate in parse_certificates(ca)? {
+                roots
+                    .add(certificate)
+                    .map_err(|error| format!("{} holds an unusable certificate: {error}", ca.path().display()))?;
+            }
+        }
+        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+    }
+    if roots.is_empty() {
+        return Err("no certificate authority is known to verify the server with; name a file with ca=".into());
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| format!("TLS: {error}"))?
+        .with_root_certificates(roots);
+    match (&files.cert, &files.key) {
+        (Some(cert), Some(key)) => {
+            let secret = PrivateKeyDer::from_pem_slice(bytes(key)?).map_err(|error| unusable_file(key, &error))?;
+            config.with_client_auth_cert(parse_certificates(cert)?, secret).map_err(|error| unusable_file(cert, &error))
+        }
+        _ => Ok(config.with_no_client_auth()),
+    }
+}
+
+fn parse_certificates(file: &TlsFile) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes(file)?).collect();
+    match found.map_err(|error| unusable_file(file, &error))? {
+        none if none.is_empty() => Err(format!("{} holds no certificate in PEM form", file.path().display())),
+        some => Ok(some),
+    }
+}
+
+fn bytes(file: &TlsFile) -> Result<&[u8], String> {
+    file.bytes().map_err(|error| unusable_file(file, error))
+}
+
+fn unusable_file(file: &TlsFile, error: &dyn fmt::Display) -> String {
+    format!("{} cannot be used: {error}", file.path().display())
+}

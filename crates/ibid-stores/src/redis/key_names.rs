@@ -1,0 +1,130 @@
+//! The names of keys and channels.
+//!
+//! All keys of one address share what stands between braces, and with it a slot of a cluster.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use ibid::store::{Address, Fence};
+
+#[derive(Debug)]
+pub(super) struct KeyNames {
+    prefix: String,
+    /// Above 0, part of the names of entries: raising it forgets all that is there.
+    pub(super) generation: AtomicU64,
+}
+
+impl KeyNames {
+    pub(super) fn new(prefix: &str) -> Result<Self, String> {
+        if prefix.is_empty()
+            || prefix.contains(['{', '}'])
+            || prefix.chars().any(|c| c.is_whitespace() || c.is_control())
+        {
+            return Err(format!(
+                "the prefix {prefix:?} cannot start the names of keys; write one without braces and blanks, such as \
+                 \"idempotency\""
+            ));
+        }
+        Ok(Self { prefix: prefix.to_owned(), generation: AtomicU64::new(0) })
+    }
+
+    /// What the names of a bucket's entries start with.
+    pub(super) fn entry_prefix(&self, bucket: u8) -> String {
+        match self.generation.load(Relaxed) {
+            0 => format!("{}:{{{bucket:02x}}}:", self.prefix),
+            generation => format!("{}:{generation}:{{{bucket:02x}}}:", self.prefix),
+        }
+    }
+
+    /// What the names of a bucket's channels start with: they outlive a generation, and so do its fences.
+    pub(super) fn bucket_prefix(&self, bucket: u8) -> String {
+        format!("{}:{{{bucket:02x}}}:", self.prefix)
+    }
+
+    pub(super) fn entry_key(&self, at: &Address) -> String {
+        format!("{}{at}", self.entry_prefix(at.0[0]))
+    }
+
+    pub(super) fn index_key(&self, bucket: u8) -> String {
+        format!("{}index", self.entry_prefix(bucket))
+    }
+
+    pub(super) fn fences_key(&self, bucket: u8) -> String {
+        format!("{}fence", self.bucket_prefix(bucket))
+    }
+
+    /// What somebody has used. Not the name of an entry, and older than any generation.
+    pub(super) fn quota_key(&self, who: &Address) -> String {
+        format!("{}quota:{who}", self.bucket_prefix(who.0[0]))
+    }
+
+    /// Who sweeps.
+    pub(super) fn sweeper_key(&self) -> String {
+        format!("{}sweeper", self.bucket_prefix(0))
+    }
+
+    /// What entries are found by in a scan; taken literally but for the part that differs.
+    pub(super) fn scan_pattern(&self) -> String {
+        let mut pattern = String::new();
+        for character in self.prefix.chars() {
+            if matches!(character, '*' | '?' | '[' | ']' | '\\' | '^') {
+                pattern.push('\\');
+            }
+            pattern.push(character);
+        }
+        match self.generation.load(Relaxed) {
+            0 => pattern.push(':'),
+            generation => pattern.push_str(&format!(":{generation}:")),
+        }
+        pattern + "{??}:*"
+    }
+
+    /// The address in the name of an entry of this generation.
+    pub(super) fn parse_address(&self, key: &[u8]) -> Option<Address> {
+        let key = std::str::from_utf8(key).ok()?;
+        let (_, hex) = key.rsplit_once(':')?;
+        let at = Address::from_hex(hex)?;
+        (self.entry_key(&at) == key).then_some(at)
+    }
+}
+
+/// Whose end a message on a bucket's wake channel tells of.
+pub(super) fn parse_wake_message(message: &[u8]) -> Option<(Address, Fence)> {
+    let (at, fence) = std::str::from_utf8(message).ok()?.split_once(':')?;
+    Some((Address::from_hex(at)?, Fence(fence.parse().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_share_a_slot_and_are_read_again() {
+        let names = KeyNames::new("a*b").unwrap();
+        let at = Address([0xa5; 32]);
+        assert_eq!(names.entry_key(&at), format!("a*b:{{a5}}:{at}"));
+        assert_eq!(names.parse_address(names.entry_key(&at).as_bytes()), Some(at));
+        assert_eq!(names.scan_pattern(), "a\\*b:{??}:*");
+        let before = names.entry_key(&at);
+        names.generation.store(7, Relaxed);
+        assert_eq!(names.entry_key(&at), format!("a*b:7:{{a5}}:{at}"));
+        assert_eq!(names.parse_address(names.entry_key(&at).as_bytes()), Some(at));
+        assert_eq!(names.parse_address(before.as_bytes()), None, "of another generation");
+        assert_eq!(names.parse_address(names.index_key(0xa5).as_bytes()), None);
+        assert_eq!(names.fences_key(0xa5), "a*b:{a5}:fence", "fences outlive a generation");
+    }
+
+    #[test]
+    fn a_prefix_must_not_choose_the_slot() {
+        for wrong in ["", "a{b}", "a b", "a\n"] {
+            assert!(KeyNames::new(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn messages_say_whose_end_it_is() {
+        let at = Address([7; 32]);
+        assert_eq!(parse_wake_message(format!("{at}:12").as_bytes()), Some((at, Fence(12))));
+        assert_eq!(parse_wake_message(b"x:1"), None);
+        assert_eq!(parse_wake_message(at.to_string().as_bytes()), None);
+    }
+}

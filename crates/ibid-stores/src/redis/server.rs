@@ -1,0 +1,294 @@
+//! One server: its connection, opened again when it is lost, with one circuit breaker and one deadline per call.
+//!
+//! Invariant: an error says [`RedisCallError::NotSent`] only if not a byte of the call was handed to a connection.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use redis::{Cmd, RedisError, Value};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    connect::{RedisConnection, RedisConnector},
+    sentinel,
+    trouble::{RedisCallError, check_reply},
+    url::RedisHost,
+};
+use crate::breaker::CircuitBreaker;
+
+/// Connections on which replicas are waited for, per server: each serves one call at a time.
+const MAX_WAIT_CONNECTIONS: usize = 32;
+
+pub(super) struct RedisServer {
+    connector: Arc<RedisConnector>,
+    target: ServerTarget,
+    breaker: CircuitBreaker,
+    /// The connection for calls, if there is one. Replaced only under `connect_lock`.
+    wire: Mutex<Option<Arc<RedisConnection>>>,
+    connect_lock: tokio::sync::Mutex<()>,
+    /// When connecting last failed and why, so that those who waited for it need not try themselves.
+    failed: Mutex<Option<(Instant, String)>>,
+    /// Idle connections on which replicas are waited for. Taken by one call at a time.
+    wait_connections: Mutex<Vec<Arc<RedisConnection>>>,
+    wait_permits: Semaphore,
+}
+
+/// Whom to connect to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ServerTarget {
+    Host(RedisHost),
+    /// Whoever the sentinels say is the primary of that name.
+    Primary(String),
+}
+
+/// One call, and how it is sent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RedisCommand<'a> {
+    pub(super) command: &'a Cmd,
+    /// To a node that is taking over the slot.
+    pub(super) asking: bool,
+    /// Followed by a wait until so many replicas have it: the answer is then a pair, its own and how many have it.
+    pub(super) replicas: u32,
+}
+
+impl<'a> RedisCommand<'a> {
+    pub(super) fn plain(command: &'a Cmd) -> Self {
+        Self { command, asking: false, replicas: 0 }
+    }
+
+    /// All that goes out in one piece, if it is more than the command itself.
+    fn pipeline(self, patience: Duration) -> redis::Pipeline {
+        let mut all = redis::pipe();
+        if self.asking {
+            all.add_command(redis::cmd("ASKING"));
+        }
+        all.add_command(self.command.clone());
+        if self.replicas > 0 {
+            let mut wait = redis::cmd("WAIT");
+            wait.arg(self.replicas).arg(patience.as_millis().max(1) as u64);
+            all.add_command(wait);
+        }
+        all
+    }
+
+    /// Answers before this one are not the command's.
+    fn first(self) -> usize {
+        usize::from(self.asking)
+    }
+}
+
+impl RedisServer {
+    pub(super) fn new(connector: Arc<RedisConnector>, target: ServerTarget) -> Self {
+        Self {
+            connector,
+            target,
+            breaker: CircuitBreaker::default(),
+            wire: Mutex::default(),
+            connect_lock: tokio::sync::Mutex::default(),
+            failed: Mutex::default(),
+            wait_connections: Mutex::default(),
+            wait_permits: Semaphore::new(MAX_WAIT_CONNECTIONS),
+        }
+    }
+
+    pub(super) fn target(&self) -> &ServerTarget {
+        &self.target
+    }
+
+    /// Whom it is connected to.
+    pub(super) fn host(&self) -> Option<RedisHost> {
+        self.wire.lock().as_ref().filter(|wire| wire.is_open()).map(|wire| wire.host.clone())
+    }
+
+    /// Where to connect to for another connection to the same server.
+    pub(super) async fn resolve_host(&self) -> Result<RedisHost, String> {
+        match &self.target {
+            ServerTarget::Host(host) => Ok(host.clone()),
+            ServerTarget::Primary(name) => match self.host() {
+                Some(host) => Ok(host),
+                None => sentinel::connect_primary(&self.connector, name).await.map(|wire| wire.host.clone()),
+            },
+        }
+    }
+
+    /// Sends, and waits for the answer until the deadline.
+    pub(super) async fn send(&self, call: RedisCommand<'_>, deadline: Instant) -> Result<Value, RedisCallError> {
+        let pass = self.breaker.pass().map_err(|pause| {
+            let why = self.failed.lock().as_ref().map_or_else(String::new, |(_, why)| format!(": {why}"));
+            RedisCallError::NotSent(format!("it failed several times in a row and is left alone for {pause:.0?}{why}"))
+        })?;
+        let answered = if call.replicas > 0 {
+            self.send_replicated(call, deadline).await
+        } else if call.asking {
+            let all = call.pipeline(Duration::ZERO);
+            let ask =
+                async |wire: &RedisConnection| Ok(wire.ask_all(&all, call.first()).await?.pop().unwrap_or(Value::Nil));
+            self.exchange(deadline, ask).await
+        } else {
+            self.exchange(deadline, async |wire: &RedisConnection| wire.ask(call.command).await).await
+        };
+        match &answered {
+            Ok(_) | Err(RedisCallError::Refused { .. }) => pass.answered(),
+            Err(RedisCallError::NotSent(_) | RedisCallError::Unanswered(_)) => pass.failed(),
+        }
+        if answered.as_ref().is_err_and(RedisCallError::says_wrong_server) {
+            // It may not be the one to talk to any more: names and sentinels are asked again.
+            self.hang_up();
+        }
+        answered
+    }
+
+    /// Several plain commands in one go, each with its own answer or error.
+    pub(super) async fn send_all(
+        &self, commands: &redis::Pipeline, deadline: Instant,
+    ) -> Result<Vec<Value>, RedisCallError> {
+        let pass = self
+            .breaker
+            .pass()
+            .map_err(|pause| RedisCallError::NotSent(format!("it is left alone for {pause:.0?}")))?;
+        let ask = async |wire: &RedisConnection| Ok(Value::Array(wire.ask_all(commands, 0).await?));
+        let answered = self.exchange(deadline, ask).await;
+        match &answered {
+            Ok(_) | Err(RedisCallError::Refused { .. }) => pass.answered(),
+            Err(RedisCallError::NotSent(_) | RedisCallError::Unanswered(_)) => pass.failed(),
+        }
+        match answered? {
+            Value::Array(answers) => Ok(answers),
+            other => Ok(vec![other]),
+        }
+    }
+
+    /// The connection is not used for further calls.
+    pub(super) fn hang_up(&self) {
+        self.wire.lock().take();
+        self.wait_connections.lock().clear();
+    }
+
+    async fn exchange(
+        &self, deadline: Instant, ask: impl AsyncFnOnce(&RedisConnection) -> Result<Value, RedisError>,
+    ) -> Result<Value, RedisCallError> {
+        let wire = self.get_connection(deadline).await?;
+        let before = wire.answers();
+        match timeout_at(deadline, ask(&wire)).await {
+            Ok(Ok(answer)) => check_reply(answer),
+            Ok(Err(error)) => {
+                wire.abort();
+                Err(RedisCallError::Unanswered(format!("the connection to {} was lost: {error}", wire.host)))
+            }
+            Err(_) => {
+                // Nobody was answered meanwhile: it is the connection, not the call. A peer that vanished would
+                // otherwise be waited for again and again.
+                if wire.answers() == before {
+                    wire.abort();
+                }
+                Err(RedisCallError::Unanswered(format!(
+                    "no answer from {} within {:?}",
+                    wire.host, self.connector.timeout
+                )))
+            }
+        }
+    }
+
+    async fn get_connection(&self, deadline: Instant) -> Result<Arc<RedisConnection>, RedisCallError> {
+        if let Some(wire) = self.live_connection() {
+            return Ok(wire);
+        }
+        let asked = Instant::now();
+        let late = || RedisCallError::NotSent(format!("no connection within {:?}", self.connector.timeout));
+        let _dialing = timeout_at(deadline, self.connect_lock.lock()).await.map_err(|_| late())?;
+        if let Some(wire) = self.live_connection() {
+            return Ok(wire);
+        }
+        if let Some((at, why)) = &*self.failed.lock()
+            && *at >= asked
+        {
+            return Err(RedisCallError::NotSent(why.clone()));
+        }
+        let dialled = timeout_at(deadline, self.connect())
+            .await
+            .unwrap_or_else(|_| Err(format!("no connection to {} within {:?}", self.target, self.connector.timeout)));
+        match dialled {
+            Ok(wire) => {
+                let wire = Arc::new(wire);
+                *self.wire.lock() = Some(wire.clone());
+                Ok(wire)
+            }
+            Err(why) => {
+                *self.failed.lock() = Some((Instant::now(), why.clone()));
+                Err(RedisCallError::NotSent(why))
+            }
+        }
+    }
+
+    fn live_connection(&self) -> Option<Arc<RedisConnection>> {
+        self.wire.lock().as_ref().filter(|wire| wire.is_open()).cloned()
+    }
+
+    async fn connect(&self) -> Result<RedisConnection, String> {
+        match &self.target {
+            ServerTarget::Host(host) => self.connector.connect(host).await,
+            ServerTarget::Primary(name) => sentinel::connect_primary(&self.connector, name).await,
+        }
+    }
+
+    /// WAIT blocks its connection, so each of these calls has one of its own for its time.
+    async fn send_replicated(&self, call: RedisCommand<'_>, deadline: Instant) -> Result<Value, RedisCallError> {
+        let late = || RedisCallError::NotSent("all connections on which replicas are waited for are busy".to_owned());
+        let _room = timeout_at(deadline, self.wait_permits.acquire()).await.map_err(|_| late())?;
+        let idle = {
+            let mut idle = self.wait_connections.lock();
+            std::iter::from_fn(|| idle.pop()).find(|wire| wire.is_open())
+        };
+        let wire = match idle {
+            Some(wire) => wire,
+            None => {
+                let late = |_| Err(format!("no connection to {} within {:?}", self.target, self.connector.timeout));
+                Arc::new(
+                    timeout_at(deadline, self.connect()).await.unwrap_or_else(late).map_err(RedisCallError::NotSent)?,
+                )
+            }
+        };
+        // The last part of the deadline is for the answer's way back; the server looks at its own only ten times a second.
+        let left = deadline.saturating_duration_since(Instant::now());
+        let patience = (left * 4 / 5).min(left.saturating_sub(Duration::from_millis(150))).max(left / 2);
+        let all = call.pipeline(patience);
+        let answers = match timeout_at(deadline, wire.ask_all(&all, call.first())).await {
+            Ok(Ok(answers)) => answers,
+            Ok(Err(error)) => {
+                return Err(RedisCallError::Unanswered(format!("the connection to {} was lost: {error}", wire.host)));
+            }
+            Err(_) => {
+                let why = format!("no answer from {} within {:?}", wire.host, self.connector.timeout);
+                return Err(RedisCallError::Unanswered(why));
+            }
+        };
+        self.wait_connections.lock().push(wire);
+        match answers.first() {
+            Some(Value::ServerError(error)) => Err(RedisCallError::from_server(error)),
+            _ => Ok(Value::Array(answers)),
+        }
+    }
+}
+
+impl fmt::Display for ServerTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(host) => host.fmt(f),
+            Self::Primary(name) => write!(f, "the primary {name:?}"),
+        }
+    }
+}
+
+impl fmt::Debug for RedisServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("target", &self.target).field("connected_to", &self.host()).finish_non_exhaustive()
+    }
+}
+
+/// How long a call may take that is made for people or in the background: a multiple of the one on the request's path.
+pub(super) fn background_deadline(timeout: Duration) -> Instant {
+    Instant::now() + timeout.max(Duration::from_secs(1)) * 2
+}

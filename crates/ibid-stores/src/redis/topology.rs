@@ -1,0 +1,248 @@
+//! Which server keeps which bucket.
+//!
+//! Keys are spread over 256 buckets by the first byte of their address, and a bucket's keys share one slot. So a cluster
+//! is known by a table of 256 rows. Rows are corrected by the servers themselves (MOVED) and by asking for the whole
+//! table; that happens in the background, so that a bad node holds up nobody but those who need it.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release},
+    },
+    time::Duration,
+};
+
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use parking_lot::Mutex;
+use redis::Value;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    connect::RedisConnector,
+    server::{RedisCommand, RedisServer, ServerTarget},
+    url::{RedisDeployment, RedisHost},
+};
+use crate::breaker::with_jitter;
+
+pub(super) const BUCKET_COUNT: usize = 256;
+/// Between two times that the table is asked for.
+const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(super) struct RedisTopology {
+    pub(super) connector: Arc<RedisConnector>,
+    kind: TopologyKind,
+}
+
+#[derive(Debug)]
+enum TopologyKind {
+    Single(Arc<RedisServer>),
+    Cluster(Arc<ClusterTopology>),
+}
+
+#[derive(Debug)]
+struct ClusterTopology {
+    connector: Arc<RedisConnector>,
+    table: Mutex<BucketTable>,
+    is_refreshing: AtomicBool,
+    /// Held by the one who asks for the first table; the others wait for what it finds.
+    first_refresh: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct BucketTable {
+    owners: Vec<Option<RedisHost>>,
+    servers: HashMap<RedisHost, Arc<RedisServer>>,
+}
+
+impl RedisTopology {
+    pub(super) fn new(connector: Arc<RedisConnector>) -> Self {
+        let link = |target| Arc::new(RedisServer::new(connector.clone(), target));
+        let kind = match &connector.url.deployment {
+            RedisDeployment::Single => TopologyKind::Single(link(ServerTarget::Host(connector.url.hosts[0].clone()))),
+            RedisDeployment::Sentinel(name) => TopologyKind::Single(link(ServerTarget::Primary(name.clone()))),
+            RedisDeployment::Cluster => TopologyKind::Cluster(Arc::new(ClusterTopology {
+                connector: connector.clone(),
+                table: Mutex::new(BucketTable { owners: vec![None; BUCKET_COUNT], servers: HashMap::new() }),
+                is_refreshing: AtomicBool::new(false),
+                first_refresh: tokio::sync::Mutex::default(),
+            })),
+        };
+        Self { connector, kind }
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self.kind, TopologyKind::Cluster(_))
+    }
+
+    /// Who keeps a bucket; `None` if that is not known yet.
+    pub(super) fn server_for(&self, bucket: u8) -> Option<Arc<RedisServer>> {
+        match &self.kind {
+            TopologyKind::Single(link) => Some(link.clone()),
+            TopologyKind::Cluster(cluster) => cluster.owner(bucket).map(|host| cluster.server(&host)),
+        }
+    }
+
+    /// A node of the cluster by its address; the one server otherwise.
+    pub(super) fn server_at(&self, host: &RedisHost) -> Arc<RedisServer> {
+        match &self.kind {
+            TopologyKind::Single(link) => link.clone(),
+            TopologyKind::Cluster(cluster) => cluster.server(host),
+        }
+    }
+
+    /// All that keep something.
+    pub(super) fn all(&self) -> Vec<Arc<RedisServer>> {
+        match &self.kind {
+            TopologyKind::Single(link) => vec![link.clone()],
+            TopologyKind::Cluster(cluster) => cluster.owners().iter().map(|host| cluster.server(host)).collect(),
+        }
+    }
+
+    /// A node says that another keeps this bucket.
+    pub(super) fn set_owner(&self, bucket: u8, to: RedisHost) {
+        if let TopologyKind::Cluster(cluster) = &self.kind {
+            cluster.table.lock().owners[usize::from(bucket)] = Some(to);
+        }
+        self.refresh_in_background();
+    }
+
+    /// What is known may be out of date: asks again in the background.
+    pub(super) fn refresh_in_background(&self) {
+        if let TopologyKind::Cluster(cluster) = &self.kind
+            && !cluster.is_refreshing.swap(true, AcqRel)
+        {
+            let cluster = cluster.clone();
+            tokio::spawn(async move {
+                cluster.refresh().await;
+                sleep(with_jitter(MIN_REFRESH_INTERVAL)).await;
+                cluster.is_refreshing.store(false, Release);
+            });
+        }
+    }
+
+    /// Asks for the table now, if none is known.
+    pub(super) async fn ensure_known(&self) -> Result<(), String> {
+        let TopologyKind::Cluster(cluster) = &self.kind else { return Ok(()) };
+        if !cluster.owners().is_empty() {
+            return Ok(());
+        }
+        let _learning = cluster.first_refresh.lock().await;
+        if !cluster.owners().is_empty() || cluster.refresh().await {
+            return Ok(());
+        }
+        Err("no node of the cluster could be asked for its slots".into())
+    }
+}
+
+impl ClusterTopology {
+    fn owner(&self, bucket: u8) -> Option<RedisHost> {
+        self.table.lock().owners[usize::from(bucket)].clone()
+    }
+
+    fn owners(&self) -> Vec<RedisHost> {
+        let mut hosts: Vec<RedisHost> = self.table.lock().owners.iter().flatten().cloned().collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        hosts
+    }
+
+    fn server(&self, host: &RedisHost) -> Arc<RedisServer> {
+        let mut table = self.table.lock();
+        let link = || Arc::new(RedisServer::new(self.connector.clone(), ServerTarget::Host(host.clone())));
+        table.servers.entry(host.clone()).or_insert_with(link).clone()
+    }
+
+    /// Asks all nodes that are known for the table and takes the first answer. Returns whether there was one.
+    async fn refresh(&self) -> bool {
+        let mut hosts = self.owners();
+        hosts.extend(self.connector.url.hosts.iter().filter(|seed| !hosts.contains(seed)).cloned().collect::<Vec<_>>());
+        let deadline = Instant::now() + self.connector.timeout;
+        let mut answers: FuturesUnordered<_> = hosts
+            .iter()
+            .map(|host| async move {
+                let mut ask = redis::cmd("CLUSTER");
+                ask.arg("SLOTS");
+                let answer = self.server(host).send(RedisCommand::plain(&ask), deadline).await.ok()?;
+                parse_cluster_slots(&answer, host)
+            })
+            .collect();
+        while let Some(answer) = answers.next().await {
+            if let Some(owners) = answer {
+                let mut table = self.table.lock();
+                table.servers.retain(|host, link| {
+                    owners.contains(&Some(host.clone()))
+                        || self.connector.url.hosts.contains(host)
+                        || Arc::strong_count(link) > 1
+                });
+                table.owners = owners;
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Reads CLUSTER SLOTS. `None` if it is not one, or names nobody.
+fn parse_cluster_slots(answer: &Value, from: &RedisHost) -> Option<Vec<Option<RedisHost>>> {
+    let Value::Array(ranges) = answer else { return None };
+    let mut found = Vec::new();
+    for range in ranges {
+        let Value::Array(parts) = range else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &parts[..] else { return None };
+        let [name, Value::Int(port), ..] = &primary[..] else { return None };
+        let name = match name {
+            // A node that does not know its own address is where it was asked.
+            Value::BulkString(name) if !name.is_empty() && name != b"?" => String::from_utf8_lossy(name).into_owned(),
+            _ => from.name.clone(),
+        };
+        found.push((*first..=*last, RedisHost::new(&name, u16::try_from(*port).ok()?)));
+    }
+    let owner = |bucket| {
+        let slot = i64::from(slot_of(bucket));
+        found.iter().find(|(slots, _)| slots.contains(&slot)).map(|(_, host)| host.clone())
+    };
+    let owners: Vec<_> = (0..=u8::MAX).map(owner).collect();
+    owners.iter().any(Option::is_some).then_some(owners)
+}
+
+/// The slot of a bucket's keys: CRC16 (XMODEM) of what stands between their braces.
+fn slot_of(bucket: u8) -> u16 {
+    let step = |crc: u16, byte: u8| {
+        (0..8)
+            .fold(crc ^ (u16::from(byte) << 8), |crc, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 })
+    };
+    format!("{bucket:02x}").bytes().fold(0, step) % 16_384
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_the_server() {
+        // As CLUSTER KEYSLOT says of {00}, {0a} and {ff}.
+        assert_eq!([slot_of(0x00), slot_of(0x0a), slot_of(0xff)], [13_254, 14_610, 11_756]);
+    }
+
+    #[test]
+    fn a_table_is_read_and_nonsense_is_not() {
+        let bulk = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let range = |first, last, name: &str, port| {
+            Value::Array(vec![
+                Value::Int(first),
+                Value::Int(last),
+                Value::Array(vec![bulk(name), Value::Int(port), bulk("id"), Value::Array(vec![])]),
+            ])
+        };
+        let from = RedisHost::new("asked", 1);
+        let answer = Value::Array(vec![range(0, 12_000, "a", 7000), range(12_001, 16_383, "", 7001)]);
+        let owners = parse_cluster_slots(&answer, &from).unwrap();
+        assert_eq!(owners[0xff], Some(RedisHost::new("a", 7000)));
+        assert_eq!(owners[0x00], Some(RedisHost::new("asked", 7001)));
+        assert_eq!(parse_cluster_slots(&Value::Array(vec![]), &from), None);
+        assert_eq!(parse_cluster_slots(&Value::Array(vec![Value::Nil]), &from), None);
+        assert_eq!(parse_cluster_slots(&Value::Okay, &from), None);
+    }
+}

@@ -1,0 +1,262 @@
+//! Where a Redis is, read from its URL.
+//!
+//! Invariant: nothing of what may be a password is ever shown, neither by `Debug` nor in an error. A password with an
+//! unescaped `/` or `@` can end up anywhere in a URL, so errors name the part that is wrong and do not repeat it.
+
+use std::{fmt, path::PathBuf};
+
+use crate::certificates::TlsPaths;
+
+/// A server, by name or number.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct RedisHost {
+    pub(super) name: String,
+    pub(super) port: u16,
+}
+
+/// What a URL says.
+#[derive(Clone)]
+pub(super) struct RedisUrl {
+    pub(super) deployment: RedisDeployment,
+    /// The server, the sentinels, or some nodes of the cluster.
+    pub(super) hosts: Vec<RedisHost>,
+    pub(super) user: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) database: i64,
+    /// The files for TLS, if it is spoken.
+    pub(super) tls: Option<TlsPaths>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum RedisDeployment {
+    Single,
+    /// The name under which the sentinels know the primary.
+    Sentinel(String),
+    Cluster,
+}
+
+const SCHEMES: &str = "redis://, rediss://, redis+sentinel://, redis+cluster://, and the latter two with +tls";
+const OPTIONS: &str = "tls, ca, cert and key";
+
+impl RedisUrl {
+    pub(super) fn parse(url: &str) -> Result<Self, String> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| format!("write one of {SCHEMES}"))?;
+        let (single, sentinel, cluster) =
+            (RedisDeployment::Single, RedisDeployment::Sentinel(String::new()), RedisDeployment::Cluster);
+        let mut shape = match scheme {
+            "redis" | "rediss" => single,
+            "redis+sentinel" | "redis+sentinel+tls" | "rediss+sentinel" => sentinel,
+            "redis+cluster" | "redis+cluster+tls" | "rediss+cluster" => cluster,
+            _ => return Err(format!("this is no Redis URL; write one of {SCHEMES}")),
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (login, hosts) =
+            authority.rsplit_once('@').map_or((None, authority), |(login, hosts)| (Some(login), hosts));
+        let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
+            Some((user, password)) => (percent_decode(user, "the user")?, percent_decode(password, "the password")?),
+            None => (None, None),
+        };
+        if user.is_some() && password.is_none() {
+            return Err(
+                "there is a user but no password; write redis://USER:PASSWORD@HOST, or redis://:PASSWORD@HOST \
+                        for the default user"
+                    .into(),
+            );
+        }
+        let port = if matches!(shape, RedisDeployment::Sentinel(_)) { 26_379 } else { 6379 };
+        let hosts: Vec<RedisHost> =
+            hosts.split(',').map(|host| RedisHost::parse(host, port)).collect::<Result<_, _>>()?;
+        if shape == RedisDeployment::Single && hosts.len() > 1 {
+            return Err(
+                "several hosts are given; one server has one: write redis+sentinel:// or redis+cluster://".into()
+            );
+        }
+        let database = match &mut shape {
+            RedisDeployment::Single => parse_database(path)?,
+            RedisDeployment::Sentinel(master) => {
+                let (name, number) = path.split_once('/').unwrap_or((path, ""));
+                *master = percent_decode(name, "the primary's name")?.ok_or_else(|| {
+                    "the name of the primary is missing; write redis+sentinel://HOST:PORT,HOST:PORT/NAME".to_owned()
+                })?;
+                parse_database(number)?
+            }
+            RedisDeployment::Cluster if parse_database(path)? != 0 => {
+                return Err("a cluster has database 0 only".into());
+            }
+            RedisDeployment::Cluster => 0,
+        };
+        let says_tls = scheme.starts_with("rediss") || scheme.ends_with("+tls");
+        let tls = parse_tls_paths(query, says_tls)?;
+        Ok(Self { deployment: shape, hosts, user, password, database, tls })
+    }
+}
+
+/// What the options say; `None` if TLS is not spoken.
+fn parse_tls_paths(query: &str, says_tls: bool) -> Result<Option<TlsPaths>, String> {
+    let mut with_tls = says_tls;
+    let (mut ca, mut cert, mut key) = (None, None, None);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let file = || Ok::<_, String>(percent_decode(value, "a file's name")?.map(PathBuf::from));
+        match name {
+            "tls" if value == "true" => with_tls = true,
+            "tls" if value == "false" && !says_tls => {}
+            "tls" => return Err("tls is true or false, and not false where the scheme says TLS".into()),
+            "ca" => ca = file()?,
+            "cert" => cert = file()?,
+            "key" => key = file()?,
+            _ => {
+                return Err(format!("there is an option that the Redis store does not know; allowed are {OPTIONS}"));
+            }
+        }
+    }
+    if !with_tls && (ca.is_some() || cert.is_some() || key.is_some()) {
+        return Err("ca, cert and key need TLS; write rediss://, or tls=true".into());
+    }
+    if cert.is_some() != key.is_some() {
+        return Err("cert and key go together: a client certificate needs both".into());
+    }
+    Ok(with_tls.then_some(TlsPaths { ca, client_cert: cert.zip(key) }))
+}
+
+impl RedisHost {
+    pub(super) fn new(name: &str, port: u16) -> Self {
+        Self { name: name.to_owned(), port }
+    }
+
+    /// `name`, `name:port` or `[v6]:port`.
+    fn parse(text: &str, default_port: u16) -> Result<Self, String> {
+        let (name, port) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
+            Some(Some((name, port))) => (name, port.strip_prefix(':')),
+            Some(None) => return Err("an IPv6 address is not closed; write [::1]:6379".into()),
+            None => text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port))),
+        };
+        let name_is_odd = name.is_empty() || name.chars().any(|c| c.is_whitespace() || c.is_control() || c == '@');
+        if name_is_odd {
+            return Err("a host is missing or not readable; write redis://HOST:PORT".into());
+        }
+        let port = port.map_or(Ok(default_port), str::parse).map_err(|_| {
+            "a port is not a number from 1 to 65535 (in a password, escape / as %2F, @ as %40, : as %3A)".to_owned()
+        })?;
+        Ok(Self::new(name, port))
+    }
+}
+
+fn parse_database(text: &str) -> Result<i64, String> {
+    if text.is_empty() {
+        return Ok(0);
+    }
+    text.parse::<u16>().map(i64::from).map_err(|_| "the database is not a number; write redis://HOST:PORT/0".into())
+}
+
+/// Percent-decoded; `None` if empty.
+fn percent_decode(text: &str, what: &str) -> Result<Option<String>, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let wrong = || format!("{what} holds a % that is not followed by two hex digits; write % as %25");
+        let (pair, tail) = rest.split_at_checked(2).ok_or_else(wrong)?;
+        let pair = std::str::from_utf8(pair).ok().filter(|pair| pair.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        bytes.push(u8::from_str_radix(pair.ok_or_else(wrong)?, 16).map_err(|_| wrong())?);
+        rest = tail;
+    }
+    let text = String::from_utf8(bytes).map_err(|_| format!("{what} is not UTF-8 once decoded"))?;
+    Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+impl fmt::Display for RedisHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.name.contains(':') {
+            write!(f, "[{}]:{}", self.name, self.port)
+        } else {
+            write!(f, "{}:{}", self.name, self.port)
+        }
+    }
+}
+
+impl fmt::Debug for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Place")
+            .field("shape", &self.deployment)
+            .field("hosts", &self.hosts)
+            .field("user", &self.user.as_ref().map(|_| "****"))
+            .field("password", &self.password.as_ref().map(|_| "****"))
+            .field("database", &self.database)
+            .field("tls", &self.tls)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts(place: &RedisUrl) -> Vec<String> {
+        place.hosts.iter().map(RedisHost::to_string).collect()
+    }
+
+    #[test]
+    fn one_server() {
+        let place = RedisUrl::parse("redis://us%3Aer:p%40ss%2F%25@db.example:7000/3").unwrap();
+        assert_eq!((hosts(&place), place.database), (vec!["db.example:7000".into()], 3));
+        assert_eq!((place.user.as_deref(), place.password.as_deref()), (Some("us:er"), Some("p@ss/%")));
+        assert_eq!(place.tls, None);
+        let place = RedisUrl::parse("redis://:secret@[::1]").unwrap();
+        assert_eq!(
+            (hosts(&place), place.user, place.password.as_deref()),
+            (vec!["[::1]:6379".into()], None, Some("secret"))
+        );
+    }
+
+    #[test]
+    fn sentinels_and_clusters() {
+        let place = RedisUrl::parse("redis+sentinel://a,b:26380/my%20master/2").unwrap();
+        assert_eq!((place.deployment.clone(), place.database), (RedisDeployment::Sentinel("my master".into()), 2));
+        assert_eq!(hosts(&place), ["a:26379", "b:26380"]);
+        let place = RedisUrl::parse("redis+cluster://u:p@a:1,b:2,[fe80::1]:3").unwrap();
+        assert_eq!((place.deployment.clone(), hosts(&place).len()), (RedisDeployment::Cluster, 3));
+    }
+
+    #[test]
+    fn tls_by_scheme_or_option() {
+        for url in ["rediss://h", "redis+cluster+tls://h", "rediss+sentinel://h/m", "redis+sentinel://h/m?tls=true"] {
+            assert_eq!(RedisUrl::parse(url).unwrap().tls, Some(TlsPaths::default()), "{url}");
+        }
+        let place = RedisUrl::parse("rediss://h?ca=/a%20b/ca.pem&cert=c.pem&key=k.pem").unwrap();
+        let files = TlsPaths { ca: Some("/a b/ca.pem".into()), client_cert: Some(("c.pem".into(), "k.pem".into())) };
+        assert_eq!(place.tls, Some(files));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_without_a_password() {
+        let wrong = [
+            "http://u:hunter2@h",
+            "redis://u:hun%ter2@h",
+            "redis://u:hun/ter2@h",
+            "redis://hunter2@h",
+            "redis://u:hunter2@h:x",
+            "redis://u:hunter2@h,i",
+            "redis://u:hunter2@h/x",
+            "redis://u:hunter2@h?hunter2=1",
+            "redis://u:hunter2@h?ca=x",
+            "rediss://u:hunter2@h?cert=x",
+            "rediss://u:hunter2@h?tls=false",
+            "redis+sentinel://u:hunter2@h",
+            "redis+cluster://u:hunter2@h/1",
+            "redis://u:hunter2@",
+            "redis://u:hunter2@[::1",
+        ];
+        for url in wrong {
+            let why = RedisUrl::parse(url).unwrap_err();
+            assert!(!why.contains("hun") && !why.contains("ter2"), "{url}: {why}");
+        }
+        let place = RedisUrl::parse("redis://u:hunter2@h").unwrap();
+        assert!(!format!("{place:?}").contains("hunter2"));
+    }
+}

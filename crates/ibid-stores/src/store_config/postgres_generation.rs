@@ -1,0 +1,49 @@
+//! The number under which a Redis keeps everything while a PostgreSQL beside it decides.
+//!
+//! A forget that cannot reach Redis raises it in PostgreSQL: whatever Redis holds under the old number is then no
+//! longer looked at.
+
+use std::{fmt, sync::Arc};
+
+use futures_util::future::BoxFuture;
+use ibid::store::StoreError;
+use parking_lot::Mutex;
+
+use crate::{postgres::Postgres, redis::Redis, tiered::GenerationCounter};
+
+pub(super) struct PostgresGeneration {
+    front: Arc<Redis>,
+    authority: Arc<Postgres>,
+    /// The highest that was applied. Locked while one is applied, so that a lower one never comes after it.
+    highest_applied: Mutex<u64>,
+}
+
+impl PostgresGeneration {
+    pub(super) fn new(front: Arc<Redis>, authority: Arc<Postgres>) -> Self {
+        Self { front, authority, highest_applied: Mutex::new(0) }
+    }
+}
+
+impl GenerationCounter for PostgresGeneration {
+    fn read(&self) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(self.authority.generation())
+    }
+
+    fn raise(&self) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(self.authority.raise_generation())
+    }
+
+    fn apply(&self, generation: u64) {
+        let mut applied = self.highest_applied.lock();
+        if generation > *applied {
+            *applied = generation;
+            self.front.set_generation(generation);
+        }
+    }
+}
+
+impl fmt::Debug for PostgresGeneration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Numbered").field("applied", &*self.highest_applied.lock()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,174 @@
+//! What operators see and change: `last`'s entries. What they change there, `first` is told.
+
+use bytes::Bytes;
+use ibid::store::{
+    Address, ClaimOutcome, EntryCounts, EntryFilter, EntryPage, ErrorKind, Fence, ListCursor, SettleOutcome,
+    Settlement, StoreAdmin, StoreError, StoreFuture,
+};
+use tokio::time::Instant;
+
+use super::{
+    TieredInner, TieredStore,
+    front_copy::{self, FrontSettlement},
+};
+
+/// How often a change is tried in `first` while others change the same entry.
+const MAX_ROUNDS: u32 = 4;
+
+impl TieredInner {
+    async fn resolve(&self, at: &Address, seen: Fence, end: &Settlement) -> Result<SettleOutcome, StoreError> {
+        let held = self.authority.admin().resolve(at, seen, end).await?;
+        let told = match (&held, end) {
+            (SettleOutcome::Applied | SettleOutcome::Restored, Settlement::Release) => self.forget_in_front(at).await,
+            (SettleOutcome::Applied | SettleOutcome::Restored, Settlement::Complete { .. }) => {
+                self.copy_to_front(at).await
+            }
+            (SettleOutcome::Applied | SettleOutcome::Restored, Settlement::Park { .. }) => Ok(()),
+            (SettleOutcome::ClaimLost(found), _) if **found == ClaimOutcome::TokenSpent && self.is_loose() => {
+                return self.resolve_in_front(at, seen, end, held).await;
+            }
+            (SettleOutcome::ClaimLost(_), _) => Ok(()),
+        };
+        if let Err(error) = told {
+            self.report_front_error("resolve", &error);
+        }
+        Ok(held)
+    }
+
+    /// `last` has nothing: the holder that is meant may be one that ran solo.
+    async fn resolve_in_front(
+        &self, at: &Address, seen: Fence, end: &Settlement, otherwise: SettleOutcome,
+    ) -> Result<SettleOutcome, StoreError> {
+        let Some(ClaimOutcome::OutcomeUnknown(holder)) = self.front.get(at).await? else { return Ok(otherwise) };
+        if holder.fence != seen {
+            return Ok(otherwise);
+        }
+        let end = match end {
+            Settlement::Complete { failed, record, summary: outline, ttl: keep } => {
+                let record = front_copy::encode_confirmed(seen, holder.attempt, holder.fingerprint, record);
+                Settlement::Complete { failed: *failed, record, summary: *outline, ttl: *keep }
+            }
+            other => other.clone(),
+        };
+        self.front.admin().resolve(at, seen, &end).await
+    }
+
+    async fn forget(&self, at: &Address, seen: Fence) -> Result<SettleOutcome, StoreError> {
+        let held = self.authority.admin().forget(at, seen).await?;
+        match &held {
+            SettleOutcome::Applied | SettleOutcome::Restored => {
+                if let Err(error) = self.forget_in_front(at).await {
+                    self.report_front_error("forget", &error);
+                    self.generation.raise(front_not_updated(error)).await?;
+                }
+                Ok(held)
+            }
+            SettleOutcome::ClaimLost(found) if **found == ClaimOutcome::TokenSpent => {
+                self.forget_front_leftovers(at, seen, held).await
+            }
+            SettleOutcome::ClaimLost(_) => Ok(held),
+        }
+    }
+
+    /// `last` has nothing: what is in `first` is what an earlier forget could not reach, or what ran solo.
+    async fn forget_front_leftovers(
+        &self, at: &Address, seen: Fence, otherwise: SettleOutcome,
+    ) -> Result<SettleOutcome, StoreError> {
+        let (fence, is_meant) = match self.front.get(at).await? {
+            Some(ClaimOutcome::Completed(finished)) => {
+                (finished.fence, front_copy::decode(finished).entry.fence == seen)
+            }
+            Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder)) => {
+                (holder.fence, holder.fence == seen && self.is_loose())
+            }
+            _ => return Ok(otherwise),
+        };
+        if !is_meant {
+            return Ok(otherwise);
+        }
+        match self.front.admin().forget(at, fence).await? {
+            SettleOutcome::Applied | SettleOutcome::Restored => Ok(SettleOutcome::Applied),
+            SettleOutcome::ClaimLost(_) => Ok(otherwise),
+        }
+    }
+
+    async fn replace(&self, at: &Address, seen: Fence, record: Bytes) -> Result<SettleOutcome, StoreError> {
+        let held = self.authority.admin().replace_record(at, seen, record.clone()).await?;
+        if matches!(held, SettleOutcome::Applied | SettleOutcome::Restored)
+            && let Err(error) = self.replace_in_front(at, &record).await
+        {
+            self.report_front_error("replace", &error);
+            self.generation.raise(front_not_updated(error)).await?;
+        }
+        Ok(held)
+    }
+
+    async fn replace_in_front(&self, at: &Address, record: &Bytes) -> Result<(), StoreError> {
+        // The old bytes may still be on their way there.
+        self.recent_forgets.lock().add(at);
+        let Some(ClaimOutcome::Completed(here)) = self.front.get(at).await? else { return Ok(()) };
+        let fence = here.fence;
+        let of = front_copy::decode(here).entry;
+        let record = front_copy::encode_confirmed(of.fence, of.attempt, of.fingerprint, record);
+        match self.front.admin().replace_record(at, fence, record).await? {
+            SettleOutcome::Applied | SettleOutcome::Restored => Ok(()),
+            SettleOutcome::ClaimLost(_) => self.forget_in_front(at).await,
+        }
+    }
+
+    /// Puts what `last` has remembered in the place of an unknown entry.
+    async fn copy_to_front(&self, at: &Address) -> Result<(), StoreError> {
+        let told = Instant::now();
+        if let (Some(ClaimOutcome::Completed(finished)), Some(ClaimOutcome::OutcomeUnknown(holder))) =
+            (self.authority.get(at).await?, self.front.get(at).await?)
+        {
+            let end = FrontSettlement::from_completed(&finished, told).adjusted_for_delay();
+            let _: SettleOutcome = self.front.admin().resolve(at, holder.fence, &end).await?;
+        }
+        Ok(())
+    }
+
+    /// Forgets whatever is in `first`. Its token is spent there, so that what is still on its way there is lost.
+    async fn forget_in_front(&self, at: &Address) -> Result<(), StoreError> {
+        self.recent_forgets.lock().add(at);
+        for _ in 0..MAX_ROUNDS {
+            let fence = match self.front.get(at).await? {
+                Some(ClaimOutcome::Completed(finished)) => finished.fence,
+                Some(ClaimOutcome::InProgress(holder) | ClaimOutcome::OutcomeUnknown(holder)) => holder.fence,
+                Some(ClaimOutcome::Granted(_) | ClaimOutcome::TokenSpent) | None => return Ok(()),
+            };
+            if let SettleOutcome::Applied | SettleOutcome::Restored = self.front.admin().forget(at, fence).await? {
+                return Ok(());
+            }
+        }
+        Err(StoreError::new(ErrorKind::NotApplied, "tiered", "the entry changed in the first store at every try"))
+    }
+}
+
+/// Without a generation to raise, whoever asked has to ask again.
+fn front_not_updated(error: StoreError) -> StoreError {
+    let why = format!("done in the store that decides, but the first one could not be told; repeat it ({error})");
+    StoreError::new(ErrorKind::Ambiguous, "tiered", why)
+}
+
+impl StoreAdmin for TieredStore {
+    fn list<'a>(&'a self, filter: &'a EntryFilter, from: ListCursor, at_most: u32) -> StoreFuture<'a, EntryPage> {
+        self.0.authority.admin().list(filter, from, at_most)
+    }
+
+    fn resolve<'a>(&'a self, at: &'a Address, seen: Fence, end: &'a Settlement) -> StoreFuture<'a, SettleOutcome> {
+        StoreFuture::boxed(self.0.resolve(at, seen, end))
+    }
+
+    fn forget<'a>(&'a self, at: &'a Address, seen: Fence) -> StoreFuture<'a, SettleOutcome> {
+        StoreFuture::boxed(self.0.forget(at, seen))
+    }
+
+    fn replace_record<'a>(&'a self, at: &'a Address, seen: Fence, record: Bytes) -> StoreFuture<'a, SettleOutcome> {
+        StoreFuture::boxed(self.0.replace(at, seen, record))
+    }
+
+    fn counts(&self) -> StoreFuture<'_, EntryCounts> {
+        self.0.authority.admin().counts()
+    }
+}

@@ -1,0 +1,183 @@
+//! Finished answers in `first`: whose they are goes with them.
+//!
+//! `first` has fences, attempts and, where somebody else's answer was copied, a fingerprint of its own. What is
+//! remembered there is therefore `last`'s record behind a small head that says whose it is in `last`.
+//!
+//! ```text
+//! "ibid-2t" kind u8 │ fence u64 │ attempt u32 │ fingerprint: version u8, digest 32 bytes │ the record
+//! ```
+//!
+//! Kind 1: `last` has it. Kind 2: it ran solo, and `last` had not heard of it when it was written; the head goes on with
+//! the holder's token (16 bytes), so that whoever finds it can tell `last`.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use ibid::store::{ClaimToken, CompletedEntry, Fence, Fingerprint, Lease, RecordSummary, Settlement};
+use tokio::time::Instant;
+
+const MAGIC: [u8; 7] = *b"ibid-2t";
+const CONFIRMED: u8 = 1;
+const FRONT_ONLY: u8 = 2;
+const HEADER_LEN: usize = MAGIC.len() + 1 + 8 + 4 + 1 + 32;
+const TOKEN_LEN: usize = 16;
+
+/// A finished answer of `first`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FrontCopy {
+    /// As `last` would give it.
+    pub(super) entry: CompletedEntry,
+    /// Of the holder, if `last` may not have heard of it.
+    pub(super) front_only_token: Option<ClaimToken>,
+}
+
+/// What `first` is told of an end, later: its life is counted from when `last` was told.
+#[derive(Debug, Clone)]
+pub(super) struct FrontSettlement {
+    settlement: Settlement,
+    sent_at: Instant,
+}
+
+impl FrontSettlement {
+    /// How `lease` ended in `last`, which was told at `told` or later.
+    pub(super) fn from_settlement(lease: &Lease, end: &Settlement, told: Instant) -> Self {
+        Self::new(lease, end, told, None)
+    }
+
+    /// How `lease` ended that ran solo, while `last` is away.
+    pub(super) fn from_front_only(lease: &Lease, end: &Settlement, told: Instant) -> Self {
+        Self::new(lease, end, told, Some(lease.request.token))
+    }
+
+    fn new(lease: &Lease, end: &Settlement, sent_at: Instant, solo: Option<ClaimToken>) -> Self {
+        let settlement = match end {
+            Settlement::Complete { failed, record, summary: outline, ttl: keep } => Settlement::Complete {
+                failed: *failed,
+                record: encode(lease.fence, lease.attempt, lease.request.fingerprint, solo, record),
+                summary: *outline,
+                ttl: *keep,
+            },
+            other => other.clone(),
+        };
+        Self { settlement, sent_at }
+    }
+
+    /// What `last` has remembered, as it said at `told` or later.
+    pub(super) fn from_completed(finished: &CompletedEntry, sent_at: Instant) -> Self {
+        let settlement = Settlement::Complete {
+            failed: finished.failed,
+            record: encode_confirmed(finished.fence, finished.attempt, finished.fingerprint, &finished.record),
+            summary: RecordSummary::default(),
+            ttl: finished.expires_in,
+        };
+        Self { settlement, sent_at }
+    }
+
+    pub(super) fn release() -> Self {
+        Self { settlement: Settlement::Release, sent_at: Instant::now() }
+    }
+
+    /// What to tell `first` now. What `last` has forgotten by then ends at once there too.
+    pub(super) fn adjusted_for_delay(&self) -> Settlement {
+        let late = self.sent_at.elapsed();
+        match &self.settlement {
+            Settlement::Complete { failed, record, summary: outline, ttl: keep } => Settlement::Complete {
+                failed: *failed,
+                record: record.clone(),
+                summary: *outline,
+                ttl: keep.saturating_sub(late),
+            },
+            Settlement::Park { ttl: keep, .. } if *keep <= late => Settlement::Release,
+            Settlement::Park { ttl: keep, retry_in } => {
+                Settlement::Park { ttl: *keep - late, retry_in: retry_in.saturating_sub(late) }
+            }
+            Settlement::Release => Settlement::Release,
+        }
+    }
+}
+
+/// A finished answer of `first`. A record without a head is somebody's who used `first` alone before: it is given as it
+/// is.
+pub(super) fn decode(mut finished: CompletedEntry) -> FrontCopy {
+    let record = &finished.record;
+    let (head, solo) = match record.strip_prefix(&MAGIC).and_then(|rest| rest.first()) {
+        Some(&CONFIRMED) if record.len() >= HEADER_LEN => (HEADER_LEN, None),
+        Some(&FRONT_ONLY) if record.len() >= HEADER_LEN + TOKEN_LEN => (
+            HEADER_LEN + TOKEN_LEN,
+            Some(ClaimToken(record[HEADER_LEN..HEADER_LEN + TOKEN_LEN].try_into().expect("16 bytes"))),
+        ),
+        _ => return FrontCopy { entry: finished, front_only_token: None },
+    };
+    let number = |from: usize| u64::from_le_bytes(record[from..from + 8].try_into().expect("eight bytes"));
+    let attempt = u32::from_le_bytes(record[16..20].try_into().expect("four bytes"));
+    let digest = record[21..HEADER_LEN].try_into().expect("32 bytes");
+    finished.fence = Fence(number(8));
+    finished.attempt = attempt;
+    finished.fingerprint = Fingerprint { version: record[20], digest };
+    finished.record = finished.record.slice(head..);
+    FrontCopy { entry: finished, front_only_token: solo }
+}
+
+/// A record behind a head that says whose it is in `last`, which has it.
+pub(super) fn encode_confirmed(fence: Fence, attempt: u32, fingerprint: Fingerprint, record: &Bytes) -> Bytes {
+    encode(fence, attempt, fingerprint, None, record)
+}
+
+fn encode(fence: Fence, attempt: u32, fingerprint: Fingerprint, solo: Option<ClaimToken>, record: &Bytes) -> Bytes {
+    let mut out = BytesMut::with_capacity(HEADER_LEN + TOKEN_LEN + record.len());
+    out.put_slice(&MAGIC);
+    out.put_u8(if solo.is_some() { FRONT_ONLY } else { CONFIRMED });
+    out.put_u64_le(fence.0);
+    out.put_u32_le(attempt);
+    out.put_u8(fingerprint.version);
+    out.put_slice(&fingerprint.digest);
+    if let Some(token) = solo {
+        out.put_slice(&token.0);
+    }
+    out.put_slice(record);
+    out.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn finished(record: Bytes) -> CompletedEntry {
+        let expires_in = Duration::from_secs(9);
+        CompletedEntry { fence: Fence(1), attempt: 1, fingerprint: Fingerprint::NONE, failed: true, record, expires_in }
+    }
+
+    #[test]
+    fn whose_it_is_goes_with_it() {
+        let fingerprint = Fingerprint { version: 3, digest: [7; 32] };
+        for record in [&b""[..], b"an answer"] {
+            for token in [None, Some(ClaimToken([6; 16]))] {
+                let kept = encode(Fence(1 << 60), 4, fingerprint, token, &Bytes::copy_from_slice(record));
+                let FrontCopy { entry: opened, front_only_token: solo } = decode(finished(kept));
+                assert_eq!((opened.fence, opened.attempt, opened.fingerprint), (Fence(1 << 60), 4, fingerprint));
+                assert_eq!((&opened.record[..], opened.failed, solo), (record, true, token));
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_without_a_head_is_given_as_it_is() {
+        let mut unknown = [0; 200];
+        unknown[..8].copy_from_slice(b"ibid-2t\x03");
+        let cut = &encode(Fence(1), 1, Fingerprint::NONE, Some(ClaimToken([6; 16])), &Bytes::new())
+            [..HEADER_LEN + TOKEN_LEN - 1];
+        for record in [&b""[..], b"ibid-2t", b"ibid-2t\x01 but cut short", cut, &unknown, &[0; 200]] {
+            let plain = finished(Bytes::copy_from_slice(record));
+            assert_eq!(decode(plain.clone()), FrontCopy { entry: plain, front_only_token: None });
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_does_not_outlive_what_it_is_of() {
+        let copied = FrontSettlement::from_completed(&finished(Bytes::new()), Instant::now());
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!(copied.adjusted_for_delay().ttl(), Duration::from_secs(5));
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(copied.adjusted_for_delay().ttl(), Duration::ZERO);
+    }
+}

@@ -1,0 +1,228 @@
+//! What the cases are written with: fresh asks, and calls that panic unless they are answered as expected.
+//!
+//! Invariant: nothing here assumes how fast the store is. What must come is polled for, up to [`PATIENCE`].
+
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use ibid::store::{
+    Address, ClaimOutcome, ClaimRequest, ClaimToken, CompletedEntry, EntryFilter, EntryInfo, Fence, Fingerprint,
+    Holder, Lease, RecordSummary, SettleOutcome, Settlement, Store, StoreError, Tags,
+};
+
+/// Longer than any case runs.
+pub(super) const LONG_LEASE: Duration = Duration::from_secs(600);
+/// A lease that a case waits out.
+pub(super) const SHORT_LEASE: Duration = Duration::from_millis(60);
+/// How long a case waits for something that must come.
+pub(super) const POLL_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// An ask at an address that nobody else knows, with a lease that outlives the case.
+pub(super) fn new_request() -> ClaimRequest {
+    let mut address = [0; 32];
+    address[..16].copy_from_slice(&ClaimToken::mint().0);
+    address[16..].copy_from_slice(&ClaimToken::mint().0);
+    request_at(Address(address))
+}
+
+/// An ask at the same address by somebody else, with a request of its own.
+pub(super) fn competing_request(of: &ClaimRequest) -> ClaimRequest {
+    request_at(of.address)
+}
+
+fn request_at(address: Address) -> ClaimRequest {
+    let mut digest = [0x5a; 32];
+    digest[..16].copy_from_slice(&ClaimToken::mint().0);
+    ClaimRequest {
+        address,
+        token: ClaimToken::mint(),
+        fingerprint: Fingerprint { version: 1, digest },
+        tags: Tags::default(),
+        label: Bytes::new(),
+        lease: LONG_LEASE,
+        ttl: LONG_LEASE,
+        take_over: None,
+    }
+}
+
+/// A rival that takes over `fence`.
+pub(super) fn takeover_request(of: &ClaimRequest, fence: Fence) -> ClaimRequest {
+    ClaimRequest { take_over: Some(fence), ..competing_request(of) }
+}
+
+/// What somebody has to settle with whose claim was never answered.
+pub(super) fn unseen_lease(ask: &ClaimRequest) -> Lease {
+    Lease { request: Arc::new(ask.clone()), fence: Fence::UNSEEN, attempt: 0, front_only: false }
+}
+
+pub(super) fn complete_settlement(record: &'static [u8]) -> Settlement {
+    complete_settlement_for(record, LONG_LEASE)
+}
+
+pub(super) fn complete_settlement_for(record: &'static [u8], keep: Duration) -> Settlement {
+    Settlement::Complete {
+        failed: false,
+        record: Bytes::from_static(record),
+        summary: RecordSummary::default(),
+        ttl: keep,
+    }
+}
+
+pub(super) fn park_settlement() -> Settlement {
+    Settlement::Park { ttl: LONG_LEASE, retry_in: Duration::ZERO }
+}
+
+/// The answer of a call that the case does not expect to fail.
+#[track_caller]
+pub(super) fn expect_answer<T>(call: &str, answered: Result<T, StoreError>) -> T {
+    answered.unwrap_or_else(|error| panic!("{call} failed: {error}"))
+}
+
+pub(super) async fn claim(store: &dyn Store, ask: &ClaimRequest) -> ClaimOutcome {
+    expect_answer("claim", store.claim(&Arc::new(ask.clone())).await)
+}
+
+pub(super) async fn get(store: &dyn Store, at: &ClaimRequest) -> Option<ClaimOutcome> {
+    expect_answer("get", store.get(&at.address).await)
+}
+
+pub(super) async fn settle(store: &dyn Store, lease: &Lease, end: &Settlement) -> SettleOutcome {
+    expect_answer("settle", store.settle(lease, end).await)
+}
+
+/// Claims and must be granted, for exactly what was asked.
+pub(super) async fn claim_granted(store: &dyn Store, ask: &ClaimRequest) -> Lease {
+    match claim(store, ask).await {
+        ClaimOutcome::Granted(lease) => {
+            assert_eq!(*lease.request, *ask, "a lease must carry what was asked");
+            assert_ne!(lease.fence, Fence::UNSEEN, "a granted fence must not be the one that means unseen");
+            lease
+        }
+        other => panic!("the claim must be granted, and it found {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn expect_in_progress(found: ClaimOutcome) -> Holder {
+    match found {
+        ClaimOutcome::InProgress(holder) => holder,
+        other => panic!("a live holder must be found busy, and it was {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn expect_outcome_unknown(found: ClaimOutcome) -> Holder {
+    match found {
+        ClaimOutcome::OutcomeUnknown(holder) => holder,
+        other => panic!("the entry must be unknown, and it was {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn expect_completed(found: ClaimOutcome) -> CompletedEntry {
+    match found {
+        ClaimOutcome::Completed(finished) => finished,
+        other => panic!("the entry must be done, and it was {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn expect_token_spent(found: ClaimOutcome) {
+    assert_eq!(found, ClaimOutcome::TokenSpent, "a token that was released or forgotten must be spent");
+}
+
+#[track_caller]
+pub(super) fn expect_applied(what: &str, answered: SettleOutcome) {
+    assert_eq!(answered, SettleOutcome::Applied, "{what} must be answered with Held");
+}
+
+#[track_caller]
+pub(super) fn expect_claim_lost(what: &str, answered: SettleOutcome) -> ClaimOutcome {
+    match answered {
+        SettleOutcome::ClaimLost(found) => *found,
+        other => panic!("{what} must be Lost, and it was {other:?}"),
+    }
+}
+
+/// Settles and must be believed.
+pub(super) async fn settle_applied(store: &dyn Store, lease: &Lease, end: &Settlement) {
+    expect_applied("a holder's settle", settle(store, lease, end).await);
+}
+
+/// Claims with a lease of [`SHORT`] and waits until that has lapsed.
+pub(super) async fn claim_and_lapse(store: &dyn Store, ask: &ClaimRequest) -> Lease {
+    let asked = Instant::now();
+    let lease = claim_granted(store, &ClaimRequest { lease: SHORT_LEASE, ..ask.clone() }).await;
+    poll_until("the lease to lapse", || async {
+        match get(store, ask).await {
+            Some(ClaimOutcome::InProgress(_)) => None,
+            Some(ClaimOutcome::OutcomeUnknown(holder)) => {
+                assert!(
+                    asked.elapsed() >= SHORT_LEASE,
+                    "the lease lapsed {:?} after it was asked for",
+                    asked.elapsed()
+                );
+                assert_eq!(holder.fence, lease.fence, "the lapsed holder is still the one that is there");
+                Some(())
+            }
+            other => panic!("a lapsed claim is unknown, and here was {other:?}"),
+        }
+    })
+    .await;
+    lease
+}
+
+/// Claims and parks.
+pub(super) async fn claim_and_park(store: &dyn Store, ask: &ClaimRequest) -> Lease {
+    let lease = claim_granted(store, ask).await;
+    settle_applied(store, &lease, &park_settlement()).await;
+    lease
+}
+
+/// Waits until nothing is there any more.
+pub(super) async fn wait_until_absent(store: &dyn Store, at: &ClaimRequest) {
+    poll_until("the entry to expire", || async { get(store, at).await.is_none().then_some(()) }).await;
+}
+
+/// Asks again and again until there is an answer.
+pub(super) async fn poll_until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(began.elapsed() < POLL_TIMEOUT, "waited {POLL_TIMEOUT:?} in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// All that match, page by page.
+pub(super) async fn list_all(store: &dyn Store, filter: &EntryFilter, at_most: u32) -> Vec<EntryInfo> {
+    let mut all: Vec<EntryInfo> = Vec::new();
+    let mut from = ibid::store::ListCursor::default();
+    loop {
+        let page = expect_answer("list", store.admin().list(filter, from, at_most).await);
+        assert!(page.entries.len() <= at_most as usize, "a page of {at_most} held {}", page.entries.len());
+        all.extend(page.entries);
+        assert!(
+            all.is_sorted_by(|a, b| a.address < b.address),
+            "a listing is in the order of its addresses, each once"
+        );
+        match page.next {
+            Some(next) => from = next,
+            None => return all,
+        }
+    }
+}
+
+/// How operators see the entry of `ask`, which is there.
+pub(super) async fn find_listed(store: &dyn Store, ask: &ClaimRequest) -> EntryInfo {
+    let filter = EntryFilter { address: Some(ask.address), ..EntryFilter::default() };
+    let mut all = list_all(store, &filter, 10).await;
+    assert_eq!(all.len(), 1, "the entry at {} must be listed once", ask.address);
+    all.remove(0)
+}

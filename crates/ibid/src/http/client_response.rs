@@ -1,0 +1,336 @@
+//! What the client gets: first answers, replays, refusals, and the envelope around them.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+
+use super::{
+    Protocol,
+    body::ResponseBody,
+    cors, key_headers,
+    refusal_style::{RefusalInfo, set_common_headers},
+    request::request_id,
+    request_id::REQUEST_ID,
+};
+use crate::{
+    engine::{CompletedAnswer, StoredAs},
+    fingerprint::{BodyFormat, json},
+    grpc,
+    key::{hex, mask},
+    policy::{HeaderTemplate, Policy, ResponseEnvelope},
+    record::{self, Record, RecordBody},
+    refusal::{Refusal, RefusalReason},
+    time::rfc3339,
+};
+
+const STORED_HEADER: HeaderName = HeaderName::from_static("idempotency-stored");
+const GUARANTEE_HEADER: HeaderName = HeaderName::from_static("idempotency-guarantee");
+const BODY_HEADER: HeaderName = HeaderName::from_static("idempotency-body");
+
+/// What only this layer may say about an answer.
+const OWN_HEADERS: [HeaderName; 3] = [STORED_HEADER, GUARANTEE_HEADER, BODY_HEADER];
+
+/// Say nothing any more once the body has changed.
+const BODY_DIGEST_HEADERS: [HeaderName; 5] = [
+    header::ETAG,
+    HeaderName::from_static("digest"),
+    HeaderName::from_static("content-digest"),
+    HeaderName::from_static("repr-digest"),
+    HeaderName::from_static("content-md5"),
+];
+
+/// What is told about one request besides its answer.
+#[derive(Debug, Clone)]
+pub(super) struct ResponseContext {
+    pub(super) requested_at_ms: u64,
+    /// The client's, or a new one.
+    pub(super) request_id: HeaderValue,
+    pub(super) origin: Option<HeaderValue>,
+    pub(super) protocol: Protocol,
+    /// Whether large answers are compressed in the store.
+    pub(super) compress: bool,
+    /// The key as it was sent, where answers repeat it.
+    pub(super) sent_key: Option<(HeaderName, HeaderValue)>,
+}
+
+impl ResponseContext {
+    /// For an answer of which only the policy is known.
+    fn minimal(requested_at_ms: u64, protocol: Protocol) -> Self {
+        let request_id = request_id(&HeaderMap::new());
+        Self { requested_at_ms, request_id, origin: None, protocol, compress: false, sent_key: None }
+    }
+
+    fn request_id(&self) -> &str {
+        self.request_id.to_str().expect("visible ASCII")
+    }
+
+    /// What is to be recorded. Only for what the layer records itself: what a handler's transaction has recorded is not
+    /// compressed, because SQL functions read it.
+    pub(super) fn compress(&self, complete: CompletedAnswer) -> CompletedAnswer {
+        match self.compress {
+            true => CompletedAnswer { record: record::compress(complete.record), ..complete },
+            false => complete,
+        }
+    }
+
+    fn echo_key(&self, headers: &mut HeaderMap) {
+        if let Some((name, value)) = &self.sent_key {
+            headers.insert(name, value.clone());
+        }
+    }
+}
+
+/// Says what a client cannot rely on.
+fn set_guarantee_headers(headers: &mut HeaderMap, stored: StoredAs) {
+    if matches!(stored, StoredAs::Pending | StoredAs::FrontOnly) {
+        headers.insert(STORED_HEADER, HeaderValue::from_static("pending"));
+    }
+    if matches!(stored, StoredAs::Unprotected | StoredAs::FrontOnly) {
+        headers.insert(GUARANTEE_HEADER, HeaderValue::from_static("degraded"));
+    }
+    if stored == StoredAs::NotRecorded {
+        headers.insert(STORED_HEADER, HeaderValue::from_static("false"));
+    }
+}
+
+/// The answer of a run that just ended.
+pub(super) fn first_response<B>(
+    mut answer: Response<ResponseBody<B>>, whole: Option<Bytes>, policy: &Policy, stored: Option<StoredAs>,
+    telling: &mut ResponseContext,
+) -> Response<ResponseBody<B>> {
+    let headers = answer.headers_mut();
+    remove_own_headers(headers, policy);
+    let requested_at_ms = telling.requested_at_ms;
+    set_policy_headers(headers, &policy.first_headers, telling, requested_at_ms);
+    if let Some(stored) = stored {
+        set_guarantee_headers(headers, stored);
+    }
+    telling.echo_key(headers);
+    if let Some(origin) = &telling.origin {
+        cors::set_cors_headers(headers, origin, exposed_headers(policy));
+    }
+    if policy.envelope == ResponseEnvelope::Metadata
+        && let Some(body) = whole
+        && let Some(body) = with_metadata(answer.headers(), &body, false, telling, None)
+    {
+        let headers = answer.headers_mut();
+        BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
+        headers.insert(header::CONTENT_LENGTH, body.len().into());
+        *answer.body_mut() = ResponseBody::whole(body, None);
+    }
+    answer
+}
+
+/// Removes from the app's answer what only this layer may say.
+pub(super) fn remove_own_headers(headers: &mut HeaderMap, policy: &Policy) {
+    let own: Vec<_> = headers.keys().filter(|name| is_own(name)).cloned().collect();
+    own.iter().chain(policy.replay_only_headers()).for_each(|name| drop(headers.remove(name)));
+}
+
+/// Whether a header of an answer is this layer's to set, whatever the policy says.
+pub(super) fn is_own(name: &HeaderName) -> bool {
+    OWN_HEADERS.contains(name) || name.as_str().starts_with("ibid-")
+}
+
+/// Sets the policy's own headers. Ids and times are only made for those that show them.
+fn set_policy_headers(
+    headers: &mut HeaderMap, told: &[(HeaderName, HeaderTemplate)], telling: &mut ResponseContext, original_ms: u64,
+) {
+    for (name, value) in told {
+        let value = match value.is_fixed() {
+            true => value.fill("", ""),
+            false => value.fill(telling.request_id(), &rfc3339(original_ms)),
+        };
+        headers.insert(name, value);
+    }
+}
+
+/// The remembered answer.
+pub(super) fn replay_response<B>(
+    record: Record, policy: &Policy, stored: StoredAs, telling: &mut ResponseContext,
+) -> Response<ResponseBody<B>> {
+    let is_call = telling.protocol == Protocol::Grpc;
+    let mut headers = record.headers;
+    let mut status = record.status;
+    let body = match record.body {
+        RecordBody::Whole(body) => body,
+        RecordBody::Digest { length, sha256 } if is_call => {
+            let mut answer = grpc::replay_without_message(headers, record.trailers, length, &sha256);
+            set_policy_headers(answer.headers_mut(), &policy.replay_headers, telling, record.requested_at_ms);
+            set_guarantee_headers(answer.headers_mut(), stored);
+            return answer;
+        }
+        RecordBody::Digest { length, sha256 } => {
+            BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
+            headers.remove(header::CONTENT_ENCODING);
+            headers.remove(header::CONTENT_RANGE);
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            headers.insert(BODY_HEADER, HeaderValue::from_static("digest"));
+            status = policy.digest_status.unwrap_or(status);
+            let hex = hex(&sha256);
+            format!("{{\"length\":{length},\"sha256\":\"{hex}\"}}").into()
+        }
+        RecordBody::None => Bytes::new(),
+    };
+    set_policy_headers(&mut headers, &policy.replay_headers, telling, record.requested_at_ms);
+    set_guarantee_headers(&mut headers, stored);
+    telling.echo_key(&mut headers);
+    (policy.refusals.style().write_replay_headers)(status, &mut headers);
+    if let Some(origin) = &telling.origin {
+        headers.remove(header::ACCESS_CONTROL_EXPOSE_HEADERS);
+        cors::set_cors_headers(&mut headers, origin, exposed_headers(policy));
+    }
+    let mut body = body;
+    if policy.envelope == ResponseEnvelope::Metadata
+        && let Some(spliced) = with_metadata(&headers, &body, true, telling, Some(record.requested_at_ms))
+    {
+        BODY_DIGEST_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
+        body = spliced;
+    }
+    if record.trailers.is_empty() && !is_call && !matches!(status.as_u16(), 100..=199 | 204 | 304) {
+        headers.insert(header::CONTENT_LENGTH, body.len().into());
+    }
+    let mut answer = Response::new(ResponseBody::whole(body, Some(record.trailers)));
+    *answer.status_mut() = status;
+    *answer.headers_mut() = headers;
+    answer
+}
+
+/// A refusal in the shape that the policy asks for. `key` is masked here; empty if there is none.
+pub fn refusal_response<B>(refusal: &Refusal, policy: &Policy, key: &str) -> Response<ResponseBody<B>> {
+    let requested_at_ms = crate::time::now_ms();
+    let mut telling = ResponseContext::minimal(requested_at_ms, Protocol::Http);
+    let masked = if key.is_empty() { String::new() } else { mask(key) };
+    refusal_with_context(refusal, policy, &masked, &mut telling)
+}
+
+/// An answer for something that is no refusal of the table, such as a body that did not arrive in time.
+pub fn plain_response<B>(
+    status: StatusCode, detail: &str, policy: &Policy, protocol: Protocol,
+) -> Response<ResponseBody<B>> {
+    plain_with_context(status, detail, policy, &ResponseContext::minimal(0, protocol))
+}
+
+pub(super) fn refusal_with_context<B>(
+    refusal: &Refusal, policy: &Policy, masked: &str, telling: &mut ResponseContext,
+) -> Response<ResponseBody<B>> {
+    if telling.protocol == Protocol::Grpc {
+        return grpc::refusal_with_masked_key(refusal, policy, masked);
+    }
+    let (reason, status) = (refusal.reason, policy.status_of(refusal.reason));
+    let (shape, told) = (policy.refusals.style(), RefusalInfo::refusal(refusal, status, masked));
+    let mut body = (shape.write_members)(&told);
+    if policy.envelope == ResponseEnvelope::Metadata {
+        let (code, detail) = (reason.name().replace('-', "_").to_uppercase(), json_string(&refusal.detail));
+        let error = match shape.has_error {
+            true => String::new(),
+            false => format!("\"error\":{{\"code\":\"{code}\",\"message\":{detail}}},"),
+        };
+        let time = rfc3339(telling.requested_at_ms);
+        let id = json_string(telling.request_id());
+        body.push_str(&format!(
+            ",\"success\":false,{error}\"metadata\":{{\"timestamp\":\"{time}\",\"requestId\":{id}}}"
+        ));
+    }
+    body.push('}');
+    let mut answer = Response::new(ResponseBody::whole(body, None));
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    set_common_headers(shape, &told, headers);
+    telling.echo_key(headers);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if policy.envelope == ResponseEnvelope::Metadata {
+        headers.insert(REQUEST_ID, telling.request_id.clone());
+    }
+    if let Some(after) = refusal.retry_after {
+        headers
+            .insert(header::RETRY_AFTER, after.as_millis().div_ceil(1000).max(1).to_string().parse().expect("digits"));
+    }
+    if reason == RefusalReason::IdentityInvalid && policy.claims().next().is_some() {
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer error=\"invalid_token\""));
+    }
+    if reason.links_to_contract() {
+        headers.insert(
+            header::LINK,
+            HeaderValue::from_static("</.well-known/idempotency>; rel=\"describedby\"; type=\"text/html\""),
+        );
+    }
+    if let Some(origin) = &telling.origin {
+        cors::set_cors_headers(headers, origin, exposed_headers(policy));
+    }
+    answer
+}
+
+/// An answer for something that is no refusal of the table.
+pub(super) fn plain_with_context<B>(
+    status: StatusCode, detail: &str, policy: &Policy, telling: &ResponseContext,
+) -> Response<ResponseBody<B>> {
+    if telling.protocol == Protocol::Grpc {
+        return grpc::status_response(status, detail);
+    }
+    let (shape, told) = (policy.refusals.style(), RefusalInfo::plain(status, detail));
+    let mut answer = Response::new(ResponseBody::whole((shape.write_members)(&told) + "}", None));
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    set_common_headers(shape, &told, headers);
+    telling.echo_key(headers);
+    if let Some(origin) = &telling.origin {
+        cors::set_cors_headers(headers, origin, exposed_headers(policy));
+    }
+    answer
+}
+
+/// The headers of answers that a script may want to read.
+fn exposed_headers(policy: &Policy) -> impl Iterator<Item = HeaderName> {
+    let own = [STORED_HEADER, GUARANTEE_HEADER, BODY_HEADER, header::RETRY_AFTER, header::LINK];
+    let told = policy.first_headers.iter().chain(&policy.replay_headers).map(|(name, _)| name.clone());
+    let shape = policy.refusals.style();
+    let key = shape.echoes_key.then(|| key_headers(policy)).into_iter().flatten();
+    own.into_iter()
+        .chain(told)
+        .chain(shape.exposed_headers.iter().map(|name| HeaderName::from_static(name)))
+        .chain(key)
+        .collect::<Vec<_>>()
+        .into_iter()
+}
+
+/// The body with its member `metadata` set, if it is a JSON object.
+fn with_metadata(
+    headers: &HeaderMap, body: &Bytes, cached: bool, telling: &mut ResponseContext, original_ms: Option<u64>,
+) -> Option<Bytes> {
+    let content_type = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    if BodyFormat::of(content_type) != BodyFormat::Json || headers.contains_key(header::CONTENT_ENCODING) {
+        return None;
+    }
+    let (time, id) = (rfc3339(telling.requested_at_ms), json_string(telling.request_id()));
+    let original = original_ms.map(|ms| format!(",\"originalTimestamp\":\"{}\"", rfc3339(ms))).unwrap_or_default();
+    let metadata = format!("{{\"cached\":{cached}{original},\"timestamp\":\"{time}\",\"requestId\":{id}}}");
+    json::splice_member(body, "metadata", metadata.as_bytes()).map(Bytes::from)
+}
+
+/// `{"success":true,"data":…}`: what an app answers under the envelope; `metadata` is added on the way out.
+///
+/// `data` must be JSON.
+pub fn success_answer(data: &str) -> String {
+    format!("{{\"success\":true,\"data\":{data}}}")
+}
+
+/// `{"success":false,"error":{…}}`: the same for a failure.
+pub fn error_answer(code: &str, message: &str) -> String {
+    format!("{{\"success\":false,\"error\":{{\"code\":{},\"message\":{}}}}}", json_string(code), json_string(message))
+}
+
+/// A JSON string.
+pub(super) fn json_string(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for character in text.chars() {
+        match character {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            control if control < ' ' => out.push_str(&format!("\\u{:04x}", control as u32)),
+            other => out.push(other),
+        }
+    }
+    out.push('"');
+    out
+}

@@ -1,0 +1,318 @@
+//! Reads the reply of the inner service and says what it means: the status part of the settle table.
+
+use std::{future::poll_fn, pin::Pin, time::Duration};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, Response, StatusCode, header, response::Parts};
+use http_body::{Body, Frame};
+use sha2::{Digest, Sha256};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
+
+use super::{
+    body::{BoxError, CHUNK_BYTES, StreamChunk},
+    budget::InFlightCounter,
+    client_response,
+};
+use crate::{
+    engine::{CompletedAnswer, UnknownCause},
+    policy::Policy,
+    record::{Record, RecordBody},
+    store::RecordSummary,
+    time::now_ms,
+};
+
+/// How many pieces a streamed answer may be ahead of its client.
+const MAX_CHUNKS_AHEAD: usize = 16;
+
+/// What a complete reply means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResponseMeaning {
+    Remember,
+    Release,
+    Unknown,
+}
+
+/// `unknown_status` wins over `remember`.
+pub(super) fn classify_status(policy: &Policy, status: StatusCode) -> ResponseMeaning {
+    if policy.unknown_status.contains(&status) {
+        ResponseMeaning::Unknown
+    } else if policy.remember.matches(status) {
+        ResponseMeaning::Remember
+    } else {
+        ResponseMeaning::Release
+    }
+}
+
+/// As much of a body as is kept in memory.
+pub(super) enum BufferedBody {
+    /// All of it.
+    Whole(Bytes, Option<HeaderMap>),
+    /// It is longer than that; this is the beginning.
+    TooLong(Bytes),
+}
+
+/// Reads a body up to `at_most` bytes.
+pub(super) async fn read<B>(body: &mut Pin<Box<B>>, at_most: u64, live: bool) -> Result<BufferedBody, BoxError>
+where
+    B: Body<Data: Buf, Error: Into<BoxError>>,
+{
+    // Most bodies are one frame: that one is handed on as it is, without a copy.
+    let mut only = Bytes::new();
+    let mut more = BytesMut::new();
+    let mut trailers = None;
+    loop {
+        if live {
+            return Ok(BufferedBody::TooLong(only));
+        }
+        let Some(frame) = next(body).await else { break };
+        match frame?.into_data() {
+            Ok(data) if only.is_empty() && more.is_empty() => only = data,
+            Ok(data) => {
+                if more.is_empty() {
+                    more.reserve(only.len() + data.len());
+                    more.extend_from_slice(&only);
+                }
+                more.extend_from_slice(&data);
+            }
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
+        if only.len().max(more.len()) as u64 > at_most {
+            return Ok(BufferedBody::TooLong(if more.is_empty() { only } else { more.freeze() }));
+        }
+    }
+    Ok(BufferedBody::Whole(if more.is_empty() { only } else { more.freeze() }, trailers))
+}
+
+pub(super) async fn next<B>(body: &mut Pin<Box<B>>) -> Option<Result<Frame<Bytes>, BoxError>>
+where
+    B: Body<Data: Buf, Error: Into<BoxError>>,
+{
+    let frame = poll_fn(|cx| body.as_mut().poll_frame(cx)).await?;
+    Some(frame.map(|frame| frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))).map_err(Into::into))
+}
+
+/// A reply that goes to its client while it is still coming, its last frame held back.
+pub(super) struct ResponseStream {
+    /// `None` once the client has stalled or left; the rest is read all the same.
+    client: Option<mpsc::Sender<StreamChunk>>,
+    hash: Sha256,
+    length: u64,
+    /// Everything, while it is short enough to be kept.
+    kept: Option<BytesMut>,
+    max_kept_bytes: u64,
+    /// Not sent on before the next one is there.
+    held_back: Option<Bytes>,
+    /// Events must not wait for the next one: of these only the end itself is held back.
+    is_live: bool,
+    trailers: Option<HeaderMap>,
+    idle_timeout: Duration,
+    /// Counts the pieces that the client has not taken yet.
+    in_flight: Option<InFlightCounter>,
+}
+
+/// The end of a streamed answer: sent once the answer is recorded. Dropped, the client sees a broken answer.
+pub(super) struct StreamTail {
+    pub(super) status: StatusCode,
+    client: Option<mpsc::Sender<StreamChunk>>,
+    held_back: Option<Bytes>,
+    trailers: Option<HeaderMap>,
+    idle_timeout: Duration,
+}
+
+impl ResponseStream {
+    pub(super) fn new(
+        policy: &Policy, live: bool, ahead: Option<InFlightCounter>,
+    ) -> (Self, mpsc::Receiver<StreamChunk>) {
+        let (client, pieces) = mpsc::channel(MAX_CHUNKS_AHEAD);
+        let stream = Self {
+            client: Some(client),
+            hash: Sha256::new(),
+            length: 0,
+            kept: Some(BytesMut::new()),
+            max_kept_bytes: policy.max_response,
+            held_back: None,
+            is_live: live,
+            trailers: None,
+            idle_timeout: policy.timeout,
+            in_flight: ahead,
+        };
+        (stream, pieces)
+    }
+
+    /// Reads the reply to its end. `Err` says why its end is unknown.
+    pub(super) async fn pump<B>(&mut self, begun: Bytes, body: &mut Pin<Box<B>>) -> Result<(), UnknownCause>
+    where
+        B: Body<Data: Buf, Error: Into<BoxError>>,
+    {
+        self.push(begun).await;
+        loop {
+            match timeout(self.idle_timeout, next(body)).await {
+                Err(_) => return Err(UnknownCause::TimedOut),
+                Ok(Some(Err(_))) => return Err(UnknownCause::ConnectionLost),
+                Ok(None) => return Ok(()),
+                Ok(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => self.push(data).await,
+                    Err(frame) => self.trailers = frame.into_trailers().ok(),
+                },
+            }
+        }
+    }
+
+    async fn push(&mut self, data: Bytes) {
+        if data.is_empty() {
+            return;
+        }
+        self.hash.update(&data);
+        self.length += data.len() as u64;
+        if self.length > self.max_kept_bytes {
+            self.kept = None;
+        } else if let Some(kept) = &mut self.kept {
+            kept.extend_from_slice(&data);
+        }
+        let ready = if self.is_live { Some(data) } else { self.held_back.replace(data) };
+        if let Some(ready) = ready {
+            self.send(ready).await;
+        }
+    }
+
+    /// In pieces, so that their number bounds their size.
+    async fn send(&mut self, mut data: Bytes) {
+        while let (Some(client), false) = (&self.client, data.is_empty()) {
+            let piece = data.split_to(data.len().min(CHUNK_BYTES));
+            if let Some(ahead) = &self.in_flight {
+                ahead.count(piece.len() as u64);
+            }
+            if !matches!(timeout(self.idle_timeout, client.send(StreamChunk::Data(piece))).await, Ok(Ok(()))) {
+                self.client = None;
+            }
+        }
+    }
+
+    pub(super) fn end(self, status: StatusCode) -> (RecordBody, StreamTail) {
+        let Self { client, hash, length, kept, held_back: last, trailers, idle_timeout: patience, .. } = self;
+        let body = match kept {
+            Some(kept) => RecordBody::Whole(kept.freeze()),
+            None => RecordBody::Digest { length, sha256: hash.finalize().into() },
+        };
+        (body, StreamTail { status, client, held_back: last, trailers, idle_timeout: patience })
+    }
+}
+
+impl StreamTail {
+    pub(super) fn trailers(&self) -> Option<&HeaderMap> {
+        self.trailers.as_ref()
+    }
+
+    /// A client that stalls now is dropped like one that stalled before: it must not keep its slot for ever.
+    pub(super) async fn send(self) {
+        let Some(client) = self.client else { return };
+        let pieces =
+            [self.held_back.map(StreamChunk::Data), self.trailers.map(StreamChunk::Trailers), Some(StreamChunk::End)];
+        for piece in pieces.into_iter().flatten() {
+            if !matches!(timeout(self.idle_timeout, client.send(piece)).await, Ok(Ok(()))) {
+                return;
+            }
+        }
+    }
+}
+
+/// What is remembered of a reply.
+pub(super) fn completed_answer(
+    policy: &Policy, parts: &Parts, body: RecordBody, trailers: Option<&HeaderMap>, cookies: Vec<[u8; 32]>,
+    requested_at_ms: u64, started: Instant,
+) -> CompletedAnswer {
+    let body = if policy.remember_body { body } else { RecordBody::None };
+    let headers = stored_headers(policy, &parts.headers, body == RecordBody::None);
+    let completed_at_ms = now_ms();
+    let trailers = if policy.remember_body { trailers.cloned().unwrap_or_default() } else { HeaderMap::new() };
+    let status = parts.status;
+    let record = Record { status, requested_at_ms, completed_at_ms, headers, body, trailers, cookies };
+    CompletedAnswer {
+        failed: parts.status.is_client_error() || parts.status.is_server_error(),
+        record: record.encode(),
+        summary: RecordSummary {
+            status: parts.status.as_u16(),
+            requested_at_ms,
+            completed_at_ms,
+            took: started.elapsed(),
+        },
+    }
+}
+
+/// What is remembered of an answer that is there as a whole, as the layer would. `started`: when it began to be made.
+pub fn completed_answer_of(
+    policy: &Policy, response: &Response<Bytes>, requested_at_ms: u64, started: Instant,
+) -> CompletedAnswer {
+    let body = response.body();
+    let body = if body.len() as u64 > policy.max_response {
+        RecordBody::Digest { length: body.len() as u64, sha256: Sha256::digest(body).into() }
+    } else {
+        RecordBody::Whole(body.clone())
+    };
+    let (mut parts, ()) = Response::new(()).into_parts();
+    (parts.status, parts.headers) = (response.status(), response.headers().clone());
+    completed_answer(policy, &parts, body, None, Vec::new(), requested_at_ms, started)
+}
+
+/// The headers that are stored.
+pub(crate) fn stored_headers(policy: &Policy, headers: &HeaderMap, without_body: bool) -> HeaderMap {
+    let lines = headers.get_all(header::CONNECTION).iter().filter_map(|line| line.to_str().ok());
+    let named: Vec<_> = lines.flat_map(|line| line.split(',')).map(str::trim).collect();
+    let is_forgotten = |name: &HeaderName| {
+        is_never_stored(name)
+            || client_response::is_own(name)
+            || policy.drop_headers.contains(name)
+            || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
+            || without_body && (name == header::ETAG || name.as_str().starts_with("content-"))
+    };
+    let mut remembered = HeaderMap::with_capacity(headers.keys_len());
+    for (name, value) in headers.iter().filter(|(name, _)| !is_forgotten(name)) {
+        remembered.append(name, value.clone());
+    }
+    remembered
+}
+
+fn is_never_stored(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "set-cookie"
+            | "date"
+            | "content-length"
+            | "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "te"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_stalls_before_the_end_is_dropped() {
+        let (mut stream, mut pieces) = ResponseStream::new(&Policy::ietf(), false, None);
+        // As many as fit, and one held back.
+        for _ in 0..=MAX_CHUNKS_AHEAD {
+            stream.push(Bytes::from_static(b"piece")).await;
+        }
+        let (_, tail) = stream.end(StatusCode::OK);
+        tail.send().await;
+        let mut seen = Vec::new();
+        while let Some(piece) = pieces.recv().await {
+            seen.push(piece);
+        }
+        assert_eq!(seen.len(), MAX_CHUNKS_AHEAD);
+        assert!(
+            seen.iter().all(|piece| matches!(piece, StreamChunk::Data(_))),
+            "no end: the client sees a broken answer"
+        );
+    }
+}

@@ -1,0 +1,228 @@
+//! How refusals are written: one [`RefusalStyle`] per value of the dial `refusals`.
+//!
+//! A shape is a media type, the members of a JSON object, and headers. To add one: a variant of [`Refusals`], its word in
+//! `policy/parse.rs`, and its entry here.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+
+use super::client_response::json_string;
+use crate::{
+    policy::RefusalFormat,
+    refusal::{Refusal, RefusalReason},
+};
+
+const SHOULD_RETRY_HEADER: &str = "stripe-should-retry";
+/// SDKs wait for a `Retry-After` of up to this.
+const MAX_SDK_RETRY_AFTER: Duration = Duration::from_secs(60);
+
+/// What a refusal says, whatever its shape.
+pub(super) struct RefusalInfo<'a> {
+    /// None for what is no refusal of the table.
+    reason: Option<RefusalReason>,
+    status: StatusCode,
+    detail: &'a str,
+    /// The key, masked; empty if there is none.
+    masked_key: &'a str,
+    retry_after: Option<Duration>,
+}
+
+pub(super) struct RefusalStyle {
+    pub(super) content_type: &'static str,
+    /// The body, without its closing brace.
+    pub(super) write_members: fn(&RefusalInfo<'_>) -> String,
+    /// Whether these have an `error` of their own, so that the envelope adds none.
+    pub(super) has_error: bool,
+    /// Whether all answers repeat the header that carries the key.
+    pub(super) echoes_key: bool,
+    /// Besides the headers that all refusals have.
+    pub(super) write_headers: fn(&RefusalInfo<'_>, &mut HeaderMap),
+    /// Of replays.
+    pub(super) write_replay_headers: fn(StatusCode, &mut HeaderMap),
+    /// Those that a script may want to read.
+    pub(super) exposed_headers: &'static [&'static str],
+}
+
+static PROBLEM: RefusalStyle = RefusalStyle {
+    content_type: "application/problem+json",
+    write_members: problem_members,
+    has_error: false,
+    echoes_key: false,
+    write_headers: |_, _| {},
+    write_replay_headers: |_, _| {},
+    exposed_headers: &[],
+};
+
+static STRIPE: RefusalStyle = RefusalStyle {
+    content_type: "application/json",
+    write_members: stripe_members,
+    has_error: true,
+    echoes_key: true,
+    write_headers: |told, headers| set_should_retry(headers, stripe_should_retry(told)),
+    // It will not change, however often it is asked for.
+    write_replay_headers: |status, headers| {
+        if status.is_client_error() || status.is_server_error() {
+            set_should_retry(headers, false);
+        }
+    },
+    exposed_headers: &[SHOULD_RETRY_HEADER],
+};
+
+impl RefusalFormat {
+    pub(super) fn style(self) -> &'static RefusalStyle {
+        match self {
+            Self::Problem => &PROBLEM,
+            Self::Stripe => &STRIPE,
+        }
+    }
+
+    /// The media type of refusals.
+    pub fn media_type(self) -> &'static str {
+        self.style().content_type
+    }
+}
+
+impl<'a> RefusalInfo<'a> {
+    pub(super) fn refusal(refusal: &'a Refusal, status: StatusCode, masked_key: &'a str) -> Self {
+        let Refusal { reason, detail, retry_after } = refusal;
+        Self { reason: Some(*reason), status, detail, masked_key, retry_after: *retry_after }
+    }
+
+    pub(super) fn plain(status: StatusCode, detail: &'a str) -> Self {
+        Self { reason: None, status, detail, masked_key: "", retry_after: None }
+    }
+}
+
+/// RFC 9457.
+fn problem_members(told: &RefusalInfo<'_>) -> String {
+    let (kind, title) = match told.reason {
+        Some(reason) => (format!("/.well-known/idempotency#{}", reason.name()), reason.title()),
+        None => ("about:blank".into(), told.status.canonical_reason().unwrap_or("Error")),
+    };
+    let (title, status, detail) = (json_string(title), told.status.as_u16(), json_string(told.detail));
+    let mut body = format!("{{\"type\":\"{kind}\",\"title\":{title},\"status\":{status},\"detail\":{detail}");
+    if !told.masked_key.is_empty() {
+        body.push_str(&format!(",\"key\":{}", json_string(told.masked_key)));
+    }
+    body
+}
+
+/// As Stripe's SDKs parse it. They choose the exception by status and type, and read `code` for programs.
+fn stripe_members(told: &RefusalInfo<'_>) -> String {
+    let kind = match (told.reason, told.status.as_u16()) {
+        (Some(RefusalReason::KeyReused), _) => "idempotency_error",
+        (Some(RefusalReason::OutcomeUnknown), _) | (_, 500..) => "api_error",
+        (_, 401) => "authentication_error",
+        (_, 429) => "rate_limit_error",
+        _ => "invalid_request_error",
+    };
+    let code = match told.reason {
+        None | Some(RefusalReason::KeyReused) => None,
+        Some(RefusalReason::InProgress) => Some("idempotency_key_in_use".to_owned()),
+        Some(RefusalReason::QuotaExceeded) => Some("rate_limit".to_owned()),
+        Some(reason) => Some(reason.name().replace('-', "_")),
+    };
+    let code = code.map(|code| format!(",\"code\":\"{code}\"")).unwrap_or_default();
+    let doc_url = match told.reason {
+        Some(RefusalReason::InProgress) => {
+            ",\"doc_url\":\"https://stripe.com/docs/error-codes/idempotency-key-in-use\""
+        }
+        _ => "",
+    };
+    format!("{{\"error\":{{\"type\":\"{kind}\"{code},\"message\":{}{doc_url}}}", json_string(told.detail))
+}
+
+/// Whether an SDK should send the request again by itself.
+fn stripe_should_retry(told: &RefusalInfo<'_>) -> bool {
+    let helps = match told.reason {
+        Some(
+            RefusalReason::InProgress
+            | RefusalReason::StoreUnavailable
+            | RefusalReason::Overloaded
+            | RefusalReason::QuotaExceeded
+            | RefusalReason::UpstreamUnreachable,
+        ) => true,
+        // Only a key keeps it from running twice.
+        Some(RefusalReason::UpstreamLost | RefusalReason::UpstreamTimeout) => !told.masked_key.is_empty(),
+        Some(_) => false,
+        None => told.status == StatusCode::REQUEST_TIMEOUT,
+    };
+    helps && told.retry_after.is_none_or(|after| after <= MAX_SDK_RETRY_AFTER)
+}
+
+fn set_should_retry(headers: &mut HeaderMap, retry: bool) {
+    headers.insert(SHOULD_RETRY_HEADER, HeaderValue::from_static(if retry { "true" } else { "false" }));
+}
+
+/// The header that carried the key, to be repeated in the answer. None if it is not sent exactly once.
+pub(super) fn sent_key(headers: &HeaderMap, names: &[HeaderName]) -> Option<(HeaderName, HeaderValue)> {
+    let name = names.iter().find(|name| headers.contains_key(*name))?;
+    let mut values = headers.get_all(name).iter();
+    let value = values.next().filter(|_| values.next().is_none())?;
+    Some((name.clone(), value.clone()))
+}
+
+/// What every refusal is, besides its shape.
+pub(super) fn set_common_headers(shape: &RefusalStyle, told: &RefusalInfo<'_>, headers: &mut HeaderMap) {
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(shape.content_type));
+    (shape.write_headers)(told, headers);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(reason: RefusalReason, status: u16, masked: &str, after: Option<u64>) -> (serde_json::Value, String) {
+        let mut refusal = Refusal::new(reason, "say \"it\"");
+        refusal.retry_after = after.map(Duration::from_secs);
+        let told = RefusalInfo::refusal(&refusal, StatusCode::from_u16(status).unwrap(), masked);
+        let mut headers = HeaderMap::new();
+        set_common_headers(RefusalFormat::Stripe.style(), &told, &mut headers);
+        assert_eq!(headers[header::CONTENT_TYPE], "application/json");
+        let body = serde_json::from_str(&(stripe_members(&told) + "}")).unwrap();
+        (body, headers[SHOULD_RETRY_HEADER].to_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn every_refusal_has_a_type_that_the_sdks_of_stripe_know() {
+        let known =
+            ["api_error", "authentication_error", "idempotency_error", "invalid_request_error", "rate_limit_error"];
+        for reason in RefusalReason::all() {
+            let (body, _) = written(reason, reason.status().as_u16(), "k", None);
+            let error = &body["error"];
+            assert!(known.contains(&error["type"].as_str().unwrap()), "{reason}: {body}");
+            assert_eq!(error["message"], "say \"it\"", "{reason}");
+            assert_eq!(error["code"].is_null(), reason == RefusalReason::KeyReused, "{reason}: {body}");
+            assert_eq!(error["doc_url"].is_string(), reason == RefusalReason::InProgress, "{reason}: {body}");
+        }
+        let of = |reason, status| written(reason, status, "k", None).0["error"]["type"].as_str().unwrap().to_owned();
+        assert_eq!(of(RefusalReason::KeyReused, 400), "idempotency_error");
+        assert_eq!(of(RefusalReason::InProgress, 409), "invalid_request_error");
+        assert_eq!(of(RefusalReason::IdentityInvalid, 401), "authentication_error");
+        assert_eq!(of(RefusalReason::QuotaExceeded, 429), "rate_limit_error");
+        assert_eq!(of(RefusalReason::Overloaded, 503), "api_error");
+    }
+
+    #[test]
+    fn sdks_of_stripe_are_told_to_retry_where_that_helps() {
+        for reason in RefusalReason::all() {
+            let (_, retry) = written(reason, reason.status().as_u16(), "k", Some(1));
+            let helps = matches!(
+                reason.name(),
+                "in-progress"
+                    | "store-unavailable"
+                    | "overloaded"
+                    | "quota-exceeded"
+                    | "upstream-unreachable"
+                    | "upstream-lost"
+                    | "upstream-timeout"
+            );
+            assert_eq!(retry, helps.to_string(), "{reason}");
+        }
+        assert_eq!(written(RefusalReason::QuotaExceeded, 429, "k", Some(3600)).1, "false", "longer than anybody waits");
+        for reason in [RefusalReason::UpstreamLost, RefusalReason::UpstreamTimeout] {
+            assert_eq!(written(reason, 502, "", None).1, "false", "without a key it would run twice");
+        }
+    }
+}

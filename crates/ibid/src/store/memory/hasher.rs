@@ -1,0 +1,83 @@
+//! A hash for addresses. They are digests already, so little has to be mixed; but callers choose what is digested, so
+//! without a secret they could pile up entries in one place of the table.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// Makes hashers with one secret per table.
+#[derive(Debug, Clone)]
+pub(super) struct AddressHashBuilder([u64; 2]);
+
+#[derive(Debug)]
+pub(super) struct AddressHasher {
+    seeds: [u64; 2],
+    hash: u64,
+}
+
+impl Default for AddressHashBuilder {
+    fn default() -> Self {
+        let random = RandomState::new();
+        Self([random.hash_one(0), random.hash_one(1)])
+    }
+}
+
+impl BuildHasher for AddressHashBuilder {
+    type Hasher = AddressHasher;
+
+    fn build_hasher(&self) -> AddressHasher {
+        AddressHasher { seeds: self.0, hash: 0 }
+    }
+}
+
+impl Hasher for AddressHasher {
+    fn write(&mut self, digest: &[u8]) {
+        for pair in digest.chunks(16) {
+            let (first, second) = pair.split_at(pair.len().min(8));
+            let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            let (first, second) = match (first.first_chunk(), second.first_chunk()) {
+                (Some(first), Some(second)) => (u64::from_le_bytes(*first), u64::from_le_bytes(*second)),
+                _ => (word(first), word(second)),
+            };
+            let folded = u128::from(first ^ self.seeds[0]) * u128::from(second ^ self.seeds[1]);
+            self.hash = self.hash.rotate_left(23) ^ folded as u64 ^ (folded >> 64) as u64;
+        }
+    }
+
+    /// Addresses are all of one length.
+    fn write_usize(&mut self, _: usize) {}
+
+    fn finish(&self) -> u64 {
+        self.hash
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use sha2::{Digest, Sha256};
+
+    use super::{super::Address, *};
+
+    #[test]
+    fn every_byte_of_an_address_and_the_secret_matter() {
+        let (one, other) = (AddressHashBuilder::default(), AddressHashBuilder::default());
+        let mut seen = HashSet::from([one.hash_one(Address([7; 32]))]);
+        for at in 0..32 {
+            let mut address = Address([7; 32]);
+            address.0[at] = 8;
+            assert!(seen.insert(one.hash_one(address)), "byte {at}");
+            assert_ne!(one.hash_one(address), other.hash_one(address));
+        }
+    }
+
+    #[test]
+    fn addresses_spread_over_the_low_and_the_high_bits() {
+        let seeded = AddressHashBuilder::default();
+        let hashes = (0..4096_u64).map(|n| {
+            // As addresses are: digests.
+            seeded.hash_one(Address(Sha256::digest(n.to_le_bytes()).into()))
+        });
+        let (low, high): (HashSet<_>, HashSet<_>) = hashes.map(|hash| (hash % 1024, hash >> 57)).unzip();
+        assert!(low.len() > 900 && high.len() > 100, "{} {}", low.len(), high.len());
+    }
+}

@@ -1,0 +1,268 @@
+use std::{cell::RefCell, fmt, str};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use sha2::{Digest as _, Sha256};
+
+use crate::key::hex;
+
+/// Where an entry lives: a digest of scope and key. Displays as 64 hex digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address(pub [u8; 32]);
+
+/// 128 random bits that name one claim.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ClaimToken(pub [u8; 16]);
+
+/// Names a holder; only grows per address. The upstream gets it too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fence(pub u64);
+
+/// Version and digest of what makes two requests the same.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint {
+    /// Of the way it is computed.
+    pub version: u8,
+    /// SHA-256.
+    pub digest: [u8; 32],
+}
+
+/// What operators can search by: tenant, user, endpoint, the key as it is shown, and a hash of the whole key, in one
+/// allocation.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct Tags(Bytes);
+
+impl Address {
+    /// Reads 64 hex digits.
+    pub fn from_hex(hex: &str) -> Option<Self> {
+        if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+            *byte = u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+impl ClaimToken {
+    /// A fresh one.
+    ///
+    /// # Panics
+    /// If the system has no source of randomness: without one no claim can be named safely.
+    pub fn mint() -> Self {
+        thread_local!(static RANDOM: RefCell<TokenRng> = const { RefCell::new(TokenRng { bytes: [[0; 16]; 64], left: 0 }) });
+        Self(RANDOM.with_borrow_mut(TokenRng::take))
+    }
+}
+
+/// Randomness for a while: one system call for many tokens.
+struct TokenRng {
+    bytes: [[u8; 16]; 64],
+    left: usize,
+}
+
+impl TokenRng {
+    fn take(&mut self) -> [u8; 16] {
+        if self.left == 0 {
+            getrandom::fill(self.bytes.as_flattened_mut()).expect("the system's source of randomness");
+            self.left = self.bytes.len();
+        }
+        self.left -= 1;
+        // Nothing is given out twice, and what was given out is not kept.
+        std::mem::take(&mut self.bytes[self.left])
+    }
+}
+
+impl Fence {
+    /// The fence of a claim whose answer was lost. Settling with it goes by the token alone.
+    pub const UNSEEN: Self = Self(0);
+}
+
+impl Fingerprint {
+    /// Of a request in which nothing is compared.
+    pub const NONE: Self = Self { version: 0, digest: [0; 32] };
+}
+
+impl Tags {
+    /// Without a hash of the key. Each is cut at 1,024 bytes (at a character's end).
+    pub fn new(tenant: &str, user: &str, endpoint: &str, key: &str) -> Self {
+        Self::from_parts([tenant, user, endpoint, key, ""])
+    }
+
+    /// As [`new`](Self::new), of which `key_hash` is the last. It is left out if it is empty.
+    pub fn from_parts(parts: [&str; 5]) -> Self {
+        let parts = parts.map(|part| &part[..part.floor_char_boundary(1024)]);
+        let written = if parts[4].is_empty() { &parts[..4] } else { &parts[..] };
+        let mut all = BytesMut::with_capacity(written.iter().map(|part| part.len() + 2).sum());
+        for part in written {
+            all.put_u16(part.len() as u16);
+            all.put_slice(part.as_bytes());
+        }
+        Self(all.freeze())
+    }
+
+    /// Reads what [`Self::as_bytes`] gave. `None` if it is not of that form.
+    pub fn from_bytes(bytes: Bytes) -> Option<Self> {
+        let mut rest = &bytes[..];
+        if !rest.is_empty() {
+            let mut parts = 0;
+            while parts < 4 || (parts == 4 && !rest.is_empty()) {
+                parts += 1;
+                let (length, tail) = rest.split_first_chunk::<2>()?;
+                let (part, tail) = tail.split_at_checked(u16::from_be_bytes(*length).into())?;
+                str::from_utf8(part).ok()?;
+                rest = tail;
+            }
+        }
+        rest.is_empty().then_some(Self(bytes))
+    }
+
+    /// The form in which stores keep it.
+    pub fn as_bytes(&self) -> &Bytes {
+        &self.0
+    }
+
+    /// Whose data it is, the first part of the scope.
+    pub fn tenant(&self) -> &str {
+        self.part(0)
+    }
+
+    /// Who asked.
+    pub fn user(&self) -> &str {
+        self.part(1)
+    }
+
+    /// Method and route, or RPC.
+    pub fn endpoint(&self) -> &str {
+        self.part(2)
+    }
+
+    /// The key, clear or masked as the policy says.
+    pub fn key(&self) -> &str {
+        self.part(3)
+    }
+
+    /// What the whole key is found by, however it is shown: [`key_hash`] of it, as the store sees that. May be empty.
+    pub fn key_hash(&self) -> &str {
+        self.part(4)
+    }
+
+    fn part(&self, nth: usize) -> &str {
+        let mut rest = &self.0[..];
+        for at in 0.. {
+            let Some((length, tail)) = rest.split_first_chunk::<2>() else { break };
+            let (part, tail) = tail.split_at(u16::from_be_bytes(*length).into());
+            if at == nth {
+                return str::from_utf8(part).unwrap_or_default();
+            }
+            rest = tail;
+        }
+        ""
+    }
+}
+
+/// What a key is found by although only a part of it is shown: 16 hex digits of its SHA-256, under a prefix of its own.
+/// A store that seals keys it with its secret.
+pub fn key_hash(key: &str) -> String {
+    if key.is_empty() {
+        return String::new();
+    }
+    hex(&Sha256::new().chain_update(b"ibid key ").chain_update(key).finalize()[..8])
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Address({self})")
+    }
+}
+
+impl fmt::Debug for ClaimToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, ..] = self.0;
+        write!(f, "Token({a:02x}{b:02x}…)")
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, .., y, z] = self.digest;
+        write!(f, "Fingerprint(v{} {a:02x}{b:02x}****{y:02x}{z:02x})", self.version)
+    }
+}
+
+impl fmt::Debug for Tags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tags")
+            .field("tenant", &self.tenant())
+            .field("user", &self.user())
+            .field("endpoint", &self.endpoint())
+            .field("key", &self.key())
+            .finish()
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn tags_come_back_as_they_were_put_in() {
+        let tags = Tags::new("acme", "", "POST /payments", "550e****0000");
+        assert_eq!(
+            (tags.tenant(), tags.user(), tags.endpoint(), tags.key()),
+            ("acme", "", "POST /payments", "550e****0000")
+        );
+        assert_eq!(Tags::from_bytes(tags.as_bytes().clone()), Some(tags));
+        assert_eq!(Tags::default().key(), "");
+        assert_eq!(Tags::from_bytes(Bytes::from_static(b"\0\x05abc")), None);
+        let hashed = Tags::from_parts(["acme", "", "POST /payments", "550e****0000", &key_hash("550e-0000")]);
+        assert_eq!((hashed.key(), hashed.key_hash()), ("550e****0000", key_hash("550e-0000").as_str()));
+        assert_eq!(Tags::from_bytes(hashed.as_bytes().clone()), Some(hashed.clone()));
+        let longer = [&hashed.as_bytes()[..], b"\0\x01x"].concat();
+        assert_eq!(Tags::from_bytes(longer.into()), None);
+    }
+
+    /// The functions in the database compute the same.
+    #[test]
+    fn a_hash_of_a_key_is_as_it_was() {
+        assert_eq!(key_hash("abc-123"), "52859189666fa8e9");
+        assert_eq!(key_hash(""), "");
+    }
+
+    #[test]
+    fn no_two_tokens_are_the_same() {
+        let tokens: HashSet<_> = (0..1000).map(|_| ClaimToken::mint()).collect();
+        assert_eq!(tokens.len(), 1000);
+        assert!(!tokens.contains(&ClaimToken([0; 16])));
+    }
+
+    #[test]
+    fn a_long_tag_is_cut_between_characters() {
+        let tags = Tags::new(&"é".repeat(600), "", "", "k");
+        assert_eq!(tags.tenant().len(), 1024);
+        assert_eq!(tags.key(), "k");
+    }
+
+    #[test]
+    fn an_address_reads_its_own_hex_and_nothing_else() {
+        let address = Address([0xa5; 32]);
+        assert_eq!(Address::from_hex(&address.to_string()), Some(address));
+        assert_eq!(Address::from_hex("a5"), None);
+        assert_eq!(Address::from_hex(&"+f".repeat(32)), None);
+    }
+}
