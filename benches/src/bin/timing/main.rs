@@ -1,5 +1,5 @@
 //! Whether one caller can see by the time of its answers that another has used a key: `timing`, or `scripts/bench --timing`.
-//! The figures of SECURITY.md.
+//! The figures of docs/identity.md.
 //!
 //! Caller A uses half of the keys. Then caller B sends requests with all of them, one at a time on one connection, in random
 //! order, and the times of its answers are compared: those of keys that A has used with those that nobody has. Every kind

@@ -1,7 +1,7 @@
 //! The documentation holds: its sessions run against the binary, its tables say what the code says.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -191,27 +191,99 @@ fn named_in_table<'a>(page: &'a str, heading: &str, table: &str) -> Vec<&'a str>
     first.flat_map(|cell| cell.split(", ")).map(|name| name.trim_matches('`')).collect()
 }
 
+/// The keys that the configuration accepts in a table (`""`: at the top level), as the error for an unknown key lists them.
+fn accepted_keys(table: &str) -> BTreeSet<String> {
+    let heading = if table.is_empty() { String::new() } else { format!("[{table}]\n") };
+    let text = format!("upstream = \"http://127.0.0.1:3000\"\n{heading}no_such_key = 1");
+    let told = GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap_err().to_string();
+    let allowed = told.split("allowed are ").nth(1).unwrap_or_else(|| panic!("[{table}]: {told}"));
+    allowed.split(' ').map(|key| key.trim_matches(['"', ','])).map(str::to_owned).collect()
+}
+
+/// The keys that a table of the page names, each without the name of its table and without what is nested in it.
+fn documented_keys(page: &str, heading: &str, header: &str, table: &str) -> BTreeSet<String> {
+    let names = named_in_table(page, heading, header).into_iter().filter(|name| !name.starts_with("---"));
+    let key = |name: &str| {
+        let rest = if table.is_empty() { Some(name) } else { name.strip_prefix(&format!("{table}.")) };
+        let rest = rest.unwrap_or_else(|| panic!("{name} is not of [{table}]"));
+        rest.split('.').next().expect("a name").to_owned()
+    };
+    names.map(key).collect()
+}
+
+const SETTINGS_TABLES: [&str; 9] = ["tls", "jwt", "quota", "limits", "log", "trace", "admin", "store", "seal"];
+const SETTINGS_HEADER: &str = "| key | default | meaning |";
+
 #[test]
-fn the_page_of_settings_has_every_key_of_the_store_and_of_its_seal() {
+fn the_page_of_settings_has_every_key() {
     let page = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
-    for table in ["store", "seal"] {
-        let mut documented = named_in_table(&page, &format!("`[{table}]`"), "| key | type | default | meaning |");
-        let text = format!("upstream = \"http://127.0.0.1:3000\"\n[{table}]\nno_such_key = 1");
-        let told = GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[]))
-            .unwrap_err()
-            .to_string();
-        let allowed = told.split("allowed are ").nth(1).expect("it says what is allowed");
-        let mut code: Vec<String> =
-            allowed.split(' ').map(|key| format!("{table}.{}", key.trim_matches('"'))).collect();
-        code.sort();
-        documented.sort_unstable();
-        assert_eq!(documented, code);
+    for table in SETTINGS_TABLES {
+        let documented = documented_keys(&page, &format!("`[{table}]`"), SETTINGS_HEADER, table);
+        assert_eq!(documented, accepted_keys(table), "[{table}]");
     }
+    let mut top = documented_keys(&page, "Top level", SETTINGS_HEADER, "");
+    top.extend(SETTINGS_TABLES.into_iter().chain(["policy", "route"]).map(str::to_owned));
+    assert_eq!(top, accepted_keys(""));
+    let mut dials = documented_keys(&page, "Dials", "| dial | values | `ietf` | meaning |", "");
+    dials.extend(["preset", "match"].map(str::to_owned));
+    let mut accepted = accepted_keys("policy");
+    accepted.insert("match".to_owned());
+    assert_eq!(dials, accepted);
+}
+
+/// Writing a documented default into the file changes nothing.
+#[test]
+fn the_page_of_settings_has_the_defaults_of_the_code() {
+    let page = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let settings = |text: &str| {
+        let text = format!("upstream = \"http://127.0.0.1:3000\"\n{text}");
+        GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap_or_else(|why| panic!("{why}"))
+    };
+    let sections = page.split("\n## ").filter(|section| section.contains(SETTINGS_HEADER));
+    // The settings of these tables hold only together with keys that have no default.
+    let sections = sections.filter(|section| !section.starts_with("`[jwt]`") && !section.starts_with("`[seal]`"));
+    let mut compared = 0;
+    for row in sections.flat_map(str::lines).filter_map(|line| line.strip_prefix("| `")) {
+        let mut cells = row.split(" | ");
+        let (Some(key), Some(default)) = (cells.next().and_then(|cell| cell.strip_suffix('`')), cells.next()) else {
+            continue;
+        };
+        let value = default.trim_matches('`');
+        let is_literal = value.starts_with(['"', '[']) || value.parse::<u64>().is_ok() || value.parse::<bool>().is_ok();
+        if !is_literal || value.contains('`') || key.contains('`') {
+            continue;
+        }
+        assert!(settings(&format!("{key} = {value}")) == settings(""), "{key} is not {value} by default");
+        compared += 1;
+    }
+    assert!(compared > 25, "{compared} defaults");
+}
+
+#[test]
+fn the_page_of_operating_lists_what_needs_a_restart() {
+    let page = std::fs::read_to_string(root().join("docs/operating.md")).unwrap();
+    let listed = page.split("only read at the start: ").nth(1).expect("the list").split(". ").next().expect("it ends");
+    let listed: Vec<_> = listed.split('`').skip(1).step_by(2).collect();
+    let settings = |text: &str| {
+        GatewaySettings::from_text(text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap_or_else(|why| panic!("{why}"))
+    };
+    let pem = "cert = \"-----BEGIN CERTIFICATE-----\"\nkey = \"-----BEGIN PRIVATE KEY-----\"";
+    let secret = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let everything = format!(
+        "upstream = \"http://127.0.0.1:3000\"\nlisten = \"127.0.0.1:1\"\ntrusted_proxies = []\n\
+         credentials = [\"X-Api-Key\"]\ncredential_schemes = [\"Token\"]\nmax_running = 1\nbuffer_memory = \"64MiB\"\n\
+         cors = {{ origins = [\"https://shop.example.com\"] }}\njournal = \"elsewhere\"\n[tls]\n{pem}\n\
+         [limits]\nmax_headers = 7\n[log]\nlevel = \"warn\"\n[trace]\notlp = \"http://127.0.0.1:4318\"\n\
+         [admin]\nlisten = \"127.0.0.1:2\"\n[admin.tls]\n{pem}\n[store]\nurl = \"memory:\"\n\
+         [seal]\naddress_secret = \"{secret}\"\n"
+    );
+    let changed = settings(&everything).needs_restart_from(&settings("upstream = \"http://127.0.0.1:3000\""));
+    assert_eq!(listed, changed);
 }
 
 #[test]
 fn the_promises_in_the_docs_are_those_that_check_prints() {
-    let page = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let page = std::fs::read_to_string(root().join("README.md")).unwrap();
     for (store, parts) in [
         (
             "url = \"redis://h/0\"",
@@ -232,7 +304,7 @@ fn the_promises_in_the_docs_are_those_that_check_prints() {
         let promise = settings.store.store_config().guarantee_summary();
         for part in parts {
             assert!(promise.contains(part), "{part} in {promise}");
-            assert!(page.contains(part), "{part} in docs/configuration.md");
+            assert!(page.contains(part), "{part} in README.md");
         }
     }
 }
@@ -241,10 +313,10 @@ fn the_promises_in_the_docs_are_those_that_check_prints() {
 #[tokio::test]
 async fn the_page_of_operating_has_every_member_of_an_entry() {
     let page = std::fs::read_to_string(root().join("docs/operating.md")).unwrap();
-    let documented: std::collections::BTreeSet<&str> =
+    let documented: BTreeSet<&str> =
         named_in_table(&page, "Looking at and resolving keys", "| member | meaning |").into_iter().collect();
     let entries = crate::keys::finished_and_unknown().await;
-    let members: std::collections::BTreeSet<&str> =
+    let members: BTreeSet<&str> =
         entries.iter().flat_map(|entry| entry.as_object().expect("an object").keys()).map(String::as_str).collect();
     assert_eq!(documented, members);
 }
@@ -284,7 +356,7 @@ async fn the_page_of_conform_shows_what_happens_and_has_every_check() {
     DocPage::read(&path).gateway(gateway.addr()).binary(BIN).run().await;
     let page = std::fs::read_to_string(path).unwrap();
     let mut documented = named_in_table(&page, "Checks", "| check | what is checked |");
-    let mut code = std::collections::BTreeSet::new();
+    let mut code = BTreeSet::new();
     for name in PRESET_NAMES {
         let list = process::run(BIN, &["conform", "--list", "--profile", name], &[]).await.stdout;
         let list = String::from_utf8(list).unwrap();
@@ -334,26 +406,51 @@ async fn the_readmes_configuration_covers_its_request() {
     assert!(settings.warnings.is_empty(), "{:?}", settings.warnings);
 }
 
-/// Links between the pages lead somewhere.
+/// The anchors of a page's headings, as GitHub makes them.
+fn anchors(page: &str) -> Vec<String> {
+    let mut is_code = false;
+    let mut anchors: Vec<String> = Vec::new();
+    for line in page.lines() {
+        if line.trim_start().starts_with("```") {
+            is_code = !is_code;
+        }
+        let Some(heading) = line.strip_prefix('#').filter(|_| !is_code) else { continue };
+        let heading = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading.chars().filter(|letter| letter.is_alphanumeric() || [' ', '-', '_'].contains(letter));
+        anchors.push(kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect());
+    }
+    anchors
+}
+
+/// Links between the pages lead to a file, and to a heading that it has.
 #[test]
 fn no_link_is_dead() {
-    let mut pages: Vec<PathBuf> =
-        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root().join(page)).into();
+    let mut pages: Vec<PathBuf> = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+        .map(|page| root().join(page))
+        .into();
     for folder in ["docs", "docs/presets", "examples", "examples/tonic", "clients/js"] {
         let entries = std::fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
         pages.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
     }
-    let mut seen = 0;
+    let (mut dead, mut seen) = (Vec::new(), 0);
     for page in pages {
         let text = std::fs::read_to_string(&page).unwrap();
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let target = link.split('#').next().unwrap();
-            if target.is_empty() || target.contains("://") {
+            let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
+            if target.contains("://") {
                 continue;
             }
             seen += 1;
-            assert!(page.parent().unwrap().join(target).exists(), "{}: {link}", page.display());
+            let target = if target.is_empty() { page.clone() } else { page.parent().unwrap().join(target) };
+            let leads = target.exists()
+                && (anchor.is_empty()
+                    || std::fs::read_to_string(&target)
+                        .is_ok_and(|text| anchors(&text).iter().any(|one| one == anchor)));
+            if !leads {
+                dead.push(format!("{}: {link}", page.display()));
+            }
         }
     }
-    assert!(seen > 10);
+    assert!(dead.is_empty(), "{dead:#?}");
+    assert!(seen > 100);
 }
