@@ -169,7 +169,7 @@ fn files_of_secrets_and_descriptors_are_watched() {
     let folder = tempfile::tempdir().unwrap();
     let (secret, descriptors) = (folder.path().join("hook.secret"), folder.path().join("shop.bin"));
     std::fs::write(&secret, "It's a Secret to Everybody").unwrap();
-    std::fs::write(&descriptors, "").unwrap();
+    std::fs::write(&descriptors, crate::grpc::descriptors()).unwrap();
     let text = format!(
         "upstream = \"http://h\"\ndescriptors = {descriptors:?}\n[[route]]\nmatch = \"POST /hooks/github\"\n\
          preset = \"webhook:github\"\nsecrets = [\"file:{}\"]\n",
