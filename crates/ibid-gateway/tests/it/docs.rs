@@ -164,6 +164,30 @@ fn the_page_of_webhooks_lists_the_routes_of_the_shipped_configuration() {
     assert_eq!(settings(page.config().unwrap()).routes, shipped.routes);
 }
 
+/// The pages of webhooks and gRPC say that these files take effect within a second: they are among the watched ones.
+#[test]
+fn files_of_secrets_and_descriptors_are_watched() {
+    let folder = tempfile::tempdir().unwrap();
+    let (secret, descriptors) = (folder.path().join("hook.secret"), folder.path().join("shop.bin"));
+    std::fs::write(&secret, "It's a Secret to Everybody").unwrap();
+    std::fs::write(&descriptors, crate::grpc::descriptors()).unwrap();
+    let text = format!(
+        "upstream = \"http://h\"\ndescriptors = {descriptors:?}\n[[route]]\nmatch = \"POST /hooks/github\"\n\
+         preset = \"webhook:github\"\nsecrets = [\"file:{}\"]\n",
+        secret.display()
+    );
+    let settings = Settings::from_text(&text, None, &ServeArgs::default(), &Env::of(&[]));
+    let settings = settings.unwrap_or_else(|why| panic!("{why}"));
+    for (page, said, file) in [
+        ("presets/webhooks", "`file:` secrets take effect within a second", &secret),
+        ("grpc", "A changed descriptor file takes effect within a second", &descriptors),
+    ] {
+        let page = std::fs::read_to_string(root().join(format!("docs/{page}.md"))).unwrap();
+        assert!(page.contains(said), "{said}");
+        assert!(settings.files.contains(file), "{} is not watched", file.display());
+    }
+}
+
 /// Every metric, in order, with its type and what the page itself says about it.
 #[test]
 fn the_metrics_are_documented_as_the_code_has_them() {

@@ -30,7 +30,7 @@ const SHOP: &str = r#"
 "#;
 
 /// The descriptors of the shop, as protoc writes them.
-fn descriptors() -> Vec<u8> {
+pub(crate) fn descriptors() -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("shop.proto"), SHOP).unwrap();
     protox::compile(["shop.proto"], [folder.path()]).unwrap().encode_to_vec()
