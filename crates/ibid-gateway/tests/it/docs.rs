@@ -176,7 +176,7 @@ fn files_of_secrets_and_descriptors_are_watched() {
          preset = \"webhook:github\"\nsecrets = [\"file:{}\"]\n",
         secret.display()
     );
-    let settings = Settings::from_text(&text, None, &ServeArgs::default(), &Env::of(&[]));
+    let settings = GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[]));
     let settings = settings.unwrap_or_else(|why| panic!("{why}"));
     for (page, said, file) in [
         ("presets/webhooks", "`file:` secrets take effect within a second", &secret),
@@ -219,7 +219,8 @@ fn named_in_table<'a>(page: &'a str, heading: &str, table: &str) -> Vec<&'a str>
 fn accepted_keys(table: &str) -> BTreeSet<String> {
     let heading = if table.is_empty() { String::new() } else { format!("[{table}]\n") };
     let text = format!("upstream = \"http://127.0.0.1:3000\"\n{heading}no_such_key = 1");
-    let told = GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap_err().to_string();
+    let told =
+        GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap_err().to_string();
     let allowed = told.split("allowed are ").nth(1).unwrap_or_else(|| panic!("[{table}]: {told}"));
     allowed.split(' ').map(|key| key.trim_matches(['"', ','])).map(str::to_owned).collect()
 }
@@ -261,7 +262,8 @@ fn the_page_of_settings_has_the_defaults_of_the_code() {
     let page = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
     let settings = |text: &str| {
         let text = format!("upstream = \"http://127.0.0.1:3000\"\n{text}");
-        GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap_or_else(|why| panic!("{why}"))
+        GatewaySettings::from_text(&text, None, &ServeArgs::default(), &Env::from_pairs(&[]))
+            .unwrap_or_else(|why| panic!("{why}"))
     };
     let sections = page.split("\n## ").filter(|section| section.contains(SETTINGS_HEADER));
     // The settings of these tables hold only together with keys that have no default.
@@ -289,7 +291,8 @@ fn the_page_of_operating_lists_what_needs_a_restart() {
     let listed = page.split("only read at the start: ").nth(1).expect("the list").split(". ").next().expect("it ends");
     let listed: Vec<_> = listed.split('`').skip(1).step_by(2).collect();
     let settings = |text: &str| {
-        GatewaySettings::from_text(text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap_or_else(|why| panic!("{why}"))
+        GatewaySettings::from_text(text, None, &ServeArgs::default(), &Env::from_pairs(&[]))
+            .unwrap_or_else(|why| panic!("{why}"))
     };
     let pem = "cert = \"-----BEGIN CERTIFICATE-----\"\nkey = \"-----BEGIN PRIVATE KEY-----\"";
     let secret = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
@@ -301,7 +304,7 @@ fn the_page_of_operating_lists_what_needs_a_restart() {
          [admin]\nlisten = \"127.0.0.1:2\"\n[admin.tls]\n{pem}\n[store]\nurl = \"memory:\"\n\
          [seal]\naddress_secret = \"{secret}\"\n"
     );
-    let changed = settings(&everything).needs_restart_from(&settings("upstream = \"http://127.0.0.1:3000\""));
+    let changed = settings(&everything).settings_needing_restart(&settings("upstream = \"http://127.0.0.1:3000\""));
     assert_eq!(listed, changed);
 }
 
