@@ -184,7 +184,7 @@ fn files_of_secrets_and_descriptors_are_watched() {
     ] {
         let page = std::fs::read_to_string(root().join(format!("docs/{page}.md"))).unwrap();
         assert!(page.contains(said), "{said}");
-        assert!(settings.files.contains(file), "{} is not watched", file.display());
+        assert!(settings.value_files.contains(file), "{} is not watched", file.display());
     }
 }
 
