@@ -203,7 +203,7 @@ pub enum Remember {
     Final,
     /// 2xx and 3xx.
     Success,
-    /// Statuses in `include` but not in `exclude`. An empty `include` means all statuses.
+    /// Statuses in `include` but not in `exclude`. With exclusions only, all other statuses.
     List {
         /// Statuses to remember.
         include: Vec<StatusRange>,
