@@ -1,4 +1,3 @@
-
 use std::{
     fmt, mem,
     sync::Arc,

@@ -19,9 +19,9 @@ use std::{
 /// use ibid::http::PollHook;
 ///
 /// let hook = PollHook::new(|poll| {
-/// // enter the span here
+///     // enter the span here
 ///     poll();
-/// // and leave it here
+///     // and leave it here
 /// });
 /// ```
 #[derive(Clone)]

@@ -1,4 +1,3 @@
-
 use std::{net::IpAddr, str::FromStr};
 
 /// The networks whose scope headers are accepted.

@@ -1,4 +1,3 @@
-
 use std::{fmt, str::FromStr};
 
 /// The encoding of a signature.
