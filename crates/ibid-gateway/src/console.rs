@@ -191,13 +191,13 @@ impl ConsoleRequest<'_> {
     }
 
     async fn show_unknown(&self, caller: &AdminCaller) -> ConsoleResponse {
-        let shell = PageShell::new("/stuck", caller);
+        let shell = PageShell::new("/unknown", caller);
         let store = self.desk.ibid.engine().store();
         let (lists, counts) = tokio::join!(self.console.attention.get(&**store), self.desk.gauges.read());
         match &lists.error {
             Some(why) => html_response(
                 StatusCode::SERVICE_UNAVAILABLE,
-                &ErrorPage::store_unavailable(shell, "/stuck", why.clone()),
+                &ErrorPage::store_unavailable(shell, "/unknown", why.clone()),
             ),
             None => html_response(StatusCode::OK, &OutcomeUnknownPage::new(shell, &lists, counts.unknown)),
         }
@@ -390,8 +390,8 @@ impl ConsoleRequest<'_> {
             (None, _) => {
                 let advice = vec!["Look at the record as it is now, and decide again."];
                 ErrorPage {
-                    back: "/stuck",
-                    back_name: "Stuck and unknown",
+                    back: "/unknown",
+                    back_name: "Outcome unknown",
                     retry: self.parts.method == Method::POST,
                     retry_path: self.record_path().to_owned(),
                     ..ErrorPage::new(shell, "Nothing was changed", to_sentence(&detail), advice)

@@ -127,7 +127,7 @@ fn policy_json(route: &RouteEntry) -> Value {
         "mode": route.policy.mode.to_string(),
         "upstream": route.upstream,
         "dials": shown,
-        "unusual": unusual,
+        "overridden": unusual,
     })
 }
 

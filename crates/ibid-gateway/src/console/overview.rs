@@ -170,7 +170,7 @@ fn build_tiles(lately: &RecentTotals, counts: EntryCounts, running: usize, count
     };
     let stuck = match (counted, counts.unknown) {
         (false, _) => "as last counted".into(),
-        (true, 0) => "nothing is stuck".into(),
+        (true, 0) => "no outcome is unknown".into(),
         (true, _) => "say how they ended".to_owned(),
     };
     vec![
@@ -196,8 +196,8 @@ fn build_tiles(lately: &RecentTotals, counts: EntryCounts, running: usize, count
         },
         OverviewTile {
             alert: counts.unknown > 0,
-            link: Some("/stuck"),
-            ..tile("Unknown ends", format_count(counts.unknown), stuck)
+            link: Some("/unknown"),
+            ..tile("Outcome unknown", format_count(counts.unknown), stuck)
         },
         tile(
             "Overhead",
@@ -255,7 +255,7 @@ impl StoreCard {
             PageField::new("Not taken yet", format_count(health.pending_settlements)),
         ];
         if !health.warnings.is_empty() {
-            fields.push(PageField::new("Wanting", health.warnings.join("; ")));
+            fields.push(PageField::new("Warnings", health.warnings.join("; ")));
         }
         Self { name: health.name, health, fields }
     }

@@ -48,7 +48,7 @@ pub(super) struct NavLink {
 const NAV_LINKS: [(&str, &str); 7] = [
     ("/", "Overview"),
     ("/records", "Records"),
-    ("/stuck", "Stuck"),
+    ("/unknown", "Outcome unknown"),
     ("/policies", "Policies"),
     ("/shadow", "Shadow"),
     ("/store", "Store"),

@@ -100,7 +100,7 @@ impl StorePage {
         let yes_no = |yes: bool, no: &'static str, so: &'static str| if yes { so } else { no };
         let guarantees = vec![
             PageField::code("Named", url),
-            PageField::new("Promise", promise),
+            PageField::new("Guarantees", promise),
             PageField::new("Survives a crash", yes_no(health.durable, "no", "yes")),
             PageField::new("Shared", yes_no(health.shared, "no", "yes")),
             PageField::new("Grants new keys", works(health.can_claim)),

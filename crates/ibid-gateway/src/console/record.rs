@@ -279,7 +279,12 @@ fn build_timeline(view: &RecordView, state: &str) -> Vec<TimelineEvent> {
             ));
         }
         "unknown" => {
-            life.push(event("bad", "End unknown", "now".into(), "parked, or silent for longer than its lease".into()));
+            life.push(event(
+                "bad",
+                "Outcome unknown",
+                "now".into(),
+                "parked, or silent for longer than its lease".into(),
+            ));
         }
         _ => {
             let (kind, what) = if state == "done" { ("good", "Answered") } else { ("warn", "Answered with a failure") };

@@ -206,7 +206,7 @@ impl RecordListPage {
 }
 
 #[derive(Template)]
-#[template(path = "console/stuck.html")]
+#[template(path = "console/unknown.html")]
 pub(super) struct OutcomeUnknownPage {
     shell: PageShell,
     lead: &'static str,

@@ -36,7 +36,7 @@ impl ConsolePage {
             "/" => Self::Overview,
             "/series" => Self::ChartSeries,
             "/records" => Self::Records,
-            "/stuck" => Self::OutcomeUnknown,
+            "/unknown" => Self::OutcomeUnknown,
             "/policies" => Self::Policies,
             "/shadow" => Self::Shadow,
             "/store" => Self::Store,
