@@ -49,6 +49,7 @@ pub enum AuthMethod {
     Bearer,
     /// A session cookie. Browsers send it with any request, so a change also needs the CSRF token.
     Session {
+        /// A form or a script must repeat it to make a change.
         csrf: String,
     },
 }
@@ -64,6 +65,7 @@ pub enum AuthError {
     InvalidToken,
     /// Too many log-ins failed from this client's address.
     RateLimited {
+        /// Whole seconds, at least 1.
         retry_after: Duration,
     },
 }

@@ -186,7 +186,7 @@ fn parse_json<'a, T: Deserialize<'a>>(body: &'a [u8], allowed: &str) -> Result<T
         .map_err(|why| AdminProblem::bad_request(format!("the body cannot be used: {}; send {allowed}", said(why))))
 }
 
-/// Checks that a reason is given and not too long.
+/// Checks that a reason is not empty, not too long, and printable; returns it trimmed.
 ///
 /// # Errors
 /// A 400 problem that says what is wrong.
