@@ -80,7 +80,7 @@ pub enum SendErrorReason {
     BadKey(InvalidKey),
     /// The journal failed. Nothing was sent.
     Journal(Box<JournalError>),
-    /// The request is invalid or was rejected locally, so a retry would fail too.
+    /// The request is invalid, redirects too often, or another layer rejected it: a retry would fail too.
     InvalidRequest,
 }
 
