@@ -133,7 +133,7 @@ fn unix_millis(time: SystemTime) -> u128 {
 
 impl fmt::Debug for ClientKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Key").field(&format_args!("{}", self.masked())).finish()
+        f.debug_tuple("ClientKey").field(&format_args!("{}", self.masked())).finish()
     }
 }
 
@@ -199,6 +199,6 @@ mod tests {
     fn debug_shows_no_key() {
         let shown =
             format!("{:?}", KeyGenerator::Fixed(ClientKey::new("550e8400-e29b-41d4-a716-446655440000").unwrap()));
-        assert_eq!(shown, "Given(Key(550e****0000))");
+        assert_eq!(shown, "Fixed(ClientKey(550e****0000))");
     }
 }

@@ -15,7 +15,7 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, heade
 use http_body_util::Full;
 use hyper::body::Incoming;
 use ibid::Ibid;
-use ibid_stores::{Member, seal::SealedStore};
+use ibid_stores::{StoreMember, seal::SealedStore};
 use serde_json::json;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -99,7 +99,7 @@ impl AdminState {
     /// # Errors
     /// If the audit trail cannot be opened.
     pub fn new(
-        settings: &config::AdminSettings, ibid: Ibid, members: Vec<Member>, sealed: Option<Arc<SealedStore>>,
+        settings: &config::AdminSettings, ibid: Ibid, members: Vec<StoreMember>, sealed: Option<Arc<SealedStore>>,
         live: Arc<LiveConfig>, watched: &MetricsObserver,
     ) -> Result<Self, String> {
         let audit = AuditTrail::open(settings.audit.as_deref()).map_err(|why| {
@@ -132,7 +132,7 @@ impl AdminServer {
     /// # Errors
     /// If the address cannot be bound, or the audit trail cannot be opened.
     pub async fn bind(
-        settings: &config::AdminSettings, ibid: Ibid, members: Vec<Member>, sealed: Option<Arc<SealedStore>>,
+        settings: &config::AdminSettings, ibid: Ibid, members: Vec<StoreMember>, sealed: Option<Arc<SealedStore>>,
         live: Arc<LiveConfig>, watched: &MetricsObserver,
     ) -> Result<Self, String> {
         let listen = settings.listen;

@@ -357,7 +357,7 @@ impl Observer for MetricsObserver {
 
 impl fmt::Debug for MetricsObserver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watched").field("metrics", &self.metrics).finish_non_exhaustive()
+        f.debug_struct("MetricsObserver").field("metrics", &self.metrics).finish_non_exhaustive()
     }
 }
 

@@ -312,7 +312,7 @@ pub(crate) fn random_secret() -> String {
 
 impl fmt::Debug for Authenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Auth").finish_non_exhaustive()
+        f.debug_struct("Authenticator").finish_non_exhaustive()
     }
 }
 
@@ -327,13 +327,13 @@ impl fmt::Debug for AuthMethod {
 
 impl fmt::Debug for SessionSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Session(****)")
+        f.write_str("SessionSecrets(****)")
     }
 }
 
 impl fmt::Debug for AdminTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokens").field("count", &self.0.len()).finish_non_exhaustive()
+        f.debug_struct("AdminTokens").field("count", &self.0.len()).finish_non_exhaustive()
     }
 }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use ibid::{Ibid, StoreCall};
-use ibid_stores::Role;
+use ibid_stores::StoreRole;
 use serde_json::{Value, json};
 
 use super::store_state::{StoreProbes, StoreState};
@@ -62,7 +62,7 @@ impl StoreHealth {
         engine.observer().asked(StoreCall::Get, authority.took);
         let claims = match front {
             _ if authority.claims => Works::Full,
-            Some(front) if front.role == Role::Front && front.claims => Works::FrontOnly,
+            Some(front) if front.role == StoreRole::Front && front.claims => Works::FrontOnly,
             _ => Works::None,
         };
         let replays = match front {
@@ -104,7 +104,7 @@ impl StoreHealth {
 
     /// The JSON of `/readyz` and `/api/store`. `url` returns a store's URL without its password, or `None` for callers
     /// who may not see it.
-    pub(crate) fn to_json(&self, url: impl Fn(Role) -> Option<String>) -> Value {
+    pub(crate) fn to_json(&self, url: impl Fn(StoreRole) -> Option<String>) -> Value {
         let stores: Vec<Value> = self
             .stores
             .iter()

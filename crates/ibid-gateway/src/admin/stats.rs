@@ -10,7 +10,7 @@ use ibid::{
     http::Protocol,
     store::{Address, EntryCounts, EntryFilter, ListCursor, Store},
 };
-use ibid_stores::Role;
+use ibid_stores::StoreRole;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
@@ -133,10 +133,10 @@ pub async fn store(desk: &AdminState) -> Value {
     let stored = desk.gauges.read().await;
     let now = desk.live.now();
     let settings = &now.settings.store;
-    let url = |role: Role| match role {
-        Role::Authority => Some(settings.fallback.as_ref().unwrap_or(&settings.url).to_string()),
-        Role::Front => Some(settings.url.to_string()),
-        Role::Cache => settings.cache.as_ref().map(ToString::to_string),
+    let url = |role: StoreRole| match role {
+        StoreRole::Authority => Some(settings.fallback.as_ref().unwrap_or(&settings.url).to_string()),
+        StoreRole::Front => Some(settings.url.to_string()),
+        StoreRole::Cache => settings.cache.as_ref().map(ToString::to_string),
     };
     let mut shown = health.to_json(url);
     shown["url"] = settings.url.to_string().into();

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use ibid::store::{
     Address, ClaimOutcome, ClaimRequest, ClaimToken, ErrorKind, Fingerprint, Lease, Settlement, Store, Tags,
 };
-use ibid_stores::{Member, Role};
+use ibid_stores::{StoreMember, StoreRole};
 use tokio::{
     sync::Mutex,
     time::{Instant, timeout},
@@ -31,7 +31,7 @@ const PROBE_TTL: Duration = Duration::from_secs(1);
 pub(crate) struct StoreState {
     /// `memory`, `embedded`, `redis` or `postgres`. The two stores of a gateway have different names.
     pub(crate) name: &'static str,
-    pub(crate) role: Role,
+    pub(crate) role: StoreRole,
     /// Whether it grants new keys. Implies `reads`.
     pub(crate) claims: bool,
     /// Whether its entries can be read, and so replayed.
@@ -58,7 +58,7 @@ pub(crate) struct StoreProbes(Vec<StoreProbe>);
 #[derive(Debug)]
 struct StoreProbe {
     name: &'static str,
-    member: Member,
+    member: StoreMember,
     last: Mutex<Option<Found>>,
 }
 
@@ -84,9 +84,9 @@ impl StoreState {
 }
 
 impl StoreProbes {
-    pub(crate) fn new(members: Vec<Member>) -> Self {
+    pub(crate) fn new(members: Vec<StoreMember>) -> Self {
         let probe =
-            |member: Member| StoreProbe { name: member.store.guarantees().store, member, last: Mutex::default() };
+            |member: StoreMember| StoreProbe { name: member.store.guarantees().store, member, last: Mutex::default() };
         Self(members.into_iter().map(probe).collect())
     }
 

@@ -67,7 +67,7 @@ pub struct StoreSelection {
 impl fmt::Debug for StoreSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let store = self.store.as_ref().map(|_| "****");
-        f.debug_struct("StoreChoice").field("config", &self.config).field("store", &store).finish()
+        f.debug_struct("StoreSelection").field("config", &self.config).field("store", &store).finish()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use askama::Template;
 use ibid::{PolicyMode, StoreCall, store::EntryCounts};
-use ibid_stores::Role;
+use ibid_stores::StoreRole;
 
 use super::{
     form::Form,
@@ -68,14 +68,14 @@ pub(super) struct StorePage {
     advice: Vec<&'static str>,
     degraded: Option<String>,
     warnings: Vec<String>,
-    stores: Vec<Member>,
+    stores: Vec<StoreMemberRow>,
     guarantees: Vec<PageField>,
     counted: &'static str,
     holds: Vec<PageField>,
     calls: Vec<StoreCallRow>,
 }
 
-struct Member {
+struct StoreMemberRow {
     name: &'static str,
     role: &'static str,
     kind: &'static str,
@@ -129,7 +129,7 @@ impl StorePage {
             advice: STORE_DOWN_ADVICE.to_vec(),
             degraded: health.degraded.clone(),
             warnings: health.warnings.clone(),
-            stores: health.stores.iter().map(Member::of).collect(),
+            stores: health.stores.iter().map(StoreMemberRow::of).collect(),
             guarantees,
             counted: if health.is_healthy() { "counted now" } else { "as last counted" },
             holds,
@@ -139,16 +139,16 @@ impl StorePage {
     }
 }
 
-impl Member {
+impl StoreMemberRow {
     fn of(store: &StoreState) -> Self {
         let (kind, state) = if store.is_up() { ("good", "up") } else { ("bad", "down") };
         let last_error = store.last_error.as_ref();
         Self {
             name: store.name,
             role: match store.role {
-                Role::Authority => "decides",
-                Role::Front => "in front, decides alone while the other is down",
-                Role::Cache => "cache",
+                StoreRole::Authority => "decides",
+                StoreRole::Front => "in front, decides alone while the other is down",
+                StoreRole::Cache => "cache",
             },
             kind,
             state,
