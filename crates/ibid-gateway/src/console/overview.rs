@@ -1,4 +1,4 @@
-//! The first page: traffic, what is wrong, and what needs somebody.
+//! The first page: traffic, alerts, and records that need attention.
 
 use askama::Template;
 use ibid::store::EntryCounts;
@@ -15,9 +15,7 @@ use crate::{
     records::view::format_date,
 };
 
-/// Rows of the table of numbers.
 const MAX_HISTORY_ROWS: usize = 12;
-/// Rows of records that need somebody.
 const MAX_ATTENTION_ROWS: usize = 8;
 
 #[derive(Template)]
@@ -40,13 +38,12 @@ struct WindowChoice {
     current: bool,
 }
 
-/// Something that is wrong now.
 struct OverviewAlert {
     what: &'static str,
     advice: String,
 }
 
-/// A number at the top.
+/// A number at the top of the page.
 struct OverviewTile {
     name: &'static str,
     value: String,
@@ -71,7 +68,7 @@ struct HistoryRow {
     p99: String,
 }
 
-/// Records that need somebody.
+/// Records that need attention.
 struct AttentionPanel {
     unknown: String,
     running: String,
@@ -91,7 +88,7 @@ struct RouteRow {
     counts: [(&'static str, String); 9],
 }
 
-/// What the page is made of.
+/// The data of the page.
 pub(super) struct OverviewSources<'a> {
     pub(super) shell: PageShell,
     pub(super) window: ChartWindow,
@@ -101,7 +98,7 @@ pub(super) struct OverviewSources<'a> {
     pub(super) counts: EntryCounts,
     pub(super) health: StoreHealth,
     pub(super) attention: &'a AttentionLists,
-    /// Requests with a key at work.
+    /// Requests with a key that are running now.
     pub(super) running: usize,
 }
 
