@@ -90,21 +90,21 @@ pub struct OpenedStore {
     /// The seal in it, for whoever brings what it holds under another key. `None` if nothing is sealed.
     pub sealed: Option<Arc<SealedStore>>,
     /// The stores that it consists of, for whoever reports the state of each. The one that decides comes last.
-    pub members: Vec<Member>,
+    pub members: Vec<StoreMember>,
 }
 
 /// One of the stores that a layout consists of, without the copies and the seal around it.
 #[derive(Debug, Clone)]
-pub struct Member {
+pub struct StoreMember {
     /// The store itself.
     pub store: Arc<dyn Store>,
     /// What it does beside the others.
-    pub role: Role,
+    pub role: StoreRole,
 }
 
 /// What a store does in its layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum StoreRole {
     /// It decides. A single store always does.
     Authority,
     /// It is asked first, and decides alone while the authority cannot be reached: a Redis with a `fallback`.
@@ -215,7 +215,7 @@ impl StoreConfig {
         let (store, members): (Arc<dyn Store>, _) = match &self.stores {
             StoreTopology::Single(named) => {
                 let store = named.open(&with).await?;
-                (store.clone(), vec![Member { store, role: Role::Authority }])
+                (store.clone(), vec![StoreMember { store, role: StoreRole::Authority }])
             }
             #[cfg(all(feature = "redis", feature = "postgres"))]
             StoreTopology::Tiered { front: first, authority: last, mode } => {
@@ -225,9 +225,11 @@ impl StoreConfig {
                 let last = Postgres::open(last.expose(), with).await;
                 let last = Arc::new(last.map_err(|why| format!("the PostgreSQL store: {why}"))?);
                 let generations = Arc::new(PostgresGeneration::new(first.clone(), last.clone()));
-                let role = if *mode == TieredMode::Loose { Role::Front } else { Role::Cache };
-                let members =
-                    vec![Member { store: first.clone(), role }, Member { store: last.clone(), role: Role::Authority }];
+                let role = if *mode == TieredMode::Loose { StoreRole::Front } else { StoreRole::Cache };
+                let members = vec![
+                    StoreMember { store: first.clone(), role },
+                    StoreMember { store: last.clone(), role: StoreRole::Authority },
+                ];
                 let tiered = TieredStore::new(first, last, *mode, observer.clone(), Some(generations));
                 tiered.follow_generation().await;
                 (Arc::new(tiered), members)
@@ -281,7 +283,7 @@ impl StoreConfig {
     }
 }
 
-impl Role {
+impl StoreRole {
     /// As the admin API names it.
     pub fn name(self) -> &'static str {
         match self {
@@ -295,7 +297,7 @@ impl Role {
 impl OpenedStore {
     /// A store in which nothing is sealed.
     pub fn plain(store: Arc<dyn Store>) -> Self {
-        Self { members: vec![Member { store: store.clone(), role: Role::Authority }], store, sealed: None }
+        Self { members: vec![StoreMember { store: store.clone(), role: StoreRole::Authority }], store, sealed: None }
     }
 
     /// A store in which everything is.
