@@ -36,7 +36,7 @@ pub use self::shadow::{ShadowClaim, ShadowResult, ShadowRunOutcome};
 
 mod shadow;
 
-/// The maximum number of attempts at one store call whose response was lost.
+/// The maximum number of attempts at one claim or settle call.
 const MAX_STORE_ATTEMPTS: u32 = 3;
 /// The maximum number of takeovers and token renewals per request; beyond it the request is refused as in progress.
 const MAX_TAKEOVERS: u32 = 8;

@@ -35,7 +35,7 @@ const MAX_KEYS_PER_RESERVATION: u64 = 1000;
 const MAX_RESERVE_ATTEMPTS: u32 = 8;
 /// Retry delay of requests that lost that race, and lifetime of uncounted reservations.
 const RETRY_SOON: Duration = Duration::from_secs(1);
-/// The maximum period of a limit, in seconds. Adding a longer one could overflow an `Instant`.
+/// The maximum period of a limit. Adding a longer one could overflow an `Instant`.
 const MAX_PERIOD: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A number per period: `100000/24h`.

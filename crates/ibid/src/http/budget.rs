@@ -369,7 +369,7 @@ impl Drop for TransferReservation {
         let mut state = self.0.state.lock();
         let held = state.held_bytes;
         self.0.release(&mut state, held);
-        // Bytes counted from now on are not released again.
+        // Ignore later counts, because nothing would release them.
         state.evicted = true;
     }
 }

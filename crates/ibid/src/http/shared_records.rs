@@ -26,7 +26,8 @@ struct SharedRecord {
 struct SharedRecordBytes(Arc<SharedRecord>);
 
 impl SharedRecords {
-    /// Returns the decompressed record; the same bytes as an earlier replay that is still running.
+    /// Returns a large record decompressed, sharing the bytes of an earlier replay that is still running. Returns a
+    /// small record unchanged.
     pub(super) fn share(&self, at: &Address, record: Bytes) -> Bytes {
         if record::decompressed_length(&record) < MIN_SHARED_BYTES {
             return record;
