@@ -228,7 +228,8 @@ impl TieredInner {
     }
 }
 
-/// Handles a claim lost in the front while the authority is unreachable. Only an answer found there is conclusive.
+/// Handles a claim lost in the front while the authority is unreachable. A missing entry there proves nothing: the
+/// authority will decide.
 fn lost_in_front(found: Box<ClaimOutcome>, why: StoreError) -> Result<SettleOutcome, StoreError> {
     match *found {
         ClaimOutcome::Completed(finished) => {
