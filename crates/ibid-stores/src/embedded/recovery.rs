@@ -4,8 +4,8 @@
 //! skipped. The end of a segment may be torn if no batch follows it in its lane; it is cut there. All other unreadable
 //! data is corruption: reported with file and offset, skipped, never served.
 //!
-//! Claims that were unfinished at the last write and whose ttl has ended since are not skipped: nobody could ask for
-//! them while the store was closed. They are reported, and kept as outcome unknown.
+//! Claims that were unfinished at the last write and whose ttl has ended since are not skipped: they could not be
+//! queried while the store was closed. They are reported, and kept as outcome unknown.
 //!
 //! Invariants: after recovery every segment is sealed, and the store continues in a new one. The entries of the last
 //! batch are written again, because data read from the page cache may never have reached the disk.
