@@ -6,8 +6,8 @@
 //! confirmed there before the delivery ends.
 //!
 //! ```no_run
-//! # async fn consume(consumer: async_nats::jetstream::consumer::PullConsumer, jetstream: async_nats::jetstream::Context)
-//! # -> Result<(), Box<dyn std::error::Error>> {
+//! # use async_nats::jetstream::{Context, consumer::PullConsumer};
+//! # async fn consume(consumer: PullConsumer, jetstream: Context) -> Result<(), Box<dyn std::error::Error>> {
 //! use ibid::inbox::Inbox;
 //! use ibid_brokers::nats::NatsDeliveries;
 //!

@@ -1,7 +1,8 @@
 //! The inbox: an event of a broker has its effect in this database exactly once, however often it is delivered.
 //!
 //! The mark that an event was handled is written in the transaction of its effect, so both commit or neither does. The
-//! delivery is acknowledged afterwards: an event that was committed but not acknowledged is delivered again, as a duplicate.
+//! delivery is acknowledged afterwards: an event that was committed but not acknowledged is delivered again, as a
+//! duplicate.
 //!
 //! Invariants: nothing is marked outside the handler's transaction; an event so old that its mark may have been removed
 //! is [`TxEventClaim::TooOld`], never new; events of one batch are marked in the order of their names, so overlapping

@@ -8,17 +8,17 @@
 //!
 //! 1. Claim in the front. Completed → replay, in one round trip.
 //! 2. Granted → claim in the authority with the same token; its outcome counts. If it is not a grant, the claim in the
-//! front is given back, or completed with a copy of the answer. *Strict* gives it back by releasing it. *Loose* lets
-//! its lease expire at once: the front then still shows a holder, should the authority become unreachable, and the
-//! token is not spent, because the caller may claim again with it.
+//!    front is given back, or completed with a copy of the answer. *Strict* gives it back by releasing it. *Loose* lets
+//!    its lease expire at once: the front then still shows a holder, should the authority become unreachable, and the
+//!    token is not spent, because the caller may claim again with it.
 //! 3. In progress or outcome unknown in the front → read the authority, whose entry counts. If it has none, the front's
-//! holder is between its two claims. If its lease has expired, it never started: take it over in the front, then step
-//! 2. Only a request with the same fingerprint may do so, because the entry would carry its name. (If the front's
-//! holder is parked, the authority has known and forgotten it, so the front forgets it too.)
+//!    holder is between its two claims. If its lease has expired, it never started: take it over in the front, then
+//!    step 2. Only a request with the same fingerprint may do so, because the entry would carry its name. (If the
+//!    front's holder is parked, the authority has known and forgotten it, so the front forgets it too.)
 //! 4. Front unreachable → the authority decides alone ([`EngineEvent::Fallback`]).
 //! 5. A takeover requested by the caller goes to the authority if that has the holder, and then overwrites the front.
-//! If only the front has the holder, it is taken over there. If that holder ran front-only, the authority first records
-//! it as outcome unknown; then it is taken over there.
+//!    If only the front has the holder, it is taken over there. If that holder ran front-only, the authority first
+//!    records it as outcome unknown; then it is taken over there.
 //!
 //! # Front-only claims (loose only)
 //!

@@ -1,7 +1,7 @@
 //! The state of one address: its holder, its outcome and its expiry. Also its encoding in the log:
 //!
 //! ```text
-//! 0 length u32   4 crc u32   8 kind u8   9 flags u8   10 fingerprint's version u8   11 spent tokens u8   12 attempt u32
+//! 0 length u32   4 crc u32   8 kind u8   9 flags u8   10 fingerprint version u8   11 spent tokens u8   12 attempt u32
 //! 16 version u64   24 address [32]   56 token [16]   72 fence u64   80 fingerprint [32]   112 lease u64   120 ttl u64
 //! 128 take_over u64   136 claimed u64   144 answers_until u64   152 dies_at u64   160 until u64
 //! 168 tags' length u32   172 label's length u32   176 record's length u32

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! slot (48 bytes)   address prefix [16]   version u64   segment u32   offset u32   length u32 (kind in its upper bits)
-//!                   expires u32   dies u32 (seconds since the epoch, rounded up)   key u32 (a checksum of the key's hash)
+//!                   expires u32   dies u32 (seconds since the epoch, rounded up)   key u32 (checksum of its hash)
 //! ```
 //!
 //! Invariants: an address has a slot exactly while its current entry has not died, and the slot changes only after the
