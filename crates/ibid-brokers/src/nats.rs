@@ -304,12 +304,12 @@ impl Error for NatsError {
 
 impl fmt::Debug for NatsDeliveries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deliveries").field("consumer", &self.context.consumer).finish_non_exhaustive()
+        f.debug_struct("NatsDeliveries").field("consumer", &self.context.consumer).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for NatsDelivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Delivery").field("event", &self.event).finish_non_exhaustive()
+        f.debug_struct("NatsDelivery").field("event", &self.event).finish_non_exhaustive()
     }
 }

@@ -255,7 +255,7 @@ impl Error for RabbitmqError {
 
 impl fmt::Debug for RabbitmqDeliveries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deliveries")
+        f.debug_struct("RabbitmqDeliveries")
             .field("consumer", &self.consumer)
             .field("queue", &self.queue)
             .finish_non_exhaustive()
@@ -264,6 +264,6 @@ impl fmt::Debug for RabbitmqDeliveries {
 
 impl fmt::Debug for RabbitmqDelivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Delivery").field("event", &self.event).finish_non_exhaustive()
+        f.debug_struct("RabbitmqDelivery").field("event", &self.event).finish_non_exhaustive()
     }
 }

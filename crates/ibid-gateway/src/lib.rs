@@ -2,6 +2,8 @@
 //!
 //! Nothing outside [`config`] reads the environment; nothing here exits the process.
 
+#![allow(missing_docs, reason = "the library of a binary: its items are documented where the name does not say enough")]
+
 pub mod admin;
 pub mod commands;
 pub mod config;

@@ -163,6 +163,9 @@ impl TlsFile {
 
 impl fmt::Debug for ReloadingTlsConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Certificates").field("store", &self.store).field("files", &self.paths).finish_non_exhaustive()
+        f.debug_struct("ReloadingTlsConfig")
+            .field("store", &self.store)
+            .field("files", &self.paths)
+            .finish_non_exhaustive()
     }
 }

@@ -21,7 +21,7 @@ pub mod tiered;
 
 pub use lock::ProcessLock;
 pub use remote::RemoteOptions;
-pub use store_config::{Member, OpenedStore, Role, StoreConfig, StoreConfigError, StoreOptions};
+pub use store_config::{OpenedStore, StoreConfig, StoreConfigError, StoreMember, StoreOptions, StoreRole};
 pub use url::{ServerUrl, StoreKind, StoreUrl, UrlError, open, parse_size};
 
 #[cfg(any(feature = "redis", feature = "postgres"))]

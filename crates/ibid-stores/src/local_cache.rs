@@ -33,10 +33,10 @@ use ibid::store::{
 use tokio::time::Instant;
 
 pub use self::answer_cache::{AnswerCache, MAX_UNCONFIRMED_AGE};
-use self::{gate::ClaimLimiter, shared_wait::SharedWaits};
+use self::{claim_limiter::ClaimLimiter, shared_wait::SharedWaits};
 
 mod answer_cache;
-mod gate;
+mod claim_limiter;
 mod shared_wait;
 
 /// A store that serves completed answers from memory.

@@ -23,28 +23,28 @@ use tokio_postgres::Row;
 
 pub use self::migrate::{MigrateAction, migrate, migrate_with_rls_user};
 use self::{
+    batcher::Batcher,
     error::{STORE_NAME, store_error},
-    lane::Batcher,
     pool::PostgresPool,
     rows::{RowOperation, RowOutcome, column},
     statements::Statement,
     url::PostgresUrl,
-    waiting::PostgresWaiters,
+    waiters::PostgresWaiters,
 };
 use crate::{local_cache::AnswerCache, remote::RemoteOptions};
 
 mod admin;
+mod batcher;
 mod checks;
 mod connection;
 mod error;
-mod lane;
 mod migrate;
 mod pool;
 mod rows;
 mod statements;
 mod tls;
 mod url;
-mod waiting;
+mod waiters;
 
 /// Deadline of a sweep, which may have to remove many rows.
 const SWEEP_TIMEOUT: Duration = Duration::from_secs(10);

@@ -26,31 +26,31 @@ use tokio::{
 
 use self::{
     admin::number_arg,
-    answers::{fingerprint_bytes, summary_text},
     checks::RedisFindings,
     connect::RedisConnector,
-    ears::{PubSub, PubSubChannel},
+    error::{STORE_NAME, corrupt_reply},
     key_names::KeyNames,
+    pubsub::{PubSub, PubSubChannel},
+    replies::{fingerprint_bytes, summary_text},
     scripts::{RedisScript, ScriptCall},
     topology::RedisTopology,
-    trouble::{STORE_NAME, corrupt_reply},
     url::RedisUrl,
     waiters::ObservedLease,
 };
 use crate::{breaker::with_jitter, remote::RemoteOptions};
 
 mod admin;
-mod answers;
 mod checks;
 mod connect;
-mod ears;
+mod error;
 mod key_names;
+mod pubsub;
+mod replies;
 mod routing;
 mod scripts;
 mod sentinel;
 mod server;
 mod topology;
-mod trouble;
 mod url;
 mod waiters;
 
@@ -121,7 +121,7 @@ impl Redis {
             }
         }
         if with.answer_cache.is_some() {
-            background.spawn(ears::follow_forgets(Arc::downgrade(&ears)));
+            background.spawn(pubsub::follow_forgets(Arc::downgrade(&ears)));
         }
         if let Some(link) = nodes.server_for(0).filter(|link| matches!(link.target(), server::ServerTarget::Primary(_)))
         {
@@ -205,7 +205,7 @@ impl RedisInner {
         ]);
         call.args.extend([fingerprint_bytes(&ask.fingerprint), ask.tags.as_bytes().clone(), ask.label.clone()]);
         let answer = self.run_replicated(&call, |answer| has_tag(answer, b"G")).await?;
-        answers::parse_claim_outcome(answer, Some(ask))
+        replies::parse_claim_outcome(answer, Some(ask))
     }
 
     /// Builds a call of a script about a lease, with the arguments for restoring the entry.
@@ -232,7 +232,7 @@ impl RedisInner {
     async fn extend(&self, lease: &Lease, hold: Duration) -> Result<SettleOutcome, StoreError> {
         let mut call = self.lease_script_call(&scripts::EXTEND, lease, false)?;
         call.args.push(micros_arg(hold));
-        answers::parse_settle_outcome(self.run(&call).await?)
+        replies::parse_settle_outcome(self.run(&call).await?)
     }
 
     async fn settle(&self, lease: &Lease, end: &Settlement) -> Result<SettleOutcome, StoreError> {
@@ -244,13 +244,13 @@ impl RedisInner {
         } else {
             self.run(&call).await?
         };
-        answers::parse_settle_outcome(answer)
+        replies::parse_settle_outcome(answer)
     }
 
     async fn get(&self, at: &Address) -> Result<Option<ClaimOutcome>, StoreError> {
         match self.run(&self.call(&scripts::GET, at, false)).await? {
             Value::Nil => Ok(None),
-            found => answers::parse_claim_outcome(found, None).map(Some),
+            found => replies::parse_claim_outcome(found, None).map(Some),
         }
     }
 
@@ -264,19 +264,19 @@ impl RedisInner {
         } else {
             self.run(&call).await?
         };
-        answers::parse_settle_outcome(answer)
+        replies::parse_settle_outcome(answer)
     }
 
     async fn forget(&self, at: &Address, seen: Fence) -> Result<SettleOutcome, StoreError> {
         let mut call = self.call(&scripts::FORGET, at, false);
         call.args.push(number_arg(seen.0));
-        answers::parse_settle_outcome(self.run(&call).await?)
+        replies::parse_settle_outcome(self.run(&call).await?)
     }
 
     async fn replace(&self, at: &Address, seen: Fence, record: Bytes) -> Result<SettleOutcome, StoreError> {
         let mut call = self.call(&scripts::REPLACE, at, false);
         call.args.extend([number_arg(seen.0), record]);
-        answers::parse_settle_outcome(self.run(&call).await?)
+        replies::parse_settle_outcome(self.run(&call).await?)
     }
 
     async fn wait(&self, at: &Address, seen: Fence, limit: Duration) -> Result<(), StoreError> {

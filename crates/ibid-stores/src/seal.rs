@@ -374,6 +374,6 @@ impl StoreAdmin for SealedStore {
 
 impl std::fmt::Debug for UnreadableObserver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Told")
+        f.write_str("UnreadableObserver")
     }
 }

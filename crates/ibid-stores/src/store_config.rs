@@ -88,21 +88,21 @@ pub struct OpenedStore {
     /// The encrypting layer, used to re-encrypt stored data under another key. `None` if encryption is off.
     pub sealed: Option<Arc<SealedStore>>,
     /// The underlying stores, for status reports. The authority comes last.
-    pub members: Vec<Member>,
+    pub members: Vec<StoreMember>,
 }
 
 /// One underlying store, without local cache and encryption.
 #[derive(Debug, Clone)]
-pub struct Member {
+pub struct StoreMember {
     /// The underlying store.
     pub store: Arc<dyn Store>,
     /// The store's role in the configuration.
-    pub role: Role,
+    pub role: StoreRole,
 }
 
 /// The role of a store within a [`StoreConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum StoreRole {
     /// Decides every claim. A single store is always the authority.
     Authority,
     /// Is called first, and decides alone while the authority is unreachable: a Redis with a `fallback`.
@@ -214,7 +214,7 @@ impl StoreConfig {
         let (store, members): (Arc<dyn Store>, _) = match &self.stores {
             StoreTopology::Single(named) => {
                 let store = named.open(&with).await?;
-                (store.clone(), vec![Member { store, role: Role::Authority }])
+                (store.clone(), vec![StoreMember { store, role: StoreRole::Authority }])
             }
             #[cfg(all(feature = "redis", feature = "postgres"))]
             StoreTopology::Tiered { front: first, authority: last, mode } => {
@@ -224,9 +224,11 @@ impl StoreConfig {
                 let last = Postgres::open(last.expose(), with).await;
                 let last = Arc::new(last.map_err(|why| format!("the PostgreSQL store: {why}"))?);
                 let generations = Arc::new(PostgresGeneration::new(first.clone(), last.clone()));
-                let role = if *mode == TieredMode::Loose { Role::Front } else { Role::Cache };
-                let members =
-                    vec![Member { store: first.clone(), role }, Member { store: last.clone(), role: Role::Authority }];
+                let role = if *mode == TieredMode::Loose { StoreRole::Front } else { StoreRole::Cache };
+                let members = vec![
+                    StoreMember { store: first.clone(), role },
+                    StoreMember { store: last.clone(), role: StoreRole::Authority },
+                ];
                 let tiered = TieredStore::new(first, last, *mode, observer.clone(), Some(generations));
                 tiered.follow_generation().await;
                 (Arc::new(tiered), members)
@@ -280,7 +282,7 @@ impl StoreConfig {
     }
 }
 
-impl Role {
+impl StoreRole {
     /// Returns the role's name in the admin API.
     pub fn name(self) -> &'static str {
         match self {
@@ -294,7 +296,7 @@ impl Role {
 impl OpenedStore {
     /// Wraps a single store without encryption.
     pub fn plain(store: Arc<dyn Store>) -> Self {
-        Self { members: vec![Member { store: store.clone(), role: Role::Authority }], store, sealed: None }
+        Self { members: vec![StoreMember { store: store.clone(), role: StoreRole::Authority }], store, sealed: None }
     }
 
     /// Wraps a single encrypted store.

@@ -307,7 +307,7 @@ impl Store for TieredStore {
 
 impl fmt::Debug for TieredStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tiered")
+        f.debug_struct("TieredStore")
             .field("mode", &self.0.mode)
             .field("first", &self.0.front)
             .field("last", &self.0.authority)

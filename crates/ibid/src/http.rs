@@ -80,9 +80,9 @@ mod request;
 mod request_id;
 mod service;
 mod shadow;
+mod shared_key_detector;
 mod shared_records;
 mod sweeper;
-mod twins;
 
 /// How long [`Ibid::drained`] waits for the store.
 const SETTLE_QUEUE_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -123,7 +123,7 @@ struct LayerState {
     shared_records: shared_records::SharedRecords,
     sweeper: sweeper::Sweeper,
     late_answers: late_answers::LateAnswerLimiter,
-    shared_key_detector: Arc<twins::SharedKeyDetector>,
+    shared_key_detector: Arc<shared_key_detector::SharedKeyDetector>,
 }
 
 /// Finds the policy of a request.
@@ -402,7 +402,7 @@ impl IbidBuilder {
 
     /// Done.
     pub fn build(self) -> Ibid {
-        let twins = twins::SharedKeyDetector::new(self.observer.clone());
+        let twins = shared_key_detector::SharedKeyDetector::new(self.observer.clone());
         let mut engine = Engine::with_observer(self.store, self.observer, self.journal);
         if let Some(quota) = self.quota {
             engine = engine.with_quota(quota);

@@ -124,7 +124,7 @@ impl IdempotencyKey {
 
 impl fmt::Debug for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({})", mask(&self.0))
+        write!(f, "IdempotencyKey({})", mask(&self.0))
     }
 }
 

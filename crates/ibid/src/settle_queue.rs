@@ -389,6 +389,6 @@ impl Drop for AbandonGuard<'_> {
 
 impl fmt::Debug for SettleQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Later").field("waiting", &self.pending()).finish()
+        f.debug_struct("SettleQueue").field("waiting", &self.pending()).finish()
     }
 }

@@ -46,7 +46,7 @@ pub(super) struct AdminArgs {
 /// Without what may be a token or a password, if only by a slip of the pen.
 impl fmt::Debug for AdminArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdminChoice").field("tls", &self.tls).finish_non_exhaustive()
+        f.debug_struct("AdminArgs").field("tls", &self.tls).finish_non_exhaustive()
     }
 }
 

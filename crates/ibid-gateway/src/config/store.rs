@@ -41,7 +41,7 @@ pub struct StoreSettings {
     /// How many replicas of a Redis must have what was written.
     pub wait_replicas: u32,
     /// Bytes of finished answers that are kept in this process. None: what is usual for the store.
-    pub near: Option<u64>,
+    pub local_cache: Option<u64>,
     /// Whether records are compressed. None: what is usual for the store.
     pub compress: Option<bool>,
     /// For `ibid migrate`: the SQL expression for the user whose rows row-level security shows.
@@ -67,7 +67,7 @@ pub struct StoreSelection {
 impl fmt::Debug for StoreSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let store = self.store.as_ref().map(|_| "****");
-        f.debug_struct("StoreChoice").field("config", &self.config).field("store", &store).finish()
+        f.debug_struct("StoreSelection").field("config", &self.config).field("store", &store).finish()
     }
 }
 
@@ -118,7 +118,7 @@ impl StoreSettings {
             prefix: self.prefix.clone(),
             timeout: self.timeout,
             wait_replicas: self.wait_replicas,
-            local_cache: self.near,
+            local_cache: self.local_cache,
         })
     }
 
@@ -156,7 +156,7 @@ pub(super) fn build_store(file: raw::RawStore, wrong: ErrorForKey<'_>) -> Result
         prefix,
         timeout: require_non_zero("store.timeout", file.timeout, Duration::from_millis(500), wrong)?,
         wait_replicas: wait_replicas as u32,
-        near: file.near.map(|written| written.0.0),
+        local_cache: file.local_cache.map(|written| written.0.0),
         compress: file.compress.map(|written| written.0),
         rls_user: file.rls_user.map(|written| written.0),
         sweep_every: require_non_zero("store.sweep_every", file.sweep_every, Duration::from_secs(60), wrong)?,

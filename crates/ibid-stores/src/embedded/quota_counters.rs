@@ -179,6 +179,6 @@ impl Counters for QuotaCounters {
 
 impl fmt::Debug for QuotaCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Counts({})", self.state.lock().counts.len())
+        write!(f, "QuotaCounters({})", self.state.lock().counts.len())
     }
 }

@@ -141,6 +141,6 @@ impl Drop for PostgresConnection {
 
 impl fmt::Debug for PostgresConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Link({} under way)", self.in_flight())
+        write!(f, "PostgresConnection({} under way)", self.in_flight())
     }
 }

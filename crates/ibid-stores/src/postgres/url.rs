@@ -120,7 +120,7 @@ impl fmt::Display for PostgresUrl {
 
 impl fmt::Debug for PostgresUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Place({self})")
+        write!(f, "PostgresUrl({self})")
     }
 }
 

@@ -16,11 +16,11 @@ use redis::Value;
 
 use super::{
     RedisInner,
-    answers::{self, ReplyParts},
+    error::{RedisCallError, check_reply},
+    replies::{self, ReplyParts},
     scripts::{self, ScriptCall},
     server::{RedisCommand, RedisServer, background_deadline},
     topology::BUCKET_COUNT,
-    trouble::{RedisCallError, check_reply},
 };
 
 /// Maximum number of concurrent scripts, so that a walk over all buckets does not delay other calls.
@@ -196,7 +196,7 @@ impl RedisInner {
         let mut rows = ReplyParts::from_value(self.run(&call).await?)?;
         let mut found = Vec::new();
         for at in some {
-            found.extend(answers::parse_entry_info(rows.value().unwrap_or(Value::Nil), at)?);
+            found.extend(replies::parse_entry_info(rows.value().unwrap_or(Value::Nil), at)?);
         }
         Ok(found)
     }
@@ -338,7 +338,7 @@ impl RedisInner {
         self.topology.ensure_known().await.map_err(|why| StoreError::from(RedisCallError::NotSent(why)))?;
         let nodes = self.topology.all();
         if nodes.is_empty() {
-            return Err(StoreError::new(ErrorKind::NotApplied, super::trouble::STORE_NAME, "no node is known"));
+            return Err(StoreError::new(ErrorKind::NotApplied, super::error::STORE_NAME, "no node is known"));
         }
         Ok(nodes)
     }

@@ -5,9 +5,9 @@ use std::{collections::HashMap, sync::Arc};
 use redis::Value;
 
 use super::{
+    error::{RedisCallError, check_reply},
     server::{RedisCommand, RedisServer, background_deadline},
     topology::RedisTopology,
-    trouble::{RedisCallError, check_reply},
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]

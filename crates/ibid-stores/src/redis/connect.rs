@@ -26,7 +26,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{
-    trouble::STORE_NAME,
+    error::STORE_NAME,
     url::{RedisHost, RedisUrl},
 };
 use crate::certificates::{ReloadingTlsConfig, TlsFile, TlsMaterial};
@@ -44,7 +44,10 @@ pub(super) struct RedisConnector {
 
 impl fmt::Debug for RedisConnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dialer").field("place", &self.url).field("timeout", &self.timeout).finish_non_exhaustive()
+        f.debug_struct("RedisConnector")
+            .field("place", &self.url)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
     }
 }
 

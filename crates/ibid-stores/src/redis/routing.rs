@@ -8,9 +8,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
     RedisInner,
+    error::{RedisCallError, STORE_NAME, check_reply, corrupt_reply},
     scripts::ScriptCall,
     server::{RedisCommand, RedisServer},
-    trouble::{RedisCallError, STORE_NAME, check_reply, corrupt_reply},
     url::RedisHost,
 };
 use crate::breaker::with_jitter;

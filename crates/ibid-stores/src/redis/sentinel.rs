@@ -14,8 +14,8 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     connect::{RedisConnection, RedisConnector},
+    error::check_reply,
     server::{RedisServer, ServerTarget},
-    trouble::check_reply,
     url::RedisHost,
 };
 use crate::breaker::with_jitter;

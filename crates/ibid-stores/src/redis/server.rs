@@ -13,8 +13,8 @@ use tokio::{
 
 use super::{
     connect::{RedisConnection, RedisConnector},
+    error::{RedisCallError, check_reply},
     sentinel,
-    trouble::{RedisCallError, check_reply},
     url::RedisHost,
 };
 use crate::breaker::CircuitBreaker;
@@ -285,7 +285,10 @@ impl fmt::Display for ServerTarget {
 
 impl fmt::Debug for RedisServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("target", &self.target).field("connected_to", &self.host()).finish_non_exhaustive()
+        f.debug_struct("RedisServer")
+            .field("target", &self.target)
+            .field("connected_to", &self.host())
+            .finish_non_exhaustive()
     }
 }
 

@@ -181,7 +181,7 @@ impl fmt::Display for RedisHost {
 
 impl fmt::Debug for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Place")
+        f.debug_struct("RedisUrl")
             .field("shape", &self.deployment)
             .field("hosts", &self.hosts)
             .field("user", &self.user.as_ref().map(|_| "****"))

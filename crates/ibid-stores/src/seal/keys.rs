@@ -140,7 +140,7 @@ impl fmt::Debug for SealKey {
 
 impl fmt::Debug for Sealer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sealing")
+        f.debug_struct("Sealer")
             .field("keys", &self.key_ids())
             .field("rules", &self.key_ring().options)
             .finish_non_exhaustive()

@@ -44,6 +44,6 @@ impl GenerationCounter for PostgresGeneration {
 
 impl fmt::Debug for PostgresGeneration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Numbered").field("applied", &*self.highest_applied.lock()).finish_non_exhaustive()
+        f.debug_struct("PostgresGeneration").field("applied", &*self.highest_applied.lock()).finish_non_exhaustive()
     }
 }

@@ -65,12 +65,12 @@ impl ResponseAbort {
 
 impl fmt::Debug for PeerConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Connection").field(&self.0).finish()
+        f.debug_tuple("PeerConnection").field(&self.0).finish()
     }
 }
 
 impl fmt::Debug for ResponseAbort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cut").field("is_cut", &self.0.lock().is_aborted).finish()
+        f.debug_struct("ResponseAbort").field("is_cut", &self.0.lock().is_aborted).finish()
     }
 }

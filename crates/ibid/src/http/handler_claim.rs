@@ -86,6 +86,6 @@ impl HandlerClaim {
 
 impl fmt::Debug for HandlerClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claimed").field("lease", &self.0.lease).finish_non_exhaustive()
+        f.debug_struct("HandlerClaim").field("lease", &self.0.lease).finish_non_exhaustive()
     }
 }

@@ -37,7 +37,7 @@ impl PollHook {
 
 impl fmt::Debug for PollHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Around")
+        f.write_str("PollHook")
     }
 }
 

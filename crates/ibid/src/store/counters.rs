@@ -84,7 +84,7 @@ impl Counters for InMemoryCounters {
 
 impl fmt::Debug for InMemoryCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Windows({})", self.0.lock().entries.len())
+        write!(f, "InMemoryCounters({})", self.0.lock().entries.len())
     }
 }
 

@@ -186,7 +186,7 @@ impl fmt::Debug for Address {
 impl fmt::Debug for ClaimToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, ..] = self.0;
-        write!(f, "Token({a:02x}{b:02x}…)")
+        write!(f, "ClaimToken({a:02x}{b:02x}…)")
     }
 }
 

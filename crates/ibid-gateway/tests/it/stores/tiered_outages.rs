@@ -29,7 +29,7 @@ impl TieredGateways {
         let (url, database) = migrated_database(&postgres, postgres.port()).await;
         let upstream = TestUpstream::start().await;
         let store = format!(
-            "[store]\nurl = {:?}\nfallback = {url:?}\nnear = \"0\"\ntimeout = \"1s\"\nstrict = false\n",
+            "[store]\nurl = {:?}\nfallback = {url:?}\nlocal_cache = \"0\"\ntimeout = \"1s\"\nstrict = false\n",
             redis.url()
         );
         let [one, other] = start_two(&format!("{}\n{store}", shipped_config("bookings")), &upstream).await;

@@ -9,7 +9,7 @@ use ibid::store::{
 };
 use redis::Value;
 
-use super::trouble::corrupt_reply;
+use super::error::corrupt_reply;
 
 /// The parts of a reply, in order.
 pub(super) struct ReplyParts(vec::IntoIter<Value>);

@@ -94,7 +94,7 @@ impl SharedKeyDetector {
 
 impl fmt::Debug for SharedKeyDetector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Twins").finish_non_exhaustive()
+        f.debug_struct("SharedKeyDetector").finish_non_exhaustive()
     }
 }
 

@@ -21,10 +21,10 @@ use tokio::{
 
 use super::{
     connect::RedisConnection,
+    error::check_reply,
     key_names::{KeyNames, parse_wake_message},
     server::ServerTarget,
     topology::{BUCKET_COUNT, RedisTopology},
-    trouble::check_reply,
     waiters::WaiterTable,
 };
 use crate::{breaker::with_jitter, local_cache::AnswerCache};
@@ -301,6 +301,6 @@ impl Drop for BucketListener {
 
 impl std::fmt::Debug for PubSubSlot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slot").field("open", &self.open_connection().is_some()).finish()
+        f.debug_struct("PubSubSlot").field("open", &self.open_connection().is_some()).finish()
     }
 }
