@@ -143,16 +143,13 @@ struct TxRun<'a, P> {
     displayed_key: String,
     key_hash: String,
     token: ClaimToken,
-    /// The holder to take over.
     take_over: Option<Fence>,
     /// Number of temporary failures so far.
     failed_attempts: u32,
-    /// Deadline for waiting for other calls.
     wait_deadline: Instant,
     uncertain_commit: Option<UncertainCommit>,
 }
 
-/// The result of one transaction.
 enum TxAttempt {
     Committed(Response<Bytes>),
     /// The operation did not run, because of this entry.
@@ -166,9 +163,7 @@ enum TxAttempt {
 }
 
 enum TxNextAction {
-    /// Starts another transaction at once.
     RetryNow,
-    /// Starts another transaction after a pause.
     RetryLater,
     Finish(Box<TxOutcome>),
 }

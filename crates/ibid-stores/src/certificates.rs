@@ -22,7 +22,6 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) struct TlsPaths {
     /// CA certificates that verify the server. `None` uses the system's root certificates.
     pub(crate) ca: Option<PathBuf>,
-    /// Paths of the client certificate and its private key.
     pub(crate) client_cert: Option<(PathBuf, PathBuf)>,
 }
 
@@ -40,7 +39,6 @@ pub(crate) struct TlsFile {
 
 type BuildTlsConfig = dyn Fn(&TlsMaterial) -> Result<ClientConfig, String> + Send + Sync;
 
-/// The current TLS configuration.
 pub(crate) struct ReloadingTlsConfig {
     /// Name of the store in log messages.
     store: &'static str,

@@ -358,12 +358,9 @@ impl fmt::Debug for Embedded {
 /// A log that was read and repaired, before anything is written to it.
 struct OpenedLog {
     log: SharedLog,
-    /// Any existing segment.
     any_segment: Option<Arc<LogSegment>>,
     writer_start: writer::WriterStart,
-    /// The last sequence number of the cold lane.
     cold_sequence: u64,
-    /// Ids of the segments that a snapshot covers.
     covered: HashSet<u32>,
     report: StoreReport,
 }

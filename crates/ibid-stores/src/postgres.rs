@@ -5,9 +5,9 @@
 //! finds a completed answer writes nothing.
 //!
 //! ```text
-//! url         parses URLs       pool, connection  connections     lane     batches calls into one statement
-//! statements  prepared SQL      rows              column mapping  error    classifies failures
-//! waiting     waits for holders checks            server checks   migrate  the schema
+//! url         parses URLs        pool, connection  connections      batcher  many calls as one statement
+//! statements  prepared SQL       rows              column mapping   error    classifies failures
+//! waiters     waits for holders  checks            server settings  migrate  the schema
 //! ```
 //!
 //! An unreachable server is not an error at opening: calls fail as not applied until it is reachable.

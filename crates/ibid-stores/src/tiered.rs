@@ -111,7 +111,6 @@ struct TieredInner {
     mode: TieredMode,
     observer: Arc<dyn Observer>,
     generation: GenerationTracker,
-    /// Bounds the number of background tasks.
     background: Arc<Semaphore>,
     /// Tokens that were sent to the authority and may hold a claim there, while the front's state is absent or
     /// uncertain. At most [`MAX_TRACKED_TOKENS`].

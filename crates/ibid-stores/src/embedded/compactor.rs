@@ -59,7 +59,6 @@ struct SegmentPoolState {
 }
 
 impl SegmentPool {
-    /// Requests the next segment.
     pub(super) fn request(&self, urgent: bool) {
         let mut state = self.state.lock();
         if state.ready_segment.is_none() && (!state.is_wanted || urgent != state.is_urgent) {
@@ -140,7 +139,6 @@ pub(super) struct Compactor {
     cold_segment: Option<ColdSegment>,
     /// Sequence number of the next batch in the cold lane.
     sequence: u64,
-    /// Ids of the segments that the last snapshot covers.
     snapshot_segments: HashSet<u32>,
     /// The lane's last segment if it could not be sealed: the next one proves where it ends. 0 if there is none.
     unsealed_segment: u32,

@@ -92,7 +92,6 @@ pub(super) fn settle(
     (SettleOutcome::Applied, Some(settled_entry(entry, end, now)))
 }
 
-/// Settles a claim whose entry belongs to another holder.
 fn settle_held_by_other(
     entry: &LogEntry, lease: &Lease, end: &Settlement, now: UnixMicros,
 ) -> EntryDecision<SettleOutcome> {
@@ -109,7 +108,6 @@ fn settle_held_by_other(
     claim_lost(entry, now)
 }
 
-/// Settles a claim whose entry is absent.
 fn settle_absent(
     current: Option<&LogEntry>, lease: &Lease, end: &Settlement, now: UnixMicros,
 ) -> EntryDecision<SettleOutcome> {
@@ -192,7 +190,6 @@ fn restore(
     (SettleOutcome::Restored, Some(restored))
 }
 
-/// Returns the entry after the settlement.
 fn settled_entry(entry: &LogEntry, end: &Settlement, now: UnixMicros) -> LogEntry {
     let least = if matches!(end, Settlement::Release) { micros(entry.ask.lease) } else { 0 };
     let mut next = changed_entry(entry, phase_after(end, now), now + micros(end.ttl()).max(least));

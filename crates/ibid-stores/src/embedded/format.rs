@@ -21,7 +21,6 @@ use bytes::{Buf, BufMut};
 
 /// Unit in bytes that a disk writes completely or not at all.
 pub(super) const SECTOR_LEN: usize = 512;
-/// Offset of a segment's first batch.
 pub(super) const FIRST_BATCH_OFFSET: u64 = 4096;
 /// The version that this build writes. It rejects later ones.
 pub(super) const FORMAT_VERSION: u32 = 1;
@@ -130,10 +129,8 @@ pub(super) struct BatchHeader {
     /// One more than that of the previous batch in the lane.
     pub(super) sequence: u64,
     pub(super) clock: u64,
-    /// The highest fence granted so far.
     pub(super) highest_fence: u64,
     pub(super) lane: u8,
-    /// Marks the last batch of a segment.
     pub(super) is_seal: bool,
 }
 

@@ -124,7 +124,6 @@ impl IndexSlot {
         LogEntryKind::from_bits((self.length_and_kind >> KIND_SHIFT) as u8).expect("only kinds are put in")
     }
 
-    /// Whether the entry's key may have this hash.
     pub(super) fn may_match_key_hash(&self, key_hash: &str) -> bool {
         self.key_checksum == key_checksum(key_hash)
     }
@@ -198,7 +197,6 @@ impl Index {
         }
     }
 
-    /// Whether this exact slot still exists.
     pub(super) fn contains_slot(&self, slot: &IndexSlot) -> bool {
         self.shards[slot.shard()].lock().table.position(slot.prefix, slot.version()).is_some_and(|at| at.1 == *slot)
     }
@@ -281,7 +279,6 @@ impl IndexShard {
         self.table.slots.iter().filter(|slot| slot.segment != 0)
     }
 
-    /// Inserts the slots of a snapshot.
     pub(super) fn insert_snapshot_slots(&mut self, slots: impl Iterator<Item = IndexSlot>) {
         slots.for_each(|slot| self.table.insert(slot));
     }

@@ -101,7 +101,6 @@ impl SharedLog {
         }
     }
 
-    /// Returns why the store is read-only, if it is.
     pub(super) fn read_only_reason(&self) -> Option<&str> {
         self.read_only.get().map(String::as_str)
     }

@@ -44,7 +44,6 @@ struct QuotaState {
     file: Option<Arc<dyn DiskFile>>,
     /// The file cannot be read or written: counting continues in memory.
     is_broken: bool,
-    /// Number of slots in the file.
     slot_count: u32,
     free_slots: Vec<u32>,
     last_expiry_scan: UnixMicros,

@@ -55,7 +55,6 @@ pub(super) struct RecoveredLog {
 pub(super) enum RecoveryMode {
     /// Skips the segments that a snapshot covers.
     UseSnapshot,
-    /// Reads all segments.
     ReadEverything,
 }
 

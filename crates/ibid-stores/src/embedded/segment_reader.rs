@@ -35,7 +35,6 @@ pub(super) struct ScannedSegment {
     pub(super) last_batch: Option<ScannedBatch>,
 }
 
-/// The findings of one reader thread.
 pub(super) struct SegmentReader<'a> {
     index: &'a Index,
     by_id: &'a HashMap<u32, Arc<LogSegment>>,

@@ -41,7 +41,6 @@ pub(super) struct SegmentEnd {
     /// Sequence number of the first batch; `last_sequence` is that of the seal.
     pub(super) first_sequence: u64,
     pub(super) last_sequence: u64,
-    /// Offset of the seal.
     pub(super) offset: u64,
 }
 
@@ -166,7 +165,6 @@ pub(super) struct LogPosition {
     pub(super) highest_fence: u64,
 }
 
-/// Why no segment could be prepared.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SegmentError {
     #[error("{taken} of {max} MiB are taken by records that still answer; raise max_size or shorten ttl")]
@@ -185,7 +183,6 @@ impl SegmentSet {
         Self { disk, limits, store_id, by_id, used_bytes, next_id }
     }
 
-    /// Returns the bytes of all files.
     pub(super) fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Relaxed)
     }

@@ -43,7 +43,6 @@ const MAGIC: &[u8; 8] = b"ibid ix2";
 const V1_MAGIC: &[u8; 8] = b"ibid idx";
 /// Bytes written before the thread yields.
 const WRITE_CHUNK_BYTES: usize = 1 << 20;
-/// Number of threads that read a snapshot.
 const READER_THREADS: usize = 4;
 
 /// The contents of a snapshot's trailer.
@@ -55,7 +54,6 @@ pub(super) struct IndexSnapshot {
     pub(super) highest_fence: u64,
     /// Length of an encoded slot in bytes.
     slot_len: usize,
-    /// Number of slots per shard.
     slot_counts: Vec<u32>,
     /// Salt and contents of the segments that need not be read, by id.
     pub(super) covered_segments: HashMap<u32, (u64, SegmentEnd)>,

@@ -71,7 +71,6 @@ struct StagedEntry {
 pub(super) struct LogTail {
     segment: Arc<LogSegment>,
     offset: u64,
-    /// Sequence number of the segment's first batch.
     first_sequence: u64,
     is_sealed: bool,
 }
@@ -100,7 +99,6 @@ pub(super) struct WriterStart {
     pub(super) renewed: Vec<LogEntry>,
 }
 
-/// Why a batch is not in the log.
 enum AppendError {
     /// The batch is certainly not in the log.
     NotWritten(String),
@@ -167,7 +165,6 @@ impl LogWriter {
         Ok(writer)
     }
 
-    /// Writes the recovered entries before the first call.
     fn write_recovered(&mut self) -> io::Result<()> {
         match self.append() {
             Ok(()) => self.publish_entries(),

@@ -40,7 +40,6 @@ pub(super) struct Batcher {
 #[derive(Debug, Default)]
 struct BatchQueue {
     jobs: VecDeque<BatchJob>,
-    /// Number of running workers.
     worker_count: usize,
 }
 

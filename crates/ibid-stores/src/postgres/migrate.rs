@@ -139,7 +139,6 @@ fn dry_run_file(statements: &[String], report: &[String]) -> Vec<String> {
 struct MigrationScript<'a> {
     tx: &'a Transaction<'a>,
     statements: Vec<String>,
-    /// Lines for people.
     report: Vec<String>,
 }
 

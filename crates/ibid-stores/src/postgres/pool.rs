@@ -97,7 +97,6 @@ impl PostgresPool {
         self.findings.lock().clone()
     }
 
-    /// Returns why there is no connection.
     pub(super) fn last_error(&self) -> Option<(ErrorKind, String)> {
         self.last_error.lock().clone()
     }

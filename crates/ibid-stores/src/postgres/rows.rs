@@ -80,7 +80,6 @@ pub(super) struct LeaseColumns<'a> {
     retry_delays: Vec<i64>,
 }
 
-/// A settlement, as columns.
 #[derive(Default)]
 pub(super) struct SettlementColumns<'a> {
     pub(super) kind: i16,

@@ -66,7 +66,6 @@ pub(super) struct RedisConnection {
 struct ConnectionState {
     /// Set by the task that drives the socket when it ends, and by [`RedisConnection::abort`].
     is_closed: AtomicBool,
-    /// Number of replies received.
     reply_count: AtomicU64,
 }
 
@@ -76,7 +75,6 @@ impl RedisConnector {
         Ok(Self { url: place, tls, timeout })
     }
 
-    /// Opens a connection for calls.
     pub(super) async fn connect(&self, host: &RedisHost) -> Result<RedisConnection, String> {
         self.open(host, self.connection_info(true), self.url.database, None).await
     }

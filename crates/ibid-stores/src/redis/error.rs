@@ -33,7 +33,6 @@ impl RedisCallError {
         matches!(self, Self::Refused { code, text } if code == wanted || text.contains(&format!("-{wanted} ")))
     }
 
-    /// Returns the target of a redirect.
     pub(super) fn redirect_target(&self) -> Option<(&str, u16)> {
         let Self::Refused { text, .. } = self else { return None };
         let (name, port) = text.split_whitespace().nth(1)?.rsplit_once(':')?;

@@ -57,7 +57,6 @@ impl KeyNames {
         format!("{}quota:{who}", self.bucket_prefix(who.0[0]))
     }
 
-    /// Key of the sweeper's lock.
     pub(super) fn sweeper_key(&self) -> String {
         format!("{}sweeper", self.bucket_prefix(0))
     }

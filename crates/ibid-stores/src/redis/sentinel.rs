@@ -24,7 +24,6 @@ use crate::breaker::with_jitter;
 /// responding.
 const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Connects to the primary with this name.
 pub(super) async fn connect_primary(dialer: &RedisConnector, name: &str) -> Result<RedisConnection, String> {
     let mut answers: FuturesUnordered<_> =
         dialer.url.hosts.iter().map(|sentinel| ask_sentinel(dialer, sentinel, name)).collect();
@@ -46,7 +45,6 @@ pub(super) async fn connect_primary(dialer: &RedisConnector, name: &str) -> Resu
     Err(format!("no primary {name:?} was found: {}", why.join("; ")))
 }
 
-/// Asks a sentinel for the primary.
 async fn ask_sentinel(dialer: &RedisConnector, sentinel: &RedisHost, name: &str) -> Result<RedisHost, String> {
     let wire = dialer.connect_sentinel(sentinel).await?;
     query_primary(&wire, dialer.timeout, name).await

@@ -59,7 +59,6 @@ impl<'a> RedisCommand<'a> {
         Self { command, asking: false, replicas: 0 }
     }
 
-    /// Returns all commands to send at once.
     fn pipeline(self, patience: Duration) -> redis::Pipeline {
         let mut all = redis::pipe();
         if self.asking {
@@ -98,7 +97,6 @@ impl RedisServer {
         &self.target
     }
 
-    /// Returns the connected host.
     pub(super) fn host(&self) -> Option<RedisHost> {
         self.wire.lock().as_ref().filter(|wire| wire.is_open()).map(|wire| wire.host.clone())
     }

@@ -92,7 +92,6 @@ impl RedisTopology {
         }
     }
 
-    /// Returns all servers that own a bucket.
     pub(super) fn all(&self) -> Vec<Arc<RedisServer>> {
         match &self.kind {
             TopologyKind::Single(link) => vec![link.clone()],

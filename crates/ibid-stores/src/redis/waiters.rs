@@ -36,7 +36,6 @@ pub(super) struct HolderWatch {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ObservedLease {
     pub(super) observed_at: Instant,
-    /// When the holder's lease ends.
     pub(super) lease_until: Instant,
     pub(super) epoch: u64,
 }

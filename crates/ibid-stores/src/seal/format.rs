@@ -110,7 +110,6 @@ impl SealedHeader {
 }
 
 impl AssociatedData<'_> {
-    /// Returns the associated data.
     fn encode_with(&self, head: &[u8]) -> Vec<u8> {
         let mut bound = Vec::with_capacity(head.len() + 32 + 34);
         bound.extend_from_slice(head);

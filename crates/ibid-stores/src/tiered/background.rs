@@ -25,7 +25,6 @@ const RELEASE_WAIT: Duration = Duration::from_millis(50);
 /// Maximum number of recently forgotten addresses that are remembered.
 const MAX_RECENT_FORGETS: usize = 256;
 
-/// An update of the front.
 #[derive(Debug, Clone)]
 pub(super) enum BackgroundTask {
     /// Settles the claim by its token. An absent entry is not restored: it may have been forgotten since.
@@ -184,7 +183,6 @@ impl BackgroundTask {
     }
 }
 
-/// Whether an unsettled claim exists under another fence.
 fn is_held_under_other_fence(held: &SettleOutcome) -> bool {
     matches!(held, SettleOutcome::ClaimLost(found) if matches!(**found, ClaimOutcome::InProgress(_) | ClaimOutcome::OutcomeUnknown(_)))
 }

@@ -27,7 +27,6 @@ const MIN_TRUSTED_TTL: Duration = Duration::from_secs(1);
 /// Upper limit of a lease, so that adding it does not overflow the clock.
 const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// How a claim in the front was obtained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FrontClaimOrigin {
     /// The front had no entry.

@@ -21,7 +21,6 @@ const FRONT_ONLY: u8 = 2;
 const HEADER_LEN: usize = MAGIC.len() + 1 + 8 + 4 + 1 + 32;
 const TOKEN_LEN: usize = 16;
 
-/// A completed answer read from the front.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FrontCopy {
     /// The entry as the authority would return it.

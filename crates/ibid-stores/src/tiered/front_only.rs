@@ -145,7 +145,6 @@ pub(super) fn front_only_lease(ask: &Arc<ClaimRequest>, mine: &Lease) -> Lease {
     Lease { request: ask.clone(), fence: mine.fence, attempt: mine.attempt, front_only: true }
 }
 
-/// The address of the marker's own entry.
 fn marker_address(at: &Address) -> Address {
     Address(Sha256::new().chain_update(b"solo").chain_update(at.0).finalize().into())
 }
