@@ -71,6 +71,7 @@ pub(crate) mod sealed {
     pub trait TransactionEnd: Sized {
         /// Commits. `Ok` does not prove that there was something left to commit.
         fn commit(self) -> impl Future<Output = Result<(), DriverError>> + Send;
+        /// Rolls the transaction back.
         fn rollback(self) -> impl Future<Output = Result<(), DriverError>> + Send;
     }
 }
