@@ -1,14 +1,14 @@
-//! Stores for [`ibid`], named by URL.
+//! Store backends for [`ibid`], selected by URL.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
 //! let store = ibid_stores::open("memory:?max_size=64MiB").await?;
-//! assert_eq!(store.promise().store, "memory");
+//! assert_eq!(store.guarantees().store, "memory");
 //! # Ok::<_, ibid_stores::UrlError>(()) }).unwrap();
 //! ```
 //!
-//! A [`StoreConfig`] is a whole configuration: one store, or two as one, with finished answers kept near,
-//! sealed if there are keys.
+//! [`StoreConfig`] describes a complete setup: one store or two tiered stores, an optional local cache of completed
+//! answers, and optional encryption.
 
 pub mod embedded;
 pub mod local_cache;
