@@ -1,6 +1,6 @@
-//! The gateway: `main → commands → server → the ibid layer → proxy → upstream`, and back.
+//! The gateway. A request passes `main → commands → server → the ibid layer → proxy → upstream`.
 //!
-//! Nothing outside [`config`] reads the environment; nothing here exits the process.
+//! Only [`config`] reads the environment. Nothing in this crate's library exits the process.
 
 pub mod admin;
 pub mod commands;
