@@ -1,8 +1,7 @@
 //! The configuration in force, and its replacement without dropping a request.
 //!
 //! Each request uses one [`ConfigSnapshot`] from its start to its end. A changed file is read, checked and swapped in.
-//! A
-//! file that is invalid, or that would make remembered answers unreachable, is rejected and logged.
+//! A file that is invalid, or that would make remembered answers unreachable, is rejected and logged.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -245,8 +244,7 @@ impl ConfigSnapshot {
     }
 
     /// Matches a request to its route. Only method and path decide what covers it; media type and version decide how it
-    /// is
-    /// handled.
+    /// is handled.
     fn match_route(&self, head: RequestHead<'_>, named: &RouteCandidates<'_>) -> RouteMatch {
         let routes = &self.settings.routes;
         let covering = || {

@@ -1,10 +1,8 @@
 //! Annotates the app's own OpenAPI document as it passes, like `ibid openapi` does offline.
 //!
 //! Every request goes to the app, which decides who may read the document. The gateway sends the entity tag of the
-//! version
-//! that it annotated last, so a 304 means that this version is still current. The client's conditions do not reach the
-//! app:
-//! they refer to the annotated document, which also changes with the configuration.
+//! version that it annotated last, so a 304 means that this version is still current. The client's conditions do not
+//! reach the app: they refer to the annotated document, which also changes with the configuration.
 //!
 //! Invariant: a response is the app's own, unchanged, or the whole annotated document with its own entity tag.
 

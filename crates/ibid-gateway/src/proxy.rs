@@ -48,8 +48,7 @@ pub struct ProxyClient {
     /// Whether the peer is a trusted proxy, so that its forwarding headers count.
     pub is_trusted: bool,
     /// The connection's permit under `limits.max_connections`. Weak, because operations outlive the connection; a
-    /// tunnel
-    /// upgrades it.
+    /// tunnel upgrades it.
     connection_permit: Weak<OwnedSemaphorePermit>,
     body_timeout: Duration,
     reply_timeout: Duration,
@@ -309,8 +308,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
 /// forged.
 ///
 /// Lists (`X-Forwarded-For`, `Forwarded`) are joined into one line, in order. For the other headers the last line
-/// counts,
-/// because the nearest proxy wrote it.
+/// counts, because the nearest proxy wrote it.
 fn set_forwarded_headers<B>(client: &ProxyClient, request: &mut Request<B>) {
     const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
     const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");

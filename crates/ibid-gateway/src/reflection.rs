@@ -88,8 +88,7 @@ async fn fetch_descriptors(settings: &GatewaySettings) -> Result<Bytes, (String,
 }
 
 /// Queries the upstreams of all gRPC routes in turn, or that of `[policy]` if there are none. Concatenated descriptor
-/// sets are
-/// a valid descriptor set.
+/// sets are a valid descriptor set.
 async fn fetch_descriptors_from(snapshot: &ConfigSnapshot) -> Result<Bytes, (String, ReflectionError)> {
     let settings = &snapshot.settings;
     let is_named = settings.routes.iter().any(|route| route.protocol == Protocol::Grpc && !route.is_default_policy);

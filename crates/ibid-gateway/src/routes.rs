@@ -1,8 +1,7 @@
 //! Matches a request to its policy. The first matching route wins; `[policy]` covers the rest.
 //!
 //! Invariant: no spelling of a path, no media type and no HTTP version lets a request escape a route that names it.
-//! Only
-//! method and path decide: the path as sent, and every way in which an app may [read](path::readings) it.
+//! Only method and path decide: the path as sent, and every way in which an app may [read](path::readings) it.
 
 use std::{cmp::Ordering, collections::BTreeSet, ops::Deref, sync::Arc};
 
@@ -25,8 +24,7 @@ pub use pattern::{Match, PathPattern};
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouteEntry {
     /// The route's name, which operators see and `scope = ["route"]` puts into the address (`POST /payments/*` or `*`),
-    /// and
-    /// its policy. The policy's methods are those of the route.
+    /// and its policy. The policy's methods are those of the route.
     pub guard: Arc<Guard>,
     /// For gRPC routes: the guard for requests to its methods that are not gRPC, such as Connect.
     pub(crate) http_guard: Option<Arc<Guard>>,
@@ -62,8 +60,7 @@ pub struct RouteTable {
 #[derive(Debug, Default)]
 pub struct RouteCandidates<'a> {
     /// The route that matches the path as sent; else the first route in the file that matches another reading of the
-    /// path;
-    /// else `[policy]`.
+    /// path; else `[policy]`.
     pub first: Option<&'a RouteEntry>,
     /// Further routes that match another reading of the path.
     pub others: Vec<&'a RouteEntry>,
@@ -259,8 +256,7 @@ impl RouteTable {
     }
 
     /// Returns the format of refusals for a path if no policy applies: that of the first route whose pattern matches
-    /// the
-    /// path, whatever its methods.
+    /// the path, whatever its methods.
     pub fn refusal_shape(&self, path: &str) -> RefusalFormat {
         if self.iter().all(|route| route.policy.refusals == RefusalFormat::default()) {
             return RefusalFormat::default();

@@ -1,8 +1,7 @@
 //! The listener: accepts connections, serves each one, and shuts down gracefully.
 //!
 //! At shutdown the server stops accepting, lets running requests finish, and waits for their operations. At the
-//! deadline it
-//! stops waiting: unfinished operations get the state outcome unknown.
+//! deadline it stops waiting: unfinished operations get the state outcome unknown.
 
 use std::{
     collections::HashSet,

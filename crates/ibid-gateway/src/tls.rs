@@ -86,10 +86,8 @@ fn with_identity(
 }
 
 /// Returns the TLS configuration of `ibid health`. It connects to an IP address of its own machine, so it cannot check
-/// the
-/// certificate's name. The certificate must be issued by one of these CAs, if any are given. The health check exchanges
-/// no
-/// secrets.
+/// the certificate's name. The certificate must be issued by one of these CAs, if any are given. The health check
+/// exchanges no secrets.
 ///
 /// # Errors
 /// Returns an error if a certificate is invalid.

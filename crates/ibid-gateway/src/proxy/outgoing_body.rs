@@ -39,8 +39,7 @@ struct BodyIdleWatch {
 }
 
 /// When the body last made progress, and whether it timed out. The task that sends the body writes it; the task that
-/// waits
-/// for the response reads it.
+/// waits for the response reads it.
 pub(super) struct BodyProgress {
     since: Instant,
     last_progress_ms: AtomicU64,

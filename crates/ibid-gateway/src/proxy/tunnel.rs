@@ -1,10 +1,8 @@
 //! Upgraded connections: the allowed protocols, and the copying of bytes in both directions.
 //!
 //! Invariant: the gateway tunnels only the protocols in the setting `upgrades`. No policy covers requests inside a
-//! tunnel,
-//! so `Upgrade: h2c` must never open one. A tunnel counts as a client connection until it ends. It ends when neither
-//! side
-//! has sent anything for the limit.
+//! tunnel, so `Upgrade: h2c` must never open one. A tunnel counts as a client connection until it ends. It ends when
+//! neither side has sent anything for the limit.
 
 use std::{
     future::Future,

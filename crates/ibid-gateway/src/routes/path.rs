@@ -57,8 +57,7 @@ pub(super) fn has_single_reading(path: &str) -> bool {
 
 /// Returns every way in which an app may read a path, apart from case and a trailing slash. Apps differ in whether, and
 /// in which order, they decode escapes, treat backslashes as slashes, merge slashes, strip segment parameters and
-/// remove
-/// dot segments.
+/// remove dot segments.
 pub(super) fn readings(path: &str) -> PathReadings {
     // No app decodes twice, so each reading records whether it is decoded.
     let mut found = vec![(normalise(path).into_owned().into_bytes(), false)];

@@ -3,9 +3,9 @@
 //! hyper's server cannot send them, so [`InterimSocket`] writes them below hyper.
 //!
 //! Invariant: an interim response is written only between two responses. hyper flushes its socket only after it has
-//! written
-//! everything, so nothing is half-written between a flush and hyper's next write, as long as the final response has not
-//! begun. The server therefore calls [`InterimResponses::end_request`] before it gives hyper the final response.
+//! written everything, so nothing is half-written between a flush and hyper's next write, as long as the final response
+//! has not begun. The server therefore calls [`InterimResponses::end_request`] before it gives hyper the final
+//! response.
 
 use std::{
     io::{self, IoSlice},

@@ -1,6 +1,5 @@
 //! Cuts off responses that a client does not read: after `limits.write_timeout`, or when other requests need the
-//! memory. That
-//! resets an HTTP/2 stream and closes an HTTP/1 connection.
+//! memory. That resets an HTTP/2 stream and closes an HTTP/1 connection.
 
 use std::{
     pin::Pin,

@@ -1,8 +1,7 @@
 //! The body of a reply, which returns or closes the connection when it ends.
 //!
 //! Invariant: a body that ends without an error is complete. Only then does the connection return to the pool. An
-//! error, or
-//! dropping the body early, closes it.
+//! error, or dropping the body early, closes it.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -5,13 +5,11 @@
 //!   upstream declared in its protocol that it did not process the request. All other failures are
 //!   [`SendFailure::MaybeWritten`].
 //! - A request is resent only with that proof, in at most [`MAX_SEND_ATTEMPTS`] attempts. Exception: a GET or HEAD
-//!   without a
-//!   claim and without a body is resent once, on another connection, if a reused connection ended before a byte of the
-//!   reply.
-//! - Dropping the future of [`UpstreamClient::send`], or a reply's body before its end, closes the HTTP/1.1
-//!   connection or resets the HTTP/2 stream. The only timeouts here are those for getting a connection from the pool
-//! and
-//!   for opening one.
+//!   without a claim and without a body is resent once, on another connection, if a reused connection ended before a
+//!   byte of the reply.
+//! - Dropping the future of [`UpstreamClient::send`], or a reply's body before its end, closes the HTTP/1.1 connection
+//!   or resets the HTTP/2 stream. The only timeouts here are those for getting a connection from the pool and for
+//!   opening one.
 
 mod body;
 mod connect;
@@ -338,8 +336,7 @@ where
     }
 
     /// Like [`Checkout::await_reply`]: hyper returns a request that was queued while its connection ended once every
-    /// sender is
-    /// gone.
+    /// sender is gone.
     async fn await_h2_reply<T>(&self, shared: H2Connection<B>, reply: impl Future<Output = T>) -> T {
         tokio::pin!(reply);
         tokio::select! {

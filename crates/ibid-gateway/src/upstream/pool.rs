@@ -3,13 +3,11 @@
 //! Invariants:
 //! - At most `max_open` sockets are open: each holds a [`ConnectionPermit`] until it is closed.
 //! - Requests without a claim use at most three quarters of them: each such use holds an [`UnclaimedPermit`]. The rest
-//!   is
-//!   reserved for claimed requests, so that requests without a key cannot starve them.
+//!   is reserved for claimed requests, so that requests without a key cannot starve them.
 //! - While a task waits, every idle connection is offered. A task that returns a connection checks for waiters *after*
-//!   it
-//!   publishes the connection; a task that waits checks the idle lists *after* it queues (both sequentially
+//!   it publishes the connection; a task that waits checks the idle lists *after* it queues (both sequentially
 //!   consistent). Waiters are served in order and receive the connection itself, so that new requests cannot starve
-//! them.
+//!   them.
 //!
 //! Lock order: shard, then connection. The limit's lock is taken with neither held.
 
