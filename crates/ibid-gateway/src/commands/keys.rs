@@ -133,7 +133,7 @@ struct ResolveArgs {
     /// A header of the answer, such as 'Location: /payments/7'; may be repeated
     #[arg(long, value_name = "NAME: VALUE")]
     header: Vec<String>,
-    /// How long the answer is remembered from now on [default: the remaining life of the entry]
+    /// How long the answer is remembered from now on [default: the entry's whole lifetime]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     keep: Option<Duration>,
 }

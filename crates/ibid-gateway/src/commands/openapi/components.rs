@@ -87,7 +87,8 @@ fn key_description(policy: &Policy) -> String {
 
 fn key_schema(policy: &Policy, place: &str) -> NewValue {
     let pattern = match &policy.key.format {
-        // A longer quoted key is accepted too, but the pattern has no separate limit for it.
+        // The gateway also accepts a quoted key that exceeds maxLength only by its quotes; a schema cannot express
+        // that.
         KeyFormat::Any if place == "header" => format!("^({BARE_CHAR}+|\"{QUOTED_CHAR}+\")$"),
         KeyFormat::Any => "^[!-~]+$".into(),
         KeyFormat::Raw => "^[ -~]+$".into(),
