@@ -1,4 +1,4 @@
-//! What `ibid` can be told to do. Commands print and return; only `main` exits.
+//! The commands of `ibid`. They print and return; only `main` exits.
 
 pub mod check;
 pub mod conform;

@@ -1,13 +1,13 @@
-//! From a file, variables and flags to finished [`GatewaySettings`]: past start-up nothing can be invalid.
+//! Turns a file, variables and flags into finished [`GatewaySettings`]. After start-up no setting can be invalid.
 //!
-//! The way goes in one direction: `raw` (the file as written) → `args` (variables and flags laid over it) →
-//! `finish` (defaults, contradictions) → [`GatewaySettings`]. This is the only module that reads the environment.
+//! The steps are `raw` (the file as written) → `args` (overrides by variables and flags) → `validate` (defaults,
+//! contradictions) → [`GatewaySettings`]. Only this module reads the environment.
 //!
 //! ```
-//! use ibid_gateway::config::{Env, ServeArgs, Settings};
+//! use ibid_gateway::config::{Env, GatewaySettings, ServeArgs};
 //!
 //! let args = ServeArgs { upstream: Some("http://127.0.0.1:3000".into()), ..ServeArgs::default() };
-//! let settings = Settings::load(&args, &Env::of(&[("IBID_PRESET", "stripe")])).unwrap();
+//! let settings = GatewaySettings::load(&args, &Env::from_pairs(&[("IBID_PRESET", "stripe")])).unwrap();
 //! assert_eq!(settings.listen.to_string(), "127.0.0.1:8080");
 //! assert_eq!(settings.routes.iter().next().unwrap().preset, "stripe");
 //! ```
@@ -54,18 +54,18 @@ pub use store::{DEFAULT_STORE, StoreSelection, StoreSettings};
 pub(crate) use webhooks::is_webhook_preset;
 
 impl GatewaySettings {
-    /// Reads the file, if one is named, lays variables and flags over it and finishes it.
+    /// Reads the file, if one is named, applies variables and flags, and validates the result.
     ///
     /// # Errors
-    /// One line about the first setting that cannot be.
+    /// Returns the first invalid setting, as one line.
     pub fn load(args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
         Self::load_with_reflection(args, env, None)
     }
 
-    /// The same, if the upstreams were asked which gRPC methods they have: with what they said.
+    /// Like [`load`](Self::load), with the descriptor set that reflection returned.
     ///
     /// # Errors
-    /// One line about the first setting that cannot be.
+    /// Returns the first invalid setting, as one line.
     pub fn load_with_reflection(
         args: &ServeArgs, env: &Env<'_>, reflected: Option<Bytes>,
     ) -> Result<Self, ConfigError> {
@@ -77,10 +77,10 @@ impl GatewaySettings {
         Self::parse_and_validate(&text, path, args, env, reflected)
     }
 
-    /// The same, of a file whose text is at hand.
+    /// Like [`load`](Self::load), with the text of the file.
     ///
     /// # Errors
-    /// One line about the first setting that cannot be.
+    /// Returns the first invalid setting, as one line.
     pub fn from_text(text: &str, path: Option<PathBuf>, args: &ServeArgs, env: &Env<'_>) -> Result<Self, ConfigError> {
         Self::parse_and_validate(text, path, args, env, None)
     }
@@ -96,10 +96,10 @@ impl GatewaySettings {
     }
 }
 
-/// A duration as it is written in a file.
+/// Parses a duration in the syntax of the file.
 ///
 /// # Errors
-/// What was found and what is allowed.
+/// Returns the value found and the values allowed.
 pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     scalar::Scalar::from_text(text)
 }

@@ -1,12 +1,13 @@
-//! Callers known by their tokens: `scope = ["jwt:sub"]`.
+//! Verifies callers' JWTs: `scope = ["jwt:sub"]`.
 //!
 //! Invariants:
-//! - **The key decides which algorithms are good for it**, never the token: a public key verifies no HMAC, `none` nothing.
-//! - **What is not verified has no claims.** A token that is forged, expired or of another issuer gives a refusal, before
-//!   anything is claimed.
-//! - **A fetch that fails changes nothing**: the keys that are known stay in force.
+//! - **The key decides which algorithms are valid**, never the token: a public key verifies no HMAC, and `none` is
+//!   invalid.
+//! - **An unverified token has no claims.** A token that is forged, expired or from another issuer is refused before
+//!   the request claims anything.
+//! - **A failed fetch changes nothing**: the known keys stay in force.
 //!
-//! [`keys`] reads keys, [`remote`] fetches them, and here a token is taken apart.
+//! [`keys`] parses keys, [`remote`] fetches them, and this module parses tokens.
 
 use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
@@ -23,10 +24,9 @@ use crate::config::{JwtKeys, JwtSettings, TokenSource};
 mod keys;
 mod remote;
 
-/// Told to those whose token cannot be judged yet.
+/// `Retry-After` while no keys are loaded.
 const RETRY_AFTER_NO_KEYS: Duration = Duration::from_secs(1);
 
-/// Verifies tokens.
 pub struct JwtVerifier {
     settings: JwtSettings,
     validation: Validation,
@@ -34,9 +34,8 @@ pub struct JwtVerifier {
     remote: Option<RemoteJwks>,
 }
 
-/// Why a token is not believed.
 enum TokenError {
-    /// Perhaps its key is new: worth a look.
+    /// The key may be new, so a fetch is worthwhile.
     UnknownKey,
     Invalid(String),
 }
@@ -45,7 +44,7 @@ impl JwtVerifier {
     /// Fetches nothing yet.
     ///
     /// # Errors
-    /// What is wrong with the keys.
+    /// Returns a description of the problem if the keys are invalid.
     pub fn new(settings: &JwtSettings) -> Result<Self, String> {
         let (keys, remote) = match &settings.keys {
             JwtKeys::Secret(secret) => (KeySet::from_secret(secret.expose())?, None),
@@ -57,12 +56,11 @@ impl JwtVerifier {
         Ok(Self { settings: settings.clone(), validation: rules, keys: ArcSwap::from_pointee(keys), remote })
     }
 
-    /// Whether it verifies by these settings.
     pub(crate) fn uses_settings(&self, settings: &JwtSettings) -> bool {
         self.settings == *settings
     }
 
-    /// What becomes of the token in a request: the claims that were asked for, or a refusal.
+    /// Verifies the token of a request. Returns the wanted claims or a refusal.
     pub(crate) async fn identify_caller(&self, headers: &HeaderMap, wanted: &HashSet<String>) -> TokenVerification {
         let token = match extract_token(headers, &self.settings.from) {
             Ok(token) => token,
@@ -81,7 +79,7 @@ impl JwtVerifier {
         })
     }
 
-    /// Keeps keys that come from a URL fresh, for as long as somebody holds the verifier.
+    /// Refreshes keys from a URL in a background task, for as long as the verifier exists.
     pub(crate) fn refresh_in_background(self: &Arc<Self>) {
         let Some(every) = self.remote.as_ref().map(|remote| remote.refresh_interval) else { return };
         let verifier = Arc::downgrade(self);
@@ -115,7 +113,7 @@ impl JwtVerifier {
             match decode::<Map<String, Value>>(token, key, &rules) {
                 Ok(verified) => return Ok(verified.claims),
                 Err(why) => match why.kind() {
-                    // Without a name it may be of a key that is newer than ours.
+                    // A token without a key id may be signed with a key that is newer than the known ones.
                     ErrorKind::InvalidSignature if header.kid.is_none() && self.remote.is_some() => {}
                     ErrorKind::InvalidSignature => doubt = describe_error(&ErrorKind::InvalidSignature),
                     kind => return Err(describe_error(kind)),
@@ -132,7 +130,7 @@ fn validation(settings: &JwtSettings) -> Validation {
         rules.set_issuer(&[issuer]);
         rules.required_spec_claims.insert("iss".into());
     }
-    // Without one configured, whom else a token is for is not our business.
+    // Without a configured audience, any audience is accepted.
     rules.validate_aud = !settings.audience.is_empty();
     if rules.validate_aud {
         rules.set_audience(&settings.audience);
@@ -141,7 +139,7 @@ fn validation(settings: &JwtSettings) -> Validation {
     rules
 }
 
-/// The token of a request, from the first source that is present.
+/// Returns the token of a request from the first source that is present.
 fn extract_token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a str, Refusal> {
     for source in from {
         let (mut found, name) = match source {
@@ -168,7 +166,7 @@ fn extract_token<'a>(headers: &'a HeaderMap, from: &[TokenSource]) -> Result<&'a
     Err(missing_token_refusal(from))
 }
 
-/// The values of every cookie of this name.
+/// Returns the values of all cookies with this name.
 fn cookie_values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a [u8]> {
     let pairs = headers.get_all(header::COOKIE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
     let value = |pair: &'a [u8]| pair.trim_ascii().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
@@ -193,7 +191,7 @@ fn missing_token_refusal(from: &[TokenSource]) -> Refusal {
     Refusal::new(RefusalReason::IdentityInvalid, detail)
 }
 
-/// The claims that were asked for and are one value: text, or a whole number.
+/// Selects the wanted claims that are a string or an integer.
 fn select_claims(all: Map<String, Value>, wanted: &HashSet<String>) -> TokenClaims {
     let text = |value: Value| match value {
         Value::String(text) => Some(text),
@@ -204,7 +202,7 @@ fn select_claims(all: Map<String, Value>, wanted: &HashSet<String>) -> TokenClai
     TokenClaims(asked.filter_map(|(name, value)| Some((name, text(value)?))).collect())
 }
 
-/// In words that help whoever has to get a better token, and that quote nothing of it.
+/// Describes the problem without quoting the token.
 fn describe_error(kind: &ErrorKind) -> TokenError {
     TokenError::Invalid(match kind {
         ErrorKind::ExpiredSignature => "it has expired".into(),

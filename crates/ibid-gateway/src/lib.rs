@@ -1,6 +1,6 @@
-//! The gateway: `main → commands → server → the ibid layer → proxy → upstream`, and back.
+//! The gateway. A request passes `main → commands → server → the ibid layer → proxy → upstream`.
 //!
-//! Nothing outside [`config`] reads the environment; nothing here exits the process.
+//! Only [`config`] reads the environment. Nothing in this crate's library exits the process.
 
 #![allow(missing_docs, reason = "the library of a binary: its items are documented where the name does not say enough")]
 

@@ -1,7 +1,7 @@
-//! The configuration in force, and how another takes its place without dropping a request.
+//! The configuration in force, and its replacement without dropping a request.
 //!
-//! A request takes one [`ConfigSnapshot`] and keeps it to its end. A changed file is read again, checked, and swapped in;
-//! one that is wrong, or that would forget what is remembered, is refused and said so.
+//! Each request uses one [`ConfigSnapshot`] from its start to its end. A changed file is read, checked and swapped in.
+//! A file that is invalid, or that would make remembered answers unreachable, is rejected and logged.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -32,110 +32,95 @@ use crate::{
     upstream::{self, UpstreamClient, UpstreamTarget},
 };
 
-/// How often the file is looked at. Its content is compared, so any way of replacing it is seen.
+/// Interval between two checks of the file. Its content is compared, so every way of replacing it is noticed.
 const FILE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Everything that a request is decided by.
+/// Everything that decides how a request is handled.
 pub struct ConfigSnapshot {
-    /// As configured.
     pub settings: GatewaySettings,
-    /// By URL.
+    /// Keyed by URL.
     upstreams: HashMap<String, Arc<UpstreamClient<UpstreamRequestBody>>>,
     default_upstream: Arc<UpstreamClient<UpstreamRequestBody>>,
-    /// The same upstreams for gRPC calls, by the same URLs: over HTTP/2 in any case.
+    /// The same upstreams for gRPC calls, keyed by the same URLs. They always use HTTP/2.
     grpc_upstreams: HashMap<String, Arc<UpstreamClient<UpstreamRequestBody>>>,
-    /// How the listener speaks TLS, if it does.
     pub tls: Option<Arc<rustls::ServerConfig>>,
-    /// How the admin port does.
     pub admin_tls: Option<Arc<rustls::ServerConfig>>,
-    /// Verifies callers' tokens.
     jwt_verifier: Option<Arc<JwtVerifier>>,
-    /// Who takes traces, if anybody does.
     pub(crate) collector: Option<Arc<OtlpExporter>>,
-    /// Who may use the admin port.
     pub tokens: AdminTokens,
-    /// The app's own OpenAPI documents, which are annotated.
+    /// The app's own OpenAPI documents, which the gateway annotates.
     documents: Vec<Arc<Document>>,
-    /// The published contract.
     pub page: RenderedContract,
 }
 
-/// The published contract, rendered.
+/// The published contract, rendered for people (`html`) and for programs (`json`).
 #[derive(Debug)]
 pub struct RenderedContract {
-    /// For people.
     pub html: String,
-    /// For programs.
     pub json: String,
 }
 
-/// The upstream that a request goes to, in its extensions.
+/// The upstream that a request goes to. The server stores it in the request's extensions.
 #[derive(Clone)]
 pub struct RoutedUpstream {
-    /// Where to.
     pub upstream: Arc<UpstreamClient<UpstreamRequestBody>>,
-    /// How refusals are written where no policy covers the request.
+    /// Format of refusals if no policy covers the request.
     pub refusals: RefusalFormat,
     route_match: RouteMatch,
 }
 
-/// What of a request decides which route it is under, and how that route handles it.
+/// The parts of a request that decide its route, and how the route handles it.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestHead<'a> {
-    /// As sent.
     pub method: &'a Method,
-    /// As sent.
     pub uri: &'a Uri,
-    /// Of HTTP.
     pub version: Version,
-    /// All of them.
     pub headers: &'a HeaderMap,
 }
 
 impl RequestHead<'_> {
-    /// Whether it is a gRPC call.
     fn is_grpc_call(&self) -> bool {
         grpc::is_call(self.version, self.headers) && self.method.as_str().eq_ignore_ascii_case("POST")
     }
 }
 
-/// The snapshot in force.
+/// Holds the snapshot in force.
 pub struct LiveConfig {
     current: ArcSwap<ConfigSnapshot>,
-    /// What the process started with: what is only read at start-up is as it is here.
+    /// The settings at start-up. Settings that are only read at start-up keep these values.
     startup_settings: GatewaySettings,
-    /// Held from reading the file to putting it in force, so that no reload puts an older file in the place of a newer one.
+    /// Held from reading the file to swapping it in, so that a reload cannot replace a newer file with an older one.
     reload_lock: Mutex<()>,
     args: ServeArgs,
-    /// What tenants may begin: counted on while its limits change.
+    /// Keeps its counts when a reload changes the limits.
     quota: Arc<Quota>,
 }
 
-/// What became of a changed file.
+/// The result of a reload.
 #[derive(Debug)]
 pub enum ReloadOutcome {
-    /// It says the same as before.
+    /// The file is equivalent to the configuration in force.
     Unchanged,
-    /// It is in force. What it cannot change without a restart is listed.
+    /// The file is in force. Lists the settings that take effect only after a restart.
     Applied(Vec<&'static str>),
-    /// It is wrong; the old one stays.
+    /// The file is invalid; the old configuration stays in force.
     Invalid(String),
-    /// It would forget what is remembered; the old one stays.
+    /// The file would make remembered answers unreachable; the old configuration stays in force.
     WouldForget(Vec<String>),
 }
 
 impl RoutedUpstream {
-    /// The one upstream that there is, with nothing covered.
+    /// Routes every request to `upstream`; no policy covers anything.
     pub fn pass_through(upstream: Arc<UpstreamClient<UpstreamRequestBody>>) -> Self {
         Self { upstream, refusals: RefusalFormat::Problem, route_match: RouteMatch::NotCovered }
     }
 }
 
 impl ConfigSnapshot {
-    /// Connects nothing yet; upstreams of `before` keep their connections.
+    /// Opens no connection. Upstreams that `before` also has keep their connections.
     ///
     /// # Errors
-    /// If an upstream or its certificates make no sense.
+    /// Returns an error if an upstream or its certificates are invalid.
     pub fn new(settings: GatewaySettings, before: Option<&Self>) -> Result<Self, String> {
         let (mut upstreams, mut for_calls) = (HashMap::new(), HashMap::new());
         let routes = settings.routes.iter().filter_map(|route| route.upstream.as_ref());
@@ -154,7 +139,7 @@ impl ConfigSnapshot {
             html: contract_page::render_html(&settings.routes),
             json: format!("{:#}\n", contract_page::json(&settings.routes)),
         };
-        // TLS is not turned off without a restart: until then, the last certificate goes on serving.
+        // Turning TLS off needs a restart. Until then the last certificate stays in use.
         let tls = match &settings.tls {
             Some(tls) => Some(tls::listener_config(tls)?),
             None => before.and_then(|before| before.tls.clone()),
@@ -172,7 +157,7 @@ impl ConfigSnapshot {
                 },
             ),
         };
-        // Whoever traces at the start does so to the end; only where to may change.
+        // Tracing that is on at start-up stays on. A reload changes only the collector.
         let collector = match &settings.trace {
             None => before.and_then(|before| before.collector.clone()),
             Some(trace) => match before.filter(|before| before.settings.trace.as_ref() == Some(trace)) {
@@ -198,7 +183,7 @@ impl ConfigSnapshot {
         })
     }
 
-    /// Who verifies the token of a request, and the claims that its route asks for. `None` if it asks for none.
+    /// Returns the verifier for the request's token and the claims that its route needs, or `None` if it needs none.
     pub(crate) fn verifier_for(&self, chosen: &RoutedUpstream) -> Option<(Arc<JwtVerifier>, HashSet<String>)> {
         let RouteMatch::Covered { route, alternatives: also } = &chosen.route_match else { return None };
         let routes = std::iter::once(route).chain(also);
@@ -213,7 +198,7 @@ impl ConfigSnapshot {
         }
     }
 
-    /// Where the requests of a route go, or those of none.
+    /// Returns the upstream of a route, or the default one.
     fn upstream(&self, protocol: Protocol, route: Option<&RouteEntry>) -> Arc<UpstreamClient<UpstreamRequestBody>> {
         let own = route.and_then(|route| route.upstream.as_ref()).and_then(|url| self.upstreams(protocol).get(url));
         match (own, protocol) {
@@ -230,12 +215,12 @@ impl ConfigSnapshot {
             && self.settings.upstream_identity == settings.upstream_identity
     }
 
-    /// Finds the route of a request, and where the request goes.
+    /// Finds the route and the upstream of a request.
     pub fn route_request(&self, head: RequestHead<'_>) -> RoutedUpstream {
         let path = head.uri.path();
         let named = self.settings.routes.candidates(head.method, path);
         let protocol = if head.is_grpc_call() { Protocol::Grpc } else { Protocol::Http };
-        // Where its path leads to, whether or not anything covers it.
+        // The path decides the upstream, whether or not a policy covers the request.
         let upstream = self.upstream(protocol, named.first);
         RoutedUpstream {
             upstream,
@@ -244,10 +229,10 @@ impl ConfigSnapshot {
         }
     }
 
-    /// The OpenAPI document that a request asks for, if no route covers it.
+    /// Returns the OpenAPI document that the request is for, if no route covers the request.
     pub(crate) fn document(&self, head: RequestHead<'_>) -> Option<Arc<Document>> {
         let document = self.documents.iter().find(|document| document.is_at(head.uri.path()))?;
-        // The app is asked with GET for both.
+        // The gateway sends GET to the app for both methods.
         let is_read = matches!(*head.method, Method::GET | Method::HEAD);
         let passes = |method| {
             matches!(
@@ -258,7 +243,8 @@ impl ConfigSnapshot {
         (is_read && passes(head.method) && passes(&Method::GET)).then(|| document.clone())
     }
 
-    /// Method and path alone decide what covers a request; media type and version only decide how it is handled.
+    /// Matches a request to its route. Only method and path decide what covers it; media type and version decide how it
+    /// is handled.
     fn match_route(&self, head: RequestHead<'_>, named: &RouteCandidates<'_>) -> RouteMatch {
         let routes = &self.settings.routes;
         let covering = || {
@@ -327,7 +313,7 @@ fn build_upstream(
 }
 
 impl LiveConfig {
-    /// Puts a snapshot in force.
+    /// Puts a first snapshot in force.
     pub fn new(snapshot: ConfigSnapshot, args: ServeArgs) -> Arc<Self> {
         snapshot.jwt_verifier.iter().for_each(JwtVerifier::refresh_in_background);
         let limits = snapshot.settings.quota;
@@ -343,24 +329,23 @@ impl LiveConfig {
         })
     }
 
-    /// What tenants may begin, as the settings in force say.
     pub fn quota(&self) -> &Arc<Quota> {
         &self.quota
     }
 
-    /// The snapshot in force.
+    /// Returns the snapshot in force.
     pub fn now(&self) -> arc_swap::Guard<Arc<ConfigSnapshot>> {
         self.current.load()
     }
 
-    /// Reads the file again. One reload at a time; others wait.
+    /// Reads the file again. Concurrent reloads wait for each other.
     pub fn reload(&self, env: &Env<'_>) -> ReloadOutcome {
         let _alone = self.reload_lock.lock();
         self.reload_file(env, self.now().settings.reflected_descriptors.clone())
     }
 
-    /// The same, with what the upstreams of `asked` say of themselves now. Nothing is done if another snapshot has taken its
-    /// place since: its upstreams may be others.
+    /// Like [`reload`](Self::reload), with the descriptor set that the upstreams of `asked` returned. Does nothing if
+    /// `asked` is no longer in force, because the upstreams may differ.
     pub fn reload_with_reflection(
         &self, env: &Env<'_>, asked: &Arc<ConfigSnapshot>, reflected: Bytes,
     ) -> ReloadOutcome {
@@ -385,7 +370,7 @@ impl LiveConfig {
         if settings == before.settings {
             return ReloadOutcome::Unchanged;
         }
-        // The store is the one of the start, whatever files have said since.
+        // The process still uses the store that it opened at start-up, whatever later files say.
         let mut in_force = before.settings.clone();
         in_force.store = self.startup_settings.store.clone();
         let forgotten = settings.forgotten_answers(&in_force);
@@ -398,7 +383,7 @@ impl LiveConfig {
         }
         match ConfigSnapshot::new(settings, Some(&before)) {
             Ok(snapshot) => {
-                // Before the first request under the new settings.
+                // This must happen before the first request under the new settings.
                 snapshot.settings.seal.iter().for_each(SealSettings::activate_keys);
                 let known = before.jwt_verifier.as_ref();
                 let new = snapshot.jwt_verifier.iter().filter(|jwt| known.is_none_or(|known| !Arc::ptr_eq(known, jwt)));
@@ -415,10 +400,10 @@ impl LiveConfig {
         }
     }
 
-    /// Looks at the file, and at those that its values are read from, every second, and at once when `nudged`.
+    /// Checks the file, and the files that its values come from, every second and whenever `nudged` receives.
     pub async fn watch(self: Arc<Self>, mut nudged: tokio::sync::mpsc::Receiver<()>) {
         let Some(path) = self.now().settings.file.clone() else { return };
-        // Nothing at first, because the file may have changed since it was loaded.
+        // `None` at first, because the file may have changed since it was loaded.
         let mut last = None;
         loop {
             let told_to = tokio::select! {
@@ -434,7 +419,6 @@ impl LiveConfig {
         }
     }
 
-    /// Says what became of a reload.
     pub(crate) fn log_outcome(&self, reload: ReloadOutcome) {
         let file = self.now().settings.file.clone().unwrap_or_default();
         let shown = file.display();
@@ -465,7 +449,7 @@ async fn read_contents(file: &Path, files: &[std::path::PathBuf]) -> Vec<Option<
     found
 }
 
-/// Reads what [`ConfigSnapshot::route_request`] found from the request's extensions.
+/// Reads the [`RoutedUpstream`] that [`ConfigSnapshot::route_request`] returned from the request's extensions.
 pub struct RoutedUpstreamLookup(pub Arc<LiveConfig>);
 
 impl Routing for RoutedUpstreamLookup {

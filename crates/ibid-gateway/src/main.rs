@@ -1,4 +1,4 @@
-//! The binary. The only place that exits.
+//! The binary. Only this file exits the process.
 
 use std::{io, process::ExitCode};
 
@@ -8,7 +8,7 @@ use ibid_gateway::{
     config::{Env, ServeArgs},
 };
 
-/// A setting is wrong: `EX_USAGE` of sysexits.
+/// Exit code for an invalid setting: `EX_USAGE` of sysexits.
 const EXIT_INVALID_CONFIG: u8 = 64;
 
 #[derive(Parser)]
@@ -18,23 +18,23 @@ const EXIT_INVALID_CONFIG: u8 = 64;
     about = "A request that is retried has its effect once and gets the same answer every time."
 )]
 enum Command {
-    /// The gateway in front of a built-in payments API: try it without anything else
+    /// Run the gateway in front of a built-in payments API, to try it without an app
     Demo(demo::DemoArgs),
-    /// The gateway in front of your app
+    /// Run the gateway in front of your app
     Serve(ServeArgs),
-    /// Validate a configuration; print each route's effective dials; say what a change would forget
+    /// Validate a configuration, print each route's effective dials and report the answers that a change would forget
     Check(check::CheckArgs),
-    /// Ask the gateway that has the same settings how it is
+    /// Check the health of the gateway that uses the same settings
     Health(health::HealthArgs),
-    /// What a store remembers: look at it, and say how it ended where nobody knows
+    /// Inspect stored keys and resolve unknown outcomes
     Keys(Box<keys::KeysArgs>),
-    /// What shadow mode saw: what would be replayed and refused, and who sends no key
+    /// Report what shadow mode observed: requests to replay or refuse, and callers that send no key
     Report(report::ReportArgs),
-    /// Remove what has expired from a store, and mark what has lapsed
+    /// Remove expired entries from a store and mark expired leases as outcome unknown
     Sweep(sweep::SweepArgs),
-    /// Make, update or remove the tables of a PostgreSQL store
+    /// Create, update or remove the tables of a PostgreSQL store
     Migrate(migrate::MigrateArgs),
-    /// The embedded store, while no gateway has it open
+    /// Maintain an embedded store that no gateway has open
     Store(store::StoreArgs),
     /// Add the key header, the refusals and the replay headers to an OpenAPI document
     Openapi(openapi::OpenapiArgs),
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         Ok(command) => command,
         Err(why) => {
             let _ = why.print();
-            // Help and the version are what was asked for.
+            // Printing help or the version is a success.
             return if why.use_stderr() { EXIT_INVALID_CONFIG.into() } else { ExitCode::SUCCESS };
         }
     };
@@ -73,13 +73,13 @@ fn main() -> ExitCode {
         }
         Command::Conform(args) => match conform::run(&args, &mut io::stdout().lock()) {
             Ok(conforms) => return conforms.code().into(),
-            // Whoever reads it has read enough.
+            // The reader closed the pipe, which is not a failure.
             Err(conform::ConformError::Print(why)) if why.kind() == io::ErrorKind::BrokenPipe => None,
             Err(why) => Some((why.to_string(), why.code())),
         },
         Command::Check(args) => match check::run(&args, &env, &mut io::stdout()) {
             Ok(verdict) => return verdict.code().into(),
-            // Whoever reads it has read enough.
+            // The reader closed the pipe, which is not a failure.
             Err(check::CheckError::Print(why)) if why.kind() == io::ErrorKind::BrokenPipe => None,
             Err(why) => Some((why.to_string(), EXIT_INVALID_CONFIG)),
         },
@@ -93,11 +93,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// The end of a command that worked on a store.
 fn exit_code(end: Result<(), CommandError>) -> ExitCode {
     match end {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads it has read enough.
+        // The reader closed the pipe, which is not a failure.
         Err(CommandError::Output(why)) if why.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("{why}");

@@ -1,10 +1,10 @@
-//! The app's own OpenAPI document, annotated as it passes: what `ibid openapi` does offline.
+//! Annotates the app's own OpenAPI document as it passes, like `ibid openapi` does offline.
 //!
-//! Every request goes to the app, which decides who may read the document. It is asked with the entity tag of the version
-//! that was annotated last, so that a 304 means: that version is still right. Conditions of the client do not reach the app,
-//! because they are about the annotated document, which also changes with the configuration.
+//! Every request goes to the app, which decides who may read the document. The gateway sends the entity tag of the
+//! version that it annotated last, so a 304 means that this version is still current. The client's conditions do not
+//! reach the app: they refer to the annotated document, which also changes with the configuration.
 //!
-//! Invariant: an answer is the app's own, unchanged, or the whole annotated document under an entity tag of its own.
+//! Invariant: a response is the app's own, unchanged, or the whole annotated document with its own entity tag.
 
 use std::{
     pin::Pin,
@@ -38,12 +38,12 @@ use crate::{
 
 mod conditions;
 
-/// Larger documents pass unchanged.
+/// Maximum size in bytes. Larger documents pass unchanged.
 const MAX_DOCUMENT: u64 = 10 << 20;
-/// What is reserved while a document is annotated, per byte of it: two trees of nodes and the new text.
+/// Bytes to reserve per byte of the document while annotating it: two trees of nodes and the new text.
 const MEMORY_PER_BYTE: u64 = 16;
 
-/// Of the app's answer, these do not hold for the annotated document.
+/// Headers of the app's response that do not apply to the annotated document.
 const REPLACED: [HeaderName; 9] = [
     header::ACCEPT_RANGES,
     header::CONTENT_ENCODING,
@@ -62,18 +62,18 @@ type Answer = Response<ResponseBody<ProxyResponseBody>>;
 pub(crate) struct Document {
     path: String,
     routes: RouteTable,
-    /// Held while a version is annotated: one at a time.
+    /// Held while annotating, so that only one version is annotated at a time.
     annotating: Arc<tokio::sync::Mutex<()>>,
     last: Mutex<Option<Arc<Version>>>,
-    /// Whether it was said that there is no memory for it.
+    /// Whether the lack of memory was logged.
     told_of_memory: AtomicBool,
 }
 
-/// A version of the document, as the app has it.
+/// A version of the app's document.
 struct Version {
-    /// Host, path and query of the request that it answered.
+    /// Host, path and query of the request that returned it.
     target: String,
-    /// The app's.
+    /// The app's entity tag.
     etag: Option<HeaderValue>,
     /// SHA-256 of its bytes, if all of them were read.
     digest: Option<[u8; 32]>,
@@ -89,22 +89,20 @@ struct Annotated {
     _memory: Arc<MemoryReservation>,
 }
 
-/// A request for a document.
 pub(crate) struct Asked {
     pub(crate) document: Arc<Document>,
     pub(crate) ibid: Ibid,
-    /// How long the app may take for the body.
+    /// Maximum time for the app to send the body.
     pub(crate) timeout: Duration,
-    /// The shape of the answer if it takes longer, or breaks off.
+    /// Format of the refusal if the body is late or breaks off.
     pub(crate) refusals: RefusalFormat,
     /// For the log.
     pub(crate) request_id: Option<HeaderValue>,
 }
 
-/// The body of the app's answer.
 enum Read {
     Whole(Bytes, Option<HeaderMap>, MemoryReservation),
-    /// Why it was not read further, and all of it for the client.
+    /// Why reading stopped, and the complete body for the client.
     Begun(Unread, ResponseBody<ProxyResponseBody>),
 }
 
@@ -125,7 +123,6 @@ impl Document {
         })
     }
 
-    /// Whether it is at this path.
     pub(crate) fn is_at(&self, path: &str) -> bool {
         self.path == path
     }
@@ -134,12 +131,12 @@ impl Document {
         self.last.lock().clone()
     }
 
-    /// The version with these bytes, if it is the last one.
+    /// Returns the last version if it has these bytes.
     fn same_bytes(&self, digest: &[u8; 32]) -> Option<Arc<Version>> {
         self.last().filter(|last| last.digest.as_ref() == Some(digest))
     }
 
-    /// A version with the same bytes, as another answer sent them: from now on the last one.
+    /// Records that another response had the same bytes, and makes that version the last one.
     fn under(
         &self, same: &Version, content_type: HeaderValue, target: String, etag: Option<HeaderValue>,
     ) -> Arc<Version> {
@@ -149,7 +146,7 @@ impl Document {
         version
     }
 
-    /// Keeps a version as the last one. Says why it passes unchanged, unless that was said of it before.
+    /// Makes a version the last one. Logs why it passes unchanged, unless that is already logged.
     fn keep(&self, version: Arc<Version>) {
         let last = self.last.lock().replace(version.clone());
         let Err(why) = &version.made else { return };
@@ -172,7 +169,7 @@ impl Document {
         }
     }
 
-    /// Annotates a version. Blocks.
+    /// Annotates a version. Blocks the thread.
     fn annotate(&self, given: &[u8], content_type: HeaderValue, ibid: &Ibid) -> Result<Annotated, NotAnnotated> {
         let text = std::str::from_utf8(given).map_err(|why| NotAnnotated::Wrong(format!("it is not UTF-8: {why}")))?;
         let _working = ibid.reserve(given.len() as u64 * MEMORY_PER_BYTE).ok_or(NotAnnotated::NoMemory)?;
@@ -201,26 +198,25 @@ impl Document {
     }
 }
 
-/// Why a document was not annotated.
 enum NotAnnotated {
-    /// As long as these bytes are the document's.
+    /// Permanent for these bytes.
     Wrong(String),
-    /// Now.
+    /// Temporary.
     NoMemory,
 }
 
 impl Asked {
-    /// Asks the app, and answers with the annotated document if it sends one.
+    /// Forwards the request to the app and annotates the response if it is a document.
     pub(crate) async fn answer(self, mut service: IbidService<Proxy>, mut request: Request<Incoming>) -> Answer {
         let is_head = request.method() == Method::HEAD;
-        // An answer to HEAD would not have what the headers of the annotated document are computed from.
+        // A response to HEAD has no body to compute the annotated document's headers from.
         *request.method_mut() = Method::GET;
         let target = target(&request);
         let conditions = Conditions::take(request.headers_mut());
         let headers = request.headers_mut();
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let known = self.document.last().filter(|last| last.target == target && last.etag.is_some());
-        // Of a version that passes unchanged there is no copy: a 304 helps only a client that has one.
+        // The gateway has no copy of a version that passes unchanged. A 304 then only helps a client that has one.
         let known = known.filter(|known| known.made.is_ok() || conditions.hold(known.etag.as_ref()));
         if let Some(etag) = known.as_ref().and_then(|known| known.etag.as_ref()) {
             headers.insert(header::IF_NONE_MATCH, etag.clone());
@@ -239,7 +235,7 @@ impl Asked {
         if is_head { without_body(answer) } else { answer }
     }
 
-    /// The app's answer, annotated if it is a document.
+    /// Annotates the app's response if it is a document.
     async fn annotated(&self, answer: Answer, target: String) -> Answer {
         let etag = answer.headers().get(header::ETAG).filter(|etag| conditions::opaque(etag).is_some()).cloned();
         let left = |why: String, etag| Arc::new(Version { target: target.clone(), etag, digest: None, made: Err(why) });
@@ -279,7 +275,7 @@ impl Asked {
         }
     }
 
-    /// The version with these bytes, from now on the last one. `None` if it could not be made now.
+    /// Returns the version with these bytes and makes it the last one. `None` if it cannot be annotated now.
     async fn version(
         &self, given: Bytes, content_type: HeaderValue, target: String, etag: Option<HeaderValue>,
     ) -> Option<Arc<Version>> {
@@ -288,11 +284,11 @@ impl Asked {
             return Some(self.document.under(&same, content_type, target, etag));
         }
         let alone = self.document.annotating.clone().lock_owned().await;
-        // Another request may have made it meanwhile.
+        // Another request may have annotated it meanwhile.
         if let Some(same) = self.document.same_bytes(&digest) {
             return Some(self.document.under(&same, content_type, target, etag));
         }
-        // To its end even if the client hangs up, so that the next one finds it.
+        // Runs to its end even if the client disconnects, so that the next request finds the result.
         let (document, ibid) = (self.document.clone(), self.ibid.clone());
         let work = move || {
             let _alone: OwnedMutexGuard<()> = alone;
@@ -319,7 +315,7 @@ impl Asked {
 }
 
 impl Annotated {
-    /// An answer that the app gave to a request for the document, with the annotated document in it.
+    /// Puts the annotated document into the app's response.
     fn instead_of(&self, answer: Answer) -> Answer {
         let (mut head, _) = answer.into_parts();
         head.status = StatusCode::OK;
@@ -335,7 +331,7 @@ fn too_large() -> String {
     format!("it is larger than {} MiB", MAX_DOCUMENT >> 20)
 }
 
-/// Reads a body, unless it is too large.
+/// Reads a body unless it is too large.
 async fn read(ibid: &Ibid, mut body: ResponseBody<ProxyResponseBody>) -> Result<Read, String> {
     if body.size_hint().lower() > MAX_DOCUMENT {
         return Ok(Read::Begun(Unread::TooLarge, body));
@@ -378,7 +374,7 @@ fn format_of(content_type: &HeaderValue) -> Option<Format> {
     }
 }
 
-/// The media type of an answer that may be a document, or why it is none.
+/// Returns the media type of a response that may be a document, or why it is none.
 fn document_type(headers: &HeaderMap) -> Result<HeaderValue, String> {
     let shown = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
     if let Some(coding) = headers.get(header::CONTENT_ENCODING).filter(|coding| *coding != "identity") {
@@ -391,7 +387,7 @@ fn document_type(headers: &HeaderMap) -> Result<HeaderValue, String> {
     }
 }
 
-/// What is asked for: apps with several hosts may have a document for each.
+/// Identifies the document: apps with several hosts may have one for each.
 fn target<B>(request: &Request<B>) -> String {
     let uri = request.uri();
     let host = match uri.authority() {

@@ -1,7 +1,7 @@
-//! Takes a request to its upstream and brings the reply back: the innermost service of the gateway.
+//! The innermost service of the gateway: sends a request to its upstream and returns the response.
 //!
-//! It never sends a request again by itself once a byte may have been written. What it knows about a failure it says
-//! in the reply's extensions ([`DispatchOutcome`]), and the layer around it settles by that.
+//! It never resends a request once a byte may have been written. It reports the kind of failure in the response's
+//! extensions ([`DispatchOutcome`]); the layer around it settles accordingly.
 
 use std::{
     convert::Infallible,
@@ -37,37 +37,34 @@ use crate::{
 mod outgoing_body;
 pub mod tunnel;
 
-/// A request's body on its way to the upstream.
 pub type UpstreamRequestBody = OutgoingBody;
-/// A reply's body on its way back.
 pub type ProxyResponseBody = ResponseBody<UpstreamBody>;
 
-/// What the gateway knows about one client's connection.
+/// A client connection, as the proxy sees it.
 pub struct ProxyClient {
-    /// Who is at its other end.
     pub peer: IpAddr,
-    /// Whether it came over TLS.
+    /// Whether the connection uses TLS.
     pub is_secure: bool,
-    /// Whether its forwarding headers are believed.
+    /// Whether the peer is a trusted proxy, so that its forwarding headers count.
     pub is_trusted: bool,
-    /// Its place under `limits.max_connections`. Weak, because operations outlive the connection; a tunnel holds it.
+    /// The connection's permit under `limits.max_connections`. Weak, because operations outlive the connection; a
+    /// tunnel upgrades it.
     connection_permit: Weak<OwnedSemaphorePermit>,
     body_timeout: Duration,
     reply_timeout: Duration,
     tunnel_timeout: Duration,
-    /// What it is sent before an answer.
+    /// Interim (1xx) responses to send to the client.
     pub(crate) interim: Arc<InterimResponses>,
     affinity: Affinity<UpstreamRequestBody>,
 }
 
-/// The innermost service: one per client connection.
+/// The innermost service. Each client connection has one.
 #[derive(Clone)]
 pub struct Proxy {
     client: Arc<ProxyClient>,
 }
 
 impl ProxyClient {
-    /// A connection that has just been accepted.
     pub fn new(
         peer: IpAddr, secure: bool, trusted: &TrustedProxies, limits: &LimitSettings, place: Weak<OwnedSemaphorePermit>,
     ) -> Arc<Self> {
@@ -86,7 +83,6 @@ impl ProxyClient {
 }
 
 impl Proxy {
-    /// For one client.
     pub fn new(client: Arc<ProxyClient>) -> Self {
         Self { client }
     }
@@ -114,18 +110,18 @@ async fn forward(client: &ProxyClient, mut request: Request<RequestBody<Incoming
         request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         request.headers_mut().insert(header::UPGRADE, protocol.clone());
     }
-    // The server has answered it by now.
+    // The server has already answered `Expect: 100-continue`.
     request.headers_mut().remove(header::EXPECT);
     set_forwarded_headers(client, &mut request);
     let request_id = sent_request_id(request.headers()).cloned();
     let request_id = request_id.as_ref();
     let is_call = grpc::is_call(request.version(), request.headers());
     if is_call {
-        // Servers take a call without it for one that came through a proxy which loses trailers.
+        // gRPC servers assume that a call without `TE: trailers` came through a proxy that drops trailers.
         request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
     }
     let runs = request.extensions().get::<RunInfo>().is_some();
-    // Probes belong to a claim too.
+    // Probes also belong to a claim.
     let is_claimed = runs || request.extensions().get::<SendState>().is_some();
     let care = if is_claimed { ReusePolicy::Claimed } else { ReusePolicy::PassThrough };
     let chosen = request.extensions_mut().remove::<RoutedUpstream>().expect("the server chose an upstream");
@@ -133,7 +129,7 @@ async fn forward(client: &ProxyClient, mut request: Request<RequestBody<Incoming
     let traced = request.extensions_mut().remove::<RequestTrace>();
     let version = request.version();
     let refusals = chosen.refusals;
-    // Claimed requests are timed by their policy; gRPC calls, which may be silent streams, by their clients.
+    // The policy limits the time of claimed requests. Clients limit that of gRPC calls, which may be silent streams.
     let is_timed = !is_claimed && !chosen.upstream.is_grpc();
     let (request, progress) = match start_request(client, request, is_timed).await {
         Ok(begun) => begun,
@@ -190,7 +186,7 @@ async fn forward(client: &ProxyClient, mut request: Request<RequestBody<Incoming
             request_id,
         ),
     };
-    // Whatever the app means by it: here it means what the gateway says.
+    // Removes the gateway's own trace header if the app sent it.
     trace::take_original_context(&mut answer);
     if let Some(sent) = sent {
         sent.answered(&mut answer);
@@ -198,7 +194,7 @@ async fn forward(client: &ProxyClient, mut request: Request<RequestBody<Incoming
     answer
 }
 
-/// The request as it is sent on. If it is timed, once its body has begun.
+/// Returns the request to send upstream. A timed request waits here for the first frame of its body.
 async fn start_request(
     client: &ProxyClient, request: Request<RequestBody<Incoming>>, is_timed: bool,
 ) -> Result<(Request<UpstreamRequestBody>, Option<Arc<BodyProgress>>), BodyStartError> {
@@ -227,13 +223,13 @@ fn build_response(
     let (head, body) = reply.into_parts();
     tokio::spawn(async move {
         tunnel::copy_both_ways(onto, upstream, limit).await;
-        // Both connections count until here.
+        // Both connections count towards their limits until here.
         drop((place, body));
     });
     Response::from_parts(head, ProxyResponseBody::whole("", None))
 }
 
-/// A request that passes through and whose body did not come.
+/// The response to a pass-through request whose body did not arrive.
 fn body_error_response(why: &BodyStartError, version: Version, refusals: RefusalFormat) -> Response<ProxyResponseBody> {
     let (status, detail) = match why {
         BodyStartError::TimedOut => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
@@ -241,25 +237,25 @@ fn body_error_response(why: &BodyStartError, version: Version, refusals: Refusal
     };
     let mut answer = plain_response(status, detail, &refusal_policy(refusals), Protocol::Http);
     if version != Version::HTTP_2 {
-        // What follows on this connection may be the rest of the body.
+        // The rest of the body may still follow on this connection.
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     answer
 }
 
-/// No policy refuses it; only the shape counts.
+/// A policy that only sets the format of the refusal.
 fn refusal_policy(refusals: RefusalFormat) -> Policy {
     let mut policy = Policy::ietf();
     policy.refusals = refusals;
     policy
 }
 
-/// The refusal of a request whose reply did not come, or broke off.
+/// The refusal for a request whose response did not arrive, or broke off.
 pub(crate) fn failed(
     reason: RefusalReason, why: &str, fate: fn(String) -> DispatchOutcome, is_call: bool, refusals: RefusalFormat,
     request_id: Option<&HeaderValue>,
 ) -> Response<ProxyResponseBody> {
-    // Where the upstream is is not the caller's business; operators read it in the log.
+    // Callers must not learn the upstream's address; it goes to the log.
     let request_id = request_id.and_then(|id| id.to_str().ok());
     tracing::warn!(reason = reason.name(), why, request_id, "upstream");
     let detail = match reason {
@@ -282,7 +278,7 @@ pub(crate) fn failed(
     answer
 }
 
-/// Removes what concerns one connection only, and what `Connection` names.
+/// Removes hop-by-hop headers, and the headers that `Connection` names.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     const HOP_BY_HOP: [HeaderName; 8] = [
         HeaderName::from_static("http2-settings"),
@@ -308,10 +304,11 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// `X-Forwarded-*`: continued if the sender is trusted, else begun anew, so that nobody can lie about where they are.
+/// Sets the `X-Forwarded-*` headers. Values from a trusted peer are extended; others are replaced, because they may be
+/// forged.
 ///
-/// What is a list (`X-Forwarded-For`, `Forwarded`) is made one line, in the order of its lines. Of the others, the last line
-/// counts: it is what the nearest proxy says.
+/// Lists (`X-Forwarded-For`, `Forwarded`) are joined into one line, in order. For the other headers the last line
+/// counts, because the nearest proxy wrote it.
 fn set_forwarded_headers<B>(client: &ProxyClient, request: &mut Request<B>) {
     const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
     const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");

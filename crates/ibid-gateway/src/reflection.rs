@@ -1,6 +1,7 @@
-//! Which gRPC methods the upstreams have, as they say themselves: asked before the gateway listens, and again while it runs.
+//! Asks the upstreams by gRPC reflection for their methods, before the gateway listens and while it runs.
 //!
-//! Invariant: nothing is let through for want of an answer. Until the upstreams have said it, the gateway does not listen.
+//! Invariant: the gateway does not listen until every upstream has answered, so no call passes through for lack of an
+//! answer.
 
 use std::{
     collections::BTreeSet,
@@ -28,14 +29,14 @@ use crate::{
     upstream::{Affinity, ReusePolicy, SendFailure, UpstreamBody, UpstreamClient},
 };
 
-/// How long one upstream may take to say it.
+/// Timeout of one upstream's answer.
 const REFLECTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two tries, while the gateway cannot start without.
+/// Interval between two attempts before the gateway can start.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Between two looks, while it runs: an app may come back with other methods.
+/// Interval between two queries while the gateway runs: an app may restart with other methods.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(30);
 
-/// These settings, with the methods of upstreams that are to be asked for them. Waits for upstreams that are not there yet.
+/// Returns the settings with the methods that reflection found. Waits until all upstreams are reachable.
 pub(crate) async fn load_methods(
     settings: GatewaySettings, args: &ServeArgs, env: &Env<'_>,
 ) -> Result<GatewaySettings, ServeError> {
@@ -57,7 +58,7 @@ pub(crate) async fn load_methods(
     GatewaySettings::load_with_reflection(args, env, Some(told)).map_err(|why| ServeError::Settings(why.to_string()))
 }
 
-/// Takes up what the upstreams say later.
+/// Reloads the configuration when the upstreams' methods change.
 pub(crate) async fn refresh_methods(live: Arc<LiveConfig>) {
     loop {
         tokio::time::sleep(REFRESH_INTERVAL).await;
@@ -65,7 +66,7 @@ pub(crate) async fn refresh_methods(live: Arc<LiveConfig>) {
         if !snapshot.settings.uses_reflection() {
             continue;
         }
-        // One that is away, or that says nothing, has not changed its mind.
+        // An upstream that is down or does not answer keeps its known methods.
         match fetch_descriptors_from(&snapshot).await {
             Ok(told) if snapshot.settings.reflected_descriptors.as_ref() != Some(&told) => {
                 let reload = live.reload_with_reflection(&Env::process(), &snapshot, told);
@@ -86,7 +87,8 @@ async fn fetch_descriptors(settings: &GatewaySettings) -> Result<Bytes, (String,
     fetch_descriptors_from(&snapshot).await
 }
 
-/// All upstreams of gRPC routes, or where there is none that of `[policy]`, one after the other. Descriptor sets one behind the other are a descriptor set.
+/// Queries the upstreams of all gRPC routes in turn, or that of `[policy]` if there are none. Concatenated descriptor
+/// sets are a valid descriptor set.
 async fn fetch_descriptors_from(snapshot: &ConfigSnapshot) -> Result<Bytes, (String, ReflectionError)> {
     let settings = &snapshot.settings;
     let is_named = settings.routes.iter().any(|route| route.protocol == Protocol::Grpc && !route.is_default_policy);

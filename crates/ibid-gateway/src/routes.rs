@@ -1,7 +1,7 @@
-//! Which policy a request is under. The first matching route wins; what no route names is under `[policy]`.
+//! Matches a request to its policy. The first matching route wins; `[policy]` covers the rest.
 //!
-//! Invariant: no spelling of a path, no media type and no HTTP version makes a request uncovered that a route names. Method
-//! and path alone decide: the path as it was sent, and every way in which an app may [read](path::readings) it.
+//! Invariant: no spelling of a path, no media type and no HTTP version lets a request escape a route that names it.
+//! Only method and path decide: the path as sent, and every way in which an app may [read](path::readings) it.
 
 use std::{cmp::Ordering, collections::BTreeSet, ops::Deref, sync::Arc};
 
@@ -20,67 +20,62 @@ mod pattern;
 pub use path::normalise;
 pub use pattern::{Match, PathPattern};
 
-/// One route: which requests, and what holds for them.
+/// One route: the requests that it matches, and their policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouteEntry {
-    /// What operators call it, and what `scope = ["route"]` puts into the address: `POST /payments/*`, or `*`; and
-    /// what holds. The policy's methods are those of the route.
+    /// The route's name, which operators see and `scope = ["route"]` puts into the address (`POST /payments/*` or `*`),
+    /// and its policy. The policy's methods are those of the route.
     pub guard: Arc<Guard>,
-    /// Of a route for gRPC calls: the same for requests to its methods that are not gRPC, such as Connect.
+    /// For gRPC routes: the guard for requests to its methods that are not gRPC, such as Connect.
     pub(crate) http_guard: Option<Arc<Guard>>,
-    /// Which paths.
     pub pattern: PathPattern,
-    /// Where its requests go, if not to the top-level upstream. Normalised, such as `http://127.0.0.1:3000`.
+    /// Overrides the top-level upstream. Normalised, such as `http://127.0.0.1:3000`.
     pub upstream: Option<String>,
-    /// The preset that the policy started from.
+    /// The preset that the policy is based on.
     pub preset: &'static str,
-    /// Whether it went through `[policy]`, or from the preset straight to the route.
+    /// Whether the policy is based on `[policy]`, and not directly on the preset.
     pub inherits_policy: bool,
-    /// Whether it is `[policy]` itself: for what no route names.
+    /// Whether this is `[policy]` itself, which covers the paths that no route names.
     pub is_default_policy: bool,
-    /// Whether it is `[policy]`, and there are routes.
+    /// Whether this is `[policy]` and the file also has routes.
     pub is_fallback_policy: bool,
-    /// Whether there is a quota on what callers may begin.
+    /// Whether a quota limits callers.
     pub has_quota: bool,
 }
 
-/// All routes, in the order of the file, then `[policy]`.
+/// All routes in the order of the file, then `[policy]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouteTable {
     routes: Vec<RouteEntry>,
-    /// The gRPC methods that are known to be unary.
     unary_methods: UnaryMethods,
-    /// Their paths, sorted without regard to case.
+    /// The paths of `unary_methods`, sorted case-insensitively.
     unary_paths: Vec<String>,
-    /// Every header in which some policy looks for a key.
+    /// Every header that some policy reads a key from.
     key_headers: Vec<HeaderName>,
-    /// What holds for gRPC calls that no route names and whose method is not known. `None`: they pass.
+    /// Handles gRPC calls to unknown methods that no route names. `None`: they pass through.
     unknown_call_guard: Option<Arc<Guard>>,
 }
 
-/// The routes that a request may be under.
+/// The routes that may apply to a request.
 #[derive(Debug, Default)]
 pub struct RouteCandidates<'a> {
-    /// The one that its path names as it was sent; else the first in the file that its path names if it is read in another
-    /// way; else `[policy]`.
+    /// The route that matches the path as sent; else the first route in the file that matches another reading of the
+    /// path; else `[policy]`.
     pub first: Option<&'a RouteEntry>,
-    /// The others that its path names if it is read in another way.
+    /// Further routes that match another reading of the path.
     pub others: Vec<&'a RouteEntry>,
-    /// Whether the path has dot segments, and may lead to any other.
+    /// Whether the path has dot segments, so that it may resolve to any path.
     pub has_dot_segments: bool,
 }
 
-/// What becomes of gRPC calls that no route names and whose method is not known to be unary.
+/// What happens to gRPC calls that no route names and whose method is not known to be unary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GrpcUnknown {
-    /// Refused.
     Refuse,
-    /// Passed through.
     Pass,
 }
 
 impl RouteEntry {
-    /// A route of the file.
     pub(crate) fn new(at: &Match, policy: Policy, preset: &'static str) -> Self {
         let guard = Guard { name: at.to_string(), policy: expect_valid(policy), protocol: at.protocol() };
         let for_http = Guard { protocol: Protocol::Http, ..guard.clone() };
@@ -97,7 +92,7 @@ impl RouteEntry {
         }
     }
 
-    /// `[policy]`: every path that no route names.
+    /// `[policy]` for every path that no route names.
     pub(crate) fn for_all_paths(policy: Policy, preset: &'static str) -> Self {
         Self {
             guard: Arc::new(Guard { name: "*".into(), policy: expect_valid(policy), protocol: Protocol::Http }),
@@ -112,13 +107,12 @@ impl RouteEntry {
         }
     }
 
-    /// The same for gRPC calls: every method that is known to be unary.
+    /// `[policy]` for gRPC calls: every method that is known to be unary.
     pub(crate) fn for_all_calls(policy: Policy, preset: &'static str) -> Self {
         let at: Match = "grpc *".parse().expect("a match");
         Self { inherits_policy: true, is_default_policy: true, ..Self::new(&at, policy, preset) }
     }
 
-    /// Its name for people.
     pub(crate) fn title(&self) -> &str {
         match (self.matches_unknown_paths(), self.is_fallback_policy) {
             (false, _) => &self.name,
@@ -127,12 +121,12 @@ impl RouteEntry {
         }
     }
 
-    /// Whether it is `[policy]` for paths that nothing is known about.
+    /// Whether this is `[policy]` for HTTP paths that no route names.
     pub(crate) fn matches_unknown_paths(&self) -> bool {
         self.is_default_policy && self.protocol == Protocol::Http
     }
 
-    /// What holds for a gRPC call, or for another request.
+    /// The guard for a gRPC call or for any other request.
     pub(crate) fn guard(&self, is_call: bool) -> &Arc<Guard> {
         self.http_guard.as_ref().filter(|_| !is_call).unwrap_or(&self.guard)
     }
@@ -151,7 +145,7 @@ impl Deref for RouteEntry {
 }
 
 impl RouteTable {
-    /// These routes, the first match winning; `[policy]` comes last.
+    /// The first match wins; `[policy]` must come last.
     pub fn new(routes: Vec<RouteEntry>) -> Self {
         let mut headers: Vec<HeaderName> = Vec::new();
         for name in routes.iter().flat_map(|route| key_headers(&route.policy)) {
@@ -169,14 +163,13 @@ impl RouteTable {
         .with_unknown_calls(None)
     }
 
-    /// With the gRPC methods that are known to be unary.
     pub fn with_unary_methods(self, unary: UnaryMethods) -> Self {
         let mut unary_paths: Vec<String> = unary.paths().map(str::to_owned).collect();
         unary_paths.sort_by(|one, two| cmp_ignore_case(one.as_bytes(), two.as_bytes()));
         Self { unary_methods: unary, unary_paths, ..self }
     }
 
-    /// With what is set about gRPC calls that no route names and whose method is not known.
+    /// Sets how the table handles gRPC calls to unknown methods that no route names.
     pub(crate) fn with_unknown_calls(mut self, set: Option<GrpcUnknown>) -> Self {
         let policy = self.routes.iter().find(|route| route.is_default_policy).map(|route| Policy::clone(&route.policy));
         let policy = policy.filter(|policy| policy.mode != PolicyMode::Off);
@@ -193,7 +186,6 @@ impl RouteTable {
         self
     }
 
-    /// With a quota on what callers may begin, or without one.
     pub(crate) fn with_quota(mut self, is_limited: bool) -> Self {
         self.routes.iter_mut().for_each(|route| route.has_quota = is_limited);
         self
@@ -204,40 +196,41 @@ impl RouteTable {
         &self.unary_methods
     }
 
-    /// What holds for gRPC calls that no route names and whose method is not known. `None`: they pass.
+    /// The guard for gRPC calls to unknown methods that no route names. `None`: they pass through.
     pub(crate) fn unknown_call_guard(&self) -> Option<&Arc<Guard>> {
         self.unknown_call_guard.as_ref()
     }
 
-    /// Whether a request has a header in which some policy looks for a key.
+    /// Whether the request has a header that some policy reads a key from.
     pub(crate) fn has_key_header(&self, headers: &HeaderMap) -> bool {
         self.key_headers.iter().any(|name| headers.contains_key(name))
     }
 
-    /// The route that a path names as it was sent, without the query; else `[policy]`. Its mode may be `off`:
-    /// [`Policy::covers`] tells whether anything is done about it.
+    /// Returns the route that matches the path as sent, without the query; else `[policy]`. Its mode may be `off`: use
+    /// [`Policy::covers`] to check whether it applies.
     pub fn find(&self, method: &Method, raw_path: &str) -> Option<&RouteEntry> {
         let path = normalise(raw_path);
         let named = self.first_match(method, path.as_bytes(), PathComparison::EXACT).map(|at| &self.routes[at]);
         named.or_else(|| self.default_policy(method, [path.as_bytes()]))
     }
 
-    /// The route of a gRPC call, such as `/shop.Orders/Create`. `None` for one that is not known to be unary.
+    /// Returns the route of a gRPC call such as `/shop.Orders/Create`, or `None` if the method is not known to be
+    /// unary.
     pub fn find_call(&self, raw_path: &str) -> Option<&RouteEntry> {
         self.find(&Method::POST, raw_path).filter(|route| route.protocol == Protocol::Grpc)
     }
 
-    /// The paths of every gRPC method that a route covers, sorted.
+    /// Returns the paths of all gRPC methods that a route covers, sorted.
     pub fn calls(&self) -> BTreeSet<&str> {
         let named = self.iter().filter(|route| route.protocol == Protocol::Grpc && route.pattern.is_single_method());
         let all = named.map(|route| route.pattern.text()).chain(self.unary_methods.paths());
         all.filter(|path| self.find_call(path).is_some()).collect()
     }
 
-    /// Every route that a request may be under. `raw_path` is the path as it was sent, without the query.
+    /// Returns every route that may apply to a request. `raw_path` is the path as sent, without the query.
     pub fn candidates(&self, method: &Method, raw_path: &str) -> RouteCandidates<'_> {
         if path::has_single_reading(raw_path) {
-            // What matches exactly matches loosely, too: if the first loose match is exact, all readings agree.
+            // An exact match is also a loose match. If the first loose match is exact, all readings agree.
             let loosely = self.first_match(method, raw_path.as_bytes(), PathComparison::LOOSE);
             if loosely.is_none_or(|at| self.route_matches(at, method, raw_path.as_bytes(), PathComparison::EXACT)) {
                 let route = loosely.map(|at| &self.routes[at]);
@@ -262,7 +255,7 @@ impl RouteTable {
         RouteCandidates { first: routes.next(), others: routes.collect(), has_dot_segments: has_dots }
     }
 
-    /// The shape of a refusal that no policy gives, or of a request that none covers: that of the first route whose pattern has
+    /// Returns the format of refusals for a path if no policy applies: that of the first route whose pattern matches
     /// the path, whatever its methods.
     pub fn refusal_shape(&self, path: &str) -> RefusalFormat {
         if self.iter().all(|route| route.policy.refusals == RefusalFormat::default()) {
@@ -274,12 +267,12 @@ impl RouteTable {
         self.iter().find(has_it).map(|route| route.policy.refusals).unwrap_or_default()
     }
 
-    /// In the order of the file, then `[policy]`.
+    /// Iterates in the order of the file; `[policy]` comes last.
     pub fn iter(&self) -> std::slice::Iter<'_, RouteEntry> {
         self.routes.iter()
     }
 
-    /// The first route of the file that a reading of a path names.
+    /// Returns the index of the first route that matches a reading of the path.
     fn first_match(&self, method: &Method, path: &[u8], compared: PathComparison) -> Option<usize> {
         (0..self.routes.len())
             .find(|at| !self.routes[*at].is_default_policy && self.route_matches(*at, method, path, compared))
@@ -295,11 +288,11 @@ impl RouteTable {
             _ => route.pattern.matches_reading(path, compared),
         };
         matches
-            // Who names a gRPC method says that it is unary.
+            // A route that names a gRPC method declares it unary.
             && (route.protocol == Protocol::Http || route.pattern.is_single_method() || self.is_unary_path(path))
     }
 
-    /// `[policy]`, if it is about this method, for a path in all its readings.
+    /// Returns `[policy]` if it covers the method, for a path in all its readings.
     fn default_policy<'p>(&self, method: &Method, readings: impl IntoIterator<Item = &'p [u8]>) -> Option<&RouteEntry> {
         let of = |protocol: Protocol| {
             let mut all =
@@ -310,7 +303,7 @@ impl RouteTable {
         of(Protocol::Grpc).filter(is_unary).or_else(|| of(Protocol::Http))
     }
 
-    /// Whether a path is that of a method that is known to be unary, in whatever case.
+    /// Whether the path is that of a unary method, ignoring case.
     fn is_unary_path(&self, path: &[u8]) -> bool {
         let path = path.strip_suffix(b"/").unwrap_or(path);
         self.unary_paths.binary_search_by(|known| cmp_ignore_case(known.as_bytes(), path)).is_ok()
@@ -356,7 +349,7 @@ mod tests {
         assert_eq!(name(Method::POST, "/a"), None);
     }
 
-    /// The names of the routes that a POST may be under, the one that governs it first.
+    /// The names of the routes that may apply to a POST. The first one governs it.
     fn named(table: &RouteTable, path: &str) -> Vec<String> {
         let named = table.candidates(&Method::POST, path);
         named.first.into_iter().chain(named.others).map(|route| route.name.clone()).collect()

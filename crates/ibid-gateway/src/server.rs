@@ -1,7 +1,7 @@
-//! The listener: accepts, hands each connection its services, and ends in good order.
+//! The listener: accepts connections, serves each one, and shuts down gracefully.
 //!
-//! A shutdown stops accepting, lets every request that has begun run to its end, and waits for the operations behind
-//! them. What still runs at the deadline is given up: its claim is parked with the lease kept.
+//! At shutdown the server stops accepting, lets running requests finish, and waits for their operations. At the
+//! deadline it stops waiting: unfinished operations get the state outcome unknown.
 
 use std::{
     collections::HashSet,
@@ -59,33 +59,32 @@ mod connection_activity;
 pub mod interim;
 mod write_progress;
 
-/// How long the ends of given-up operations may take to reach the store.
+/// At shutdown: maximum time for the settlements of abandoned operations to reach the store.
 const SETTLE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-/// A TLS handshake that takes longer is given up.
+/// Maximum time for a TLS handshake.
 const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client may take to hang up when it has been told to, and nothing goes on.
+/// Maximum time for an idle client to close its connection after the server asked it to.
 const CLIENT_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What clients get.
 type ClientResponse = Response<ResponseBody<ProxyResponseBody>>;
 
-/// A gateway that listens.
+/// A listening gateway.
 pub struct GatewayServer {
     listener: TcpListener,
     is_secure: bool,
     state: Arc<ServerState>,
 }
 
-/// What is known about a request before any policy.
+/// The result of the checks that come before any policy.
 enum Precheck {
     Respond(ClientResponse),
-    /// It goes on, once this has looked at its token.
+    /// Continue after verifying the token, if there is a verifier.
     Continue(Option<(Arc<JwtVerifier>, HashSet<String>)>),
-    /// It asks for a document of the app that is annotated.
+    /// The request is for an OpenAPI document that the gateway annotates.
     Document(Box<Asked>),
 }
 
-/// What all connections share.
+/// State that all connections share.
 struct ServerState {
     live: Arc<LiveConfig>,
     ibid: Ibid,
@@ -96,10 +95,10 @@ struct ServerState {
 }
 
 impl GatewayServer {
-    /// Binds the address of the settings in force.
+    /// Binds the listen address of the settings in force.
     ///
     /// # Errors
-    /// If the address cannot be bound, or the certificate makes no sense.
+    /// Returns an error if the address cannot be bound.
     pub async fn bind(live: Arc<LiveConfig>, ibid: Ibid, tracer: Option<Tracer>) -> Result<Self, String> {
         let (listen, secure, limits, trusted) = {
             let now = live.now();
@@ -113,25 +112,24 @@ impl GatewayServer {
         Ok(Self { listener, is_secure: secure, state: front })
     }
 
-    /// Where it listens.
+    /// The bound address.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// Returns the error of the operating system.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Whether clients connect with TLS.
     pub fn is_secure(&self) -> bool {
         self.is_secure
     }
 
-    /// Serves until `stop` says so, then ends in good order.
+    /// Serves until `stop` becomes true, then shuts down gracefully.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut connections = JoinSet::new();
         let room = Arc::new(Semaphore::new(self.state.limits.max_connections));
         loop {
-            // At the limit nobody is accepted; newcomers wait in the system's queue.
+            // At the limit the server accepts no connection; new ones wait in the system's backlog.
             let permit = tokio::select! {
                 permit = room.clone().acquire_owned() => permit.expect("never closed"),
                 _ = stop.wait_for(|stop| *stop) => break,
@@ -143,16 +141,16 @@ impl GatewayServer {
             while connections.try_join_next().is_some() {}
             match accepted {
                 Ok((socket, peer)) => {
-                    // The certificates in force now: each connection has its own.
+                    // Each connection uses the certificates in force when it is accepted.
                     let tls = if self.is_secure { self.state.live.now().tls.clone() } else { None };
                     let (front, tls, stop) = (self.state.clone(), tls.map(TlsAcceptor::from), stop.clone());
-                    // A tunnel takes a share of the permit, and keeps it when the connection is no longer HTTP.
+                    // A tunnel shares the permit and keeps it after the connection stops being HTTP.
                     let place = Arc::new(permit);
                     connections.spawn(async move { front.serve_socket(socket, peer, tls, place, stop).await });
                 }
                 Err(why) => {
                     tracing::error!(%why, "a connection could not be accepted");
-                    // Out of file descriptors, mostly: others must end first.
+                    // Mostly caused by a lack of file descriptors: other connections must close first.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -218,7 +216,8 @@ impl ServerState {
                 let interim = (request.version() == Version::HTTP_11).then(|| interim.clone());
                 interim.iter().for_each(|interim| interim.begin_request());
                 async move {
-                    // All of it in here: also what panics before the first await must not end the connection.
+                    // Everything runs inside, so that a panic before the first await does not end the connection
+                    // either.
                     let writing = sending.clone();
                     let answer =
                         catch_panic(async move { front.handle_request(service, request, peer, writing).await }).await;
@@ -240,7 +239,7 @@ impl ServerState {
                 Some(since) => (CLIENT_CLOSE_TIMEOUT, since),
             };
             tokio::select! {
-                // The connection first: what is beneath looks at what it has done.
+                // Poll the connection first: the other branches check the progress that it made.
                 biased;
                 result = connection.as_mut() => {
                     if let Err(why) = result {
@@ -258,7 +257,7 @@ impl ServerState {
                 }
                 () = traffic.wait_until_idle(limit, since), if !stopping => {
                     if idle.is_some() {
-                        // Over HTTP/2 clients are asked whether they have understood; some would never say.
+                        // HTTP/2 waits for the client to acknowledge the shutdown; some clients never do.
                         tracing::debug!(%peer, "the client does not hang up");
                         return;
                     }
@@ -269,7 +268,7 @@ impl ServerState {
         }
     }
 
-    /// One request: what holds for all of them, before any policy.
+    /// Handles one request: the checks that apply to all requests, then the layer.
     fn handle_request(
         &self, mut service: IbidService<Proxy>, mut request: Request<Incoming>, peer: SocketAddr,
         sending: Arc<WriteProgress>,
@@ -298,7 +297,7 @@ impl ServerState {
                 }
                 None => {
                     let mut answer = answer.await;
-                    // Of an answer that was remembered while there was tracing.
+                    // A replayed response may carry the context of a trace that was recorded while tracing was on.
                     trace::take_original_context(&mut answer);
                     answer
                 }
@@ -318,7 +317,7 @@ impl ServerState {
                 Protocol::Grpc => grpc::refusal_response(&refusal, &policy, ""),
             };
             if request.version() != Version::HTTP_2 {
-                // What follows on this connection may be the rest of what was not understood.
+                // The rest of the misunderstood request may still follow on this connection.
                 answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             return Precheck::Respond(answer);
@@ -350,7 +349,7 @@ impl ServerState {
     }
 }
 
-/// The output of a future, or `None` if it panicked. The panic itself is in the log.
+/// Returns the output of a future, or `None` if it panicked. The panic hook logs the panic.
 async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
@@ -360,7 +359,7 @@ async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     .await
 }
 
-/// The answer to a request on which the gateway itself failed. Work that had claimed was parked when it was dropped.
+/// The response after a panic in the gateway. Dropping a claimed operation has parked it.
 fn panic_response(is_call: bool) -> ClientResponse {
     tracing::error!("a request failed inside the gateway");
     let detail = "the gateway failed; whether the operation took place is not known";
@@ -368,12 +367,12 @@ fn panic_response(is_call: bool) -> ClientResponse {
     plain_response(StatusCode::INTERNAL_SERVER_ERROR, detail, &Policy::ietf(), protocol)
 }
 
-/// Why the app, or a proxy on the way, could take a request for another one, whatever its policy.
+/// Explains why the app, or a proxy in between, could interpret the request differently.
 fn ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
     framing_ambiguity(request).or_else(|| host_ambiguity(request)).or_else(|| target_ambiguity(request))
 }
 
-/// hyper looks at the last coding only; the others would be taken off here without having been decoded.
+/// hyper only checks the last transfer coding. The gateway would remove the others without decoding them.
 fn framing_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
     let mut codings = request.headers().get_all(header::TRANSFER_ENCODING).iter();
     let only = codings.next()?;
@@ -381,7 +380,7 @@ fn framing_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
     (!plain).then_some("the body has a transfer coding other than chunked")
 }
 
-/// Of two hosts one would decide the scope, the other what the app serves. HTTP/1.1 asks for exactly one.
+/// With two hosts, one would decide the scope and the other what the app serves. HTTP/1.1 requires exactly one.
 fn host_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let (first, second) = (hosts.next(), hosts.next());
@@ -404,8 +403,8 @@ fn host_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
     }
 }
 
-/// Routes match paths, so that a target without one would pass all of them by; and who asks for a tunnel would speak to
-/// the app unseen.
+/// Routes match paths, so a target without a path would escape all of them. A CONNECT tunnel would reach the app
+/// unchecked.
 fn target_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
     if request.method() == Method::CONNECT {
         return Some("there are no tunnels through here");
@@ -415,7 +414,7 @@ fn target_ambiguity(request: &Request<Incoming>) -> Option<&'static str> {
     (!fits).then_some("the target of the request is not a path")
 }
 
-/// How connections of clients are spoken to.
+/// Configures hyper for client connections.
 pub fn connection_builder(limits: &LimitSettings) -> auto::Builder<StreamExecutor> {
     let head = usize::try_from(limits.max_header_bytes).unwrap_or(usize::MAX).max(8192);
     let mut builder = auto::Builder::new(StreamExecutor { write_timeout: limits.write_timeout });

@@ -1,5 +1,4 @@
-//! Certificates: the listener's own, those that clients and other servers are checked against, and those that the gateway
-//! shows to them.
+//! TLS: the listeners' certificates, the CAs for clients and other servers, and the gateway's client certificates.
 
 use std::sync::Arc;
 
@@ -15,23 +14,23 @@ use rustls::{
 
 use crate::config::{ClientIdentity, Pem, TlsSettings};
 
-/// How the listener speaks TLS: HTTP/2 where the client can, else HTTP/1.1.
+/// Returns the TLS configuration of the listener: HTTP/2 if the client supports it, else HTTP/1.1.
 ///
 /// # Errors
-/// What is wrong with the certificate or its key.
+/// Returns an error if the certificate or its key is invalid.
 pub fn listener_config(tls: &TlsSettings) -> Result<Arc<ServerConfig>, String> {
     server_config("tls", tls, &["h2", "http/1.1"])
 }
 
-/// How the admin port does: HTTP/1.1.
+/// Returns the TLS configuration of the admin port: HTTP/1.1.
 ///
 /// # Errors
-/// What is wrong with the certificate or its key.
+/// Returns an error if the certificate or its key is invalid.
 pub fn admin_config(tls: &TlsSettings) -> Result<Arc<ServerConfig>, String> {
     server_config("admin.tls", tls, &["http/1.1"])
 }
 
-/// `table` is the one that the certificate is configured in.
+/// `table` names the configuration table, for errors.
 fn server_config(table: &str, tls: &TlsSettings, spoken: &[&str]) -> Result<Arc<ServerConfig>, String> {
     let chain = parse_certificates(&tls.cert).map_err(|why| format!("{table}.cert: {why}"))?;
     let key = PrivateKeyDer::from_pem_slice(tls.key.text().as_bytes()).map_err(|why| format!("{table}.key: {why}"))?;
@@ -45,7 +44,7 @@ fn server_config(table: &str, tls: &TlsSettings, spoken: &[&str]) -> Result<Arc<
     Ok(Arc::new(config))
 }
 
-/// Who may connect: anybody, or who shows a certificate that one of these vouches for.
+/// Accepts any client, or only clients with a certificate from one of these CAs.
 fn client_verifier(table: &str, ca: Option<&Pem>) -> Result<Arc<dyn ClientCertVerifier>, String> {
     let Some(ca) = ca else { return Ok(WebPkiClientVerifier::no_client_auth()) };
     let named = format!("{table}.client_ca");
@@ -55,11 +54,11 @@ fn client_verifier(table: &str, ca: Option<&Pem>) -> Result<Arc<dyn ClientCertVe
         .map_err(|why| format!("{named}: {why}"))
 }
 
-/// How another server is checked, and what it is shown if it asks; `None` trusts what the system trusts and shows nothing.
-/// `whose` is the beginning of the settings' names.
+/// Returns the TLS configuration for connections to another server. Without `ca`, trusts the system's CAs; without
+/// `shown`, presents no certificate. `whose` is the prefix of the settings' names, for errors.
 ///
 /// # Errors
-/// What is wrong with the certificates.
+/// Returns an error if a certificate is invalid.
 pub fn client_config(
     whose: &str, ca: Option<&Pem>, shown: Option<&ClientIdentity>,
 ) -> Result<Option<Arc<ClientConfig>>, String> {
@@ -86,11 +85,12 @@ fn with_identity(
     config.with_client_auth_cert(chain, key).map_err(|why| format!("{whose}cert: {why}"))
 }
 
-/// How `ibid health` asks a gateway on its own machine, by number, so that no name can be compared: whoever vouches for
-/// the certificate must be among these, if any are given. Nothing secret is said or heard.
+/// Returns the TLS configuration of `ibid health`. It connects to an IP address of its own machine, so it cannot check
+/// the certificate's name. The certificate must be issued by one of these CAs, if any are given. The health check
+/// exchanges no secrets.
 ///
 /// # Errors
-/// What is wrong with the certificates.
+/// Returns an error if a certificate is invalid.
 pub fn health_client_config(
     whose: &str, ca: Option<&Pem>, shown: Option<&ClientIdentity>,
 ) -> Result<Arc<ClientConfig>, String> {
@@ -112,10 +112,10 @@ pub fn health_client_config(
     Ok(Arc::new(with_identity(config, whose, shown)?))
 }
 
-/// How `ibid conform` checks a server: against these certificates, against those of the system, or not at all.
+/// Returns the TLS configuration of `ibid conform`: it trusts these certificates, those of the system, or all.
 ///
 /// # Errors
-/// What is wrong with the certificates.
+/// Returns an error if a certificate is invalid.
 pub fn for_checks(ca: Option<&str>, insecure: bool) -> Result<Arc<ClientConfig>, String> {
     let builder = ClientConfig::builder_with_provider(crypto_provider())
         .with_safe_default_protocol_versions()
@@ -139,8 +139,7 @@ pub fn for_checks(ca: Option<&str>, insecure: bool) -> Result<Arc<ClientConfig>,
     Ok(Arc::new(config))
 }
 
-/// Takes certificates whatever they name, and with nobody to vouch for them every one, as `--insecure` asks for. The
-/// handshake itself is still checked.
+/// Accepts certificates for any name and, without CAs, every certificate (`--insecure`). Still verifies the handshake.
 #[derive(Debug)]
 struct AnyNameVerifier {
     chain: Option<Arc<WebPkiServerVerifier>>,
@@ -154,7 +153,7 @@ impl ServerCertVerifier for AnyNameVerifier {
     ) -> Result<ServerCertVerified, rustls::Error> {
         let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
         match chain.verify_server_cert(shown, between, name, ocsp, now) {
-            // Who vouches for it is looked at before whom it names.
+            // The verifier checks the issuer before the name.
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) => Ok(ServerCertVerified::assertion()),
@@ -197,7 +196,7 @@ fn parse_roots(key: &str, ca: &Pem) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// What the system trusts; or why that is nothing.
+/// Returns the system's CAs, or an error if there are none.
 pub(crate) fn native_roots() -> Result<RootCertStore, String> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();

@@ -1,7 +1,7 @@
 //! Stores with one bug each. The [contract](crate::contract) must fail every one of them, or it checks too little.
 //!
-//! Invariant: each bug is one that somebody could make in good faith, and names a case that must catch it. Others may
-//! catch it too; a suite that fails only by accident does not count.
+//! Invariant: each bug is a plausible mistake, and names a case that must catch it. Other cases may
+//! catch it too, but an accidental failure elsewhere does not count.
 //!
 //! ```
 //! use std::{sync::Arc, time::Duration};
@@ -24,70 +24,70 @@ use crate::contract::cases;
 mod counters;
 mod store;
 
-/// What is wrong with a [`FaultyStore`] store.
+/// The bug of a [`FaultyStore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
-    /// Every claim is granted.
+    /// Grants every claim.
     GrantsEveryone,
-    /// Looks, then claims: whoever saw nothing is granted.
+    /// Reads, then claims: grants every claim that read nothing.
     ChecksThenActs,
-    /// The same token is busy with itself.
+    /// Reports the holder's own token as in progress.
     ForgetsTokens,
-    /// A lapsed claim is granted to anyone.
+    /// Grants a claim with an expired lease to anyone.
     LapsedIsFree,
-    /// A takeover need not name the current holder.
+    /// Grants a takeover that names another fence.
     TakeoverIgnoresFence,
-    /// A parked claim may be taken over at once.
+    /// Grants a takeover of a parked claim before `retry_in`.
     TakeoverIgnoresRetryIn,
-    /// A takeover may be granted to several.
+    /// Grants a takeover to several claims.
     TakeoverRaces,
-    /// A stale settle wins.
+    /// Applies a settlement of a stale holder.
     SettleIgnoresHolder,
-    /// A heartbeat is believed from anyone.
+    /// Extends the lease for anyone.
     ExtendIgnoresHolder,
-    /// What is absent is not put back.
+    /// Never restores an absent entry.
     NeverRestores,
-    /// A release leaves nothing: the token comes alive again.
+    /// Forgets the token at a release, so that it can claim again.
     ReleaseLeavesNothing,
-    /// A released takeover is free.
+    /// Frees the entry when a takeover is released.
     ReleasedTakeoverIsFree,
-    /// An unseen release frees whoever runs.
+    /// Lets an unseen release free another holder's entry.
     UnseenReleaseIgnoresToken,
-    /// What is parked is free.
+    /// Frees a parked entry.
     ParkIsRelease,
-    /// A wait never ends before its limit.
+    /// Never ends a wait before its limit.
     WaitSleeps,
-    /// A wait ends at once.
+    /// Ends a wait at once.
     WaitReturns,
-    /// A record's life counts from the claim.
+    /// Counts a record's ttl from the claim.
     TtlCountsFromClaim,
-    /// Fences begin again with each life of an entry.
+    /// Restarts fences with each life of an entry.
     FencesRestart,
-    /// A second complete overwrites the first.
+    /// Lets a second completion overwrite the first.
     CompleteOverwrites,
-    /// A record is cut at one mebibyte.
+    /// Truncates a record to one mebibyte.
     TruncatesRecords,
-    /// Every page is the first.
+    /// Returns the first page for every cursor.
     ListIgnoresCursor,
-    /// A page holds whatever there is.
+    /// Ignores the page size.
     ListIgnoresAtMost,
-    /// Forgets whoever is there.
+    /// Forgets an entry whatever its fence.
     ForgetIgnoresSeen,
-    /// Resolves what still runs.
+    /// Resolves an entry that is in progress.
     ResolveKillsLive,
-    /// Makes room for new entries by dropping old ones.
+    /// Drops old entries to make room for new ones.
     EvictsLive,
-    /// Sweeps what is finished, expired or not.
+    /// Sweeps completed entries, expired or not.
     SweepsFinished,
-    /// Looks, then counts: what others used in between is lost.
+    /// Reads, then counts: loses concurrent reservations.
     CountsRace,
-    /// Everybody's use is one count.
+    /// Counts all tenants together.
     CountsAllTenantsTogether,
-    /// Every use begins the window anew.
+    /// Restarts the window with every reservation.
     WindowsSlide,
-    /// A window that was begun goes on for ever.
+    /// Never ends a window.
     WindowsNeverEnd,
-    /// The end of a long window is beyond what its number can hold.
+    /// Overflows at the end of a long window.
     WindowsOverflow,
 }
 
@@ -126,7 +126,7 @@ pub const BUGS: [(Bug, &str); 31] = [
     (Bug::WindowsOverflow, "endless_windows_do_not_overflow"),
 ];
 
-/// Runs all cases on one store at the same time. Returns the names of those that failed or took longer than `limit`.
+/// Runs all cases concurrently on one store. Returns the names of those that failed or took longer than `limit`.
 pub async fn failing_cases(store: Arc<dyn Store>, limit: Duration) -> Vec<&'static str> {
     let runs = cases().into_iter().map(|(name, case)| {
         let run = tokio::spawn(tokio::time::timeout(limit, case(store.clone())));

@@ -1,4 +1,4 @@
-//! Certificates and who vouches for them, in files as an operator has them.
+//! Certificates and their authority, as files.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use tempfile::TempDir;
 
-/// Somebody who vouches for others.
+/// A certificate authority for tests.
 pub struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     folder: TempDir,
@@ -17,18 +17,18 @@ pub struct CertificateAuthority {
 /// A certificate and its key.
 #[derive(Clone, Debug)]
 pub struct IssuedCertificate {
-    /// The certificate.
+    /// The certificate, DER-encoded.
     pub der: Vec<u8>,
-    /// Its private key, as PKCS #8.
+    /// The private key, as PKCS #8.
     pub key_der: Vec<u8>,
-    /// The certificate's file.
+    /// The file of the certificate.
     pub cert: PathBuf,
-    /// The key's file.
+    /// The file of the key.
     pub key: PathBuf,
 }
 
 impl CertificateAuthority {
-    /// One of its own, whom nobody else knows.
+    /// Creates an authority that no system trusts.
     #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> CertificateAuthority {
         let mut params = CertificateParams::default();
@@ -45,13 +45,13 @@ impl CertificateAuthority {
         self.folder.path().join("ca.pem")
     }
 
-    /// Its own certificate.
+    /// Its own certificate, DER-encoded.
     pub fn der(&self) -> Vec<u8> {
         self.issuer.der().to_vec()
     }
 
-    /// A certificate of this common name, for `localhost` and 127.0.0.1, good for a server and for a client. Another one of the
-    /// same name takes the place of its files.
+    /// Issues a certificate with this common name for `localhost` and 127.0.0.1, valid for servers and clients.
+    /// Replaces the files of an earlier certificate with the same name.
     pub fn vouch(&self, name: &str) -> IssuedCertificate {
         let mut params = CertificateParams::new(["localhost", "127.0.0.1"].map(String::from)).expect("names");
         params.distinguished_name.push(DnType::CommonName, name);
@@ -66,10 +66,10 @@ impl CertificateAuthority {
     }
 }
 
-/// Puts a file in the place of another in one step, as tools that renew certificates do.
+/// Replaces a file atomically, as tools that renew certificates do.
 ///
 /// # Panics
-/// If it cannot.
+/// If the file cannot be replaced.
 pub fn replace(from: &Path, to: &Path) {
     let next = to.with_extension("next");
     fs::copy(from, &next).expect("copied");

@@ -1,17 +1,18 @@
-//! Debian's chromedriver, by which tests drive a real Chromium.
+//! Debian's chromedriver, with which tests drive a real Chromium.
 
 use std::{
     io::{BufRead as _, BufReader},
     process::{Child, Command, Stdio},
 };
 
-/// It takes a free port of one address family and then wants the same one of the other, where somebody may be already.
+/// Maximum number of starts. chromedriver binds the same port for IPv4 and IPv6; a start fails if the second one is
+/// taken.
 const MAX_START_ATTEMPTS: u32 = 5;
 
-/// Starts one, and says on which port of 127.0.0.1 it listens. Whoever has it ends it.
+/// Starts chromedriver and returns its process and port. The caller must kill the process.
 ///
 /// # Panics
-/// If it cannot be started, or ends each time before it listens.
+/// If it cannot be started, or exits each time before it listens.
 pub fn start() -> (Child, u16) {
     for _ in 0..MAX_START_ATTEMPTS {
         let mut command = Command::new("chromedriver");
@@ -25,7 +26,7 @@ pub fn start() -> (Child, u16) {
             port.trim_end_matches('.').parse().ok()
         });
         if let Some(port) = port {
-            // Read on, or the driver blocks once the pipe is full.
+            // Keep reading, or the driver blocks once the pipe is full.
             std::thread::spawn(move || lines.for_each(drop));
             return (driver, port);
         }

@@ -1,16 +1,16 @@
 //! A test client that sends exactly the bytes it is given.
 //!
-//! [`RawClient`] is one connection. [`TestRequest`] builds a correct request, for the many tests in which its bytes do not matter.
-//! Every wait ends after ten seconds, and a failure shows what had been received by then.
+//! [`RawClient`] is one connection. [`TestRequest`] builds a correct request, for tests in which the bytes do not
+//! matter. Every wait ends after ten seconds, and a failure shows the bytes received so far.
 //!
 //! ```no_run
 //! # async fn example(gateway: std::net::SocketAddr) {
-//! use ibid_testkit::client::{Raw, post};
+//! use ibid_testkit::client::{RawClient, post};
 //!
 //! let answer = post(gateway, "/pay").key("k-1").json(r#"{"amount":1}"#).send().await;
 //! assert_eq!(answer.status, 201);
 //!
-//! let mut raw = Raw::connect(gateway).await;
+//! let mut raw = RawClient::connect(gateway).await;
 //! raw.send("POST /pay HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n").await;
 //! assert_eq!(raw.read_response().await.status, 400);
 //! assert!(raw.is_closed().await);
@@ -32,7 +32,7 @@ use crate::http1::{BodyFraming, HeaderList, MessageReader, WAIT_TIMEOUT, malform
 
 mod request;
 
-/// How much of what was received a failure shows.
+/// Maximum bytes that a failure shows.
 const MAX_SHOWN_BYTES: usize = 2000;
 
 /// One connection, byte by byte.
@@ -47,12 +47,12 @@ impl RawClient {
     ///
     /// # Panics
     ///
-    /// If nobody listens there.
+    /// If no server listens there.
     pub async fn connect(addr: SocketAddr) -> RawClient {
         RawClient::try_connect(addr).await.unwrap_or_else(|error| panic!("cannot connect to {addr}: {error}"))
     }
 
-    /// Opens a connection, or says why not.
+    /// Opens a connection, or returns the error.
     pub async fn try_connect(addr: SocketAddr) -> io::Result<RawClient> {
         let stream = timeout(WAIT_TIMEOUT, TcpStream::connect(addr)).await??;
         stream.set_nodelay(true)?;
@@ -60,8 +60,7 @@ impl RawClient {
         Ok(RawClient { reader: MessageReader::new(reader), writer })
     }
 
-    /// Sends these bytes. A peer that has closed already is no failure here: its answer, or its silence, is what
-    /// a test is to look at.
+    /// Sends bytes. Ignores that the peer has closed already: the test checks its response, or its silence.
     ///
     /// # Panics
     ///
@@ -73,12 +72,12 @@ impl RawClient {
         }
     }
 
-    /// Sends these bytes, or says why not.
+    /// Sends bytes, or returns the error.
     pub async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         timeout(WAIT_TIMEOUT, self.writer.write_all(bytes.as_ref())).await?
     }
 
-    /// Sends while reading the answer, so that a server that answers early is heard whatever becomes of the rest.
+    /// Sends while reading the response, so that an early response is read whatever happens to the rest of the request.
     async fn exchange(&mut self, bytes: &[u8], head_only: bool) -> Result<TestResponse, Broken> {
         let RawClient { reader: wire, writer } = self;
         let write = async {
@@ -91,40 +90,40 @@ impl RawClient {
         }
     }
 
-    /// Reads the next final answer; what came before it (100, 103) is in [`TestResponse::interim`]. A 101 is final, and
-    /// what follows it is read with [`read_some`](RawClient::read_some).
+    /// Reads the next final response. Earlier ones (100, 103) are in [`TestResponse::interim`]. A 101 is final; read
+    /// the bytes after it with [`read_some`](RawClient::read_some).
     ///
     /// # Panics
     ///
-    /// If there is no complete answer within ten seconds.
+    /// If there is no complete response within ten seconds.
     pub async fn read_response(&mut self) -> TestResponse {
         self.try_read_response().await.unwrap_or_else(|broken| panic!("{broken}"))
     }
 
-    /// Like [`read_response`](RawClient::read_response), for a test that expects the answer to break off.
+    /// Like [`read_response`](RawClient::read_response), for a test that expects the response to break off.
     pub async fn try_read_response(&mut self) -> Result<TestResponse, Broken> {
         read_final(&mut self.reader, false).await
     }
 
-    /// Reads the answer to a HEAD request, which has no body whatever its headers say.
+    /// Reads the response to a HEAD request, which has no body whatever its headers say.
     ///
     /// # Panics
     ///
-    /// If there is no complete answer within ten seconds.
+    /// If there is no complete response within ten seconds.
     pub async fn read_head_response(&mut self) -> TestResponse {
         read_final(&mut self.reader, true).await.unwrap_or_else(|broken| panic!("{broken}"))
     }
 
-    /// Reads whatever answer comes next, be it interim (`100 Continue`) or final.
+    /// Reads the next response, interim (`100 Continue`) or final.
     ///
     /// # Panics
     ///
-    /// If there is no complete answer within ten seconds.
+    /// If there is no complete response within ten seconds.
     pub async fn read_next(&mut self) -> TestResponse {
         read_message(&mut self.reader, false).await.unwrap_or_else(|broken| panic!("{broken}"))
     }
 
-    /// Reads at least one byte, after a 101 or in the middle of a stream; nothing if the peer closed.
+    /// Reads at least one byte, after a 101 or within a stream. Returns nothing if the peer closed.
     ///
     /// # Panics
     ///
@@ -137,11 +136,11 @@ impl RawClient {
         }
     }
 
-    /// Reads until `needle` was received, and returns all that came, for a test that looks into a stream.
+    /// Reads until `needle` arrives, and returns everything received, for a test that inspects a stream.
     ///
     /// # Panics
     ///
-    /// If it does not come within ten seconds.
+    /// If `needle` does not arrive within ten seconds.
     pub async fn read_until(&mut self, needle: &str) -> String {
         let mut all = Vec::new();
         loop {
@@ -154,7 +153,7 @@ impl RawClient {
         }
     }
 
-    /// Says that nothing more will be sent, and keeps reading.
+    /// Closes the sending side, and continues to read.
     pub async fn half_close(&mut self) {
         let _ = self.writer.shutdown().await;
     }
@@ -163,23 +162,23 @@ impl RawClient {
     pub fn abort(self) {
         let RawClient { reader: wire, writer } = self;
         let _ = writer.as_ref().set_zero_linger();
-        // Dropped without this, the writing half would send an orderly end before the reset.
+        // Otherwise dropping the writing half would send a FIN before the reset.
         writer.forget();
         drop(wire);
     }
 
-    /// Whether the peer closes or resets the connection within a second. Data that comes first stays to be read.
+    /// Whether the peer closes or resets the connection within a second. Data that arrives first stays readable.
     pub async fn is_closed(&mut self) -> bool {
         self.is_closed_within(Duration::from_secs(1)).await
     }
 
-    /// Whether the peer closes or resets the connection within this time.
+    /// Whether the peer closes or resets the connection within `limit`.
     pub async fn is_closed_within(&mut self, limit: Duration) -> bool {
         timeout(limit, self.reader.wait_closed()).await.is_ok()
     }
 }
 
-/// A complete answer.
+/// A complete response.
 #[derive(Clone)]
 pub struct TestResponse {
     /// The status code.
@@ -192,7 +191,7 @@ pub struct TestResponse {
     pub body: Bytes,
     /// The trailers of a chunked body.
     pub trailers: HeaderList,
-    /// The status codes of the interim answers (1xx) that came before.
+    /// The status codes of the preceding interim responses (1xx).
     pub interim: Vec<u16>,
 }
 
@@ -231,12 +230,12 @@ impl fmt::Debug for TestResponse {
     }
 }
 
-/// An answer that did not come, or not whole.
+/// A response that did not arrive, or not completely.
 #[derive(Clone, Debug)]
 pub struct Broken {
-    /// What was received of it.
+    /// The received part.
     pub received: Bytes,
-    /// What went wrong; `TimedOut` if the deadline passed.
+    /// The kind of error; `TimedOut` if the deadline passed.
     pub kind: io::ErrorKind,
     reason: String,
 }
@@ -246,7 +245,7 @@ impl Broken {
         Broken { received: Bytes::new(), kind, reason: why.to_string() }
     }
 
-    /// Whether the peer ended or reset the connection.
+    /// Whether the peer closed or reset the connection.
     pub fn is_closed(&self) -> bool {
         matches!(
             self.kind,
@@ -254,7 +253,7 @@ impl Broken {
         )
     }
 
-    /// Whether the deadline passed with the connection still open.
+    /// Whether the deadline passed while the connection was open.
     pub fn is_timeout(&self) -> bool {
         self.kind == io::ErrorKind::TimedOut
     }
@@ -268,12 +267,12 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// Sends `n` requests at the same moment, each on its own connection, and returns the answers in the order in which the
-/// requests were made. All connections are open before the first byte is sent.
+/// Sends `n` requests at the same moment, each on its own connection, and returns the responses in the order of the
+/// requests. All connections are open before the first byte is sent.
 ///
 /// # Panics
 ///
-/// If any of them gets no complete answer.
+/// If one of them gets no complete response.
 pub async fn many(n: usize, mut make: impl FnMut() -> TestRequest) -> Vec<TestResponse> {
     let start = Arc::new(Barrier::new(n));
     let tasks: Vec<_> = (0..n)
@@ -281,7 +280,7 @@ pub async fn many(n: usize, mut make: impl FnMut() -> TestRequest) -> Vec<TestRe
             let (request, start) = (make(), Arc::clone(&start));
             tokio::spawn(async move {
                 let raw = RawClient::try_connect(request.addr()).await;
-                // Waits even after a failure, or the others would wait for ever.
+                // Wait even after a failure, or the others would wait for ever.
                 start.wait().await;
                 let mut raw = raw.unwrap_or_else(|error| panic!("cannot connect to {}: {error}", request.addr()));
                 request.send_on(&mut raw).await

@@ -1,9 +1,8 @@
 //! The store contract as test cases. Every implementation of [`Store`] passes all of them.
 //!
-//! Each case is a plain `async fn(&dyn Store)` that panics, saying what is wrong. Invariants: a case uses fresh random
-//! addresses only, so that one store may serve all cases at the same time; and no case assumes a clock or a machine of
-//! any speed: what must not come early is measured from before the call that began it, and what must come is waited
-//! for patiently.
+//! Each case is an `async fn(&dyn Store)` that panics with a description. Invariants: a case uses only fresh random
+//! addresses, so one store may serve all cases concurrently; and no case assumes the speed of a clock or a machine: a
+//! case measures what must not happen early from before the call that started it, and polls for what must happen.
 //!
 //! ```
 //! mod store_contract {
@@ -14,7 +13,7 @@
 //! }
 //! ```
 //!
-//! One case needs a store of its own and is therefore not in the table: [`admin::sweeps_count_what_they_remove`].
+//! One case needs its own store and is therefore not in the table: [`admin::sweeps_count_what_they_remove`].
 
 use std::sync::Arc;
 
@@ -32,18 +31,18 @@ pub mod takeovers;
 pub mod unseen_claims;
 pub mod waiting;
 
-/// A case, ready to be run on a store.
+/// A case that can run on any store.
 pub type ContractCase = fn(Arc<dyn Store>) -> BoxFuture<'static, ()>;
 
-/// All cases by name, for those who run them in a loop.
+/// All cases by name, for callers that run them in a loop.
 pub fn cases() -> Vec<(&'static str, ContractCase)> {
     crate::__each_case!(__as_list)
 }
 
-/// Expands into a module of tests, one for each case of the [contract](crate::contract), each on a store of its own
-/// making: `contract_tests!(name_of_the_module, future_of_an_arc_dyn_store)`.
+/// Expands into a module with one test for each case of the [contract](crate::contract), each on its own
+/// store: `contract_tests!(name_of_the_module, future_of_an_arc_dyn_store)`.
 ///
-/// The future's expression is evaluated within that module, which sees all that its parent sees. The tests are
+/// The future's expression is evaluated within that module, which sees everything that its parent sees. The tests are
 /// `#[tokio::test]`s: the calling crate depends on `tokio` with `macros` and `rt`.
 #[macro_export]
 macro_rules! contract_tests {
@@ -52,7 +51,7 @@ macro_rules! contract_tests {
     };
 }
 
-/// The table of cases, handed to the macro that is named. Nobody else lists them.
+/// Passes the table of cases to the named macro. No other place lists them.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __each_case {

@@ -1,8 +1,8 @@
-//! Runs the commands that the documentation shows, and compares what they print with what it says.
+//! Runs the commands of a documentation page, and compares their output with the page.
 //!
-//! A page is Markdown. Its first `toml` block is the configuration ([`DocPage::config`], also put into the commands' folder
-//! as `ibid.toml`); in its `console` blocks, a line that starts with `$ ` is a command (one that ends with `\` goes on in
-//! the next line), and the lines after it are its output, stdout and stderr together:
+//! A page is Markdown. Its first `toml` block is the configuration ([`DocPage::config`], also written to the commands'
+//! directory as `ibid.toml`). In its `console` blocks, a line that starts with `$ ` is a command (a `\` at its end
+//! continues it on the next line), and the lines after it are its output, stdout and stderr together:
 //!
 //! ````text
 //! ```console
@@ -15,10 +15,10 @@
 //! ```
 //! ````
 //!
-//! Within a line `…` is anything; alone on a line it is any number of lines, even none. Carriage returns, spaces at the
-//! end of a line and empty lines at the end do not count. All commands of a page run in one shell, so variables last.
+//! Within a line `…` matches anything; alone on a line it matches any number of lines. Carriage returns, trailing
+//! spaces and trailing empty lines are ignored. All commands of a page run in one shell, so variables persist.
 //!
-//! Invariant: every command of a page is run and compared; a page without any fails.
+//! Invariant: every command of a page is run and compared; a page without commands fails.
 
 use std::{
     ffi::OsString,
@@ -40,7 +40,7 @@ use self::{
 mod compare;
 mod parse;
 
-/// How long the commands of one page may take together, unless said otherwise.
+/// Default timeout of all commands of one page together.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The address of the gateway in every page.
@@ -52,7 +52,7 @@ pub struct DocPage {
     path: PathBuf,
     config: Option<String>,
     steps: Vec<DocCommand>,
-    /// What the page says, and what it is in this run.
+    /// Texts of the page, and their values in this run.
     replacements: Vec<(String, String)>,
     env: Vec<(OsString, OsString)>,
     timeout: Duration,
@@ -62,7 +62,7 @@ pub struct DocPage {
 ///
 /// # Panics
 ///
-/// If any output is not as the page says, with each such command, what was expected and what was printed.
+/// If an output differs from the page. The message shows each such command with the expected and the actual output.
 pub async fn run_page(path: impl AsRef<Path>, addr: SocketAddr) {
     DocPage::read(path).gateway(addr).run().await;
 }
@@ -72,7 +72,7 @@ impl DocPage {
     ///
     /// # Panics
     ///
-    /// If there is none, or one of its blocks makes no sense.
+    /// If it cannot be read, or a block is invalid.
     pub fn read(path: impl AsRef<Path>) -> DocPage {
         let path = path.as_ref();
         let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -91,22 +91,22 @@ impl DocPage {
         }
     }
 
-    /// The configuration that the page shows first.
+    /// The first configuration on the page.
     pub fn config(&self) -> Option<&str> {
         self.config.as_deref()
     }
 
-    /// How many commands it has.
+    /// The number of commands.
     pub fn commands(&self) -> usize {
         self.steps.len()
     }
 
-    /// Where the gateway of this run is, in place of `127.0.0.1:8080`.
+    /// Sets the gateway's address, which replaces `127.0.0.1:8080`.
     pub fn gateway(self, addr: SocketAddr) -> Self {
         self.replace(DOCUMENTED_GATEWAY_ADDR, &addr.to_string())
     }
 
-    /// Puts `actual` for `shown` in commands, and `shown` for `actual` in what they print.
+    /// Replaces `shown` by `actual` in commands, and `actual` by `shown` in their output.
     pub fn replace(mut self, shown: &str, actual: &str) -> Self {
         self.replacements.push((shown.to_owned(), actual.to_owned()));
         self
@@ -118,13 +118,13 @@ impl DocPage {
         self
     }
 
-    /// How long all commands together may take; a minute by default.
+    /// Sets the timeout of all commands together; a minute by default.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.timeout = limit;
         self
     }
 
-    /// Lets the commands find this binary by its name.
+    /// Adds this binary to the commands' `PATH`.
     pub fn binary(self, bin: impl AsRef<Path>) -> Self {
         let folder = bin.as_ref().parent().expect("a binary has a folder").to_owned();
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -132,7 +132,7 @@ impl DocPage {
         self.env("PATH", path.expect("a path without a colon"))
     }
 
-    /// Runs the commands and compares.
+    /// Runs the commands and compares their output.
     ///
     /// # Panics
     ///
@@ -143,7 +143,7 @@ impl DocPage {
         }
     }
 
-    /// Runs the commands and compares; the error is the report of everything that differs.
+    /// Runs the commands and compares their output. The error reports all differences.
     pub async fn check(&self) -> Result<(), String> {
         if self.steps.is_empty() {
             return Err(format!("{}: the page has no command", self.path.display()));
@@ -164,7 +164,7 @@ impl DocPage {
                         );
                     }
                 }
-                // Whatever it printed, the page's later commands never ran.
+                // Whatever it printed, the later commands never ran.
                 None => {
                     let why = output.failure_reason();
                     let difference = OutputDifference { expected: step.expected.len(), got: got.lines().count() };
@@ -175,8 +175,8 @@ impl DocPage {
         if report.is_empty() { Ok(()) } else { Err(report) }
     }
 
-    /// Runs every command, in one shell. Each is a file of its own, read by that shell, so that one with a mistake
-    /// cannot swallow the next; its output goes to a file, so that a process left behind cannot hold up the end.
+    /// Runs all commands in one shell. The shell reads each command from its own file, so that a syntax error
+    /// cannot swallow the next command; each output goes to a file, so that a leftover process cannot block the end.
     async fn run_commands(&self) -> Vec<CommandRun> {
         let home = tempfile::Builder::new().prefix("ibid-page-").tempdir().expect("a temporary folder");
         let files = tempfile::Builder::new().prefix("ibid-steps-").tempdir().expect("a temporary folder");
@@ -200,7 +200,7 @@ impl DocPage {
         ran.collect()
     }
 
-    /// Whether the shell came to its end in time. Whatever it left running is killed.
+    /// Returns whether the shell ended in time. Kills the processes that it left running.
     async fn run_shell(&self, session: &str, home: &Path) -> bool {
         let mut command = Command::new("bash");
         command.args(["--norc", "--noprofile", "-c", session]).current_dir(home).env_clear();
@@ -237,11 +237,10 @@ impl DocPage {
     }
 }
 
-/// What became of one command.
 struct CommandRun {
-    /// What it printed; none if it was never reached.
+    /// `None` if the command was never reached.
     output: Option<String>,
-    /// None if it did not come to its end.
+    /// `None` if the command did not end.
     status: Option<String>,
     timed_out: bool,
 }
@@ -256,7 +255,7 @@ impl CommandRun {
     }
 }
 
-/// The lines, the first one that differs marked.
+/// Writes the lines and marks the first difference.
 fn write_lines(report: &mut String, lines: &[String], marked: usize) {
     for (index, line) in lines.iter().enumerate() {
         let mark = if index == marked { '>' } else { ' ' };

@@ -1,11 +1,10 @@
-//! A gRPC client that shows every frame: what came in the headers, what in the trailers, and whether the headers were
-//! the end.
+//! A gRPC client that exposes headers, trailers, and whether the headers ended the response.
 //!
 //! ```no_run
 //! # async fn example(addr: std::net::SocketAddr) {
-//! use ibid_testkit::grpc::{Client, message};
+//! use ibid_testkit::grpc::{GrpcTestClient, message};
 //!
-//! let client = Client::connect(addr).await;
+//! let client = GrpcTestClient::connect(addr).await;
 //! let answer = client.call("/shop.Orders/Create", &[("idempotency-key", "k")], message("ten")).await;
 //! assert_eq!(answer.code(), 0);
 //! # }
@@ -19,7 +18,7 @@ use tokio::{net::TcpStream, time::timeout};
 
 use crate::http1::WAIT_TIMEOUT;
 
-/// A message in its frame: a flag, its length in four bytes, itself.
+/// Frames a message: a flag, its length in four bytes, the message.
 pub fn frame_message(flag: u8, message: &[u8]) -> Bytes {
     let mut frame = BytesMut::with_capacity(message.len() + 5);
     frame.put_u8(flag);
@@ -28,58 +27,58 @@ pub fn frame_message(flag: u8, message: &[u8]) -> Bytes {
     frame.freeze()
 }
 
-/// A plain message in its frame.
+/// Frames an uncompressed text message.
 pub fn message(text: &str) -> Bytes {
     frame_message(0, text.as_bytes())
 }
 
-/// What a call ended with.
+/// The response to a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GrpcTestResponse {
-    /// Initial metadata, or all there is of an answer of trailers only.
+    /// Initial metadata, or the whole response if it is trailers-only.
     pub headers: HeaderMap,
-    /// The headers were the end of it.
+    /// Whether the headers ended the response.
     pub trailers_only: bool,
-    /// With its frames.
+    /// The body, including message frames.
     pub body: Bytes,
     /// Trailing metadata.
     pub trailers: HeaderMap,
 }
 
 impl GrpcTestResponse {
-    /// The first value of a name, in the trailers or else in the headers.
+    /// The first value of a name, from the trailers or else from the headers.
     pub fn value(&self, name: &str) -> Option<&str> {
         self.trailers.get(name).or(self.headers.get(name)).and_then(|value| value.to_str().ok())
     }
 
-    /// Its status.
+    /// The gRPC status code.
     ///
     /// # Panics
     ///
-    /// If it has none.
+    /// If there is none.
     pub fn code(&self) -> u32 {
         let status = self.value("grpc-status").and_then(|status| status.parse().ok());
         status.unwrap_or_else(|| panic!("no status: {self:?}"))
     }
 
-    /// Its message as text, without the frame.
+    /// The message as text, without the frame.
     ///
     /// # Panics
     ///
-    /// If it has no message, or one that is no text.
+    /// If there is no message, or it is not text.
     pub fn text(&self) -> String {
         let message = self.body.get(5..).unwrap_or_else(|| panic!("no message: {self:?}"));
         String::from_utf8(message.to_vec()).expect("a text")
     }
 
-    /// Without what every answer has of its own, to be compared with another.
+    /// Removes metadata that differs for every response, for comparisons.
     pub fn without_per_call_metadata(mut self) -> Self {
         self.headers.remove("date");
         self.headers.remove("idempotent-replayed");
         self
     }
 
-    /// Checks that this is a refusal: one block of headers with this code, and this name in its details.
+    /// Asserts that this is a refusal: trailers-only, with this code, and this name in its details.
     ///
     /// # Panics
     ///
@@ -97,7 +96,7 @@ impl GrpcTestResponse {
     }
 }
 
-/// Base64 without padding.
+/// Decodes Base64 without padding.
 fn decode_base64(text: &str) -> Vec<u8> {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',
@@ -123,11 +122,11 @@ fn decode_base64(text: &str) -> Vec<u8> {
 #[derive(Clone)]
 pub struct GrpcTestClient(h2::client::SendRequest<Bytes>);
 
-/// A call whose answer has not come yet.
+/// A call whose response has not arrived yet.
 pub struct GrpcTestCall {
-    /// The answer's head.
+    /// The head of the response.
     pub answer: h2::client::ResponseFuture,
-    /// What is still to be sent.
+    /// The stream for the rest of the request.
     pub send: h2::SendStream<Bytes>,
 }
 
@@ -136,7 +135,7 @@ impl GrpcTestClient {
     ///
     /// # Panics
     ///
-    /// If nobody listens there who speaks HTTP/2.
+    /// If no HTTP/2 server listens there.
     pub async fn connect(addr: SocketAddr) -> Self {
         let tcp = TcpStream::connect(addr).await.unwrap_or_else(|why| panic!("{addr}: {why}"));
         let (send, connection) = h2::client::handshake(tcp).await.expect("it speaks HTTP/2");
@@ -144,11 +143,11 @@ impl GrpcTestClient {
         Self(send)
     }
 
-    /// Sends the headers of a call, and nothing more.
+    /// Sends only the headers of a call.
     ///
     /// # Panics
     ///
-    /// If the connection is closed, or a header is none.
+    /// If the connection is closed, or a header is invalid.
     pub async fn open(&self, path: &str, headers: &[(&str, &str)]) -> GrpcTestCall {
         let mut request = Request::post(format!("http://shop{path}"))
             .header("te", "trailers")
@@ -164,11 +163,11 @@ impl GrpcTestClient {
         GrpcTestCall { answer, send }
     }
 
-    /// Sends all of a call, each piece in a frame of its own.
+    /// Sends a whole call, each piece in its own DATA frame.
     pub async fn start(&self, path: &str, headers: &[(&str, &str)], pieces: &[Bytes]) -> GrpcTestCall {
         let mut call = self.open(path, headers).await;
         for piece in pieces {
-            // A call may be refused before it was sent whole.
+            // The server may refuse a call before it is sent completely.
             let _ = call.send.send_data(piece.clone(), false);
             tokio::task::yield_now().await;
         }
@@ -176,31 +175,31 @@ impl GrpcTestClient {
         call
     }
 
-    /// Sends a call and waits for its end.
+    /// Sends a call and waits for the response.
     ///
     /// # Panics
     ///
-    /// If it does not come whole within ten seconds.
+    /// If the response is not complete within ten seconds.
     pub async fn call(&self, path: &str, headers: &[(&str, &str)], body: Bytes) -> GrpcTestResponse {
         self.start(path, headers, &[body]).await.end().await
     }
 }
 
 impl GrpcTestCall {
-    /// Waits for the end.
+    /// Waits for the response.
     ///
     /// # Panics
     ///
-    /// If it does not come whole within ten seconds.
+    /// If it is not complete within ten seconds.
     pub async fn end(self) -> GrpcTestResponse {
         let ended = timeout(WAIT_TIMEOUT, self.try_finish()).await;
         ended.unwrap_or_else(|_| panic!("no answer within {WAIT_TIMEOUT:?}")).expect("a whole answer")
     }
 
-    /// Waits for the end, for a test that expects it to break off.
+    /// Waits for the response, for a test that expects it to break off.
     ///
     /// # Errors
-    /// If it does.
+    /// If the response breaks off.
     pub async fn try_finish(self) -> Result<GrpcTestResponse, h2::Error> {
         let response = self.answer.await?;
         assert_eq!(response.status(), 200, "{response:?}");

@@ -1,27 +1,27 @@
-//! HTTP/1.1 as it is on the wire, read by hand.
+//! Reads HTTP/1.1 from the wire without interpretation.
 //!
-//! Both ends of the harness, [`Upstream`](crate::upstream::TestUpstream) and [`Raw`](crate::client::RawClient), read with this, so
-//! that a test sees exactly what was sent: the order and spelling of headers, trailers, interim answers, half a body.
-//! Nothing here repairs or hides anything.
+//! Both ends of the harness, [`TestUpstream`](crate::upstream::TestUpstream) and
+//! [`RawClient`](crate::client::RawClient), use it, so a test sees exactly what was sent: the order and spelling of
+//! headers, trailers, interim responses, half a body. Nothing here repairs or hides anything.
 
 use std::{fmt, io, time::Duration};
 
 use tokio::{io::AsyncReadExt as _, net::tcp::OwnedReadHalf};
 
-/// How long any single wait of the harness may take before the test fails.
+/// Maximum time of any single wait of the harness.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest line read; more is an error, so that a broken peer cannot fill the memory.
+/// Maximum length of a line in bytes, so that a faulty peer cannot fill the memory.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// Header or trailer fields in the order in which they were sent, names spelled as sent.
+/// Header or trailer fields in the order and spelling in which they were sent.
 ///
-/// A value is text: UTF-8 where it is valid UTF-8, otherwise each byte is the character of that number.
+/// A value is text: valid UTF-8 as such, otherwise each byte is the character of that number.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct HeaderList(Vec<(String, String)>);
 
 impl HeaderList {
-    /// The first value of `name`, in any case.
+    /// The first value of `name`, ignoring case.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
@@ -31,7 +31,7 @@ impl HeaderList {
         self.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value).collect()
     }
 
-    /// Whether there is a field called `name`.
+    /// Whether there is a field with this name.
     pub fn contains(&self, name: &str) -> bool {
         self.get(name).is_some()
     }
@@ -41,12 +41,12 @@ impl HeaderList {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// How many fields there are.
+    /// The number of fields.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no fields.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -73,7 +73,7 @@ impl fmt::Debug for HeaderList {
     }
 }
 
-/// The bytes as text, without loss of information for a test that looks.
+/// Converts bytes to text without loss of information.
 pub(crate) fn to_text(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -81,7 +81,6 @@ pub(crate) fn to_text(bytes: &[u8]) -> String {
     }
 }
 
-/// How the end of a body is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyFraming {
     Length(usize),
@@ -90,7 +89,7 @@ pub(crate) enum BodyFraming {
 }
 
 impl BodyFraming {
-    /// What the headers say; `otherwise` where they say nothing.
+    /// Returns the framing by the headers, or `otherwise` if they do not define it.
     pub(crate) fn of(headers: &HeaderList, otherwise: BodyFraming) -> io::Result<BodyFraming> {
         if headers.has_token("transfer-encoding", "chunked") {
             return Ok(BodyFraming::Chunked);
@@ -109,9 +108,9 @@ impl BodyFraming {
 #[derive(Debug)]
 pub(crate) struct MessageReader {
     half: OwnedReadHalf,
-    /// Everything since the start of the present message, so that a failure can show it.
+    /// Everything since the start of the current message, so that a failure can show it.
     buffer: Vec<u8>,
-    /// How much of the buffer has been understood.
+    /// How much of the buffer is parsed.
     position: usize,
 }
 
@@ -120,25 +119,25 @@ impl MessageReader {
         MessageReader { half, buffer: Vec::new(), position: 0 }
     }
 
-    /// Forgets the message just read and waits for the next one's first byte; false if the peer closed instead.
+    /// Drops the message just read and waits for the first byte of the next one. Returns `false` if the peer closed.
     pub(crate) async fn next_message(&mut self) -> io::Result<bool> {
         self.buffer.drain(..self.position);
         self.position = 0;
         if self.buffer.is_empty() { self.fill().await } else { Ok(true) }
     }
 
-    /// What was received since the start of the present message.
+    /// The bytes received since the start of the current message.
     pub(crate) fn received(&self) -> &[u8] {
         &self.buffer
     }
 
-    /// Reads some bytes more; false at the end. Safe to cancel.
+    /// Reads more bytes. Returns `false` at the end. Cancel-safe.
     pub(crate) async fn fill(&mut self) -> io::Result<bool> {
         self.buffer.reserve(16 << 10);
         Ok(self.half.read_buf(&mut self.buffer).await? > 0)
     }
 
-    /// Returns once the peer has closed or reset the connection. Safe to cancel; what arrives meanwhile is kept.
+    /// Returns once the peer has closed or reset the connection. Cancel-safe; bytes that arrive meanwhile are kept.
     pub(crate) async fn wait_closed(&mut self) {
         while let Ok(true) = self.fill().await {}
     }
@@ -150,7 +149,7 @@ impl MessageReader {
         Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed in the middle of a message"))
     }
 
-    /// One line without its end.
+    /// Reads a line without its line break.
     pub(crate) async fn read_line(&mut self) -> io::Result<String> {
         let mut searched = self.position;
         loop {
@@ -169,7 +168,7 @@ impl MessageReader {
         }
     }
 
-    /// Header or trailer fields, up to and including the empty line.
+    /// Reads header or trailer fields, up to and including the empty line.
     pub(crate) async fn read_fields(&mut self) -> io::Result<HeaderList> {
         let mut headers = HeaderList::default();
         loop {
@@ -184,7 +183,7 @@ impl MessageReader {
         }
     }
 
-    /// Exactly `length` bytes.
+    /// Reads exactly `length` bytes.
     pub(crate) async fn read_exactly(&mut self, length: usize) -> io::Result<Vec<u8>> {
         while self.buffer.len() - self.position < length {
             self.fill_or_fail().await?;
@@ -194,7 +193,7 @@ impl MessageReader {
         Ok(bytes)
     }
 
-    /// Whatever is there, at least one byte; nothing at the end.
+    /// Reads at least one byte. Returns nothing at the end.
     pub(crate) async fn read_some(&mut self) -> io::Result<Vec<u8>> {
         if self.position == self.buffer.len() {
             self.fill().await?;
@@ -203,7 +202,7 @@ impl MessageReader {
         Ok(bytes)
     }
 
-    /// A whole body, and its trailers.
+    /// Reads a whole body and its trailers.
     pub(crate) async fn body(&mut self, framing: BodyFraming) -> io::Result<(Vec<u8>, HeaderList)> {
         match framing {
             BodyFraming::Length(length) => Ok((self.read_exactly(length).await?, HeaderList::default())),

@@ -1,29 +1,30 @@
-//! The store contract as a sequential model: one map, explicit time, no cleverness.
+//! A sequential reference implementation of the store contract: one map and explicit time.
 //!
-//! Invariant: it says exactly what a store with a perfect clock answers, durations included. Addresses, tokens and
-//! fences are small numbers here; [`crate::property`] knows which real ones they stand for. Fences count from 1 per
-//! address, 0 is [`Fence::UNSEEN`](ibid::store::Fence::UNSEEN).
+//! Invariant: it returns exactly what a store with a perfect clock returns, durations included. Addresses, tokens and
+//! fences are small numbers here; [`crate::property`] maps them to real ones. Fences count from 1 per
+//! address; 0 is [`Fence::UNSEEN`](ibid::store::Fence::UNSEEN).
 //!
 //! ```
-//! use ibid_testkit::model::{Ending, Found, Grip, Model, Wish};
+//! use ibid_testkit::model::{ReferenceClaimOutcome, ReferenceRequest, ReferenceStore};
 //!
-//! let mut model = Model::default();
-//! let wish = Wish { at: 0, token: 1, hold: 1_000, keep: 5_000, over: None };
-//! assert_eq!(model.claim(wish), Found::Granted { fence: 1, attempt: 1 });
-//! model.advance(1_000);
-//! assert!(matches!(model.claim(Wish { token: 2, ..wish }), Found::Unknown(_)));
-//! assert_eq!(model.claim(Wish { token: 2, over: Some(1), ..wish }), Found::Granted { fence: 2, attempt: 2 });
-//! # let _ = (Ending::Release, Grip { wish, fence: 1, attempt: 1 });
+//! let mut store = ReferenceStore::default();
+//! let request = ReferenceRequest { at: 0, token: 1, hold: 1_000, keep: 5_000, over: None };
+//! assert_eq!(store.claim(request), ReferenceClaimOutcome::Granted { fence: 1, attempt: 1 });
+//! store.advance(1_000);
+//! let other = ReferenceRequest { token: 2, ..request };
+//! assert!(matches!(store.claim(other), ReferenceClaimOutcome::Unknown(_)));
+//! let takeover = ReferenceRequest { over: Some(1), ..other };
+//! assert_eq!(store.claim(takeover), ReferenceClaimOutcome::Granted { fence: 2, attempt: 2 });
 //! ```
 
 use std::collections::HashMap;
 
 use ibid::store::SPENT_TOKEN_TTL;
 
-/// Microseconds: of time, and of lifetimes.
+/// Microseconds, for points in time and for durations.
 pub type ReferenceMicros = u64;
 
-/// What is asked, see [`Ask`](ibid::store::ClaimRequest).
+/// See [`ClaimRequest`](ibid::store::ClaimRequest).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
 pub struct ReferenceRequest {
@@ -34,7 +35,7 @@ pub struct ReferenceRequest {
     pub over: Option<u64>,
 }
 
-/// What a holder has in its hand, see [`Lease`](ibid::store::Lease).
+/// See [`Lease`](ibid::store::Lease).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
 pub struct ReferenceLease {
@@ -43,7 +44,7 @@ pub struct ReferenceLease {
     pub attempt: u32,
 }
 
-/// What a claim finds, see [`Claim`](ibid::store::ClaimOutcome).
+/// See [`ClaimOutcome`](ibid::store::ClaimOutcome).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
 pub enum ReferenceClaimOutcome {
@@ -54,7 +55,7 @@ pub enum ReferenceClaimOutcome {
     Spent,
 }
 
-/// Who runs or ran, see [`Holder`](ibid::store::Holder).
+/// See [`Holder`](ibid::store::Holder).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
 pub struct ReferenceHolder {
@@ -64,7 +65,7 @@ pub struct ReferenceHolder {
     pub takeover_in: ReferenceMicros,
 }
 
-/// How a claim ends, see [`End`](ibid::store::Settlement). A record is one byte.
+/// See [`Settlement`](ibid::store::Settlement). A record is one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
 pub enum ReferenceSettlement {
@@ -73,7 +74,7 @@ pub enum ReferenceSettlement {
     Park { keep: ReferenceMicros, retry_in: ReferenceMicros },
 }
 
-/// Whether a holder still was the holder, see [`Held`](ibid::store::SettleOutcome).
+/// See [`SettleOutcome`](ibid::store::SettleOutcome).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named after what it stands for")]
 pub enum ReferenceSettleOutcome {
@@ -82,14 +83,14 @@ pub enum ReferenceSettleOutcome {
     ClaimLost(ReferenceClaimOutcome),
 }
 
-/// The model.
+/// The reference store.
 #[derive(Debug, Default)]
 pub struct ReferenceStore {
     now: ReferenceMicros,
     entries: HashMap<usize, ReferenceEntry>,
-    /// The highest fence ever given, per address: it outlives the entries.
+    /// The highest fence ever granted per address. It outlives the entries.
     fences: HashMap<usize, u64>,
-    /// Every token that was ever released or forgotten, and until when that has to be remembered.
+    /// Every token that was released or forgotten, and until when a store must remember that.
     spent_tokens: HashMap<u32, ReferenceMicros>,
 }
 
@@ -113,14 +114,14 @@ enum ReferenceState {
 }
 
 impl ReferenceStore {
-    /// Lets time pass.
+    /// Advances the time.
     pub fn advance(&mut self, by: ReferenceMicros) {
         self.now += by;
         self.entries.retain(|_, entry| self.now < entry.expires_at);
     }
 
-    /// What a durable store that serves one process says after that has started again: whatever ran is unknown at once,
-    /// and is not taken over before a full hold from now.
+    /// Simulates the restart of a durable store that serves one process: every entry in progress gets an unknown
+    /// outcome at once, and cannot be taken over for a full lease from now.
     pub fn restart(&mut self) {
         let now = self.now;
         for entry in self.entries.values_mut() {
@@ -287,19 +288,19 @@ impl ReferenceStore {
         }
     }
 
-    /// The fence that is there, if any is, even if it is free.
+    /// The fence of the entry, if any, even if the entry is free.
     pub fn current_fence(&self, at: usize) -> Option<u64> {
         self.entries.get(&at).map(|entry| entry.fence)
     }
 
-    /// Whether the contract leaves open what this claim, or its holder, finds: its token was spent, and that need not be remembered any
-    /// more.
+    /// Whether the contract leaves the result for this claim or its holder open: its token is spent, and the store need
+    /// not remember that any more.
     pub fn is_unspecified(&self, wish: ReferenceRequest) -> bool {
         self.spent_tokens.get(&wish.token).is_some_and(|until| *until <= self.now)
     }
 
-    /// Whether this token was spent and others have been here since. It may then find them, or its own end if that was put
-    /// back after they had gone, but is never granted.
+    /// Whether this token is spent and others have claimed since. The token may then find them, or its own settlement
+    /// if that was restored after they had gone, but it is never granted.
     pub fn was_spent_and_replaced(&self, wish: ReferenceRequest) -> bool {
         let is_other = |entry: &ReferenceEntry| {
             entry.request.token != wish.token || matches!(entry.phase, ReferenceState::Completed { .. })
@@ -337,7 +338,8 @@ impl ReferenceEntry {
         self.request.token == grip.request.token && (grip.fence == self.fence || grip.fence == 0)
     }
 
-    /// Somebody else was here and has gone: for this holder, of whom nothing is said, it is as if nothing were here.
+    /// Another holder claimed and released this entry. For a holder that the entry does not mention, the entry counts
+    /// as absent.
     fn yields_to(&self, grip: ReferenceLease, spent: &HashMap<u32, ReferenceMicros>, now: ReferenceMicros) -> bool {
         matches!(self.phase, ReferenceState::Free)
             && grip.fence != 0

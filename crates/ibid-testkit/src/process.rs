@@ -1,19 +1,20 @@
-//! The gateway as a process of its own, as its users run it.
+//! Runs the gateway as a process, as its users do.
 //!
-//! [`GatewayLauncher`] says how, [`GatewayProcess`] is the running process: its addresses, its logs, its signals. It lives in a temporary
-//! folder that is also its working directory, so `embedded:data` is a store that survives [`GatewayProcess::restart`].
+//! [`GatewayLauncher`] configures it, and [`GatewayProcess`] is the running process: its addresses, logs and signals.
+//! Its working directory is temporary, so `embedded:data` is a store that survives [`GatewayProcess::restart`].
 //!
-//! Invariant: no process outlives its `Gateway`. A test that fails shows the end of the process's logs.
+//! Invariant: no process outlives its `GatewayProcess`. A failing test shows the end of the process's logs.
 //!
 //! ```no_run
-//! # async fn example(upstream: ibid_testkit::upstream::Upstream) {
+//! # async fn example(upstream: ibid_testkit::upstream::TestUpstream) {
 //! use std::{path::Path, time::Duration};
 //!
-//! use ibid_testkit::process::{Gateway, Signal};
+//! use ibid_testkit::process::{GatewayProcess, ProcessSignal};
 //!
 //! let bin = Path::new("target/debug/ibid"); // in a test: env!("CARGO_BIN_EXE_ibid")
-//! let mut gateway = Gateway::launch(bin).config("[store]\nurl = \"embedded:data\"").upstream(&upstream.url()).start().await;
-//! gateway.signal(Signal::Kill);
+//! let config = "[store]\nurl = \"embedded:data\"";
+//! let mut gateway = GatewayProcess::launch(bin).config(config).upstream(&upstream.url()).start().await;
+//! gateway.signal(ProcessSignal::Kill);
 //! gateway.wait_exit(Duration::from_secs(5)).await;
 //! gateway.restart().await;
 //! # }
@@ -37,15 +38,15 @@ use crate::http1::WAIT_TIMEOUT;
 
 mod capture;
 
-/// How long a start may take: longer than other waits, because many tests start at once on few cores.
+/// Timeout of a start. Longer than other waits, because many tests start at once on few cores.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How many lines of log a failing test shows.
+/// Maximum number of log lines that a failing test shows.
 const MAX_SHOWN_LOG_LINES: usize = 60;
 
 const CONFIG_FILE: &str = "ibid.toml";
 
-/// How to run the gateway.
+/// The arguments and the environment of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayLauncher {
     bin: PathBuf,
@@ -57,7 +58,7 @@ pub struct GatewayLauncher {
 }
 
 impl GatewayLauncher {
-    /// The text of its configuration file; without one the file is empty.
+    /// Sets the text of the configuration file, which is empty by default.
     pub fn config(mut self, text: impl Into<String>) -> Self {
         self.config = text.into();
         self
@@ -69,7 +70,7 @@ impl GatewayLauncher {
         self
     }
 
-    /// Does not pass `--admin`, nor wait for its line.
+    /// Does not pass `--admin`, nor wait for the admin address.
     pub fn without_admin(mut self) -> Self {
         self.admin = false;
         self
@@ -81,17 +82,17 @@ impl GatewayLauncher {
         self
     }
 
-    /// Adds a variable to its environment, from which every `IBID_*` of the test's own is removed.
+    /// Adds a variable to its environment, which contains no `IBID_*` of the test's own.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
         self
     }
 
-    /// Runs it, and returns once it says where it listens.
+    /// Starts the gateway, and returns once it has announced its addresses.
     ///
     /// # Panics
     ///
-    /// If it exits instead, or says nothing for thirty seconds, with all that it printed.
+    /// If it exits, or announces nothing for thirty seconds. The message contains its output.
     pub async fn start(self) -> GatewayProcess {
         let dir = tempfile::Builder::new().prefix("ibid-").tempdir().expect("a temporary folder");
         fs::write(dir.path().join(CONFIG_FILE), &self.config).expect("the configuration is written");
@@ -121,15 +122,15 @@ impl GatewayLauncher {
 /// A signal to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessSignal {
-    /// SIGTERM: finish and leave.
+    /// SIGTERM: graceful shutdown.
     Term,
-    /// SIGINT: as if by Ctrl-C.
+    /// SIGINT: as by Ctrl-C.
     Int,
-    /// SIGHUP: read the configuration again.
+    /// SIGHUP: reload of the configuration.
     Hup,
     /// SIGKILL: a crash.
     Kill,
-    /// SIGSTOP: a pause that it cannot notice.
+    /// SIGSTOP: a pause that the process cannot notice.
     Stop,
     /// SIGCONT: the end of the pause.
     Cont,
@@ -148,7 +149,7 @@ impl ProcessSignal {
     }
 }
 
-/// A running gateway. Dropping it kills the process and waits for its end.
+/// A running gateway. Dropping it kills the process and waits until it has exited.
 pub struct GatewayProcess {
     launch: GatewayLauncher,
     dir: TempDir,
@@ -160,7 +161,7 @@ pub struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    /// How to run this binary; `start` runs it.
+    /// Creates a launcher for this binary.
     pub fn launch(bin: impl AsRef<Path>) -> GatewayLauncher {
         GatewayLauncher {
             bin: bin.as_ref().to_owned(),
@@ -181,12 +182,12 @@ impl GatewayProcess {
         GatewayProcess::launch(bin).config(config).upstream(upstream).start().await
     }
 
-    /// Where it listens. Another port after a restart.
+    /// The address for clients. It changes with a restart.
     pub fn addr(&self) -> SocketAddr {
         self.addr.expect("the gateway is listening")
     }
 
-    /// Where its admin API listens.
+    /// The address of its admin API.
     ///
     /// # Panics
     ///
@@ -195,26 +196,26 @@ impl GatewayProcess {
         self.admin.expect("the gateway has an admin address")
     }
 
-    /// Its folder and working directory, kept across restarts.
+    /// Its working directory, which stays across restarts.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Everything it printed so far, stdout and stderr, line by line as they came; all runs since the start.
+    /// All lines of stdout and stderr so far, in order of arrival; of all runs since the start.
     pub fn logs(&self) -> Vec<String> {
         self.capture.lines()
     }
 
-    /// Waits for a line that has `part` in it, and returns the first such line, old or new.
+    /// Waits for a line that contains `part`, and returns the first such line, old or new.
     ///
     /// # Panics
     ///
-    /// If none comes within ten seconds.
+    /// If there is none within ten seconds.
     pub async fn wait_for_log(&self, part: &str) -> String {
         match timeout(WAIT_TIMEOUT, self.capture.wait_for_line(part)).await {
             Ok(Some(line)) => line,
@@ -223,20 +224,20 @@ impl GatewayProcess {
         }
     }
 
-    /// Replaces the configuration file, in one step. What the process makes of it is its own affair.
+    /// Replaces the configuration file atomically.
     pub fn rewrite_config(&self, text: &str) {
         let next = self.dir().join("ibid.toml.next");
         fs::write(&next, text).expect("the configuration is written");
         fs::rename(&next, self.dir().join(CONFIG_FILE)).expect("the configuration is replaced");
     }
 
-    /// Sends a signal; nothing if it has ended already.
+    /// Sends a signal, unless the process has exited.
     ///
     /// # Panics
     ///
     /// If the `kill` command fails.
     pub fn signal(&mut self, signal: ProcessSignal) {
-        // Once reaped its number may belong to another process.
+        // Once reaped, its pid may belong to another process.
         if self.has_exited() {
             return;
         }
@@ -244,7 +245,7 @@ impl GatewayProcess {
         assert!(status.as_ref().is_ok_and(ExitStatus::success), "kill {}: {status:?}", signal.flag());
     }
 
-    /// Whether the process has ended.
+    /// Whether the process has exited.
     pub fn has_exited(&mut self) -> bool {
         if self.exit.is_none() {
             self.exit = self.child.try_wait().expect("the process is our child");
@@ -252,7 +253,7 @@ impl GatewayProcess {
         self.exit.is_some()
     }
 
-    /// Waits for its end, and for the last of its log.
+    /// Waits until the process has exited, and for the rest of its log.
     ///
     /// # Panics
     ///
@@ -270,13 +271,13 @@ impl GatewayProcess {
         self.exit.expect("just seen")
     }
 
-    /// Kills it, as a crash would, and waits for its end. The folder stays.
+    /// Kills the process, as a crash would, and waits until it has exited. The directory stays.
     pub async fn kill(&mut self) {
         self.signal(ProcessSignal::Kill);
         self.wait_exit(WAIT_TIMEOUT).await;
     }
 
-    /// Runs it again in the same folder, with the present configuration file; kills it first if it still runs.
+    /// Runs it again in the same directory with the current configuration file. Kills it first if it still runs.
     ///
     /// # Panics
     ///
@@ -331,13 +332,13 @@ impl Drop for GatewayProcess {
     }
 }
 
-/// Runs a command of the binary to its end, say `ibid check MAX_FILE_BYTES`.
+/// Runs a command of the binary, such as `ibid check FILE`, and waits until it exits.
 ///
 /// # Panics
 ///
-/// If it cannot be run, or does not end within thirty seconds.
+/// If it cannot be run, or does not exit within thirty seconds.
 pub async fn run(bin: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Output {
-    // What it makes, it makes where it is thrown away.
+    // A temporary working directory, for the files that the command creates.
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = base_command(bin.as_ref());
     command.args(args).envs(env.iter().copied()).stdin(Stdio::null()).current_dir(folder.path());
@@ -348,7 +349,7 @@ pub async fn run(bin: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> 
     }
 }
 
-/// A command with the test's environment, but for settings meant for another gateway.
+/// A command with the test's environment, without the settings of another gateway.
 fn base_command(bin: &Path) -> Command {
     let mut command = Command::new(bin);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("IBID_")) {

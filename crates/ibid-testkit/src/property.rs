@@ -1,16 +1,16 @@
-//! Random histories, told to a store and to the [model](crate::model), which must answer alike.
+//! Runs random histories on a store and on the [reference store](crate::model), which must return the same results.
 //!
-//! With a [paused clock](HistoryClock::Paused) every duration is compared exactly; a store that has a clock of its own gets
-//! the [time-free subset](HistoryClock::Real), in which nothing lapses or expires. Invariant: what the contract leaves open is
-//! not compared: for how long beyond [`SPENT_TOKEN_TTL`](ibid::store::SPENT_TOKEN_TTL) a token stays spent, and whether a spent token
-//! finds that it is, or the others that have come since.
+//! With a [paused clock](HistoryClock::Paused) all durations are compared exactly. A store with its own clock gets the
+//! [time-free subset](HistoryClock::Real), in which no lease and no entry expires. Invariant: results that the contract
+//! leaves open are not compared: how long a token stays spent beyond [`SPENT_TOKEN_TTL`](ibid::store::SPENT_TOKEN_TTL),
+//! and whether a spent token finds that it is spent, or later holders.
 //!
 //! ```
 //! use std::sync::Arc;
 //! use ibid::store::{Memory, Store};
-//! use ibid_testkit::property::{Clock, check_histories};
+//! use ibid_testkit::property::{HistoryClock, check_histories};
 //!
-//! check_histories(16, Clock::Paused, async || Arc::new(Memory::default()) as Arc<dyn Store>);
+//! check_histories(16, HistoryClock::Paused, async || Arc::new(Memory::default()) as Arc<dyn Store>);
 //! ```
 
 use std::{sync::Arc, time::Duration};
@@ -32,31 +32,31 @@ use crate::model::{
 };
 
 const SECOND: ReferenceMicros = 1_000_000;
-/// How many addresses a history is about.
+/// The number of addresses in a history.
 pub const ADDRESSES: usize = 3;
-/// How many there are at each address that claim.
+/// The number of claimers at each address.
 pub const CLAIMERS: usize = 4;
 
-/// Which clock the store runs on.
+/// The clock of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HistoryClock {
-    /// Tokio's, paused: time passes only as the history says, and lifetimes are exact.
+    /// Tokio's paused clock: time advances only by steps of the history, and lifetimes are exact.
     Paused,
-    /// Its own: lifetimes are long, no time passes, durations are not compared.
+    /// The store's own clock: lifetimes are long, no time passes, durations are not compared.
     Real,
 }
 
-/// Somebody at an address: address, claimer.
+/// A claimer: the address and its number there.
 pub type ClaimerId = (usize, usize);
 
-/// Which fence is named.
+/// The fence that a step names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FenceChoice {
-    /// None, or one that never was.
+    /// None, or one that never existed.
     NoFence,
-    /// That of the holder that is there.
+    /// The current holder's.
     Current,
-    /// The one before it.
+    /// The one before the current holder's.
     Stale,
 }
 
@@ -83,7 +83,7 @@ pub enum HistoryStep {
         claimer: ClaimerId,
         end: ReferenceSettlement,
     },
-    /// A release by a claimer that saw no answer.
+    /// A release by a claimer that received no outcome.
     UnseenRelease {
         claimer: ClaimerId,
     },
@@ -105,11 +105,11 @@ pub enum HistoryStep {
     Advance {
         by: ReferenceMicros,
     },
-    /// The store is closed and opened again. Only in histories [with restarts](check_restarts).
+    /// The store is closed and reopened. Only in histories [with restarts](check_restarts).
     Restart,
 }
 
-/// Histories for stores with such a clock.
+/// Generates histories for stores with this clock.
 pub fn histories(clock: HistoryClock) -> impl Strategy<Value = Vec<HistoryStep>> {
     const LONG: ReferenceMicros = 100_000 * SECOND;
     let ops = match clock {
@@ -122,7 +122,7 @@ pub fn histories(clock: HistoryClock) -> impl Strategy<Value = Vec<HistoryStep>>
     proptest::collection::vec(ops, 1..80)
 }
 
-/// Histories for durable stores: lives of minutes and of days side by side, and a restart now and then.
+/// Generates histories for durable stores: lifetimes of minutes and of days, and occasional restarts.
 pub fn histories_with_restarts() -> impl Strategy<Value = Vec<HistoryStep>> {
     const MINUTE: ReferenceMicros = 60 * SECOND;
     const DAY: ReferenceMicros = 24 * 60 * MINUTE;
@@ -160,10 +160,10 @@ fn history_steps(
     .boxed()
 }
 
-/// Checks random histories, each on a store of its own. Not to be called from within a runtime.
+/// Checks random histories, each on its own store. Must not be called within a runtime.
 ///
 /// # Panics
-/// With the shortest history found on which store and model differ.
+/// If store and reference differ. The message contains the shortest history found.
 pub fn check_histories(histories_to_try: u32, clock: HistoryClock, make_store: impl AsyncFn() -> Arc<dyn Store>) {
     check(histories_to_try, clock, histories(clock), async |history| {
         let store = make_store().await;
@@ -171,11 +171,11 @@ pub fn check_histories(histories_to_try: u32, clock: HistoryClock, make_store: i
     });
 }
 
-/// Checks random histories in which a durable store is closed and opened again, on a paused clock. `make_disk` is called
-/// once per history, `open` whenever the store on it is opened: the time that it tells goes on in between.
+/// Checks random histories in which a durable store is closed and reopened, on a paused clock. `make_disk` is called
+/// once per history, `open` whenever the store is opened; its clock continues in between.
 ///
 /// # Panics
-/// With the shortest history found on which store and model differ.
+/// If store and reference differ. The message contains the shortest history found.
 pub fn check_restarts<D>(
     histories_to_try: u32, make_disk: impl AsyncFn() -> D, open: impl AsyncFn(&D) -> Arc<dyn Store>,
 ) {
@@ -213,10 +213,10 @@ fn check(
     }
 }
 
-/// Tells one history to a store and to the model. The error says at which step they differ, and how.
+/// Runs one history on a store and on the reference.
 ///
 /// # Errors
-/// If they do.
+/// Returns the first step at which they differ, and how.
 pub async fn check_history(store: &dyn Store, history: &[HistoryStep], clock: HistoryClock) -> Result<(), String> {
     let mut walk = HistoryRun::new(clock);
     for (step, op) in history.iter().enumerate() {
@@ -225,17 +225,16 @@ pub async fn check_history(store: &dyn Store, history: &[HistoryStep], clock: Hi
     Ok(())
 }
 
-/// What was asked, in the model's words and in the store's, and what was granted.
+/// A request for the reference and for the store, and the reference's lease if it was granted.
 type ClaimRecord = (ReferenceRequest, Arc<ClaimRequest>, Option<ReferenceLease>);
 
-/// A history on its way.
 struct HistoryRun {
     clock: HistoryClock,
     model: ReferenceStore,
     addresses: [Address; ADDRESSES],
-    /// What was last asked, by seat, and what was granted to it.
+    /// The last claim of each claimer.
     claims: [[Option<ClaimRecord>; CLAIMERS]; ADDRESSES],
-    /// Real fences by address; the model's fence `n` stands at `n - 1`.
+    /// Real fences by address; the reference's fence `n` is at index `n - 1`.
     fences: [Vec<Fence>; ADDRESSES],
     next_token: u32,
 }
@@ -440,7 +439,7 @@ impl HistoryRun {
     }
 }
 
-/// Records are one byte; the odd ones are failures.
+/// Records are one byte; odd ones are failures.
 fn real_settlement(end: ReferenceSettlement) -> Settlement {
     match end {
         ReferenceSettlement::Complete { record, keep } => Settlement::Complete {

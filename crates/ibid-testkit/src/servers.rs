@@ -1,4 +1,4 @@
-//! Real servers, started privately for a test and gone with it.
+//! Real servers that a test starts privately. They end with the test.
 
 pub mod link;
 pub mod nats;

@@ -1,21 +1,21 @@
-//! A real upstream in the test's own process, which counts what it runs.
+//! A real upstream in the test's process, which counts executions.
 //!
-//! A request with a mutating method is an *execution*: it is written to the log before it is answered, and the answer,
-//! `201 {"id":N,"run":N}`, carries its number, so that a test can tell a replay from a second run by the body alone.
-//! A GET is logged and answered with `200 {"ok":true}`. Rules by path change the answer ([`UpstreamReply`]) or break the
+//! A request with a mutating method is an *execution*: it is logged before it is answered, and the answer, `201
+//! {"id":N,"run":N}`, contains its number, so a test can distinguish a replay from a second run by the body. A GET is
+//! logged and answered with `200 {"ok":true}`. Rules by path change the answer ([`UpstreamReply`]) or break the
 //! connection ([`UpstreamFault`]).
 //!
 //! Invariant: an execution is in the log before the first byte of its answer, or its fault, is on the wire.
 //!
 //! ```no_run
 //! # async fn example() {
-//! use ibid_testkit::upstream::{Fault, Gate, Reply, Upstream};
+//! use ibid_testkit::upstream::{ReplyGate, TestUpstream, UpstreamFault, UpstreamReply};
 //!
-//! let upstream = Upstream::start().await;
-//! let gate = Gate::new();
-//! upstream.on("/pay", Reply::usual().gated(&gate));
-//! upstream.on("/lost", Fault::ResetAfterRequest);
-//! upstream.on_each("/flaky", [Reply::status(500), Reply::usual()]);
+//! let upstream = TestUpstream::start().await;
+//! let gate = ReplyGate::new();
+//! upstream.on("/pay", UpstreamReply::usual().gated(&gate));
+//! upstream.on("/lost", UpstreamFault::ResetAfterRequest);
+//! upstream.on_each("/flaky", [UpstreamReply::status(500), UpstreamReply::usual()]);
 //! // … send something …
 //! gate.arrived(1).await;
 //! gate.open();
@@ -59,30 +59,30 @@ pub struct TestUpstream {
     state: Mutex<UpstreamState>,
 }
 
-/// What is spoken on new connections.
+/// The protocol of new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UpstreamProtocol {
-    /// HTTP/1.1 by hand, with every fault.
+    /// A handwritten HTTP/1.1 server that supports every fault.
     Http1,
-    /// HTTP/2 with prior knowledge (HTTP/1.1 too), by hyper.
+    /// HTTP/2 with prior knowledge, and HTTP/1.1, by hyper.
     H2c,
 }
 
 enum UpstreamState {
     Listening(JoinHandle<()>),
-    /// The port stays bound, so that nobody else gets it, but refuses connections.
+    /// The port stays reserved, but connections are refused.
     Refusing(TcpSocket),
     Changing,
 }
 
 impl TestUpstream {
-    /// Starts an HTTP/1.1 upstream on a free port of the loopback.
+    /// Starts an HTTP/1.1 upstream on a free loopback port.
     pub async fn start() -> TestUpstream {
         TestUpstream::start_with(UpstreamProtocol::Http1)
     }
 
-    /// Starts an upstream that speaks HTTP/2 without TLS (and HTTP/1.1). Faults act on the stream; those that only make
-    /// sense on a raw connection are refused by [`on`](TestUpstream::on).
+    /// Starts an upstream with HTTP/2 without TLS (and HTTP/1.1). Faults act on the stream; [`on`](TestUpstream::on)
+    /// rejects those that need a raw connection.
     pub async fn start_h2c() -> TestUpstream {
         TestUpstream::start_with(UpstreamProtocol::H2c)
     }
@@ -97,47 +97,47 @@ impl TestUpstream {
         upstream
     }
 
-    /// An upstream whose port is taken but refuses every connection, until [`restart`](TestUpstream::restart).
+    /// Starts an upstream that refuses every connection until [`restart`](TestUpstream::restart).
     pub async fn start_refusing() -> TestUpstream {
         let upstream = TestUpstream::start().await;
         upstream.stop().await;
         upstream
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Its address as a URL without a path.
+    /// Its URL without a path.
     pub fn url(&self) -> String {
         format!("http://{}", self.addr)
     }
 
-    /// Answers requests with exactly this path (the query does not count) like this from now on. `"OPTIONS /pay"` is for one
-    /// method only, `"OPTIONS *"` for it at every path; these come before a path alone.
+    /// Sets the answer for requests with exactly this path, ignoring the query. `"OPTIONS /pay"` is for one
+    /// method only, `"OPTIONS *"` for one method at every path; both take precedence over a path alone.
     ///
     /// # Panics
     ///
-    /// If this upstream's protocol cannot do it.
+    /// If this upstream's protocol does not support the answer.
     pub fn on(&self, path: &str, reply: impl Into<UpstreamReply>) {
         self.on_each(path, [reply.into()]);
     }
 
-    /// Answers the first request at this path with the first reply, and so on; the last one stays.
+    /// Sets the answers for the first request at this path, the second, and so on; the last one stays.
     ///
     /// # Panics
     ///
-    /// If there is no reply, or this upstream's protocol cannot do one.
+    /// If there is no answer, or this upstream's protocol does not support one of them.
     pub fn on_each(&self, path: &str, replies: impl IntoIterator<Item = UpstreamReply>) {
         self.request_log.set_rule(Some(path), self.check_replies(replies));
     }
 
-    /// Answers every path without a rule of its own like this from now on.
+    /// Sets the answer for every path without its own rule.
     ///
     /// # Panics
     ///
-    /// If this upstream's protocol cannot do it.
+    /// If this upstream's protocol does not support it.
     pub fn reply_by_default(&self, reply: impl Into<UpstreamReply>) {
         self.request_log.set_rule(None, self.check_replies([reply.into()]));
     }
@@ -213,34 +213,34 @@ impl TestUpstream {
     }
 }
 
-/// What happened so far.
+/// Counts and the log.
 impl TestUpstream {
-    /// How many requests with a mutating method arrived whole and were carried out.
+    /// The number of complete requests with a mutating method that were executed.
     pub fn executions(&self) -> usize {
         self.count(|seen| seen.execution.is_some())
     }
 
-    /// The executions with this path, whatever their query.
+    /// The number of executions with this path, ignoring the query.
     pub fn executions_at(&self, path: &str) -> usize {
         self.count(|seen| seen.execution.is_some() && seen.path() == path)
     }
 
-    /// The executions whose `Idempotency-Key` or `X-Idempotency-Key` is this, quoted or not.
+    /// The number of executions with this `Idempotency-Key` or `X-Idempotency-Key`, quoted or not.
     pub fn executions_with_key(&self, key: &str) -> usize {
         self.count(|seen| seen.execution.is_some() && seen.key() == Some(key))
     }
 
-    /// How many requests of any kind arrived.
+    /// The number of requests of any kind.
     pub fn requests(&self) -> usize {
         self.count(|_| true)
     }
 
-    /// Everything that arrived, in order.
+    /// All requests, in order of arrival.
     pub fn log(&self) -> Vec<LoggedRequest> {
         self.request_log.log()
     }
 
-    /// The last request that arrived.
+    /// The last request.
     ///
     /// # Panics
     ///
@@ -253,7 +253,7 @@ impl TestUpstream {
     ///
     /// # Panics
     ///
-    /// If they do not arrive within ten seconds, with what did.
+    /// If they do not arrive within ten seconds, with those that did.
     pub async fn wait_for(&self, n: usize) {
         if timeout(WAIT_TIMEOUT, self.request_log.wait_arrived(n)).await.is_err() {
             let log = self.log();
@@ -261,22 +261,22 @@ impl TestUpstream {
         }
     }
 
-    /// How many connections were ever accepted.
+    /// The number of connections accepted since the start.
     pub fn connections(&self) -> usize {
         self.request_log.connections()
     }
 
-    /// How many connections are open now.
+    /// The number of connections open now.
     pub fn connections_open(&self) -> usize {
         self.request_log.connections_open()
     }
 
-    /// How often the other side closed the connection while its answer was being held back (HTTP/1.1 only).
+    /// How often the client closed the connection while it waited for a delayed answer (HTTP/1.1 only).
     pub fn client_disconnects(&self) -> usize {
         self.request_log.client_disconnects()
     }
 
-    /// How many requests broke off or were malformed; these are not in the log.
+    /// The number of requests that broke off or were malformed; these are not in the log.
     pub fn broken(&self) -> usize {
         self.request_log.malformed_requests()
     }
@@ -302,13 +302,13 @@ impl Drop for TestUpstream {
 
 fn bind(addr: SocketAddr) -> std::io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
-    // Connections of before a restart linger in the kernel and would otherwise keep the port.
+    // Connections from before a restart linger in the kernel and would block the port.
     socket.set_reuseaddr(true)?;
     socket.bind(addr)?;
     Ok(socket)
 }
 
-/// Serves until aborted; the connections end with it, for they are tasks of the set.
+/// Serves until aborted. The connections are tasks of the set and end with it.
 async fn accept_connections(listener: TcpListener, ledger: Arc<RequestLog>, protocol: UpstreamProtocol) {
     let mut connections = JoinSet::new();
     loop {

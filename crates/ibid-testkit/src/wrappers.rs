@@ -1,15 +1,15 @@
-//! Stores around a store that make a good one misbehave, or put up with one that does.
+//! Wrappers that make a store fail, delay or lose calls, or that tolerate such a store.
 //!
-//! Invariant: none of them decides anything. A call is passed on as it came, not at all, or more than once; an answer is
-//! passed on as it came, late, or replaced by an error that says truly what the caller may assume.
+//! Invariant: a wrapper decides nothing. It forwards a call once, never, or several times; it returns an outcome
+//! unchanged, late, or replaced by an error that correctly says what the caller may assume.
 //!
 //! ```
 //! use ibid::store::{ErrorKind, Memory, Store};
-//! use ibid_testkit::wrappers::{Calls, FailsOnDemand};
+//! use ibid_testkit::wrappers::{CallFilter, FailingStore};
 //!
 //! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-//! let store = FailsOnDemand::new(Memory::default());
-//! store.fail(Calls::All, ErrorKind::NotApplied);
+//! let store = FailingStore::new(Memory::default());
+//! store.fail(CallFilter::All, ErrorKind::NotApplied);
 //! assert_eq!(store.sweep(1).await.unwrap_err().kind, ErrorKind::NotApplied);
 //! store.heal();
 //! assert!(store.sweep(1).await.is_ok());
@@ -32,22 +32,21 @@ mod failing;
 mod lossy;
 mod retrying;
 
-/// The calls of a store, operators' ones included.
+/// The calls of a store, including the operators'.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StoreCallKind {
     Claim,
     Extend,
     Settle,
-    /// Waits, reads and sweeps: nothing is lost if they happen twice.
+    /// Waits, reads and sweeps, which can be repeated without harm.
     Read,
-    /// A compare-and-set without a token: sent again after it was applied, it is refused.
+    /// A compare-and-set without a token: a repetition after it was applied is rejected.
     AdminChange,
 }
 
-/// An answer of any call.
+/// The outcome of any call.
 trait StoreAnswer: Send + Unpin {
-    /// Whether the call, sent again, is answered in the same way. Not so where it put an entry back: the second time it
-    /// is there.
+    /// Whether a repeated call has the same outcome. Not if it restored an entry, because the entry then exists.
     fn is_repeatable(&self) -> bool {
         true
     }
@@ -65,7 +64,7 @@ impl StoreAnswer for SettleOutcome {
     }
 }
 
-/// Makes a wrapper with the fields `inner` and an async method `around(call, make_future)` a store.
+/// Implements `Store` for a wrapper with a field `inner` and an async method `around(call, make_future)`.
 macro_rules! store_around {
     ($wrapper:ident) => {
         impl<S: ibid::store::Store> ibid::store::Store for $wrapper<S> {
@@ -133,7 +132,7 @@ fn injected_error(kind: ibid::store::ErrorKind, why: &'static str) -> StoreError
     StoreError::new(kind, "testkit", why)
 }
 
-/// Lets time pass; nothing at all if it is zero, so that no timer is needed then.
+/// Sleeps; needs no timer if the duration is zero.
 async fn sleep_unless_zero(duration: Duration) {
     if !duration.is_zero() {
         tokio::time::sleep(duration).await;

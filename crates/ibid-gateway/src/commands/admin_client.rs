@@ -1,4 +1,4 @@
-//! The admin API of a gateway that runs, called by somebody who is not a browser.
+//! A client of a running gateway's admin API.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -25,15 +25,15 @@ use crate::{
     upstream::native_root_config,
 };
 
-/// How long one call may take: the gateway itself waits ten seconds for its store.
+/// Timeout of one call. The gateway itself waits ten seconds for its store.
 const ADMIN_CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// An answer beyond this is none of ours: a thousand records, or one with a large body in hex.
+/// Maximum size of a response in bytes: enough for a thousand records, or one with a large body in hex.
 const MAX_RESPONSE_BYTES: usize = 512 << 20;
 
-/// Which gateway's admin API a command calls.
+/// The admin API that a command calls.
 #[derive(Clone, Default, Args)]
 pub(super) struct AdminArgs {
-    /// The admin address of a gateway that runs, such as http://127.0.0.1:8081
+    /// The admin URL of a running gateway, such as http://127.0.0.1:8081
     #[arg(long, value_name = "URL")]
     pub admin: Option<String>,
     /// Its token, as env:NAME or file:PATH [default: env:IBID_ADMIN_TOKEN]
@@ -43,16 +43,15 @@ pub(super) struct AdminArgs {
     pub tls: AdminTlsArgs,
 }
 
-/// Without what may be a token or a password, if only by a slip of the pen.
+/// Omits values that may contain a token or a password by mistake.
 impl fmt::Debug for AdminArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AdminArgs").field("tls", &self.tls).finish_non_exhaustive()
     }
 }
 
-/// A gateway's admin API.
 pub(super) struct AdminClient {
-    /// Shown to people.
+    /// For messages.
     url: String,
     tls: Option<Arc<ClientConfig>>,
     host: String,
@@ -60,7 +59,7 @@ pub(super) struct AdminClient {
     token: Secret,
 }
 
-/// What went wrong, as the API says it.
+/// The API's error body.
 #[derive(Debug, Deserialize)]
 struct ApiProblem {
     #[serde(default)]
@@ -68,7 +67,7 @@ struct ApiProblem {
 }
 
 impl AdminClient {
-    /// What the flags name; `None` if they name none.
+    /// Returns the client that the flags describe, or `None` if they name no gateway.
     pub(super) fn from_args(choice: &AdminArgs, env: &Env<'_>) -> Result<Option<Self>, CommandError> {
         let Some(url) = &choice.admin else {
             if choice.tls.has_flags() {
@@ -109,7 +108,6 @@ impl AdminClient {
         Ok(Some(Self { url: url.clone(), tls, host, port, token }))
     }
 
-    /// What a path holds.
     pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, CommandError> {
         let (status, body) = self.call(Method::GET, path, Bytes::new()).await?;
         if status != StatusCode::OK {
@@ -118,7 +116,7 @@ impl AdminClient {
         self.parse_body(&body)
     }
 
-    /// What became of a change, and the line about it if it was not made.
+    /// Returns the report of a change, and an error if the change was not made.
     pub(super) async fn post<T: DeserializeOwned>(
         &self, path: &str, body: Bytes,
     ) -> Result<(T, Option<CommandError>), CommandError> {
@@ -127,7 +125,7 @@ impl AdminClient {
             return Ok((self.parse_body(&body)?, None));
         }
         let failed = self.error_from_response(status, &body);
-        // A refusal that came as far as the record says what is there.
+        // A refusal of a change to an existing record also describes the record.
         match serde_json::from_slice(&body) {
             Ok(told) => Ok((told, Some(failed))),
             Err(_) => Err(failed),
@@ -203,7 +201,6 @@ impl AdminClient {
     }
 }
 
-/// How the gateway is checked, and what it is shown.
 fn tls_config(AdminTls { ca, shown }: &AdminTls) -> Result<Arc<ClientConfig>, CommandError> {
     match tls::client_config("--admin-", ca.as_ref(), shown.as_ref()).map_err(CommandError::Usage)? {
         Some(config) => Ok(config),
@@ -213,11 +210,10 @@ fn tls_config(AdminTls { ca, shown }: &AdminTls) -> Result<Arc<ClientConfig>, Co
     }
 }
 
-/// Why there is no answer.
 enum AdminCallError {
-    /// Nothing was asked.
+    /// The request was not sent.
     NotSent(String),
-    /// It may have been.
+    /// The request may have been sent.
     ResponseLost(String),
 }
 
@@ -235,7 +231,7 @@ where
     Ok((status, body.map_err(|why| AdminCallError::ResponseLost(why.to_string()))?.to_bytes()))
 }
 
-/// Text as it stands in a query or a path.
+/// Encodes text for a query or a path.
 pub(super) fn percent_encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()

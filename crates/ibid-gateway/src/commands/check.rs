@@ -1,4 +1,5 @@
-//! `ibid check MAX_FILE_BYTES [--against OLD]`: is it valid, what holds for each route, what would a change forget?
+//! `ibid check FILE [--against OLD]`: validates a file, prints each route's dials, and reports the answers that a
+//! change would forget.
 
 use std::{io, path::PathBuf};
 
@@ -19,35 +20,31 @@ pub struct CheckArgs {
     /// The configuration file
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Also say what going from this file to FILE would forget
+    /// Also report the answers that a change from this file to FILE would forget
     #[arg(long, value_name = "OLD")]
     pub against: Option<PathBuf>,
 }
 
-/// What was found about a valid file.
+/// The result for a valid file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum ConfigComparison {
-    /// Nothing that is remembered would be forgotten, or there was nothing to compare with.
+    /// No answers would be forgotten, or there was no file to compare with.
     NothingForgotten,
-    /// Something would.
     AnswersForgotten,
 }
 
-/// Why a check could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
-    /// One of the files is not valid.
+    /// One of the files is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Nobody takes what is printed.
     #[error("cannot print: {0}")]
     Print(#[from] io::Error),
 }
 
 impl ConfigComparison {
-    /// The exit code of the command.
     pub fn code(self) -> u8 {
         match self {
             Self::NothingForgotten => 0,
@@ -59,10 +56,10 @@ impl ConfigComparison {
 /// Checks and prints.
 ///
 /// # Errors
-/// A file is not valid, or nothing can be printed.
+/// Returns an error if a file is invalid, or if printing fails.
 pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<ConfigComparison, CheckError> {
     let settings = GatewaySettings::load(&ServeArgs::for_file(&args.file), env)?;
-    // As a start does: certificates, keys and upstreams are put to use.
+    // Loads certificates, keys and upstreams as a start does.
     ConfigSnapshot::new(settings.clone(), None)
         .map_err(|why| ConfigError::new(args.file.display().to_string(), String::new(), why))?;
     let old = args.against.as_ref().map(|old| GatewaySettings::load(&ServeArgs::for_file(old), env)).transpose()?;
@@ -84,7 +81,7 @@ pub fn run(args: &CheckArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<C
         writeln!(out, "\nagainst {}: nothing that is remembered is forgotten", path.display())?;
     }
     print_section(&format!("against {}: this forgets", path.display()), &lost, out)?;
-    // A reload takes these up.
+    // A reload applies these changes.
     print_section(&format!("against {}: notes", path.display()), &shortened_ttls(&old, &settings), out)?;
     Ok(if lost.is_empty() { ConfigComparison::NothingForgotten } else { ConfigComparison::AnswersForgotten })
 }
@@ -166,7 +163,7 @@ fn print_route(number: usize, route: &RouteEntry, out: &mut dyn io::Write) -> io
     if route.protocol == Protocol::Grpc {
         preset = preset.for_grpc();
     } else if !route.is_default_policy {
-        // Always those of the match.
+        // A route's methods always come from its match.
         preset.methods.clone_from(&route.policy.methods);
     }
     for ((name, value), (_, usual)) in

@@ -1,10 +1,10 @@
-//! `ibid conform URL`: does a server that claims to support idempotency keys keep what it promises?
+//! `ibid conform URL`: checks whether a server with idempotency keys keeps its promises.
 //!
-//! Black box, over HTTP/1.1: the operation at the URL is sent, sent again, changed, sent many times at once and
-//! abandoned, and every answer is held against a profile. It *executes* the operation some dozens
-//! of times: it is meant for test systems.
+//! A black-box test over HTTP/1.1: it sends the operation at the URL, repeats it, changes it, sends it many times at
+//! once and abandons it, and compares every response with a profile. It *executes* the operation some dozens of times,
+//! so use it on test systems.
 //!
-//! Invariants: nothing is sent to hosts other than those named on the command line; the number of requests and the time are
+//! Invariants: it sends requests only to the hosts on the command line; the number of requests and the time are
 //! bounded; a check that could not be made is reported as *not performed*, never as passed.
 
 use std::{
@@ -32,7 +32,7 @@ mod report;
 mod request;
 mod session;
 
-/// What the operation is sent unless told otherwise.
+/// The body of the operation by default.
 const DEFAULT_BODY: &str = r#"{"amount":1200,"currency":"EUR","reference":"conform-{nonce}"}"#;
 
 /// `ibid conform`.
@@ -41,25 +41,25 @@ pub struct ConformArgs {
     /// The operation, such as http://127.0.0.1:8080/payments. It is executed some dozens of times
     #[arg(value_name = "URL", required_unless_present = "list")]
     url: Option<String>,
-    /// Whose promises are checked: ietf, stripe, leads, appsportal, bookings, platform or membership
+    /// The preset whose promises are checked: ietf, stripe, leads, appsportal, bookings, platform or membership
     #[arg(long, value_name = "NAME", default_value = "ietf")]
     profile: ConformProfile,
-    /// Print what the profile checks and why, and send nothing
+    /// Print the profile's checks with their reasons, and send nothing
     #[arg(long)]
     list: bool,
     /// The method of the operation
     #[arg(long, value_name = "METHOD", default_value = "POST", value_parser = parse_method)]
     method: String,
-    /// Its body: JSON, or a file. {nonce} in it is another number for every operation
+    /// Its body: JSON, or a file. {nonce} in it becomes another number for every operation
     #[arg(long, value_name = "JSON|FILE")]
     body: Option<String>,
     /// A header of every request, such as 'Authorization: Bearer …'; may be repeated
     #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
     header: Vec<(String, String)>,
-    /// Headers of a second caller, in place of the first's; may be repeated
+    /// Headers of a second caller, instead of the first caller's; may be repeated
     #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
     other_header: Vec<(String, String)>,
-    /// Another valid body [default: the body with one member more]
+    /// Another valid body [default: the body with an additional member]
     #[arg(long, value_name = "JSON|FILE")]
     other_body: Option<String>,
     /// Another operation on the same server
@@ -68,49 +68,49 @@ pub struct ConformArgs {
     /// Another method of the operation
     #[arg(long, value_name = "METHOD", value_parser = parse_method)]
     other_method: Option<String>,
-    /// A body with which the operation takes a second or more
+    /// A body that makes the operation take a second or more
     #[arg(long, value_name = "JSON|FILE")]
     slow_body: Option<String>,
-    /// A header with which it does
+    /// A header that makes the operation take a second or more; may be repeated
     #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
     slow_header: Vec<(String, String)>,
-    /// A body with which the operation fails
+    /// A body that makes the operation fail
     #[arg(long, value_name = "JSON|FILE")]
     error_body: Option<String>,
-    /// A header with which it does
+    /// A header that makes the operation fail; may be repeated
     #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
     error_header: Vec<(String, String)>,
-    /// Where the number of executions is to be read, as JSON
+    /// A URL that returns the number of executions, as JSON
     #[arg(long, value_name = "URL")]
     count_url: Option<String>,
-    /// Where in that JSON: a number, or a list whose length counts
+    /// The place in that JSON: a number, or a list whose length counts
     #[arg(long, value_name = "POINTER", default_value = "", requires = "count_url", value_parser = parse_pointer)]
     count_pointer: String,
     /// Whether the operation requires a key [default: as the profile says; either for ietf]
     #[arg(long, value_name = "BOOL")]
     key_required: Option<bool>,
-    /// How many requests are sent at once
+    /// The number of concurrent requests
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(2..=100))]
     parallel: u16,
-    /// How often
+    /// The number of rounds of concurrent requests
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=20))]
     rounds: u16,
-    /// How long one answer may take
+    /// The timeout of one response
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive_duration)]
     timeout: Duration,
-    /// How long the whole run may take; what is left then is not performed
+    /// The timeout of the whole run; the remaining checks are not performed
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_positive_duration)]
     limit: Duration,
-    /// Certificates that https is checked against, instead of the system's
+    /// CA certificates for https, instead of the system's
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
     ca: Option<PathBuf>,
-    /// Take any certificate
+    /// Accept any certificate
     #[arg(long)]
     insecure: bool,
-    /// Advice that is not followed fails the run, too
+    /// Fail the run also if advice is not followed
     #[arg(long)]
     strict: bool,
-    /// What was not performed fails the run, too
+    /// Fail the run also if a check was not performed
     #[arg(long)]
     complete: bool,
     /// Also write the results as JUnit XML
@@ -121,33 +121,29 @@ pub struct ConformArgs {
     json: bool,
 }
 
-/// Whether the server does what the profile promises.
+/// Whether the server keeps the promises of the profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Conformance {
-    /// As far as could be seen.
+    /// No check failed.
     Met,
-    /// A check failed.
     Violated,
 }
 
-/// Why there was no run. `Display` is the line for whoever asked for it.
+/// Why there was no run. `Display` is the error message.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConformError {
-    /// It cannot be asked for like this.
+    /// The arguments are invalid.
     #[error("ibid: {0}")]
     Usage(String),
-    /// Nobody is there.
     #[error("ibid: {0}")]
     Unreachable(String),
-    /// Nobody takes what is printed.
     #[error("ibid: cannot print: {0}")]
     Print(#[from] io::Error),
 }
 
 impl Conformance {
-    /// The exit code of the command.
     pub fn code(self) -> u8 {
         match self {
             Self::Met => 0,
@@ -157,7 +153,7 @@ impl Conformance {
 }
 
 impl ConformError {
-    /// The exit code, after sysexits where it has one.
+    /// The exit code, from sysexits where it defines one.
     pub fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 64,
@@ -167,10 +163,10 @@ impl ConformError {
     }
 }
 
-/// Runs every check of the profile and prints what was found.
+/// Runs every check of the profile and prints the findings.
 ///
 /// # Errors
-/// There was no run.
+/// Returns an error if there was no run.
 pub fn run(args: &ConformArgs, out: &mut dyn io::Write) -> Result<Conformance, ConformError> {
     if args.list {
         report::print_rules(&args.profile, out)?;
@@ -211,7 +207,6 @@ pub fn run(args: &ConformArgs, out: &mut dyn io::Write) -> Result<Conformance, C
     Ok(if findings.iter().any(|finding| fails(finding.verdict)) { Conformance::Violated } else { Conformance::Met })
 }
 
-/// From what was asked to what is done.
 async fn build_plan(args: &ConformArgs) -> Result<ConformPlan, ConformError> {
     let usage = ConformError::Usage;
     let url = args.url.as_deref().expect("clap asks for it");
@@ -225,7 +220,7 @@ async fn build_plan(args: &ConformArgs) -> Result<ConformPlan, ConformError> {
         TestedServer::find(uri, tls, args.timeout).await.map_err(|why| ConformError::Unreachable(why.to_string()))
     };
     let server = find(&uri, &tls).await?;
-    // Said before anything else: a wrong address is the usual mistake.
+    // Checked first, because a wrong URL is the usual mistake.
     if let Err(ExchangeError::Unreachable(why)) = server.connect().await {
         return Err(ConformError::Unreachable(format!("no connection to {why}")));
     }
@@ -279,9 +274,9 @@ fn variant(body: Option<&str>, headers: &[(String, String)]) -> Result<Option<Re
     Ok(Some(RequestVariant { body: body.map(text_of).transpose()?, headers: headers.to_vec() }))
 }
 
-/// JSON as it is written, or the text of a file.
+/// Returns a JSON argument unchanged, or the text of the file that it names.
 fn text_of(given: &str) -> Result<String, ConformError> {
-    // With {nonce} filled in, as it will be sent.
+    // Checks the JSON with {nonce} replaced, as it will be sent.
     if given.is_empty() || serde_json::from_str::<serde::de::IgnoredAny>(&given.replace("{nonce}", "1")).is_ok() {
         return Ok(given.to_owned());
     }
@@ -294,7 +289,7 @@ fn read(path: &std::path::Path) -> Result<String, ConformError> {
     })
 }
 
-/// The same JSON object with one member more.
+/// Adds a member to a JSON object.
 fn one_more(body: &str) -> Option<String> {
     let inner = body.trim_end().strip_suffix('}')?;
     let rest = inner.trim_start().strip_prefix('{')?;

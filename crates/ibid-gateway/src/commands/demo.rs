@@ -1,4 +1,4 @@
-//! `ibid demo`: the gateway in front of a built-in payments API. Shows what to try, and what becomes of it.
+//! `ibid demo`: the gateway in front of a built-in payments API. Prints what to try, and shows each request.
 
 use std::{
     convert::Infallible,
@@ -29,10 +29,10 @@ use crate::{
     metrics::MetricsObserver,
 };
 
-/// What the demo can be told.
+/// Options of the demo.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Where the gateway listens
+    /// Where clients connect
     #[arg(long, default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
     /// Where operators connect
@@ -43,7 +43,7 @@ pub struct DemoArgs {
 /// Runs the demo until Ctrl-C.
 ///
 /// # Errors
-/// If an address cannot be bound.
+/// Returns an error if an address cannot be bound.
 pub fn run(args: &DemoArgs) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|why| why.to_string())?;
     runtime.block_on(async {
@@ -57,7 +57,7 @@ pub fn run(args: &DemoArgs) -> Result<(), String> {
             journal: Some("off".into()),
             ..ServeArgs::default()
         };
-        // Another one each time: whatever was left open in a browser ends with its demo.
+        // A new token for each demo, so that sessions of an earlier demo end.
         let token = random_secret();
         let config = "[admin]\ntoken = \"env:IBID_ADMIN_TOKEN\"";
         let env = [("IBID_ADMIN_TOKEN", token.as_str())];
@@ -100,7 +100,7 @@ fn print_instructions(address: SocketAddr, admin: SocketAddr, token: &str, app: 
     let _ = std::io::stdout().flush();
 }
 
-/// Shows each request in the terminal.
+/// Prints each request to the terminal.
 struct TerminalObserver {
     app: Arc<DemoPaymentsApi>,
     colour: bool,
@@ -137,7 +137,7 @@ impl Observer for TerminalObserver {
     }
 }
 
-/// The app behind the gateway: knows nothing of idempotency, and charges whatever it is told to.
+/// The app behind the gateway. It has no idempotency and charges for every request.
 struct DemoPaymentsApi {
     address: SocketAddr,
     charged: AtomicU64,
@@ -171,7 +171,7 @@ impl DemoPaymentsApi {
                 let body = Limited::new(request.into_body(), 1 << 20).collect().await;
                 let body: Value =
                     body.ok().and_then(|body| serde_json::from_slice(&body.to_bytes()).ok()).unwrap_or_default();
-                // A real one would call a bank here.
+                // Simulates the call of a bank.
                 tokio::time::sleep(Duration::from_millis(300)).await;
                 let number = self.charged.fetch_add(1, SeqCst) + 1;
                 let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `ibid health`: asks the gateway that has the same settings how it is. For supervisors in whose images there is no curl.
+//! `ibid health`: checks the gateway that uses the same settings. For container images without curl.
 
 use std::{
     io::{self, Read, Write},
@@ -17,9 +17,9 @@ use crate::{
     tls,
 };
 
-/// How long each step may take. Readiness asks the store, which has a second.
+/// Timeout of each step. Readiness includes a store call, which may take a second.
 const HEALTH_STEP_TIMEOUT: Duration = Duration::from_secs(3);
-/// More than any answer of the admin port to this.
+/// Maximum size of a response in bytes.
 const MAX_RESPONSE_BYTES: u64 = 64 << 10;
 
 /// `ibid health`.
@@ -28,26 +28,26 @@ pub struct HealthArgs {
     /// The gateway's configuration file [env: IBID_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where its operators connect [env: IBID_ADMIN] [default: 127.0.0.1:8081]
+    /// The gateway's admin address [env: IBID_ADMIN] [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS")]
     pub admin: Option<String>,
-    /// Ask whether it can do its work (/readyz), not only whether it lives (/healthz)
+    /// Check whether it is ready (/readyz), not only whether it is alive (/healthz)
     #[arg(long)]
     pub ready: bool,
-    /// Certificates towards it, if it speaks TLS
+    /// Certificates for an admin port with TLS
     #[command(flatten)]
     pub tls: AdminTlsArgs,
 }
 
-/// Asks, and prints what the gateway says if all is well.
+/// Prints the gateway's answer if it is healthy.
 ///
 /// # Errors
-/// If it is not, or nobody answers.
+/// Returns an error if it is unhealthy or unreachable.
 pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn Write) -> Result<(), CommandError> {
     let serve = ServeArgs {
         config: args.config.clone(),
         admin: args.admin.clone(),
-        // It may have been a flag of the gateway, and does not matter here.
+        // Required, but irrelevant here; the gateway may get it by a flag.
         upstream: Some("http://127.0.0.1".into()),
         ..ServeArgs::default()
     };
@@ -74,7 +74,7 @@ pub fn run(args: &HealthArgs, env: &Env<'_>, out: &mut dyn Write) -> Result<(), 
     Ok(())
 }
 
-/// Who listens on all addresses is asked on this machine's own.
+/// Replaces an unspecified address by the loopback address.
 fn local_address(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -84,7 +84,7 @@ fn local_address(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-/// Status and body.
+/// Returns status and body.
 fn fetch(addr: SocketAddr, path: &str, tls: Option<Arc<ClientConfig>>) -> io::Result<(u16, String)> {
     let socket = TcpStream::connect_timeout(&addr, HEALTH_STEP_TIMEOUT)?;
     socket.set_read_timeout(Some(HEALTH_STEP_TIMEOUT))?;

@@ -1,8 +1,8 @@
-//! `ibid keys list|show|release|forget|resolve|reseal`: what a store remembers, for people; straight on a store, or over the
-//! admin API of a gateway that runs.
+//! `ibid keys list|show|release|forget|resolve|reseal`: inspects and changes stored keys, directly in a store or
+//! through the admin API of a running gateway.
 //!
-//! Invariant: every change is a compare-and-set on the fence of the entry that was seen, has a reason, and is written
-//! to standard error. What is printed has no control characters of others in it.
+//! Invariant: every change is a compare-and-set on the fence of the entry that was read, has a reason, and is logged
+//! to standard error. The output contains no control characters from stored data.
 
 use std::{
     fs, io,
@@ -31,7 +31,7 @@ mod reseal;
 mod show;
 mod target;
 
-/// What to do to which entries.
+/// The subcommand and its arguments.
 #[derive(Debug, Args)]
 pub struct KeysArgs {
     #[command(subcommand)]
@@ -40,21 +40,21 @@ pub struct KeysArgs {
 
 #[derive(Debug, Subcommand)]
 enum KeysCommand {
-    /// List entries, in the order of their addresses
+    /// List entries, sorted by address
     List(ListArgs),
-    /// Print one entry, with its answer
+    /// Print one entry with its answer
     Show(ShowArgs),
-    /// Say that an unknown one never happened, so that the next request with its key runs
+    /// Mark an entry with unknown outcome as not executed; the next request with its key runs
     Release(ChangeArgs),
-    /// Forget an entry in whatever state it is: a retry of its request runs again
+    /// Forget an entry in any state; a retry of its request runs again
     Forget(ChangeArgs),
-    /// Say how an unknown one ended
+    /// Resolve an entry with unknown outcome
     Resolve(ResolveArgs),
-    /// Seal remembered answers with the first of the keys, so that the others can be dropped
+    /// Reseal remembered answers with the first key, so that the other keys can be removed
     Reseal(ResealArgs),
 }
 
-/// A store, or a gateway that has one.
+/// A store, or a gateway's admin API.
 #[derive(Debug, Args)]
 struct KeysTargetArgs {
     #[command(flatten)]
@@ -67,18 +67,18 @@ struct KeysTargetArgs {
 struct ListArgs {
     #[command(flatten)]
     target: KeysTargetArgs,
-    /// Only those in this state
+    /// Only entries in this state
     #[arg(long, value_enum)]
     state: Option<StateName>,
     #[command(flatten)]
     tags: EntryTagArgs,
-    /// Only those that were claimed longer ago, such as 5m
+    /// Only entries that were claimed longer ago than this, such as 5m
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     older_than: Option<Duration>,
-    /// How many at most, up to 1000
+    /// The maximum number of entries, up to 1000
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
-    /// Where the list before this one ended
+    /// Continue after this cursor of an earlier list
     #[arg(long, value_name = "CURSOR", value_parser = parse_address)]
     cursor: Option<Address>,
     /// As JSON
@@ -92,7 +92,7 @@ struct ShowArgs {
     target: KeysTargetArgs,
     #[command(flatten)]
     entry: EntryArgs,
-    /// Write nothing but the bytes of the answer's body
+    /// Write only the bytes of the answer's body
     #[arg(long, conflicts_with = "json")]
     body: bool,
     /// As JSON
@@ -106,10 +106,10 @@ struct ChangeArgs {
     target: KeysTargetArgs,
     #[command(flatten)]
     entry: EntryArgs,
-    /// Why, for the log
+    /// The reason, for the log
     #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
     reason: String,
-    /// Only if the entry still has this fence; without it, the one that is there now
+    /// Change the entry only if it still has this fence [default: its current fence]
     #[arg(long, value_name = "N", value_parser = parse_fence)]
     fence: Option<Fence>,
     /// As JSON
@@ -121,19 +121,19 @@ struct ChangeArgs {
 struct ResolveArgs {
     #[command(flatten)]
     change: ChangeArgs,
-    /// How it ended
+    /// The outcome
     #[arg(long = "as", value_enum)]
     outcome: OutcomeName,
-    /// The status of its answer, such as 201
+    /// The status of the answer, such as 201
     #[arg(long, value_name = "CODE", value_parser = clap::value_parser!(u16).range(200..=599))]
     status: Option<u16>,
-    /// The file with the body of its answer
+    /// The file with the body of the answer
     #[arg(long, value_name = "FILE")]
     body: Option<PathBuf>,
-    /// A header of its answer, such as 'Location: /payments/7'; may be repeated
+    /// A header of the answer, such as 'Location: /payments/7'; may be repeated
     #[arg(long, value_name = "NAME: VALUE")]
     header: Vec<String>,
-    /// How long the answer is remembered from now on; without it, as long as the entry would have lived in all
+    /// How long the answer is remembered from now on [default: the entry's whole lifetime]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     keep: Option<Duration>,
 }
@@ -142,13 +142,13 @@ struct ResolveArgs {
 struct ResealArgs {
     #[command(flatten)]
     target: KeysTargetArgs,
-    /// Why; over the admin API it must be said
+    /// The reason; required with the admin API
     #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
     reason: Option<String>,
-    /// How many entries to look at, at most; without it, all
+    /// The maximum number of entries to check [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
-    /// Where the run before this one ended
+    /// Continue after this cursor of an earlier run
     #[arg(long, value_name = "CURSOR", value_parser = parse_address)]
     cursor: Option<Address>,
     /// As JSON
@@ -156,7 +156,7 @@ struct ResealArgs {
     json: bool,
 }
 
-/// One entry, by its address or by what it is searched by.
+/// One entry, by its address or by its tags.
 #[derive(Debug, Args)]
 struct EntryArgs {
     /// The entry's address, 64 hex digits
@@ -168,16 +168,16 @@ struct EntryArgs {
 
 #[derive(Debug, Clone, Args)]
 struct EntryTagArgs {
-    /// Only those of this tenant
+    /// Only entries of this tenant
     #[arg(long, value_name = "TEXT")]
     tenant: Option<String>,
-    /// Only those of this user
+    /// Only entries of this user
     #[arg(long, value_name = "TEXT")]
     user: Option<String>,
-    /// Only those of this endpoint, such as 'POST /payments/*'
+    /// Only entries of this endpoint, such as 'POST /payments/*'
     #[arg(long, value_name = "TEXT")]
     endpoint: Option<String>,
-    /// Only those with exactly this key as the client sent it, or with a key that is shown like this
+    /// Only entries with exactly this key as the client sent it, or with a key that is displayed like this
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
 }
@@ -192,9 +192,9 @@ enum StateName {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum OutcomeName {
-    /// It happened, and this is its answer
+    /// The operation ran, and this is its answer
     Done,
-    /// It never happened
+    /// The operation never ran
     NotExecuted,
 }
 
@@ -209,10 +209,10 @@ impl From<StateName> for EntryState {
     }
 }
 
-/// Does it, printing to `out`. `aside` gets the line about a change, and where a list goes on.
+/// Runs the subcommand and prints to `out`. `aside` gets the log line of a change, and the cursor of a list.
 ///
 /// # Errors
-/// If the entry is not there or not as it must be, or the store cannot be used.
+/// Returns an error if the entry does not exist or has another state, or if the store cannot be used.
 pub fn run(
     args: &KeysArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
@@ -287,7 +287,7 @@ fn change(
     })
 }
 
-/// Reads how it ended from the flags.
+/// Reads the outcome from the flags.
 fn parse_resolution(args: &ResolveArgs) -> Result<Wish, CommandError> {
     let usage = |what: &str| Err(CommandError::Usage(what.into()));
     if args.outcome == OutcomeName::NotExecuted {
@@ -332,7 +332,7 @@ fn read_body(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 impl EntryArgs {
-    /// One entry, whose name must have been given.
+    /// Returns the query for one entry, which the flags must identify.
     fn query(&self) -> Result<RecordQuery, CommandError> {
         let query = RecordQuery { address: self.address, ..self.tags.query() };
         if query == RecordQuery::default() {

@@ -1,4 +1,4 @@
-//! `ibid migrate`: the tables of a PostgreSQL store, made, updated or removed.
+//! `ibid migrate`: creates, updates or removes the tables of a PostgreSQL store.
 
 use std::io;
 
@@ -16,10 +16,10 @@ use crate::config::{self, Env, StoreSelection};
 pub struct MigrateArgs {
     #[command(flatten)]
     store: StoreSelection,
-    /// Print the SQL that would do it, as a file for psql, and change nothing
+    /// Print the SQL as a file for psql, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Remove everything that ibid has made there, records included
+    /// Remove everything that ibid has created there, including records
     #[arg(long, conflicts_with = "dry_run")]
     down: bool,
 }
@@ -27,7 +27,7 @@ pub struct MigrateArgs {
 /// Migrates, and prints what was done.
 ///
 /// # Errors
-/// If no PostgreSQL store is named, or it cannot be migrated.
+/// Returns an error if no PostgreSQL store is named, or if the migration fails.
 pub fn run(args: &MigrateArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let settings = config::StoreSettings::load(&args.store, env)?;
     let url = settings.authority_url();

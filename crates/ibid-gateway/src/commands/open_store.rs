@@ -1,4 +1,4 @@
-//! A store, opened by somebody who is not a gateway.
+//! Opens a store outside of a gateway.
 
 use std::{
     io,
@@ -17,35 +17,32 @@ use crate::{
     records::RecordLookupError,
 };
 
-/// How long one call may take: people wait longer than requests do.
+/// Timeout of one store call. People wait longer than requests do.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// A server that cannot be reached is tried for so long, with this pause between.
+/// How long to retry the first connection, and the pause between two attempts.
 const CONNECT_RETRY_PERIOD: Duration = Duration::from_secs(2);
 const CONNECT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Why a command on a store did not do what it was told. `Display` is the line for whoever told it.
+/// Why a command on a store failed. `Display` is the error message.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// There is nothing there, or something else than was thought. Nothing was changed.
+    /// The entry is missing or has another state. Nothing was changed.
     #[error("ibid: {0}")]
     Conflict(String),
-    /// It cannot be asked for like this.
+    /// The arguments are invalid.
     #[error("ibid: {0}")]
     Usage(String),
-    /// A setting is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The store cannot be used.
     #[error("ibid: {0}")]
     Store(String),
-    /// Nobody takes what is printed.
     #[error("ibid: cannot print: {0}")]
     Output(#[from] io::Error),
 }
 
 impl CommandError {
-    /// The exit code, after sysexits where it has one.
+    /// The exit code, from sysexits where it defines one.
     pub fn code(&self) -> u8 {
         match self {
             Self::Conflict(_) | Self::Output(_) => 1,
@@ -55,7 +52,6 @@ impl CommandError {
     }
 }
 
-/// A call that failed.
 impl From<StoreError> for CommandError {
     fn from(error: StoreError) -> Self {
         let then = match error.kind {
@@ -66,7 +62,6 @@ impl From<StoreError> for CommandError {
     }
 }
 
-/// What was looked for is not there.
 impl From<RecordLookupError> for CommandError {
     fn from(why: RecordLookupError) -> Self {
         match why {
@@ -76,12 +71,12 @@ impl From<RecordLookupError> for CommandError {
     }
 }
 
-/// Opens what the settings name, as it holds things, and makes sure that it answers.
+/// Opens the store of the settings without unsealing, and checks that it answers.
 pub(super) async fn open_store(settings: &config::StoreSettings) -> Result<Arc<dyn Store>, CommandError> {
     Ok(open_sealed_store(settings, None).await?.store)
 }
 
-/// The same with its seal opened, if there are keys.
+/// Like [`open_store`], and unseals if there are keys.
 pub(super) async fn open_sealed_store(
     settings: &config::StoreSettings, sealing: Option<Sealer>,
 ) -> Result<OpenedStore, CommandError> {
@@ -94,7 +89,7 @@ pub(super) async fn open_sealed_store(
                        ask that gateway (keys --admin URL), or name a store that is on a disk or on a server";
             return Err(CommandError::Usage(why.into()));
         }
-        // A gateway makes a store that is not there. Whoever wants to look at one has mistyped its path.
+        // A gateway creates a missing store. Here a missing store means a mistyped path.
         StoreUrl::Embedded(path, _) if !path.is_dir() => return Err(cannot("there is no such folder")),
         _ => {}
     }
@@ -107,7 +102,7 @@ pub(super) async fn open_sealed_store(
     loop {
         match opened.store.get(&nowhere).await {
             Ok(_) => return Ok(opened),
-            // It may still be connecting.
+            // The store may still be connecting.
             Err(error) if error.kind == ErrorKind::NotApplied && since.elapsed() < CONNECT_RETRY_PERIOD => {
                 tokio::time::sleep(CONNECT_RETRY_PAUSE).await;
             }
@@ -122,12 +117,12 @@ pub(super) fn block_on<T>(work: impl Future<Output = Result<T, CommandError>>) -
     runtime.map_err(|why| CommandError::Store(why.to_string()))?.block_on(work)
 }
 
-/// Says aside when one of two stores could not be reached.
+/// Reports to standard error that one of two stores could not be reached.
 struct StderrObserver;
 
 impl Observer for StderrObserver {
     fn on_event(&self, notice: &EngineEvent<'_>) {
-        // What does not open is said by whoever looks at it.
+        // The command reports unreadable records itself.
         if !matches!(notice, EngineEvent::RecordUnreadable(_)) {
             eprintln!("ibid: {notice}");
         }

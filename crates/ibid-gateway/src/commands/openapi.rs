@@ -1,10 +1,10 @@
-//! `ibid openapi SPEC --config MAX_FILE_BYTES`: an OpenAPI document that says what the gateway adds.
+//! `ibid openapi SPEC --config FILE`: adds the gateway's behaviour to an OpenAPI document.
 //!
-//! The document is not rewritten. It is parsed for the places of things, and text is inserted: the key's parameter, the
-//! refusals, the headers of replays. What is there already is kept, so that a second run changes nothing.
+//! The document is not rewritten. It is parsed to find positions, and text is inserted: the key's parameter, the
+//! refusals, the headers of replays. Existing content is kept, so a second run changes nothing.
 //!
-//! Invariant, checked before anything is written: the new document without what was added is the old one, and another run
-//! would add nothing.
+//! Invariant, checked before anything is written: the new document without the additions equals the old one, and
+//! another run would add nothing.
 
 use std::{
     fs, io,
@@ -36,24 +36,24 @@ pub struct OpenapiArgs {
     /// The gateway's configuration file
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// What stands before every path, such as /v1 [default: the path of the document's servers]
+    /// The prefix of every path, such as /v1 [default: the path of the document's servers]
     #[arg(long, value_name = "PATH", value_parser = parse_base_path)]
     pub base_path: Option<String>,
     /// Write to this file instead of standard output
     #[arg(long, value_name = "FILE", conflicts_with = "in_place")]
     pub output: Option<PathBuf>,
-    /// Write over SPEC
+    /// Overwrite SPEC
     #[arg(long)]
     pub in_place: bool,
-    /// Write nothing; fail if anything is missing in SPEC
+    /// Write nothing; fail if SPEC lacks anything
     #[arg(long, conflicts_with_all = ["output", "in_place"])]
     pub check: bool,
 }
 
-/// Annotates and writes. What should be known goes to `aside`.
+/// Annotates and writes. Notes go to `aside`.
 ///
 /// # Errors
-/// The document or the configuration cannot be understood, or nothing can be written.
+/// Returns an error if the document or the configuration is invalid, or if writing fails.
 pub fn run(
     args: &OpenapiArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
@@ -96,7 +96,7 @@ pub fn run(
     }
 }
 
-/// Writes a file. One that is there is whole, old or new, at every moment; a link to it stays a link.
+/// Replaces a file atomically. Follows symbolic links.
 fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
     let Ok(path) = fs::canonicalize(path) else { return fs::write(path, text) };
     let folder = path.parent().unwrap_or(Path::new("/"));
@@ -116,14 +116,14 @@ fn annotate_text(
     annotated_text(given, is_yaml, routes, base)
 }
 
-/// A document with what it lacks.
+/// Annotates a document.
 ///
 /// # Errors
-/// It cannot be understood, or the result would not be what was given with additions.
+/// Returns an error if the document is invalid, or if the result is not the document with additions.
 pub(crate) fn annotated_text(
     given: &str, is_yaml: bool, routes: &RouteTable, base: Option<&str>,
 ) -> Result<AnnotateOutcome, DocumentError> {
-    // Kept out of the way of parsers that do not know it.
+    // Removes the byte order mark for parsers that do not accept it.
     let (mark, given) = given.strip_prefix('\u{feff}').map_or(("", given), |rest| ("\u{feff}", rest));
     let old = parse_document(given, is_yaml)?;
     let mut done = annotate::annotate(&old, routes, base)?;
@@ -145,7 +145,7 @@ pub(crate) fn annotated_text(
     Ok(done)
 }
 
-/// JSON if it looks like it, else YAML. YAML may look like JSON, where its name or media type says so.
+/// Parses JSON if the text looks like JSON, else YAML. YAML that looks like JSON needs `is_yaml`.
 fn parse_document(text: &str, is_yaml: bool) -> Result<OpenapiDocument, DocumentError> {
     if !text.trim_start().starts_with('{') {
         return yaml::read(text.to_owned());

@@ -1,5 +1,5 @@
-//! `ibid report`: what enforcement makes, or would make, of each route's requests, and who sends no key. The question
-//! before a route goes from `mode = "shadow"` to `enforce`.
+//! `ibid report`: how enforcement handles, or would handle, each route's requests, and which callers send no key. It
+//! helps to decide whether to change a route from `mode = "shadow"` to `enforce`.
 
 use std::io;
 
@@ -25,10 +25,10 @@ pub struct ReportArgs {
     json: bool,
 }
 
-/// Asks a gateway, and prints what it says.
+/// Queries a gateway and prints its report.
 ///
 /// # Errors
-/// If it cannot be asked.
+/// Returns an error if the gateway cannot be queried.
 pub fn run(args: &ReportArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let Some(api) = AdminClient::from_args(&args.admin, env)? else {
         let what = "which gateway? name its admin address, such as --admin http://127.0.0.1:8081";

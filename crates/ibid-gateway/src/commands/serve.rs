@@ -1,4 +1,4 @@
-//! `ibid serve`: the gateway, from its settings to its end.
+//! `ibid serve`: runs the gateway.
 
 use std::{
     fs,
@@ -32,26 +32,26 @@ use crate::{
     trace::{TraceObserver, Tracer},
 };
 
-/// How long at least the store may take to answer at the start.
+/// Minimum timeout of the store check at start-up.
 const MIN_STORE_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
-/// What a sweep removes at a time.
+/// Maximum number of entries that one sweep removes.
 const SWEEP_BATCH: u32 = 1000;
 
 /// Why the gateway did not start, or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The settings are wrong: the line says where and what is allowed.
+    /// A setting is invalid. The line names the setting and the allowed values.
     #[error("{0}")]
     Settings(String),
-    /// The settings are fine, but something that they name is not.
+    /// The settings are valid, but something that they name cannot be used.
     #[error("ibid: {0}")]
     Start(String),
 }
 
-/// Runs the gateway until it is told to stop.
+/// Runs the gateway until it is stopped.
 ///
 /// # Errors
-/// If it cannot start.
+/// Returns an error if it cannot start.
 pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
     let settings = GatewaySettings::load(&args, env).map_err(|why| ServeError::Settings(why.to_string()))?;
     let _logs = logs::start(&settings.log).map_err(ServeError::Start)?;
@@ -73,7 +73,6 @@ pub fn run(args: ServeArgs, env: &Env<'_>) -> Result<(), ServeError> {
     })
 }
 
-/// A gateway that runs.
 pub struct RunningGateway {
     address: std::net::SocketAddr,
     admin: Option<std::net::SocketAddr>,
@@ -83,10 +82,10 @@ pub struct RunningGateway {
     ibid: Ibid,
     stop: watch::Sender<bool>,
     server: tokio::task::JoinHandle<()>,
-    /// The admin port, and what ends it: it is there to the last.
+    /// The admin port's task and its stop signal. It stops last.
     admin_task: Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>,
     tracer: Option<Tracer>,
-    /// Two on one folder would take each other's unfinished answers for left ones, and remove them.
+    /// Holds the journal lock. Two gateways on one directory would each delete the other's pending answers.
     _journal: Option<ProcessLock>,
 }
 
@@ -94,7 +93,7 @@ impl RunningGateway {
     /// Starts a gateway on a store.
     ///
     /// # Errors
-    /// If an address cannot be bound, or the journal, a certificate or the store is not as it must be.
+    /// Returns an error if an address cannot be bound, or if the journal, a certificate or the store cannot be used.
     pub async fn start(
         settings: GatewaySettings, args: ServeArgs, opened: OpenedStore, watched: Arc<MetricsObserver>,
     ) -> Result<Self, String> {
@@ -127,7 +126,7 @@ impl RunningGateway {
         tokio::spawn(sweep(ibid.clone(), sweep_every));
         let (nudge, nudged) = mpsc::channel(1);
         tokio::spawn(live.clone().watch(nudged));
-        // From here on, not from when the task is first polled: until then a hangup would end the process.
+        // Installs the handler now, not when the task is first polled: until then SIGHUP would kill the process.
         let hangup = signal(SignalKind::hangup()).map_err(|why| format!("signals: {why}"))?;
         tokio::spawn(reload_on_signal(hangup, nudge));
         tokio::spawn(reflection::refresh_methods(live.clone()));
@@ -158,17 +157,15 @@ impl RunningGateway {
         self.admin
     }
 
-    /// The layer's engine and store.
     pub fn ibid(&self) -> &Ibid {
         &self.ibid
     }
 
-    /// The configuration in force.
     pub fn live(&self) -> &Arc<LiveConfig> {
         &self.live
     }
 
-    /// Ends in good order.
+    /// Shuts down gracefully.
     pub async fn stop(self) {
         let _ = self.stop.send(true);
         let _ = self.server.await;
@@ -182,7 +179,7 @@ impl RunningGateway {
     }
 }
 
-/// Takes the folder of the journal, which is made if it is missing, for this gateway.
+/// Creates the journal's directory if necessary, and locks it for this gateway.
 fn lock_journal(folder: &Path) -> Result<ProcessLock, String> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
     let taken = made.and_then(|()| ProcessLock::acquire_directory(folder, "journal.lock"));
@@ -197,7 +194,7 @@ fn lock_journal(folder: &Path) -> Result<ProcessLock, String> {
 fn build_ibid(live: &LiveConfig, store: Arc<dyn Store>, observer: Arc<dyn Observer>) -> Result<Ibid, String> {
     let now = live.now();
     let settings = &now.settings;
-    // The gateway sweeps itself, and logs what it finds.
+    // The gateway sweeps by itself, and logs the results.
     let mut builder = Ibid::builder(store)
         .sweep_every(None)
         .observer(observer)
@@ -207,7 +204,7 @@ fn build_ibid(live: &LiveConfig, store: Arc<dyn Store>, observer: Arc<dyn Observ
         .max_late_answers((settings.max_upstream / 4).max(1))
         .buffer_memory(settings.buffer_memory)
         .body_timeout(settings.limits.body_timeout)
-        // What is sealed is compressed before that.
+        // Sealing compresses by itself.
         .compress(settings.seal.is_none() && settings.store.compresses())
         .quota(live.quota().clone());
     if let Some(secret) = settings.seal.as_ref().and_then(SealSettings::address_secret) {
@@ -231,7 +228,7 @@ fn build_ibid(live: &LiveConfig, store: Arc<dyn Store>, observer: Arc<dyn Observ
     Ok(builder.build())
 }
 
-/// Says what was found about the store. Only under `strict` does anything wanting stop the start.
+/// Logs the guarantees of the store. With `strict`, a warning prevents the start.
 async fn check_guarantees(settings: &GatewaySettings, store: &dyn Store) -> Result<(), String> {
     let promise = store.guarantees();
     tracing::info!(store = promise.store, durable = promise.durable, shared = promise.shared, "store");
@@ -288,7 +285,7 @@ async fn reload_on_signal(mut hangup: Signal, nudge: mpsc::Sender<()>) {
     }
 }
 
-/// Says on standard output where to connect: whoever started the process may read the ports from it.
+/// Prints the addresses to standard output, where a parent process can read the ports.
 fn print_addresses(gateway: &RunningGateway) {
     let scheme = |secure: bool| if secure { "https" } else { "http" };
     let mut out = std::io::stdout().lock();
@@ -299,8 +296,8 @@ fn print_addresses(gateway: &RunningGateway) {
     let _ = out.flush();
 }
 
-/// Listens for SIGINT and SIGTERM from now on: call it before saying that the gateway is there, or whoever takes it by
-/// its word may end it the hard way. The future returns on either.
+/// Installs handlers for SIGINT and SIGTERM. Call this before announcing the addresses; otherwise a signal that arrives
+/// early kills the process. The future completes on either signal.
 pub(super) fn stop_signals() -> std::io::Result<impl Future<Output = ()>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(async move {

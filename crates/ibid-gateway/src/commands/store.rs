@@ -1,11 +1,11 @@
-//! `ibid store check|dump|compact PATH`: the embedded store, while no gateway has it open.
+//! `ibid store check|dump|compact PATH`: maintains an embedded store that no gateway has open.
 
 use std::{io, path::PathBuf};
 
 use clap::{Args, Subcommand};
 use ibid_stores::embedded::{self, OpenError};
 
-/// What to do to which store.
+/// The subcommand and its arguments.
 #[derive(Debug, Args)]
 pub struct StoreArgs {
     #[command(subcommand)]
@@ -14,27 +14,27 @@ pub struct StoreArgs {
 
 #[derive(Debug, Subcommand)]
 enum StoreCommand {
-    /// Read everything and say what is wrong, with file and offset; change nothing
+    /// Read everything and report errors with file and offset; change nothing
     Check {
-        /// The store's folder
+        /// The store's directory
         path: PathBuf,
     },
-    /// Print one line of JSON per entry that still counts
+    /// Print one line of JSON per live entry
     Dump {
-        /// The store's folder
+        /// The store's directory
         path: PathBuf,
     },
-    /// Move what still counts together, and give the rest back to the disk
+    /// Rewrite the live entries compactly, and free the rest of the disk space
     Compact {
-        /// The store's folder
+        /// The store's directory
         path: PathBuf,
     },
 }
 
-/// Does it. `false` if something in the store does not read.
+/// Runs the subcommand. Returns `false` if a part of the store is unreadable.
 ///
 /// # Errors
-/// If there is no store, or a gateway has it open, or the disk fails.
+/// Returns an error if there is no store, if a gateway has it open, or if the disk fails.
 pub fn run(args: &StoreArgs, out: &mut dyn io::Write, aside: &mut dyn io::Write) -> Result<bool, String> {
     let (StoreCommand::Check { path } | StoreCommand::Dump { path } | StoreCommand::Compact { path }) = &args.command;
     let named = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());

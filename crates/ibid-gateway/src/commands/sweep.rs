@@ -1,5 +1,5 @@
-//! `ibid sweep`: removes what has expired, and marks what has lapsed. Safe beside gateways, which do the same now and
-//! then: of several sweepers on one store, one works at a time.
+//! `ibid sweep`: removes expired entries and marks expired leases as outcome unknown. Safe beside gateways, which sweep
+//! periodically: only one sweeper of a store works at a time.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use ibid::store::Store;
 use super::open_store::{self, CommandError};
 use crate::config::{self, Env, StoreSelection};
 
-/// What one call removes at most, so that no call keeps others waiting.
+/// Maximum number of entries that one call removes, so that no call delays others.
 const SWEEP_BATCH: u32 = 1000;
 
 /// `ibid sweep`.
@@ -19,10 +19,10 @@ pub struct SweepArgs {
     store: StoreSelection,
 }
 
-/// Sweeps until nothing is left to do, and prints what was done.
+/// Sweeps until nothing is left, and prints the counts.
 ///
 /// # Errors
-/// If the store cannot be used.
+/// Returns an error if the store cannot be used.
 pub fn run(args: &SweepArgs, env: &Env<'_>, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let settings = config::StoreSettings::load(&args.store, env)?;
     let (removed, lapsed) = open_store::block_on(async { sweep(&*open_store::open_store(&settings).await?).await })?;
@@ -36,7 +36,7 @@ async fn sweep(store: &dyn Store) -> Result<(u64, u64), CommandError> {
         let swept = store.sweep(SWEEP_BATCH).await?;
         removed += u64::from(swept.removed);
         lapsed += u64::from(swept.lapsed);
-        // A store that has more and did nothing would have the same to say for ever.
+        // A store that reports more entries but removes none would never end.
         if !swept.more || (swept.removed == 0 && swept.lapsed == 0) {
             return Ok((removed, lapsed));
         }

@@ -1,4 +1,4 @@
-//! How the commands of operators reach an admin port that speaks TLS.
+//! TLS towards the admin port, for the operators' commands.
 
 use std::path::PathBuf;
 
@@ -12,31 +12,31 @@ use super::{
     validate,
 };
 
-/// Certificates towards an admin port, by flags and variables. All are files.
+/// Certificates for connections to an admin port. Flags and variables name files.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct AdminTlsArgs {
-    /// Certificates that the admin port's own is checked against [env: IBID_ADMIN_CA]
+    /// CA certificates to verify the admin port's certificate [env: IBID_ADMIN_CA]
     #[arg(long, value_name = "FILE")]
     pub admin_ca: Option<PathBuf>,
-    /// The certificate to show to an admin port that asks for one [env: IBID_ADMIN_CERT]
+    /// The client certificate, for an admin port that requires one [env: IBID_ADMIN_CERT]
     #[arg(long, value_name = "FILE")]
     pub admin_cert: Option<PathBuf>,
-    /// Its private key [env: IBID_ADMIN_KEY]
+    /// The private key of the client certificate [env: IBID_ADMIN_KEY]
     #[arg(long, value_name = "FILE")]
     pub admin_key: Option<PathBuf>,
 }
 
-/// The same, read.
+/// The files of [`AdminTlsArgs`], read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdminTls {
-    /// Whom the admin port's certificate is checked against.
+    /// CAs for the admin port's certificate.
     pub ca: Option<Pem>,
-    /// What is shown to it.
+    /// The client certificate.
     pub shown: Option<ClientIdentity>,
 }
 
 impl AdminTlsArgs {
-    /// Whether a flag says something. Variables do not count: they may be meant for another command.
+    /// Whether a flag is set. Variables do not count: they may be meant for another command.
     pub fn has_flags(&self) -> bool {
         self.admin_ca.is_some() || self.admin_cert.is_some() || self.admin_key.is_some()
     }
@@ -44,7 +44,7 @@ impl AdminTlsArgs {
     /// Reads the files.
     ///
     /// # Errors
-    /// One line about the one that cannot be used.
+    /// Returns the first file that cannot be used, as one line.
     pub fn load(&self, env: &Env<'_>) -> Result<AdminTls, ConfigError> {
         let ca = read_pem("admin-ca", self.admin_ca.as_ref(), env)?;
         let cert = read_pem("admin-cert", self.admin_cert.as_ref(), env)?;

@@ -1,4 +1,4 @@
-//! The flags of `serve`, the variables that stand for them, and how both are laid over the file.
+//! The flags of `serve` and their variables, which override the file.
 
 use std::{fmt, path::PathBuf};
 
@@ -9,10 +9,10 @@ use super::{
     scalar::{Scalar, Single},
 };
 
-/// `ibid serve`. Flags win over variables, variables over the file, the file over the defaults.
+/// `ibid serve`. Flags override variables, variables the file, and the file the defaults.
 #[derive(Clone, Default, clap::Args)]
 pub struct ServeArgs {
-    /// The configuration file; without one, flags and defaults are enough [env: IBID_CONFIG]
+    /// The configuration file; without one, flags and defaults apply [env: IBID_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Where clients connect [env: IBID_LISTEN] [default: 127.0.0.1:8080]
@@ -21,20 +21,21 @@ pub struct ServeArgs {
     /// The app, such as http://127.0.0.1:3000 [env: IBID_UPSTREAM]
     #[arg(long, value_name = "URL")]
     pub upstream: Option<String>,
-    /// Where records live: embedded:PATH, redis://HOST, postgres://HOST/DB or memory: [env: IBID_STORE] [default: embedded:ibid-data]
+    /// Where records are stored: embedded:PATH, redis://HOST, postgres://HOST/DB or memory: [env: IBID_STORE] [default:
+    /// embedded:ibid-data]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// The preset of the default policy: leads, appsportal, bookings, platform, membership, ietf or stripe; off: only routes are covered [env: IBID_PRESET]
-    /// [default: ietf]
+    /// The preset of the default policy: leads, appsportal, bookings, platform, membership, ietf or stripe; with off,
+    /// only routes are covered [env: IBID_PRESET] [default: ietf]
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
     /// Where operators connect, or off [env: IBID_ADMIN] [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS")]
     pub admin: Option<String>,
-    /// How logs are written, text or json [env: IBID_LOG_FORMAT] [default: text]
+    /// The format of logs, text or json [env: IBID_LOG_FORMAT] [default: text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
-    /// What is worth a line: error, warn, info, debug or trace [env: IBID_LOG_LEVEL] [default: info]
+    /// The least severe level to log: error, warn, info, debug or trace [env: IBID_LOG_LEVEL] [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
     /// The directory of the local journal, or off [env: IBID_JOURNAL] [default: ibid-journal, off with memory:]
@@ -42,7 +43,7 @@ pub struct ServeArgs {
     pub journal: Option<String>,
 }
 
-/// Without the store, whose URL may hold a password.
+/// Omits the store, whose URL may contain a password.
 impl fmt::Debug for ServeArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let store = self.store.as_ref().map(|_| "****");
@@ -51,12 +52,12 @@ impl fmt::Debug for ServeArgs {
 }
 
 impl ServeArgs {
-    /// Only a file, as `ibid check` does.
+    /// Reads only a file, as `ibid check` does.
     pub fn for_file(file: impl Into<PathBuf>) -> Self {
         Self { config: Some(file.into()), ..Self::default() }
     }
 
-    /// The file, by flag or by variable.
+    /// The path of the file, from the flag or the variable.
     pub(super) fn config_path(&self, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
         if self.config.is_some() {
             return Ok(self.config.clone());
@@ -64,7 +65,7 @@ impl ServeArgs {
         Ok(non_empty_variable(env, "IBID_CONFIG")?.map(PathBuf::from))
     }
 
-    /// Lays flags and variables over the file.
+    /// Overrides the file with flags and variables.
     pub(super) fn apply_to(&self, file: &mut raw::RawFile, env: &Env<'_>) -> Result<(), ConfigError> {
         override_value(&mut file.listen, &self.listen, "listen", env)?;
         override_value(&mut file.upstream, &self.upstream, "upstream", env)?;
@@ -82,7 +83,7 @@ impl ServeArgs {
     }
 }
 
-/// `--log-level` wins over `IBID_LOG_LEVEL`, which wins over what is there.
+/// `--log-level` overrides `IBID_LOG_LEVEL`, which overrides the value in the slot.
 pub(super) fn override_value<T: Scalar>(
     slot: &mut Option<Single<T>>, flag: &Option<String>, name: &str, env: &Env<'_>,
 ) -> Result<(), ConfigError> {
@@ -100,7 +101,7 @@ pub(super) fn override_value<T: Scalar>(
     Ok(())
 }
 
-/// A variable that is set and not empty: containers set what they do not mean to an empty text.
+/// Returns the variable unless it is unset or empty. Containers often set unused variables to the empty string.
 pub(super) fn non_empty_variable(env: &Env<'_>, name: &str) -> Result<Option<String>, ConfigError> {
     let value = env.variable(name).map_err(|what| ConfigError::new(name, "", what))?;
     Ok(value.filter(|value| !value.is_empty()))

@@ -1,4 +1,4 @@
-//! Where traces go.
+//! The collector of traces.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use http::Uri;
 
 use super::scalar::Scalar;
 
-/// The port that collectors have for OTLP over HTTP.
+/// The usual port of collectors for OTLP over HTTP.
 const DEFAULT_OTLP_PORT: u16 = 4318;
 
-/// A collector of traces that takes OTLP over HTTP.
+/// A collector that accepts OTLP over HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Collector {
     secure: bool,
@@ -18,7 +18,6 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Whether it is reached with TLS.
     pub fn is_secure(&self) -> bool {
         self.secure
     }
@@ -28,7 +27,6 @@ impl Collector {
         format!("{}://{}", if self.secure { "https" } else { "http" }, self.address)
     }
 
-    /// Where traces are sent.
     pub fn path(&self) -> &str {
         &self.path
     }

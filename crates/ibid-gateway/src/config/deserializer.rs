@@ -1,6 +1,6 @@
-//! From a TOML tree to the structs of [`raw`](super::raw), knowing at every value which key it belongs to.
+//! Deserializes a TOML tree into the structs of [`raw`](super::raw), and knows the key of every value.
 //!
-//! `env:NAME` and `file:PATH` are resolved here, at the value that says so, so that an error names its key.
+//! It resolves `env:NAME` and `file:PATH` at the value, so that an error names the key.
 
 use std::{borrow::Cow, fmt};
 
@@ -15,7 +15,7 @@ use super::{
     error::{closest_match, quote_list},
 };
 
-/// What is wrong, and at which key.
+/// A problem and the key that has it.
 #[derive(Debug)]
 pub(super) struct TreeError {
     /// Innermost first.
@@ -26,14 +26,14 @@ pub(super) struct TreeError {
 #[derive(Debug)]
 enum PathStep {
     Key(String),
-    /// From 1.
+    /// Counts from 1.
     Index(usize),
 }
 
 #[derive(Debug)]
 enum TreeErrorKind {
     Message(String),
-    /// Shown only where it cannot be a secret.
+    /// `found` is shown only if it cannot be a secret.
     WrongType {
         found: String,
         kind: &'static str,
@@ -45,14 +45,13 @@ enum TreeErrorKind {
     },
 }
 
-/// A value on its way into a struct.
 pub(super) struct TomlNode<'a> {
     pub(super) value: &'a Value,
     pub(super) lookup: &'a ValueResolver<'a>,
 }
 
 impl TreeError {
-    /// The dotted path of the key, and the sentence about it.
+    /// Returns the dotted path of the key, and the message.
     pub(super) fn into_key_and_message(self) -> (String, String) {
         let mut path = String::new();
         let mut steps = self.path;
@@ -95,7 +94,7 @@ impl TreeError {
         (path, what)
     }
 
-    /// The number of the route that the key is in, from 1.
+    /// Returns the number of the route that contains the key, from 1.
     pub(super) fn route_number(&self) -> Option<usize> {
         match self.path[..] {
             [.., PathStep::Index(index), PathStep::Key(ref key)] if key == "route" => Some(index),
@@ -113,7 +112,7 @@ impl TreeError {
     }
 }
 
-/// Whether a token, a private key or a secret may stand at this path, if only by a slip of the pen.
+/// Whether the value at this path may be a token, a private key or a secret, even by mistake.
 fn may_be_secret(path: &str) -> bool {
     let (table, name) = (path.split(['.', '[']).next(), path.rsplit('.').next());
     matches!(table, Some("admin" | "tls")) && !matches!(name, Some("listen" | "role" | "user"))
@@ -191,12 +190,12 @@ impl<'de> Deserializer<'de> for TomlNode<'_> {
         }
     }
 
-    /// What is there is there: absent keys are never visited.
+    /// Always `Some`: absent keys are never visited.
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TreeError> {
         visitor.visit_some(self)
     }
 
-    /// Only from a table: a list of values would be a second way to write it.
+    /// Accepts only a table: a list of values would be a second syntax.
     fn deserialize_struct<V: Visitor<'de>>(
         self, _name: &'static str, _fields: &'static [&'static str], visitor: V,
     ) -> Result<V::Value, TreeError> {

@@ -1,4 +1,4 @@
-//! Dials as people read them: one line each, in the order of the guide's table.
+//! Formats dials for people: one line each, in the order of the guide's table.
 
 use std::{fmt::Display, time::Duration};
 
@@ -9,7 +9,7 @@ use ibid::{
 
 use super::values::GrpcCode;
 
-/// Every dial of a policy, by name.
+/// Returns every dial of a policy by name.
 pub(crate) fn dial_values(policy: &Policy) -> Vec<(&'static str, String)> {
     let label = [("tenant", &policy.label.tenant), ("user", &policy.label.user)];
     let mut labels: Vec<String> = label
@@ -58,7 +58,8 @@ pub(crate) fn dial_values(policy: &Policy) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Whose deliveries are taken, for a route with a preset for webhooks: name, value, and whether it is not the usual one.
+/// For a route with a webhook preset: the dials of its signature, each with its name, its value and whether it differs
+/// from the default.
 pub(crate) fn signature(policy: &Policy) -> Vec<(&'static str, String, bool)> {
     let Some(WebhookVerifier { scheme, secrets, tolerance }) = &policy.signature else {
         return vec![("signature", "none: deliveries are taken from anybody".into(), true)];
@@ -81,7 +82,7 @@ pub(crate) fn format_list<T: Display>(items: impl IntoIterator<Item = T>) -> Str
     if items.is_empty() { "none".into() } else { items.join(", ") }
 }
 
-/// As it is written in a file: `5m`.
+/// Formats as in a file: `5m`.
 pub(crate) fn format_duration(duration: Duration) -> String {
     let millis = duration.as_millis();
     let units = [(3_600_000, "h"), (60_000, "m"), (1_000, "s")];
@@ -89,7 +90,7 @@ pub(crate) fn format_duration(duration: Duration) -> String {
     fits.map_or_else(|| format!("{millis}ms"), |(unit, name)| format!("{}{name}", millis / unit))
 }
 
-/// As it is written in a file: `64KiB`.
+/// Formats as in a file: `64KiB`.
 pub(crate) fn format_size(bytes: u64) -> String {
     let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     let fits = units.iter().find(|(unit, _)| bytes > 0 && bytes.is_multiple_of(*unit));

@@ -1,16 +1,14 @@
-//! From the dials of a file to finished policies and routes.
+//! Turns the dials of a file into policies and routes.
 
 use ibid::{Policy, RefusalReason, grpc::UnaryMethods, http::Protocol};
 
 use super::{error::ConfigError, raw::RawDials, values::PRESET_OFF, webhooks};
 use crate::routes::{Match, RouteEntry, RouteTable};
 
-/// The preset where nothing names one.
+/// The preset if none is named.
 const DEFAULT_PRESET: &str = "ietf";
 
-/// Finishes every route.
-///
-/// `origin` is the file, for errors.
+/// Builds every route. `origin` is the file's name, for errors.
 pub(super) fn build_route_table(
     policy: Option<&RawDials>, routes: &[RawDials], unary: Option<&UnaryMethods>, origin: &str,
 ) -> Result<RouteTable, ConfigError> {
@@ -87,12 +85,12 @@ pub(super) fn build_route_table(
     Ok(RouteTable::new(routes).with_unary_methods(unary.cloned().unwrap_or_default()))
 }
 
-/// `[policy]`, for what no route names.
+/// The routes of `[policy]`, for requests that no route names.
 fn policy_routes(
     (policy, preset, upstream): (Policy, &'static str, Option<String>), unary: Option<&UnaryMethods>, writes_key: bool,
 ) -> Result<Vec<RouteEntry>, (String, String)> {
     let mut all = vec![RouteEntry { upstream: upstream.clone(), ..RouteEntry::for_all_paths(policy.clone(), preset) }];
-    // Deliveries of webhooks are no gRPC calls.
+    // Webhook deliveries are not gRPC calls.
     if unary.is_some() && !webhooks::is_webhook_preset(preset) {
         let policy = adapt_for_grpc(policy, writes_key);
         check_policy(&policy, Protocol::Grpc, "policy")?;
@@ -101,7 +99,7 @@ fn policy_routes(
     Ok(all)
 }
 
-/// A policy for gRPC calls. Where a key comes from stays as it is written, if it is.
+/// Adapts a policy to gRPC calls. Leaves the source of the key as it is if the file sets it.
 fn adapt_for_grpc(policy: Policy, writes_key: bool) -> Policy {
     let from = policy.key.from.clone();
     let mut policy = policy.for_grpc();
@@ -111,7 +109,7 @@ fn adapt_for_grpc(policy: Policy, writes_key: bool) -> Policy {
     policy
 }
 
-/// Whether what a gRPC route names can be unary, by all that is known. A call that streams must never be buffered.
+/// Rejects a gRPC route that is known to name a streaming method. A streaming call must never be buffered.
 fn check_unary(matches: &Match, unary: Option<&UnaryMethods>) -> Result<(), String> {
     let (pattern, text) = (matches.pattern(), matches.to_string());
     let Some(unary) = unary else {
@@ -124,7 +122,7 @@ fn check_unary(matches: &Match, unary: Option<&UnaryMethods>) -> Result<(), Stri
             ))
         };
     };
-    // Upstreams that are to be asked, and were not yet.
+    // The upstreams have not been queried yet.
     if unary.is_empty() {
         return Ok(());
     }
@@ -141,7 +139,7 @@ fn check_unary(matches: &Match, unary: Option<&UnaryMethods>) -> Result<(), Stri
         }
         (true, false) if unary.covered_in_service(service).next().is_some() => Ok(()),
         (true, false) => Err(format!("{text:?} covers nothing: {service} has no unary method in the descriptors")),
-        // Who names a method of a service that nobody has described says that it is unary.
+        // A route that names a method of an undescribed service declares it unary.
         (false, true) => Ok(()),
         (false, false) => Err(format!("{text:?}: the descriptors have no service {service}")),
     }
@@ -151,29 +149,29 @@ fn preset_policy(preset: &str) -> Policy {
     Policy::preset(preset).expect("checked when it was read")
 }
 
-/// Whether two matches are the same line, whatever the order of their methods.
+/// Whether two matches are equal, ignoring the order of their methods.
 fn is_same_match(one: &Match, two: &Match) -> bool {
     let within = |a: &Match, b: &Match| a.methods().iter().all(|method| b.methods().contains(method));
     one.protocol() == two.protocol() && one.pattern() == two.pattern() && within(one, two) && within(two, one)
 }
 
-/// What [`Policy::check`] says, as a key and a sentence.
+/// Returns the error of [`Policy::check`] as a key and a message.
 fn check_policy(policy: &Policy, protocol: Protocol, place: &str) -> Result<(), (String, String)> {
     let checked = match protocol {
         Protocol::Http => policy.check(),
         Protocol::Grpc => policy.check_grpc(),
     };
     checked.map_err(|sentence| {
-        // The sentence starts with the dial.
+        // The message starts with the dial.
         let (dial, what) = sentence.split_once(' ').unwrap_or(("", &sentence));
         (format!("{place}.{dial}"), what.to_owned())
     })
 }
 
 impl RawDials {
-    /// Sets every dial that is written. A list replaces a list, a table of headers a table of headers.
+    /// Applies every dial that is set. A list replaces a list; a table of headers replaces a table of headers.
     fn apply_to(&self, policy: &mut Policy) {
-        /// Each line: a dial, and where its written form is.
+        /// Each line names a dial and the pattern of its value in the file.
         macro_rules! turn {
             ($($($dial:ident).+ = $written:pat => $value:expr;)+) => {$(
                 if let Some($written) = &self.$($dial).+ {

@@ -1,23 +1,22 @@
-//! The only place that reads the environment, and the files that values point to.
+//! The only place that reads the environment, and the files that values refer to.
 
 use std::{cell::RefCell, collections::BTreeSet, ffi::OsString, fmt, path::PathBuf};
 
 use bytes::Bytes;
 
-/// Where environment variables come from: the process, or a test.
+/// The source of environment variables: the process, or a test.
 pub struct Env<'a>(Box<VariableReader<'a>>);
 
 type VariableReader<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
-/// What `env:NAME` and `file:PATH` mean in one file.
+/// Resolves `env:NAME` and `file:PATH` for one file.
 #[derive(Debug)]
 pub(super) struct ValueResolver<'a> {
     pub(super) env: &'a Env<'a>,
-    /// Relative paths start here.
+    /// The base of relative paths.
     pub(super) folder: PathBuf,
-    /// What the upstreams said about themselves, if they were asked.
+    /// The descriptor set from reflection, if the upstreams were queried.
     pub(super) reflected: Option<Bytes>,
-    /// The files that were read so far.
     read_paths: RefCell<BTreeSet<PathBuf>>,
 }
 
@@ -28,16 +27,16 @@ impl<'a> Env<'a> {
         Self(Box::new(|name| std::env::var_os(name)))
     }
 
-    /// These variables and no others.
+    /// Only these variables.
     pub fn from_pairs(variables: &'a [(&'a str, &'a str)]) -> Self {
         let find = |name: &str| variables.iter().find(|(known, _)| *known == name);
         Self(Box::new(move |name| find(name).map(|(_, value)| OsString::from(value))))
     }
 
-    /// A variable's value.
+    /// Returns the variable's value.
     ///
     /// # Errors
-    /// It is not UTF-8. The value is not shown.
+    /// Returns an error, without the value, if it is not UTF-8.
     pub(super) fn variable(&self, name: &str) -> Result<Option<String>, String> {
         let value = (self.0)(name).map(OsString::into_string).transpose();
         value.map_err(|_| format!("the environment variable {name} is not UTF-8"))
@@ -55,10 +54,10 @@ impl<'a> ValueResolver<'a> {
         Self { env, folder, reflected, read_paths: RefCell::default() }
     }
 
-    /// What a text stands for, if it is `env:NAME` or `file:PATH`. A newline at the end is not part of it.
+    /// Resolves a text of the form `env:NAME` or `file:PATH`. Removes one newline at the end.
     ///
     /// # Errors
-    /// One sentence that names what is missing.
+    /// Returns one sentence that names what is missing.
     pub(super) fn resolve(&self, text: &str) -> Result<Option<String>, String> {
         let mut value = if let Some(name) = text.strip_prefix("env:") {
             match self.env.variable(name)? {
@@ -74,12 +73,12 @@ impl<'a> ValueResolver<'a> {
         Ok(Some(value))
     }
 
-    /// The text of a file, from the folder of the configuration on.
+    /// Reads a text file. The path is relative to the configuration's directory.
     pub(super) fn read(&self, path: &str) -> std::io::Result<String> {
         std::fs::read_to_string(self.record_path(path))
     }
 
-    /// The same of a file that is no text.
+    /// Like [`read`](Self::read), for binary files.
     pub(super) fn read_bytes(&self, path: &str) -> std::io::Result<Vec<u8>> {
         std::fs::read(self.record_path(path))
     }

@@ -1,23 +1,22 @@
-//! The one line that a person gets for a setting that cannot be.
+//! The error of an invalid setting, as one line.
 
 use std::fmt;
 
-/// A setting that stops the start. `Display` is one line: where it stands, its key, what was found, what is allowed.
+/// A setting that prevents the start. `Display` is one line: the origin, the key, the value found, the values allowed.
 ///
-/// Nothing is gained by trying again before somebody changed the setting.
+/// Retrying does not help until the setting is changed.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", ConfigErrorLine(self))]
 #[non_exhaustive]
 pub struct ConfigError {
-    /// The file, the variable or the flag. Empty if nothing named the setting.
+    /// The file, the variable or the flag. Empty if nothing sets the value.
     pub origin: String,
-    /// The full dotted path, such as `route[2].key.format`; lists count from 1. Empty if it is the whole file.
+    /// The full dotted path, such as `route[2].key.format`; lists count from 1. Empty for the whole file.
     pub key: String,
-    /// What was found and what is allowed.
+    /// The value found and the values allowed.
     pub message: String,
-    /// The match of the route that the key is in.
+    /// The `match` of the route that contains the key.
     pub route: Option<String>,
-    /// What the system said.
     #[source]
     pub source: Option<std::io::Error>,
 }
@@ -46,17 +45,17 @@ impl fmt::Display for ConfigErrorLine<'_> {
     }
 }
 
-/// Whatever a file or a library said, it stays one line.
+/// Joins the text of a file or a library into one line.
 fn escape_to_one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// `"a" "b"`.
+/// Returns `"a" "b"`.
 pub(super) fn quote_list<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     words.into_iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" ")
 }
 
-/// The word that was probably meant, if one is close.
+/// Returns the most similar allowed word, if one is similar enough.
 pub(super) fn closest_match<'a>(word: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = (word.len() / 3).clamp(1, 2);
     let word = word.replace('-', "_").to_lowercase();
@@ -65,7 +64,7 @@ pub(super) fn closest_match<'a>(word: &str, allowed: impl IntoIterator<Item = &'
     near.min_by_key(|(edits, _)| *edits).map(|(_, allowed)| allowed)
 }
 
-/// How many letters must be changed, added, removed or swapped with their neighbour.
+/// The number of letters to change, insert, delete or swap with their neighbour.
 fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().collect());
     let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];

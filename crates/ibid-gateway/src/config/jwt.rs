@@ -1,4 +1,4 @@
-//! `[jwt]`: whose tokens are believed.
+//! `[jwt]`: how callers' tokens are verified.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ pub(super) fn build_jwt(
     })
 }
 
-/// The `Authorization` header unless other sources are named.
+/// Defaults to the `Authorization` header.
 fn token_sources(written: Option<Vec<String>>, wrong: ErrorForKey<'_>) -> Result<Vec<TokenSource>, ConfigError> {
     let Some(written) = written else { return Ok(vec![TokenSource::Header(header::AUTHORIZATION)]) };
     if written.is_empty() {
@@ -66,7 +66,7 @@ fn token_sources(written: Option<Vec<String>>, wrong: ErrorForKey<'_>) -> Result
     written.iter().map(checked).collect()
 }
 
-/// A claim counts for nothing if nobody verifies it.
+/// A scope or label with a claim requires `[jwt]`: unverified claims are worthless.
 pub(super) fn require_verifier_for_claims(
     jwt: Option<&JwtSettings>, routes: &RouteTable, wrong: ErrorForKey<'_>,
 ) -> Result<(), ConfigError> {
@@ -84,7 +84,7 @@ pub(super) fn require_verifier_for_claims(
     Ok(())
 }
 
-/// The text of a set, from `file:` or `env:`, or a URL.
+/// Parses the text of a JWK set, from `file:` or `env:`, or its URL.
 fn parse_jwks(written: Secret) -> Result<JwtKeys, String> {
     let text = written.expose();
     if text.trim_start().starts_with('{') {
@@ -97,7 +97,7 @@ fn parse_jwks(written: Secret) -> Result<JwtKeys, String> {
     };
     let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let here = host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
-    // A query may hold a secret.
+    // A query may contain a secret.
     let shown = text.split('?').next().unwrap_or_default();
     match uri.scheme_str() {
         _ if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) => {

@@ -1,5 +1,5 @@
-//! The file as it is written: every key optional, no key unknown. What is left out is decided in
-//! [`finish`](super::finish).
+//! The file as written: every key is optional, unknown keys are errors. [`validate`](super::validate) applies the
+//! defaults.
 
 use std::{fmt, marker::PhantomData, net::SocketAddr, sync::LazyLock, time::Duration};
 
@@ -26,7 +26,6 @@ use super::{
 };
 use crate::routes::{GrpcUnknown, Match};
 
-/// The whole file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawFile {
@@ -184,18 +183,17 @@ pub(super) struct RawSealKey {
     pub(super) key: Option<Single<Secret>>,
 }
 
-/// The dials of `[policy]` or of one `[[route]]`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDials {
-    /// Of routes only.
+    /// Only for routes.
     #[serde(rename = "match")]
     pub(super) route_match: Option<Single<Match>>,
     pub(super) preset: Option<Single<Preset>>,
     pub(super) methods: Option<List<Method>>,
     pub(super) key: RawKey,
     pub(super) scope: Option<List<ScopePart>>,
-    /// Of webhooks only.
+    /// Only for webhooks.
     pub(super) secrets: Option<List<Secret>>,
     pub(super) unsigned: Option<Single<bool>>,
     pub(super) tolerance: Option<Single<Duration>>,
@@ -247,7 +245,7 @@ pub(super) struct RawLabel {
     pub(super) key: Option<Single<LabelKeyDisplay>>,
 }
 
-/// How the sender of custom webhooks signs.
+/// The signature of custom webhooks.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawSignature {
@@ -258,19 +256,18 @@ pub(super) struct RawSignature {
     pub(super) timestamp: Option<Single<HeaderName>>,
 }
 
-/// A word, or a list of statuses.
+/// A keyword or a list of statuses.
 #[derive(Debug)]
 pub(super) struct RawRemember(pub(super) Remember);
 
-/// Names and values.
 #[derive(Debug)]
 pub(super) struct RawHeaders(pub(super) Vec<(HeaderName, HeaderTemplate)>);
 
-/// A value per refusal, `_` for `-`.
+/// A value per refusal; keys have `_` for `-`.
 #[derive(Debug)]
 pub(super) struct PerReason<T>(pub(super) Vec<(RefusalReason, T)>);
 
-/// A status that a client understands as a refusal.
+/// A status that clients interpret as a refusal.
 #[derive(Debug)]
 pub(super) struct RefusalStatus(pub(super) StatusCode);
 
@@ -358,7 +355,7 @@ impl<'de> Deserialize<'de> for RawHeaders {
     }
 }
 
-/// Headers that say how a message is sent, or that are never replayed.
+/// Headers of the transport, and headers that are never replayed. No dial may set them.
 pub(crate) const UNSETTABLE_HEADERS: [HeaderName; 9] = [
     header::CONNECTION,
     header::CONTENT_LENGTH,
@@ -371,7 +368,7 @@ pub(crate) const UNSETTABLE_HEADERS: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// The refusals as dials spell them.
+/// The names of the refusals as keys of dials.
 static REASON_KEYS: LazyLock<Vec<&'static str>> =
     LazyLock::new(|| RefusalReason::all().map(|reason| &*reason.name().replace('-', "_").leak()).collect());
 

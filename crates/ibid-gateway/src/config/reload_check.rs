@@ -1,7 +1,7 @@
-//! What a changed configuration would forget: remembered answers that it would look for elsewhere, or not at all.
+//! Finds the remembered answers that a changed configuration would no longer find.
 //!
-//! A request that was answered under the old routes must find its answer under the new ones, or a retry has its effect
-//! a second time. So for every old route and method, every new route that now takes some of its requests is compared.
+//! A request that was answered under the old routes must find its answer under the new ones; otherwise a retry executes
+//! again. So for every old route and method, this compares every new route that now handles some of its requests.
 
 use http::Method;
 use ibid::{KeyFormat, OnMismatch, Policy, PolicyMode, ScopePart, http::Protocol};
@@ -9,21 +9,21 @@ use ibid::{KeyFormat, OnMismatch, Policy, PolicyMode, ScopePart, http::Protocol}
 use super::{GatewaySettings, SealSettings, dial_format};
 use crate::routes::RouteEntry;
 
-/// Who takes the requests of an old route now.
+/// The handler of an old route's requests in the new configuration.
 enum Successor<'a> {
-    /// This route takes some or all of them.
+    /// This route handles some or all of them.
     Route(&'a RouteEntry),
-    /// Others take some of them, and nobody the rest.
+    /// Routes handle some of them, and none handles the rest.
     Partial,
-    /// Nobody takes any.
+    /// No route handles any.
     Uncovered,
 }
 
-/// What going from `old` to `new` forgets, one sentence each. Empty if nothing. A reload that forgets is refused unless
-/// `accept_forgetting` is set.
+/// Returns one sentence per group of answers that the change from `old` to `new` forgets. A reload that forgets answers
+/// is rejected unless `accept_forgetting` is set.
 pub fn forgotten_answers(old: &GatewaySettings, new: &GatewaySettings) -> Vec<String> {
     let mut found = Vec::new();
-    // As shown, that is without the password: a new one leads to the same records. A cache holds nothing of its own.
+    // Compares URLs without the password: a new password leads to the same records. A cache has no records of its own.
     let (from, to) = (old.store.authority_url().to_string(), new.store.authority_url().to_string());
     if from != to {
         let one = old.store.fallback.is_none() && new.store.fallback.is_none();
@@ -54,7 +54,7 @@ pub fn forgotten_answers(old: &GatewaySettings, new: &GatewaySettings) -> Vec<St
     found
 }
 
-/// Which answers would be forgotten sooner than before, one sentence each. Addresses stay, so a reload may do this.
+/// Returns one sentence per group of answers whose ttl becomes shorter. A reload may do this, because addresses stay.
 pub fn shortened_ttls(old: &GatewaySettings, new: &GatewaySettings) -> Vec<String> {
     let mut found = Vec::new();
     for_each_successor(old, new, |route, _, successor| {
@@ -72,7 +72,7 @@ pub fn shortened_ttls(old: &GatewaySettings, new: &GatewaySettings) -> Vec<Strin
     found
 }
 
-/// Requests that carry a header which is a credential in one configuration only have another address in the other.
+/// A header that is a credential in only one configuration changes the address of the requests that carry it.
 fn push_credential_change(found: &mut Vec<String>, old: &GatewaySettings, new: &GatewaySettings) {
     let (from, to) = (old.credentials.headers(), new.credentials.headers());
     if from != to {
@@ -94,11 +94,11 @@ fn push_unique(found: &mut Vec<String>, sentence: String) {
     }
 }
 
-/// Visits, for every old route and method, every new route that takes requests of it, and says so if some are left.
+/// For every old route and method, visits every new route that handles some of its requests, and the unhandled rest.
 fn for_each_successor<'a>(
     old: &'a GatewaySettings, new: &'a GatewaySettings, mut visit: impl FnMut(&'a RouteEntry, &str, Successor<'a>),
 ) {
-    // gRPC methods are known one by one.
+    // gRPC methods are known individually.
     for path in old.routes.calls() {
         let route = old.routes.find_call(path).expect("it covers this call");
         if route.policy.mode == PolicyMode::Enforce {
@@ -111,7 +111,7 @@ fn for_each_successor<'a>(
             continue;
         }
         for method in &route.policy.methods {
-            // Requests that an earlier old route took were never this one's.
+            // An earlier old route handled these requests, so they never belonged to this one.
             let elsewhere = |successor: &RouteEntry| {
                 let mut earlier = old.routes.iter().take(at);
                 earlier.any(|earlier| covers_method(earlier, method) && earlier.pattern.covers(&successor.pattern))
@@ -150,7 +150,8 @@ fn rename_title(route: &RouteEntry, successor: &RouteEntry) -> String {
     format!("{} (now {})", route_title(route), route_title(successor))
 }
 
-/// What differs between two routes so that answers are not found again. As [`Policy::has_same_records_as`], dial by dial.
+/// Describes the differences between two routes that make answers unreachable: [`Policy::has_same_records_as`], dial by
+/// dial.
 fn policy_changes(old: &RouteEntry, new: &RouteEntry) -> Vec<String> {
     let name = rename_title(old, new);
     let (from, to) = (&old.policy, &new.policy);

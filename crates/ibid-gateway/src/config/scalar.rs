@@ -1,36 +1,35 @@
-//! A value that is written as one word, and a list that may be one value.
+//! Scalar values, and lists that may be written as one value.
 
 use std::{fmt, marker::PhantomData};
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Unexpected, Visitor};
 
-/// A value that is written as one word, number or switch.
+/// A value that is written as one word, number or boolean.
 ///
-/// Everything can be read from text, numbers and switches too, because `env:` and `file:` give text.
+/// Every type can be parsed from text, also numbers and booleans, because `env:` and `file:` yield text.
 pub(super) trait Scalar: Sized {
-    /// What is allowed, for who wrote something else.
+    /// The allowed values, for error messages.
     const ALLOWED: &'static str;
 
     /// # Errors
-    /// What was found and what is allowed.
+    /// Returns the value found and the values allowed.
     fn from_text(text: &str) -> Result<Self, String>;
 
-    /// As [`from_text`](Self::from_text); `None` if it is never a number.
+    /// Like [`from_text`](Self::from_text); `None` if the type has no number syntax.
     fn from_number(_: i64) -> Option<Result<Self, String>> {
         None
     }
 
-    /// `None` if it is never a switch.
+    /// `None` if the type is not a boolean.
     fn from_bool(_: bool) -> Option<Self> {
         None
     }
 }
 
-/// One value.
 #[derive(Debug, Clone)]
 pub(super) struct Single<T>(pub(super) T);
 
-/// A list of values; a single value is a list of one.
+/// A list of values. A single value is a list of one.
 #[derive(Debug, Clone)]
 pub(super) struct List<T>(pub(super) Vec<T>);
 

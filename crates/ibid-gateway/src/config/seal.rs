@@ -1,4 +1,4 @@
-//! The `[seal]` table: what records are sealed with, and what makes addresses unguessable.
+//! The `[seal]` table: the encryption of records and the secret of addresses.
 
 use std::{fmt, path::Path};
 
@@ -19,45 +19,45 @@ use super::{
 
 const ALLOWED_KEY: &str = "allowed are 32 random bytes in base64, as `openssl rand -base64 32` prints them";
 
-/// How records are sealed. No key and no secret is shown by `Debug`.
+/// How records are sealed. `Debug` shows no key and no secret.
 #[derive(Debug, Clone)]
 pub struct SealSettings {
-    /// The first seals, all open. None: only addresses are keyed.
+    /// The first key seals; all keys open. Empty: only addresses are keyed.
     keys: Vec<SealKey>,
     address_secret: SealKeyBytes,
     plain_addresses: bool,
     rules: SealOptions,
-    /// In use by whatever was opened with it.
+    /// Shared with the stores and the journal that use it.
     sealing: Option<Sealer>,
 }
 
-/// Bytes that are never shown.
+/// Bytes that `Debug` does not show.
 #[derive(Clone, PartialEq, Eq)]
 struct SealKeyBytes([u8; 32]);
 
 impl SealSettings {
-    /// What the file of a [`StoreSelection`] says, without the rest of it. `None` if there is no such table.
+    /// Reads only the `[seal]` table of the file that `choice` names. `None` if there is no such table.
     ///
     /// # Errors
-    /// One line about the first setting that cannot be, such as a key whose variable is not set.
+    /// Returns the first invalid setting as one line, such as a key whose variable is not set.
     pub fn load(choice: &StoreSelection, env: &Env<'_>) -> Result<Option<Self>, ConfigError> {
         let Some(path) = choice.config_path(env)? else { return Ok(None) };
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         read_table(&super::read_file(&path)?, &path, &ValueResolver::new(env, folder, None))
     }
 
-    /// How stores and the journal are sealed; `None` if only addresses are keyed. Always the same one, whose keys change
-    /// with the configuration.
+    /// The sealer of stores and the journal; `None` if only addresses are keyed. A reload changes its keys, not the
+    /// sealer.
     pub fn sealing(&self) -> Option<Sealer> {
         self.sealing.clone()
     }
 
-    /// The secret that addresses are keyed with, if they are.
+    /// The secret that keys addresses, unless addresses are plain.
     pub fn address_secret(&self) -> Option<AddressSecret> {
         (!self.plain_addresses).then(|| AddressSecret::new(self.address_secret.0))
     }
 
-    /// For people: the names of the keys, and what holds besides.
+    /// Describes the keys by name, and the options, for people.
     pub fn description(&self) -> String {
         let mut parts = Vec::new();
         if let [first, others @ ..] = &self.keys[..] {
@@ -70,37 +70,37 @@ impl SealSettings {
         parts.join("; ")
     }
 
-    /// Whether what is not sealed is believed.
+    /// Whether records that are not sealed are accepted.
     pub fn accepts_plain(&self) -> bool {
         self.rules.accept_plain
     }
 
-    /// Whether who reads the store can try keys out.
+    /// Whether a reader of the store can test guesses of keys.
     pub fn has_plain_addresses(&self) -> bool {
         self.plain_addresses
     }
 
-    /// Goes on with what `before` opened, with these keys from [`apply`](Self::apply) on.
+    /// Takes over the open sealer of `before`. [`activate_keys`](Self::activate_keys) installs the keys of this
+    /// configuration.
     pub(crate) fn reuse_sealing(&mut self, before: &Self) {
         if self.sealing.is_some() {
             self.sealing.clone_from(&before.sealing);
         }
     }
 
-    /// Puts the keys in force.
     pub(crate) fn activate_keys(&self) {
         if let (Some(sealing), [first, others @ ..]) = (&self.sealing, &self.keys[..]) {
             sealing.rekey(first.clone(), others.to_vec(), self.rules);
         }
     }
 
-    /// Whether the two differ in what is only read at start-up.
+    /// Whether the two differ in a setting that is only read at start-up.
     pub(super) fn needs_restart(old: Option<&Self>, new: Option<&Self>) -> bool {
         let fixed = |seal: &Self| (seal.address_secret.clone(), seal.plain_addresses, seal.keys.is_empty());
         old.map(fixed) != new.map(fixed)
     }
 
-    /// What going from one to the other forgets, one sentence each.
+    /// Returns one sentence per group of answers that the change forgets.
     pub(super) fn forgotten_answers(old: Option<&Self>, new: Option<&Self>) -> Vec<String> {
         let keyed =
             |seal: Option<&Self>| seal.filter(|seal| !seal.plain_addresses).map(|seal| seal.address_secret.clone());
@@ -130,7 +130,7 @@ impl SealSettings {
     }
 }
 
-/// What was read, not what it is in use by.
+/// Compares the settings, not the sealer.
 impl PartialEq for SealSettings {
     fn eq(&self, other: &Self) -> bool {
         let read = |seal: &Self| (seal.keys.clone(), seal.address_secret.clone(), seal.plain_addresses, seal.rules);
@@ -144,7 +144,6 @@ impl fmt::Debug for SealKeyBytes {
     }
 }
 
-/// Finishes the table.
 pub(super) fn build_seal(
     file: raw::RawSeal, compress: bool, wrong: ErrorForKey<'_>,
 ) -> Result<SealSettings, ConfigError> {
@@ -196,7 +195,7 @@ pub(super) fn build_seal(
     Ok(SealSettings { keys, address_secret: SealKeyBytes(secret), plain_addresses, rules, sealing })
 }
 
-/// The message says nothing of what was found but its length.
+/// The error message reveals only the length of the value.
 fn decode_key(written: &Secret) -> Result<[u8; 32], String> {
     let Some(bytes) = SignatureEncoding::Base64.decode(written.expose().trim().as_bytes()) else {
         return Err(format!("it is no base64; {ALLOWED_KEY}"));
@@ -208,7 +207,7 @@ fn decode_key(written: &Secret) -> Result<[u8; 32], String> {
     Ok(bytes)
 }
 
-/// The `[seal]` table of a file, and nothing else but whether records are compressed.
+/// Reads the `[seal]` table of a file, and whether records are compressed.
 fn read_table(text: &str, path: &Path, lookup: &ValueResolver<'_>) -> Result<Option<SealSettings>, ConfigError> {
     #[derive(Default, Deserialize)]
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! Values with something in them that is never shown, and addresses of other servers.
+//! Secrets, and addresses of other servers.
 
 use std::{fmt, path::PathBuf};
 
@@ -10,11 +10,11 @@ use super::{
     scalar::Scalar,
 };
 
-/// Text that is never shown.
+/// Text that `Debug` does not show.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// Where a store is. Shown without its password.
+/// The URL of a store. Shown without its password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedactedStoreUrl(String);
 
@@ -23,17 +23,17 @@ pub struct RedactedStoreUrl(String);
 pub(super) struct UpstreamUrl(pub(super) String);
 
 impl Secret {
-    /// The text. Compare it in constant time, and never print it.
+    /// Returns the text. Compare it in constant time, and never print it.
     pub fn expose(&self) -> &str {
         &self.0
     }
 }
 
 impl Secret {
-    /// Reads `env:NAME` or `file:PATH`. The text itself is refused: whoever lists processes would see it.
+    /// Reads `env:NAME` or `file:PATH`. Rejects a literal secret, which would be visible in the list of processes.
     ///
     /// # Errors
-    /// What is wrong with it; never the secret.
+    /// Returns the problem, never the secret.
     pub fn from_source(source: &str, env: &Env<'_>) -> Result<Self, String> {
         let lookup = ValueResolver::new(env, PathBuf::new(), None);
         match lookup.resolve(source)? {
@@ -63,23 +63,22 @@ impl Scalar for Secret {
 }
 
 impl RedactedStoreUrl {
-    /// With its password.
+    /// Returns the URL with its password.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Whether everything is forgotten with the process.
+    /// Whether the store lives in this process and is lost with it.
     pub fn is_memory(&self) -> bool {
         self.store_url().kind() == StoreKind::Memory
     }
 
-    /// The store that it names.
     pub fn store_url(&self) -> StoreUrl {
         self.0.parse().expect("checked when it was read")
     }
 }
 
-/// Without what stands between the user's name and the last `@`, and without its query, which may hold a password.
+/// Omits everything between the user's name and the last `@`, and the query, which may contain a password.
 impl fmt::Display for RedactedStoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((scheme, rest)) = self.0.split_once("://") else { return f.write_str(&self.0) };
@@ -112,7 +111,7 @@ impl Scalar for RedactedStoreUrl {
 impl Scalar for UpstreamUrl {
     const ALLOWED: &'static str = "a URL without a path, such as \"http://127.0.0.1:3000\"";
 
-    /// The message never holds the URL if there may be a password in it.
+    /// The error never contains a URL that may have a password.
     fn from_text(text: &str) -> Result<Self, String> {
         if text.contains('@') {
             return Err(format!("a URL with a user's name or password is no upstream; allowed is {}", Self::ALLOWED));
@@ -137,7 +136,6 @@ impl Scalar for UpstreamUrl {
 }
 
 impl UpstreamUrl {
-    /// Host and port.
     pub(super) fn host_and_port(&self) -> (String, u16) {
         let uri: Uri = self.0.parse().expect("checked when it was read");
         let authority = uri.authority().expect("checked when it was read");

@@ -1,4 +1,4 @@
-//! Everything that was decided at start-up. Past it, nothing can be invalid.
+//! The finished settings. After start-up none of them can be invalid.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -10,122 +10,110 @@ use ibid_stores::seal::Sealer;
 use super::{collector::Collector, scalar::Scalar, seal::SealSettings, secret::Secret, store::StoreSettings};
 use crate::routes::{GrpcUnknown, RouteTable};
 
-/// Instead of a file of descriptors: the upstreams are asked for theirs.
+/// The value of `descriptors` that queries the upstreams by reflection.
 pub(super) const REFLECTION_KEYWORD: &str = "reflection";
 
-/// The finished configuration. Secrets in it are never shown by `Debug`.
+/// The finished configuration. `Debug` shows no secrets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GatewaySettings {
-    /// The file that it was read from, if there was one. Watched for changes.
+    /// The file that it was read from, if any. Watched for changes.
     pub file: Option<PathBuf>,
-    /// Files that values were read from. Watched as well.
+    /// Files that values were read from. Also watched.
     pub value_files: Vec<PathBuf>,
     /// Where clients connect.
     pub listen: SocketAddr,
     /// Present if clients connect with TLS.
     pub tls: Option<TlsSettings>,
-    /// The app: scheme (`http`, `https`, `h2c`), host and port.
+    /// The app's URL: scheme (`http`, `https`, `h2c`), host and port.
     pub upstream: String,
-    /// Certificates that `https` upstreams are checked against, instead of the system's.
+    /// CAs for `https` upstreams, instead of the system's.
     pub upstream_ca: Option<Pem>,
-    /// What the gateway shows to `https` upstreams that ask who it is.
+    /// The client certificate for `https` upstreams that ask for one.
     pub upstream_identity: Option<ClientIdentity>,
-    /// Connections per upstream.
+    /// Maximum number of connections per upstream.
     pub max_upstream: usize,
-    /// How long an idle connection to an upstream may be reused.
+    /// How long an idle upstream connection may be reused.
     pub upstream_idle: Duration,
     /// Protocols that a connection may be upgraded to, in lower case.
     pub upgrades: Vec<String>,
-    /// How callers' tokens are verified, if some are.
     pub jwt: Option<JwtSettings>,
-    /// How much tenants may begin.
     pub quota: QuotaSettings,
-    /// Whose scope headers are believed.
+    /// Peers whose scope headers and forwarding headers are trusted.
     pub trusted_proxies: TrustedProxies,
-    /// Which headers carry credentials, and which schemes of Authorization are accepted.
+    /// The headers that carry credentials, and the accepted schemes of `Authorization`.
     pub credentials: Credentials,
-    /// More running requests are refused before claiming.
+    /// Maximum number of running requests. Further ones are refused before they claim.
     pub max_running: usize,
-    /// Bytes of all request and response buffers together.
+    /// Maximum bytes of all request and response buffers together.
     pub buffer_memory: u64,
-    /// Pages of these origins may read the gateway's own answers.
+    /// Origins whose pages may read the gateway's own responses.
     pub cors_origins: Vec<HeaderValue>,
-    /// Whether a reload may forget what is remembered.
+    /// Whether a reload may make remembered answers unreachable.
     pub accept_forgetting: bool,
-    /// The local journal's directory; `None` if there is none.
+    /// The directory of the local journal; `None` without a journal.
     pub journal: Option<PathBuf>,
-    /// What says which gRPC methods are unary, as written: a file of protobuf descriptors, or [`REFLECTION_KEYWORD`].
+    /// Source of the unary gRPC methods, as written: a file of protobuf descriptors, or [`REFLECTION_KEYWORD`].
     pub descriptors: Option<String>,
-    /// What becomes of calls to gRPC methods that nothing is known about, if it is set.
+    /// What happens to calls of unknown gRPC methods, if set.
     pub grpc_unknown: Option<GrpcUnknown>,
-    /// Paths of the app's own OpenAPI documents, which are annotated as they pass.
+    /// Paths of the app's own OpenAPI documents, which the gateway annotates.
     pub openapi: Vec<String>,
-    /// What the upstreams said about themselves, if they were asked: a descriptor set.
+    /// The descriptor set from reflection, if the upstreams were queried.
     pub reflected_descriptors: Option<Bytes>,
-    /// What a connection may do.
     pub limits: LimitSettings,
-    /// How logs are written.
     pub log: LogSettings,
-    /// Where traces go, if anywhere.
     pub trace: Option<TraceSettings>,
-    /// The admin port, unless it is off.
+    /// `None` if the admin port is off.
     pub admin: Option<AdminSettings>,
-    /// Where records live.
     pub store: StoreSettings,
-    /// How they are sealed, if they are.
     pub seal: Option<SealSettings>,
-    /// Which policy a request is under.
     pub routes: RouteTable,
-    /// What is allowed, and probably not meant. Logged at start-up.
+    /// Allowed settings that are probably mistakes. Logged at start-up.
     pub warnings: Vec<String>,
-    /// What somebody who reads the configuration should know. `ibid check` prints it.
+    /// Facts that a reader of the configuration should know. `ibid check` prints them.
     pub notes: Vec<String>,
 }
 
-/// The certificate of a port that clients or operators connect to.
+/// The certificate of the client port or the admin port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// The certificate and those that vouch for it.
+    /// The certificate chain.
     pub cert: Pem,
-    /// Its private key.
     pub key: Pem,
-    /// Clients must show a certificate that one of these vouches for.
+    /// Clients must present a certificate from one of these CAs.
     pub client_ca: Option<Pem>,
 }
 
-/// A certificate to show, and its private key.
+/// A client certificate and its private key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientIdentity {
-    /// The certificate and those that vouch for it.
+    /// The certificate chain.
     pub cert: Pem,
-    /// Its private key.
     pub key: Pem,
 }
 
-/// Where traces go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceSettings {
-    /// Who takes them.
     pub collector: Collector,
-    /// Certificates that it is checked against, instead of the system's.
+    /// CAs for the collector's certificate, instead of the system's.
     pub ca: Option<Pem>,
-    /// What it is shown if it asks.
+    /// The client certificate for the collector.
     pub identity: Option<ClientIdentity>,
 }
 
-/// How much a tenant may begin; as much as they like where nothing is said.
+/// The limits of a tenant. `None` means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QuotaSettings {
     /// Per tenant, counted in the store.
     pub new_keys: Option<QuotaLimit>,
-    /// Per tenant, counted in the store as answers are recorded.
+    /// Per tenant, counted in the store when answers are recorded.
     pub new_bytes: Option<QuotaLimit>,
     /// Per tenant and user, counted by each gateway.
     pub rate: Option<QuotaLimit>,
 }
 
 impl QuotaSettings {
-    /// Whether anybody is limited.
+    /// Whether any limit is set.
     pub fn is_set(&self) -> bool {
         self.new_keys.is_some() || self.new_bytes.is_some() || self.rate.is_some()
     }
@@ -134,43 +122,40 @@ impl QuotaSettings {
 /// How callers' tokens are verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JwtSettings {
-    /// By which keys.
     pub keys: JwtKeys,
-    /// Certificates that the server of the keys is checked against, instead of the system's.
+    /// CAs for the server of the keys, instead of the system's.
     pub ca: Option<Pem>,
-    /// What it is shown if it asks.
+    /// The client certificate for the server of the keys.
     pub identity: Option<ClientIdentity>,
-    /// Whose tokens are believed; anybody's who has the key if `None`.
+    /// The required issuer; `None` accepts any.
     pub issuer: Option<String>,
-    /// For whom they must be; for anybody if empty.
+    /// The accepted audiences; empty accepts any.
     pub audience: Vec<String>,
-    /// Where a token is looked for. The first source that is present counts.
+    /// Sources of the token. The first one that is present counts.
     pub from: Vec<TokenSource>,
-    /// By how much clocks may differ.
+    /// Allowed difference between clocks.
     pub leeway: Duration,
-    /// How often keys are fetched.
+    /// Interval between two fetches of the keys.
     pub refresh: Duration,
 }
 
-/// Where a caller's token is looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenSource {
-    /// A header: `Bearer TOKEN`, or the token alone in headers other than Authorization.
+    /// A header: `Bearer TOKEN`, or the token alone in headers other than `Authorization`.
     Header(HeaderName),
-    /// A cookie.
     Cookie(String),
 }
 
-/// The keys that tokens are verified with.
+/// The keys that verify tokens.
 #[derive(Clone, PartialEq, Eq)]
 pub enum JwtKeys {
-    /// Shared with the issuer.
+    /// A secret that is shared with the issuer.
     Secret(Secret),
-    /// Public ones.
+    /// Public keys.
     Pem(Pem),
-    /// A JWK set. Never shown: somebody may have put a private key into it.
+    /// A JWK set. Never shown, because it may contain a private key by mistake.
     Jwks(Secret),
-    /// Where the issuer publishes a JWK set.
+    /// The URL of the issuer's JWK set.
     JwksUrl(String),
 }
 
@@ -178,76 +163,67 @@ pub enum JwtKeys {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pem(pub(super) Secret);
 
-/// What a connection may do.
+/// The limits of client connections and requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitSettings {
-    /// How long a request's head may take.
+    /// Maximum time for the head of a request.
     pub header_timeout: Duration,
-    /// How long a request's body may be silent.
+    /// For a request with a key: maximum time for the whole body. Otherwise: maximum time without progress of the body.
     pub body_timeout: Duration,
-    /// How long a connection may be idle.
+    /// Maximum idle time of a client connection.
     pub idle_timeout: Duration,
-    /// How long a client may go without reading any of an answer.
+    /// Maximum time that a client may leave a waiting response unread.
     pub write_timeout: Duration,
-    /// How long a request without a claim waits for a connection to the upstream.
+    /// How long a request without a claim waits for an upstream connection.
     pub pool_timeout: Duration,
-    /// How long the upstream may take to begin its reply to a request without a claim.
+    /// Maximum time for the upstream to begin its response to a request without a claim.
     pub reply_timeout: Duration,
-    /// How long neither side of an upgraded connection may send anything.
+    /// Maximum time that both sides of an upgraded connection may be silent.
     pub tunnel_timeout: Duration,
-    /// Headers of a request.
+    /// Maximum number of headers of a request.
     pub max_headers: usize,
-    /// Bytes of all headers of a request.
+    /// Maximum bytes of all headers of a request.
     pub max_header_bytes: u64,
-    /// Connections of clients.
+    /// Maximum number of client connections.
     pub max_connections: usize,
     /// How long a shutdown waits for running operations.
     pub shutdown: Duration,
 }
 
-/// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogSettings {
-    /// For people or for machines.
     pub format: LogFormat,
-    /// The least that is worth a line.
+    /// The least severe level that is logged.
     pub level: LogLevel,
 }
 
-/// How a line of the log looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people.
     Text,
-    /// One object per line.
+    /// One JSON object per line.
     Json,
 }
 
-/// What is worth a line.
+/// Each level includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Failures.
     Error,
-    /// And what should not happen.
     Warn,
-    /// And what happened.
     Info,
-    /// And why.
     Debug,
-    /// And everything else.
     Trace,
 }
 
-/// The admin port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminSettings {
     /// Where operators connect.
     pub listen: SocketAddr,
-    /// Who may; nobody if empty.
+    /// The accepted tokens. Empty: nobody has access.
     pub tokens: Vec<AdminToken>,
-    /// The file of the audit trail; `None` if it is only logged, and remembered until the process ends.
+    /// The file of the audit trail; `None`: the log, and memory until the process ends.
     pub audit: Option<PathBuf>,
-    /// The names, besides those of this machine, that the API and the console answer to.
+    /// Host names, besides those of this machine, that the API and the console accept.
     pub hosts: Vec<String>,
     /// Present if operators connect with TLS.
     pub tls: Option<TlsSettings>,
@@ -259,43 +235,41 @@ impl AdminSettings {
     }
 }
 
-/// Somebody who may use the admin API.
+/// A token of the admin API and its holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminToken {
-    /// What they may do.
     pub role: Role,
-    /// Whose records a [`Role::User`] sees. `None` for all others.
+    /// The user whose records a [`Role::User`] sees. `None` for other roles.
     pub user: Option<String>,
-    /// What the audit trail calls them: as configured, or where the token is configured.
+    /// The holder's name in the audit trail: as configured, or the setting that contains the token.
     pub name: String,
-    /// What they send.
     pub token: Secret,
 }
 
-/// What the holder of a token may do.
+/// The rights of a token's holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// See and change everything.
+    /// Sees and changes everything.
     Admin,
-    /// See everything.
+    /// Sees everything.
     Viewer,
-    /// See their own records.
+    /// Sees the user's own records.
     User,
 }
 
 impl GatewaySettings {
-    /// Whether the upstreams are to be asked which gRPC methods they have.
+    /// Whether the upstreams are queried for their gRPC methods.
     pub fn uses_reflection(&self) -> bool {
         self.descriptors.as_deref() == Some(REFLECTION_KEYWORD)
     }
 
-    /// What differs from `old` and is only read at start-up.
+    /// Returns the settings that differ from `old` and are only read at start-up.
     pub fn settings_needing_restart(&self, old: &Self) -> Vec<&'static str> {
-        // Tokens and certificates are taken up.
+        // A reload applies new tokens and certificates.
         let fixed = |settings: &Self| settings.admin.as_ref().map(|admin| (admin.listen, admin.audit.clone()));
         let all = [
             ("listen", self.listen != old.listen),
-            // Certificates are taken up; whether there are any is not.
+            // A reload applies new certificates, but cannot turn TLS on or off.
             ("tls", self.tls.is_some() != old.tls.is_some()),
             ("trusted_proxies", self.trusted_proxies != old.trusted_proxies),
             ("credentials", self.credentials.headers() != old.credentials.headers()),
@@ -306,7 +280,7 @@ impl GatewaySettings {
             ("journal", self.journal != old.journal),
             ("limits", self.limits != old.limits),
             ("log", self.log != old.log),
-            // Where they go is taken up; whether they go anywhere is not.
+            // A reload applies a new collector, but cannot turn tracing on or off.
             ("trace", self.trace.is_some() != old.trace.is_some()),
             ("admin", fixed(self) != fixed(old)),
             ("admin.tls", AdminSettings::has_tls(self.admin.as_ref()) != AdminSettings::has_tls(old.admin.as_ref())),
@@ -316,13 +290,12 @@ impl GatewaySettings {
         all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
     }
 
-    /// How the store and the journal are sealed, if they are.
+    /// The sealer of the store and the journal, if any.
     pub fn sealing(&self) -> Option<Sealer> {
         self.seal.as_ref().and_then(SealSettings::sealing)
     }
 
-    /// Whether this configuration remembers nothing of what `old` remembered, sentence by sentence; see
-    /// [`forgets`](super::forgotten_answers).
+    /// See [`forgotten_answers`](super::forgotten_answers).
     pub fn forgotten_answers(&self, old: &Self) -> Vec<String> {
         super::forgotten_answers(old, self)
     }
@@ -334,20 +307,19 @@ impl fmt::Debug for JwtKeys {
             Self::Secret(_) => f.write_str("Secret(****)"),
             Self::Pem(_) => f.write_str("Pem(****)"),
             Self::Jwks(_) => f.write_str("Set(****)"),
-            // Without its query, which may hold a secret.
+            // Omits the query, which may contain a secret.
             Self::JwksUrl(url) => write!(f, "Url({:?})", url.split('?').next().unwrap_or_default()),
         }
     }
 }
 
 impl Pem {
-    /// The text.
     pub fn text(&self) -> &str {
         self.0.expose()
     }
 }
 
-/// Words with a fixed set of values.
+/// Implements parsing for an enum of keywords.
 macro_rules! words {
     ($type:ty, $what:literal, { $($word:literal => $value:path),+ $(,)? }) => {
         impl FromStr for $type {

@@ -1,4 +1,4 @@
-//! The `[store]` table: its defaults, what contradicts what, and how commands that need nothing else read it.
+//! The `[store]` table: defaults, contradictions, and how commands read it without the rest of the file.
 
 use std::{
     fmt,
@@ -19,51 +19,51 @@ use super::{
     validate::{ErrorForKey, parse_default, require_non_zero, value_or},
 };
 
-/// Where records live if nobody says.
+/// The store if none is configured.
 pub const DEFAULT_STORE: &str = "embedded:ibid-data";
 const DEFAULT_PREFIX: &str = "idempotency";
-/// More than anybody has; a larger number is a slip of the pen.
+/// Maximum of `wait_replicas`. A larger number is a mistake.
 const MAX_WAIT_REPLICAS: usize = 100;
 
-/// Where records live.
+/// Where records are stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreSettings {
     /// Shown without its password.
     pub url: RedactedStoreUrl,
-    /// Under a Redis: the PostgreSQL that decides, and stands in for it.
+    /// With a Redis: the PostgreSQL authority, which also serves while Redis is down.
     pub fallback: Option<RedactedStoreUrl>,
-    /// Under a PostgreSQL: the Redis that makes it faster.
+    /// With a PostgreSQL: the Redis front, which makes it faster.
     pub cache: Option<RedactedStoreUrl>,
-    /// What the names of its keys start with.
+    /// Prefix of the names of its keys.
     pub prefix: String,
-    /// For one call.
+    /// Timeout of one store call.
     pub timeout: Duration,
-    /// How many replicas of a Redis must have what was written.
+    /// Number of Redis replicas that must acknowledge a write.
     pub wait_replicas: u32,
-    /// Bytes of finished answers that are kept in this process. None: what is usual for the store.
+    /// Maximum bytes of completed answers in this process's cache. `None`: the store's default.
     pub local_cache: Option<u64>,
-    /// Whether records are compressed. None: what is usual for the store.
+    /// Whether records are compressed. `None`: the store's default.
     pub compress: Option<bool>,
-    /// For `ibid migrate`: the SQL expression for the user whose rows row-level security shows.
+    /// For `ibid migrate`: the SQL expression of the user whose rows row-level security shows.
     pub rls_user: Option<String>,
-    /// How often expired entries are removed.
+    /// Interval between two removals of expired entries.
     pub sweep_every: Duration,
-    /// Whether a promise that does not hold stops the start.
+    /// Whether a warning of the store's guarantees prevents the start.
     pub strict: bool,
 }
 
-/// Which store a command works on. Flags win over variables, variables over the file.
+/// The store that a command works on. Flags override variables, and variables the file.
 #[derive(Clone, Default, clap::Args)]
 pub struct StoreSelection {
     /// The store, such as redis://127.0.0.1:6379/0 [env: IBID_STORE]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// The gateway's configuration file, of which only [super::store] and [super::seal] are read [env: IBID_CONFIG]
+    /// The gateway's configuration file; only its tables store and seal are read [env: IBID_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 
-/// Without the store, whose URL may hold a password.
+/// Omits the store, whose URL may contain a password.
 impl fmt::Debug for StoreSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let store = self.store.as_ref().map(|_| "****");
@@ -72,7 +72,7 @@ impl fmt::Debug for StoreSelection {
 }
 
 impl StoreSelection {
-    /// The configuration file that is named, if one is.
+    /// The path of the configuration file, if one is named.
     pub(super) fn config_path(&self, env: &Env<'_>) -> Result<Option<PathBuf>, ConfigError> {
         match &self.config {
             Some(path) => Ok(Some(path.clone())),
@@ -82,11 +82,10 @@ impl StoreSelection {
 }
 
 impl StoreSettings {
-    /// What the table says, without the rest of the file: whoever looks after a store need not have the gateway's
-    /// secrets.
+    /// Reads only the `[store]` table, so that an operator of the store does not need the gateway's secrets.
     ///
     /// # Errors
-    /// One line about the first setting that cannot be, or that no store is named.
+    /// Returns the first invalid setting as one line, or that no store is named.
     pub fn load(choice: &StoreSelection, env: &Env<'_>) -> Result<Self, ConfigError> {
         let path = choice.config_path(env)?;
         let mut file = match &path {
@@ -105,7 +104,6 @@ impl StoreSettings {
         build_store(file, &|key, what| ConfigError::new(&origin, key, what))
     }
 
-    /// The stores that it names.
     pub fn store_config(&self) -> StoreConfig {
         self.try_store_config().expect("checked when it was read")
     }
@@ -122,19 +120,18 @@ impl StoreSettings {
         })
     }
 
-    /// Whether records that are not sealed are compressed. PostgreSQL compresses by itself, and its SQL functions can only read what is
-    /// not.
+    /// Whether records that are not sealed are compressed. PostgreSQL compresses by itself, and its SQL functions can
+    /// only read uncompressed records.
     pub fn compresses(&self) -> bool {
         self.compress.unwrap_or_else(|| self.authority_url().store_url().kind() != StoreKind::Postgres)
     }
 
-    /// The URL of the store whose word counts.
+    /// The URL of the authority.
     pub fn authority_url(&self) -> &RedactedStoreUrl {
         self.fallback.as_ref().unwrap_or(&self.url)
     }
 }
 
-/// Finishes the table.
 pub(super) fn build_store(file: raw::RawStore, wrong: ErrorForKey<'_>) -> Result<StoreSettings, ConfigError> {
     let prefix = value_or(file.prefix, DEFAULT_PREFIX.into());
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':');
@@ -177,7 +174,7 @@ pub(super) fn build_store(file: raw::RawStore, wrong: ErrorForKey<'_>) -> Result
     }
 }
 
-/// The `[store]` table of a file, and nothing else of it.
+/// Reads only the `[store]` table of a file.
 fn read_table(text: &str, path: &Path, lookup: &ValueResolver<'_>) -> Result<raw::RawStore, ConfigError> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -186,7 +183,7 @@ fn read_table(text: &str, path: &Path, lookup: &ValueResolver<'_>) -> Result<raw
     }
     let origin = path.display().to_string();
     let mut table: toml::Table = text.parse().map_err(|why| super::syntax_error(&origin, text, &why))?;
-    // The rest is not even looked at: it may name variables that only the gateway has.
+    // Ignores the other tables: they may name variables that only the gateway has.
     table.retain(|key, _| key == "store");
     let read = StoreTable::deserialize(deserializer::TomlNode { value: &toml::Value::Table(table), lookup });
     read.map(|only| only.store).map_err(|wrong| {

@@ -1,4 +1,4 @@
-//! From the file to finished settings: defaults, and what contradicts what.
+//! Turns the raw file into finished settings: defaults and contradictions.
 
 use std::{
     net::IpAddr,
@@ -32,12 +32,12 @@ const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
 const DEFAULT_JOURNAL: &str = "ibid-journal";
 /// Shorter than the 5 s after which many app servers (Node, uvicorn, Hypercorn) close idle connections.
 const DEFAULT_UPSTREAM_IDLE: Duration = Duration::from_secs(4);
-/// Beside the answers in the journal's folder.
+/// Its place is the journal's directory.
 const DEFAULT_AUDIT_FILE: &str = "audit.jsonl";
-/// The most characters of the name of a token's holder.
+/// Maximum number of characters of the name of a token's holder.
 const MAX_TOKEN_NAME_CHARS: usize = 100;
 
-/// Finishes a file over which everything else was laid.
+/// Validates a file that variables and flags have already overridden.
 pub(super) fn validate(
     file: raw::RawFile, path: Option<PathBuf>, lookup: &ValueResolver<'_>,
 ) -> Result<GatewaySettings, ConfigError> {
@@ -97,7 +97,7 @@ pub(super) fn validate(
             return Err(wrong("journal", "it is empty; allowed is a directory or \"off\""));
         }
         Some(Single(path)) => Some(path.into()),
-        // All but a store in this process can be away.
+        // Every store outside this process can be unavailable, so it needs a journal.
         None => (!store.url.is_memory()).then(|| DEFAULT_JOURNAL.into()),
     };
     let admin = build_admin(file.admin, journal.as_deref(), &pem, &wrong)?;
@@ -163,10 +163,10 @@ pub(super) fn parse_default<T: Scalar>(text: &str) -> T {
     T::from_text(text).unwrap_or_else(|_| panic!("a default that cannot be: {text}"))
 }
 
-/// Makes the error of a key.
+/// Creates the error for a key.
 pub(super) type ErrorForKey<'a> = &'a dyn Fn(&str, &str) -> ConfigError;
 
-/// Reads what a key names as PEM.
+/// Reads the PEM text that a key names.
 pub(super) type PemReader<'a> = &'a dyn Fn(&str, &Secret) -> Result<Pem, ConfigError>;
 
 fn require_at_least_one(
@@ -216,7 +216,7 @@ fn build_limits(file: raw::RawLimits, wrong: ErrorForKey<'_>) -> Result<LimitSet
     })
 }
 
-/// The certificate of a port; `table` is the one that it stands in.
+/// Builds the certificate of a port. `table` is its table in the file.
 fn build_tls(
     table: &str, file: Option<raw::RawTls>, pem: PemReader<'_>, wrong: ErrorForKey<'_>,
 ) -> Result<Option<TlsSettings>, ConfigError> {
@@ -303,7 +303,7 @@ fn build_trace(
     Ok(file.otlp.map(|Single(collector)| TraceSettings { collector, ca, identity }))
 }
 
-/// What is shown to somebody who asks for a certificate. `whose` is the beginning of the settings' names.
+/// Builds a client certificate. `whose` is the prefix of the settings' names.
 pub(super) fn build_identity(
     whose: &str, cert: Option<Single<Secret>>, key: Option<Single<Secret>>, pem: PemReader<'_>, wrong: ErrorForKey<'_>,
 ) -> Result<Option<ClientIdentity>, ConfigError> {
@@ -318,7 +318,7 @@ pub(super) fn build_identity(
     }
 }
 
-/// The gRPC methods of a descriptor set; none yet where upstreams have not been asked for theirs.
+/// Loads the gRPC methods of a descriptor set. Empty while reflection has not been queried.
 fn load_unary_methods(path: &str, lookup: &ValueResolver<'_>) -> Result<UnaryMethods, String> {
     if path == REFLECTION_KEYWORD {
         let told = lookup.reflected.as_deref().map(UnaryMethods::from_descriptor_set).transpose();
@@ -330,13 +330,13 @@ fn load_unary_methods(path: &str, lookup: &ValueResolver<'_>) -> Result<UnaryMet
     UnaryMethods::from_descriptor_set(&bytes).map_err(|why| format!("{path:?} cannot be used: {why}"))
 }
 
-/// A PEM file's path, or its text.
+/// Reads a PEM file. The value is its path or its text.
 pub(super) fn load_pem(key: &str, written: &Secret, lookup: &ValueResolver<'_>) -> Result<Pem, String> {
     const BEGIN: &str = "-----BEGIN ";
     if written.expose().contains(BEGIN) {
         return Ok(Pem(written.clone()));
     }
-    // What should be the path of a private key may be the key itself, in another form.
+    // The value may be the private key itself, in another format, instead of its path.
     let shown = if key.ends_with("key") { "what it names".into() } else { format!("{:?}", written.expose()) };
     let text = lookup.read(written.expose()).map_err(|why| format!("cannot read {shown}: {why}"))?;
     if !text.contains(BEGIN) {
@@ -345,7 +345,7 @@ pub(super) fn load_pem(key: &str, written: &Secret, lookup: &ValueResolver<'_>) 
     Secret::from_text(&text).map(Pem)
 }
 
-/// Whether requests would come back to ibid for ever.
+/// Whether the upstream is the gateway itself, so that requests would loop.
 fn is_loop_to(upstream: &UpstreamUrl, listen: std::net::SocketAddr) -> bool {
     let (host, port) = upstream.host_and_port();
     let local = host == "localhost";

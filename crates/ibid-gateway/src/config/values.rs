@@ -1,4 +1,4 @@
-//! How single values are written: durations, sizes, codes, words.
+//! The syntax of single values: durations, sizes, codes, keywords.
 
 use std::{net::SocketAddr, str::FromStr, time::Duration};
 
@@ -21,22 +21,21 @@ use crate::routes::Match;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ByteSize(pub(super) u64);
 
-/// A gRPC status code.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GrpcCode(pub(super) u8);
 
-/// `original`, or a code.
+/// `original` or a status code.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DigestStatus(pub(super) Option<StatusCode>);
 
-/// The name of a preset that exists.
+/// The name of an existing preset.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Preset(pub(super) &'static str);
 
 /// The preset of a `[policy]` that covers nothing: only routes are covered.
 pub(super) const PRESET_OFF: &str = "off";
 
-/// Where a browser's page may come from.
+/// The origin of a web page.
 #[derive(Debug, Clone)]
 pub(super) struct Origin(pub(super) HeaderValue);
 
@@ -48,7 +47,7 @@ pub(super) struct Upgrade(pub(super) String);
 #[derive(Debug, Clone)]
 pub(super) struct DocumentPath(pub(super) String);
 
-/// Something to listen on, or `off`.
+/// An address to listen on, or `off`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Listen(pub(super) Option<SocketAddr>);
 
@@ -104,7 +103,7 @@ impl Scalar for Duration {
         };
         let duration = number.parse::<u64>().ok().filter(|_| millis > 0).and_then(|number| number.checked_mul(millis));
         let wrong = || format!("{text:?} is no duration; allowed is {ALLOWED_DURATION}");
-        // A hundred years: stores compute with these in microseconds.
+        // At most a hundred years, because stores compute in microseconds.
         duration.map(Self::from_millis).filter(|found| found.as_secs() <= 100 * 366 * 86_400).ok_or_else(wrong)
     }
 }
@@ -166,7 +165,7 @@ impl Scalar for StatusCode {
     }
 }
 
-/// An item of the list `remember`: `404`, `"2xx"` or, excluded, `"!409"`.
+/// An item of the list `remember`: `404`, `"2xx"` or, to exclude it, `"!409"`.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RememberItem {
     Included(StatusRange),
@@ -226,7 +225,6 @@ impl Scalar for GrpcCode {
 }
 
 impl GrpcCode {
-    /// What a code is called.
     pub(crate) fn name(code: u8) -> &'static str {
         GrpcStatusCode::from_number(code.into()).name()
     }
@@ -348,7 +346,7 @@ impl Scalar for SocketAddr {
     }
 }
 
-/// Types whose own `FromStr` says what is allowed.
+/// For types whose own `FromStr` names the allowed values.
 macro_rules! parsed {
     ($($type:ty: $allowed:literal),+ $(,)?) => {$(
         impl Scalar for $type {

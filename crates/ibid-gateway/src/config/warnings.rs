@@ -1,4 +1,4 @@
-//! What is allowed and probably not meant, and what a reader of the configuration should know.
+//! Finds probable mistakes, and facts that a reader of the configuration should know.
 
 use http::Method;
 use ibid::{OnConcurrent, PolicyMode, ScopePart, http::Protocol};
@@ -6,10 +6,10 @@ use ibid::{OnConcurrent, PolicyMode, ScopePart, http::Protocol};
 use super::{GatewaySettings, JwtKeys, SealSettings, dial_format, is_webhook_preset};
 use crate::{contract_page::describe, routes::RouteEntry};
 
-/// A token with fewer characters is within reach of whoever tries.
+/// Minimum length of a token that cannot be guessed.
 const MIN_TOKEN_BYTES: usize = 16;
 
-/// What is probably not meant, one sentence each.
+/// Returns probable mistakes, one sentence each.
 pub(super) fn find_warnings(settings: &GatewaySettings, nobody_trusted: bool) -> Vec<String> {
     let mut found = Vec::new();
     let routes: Vec<&RouteEntry> = settings.routes.iter().collect();
@@ -30,7 +30,7 @@ pub(super) fn find_warnings(settings: &GatewaySettings, nobody_trusted: bool) ->
                 "{place}: lease ({lease}) is longer than ttl ({ttl}), so a silent claim outlives its answer"
             ));
         }
-        // Beside a credential a header is used as sent.
+        // With a credential in the scope, a header is used as sent.
         let believes = nobody_trusted && !policy.scope.contains(&ScopePart::Credential);
         if let Some(part) = policy.scope.iter().find(|part| part.header().is_some()).filter(|_| believes) {
             let (needs, with) = match part {
@@ -122,7 +122,7 @@ pub(super) fn find_warnings(settings: &GatewaySettings, nobody_trusted: bool) ->
     found
 }
 
-/// Whoever writes `/a/*` often means `/a`, too.
+/// A route for `/a/*` is often meant to match `/a` too.
 fn bare_path_warning(routes: &[&RouteEntry], route: &RouteEntry) -> Option<String> {
     let bare = route.pattern.bare().filter(|_| !route.is_default_policy)?;
     let methods = route.policy.methods.iter();
@@ -136,7 +136,7 @@ fn bare_path_warning(routes: &[&RouteEntry], route: &RouteEntry) -> Option<Strin
     (!left.is_empty()).then(|| format!("{left} {bare} itself is none of its paths and {what}; write a route for it"))
 }
 
-/// What a reader should know, one sentence each.
+/// Returns facts for the reader, one sentence each.
 pub(super) fn find_notes(settings: &GatewaySettings) -> Vec<String> {
     let mut found = Vec::new();
     for (at, route) in settings.routes.iter().enumerate() {
@@ -160,7 +160,7 @@ fn route_label(at: usize, route: &RouteEntry) -> String {
     if route.is_default_policy { "policy".into() } else { format!("route[{}] ({})", at + 1, route.name) }
 }
 
-/// The earlier routes that take all requests of a route.
+/// Returns the earlier routes that together match all requests of a route.
 fn shadowing_routes(earlier: &[&RouteEntry], route: &RouteEntry) -> Option<String> {
     let mut by: Vec<String> = Vec::new();
     for method in &route.policy.methods {

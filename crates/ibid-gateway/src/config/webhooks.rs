@@ -1,6 +1,6 @@
-//! The settings of routes that take deliveries of webhooks: whose signature is asked for, and under which secrets.
+//! The settings of webhook routes: the signature scheme and its secrets.
 //!
-//! Invariant: a route with a preset for webhooks has a signature and its secrets, or says `unsigned = true`.
+//! Invariant: a route with a webhook preset has a signature scheme and secrets, or `unsigned = true`.
 
 use ibid::{
     Policy,
@@ -15,16 +15,15 @@ use super::{
     secret::Secret,
 };
 
-/// A key and a sentence about it.
+/// A key and a message about it.
 type KeyAndMessage = (String, String);
 
-/// Whether a preset is for deliveries of webhooks.
 pub(crate) fn is_webhook_preset(preset: &str) -> bool {
     ibid::presets::WEBHOOK_PRESET_NAMES.contains(&preset)
 }
 
-/// Turns what only routes for webhooks have. `inherits`: the policy is that of `[policy]`, finished. `place` is where the
-/// dials stand, such as `route[2]`.
+/// Applies the dials that only webhook routes have. `inherits`: `policy` is the finished `[policy]`. `place` is the
+/// path of the dials, such as `route[2]`.
 pub(super) fn apply_webhook_dials(
     dials: &RawDials, preset: &str, inherits: bool, policy: &mut Policy, place: &str,
 ) -> Result<(), KeyAndMessage> {
@@ -58,7 +57,7 @@ pub(super) fn apply_webhook_dials(
         };
     }
     let scheme = signature_scheme(dials, preset, policy).map_err(|(name, what)| wrong(&name, what))?;
-    // What [policy] says holds where a route says nothing else.
+    // A route inherits the signature of `[policy]` unless it sets its own.
     let above = policy.signature.take();
     let secrets = match &dials.secrets {
         None => above.as_ref().map(|above| above.secrets.clone()).unwrap_or_default(),
@@ -81,7 +80,7 @@ pub(super) fn apply_webhook_dials(
     Ok(())
 }
 
-/// How the sender signs: as its preset has it, or as is written here or in `[policy]`.
+/// Returns the signature scheme: that of the preset, or the one written here or in `[policy]`.
 fn signature_scheme(dials: &RawDials, preset: &str, policy: &Policy) -> Result<WebhookScheme, KeyAndMessage> {
     let known = WebhookScheme::from_name(preset.trim_start_matches("webhook:"));
     match (&dials.signature, known, &policy.signature) {
@@ -115,7 +114,7 @@ fn custom_scheme(written: &RawSignature) -> Result<CustomWebhookScheme, (&'stati
     };
     match custom.check() {
         Ok(()) => Ok(custom),
-        // The sentence starts with the setting.
+        // The message starts with the setting.
         Err(what) => Err(("timestamp", what.trim_start_matches("signature.timestamp ").to_owned())),
     }
 }

@@ -1,4 +1,4 @@
-//! The keys that tokens are verified with, each with the algorithms that are good for it.
+//! The keys that verify tokens, each with its valid algorithms.
 
 use jsonwebtoken::{
     Algorithm, DecodingKey,
@@ -11,14 +11,14 @@ const HMAC_ALGORITHMS: [Algorithm; 3] = [Algorithm::HS256, Algorithm::HS384, Alg
 const RSA_ALGORITHMS: [Algorithm; 6] =
     [Algorithm::RS256, Algorithm::RS384, Algorithm::RS512, Algorithm::PS256, Algorithm::PS384, Algorithm::PS512];
 
-/// A shorter secret can be guessed from any token (RFC 7518, 3.2).
+/// Minimum length of a shared secret. A shorter one can be guessed from any token (RFC 7518, 3.2).
 const MIN_SECRET_BYTES: usize = 32;
-/// 2048 bits.
+/// Minimum length of an RSA modulus: 2048 bits.
 const MIN_MODULUS_BYTES: usize = 256;
-/// More than any issuer has.
+/// Maximum number of keys in a set. No issuer has as many.
 const MAX_KEYS: usize = 100;
 
-/// Keys, in the order in which they are tried.
+/// Keys in the order in which they are tried.
 #[derive(Debug, Default)]
 pub(crate) struct KeySet(Vec<JwtKey>);
 
@@ -29,17 +29,16 @@ struct JwtKey {
     key: DecodingKey,
 }
 
-/// What there is for a token.
 pub(super) enum KeyLookup<'a> {
-    /// One of these may have signed it.
+    /// One of these keys may have signed the token.
     Candidates(Vec<&'a DecodingKey>),
-    /// The key is known, and not for this algorithm.
+    /// The key exists but does not allow this algorithm.
     WrongAlgorithm,
     UnknownKey,
 }
 
 impl KeySet {
-    /// One secret that is shared with the issuer.
+    /// A secret that is shared with the issuer.
     pub(crate) fn from_secret(secret: &str) -> Result<Self, String> {
         if secret.len() < MIN_SECRET_BYTES {
             return Err(format!(
@@ -51,7 +50,7 @@ impl KeySet {
         Ok(Self(vec![JwtKey { id: None, algorithms: HMAC_ALGORITHMS.to_vec(), key }]))
     }
 
-    /// Public keys, one `-----BEGIN PUBLIC KEY-----` each.
+    /// Parses public keys, one `-----BEGIN PUBLIC KEY-----` each.
     pub(crate) fn from_pem(text: &str) -> Result<Self, String> {
         if text.contains("PRIVATE KEY-----") {
             return Err(
@@ -66,7 +65,7 @@ impl KeySet {
         all.iter().map(|der| parse_public_key(der)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// A JWK set. Keys that are for something else, or of a kind that is not known here, are left out.
+    /// Parses a JWK set. Skips keys for other purposes and of unknown types.
     pub(crate) fn from_jwks(text: &[u8]) -> Result<Self, String> {
         let mut set: Value = serde_json::from_slice(text).map_err(|why| format!("it is no JSON: {why}"))?;
         let Some(keys) = set.get_mut("keys").and_then(Value::as_array_mut) else {
@@ -93,7 +92,8 @@ impl KeySet {
         self.0.len()
     }
 
-    /// The keys that a token may be signed with. One that it names is meant; one without a name may always be.
+    /// Returns the keys that may have signed a token: the keys with the id that the token names, and all keys without
+    /// an id.
     pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> KeyLookup<'_> {
         let meant = |key: &&JwtKey| id.is_none() || key.id.is_none() || key.id.as_deref() == id;
         let meant: Vec<_> = self.0.iter().filter(meant).collect();
@@ -108,7 +108,7 @@ impl KeySet {
     }
 }
 
-/// A secret in a public document is none, so symmetric keys are left out.
+/// Skips symmetric keys: a secret in a public document is not secret.
 fn key_from_jwk(jwk: &Jwk) -> Option<JwtKey> {
     let signs = jwk.common.public_key_use.as_ref().is_none_or(|purpose| *purpose == PublicKeyUse::Signature);
     let verifies = jwk.common.key_operations.as_ref().is_none_or(|all| all.contains(&KeyOperations::Verify));
@@ -129,7 +129,7 @@ fn key_from_jwk(jwk: &Jwk) -> Option<JwtKey> {
     (!algorithms.is_empty()).then(|| JwtKey { id: jwk.common.key_id.clone(), algorithms, key })
 }
 
-/// A public key as PEM files have it: what kind it is, then the key (RFC 5280, 4.1).
+/// Parses a DER-encoded `SubjectPublicKeyInfo` (RFC 5280, 4.1).
 fn parse_public_key(der: &[u8]) -> Result<JwtKey, String> {
     const RSA_KEY: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
     const EC_KEY: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
@@ -166,7 +166,7 @@ fn parse_public_key(der: &[u8]) -> Result<JwtKey, String> {
     Ok(JwtKey { id: None, algorithms, key })
 }
 
-/// The value at the beginning, if it has this tag, and what follows it.
+/// Splits off the value at the start if it has this tag. Returns it and the rest.
 fn split_der_value(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (found, rest) = bytes.split_first()?;
     let (first, rest) = rest.split_first()?;

@@ -1,7 +1,7 @@
-//! Keys from a URL: fetched when somebody needs one that is not known, and by a timer.
+//! Fetches keys from a URL, by a timer and when a token names an unknown key.
 //!
-//! One fetch at a time, and not more often than a pause allows: tokens with made-up key names must not become a flood at
-//! the issuer's door.
+//! Only one fetch runs at a time, with a minimum interval, so that tokens with invented key ids cannot flood the
+//! issuer.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,21 +22,20 @@ use crate::{
     upstream::{self, Affinity, ReusePolicy, UpstreamClient, UpstreamTarget},
 };
 
-/// How long a fetch may take.
+/// Timeout of one fetch.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two fetches at least, where the timer is slower.
+/// Minimum interval between two fetches, unless the timer's is shorter.
 const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
-/// A set of keys is never larger.
+/// Maximum size of a JWK set, in bytes.
 const MAX_JWKS_BYTES: usize = 1 << 20;
 
-/// Where the keys are.
 pub(super) struct RemoteJwks {
     url: String,
     path: Uri,
     issuer: Arc<UpstreamClient<UpstreamRequestBody>>,
-    /// By the timer.
+    /// Interval of the timer.
     pub(super) refresh_interval: Duration,
-    /// When the last fetch ended. Held during a fetch.
+    /// When the last fetch ended. Locked during a fetch.
     last_fetch: Mutex<Option<Instant>>,
 }
 
@@ -65,7 +64,7 @@ impl RemoteJwks {
         })
     }
 
-    /// Fetches the keys, unless that was done a moment ago. What is known stays if it cannot be done.
+    /// Fetches the keys unless the last fetch is too recent. The known keys stay in force if the fetch fails.
     pub(super) async fn refresh(&self, keys: &ArcSwap<KeySet>) {
         let mut last = self.last_fetch.lock().await;
         if last.is_some_and(|last| last.elapsed() < MIN_FETCH_INTERVAL.min(self.refresh_interval)) {

@@ -1,8 +1,8 @@
-//! The conditions of a request, and entity tags.
+//! Conditional requests and entity tags.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-/// What asks for a part, or for nothing if something holds. None of it reaches the app.
+/// Conditional and range headers. None of them reaches the app.
 const CONDITIONS: [HeaderName; 6] = [
     header::IF_MATCH,
     header::IF_MODIFIED_SINCE,
@@ -12,11 +12,11 @@ const CONDITIONS: [HeaderName; 6] = [
     header::RANGE,
 ];
 
-/// The values of `If-None-Match`. The other conditions are left out: RFC 9110 allows to answer them with the whole.
+/// The values of `If-None-Match`. The other conditions are ignored: RFC 9110 allows a full response.
 pub(super) struct Conditions(Vec<String>);
 
 impl Conditions {
-    /// Takes them out of a request.
+    /// Removes them from a request.
     pub(super) fn take(headers: &mut HeaderMap) -> Self {
         let lines = headers.get_all(header::IF_NONE_MATCH).iter();
         let none_match = lines.filter_map(|line| line.to_str().ok().map(str::to_owned)).collect();
@@ -24,7 +24,7 @@ impl Conditions {
         Self(none_match)
     }
 
-    /// Whether the client has the version with this tag: then it gets 304. Tags are compared weakly.
+    /// Whether the client has the version with this tag, and so gets a 304. Compares tags weakly.
     pub(super) fn hold(&self, etag: Option<&HeaderValue>) -> bool {
         if self.0.iter().any(|line| line.trim() == "*") {
             return true;
@@ -34,12 +34,12 @@ impl Conditions {
     }
 }
 
-/// A tag with its quotes and without `W/`. `None` if it has no quotes.
+/// Returns a tag with its quotes and without `W/`, or `None` if it has no quotes.
 pub(super) fn opaque(etag: &HeaderValue) -> Option<&str> {
     etag.to_str().ok().and_then(|text| tags(text).next())
 }
 
-/// The tags of a list, with their quotes and without `W/`.
+/// Returns the tags of a list, with their quotes and without `W/`.
 fn tags(mut rest: &str) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
         let start = rest.find('"')?;

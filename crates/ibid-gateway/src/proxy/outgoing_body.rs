@@ -1,7 +1,7 @@
-//! The body of a request on its way to the upstream, and whether it makes progress.
+//! The body of a request on its way to the upstream, with an idle timeout.
 //!
-//! Invariant: a request that passes through takes no connection to the upstream before its body has begun, and holds none
-//! for a body that is silent for longer than its limit.
+//! Invariant: a pass-through request takes no upstream connection before its body has begun, and holds none for a body
+//! that is silent for longer than the limit.
 
 use std::{
     error::Error,
@@ -23,10 +23,9 @@ use hyper::body::Incoming;
 use ibid::http::{BoxError, RequestBody};
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
-/// A request's body on its way to the upstream.
 #[derive(Default)]
 pub struct OutgoingBody {
-    /// Read before there was a connection to send it on.
+    /// Read before the request took a connection.
     first_frame: Option<Frame<Bytes>>,
     remaining: RequestBody<Incoming>,
     idle_watch: Option<BodyIdleWatch>,
@@ -35,43 +34,41 @@ pub struct OutgoingBody {
 struct BodyIdleWatch {
     progress: Arc<BodyProgress>,
     limit: Duration,
-    /// Runs while nothing comes.
+    /// Runs while the client sends nothing.
     idle_timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// When a body last moved, and whether it was given up. Written by the task that sends the body, read by the one that waits
-/// for the reply.
+/// When the body last made progress, and whether it timed out. The task that sends the body writes it; the task that
+/// waits for the response reads it.
 pub(super) struct BodyProgress {
     since: Instant,
-    /// Milliseconds after `since`.
     last_progress_ms: AtomicU64,
-    /// Whether it is the client that is waited for.
+    /// Whether the body waits for the client, not for the upstream.
     awaits_client: AtomicBool,
     has_timed_out: AtomicBool,
 }
 
-/// Why a body was not begun.
 pub(super) enum BodyStartError {
     TimedOut,
     Broken,
 }
 
-/// The client sent nothing of the body for too long.
+/// The client sent no part of the body within the limit.
 #[derive(Debug, Clone, Copy)]
 struct BodyIdleError;
 
 impl OutgoingBody {
-    /// All of it is there.
+    /// A body that is already complete.
     pub fn complete(body: Bytes, trailers: Option<HeaderMap>) -> Self {
         Self::without_timeout(RequestBody::whole(body, trailers))
     }
 
-    /// It may take as long as it likes.
+    /// A body without an idle timeout.
     pub(super) fn without_timeout(body: RequestBody<Incoming>) -> Self {
         Self { remaining: body, ..Self::default() }
     }
 
-    /// Waits for its first piece; from then on it must not be silent for longer than `limit`.
+    /// Waits for the first frame. From then on, the body must not be silent for longer than `limit`.
     pub(super) async fn wait_for_first_frame(
         mut body: RequestBody<Incoming>, limit: Duration,
     ) -> Result<(Self, Option<Arc<BodyProgress>>), BodyStartError> {
@@ -96,7 +93,7 @@ impl BodyIdleWatch {
         self.idle_timer = None;
     }
 
-    /// Ready once nothing has come for too long.
+    /// Ready once the client has sent nothing for the limit.
     fn poll_idle_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.progress.awaits_client.store(true, Relaxed);
         let silence = self.idle_timer.get_or_insert_with(|| Box::pin(sleep(self.limit)));
@@ -124,14 +121,13 @@ impl BodyProgress {
         self.since + Duration::from_millis(self.last_progress_ms.load(Relaxed))
     }
 
-    /// Whether the body was given up.
     pub(super) fn has_timed_out(&self) -> bool {
         self.has_timed_out.load(Relaxed)
     }
 }
 
-/// The reply, if it begins within `limit` of the last progress of the request's body; without one, of now. While it is the
-/// client that is waited for, the limit on its silence decides.
+/// Returns the response if it begins within `limit` of the last progress of the request's body, or of now without
+/// `progress`. While the body waits for the client, the body's idle timeout applies instead.
 pub(super) async fn wait_for_reply<T>(
     reply: impl Future<Output = T>, progress: Option<&BodyProgress>, limit: Duration,
 ) -> Option<T> {

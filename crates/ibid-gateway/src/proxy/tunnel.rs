@@ -1,8 +1,8 @@
-//! Upgraded connections: which protocols are allowed, and the bytes that go both ways.
+//! Upgraded connections: the allowed protocols, and the copying of bytes in both directions.
 //!
-//! Invariant: only protocols of the setting `upgrades` are tunnelled. Inside a tunnel nothing is covered, so that
-//! `Upgrade: h2c` must never open one. A tunnel counts as one of the client connections until it ends, and it ends when
-//! neither side has sent anything for its limit.
+//! Invariant: the gateway tunnels only the protocols in the setting `upgrades`. No policy covers requests inside a
+//! tunnel, so `Upgrade: h2c` must never open one. A tunnel counts as a client connection until it ends. It ends when
+//! neither side has sent anything for the limit.
 
 use std::{
     future::Future,
@@ -21,7 +21,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Leaves only those protocols in the header `Upgrade` that are allowed; without one the request is an ordinary one.
+/// Removes the protocols that are not allowed from the `Upgrade` header. If none is left, the request is an ordinary
+/// one.
 pub fn retain_allowed_upgrades(headers: &mut HeaderMap, version: Version, allowed: &[String]) {
     if !headers.contains_key(header::UPGRADE) {
         return;
@@ -37,7 +38,8 @@ pub fn retain_allowed_upgrades(headers: &mut HeaderMap, version: Version, allowe
     }
 }
 
-/// What the client wants its connection to become, and the connection once it has. The server left allowed protocols only.
+/// Returns the protocols that the client asks for and its connection after the upgrade. The server has already removed
+/// the protocols that are not allowed.
 pub(super) fn requested_upgrade<B>(request: &mut Request<B>) -> Option<(HeaderValue, OnUpgrade)> {
     if request.version() != Version::HTTP_11 {
         return None;
@@ -51,7 +53,7 @@ pub(super) fn requested_upgrade<B>(request: &mut Request<B>) -> Option<(HeaderVa
     Some((protocol, hyper::upgrade::on(request)))
 }
 
-/// Whether the app changes to protocols that were asked for, and to nothing else.
+/// Whether the app upgrades only to protocols that the client asked for.
 pub(super) fn is_upgrade_accepted(asked: &HeaderValue, reply: &HeaderMap) -> bool {
     let asked: Vec<_> = asked.to_str().unwrap_or_default().split(',').map(|name| name.trim().to_owned()).collect();
     let mut agreed = protocols(reply).peekable();
@@ -59,7 +61,7 @@ pub(super) fn is_upgrade_accepted(asked: &HeaderValue, reply: &HeaderMap) -> boo
 }
 
 fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
-    // What is no text is no protocol that is allowed.
+    // A line that is not text names no allowed protocol.
     let lines = headers.get_all(header::UPGRADE).iter().map(|line| line.to_str().unwrap_or("?"));
     lines.flat_map(|line| line.split(',')).map(str::trim).filter(|name| !name.is_empty())
 }
@@ -68,7 +70,7 @@ fn contains_protocol(name: &str, names: &[String]) -> bool {
     names.iter().any(|one| one.eq_ignore_ascii_case(name))
 }
 
-/// Carries bytes both ways until one side ends it, or both are silent for longer than `limit`.
+/// Copies bytes in both directions until one side closes, or both are silent for longer than `limit`.
 pub(super) async fn copy_both_ways(
     client: impl Future<Output = hyper::Result<Upgraded>>, upstream: impl Future<Output = hyper::Result<Upgraded>>,
     limit: Duration,
@@ -78,16 +80,15 @@ pub(super) async fn copy_both_ways(
     let mut client = TunnelSide { io: TokioIo::new(client), activity: &activity };
     let mut upstream = TunnelSide { io: TokioIo::new(upstream), activity: &activity };
     tokio::select! {
-        // Either side ends it; there is nobody left to tell how.
+        // An error ends the tunnel like a close: neither side can be informed.
         _ = copy_bidirectional(&mut client, &mut upstream) => {}
         () = activity.wait_until_idle(limit) => tracing::debug!("an upgraded connection was silent for {limit:?}"),
     }
 }
 
-/// When something last came from either side.
+/// When either side last sent something.
 struct TunnelActivity {
     since: Instant,
-    /// Milliseconds after `since`.
     last_activity_ms: AtomicU64,
 }
 
@@ -103,7 +104,7 @@ impl TunnelActivity {
     }
 }
 
-/// One side of a tunnel: notes when something comes from it.
+/// One side of a tunnel. Records when data arrives from it.
 struct TunnelSide<'a, T> {
     io: T,
     activity: &'a TunnelActivity,

@@ -1,23 +1,22 @@
-//! Paths as they are matched: one spelling per path, and every other way in which an app may read it.
+//! Path normalisation, and every other way in which an app may read a path.
 //!
-//! Only the gateway's matching sees these forms. The original bytes go upstream.
+//! Only route matching uses these forms. The original bytes go upstream.
 
 use std::borrow::Cow;
 
-/// The most readings of one path that are looked at. No path is known that has as many.
+/// Maximum number of readings of one path. No known path has as many.
 const MAX_READINGS: usize = 256;
 
-/// Every way in which an app may read a path.
 #[derive(Debug)]
 pub(super) struct PathReadings {
-    /// The path as it was sent, [normalised](normalise), comes first.
+    /// The [normalised](normalise) path comes first.
     pub(super) paths: Vec<Vec<u8>>,
-    /// Whether one of them has a dot segment, so that the path may lead anywhere.
+    /// Whether a reading has a dot segment, so that the path may resolve to any path.
     pub(super) has_dot_segments: bool,
 }
 
-/// One spelling per path: unreserved characters decoded, the hex digits of all others upper case. Case and a trailing
-/// slash are significant. Borrows if there is nothing to do.
+/// Decodes escaped unreserved characters and writes all other escapes in upper case. Case and a trailing slash are
+/// significant. Borrows if nothing changes.
 pub fn normalise(path: &str) -> Cow<'_, str> {
     if !path.contains('%') {
         return Cow::Borrowed(path);
@@ -46,7 +45,7 @@ pub fn normalise(path: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Whether no app reads a path in another way, but for its case and a slash at its end.
+/// Whether all apps read the path in the same way, apart from case and a trailing slash.
 pub(super) fn has_single_reading(path: &str) -> bool {
     let mut before = b' ';
     path.bytes().all(|byte| {
@@ -56,11 +55,11 @@ pub(super) fn has_single_reading(path: &str) -> bool {
     })
 }
 
-/// Every way in which an app may read a path, but for its case and a slash at its end. Apps differ in whether they decode
-/// what is encoded, take backslashes for slashes, merge slashes, cut off the parameters of segments and remove dot
-/// segments, and in which order.
+/// Returns every way in which an app may read a path, apart from case and a trailing slash. Apps differ in whether, and
+/// in which order, they decode escapes, treat backslashes as slashes, merge slashes, strip segment parameters and
+/// remove dot segments.
 pub(super) fn readings(path: &str) -> PathReadings {
-    // Nobody decodes twice, so each reading knows whether it was decoded.
+    // No app decodes twice, so each reading records whether it is decoded.
     let mut found = vec![(normalise(path).into_owned().into_bytes(), false)];
     let mut at = 0;
     while at < found.len() && found.len() < MAX_READINGS {
@@ -97,7 +96,7 @@ fn is_dot_segment(segment: &[u8]) -> bool {
     matches!(segment, b"." | b"..")
 }
 
-/// Every escape decoded, those of slashes too.
+/// Decodes every escape, including escaped slashes.
 fn percent_decode(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     let mut rest = path;
@@ -125,7 +124,7 @@ fn strip_parameters(path: &[u8]) -> Vec<u8> {
     names.collect::<Vec<_>>().join(&b'/')
 }
 
-/// As RFC 3986, section 5.2.4.
+/// Follows RFC 3986, section 5.2.4.
 fn remove_dot_segments(path: &[u8]) -> Vec<u8> {
     let mut kept: Vec<&[u8]> = Vec::new();
     let all: Vec<&[u8]> = segments(path).skip(1).collect();
@@ -144,7 +143,7 @@ fn remove_dot_segments(path: &[u8]) -> Vec<u8> {
     [b"/", &kept.join(&b'/')[..]].concat()
 }
 
-/// The byte that `%XX` at the start of `text` stands for.
+/// Decodes the `%XX` at the start of `text`.
 fn decode_escape(text: &[u8]) -> Option<u8> {
     let digit = |byte: u8| char::from(byte).to_digit(16);
     match text {
@@ -219,7 +218,7 @@ mod tests {
             ("/payments;x=1", &["/payments;x=1", "/payments"]),
             ("/;/payments", &["//payments", "/payments"]),
             ("/x/..;/payments", &["/payments", "/x/../payments"]),
-            // One app cuts off parameters first, another decodes first.
+            // Some apps strip parameters first, others decode first.
             ("/a;x%2Fb", &["/a", "/a/b", "/a;x/b"]),
             ("/a%3Bx", &["/a%3Bx", "/a;x", "/a"]),
             ("/@scope%2fname", &["/@scope%2Fname", "/@scope/name"]),

@@ -1,4 +1,4 @@
-//! `POST|PUT /payments/:id/*`, `grpc shop.Orders/Create`: which requests a route is for.
+//! The `match` of a route, such as `POST|PUT /payments/:id/*` or `grpc shop.Orders/Create`.
 
 use std::{fmt, str::FromStr};
 
@@ -20,14 +20,14 @@ pub struct Match {
 pub struct PathPattern {
     text: String,
     shape: PatternShape,
-    /// How else an app may read the pattern, if there is another way: as it reads [paths](path::readings).
+    /// Other ways in which an app may [read](path::readings) the pattern.
     alternatives: Vec<PatternShape>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PatternShape {
     segments: Vec<PatternSegment>,
-    /// Ends with `*`: whatever follows the last slash, nothing included.
+    /// The pattern ends with `*`, which matches anything after the last slash, also nothing.
     has_wildcard: bool,
 }
 
@@ -38,11 +38,11 @@ enum PatternSegment {
     Any,
 }
 
-/// How exactly a path is compared with a pattern.
+/// How strictly a path is compared with a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PathComparison {
     pub(super) ignore_case: bool,
-    /// One slash at the end, of the path or of the pattern, makes no difference.
+    /// Ignores one slash at the end of the path or of the pattern.
     pub(super) ignore_trailing_slash: bool,
 }
 
@@ -58,17 +58,14 @@ impl PathComparison {
 }
 
 impl Match {
-    /// HTTP requests or gRPC calls.
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// Which methods.
     pub fn methods(&self) -> &[Method] {
         &self.methods
     }
 
-    /// Which paths.
     pub fn pattern(&self) -> &PathPattern {
         &self.pattern
     }
@@ -84,7 +81,7 @@ impl PathPattern {
         }
     }
 
-    /// Of gRPC calls: `*`, `shop.Orders/*` or `shop.Orders/Create`.
+    /// Parses a gRPC pattern: `*`, `shop.Orders/*` or `shop.Orders/Create`.
     fn for_grpc(name: &str) -> Option<Self> {
         let word = |word: &str| {
             word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
@@ -105,12 +102,12 @@ impl PathPattern {
         })
     }
 
-    /// Of gRPC calls: whether it names one method, and not all that are known to be unary.
+    /// For gRPC: whether the pattern names a single method.
     pub(crate) fn is_single_method(&self) -> bool {
         !self.shape.segments.contains(&PatternSegment::Any)
     }
 
-    /// Of gRPC calls: the service that it names.
+    /// For gRPC: the service that the pattern names.
     pub(crate) fn service(&self) -> Option<&str> {
         match self.shape.segments.first() {
             Some(PatternSegment::Literal(service)) => std::str::from_utf8(service).ok(),
@@ -118,27 +115,26 @@ impl PathPattern {
         }
     }
 
-    /// Whether a path, once [normalised](path::normalise), is one of these.
+    /// Whether the pattern matches a [normalised](path::normalise) path.
     pub fn matches(&self, path: &str) -> bool {
         self.shape.matches(path.as_bytes(), PathComparison::EXACT)
     }
 
-    /// Whether a [reading](path::readings) of a path is one of these, in some reading of the pattern.
+    /// Whether some reading of the pattern matches a [reading](path::readings) of a path.
     pub(super) fn matches_reading(&self, reading: &[u8], compared: PathComparison) -> bool {
         self.shape.matches(reading, compared) || self.alternatives.iter().any(|other| other.matches(reading, compared))
     }
 
-    /// For `/a/*`, the pattern `/a`: a path that it does not match. `None` for all others, and for `/*`.
+    /// For `/a/*` the pattern `/a`, which `/a/*` does not match. `None` for other patterns and for `/*`.
     pub(crate) fn bare(&self) -> Option<Self> {
         self.text.strip_suffix("/*").filter(|bare| !bare.is_empty()).and_then(|bare| bare.parse().ok())
     }
 
-    /// As it is written.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether every path of `other` is one of these, too.
+    /// Whether this pattern matches every path that `other` matches.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         let (this, other) = (&self.shape, &other.shape);
         let (mine, theirs) = (this.segments.len(), other.segments.len());
@@ -157,7 +153,7 @@ impl PathPattern {
             })
     }
 
-    /// Whether some path is one of both.
+    /// Whether some path matches both patterns.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let (this, other) = (&self.shape, &other.shape);
         let (mine, theirs) = (this.segments.len(), other.segments.len());
@@ -178,7 +174,6 @@ impl PathPattern {
 }
 
 impl PatternShape {
-    /// Of a reading of a pattern.
     fn parse(reading: &[u8]) -> Self {
         let path = reading.strip_prefix(b"/").unwrap_or(reading);
         let mut pieces: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
@@ -264,7 +259,7 @@ impl FromStr for Match {
 }
 
 impl FromStr for PathPattern {
-    /// Starts with a comma: the middle of a sentence.
+    /// Starts with a comma, because the caller continues a sentence with it.
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -357,7 +352,7 @@ mod tests {
             ("/", &["/", "//"], &["/a"]),
             ("/a/*", &["/A/", "/A/b/"], &["/a", "/A"]),
             ("/a/:id", &["/A/1/", "/a/X"], &["/a", "/a/", "/a//"]),
-            // The pattern is read as its app reads paths.
+            // The pattern is read in every way in which an app may read a path.
             ("/x%2Fy", &["/x/y", "/X/Y/", "/x%2Fy"], &["/xy"]),
             ("/a//b;c/:id", &["/a/b/1", "/a//b/1"], &["/a/b"]),
         ] {

@@ -1,4 +1,4 @@
-//! Whether anything goes on on a connection: a request, or its answer until the last byte of it was handed on.
+//! Tracks whether a connection is active: it has a request, or a response whose last byte is not handed to hyper yet.
 
 use std::{
     mem,
@@ -16,23 +16,23 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::write_progress::WriteProgress;
 
-/// Frames go out in pieces of this size at most, so that a client that reads slowly is seen to read.
+/// Frames are split into pieces of at most this many bytes, so that a slow reader still shows progress.
 const MAX_FRAME_BYTES: usize = 64 << 10;
 
 pub(super) struct ConnectionActivity {
     opened_at: Instant,
     running: AtomicUsize,
-    /// When something last ended, in milliseconds after `opened`.
+    /// When the last activity ended, in milliseconds after `opened_at`.
     last_end_ms: AtomicU64,
 }
 
-/// Something goes on, until this is dropped.
+/// Marks the connection as active until it is dropped.
 pub(super) struct ActivityGuard(Arc<ConnectionActivity>);
 
-/// A body during which something goes on.
+/// A body that keeps the connection active.
 pub(super) struct TrackedBody<B> {
     body: B,
-    /// Of a frame that is larger than a piece.
+    /// The rest of a frame that was split.
     pending_frame: Bytes,
     sending: Arc<WriteProgress>,
     _busy: ActivityGuard,
@@ -48,7 +48,7 @@ impl ConnectionActivity {
         ActivityGuard(this.clone())
     }
 
-    /// Returns once nothing has gone on for that long, counted from `since` at the earliest.
+    /// Returns once the connection has been idle for `limit`, counted from `since` at the earliest.
     pub(super) async fn wait_until_idle(&self, limit: Duration, since: Instant) {
         loop {
             let last = self.opened_at + Duration::from_millis(self.last_end_ms.load(Relaxed));

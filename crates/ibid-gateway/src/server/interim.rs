@@ -1,10 +1,11 @@
-//! Interim answers (1xx, such as 103 Early Hints) of the app on their way to an HTTP/1.1 client.
+//! Interim responses (1xx, such as 103 Early Hints) from the app to an HTTP/1.1 client.
 //!
-//! hyper's server cannot send them, so they are written beneath it.
+//! hyper's server cannot send them, so [`InterimSocket`] writes them below hyper.
 //!
-//! Invariant: an interim answer is written only where an answer may begin. hyper flushes its socket only when it has written
-//! all that it has; so between such a flush and its next write nothing of it is under way, provided that the answer to which
-//! the interim one belongs has not begun: [`InterimResponses::end_request`] is called before hyper gets that.
+//! Invariant: an interim response is written only between two responses. hyper flushes its socket only after it has
+//! written everything, so nothing is half-written between a flush and hyper's next write, as long as the final response
+//! has not begun. The server therefore calls [`InterimResponses::end_request`] before it gives hyper the final
+//! response.
 
 use std::{
     io::{self, IoSlice},
@@ -23,41 +24,39 @@ use tokio::{
     sync::Notify,
 };
 
-/// More than this at a time is dropped.
+/// Maximum bytes of pending interim responses. Further ones are dropped.
 const MAX_PENDING_BYTES: usize = 64 << 10;
 
-/// What one client connection is to be sent before the answer to the request that it waits for.
+/// The interim responses that one client connection still has to send.
 #[derive(Default)]
 pub struct InterimResponses {
     pending: Mutex<PendingInterim>,
-    /// Told when something waits, so that the task of the connection writes it.
+    /// Wakes the connection's task, which does the writing.
     pushed: Notify,
-    /// Whether something may wait: spares the lock. Set under it.
+    /// Whether something may be pending. Avoids the lock; set while holding it.
     has_pending: AtomicBool,
-    /// Whether hyper has written all of what it had. Only the task of the connection uses it.
+    /// Whether hyper has flushed everything. Only the connection's task uses it.
     is_flushed: AtomicBool,
 }
 
 #[derive(Default)]
 struct PendingInterim {
-    /// Whether a request is being answered.
+    /// Whether a request is waiting for its response.
     is_open: bool,
-    /// Which one, counted.
     request_number: u64,
     bytes: Vec<u8>,
-    /// How many of them are written already.
+    /// How many of `bytes` are already written.
     written: usize,
 }
 
 impl InterimResponses {
-    /// A request of the connection has begun.
     pub(super) fn begin_request(&self) {
         let mut waiting = self.pending.lock();
         waiting.is_open = true;
         waiting.request_number += 1;
     }
 
-    /// Its answer is there, and is about to be written. What cannot be written before it is dropped.
+    /// The final response is about to be written. Drops the interim responses that are not written yet.
     pub(super) fn end_request(&self) {
         let mut waiting = self.pending.lock();
         waiting.is_open = false;
@@ -67,13 +66,13 @@ impl InterimResponses {
         }
     }
 
-    /// The request that is being answered, for [`push`](Self::push).
+    /// Returns the number of the current request, for [`push`](Self::push).
     pub fn request_number(&self) -> u64 {
         self.pending.lock().request_number
     }
 
-    /// The app sent this for a request; dropped if that has its answer by now. So is `100 Continue`: the gateway answers
-    /// `Expect` itself.
+    /// Queues an interim response for a request. Drops it if that request has its final response, or if it is
+    /// `100 Continue`: the gateway answers `Expect` itself.
     pub fn push(&self, serial: u64, status: StatusCode, headers: &HeaderMap) {
         let mut waiting = self.pending.lock();
         let is_late = !waiting.is_open || waiting.request_number != serial;
@@ -93,7 +92,7 @@ impl InterimResponses {
         self.pushed.notify_one();
     }
 
-    /// Waits for a reply. What is pushed meanwhile wakes the task that waits, which is the one that writes.
+    /// Waits for a response. A `push` meanwhile wakes this task, which also writes.
     pub async fn write_while_waiting<T>(&self, reply: impl Future<Output = T>) -> T {
         let mut reply = pin!(reply);
         loop {
@@ -111,14 +110,14 @@ fn is_hop_by_hop(name: &header::HeaderName) -> bool {
         || name == "keep-alive"
 }
 
-/// The socket beneath hyper.
+/// The socket below hyper.
 pub(super) struct InterimSocket<S> {
     pub(super) io: S,
     pub(super) interim: Arc<InterimResponses>,
 }
 
 impl<S: AsyncWrite + Unpin> InterimSocket<S> {
-    /// Writes what waits. To be called where an answer may begin, or in the middle of what waits.
+    /// Writes pending bytes. Call it only between two responses, or to finish writing pending bytes.
     fn poll_write_pending(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.interim.has_pending.load(Relaxed) {
             return Poll::Ready(Ok(()));
@@ -137,7 +136,6 @@ impl<S: AsyncWrite + Unpin> InterimSocket<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Before hyper writes.
     fn poll_before_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.interim.is_flushed.load(Relaxed) {
             ready!(self.poll_write_pending(cx))?;

@@ -1,5 +1,5 @@
-//! Answers that a client does not read: after `limits.write_timeout`, or when their memory is needed for others, they are
-//! cut off. Of HTTP/2 that ends one stream; of HTTP/1 the connection.
+//! Cuts off responses that a client does not read: after `limits.write_timeout`, or when other requests need the
+//! memory. That resets an HTTP/2 stream and closes an HTTP/1 connection.
 
 use std::{
     pin::Pin,
@@ -15,29 +15,28 @@ use hyper::rt::Executor;
 use ibid::http::ResponseAbort;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Longer than any connection lives: what would overflow the clock.
+/// Maximum duration of a timer. Longer ones could overflow the clock.
 const MAX_TIMER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 tokio::task_local! {
-    /// The answer of the HTTP/2 stream that is being polled.
+    /// The progress of the HTTP/2 stream that is being polled.
     static CURRENT_STREAM: Arc<WriteProgress>;
 }
 
-/// How far the client has read the answers of one stream, or of one HTTP/1 connection.
+/// How far the client has read the responses of one stream, or of one HTTP/1 connection.
 pub(super) struct WriteProgress {
     cancellation: ResponseAbort,
     created: Instant,
-    /// Since when a piece of the answer waits for the client, in milliseconds after `began`, and 1; 0 if none waits.
+    /// When the current piece began to wait for the client, in milliseconds after `created`, plus 1; 0 if none waits.
     waiting_since: AtomicU64,
 }
 
-/// Runs the streams of an HTTP/2 connection, each in a task of its own, and ends those whose client does not read.
+/// Runs each stream of an HTTP/2 connection in its own task, and ends the streams whose client does not read.
 #[derive(Debug, Clone)]
 pub struct StreamExecutor {
     pub(super) write_timeout: Duration,
 }
 
-/// A stream, and the time that its client has left.
 struct TimedStream<F> {
     future: Pin<Box<F>>,
     sending: Arc<WriteProgress>,
@@ -45,7 +44,7 @@ struct TimedStream<F> {
     write_timeout: Duration,
 }
 
-/// Set only while something waits for the client.
+/// Set only while a piece waits for the client.
 pub(super) type StallTimer = Option<Pin<Box<Sleep>>>;
 
 impl WriteProgress {
@@ -53,7 +52,7 @@ impl WriteProgress {
         Arc::new(Self { cancellation: ResponseAbort::new(), created: Instant::now(), waiting_since: AtomicU64::new(0) })
     }
 
-    /// That of the stream that is being polled; of HTTP/1, where there is none, that of the connection.
+    /// Returns the progress of the stream that is being polled, or of the connection for HTTP/1.
     pub(super) fn current(connection: &Arc<Self>) -> Arc<Self> {
         CURRENT_STREAM.try_with(Clone::clone).unwrap_or_else(|_| connection.clone())
     }
@@ -62,17 +61,17 @@ impl WriteProgress {
         &self.cancellation
     }
 
-    /// A piece was handed on. The client has to take it before the next one is asked for.
+    /// A piece was handed to hyper, which asks for the next one after the client has taken it.
     pub(super) fn mark_waiting_for_client(&self) {
         self.waiting_since.store(self.created.elapsed().as_millis() as u64 + 1, Relaxed);
     }
 
-    /// Nothing is there that the client could take.
+    /// There is nothing to send.
     pub(super) fn mark_waiting_for_app(&self) {
         self.waiting_since.store(0, Relaxed);
     }
 
-    /// Ready once the client has not read for `limit`, or its answer is to be cut. Must be polled after whatever sends.
+    /// Ready once the client has not read for `limit`, or the response is aborted. Poll it after the future that sends.
     pub(super) fn poll_stalled(&self, cx: &mut Context<'_>, timer: &mut StallTimer, limit: Duration) -> Poll<()> {
         if self.cancellation.poll_aborted(cx).is_ready() {
             return Poll::Ready(());
@@ -84,7 +83,7 @@ impl WriteProgress {
             };
             let due = self.created + Duration::from_millis(since) + limit.min(MAX_TIMER);
             let sleep = timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
-            // A timer that is early is set again when it fires, not for every piece.
+            // A timer that fires too early is reset then, not for every piece.
             ready!(sleep.as_mut().poll(cx));
             if due <= Instant::now() {
                 return Poll::Ready(());
@@ -114,7 +113,7 @@ impl<F: Future> Future for TimedStream<F> {
         if this.future.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        // Dropped, the stream is reset.
+        // Dropping the future resets the stream.
         this.sending.poll_stalled(cx, &mut this.timer, this.write_timeout)
     }
 }

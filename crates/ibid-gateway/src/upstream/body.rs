@@ -1,7 +1,7 @@
-//! The body of a reply, and what becomes of the connection after it.
+//! The body of a reply, which returns or closes the connection when it ends.
 //!
-//! Invariant: a body that ends without an error was whole. A connection goes back to the pool only
-//! after such an end; an error or a body dropped before its end closes it.
+//! Invariant: a body that ends without an error is complete. Only then does the connection return to the pool. An
+//! error, or dropping the body early, closes it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,14 +17,13 @@ use super::UpstreamError;
 use super::h1_connection::ReturnConnection;
 use super::pool::UnclaimedPermit;
 
-/// An upstream's reply body, as it comes off the wire.
 pub struct UpstreamBody {
     inner: Incoming,
-    /// HTTP/1.1: where the connection goes back to. None once it went, and for HTTP/2 and upgrades.
+    /// HTTP/1.1: the connection to return. `None` after that, and for HTTP/2 and upgrades.
     connection: Option<Arc<dyn ReturnConnection>>,
-    /// When the upstream will close the connection if it stays idle, less a margin.
+    /// When the upstream will close the idle connection, minus a margin.
     reuse_until: Option<Instant>,
-    /// Held until the connection is free again; by an upgraded one until this is dropped.
+    /// Held until the connection is free again; for an upgraded connection, until this is dropped.
     unclaimed_permit: Option<UnclaimedPermit>,
     is_h2: bool,
 }
@@ -83,7 +82,7 @@ impl Body for UpstreamBody {
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
         Poll::Ready(match frame {
             Some(Ok(frame)) => {
-                // Known lengths end with their last frame; whoever reads need not ask again.
+                // A body of known length ends with its last frame; the reader may not poll again.
                 if self.inner.is_end_stream() {
                     self.return_connection();
                 }
@@ -93,8 +92,8 @@ impl Body for UpstreamBody {
                 self.close_connection();
                 Some(Err(UpstreamError::from_reply_error(&e)))
             }
-            // hyper ends an HTTP/2 body quietly on RST_STREAM(NO_ERROR) and on GOAWAY(NO_ERROR), which is
-            // right for a request's sake, but hides that the reply is not whole.
+            // hyper ends an HTTP/2 body without an error on RST_STREAM(NO_ERROR) and GOAWAY(NO_ERROR). That is
+            // right for a request body, but it hides an incomplete reply.
             None if self.is_h2 && !self.inner.is_end_stream() => {
                 self.is_h2 = false;
                 Some(Err(UpstreamError::Truncated))
@@ -115,10 +114,10 @@ impl Body for UpstreamBody {
     }
 }
 
-/// Until when a connection may be reused by the upstream's `Keep-Alive: timeout=N`: one second less.
+/// Returns the end of a connection's reuse by the upstream's `Keep-Alive: timeout=N`, minus one second.
 ///
-/// Counted from the arrival of the head, since the upstream's clock may start before we have read the
-/// body; a long reply merely costs its connection.
+/// Counts from the arrival of the head, because the upstream's clock may start before we have read the
+/// body. A long reply merely costs its connection.
 pub(super) fn keep_alive_deadline(headers: &HeaderMap) -> Option<Instant> {
     let value = headers.get("keep-alive")?.to_str().ok()?;
     let seconds = value.split(',').find_map(|part| {

@@ -1,8 +1,8 @@
-//! Reaching an upstream: its address as configured, DNS, TCP, TLS and ALPN.
+//! Connects to an upstream: target, DNS, TCP, TLS and ALPN.
 //!
-//! Invariant: nothing of a request exists here, so every error means "never written", and says what
-//! was tried. One time-out covers the whole of it; each address gets an equal share of what is left,
-//! so that a black hole among several addresses does not use up the time of the others.
+//! Invariant: no byte of a request exists here, so every error means "never written"; each error says what
+//! was tried. One timeout covers everything. Each address gets an equal share of the remaining time, so an
+//! unresponsive address does not use up the time of the others.
 
 use std::fmt::Write as _;
 use std::io;
@@ -24,25 +24,24 @@ use tokio_rustls::client::TlsStream;
 use super::socket::UpstreamSocket;
 use super::{SetupError, UpstreamError};
 
-/// How long an answer of the resolver is used. Short: names move, and a connect failure drops it anyway.
+/// How long a DNS answer is used. Short, because names move; a failed connect drops it anyway.
 const DNS_CACHE_TTL: Duration = Duration::from_secs(30);
 
-/// How to speak to the upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UpstreamScheme {
-    /// HTTP/1.1 in the clear.
+    /// HTTP/1.1 in cleartext.
     Http,
     /// TLS; ALPN chooses between HTTP/2 and HTTP/1.1.
     Https,
-    /// HTTP/2 in the clear, by prior knowledge.
+    /// HTTP/2 in cleartext, with prior knowledge.
     H2c,
 }
 
-/// Where the upstream is: `http://host:port`, `https://host:port` or `h2c://host:port`.
+/// The upstream's address: `http://host:port`, `https://host:port` or `h2c://host:port`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpstreamTarget {
     scheme: UpstreamScheme,
-    /// As written, for `Host` and `:authority` of requests that bring none.
+    /// As configured, for `Host` and `:authority` of requests that have none.
     authority: Authority,
     /// Without the brackets of an IPv6 address.
     host: String,
@@ -50,7 +49,6 @@ pub struct UpstreamTarget {
 }
 
 impl UpstreamTarget {
-    /// How to speak to it.
     #[must_use]
     pub fn scheme(&self) -> UpstreamScheme {
         self.scheme
@@ -90,7 +88,7 @@ impl FromStr for UpstreamTarget {
         }
         let authority: Authority = authority.parse().map_err(|_| bad("not a valid host and port"))?;
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        // `Authority` takes "host:" and "host:99999" for a host without a port.
+        // `Authority` parses "host:" and "host:99999" as a host without a port.
         let port = match authority.as_str().get(authority.host().len()..) {
             Some("") => default_port,
             _ => authority.port_u16().filter(|p| *p != 0).ok_or_else(|| bad("the port must be 1 to 65535"))?,
@@ -102,7 +100,7 @@ impl FromStr for UpstreamTarget {
     }
 }
 
-/// A new connection, protocol chosen.
+/// A new connection whose protocol is known.
 pub(super) enum NewConnection {
     Plain { wire: UpstreamSocket, h2: bool },
     Tls { stream: Box<TlsStream<UpstreamSocket>>, h2: bool },
@@ -114,16 +112,15 @@ struct ResolvedAddresses {
     addresses: Vec<SocketAddr>,
 }
 
-/// Opens connections to one target.
 pub(super) struct UpstreamConnector {
     pub(super) target: UpstreamTarget,
     timeout: Duration,
-    /// For gRPC calls: see [`Settings::for_calls`](super::Settings::for_calls).
+    /// See [`UpstreamSettings::is_grpc`](super::UpstreamSettings::is_grpc).
     is_grpc: bool,
     tls: Option<(TlsConnector, ServerName<'static>)>,
-    /// Held for a copy or a replacement only, never across an await.
+    /// Locked only to copy or replace the value, never across an await.
     dns_cache: Mutex<Option<ResolvedAddresses>>,
-    /// Spreads connections over the addresses of a name.
+    /// Distributes connections over the addresses of a name.
     next_address: AtomicUsize,
 }
 
@@ -159,7 +156,7 @@ impl UpstreamConnector {
         })
     }
 
-    /// Opens a connection. `hold` is let go when its socket is closed, however that comes about.
+    /// Opens a connection. Its socket drops `hold` when it closes, for whatever reason.
     pub(super) async fn connect(&self, hold: Box<dyn Send>) -> Result<NewConnection, UpstreamError> {
         let until = tokio::time::Instant::now() + self.timeout;
         let late = |_| UpstreamError::ConnectTimeout { target: self.target.authority.to_string(), after: self.timeout };
@@ -222,7 +219,7 @@ impl UpstreamConnector {
         Ok(addresses)
     }
 
-    /// An address failed: leave it out until the name is resolved again, at once if it was the last.
+    /// Removes a failed address until the name is resolved again, which happens at once if it was the last one.
     fn remove_address(&self, address: SocketAddr) {
         let mut answer = self.dns_cache.lock();
         if let Some(known) = answer.as_mut() {
@@ -234,9 +231,9 @@ impl UpstreamConnector {
     }
 }
 
-/// No delay, and keep-alive of the system, which no server minds: a peer that vanished without a word is found out also
-/// under a tunnel, or under a reply that is quiet for hours. All gRPC calls share one connection without pings of HTTP/2:
-/// they must not wait for its peer until the system has given up, which may take a quarter of an hour.
+/// Sets `TCP_NODELAY` and TCP keep-alive, which no server minds. Keep-alive detects a peer that vanished, also under a
+/// tunnel or a reply that is silent for hours. gRPC calls share one connection without HTTP/2 pings, so they also get a
+/// shorter limit: without it they could wait a quarter of an hour until the system gives up.
 fn set_socket_options(tcp: TcpStream, for_calls: bool) -> io::Result<TcpStream> {
     tcp.set_nodelay(true)?;
     let (after, every) = if for_calls { (20, 5) } else { (KEEP_ALIVE_IDLE_SECS, KEEP_ALIVE_INTERVAL_SECS) };
@@ -249,12 +246,12 @@ fn set_socket_options(tcp: TcpStream, for_calls: bool) -> io::Result<TcpStream> 
     Ok(tcp)
 }
 
-/// Seconds of silence after which the system asks a peer whether it is still there.
+/// Seconds of silence before the first keep-alive probe.
 const KEEP_ALIVE_IDLE_SECS: u64 = 60;
-/// Seconds between two such questions.
+/// Seconds between two keep-alive probes.
 const KEEP_ALIVE_INTERVAL_SECS: u64 = 10;
 
-/// Makes the system find out that a client has vanished.
+/// Lets the system detect clients that have vanished.
 pub(crate) fn set_client_keep_alive(tcp: &TcpStream) -> io::Result<()> {
     set_keep_alive(tcp, KEEP_ALIVE_IDLE_SECS, KEEP_ALIVE_INTERVAL_SECS)
 }
@@ -264,7 +261,7 @@ fn set_keep_alive(tcp: &TcpStream, after: u64, every: u64) -> io::Result<()> {
     SockRef::from(tcp).set_tcp_keepalive(&TcpKeepalive::new().with_time(seconds(after)).with_interval(seconds(every)))
 }
 
-/// "connection refused" rather than "Connection refused (os error 111)", where there is such a word.
+/// Prefers "connection refused" to "Connection refused (os error 111)", where such a text exists.
 fn describe_io_error(e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::Other => e.to_string(),

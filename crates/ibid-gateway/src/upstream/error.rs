@@ -1,22 +1,16 @@
-//! What can go wrong with an upstream, in words for operators, and what it means for the request.
+//! Errors of an upstream, and what they mean for the request.
 //!
-//! Invariant: [`SendFailure`] alone decides between release and park; [`Error`] only explains.
+//! Invariant: only [`SendFailure`] decides between release and park. [`UpstreamError`] is for operators.
 
 use std::error::Error as _;
 use std::time::Duration;
 
-/// A wrong configuration.
+/// An invalid configuration.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SetupError {
-    /// The address makes no sense.
     #[error("upstream {text:?}: {why}")]
-    Target {
-        /// As configured.
-        text: String,
-        /// What is wrong.
-        why: String,
-    },
-    /// No certificate authority to trust.
+    Target { text: String, why: String },
+    /// There is no CA to trust.
     #[error("no usable root certificates on this system: {why}")]
     Roots {
         /// The first problem.
@@ -24,64 +18,46 @@ pub enum SetupError {
     },
 }
 
-/// What went wrong, in words for operators.
+/// The cause of a failure, for operators.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum UpstreamError {
     /// The name has no address.
     #[error("resolve {host}: {reason}")]
-    Resolve {
-        /// The name.
-        host: String,
-        /// The resolver's words.
-        reason: String,
-    },
-    /// No address answered.
+    Resolve { host: String, reason: String },
+    /// No address accepted a connection.
     #[error("connect to {tried}")]
     Connect {
-        /// Each address and what it said.
+        /// Each address with its error.
         tried: String,
     },
-    /// Every connection that this request may use is in use.
+    /// All connections that this request may use are in use.
     #[error("no connection was free within {after:?}")]
-    PoolExhausted {
-        /// The limit.
-        after: Duration,
-    },
-    /// TLS took too long.
+    PoolExhausted { after: Duration },
+    /// The timeout for a connection passed.
     #[error("connect to {target}: no connection within {after:?}")]
     ConnectTimeout {
         /// Host and port.
         target: String,
-        /// The limit.
         after: Duration,
     },
-    /// The TLS handshake failed.
     #[error("TLS with {target}: {reason}")]
     Tls {
         /// Host and port.
         target: String,
-        /// Why.
         reason: String,
     },
-    /// Every connection tried was found closed before anything was written to it.
+    /// Every connection that was tried had closed before anything was written to it.
     #[error("connection closed before the request was written: {reason}")]
     Closed {
-        /// The last one's error.
+        /// The error of the last one.
         reason: String,
     },
-    /// HTTP/2: refused by the upstream, unprocessed.
+    /// HTTP/2: the upstream refused the request without processing it.
     #[error("refused unprocessed by the upstream: {reason}")]
-    Refused {
-        /// The frame's words.
-        reason: String,
-    },
-    /// No complete reply came.
+    Refused { reason: String },
     #[error("no complete reply: {reason}")]
-    Reply {
-        /// Why.
-        reason: String,
-    },
-    /// HTTP/2: the stream was ended in the middle of the reply.
+    Reply { reason: String },
+    /// HTTP/2: the stream ended in the middle of the reply.
     #[error("no complete reply: the stream was ended early")]
     Truncated,
 }
@@ -92,7 +68,7 @@ impl UpstreamError {
     }
 }
 
-/// hyper's errors leave the cause to their source.
+/// Appends the sources: hyper's errors name the cause only there.
 pub(super) fn error_chain(e: &hyper::Error) -> String {
     let mut text = e.to_string();
     let mut next = e.source();
@@ -104,13 +80,13 @@ pub(super) fn error_chain(e: &hyper::Error) -> String {
     text
 }
 
-/// Why there is no reply, by what it means for the request.
+/// Why there is no reply, by its meaning for the request.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SendFailure {
-    /// It certainly did not happen.
+    /// The request was certainly not executed.
     #[error(transparent)]
     NeverWritten(UpstreamError),
-    /// It may have happened.
+    /// The request may have been executed.
     #[error(transparent)]
     MaybeWritten(UpstreamError),
 }

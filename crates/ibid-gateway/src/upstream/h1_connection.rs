@@ -1,11 +1,11 @@
 //! One HTTP/1.1 connection and the right to use it.
 //!
-//! A [`Slot`] is one connection; its sender never leaves it. A [`Lease`] is the right to use it for one
-//! exchange. Idle slots are owned by the pool's lists; a client connection remembers its last slot by a
-//! weak pointer ([`Affinity`]), takes it straight from there, and the list entry stays where it was. So
-//! the usual request takes one uncontended lock to borrow and one to give back, and no list is touched.
+//! An [`H1Connection`] owns its sender. A [`Checkout`] is the right to use the connection for one
+//! exchange. The pool's lists own idle connections. A client connection remembers its last upstream connection by
+//! a weak pointer ([`Affinity`]) and takes it from there; the list entry stays where it was. So
+//! a typical request takes one uncontended lock to check out and one to return, and touches no list.
 //!
-//! Invariant: a slot has at most one lease; an idle slot is in exactly one list, or about to be pushed.
+//! Invariant: a connection has at most one checkout. An idle connection is in exactly one list, or about to be pushed.
 
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
@@ -22,11 +22,11 @@ use super::ReusePolicy;
 use super::pool::{ConnectionLimit, PoolTicket, UnclaimedPermit, UpstreamPool};
 use super::socket::WriteProof;
 
-/// A claimed request takes only a connection used within this time: the shorter it was idle, the less
-/// likely the upstream is closing it at this very moment.
+/// Maximum idle time of a connection for a claimed request. The shorter it was idle, the less
+/// likely it is that the upstream is just closing it.
 const MAX_CLAIMED_IDLE: Duration = Duration::from_secs(1);
 
-/// A client connection's memory of the upstream connection it used last: a hint, nothing is reserved.
+/// Remembers the upstream connection that a client connection used last. A hint: nothing is reserved.
 pub struct Affinity<B>(Mutex<Weak<H1Connection<B>>>);
 
 impl<B> Default for Affinity<B> {
@@ -36,7 +36,7 @@ impl<B> Default for Affinity<B> {
 }
 
 impl<B> Affinity<B> {
-    /// The slot it was, if that still exists.
+    /// Returns that connection if it still exists.
     pub(super) fn last(&self) -> Option<Arc<H1Connection<B>>> {
         self.0.lock().upgrade()
     }
@@ -49,25 +49,23 @@ impl<B> Affinity<B> {
     }
 }
 
-/// One connection.
 pub(super) struct H1Connection<B> {
     proof: Arc<WriteProof>,
     limit: Arc<ConnectionLimit<B>>,
-    /// Weak, because the pool owns idle slots. Only needed to enter a list.
+    /// Weak, because the pool owns idle connections. Used only to enter a list.
     pool: Weak<UpstreamPool<B>>,
     driver: AbortHandle,
-    /// Contended only by a scan of the lists.
+    /// Contended only by scans of the lists.
     state: Mutex<H1ConnectionState<B>>,
 }
 
 struct H1ConnectionState<B> {
-    /// None once the connection is given up. Dropping it lets the driver finish and close.
+    /// `None` once the connection is given up. Dropping the sender lets the driver finish and close.
     sender: Option<SendRequest<B>>,
     is_idle: bool,
     is_listed: bool,
-    /// When it was last used.
     last_used: Instant,
-    /// When it must not be used any more.
+    /// The connection must not be used after this.
     reuse_until: Instant,
 }
 
@@ -75,12 +73,12 @@ pub(super) enum CheckoutOutcome<B> {
     Checkout(Checkout<B>),
     /// Idle, but not fit for this request.
     Unfit,
-    /// Busy or dead: not worth a place in a list.
+    /// In use or dead: not worth a list entry.
     Unavailable,
 }
 
 impl<B> H1ConnectionState<B> {
-    /// Gives the connection up. An idle driver sees its sender gone and closes in good order.
+    /// Gives up the connection. An idle driver notices that its sender is gone and closes gracefully.
     fn close(&mut self) {
         self.is_idle = false;
         self.sender = None;
@@ -88,7 +86,7 @@ impl<B> H1ConnectionState<B> {
 }
 
 impl<B> H1Connection<B> {
-    /// A new connection, leased to whoever opened it.
+    /// Creates a connection that is checked out by the caller.
     pub(super) fn checkout_new(
         sender: SendRequest<B>, proof: Arc<WriteProof>, driver: AbortHandle, gate: Arc<ConnectionLimit<B>>,
         pool: Weak<UpstreamPool<B>>,
@@ -105,7 +103,7 @@ impl<B> H1Connection<B> {
         Checkout::new(Arc::new(Self { proof, limit: gate, pool, driver, state }), false)
     }
 
-    /// Whether this is a connection of the upstream that `gate` bounds.
+    /// Whether the connection belongs to the upstream that `gate` limits.
     pub(super) fn belongs_to(&self, gate: &Arc<ConnectionLimit<B>>) -> bool {
         Arc::ptr_eq(&self.limit, gate)
     }
@@ -114,7 +112,7 @@ impl<B> H1Connection<B> {
         self.try_checkout_locked(&mut self.state.lock(), care, now)
     }
 
-    /// As `take`, from a list whose lock is held. Unless it is unfit, the caller removes the entry.
+    /// Like `try_checkout`, for an entry of a locked list. The caller removes the entry unless the result is `Unfit`.
     pub(super) fn try_checkout_listed(self: &Arc<Self>, care: ReusePolicy, now: Instant) -> CheckoutOutcome<B> {
         let mut state = self.state.lock();
         let taken = self.try_checkout_locked(&mut state, care, now);
@@ -140,13 +138,14 @@ impl<B> H1Connection<B> {
         CheckoutOutcome::Checkout(Checkout::new(Arc::clone(self), true))
     }
 
-    /// For the sweep, under the list's lock: closes what is due or dead, and says what may stay listed.
+    /// For the sweep, under the list's lock: closes expired and dead connections. Returns whether the entry stays
+    /// listed.
     pub(super) fn close_if_expired(&self, now: Instant) -> bool {
         let mut state = self.state.lock();
         if state.is_idle && (now >= state.reuse_until || self.proof.is_unusable()) {
             state.close();
         }
-        // Busy ones leave the list too and come back when they are idle.
+        // Connections in use leave the list too, and return when they are idle.
         state.is_listed = state.is_idle;
         state.is_listed
     }
@@ -173,7 +172,7 @@ impl<B> H1Connection<B> {
             if self.limit.has_waiters() {
                 drop(state);
                 let lease = Checkout::new(Arc::clone(&self), true);
-                // Refused only if the queue turned out empty; the lease's drop then comes back here.
+                // Rejected only if the queue is empty; dropping the checkout then calls `release` again.
                 drop(self.limit.offer(PoolTicket::Connection(lease)));
                 return;
             }
@@ -183,7 +182,7 @@ impl<B> H1Connection<B> {
         if list && let Some(pool) = self.pool.upgrade() {
             pool.add_idle(Arc::clone(&self));
         }
-        // Pairs with the fence in `Pool::get`: either it sees this slot, or we see its place in the queue.
+        // Pairs with the fence in `UpstreamPool::get`: either it sees this connection, or we see its queue entry.
         fence(Ordering::SeqCst);
         if self.limit.has_waiters()
             && let CheckoutOutcome::Checkout(lease) = self.try_checkout(ReusePolicy::PassThrough, Instant::now())
@@ -192,7 +191,7 @@ impl<B> H1Connection<B> {
         }
     }
 
-    /// The exchange was broken off: close the socket now. Left to itself hyper would flush first, and
+    /// Closes the socket at once after a broken exchange. hyper would flush first, and
     /// so wait for a peer that has stopped reading.
     fn abort_driver(&self) {
         self.state.lock().close();
@@ -200,9 +199,9 @@ impl<B> H1Connection<B> {
     }
 }
 
-/// What a reply's body needs of a slot, whatever the request's body type was.
+/// The part of a connection that a reply's body needs, independent of the request's body type.
 pub(super) trait ReturnConnection: Send + Sync {
-    /// The reply was read to its end; `limit` is when the upstream will have closed. The share is let go when the
+    /// The reply was read to its end. The upstream closes the connection at `limit`. `share` is dropped when the
     /// connection is free.
     fn return_after_reply(self: Arc<Self>, limit: Option<Instant>, share: Option<UnclaimedPermit>);
     /// The exchange was broken off.
@@ -221,8 +220,8 @@ impl<B: Send + 'static> ReturnConnection for H1Connection<B> {
         if ready {
             self.release();
         } else if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            // The driver is a step behind us on another thread, or the upstream answered before it
-            // had the whole request and that is still being sent. Rare: worth a task, not a lock.
+            // The driver is a step behind on another thread, or the upstream answered before it had
+            // the whole request, which is still being sent. Rare, so a task is cheap enough.
             runtime.spawn(async move {
                 let ready = std::future::poll_fn(|cx| match self.state.lock().sender.as_mut() {
                     Some(sender) => sender.poll_ready(cx).map(|r| r.is_ok()),
@@ -245,10 +244,10 @@ impl<B: Send + 'static> ReturnConnection for H1Connection<B> {
     }
 }
 
-/// What hyper makes of a request; on failure it may hand it back.
+/// hyper's result of a request. On failure it may return the request.
 type SendResult<B> = Result<http::Response<Incoming>, TrySendError<Request<B>>>;
 
-/// The right to one exchange on a connection. Dropped unused it goes back, dropped in use it closes.
+/// The right to one exchange on a connection. Dropping it returns an unused connection and closes a used one.
 pub(super) struct Checkout<B> {
     slot: Option<Arc<H1Connection<B>>>,
     is_sent: bool,
@@ -266,7 +265,7 @@ impl<B> Checkout<B> {
         self
     }
 
-    /// Whether the connection was idle before: the upstream may have been about to close it.
+    /// Whether the connection was idle before, so that the upstream may have been about to close it.
     pub(super) fn is_reused(&self) -> bool {
         self.is_reused
     }
@@ -287,7 +286,7 @@ impl<B> Checkout<B> {
         let slot = self.slot();
         let mut state = slot.state.lock();
         match state.sender.as_mut() {
-            // Armed before it is queued: the driver may be writing before we are back.
+            // Arm before queueing: the driver may write before the call returns.
             Some(sender) if slot.proof.arm() => Ok(sender.try_send_request(request)),
             _ => Err(request),
         }
@@ -295,8 +294,8 @@ impl<B> Checkout<B> {
 
     /// Waits for the reply.
     ///
-    /// A request that is queued at the very moment in which its driver ends stays in hyper's channel, unanswered, for
-    /// as long as that has a sender. So when the driver is gone the sender goes too, and the request comes back.
+    /// A request that is queued at the moment when its driver ends would stay in hyper's channel for as long as the
+    /// channel has a sender. So this drops the sender when the driver is gone, and hyper returns the request.
     pub(super) async fn await_reply<T>(&self, reply: impl Future<Output = T>) -> T {
         tokio::pin!(reply);
         tokio::select! {
@@ -308,23 +307,23 @@ impl<B> Checkout<B> {
         reply.await
     }
 
-    /// See [`WriteProof::seal`].
+    /// See [`WriteProof::seal_unwritten`].
     pub(super) fn never_written(&self) -> bool {
         self.slot().proof.seal_unwritten()
     }
 
-    /// Whether a byte of the answer has come. See [`WriteProof::is_answered`].
+    /// Whether a byte of the reply has arrived. See [`WriteProof::has_reply_bytes`].
     pub(super) fn is_answered(&self) -> bool {
         self.slot().proof.has_reply_bytes()
     }
 
-    /// Gives the connection away to an upgrade: it is neither reused nor closed from here.
+    /// Hands the connection over to an upgrade, after which it is neither reused nor closed from here.
     pub(super) fn detach(mut self) -> Option<UnclaimedPermit> {
         self.slot = None;
         self.unclaimed_permit.take()
     }
 
-    /// For the body of the reply, which decides what becomes of the connection.
+    /// For the reply's body, which returns or closes the connection.
     pub(super) fn into_connection(mut self) -> (Arc<dyn ReturnConnection>, Option<UnclaimedPermit>)
     where
         B: Send + 'static,

@@ -1,8 +1,8 @@
-//! Putting a new connection under hyper: limits, drivers, and what HTTP/2 errors prove.
+//! Puts a new connection under hyper: limits, drivers, and the meaning of HTTP/2 errors.
 //!
-//! Invariant: an HTTP/2 connection's dispatch and its socket run in one task. hyper spawns them as two;
+//! Invariant: an HTTP/2 connection's dispatch and its socket run in one task. hyper spawns two tasks;
 //! then a GOAWAY could be read between "stream queued" and hyper's next look at the connection, and a
-//! stream that it does *not* exclude would fail with the very error that says "excluded", while its
+//! stream that the GOAWAY does *not* exclude would fail with the error that means "excluded", while its
 //! HEADERS go out. In one task the two cannot interleave.
 
 use std::error::Error as _;
@@ -23,13 +23,13 @@ use tokio::task::AbortHandle;
 use super::BodyError;
 use super::socket::{ReplyDetector, WriteProof};
 
-/// hyper's default is 100, and one more makes an executed request's answer unreadable. hyper allocates
-/// 64 bytes for each of these per reply, so not a million either.
+/// Maximum number of headers of a reply. With hyper's default of 100, one more header would make an executed request's
+/// reply unreadable. hyper allocates 64 bytes for each header per reply, so the limit must not be huge either.
 const MAX_REPLY_HEADERS: usize = 512;
-/// Bounds the head of an HTTP/1.1 reply, and how far read and write buffers may grow.
+/// Maximum size in bytes of an HTTP/1.1 reply's head, and of the read and write buffers.
 const MAX_BUFFER_BYTES: usize = 512 * 1024;
 
-/// Runs an HTTP/1.1 connection in a task of its own.
+/// Runs an HTTP/1.1 connection in its own task.
 pub(super) async fn start_h1<T, B>(io: T, proof: Arc<WriteProof>) -> hyper::Result<(http1::SendRequest<B>, AbortHandle)>
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -42,15 +42,15 @@ where
         .max_buf_size(MAX_BUFFER_BYTES)
         .handshake(TokioIo::new(io))
         .await?;
-    // Its error, if any, has been given to the request it befell; an idle connection's concerns nobody.
+    // The affected request has received its error; the error of an idle connection does not matter.
     let driver = tokio::spawn(async move { drop(connection.with_upgrades().await) });
     Ok((sender, driver.abort_handle()))
 }
 
-/// Runs an HTTP/2 connection in a task of its own.
+/// Runs an HTTP/2 connection in its own task.
 ///
-/// With `pings`, a peer that vanished without a word is found out in 30 s rather than at the next request. gRPC servers
-/// take them for an attack: after three of them they close the connection, whatever runs on it.
+/// With `pings`, the gateway detects a vanished peer within 30 s, not only at the next request. gRPC servers treat
+/// pings as an attack: after three of them they close the connection with all its calls.
 pub(super) async fn start_h2<T, B>(io: T, pings: bool) -> hyper::Result<http2::SendRequest<B>>
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -71,8 +71,8 @@ where
     let mut socket = catch.take_task();
     let mut dispatch = Some(Box::pin(connection));
     tokio::spawn(poll_fn(move |cx| {
-        // Dispatch first, so that the socket flushes what it queues in the same turn. Both are dropped as
-        // soon as they are done: the other side of each learns of the end by the drop.
+        // Poll dispatch first, so that the socket flushes in the same turn what dispatch queues. Each is dropped
+        // as soon as it is done, because the drop informs its other side.
         if dispatch.as_mut().is_some_and(|d| d.as_mut().poll(cx).is_ready()) {
             dispatch = None;
         }
@@ -86,7 +86,7 @@ where
 
 type ConnectionTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// An executor that keeps the first future (hyper's socket task) and spawns the rest (one per stream).
+/// An executor that captures the first future (hyper's socket task) and spawns the others (one per stream).
 #[derive(Clone, Default)]
 struct CapturingExecutor(Arc<Mutex<CapturedTask>>);
 
@@ -122,11 +122,11 @@ where
     }
 }
 
-/// Whether the upstream itself said that it did not process this stream: REFUSED_STREAM, or a GOAWAY whose
+/// Whether the upstream declared that it did not process this stream: by REFUSED_STREAM, or by a GOAWAY whose
 /// last stream is below ours.
 ///
-/// h2 gives the error of a received GOAWAY to a stream only if that GOAWAY excludes it, and to requests not
-/// yet begun; streams it includes fail with an I/O error when the connection ends. The tests pin that.
+/// h2 returns the error of a received GOAWAY only for streams that the GOAWAY excludes and for requests that have not
+/// begun. Streams that it includes fail with an I/O error when the connection ends. The tests pin this behaviour.
 pub(super) fn is_unprocessed(error: &hyper::Error) -> bool {
     let Some(e) = error.source().and_then(|e| e.downcast_ref::<h2::Error>()) else { return false };
     e.is_remote() && (e.is_go_away() || e.reason() == Some(h2::Reason::REFUSED_STREAM))

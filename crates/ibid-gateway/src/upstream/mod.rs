@@ -1,13 +1,15 @@
-//! The upstream side of the gateway: sends a request, and says what is certain when that fails.
+//! Sends requests to an upstream, and reports what is certain when that fails.
 //!
 //! Invariants:
-//! - [`SendFailure::NeverWritten`] is a proof: not one byte of the request can have reached the upstream, or the
-//!   upstream said in its protocol's terms that it did not process it. Everything else is [`SendFailure::MaybeWritten`].
-//! - A request is sent again by itself only with that proof, at most [`MAX_SEND_ATTEMPTS`] times; except a GET or HEAD without a claim
-//!   and without a body, once, on another connection, if a reused one ended before a byte of the answer.
-//! - Dropping the future of [`UpstreamClient::send`], or a reply's body before its end, closes the HTTP/1.1
-//!   connection or resets the HTTP/2 stream. There are no time-outs here but those for a connection: to get one of
-//!   the pool, and to open one.
+//! - [`SendFailure::NeverWritten`] is a proof: no byte of the request can have reached the upstream, or the
+//!   upstream declared in its protocol that it did not process the request. All other failures are
+//!   [`SendFailure::MaybeWritten`].
+//! - A request is resent only with that proof, in at most [`MAX_SEND_ATTEMPTS`] attempts. Exception: a GET or HEAD
+//!   without a claim and without a body is resent once, on another connection, if a reused connection ended before a
+//!   byte of the reply.
+//! - Dropping the future of [`UpstreamClient::send`], or a reply's body before its end, closes the HTTP/1.1 connection
+//!   or resets the HTTP/2 stream. The only timeouts here are those for getting a connection from the pool and for
+//!   opening one.
 
 mod body;
 mod connect;
@@ -43,26 +45,25 @@ use h1_connection::Checkout;
 use pool::{ConnectionPermit, PoolTicket, UnclaimedPermit, UpstreamPool};
 use socket::WriteProof;
 
-/// What request bodies may fail with.
+/// The error type of request bodies.
 pub type BodyError = Box<dyn StdError + Send + Sync>;
 
-/// How often one request is tried while it is proved unwritten; the last time on a fresh connection.
+/// Maximum number of attempts for a request that is proved unwritten. The last one uses a new connection.
 const MAX_SEND_ATTEMPTS: u32 = 3;
 
-/// What an upstream is configured with.
 #[derive(Clone, Debug)]
 pub struct UpstreamSettings {
-    /// Open connections, busy, idle and upgraded together. Requests wait beyond it.
+    /// Maximum number of open connections: in use, idle and upgraded. Further requests wait.
     pub max_connections: usize,
-    /// For name, TCP and TLS together.
+    /// For DNS, TCP and TLS together.
     pub connect_timeout: Duration,
-    /// How long a request without a claim waits for a connection of the pool.
+    /// How long a request without a claim waits for a connection from the pool.
     pub pool_timeout: Duration,
-    /// How long an unused connection is kept; the upstream's `Keep-Alive` may shorten it.
+    /// How long an idle connection is kept. The upstream's `Keep-Alive` may shorten it.
     pub idle_timeout: Duration,
-    /// For `https`; None trusts what the system trusts. ALPN is filled in if empty.
+    /// For `https`. `None` trusts the system's CAs. An empty ALPN list is filled in.
     pub tls: Option<Arc<rustls::ClientConfig>>,
-    /// For gRPC calls: HTTP/2 or nothing, and no pings, for which gRPC servers close a connection with all its calls.
+    /// For gRPC calls: only HTTP/2, and no pings, because gRPC servers close a connection with all its calls over them.
     pub is_grpc: bool,
 }
 
@@ -79,20 +80,20 @@ impl Default for UpstreamSettings {
     }
 }
 
-/// How much a request's outcome matters.
+/// Which idle connections a request may reuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReusePolicy {
-    /// An idempotent operation whose outcome must be proved: only connections used within the last second.
+    /// An operation under a claim, whose outcome must be proved: only connections used within the last second.
     Claimed,
-    /// Pass-through.
+    /// A request without a claim: any idle connection.
     PassThrough,
 }
 
-/// One attempt's end without a reply.
+/// Why one attempt returned no reply.
 enum AttemptError<B> {
-    /// Untouched, to be tried again.
+    /// The request was not sent and can be tried again.
     NotSent(Box<Request<B>>, UpstreamError),
-    /// The connection ended before a byte of the answer.
+    /// The connection ended before a byte of the reply.
     Unanswered(SendFailure),
     Final(SendFailure),
 }
@@ -103,7 +104,7 @@ enum SendChannel<B> {
 }
 
 impl<B> SendChannel<B> {
-    /// Whether the upstream may have been about to close it.
+    /// Whether the upstream may have been about to close the connection.
     fn is_reused(&self) -> bool {
         match self {
             Self::H1(lease) => lease.is_reused(),
@@ -112,11 +113,10 @@ impl<B> SendChannel<B> {
     }
 }
 
-/// An HTTP/2 connection.
 struct H2Connection<B> {
     sender: http2::SendRequest<B>,
     proof: Arc<WriteProof>,
-    /// Whether it was there before this request came.
+    /// Whether the connection is older than this request.
     is_reused: bool,
 }
 
@@ -130,22 +130,22 @@ const SPEAKS_UNKNOWN: u8 = 0;
 const SPEAKS_H1: u8 = 1;
 const SPEAKS_H2: u8 = 2;
 
-/// One upstream, its connections and what is known about it. `B` is the body type of its requests.
+/// One upstream and its connections. `B` is the body type of its requests.
 pub struct UpstreamClient<B> {
     connector: UpstreamConnector,
     host: HeaderValue,
     pool: Arc<UpstreamPool<B>>,
     pool_timeout: Duration,
     is_grpc: bool,
-    /// What it speaks: configured, or what ALPN last chose.
+    /// The configured protocol, or the one that ALPN chose last.
     protocol: AtomicU8,
-    /// The HTTP/2 connection. Locked to clone or replace it.
+    /// Locked only to clone or replace it.
     h2_connection: Mutex<Option<H2Connection<B>>>,
-    /// Held while connecting an upstream that speaks or may speak HTTP/2, so that a crowd opens one
-    /// connection; holds the last attempt's error for those who queued up meanwhile, or each of them
-    /// would wait out the connect time-out in turn.
+    /// Held while connecting to an upstream that may speak HTTP/2, so that concurrent requests open one
+    /// connection. Contains the last attempt's error for the requests that queued meanwhile; otherwise each of them
+    /// would wait for its own connect timeout in turn.
     connect_lock: tokio::sync::Mutex<Option<UpstreamError>>,
-    /// Attempts finished, to tell who queued up before the last one.
+    /// Number of finished attempts. Tells which requests queued before the last one.
     connect_attempts: AtomicU64,
 }
 
@@ -154,7 +154,7 @@ where
     B: Body<Data = Bytes> + Default + Send + Unpin + 'static,
     B::Error: Into<BodyError>,
 {
-    /// Nothing is connected yet.
+    /// Opens no connection.
     pub fn new(target: UpstreamTarget, settings: UpstreamSettings) -> Result<Arc<Self>, SetupError> {
         let speaks = match target.scheme() {
             UpstreamScheme::Http => SPEAKS_H1,
@@ -176,22 +176,22 @@ where
         }))
     }
 
-    /// Whether it is for gRPC calls: see [`UpstreamSettings::is_grpc`].
+    /// See [`UpstreamSettings::is_grpc`].
     pub fn is_grpc(&self) -> bool {
         self.is_grpc
     }
 
-    /// Sends `request` and returns the reply's head; the body follows by itself.
+    /// Sends `request` and returns the reply's head with a streaming body.
     ///
-    /// The URI may be in origin or absolute form, `Host` goes as it is. Framing headers must agree with
+    /// The URI may be in origin or absolute form; `Host` is sent unchanged. Framing headers must agree with
     /// the body.
     pub async fn send(
         &self, mut request: Request<B>, care: ReusePolicy, affinity: &Affinity<B>,
     ) -> Result<Response<UpstreamBody>, SendFailure> {
-        // Whoever gives up while we wait for a connection knows that nothing was written.
+        // Lets a caller that gives up while we wait for a connection know that nothing was written.
         let unsent = request.extensions().get::<SendState>().cloned();
         let mut tries = 1;
-        // Whether it may be sent again although it may have been written.
+        // Whether the request may be resent even if it may have been written.
         let mut repeatable = care == ReusePolicy::PassThrough && is_safe_to_resend(&request);
         let mut fresh = false;
         loop {
@@ -228,7 +228,7 @@ where
         self.rewrite_for_http1(&mut request);
         let gone = || UpstreamError::Closed { reason: "found closed".to_owned() };
         let reply = match lease.send(request) {
-            // From here to the reply, dropping us drops the lease, which closes the connection.
+            // From here to the reply, dropping this future drops the checkout, which closes the connection.
             Ok(reply) => lease.await_reply(reply).await,
             Err(back) => return Err(AttemptError::NotSent(Box::new(back), gone())),
         };
@@ -278,7 +278,7 @@ where
                         reason: error_chain(e.error()),
                     })))
                 }
-                // The connection ended, not this stream only; and a head would have been an answer.
+                // The whole connection ended, not only this stream, and no head had arrived.
                 None if proof.is_unusable() => {
                     Err(AttemptError::Unanswered(SendFailure::MaybeWritten(UpstreamError::from_reply_error(e.error()))))
                 }
@@ -287,7 +287,7 @@ where
         }
     }
 
-    /// Something to send on. Nothing of the request exists for the upstream until it is.
+    /// Returns a channel to send on. Nothing of the request reaches the upstream before that.
     async fn acquire_channel(
         &self, care: ReusePolicy, affinity: &Affinity<B>, fresh: bool,
     ) -> Result<SendChannel<B>, UpstreamError> {
@@ -322,7 +322,7 @@ where
         }
     }
 
-    /// A claimed request waits as long as its policy lets it; whoever sends it sees to that.
+    /// A claimed request waits without a limit here; its caller enforces the policy's timeout.
     async fn acquire_ticket(
         &self, care: ReusePolicy, affinity: &Affinity<B>, fresh: bool,
     ) -> Result<PoolTicket<B>, UpstreamError> {
@@ -335,7 +335,8 @@ where
         }
     }
 
-    /// As [`Lease::answered`]: a request that was queued while its connection ended comes back once every sender is gone.
+    /// Like [`Checkout::await_reply`]: hyper returns a request that was queued while its connection ended once every
+    /// sender is gone.
     async fn await_h2_reply<T>(&self, shared: H2Connection<B>, reply: impl Future<Output = T>) -> T {
         tokio::pin!(reply);
         tokio::select! {
@@ -400,7 +401,7 @@ where
         Ok(SendChannel::H1(self.pool.register(sender, proof, driver, share)))
     }
 
-    /// Origin form, `Host` as given, else from the URI, else the upstream's own; cookies in one line.
+    /// Sets origin form and `Host` (as given, else from the URI, else the upstream's), and joins cookies into one line.
     fn rewrite_for_http1(&self, request: &mut Request<B>) {
         *request.version_mut() = Version::HTTP_11;
         if !request.headers().contains_key(HOST) {
@@ -419,7 +420,7 @@ where
         }
     }
 
-    /// `:scheme` and `:authority`, the latter from `Host` if there is one.
+    /// Sets `:scheme` and `:authority`, the latter from `Host` if present.
     fn rewrite_for_http2(&self, request: &mut Request<B>) {
         *request.version_mut() = Version::HTTP_2;
         let host = request.headers_mut().remove(HOST);
@@ -435,19 +436,19 @@ where
             parts.path_and_query = Some(path.cloned().unwrap_or(PathAndQuery::from_static("/")));
         }
         parts.authority = Some(authority);
-        // An authority with scheme and path, or alone, is always a URI.
+        // An authority with scheme and path, or alone, is always a valid URI.
         if let Ok(uri) = Uri::from_parts(parts) {
             *request.uri_mut() = uri;
         }
     }
 }
 
-/// Whether a request can be sent twice without harm, and without keeping a body for it.
+/// Whether a request can be sent twice without harm and without buffering a body.
 fn is_safe_to_resend<B: Body>(request: &Request<B>) -> bool {
     matches!(*request.method(), Method::GET | Method::HEAD) && request.body().is_end_stream()
 }
 
-/// The same request; it has no body.
+/// Copies a request that has no body.
 fn clone_without_body<B: Default>(request: &Request<B>) -> Request<B> {
     let mut copy = Request::new(B::default());
     *copy.method_mut() = request.method().clone();
@@ -458,7 +459,7 @@ fn clone_without_body<B: Default>(request: &Request<B>) -> Request<B> {
     copy
 }
 
-/// Makes one line of a header that was sent in several, in their order.
+/// Joins the lines of a header into one, in order.
 pub(crate) fn join_header_lines(headers: &mut HeaderMap, name: HeaderName, between: &[u8]) {
     let mut lines = headers.get_all(&name).iter();
     let (Some(first), Some(second)) = (lines.next(), lines.next()) else { return };

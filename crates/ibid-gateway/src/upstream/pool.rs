@@ -1,14 +1,15 @@
-//! The idle HTTP/1.1 connections of one upstream, and the bound on open ones.
+//! The idle HTTP/1.1 connections of one upstream, and the limit on open ones.
 //!
 //! Invariants:
-//! - At most `max` sockets are open: each holds a [`Permit`] until it is closed.
-//! - At most three quarters of them are used by requests without a claim: each such use holds a [`UnclaimedPermit`]. The rest is
-//!   reserved for claimed requests, so that nobody can starve these without a key.
-//! - If anyone waits, no connection stays idle unoffered: who gives back looks for waiters *after*
-//!   making the slot visible, who waits looks at the lists *after* queueing (both sequentially consistent).
-//!   Waiters are served in order and handed the connection itself, or regulars would starve them.
+//! - At most `max_open` sockets are open: each holds a [`ConnectionPermit`] until it is closed.
+//! - Requests without a claim use at most three quarters of them: each such use holds an [`UnclaimedPermit`]. The rest
+//!   is reserved for claimed requests, so that requests without a key cannot starve them.
+//! - While a task waits, every idle connection is offered. A task that returns a connection checks for waiters *after*
+//!   it publishes the connection; a task that waits checks the idle lists *after* it queues (both sequentially
+//!   consistent). Waiters are served in order and receive the connection itself, so that new requests cannot starve
+//!   them.
 //!
-//! Locks, outermost first: shard, slot. The gate's lock is taken with neither held.
+//! Lock order: shard, then connection. The limit's lock is taken with neither held.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
@@ -24,12 +25,12 @@ use super::ReusePolicy;
 use super::h1_connection::{Affinity, Checkout, CheckoutOutcome, H1Connection};
 use super::socket::WriteProof;
 
-/// How often idle connections are looked through for those that are due or dead.
+/// Interval of the search for expired and dead idle connections.
 const IDLE_SWEEP_INTERVAL: Duration = Duration::from_millis(500);
-/// How many connections too old for a claimed request are looked at per list before opening a new one.
+/// Maximum number of idle connections per list that a claimed request checks before it opens a new one.
 const MAX_IDLE_SCANNED: usize = 64;
 
-/// A place under the bound. Held by the socket.
+/// A permit for one open socket. The socket holds it.
 pub(super) struct ConnectionPermit<B> {
     limit: Option<Arc<ConnectionLimit<B>>>,
 }
@@ -45,23 +46,23 @@ impl<B> Drop for ConnectionPermit<B> {
     }
 }
 
-/// What a request gets from the pool.
+/// The result of [`UpstreamPool::get`].
 pub(super) enum PoolTicket<B> {
     Connection(Checkout<B>),
-    /// Open a connection yourself; the share goes with it.
+    /// The caller may open a connection; the `UnclaimedPermit` goes with it.
     Permit(ConnectionPermit<B>, Option<UnclaimedPermit>),
 }
 
 /// The right of a request without a claim to use a connection.
 pub(super) type UnclaimedPermit = OwnedSemaphorePermit;
 
-/// The bound and those who wait at it.
+/// The limit on open connections, and the queue of waiters.
 pub(super) struct ConnectionLimit<B> {
     max_open: usize,
     pub(super) idle_timeout: Duration,
     /// Length of the queue, readable without the lock.
     waiter_count: AtomicUsize,
-    /// Locked to open, close and wait; a busy upstream below its bound does none of these.
+    /// Locked to open, to close and to wait. A busy upstream below its limit does none of these.
     state: Mutex<LimitState<B>>,
 }
 
@@ -75,8 +76,8 @@ impl<B> ConnectionLimit<B> {
         self.waiter_count.load(Ordering::SeqCst) > 0
     }
 
-    /// Gives it to the first live waiter. If there is none, comes back with it; a permit that comes back
-    /// has been counted as closed.
+    /// Gives the ticket to the first live waiter. Returns it if there is none; a permit that is returned
+    /// is already counted as closed.
     pub(super) fn offer(&self, mut grant: PoolTicket<B>) -> Option<PoolTicket<B>> {
         let mut queue = self.state.lock();
         while let Some(waiter) = queue.waiters.pop_front() {
@@ -102,12 +103,11 @@ impl<B> ConnectionLimit<B> {
 
 type IdleList<B> = Mutex<Vec<Arc<H1Connection<B>>>>;
 
-/// The idle connections of one upstream, and its bound.
 pub(super) struct UpstreamPool<B> {
     limit: Arc<ConnectionLimit<B>>,
-    /// What requests without a claim may use.
+    /// For requests without a claim.
     unclaimed_permits: Arc<Semaphore>,
-    /// One list per core, so that HTTP/2 clients, whose streams share one affinity, do not queue here.
+    /// One list per core. Streams of an HTTP/2 client share one affinity and would contend for a single list.
     shards: Box<[IdleList<B>]>,
     has_sweeper: AtomicBool,
 }
@@ -129,9 +129,9 @@ impl<B: Send + 'static> UpstreamPool<B> {
         })
     }
 
-    /// An idle connection, or leave to open one; waits if there is neither. `fresh`: no idle one.
+    /// Returns an idle connection or a permit to open one; waits if there is neither. With `fresh`, never an idle one.
     ///
-    /// Cancel-safe: what was granted meanwhile goes on to the next.
+    /// Cancel-safe: a ticket that was granted meanwhile goes to the next waiter.
     pub(super) async fn get(&self, care: ReusePolicy, affinity: &Affinity<B>, fresh: bool) -> PoolTicket<B> {
         let share = match care {
             ReusePolicy::Claimed => None,
@@ -162,7 +162,7 @@ impl<B: Send + 'static> UpstreamPool<B> {
             if let Some(permit) = self.limit.try_open(&mut queue) {
                 return PoolTicket::Permit(permit, None);
             }
-            // Time-outs strike in order of arrival, so those who gave up are at the front.
+            // Timeouts occur in order of arrival, so cancelled waiters are at the front.
             while queue.waiters.front().is_some_and(oneshot::Sender::is_closed) {
                 queue.waiters.pop_front();
             }
@@ -181,7 +181,7 @@ impl<B: Send + 'static> UpstreamPool<B> {
         wait.await.expect("the gate outlives its waiters: they borrow the pool")
     }
 
-    /// A new connection, leased to whoever opened it.
+    /// Adds a new connection, checked out by the caller.
     pub(super) fn register(
         self: &Arc<Self>, sender: SendRequest<B>, proof: Arc<WriteProof>, driver: AbortHandle,
         share: Option<UnclaimedPermit>,
@@ -215,9 +215,9 @@ impl<B: Send + 'static> UpstreamPool<B> {
         })
     }
 
-    /// Closes one idle connection to make room; its permit goes to the first waiter once it is closed.
+    /// Closes one idle connection to free its permit, which goes to the first waiter once the socket is closed.
     fn evict(&self) {
-        // Lists grow at the end: the front has been idle for longest, more or less.
+        // Lists grow at the end, so the front has roughly been idle for longest.
         self.shards.iter().any(|shard| shard.lock().iter().any(|slot| slot.evict()));
     }
 
@@ -230,7 +230,7 @@ impl<B: Send + 'static> UpstreamPool<B> {
 }
 
 impl<B> UpstreamPool<B> {
-    /// Enters a slot that became idle.
+    /// Lists a connection that became idle.
     pub(super) fn add_idle(&self, slot: Arc<H1Connection<B>>) {
         self.shards[thread_index() % self.shards.len()].lock().push(slot);
     }
@@ -246,7 +246,7 @@ async fn sweep_periodically<B: Send + 'static>(pool: Weak<UpstreamPool<B>>) {
     }
 }
 
-/// A number for this thread, counted from nought.
+/// A number for this thread, from 0.
 fn thread_index() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static HERE: usize = NEXT.fetch_add(1, Ordering::Relaxed));

@@ -1,16 +1,16 @@
-//! The socket under every upstream connection, and the proof it keeps.
+//! The socket under every upstream connection, and the proof that a request was not written.
 //!
-//! Purpose: tell "not one byte of this request can have reached the upstream" from "some may have".
-//! Everything that leaves for the upstream passes [`UpstreamSocket`], which sits underneath TLS.
+//! It distinguishes "no byte of this request can have reached the upstream" from "some bytes may have".
+//! All data to the upstream passes [`UpstreamSocket`], which is below TLS.
 //!
-//! Invariant: [`WriteProof::seal`] answers `true` only if no write call was begun for the request since
-//! [`WriteProof::arm`], or the first such call failed (a failed `send` queues nothing); and after that
-//! answer none ever will be. It is one atomic, moved by compare-and-swap by both sides, so that a
-//! driver task that still holds the request in a buffer cannot write it after we called it unwritten:
+//! Invariant: [`WriteProof::seal_unwritten`] returns `true` only if no write call began for the request since
+//! [`WriteProof::arm`], or the first such call failed (a failed `send` queues nothing); and no write begins
+//! after that. The phase is one atomic that both sides change by compare-and-swap. So a driver task that still
+//! has the request in a buffer cannot write it after the request was reported as unwritten:
 //!
 //! ```text
-//!   OPEN --arm--> ARMED --first write--> OPEN          (seal: false)
-//!                   \----seal, or first write failed--> SEALED   (seal: true, writes refused)
+//!   PHASE_OPEN --arm--> PHASE_ARMED --first write--> PHASE_OPEN                      (seal_unwritten: false)
+//!                            \--seal_unwritten, or first write failed--> PHASE_SEALED (seal_unwritten: true, writes fail)
 //! ```
 
 use std::io::{self, IoSlice, Read as _};
@@ -29,36 +29,36 @@ const PHASE_OPEN: u8 = 0;
 const PHASE_ARMED: u8 = 1;
 const PHASE_SEALED: u8 = 2;
 
-/// What is known about one socket; shared by the wire (in the driver task) and the pool.
+/// The state of one socket, shared by the socket (in the driver task) and the pool.
 #[derive(Debug, Default)]
 pub(super) struct WriteProof {
     phase: AtomicU8,
     /// The socket must carry no further request: its read side ended, a write failed, or it is gone.
     is_unusable: AtomicBool,
-    /// Something came from the upstream since the last request was armed.
+    /// The upstream has sent something since the last request was armed.
     has_reply_bytes: AtomicBool,
-    /// The wire was dropped: nobody drives this connection any more.
+    /// The socket was dropped: no task drives this connection any more.
     is_dropped: AtomicBool,
-    /// Told when it is.
+    /// Notified when `is_dropped` is set.
     dropped: Notify,
 }
 
 impl WriteProof {
-    /// A request is about to be handed to the driver. `false`: the socket is of no use any more.
+    /// Prepares for a request that is about to be handed to the driver. `false`: the socket is unusable.
     ///
-    /// Called before the request enters the driver's channel; the channel's own synchronisation
-    /// makes the driver see ARMED when it sees the request.
+    /// Call it before the request enters the driver's channel; the channel's synchronisation
+    /// makes the driver see `PHASE_ARMED` when it sees the request.
     pub(super) fn arm(&self) -> bool {
         self.has_reply_bytes.store(false, Ordering::Release);
         !self.is_unusable() && self.transition(PHASE_OPEN, PHASE_ARMED)
     }
 
-    /// Whether a byte of the answer to the armed request has come, beneath HTTP and above TLS.
+    /// Whether a byte of the reply to the armed request has arrived, measured below HTTP and above TLS.
     pub(super) fn has_reply_bytes(&self) -> bool {
         self.has_reply_bytes.load(Ordering::Acquire)
     }
 
-    /// Forbids further writes if none was begun since `arm`. `true` is the proof.
+    /// Forbids further writes if none began since `arm`. `true` is the proof.
     pub(super) fn seal_unwritten(&self) -> bool {
         self.transition(PHASE_ARMED, PHASE_SEALED) || self.phase.load(Ordering::Acquire) == PHASE_SEALED
     }
@@ -71,11 +71,11 @@ impl WriteProof {
         self.is_unusable.store(true, Ordering::Release);
     }
 
-    /// Returns once nobody drives the connection any more.
+    /// Returns once no task drives the connection any more.
     pub(super) async fn wait_dropped(&self) {
         let left = self.dropped.notified();
         tokio::pin!(left);
-        // Registered before looking, so that the end cannot come unseen in between.
+        // Register before the check, so that a drop in between is not missed.
         left.as_mut().enable();
         if !self.is_dropped.load(Ordering::Acquire) {
             left.await;
@@ -91,8 +91,8 @@ impl WriteProof {
     }
 }
 
-/// What HTTP/1.1 is spoken over: notes in the proof that the upstream has begun to answer. It is above TLS, because an
-/// alert that closes the connection is no answer.
+/// Records in the proof that the upstream has begun to reply to an HTTP/1.1 request. It is above TLS, because an
+/// alert that closes the connection is not a reply.
 pub(super) struct ReplyDetector<T> {
     io: T,
     proof: Arc<WriteProof>,
@@ -140,20 +140,20 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for ReplyDetector<T> {
     }
 }
 
-/// A TCP stream that proves what it wrote.
+/// A TCP stream that records its writes in a [`WriteProof`].
 pub(super) struct UpstreamSocket {
-    // Declared first, hence dropped first: the socket is closed before `hold` lets another one open.
+    // Declared first, hence dropped first: the socket closes before `_permit` lets another one open.
     stream: TcpStream,
     proof: Arc<WriteProof>,
-    /// What passes here is encrypted.
+    /// The data is encrypted.
     is_tls: bool,
-    /// The socket was asked, by system call, since the request was armed, and had nothing to say.
+    /// A system call since the request was armed found nothing to read.
     is_probed: bool,
-    /// The write that began the request has not succeeded yet: nothing has left.
+    /// The request's first write has not succeeded yet: nothing has left.
     is_first_write: bool,
-    /// A write failed and was hidden: all later ones vanish too.
+    /// A write failed and was hidden; all later writes are discarded too.
     is_muted: bool,
-    /// The place under the connection bound. It lives here, not in the driver, because an upgraded
+    /// The permit under the connection limit. It is here and not in the driver, because an upgraded
     /// connection outlives its driver and still counts.
     _permit: Box<dyn Send>,
 }
@@ -175,8 +175,8 @@ impl UpstreamSocket {
         Arc::clone(&self.proof)
     }
 
-    /// Asks the kernel, not tokio's readiness flags: under load a FIN may have been received for
-    /// milliseconds before the reactor looks at epoll again, and that is the keep-alive race.
+    /// Asks the kernel, not tokio's readiness flags: under load a FIN may have arrived
+    /// milliseconds before the reactor polls epoll again, which causes the keep-alive race.
     fn peek_socket(&self) -> io::Result<usize> {
         let mut one = [MaybeUninit::uninit(); 1];
         loop {
@@ -187,15 +187,15 @@ impl UpstreamSocket {
         }
     }
 
-    /// Called when tokio says there is nothing to read and a request is about to be written.
+    /// Called when tokio reports nothing to read and a request is about to be written.
     ///
-    /// What it finds goes up as an ordinary read. hyper reads before it writes, in the same poll:
-    /// EOF or stray bytes on an idle connection make it hand the queued request back untouched,
-    /// which is what lets `send` try again elsewhere. TLS gets to see its alerts and tickets.
+    /// The result is an ordinary read. hyper reads before it writes, in the same poll:
+    /// EOF or stray bytes on an idle connection make it return the queued request untouched,
+    /// so `send` can try again elsewhere. TLS sees its alerts and tickets.
     fn probe(&mut self, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.peek_socket() {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                // The waker was registered by the read that got us here.
+                // The read that led here has registered the waker.
                 self.is_probed = true;
                 Poll::Pending
             }
@@ -217,7 +217,7 @@ impl UpstreamSocket {
         }
     }
 
-    /// Decides whether a write may go out, and marks the request as possibly written *before* it does.
+    /// Decides whether a write may begin, and marks the request as possibly written *before* it does.
     fn begin_write(&mut self) -> io::Result<()> {
         match self.proof.phase.load(Ordering::Acquire) {
             PHASE_OPEN => return Ok(()),
@@ -225,10 +225,10 @@ impl UpstreamSocket {
             _ => return Err(write_refused()),
         }
         // hyper has read by now, unless the request was armed in the middle of its turn. It has also
-        // encoded the request by now: refusing is still a proof, but no second try.
+        // encoded the request: failing the write is still a proof, but the request cannot be retried.
         if !self.is_probed {
             let clean = match self.peek_socket() {
-                // Under TLS this is most likely a session ticket. In the clear it would be taken for the reply.
+                // Under TLS this is most likely a session ticket. In cleartext it would be mistaken for the reply.
                 Ok(n) => n > 0 && self.is_tls,
                 Err(e) => e.kind() == io::ErrorKind::WouldBlock,
             };
@@ -239,7 +239,7 @@ impl UpstreamSocket {
             }
         }
         self.is_probed = false;
-        // Fails if `seal` was quicker: then the request has been reported as never written.
+        // Fails if `seal_unwritten` was first: then the request is already reported as never written.
         if !self.proof.transition(PHASE_ARMED, PHASE_OPEN) {
             return Err(write_refused());
         }
@@ -247,22 +247,22 @@ impl UpstreamSocket {
         Ok(())
     }
 
-    /// Judges what the socket said to a write of `len` bytes.
+    /// Interprets the socket's result of a write of `len` bytes.
     fn finish_write(&mut self, result: io::Result<usize>, len: usize) -> io::Result<usize> {
         match result {
             Ok(n) => {
                 self.is_first_write = false;
                 Ok(n)
             }
-            // Nothing of this request was taken: say so, both to hyper and in the proof.
+            // No byte of this request was accepted: report that to hyper and in the proof.
             Err(e) if self.is_first_write => {
                 self.proof.mark_unusable();
                 self.proof.phase.store(PHASE_SEALED, Ordering::Release);
                 Err(e)
             }
-            // The peer stopped reading, perhaps because it has already answered (413, then close).
-            // hyper would drop the connection, and the answer with it. Pretend, and let the read
-            // side tell: after a reset it yields what had arrived, then ends, so nothing hangs.
+            // The peer stopped reading, perhaps because it has already replied (413, then close).
+            // hyper would drop the connection with the reply. Pretend success and let the read
+            // side decide: after a reset it returns what had arrived, then ends, so nothing hangs.
             Err(_) => {
                 self.proof.mark_unusable();
                 self.is_muted = true;

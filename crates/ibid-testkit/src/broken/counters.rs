@@ -6,14 +6,14 @@ use tokio::time::Instant;
 
 use super::Bug;
 
-/// Longer windows are cut to this.
+/// Maximum length of a window.
 const MAX_WINDOW: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Counters with one bug, if it is one of theirs.
+/// Counters with one bug, if the bug concerns counters.
 #[derive(Debug)]
 pub(super) struct FaultyCounters {
     bug: Bug,
-    /// What was used, and when that window ends.
+    /// The count and the end of each window.
     windows: Mutex<HashMap<Address, (u64, Instant)>>,
 }
 
@@ -25,7 +25,7 @@ impl FaultyCounters {
     async fn count(&self, who: &Address, n: u64, window: Duration) -> CounterUsage {
         let who = if self.bug == Bug::CountsAllTenantsTogether { Address([0; 32]) } else { *who };
         let window = match self.bug {
-            // Milliseconds in a signed number of 32 bits.
+            // Milliseconds in a signed 32-bit number.
             Bug::WindowsOverflow => Duration::from_millis(u64::try_from(window.as_millis() as i32).unwrap_or(0)),
             _ => window.min(MAX_WINDOW),
         };

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::{Bug, counters::FaultyCounters};
 
-/// How many entries a store that evicts keeps.
+/// Maximum number of entries of a store that evicts.
 const MAX_ENTRIES: usize = 400;
 
 /// A [`Memory`] store with one bug.
@@ -26,7 +26,6 @@ pub struct FaultyStore {
     counters: FaultyCounters,
 }
 
-/// What the bugs need to remember.
 #[derive(Debug, Default)]
 struct FaultyStoreState {
     /// The latest lease at each address.
@@ -34,12 +33,12 @@ struct FaultyStoreState {
     granted: HashSet<(Address, Fence)>,
     parked: HashSet<(Address, Fence)>,
     by_age: VecDeque<(Address, Fence)>,
-    /// What restarting fences stand for.
+    /// The inner fences of restarted fences.
     restarted: HashMap<(Address, Fence), Fence>,
 }
 
 impl FaultyStore {
-    /// A store with this bug.
+    /// Creates a store with this bug.
     pub fn new(bug: Bug) -> Self {
         Self { inner: Memory::default(), bug, state: Mutex::default(), counters: FaultyCounters::new(bug) }
     }
@@ -88,7 +87,7 @@ impl FaultyStore {
         Ok(self.to_outer_outcome(at, found, Some(ask)))
     }
 
-    /// Claims as somebody else, and answers as if `ask` had.
+    /// Claims with another request, and returns the outcome as that of `ask`.
     async fn claim_as_other(&self, ask: &Arc<ClaimRequest>, other: ClaimRequest) -> Result<ClaimOutcome, StoreError> {
         Ok(match self.inner.claim(&Arc::new(other)).await? {
             ClaimOutcome::Granted(lease) => ClaimOutcome::Granted(Lease { request: ask.clone(), ..lease }),
@@ -155,7 +154,7 @@ impl FaultyStore {
         Ok(self.to_outer_settle_outcome(at, answered))
     }
 
-    /// The end that is written in place of this one.
+    /// Returns the settlement that is written instead of this one.
     fn settlement_with_bug(&self, end: &Settlement, seen: Option<ClaimOutcome>) -> Settlement {
         match (self.bug, end.clone(), seen) {
             (Bug::TakeoverIgnoresRetryIn, Settlement::Park { ttl: keep, .. }, _) => {
@@ -175,7 +174,7 @@ impl FaultyStore {
         }
     }
 
-    /// The fence that the inner store knows.
+    /// Translates a fence to the inner store's.
     fn to_inner_fence(&self, at: &Address, fence: Fence) -> Fence {
         match self.bug {
             Bug::FencesRestart => {
@@ -193,7 +192,7 @@ impl FaultyStore {
         Lease { fence, ..lease.clone() }
     }
 
-    /// What is found, under the fences that the caller sees: restarted ones are the numbers of the attempts.
+    /// Translates the fences of an outcome to the caller's: a restarted fence is the number of the attempt.
     fn to_outer_outcome(&self, at: &Address, found: ClaimOutcome, ask: Option<&Arc<ClaimRequest>>) -> ClaimOutcome {
         if self.bug != Bug::FencesRestart {
             return found;

@@ -1,4 +1,4 @@
-//! A correct request, built step by step.
+//! A builder of correct requests.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{Broken, RawClient, TestResponse};
 
-/// A request to send once or many times. `Host` and the framing are added unless given by [`header`](TestRequest::header).
+/// A request that can be sent many times. Adds `Host` and the framing unless [`header`](TestRequest::header) sets them.
 #[derive(Clone, Debug)]
 pub struct TestRequest {
     addr: SocketAddr,
@@ -57,7 +57,7 @@ pub fn delete(addr: SocketAddr, target: impl Into<String>) -> TestRequest {
 }
 
 impl TestRequest {
-    /// Adds a header; the same name twice sends two.
+    /// Adds a header; adding a name twice sends two lines.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
@@ -79,19 +79,19 @@ impl TestRequest {
         self.header("Content-Type", "application/json").body(body.to_owned())
     }
 
-    /// Sends the body in two chunks instead of announcing its length.
+    /// Sends the body in two chunks, without a length.
     pub fn chunked(mut self) -> Self {
         self.chunked = true;
         self
     }
 
-    /// Adds a trailer, which needs a chunked body.
+    /// Adds a trailer, which requires a chunked body.
     pub fn trailer(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.trailers.push((name.into(), value.into()));
         self.chunked()
     }
 
-    /// Where it goes.
+    /// The address that the request goes to.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -130,16 +130,16 @@ impl TestRequest {
         bytes
     }
 
-    /// Sends it on a connection of its own.
+    /// Sends the request on a new connection.
     ///
     /// # Panics
     ///
-    /// If there is no complete answer within ten seconds.
+    /// If there is no complete response within ten seconds.
     pub async fn send(&self) -> TestResponse {
         self.send_on(&mut RawClient::connect(self.addr).await).await
     }
 
-    /// Sends it on a connection of its own, for a test that expects the answer to break off.
+    /// Sends the request on a new connection, for a test that expects the response to break off.
     pub async fn try_send(&self) -> Result<TestResponse, Broken> {
         match RawClient::try_connect(self.addr).await {
             Ok(mut raw) => self.try_send_on(&mut raw).await,
@@ -147,21 +147,21 @@ impl TestRequest {
         }
     }
 
-    /// Sends it on an open connection, which can be used again afterwards.
+    /// Sends the request on an open connection, which can be used again afterwards.
     ///
     /// # Panics
     ///
-    /// If there is no complete answer within ten seconds.
+    /// If there is no complete response within ten seconds.
     pub async fn send_on(&self, raw: &mut RawClient) -> TestResponse {
         self.try_send_on(raw).await.unwrap_or_else(|broken| panic!("{} {}: {broken}", self.method, self.target))
     }
 
-    /// Sends it on an open connection, for a test that expects the answer to break off.
+    /// Sends the request on an open connection, for a test that expects the response to break off.
     pub async fn try_send_on(&self, raw: &mut RawClient) -> Result<TestResponse, Broken> {
         raw.exchange(&self.to_bytes(), self.method == "HEAD").await
     }
 
-    /// Sends it and leaves without waiting for an answer: the connection, for the test to drop, abort or keep.
+    /// Sends the request without waiting for a response. Returns the connection, for the test to drop, abort or keep.
     pub async fn start(&self) -> RawClient {
         let mut raw = RawClient::connect(self.addr).await;
         raw.send(self.to_bytes()).await;

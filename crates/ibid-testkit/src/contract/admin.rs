@@ -1,4 +1,4 @@
-//! What operators may change: compare-and-set on the fence that they saw. And the sweep.
+//! Changes by operators, which are compare-and-set on the fence that they read; and the sweep.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use ibid::store::{ClaimOutcome, ClaimRequest, EntryState, Fence, RecordSummary, 
 
 use super::common::*;
 
-/// An operator who knows the answer ends an unknown entry with it.
+/// Resolving an entry with unknown outcome as complete records the answer.
 pub async fn resolve_as_complete_makes_an_unknown_entry_done(store: &dyn Store) {
     for by_lapse in [true, false] {
         let ask = new_request();
@@ -23,7 +23,7 @@ pub async fn resolve_as_complete_makes_an_unknown_entry_done(store: &dyn Store) 
     }
 }
 
-/// All answers given for one address are equal: a holder that comes back after its entry was resolved has lost.
+/// All answers for one address are equal: a holder that returns after its entry was resolved has lost it.
 pub async fn a_holder_comes_back_too_late_after_resolve_as_complete(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_and_park(store, &ask).await;
@@ -36,7 +36,7 @@ pub async fn a_holder_comes_back_too_late_after_resolve_as_complete(store: &dyn 
     assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"the operator's"[..]);
 }
 
-/// An operator who knows that it never happened frees an unknown entry.
+/// Resolving an entry with unknown outcome as released frees it.
 pub async fn resolve_as_release_frees_an_unknown_entry(store: &dyn Store) {
     for by_lapse in [true, false] {
         let ask = new_request();
@@ -56,7 +56,7 @@ pub async fn resolve_as_release_frees_an_unknown_entry(store: &dyn Store) {
     }
 }
 
-/// Unlike the holder's own release, an operator's frees a takeover too.
+/// Unlike the holder's own release, an operator's release frees a takeover too.
 pub async fn resolve_as_release_frees_a_takeover(store: &dyn Store) {
     let ask = new_request();
     let first = claim_and_park(store, &ask).await;
@@ -66,7 +66,7 @@ pub async fn resolve_as_release_frees_a_takeover(store: &dyn Store) {
     assert_eq!(claim_granted(store, &competing_request(&ask)).await.attempt, 3, "it is free for anybody");
 }
 
-/// An operator who parks an entry does not bring its released takeover back to life.
+/// An operator that parks an entry does not revive its released takeover.
 pub async fn a_released_takeover_stays_spent_when_it_is_resolved(store: &dyn Store) {
     for end in [
         park_settlement(),
@@ -96,7 +96,7 @@ pub async fn a_released_takeover_stays_spent_when_it_is_resolved(store: &dyn Sto
     }
 }
 
-/// `retry_in` holds off takeovers, not operators.
+/// `retry_in` delays takeovers, not operators.
 pub async fn resolve_need_not_wait_for_retry_in(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -105,7 +105,7 @@ pub async fn resolve_need_not_wait_for_retry_in(store: &dyn Store) {
     expect_completed(claim(store, &competing_request(&ask)).await);
 }
 
-/// Resolve changes neither another holder's entry, nor a live one, nor a finished one, nor what is not there.
+/// Resolve changes no entry that has another holder, is in progress, is completed or is absent.
 pub async fn resolve_is_refused_unless_it_is_unknown_and_seen(store: &dyn Store) {
     let ends = [complete_settlement(b"no"), Settlement::Release, park_settlement()];
     let ask = new_request();
@@ -132,7 +132,7 @@ pub async fn resolve_is_refused_unless_it_is_unknown_and_seen(store: &dyn Store)
     assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"kept"[..]);
 }
 
-/// A running entry may be forgotten: its holder has lost, its token is spent.
+/// Forgetting an entry in progress takes it from its holder and spends the holder's token.
 pub async fn forget_takes_a_running_entry_from_its_holder(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -148,7 +148,7 @@ pub async fn forget_takes_a_running_entry_from_its_holder(store: &dyn Store) {
     expect_in_progress(claim(store, &competing_request(&ask)).await);
 }
 
-/// A finished, unknown or lapsed entry may be forgotten: the next claim is granted.
+/// An entry that is completed, parked or has an expired lease can be forgotten; the next claim is granted.
 pub async fn forget_works_in_every_state(store: &dyn Store) {
     for state in [EntryState::Done, EntryState::Failed, EntryState::Unknown, EntryState::Processing] {
         let ask = new_request();
@@ -173,13 +173,13 @@ pub async fn forget_works_in_every_state(store: &dyn Store) {
         let _ = expect_claim_lost("complete after forget", settle(store, &lease, &complete_settlement(b"late")).await);
         let next = claim_granted(store, &competing_request(&ask)).await;
         assert!(next.fence > lease.fence, "fences only grow");
-        // An answer may be empty, also where others were before.
+        // A record may be empty, also where a longer one was before.
         settle_applied(store, &next, &complete_settlement(b"")).await;
         assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, "", "an empty record");
     }
 }
 
-/// Forget is a compare-and-set: a wrong fence changes nothing and says what is there.
+/// Forget is a compare-and-set: a wrong fence changes nothing and returns the current state.
 pub async fn forget_with_a_wrong_fence_is_lost(store: &dyn Store) {
     let ask = new_request();
     let _ = expect_claim_lost("forget of nothing", forget(store, &ask, Fence(1)).await);
@@ -201,7 +201,7 @@ pub async fn forget_with_a_wrong_fence_is_lost(store: &dyn Store) {
     expect_completed(claim(store, &competing_request(&ask)).await);
 }
 
-/// Replace swaps the bytes of a record; everything else about it stays.
+/// Replace changes only the bytes of a record.
 pub async fn replace_swaps_bytes_and_keeps_life(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -214,7 +214,7 @@ pub async fn replace_swaps_bytes_and_keeps_life(store: &dyn Store) {
     expect_applied("replace, repeated", replace(store, &ask, lease.fence, b"after, and longer").await);
     let after = expect_completed(claim(store, &competing_request(&ask)).await);
     assert_eq!(after.record, &b"after, and longer"[..], "the new bytes");
-    // Copies of an answer count from before they were asked for, so that one may seem to live a little shorter.
+    // A cached copy counts its age from before the read, so its remaining ttl may be slightly shorter.
     assert!(after.expires_in <= before.expires_in + POLL_TIMEOUT, "its life goes on: {:?}", after.expires_in);
     assert!(after.expires_in + POLL_TIMEOUT * 2 > keep, "its life goes on: {:?}", after.expires_in);
     let rest = |done: ibid::store::CompletedEntry| (done.fence, done.attempt, done.fingerprint, done.failed);
@@ -223,7 +223,7 @@ pub async fn replace_swaps_bytes_and_keeps_life(store: &dyn Store) {
     assert_eq!((seen.state, seen.summary), (EntryState::Failed, Some(outline)), "state and outline stay");
 }
 
-/// Only the finished entry that was seen has bytes to replace.
+/// Replace changes only the completed entry that was read.
 pub async fn replace_of_anything_else_is_lost(store: &dyn Store) {
     let ask = new_request();
     let _ = expect_claim_lost("replace of nothing", replace(store, &ask, Fence(1), b"no").await);
@@ -241,7 +241,7 @@ pub async fn replace_of_anything_else_is_lost(store: &dyn Store) {
     );
 }
 
-/// A sweep removes what has expired and nothing else, at most as many as it was told.
+/// A sweep removes only expired entries, and at most the given number.
 pub async fn sweep_removes_only_what_has_expired(store: &dyn Store) {
     let running = new_request();
     let lease = claim_granted(store, &running).await;
@@ -257,7 +257,7 @@ pub async fn sweep_removes_only_what_has_expired(store: &dyn Store) {
         let short = ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..new_request() };
         claim_granted(store, &short).await;
     }
-    // Stores may look for what has expired once a second only.
+    // Stores may look for expired entries only once a second.
     tokio::time::sleep(Duration::from_millis(1200)).await;
     for at_most in [0, 1, 3, 1000] {
         let swept = expect_answer("sweep", store.sweep(at_most).await);
@@ -275,10 +275,10 @@ pub async fn sweep_removes_only_what_has_expired(store: &dyn Store) {
     settle_applied(store, &lease, &complete_settlement(b"still the holder")).await;
 }
 
-/// On a store of its own: sweeps remove every expired entry, count each once, and say when more are waiting.
+/// On a store of its own: sweeps remove every expired entry, count each once, and report whether more are left.
 ///
 /// # Panics
-/// If the store, on which nobody else may work, counts otherwise.
+/// If the counts differ. Nobody else may use the store.
 pub async fn sweeps_count_what_they_remove(store: &dyn Store) {
     const EXPIRED_ENTRIES: u32 = 10;
     for _ in 0..EXPIRED_ENTRIES {

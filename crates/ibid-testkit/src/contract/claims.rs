@@ -1,4 +1,4 @@
-//! Who is granted a claim.
+//! Which claims are granted.
 
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
@@ -7,13 +7,13 @@ use ibid::store::{ClaimOutcome, ClaimRequest, Lease, Store};
 
 use super::common::*;
 
-/// The first claim at an address is granted, as attempt 1.
+/// The first claim at an address is granted as attempt 1.
 pub async fn a_first_claim_is_granted_as_attempt_1(store: &dyn Store) {
     let lease = claim_granted(store, &new_request()).await;
     assert_eq!(lease.attempt, 1, "the first run at an address is attempt 1");
 }
 
-/// A claim whose answer was lost is asked again and gets the same lease.
+/// Repeating a claim whose outcome was lost returns the same lease.
 pub async fn the_same_token_gets_the_same_lease(store: &dyn Store) {
     let ask = new_request();
     let first = claim_granted(store, &ask).await;
@@ -23,7 +23,7 @@ pub async fn the_same_token_gets_the_same_lease(store: &dyn Store) {
     }
 }
 
-/// Somebody else finds the holder busy, with its fingerprint, age and the rest of its lease.
+/// Another token finds the holder in progress, with its fingerprint, age and the rest of its lease.
 pub async fn another_token_finds_the_holder_busy(store: &dyn Store) {
     let ask = new_request();
     let before = Instant::now();
@@ -47,7 +47,7 @@ pub async fn another_token_finds_the_holder_busy(store: &dyn Store) {
     );
 }
 
-/// A busy claim changes nothing: the holder stays, and the refused token may be granted later.
+/// A claim that finds a holder changes nothing: the holder stays, and the same token may be granted later.
 pub async fn a_refused_token_is_granted_once_it_is_free(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -57,7 +57,7 @@ pub async fn a_refused_token_is_granted_once_it_is_free(store: &dyn Store) {
     assert!(claim_granted(store, &next).await.fence > lease.fence, "fences only grow");
 }
 
-/// Of many that claim at the same time, one runs.
+/// Of many concurrent claims, one is granted.
 pub async fn of_64_concurrent_claims_exactly_one_is_granted(store: &dyn Store) {
     for _ in 0..4 {
         let ask = new_request();
@@ -76,7 +76,7 @@ pub async fn of_64_concurrent_claims_exactly_one_is_granted(store: &dyn Store) {
     }
 }
 
-/// Copies of one claim in flight at the same time are one claim.
+/// Concurrent copies of one claim get one lease.
 pub async fn concurrent_copies_of_one_claim_get_one_lease(store: &dyn Store) {
     let ask = Arc::new(new_request());
     let answers = join_all((0..16).map(|_| store.claim(&ask))).await;
@@ -90,7 +90,7 @@ pub async fn concurrent_copies_of_one_claim_get_one_lease(store: &dyn Store) {
     assert_eq!(fences.len(), 1, "all copies get the same fence and attempt: {fences:?}");
 }
 
-/// Addresses that differ in one bit are strangers.
+/// Addresses that differ in one bit are independent.
 pub async fn addresses_do_not_disturb_each_other(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -105,14 +105,14 @@ pub async fn addresses_do_not_disturb_each_other(store: &dyn Store) {
     assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"its own"[..]);
 }
 
-/// `over` names a holder; where there is none, it asks for nothing special.
+/// A `take_over` without a holder is an ordinary claim.
 pub async fn a_takeover_of_nobody_is_a_plain_claim(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ClaimRequest { take_over: Some(ibid::store::Fence(7)), ..ask.clone() }).await;
     assert_eq!(lease.attempt, 1, "nobody was there to be taken over");
 }
 
-/// Entries that still run stay, however many come after them.
+/// New entries do not evict entries in progress.
 pub async fn live_entries_are_not_evicted_by_new_ones(store: &dyn Store) {
     let asks: Vec<ClaimRequest> = (0..8).map(|_| new_request()).collect();
     let mut leases = Vec::new();

@@ -1,6 +1,6 @@
-//! What the cases are written with: fresh asks, and calls that panic unless they are answered as expected.
+//! Helpers of the cases: fresh claim requests, and calls that panic unless the result is as expected.
 //!
-//! Invariant: nothing here assumes how fast the store is. What must come is polled for, up to [`PATIENCE`].
+//! Invariant: nothing here assumes the speed of the store. Expected changes are polled for, up to [`POLL_TIMEOUT`].
 
 use std::{
     future::Future,
@@ -16,12 +16,12 @@ use ibid::store::{
 
 /// Longer than any case runs.
 pub(super) const LONG_LEASE: Duration = Duration::from_secs(600);
-/// A lease that a case waits out.
+/// A lease that a case waits for to expire.
 pub(super) const SHORT_LEASE: Duration = Duration::from_millis(60);
-/// How long a case waits for something that must come.
+/// How long a case polls for an expected change.
 pub(super) const POLL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// An ask at an address that nobody else knows, with a lease that outlives the case.
+/// A claim request at an unused address, with a lease that outlives the case.
 pub(super) fn new_request() -> ClaimRequest {
     let mut address = [0; 32];
     address[..16].copy_from_slice(&ClaimToken::mint().0);
@@ -29,7 +29,7 @@ pub(super) fn new_request() -> ClaimRequest {
     request_at(Address(address))
 }
 
-/// An ask at the same address by somebody else, with a request of its own.
+/// A claim request of another holder at the same address, with its own fingerprint.
 pub(super) fn competing_request(of: &ClaimRequest) -> ClaimRequest {
     request_at(of.address)
 }
@@ -49,12 +49,12 @@ fn request_at(address: Address) -> ClaimRequest {
     }
 }
 
-/// A rival that takes over `fence`.
+/// A competing request that takes over `fence`.
 pub(super) fn takeover_request(of: &ClaimRequest, fence: Fence) -> ClaimRequest {
     ClaimRequest { take_over: Some(fence), ..competing_request(of) }
 }
 
-/// What somebody has to settle with whose claim was never answered.
+/// The lease with which a holder settles a claim whose outcome it never received.
 pub(super) fn unseen_lease(ask: &ClaimRequest) -> Lease {
     Lease { request: Arc::new(ask.clone()), fence: Fence::UNSEEN, attempt: 0, front_only: false }
 }
@@ -76,7 +76,7 @@ pub(super) fn park_settlement() -> Settlement {
     Settlement::Park { ttl: LONG_LEASE, retry_in: Duration::ZERO }
 }
 
-/// The answer of a call that the case does not expect to fail.
+/// Returns the result of a call that must not fail.
 #[track_caller]
 pub(super) fn expect_answer<T>(call: &str, answered: Result<T, StoreError>) -> T {
     answered.unwrap_or_else(|error| panic!("{call} failed: {error}"))
@@ -94,7 +94,7 @@ pub(super) async fn settle(store: &dyn Store, lease: &Lease, end: &Settlement) -
     expect_answer("settle", store.settle(lease, end).await)
 }
 
-/// Claims and must be granted, for exactly what was asked.
+/// Claims; the claim must be granted as requested.
 pub(super) async fn claim_granted(store: &dyn Store, ask: &ClaimRequest) -> Lease {
     match claim(store, ask).await {
         ClaimOutcome::Granted(lease) => {
@@ -148,12 +148,12 @@ pub(super) fn expect_claim_lost(what: &str, answered: SettleOutcome) -> ClaimOut
     }
 }
 
-/// Settles and must be believed.
+/// Settles; the settlement must be applied.
 pub(super) async fn settle_applied(store: &dyn Store, lease: &Lease, end: &Settlement) {
     expect_applied("a holder's settle", settle(store, lease, end).await);
 }
 
-/// Claims with a lease of [`SHORT`] and waits until that has lapsed.
+/// Claims with a [`SHORT_LEASE`] and waits until it has expired.
 pub(super) async fn claim_and_lapse(store: &dyn Store, ask: &ClaimRequest) -> Lease {
     let asked = Instant::now();
     let lease = claim_granted(store, &ClaimRequest { lease: SHORT_LEASE, ..ask.clone() }).await;
@@ -176,19 +176,18 @@ pub(super) async fn claim_and_lapse(store: &dyn Store, ask: &ClaimRequest) -> Le
     lease
 }
 
-/// Claims and parks.
 pub(super) async fn claim_and_park(store: &dyn Store, ask: &ClaimRequest) -> Lease {
     let lease = claim_granted(store, ask).await;
     settle_applied(store, &lease, &park_settlement()).await;
     lease
 }
 
-/// Waits until nothing is there any more.
+/// Waits until the entry is absent.
 pub(super) async fn wait_until_absent(store: &dyn Store, at: &ClaimRequest) {
     poll_until("the entry to expire", || async { get(store, at).await.is_none().then_some(()) }).await;
 }
 
-/// Asks again and again until there is an answer.
+/// Calls `look` until it returns a value.
 pub(super) async fn poll_until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
     let began = Instant::now();
     loop {
@@ -200,7 +199,7 @@ pub(super) async fn poll_until<T, F: Future<Output = Option<T>>>(what: &str, mut
     }
 }
 
-/// All that match, page by page.
+/// Returns all matching entries, page by page.
 pub(super) async fn list_all(store: &dyn Store, filter: &EntryFilter, at_most: u32) -> Vec<EntryInfo> {
     let mut all: Vec<EntryInfo> = Vec::new();
     let mut from = ibid::store::ListCursor::default();
@@ -219,7 +218,7 @@ pub(super) async fn list_all(store: &dyn Store, filter: &EntryFilter, at_most: u
     }
 }
 
-/// How operators see the entry of `ask`, which is there.
+/// Returns the listing of the entry of `ask`, which must exist.
 pub(super) async fn find_listed(store: &dyn Store, ask: &ClaimRequest) -> EntryInfo {
     let filter = EntryFilter { address: Some(ask.address), ..EntryFilter::default() };
     let mut all = list_all(store, &filter, 10).await;

@@ -1,4 +1,4 @@
-//! What tenants use: counted once, per window, for all who ask.
+//! Counters of tenants: each reservation counts once per window.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn reserve(store: &dyn Store, who: &Address, n: u64, window: Duration) -> 
     expect_answer("reserve", counters(store).reserve(who, n, window).await)
 }
 
-/// Every use is counted once, whoever comes at the same time; others are counted apart.
+/// Every reservation counts once, also concurrent ones; tenants are counted separately.
 pub async fn what_is_reserved_adds_up(store: &dyn Store) {
     let (one, other) = (new_request().address, new_request().address);
     let mut totals: Vec<_> =
@@ -29,7 +29,7 @@ pub async fn what_is_reserved_adds_up(store: &dyn Store) {
     assert!(used.resets_in <= HOUR && used.resets_in > HOUR / 2, "{used:?}");
 }
 
-/// A window begins with the first use, is not moved by later ones, and ends by itself.
+/// A window begins with the first reservation, is not moved by later ones, and ends by itself.
 pub async fn a_window_ends_by_itself(store: &dyn Store) {
     let who = new_request().address;
     assert_eq!(reserve(store, &who, 5, Duration::from_millis(100)).await.total, 5);
@@ -40,7 +40,7 @@ pub async fn a_window_ends_by_itself(store: &dyn Store) {
     assert!(again.resets_in > HOUR / 2, "{again:?}: a window lasts as long as it was begun for");
 }
 
-/// Endless windows and huge numbers are bounded, not refused.
+/// Endless windows and huge numbers are capped, not rejected.
 pub async fn endless_windows_do_not_overflow(store: &dyn Store) {
     let who = new_request().address;
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! How claims end: complete, release, park. Each may be repeated, and each may come too late.
+//! Settlements: complete, release, park. Each may be repeated, and each may come too late.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use ibid::store::{ClaimOutcome, RecordSummary, Settlement, Store};
 
 use super::common::*;
 
-/// A completed claim answers with its record, byte for byte, for at most as long as it is kept.
+/// A completed claim returns its record, byte for byte, for at most its ttl.
 pub async fn a_completed_claim_is_done_with_its_record(store: &dyn Store) {
     for failed in [false, true] {
         let ask = new_request();
@@ -28,7 +28,7 @@ pub async fn a_completed_claim_is_done_with_its_record(store: &dyn Store) {
     }
 }
 
-/// A second complete is believed and changes nothing, whatever it carries.
+/// A second completion is accepted and changes nothing, whatever its record.
 pub async fn complete_is_repeatable_and_the_first_record_stays(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -46,7 +46,7 @@ pub async fn complete_is_repeatable_and_the_first_record_stays(store: &dyn Store
     assert!(!done.failed, "a record seen as finished never changes");
 }
 
-/// What is done stays done: it can be neither released, parked, extended nor taken over.
+/// A completed entry can be neither released, parked, extended nor taken over.
 pub async fn a_finished_entry_cannot_be_undone(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -60,7 +60,7 @@ pub async fn a_finished_entry_cannot_be_undone(store: &dyn Store) {
     assert_eq!(expect_completed(found).record, &b"kept"[..], "what is done is not taken over");
 }
 
-/// A holder that was taken over writes nothing and learns what is there.
+/// A holder whose claim was taken over writes nothing and learns the current state.
 pub async fn a_stale_settle_is_lost_and_writes_nothing(store: &dyn Store) {
     let ask = new_request();
     let stale = claim_and_park(store, &ask).await;
@@ -84,7 +84,7 @@ pub async fn a_stale_settle_is_lost_and_writes_nothing(store: &dyn Store) {
     );
 }
 
-/// Neither the fence alone nor the token alone makes a holder.
+/// A settlement needs both the fence and the token.
 pub async fn a_settle_needs_both_fence_and_token(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -111,7 +111,7 @@ pub async fn a_settle_needs_both_fence_and_token(store: &dyn Store) {
     settle_applied(store, &lease, &complete_settlement(b"yes")).await;
 }
 
-/// A release lets the next one run, as the next attempt with a higher fence.
+/// After a release the next claim is granted, as the next attempt with a higher fence.
 pub async fn after_a_release_the_next_claim_is_granted(store: &dyn Store) {
     let ask = new_request();
     let mut before = claim_granted(store, &ask).await;
@@ -124,7 +124,7 @@ pub async fn after_a_release_the_next_claim_is_granted(store: &dyn Store) {
     }
 }
 
-/// A late copy of a released claim cannot come alive.
+/// A late copy of a released claim is not granted.
 pub async fn a_released_token_is_spent(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -137,7 +137,7 @@ pub async fn a_released_token_is_spent(store: &dyn Store) {
     expect_token_spent(claim(store, &ask).await);
 }
 
-/// Others that come and go meanwhile do not make a spent token come alive.
+/// A spent token stays spent while other holders claim and release.
 pub async fn a_spent_token_stays_spent_when_others_come_and_go(store: &dyn Store) {
     let ask = new_request();
     let mut spent = vec![ask.clone()];
@@ -166,17 +166,17 @@ pub async fn a_spent_token_stays_spent_when_others_come_and_go(store: &dyn Store
     }
 }
 
-/// The token of a released claim with the shortest of lives is remembered all the same.
+/// A released token stays spent, also with the shortest lease and ttl.
 pub async fn a_released_token_is_spent_beyond_hold_and_keep(store: &dyn Store) {
     let ask = ibid::store::ClaimRequest { lease: SHORT_LEASE, ttl: Duration::ZERO, ..new_request() };
     let lease = claim_granted(store, &ask).await;
-    // On a slow machine it may have expired by now: then the release puts it back, and is remembered just the same.
+    // On a slow machine the entry may have expired. The release then restores it, and the token is spent as well.
     let _ = settle(store, &lease, &Settlement::Release).await;
     tokio::time::sleep(SHORT_LEASE * 5).await;
     expect_token_spent(claim(store, &ask).await);
 }
 
-/// The answer to a release was lost, and others have come meanwhile: told again, it is still acknowledged.
+/// A repeated release is acknowledged, also if others have claimed since.
 pub async fn a_release_is_repeatable_when_others_have_come(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -196,7 +196,7 @@ pub async fn a_release_is_repeatable_when_others_have_come(store: &dyn Store) {
     );
 }
 
-/// A release may be repeated; nothing else is believed after it.
+/// After a release, only a repeated release is accepted.
 pub async fn after_a_release_only_a_release_is_held(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -212,7 +212,7 @@ pub async fn after_a_release_only_a_release_is_held(store: &dyn Store) {
     claim_granted(store, &competing_request(&ask)).await;
 }
 
-/// A parked claim is unknown, and says when it may be taken over.
+/// A parked claim has an unknown outcome, and says when it may be taken over.
 pub async fn a_parked_claim_is_unknown(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -228,7 +228,7 @@ pub async fn a_parked_claim_is_unknown(store: &dyn Store) {
     }
 }
 
-/// A holder that parked and then learned the outcome may say so.
+/// A holder that parked and then learned the outcome may complete.
 pub async fn a_holder_may_complete_after_its_own_park(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_and_park(store, &ask).await;
@@ -236,7 +236,7 @@ pub async fn a_holder_may_complete_after_its_own_park(store: &dyn Store) {
     assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"it happened"[..]);
 }
 
-/// Nobody un-starts what may have happened: a release after a park does not free it.
+/// A release after a park does not free the entry, because the operation may have run.
 pub async fn a_release_after_its_own_park_does_not_free(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_and_park(store, &ask).await;
@@ -245,7 +245,7 @@ pub async fn a_release_after_its_own_park_does_not_free(store: &dyn Store) {
     expect_outcome_unknown(claim(store, &competing_request(&ask)).await);
 }
 
-/// An empty record is a record.
+/// An empty record is returned as an empty record.
 pub async fn an_empty_record_comes_back_empty(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -256,7 +256,7 @@ pub async fn an_empty_record_comes_back_empty(store: &dyn Store) {
     );
 }
 
-/// A record of two mebibytes comes back whole.
+/// A record of two mebibytes is returned completely.
 pub async fn a_large_record_comes_back_whole(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;

@@ -1,4 +1,4 @@
-//! Retention: what is remembered for how long, and what comes after.
+//! Lifetimes: how long entries are remembered, and what follows.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use ibid::store::{ClaimOutcome, ClaimRequest, ClaimToken, Lease, SettleOutcome, 
 
 use super::common::*;
 
-/// A finished entry answers until `keep` and is gone afterwards; the next claim starts over, with a higher fence.
+/// A completed entry is returned for its ttl and is absent afterwards; the next claim has a higher fence.
 pub async fn a_finished_entry_answers_for_keep_and_is_gone_afterwards(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -30,7 +30,7 @@ pub async fn a_finished_entry_answers_for_keep_and_is_gone_afterwards(store: &dy
     assert!(next.fence > lease.fence, "fences grow beyond an entry's life: {} after {}", next.fence, lease.fence);
 }
 
-/// A record's life begins when it is completed, not when it was claimed.
+/// A record's ttl counts from the completion, not from the claim.
 pub async fn keep_counts_from_completion(store: &dyn Store) {
     let ask = ClaimRequest { lease: LONG_LEASE, ttl: Duration::from_millis(1), ..new_request() };
     let lease = claim_granted(store, &ask).await;
@@ -42,7 +42,7 @@ pub async fn keep_counts_from_completion(store: &dyn Store) {
     assert!(asked.elapsed() >= keep, "gone {:?} after completion, kept for {keep:?}", asked.elapsed());
 }
 
-/// A short lease with a long keep: the entry outlives its lease as unknown.
+/// With a short lease and a long ttl, the entry outlives its lease with an unknown outcome.
 pub async fn an_unfinished_entry_is_kept_after_its_lease(store: &dyn Store) {
     let ask = ClaimRequest { lease: SHORT_LEASE, ttl: Duration::from_millis(300), ..new_request() };
     let asked = Instant::now();
@@ -58,7 +58,7 @@ pub async fn an_unfinished_entry_is_kept_after_its_lease(store: &dyn Store) {
     expect_outcome_unknown(claim(store, &competing_request(&ask)).await);
 }
 
-/// A parked entry is remembered for as long as the park says, and no longer.
+/// A parked entry is remembered for the ttl of the park.
 pub async fn a_parked_entry_is_kept_for_its_own_keep(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -69,7 +69,7 @@ pub async fn a_parked_entry_is_kept_for_its_own_keep(store: &dyn Store) {
     assert!(asked.elapsed() >= keep, "a parked entry was gone after {:?} of {keep:?}", asked.elapsed());
 }
 
-/// A holder that outlived its entry puts it back by its heartbeat, and is busy for others.
+/// A holder that outlived its entry restores it by extending, and is in progress for others.
 pub async fn extend_puts_an_absent_entry_back(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_and_expire(store, &ask).await;
@@ -83,7 +83,7 @@ pub async fn extend_puts_an_absent_entry_back(store: &dyn Store) {
     assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"in the end"[..]);
 }
 
-/// A holder that outlived its entry still brings its answer.
+/// A holder that outlived its entry can still complete.
 pub async fn complete_puts_an_absent_entry_back(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_and_expire(store, &ask).await;
@@ -95,7 +95,8 @@ pub async fn complete_puts_an_absent_entry_back(store: &dyn Store) {
     settle_applied(store, &lease, &complete_settlement(b"after all")).await;
 }
 
-/// The store forgot a holder; somebody else came, and left without an effect. What the first one says still counts.
+/// The store lost a holder's entry, and another holder claimed and released it. The first holder's settlement is still
+/// applied.
 pub async fn a_holder_is_put_back_where_somebody_else_came_and_went(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_and_expire(store, &ask).await;
@@ -115,7 +116,7 @@ pub async fn a_holder_is_put_back_where_somebody_else_came_and_went(store: &dyn 
         SettleOutcome::Restored,
         "its answer is remembered"
     );
-    // Before anybody was given the answer: a copy of it may be told to a spent token too.
+    // This comes before any read of the answer: a spent token may also receive a cached copy.
     expect_token_spent(claim(store, &other).await);
     assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"it ran"[..]);
 }
@@ -133,7 +134,8 @@ pub async fn fences_grow_after_a_restored_entry(store: &dyn Store) {
     );
 }
 
-/// A takeover that is released after its entry expired leaves it unknown: it says nothing about the first.
+/// A takeover that is released after its entry expired restores an unknown outcome: it proves nothing about the first
+/// holder.
 pub async fn a_takeover_released_after_expiry_is_unknown(store: &dyn Store) {
     let ask = new_request();
     let first = claim_and_park(store, &ask).await;
@@ -146,7 +148,7 @@ pub async fn a_takeover_released_after_expiry_is_unknown(store: &dyn Store) {
     expect_token_spent(claim(store, &second_ask).await);
 }
 
-/// A late copy of a claim that expired and was then released cannot come alive.
+/// A late copy of a claim that expired and was then released is not granted.
 pub async fn a_release_after_expiry_spends_the_token(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_and_expire(store, &ask).await;
@@ -176,7 +178,7 @@ pub async fn endless_lifetimes_do_not_overflow(store: &dyn Store) {
     }
 }
 
-/// Over a long random history, every grant at one address has a higher fence than all before it.
+/// Over a long random history, every grant at one address has a higher fence than all earlier ones.
 pub async fn fences_strictly_grow_over_a_long_history(store: &dyn Store) {
     let ask = new_request();
     let mut highest = ibid::store::Fence(0);
@@ -202,7 +204,7 @@ pub async fn fences_strictly_grow_over_a_long_history(store: &dyn Store) {
                 );
             }
             3 => {
-                // Sent again after a lost answer, it may find that its life is over, and begin another.
+                // A repeated settlement after a lost answer may find its entry expired, and restore it.
                 let answered = settle(store, &lease, &complete_settlement_for(b"x", Duration::from_millis(10))).await;
                 assert!(
                     matches!(answered, SettleOutcome::Applied | SettleOutcome::Restored),
@@ -221,7 +223,7 @@ pub async fn fences_strictly_grow_over_a_long_history(store: &dyn Store) {
     }
 }
 
-/// The lease of a claim whose entry has expired since.
+/// Returns the lease of a claim whose entry has expired.
 async fn claim_and_expire(store: &dyn Store, ask: &ClaimRequest) -> Lease {
     let lease = claim_granted(store, &ClaimRequest { lease: SHORT_LEASE, ttl: SHORT_LEASE, ..ask.clone() }).await;
     wait_until_absent(store, ask).await;

@@ -1,4 +1,4 @@
-//! What readers and operators see: `get`, listings and counts. Looking changes nothing.
+//! Reads: `get`, listings and counts. They change nothing.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use ibid::store::{
 
 use super::common::*;
 
-/// `get` shows what a claim would find, and claims nothing.
+/// `get` returns what a claim would find, and claims nothing.
 pub async fn get_is_read_only(store: &dyn Store) {
     let ask = new_request();
     for _ in 0..2 {
@@ -33,7 +33,7 @@ pub async fn get_is_read_only(store: &dyn Store) {
     }
 }
 
-/// After a release there is nothing to see.
+/// After a release `get` returns nothing.
 pub async fn get_after_a_release_is_none(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -46,7 +46,7 @@ pub async fn get_after_a_release_is_none(store: &dyn Store) {
     );
 }
 
-/// Every column of an entry comes back as it was given: any text in tags, any bytes in the label.
+/// A listing returns every field of an entry unchanged: any text in tags, any bytes in the summary.
 pub async fn a_listed_entry_carries_what_was_given(store: &dyn Store) {
     let tags = Tags::new("ten\0ant'; --", "üser \u{1f980}", "POST /päy%_\\*?", "key\n\"quoted\"");
     let label = Bytes::from((0..=255).rev().collect::<Vec<u8>>());
@@ -79,7 +79,7 @@ pub async fn a_listed_entry_carries_what_was_given(store: &dyn Store) {
     assert!(seen.expires_in <= Duration::from_secs(100), "its life is that of its record");
 }
 
-/// Entries are found by their state.
+/// A listing filters by state.
 pub async fn a_listing_filters_by_state(store: &dyn Store) {
     let tenant = unique_tag();
     let tags = Tags::new(&tenant, "", "", "");
@@ -113,7 +113,7 @@ pub async fn a_listing_filters_by_state(store: &dyn Store) {
     }
 }
 
-/// Entries are found by each of their tags, exactly, and by all that are given together.
+/// A listing filters by each tag, exactly, and by all given filters together.
 pub async fn a_listing_filters_by_tags_and_address(store: &dyn Store) {
     let [tenant, user, endpoint, key] = [unique_tag(), unique_tag(), unique_tag(), unique_tag()];
     let hash = ibid::store::key_hash(&key);
@@ -156,7 +156,7 @@ pub async fn a_listing_filters_by_tags_and_address(store: &dyn Store) {
     }
 }
 
-/// Entries are found by their age, which counts from the grant.
+/// A listing filters by age, which counts from the grant.
 pub async fn a_listing_filters_by_age(store: &dyn Store) {
     let tenant = unique_tag();
     let old = ClaimRequest { tags: Tags::new(&tenant, "", "", ""), ..new_request() };
@@ -167,7 +167,7 @@ pub async fn a_listing_filters_by_age(store: &dyn Store) {
     assert_eq!(list_all(store, &filter(LONG_LEASE), 10).await, [], "it is younger than that");
 }
 
-/// Page by page, every entry comes once.
+/// Paging returns every entry once.
 pub async fn paging_shows_every_entry_once(store: &dyn Store) {
     let tenant = unique_tag();
     let mut wanted = Vec::new();
@@ -184,7 +184,7 @@ pub async fn paging_shows_every_entry_once(store: &dyn Store) {
     for at_most in [1, 5, 22, 23, 24, 1000] {
         let mut found = Vec::new();
         let mut from = ListCursor::default();
-        // Pages may come short, and even empty, but not for ever.
+        // Pages may be short, and even empty, but not for ever.
         for _ in 0..200 {
             let page = expect_answer("list", store.admin().list(&filter, from, at_most).await);
             assert!(page.entries.len() <= at_most as usize, "a page of {at_most} held {}", page.entries.len());
@@ -197,7 +197,7 @@ pub async fn paging_shows_every_entry_once(store: &dyn Store) {
     }
 }
 
-/// Counts go up with what comes, and down with what goes.
+/// Counts grow and shrink with the entries.
 pub async fn counts_follow_what_is_there(store: &dyn Store) {
     const OWN_ENTRIES: u64 = 12;
     let mut leases = Vec::new();
@@ -223,7 +223,7 @@ pub async fn counts_follow_what_is_there(store: &dyn Store) {
         let forgotten = store.admin().forget(&lease.request.address, lease.fence).await;
         expect_applied("forget", expect_answer("forget", forgotten));
     }
-    // Others may use the store too: what is counted is what is listed, as soon as both are seen at the same time.
+    // Others may use the store too. Counts and listings agree as soon as both are read in the same state.
     for state in [EntryState::Processing, EntryState::Unknown] {
         let filter = EntryFilter { state: Some(state), ..EntryFilter::default() };
         poll_until("the counts to be those of the listing", || async {
@@ -236,7 +236,7 @@ pub async fn counts_follow_what_is_there(store: &dyn Store) {
     }
 }
 
-/// What was gone is not counted: a claim that expires leaves the listing.
+/// An expired entry is not listed.
 pub async fn an_expired_entry_is_not_listed(store: &dyn Store) {
     let tenant = unique_tag();
     let ask =
@@ -251,7 +251,6 @@ pub async fn an_expired_entry_is_not_listed(store: &dyn Store) {
     assert!(!matches!(get(store, &ask).await, Some(ClaimOutcome::Completed(_))));
 }
 
-/// A tag that nobody else uses.
 fn unique_tag() -> String {
     ClaimToken::mint().0.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,4 +1,4 @@
-//! Lapse and takeover: what nobody knows the end of runs again only by naming its holder.
+//! Expired leases and takeovers: an operation with an unknown outcome runs again only if the claim names its holder.
 
 use std::{
     sync::Arc,
@@ -10,7 +10,8 @@ use ibid::store::{ClaimOutcome, ClaimRequest, Fence, SettleOutcome, Settlement, 
 
 use super::common::*;
 
-/// A lapsed claim is unknown: neither busy nor free, for whomever asks without naming it.
+/// A claim with an expired lease has an unknown outcome for all claims that do not name it: it is neither in progress
+/// nor free.
 pub async fn a_lapsed_claim_is_unknown_and_never_free(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_and_lapse(store, &ask).await;
@@ -23,7 +24,7 @@ pub async fn a_lapsed_claim_is_unknown_and_never_free(store: &dyn Store) {
     }
 }
 
-/// The lapsed holder's own claim, asked again, never starts a second run.
+/// Repeating the claim of a holder with an expired lease never starts a second run.
 pub async fn a_lapsed_holder_that_asks_again_is_still_itself(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_and_lapse(store, &ask).await;
@@ -35,7 +36,7 @@ pub async fn a_lapsed_holder_that_asks_again_is_still_itself(store: &dyn Store) 
     }
 }
 
-/// Taking over a lapsed claim grants the next attempt, with a higher fence.
+/// A takeover of an expired lease is granted as the next attempt, with a higher fence.
 pub async fn a_lapsed_claim_can_be_taken_over(store: &dyn Store) {
     let ask = new_request();
     let stale = claim_and_lapse(store, &ask).await;
@@ -47,12 +48,12 @@ pub async fn a_lapsed_claim_can_be_taken_over(store: &dyn Store) {
     assert_eq!((again.fence, again.attempt), (lease.fence, 2), "a repeated takeover gets the same lease");
     let holder = expect_in_progress(claim(store, &competing_request(&ask)).await);
     assert_eq!(holder.fingerprint, next.fingerprint, "the fingerprint is now that of the new holder");
-    // A late copy of the first claim: neither granted nor believed.
+    // A late copy of the first claim is not granted.
     let holder = expect_in_progress(claim(store, &ClaimRequest { lease: SHORT_LEASE, ..ask }).await);
     assert_eq!(holder.fence, lease.fence, "the first holder's claim, asked again, finds the new holder");
 }
 
-/// Only the current fence may be named.
+/// A takeover must name the current fence.
 pub async fn a_takeover_that_names_another_holder_is_refused(store: &dyn Store) {
     let ask = new_request();
     let first = claim_and_park(store, &ask).await;
@@ -67,7 +68,7 @@ pub async fn a_takeover_that_names_another_holder_is_refused(store: &dyn Store) 
     assert_eq!(claim_granted(store, &takeover_request(&ask, second.fence)).await.attempt, 3);
 }
 
-/// A live holder is not taken over, even by name.
+/// A holder in progress cannot be taken over.
 pub async fn a_live_holder_is_not_taken_over(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -76,7 +77,7 @@ pub async fn a_live_holder_is_not_taken_over(store: &dyn Store) {
     settle_applied(store, &lease, &complete_settlement(b"mine")).await;
 }
 
-/// A parked claim is not taken over before `retry_in`, and is afterwards.
+/// A parked claim can be taken over after `retry_in`, not before.
 pub async fn a_parked_claim_is_not_taken_over_before_retry_in(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -101,7 +102,7 @@ pub async fn a_parked_claim_is_not_taken_over_before_retry_in(store: &dyn Store)
     expect_outcome_unknown(claim(store, &takeover_request(&ask, lease.fence)).await);
 }
 
-/// Of many that take over one holder at the same time, one runs.
+/// Of many concurrent takeovers of one holder, one is granted.
 pub async fn of_concurrent_takeovers_exactly_one_is_granted(store: &dyn Store) {
     for _ in 0..4 {
         let ask = new_request();
@@ -116,7 +117,7 @@ pub async fn of_concurrent_takeovers_exactly_one_is_granted(store: &dyn Store) {
     }
 }
 
-/// A holder that was silent for too long and was not taken over still brings the answer.
+/// A holder with an expired lease that was not taken over can still complete.
 pub async fn a_late_completion_is_held_if_nobody_took_over(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_and_lapse(store, &ask).await;
@@ -156,7 +157,7 @@ pub async fn extend_moves_the_expiry_too(store: &dyn Store) {
     );
 }
 
-/// An extend brings a lapsed claim back to life if nobody took it over.
+/// An extension revives an expired lease that was not taken over.
 pub async fn extend_revives_a_lapsed_claim(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_and_lapse(store, &ask).await;
@@ -165,7 +166,7 @@ pub async fn extend_revives_a_lapsed_claim(store: &dyn Store) {
     assert_eq!((holder.fence, holder.attempt), (lease.fence, 1), "it is the same holder");
 }
 
-/// A holder that was taken over learns it from its next heartbeat.
+/// A holder that was taken over learns it from its next extension.
 pub async fn extend_after_a_takeover_is_lost(store: &dyn Store) {
     let ask = new_request();
     let stale = claim_and_lapse(store, &ask).await;
@@ -180,7 +181,7 @@ pub async fn extend_after_a_takeover_is_lost(store: &dyn Store) {
     ));
 }
 
-/// Who took over and then did not run says nothing about the first: it is unknown again.
+/// Releasing a takeover restores the unknown outcome: it proves nothing about the first holder.
 pub async fn a_released_takeover_is_unknown_again(store: &dyn Store) {
     let ask = new_request();
     let first = claim_and_lapse(store, &ask).await;
@@ -197,12 +198,12 @@ pub async fn a_released_takeover_is_unknown_again(store: &dyn Store) {
     let third = claim_granted(store, &takeover_request(&ask, holder.fence)).await;
     assert!(third.fence > second.fence, "fences only grow: {} after {}", third.fence, second.fence);
     assert_eq!(third.attempt, 3, "attempts go on");
-    // Again: a takeover of a released takeover is a takeover too.
+    // The same holds for a takeover of a released takeover.
     settle_applied(store, &third, &Settlement::Release).await;
     expect_outcome_unknown(claim(store, &competing_request(&ask)).await);
 }
 
-/// Who takes over and finishes is remembered.
+/// A takeover that completes is remembered.
 pub async fn a_takeover_that_completes_is_done(store: &dyn Store) {
     let ask = new_request();
     let first = claim_and_park(store, &ask).await;

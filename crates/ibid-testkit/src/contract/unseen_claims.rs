@@ -1,10 +1,10 @@
-//! Claims whose answer was lost for good: the token alone names them.
+//! Claims whose outcome never reached the holder: only the token identifies them.
 
 use ibid::store::{ClaimOutcome, ClaimRequest, Settlement, Store};
 
 use super::common::*;
 
-/// The claim had been applied: releasing it unseen frees it.
+/// An unseen release frees a claim that was applied.
 pub async fn an_unseen_release_frees_a_claim_that_was_applied(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -16,7 +16,7 @@ pub async fn an_unseen_release_frees_a_claim_that_was_applied(store: &dyn Store)
     assert_eq!(next.attempt, 2, "attempts go on");
 }
 
-/// The claim had not been applied: when it comes after all, its token is spent.
+/// An unseen release of a claim that was not applied spends its token, should the claim arrive later.
 pub async fn an_unseen_release_spends_a_claim_that_never_came(store: &dyn Store) {
     let ask = new_request();
     settle_applied(store, &unseen_lease(&ask), &Settlement::Release).await;
@@ -26,7 +26,7 @@ pub async fn an_unseen_release_spends_a_claim_that_never_came(store: &dyn Store)
     claim_granted(store, &competing_request(&ask)).await;
 }
 
-/// An unseen release of somebody who is not there changes nothing.
+/// An unseen release with a foreign token changes nothing.
 pub async fn an_unseen_release_with_a_foreign_token_changes_nothing(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -52,8 +52,8 @@ pub async fn an_unseen_release_with_a_foreign_token_changes_nothing(store: &dyn 
     assert_eq!(expect_completed(claim(store, &competing_request(&ask)).await).record, &b"yes"[..], "the record stays");
 }
 
-/// The claim was refused because somebody ran, or is still on its way: once released unseen, it can never be granted,
-/// not even when whoever ran has gone.
+/// An unseen release beside another holder spends its token: the claim is never granted, not even after that holder is
+/// gone.
 pub async fn an_unseen_release_spends_its_token_beside_another_holder(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -66,7 +66,7 @@ pub async fn an_unseen_release_spends_its_token_beside_another_holder(store: &dy
     expect_token_spent(claim(store, &late).await);
 }
 
-/// An unseen release of an applied takeover restores the unknown, as a seen one does.
+/// An unseen release of an applied takeover restores the unknown outcome, like a seen one.
 pub async fn an_unseen_release_of_a_takeover_is_unknown_again(store: &dyn Store) {
     let ask = new_request();
     let first = claim_and_park(store, &ask).await;
@@ -77,7 +77,7 @@ pub async fn an_unseen_release_of_a_takeover_is_unknown_again(store: &dyn Store)
     expect_token_spent(claim(store, &next).await);
 }
 
-/// An unseen release of a takeover that was refused leaves the unknown as it was.
+/// An unseen release of a refused takeover keeps the unknown outcome.
 pub async fn an_unseen_release_of_a_refused_takeover_changes_nothing(store: &dyn Store) {
     let ask = new_request();
     let first = claim_and_park(store, &ask).await;
@@ -90,7 +90,7 @@ pub async fn an_unseen_release_of_a_refused_takeover_changes_nothing(store: &dyn
     settle_applied(store, &first, &complete_settlement(b"it happened")).await;
 }
 
-/// Who never saw its claim answered cannot have run: an unseen answer where nothing is is not remembered.
+/// A holder that never received its grant cannot have run. Its completion of an absent entry is rejected.
 pub async fn an_unseen_complete_of_a_claim_that_never_came_is_lost(store: &dyn Store) {
     let ask = new_request();
     let _ = expect_claim_lost(

@@ -1,4 +1,4 @@
-//! Waiting for a holder: a hint that comes soon after the holder is gone, and not before.
+//! Waiting for a holder: the wait ends soon after the holder is gone, and not before.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use tokio::time::{sleep, timeout};
 
 use super::common::*;
 
-/// What waiters ask for: far beyond [`SOON`].
+/// The limit of waits: far beyond [`MAX_WAKE_DELAY`].
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
-/// Within this a waiter must be back once its holder is gone.
+/// Maximum time between the end of a holder and the end of its waits.
 const MAX_WAKE_DELAY: Duration = Duration::from_secs(6);
 
-/// There is nothing to wait for unless `seen` runs.
+/// A wait returns at once unless `seen` is in progress.
 pub async fn wait_returns_at_once_unless_seen_runs(store: &dyn Store) {
     let ask = new_request();
     expect_woken(store, &ask, Fence(1), "where nothing is").await;
@@ -34,7 +34,7 @@ pub async fn wait_returns_at_once_unless_seen_runs(store: &dyn Store) {
     expect_woken(store, &ask, lease.fence, "for a holder that has lapsed").await;
 }
 
-/// Each end of the holder wakes its waiter promptly.
+/// Every settlement of the holder wakes its waiters promptly.
 pub async fn wait_returns_soon_after_the_holder_settles(store: &dyn Store) {
     for end in [complete_settlement(b"done"), Settlement::Release, park_settlement()] {
         let ask = new_request();
@@ -47,7 +47,7 @@ pub async fn wait_returns_soon_after_the_holder_settles(store: &dyn Store) {
     }
 }
 
-/// An operator who forgets the running entry wakes its waiters.
+/// Forgetting an entry in progress wakes its waiters.
 pub async fn wait_returns_soon_after_a_forget(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -58,14 +58,14 @@ pub async fn wait_returns_soon_after_a_forget(store: &dyn Store) {
     join(forgets, expect_woken(store, &ask, lease.fence, "for a holder that is forgotten")).await;
 }
 
-/// A holder that falls silent does not keep its waiters for the whole limit.
+/// A wait ends when the holder's lease expires, not only at its limit.
 pub async fn wait_returns_soon_after_the_lease_lapses(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ClaimRequest { lease: SHORT_LEASE * 3, ..ask.clone() }).await;
     expect_woken(store, &ask, lease.fence, "for a holder that lapses").await;
 }
 
-/// A waiter stays through an extension of the lease.
+/// A wait continues while the lease is extended.
 pub async fn wait_goes_on_while_the_lease_is_extended(store: &dyn Store) {
     for hold in [SHORT_LEASE * 5, SHORT_LEASE * 15, SHORT_LEASE * 40] {
         let ask = new_request();
@@ -84,7 +84,7 @@ pub async fn wait_goes_on_while_the_lease_is_extended(store: &dyn Store) {
             began.elapsed()
         };
         let (in_time, waited) = join(extends, waits).await;
-        // An extend that was answered later than the lease says nothing: the waiter may have found it lapsed.
+        // If the extension was acknowledged after the lease expired, the wait may have ended: the case is inconclusive.
         if in_time {
             assert!(waited >= hold + SHORT_LEASE * 3, "the waiter came back while the holder was running");
             return;
@@ -93,7 +93,7 @@ pub async fn wait_goes_on_while_the_lease_is_extended(store: &dyn Store) {
     panic!("no extend was answered within its lease");
 }
 
-/// While the holder runs, a waiter is back after its limit and not before.
+/// While the holder is in progress, a wait ends at its limit, not before.
 pub async fn wait_returns_after_its_limit(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -108,7 +108,7 @@ pub async fn wait_returns_after_its_limit(store: &dyn Store) {
     expect_answer("wait", back.expect("a wait of zero ends soon"));
 }
 
-/// Two hundred waiters all wake.
+/// All of two hundred waiters wake.
 pub async fn all_of_200_waiters_wake(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -121,7 +121,7 @@ pub async fn all_of_200_waiters_wake(store: &dyn Store) {
     expect_completed(claim(store, &competing_request(&ask)).await);
 }
 
-/// Waiters of one holder that leave do not take the next holder's waiters with them.
+/// Waiters that leave do not affect the waiters of the next holder.
 pub async fn waiters_of_the_next_holder_are_not_lost(store: &dyn Store) {
     let ask = new_request();
     let first = claim_granted(store, &ask).await;
@@ -139,7 +139,7 @@ pub async fn waiters_of_the_next_holder_are_not_lost(store: &dyn Store) {
     join3(hands_over, waits(), waits()).await;
 }
 
-/// A waiter that gives up leaves the others waiting, and they still wake.
+/// A waiter that gives up does not affect the others, which still wake.
 pub async fn a_waiter_that_gives_up_disturbs_nobody(store: &dyn Store) {
     let ask = new_request();
     let lease = claim_granted(store, &ask).await;
@@ -156,7 +156,7 @@ pub async fn a_waiter_that_gives_up_disturbs_nobody(store: &dyn Store) {
     join3(join(gives_up, short), settles, others).await;
 }
 
-/// Waits for `seen` with a long limit and must be back soon.
+/// Waits for `seen` with a long limit; the wait must end soon.
 async fn expect_woken(store: &dyn Store, ask: &ClaimRequest, seen: Fence, what: &str) {
     let patience = MAX_WAKE_DELAY + SHORT_LEASE * 10;
     match timeout(patience, store.wait(&ask.address, seen, WAIT_LIMIT)).await {

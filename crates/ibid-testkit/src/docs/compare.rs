@@ -1,17 +1,17 @@
-//! Whether an output is what a page says, `…` being anything.
+//! Compares an output with a page, in which `…` matches anything.
 
 const WILDCARD: &str = "…";
 
-/// Where the two part: the furthest that they agree.
+/// The first difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OutputDifference {
-    /// The first expected line that cannot be satisfied.
+    /// The first expected line that does not match.
     pub(super) expected: usize,
-    /// The first line of the output that nothing accounts for.
+    /// The first line of the output that does not match.
     pub(super) got: usize,
 }
 
-/// The lines of an output, without what does not count.
+/// Returns the lines of an output without ignored characters.
 pub(super) fn output_lines(output: &str) -> Vec<String> {
     let mut lines: Vec<_> = output.lines().map(|line| line.replace('\r', "").trim_end().to_owned()).collect();
     while lines.last().is_some_and(String::is_empty) {
@@ -22,7 +22,7 @@ pub(super) fn output_lines(output: &str) -> Vec<String> {
 
 pub(super) fn compare(expected: &[String], output: &str) -> Result<(), OutputDifference> {
     let got = output_lines(output);
-    // `reach[j]`: the expected lines so far account for exactly the first j lines of the output.
+    // `reach[j]`: the expected lines so far match exactly the first j lines of the output.
     let mut reach = vec![false; got.len() + 1];
     reach[0] = true;
     for (index, line) in expected.iter().enumerate() {
@@ -37,7 +37,7 @@ pub(super) fn compare(expected: &[String], output: &str) -> Result<(), OutputDif
             }
         }
         if !next.contains(&true) {
-            // Behind an open `…` any line might have been meant; the first that it could swallow is the helpful one.
+            // After an open `…` any line might have been meant; the first possible one is the most helpful.
             let got = reach.iter().position(|reached| *reached).unwrap_or_default();
             return Err(OutputDifference { expected: index, got });
         }
@@ -53,7 +53,7 @@ fn line_matches(expected: &str, got: &str) -> bool {
     let Some((start, rest)) = expected.split_once(WILDCARD) else { return expected == got };
     let Some(mut got) = got.strip_prefix(start) else { return false };
     let (middles, end) = rest.rsplit_once(WILDCARD).unwrap_or(("", rest));
-    // Taking the first place for each middle leaves the most for the others.
+    // Matching each middle as early as possible leaves the most text for the others.
     for middle in middles.split(WILDCARD) {
         match got.find(middle) {
             Some(at) => got = &got[at + middle.len()..],

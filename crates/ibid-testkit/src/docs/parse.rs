@@ -1,6 +1,5 @@
-//! Fenced blocks of a Markdown page, and the commands in them.
+//! Parses the fenced blocks of a Markdown page, and the commands in them.
 
-/// A fenced block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FencedBlock {
     /// The first word after the opening fence.
@@ -16,7 +15,7 @@ impl FencedBlock {
     }
 }
 
-/// A command and what it is said to print.
+/// A command and its expected output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DocCommand {
     /// Its line in the page, from 1.
@@ -25,7 +24,7 @@ pub(super) struct DocCommand {
     pub(super) expected: Vec<String>,
 }
 
-/// Every fenced block, in order; one that is never closed ends with the page.
+/// Returns all fenced blocks, in order. An unclosed block ends with the page.
 pub(super) fn parse_blocks(page: &str) -> Vec<FencedBlock> {
     let mut blocks = Vec::new();
     let mut lines = page.lines().enumerate();
@@ -39,7 +38,7 @@ pub(super) fn parse_blocks(page: &str) -> Vec<FencedBlock> {
     blocks
 }
 
-/// The commands of a console block; or the line that makes no sense, and why.
+/// Returns the commands of a console block, or the line of the first error with its reason.
 pub(super) fn parse_commands(block: &FencedBlock) -> Result<Vec<DocCommand>, (usize, String)> {
     let mut steps: Vec<DocCommand> = Vec::new();
     let mut continued = false;
@@ -75,7 +74,6 @@ pub(super) fn parse_commands(block: &FencedBlock) -> Result<Vec<DocCommand>, (us
     Ok(steps)
 }
 
-/// An opening fence.
 struct FenceMarker<'a> {
     indent: usize,
     mark: char,
@@ -99,7 +97,7 @@ impl FenceMarker<'_> {
         line.len() >= self.length && line.chars().all(|c| c == self.mark)
     }
 
-    /// The line without as much of the fence's indentation as it has.
+    /// Removes at most the fence's indentation from a line.
     fn unindented<'l>(&self, line: &'l str) -> &'l str {
         let spaces = line.len() - line.trim_start_matches(' ').len();
         &line[spaces.min(self.indent)..]

@@ -1,4 +1,4 @@
-//! What a process prints, line by line.
+//! Captures the output of a process, line by line.
 
 use std::{
     io::{BufRead as _, BufReader, Read},
@@ -16,16 +16,16 @@ use tokio::sync::watch;
 #[derive(Debug, Default)]
 pub(super) struct OutputCapture {
     lines: Mutex<CapturedLines>,
-    /// Bumped after every change of `lines`.
+    /// Incremented after every change of `lines`.
     changed: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
 struct CapturedLines {
     all: Vec<String>,
-    /// How many of them are of a run before this one.
+    /// The number of lines of earlier runs.
     earlier_lines: usize,
-    /// How many streams have ended; two at the end.
+    /// The number of streams that have ended; two at the end.
     ended_streams: usize,
 }
 
@@ -58,7 +58,7 @@ impl OutputCapture {
         self.changed.send_modify(|count| *count += 1);
     }
 
-    /// Keeps the lines of an earlier run.
+    /// Prepends the lines of an earlier run.
     pub(super) fn prepend(&self, earlier: Vec<String>) {
         self.update(|lines| {
             lines.earlier_lines = earlier.len();
@@ -75,12 +75,12 @@ impl OutputCapture {
         self.wait_for(|lines| (lines.ended_streams == 2).then_some(())).await;
     }
 
-    /// Waits for a line with `part` in it; none if the streams ended without.
+    /// Waits for a line that contains `part`. `None` if the streams ended without one.
     pub(super) async fn wait_for_line(&self, part: &str) -> Option<String> {
         self.wait_for(|lines| found_or_ended(lines, lines.all.iter().find(|line| line.contains(part)).cloned())).await
     }
 
-    /// Waits for the address in a line of this run that starts with `start`; none if the streams ended without.
+    /// Waits for the address in a line of this run that starts with `start`. `None` if the streams ended without one.
     pub(super) async fn wait_for_address(&self, start: &str) -> Option<SocketAddr> {
         let address = |line: &String| {
             let url = line.strip_prefix(start)?.split_whitespace().next()?;
@@ -97,7 +97,7 @@ impl OutputCapture {
             if let Some(found) = check(&self.lines.lock()) {
                 return found;
             }
-            // The sender is ours, so this cannot fail.
+            // `self` owns the sender, so this cannot fail.
             let _ = changed.changed().await;
         }
     }

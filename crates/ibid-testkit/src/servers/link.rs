@@ -1,8 +1,9 @@
 //! A TCP proxy that cuts, delays and counts.
 //!
-//! A [`FaultProxy`] stands between a client and a server on the loopback, and misbehaves on demand while connections are open:
+//! A [`FaultProxy`] is between a client and a server on the loopback interface, and injects faults while connections
+//! are open:
 //!
-//! | order | open connections | new connections |
+//! | command | open connections | new connections |
 //! |---|---|---|
 //! | [`cut`](FaultProxy::cut) | silent both ways | accepted, then silent |
 //! | [`cut_and_refuse`](FaultProxy::cut_and_refuse) | silent both ways | refused |
@@ -14,32 +15,32 @@
 //! | [`break_answers`](FaultProxy::break_answers) | the request arrives, then a reset in its answer's place | the same |
 //! | [`heal`](FaultProxy::heal) | all of that ends | accepted |
 //!
-//! A cut is what a cut is on a network: what was sent meanwhile is late, not lost, and arrives once the link is healed,
-//! unless its connection was reset by then. It arrives even if its sender has given up on the connection, because TCP
-//! would deliver it too. A connection opened during a cut and closed before its end never reached the server at all.
+//! A cut behaves as on a network: data that is sent meanwhile is late, not lost, and arrives once the proxy is healed,
+//! unless its connection was reset by then. It arrives even if its sender has closed the connection, because TCP
+//! would deliver it too. A connection that is opened and closed during a cut never reaches the server.
 //! Bytes in the middle of a connection are never lost: after a dropped answer it stays silent, and `heal` resets it.
 //!
-//! Invariants: an order has taken effect when its method returns, so that not one byte passes a link after `cut`; the
-//! link works in a thread of its own, so it neither needs nor disturbs the test's runtime and its clock; dropping it
+//! Invariants: a command has taken effect when its method returns, so no byte passes after `cut`; the
+//! proxy runs in its own thread, so it neither needs nor disturbs the test's runtime and clock; dropping it
 //! closes everything.
 //!
-//! One thing a proxy cannot do: if the *server* is gone, the client's connection is accepted and then reset, where the
-//! server itself would have refused it. A test that needs the refusal says [`refuse`](FaultProxy::refuse) too.
+//! Limit of a proxy: if the *server* is gone, the client's connection is accepted and then reset, where the
+//! server itself would refuse it. A test that needs the refusal also calls [`refuse`](FaultProxy::refuse).
 //!
 //! ```
 //! use std::{io::{Read as _, Write as _}, net::{TcpListener, TcpStream}};
 //!
-//! use ibid_testkit::servers::link::Link;
+//! use ibid_testkit::servers::link::FaultProxy;
 //!
 //! let server = TcpListener::bind("127.0.0.1:0")?;
-//! let link = Link::to(server.local_addr()?);
-//! let mut client = TcpStream::connect(link.addr())?;
+//! let proxy = FaultProxy::to(server.local_addr()?);
+//! let mut client = TcpStream::connect(proxy.addr())?;
 //! let (mut at_server, _) = server.accept()?;
 //! client.write_all(b"ping")?;
 //! at_server.read_exact(&mut [0; 4])?;
 //! at_server.write_all(b"pong")?;
 //! client.read_exact(&mut [0; 4])?;
-//! let counts = link.counts();
+//! let counts = proxy.counts();
 //! assert_eq!((counts.connections, counts.bytes_to_server, counts.round_trips), (1, 4, 1));
 //! # std::io::Result::Ok(())
 //! ```
@@ -68,7 +69,7 @@ mod relay;
 mod tests;
 mod wire;
 
-/// How long anything inside a link may take that should take no time at all.
+/// Timeout of a command to the proxy's thread, which should be instantaneous.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The proxy. Dropping it closes everything.
@@ -79,20 +80,20 @@ pub struct FaultProxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the link's thread is to do, and whom to tell that it is done.
+/// A change for the proxy's thread, and a channel to acknowledge it.
 struct ProxyCommand {
     change: Box<dyn FnOnce(&mut ProxyRules) + Send>,
-    /// Whether new connections are accepted from now on; as before if it does not say.
+    /// Whether to accept new connections from now on; `None` changes nothing.
     listen: Option<bool>,
     done: mpsc::Sender<()>,
 }
 
 impl FaultProxy {
-    /// A link on a free port of the loopback to this server, which need not be there yet.
+    /// Starts a proxy on a free loopback port to this server, which need not run yet.
     ///
     /// # Panics
     ///
-    /// If there is no free port, or no thread to be had.
+    /// If there is no free port or no thread.
     pub fn to(server: SocketAddr) -> FaultProxy {
         let state = Arc::new(ProxyState::new(server));
         let (orders, inbox) = unbounded_channel();
@@ -113,52 +114,52 @@ impl FaultProxy {
         FaultProxy { addr, state, commands: Some(orders), thread: Some(thread) }
     }
 
-    /// Where clients connect.
+    /// The address for clients.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Leads new connections to this server; those that are open stay where they are.
+    /// Directs new connections to this server; open ones stay where they are.
     pub fn set_target(&self, server: SocketAddr) {
         *self.state.server.lock() = server;
     }
 
-    /// Silence, both ways. New connections are accepted, and silent.
+    /// Stops all data in both directions. New connections are accepted, and silent.
     pub fn cut(&self) {
         self.send_command(None, |rules| rules.open = [false, false]);
     }
 
-    /// Silence, both ways. New connections are refused.
+    /// Stops all data in both directions. New connections are refused.
     pub fn cut_and_refuse(&self) {
         self.send_command(Some(false), |rules| rules.open = [false, false]);
     }
 
-    /// Nothing reaches the server any more; what it sends still arrives.
+    /// Stops data to the server; data to the client still passes.
     pub fn cut_to_server(&self) {
         self.send_command(None, |rules| rules.open[ProxyDirection::ToServer as usize] = false);
     }
 
-    /// Nothing reaches the client any more; what it sends still arrives.
+    /// Stops data to the client; data to the server still passes.
     pub fn cut_to_client(&self) {
         self.send_command(None, |rules| rules.open[ProxyDirection::ToClient as usize] = false);
     }
 
-    /// Resets every connection that is open now, at both ends.
+    /// Resets all open connections, at both ends.
     pub fn reset(&self) {
         self.send_command(None, |rules| rules.resets += 1);
     }
 
-    /// Refuses new connections; those that are open go on.
+    /// Refuses new connections; open ones continue.
     pub fn refuse(&self) {
         self.send_command(Some(false), |_| ());
     }
 
-    /// Everything arrives this much later, each way. Throughput stays the same.
+    /// Delays everything by this duration in each direction. Throughput stays the same.
     pub fn delay(&self, by: Duration) {
         self.send_command(None, move |rules| rules.delay = by);
     }
 
-    /// Everything arrives in pieces of at most this many bytes, a millisecond apart.
+    /// Delivers everything in pieces of at most this many bytes, a millisecond apart.
     ///
     /// # Panics
     ///
@@ -168,13 +169,13 @@ impl FaultProxy {
         self.send_command(None, move |rules| rules.slice = Some(bytes));
     }
 
-    /// Delivers the next `n` requests and swallows their answers; the connections stay open, and silent. Requests on
-    /// such a connection still arrive, and count as long as any of the `n` are left.
+    /// Delivers the next `n` requests and drops their answers. The connections stay open and silent. Further requests
+    /// on such a connection still arrive, and count while any of the `n` are left.
     pub fn drop_answers(&self, n: usize) {
         self.lose_next_answers(n, AnswerLoss::Dropped);
     }
 
-    /// Delivers the next `n` requests; each connection is reset when its answer comes.
+    /// Delivers the next `n` requests; resets each connection when its answer comes.
     pub fn break_answers(&self, n: usize) {
         self.lose_next_answers(n, AnswerLoss::Reset);
     }
@@ -184,12 +185,12 @@ impl FaultProxy {
         self.send_command(None, move |_| wire.lose_answers(n, how));
     }
 
-    /// How many answers are still to be lost.
+    /// The number of answers that are still to be lost.
     pub fn answers_to_lose(&self) -> usize {
         self.state.answers_to_lose()
     }
 
-    /// Ends all of it: what was held back arrives, new connections are accepted, connections whose answer was swallowed
+    /// Ends all faults: delayed data arrives, new connections are accepted, and connections with a dropped answer
     /// are reset.
     pub fn heal(&self) {
         let wire = Arc::clone(&self.state);
@@ -199,12 +200,12 @@ impl FaultProxy {
         });
     }
 
-    /// What went through so far, all connections together.
+    /// The traffic so far, of all connections together.
     pub fn counts(&self) -> ProxyCounts {
         self.state.counts()
     }
 
-    /// What went through so far by connection, the oldest first; of those that are closed only the last few thousand.
+    /// The traffic so far by connection, the oldest first; of closed ones only the last few thousand.
     pub fn traffic(&self) -> Vec<ConnectionTraffic> {
         self.state.traffic()
     }
@@ -245,13 +246,13 @@ impl Drop for FaultProxy {
 
 const BACKLOG: u32 = 1024;
 
-/// Open for connections, or holding the port so that nobody else gets it.
+/// Accepts connections, or only reserves the port.
 enum ProxyListener {
     Open(TcpListener),
     Shut(TcpSocket),
 }
 
-/// Until the link is dropped; its connections end with it, for they are tasks of the set.
+/// Runs until the proxy is dropped. Its connections are tasks of the set and end with it.
 async fn run_proxy(
     addr: SocketAddr, listener: TcpListener, wire: Arc<ProxyState>, mut inbox: UnboundedReceiver<ProxyCommand>,
 ) {
@@ -280,7 +281,7 @@ async fn run_proxy(
                     while connections.try_join_next().is_some() {}
                     connections.spawn(relay::relay_connection(client, Arc::clone(&wire)));
                 }
-                // Out of descriptors, say: it may pass.
+                // For example no file descriptors: it may pass.
                 Err(_) => sleep(Duration::from_millis(10)).await,
             },
         }
@@ -307,7 +308,7 @@ async fn set_listening(addr: SocketAddr, door: ProxyListener, open: bool) -> Pro
     }
 }
 
-/// Returns once every connection that the present rules reset is gone: their tasks run in this same thread.
+/// Returns once every connection that the current rules reset is gone. Their tasks run in this thread.
 async fn wait_until_reset(wire: &ProxyState) {
     let gone = async {
         while wire.has_connection_to_reset() {
@@ -319,7 +320,7 @@ async fn wait_until_reset(wire: &ProxyState) {
 
 fn bind(addr: SocketAddr) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
-    // The connections that go on would otherwise keep the port.
+    // Otherwise the open connections would block the port.
     socket.set_reuseaddr(true)?;
     socket.bind(addr)?;
     Ok(socket)

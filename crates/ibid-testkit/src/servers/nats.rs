@@ -1,7 +1,7 @@
-//! A NATS server with JetStream, started privately for a test and gone with it.
+//! A NATS server with JetStream that a test starts privately.
 //!
-//! Invariants: only on 127.0.0.1, on a free port, with its streams in a folder of its own; gone when its owner is,
-//! however that ends. A missing program fails the test and names its package.
+//! Invariants: it listens only on 127.0.0.1, on a free port, with its streams in its own directory; it ends with its
+//! owner, however that ends. A missing program fails the test and names its package.
 //!
 //! ```no_run
 //! use ibid_testkit::servers::nats::Server;
@@ -35,17 +35,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server with JetStream on.
+    /// Starts a server with JetStream.
     ///
     /// # Panics
-    /// If it cannot be started, saying why.
+    /// If it cannot be started, with the reason.
     pub fn start() -> Self {
         let server = Self { folder: ServerFolder::new(), port: free_port(), child: Mutex::new(None) };
         server.restart();
         server
     }
 
-    /// Where it listens on 127.0.0.1.
+    /// Its port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -55,7 +55,7 @@ impl Server {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// Starts it again after [`kill`](Self::kill), on the same port, with the streams that it has on disk.
+    /// Starts it again after [`kill`](Self::kill), on the same port, with its streams on disk.
     ///
     /// # Panics
     /// If it is not ready in time, with its log.
@@ -80,7 +80,7 @@ impl Server {
         }
     }
 
-    /// Ends it as a crash would.
+    /// Kills it, as a crash would.
     pub fn kill(&self) {
         if let Some(mut child) = self.child.lock().take() {
             let _ = child.kill();
@@ -88,7 +88,7 @@ impl Server {
         }
     }
 
-    /// It speaks first, once it is there.
+    /// The server speaks first once it is ready.
     fn is_ready(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) else { return false };
         let mut first = [0; 5];

@@ -1,8 +1,8 @@
-//! PostgreSQL and pgbouncer, started privately for a test and gone with it.
+//! PostgreSQL and pgbouncer that a test starts privately.
 //!
-//! Invariants: only on 127.0.0.1, on a free port, in a folder of its own; never as root. A server is gone, its folder
-//! too, when its owner is: dropped, panicked or killed. (A guard process waits for the end of a pipe that only the owner
-//! holds.) A missing program fails the test and names its package.
+//! Invariants: a server listens only on 127.0.0.1, on a free port, in its own directory; never as root. It ends and its
+//! directory is removed when its owner is dropped, panics or is killed. (A guard process waits for the end of a pipe
+//! that only the owner holds.) A missing program fails the test and names its package.
 
 use std::{
     ffi::OsStr,
@@ -30,8 +30,8 @@ mod pgbouncer;
 const POSTGRES_BIN_FOLDER: &str = "/usr/lib/postgresql/15/bin";
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Waits for the end of its input, which is the end of whoever started it; then ends the process that the file `$1`
-/// names, with its children, and removes the folder `$2`.
+/// Waits until the parent process closes the pipe, then kills the server whose pid is in the file `$1`, with its
+/// children, and removes the directory `$2`.
 const GUARD_SCRIPT: &str = r#"
 while read -r _; do :; done
 pid=$(head -n 1 "$1" 2>/dev/null)
@@ -42,8 +42,8 @@ n=0
 while [ $n -lt 50 ]; do rm -rf "$2" 2>/dev/null && exit 0; n=$((n + 1)); sleep 0.1; done
 "#;
 
-/// Roles that every server has: `migrator` may make databases' schemas, `gateway` is the store's, `auditor` an
-/// administrator's, `alice` anybody's. None needs a password.
+/// The roles of every server: `migrator` creates schemas, `gateway` is the store's, `auditor` is an administrator,
+/// `alice` is an ordinary user. None needs a password.
 const CREATE_ROLES_SQL: &str = "CREATE ROLE ibid_service NOLOGIN; CREATE ROLE ibid_admin NOLOGIN;
     CREATE ROLE migrator LOGIN CREATEROLE; CREATE ROLE gateway LOGIN IN ROLE ibid_service;
     CREATE ROLE auditor LOGIN IN ROLE ibid_admin; CREATE ROLE alice LOGIN;";
@@ -58,7 +58,7 @@ pub struct Server {
     databases: AtomicU32,
 }
 
-/// A folder that goes with its owner, and with it the process that it belongs to.
+/// A directory that is removed with its owner, together with the process that belongs to it.
 #[derive(Debug)]
 struct GuardedFolder {
     path: PathBuf,
@@ -66,12 +66,12 @@ struct GuardedFolder {
 }
 
 impl Server {
-    /// One with the settings of a newcomer.
+    /// Starts a server with default settings.
     pub fn start() -> Self {
         Self::start_with(&[])
     }
 
-    /// One with settings of its own, such as `fsync=off`.
+    /// Starts a server with these settings, such as `fsync=off`.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -92,8 +92,8 @@ impl Server {
         server
     }
 
-    /// One that offers TLS, with a certificate for `localhost`. The second is the file of the certificate that signed it;
-    /// its key is beside it, in `server.key`.
+    /// Starts a server with TLS and a certificate for `localhost`. The path is the file of the CA's certificate; the
+    /// server's key is beside it, in `server.key`.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -103,7 +103,7 @@ impl Server {
         let signed = rcgen::generate_simple_self_signed(vec!["localhost".into()]).expect("a certificate");
         let certificate = server.write_readable_file("server.crt", signed.cert.pem().as_bytes(), 0o644);
         let key = server.write_readable_file("server.key", signed.signing_key.serialize_pem().as_bytes(), 0o600);
-        // Clients may show the same certificate, and are known by it.
+        // Clients may present the same certificate.
         let clients = server.write_readable_file("clients.crt", signed.cert.pem().as_bytes(), 0o644);
         let mut server = server;
         server.settings.extend([
@@ -116,7 +116,7 @@ impl Server {
         (server, certificate)
     }
 
-    /// Gives one that offers TLS another certificate, and others who vouch for its clients. Sessions go on.
+    /// Replaces the certificate of a server with TLS, and the CA for its clients. Sessions continue.
     ///
     /// # Panics
     /// If a file cannot be read.
@@ -128,13 +128,13 @@ impl Server {
         self.sql("postgres", "SELECT pg_reload_conf()");
     }
 
-    /// Says who is let in, in the lines of `pg_hba.conf`.
+    /// Sets the lines of `pg_hba.conf`, which decide who may connect.
     pub fn set_hba(&self, lines: &str) {
         self.write_readable_file("data/pg_hba.conf", lines.as_bytes(), 0o600);
         self.sql("postgres", "SELECT pg_reload_conf()");
     }
 
-    /// A file in its folder that it may read.
+    /// Writes a file in its directory that the server can read.
     fn write_readable_file(&self, name: &str, content: &[u8], mode: u32) -> PathBuf {
         let path = self.folder.path.join(name);
         fs::write(&path, content).expect("a file in our folder");
@@ -144,30 +144,30 @@ impl Server {
         path
     }
 
-    /// One for all tests of this process that do not disturb it.
+    /// A server for all tests of this process that do not disturb it.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Server> = OnceLock::new();
         SHARED.get_or_init(|| Self::start_with(&["max_connections=300"]))
     }
 
-    /// The port it listens on.
+    /// Its port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// How a role reaches a database.
+    /// The URL of a database for a role.
     pub fn url(&self, role: &str, database: &str) -> String {
         format!("postgres://{role}@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// A fresh database, owned by `migrator`. Returns its name.
+    /// Creates a database, owned by `migrator`. Returns its name.
     pub fn create_database(&self) -> String {
         let name = format!("test_{}", self.databases.fetch_add(1, Relaxed));
         self.sql("postgres", &format!("CREATE DATABASE {name} OWNER migrator TEMPLATE template0"));
         name
     }
 
-    /// Runs SQL as superuser. Returns what it selects: lines, columns parted by `|`.
+    /// Runs SQL as superuser. Returns the selected rows as lines, with columns separated by `|`.
     ///
     /// # Panics
     /// If it fails.
@@ -178,7 +178,7 @@ impl Server {
     /// Runs SQL as a role.
     ///
     /// # Errors
-    /// What psql said.
+    /// Returns psql's error output.
     pub fn sql_as(&self, role: &str, database: &str, sql: &str) -> Result<String, String> {
         self.psql(role, database, &["-c".as_ref(), sql.as_ref()])
     }
@@ -186,7 +186,7 @@ impl Server {
     /// Runs a file of SQL as a role.
     ///
     /// # Errors
-    /// What psql said.
+    /// Returns psql's error output.
     pub fn sql_file(&self, role: &str, database: &str, file: &Path) -> Result<String, String> {
         self.psql(role, database, &["-f".as_ref(), file.as_ref()])
     }
@@ -199,29 +199,29 @@ impl Server {
         if ran.status.success() { Ok(text(&ran.stdout)) } else { Err(text(&ran.stderr)) }
     }
 
-    /// Stops it in good order; sessions are ended.
+    /// Shuts it down cleanly and ends its sessions.
     pub fn stop(&self) {
         self.signal("-INT");
         self.wait_until_gone();
     }
 
-    /// Kills it, as a crash of the machine would, except for what the system had not written yet.
+    /// Kills it, as a crash of the machine would; but data that the system has not written yet is not lost.
     pub fn kill(&self) {
         self.signal("-KILL");
         self.wait_until_gone();
     }
 
-    /// Starts it again after it was stopped or killed, on the same port.
+    /// Starts it again on the same port, after a stop or kill.
     pub fn restart(&self) {
         self.run();
     }
 
-    /// Stops the whole server in its tracks: connections stay, nothing is answered.
+    /// Pauses the whole server: connections stay, nothing is answered.
     pub fn pause(&self) {
         self.signal("-STOP");
     }
 
-    /// Goes on after a pause.
+    /// Ends a pause.
     pub fn resume(&self) {
         self.signal("-CONT");
     }
@@ -255,7 +255,7 @@ impl Server {
         asks.status().is_ok_and(|status| status.success())
     }
 
-    /// Sends a signal to the server, and to its sessions too unless it is to stop in good order.
+    /// Sends a signal to the server, and also to its sessions unless it is a clean shutdown.
     fn signal(&self, signal: &str) {
         let Some(pid) = self.process.lock().as_ref().map(Child::id) else { return };
         let mut pids = vec![pid.to_string()];
@@ -283,7 +283,7 @@ impl Drop for Server {
 }
 
 impl GuardedFolder {
-    /// With the file in it that names the process that belongs to it.
+    /// `pid_file` is the file in the directory that contains the process's pid.
     fn new(pid_file: &str) -> Self {
         let made = tempfile::Builder::new().prefix("ibid-postgres-").tempdir().expect("a folder");
         let path = made.keep();
@@ -302,7 +302,7 @@ impl Drop for GuardedFolder {
     }
 }
 
-/// A data folder to copy, made once per process.
+/// A data directory to copy, created once per process.
 fn template_data_folder() -> &'static Path {
     static TEMPLATE: OnceLock<GuardedFolder> = OnceLock::new();
     let folder = TEMPLATE.get_or_init(|| {
@@ -323,7 +323,7 @@ fn program_path(name: &str) -> PathBuf {
     path
 }
 
-/// PostgreSQL refuses to run as root: then as the user that its package makes.
+/// PostgreSQL refuses to run as root; then it runs as the user that its package creates.
 fn unprivileged_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     if !is_root() {
         return Command::new(program);
@@ -337,7 +337,7 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|this| this.uid() == 0)
 }
 
-/// Gives a folder to whoever runs the server.
+/// Gives a directory to the user that runs the server.
 fn give_to_server_user(path: &Path) {
     if is_root() {
         let given = Command::new("chown").arg("postgres:postgres").arg(path).status();

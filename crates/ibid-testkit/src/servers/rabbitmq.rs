@@ -1,9 +1,9 @@
-//! A RabbitMQ node of its own, started privately for a test and gone with it.
+//! A RabbitMQ node that a test starts privately.
 //!
-//! Invariants: only on 127.0.0.1, on free ports, with its data, its logs and its home in a folder of its own; no plugins;
-//! as whatever user the test runs as. Its port mapper (`epmd`) is its own too, so that no node of this machine is
-//! seen or disturbed. Both are gone when their owner is, however that ends. A missing program fails the test and names
-//! its package.
+//! Invariants: it listens only on 127.0.0.1, on free ports, with its data, logs and home in its own directory; no
+//! plugins; as the user that runs the test. It has its own port mapper (`epmd`), so it neither sees nor disturbs other
+//! nodes of this machine. Both end with their owner, however that ends. A missing program fails the test and names its
+//! package.
 
 use std::{
     fmt, fs,
@@ -20,9 +20,9 @@ use parking_lot::Mutex;
 
 use super::redis::child_process::{ServerFolder, free_port, spawn};
 
-/// Not the wrapper in /usr/sbin, which changes to the user of the system's own node.
+/// Not the wrapper in /usr/sbin, which switches to the user of the system's own node.
 const SERVER_PROGRAM: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
-/// It takes long to start, and longer where many tests run on few cores.
+/// A node starts slowly, especially if many tests run on few cores.
 const START_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A running node.
@@ -36,10 +36,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// A node.
+    /// Starts a node.
     ///
     /// # Panics
-    /// If it cannot be started, saying why.
+    /// If it cannot be started, with the reason.
     pub fn start() -> Self {
         assert!(
             Path::new(SERVER_PROGRAM).exists(),
@@ -67,10 +67,10 @@ impl Server {
         server
     }
 
-    /// One for all tests of this process that do not disturb it: a node takes seconds to start.
+    /// A node for all tests of this process that do not disturb it: a start takes seconds.
     ///
     /// # Panics
-    /// If it cannot be started, saying why.
+    /// If it cannot be started, with the reason.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Server> = OnceLock::new();
         SHARED.get_or_init(Self::start)
@@ -81,17 +81,17 @@ impl Server {
         format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.amqp_port)
     }
 
-    /// All ports that it and its port mapper listen on.
+    /// All ports of the node and its port mapper.
     pub fn ports(&self) -> [u16; 3] {
         [self.amqp_port, self.distribution_port, self.mapper_port]
     }
 
-    /// Where it keeps everything.
+    /// The directory of all its files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Starts it again after [`kill`](Self::kill), on the same ports, with what it has on disk.
+    /// Starts it again after [`kill`](Self::kill), on the same ports, with its data on disk.
     ///
     /// # Panics
     /// If it is not ready in time, with its log.
@@ -117,7 +117,7 @@ impl Server {
             .env("RABBITMQ_GENERATED_CONFIG_DIR", path("config"))
             .env("RABBITMQ_ENABLED_PLUGINS_FILE", path("enabled_plugins"))
             .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "+S 2:2 -kernel inet_dist_use_interface {127,0,0,1}")
-            // The script then becomes the node, instead of waiting for it: whoever ends the one ends the other.
+            // The script then becomes the node instead of waiting for it, so killing the process kills the node.
             .env("detached", "true");
         node.stdin(Stdio::null());
         *self.node.lock() = Some(spawn(node, "rabbitmq-server"));
@@ -134,7 +134,7 @@ impl Server {
         }
     }
 
-    /// Ends it as a crash would.
+    /// Kills it, as a crash would.
     pub fn kill(&self) {
         for child in [&self.node, &self.mapper] {
             if let Some(mut child) = child.lock().take() {
@@ -144,7 +144,7 @@ impl Server {
         }
     }
 
-    /// It answers the protocol's greeting once it serves.
+    /// The node answers the protocol's greeting once it is ready.
     fn is_ready(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.amqp_port)) else { return false };
         let mut kind = [0; 1];

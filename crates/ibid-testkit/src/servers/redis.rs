@@ -1,7 +1,7 @@
-//! Redis: alone, with replica and sentinels, as a cluster.
+//! Redis: a single server, a replica with sentinels, or a cluster.
 //!
-//! Each lives in a folder of its own under the system's temporary one, listens on 127.0.0.1 only, and writes every change
-//! to its log before it answers (`appendfsync always`), unless told otherwise.
+//! Each server has its own temporary directory, listens only on 127.0.0.1, and writes every change
+//! to its log before it answers (`appendfsync always`), unless configured otherwise.
 //!
 //! Invariant: no server outlives the process that started it, however that ends.
 //!
@@ -33,21 +33,21 @@ pub(super) mod child_process;
 mod cluster;
 mod sentinels;
 
-/// How long a server may take for anything: many tests run at once on few cores.
+/// Timeout of any server operation: many tests run at once on few cores.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How to run a server.
+/// The options of a server.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Lines of its configuration, beside what every server here has.
+    /// Additional lines of its configuration.
     pub config: Vec<String>,
     /// The default user's password.
     pub password: Option<String>,
-    /// Speak TLS only, with certificates made for it.
+    /// Accept only TLS, with generated certificates.
     pub tls: bool,
 }
 
-/// A running server. Gone, with its folder, when dropped.
+/// A running server. Dropping it ends the server and removes its directory.
 pub struct Server {
     folder: ServerFolder,
     port: u16,
@@ -57,18 +57,18 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server with no password.
+    /// Starts a server without a password.
     ///
     /// # Panics
-    /// If it cannot be started, saying why.
+    /// If it cannot be started, with the reason.
     pub fn start() -> Self {
         Self::start_with(Options::default())
     }
 
-    /// A server with these lines in its configuration.
+    /// Starts a server with these lines in its configuration.
     ///
     /// # Panics
-    /// If it cannot be started, saying why.
+    /// If it cannot be started, with the reason.
     pub fn start_with_config(config: &[&str]) -> Self {
         Self::start_with(Options {
             config: config.iter().map(|line| (*line).to_owned()).collect(),
@@ -76,18 +76,18 @@ impl Server {
         })
     }
 
-    /// A server run in this way.
+    /// Starts a server with these options.
     ///
     /// # Panics
-    /// If it cannot be started, saying why.
+    /// If it cannot be started, with the reason.
     pub fn start_with(options: Options) -> Self {
         Self::launch(options, false)
     }
 
-    /// One for all tests of this process, started when first asked for. Each should use a prefix of its own.
+    /// A server for all tests of this process, started on first use. Each test should use its own prefix.
     ///
     /// # Panics
-    /// If it cannot be started, saying why.
+    /// If it cannot be started, with the reason.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Server> = OnceLock::new();
         SHARED.get_or_init(Self::start)
@@ -125,12 +125,12 @@ impl Server {
         server
     }
 
-    /// Where it listens on 127.0.0.1.
+    /// Its port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// `redis://…`, or `rediss://…` with the certificate authority to trust.
+    /// `redis://…`, or `rediss://…` with the CA to trust.
     pub fn url(&self) -> String {
         let login = self.options.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
         if self.options.tls {
@@ -139,12 +139,12 @@ impl Server {
         format!("redis://{login}127.0.0.1:{}/0", self.port)
     }
 
-    /// A file in its folder: `log`, `ca.pem`, `cert.pem`, `key.pem`.
+    /// A file in its directory: `log`, `ca.pem`, `cert.pem`, `key.pem`.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Starts it again, after [`kill`](Self::kill) or [`stop`](Self::stop), on what it has on disk. Ready when back.
+    /// Starts it again on its data, after [`kill`](Self::kill) or [`stop`](Self::stop), and waits until it is ready.
     ///
     /// # Panics
     /// If it is not ready in time, with the end of its log.
@@ -161,7 +161,7 @@ impl Server {
         });
     }
 
-    /// Ends it as a crash would.
+    /// Kills it, as a crash would.
     pub fn kill(&self) {
         if let Some(mut child) = self.child.lock().take() {
             let _ = child.kill();
@@ -169,14 +169,14 @@ impl Server {
         }
     }
 
-    /// Ends it in good order.
+    /// Shuts it down cleanly.
     pub fn stop(&self) {
         let Some(mut child) = self.child.lock().take() else { return };
         signal(&child, "-TERM");
         let _ = child.wait();
     }
 
-    /// Freezes it: it takes connections and says nothing.
+    /// Pauses it: it accepts connections and answers nothing.
     ///
     /// # Panics
     /// If it does not run.
@@ -184,7 +184,7 @@ impl Server {
         signal(self.child.lock().as_ref().expect("it runs"), "-STOP");
     }
 
-    /// Ends the freeze.
+    /// Ends a pause.
     ///
     /// # Panics
     /// If it does not run.
@@ -192,7 +192,7 @@ impl Server {
         signal(self.child.lock().as_ref().expect("it runs"), "-CONT");
     }
 
-    /// What `redis-cli` prints.
+    /// Returns the output of `redis-cli`.
     ///
     /// # Panics
     /// If the server cannot be reached.
@@ -200,9 +200,9 @@ impl Server {
         self.try_cli(args).unwrap_or_else(|| panic!("redis-cli {args:?} failed:\n{}", self.log()))
     }
 
-    /// What `redis-cli` prints, if the server can be reached and answers within ten seconds.
+    /// Returns the output of `redis-cli`, if the server answers within ten seconds.
     pub fn try_cli(&self, args: &[&str]) -> Option<String> {
-        // Not its own time-out: it has none for a server that is silent.
+        // redis-cli itself has no timeout for a silent server.
         let mut command = Command::new("timeout");
         command.args(["10", "redis-cli", "-p", &self.port.to_string()]);
         if let Some(password) = &self.options.password {
@@ -217,20 +217,20 @@ impl Server {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
     }
 
-    /// A number from `INFO`.
+    /// Returns a value from `INFO`.
     ///
     /// # Panics
-    /// If it says nothing of that name.
+    /// If there is no such value.
     pub fn info(&self, name: &str) -> String {
         let info = self.cli(&["INFO", "everything"]);
         let found = info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':').map(str::to_owned));
         found.unwrap_or_else(|| panic!("INFO says nothing of {name}"))
     }
 
-    /// Waits until something is so.
+    /// Waits until a condition holds.
     ///
     /// # Panics
-    /// If it does not come to be so, with the end of the server's log.
+    /// If it does not hold in time, with the end of the server's log.
     pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
         let began = Instant::now();
         while !is_so() {

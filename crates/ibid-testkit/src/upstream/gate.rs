@@ -1,4 +1,4 @@
-//! Holding answers back until the test says so.
+//! Delays answers until the test releases them.
 
 use std::sync::Arc;
 
@@ -9,45 +9,45 @@ use tokio::{
 
 use crate::http1::WAIT_TIMEOUT;
 
-/// Replies [`gated`](super::UpstreamReply::gated) by it wait until it is opened. Clones are the same gate.
+/// [`gated`](super::UpstreamReply::gated) replies wait until the gate is opened. Clones share the gate.
 #[derive(Clone, Debug)]
 pub struct ReplyGate(Arc<ReplyGateState>);
 
 #[derive(Debug)]
 struct ReplyGateState {
-    /// One permit per reply let through; closed once the gate is open for good.
+    /// One permit per reply that may pass; closed once the gate is open for good.
     permits: Semaphore,
-    /// How many requests have ever come to the gate.
+    /// The number of requests that have reached the gate.
     arrived: watch::Sender<usize>,
 }
 
 impl ReplyGate {
-    /// A closed gate.
+    /// Creates a closed gate.
     #[expect(clippy::new_without_default, reason = "a gate that appears by default would hang a test")]
     pub fn new() -> ReplyGate {
         ReplyGate(Arc::new(ReplyGateState { permits: Semaphore::new(0), arrived: watch::Sender::new(0) }))
     }
 
-    /// Lets everything through from now on.
+    /// Lets all replies pass from now on.
     pub fn open(&self) {
         self.0.permits.close();
     }
 
-    /// Lets `n` replies through, now or when they come.
+    /// Lets `n` replies pass, now or when they arrive.
     pub fn let_through(&self, n: usize) {
         self.0.permits.add_permits(n);
     }
 
-    /// How many requests have come to the gate so far, let through or not.
+    /// The number of requests that have reached the gate, passed or not.
     pub fn count(&self) -> usize {
         *self.0.arrived.borrow()
     }
 
-    /// Waits until `n` requests have come to the gate. Each is in the upstream's log by then.
+    /// Waits until `n` requests have reached the gate. Each is in the upstream's log by then.
     ///
     /// # Panics
     ///
-    /// If they do not come within ten seconds.
+    /// If they do not arrive within ten seconds.
     pub async fn arrived(&self, n: usize) {
         let mut arrived = self.0.arrived.subscribe();
         let enough = timeout(WAIT_TIMEOUT, arrived.wait_for(|count| *count >= n)).await.is_ok();

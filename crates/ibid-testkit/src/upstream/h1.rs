@@ -1,4 +1,4 @@
-//! One HTTP/1.1 connection of the upstream, written by hand so that it can break any rule.
+//! One HTTP/1.1 connection of the upstream, handwritten so that it can break any rule.
 
 use std::{
     io,
@@ -20,10 +20,9 @@ use super::{
 };
 use crate::http1::{BodyFraming, HeaderList, MessageReader, malformed};
 
-/// How long an early answer waits for the rest of the request before it closes.
+/// How long an early answer reads the rest of the request before the connection closes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What becomes of the connection.
 enum ConnectionEnd {
     Close,
     Reset,
@@ -49,7 +48,7 @@ struct UpstreamHttp1Connection {
     reader: MessageReader,
     writer: OwnedWriteHalf,
     open: OpenUpstreamConnection,
-    /// Requests answered on this connection before the present one.
+    /// Requests answered on this connection before the current one.
     served: usize,
 }
 
@@ -116,7 +115,7 @@ impl UpstreamHttp1Connection {
         Ok((seen, framing))
     }
 
-    /// Counts a request that is not whole; answers it if the other side is still there.
+    /// Counts an incomplete request, and answers it if the client is still there.
     async fn reject(&mut self, error: io::Error) -> io::Result<ControlFlow<ConnectionEnd>> {
         self.open.request_log.count_malformed();
         if error.kind() == io::ErrorKind::InvalidData {
@@ -139,7 +138,7 @@ impl UpstreamHttp1Connection {
         }
         self.answer(reply, None, false).await?;
         self.writer.shutdown().await?;
-        // Closing with bytes unread resets the connection, and the answer could be lost with it.
+        // Closing with unread bytes resets the connection, and the answer could be lost with it.
         let drained = async {
             while !self.reader.read_some().await?.is_empty() {}
             io::Result::Ok(())
@@ -148,7 +147,7 @@ impl UpstreamHttp1Connection {
         Ok(Break(ConnectionEnd::Close))
     }
 
-    /// Waits until the reply is due; an app does not stop working when its caller hangs up, so this only notes that.
+    /// Waits until the reply is due. Only records a disconnect: an app does not stop working when its caller leaves.
     async fn wait_until_due(&mut self, reply: &UpstreamReply) {
         let due = reply.wait_until_due();
         tokio::pin!(due);

@@ -1,4 +1,4 @@
-//! One connection of the upstream over HTTP/2 without TLS, by hyper. The log and the rules are those of HTTP/1.1.
+//! One HTTP/2 connection of the upstream without TLS, by hyper. It shares the log and the rules with HTTP/1.1.
 
 use std::{fmt, io, sync::Arc, time::Instant};
 
@@ -22,10 +22,10 @@ use super::{
 };
 use crate::http1::HeaderList;
 
-/// A body that is sent while the answer is on its way.
+/// A streaming body.
 type ChannelBody = Channel<Bytes, StreamAbort>;
 
-/// Ends a stream without finishing it.
+/// Aborts a stream.
 #[derive(Debug)]
 struct StreamAbort;
 
@@ -37,7 +37,7 @@ impl fmt::Display for StreamAbort {
 
 impl std::error::Error for StreamAbort {}
 
-/// Panics at a rule that needs a raw connection.
+/// Panics if a rule needs a raw connection.
 pub(super) fn check_supported(reply: &UpstreamReply) {
     let possible = match reply.fault {
         None => !reply.early && !matches!(reply.content, ReplyContent::Echo),
@@ -129,7 +129,7 @@ fn truncated_response(head: http::response::Builder, part: Bytes) -> Response<Ch
     head.body(body).expect("the head is valid")
 }
 
-/// Sends the body, and the trailers after it. Ends by itself when the other side is gone.
+/// Sends the body, then the trailers. Ends by itself when the client is gone.
 async fn send_body(mut sender: Sender<Bytes, StreamAbort>, reply: UpstreamReply, whole: Option<Bytes>) {
     let done = async {
         match (whole, &reply.content) {

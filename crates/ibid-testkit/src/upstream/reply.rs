@@ -1,4 +1,4 @@
-//! What the upstream answers, and how it fails.
+//! The upstream's answers and faults.
 
 use std::time::Duration;
 
@@ -6,68 +6,68 @@ use bytes::Bytes;
 
 use super::ReplyGate;
 
-/// An answer. Starts as [`UpstreamReply::usual`] or [`UpstreamReply::status`] and is changed step by step.
+/// An answer, built from [`UpstreamReply::usual`] or [`UpstreamReply::status`].
 #[derive(Clone, Debug, Default)]
 pub struct UpstreamReply {
-    /// None: 201 for an execution, 200 for anything else.
+    /// `None`: 201 for an execution, 200 for other requests.
     pub(super) status: Option<u16>,
     pub(super) headers: Vec<(String, String)>,
     pub(super) content: ReplyContent,
     pub(super) trailers: Vec<(String, String)>,
     pub(super) delay: Duration,
     pub(super) gate: Option<ReplyGate>,
-    /// Answered when the head has arrived, the body unread.
+    /// Answers after the head of the request, without reading the body.
     pub(super) early: bool,
     pub(super) fault: Option<UpstreamFault>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) enum ReplyContent {
-    /// `{"id":N,"run":N}` for execution N, `{"ok":true}` for anything else.
+    /// `{"id":N,"run":N}` for execution N, `{"ok":true}` for other requests.
     #[default]
     Numbered,
     Whole(Bytes),
     Chunks(Vec<Bytes>),
     /// This many server-sent events, one per interval.
     Events(usize, Duration),
-    /// 101, then every byte comes back.
+    /// 101, then echoes every byte.
     Echo,
 }
 
-/// What goes wrong after the request was read and logged, unless said otherwise.
+/// A fault, which happens after the request is read and logged unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamFault {
-    /// The connection is reset.
+    /// Resets the connection.
     ResetAfterRequest,
-    /// The connection is closed in good order, without an answer.
+    /// Closes the connection without an answer.
     CloseWithoutReply,
-    /// The answer announces more bytes than it has, then the connection is closed.
+    /// Announces more bytes than it sends, then closes the connection.
     Truncated {
-        /// What it announces.
+        /// The announced length.
         content_length: usize,
-        /// What it sends.
+        /// The bytes that are sent.
         sent: usize,
     },
-    /// A chunked answer, closed after the first chunk.
+    /// Closes the connection after the first chunk of an answer.
     TruncatedChunked,
-    /// No answer ever; the connection stays open until the other side gives up.
+    /// Never answers; the connection stays open until the client closes it.
     Hang,
-    /// Something that is not HTTP.
+    /// Sends bytes that are not HTTP.
     Garbage,
-    /// A 101 that nobody asked for.
+    /// Sends a 101 without a request to upgrade.
     UnexpectedUpgrade,
-    /// The usual answer, which promises to keep the connection; but it is closed right after it.
+    /// Sends the usual answer without `Connection: close`, then closes the connection.
     CloseIdle,
-    /// A 413 as soon as the head has arrived, and the connection is closed with the body unread, so that it ends in
-    /// a reset for whoever is still sending. Not an execution.
+    /// Sends a 413 after the head of the request, and closes the connection with the body unread, which
+    /// resets it for a client that is still sending. Not an execution.
     EarlyReplyThenClose,
-    /// The connection is closed without an answer if it carried a request before: the race between reusing a
-    /// connection and its end. Not an execution then; on a fresh connection, the usual answer.
+    /// Closes the connection without an answer if it carried a request before: the race between the reuse of a
+    /// connection and its close. Then it is not an execution; a new connection gets the usual answer.
     CloseReused,
 }
 
 impl UpstreamReply {
-    /// What the upstream answers without a rule, to be delayed, gated or given headers.
+    /// The default answer, which can be delayed, gated or given headers.
     pub fn usual() -> UpstreamReply {
         UpstreamReply::default()
     }
@@ -77,37 +77,37 @@ impl UpstreamReply {
         UpstreamReply { status: Some(status), content: ReplyContent::Whole(Bytes::new()), ..UpstreamReply::default() }
     }
 
-    /// An answer in chunks, without a length.
+    /// A chunked answer without a length.
     pub fn chunks(chunks: impl IntoIterator<Item = impl Into<Bytes>>) -> UpstreamReply {
         let chunks = chunks.into_iter().map(Into::into).filter(|chunk: &Bytes| !chunk.is_empty()).collect();
         UpstreamReply { status: Some(200), content: ReplyContent::Chunks(chunks), ..UpstreamReply::default() }
     }
 
-    /// A stream of server-sent events, `data: 1` and so on, one each `every`.
+    /// A stream of server-sent events, `data: 1` and so on, at this interval.
     pub fn events(count: usize, every: Duration) -> UpstreamReply {
         let content = ReplyContent::Events(count, every);
         UpstreamReply { status: Some(200), content, ..UpstreamReply::default() }
             .header("content-type", "text/event-stream")
     }
 
-    /// A 101 to the protocol asked for, after which every byte is sent back.
+    /// A 101 to the requested protocol, then an echo of every byte.
     pub fn upgrade_echo() -> UpstreamReply {
         UpstreamReply { status: Some(101), content: ReplyContent::Echo, ..UpstreamReply::default() }
     }
 
-    /// An answer (say 413) when the head has arrived; then the rest of the request is read and thrown away, and the
-    /// connection closed. Not an execution.
+    /// An answer (such as 413) after the head of the request; then the rest of the request is read and discarded, and
+    /// the connection closed. Not an execution.
     pub fn early(status: u16) -> UpstreamReply {
         UpstreamReply { early: true, ..UpstreamReply::status(status) }.header("connection", "close")
     }
 
-    /// Adds a header; the same name twice sends two.
+    /// Adds a header; adding a name twice sends two lines.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
     }
 
-    /// Adds `Jwks-Cookie`.
+    /// Adds `Set-Cookie`.
     pub fn set_cookie(self, cookie: &str) -> Self {
         self.header("set-cookie", cookie)
     }
@@ -127,7 +127,7 @@ impl UpstreamReply {
         self.header("content-type", "application/json").body(body.to_owned())
     }
 
-    /// Sets the usual body, which has the execution's number, under another status.
+    /// Sets the usual body, which contains the number of the execution.
     pub fn numbered(self) -> Self {
         UpstreamReply { content: ReplyContent::Numbered, ..self }
     }
@@ -168,7 +168,7 @@ impl UpstreamReply {
         self.status.unwrap_or(if execution.is_some() { 201 } else { 200 })
     }
 
-    /// The headers, with the type of the usual body.
+    /// The headers, including the content type of the usual body.
     pub(super) fn all_headers(&self) -> Vec<(String, String)> {
         let mut headers = self.headers.clone();
         let typed = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type"));
@@ -178,7 +178,7 @@ impl UpstreamReply {
         headers
     }
 
-    /// The body, where it is known in one piece.
+    /// The body, if it is known as a whole.
     pub(super) fn whole_body(&self, execution: Option<usize>) -> Option<Bytes> {
         match (&self.content, execution) {
             (ReplyContent::Numbered, Some(n)) => Some(format!(r#"{{"id":{n},"run":{n}}}"#).into()),
@@ -199,7 +199,7 @@ impl From<UpstreamFault> for UpstreamReply {
     }
 }
 
-/// `n` bytes that differ from place to place, so that a lost or doubled piece shows.
+/// `n` bytes that differ by position, so that a lost or duplicated piece is visible.
 pub fn filler(n: usize) -> Bytes {
     (0..n.div_ceil(8)).flat_map(|i| format!("{i:07}\n").into_bytes()).take(n).collect()
 }

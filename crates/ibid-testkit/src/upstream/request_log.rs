@@ -1,4 +1,4 @@
-//! What the upstream has seen, and what it is to answer: the state that all its connections share.
+//! The state that all connections of the upstream share: the log and the rules.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,26 +17,26 @@ use tokio::sync::watch;
 use super::UpstreamReply;
 use crate::http1::{HeaderList, to_text};
 
-/// One request that arrived.
+/// One logged request.
 #[derive(Clone)]
 pub struct LoggedRequest {
-    /// When it had arrived whole.
+    /// When it had arrived completely.
     pub at: Instant,
-    /// Which connection brought it, counted from 1.
+    /// The connection that carried it, counted from 1.
     pub connection: usize,
-    /// Its protocol version.
+    /// The HTTP version.
     pub version: http::Version,
-    /// Its method.
+    /// The method.
     pub method: String,
-    /// Its path and query, as sent.
+    /// The path and query, as sent.
     pub target: String,
-    /// Its headers, as sent.
+    /// The headers, as sent.
     pub headers: HeaderList,
-    /// Its body without the framing.
+    /// The body without the framing.
     pub body: Bytes,
-    /// Its trailers.
+    /// The trailers.
     pub trailers: HeaderList,
-    /// Which execution it was, counted from 1; none for a request without effect.
+    /// The number of the execution, from 1; `None` for a request without effect.
     pub execution: Option<usize>,
 }
 
@@ -51,7 +51,7 @@ impl LoggedRequest {
         self.headers.get(name)
     }
 
-    /// The key as the client meant it: `Idempotency-Key`, else `X-Idempotency-Key`, without quotes.
+    /// The key without quotes, from `Idempotency-Key`, else from `X-Idempotency-Key`.
     pub fn key(&self) -> Option<&str> {
         let sent = self.header("idempotency-key").or_else(|| self.header("x-idempotency-key"))?;
         Some(sent.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(sent))
@@ -87,7 +87,7 @@ impl fmt::Debug for LoggedRequest {
     }
 }
 
-/// See the module docs. Written by the connections (log, counts) and by the test (rules).
+/// See the module docs. The connections write the log and the counts, the test writes the rules.
 #[derive(Debug, Default)]
 pub(super) struct RequestLog {
     state: Mutex<RequestLogState>,
@@ -103,7 +103,7 @@ pub(super) struct RequestLog {
 struct RequestLogState {
     log: Vec<LoggedRequest>,
     executions: usize,
-    /// Replies by path, `None` for every other path; the last reply of a rule is never removed.
+    /// Replies by path; `None` is every other path. The last reply of a rule is never removed.
     rules: HashMap<Option<String>, VecDeque<UpstreamReply>>,
 }
 
@@ -116,7 +116,7 @@ impl RequestLog {
         self.state.lock().rules.clear();
     }
 
-    /// The reply for the next request with this method at this target. A rule that names the method comes first.
+    /// Returns the reply to the next request with this method and target. A rule with the method takes precedence.
     pub(super) fn next_reply(&self, method: &str, target: &str) -> UpstreamReply {
         let mut book = self.state.lock();
         let path = path_of(target);
@@ -129,7 +129,7 @@ impl RequestLog {
         }
     }
 
-    /// Logs a request; returns its execution number if it is one. `effect` is false where the upstream refuses it.
+    /// Logs a request and returns its number if it is an execution. `effect` is false if the upstream refuses it.
     pub(super) fn record(&self, mut seen: LoggedRequest, effect: bool) -> Option<usize> {
         let mut book = self.state.lock();
         if effect && !matches!(seen.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "TRACE") {
@@ -143,7 +143,7 @@ impl RequestLog {
     }
 
     pub(super) async fn wait_arrived(&self, n: usize) {
-        // The sender is ours, so waiting cannot fail.
+        // `self` owns the sender, so waiting cannot fail.
         let _ = self.arrived.subscribe().wait_for(|count| *count >= n).await;
     }
 
@@ -186,7 +186,7 @@ impl RequestLog {
     }
 }
 
-/// An open connection; it counts as open until this is dropped.
+/// An open connection. Dropping it ends the count as open.
 #[derive(Debug)]
 pub(super) struct OpenUpstreamConnection {
     pub(super) request_log: Arc<RequestLog>,

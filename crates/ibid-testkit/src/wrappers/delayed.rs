@@ -10,33 +10,33 @@ use parking_lot::Mutex;
 
 use super::{CallFilter, StoreAnswer, StoreCallKind, sleep_unless_zero, store_around};
 
-/// A store that takes its time: before a call is applied, and before its answer arrives.
+/// A store that delays calls before they are applied, and their outcomes afterwards.
 ///
-/// A call that is dropped during the first delay was not applied, one that is dropped during the second was.
+/// A call that is dropped during the first delay is not applied; one that is dropped during the second is.
 #[derive(Debug)]
 pub struct DelayedStore<S> {
     inner: S,
-    /// The latest that concerns a call counts. Written by the test, read by every call.
+    /// The latest rule for a call counts. The test writes it, every call reads it.
     delays: Mutex<Vec<(CallFilter, Duration, Duration)>>,
 }
 
 impl<S> DelayedStore<S> {
-    /// Around `inner`, which answers at once until told otherwise.
+    /// Wraps `inner` without delays.
     pub fn new(inner: S) -> Self {
         Self { inner, delays: Mutex::default() }
     }
 
-    /// From now on such calls are applied only after `before`, and answered `after` that.
+    /// Delays these calls by `before` until they are applied, and their outcomes by `after`.
     pub fn delay(&self, calls: CallFilter, before: Duration, after: Duration) {
         self.delays.lock().push((calls, before, after));
     }
 
-    /// From now on every call is answered at once.
+    /// Removes all delays.
     pub fn heal(&self) {
         self.delays.lock().clear();
     }
 
-    /// What it is around.
+    /// The wrapped store.
     pub fn inner(&self) -> &S {
         &self.inner
     }

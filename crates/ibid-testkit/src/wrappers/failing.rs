@@ -10,35 +10,35 @@ use parking_lot::Mutex;
 
 use super::{StoreAnswer, StoreCallKind, injected_error, store_around};
 
-/// Which calls are meant.
+/// A set of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallFilter {
     /// Claims.
     Claim,
-    /// Heartbeats.
+    /// Extensions of a lease.
     Extend,
-    /// Ends.
+    /// Settlements.
     Settle,
-    /// What operators change.
+    /// Changes by operators.
     AdminChange,
-    /// Every call, operators' ones included.
+    /// All calls, including the operators'.
     All,
 }
 
-/// A store that fails while it is told to.
+/// A store that fails on demand.
 ///
 /// ```
 /// # use ibid::store::{ErrorKind, Memory};
-/// # use ibid_testkit::wrappers::{Calls, FailsOnDemand};
-/// let store = FailsOnDemand::new(Memory::default());
-/// store.fail(Calls::Settle, ErrorKind::NotApplied); // down while recording
-/// # store.lose(Calls::Claim);
+/// # use ibid_testkit::wrappers::{CallFilter, FailingStore};
+/// let store = FailingStore::new(Memory::default());
+/// store.fail(CallFilter::Settle, ErrorKind::NotApplied); // down while recording
+/// # store.lose_answers(CallFilter::Claim);
 /// store.heal();
 /// ```
 #[derive(Debug)]
 pub struct FailingStore<S> {
     inner: S,
-    /// The latest that concerns a call counts. Written by the test, read by every call.
+    /// The latest rule for a call counts. The test writes it, every call reads it.
     faults: Mutex<Vec<(CallFilter, InjectedFault)>>,
 }
 
@@ -61,27 +61,27 @@ impl CallFilter {
 }
 
 impl<S> FailingStore<S> {
-    /// Around `inner`, which answers until told otherwise.
+    /// Wraps `inner` without faults.
     pub fn new(inner: S) -> Self {
         Self { inner, faults: Mutex::default() }
     }
 
-    /// From now on such calls are not applied and fail so.
+    /// Makes these calls fail with this error, without applying them.
     pub fn fail(&self, calls: CallFilter, kind: ErrorKind) {
         self.faults.lock().push((calls, InjectedFault::Fail(kind)));
     }
 
-    /// From now on such calls are applied, and their answers lost ([`ErrorKind::Ambiguous`]).
+    /// Applies these calls and loses their outcomes ([`ErrorKind::Ambiguous`]).
     pub fn lose_answers(&self, calls: CallFilter) {
         self.faults.lock().push((calls, InjectedFault::LoseAnswer));
     }
 
-    /// From now on every call is answered.
+    /// Removes all faults.
     pub fn heal(&self) {
         self.faults.lock().clear();
     }
 
-    /// What it is around: what is really there.
+    /// The wrapped store, which has the real state.
     pub fn inner(&self) -> &S {
         &self.inner
     }

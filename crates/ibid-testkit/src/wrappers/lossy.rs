@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 
 use super::{StoreAnswer, StoreCallKind, injected_error, store_around};
 
-/// A store whose answers get lost, chosen by a seed: some calls are applied and answered with
-/// [`ErrorKind::Ambiguous`], some are not applied and answered with that or with [`ErrorKind::NotApplied`].
+/// A store that loses calls and outcomes, chosen by a seed: some calls are applied and return
+/// [`ErrorKind::Ambiguous`]; some are not applied and return that or [`ErrorKind::NotApplied`].
 ///
-/// Spared are the answers that a repeated call cannot give again: [`SettleOutcome::Restored`], and those of operators' changes,
-/// which carry no token (these are only ever not applied).
+/// It never loses outcomes that a repeated call cannot return again: [`SettleOutcome::Restored`], and those of
+/// operators' changes, which have no token (these calls are only ever not applied).
 #[derive(Debug)]
 pub struct LossyStore<S> {
     inner: S,
@@ -36,20 +36,20 @@ enum CallFate {
 }
 
 impl<S> LossyStore<S> {
-    /// Around `inner`; one call in `one_in` goes wrong.
+    /// Wraps `inner`; one call in `one_in` fails.
     pub fn new(inner: S, seed: u64, one_in: u32) -> Self {
         let dice = LossRandom { state: seed | 1, lost_calls: 0 };
         Self { inner, one_in: u64::from(one_in.max(1)), random: Mutex::new(dice) }
     }
 
-    /// How many calls went wrong so far.
+    /// The number of failed calls so far.
     pub fn lost_calls(&self) -> u64 {
         self.random.lock().lost_calls
     }
 
     fn next_fate(&self) -> CallFate {
         let mut dice = self.random.lock();
-        // xorshift64*: small, seeded, good enough to choose victims.
+        // xorshift64*: small, seeded, random enough to choose calls.
         dice.state ^= dice.state >> 12;
         dice.state ^= dice.state << 25;
         dice.state ^= dice.state >> 27;

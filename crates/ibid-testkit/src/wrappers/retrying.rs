@@ -8,22 +8,22 @@ use ibid::store::{
 
 use super::{StoreAnswer, StoreCallKind, store_around};
 
-/// How often a call is sent before its error is passed on.
+/// Maximum number of attempts before the error is returned.
 const MAX_ATTEMPTS: u32 = 64;
 
-/// A store that sends the same call again, as every caller may, until it is answered.
+/// A store that repeats a call, as every caller may, until it gets an outcome.
 #[derive(Debug)]
 pub struct RetryingStore<S> {
     inner: S,
 }
 
 impl<S> RetryingStore<S> {
-    /// Around `inner`.
+    /// Wraps `inner`.
     pub fn new(inner: S) -> Self {
         Self { inner }
     }
 
-    /// What it is around.
+    /// The wrapped store.
     pub fn inner(&self) -> &S {
         &self.inner
     }

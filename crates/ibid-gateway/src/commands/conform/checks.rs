@@ -1,4 +1,4 @@
-//! The checks, in the order in which they are made: each file has those of one kind.
+//! The checks in their order. Each file has the checks of one kind.
 
 use super::{
     connection::{ExchangeError, RawResponse},
@@ -12,16 +12,14 @@ mod mismatches;
 mod problems;
 mod replays;
 
-/// Why the run ended early.
 #[derive(Debug)]
 pub(super) enum RunAborted {
-    /// Nobody is there.
     Unreachable(String),
-    /// It was asked for in a way that cannot work.
+    /// The arguments cannot work.
     Usage(String),
 }
 
-/// Every check of the profile. They stop early if the operation itself does not work.
+/// Runs every check of the profile. Stops early if the operation itself does not work.
 pub(super) async fn run_all(session: &mut ConformSession) -> Result<(), RunAborted> {
     let Some(first) = replays::run_first(session).await? else { return Ok(()) };
     replays::check_retries(session, first).await?;
@@ -35,7 +33,7 @@ pub(super) async fn run_all(session: &mut ConformSession) -> Result<(), RunAbort
     Ok(())
 }
 
-/// How often the operation ran since `before`.
+/// Returns how often the operation ran since `before`.
 async fn ran_since(session: &mut ConformSession, before: Option<u64>) -> Result<Option<u64>, RunAborted> {
     let after = count(session).await?;
     Ok(before.zip(after).map(|(before, after)| after.saturating_sub(before)))
@@ -45,18 +43,17 @@ async fn count(session: &mut ConformSession) -> Result<Option<u64>, RunAborted> 
     session.execution_count().await.map_err(RunAborted::Usage)
 }
 
-/// What the second of two requests may get.
+/// The expected result of the second of two requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ExpectedOutcome {
     /// A refusal with this status, and no run.
     Refused(u16),
-    /// Its own run.
     OwnRun,
-    /// The first's answer.
+    /// The first request's response.
     Replay,
 }
 
-/// Judges the second of two requests, of which the first ran.
+/// Judges the second of two requests. The first one ran.
 fn judge_second(
     session: &mut ConformSession, id: &str, expected: ExpectedOutcome, first: &RawResponse, second: &RawExchange,
     ran: Option<u64>,
@@ -112,7 +109,7 @@ fn format_run_count(ran: Option<u64>) -> String {
     }
 }
 
-/// An answer, or the end of the run: whoever was there has gone.
+/// Requires a response; ends the run if the server is gone.
 fn require_answer(seen: &RawExchange) -> Result<(), RunAborted> {
     match &seen.response {
         Err(ExchangeError::Unreachable(why)) => Err(RunAborted::Unreachable(why.clone())),

@@ -1,7 +1,7 @@
-//! One request per connection, byte by byte: a conformance run must be able to send what no proper client would.
+//! One request per connection, as raw bytes: a conformance run must be able to send invalid requests.
 //!
-//! Invariant: connections go to the addresses that the URL's host had at the start, and nowhere else. No redirect is
-//! followed. Every wait ends, every answer is bounded.
+//! Invariant: connections go only to the addresses that the URL's host had at the start. Redirects are not followed.
+//! Every wait has a timeout, and every response a maximum size.
 
 use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -15,14 +15,14 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// A head larger than this is no answer.
+/// Maximum bytes of a response's head.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Nor is a body.
+/// Maximum bytes of a response's body.
 const MAX_BODY_BYTES: usize = 16 << 20;
-/// Interim answers (1xx) before the final one.
+/// Maximum number of interim responses (1xx) before the final one.
 const MAX_INTERIM_RESPONSES: usize = 10;
 
-/// A server, as a URL names it.
+/// The server that a URL names.
 #[derive(Clone)]
 pub(super) struct TestedServer {
     addresses: Vec<SocketAddr>,
@@ -32,42 +32,36 @@ pub(super) struct TestedServer {
     timeout: Duration,
 }
 
-/// A complete answer.
 #[derive(Debug, Clone)]
 pub(super) struct RawResponse {
     pub(super) status: u16,
-    /// In the order in which they came.
+    /// In the order received.
     pub(super) headers: Vec<(String, String)>,
     pub(super) body: Bytes,
 }
 
-/// Why there is none.
 #[derive(Debug, Clone)]
 pub(super) enum ExchangeError {
     /// Nothing was sent.
     Unreachable(String),
-    /// Nothing, or not all of it, came in time.
+    /// The response was not complete in time.
     TimedOut(Duration),
-    /// The connection ended before a complete answer.
+    /// The connection closed before the response was complete.
     Closed,
-    /// What came is not HTTP/1.1, or too large.
+    /// The response is not HTTP/1.1, or too large.
     Malformed(String),
 }
 
 trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
 
-/// An open connection.
 pub(super) struct RawConnection {
     stream: Box<dyn IoStream>,
     timeout: Duration,
 }
 
 impl TestedServer {
-    /// Looks the host up, once.
-    ///
-    /// # Errors
-    /// Why it cannot be reached.
+    /// Resolves the host once.
     pub(super) async fn find(uri: &Uri, tls: &Arc<ClientConfig>, patience: Duration) -> Result<Self, ExchangeError> {
         let authority = uri.authority().expect("checked when it was read");
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -92,7 +86,6 @@ impl TestedServer {
         Ok(Self { addresses, tls, authority: authority.as_str().to_owned(), timeout: patience })
     }
 
-    /// Opens a connection.
     pub(super) async fn connect(&self) -> Result<RawConnection, ExchangeError> {
         let mut last = None;
         for address in &self.addresses {
@@ -114,12 +107,12 @@ impl TestedServer {
         })
     }
 
-    /// Sends these bytes on a connection of their own and reads the answer.
+    /// Sends bytes on a new connection and reads the response.
     pub(super) async fn exchange(&self, bytes: &[u8]) -> Result<RawResponse, ExchangeError> {
         self.connect().await?.exchange(bytes).await
     }
 
-    /// Sends these bytes, waits, and hangs up without reading.
+    /// Sends bytes, waits, and disconnects without reading.
     pub(super) async fn send_and_disconnect(&self, bytes: &[u8], after: Duration) -> Result<(), ExchangeError> {
         let mut line = self.connect().await?;
         match timeout(self.timeout, line.stream.write_all(bytes)).await {
@@ -134,11 +127,11 @@ impl TestedServer {
 }
 
 impl RawConnection {
-    /// Sends these bytes and reads the answer.
+    /// Sends bytes and reads the response.
     pub(super) async fn exchange(mut self, bytes: &[u8]) -> Result<RawResponse, ExchangeError> {
         let patience = self.timeout;
         let work = async {
-            // A server that has heard enough may close; its answer is what counts.
+            // A server may close early; only its response counts.
             let _ = self.stream.write_all(bytes).await;
             let _ = self.stream.flush().await;
             let mut reader = ResponseReader { stream: self.stream, buffer: Vec::new(), consumed: 0 };
@@ -156,19 +149,16 @@ impl RawConnection {
 }
 
 impl RawResponse {
-    /// The first value of a header.
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         self.values(name).next()
     }
 
-    /// Every value of a header.
     pub(super) fn values<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
         let of_it =
             move |(found, value): &'a (String, String)| found.eq_ignore_ascii_case(name).then_some(value.as_str());
         self.headers.iter().filter_map(of_it).collect::<Vec<_>>().into_iter()
     }
 
-    /// 2xx.
     pub(super) fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
     }
@@ -187,7 +177,7 @@ impl fmt::Display for ExchangeError {
     }
 }
 
-/// What came, and how much of it has been understood.
+/// The received bytes, and how many of them are parsed.
 struct ResponseReader {
     stream: Box<dyn IoStream>,
     buffer: Vec<u8>,
@@ -256,7 +246,7 @@ impl ResponseReader {
         }
     }
 
-    /// One line without its end.
+    /// Reads one line without its line break.
     async fn read_line(&mut self) -> Result<String, ExchangeError> {
         loop {
             let rest = &self.buffer[self.consumed..];
@@ -285,14 +275,14 @@ impl ResponseReader {
         Ok(bytes)
     }
 
-    /// False at the end.
+    /// Returns `false` at the end of the stream.
     async fn read_more(&mut self) -> Result<bool, ExchangeError> {
         if self.buffer.len() > MAX_BODY_BYTES {
             return Err(ExchangeError::Malformed(format!("it has more than {MAX_BODY_BYTES} bytes")));
         }
         match self.stream.read_buf(&mut self.buffer).await {
             Ok(read) => Ok(read > 0),
-            // TLS without a farewell is how many servers end.
+            // Many servers close TLS without `close_notify`.
             Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
             Err(_) => Err(ExchangeError::Closed),
         }

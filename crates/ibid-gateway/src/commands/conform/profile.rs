@@ -1,8 +1,8 @@
-//! What is checked for whom, and why: one table.
+//! The table of checks, with the reason for each profile.
 //!
-//! A profile is a preset's policy. What a check expects is read from that policy, so that the presets cannot drift from
-//! their checks. `ietf` and `stripe` speak about servers of others: there a check is required only where the draft, or
-//! Stripe's documentation, says so; the rest is advice.
+//! A profile is a preset's policy. The expectations come from that policy, so presets and checks cannot drift apart.
+//! `ietf` and `stripe` describe third-party servers: a check is required only where the draft, or Stripe's
+//! documentation, requires it; the others are advice.
 
 use std::{fmt, str::FromStr};
 
@@ -13,7 +13,6 @@ use crate::config::dial_format;
 const IETF_SOURCE: &str = "draft-ietf-httpapi-idempotency-key-header-07";
 const STRIPE_SOURCE: &str = "Stripe API reference, \"Idempotent requests\"";
 
-/// Whose promises are checked.
 #[derive(Debug, Clone)]
 pub(super) struct ConformProfile {
     /// The preset's name.
@@ -21,24 +20,22 @@ pub(super) struct ConformProfile {
     pub(super) policy: Policy,
 }
 
-/// How much a check weighs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CheckLevel {
-    /// Failing it fails the run.
+    /// A failure fails the run.
     Required,
-    /// Failing it is said, and fails the run only with `--strict`.
+    /// A failure is reported, and fails the run only with `--strict`.
     Advised,
 }
 
-/// One thing that is checked.
 pub(super) struct CheckCase {
     pub(super) id: &'static str,
     pub(super) title: &'static str,
-    /// A place in the draft.
+    /// The section of the draft.
     ietf: Option<(CheckLevel, &'static str)>,
-    /// A sentence of the documentation, or none.
+    /// The sentence of Stripe's documentation.
     stripe: Option<(CheckLevel, &'static str)>,
-    /// The dial that promises it in every other preset.
+    /// The dial that promises it in all other presets.
     promising_dial: Option<&'static str>,
 }
 
@@ -68,23 +65,23 @@ impl fmt::Display for ConformProfile {
 }
 
 impl ConformProfile {
-    /// Whether it speaks about servers of others.
+    /// Whether the profile describes third-party servers.
     pub(super) fn is_third_party(&self) -> bool {
         matches!(self.name, "ietf" | "stripe")
     }
 
-    /// Whether there is a header by which a replay is told.
+    /// Whether a header marks replays.
     pub(super) fn has_replay_marker(&self) -> bool {
         !self.policy.replay_headers.is_empty()
     }
 
-    /// The name of the key's header, as people write it.
+    /// The usual spelling of the key's header.
     pub(super) fn key_header(&self) -> String {
         let KeySource::Header(name) = &self.policy.key.from[0] else { unreachable!("all these presets name a header") };
         name.as_str().split('-').map(|word| word[..1].to_uppercase() + &word[1..]).collect::<Vec<_>>().join("-")
     }
 
-    /// The header by which a proxy names the caller.
+    /// The header in which a proxy names the caller.
     pub(super) fn scope_header(&self) -> Option<&str> {
         self.policy.scope.iter().find_map(|part| match part {
             ScopePart::Header(name) => Some(name.as_str()),
@@ -92,7 +89,7 @@ impl ConformProfile {
         })
     }
 
-    /// Everything that is checked, in order.
+    /// Returns all checks of the profile, in order.
     pub(super) fn rules(&self) -> Vec<CheckRule> {
         CASES.iter().filter(|case| self.is_applicable(case.id)).filter_map(|case| self.rule(case)).collect()
     }
@@ -117,7 +114,7 @@ impl ConformProfile {
         Some(CheckRule { id: case.id, title: case.title, level, citation: cites })
     }
 
-    /// Whether there is anything to be seen about a case under this policy.
+    /// Whether a case can be observed under this policy.
     fn is_applicable(&self, id: &str) -> bool {
         let policy = &self.policy;
         match id {
@@ -125,7 +122,7 @@ impl ConformProfile {
             "replay.envelope" => policy.envelope == ResponseEnvelope::Metadata,
             "caller.isolated" => policy.scope.iter().any(ScopePart::names_caller),
             "key.format" => !matches!(policy.key.format, KeyFormat::Any | KeyFormat::Raw),
-            // Another format has a length of its own.
+            // Other formats have their own length.
             "key.longest" => matches!(policy.key.format, KeyFormat::Any | KeyFormat::Raw),
             "concurrent.refused" | "concurrent.retry-after" => policy.on_concurrent == OnConcurrent::Reject,
             "concurrent.waits" => policy.on_concurrent == OnConcurrent::Wait,

@@ -1,4 +1,4 @@
-//! What was found, for people, for programs, and for whatever reads JUnit.
+//! Prints the findings as text, JSON and JUnit XML.
 
 use std::{io, time::Duration};
 
@@ -9,7 +9,6 @@ use super::{
     session::{CheckFinding, CheckVerdict},
 };
 
-/// A run that has ended.
 pub(super) struct ConformReport<'a> {
     pub(super) url: &'a str,
     pub(super) profile: &'a ConformProfile,
@@ -18,7 +17,7 @@ pub(super) struct ConformReport<'a> {
     pub(super) elapsed: Duration,
 }
 
-/// What the profile checks, and why.
+/// Prints the profile's checks with their reasons.
 pub(super) fn print_rules(profile: &ConformProfile, out: &mut dyn io::Write) -> io::Result<()> {
     for rule in profile.rules() {
         let level = match rule.level {
@@ -31,7 +30,7 @@ pub(super) fn print_rules(profile: &ConformProfile, out: &mut dyn io::Write) -> 
 }
 
 impl ConformReport<'_> {
-    /// One line per check; more where it failed.
+    /// Prints one line per check, and more for failures.
     pub(super) fn print_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
         writeln!(out, "{}, profile {}\n", self.url, self.profile)?;
         for finding in self.findings {
@@ -71,7 +70,6 @@ impl ConformReport<'_> {
         self.findings.iter().filter(|finding| finding.verdict == verdict).count()
     }
 
-    /// Everything.
     pub(super) fn print_json(&self, out: &mut dyn io::Write) -> io::Result<()> {
         let checks = self.findings.iter().map(|finding| {
             json!({
@@ -98,7 +96,7 @@ impl ConformReport<'_> {
         writeln!(out, "{all:#}")
     }
 
-    /// One test case per check. What was not performed is `skipped`; advice is a failure only where it is asked for.
+    /// Returns one test case per check. Checks that were not performed are `skipped`; advice fails only with `strict`.
     pub(super) fn to_junit(&self, strict: bool, complete: bool) -> String {
         let failed = |verdict| match verdict {
             CheckVerdict::Passed => false,
@@ -152,7 +150,7 @@ fn verdict_word(verdict: CheckVerdict) -> &'static str {
     }
 }
 
-/// Text for XML 1.0, which has no room for most control characters, escaped or not.
+/// Escapes text for XML 1.0, which cannot represent most control characters.
 fn escape_xml(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {

@@ -1,27 +1,26 @@
-//! One request and what came of it, as it is sent and as it is shown.
+//! One request and its response, as sent and as shown.
 //!
-//! Invariant: what is shown has no control characters of others in it, and no value of a header that was given.
+//! Invariant: the shown text contains no control characters from the server, and no value of a header that the user
+//! gave.
 
 use bytes::Bytes;
 
 use super::connection::{ExchangeError, RawResponse};
 
-/// How much of a body is shown.
+/// Maximum bytes of a body to show.
 const MAX_BODY_SHOWN: usize = 300;
 
-/// One request, as it is written.
 #[derive(Debug, Clone)]
 pub(super) struct RawRequest {
     pub(super) method: String,
     pub(super) target: String,
-    /// Key headers, in any number and with any bytes.
+    /// Key headers: any number, with any bytes.
     pub(super) keys: Vec<(String, Vec<u8>)>,
     pub(super) headers: Vec<(String, String)>,
     pub(super) connection: String,
     pub(super) body: Option<Bytes>,
 }
 
-/// What was sent and what came.
 #[derive(Debug, Clone)]
 pub(super) struct RawExchange {
     pub(super) request: String,
@@ -67,7 +66,7 @@ impl RawRequest {
         bytes
     }
 
-    /// For people: without the values of headers that may be secret.
+    /// Describes the request without the values of headers that may be secret.
     pub(super) fn redacted(&self) -> String {
         let mut shown = format!("{} {}", self.method, self.target);
         for (name, _) in self.headers.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("content-type")) {
@@ -95,7 +94,7 @@ impl RawExchange {
         self.response.as_ref().is_ok_and(RawResponse::is_success)
     }
 
-    /// What came, in a line.
+    /// Describes the response in one line.
     pub(super) fn describe_response(&self) -> String {
         let answer = match &self.response {
             Ok(answer) => answer,
@@ -116,7 +115,7 @@ impl RawExchange {
     }
 }
 
-/// Bytes of others, for a terminal: no control characters, not too many.
+/// Makes foreign bytes safe for a terminal: no control characters, limited length.
 fn printable(bytes: &[u8]) -> String {
     let cut = &bytes[..bytes.len().min(MAX_BODY_SHOWN)];
     let text: String = cut

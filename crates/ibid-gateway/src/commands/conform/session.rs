@@ -1,8 +1,8 @@
-//! What one run knows: whom it asks, what it has learned about the operation, and what it has found.
+//! The state of one run: its plan, what it has learned about the operation, and its findings.
 //!
-//! Invariant: a check passes only on evidence. That an operation ran once is shown by a counter, by answers that differ
-//! from run to run, or by a marker that the server has been seen to set; where there is none of them, the check is *not
-//! performed*, and says what it would take.
+//! Invariant: a check passes only on evidence. Evidence that an operation ran once is a counter, responses that differ
+//! from run to run, or a replay marker that the server is known to set. Without any of them the check is *not
+//! performed*, and its report says what it needs.
 
 use std::{
     collections::BTreeMap,
@@ -20,10 +20,9 @@ use super::{
     request::{RawExchange, RawRequest},
 };
 
-/// Between two tries of a request that is told to come back.
+/// Pause before a request that the server told to retry later is sent again.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// What is asked, and of whom.
 pub(super) struct ConformPlan {
     pub(super) profile: ConformProfile,
     pub(super) server: TestedServer,
@@ -47,30 +46,29 @@ pub(super) struct ConformPlan {
     pub(super) counter: Option<ExecutionCounter>,
 }
 
-/// What makes the operation slow, or fail.
+/// Changes that make the operation slow or make it fail.
 pub(super) struct RequestVariant {
     pub(super) body: Option<String>,
     pub(super) headers: Vec<(String, String)>,
 }
 
-/// Where the number of executions is to be read.
+/// Where to read the number of executions.
 pub(super) struct ExecutionCounter {
     pub(super) server: TestedServer,
     pub(super) target: String,
     pub(super) pointer: String,
 }
 
-/// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CheckVerdict {
     Passed,
     Failed,
-    /// Failed, and only advice.
+    /// Failed, but the check is only advice.
     Advice,
     NotPerformed,
 }
 
-/// A check and its end. What was not performed says why in `expected`.
+/// The result of a check. If it was not performed, `expected` contains the reason.
 #[derive(Debug, Clone)]
 pub(super) struct CheckFinding {
     pub(super) rule: CheckRule,
@@ -80,12 +78,11 @@ pub(super) struct CheckFinding {
     pub(super) expected: String,
 }
 
-/// Whether two answers come from one run.
+/// Whether two responses come from the same run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RunComparison {
     SameRun,
     AnotherRun,
-    /// Nothing tells.
     Undetermined,
 }
 
@@ -93,13 +90,13 @@ pub(super) struct ConformSession {
     pub(super) plan: ConformPlan,
     rules: Vec<CheckRule>,
     findings: BTreeMap<&'static str, CheckFinding>,
-    /// Whether two runs have different bodies.
+    /// Whether different runs have different bodies.
     pub(super) has_varying_bodies: bool,
-    /// Whether the server has marked a replay as the profile says.
+    /// Whether the server has marked a replay as the profile requires.
     pub(super) has_marked_replay: bool,
-    /// Whether it marks first answers, too.
+    /// Whether the server also marks first responses.
     pub(super) marks_first_answers: bool,
-    /// Refusals to look at: which check saw them, and whether a key was refused.
+    /// Refusals to check: the check that received each, and whether a key was refused.
     pub(super) refusals: Vec<(&'static str, bool, RawExchange)>,
     pub(super) requests: usize,
     nonce: u64,
@@ -121,7 +118,7 @@ impl ConformSession {
         }
     }
 
-    /// Every check of the profile, in order. What nobody reported was not performed.
+    /// Returns the findings of all checks, in order. Checks without a report were not performed.
     pub(super) fn into_findings(mut self) -> Vec<CheckFinding> {
         let missing = |rule: CheckRule| CheckFinding {
             rule,
@@ -133,7 +130,7 @@ impl ConformSession {
         self.rules.into_iter().map(|rule| self.findings.remove(rule.id).unwrap_or_else(|| missing(rule))).collect()
     }
 
-    /// Whether a check is still to be made.
+    /// Whether a check has not been made yet.
     pub(super) fn is_pending(&self, id: &str) -> bool {
         self.rules.iter().any(|rule| rule.id == id) && !self.findings.contains_key(id) && !self.is_past_deadline()
     }
@@ -142,7 +139,7 @@ impl ConformSession {
         Instant::now() >= self.plan.until
     }
 
-    /// Reports how a check ended.
+    /// Reports the result of a check.
     pub(super) fn report_exchange(&mut self, id: &str, fine: bool, expected: impl Into<String>, seen: &RawExchange) {
         self.report(id, fine, expected, seen.request.clone(), seen.describe_response());
     }
@@ -158,7 +155,7 @@ impl ConformSession {
         self.findings.insert(rule.id, finding);
     }
 
-    /// The same, unless it was said already that the check could not be made.
+    /// Like [`report_exchange`](Self::report_exchange), unless the check is already reported.
     pub(super) fn report_unless_reported(
         &mut self, id: &str, fine: bool, expected: impl Into<String>, seen: &RawExchange,
     ) {
@@ -178,13 +175,13 @@ impl ConformSession {
         }
     }
 
-    /// Reports that nothing else could be checked.
+    /// Reports that all remaining checks could not be made.
     pub(super) fn report_rest_not_performed(&mut self, why: &str) {
         let rest: Vec<_> = self.rules.iter().map(|rule| rule.id).collect();
         rest.into_iter().for_each(|id| self.report_not_performed(id, why));
     }
 
-    /// A key that nobody has used.
+    /// Returns an unused key.
     pub(super) fn new_key(&self) -> String {
         let key = ibid::generate_key();
         match self.plan.profile.policy.key.format {
@@ -193,19 +190,19 @@ impl ConformSession {
         }
     }
 
-    /// A new operation under a new key.
+    /// Creates a new operation under a new key.
     pub(super) fn new_operation(&mut self) -> RawRequest {
         let key = self.new_key();
         self.operation_with_key(key.as_bytes())
     }
 
-    /// A new operation under this key.
+    /// Creates a new operation under this key.
     pub(super) fn operation_with_key(&mut self, key: &[u8]) -> RawRequest {
         let name = self.plan.profile.key_header();
         RawRequest { keys: vec![(name, key.to_vec())], ..self.operation_without_key() }
     }
 
-    /// A new operation without a key.
+    /// Creates a new operation without a key.
     pub(super) fn operation_without_key(&mut self) -> RawRequest {
         self.nonce += 1;
         let body = self.fill_nonce(&self.plan.body);
@@ -225,13 +222,13 @@ impl ConformSession {
         }
     }
 
-    /// The same operation, slow or failing.
+    /// Makes an operation slow or makes it fail.
     pub(super) fn apply_variant(&self, request: RawRequest, variant: &RequestVariant) -> RawRequest {
         let body = variant.body.as_ref().map_or_else(|| request.body.clone(), |body| self.fill_nonce(body));
         RawRequest { body, ..request }.with_headers(&variant.headers)
     }
 
-    /// The body of the present operation: `{nonce}` is a number of its own, and stays on retries.
+    /// The body of the current operation. `{nonce}` is unique to the operation and stays the same in retries.
     pub(super) fn fill_nonce(&self, body: &str) -> Option<Bytes> {
         (!body.is_empty()).then(|| body.replace("{nonce}", &self.nonce.to_string()).into())
     }
@@ -242,7 +239,7 @@ impl ConformSession {
         RawExchange { request: request.redacted(), response: self.plan.server.exchange(&bytes).await }
     }
 
-    /// Sends it until it is no longer told to come back, or patience ends.
+    /// Repeats a request until the server no longer tells it to retry later, or until the timeout.
     pub(super) async fn send_until_settled(&mut self, request: &RawRequest) -> RawExchange {
         let since = Instant::now();
         loop {
@@ -255,7 +252,7 @@ impl ConformSession {
         }
     }
 
-    /// How often the operation ran, if that can be asked.
+    /// Returns the number of executions, if there is a counter.
     pub(super) async fn execution_count(&mut self) -> Result<Option<u64>, String> {
         let Some(counter) = &self.plan.counter else { return Ok(None) };
         self.requests += 1;
@@ -275,7 +272,7 @@ impl ConformSession {
             .ok_or_else(|| cannot(&format!("there is no number at {:?} (see --count-pointer)", counter.pointer)))
     }
 
-    /// Whether `second` comes from the run that `first` came from. `ran` is how often the operation ran in between.
+    /// Whether `second` comes from the same run as `first`. `ran` is the number of runs in between.
     pub(super) fn compare_runs(&self, first: &RawResponse, second: &RawResponse, ran: Option<u64>) -> RunComparison {
         match ran {
             Some(0) => return RunComparison::SameRun,
@@ -292,13 +289,13 @@ impl ConformSession {
         RunComparison::Undetermined
     }
 
-    /// Whether anything tells one run from another.
+    /// Whether there is evidence to distinguish runs.
     pub(super) fn has_evidence(&self) -> bool {
         self.plan.counter.is_some() || self.has_varying_bodies || self.has_marked_replay
     }
 
-    /// What of a body is the same in every answer of one run. The draft and Stripe speak of the same result: JSON that a server
-    /// wrote anew, in another layout, is that. ibid's own presets promise the same bytes.
+    /// The part of a body that is equal in all responses of one run. The draft and Stripe require the same result,
+    /// which includes JSON in another layout. ibid's own presets promise the same bytes.
     pub(super) fn comparable_body(&self, answer: &RawResponse) -> Vec<u8> {
         if self.plan.profile.policy.envelope == ResponseEnvelope::Metadata
             && let Ok(Value::Object(mut object)) = serde_json::from_slice(&answer.body)
@@ -309,7 +306,7 @@ impl ConformSession {
         if self.plan.profile.is_third_party() {
             let mut policy = Policy::ietf();
             policy.fingerprint = vec![FingerprintPart::Body];
-            // Of what is no JSON the bytes count. Whether the type is the same is a check of its own.
+            // Bodies that are not JSON are compared as bytes. The media type has its own check.
             let json = HeaderValue::from_static("application/json");
             let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, json)]);
             let value = Fingerprint::of(&policy, &Method::POST, &Uri::from_static("/"), &headers, &answer.body);
@@ -318,7 +315,7 @@ impl ConformSession {
         answer.body.to_vec()
     }
 
-    /// Whether an answer says that it is a replay, as the profile has it.
+    /// Whether a response is marked as a replay, as the profile requires.
     pub(super) fn is_marked_as_replay(&self, answer: &RawResponse) -> bool {
         let headers = &self.plan.profile.policy.replay_headers;
         let says = |(name, value): &(http::HeaderName, ibid::HeaderTemplate)| match value.to_string() {
@@ -336,7 +333,7 @@ impl ConformSession {
         self.status_of(RefusalReason::InProgress)
     }
 
-    /// What the profile's markers are, for people.
+    /// Describes the profile's markers.
     pub(super) fn markers(&self) -> String {
         let headers = &self.plan.profile.policy.replay_headers;
         let shown: Vec<_> = headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();

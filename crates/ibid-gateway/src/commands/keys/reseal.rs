@@ -1,4 +1,4 @@
-//! `ibid keys reseal`: remembered answers under the first key, straight on a store or by the gateway that has it open.
+//! `ibid keys reseal`: seals remembered answers with the first key, directly in a store or through its gateway.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -17,16 +17,15 @@ use crate::{
     },
 };
 
-/// How many entries are asked for at once.
+/// Maximum number of entries per call.
 const RESEAL_BATCH: u64 = 500;
 
-/// What does it.
 enum ResealBackend {
     Store(Arc<SealedStore>),
     Admin(AdminClient),
 }
 
-/// Seals what has another key, or none, with the first one.
+/// Reseals answers that are sealed with another key or not sealed.
 pub(super) fn run(
     args: &ResealArgs, env: &Env<'_>, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
@@ -52,7 +51,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Goes on until the end, or until as many were looked at as were asked for.
+/// Continues to the end, or until the limit of checked entries.
 async fn reseal_all(
     worker: &ResealBackend, args: &ResealArgs, aside: &mut dyn io::Write,
 ) -> Result<ResealReport, CommandError> {
@@ -66,7 +65,7 @@ async fn reseal_all(
         if failed.is_some() {
             break failed;
         }
-        // A cursor that stands still would never end.
+        // A cursor that does not advance would never end.
         if next <= from || args.limit.is_some_and(|limit| sum.looked >= limit) {
             break None;
         }
@@ -107,7 +106,7 @@ impl ResealBackend {
         }
     }
 
-    /// What was done, also if it failed on the way.
+    /// Returns what was done, also if it failed on the way.
     async fn reseal_batch(
         &self, from: Option<Address>, at_most: u64, reason: Option<&str>,
     ) -> (ResealReport, Option<CommandError>) {

@@ -1,4 +1,4 @@
-//! Entries and changes as people read them.
+//! Formats entries and changes for people.
 
 use std::{io, time::Duration};
 
@@ -11,10 +11,10 @@ use crate::records::{
     view::{format_date, from_hex, now_ms},
 };
 
-/// How many bytes of a body that is no text are shown to people.
+/// Maximum bytes of a binary body to show.
 const MAX_BINARY_SHOWN: usize = 512;
 
-/// One line per entry, under a line of names.
+/// Prints one line per entry, under a header.
 pub(super) fn print_table(entries: &[RecordView], out: &mut dyn io::Write) -> io::Result<()> {
     if entries.is_empty() {
         return Ok(());
@@ -38,7 +38,7 @@ pub(super) fn print_table(entries: &[RecordView], out: &mut dyn io::Write) -> io
     print_columns(&rows, out)
 }
 
-/// Lines whose parts stand under each other.
+/// Prints aligned columns.
 pub(in crate::commands) fn print_columns<const N: usize>(
     rows: &[[String; N]], out: &mut dyn io::Write,
 ) -> io::Result<()> {
@@ -51,7 +51,7 @@ pub(in crate::commands) fn print_columns<const N: usize>(
     Ok(())
 }
 
-/// Every field on a line of its own, then the answer.
+/// Prints each field on its own line, then the answer.
 pub(super) fn print_entry(view: &RecordView, out: &mut dyn io::Write) -> Result<(), CommandError> {
     let mut lines = vec![
         ("address", escape_control(&view.address)),
@@ -86,7 +86,6 @@ pub(super) fn print_entry(view: &RecordView, out: &mut dyn io::Write) -> Result<
     Ok(())
 }
 
-/// The bytes of the answer's body.
 pub(super) fn answer_body(view: &RecordView) -> Result<Bytes, CommandError> {
     let not_so = |why: String| Err(CommandError::Conflict(why));
     match &view.response {
@@ -145,11 +144,11 @@ fn print_answer(response: &AnswerView, out: &mut dyn io::Write) -> io::Result<()
     }
 }
 
-/// Says what was there, what is there, and why; and writes the line for the log.
+/// Prints the entry before and after a change with the reason, and writes the log line.
 pub(super) fn print_change(
     told: &ChangeReport, failed: Option<CommandError>, json: bool, out: &mut dyn io::Write, aside: &mut dyn io::Write,
 ) -> Result<(), CommandError> {
-    // Before anything else: whoever does not take what is printed must not hide what was changed.
+    // First, so that a reader that closes standard output cannot hide the change.
     write_log_line(told, aside)?;
     let known = told.changed == Some(true) || told.refused.is_some();
     if known && json {
@@ -213,7 +212,7 @@ fn describe_entry(view: &RecordView) -> String {
     )
 }
 
-/// Text of somebody else, safe to show in a terminal.
+/// Makes foreign text safe for a terminal.
 pub(in crate::commands) fn escape_control(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -222,7 +221,7 @@ pub(in crate::commands) fn escape_control(text: &str) -> String {
     shown
 }
 
-/// The same, of more than one line.
+/// Like [`escape_control`], for several lines.
 fn escape_control_lines(text: &str) -> String {
     text.split_inclusive(['\n', '\r', '\t'])
         .map(|part| {

@@ -1,4 +1,4 @@
-//! Where the entries are: in a store, or behind the admin API of a gateway that runs. Both say the same.
+//! The backend of `ibid keys`: a store, or the admin API of a running gateway. Both give the same results.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -26,21 +26,20 @@ use crate::{
     },
 };
 
-/// What `ibid keys` is to work on. What is sealed can be looked at, released and forgotten without keys.
+/// The store or gateway to work on. Sealed entries can be listed, released and forgotten without keys.
 pub(super) enum KeysTarget {
     Store(Box<config::StoreSettings>, Result<Option<SealSettings>, ConfigError>),
     Admin(AdminClient),
 }
 
-/// What it works on.
 pub(super) enum KeysBackend {
-    /// And why something may be shown as it is sealed.
+    /// The text explains why entries may be shown sealed.
     Store(Arc<dyn Store>, String),
     Admin(AdminClient),
 }
 
 impl KeysTarget {
-    /// Reads the flags; nothing is opened yet.
+    /// Reads the flags; opens nothing yet.
     pub(super) fn from_args(args: &KeysTargetArgs, env: &Env<'_>) -> Result<Self, CommandError> {
         let StoreSelection { store, config } = &args.store;
         if args.admin.admin.is_some() && (store.is_some() || config.is_some()) {
@@ -73,7 +72,7 @@ impl KeysTarget {
 }
 
 impl KeysBackend {
-    /// Says that something is shown as it is sealed, and why.
+    /// Warns that entries are shown sealed, and why.
     pub(super) fn warn_if_sealed(&self, views: &[RecordView], aside: &mut dyn io::Write) -> io::Result<()> {
         let sealed = views.iter().filter(|view| view.sealed_with.is_some()).count();
         let Self::Store(_, why) = self else { return Ok(()) };
@@ -84,7 +83,7 @@ impl KeysBackend {
         writeln!(aside, "ibid: {entries} shown sealed, with hashes for key, tenant, user and endpoint: {why}")
     }
 
-    /// Those that match, behind `from`.
+    /// Returns the matching entries after `from`.
     pub(super) async fn list(
         &self, query: RecordQuery, from: Option<Address>, limit: usize,
     ) -> Result<RecordList, CommandError> {
@@ -94,7 +93,7 @@ impl KeysBackend {
         }
     }
 
-    /// The only one that matches.
+    /// Returns the only matching entry.
     pub(super) async fn find_one(&self, query: RecordQuery) -> Result<RecordView, CommandError> {
         match self {
             Self::Store(store, _) => Ok(RecordView::from(&FilterSet::from_query(query).find_one(&**store).await?)),
@@ -102,7 +101,7 @@ impl KeysBackend {
         }
     }
 
-    /// What became of a change, and the line about it if it was not made.
+    /// Returns the report of a change, and an error if the change was not made.
     pub(super) async fn change(
         &self, query: RecordQuery, change: &ChangeRequest,
     ) -> Result<(ChangeReport, Option<CommandError>), CommandError> {
@@ -120,12 +119,12 @@ impl KeysBackend {
             }
             Self::Admin(api) => {
                 let before = fetch_one(api, &query).await?;
-                // Of what was just seen, unless they said of what.
+                // Defaults to the fence of the entry that was just read.
                 let fence = change.fence.map_or(before.fence, |fence| fence.0);
                 let (verb, body) = change_request(change, fence);
                 let path = format!("/api/records/{}/{verb}", before.address);
                 let (mut told, failed): (ChangeReport, _) = api.post(&path, Bytes::from(body.to_string())).await?;
-                // The reason as it was given, not as it was kept.
+                // The reason as given, not as stored.
                 told.reason.clone_from(&change.reason);
                 Ok((told, failed))
             }
@@ -133,7 +132,6 @@ impl KeysBackend {
     }
 }
 
-/// The path of a list.
 fn list_path(query: &RecordQuery, from: Option<Address>, limit: usize) -> String {
     let mut path = format!("/api/records?limit={limit}");
     let pairs = [
@@ -176,14 +174,14 @@ async fn fetch_one(api: &AdminClient, query: &RecordQuery) -> Result<RecordView,
     if matches_query(query, &view) { Ok(view) } else { Err(RecordLookupError::NotFound.into()) }
 }
 
-/// Whether an entry that was found by its address also is what else was said of it.
+/// Whether an entry that was found by its address also matches the other conditions.
 fn matches_query(query: &RecordQuery, view: &RecordView) -> bool {
     let tag = |want: &Option<String>, have: &str| want.as_deref().is_none_or(|want| want == have);
     let key = query.key.as_deref().is_none_or(|want| want == view.key || mask(want) == view.key);
     key && tag(&query.tenant, &view.tenant) && tag(&query.user, &view.user) && tag(&query.endpoint, &view.endpoint)
 }
 
-/// A change as the API takes it.
+/// Returns the path segment and the body of a change for the API.
 fn change_request(change: &ChangeRequest, fence: u64) -> (&'static str, Value) {
     let mut body = json!({ "reason": change.reason, "fence": fence });
     if let ChangeAction::Resolve(answer) = &change.action {
@@ -203,7 +201,7 @@ fn change_request(change: &ChangeRequest, fence: u64) -> (&'static str, Value) {
     (change.action.name(), body)
 }
 
-/// The API takes eighteen digits, which are more years than anything is kept.
+/// The API accepts at most eighteen digits.
 fn format_duration(duration: Duration) -> String {
     format!("{}ms", as_millis(duration).min(999_999_999_999_999_999))
 }

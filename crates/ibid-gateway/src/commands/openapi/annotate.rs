@@ -1,4 +1,4 @@
-//! Which operations are covered, and what each still lacks.
+//! Finds the covered operations, and what each of them lacks.
 
 use std::collections::HashMap;
 
@@ -15,24 +15,23 @@ use crate::routes::RouteTable;
 
 /// The operations that a path item may have.
 const METHODS: [&str; 8] = ["get", "put", "post", "delete", "options", "head", "patch", "trace"];
-/// What a new `parameters` is put before.
+/// A new `parameters` goes before these members.
 const AFTER_PARAMETERS: [&str; 4] = ["requestBody", "responses", "callbacks", "deprecated"];
 
-/// What was found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct AnnotateOutcome {
     /// The whole text.
     pub(crate) text: String,
     pub(crate) operations: usize,
     pub(crate) covered: usize,
-    /// Responses that do not describe their refusals, and cannot be added to.
+    /// Responses that do not describe their refusals and cannot be extended.
     pub(crate) undescribed: usize,
-    /// What somebody should know, with its line.
+    /// Notes for the user, with their lines.
     pub(crate) notes: Vec<(usize, String)>,
 }
 
 struct CoveredOperation<'a> {
-    /// Of the path.
+    /// The parameters of the path item.
     path_parameters: Vec<&'a DocumentNode>,
     node: &'a DocumentNode,
     policy: &'a Policy,
@@ -43,18 +42,18 @@ struct CoveredOperation<'a> {
 struct Annotator<'a> {
     document: &'a OpenapiDocument,
     additions: Additions<'a>,
-    /// Section, name, value: what has to be in `components`.
+    /// Section, name and value of the components to add.
     components: Vec<(&'static str, String, NewValue)>,
     notes: Vec<(usize, String)>,
     undescribed: usize,
-    /// Whether shared responses are those of covered operations alone, by reference.
+    /// By reference: whether only covered operations use a shared response.
     ours: HashMap<String, bool>,
 }
 
 /// Adds what the covered operations lack.
 ///
 /// # Errors
-/// It is no OpenAPI document that can be understood.
+/// Returns an error if it is not a supported OpenAPI document.
 pub(super) fn annotate(
     document: &OpenapiDocument, routes: &RouteTable, base: Option<&str>,
 ) -> Result<AnnotateOutcome, DocumentError> {
@@ -106,7 +105,6 @@ fn check_version(document: &OpenapiDocument) -> Result<(), DocumentError> {
     }
 }
 
-/// The covered operations.
 fn covered_operations<'a>(
     document: &'a OpenapiDocument, routes: &'a RouteTable, base: Option<&str>, outcome: &mut AnnotateOutcome,
 ) -> Result<Vec<CoveredOperation<'a>>, DocumentError> {
@@ -135,7 +133,7 @@ fn covered_operations<'a>(
             let servers = document.member(seen, "servers").or_else(|| document.member(item, "servers")).or(top);
             let bases = base.map_or_else(|| server_paths(document, servers), |base| vec![base.to_owned()]);
             let mut named = bases.iter().filter_map(|base| routes.find(&method, &format!("{base}{template}")));
-            // A route that one of the servers leads to comes before [policy], to which all of them do.
+            // A route that matches under any of the servers takes precedence over [policy], which matches under all.
             let route = named.clone().find(|route| !route.is_default_policy).or_else(|| named.next());
             let Some(route) = route.filter(|route| route.policy.covers(&method)) else { continue };
             if route.policy.mode != PolicyMode::Enforce {
@@ -163,7 +161,7 @@ fn covered_operations<'a>(
     Ok(found)
 }
 
-/// The paths of the servers, `/v1` of `https://api.example.com/v1`. Variables have their defaults.
+/// Returns the paths of the servers, such as `/v1` of `https://api.example.com/v1`. Variables have their defaults.
 fn server_paths(document: &OpenapiDocument, servers: Option<&DocumentNode>) -> Vec<String> {
     let servers = servers.map(|servers| document.resolve_alias(servers).items()).unwrap_or_default();
     let base = |server: &DocumentNode| {
@@ -190,7 +188,7 @@ impl<'a> Annotator<'a> {
         self.notes.push((self.document.line_of(at.start), note.into()));
     }
 
-    /// The collection that a member of an operation is, if it can be added to.
+    /// Returns an operation's member that is a collection, if it can be extended.
     fn own_collection(&self, node: &'a DocumentNode, name: &str) -> Result<Option<&'a DocumentNode>, DocumentError> {
         match node.own_member(name) {
             Some((_, value)) if matches!(value.kind, NodeKind::Alias(_)) => {
@@ -244,7 +242,7 @@ impl<'a> Annotator<'a> {
         Ok(())
     }
 
-    /// Whether it is this parameter, here or where it points to.
+    /// Whether `given`, or the target of its reference, is this parameter.
     fn is_same_parameter(&mut self, given: &'a DocumentNode, wanted: &components::KeyParameter) -> bool {
         let (document, name, place) = (self.document, &wanted.name, wanted.location);
         let mut given = document.resolve_alias(given);
@@ -259,7 +257,7 @@ impl<'a> Annotator<'a> {
                 }
             }
         }
-        // Names of headers have no case.
+        // Header names are case-insensitive.
         let same = |found: &str| if place == "header" { found.eq_ignore_ascii_case(name) } else { found == name };
         document.text_member(given, "in") == Some(place) && document.text_member(given, "name").is_some_and(same)
     }
@@ -293,8 +291,7 @@ impl<'a> Annotator<'a> {
         Ok(())
     }
 
-    /// Describes refusals in a response that is there already: as another media type beside what it says. Where that cannot
-    /// be added, somebody is told.
+    /// Describes refusals in an existing response, as an additional media type. Adds a note if that is not possible.
     fn describe_refusals(
         &mut self, given: &'a DocumentNode, code: &str, media: &str, body: &str,
     ) -> Result<(), DocumentError> {
@@ -369,7 +366,7 @@ impl<'a> Annotator<'a> {
         Ok(())
     }
 
-    /// Whether a shared response is used by successes of covered operations only.
+    /// Whether only successes of covered operations use a shared response.
     fn is_used_by_covered_only(&mut self, to: &str, covered: &[CoveredOperation<'a>]) -> bool {
         if let Some(known) = self.ours.get(to) {
             return *known;
@@ -413,7 +410,7 @@ impl<'a> Annotator<'a> {
         Ok(())
     }
 
-    /// The name under which a component is, or will be.
+    /// Returns the name of an existing or new component.
     fn intern_component(&mut self, section: &'static str, wanted: String, made: NewValue) -> String {
         let components = self.document.member(&self.document.root, "components");
         let there = components.and_then(|components| self.document.member(components, section));
@@ -434,7 +431,7 @@ impl<'a> Annotator<'a> {
         name
     }
 
-    /// Writes the components that are new.
+    /// Writes the new components.
     fn write_components(&mut self) -> Result<(), DocumentError> {
         let mut sections: Vec<(&'static str, Vec<(String, NewValue)>)> = Vec::new();
         for (section, name, made) in std::mem::take(&mut self.components) {
@@ -468,7 +465,7 @@ impl<'a> Annotator<'a> {
     }
 }
 
-/// The same response, with its body described under this name instead of the usual one.
+/// Replaces the name of the body's schema in a response.
 fn with_body_reference(made: NewValue, usual: &str, body: &str) -> NewValue {
     match made {
         NewValue::Text(text) if text == format!("#/components/schemas/{usual}") => {
@@ -484,7 +481,7 @@ fn with_body_reference(made: NewValue, usual: &str, body: &str) -> NewValue {
     }
 }
 
-/// `IdempotencyKey` of `Idempotency-Key`: names of components have few characters.
+/// Converts `Idempotency-Key` to `IdempotencyKey`: component names allow few characters.
 fn to_camel_case(name: &str) -> String {
     let words = name.split(|letter: char| !letter.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.map(|word| word[..1].to_uppercase() + &word[1..]).collect()

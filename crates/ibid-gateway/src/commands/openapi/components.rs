@@ -1,4 +1,4 @@
-//! What a policy says to a client, in the words of OpenAPI.
+//! Describes a policy in OpenAPI.
 
 use http::{HeaderName, header};
 use ibid::{KeyFormat, KeySource, Policy, RefusalFormat, RefusalReason, ResponseEnvelope, ScopePart};
@@ -6,21 +6,22 @@ use ibid::{KeyFormat, KeySource, Policy, RefusalFormat, RefusalReason, ResponseE
 use super::new_value::{NewValue, new_map, new_reference, new_text};
 use crate::contract_page::{describe, is_possible};
 
-/// What may stand in a header without quotes: visible ASCII without quotes, commas and semicolons. The same without colons.
+/// A character of an unquoted header value: visible ASCII without quotes, commas and semicolons; then also without
+/// colons.
 const BARE_CHAR: &str = "[!#-+\\--:<-~]";
 const BARE_CHAR_NO_COLON: &str = "[!#-+\\--9<-~]";
-/// What may stand between quotes.
+/// A character between quotes.
 const QUOTED_CHAR: &str = r#"([!#-\[\]-~]|\\["\\])"#;
 
-/// OpenAPI ignores parameters for these.
+/// OpenAPI ignores parameters with these names.
 const DESCRIBED_ELSEWHERE: [HeaderName; 3] = [header::ACCEPT, header::CONTENT_TYPE, header::AUTHORIZATION];
 
-/// A parameter that carries a key, or says whose key it is.
+/// A parameter for a key, or for the scope of keys.
 pub(super) struct KeyParameter {
     pub(super) name: String,
     /// `header` or `query`.
     pub(super) location: &'static str,
-    /// A reference to another document that has this in it, in lower case, is taken for this parameter.
+    /// A reference to another document that contains this text, in lower case, counts as this parameter.
     pub(super) known_by: String,
     pub(super) value: NewValue,
 }
@@ -37,7 +38,7 @@ pub(super) fn key_parameters(policy: &Policy) -> Vec<KeyParameter> {
     all
 }
 
-/// A header of the scope. It is needed for a key: where the key may be left out, so may the header.
+/// A header of the scope. It is required only with a key.
 fn scope(policy: &Policy, header: &HeaderName, is_optional: bool) -> KeyParameter {
     let needed = if is_optional || policy.key.required { "" } else { " Required with a key." };
     let told = format!("Whose key it is: the same key with another value names another operation.{needed}");
@@ -52,14 +53,14 @@ fn scope(policy: &Policy, header: &HeaderName, is_optional: bool) -> KeyParamete
     KeyParameter { name, location: "header", known_by: header.as_str().replace('-', ""), value: made }
 }
 
-/// Keys in the body, and bodies as keys, have no parameter.
+/// Keys from the body have no parameter.
 fn keys(policy: &Policy) -> Vec<KeyParameter> {
     let sources = policy.key.from.iter().filter_map(|source| match source {
         KeySource::Header(name) => Some((describe::header(name), "header")),
         KeySource::Query(name) => Some((name.clone(), "query")),
         _ => None,
     });
-    // One of several is required, which cannot be said of any of them.
+    // If there are several sources, no single one is required.
     let required = policy.key.required && policy.key.from.len() == 1;
     let parameter = |(name, place): (String, &'static str)| {
         let made = new_map([
@@ -86,7 +87,8 @@ fn key_description(policy: &Policy) -> String {
 
 fn key_schema(policy: &Policy, place: &str) -> NewValue {
     let pattern = match &policy.key.format {
-        // A longer one in quotes is taken too, but has more characters than can be said beside a bare one.
+        // The gateway also accepts a quoted key that exceeds maxLength only by its quotes; a schema cannot express
+        // that.
         KeyFormat::Any if place == "header" => format!("^({BARE_CHAR}+|\"{QUOTED_CHAR}+\")$"),
         KeyFormat::Any => "^[!-~]+$".into(),
         KeyFormat::Raw => "^[ -~]+$".into(),
@@ -110,7 +112,7 @@ fn key_schema(policy: &Policy, place: &str) -> NewValue {
     NewValue::Map(schema)
 }
 
-/// The refusals of a policy by status, in order.
+/// Returns the refusals of a policy by status, in order.
 pub(super) fn refusal_responses(policy: &Policy, is_limited: bool) -> Vec<(u16, NewValue)> {
     let mut by_status: Vec<(u16, Vec<RefusalReason>)> = Vec::new();
     for reason in RefusalReason::all().filter(|reason| is_possible(policy, is_limited, *reason)) {
@@ -166,12 +168,12 @@ fn refusal_response(reasons: &[RefusalReason], refusals: RefusalFormat) -> NewVa
     NewValue::Map(response)
 }
 
-/// The media type of a response whose body is this component.
+/// The media type object of a response with this schema.
 pub(super) fn media_type_for(component: &str) -> NewValue {
     new_map([("schema", new_reference(format!("#/components/schemas/{component}")))])
 }
 
-/// The component that all refusals of a shape refer to.
+/// The schema of all refusals in a format.
 pub(super) fn refusal_body_schema(refusals: RefusalFormat) -> (&'static str, NewValue) {
     match refusals {
         RefusalFormat::Problem => ("IdempotencyProblem", problem_schema()),
@@ -214,7 +216,7 @@ fn problem_schema() -> NewValue {
     ])
 }
 
-/// The headers by which answers say whether they are replays.
+/// The headers that mark replays.
 pub(super) fn replay_headers(policy: &Policy) -> Vec<(String, NewValue)> {
     let mut all: Vec<(String, NewValue)> = Vec::new();
     for (name, replayed) in &policy.replay_headers {
@@ -249,7 +251,7 @@ fn replay_header(first: Option<&str>, replayed: Option<&str>) -> NewValue {
     new_map([("description", new_text(when)), ("schema", schema)])
 }
 
-/// What a reader of the document should know besides.
+/// Further remarks about a policy, for the reader.
 pub(super) fn policy_remarks(policy: &Policy) -> Vec<&'static str> {
     let mut remarks = Vec::new();
     if policy.envelope == ResponseEnvelope::Metadata {

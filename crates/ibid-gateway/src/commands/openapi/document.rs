@@ -1,20 +1,19 @@
-//! A document as it is written: every node knows its place in the text.
+//! A document in which every node has its position in the text.
 //!
-//! Nothing is ever written back from this tree. It says where to insert, and everything that is not inserted stays as it
-//! is: comments, quotes, numbers, order.
+//! The tree is never written back. It provides positions for insertions; all other text stays as it is: comments,
+//! quotes, numbers, order.
 
 use std::collections::HashMap;
 
-/// Deeper documents are refused.
+/// Maximum depth. Deeper documents are rejected.
 pub(super) const MAX_DEPTH: usize = 120;
 
-/// A whole document.
 pub(super) struct OpenapiDocument {
     pub(super) text: String,
     pub(super) root: DocumentNode,
     pub(super) syntax: DocumentSyntax,
     anchors: HashMap<usize, DocumentNode>,
-    /// Where lines end.
+    /// The positions of line ends.
     ends: Vec<usize>,
 }
 
@@ -24,7 +23,7 @@ pub(super) enum DocumentSyntax {
     Yaml,
 }
 
-/// A value, from `start` to before `end`, in bytes. The end of a block collection is that of its last child.
+/// A value from byte `start` to before byte `end`. A block collection ends with its last child.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DocumentNode {
     pub(super) start: usize,
@@ -46,7 +45,7 @@ pub(super) enum NodeKind {
         flow: bool,
         items: Vec<DocumentNode>,
     },
-    /// A reference to an anchor of YAML.
+    /// A reference to a YAML anchor.
     Alias(usize),
 }
 
@@ -58,7 +57,6 @@ pub(super) enum ScalarQuoting {
     Block,
 }
 
-/// What is wrong, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DocumentError {
     pub(crate) line: usize,
@@ -73,7 +71,7 @@ impl OpenapiDocument {
         Self { text, root, syntax, anchors, ends }
     }
 
-    /// The line of a place, from 1.
+    /// The line of a position, from 1.
     pub(super) fn line_of(&self, at: usize) -> usize {
         self.ends.partition_point(|end| *end < at) + 1
     }
@@ -82,7 +80,6 @@ impl OpenapiDocument {
         DocumentError { line: self.line_of(node.start), why: why.into() }
     }
 
-    /// What an alias stands for.
     pub(super) fn resolve_alias<'a>(&'a self, node: &'a DocumentNode) -> &'a DocumentNode {
         match &node.kind {
             NodeKind::Alias(id) => self.anchors.get(id).unwrap_or(node),
@@ -90,7 +87,7 @@ impl OpenapiDocument {
         }
     }
 
-    /// A member, also one that was merged in with `<<`.
+    /// Returns a member, including members that were merged with `<<`.
     pub(super) fn member<'a>(&'a self, node: &'a DocumentNode, name: &str) -> Option<&'a DocumentNode> {
         let node = self.resolve_alias(node);
         node.own_member(name).map(|(_, value)| value).or_else(|| self.merged_member(node, name, 0))
@@ -109,12 +106,12 @@ impl OpenapiDocument {
         })
     }
 
-    /// A member that is text.
+    /// Returns a scalar member.
     pub(super) fn text_member<'a>(&'a self, node: &'a DocumentNode, name: &str) -> Option<&'a str> {
         self.member(node, name).and_then(|value| self.resolve_alias(value).scalar())
     }
 
-    /// What `#/components/responses/Conflict` points to. `None` for other documents, and for what is not there.
+    /// Returns the target of `#/components/responses/Conflict`. `None` for other documents and missing targets.
     pub(super) fn resolve_reference<'a>(&'a self, reference: &str) -> Option<&'a DocumentNode> {
         let path = reference.strip_prefix("#/")?;
         path.split('/').try_fold(&self.root, |node, step| {
@@ -125,12 +122,12 @@ impl OpenapiDocument {
 }
 
 impl DocumentNode {
-    /// A member that is written here, with its name.
+    /// Returns a member that is not merged, with its name.
     pub(super) fn own_member(&self, name: &str) -> Option<(&Self, &Self)> {
         self.entries().iter().find(|(key, _)| key.scalar() == Some(name)).map(|(key, value)| (key, value))
     }
 
-    /// The members of a mapping; none of anything else.
+    /// The members of a mapping; empty for other nodes.
     pub(super) fn entries(&self) -> &[(Self, Self)] {
         match &self.kind {
             NodeKind::Map { entries, .. } => entries,
@@ -138,7 +135,7 @@ impl DocumentNode {
         }
     }
 
-    /// The items of a list; none of anything else.
+    /// The items of a list; empty for other nodes.
     pub(super) fn items(&self) -> &[Self] {
         match &self.kind {
             NodeKind::Sequence { items, .. } => items,
@@ -153,7 +150,7 @@ impl DocumentNode {
         }
     }
 
-    /// How often this reference is made in it.
+    /// How often the node contains this reference.
     pub(super) fn count_references(&self, to: &str) -> usize {
         let entries = self.entries().iter().map(|(key, value)| {
             usize::from(key.scalar() == Some("$ref") && value.scalar() == Some(to)) + value.count_references(to)
@@ -162,7 +159,7 @@ impl DocumentNode {
     }
 }
 
-/// Whether `new` is `old` with members and items added, everything else in the same order and spelled the same.
+/// Whether `new` is `old` with additional members and items, and everything else has the same order and spelling.
 pub(super) fn is_only_extended(old: (&OpenapiDocument, &DocumentNode), new: (&OpenapiDocument, &DocumentNode)) -> bool {
     let (old_in, old_node) = old;
     let (new_in, new_node) = new;

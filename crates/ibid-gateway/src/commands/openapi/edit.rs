@@ -7,21 +7,21 @@ use super::{
     new_value::{NewValue, quote_json},
 };
 
-/// What is to be added, and to which collections of the document.
+/// The additions to each collection of the document.
 pub(super) struct Additions<'a> {
     document: &'a OpenapiDocument,
-    /// By place and depth of the collection: those that end at the same place are written from the inside out.
+    /// Keyed by the address of the collection's node.
     by_position: BTreeMap<usize, Addition<'a>>,
     newline: &'static str,
-    /// What a level of the document is indented by.
+    /// The indentation of one level.
     unit: String,
 }
 
 struct Addition<'a> {
     node: &'a DocumentNode,
-    /// Members that go before a member that is there.
+    /// Members to insert before an existing member.
     before: Vec<(&'a DocumentNode, String, NewValue)>,
-    /// Members that go to the end; items have no name.
+    /// Members to append; items have no name.
     last: Vec<(Option<String>, NewValue)>,
 }
 
@@ -36,12 +36,12 @@ impl<'a> Additions<'a> {
     }
 
     fn entry_for(&mut self, node: &'a DocumentNode) -> &mut Addition<'a> {
-        // A block collection may start where its parent does; its address in the tree is its own.
+        // A block collection may start at the same position as its parent, so the key is the node's address.
         let address = std::ptr::from_ref(node).addr();
         self.by_position.entry(address).or_insert_with(|| Addition { node, before: Vec::new(), last: Vec::new() })
     }
 
-    /// Adds a member to a member that is new itself. What has the name already is kept.
+    /// Adds a member to a member that is itself new. Keeps an existing member of the same name.
     pub(super) fn add_nested(
         &mut self, to: &'a DocumentNode, next: Option<&'a DocumentNode>, outer: &str, name: &str, made: NewValue,
     ) {
@@ -55,7 +55,7 @@ impl<'a> Additions<'a> {
         }
     }
 
-    /// Adds a member at the end. What has the name already is kept.
+    /// Appends a member. Keeps an existing member of the same name.
     pub(super) fn add_member(&mut self, to: &'a DocumentNode, name: &str, made: NewValue) {
         let last = &mut self.entry_for(to).last;
         if !last.iter().any(|(found, _)| found.as_deref() == Some(name)) {
@@ -63,7 +63,7 @@ impl<'a> Additions<'a> {
         }
     }
 
-    /// Adds a member before another, or at the end.
+    /// Adds a member before another one, or at the end.
     pub(super) fn add_member_before(
         &mut self, to: &'a DocumentNode, next: Option<&'a DocumentNode>, name: &str, made: NewValue,
     ) {
@@ -73,15 +73,14 @@ impl<'a> Additions<'a> {
         }
     }
 
-    /// Adds an item at the end.
     pub(super) fn add_item(&mut self, to: &'a DocumentNode, made: NewValue) {
         self.entry_for(to).last.push((None, made));
     }
 
-    /// The text with everything in it.
+    /// Returns the text with all insertions.
     ///
     /// # Errors
-    /// Where nothing can be inserted.
+    /// Returns the position at which nothing can be inserted.
     pub(super) fn apply(&self) -> Result<String, DocumentError> {
         let mut inserted: Vec<(usize, usize, String)> = Vec::new();
         let mut depths = HashMap::new();
@@ -109,7 +108,7 @@ impl<'a> Additions<'a> {
         Ok(text)
     }
 
-    /// The depths of the collections that something is added to.
+    /// Finds the depths of the collections with additions.
     fn depths(&self, node: &DocumentNode, level: usize, found: &mut HashMap<usize, usize>) {
         let address = std::ptr::from_ref(node).addr();
         if self.by_position.contains_key(&address) {
@@ -123,7 +122,7 @@ impl<'a> Additions<'a> {
         indent_before(self.document, at)
     }
 
-    /// The indent of the line of a place.
+    /// The indentation of the line at a position.
     fn indent_of_line(&self, at: usize) -> String {
         let start = self.document.text[..at].rfind('\n').map_or(0, |found| found + 1);
         self.document.text[start..].chars().take_while(|space| matches!(space, ' ' | '\t')).collect()
@@ -134,7 +133,6 @@ impl<'a> Additions<'a> {
         before[before.rfind('\n').map_or(0, |found| found + 1)..].chars().count()
     }
 
-    /// A member before another.
     fn insert_before(&self, to: &DocumentNode, next: &DocumentNode, name: &str, made: &NewValue) -> (usize, String) {
         let (newline, unit) = (self.newline, &self.unit);
         if let NodeKind::Map { flow: true, .. } = to.kind {
@@ -149,13 +147,13 @@ impl<'a> Additions<'a> {
         let column = self.column(next.start);
         let member = made.to_yaml_member(name, column, unit.len(), newline);
         match self.indent_before(next.start) {
-            // Comments right above the next member stay with it.
+            // Comments directly above the next member stay with it.
             Some(indent) => (self.above_comments(next.start, &indent), format!("{indent}{member}{newline}")),
             None => (next.start, format!("{member}{newline}{}", " ".repeat(column))),
         }
     }
 
-    /// The start of the line of a place, or of the comments right above it.
+    /// The start of the line at a position, or of the comments directly above it.
     fn above_comments(&self, at: usize, indent: &str) -> usize {
         let text = &self.document.text;
         let mut start = text[..at].rfind('\n').map_or(0, |found| found + 1);
@@ -170,7 +168,7 @@ impl<'a> Additions<'a> {
         start
     }
 
-    /// Members or items at the end.
+    /// Appends members or items.
     fn append(&self, addition: &Addition<'_>) -> Result<(usize, String), DocumentError> {
         match &addition.node.kind {
             NodeKind::Map { flow: true, entries } => {
@@ -211,7 +209,7 @@ impl<'a> Additions<'a> {
             addition.last.iter().map(one).collect()
         };
         let (Some(first), Some(last)) = (first, last) else {
-            // Empty: lines of its own only where the rest has them.
+            // An empty collection is written on several lines only if the rest of the document is.
             let root = &self.document.root;
             let lines = self.document.syntax == DocumentSyntax::Json
                 && root.entries().first().is_some_and(|(key, _)| self.indent_before(key.start).is_some());
@@ -223,7 +221,7 @@ impl<'a> Additions<'a> {
             let inside = write(Some((&indent, unit))).join(&format!(",{newline}{indent}"));
             return (addition.node.start + 1, format!("{newline}{indent}{inside}{newline}{outer}"));
         };
-        // YAML allows a comma behind the last one.
+        // YAML allows a trailing comma.
         let comma = if has_comma(&self.document.text[last..close]) { "" } else { "," };
         match self.indent_before(first) {
             Some(indent) => {
@@ -249,7 +247,7 @@ impl<'a> Additions<'a> {
         (self.end_of_lines(addition.node, column), text)
     }
 
-    /// The end of the last line that belongs to a block collection, before its line break.
+    /// The end of the last line of a block collection, before its line break.
     fn end_of_lines(&self, node: &DocumentNode, column: usize) -> usize {
         let text = &self.document.text;
         let last = match &node.kind {
@@ -275,7 +273,7 @@ impl<'a> Additions<'a> {
     fn end_of_block_text(&self, header: usize, column: usize) -> usize {
         let text = &self.document.text;
         let mut end = end_of_line(text, header);
-        // The parser puts the start of the text at its header or at its first line.
+        // The parser reports the start of the text at its header or at its first line.
         let keeps = text[header..end].split('#').next().is_some_and(|header| header.contains('+'));
         let mut at = end;
         while let Some(start) = next_line(text, at) {
@@ -295,7 +293,7 @@ impl<'a> Additions<'a> {
     }
 }
 
-/// What a level of a document is indented by.
+/// The indentation of one level of a document.
 fn indent_unit(document: &OpenapiDocument) -> String {
     let root = &document.root;
     let inner = root.entries().iter().find_map(|(_, value)| value.entries().first().map(|(key, _)| key));
@@ -307,7 +305,7 @@ fn indent_unit(document: &OpenapiDocument) -> String {
     found.filter(|unit| !unit.is_empty() && unit.len() <= 8).unwrap_or_else(|| "  ".into())
 }
 
-/// What stands before a place in its line, if it is only space.
+/// The text before a position in its line, if it is only white space.
 fn indent_before(document: &OpenapiDocument, at: usize) -> Option<String> {
     let before = &document.text[..at];
     let line = &before[before.rfind('\n').map_or(0, |found| found + 1)..];

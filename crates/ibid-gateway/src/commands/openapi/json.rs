@@ -1,6 +1,6 @@
-//! JSON with places. `serde_json` says whether it is JSON; this finds where everything is.
+//! Parses JSON with positions. `serde_json` validates the text; this scanner finds the positions.
 //!
-//! YAML's parser could read most JSON, but not all: not surrogate pairs, and no tabs between members.
+//! The YAML parser accepts most JSON, but neither surrogate pairs nor tabs between members.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::document::{
 };
 
 pub(super) fn read(text: String) -> Result<OpenapiDocument, DocumentError> {
-    // Its own limit is 128, below which the tree's is.
+    // Its own limit is 128, above the tree's.
     let checked: Result<serde::de::IgnoredAny, _> = serde_json::from_str(&text);
     checked.map_err(|why| {
         let told = why.to_string();
@@ -23,7 +23,7 @@ pub(super) fn read(text: String) -> Result<OpenapiDocument, DocumentError> {
     Ok(OpenapiDocument::new(text, root, DocumentSyntax::Json, HashMap::new()))
 }
 
-/// Reads what is known to be JSON. `None` only where it is too deep.
+/// Scans valid JSON. Returns `None` only if it is too deep.
 struct JsonScanner<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -67,7 +67,7 @@ impl JsonScanner<'_> {
         }
         self.at += 1;
         self.depth -= 1;
-        // Most are small, and there are many.
+        // There are many, and most are small.
         all.shrink_to_fit();
         Some(all)
     }
@@ -87,7 +87,7 @@ impl JsonScanner<'_> {
         }
         self.at += 1;
         let source = &self.bytes[start..self.at];
-        // A lone surrogate is no text; nothing that matters here is spelled so.
+        // A lone surrogate is not valid text; no name that matters here contains one.
         let text = serde_json::from_slice(source).unwrap_or_else(|_| String::from_utf8_lossy(source).into_owned());
         DocumentNode { start, end: self.at, kind: NodeKind::Scalar { text, style: ScalarQuoting::Quoted } }
     }

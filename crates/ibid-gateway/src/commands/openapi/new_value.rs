@@ -1,8 +1,7 @@
-//! What is added, and how it is written.
+//! New values and how they are written.
 
 use super::document::{DocumentNode, NodeKind};
 
-/// A value that is to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum NewValue {
     Text(String),
@@ -12,12 +11,10 @@ pub(super) enum NewValue {
     Map(Vec<(String, NewValue)>),
 }
 
-/// A mapping.
 pub(super) fn new_map<const N: usize>(entries: [(&str, NewValue); N]) -> NewValue {
     NewValue::Map(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
 
-/// Text.
 pub(super) fn new_text(text: impl Into<String>) -> NewValue {
     NewValue::Text(text.into())
 }
@@ -28,7 +25,7 @@ pub(super) fn new_reference(to: impl Into<String>) -> NewValue {
 }
 
 impl NewValue {
-    /// Whether it is already written there.
+    /// Whether the node already has this value.
     pub(super) fn matches_node(&self, node: &DocumentNode) -> bool {
         match (self, &node.kind) {
             (Self::Text(text), NodeKind::Scalar { text: found, .. }) => text == found,
@@ -47,8 +44,8 @@ impl NewValue {
         }
     }
 
-    /// As JSON, which YAML takes inside `{}` and `[]`, too. On one line without `lines`: the indent so far, and what each level
-    /// adds.
+    /// Writes JSON, which is also valid inside YAML's `{}` and `[]`. `lines` is the current indentation and that of one
+    /// level; without it, writes one line.
     pub(super) fn to_json(&self, lines: Option<(&str, &str)>, newline: &str) -> String {
         let (open, close, inside): (_, _, Vec<String>) = match self {
             Self::Text(text) => return quote_json(text),
@@ -79,7 +76,7 @@ impl NewValue {
         }
     }
 
-    /// As the value of a member of a YAML block at `indent`: what follows the colon.
+    /// Writes the value of a member of a YAML block at `indent`: the text after the colon.
     pub(super) fn to_yaml_block(&self, indent: usize, unit: usize, newline: &str) -> String {
         let pad = |width: usize| format!("{newline}{}", " ".repeat(width));
         match self {
@@ -104,12 +101,12 @@ impl NewValue {
         }
     }
 
-    /// As a member of a YAML block: `key: value`.
+    /// Writes a member of a YAML block: `key: value`.
     pub(super) fn to_yaml_member(&self, key: &str, indent: usize, unit: usize, newline: &str) -> String {
         format!("{}:{}", plain_or_quoted(key), self.to_yaml_block(indent, unit, newline))
     }
 
-    /// As an item of a YAML block whose dash is at `indent`: `- value`.
+    /// Writes an item of a YAML block whose dash is at `indent`: `- value`.
     pub(super) fn to_yaml_item(&self, indent: usize, unit: usize, newline: &str) -> String {
         let Self::Map(entries) = self else { return format!("-{}", self.to_yaml_block(indent, unit, newline)) };
         let members = entries.iter().map(|(key, value)| value.to_yaml_member(key, indent + 2, unit, newline));
@@ -125,12 +122,11 @@ fn as_strs((indent, unit): &(String, String)) -> (&str, &str) {
     (indent, unit)
 }
 
-/// A JSON string.
 pub(super) fn quote_json(text: &str) -> String {
     serde_json::to_string(text).expect("text is text in JSON")
 }
 
-/// Plain where YAML, old or new, reads the same text; in single quotes otherwise.
+/// Writes plain text if YAML 1.1 and 1.2 both read it as this text; otherwise single quotes.
 fn plain_or_quoted(text: &str) -> String {
     let letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'/' | b'+' | b'$');
     let first = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic() || byte == b'$');

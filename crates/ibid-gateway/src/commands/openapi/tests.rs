@@ -1,4 +1,4 @@
-//! The insertions themselves: styles of YAML and JSON, what is there already, which routes cover what.
+//! Tests of the insertions: styles of YAML and JSON, existing content, coverage by routes.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn routes(text: &str) -> RouteTable {
     GatewaySettings::from_text(text, None, &ServeArgs::default(), &Env::from_pairs(&[])).unwrap().routes
 }
 
-/// Annotates, and checks what must hold of every document: lines are only added, and a second run adds none.
+/// Annotates a document and checks the invariants: lines are only added, and a second run adds none.
 #[track_caller]
 fn annotate(text: &str) -> annotate::AnnotateOutcome {
     annotate_as(text, "openapi.yaml", None)
@@ -118,7 +118,7 @@ components:
     assert!(done.text.contains(&format!("        maxLength: 255\n        pattern: {pattern}\n")), "{}", done.text);
 }
 
-/// What the pattern of a key admits is taken as a key, and what it does not is refused or has quotes.
+/// The gateway accepts every key that the pattern matches; other keys are refused or quoted.
 #[test]
 fn the_pattern_of_a_key_admits_what_the_gateway_takes() {
     let done =
@@ -193,7 +193,7 @@ fn json_keeps_its_layout() {
     assert_eq!(response["headers"]["Retry-After"]["schema"]["type"], "integer");
     let schema = &response["content"]["application/problem+json"]["schema"];
     assert_eq!(schema["$ref"], "#/components/schemas/IdempotencyProblem");
-    // All on one line, and stays so.
+    // A document on one line stays on one line.
     let line = r#"{"openapi":"3.0.0","paths":{"/payments":{"post":{"parameters":[],"responses":{}}}}}"#;
     let done = annotate_as(line, "openapi.json", None);
     assert_eq!(done.text.lines().count(), 1);
@@ -218,7 +218,7 @@ fn windows_lines_and_a_byte_order_mark_stay() {
     assert!(done.text.contains("\r\n      parameters:\r\n        - $ref:"));
 }
 
-/// What is there is kept, wherever and however it is.
+/// Existing content is kept, in every place and form.
 #[test]
 fn a_key_that_is_there_is_kept() {
     let with = |path: &str, operation: &str| {
@@ -265,7 +265,7 @@ fn a_component_with_the_name_gets_a_neighbour() {
     let done = annotate(text).text;
     assert!(done.contains("    IdempotencyProblem: {type: string}\n    IdempotencyProblem_2:\n"), "{done}");
     assert!(done.contains("$ref: '#/components/schemas/IdempotencyProblem_2'"), "{done}");
-    // Stripe's 400 also means another request under the key.
+    // Stripe's 400 also means that another request uses the key.
     assert!(done.contains("    Idempotency400:\n") && done.contains("    Idempotency400_2:\n"), "{done}");
     assert!(done.contains(r##"responses: {'200': {description: ok, "headers": {"Idempotent-Replayed": {"$ref": "#/components/headers/IdempotentReplayed"}}}, "400": {"##), "{done}");
 }
@@ -283,7 +283,7 @@ fn routes_are_found_through_templates_and_servers() {
     assert_eq!(done.covered, 1);
     assert!(done.text.contains("X-Idempotency-Cached"), "{}", done.text);
     assert!(done.notes.iter().any(|(line, note)| *line == 11 && note.contains("metadata")), "{:?}", done.notes);
-    // Of the path, and of the operation itself.
+    // Servers of the path and of the operation.
     let nearer = "openapi: 3.0.0\nservers: [{url: /v1}]\npaths:\n  /payments:\n    servers: [{url: /}]\n    post: {responses: {}}\n  \
                   /leads:\n    post: {servers: [{url: /}], responses: {}}\n";
     assert_eq!(annotate(nearer).covered, 2);
@@ -314,7 +314,7 @@ fn shared_responses_are_described_where_all_their_users_are_covered() {
 
 #[test]
 fn odd_yaml_is_kept_or_refused_but_never_damaged() {
-    // A last value that is not there, a folded text at the very end, no last line break, trailing commas, anchors, tags.
+    // A missing last value, a folded text at the end, no final line break, trailing commas, anchors, tags.
     for text in [
         "openapi: 3.0.0\npaths:\n  /payments:\n    post:\n      responses:\n        '200':\n          description: >-\n            folded\n            text",
         "openapi: 3.0.0\npaths:\n  /payments:\n    post:\n      responses:\n        '200':\n          description:\n",
@@ -389,7 +389,7 @@ fn headers_of_the_scope_are_parameters() {
     for name in ["XIdempotencyKey", "XTenantIdParameter"] {
         assert!(invoices.contains(&format!("#/components/parameters/{name}'")), "{invoices}");
     }
-    // Not what is there already, nor what OpenAPI describes by other means.
+    // Neither existing parameters, nor those that OpenAPI describes by other means.
     let orders = parameters("/orders");
     assert!(orders.contains("StripeAccountParameter'") && !orders.contains("XShop"), "{orders}");
     assert!(!done.text.contains("Authorization"), "{}", done.text);
@@ -397,7 +397,7 @@ fn headers_of_the_scope_are_parameters() {
     let notes: Vec<_> = done.notes.iter().map(|(_, note)| note.as_str()).collect();
     let known = "common.yaml#/XTenantId is not in this document; it is taken for X-Tenant-Id";
     assert!(notes.contains(&known), "{notes:?}");
-    // Needed for a key, so only required where the key is.
+    // It is needed for a key, so it is required only if the key is.
     let component = |name: &str| {
         let (_, rest) = done.text.split_once(&format!("\n    {name}:\n")).unwrap();
         rest.lines().take_while(|line| line.starts_with("      ")).collect::<Vec<_>>().join("\n")

@@ -1,4 +1,4 @@
-//! YAML with places, from the events of a YAML 1.2 parser.
+//! Parses YAML with positions, from the events of a YAML 1.2 parser.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::document::{
 };
 
 pub(super) fn read(text: String) -> Result<OpenapiDocument, DocumentError> {
-    // The parser counts characters.
+    // The parser counts characters, not bytes.
     let mut places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
     places.push(text.len());
     let mut events = Vec::new();
@@ -67,7 +67,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
         self.byte_offsets[index.min(self.byte_offsets.len() - 1)]
     }
 
-    /// `least` is where it can start at the earliest: the parser puts values that are not there behind what follows.
+    /// `least` is the earliest possible start: the parser reports empty values after the following text.
     fn parse_node(&mut self, event: Event<'a>, span: Span, least: usize) -> Result<DocumentNode, DocumentError> {
         let (start, end) = (self.byte_offset(span.start.index()), self.byte_offset(span.end.index()));
         let (anchor, node) = match event {
@@ -91,7 +91,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
         };
         let source = &self.text[start..end];
         let (start, end) = match style {
-            // Nothing is written: it is where it could have been.
+            // An empty value is at its earliest possible position.
             ScalarQuoting::Plain if text.is_empty() || source.trim().is_empty() => (least, least),
             ScalarQuoting::Plain => (start, start + source.trim_end().len()),
             _ => (start, end),
@@ -132,7 +132,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
         Ok(DocumentNode { start, end, kind: NodeKind::Sequence { flow, items } })
     }
 
-    /// Behind an anchor and a tag.
+    /// Skips an anchor and a tag.
     fn skip_anchor_and_tag(&self, mut start: usize) -> usize {
         while self.text[start..].starts_with(['&', '!']) {
             let rest = &self.text[start..];
@@ -142,7 +142,8 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
         start
     }
 
-    /// The end of a flow collection whose last child ends at `from`: the parser's own is off behind a trailing comma.
+    /// The end of a flow collection whose last child ends at `from`. The parser's own position is wrong after a
+    /// trailing comma.
     fn flow_end(&self, from: usize) -> usize {
         let mut rest = self.text[from..].char_indices();
         while let Some((at, character)) = rest.next() {
@@ -155,7 +156,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
         self.text.len()
     }
 
-    /// The dash of a list's first item. The parser puts a list that is not indented behind it.
+    /// The dash of a list's first item. For a list without indentation, the parser's position is after it.
     fn first_dash(&self, start: usize, first: usize) -> usize {
         if self.text[start..].starts_with('-') {
             return start;
@@ -164,7 +165,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
         let mut end = before.len();
         while let Some(at) = before[..end].rfind('-') {
             let line = &before[before[..at].rfind('\n').map_or(0, |found| found + 1)..at];
-            // A dash of a comment, or of an anchor's name, has something before it.
+            // A dash in a comment or in an anchor's name has other text before it.
             if line.bytes().all(|byte| matches!(byte, b' ' | b'-' | b'?' | b':')) {
                 return at;
             }
@@ -186,7 +187,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Span)>> YamlBuilder<'a, I> {
             let least = entries.last().map_or(start, |(_, value)| value.end);
             let key = self.parse_node(event, at, least)?;
             let (event, at) = self.next_event(span)?;
-            // After its colon.
+            // Values start after the colon.
             let colon = self.text[key.end..].find(':').map_or(key.end, |found| key.end + found + 1);
             let value = self.parse_node(event, at, colon)?;
             entries.push((key, value));

@@ -1,8 +1,7 @@
-//! One connection of a link.
+//! Relays one connection of a proxy.
 //!
-//! Each way has a reader, which notes when each piece is due, and a writer, which delivers it then, if the way is open.
-//! What a peer does to its connection (an end, a reset) is such a piece too, so that it passes a cut link no sooner than
-//! bytes would.
+//! Each direction has a reader, which records when each piece is due, and a writer, which delivers it then, if the
+//! direction is open. A FIN or reset is queued like data, so a cut proxy delays it like data.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -23,11 +22,11 @@ use tokio::{
 use super::wire::{DeliveryAction, OpenProxyConnection, ProxyDirection, ProxyRules, ProxyState};
 
 const CHUNK_BYTES: usize = 16 << 10;
-/// How many pieces may be on their way at once, each way; then the sender is slowed down.
+/// Maximum number of queued pieces per direction; then the sender is slowed down.
 const MAX_QUEUED_CHUNKS: usize = 64;
-/// How much is taken from a client whose connection cannot reach the server yet.
+/// Maximum bytes to read from a client whose connection cannot reach the server yet.
 const MAX_EARLY_BYTES: usize = 1 << 20;
-/// Between two slices, so that they are received one by one.
+/// Interval between two slices, so that they are received separately.
 const SLICE_INTERVAL: Duration = Duration::from_millis(1);
 
 enum RelayedChunk {
@@ -36,7 +35,6 @@ enum RelayedChunk {
     Reset,
 }
 
-/// Carries a connection to its end.
 pub(super) async fn relay_connection(mut client: TcpStream, wire: Arc<ProxyState>) {
     let open = wire.open_connection();
     let mut rules = wire.rules.subscribe();
@@ -45,7 +43,7 @@ pub(super) async fn relay_connection(mut client: TcpStream, wire: Arc<ProxyState
         biased;
         () = wait_until_reset(&mut rules, &open) => None,
         reached = connect_to_server(&mut client, &mut early, &wire) => match reached {
-            // It gave up before anything of it could reach the server.
+            // The client gave up before anything could reach the server.
             Ok(None) => return,
             Ok(server) => server,
             Err(_) => None,
@@ -75,16 +73,16 @@ pub(super) async fn relay_connection(mut client: TcpStream, wire: Arc<ProxyState
     }
 }
 
-/// The connection is to be reset at both ends.
+/// The connection must be reset at both ends.
 #[derive(Debug)]
 struct ProxyReset;
 
 async fn wait_until_reset(rules: &mut watch::Receiver<ProxyRules>, open: &OpenProxyConnection) {
-    // The link's thread holds the sender for as long as any connection lives.
+    // The proxy's thread holds the sender for as long as any connection lives.
     let _ = rules.wait_for(|rules| open.is_reset_by(rules)).await;
 }
 
-/// Connects to the server once that is possible; nothing if the client leaves before.
+/// Connects to the server once that is possible. Returns nothing if the client leaves first.
 async fn connect_to_server(
     client: &mut TcpStream, early: &mut BytesMut, wire: &ProxyState,
 ) -> io::Result<Option<TcpStream>> {
@@ -177,7 +175,7 @@ async fn deliver_chunk(
         let written = match open.deliver(way, || to.try_write(piece)) {
             Ok(written) => written,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            // A peer that is gone says so where it is read from; that end of the connection decides.
+            // A peer that is gone is detected by the reader of its direction.
             Err(_) => return Ok(()),
         };
         bytes = bytes.slice(written..);

@@ -1,4 +1,4 @@
-//! The link on itself, with blocking sockets: whatever it does, it does from a thread of its own.
+//! Tests of the proxy with blocking sockets: it runs in its own thread.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -8,9 +8,9 @@ use std::{
 
 use super::*;
 
-/// Long enough for what should come to come.
+/// Timeout for data that must arrive.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long silence is listened to.
+/// How long to check for silence.
 const SILENCE_DURATION: Duration = Duration::from_millis(60);
 
 struct ProxyFixture {
@@ -25,7 +25,7 @@ impl ProxyFixture {
         ProxyFixture { server, proxy }
     }
 
-    /// A connection through the link, both ends.
+    /// Opens a connection through the proxy and returns both ends.
     fn pair(&self) -> (SocketEnd, SocketEnd) {
         let client = self.connect();
         (client, self.accept())
@@ -82,7 +82,7 @@ impl SocketEnd {
         assert!(silent, "heard {heard:?} on a silent connection");
     }
 
-    /// How the connection ended: 0 bytes in order, or an error.
+    /// Returns how the connection ended: 0 bytes for a FIN, or an error.
     fn read_end(&mut self) -> std::io::Result<usize> {
         self.0.set_read_timeout(Some(RECEIVE_TIMEOUT)).unwrap();
         self.0.read(&mut [0; 64])
@@ -195,7 +195,7 @@ fn during_a_cut_new_connections_are_accepted_and_silent() {
     drop(leaves);
     assert!(scene.has_no_connection());
     scene.proxy.heal();
-    // The one that left never reached the server.
+    // The client that left never reached the server.
     scene.accept().expect_text("one");
     assert!(scene.has_no_connection());
 }
@@ -310,7 +310,7 @@ fn slices_arrive_one_by_one() {
         heard.extend_from_slice(&part[..n]);
     }
     assert_eq!(heard, b"abc");
-    // On a busy machine two of them may be read together, but the first comes alone.
+    // On a busy machine two slices may be read together, but the first one comes alone.
     assert!(pieces > 1, "{pieces}");
 }
 
@@ -325,7 +325,7 @@ fn dropped_answers_leave_the_connection_silent_until_it_heals() {
     server.send("answer 2");
     client.expect_silence();
     assert_eq!(scene.proxy.answers_to_lose(), 0);
-    // A later answer on it would be taken for the lost one.
+    // A later answer on this connection would be mistaken for the lost one.
     client.send("ask 3");
     server.expect_text("ask 3");
     server.send("answer 3");
@@ -389,7 +389,7 @@ fn round_trips_bytes_and_connections_are_counted() {
     for n in 1..=3 {
         exchange(&mut client, &mut server, n);
     }
-    // Sent together: one trip. Said unasked: none.
+    // Requests sent together are one round trip; data from the server without a request is none.
     client.send("one");
     server.expect_text("one");
     client.send("two");

@@ -1,30 +1,29 @@
-//! What a link's connections share: the rules, the answers still to be lost, the counts.
+//! The state that a proxy's connections share: the rules, the answers to lose, the counts.
 //!
-//! Written by the link's thread alone; read by everybody.
+//! Only the proxy's thread writes it; every thread may read it.
 
 use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// How many closed connections are remembered one by one.
+/// Maximum number of closed connections whose traffic is remembered.
 const MAX_CLOSED_CONNECTIONS: usize = 4096;
 
-/// A direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProxyDirection {
     ToServer = 0,
     ToClient = 1,
 }
 
-/// What holds at present for every connection.
+/// The current rules for all connections.
 #[derive(Clone, Debug)]
 pub(super) struct ProxyRules {
-    /// Whether anything passes, by [`ProxyDirection`].
+    /// Whether data passes, by [`ProxyDirection`].
     pub(super) open: [bool; 2],
     pub(super) delay: Duration,
     pub(super) slice: Option<usize>,
-    /// How often everything was reset, and healed.
+    /// How often `reset` and `heal` were called.
     pub(super) resets: u64,
     pub(super) heals: u64,
 }
@@ -35,7 +34,7 @@ impl Default for ProxyRules {
     }
 }
 
-/// What takes a lost answer's place.
+/// What happens instead of a lost answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum AnswerLoss {
     #[default]
@@ -43,25 +42,25 @@ pub(super) enum AnswerLoss {
     Reset,
 }
 
-/// What went through a link.
+/// The traffic of a proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProxyCounts {
-    /// How many connections were ever accepted.
+    /// Connections accepted since the start.
     pub connections: usize,
-    /// How many are open now.
+    /// Connections open now.
     pub open: usize,
-    /// How many were open at once, at most.
+    /// Maximum number of connections that were open at once.
     pub most_open: usize,
     /// Bytes delivered to the server.
     pub bytes_to_server: u64,
     /// Bytes delivered to the client.
     pub bytes_to_client: u64,
-    /// How often an answer followed a request: changes of direction from "to the server" to "to the client", added up over
-    /// all connections. Requests sent together, before the first of their answers, are one round trip.
+    /// How often an answer followed a request: changes of direction from "to the server" to "to the client", summed
+    /// over all connections. Requests that are sent together, before the first of their answers, are one round trip.
     pub round_trips: u64,
 }
 
-/// What went through one connection; see [`ProxyCounts`].
+/// The traffic of one connection; see [`ProxyCounts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "as in `Counts`")]
 pub struct ConnectionTraffic {
@@ -84,18 +83,18 @@ struct ProxyLedger {
     connections: VecDeque<Arc<Mutex<ProxiedConnection>>>,
     answers_to_lose: usize,
     loss: AnswerLoss,
-    /// Grows with every order to lose answers: only requests delivered after the order have theirs lost.
+    /// Incremented by every command to lose answers: only requests that are delivered afterwards lose theirs.
     loss_order: u64,
 }
 
 #[derive(Debug, Default)]
 struct ProxiedConnection {
     traffic: ConnectionTraffic,
-    /// Whether the last bytes went to the server, and under which order.
+    /// Set if the last bytes went to the server: the `loss_order` at that time.
     awaiting_answer: Option<u64>,
     /// `ProxyRules::resets` when it was opened.
     resets_when_opened: u64,
-    /// `ProxyRules::heals` when its first answer was swallowed.
+    /// `ProxyRules::heals` when its first answer was dropped.
     heals_when_dropped: Option<u64>,
 }
 
@@ -105,7 +104,7 @@ impl ProxiedConnection {
     }
 }
 
-/// What is to be done with bytes on their way to the client.
+/// What to do with bytes to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeliveryAction {
     Deliver,
@@ -136,7 +135,7 @@ impl ProxyState {
         self.ledger.lock().connections.iter().map(|connection| connection.lock().traffic).collect()
     }
 
-    /// Whether a connection is open that the present rules reset.
+    /// Whether a connection is open that the current rules reset.
     pub(super) fn has_connection_to_reset(&self) -> bool {
         let (book, rules) = (self.ledger.lock(), self.rules.borrow());
         let mut connections = book.connections.iter().map(|connection| connection.lock());
@@ -170,7 +169,7 @@ impl ProxyState {
     }
 }
 
-/// An open connection; it counts as open until this is dropped.
+/// An open connection. Dropping it ends the count as open.
 #[derive(Debug)]
 pub(super) struct OpenProxyConnection {
     pub(super) state: Arc<ProxyState>,
@@ -182,7 +181,7 @@ impl OpenProxyConnection {
         self.connection.lock().is_reset_by(rules)
     }
 
-    /// Bytes are about to go to the client.
+    /// Decides about bytes that are about to go to the client.
     pub(super) fn next_delivery(&self) -> DeliveryAction {
         let mut book = self.state.ledger.lock();
         let mut connection = self.connection.lock();
@@ -202,7 +201,7 @@ impl OpenProxyConnection {
         if connection.heals_when_dropped.is_some() { DeliveryAction::Drop } else { DeliveryAction::Deliver }
     }
 
-    /// Sends, and counts what was sent before anybody can look: who has received it finds it counted.
+    /// Sends and counts under one lock, so that a receiver finds its bytes counted.
     pub(super) fn deliver(&self, way: ProxyDirection, send: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
         let mut book = self.state.ledger.lock();
         let mut connection = self.connection.lock();

@@ -20,7 +20,7 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// In front of a server.
+    /// Starts pgbouncer in front of a server.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -53,7 +53,7 @@ impl PgBouncer {
         Self { port, process, _folder: folder }
     }
 
-    /// How a role reaches a database through it, with statements that have no name.
+    /// The URL of a database for a role, with unnamed statements.
     pub fn url(&self, role: &str, database: &str) -> String {
         format!("postgres://{role}@127.0.0.1:{}/{database}?statements=unnamed", self.port)
     }

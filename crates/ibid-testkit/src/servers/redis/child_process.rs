@@ -1,4 +1,4 @@
-//! Folders, ports, certificates and processes.
+//! Directories, ports, certificates and processes.
 
 use std::{
     collections::hash_map::RandomState,
@@ -23,7 +23,7 @@ const FOLDER_PREFIX: &str = "ibid-server-";
 
 static FOLDERS_MADE: AtomicU64 = AtomicU64::new(0);
 
-/// A folder that goes with its owner. Those of processes that were killed are removed by the next that makes one.
+/// A directory that is removed with its owner. Creating one also removes those of killed processes.
 pub(in crate::servers) struct ServerFolder(PathBuf);
 
 impl ServerFolder {
@@ -62,7 +62,7 @@ fn remove_stale_folders() {
     }
 }
 
-/// A port that nobody listens on, below those that the system gives to clients.
+/// Returns an unused port below the system's ephemeral ports.
 pub(in crate::servers) fn free_port() -> u16 {
     let random = RandomState::new();
     for n in 0..1000_u64 {
@@ -75,13 +75,13 @@ pub(in crate::servers) fn free_port() -> u16 {
 }
 
 type SpawnResult = io::Result<Child>;
-/// What to start, and whom to tell.
+/// A command to start, and where to send the result.
 type SpawnRequest = (Command, Sender<SpawnResult>);
 
-/// Starts a process that is killed when this one ends, however it ends.
+/// Starts a process that is killed when this process ends, however it ends.
 ///
-/// The kernel sends that signal when the *thread* ends that started it, and a test's thread ends with the test. So one
-/// thread starts them all, and never ends.
+/// The kernel sends that signal when the *thread* that started the child ends, and a test's thread ends with the test.
+/// So one thread that never ends starts all of them.
 pub(in crate::servers) fn spawn(command: Command, package: &str) -> Child {
     static SPAWN_THREAD: OnceLock<Mutex<Sender<SpawnRequest>>> = OnceLock::new();
     let nursery = SPAWN_THREAD.get_or_init(|| {
@@ -105,11 +105,11 @@ pub(in crate::servers) fn spawn(command: Command, package: &str) -> Child {
     spawned.unwrap_or_else(|error| panic!("setpriv cannot be run ({error}); install the Debian package util-linux"))
 }
 
-/// Makes `ca.pem`, and `cert.pem` with `key.pem` for 127.0.0.1 and localhost.
+/// Creates `ca.pem`, and `cert.pem` with `key.pem` for 127.0.0.1 and localhost.
 pub(in crate::servers) fn write_certificates(folder: &Path) {
     let ca_key = KeyPair::generate().expect("a key");
     let mut ca = CertificateParams::new(Vec::new()).expect("no names");
-    // Without names of their own both would be taken for one that signed itself.
+    // Without distinct names, both would look like one self-signed certificate.
     ca.distinguished_name.push(DnType::CommonName, "ibid test authority");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];

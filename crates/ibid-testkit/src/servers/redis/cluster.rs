@@ -3,23 +3,23 @@ use std::sync::OnceLock;
 use super::Server;
 
 const PRIMARIES: usize = 3;
-/// After so long a silence a node counts as gone.
+/// Milliseconds of silence after which a node counts as down.
 const NODE_TIMEOUT_MS: u32 = 3000;
 
 /// Three primaries, each with a replica. A shard that is down does not stop the others.
 #[derive(Debug)]
 pub struct RedisCluster {
-    /// Those that are primaries at first, by slots.
+    /// The initial primaries, by slots.
     pub primaries: Vec<Server>,
-    /// Those that are replicas at first, in the order of their primaries.
+    /// The initial replicas, in the order of their primaries.
     pub replicas: Vec<Server>,
 }
 
 impl RedisCluster {
-    /// Returns once all slots are served and all replicas have caught up.
+    /// Starts a cluster, and waits until all slots are served and all replicas have caught up.
     ///
     /// # Panics
-    /// If it cannot be started, saying why.
+    /// If it cannot be started, with the reason.
     pub fn start() -> Self {
         let timeout = format!("cluster-node-timeout {NODE_TIMEOUT_MS}");
         let config = [
@@ -62,18 +62,18 @@ impl RedisCluster {
         Self { primaries: nodes, replicas }
     }
 
-    /// One for all tests of this process. Not for tests that make it fail over.
+    /// A cluster for all tests of this process that do not cause a failover.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<RedisCluster> = OnceLock::new();
         SHARED.get_or_init(Self::start)
     }
 
-    /// `redis+cluster://…`, naming two of its nodes.
+    /// `redis+cluster://…`, with two of its nodes.
     pub fn url(&self) -> String {
         format!("redis+cluster://127.0.0.1:{},127.0.0.1:{}", self.primaries[0].port(), self.replicas[1].port())
     }
 
-    /// Which of the first primaries owned a slot at first.
+    /// The index of the initial primary of a slot.
     pub fn first_owner(&self, slot: usize) -> usize {
         (0..PRIMARIES).find(|nth| slot < (nth + 1) * 16_384 / PRIMARIES).expect("a slot below 16,384")
     }

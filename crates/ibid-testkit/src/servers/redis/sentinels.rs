@@ -2,25 +2,25 @@ use std::sync::OnceLock;
 
 use super::{Options, Server};
 
-/// The name under which the sentinels know the primary.
+/// The sentinels' name of the primary.
 const PRIMARY_NAME: &str = "ibid-primary";
 
-/// A primary, a replica, and three sentinels that watch them.
+/// A primary, a replica, and three sentinels that monitor them.
 #[derive(Debug)]
 pub struct RedisSentinels {
-    /// The one that is the primary at first.
+    /// The initial primary.
     pub primary: Server,
-    /// The one that is its replica at first.
+    /// The initial replica.
     pub replica: Server,
-    /// Those that watch.
+    /// The sentinels.
     pub sentinels: Vec<Server>,
 }
 
 impl RedisSentinels {
-    /// Returns once all know each other.
+    /// Starts all servers, and waits until they know each other.
     ///
     /// # Panics
-    /// If they cannot be started, saying why.
+    /// If they cannot be started, with the reason.
     pub fn start() -> Self {
         let primary = Server::start_with_config(&["repl-diskless-sync-delay 0"]);
         let of = format!("replicaof 127.0.0.1 {}", primary.port());
@@ -42,7 +42,7 @@ impl RedisSentinels {
         Self { primary, replica, sentinels }
     }
 
-    /// One set for all tests of this process. Not for tests that make it fail over.
+    /// A set for all tests of this process that do not cause a failover.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<RedisSentinels> = OnceLock::new();
         SHARED.get_or_init(Self::start)
@@ -56,16 +56,16 @@ impl RedisSentinels {
 }
 
 impl Server {
-    /// One sentinel that knows this server as a primary, and speaks TLS if that does.
+    /// Starts a sentinel that monitors this server as a primary, with TLS if the server has TLS.
     ///
     /// # Panics
-    /// If it cannot be started, saying why.
+    /// If it cannot be started, with the reason.
     pub fn start_sentinel(&self) -> Server {
         let watch = format!("sentinel monitor {PRIMARY_NAME} 127.0.0.1 {} 1", self.port());
         Server::launch(Options { config: vec![watch], tls: self.options.tls, password: None }, true)
     }
 
-    /// The end of the URL by which a sentinel is asked for the primary.
+    /// The last part of a sentinel URL: the name of the primary.
     pub fn sentinel_url_suffix(&self) -> &'static str {
         PRIMARY_NAME
     }

@@ -1,4 +1,4 @@
-//! Many at once, and those that hang up.
+//! Checks with concurrent requests and with clients that disconnect.
 
 use std::collections::BTreeSet;
 
@@ -11,15 +11,15 @@ use super::{
     RunAborted, count, format_run_count, ran_since, require_answer,
 };
 
-/// What was seen of several bursts.
+/// The findings of several bursts.
 #[derive(Default)]
 struct BurstFindings {
-    /// One burst that ran more than once.
+    /// A burst that ran more than once.
     double_run: Option<(String, String, Option<u64>)>,
-    /// Whether it could be told, each time.
+    /// Whether every burst was conclusive.
     is_conclusive: bool,
     refused: Option<RawExchange>,
-    /// Something else than an answer or the conflict.
+    /// A response that is neither the answer nor the conflict.
     unexpected: Option<RawExchange>,
 }
 
@@ -55,7 +55,7 @@ fn with_slow_variant(session: &mut ConformSession, request: RawRequest) -> RawRe
     slowed
 }
 
-/// Sends the same request on many connections, which are all open before the first byte is sent.
+/// Sends the same request on many connections. All of them are open before the first byte is sent.
 async fn send_concurrently(session: &mut ConformSession, request: &RawRequest) -> Vec<RawExchange> {
     let bytes = request.to_bytes(&session.plan.server.authority);
     let mut lines = Vec::with_capacity(session.plan.parallel);
@@ -87,7 +87,7 @@ fn record_burst(
     let twice = match ran {
         Some(ran) => ran != 1,
         None if session.has_varying_bodies => different.len() > 1,
-        // Each run has one answer that is no replay.
+        // Each run has one response that is not marked as a replay.
         None if session.has_marked_replay => unmarked > 1,
         None => {
             bursts.is_conclusive = false;
@@ -127,7 +127,7 @@ fn summarize_responses(session: &ConformSession, answers: &[RawExchange]) -> Str
     format!("{}; {} different bodies of success", statuses.join(", "), bodies.len())
 }
 
-/// Afterwards the key gives what the run gave.
+/// Checks that the key then returns the response of the run.
 fn check_settled(session: &mut ConformSession, answers: &[RawExchange], settled: &RawExchange, ran: Option<u64>) {
     const ID: &str = "concurrent.settles";
     let won = answers.iter().filter_map(|seen| seen.response.as_ref().ok()).find(|answer| answer.is_success());
@@ -202,7 +202,7 @@ fn report_bursts(session: &mut ConformSession, bursts: BurstFindings) {
     }
 }
 
-/// A client that hangs up in the middle of a slow operation, and retries.
+/// Checks a client that disconnects during a slow operation and retries.
 pub(super) async fn check_disconnect(session: &mut ConformSession) -> Result<(), RunAborted> {
     const ID: &str = "disconnect.answer";
     if !session.is_pending(ID) {

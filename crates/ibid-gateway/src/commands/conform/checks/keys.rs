@@ -1,4 +1,4 @@
-//! What a key may look like, and what happens without one.
+//! Checks of the key's format, and of requests without a key.
 
 use ibid::{KeyFormat, RefusalReason};
 
@@ -13,7 +13,7 @@ pub(super) async fn check_all(session: &mut ConformSession) -> Result<(), RunAbo
     check_quoted(session).await?;
     let fresh = session.new_key();
     let long = session.plan.profile.policy.key.max_length + 1;
-    // Of the right form, where there is one that can be long.
+    // Uses the profile's format, if that allows long keys.
     let too_long = match session.plan.profile.policy.key.format {
         KeyFormat::Operation => format!("conform:check.run:{}:1", "k".repeat(long - 20)),
         _ => "k".repeat(long),
@@ -45,7 +45,7 @@ pub(super) async fn check_all(session: &mut ConformSession) -> Result<(), RunAbo
     check_refused(session, "key.nominated", RawRequest { connection, ..nominated }).await
 }
 
-/// Sends what must be refused before anything runs.
+/// Sends a request that must be refused before anything runs.
 async fn check_refused(session: &mut ConformSession, id: &'static str, request: RawRequest) -> Result<(), RunAborted> {
     if !session.is_pending(id) {
         return Ok(());
@@ -55,7 +55,7 @@ async fn check_refused(session: &mut ConformSession, id: &'static str, request: 
     let ran = ran_since(session, before).await?;
     let status = session.status_of(RefusalReason::KeyInvalid);
     let foreign = session.plan.profile.is_third_party();
-    // Bytes that no header may have are often refused before there is a request at all.
+    // A server often rejects bytes that are invalid in a header before it parses the request.
     let unframed = matches!(id, "key.control-byte" | "key.non-ascii");
     let refused = match &seen.response {
         Ok(answer) if foreign || unframed => (400..500).contains(&answer.status),
@@ -75,7 +75,7 @@ async fn check_refused(session: &mut ConformSession, id: &'static str, request: 
     Ok(())
 }
 
-/// Without a key: refused, or run each time, as the profile says; the draft leaves it to the server.
+/// Without a key: refused, or executed each time, as the profile says. The draft leaves this to the server.
 async fn check_missing(session: &mut ConformSession) -> Result<(), RunAborted> {
     const ID: &str = "key.missing";
     let before = count(session).await?;
@@ -124,7 +124,7 @@ async fn check_longest(session: &mut ConformSession) -> Result<(), RunAborted> {
     Ok(())
 }
 
-/// `"k"` is `k`.
+/// Checks that `"k"` and `k` are the same key.
 async fn check_quoted(session: &mut ConformSession) -> Result<(), RunAborted> {
     const ID: &str = "key.quoted";
     if !session.is_pending(ID) {
@@ -145,7 +145,7 @@ async fn check_quoted(session: &mut ConformSession) -> Result<(), RunAborted> {
     Ok(())
 }
 
-/// A GET with a key is a GET.
+/// Checks that a key does not affect a GET.
 pub(super) async fn check_get(session: &mut ConformSession) -> Result<(), RunAborted> {
     const ID: &str = "get.passes";
     if !session.is_pending(ID) {

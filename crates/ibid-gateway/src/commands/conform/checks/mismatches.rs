@@ -1,4 +1,4 @@
-//! The same key on something else, or from somebody else.
+//! Checks with the same key on another request, or from another caller.
 
 use ibid::{FingerprintPart, OnMismatch, RefusalReason, ScopePart};
 
@@ -36,7 +36,7 @@ pub(super) async fn check_all(session: &mut ConformSession) -> Result<(), RunAbo
     check_caller(session).await
 }
 
-/// What the profile says about a request that differs in one part.
+/// Returns what the profile expects of a request that differs in one part.
 fn expected_for_part(session: &ConformSession, part: &FingerprintPart, scope: Option<ScopePart>) -> ExpectedOutcome {
     let policy = &session.plan.profile.policy;
     if scope.is_some_and(|part| policy.scope.contains(&part)) {
@@ -78,7 +78,7 @@ async fn check_body(session: &mut ConformSession) -> Result<(), RunAborted> {
     .await
 }
 
-/// Whether what differs works at all, under a key of its own. Where it does not, nothing can be said about the key.
+/// Whether the server accepts the different request under its own key. Otherwise the check is inconclusive.
 async fn is_variant_accepted(session: &mut ConformSession, id: &'static str, apart: &RawRequest, needs: &str) -> bool {
     let seen = session.send(apart).await;
     if !seen.is_success() {
@@ -130,7 +130,7 @@ async fn check_changed_request(
     Ok(())
 }
 
-/// The same request under the same key, from somebody else.
+/// Checks the same request under the same key, from another caller.
 async fn check_caller(session: &mut ConformSession) -> Result<(), RunAborted> {
     const ID: &str = "caller.isolated";
     if !session.is_pending(ID) {
@@ -140,7 +140,7 @@ async fn check_caller(session: &mut ConformSession) -> Result<(), RunAborted> {
     let gives =
         |headers: &[(String, String)], name: &str| headers.iter().any(|(found, _)| found.eq_ignore_ascii_case(name));
     match session.plan.profile.scope_header() {
-        // By the profile, who sends the same header is the same caller.
+        // In this profile, requests with the same header come from the same caller.
         Some(name) if !gives(&others, name) && gives(&session.plan.headers, name) => {
             session
                 .report_not_performed(ID, format!("needs the {name} of a second caller: --other-header '{name}: …'"));

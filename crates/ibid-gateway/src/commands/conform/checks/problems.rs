@@ -1,4 +1,4 @@
-//! How refusals look: those that the other checks have met.
+//! Checks of the refusals that the other checks received.
 
 use ibid::RefusalFormat;
 use serde_json::Value;
@@ -37,7 +37,7 @@ pub(super) fn check_all(session: &mut ConformSession) {
     }
 }
 
-/// What is wrong with a problem, in the words of what was expected.
+/// Describes what is wrong with a problem response, as an expectation.
 fn find_problem_error(answer: &RawResponse, refusals: RefusalFormat) -> Option<String> {
     let kind = answer.header("content-type").unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if !kind.eq_ignore_ascii_case(refusals.media_type()) {
@@ -57,7 +57,7 @@ fn find_problem_error(answer: &RawResponse, refusals: RefusalFormat) -> Option<S
     ["type", "title", "detail"].into_iter().find(|name| !text(name)).map(|name| format!("a {name} in the problem"))
 }
 
-/// Whether it says where to read more.
+/// Whether the refusal links to documentation.
 fn has_documentation_link(answer: &RawResponse) -> bool {
     let linked = answer.values("link").any(|link| link.contains("describedby") || link.contains("help"));
     let problem: Value = serde_json::from_slice(&answer.body).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! First answers, retries of them, and failures.
+//! Checks of first responses, of retries and of failures.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::{
     ExpectedOutcome, RunAborted, count, format_run_count, judge_second, ran_since, require_answer,
 };
 
-/// Headers that are part of the answer, not of how it travels.
+/// Headers that belong to the representation, not to the transport.
 const REPRESENTATION_HEADERS: [&str; 8] = [
     "content-type",
     "content-language",
@@ -21,14 +21,13 @@ const REPRESENTATION_HEADERS: [&str; 8] = [
     "link",
 ];
 
-/// The first operation, with its answer.
 pub(super) struct FirstOperation {
     request: RawRequest,
     seen: RawExchange,
     answer: RawResponse,
 }
 
-/// A first operation, and another beside it, by which runs can be told apart. `None` if it does not work at all.
+/// Runs a first operation, and another one to compare runs with. `None` if the operation does not work.
 pub(super) async fn run_first(session: &mut ConformSession) -> Result<Option<FirstOperation>, RunAborted> {
     let before = count(session).await?;
     let request = session.new_operation();
@@ -57,7 +56,7 @@ pub(super) async fn run_first(session: &mut ConformSession) -> Result<Option<Fir
     if let Ok(second) = &beside.response {
         session.has_varying_bodies = session.comparable_body(&answer) != session.comparable_body(second);
     }
-    // A server that gives one answer to all keys cannot be told from one whose runs are alike, but by a counter.
+    // Without a counter, a server that returns one response for all keys looks like one whose runs are identical.
     match ran {
         None if beside.is_success() && !session.has_varying_bodies => {
             let why = "two keys got the same bytes: either runs are alike, or the key is ignored; name --count-url";
@@ -76,20 +75,20 @@ pub(super) async fn run_first(session: &mut ConformSession) -> Result<Option<Fir
     Ok(Some(FirstOperation { request, seen, answer }))
 }
 
-/// Two retries of the first operation.
+/// Retries the first operation twice.
 pub(super) async fn check_retries(session: &mut ConformSession, first: FirstOperation) -> Result<(), RunAborted> {
     let FirstOperation { request, seen: sent, answer: first } = first;
     let before = count(session).await?;
     let retries = [session.send_until_settled(&request).await, session.send_until_settled(&request).await];
     let ran = ran_since(session, before).await?;
-    // What is wrong with either of them is shown.
+    // Reports the first retry that is wrong.
     let wrong = |fine: &dyn Fn(&RawResponse) -> bool| {
         retries
             .iter()
             .find(|seen| !seen.response.as_ref().is_ok_and(fine))
             .map_or((true, &retries[0]), |seen| (false, seen))
     };
-    // What is on first answers too says nothing.
+    // A marker that is also on first responses proves nothing.
     let (fine, seen) = wrong(&|answer| session.is_marked_as_replay(answer) && !session.marks_first_answers);
     let expected = format!("{}, which a first answer does not say", session.markers());
     session.has_marked_replay = fine && session.plan.profile.has_replay_marker();
@@ -111,7 +110,7 @@ pub(super) async fn check_retries(session: &mut ConformSession, first: FirstOper
     Ok(())
 }
 
-/// What two retries got, held against the first answer.
+/// Compares the responses of two retries with the first response.
 fn compare_retries(
     session: &mut ConformSession, sent: &RawExchange, first: &RawResponse, retries: &[RawExchange; 2], ran: Option<u64>,
 ) {
@@ -157,7 +156,7 @@ fn compare_retries(
     }
 }
 
-/// Whether both say in their `metadata` which is the replay of which.
+/// Whether both responses state in their `metadata` which one is the replay.
 fn has_replay_metadata(first: &RawResponse, replay: &RawResponse) -> bool {
     let of = |answer: &RawResponse| serde_json::from_slice(&answer.body).unwrap_or(Value::Null)["metadata"].take();
     let (first, replay) = (of(first), of(replay));
@@ -167,7 +166,7 @@ fn has_replay_metadata(first: &RawResponse, replay: &RawResponse) -> bool {
         && replay["originalTimestamp"] == first["timestamp"]
 }
 
-/// An operation that fails: its answer is remembered, or a retry runs again.
+/// Checks an operation that fails: its response is remembered, or a retry runs again.
 pub(super) async fn check_failure(session: &mut ConformSession) -> Result<(), RunAborted> {
     const ID: &str = "error.answer";
     if !session.is_pending(ID) {
@@ -180,7 +179,7 @@ pub(super) async fn check_failure(session: &mut ConformSession) -> Result<(), Ru
     };
     let request = session.apply_variant(fresh, &variant);
     let seen = session.send(&request).await;
-    // Whether failures differ from run to run is not what successes do.
+    // Successes do not show whether failures differ from run to run.
     let fresh = session.new_operation();
     let other = session.apply_variant(fresh, &variant);
     let beside = session.send(&other).await;
