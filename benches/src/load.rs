@@ -5,12 +5,12 @@
 //! on the caller's thread. Requests in flight when time is up are waited for, so a run leaves nothing behind.
 //!
 //! ```no_run
-//! # use ibid_bench::load::{Keys, Load, Plan, Protocol, Stop};
+//! # use ibid_bench::load::{LoadGenerator, LoadKeys, LoadPlan, LoadProtocol, StopCondition};
 //! # async fn example() -> std::io::Result<()> {
-//! let plan = Plan { addr: ([127, 0, 0, 1], 8080).into(), protocol: Protocol::Http1, path: "/".into(), body_bytes: 300,
-//!                   connections: 64, namespace: 1, keys: Keys::Unique };
-//! let mut load = Load::connect(&plan).await?;
-//! let run = load.run(Stop::Requests(100_000), std::process::id()).await?;
+//! let plan = LoadPlan { addr: ([127, 0, 0, 1], 8080).into(), protocol: LoadProtocol::Http1, path: "/".into(), body_bytes: 300,
+//!                   connections: 64, namespace: 1, keys: LoadKeys::Unique };
+//! let mut load = LoadGenerator::connect(&plan).await?;
+//! let run = load.run(StopCondition::Requests(100_000), std::process::id()).await?;
 //! println!("{:.0} req/s, p99 {:?}", run.per_second(), run.latency.quantile(0.99));
 //! # Ok(()) }
 //! ```

@@ -6,9 +6,9 @@
 //! standard error is known beforehand, whatever the distribution: `sqrt((n + m + 1) / 12nm)`.
 //!
 //! ```
-//! use ibid_bench::timing::Compared;
+//! use ibid_bench::timing::TimingDifference;
 //!
-//! let compared = Compared::of(&[3.0, 4.0, 5.0], &[1.0, 2.0, 3.0]).unwrap();
+//! let compared = TimingDifference::of(&[3.0, 4.0, 5.0], &[1.0, 2.0, 3.0]).unwrap();
 //! assert!(compared.auc > 0.9 && compared.medians == [4.0, 2.0]);
 //! ```
 
