@@ -10,6 +10,7 @@ use std::time::Duration;
 pub enum SetupError {
     #[error("upstream {text:?}: {why}")]
     Target {
+        /// The URL as configured.
         text: String,
         why: String,
     },
@@ -28,6 +29,7 @@ pub enum UpstreamError {
     #[error("resolve {host}: {reason}")]
     Resolve {
         host: String,
+        /// The resolver's error.
         reason: String,
     },
     /// No address accepted a connection.
@@ -39,6 +41,7 @@ pub enum UpstreamError {
     /// All connections that this request may use are in use.
     #[error("no connection was free within {after:?}")]
     PoolExhausted {
+        /// The pool timeout.
         after: Duration,
     },
     /// The timeout for a connection passed.
@@ -63,10 +66,12 @@ pub enum UpstreamError {
     /// HTTP/2: the upstream refused the request without processing it.
     #[error("refused unprocessed by the upstream: {reason}")]
     Refused {
+        /// The upstream's error code.
         reason: String,
     },
     #[error("no complete reply: {reason}")]
     Reply {
+        /// The error with its sources.
         reason: String,
     },
     /// HTTP/2: the stream ended in the middle of the reply.
